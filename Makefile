@@ -1,0 +1,122 @@
+# make help prints what is here. Settings, as in `make test VENV=/opt/env ARGS="-k npy"`:
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?=
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+VENV_PYTHON := $(VENV)/bin/python
+PIP := $(VENV_PYTHON) -m pip --disable-pip-version-check
+BUILD_REQUIRES := $(shell sed -n 's/^requires = \[\(.*\)\]/\1/p' pyproject.toml | tr ',' ' ')
+# With the folders, whose times change when a file leaves.
+CSRC := $(shell find csrc -mindepth 1 -name __pycache__ -prune -o \( -name '*.cpp' -o -name '*.h' -o -name '*.py' -o -type d \) -print)
+CLANG_FORMAT = find csrc tests/cpp -name '*.cpp' -o -name '*.h' | xargs $(VENV)/bin/clang-format
+CPP_TESTS := $(MAKE) -f tests/cpp/Makefile -j2
+
+# Three stamps, in the environment that they speak of. They hold the settings they were made with, and are made anew when
+# these change (an environment that another checkout has taken over, an engine without liburing).
+TOOLS := $(VENV)/.gdsdata-tools
+ENGINE := $(VENV)/.gdsdata-engine
+INSTALLED := $(VENV)/.gdsdata-installed
+READY := $(ENGINE) $(INSTALLED)
+SETTINGS := $(strip $(CURDIR) CXX=$(CXX) PREFIX=$(LIBURING_PREFIX) WITHOUT=$(GDSDATA_WITHOUT_LIBURING))
+ifneq ($(shell cat $(INSTALLED) 2>/dev/null),$(CURDIR))
+$(INSTALLED): again
+endif
+ifneq ($(shell cat $(ENGINE) 2>/dev/null),$(SETTINGS))
+$(ENGINE): again
+endif
+ifeq ($(wildcard gdsdata/_engine*.so),)
+$(ENGINE): again
+endif
+.PHONY: again
+
+.PHONY: help
+help:  ## this list
+	@echo "gdsdata: make <target>. PYTHON= makes the environment from another interpreter, VENV= uses another"
+	@echo "environment, ARGS= passes arguments on, GDSDATA_REQUIRE_GPU=1 fails tests that find no GPU."
+	@sed -n 's/^\([a-z-]*\):.*  ## /  \1\t/p' $(MAKEFILE_LIST) | expand -t 18
+
+.PHONY: bench
+bench: $(READY)  ## set up what is missing, then the benchmark: ARGS="case=loader data.path=/my/files"
+	@$(VENV_PYTHON) -m gdsdata.bench $(ARGS)
+
+.PHONY: test
+test: $(READY) build/.system-tests  ## set up what is missing, then the C++ engine's tests, then pytest: ARGS="-k npy"
+	@$(CPP_TESTS) run VARIANT=plain
+	@$(VENV_PYTHON) -m pytest $(ARGS)
+
+.PHONY: lint
+lint: $(INSTALLED)  ## ruff and clang-format; make format mends what they can mend
+	@$(VENV_PYTHON) -m ruff check .
+	@$(CLANG_FORMAT) --dry-run --Werror
+
+.PHONY: format
+format: $(INSTALLED)  ## lay the C++ sources out, and mend what ruff can mend
+	@$(CLANG_FORMAT) -i
+	@$(VENV_PYTHON) -m ruff check --fix .
+
+.PHONY: sanitize
+sanitize: build/.system-tests  ## the C++ engine's tests under ASan and UBSan, then under TSan
+	@$(CPP_TESTS) run VARIANT=asan
+	@$(CPP_TESTS) run VARIANT=tsan
+
+.PHONY: build
+build: $(READY)  ## set up what is missing and build the extension, in place
+
+.PHONY: clean
+clean:  ## remove what was built; .venv stays
+	rm -rf build *.egg-info gdsdata/_engine*.so .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+
+# One wheel, built once, must pass the tests under the oldest and the newest torch: away from the sources, so that it is
+# the wheel that is tested (test_structure.py is about the sources). Downloads some 3 GB a torch.
+.PHONY: torch-versions
+torch-versions: $(READY)  ## one wheel, tested with torch 2.11 and with torch 2.15
+	rm -rf build/wheel build/lib.* && $(PIP) wheel -q --no-deps --no-build-isolation -w build/wheel .
+	for torch in 2.11 2.15; do \
+	  there=build/torch-$$torch; \
+	  $(VENV_PYTHON) -m venv --clear $$there/venv; \
+	  $$there/venv/bin/python -m pip --disable-pip-version-check install -q "torch==$$torch.*" \
+	    "gdsdata[test] @ file://$$(echo $(CURDIR)/build/wheel/gdsdata-*.whl)"; \
+	  cp -r pyproject.toml tests $(wildcard examples) $$there/; \
+	  echo "gdsdata: one wheel, torch $$torch:"; \
+	  (cd $$there && env -u PYTHONPATH venv/bin/pytest -m "not slow" --ignore tests/test_structure.py $(ARGS)); \
+	  rm -rf $$there; \
+	done
+
+build/.system-build: .ci/system-packages
+	@.ci/system-packages $$([[ -x $(VENV_PYTHON) ]] && echo $(VENV_PYTHON) || echo $(PYTHON))
+	@mkdir -p build && touch $@
+
+build/.system-tests: .ci/system-packages
+	@.ci/system-packages $$([[ -x $(VENV_PYTHON) ]] && echo $(VENV_PYTHON) || echo $(PYTHON)) tests
+	@mkdir -p build && touch $@
+
+$(VENV_PYTHON): | build/.system-build
+	@echo "gdsdata: making $(VENV) from $(PYTHON)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(TOOLS): pyproject.toml | $(VENV_PYTHON)
+	@echo "gdsdata: installing what builds the extension into $(VENV); the first time, torch is a download of some 3 GB"
+	@$(PIP) install -q $(BUILD_REQUIRES)
+	@touch $@
+
+$(ENGINE): $(TOOLS) $(CSRC) | build/.system-build
+	@echo "gdsdata: building the extension"
+	@touch build/.engine-begun
+	@$(VENV_PYTHON) -c "from setuptools import setup; setup()" build_ext --inplace > build/engine.log 2>&1 || { \
+	  grep -E "error:|Error:" build/engine.log || tail -n 20 build/engine.log; \
+	  echo "gdsdata: the extension did not build; the whole log is build/engine.log"; exit 1; } >&2
+	@grep -A 3 "warning:" build/engine.log || true
+	@echo "$(SETTINGS)" > $@ && touch -r build/.engine-begun $@  # older than what was edited meanwhile
+
+# After the extension: a compiler's error is easier to read there than in pip's report, and the objects are shared.
+$(INSTALLED): pyproject.toml | $(ENGINE)
+	@echo "gdsdata: installing the package and what its bench and tests need into $(VENV)"
+	@$(PIP) install -q --no-build-isolation -e ".[bench,test,lint]"
+	@echo "$(CURDIR)" > $@

@@ -1,0 +1,111 @@
+#include "backend/faulty.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <sstream>
+#include <thread>
+#include <utility>
+
+#include "base/file.h"
+
+namespace gdsdata {
+
+FaultPlan FaultPlan::parse(const std::string& text) {
+  FaultPlan plan;
+  std::istringstream stream(text);
+  std::string item;
+  while (std::getline(stream, item, ',')) {
+    const size_t equals = item.find('=');
+    const std::string key = item.substr(0, equals);
+    const std::string value = equals == std::string::npos ? "1" : item.substr(equals + 1);
+    if (key == "seed") {
+      plan.seed = std::stoull(value);
+    } else if (key == "shorten") {
+      plan.shorten = std::stod(value);
+    } else if (key == "interrupt") {
+      plan.interrupt = std::stod(value);
+    } else if (key == "late") {
+      plan.late = std::stod(value);
+    } else if (key == "late_ms") {
+      plan.late_ms = std::stoll(value);
+    } else if (key == "reorder") {
+      plan.reorder = std::stod(value);
+    } else if (key == "fail") {
+      plan.fail = std::stod(value);
+    } else if (key == "fail_at") {
+      plan.fail_at = std::stoll(value);
+    } else if (key == "error") {
+      plan.error = std::stoll(value);
+    } else {
+      throw Failure({ErrorCode::kInvalidArgument,
+                     "unknown fault '" + key +
+                         "'; there are seed, shorten, interrupt, late, late_ms, reorder, fail, fail_at, error"});
+    }
+  }
+  plan.random.seed(plan.seed);
+  return plan;
+}
+
+bool FaultPlan::happens(double probability) {
+  return probability > 0 && std::uniform_real_distribution<>(0, 1)(random) < probability;
+}
+
+uint64_t FaultPlan::shortened(uint64_t length) {
+  if (length <= 1 || !happens(shorten)) return length;
+  return std::uniform_int_distribution<uint64_t>(1, length - 1)(random);
+}
+
+FaultyBackend::FaultyBackend(std::unique_ptr<Backend> inner, FaultPlan plan)
+    : inner_(std::move(inner)), plan_(std::move(plan)) {}
+
+size_t FaultyBackend::submit(std::span<const Request> requests) {
+  const size_t taken = inner_->submit(requests);
+  for (const Request& request : requests.first(taken)) {
+    extents_[request.tag] = {request.file, request.offset, request.length};
+  }
+  return taken;
+}
+
+size_t FaultyBackend::reap(std::span<Completion> completions, size_t min, std::chrono::milliseconds timeout) {
+  const auto deadline = Clock::now() + timeout;
+  size_t given = 0;
+  while (true) {
+    // Everything the inner backend has goes through the plan into `held_`.
+    const size_t inner_in_flight = extents_.size() - held_.size();
+    scratch_.resize(inner_in_flight);
+    const bool wait = held_.empty() && given < min;
+    const size_t arrived = inner_->reap(scratch_, wait ? std::min<size_t>(1, inner_in_flight) : 0,
+                                        wait ? timeout : std::chrono::milliseconds(0));
+    for (size_t i = 0; i < arrived; ++i) {
+      Completion completion = std::move(scratch_[i]);
+      if (completed_++ == plan_.fail_at || plan_.happens(plan_.fail)) {
+        const Extent& extent = extents_.at(completion.tag);
+        completion.error = system_error("transfer (a fault made on purpose)", extent.file->path(),
+                                        static_cast<int>(plan_.error), extent.offset, extent.length);
+        completion.bytes = {};
+      }
+      const auto delay = plan_.happens(plan_.late) ? plan_.late_ms : 0;
+      Held held{std::move(completion), Clock::now() + std::chrono::milliseconds(delay)};
+      if (!held_.empty() && plan_.happens(plan_.reorder)) {
+        held_.push_front(std::move(held));
+      } else {
+        held_.push_back(std::move(held));
+      }
+    }
+    auto due = Clock::time_point::max();
+    for (auto held = held_.begin(); held != held_.end() && given < completions.size();) {
+      if (held->until <= Clock::now()) {
+        extents_.erase(held->completion.tag);
+        completions[given++] = std::move(held->completion);
+        held = held_.erase(held);
+      } else {
+        due = std::min(due, held->until);
+        ++held;
+      }
+    }
+    if (given >= min || given == completions.size() || extents_.empty() || Clock::now() >= deadline) return given;
+    if (due != Clock::time_point::max()) std::this_thread::sleep_until(std::min(due, deadline));
+  }
+}
+
+}  // namespace gdsdata

@@ -1,0 +1,67 @@
+// One request on its way through a kernel interface: what to ask for next, and what an answer means. Here,
+// and nowhere else, short transfers are resumed, interrupted ones repeated and refusals of direct I/O
+// answered by buffered I/O. It makes no system call: a backend issues each Step and reports its result.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include "backend/backend.h"
+#include "backend/bounce.h"
+#include "backend/faulty.h"
+#include "base/types.h"
+
+namespace gdsdata {
+
+class Flight {
+ public:
+  struct Step {
+    bool write = false;
+    int fd = -1;
+    std::byte* buffer = nullptr;
+    uint64_t length = 0;
+    uint64_t offset = 0;
+    bool in_bounce = false;  // buffer lies in the arena
+  };
+
+  // Takes what it needs from `arena`; false where there is no room, and then nothing was begun.
+  bool begin(const Request& request, BounceArena& arena, const BackendOptions& options, FaultPlan* faults);
+
+  bool ended() const { return ended_; }
+  // The next call to issue, while it has not ended.
+  Step next();
+  // Its result: bytes moved, or a negative errno.
+  void advance(int64_t result);
+  // After the end: delivers the pieces, returns the memory to the arena.
+  Completion finish();
+
+ private:
+  bool take_window();
+  void advance_read(uint64_t moved);
+  void advance_write(uint64_t moved);
+  void fall_back_to_buffered(const std::string& refused, int system_errno);
+  void fail(Error error);
+  void fail_truncated();
+  uint64_t end() const { return request_.offset + request_.length; }
+  const char* operation() const;
+
+  Request request_;
+  BounceArena* arena_ = nullptr;
+  const BackendOptions* options_ = nullptr;
+  FaultPlan* faults_ = nullptr;
+
+  bool direct_ = false;
+  uint64_t alignment_ = 1;           // of the descriptor in use
+  uint64_t window_offset_ = 0;       // the range of the file that window_ holds: for reads it contains the
+  uint64_t window_length_ = 0;       // request, for direct writes it is the aligned middle of it
+  std::byte* window_ = nullptr;      // bounce memory, or the only piece's own memory
+  uint64_t bounce_bytes_ = 0;        // taken from the arena at window_; 0: none
+  uint64_t position_ = 0;            // in the file: what lies before it has been moved
+  uint64_t idle_answers_ = 0;        // in a row without progress
+  bool ended_ = false;
+  Step step_;
+  Completion completion_;
+};
+
+}  // namespace gdsdata

@@ -1,0 +1,167 @@
+#include "backend/page_cache.h"
+
+#include <sys/resource.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+
+namespace gdsdata {
+
+namespace {
+
+// Steps in which a partly resident transfer is looked at, and converted bytes pass through scratch memory
+// that stays in the second-level cache.
+constexpr uint64_t kStepBytes = 256 * 1024;
+
+// Records lie all over the file, which no hardware prefetcher foresees: asking for the lines of the record
+// after next but two while this one is copied doubles the rate (benchmarks/notes/page_cache.md).
+constexpr size_t kPrefetchDistance = 4;
+constexpr uint64_t kPrefetchBytes = 4096;
+
+void prefetch(const std::byte* memory, uint64_t length) {
+  constexpr uint64_t kLineBytes = 64;
+  constexpr int kForReading = 0, kIntoSecondLevel = 2;
+  for (uint64_t i = 0; i < std::min(length, kPrefetchBytes); i += kLineBytes) {
+    __builtin_prefetch(memory + i, kForReading, kIntoSecondLevel);
+  }
+}
+
+bool resident(File& file, Mapping& mapping, const Transfer& transfer) {
+  const size_t first = transfer.offset / Mapping::kRegionBytes;
+  const size_t last = (transfer.offset + transfer.length - 1) / Mapping::kRegionBytes;
+  for (size_t region = first; region <= last; ++region) {
+    if (mapping.region_known_resident(region)) continue;
+    const uint64_t offset = region * Mapping::kRegionBytes;
+    const uint64_t length = std::min(Mapping::kRegionBytes, mapping.size_bytes() - offset);
+    if (file.residency(offset, length) != File::Residency::kAll) {
+      return file.residency(transfer.offset, transfer.length) == File::Residency::kAll;
+    }
+    mapping.mark_region_resident(region);
+  }
+  return true;
+}
+
+// A hole in a file that is otherwise in memory: reading past it with O_DIRECT would leave it there for every
+// epoch to wait for, so it is filled instead.
+bool is_small_hole(File& file, const Transfer& transfer) {
+  constexpr uint64_t kAroundBytes = 16 << 20;
+  const uint64_t offset = transfer.offset / kAroundBytes * kAroundBytes;
+  return file.resident_share(offset, std::min(kAroundBytes, file.size_bytes() - offset)) > 0.9;
+}
+
+Error truncated(const File& file, const Transfer& transfer) {
+  return {ErrorCode::kCorrupt,
+          "'" + file.path() + "' ends at " + std::to_string(file.current_size_bytes()) + " bytes, before offset " +
+              std::to_string(transfer.offset) + " + length " + std::to_string(transfer.length) +
+              " that was to be read; it was truncated, or its index is of another file",
+          file.path(), transfer.offset, transfer.length};
+}
+
+}  // namespace
+
+std::optional<Error> PageCache::serve(std::span<const Transfer> transfers, std::span<File* const> files,
+                                      Conversion conversion, std::vector<Transfer>& left, RouteBytes& bytes) {
+  copies_.clear();
+  for (size_t i = 0; i < transfers.size(); ++i) {
+    const Transfer& transfer = transfers[i];
+    File& file = *files[i];
+    if (transfer.offset + transfer.length > file.size_bytes()) return truncated(file, transfer);
+    Mapping* mapping = nullptr;
+    if (transfer.length <= kMapBelowBytes && file.size_bytes() >= kMapFileBytes) mapping = file.mapping();
+    if (mapping == nullptr) {
+      read_resident(file, transfer, conversion, left, bytes);
+    } else if (resident(file, *mapping, transfer)) {
+      copies_.push_back({&transfer, &file, mapping, Route::kPageCache});
+    } else if (is_small_hole(file, transfer)) {
+      copies_.push_back({&transfer, &file, mapping, Route::kBuffered});  // by a page fault
+    } else {
+      left.push_back(transfer);
+    }
+  }
+  return copies_.empty() ? std::nullopt : copy_mapped(conversion, bytes);
+}
+
+std::optional<Error> PageCache::copy_mapped(Conversion conversion, RouteBytes& bytes) {
+  MappingGuard::install_handler();
+  for (size_t i = 0; i < copies_.size(); ++i) {
+    if (i + kPrefetchDistance < copies_.size()) {
+      const Copy& later = copies_[i + kPrefetchDistance];
+      prefetch(later.mapping->data() + later.transfer->offset, later.transfer->length);
+    }
+    const Copy& copy = copies_[i];
+    MappingGuard guard(*copy.mapping);
+    convert(conversion, copy.transfer->memory, copy.mapping->data() + copy.transfer->offset, copy.transfer->length);
+    bytes[copy.route] += copy.transfer->length;
+  }
+  // Once a file: is all that was copied still part of it? Beyond its end there were zeros.
+  const auto other_file = [&](const Copy& copy) { return copy.file != copies_.front().file; };
+  if (std::any_of(copies_.begin(), copies_.end(), other_file)) {
+    std::sort(copies_.begin(), copies_.end(), [](const Copy& a, const Copy& b) { return a.file < b.file; });
+  }
+  const bool evicted = page_faults_read_the_disk();
+  for (auto copy = copies_.begin(); copy != copies_.end();) {
+    const Copy* farthest = &*copy;
+    for (; copy != copies_.end() && copy->file == farthest->file; ++copy) {
+      if (copy->transfer->offset > farthest->transfer->offset) farthest = &*copy;
+    }
+    if (evicted) farthest->mapping->forget_residency();
+    const uint64_t end = farthest->transfer->offset + farthest->transfer->length;
+    if (farthest->mapping->lost() || farthest->file->current_size_bytes() < end) {
+      return truncated(*farthest->file, *farthest->transfer);
+    }
+  }
+  return std::nullopt;
+}
+
+bool PageCache::page_faults_read_the_disk() {
+  rusage usage{};
+  ::getrusage(RUSAGE_THREAD, &usage);
+  const bool more = usage.ru_majflt > major_faults_;
+  major_faults_ = usage.ru_majflt;
+  return more;
+}
+
+void PageCache::read_resident(File& file, const Transfer& transfer, Conversion conversion, std::vector<Transfer>& left,
+                              RouteBytes& bytes) {
+  // Asked first, because RWF_NOWAIT on a page that is not there starts reading it into the page cache.
+  const File::Residency whole = file.residency(transfer.offset, transfer.length);
+  if (whole == File::Residency::kNone) {
+    left.push_back(transfer);
+    return;
+  }
+  const uint64_t step_bytes =
+      whole == File::Residency::kSome || conversion != Conversion::kNone ? kStepBytes : transfer.length;
+  for (uint64_t done = 0; done < transfer.length; done += step_bytes) {
+    Transfer part{transfer.file, transfer.offset + done, std::min(step_bytes, transfer.length - done),
+                  transfer.memory + result_bytes(conversion, done)};
+    const bool ask = whole != File::Residency::kSome ||
+                     file.residency(part.offset, part.length) == File::Residency::kAll;
+    const uint64_t served = ask ? read_now(file, part, conversion) : 0;
+    bytes[Route::kPageCache] += served;
+    if (served < part.length) {
+      left.push_back({part.file, part.offset + served, part.length - served,
+                      part.memory + result_bytes(conversion, served)});
+    }
+  }
+}
+
+uint64_t PageCache::read_now(File& file, const Transfer& part, Conversion conversion) {
+  std::byte* target = part.memory;
+  if (conversion != Conversion::kNone) {
+    if (scratch_.size() < part.length) scratch_.resize(std::max(kStepBytes, part.length));
+    target = scratch_.data();
+  }
+  uint64_t served = 0;
+  while (served < part.length) {
+    const iovec rest{target + served, part.length - served};
+    const ssize_t moved =
+        ::preadv2(file.buffered(), &rest, 1, static_cast<off_t>(part.offset + served), RWF_NOWAIT);
+    if (moved <= 0) break;  // not resident, not supported, interrupted, at the end: the backend finds out which
+    served += static_cast<uint64_t>(moved);
+  }
+  served -= served % stored_element_bytes(conversion);
+  if (conversion != Conversion::kNone) convert(conversion, part.memory, target, served);
+  return served;
+}
+
+}  // namespace gdsdata

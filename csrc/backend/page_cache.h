@@ -1,0 +1,46 @@
+// Serves from the page cache what is already there, by copying; the rest is left to a backend.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "base/file.h"
+#include "base/types.h"
+
+namespace gdsdata {
+
+// Used by one thread.
+class PageCache {
+ public:
+  // Transfers of at most kMapBelowBytes out of files of at least kMapFileBytes are copied from a mapping (no
+  // system call each), others are read by preadv2 with RWF_NOWAIT. Measured: benchmarks/notes/page_cache.md.
+  static constexpr uint64_t kMapBelowBytes = 64 * 1024;
+  static constexpr uint64_t kMapFileBytes = 1 << 20;
+
+  // `files[i]` is the open file of `transfers[i]`. Appends what was not resident to `left`, as whole
+  // transfers or parts of them, and counts what was delivered in `bytes`. An error where a file ends before
+  // a transfer does.
+  std::optional<Error> serve(std::span<const Transfer> transfers, std::span<File* const> files, Conversion conversion,
+                             std::vector<Transfer>& left, RouteBytes& bytes);
+
+ private:
+  struct Copy {
+    const Transfer* transfer;
+    File* file;
+    Mapping* mapping;
+    Route route;
+  };
+  std::optional<Error> copy_mapped(Conversion conversion, RouteBytes& bytes);
+  void read_resident(File& file, const Transfer& transfer, Conversion conversion, std::vector<Transfer>& left,
+                     RouteBytes& bytes);
+  uint64_t read_now(File& file, const Transfer& part, Conversion conversion);
+  bool page_faults_read_the_disk();
+
+  std::vector<Copy> copies_;
+  std::vector<std::byte> scratch_;  // where bytes that are converted land first
+  long major_faults_ = 0;           // of this thread, when last asked
+};
+
+}  // namespace gdsdata

@@ -1,0 +1,190 @@
+// io_uring: a queue of requests in flight from one thread.
+#include "backend/backend.h"
+
+#ifdef GDSDATA_WITHOUT_LIBURING
+
+namespace gdsdata {
+
+std::string uring_refusal() { return "io_uring: this extension was built without liburing; build it with liburing"; }
+
+std::unique_ptr<Backend> make_uring_backend(const BackendOptions&, Device&) {
+  throw Failure({ErrorCode::kUnavailable, uring_refusal()});
+}
+
+}  // namespace gdsdata
+
+#else
+
+#include <liburing.h>
+#include <sys/uio.h>
+
+#include <cerrno>
+#include <cstring>
+#include <deque>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "backend/bounce.h"
+#include "backend/faulty.h"
+#include "backend/flight.h"
+
+namespace gdsdata {
+
+namespace {
+
+// Flags that newer kernels know make it cheaper; a kernel that refuses one (EINVAL) gets fewer.
+int make_ring(unsigned entries, io_uring& ring) {
+  constexpr unsigned kSubmitterOnly = IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN;  // Linux 6.1
+  int result = 0;
+  for (const unsigned flags : {kSubmitterOnly, static_cast<unsigned>(IORING_SETUP_COOP_TASKRUN), 0U}) {
+    result = io_uring_queue_init(entries, &ring, flags);
+    if (result != -EINVAL) return result;
+  }
+  return result;
+}
+
+std::string refusal_of(int system_errno) {
+  std::string reason = std::string("io_uring: ") + std::strerror(system_errno);
+  switch (system_errno) {
+    case ENOSYS:
+      return reason + "; the kernel has none (Linux 5.6 or later has)";
+    case EPERM:
+    case EACCES:
+      return reason + "; forbidden by /proc/sys/kernel/io_uring_disabled or by the container's seccomp profile";
+    case ENOMEM:
+      return reason + "; raise the limit of locked memory (ulimit -l)";
+    default:
+      return reason;
+  }
+}
+
+class UringBackend final : public Backend {
+ public:
+  UringBackend(const BackendOptions& options, Device& device)
+      : options_(options), arena_(device, options.bounce_bytes), flights_(options.queue_depth) {
+    if (!options.faults.empty()) faults_ = FaultPlan::parse(options.faults);
+    const int result = make_ring(static_cast<unsigned>(options.queue_depth), ring_);
+    if (result < 0) throw Failure({ErrorCode::kUnavailable, refusal_of(-result)});
+    for (size_t i = flights_.size(); i-- > 0;) idle_.push_back(i);
+    // Registered memory spares the kernel pinning pages at each request. Where the limit of locked memory
+    // forbids it, requests work without.
+    const iovec bounce{arena_.data(), arena_.size_bytes()};
+    registered_ = io_uring_register_buffers(&ring_, &bounce, 1) == 0;
+  }
+
+  ~UringBackend() override { io_uring_queue_exit(&ring_); }
+
+  Capabilities capabilities() const override { return {"uring", options_.queue_depth, options_.request_bytes}; }
+
+  size_t submit(std::span<const Request> requests) override {
+    size_t taken = 0;
+    while (taken < requests.size() && !idle_.empty()) {
+      const size_t index = idle_.back();
+      Flight& flight = flights_[index];
+      if (!flight.begin(requests[taken], arena_, options_, faults_ ? &*faults_ : nullptr)) break;
+      ++taken;
+      if (flight.ended()) {
+        completed_.push_back(flight.finish());
+        continue;
+      }
+      idle_.pop_back();
+      prepare(index);
+    }
+    io_uring_submit(&ring_);
+    return taken;
+  }
+
+  size_t reap(std::span<Completion> completions, size_t min, std::chrono::milliseconds timeout) override {
+    const auto deadline = std::chrono::steady_clock::now() + timeout;
+    while (true) {
+      size_t given = 0;
+      take_answers();
+      while (given < completions.size() && !completed_.empty()) {
+        completions[given++] = std::move(completed_.front());
+        completed_.pop_front();
+      }
+      const bool nothing_in_flight = idle_.size() == flights_.size();
+      if (given > 0 || min == 0 || nothing_in_flight) return given;
+      const auto left = deadline - std::chrono::steady_clock::now();
+      if (left.count() <= 0) return 0;
+      wait(left);
+    }
+  }
+
+ private:
+  void prepare(size_t index) {
+    const Flight::Step step = flights_[index].next();
+    io_uring_sqe* entry = io_uring_get_sqe(&ring_);  // there is one: entries and flights are equally many
+    const auto length = static_cast<unsigned>(step.length);
+    if (step.in_bounce && registered_) {
+      if (step.write) {
+        io_uring_prep_write_fixed(entry, step.fd, step.buffer, length, step.offset, 0);
+      } else {
+        io_uring_prep_read_fixed(entry, step.fd, step.buffer, length, step.offset, 0);
+      }
+    } else if (step.write) {
+      io_uring_prep_write(entry, step.fd, step.buffer, length, step.offset);
+    } else {
+      io_uring_prep_read(entry, step.fd, step.buffer, length, step.offset);
+    }
+    io_uring_sqe_set_data64(entry, index);
+  }
+
+  void take_answers() {
+    // DEFER_TASKRUN posts answers only when their submitter enters the kernel for them.
+    if (idle_.size() != flights_.size() && io_uring_cq_ready(&ring_) == 0) io_uring_get_events(&ring_);
+    io_uring_cqe* answer = nullptr;
+    bool again = false;
+    while (io_uring_peek_cqe(&ring_, &answer) == 0) {
+      const size_t index = io_uring_cqe_get_data64(answer);
+      const int result = answer->res;
+      io_uring_cqe_seen(&ring_, answer);
+      Flight& flight = flights_[index];
+      flight.advance(result);
+      if (flight.ended()) {
+        completed_.push_back(flight.finish());
+        idle_.push_back(index);
+      } else {
+        prepare(index);
+        again = true;
+      }
+    }
+    if (again) io_uring_submit(&ring_);
+  }
+
+  void wait(std::chrono::nanoseconds left) {
+    __kernel_timespec limit{};
+    limit.tv_sec = left.count() / 1'000'000'000;
+    limit.tv_nsec = left.count() % 1'000'000'000;
+    io_uring_cqe* answer = nullptr;
+    io_uring_wait_cqes(&ring_, &answer, 1, &limit, nullptr);  // whatever it says, the caller looks again
+  }
+
+  BackendOptions options_;
+  BounceArena arena_;
+  std::optional<FaultPlan> faults_;
+  io_uring ring_{};
+  bool registered_ = false;
+  std::vector<Flight> flights_;
+  std::vector<size_t> idle_;  // indices of flights
+  std::deque<Completion> completed_;
+};
+
+}  // namespace
+
+std::string uring_refusal() {
+  io_uring ring{};
+  const int result = make_ring(2, ring);
+  if (result < 0) return refusal_of(-result) + "; reading with posix threads instead";
+  io_uring_queue_exit(&ring);
+  return "";
+}
+
+std::unique_ptr<Backend> make_uring_backend(const BackendOptions& options, Device& device) {
+  return std::make_unique<UringBackend>(options, device);
+}
+
+}  // namespace gdsdata
+
+#endif

@@ -1,0 +1,43 @@
+#include "base/extent_math.h"
+
+#include <algorithm>
+#include <tuple>
+
+namespace gdsdata {
+
+void split(const Transfer& transfer, uint64_t limit_bytes, Conversion conversion, std::vector<Transfer>& parts) {
+  const uint64_t element_bytes = stored_element_bytes(conversion);
+  uint64_t done = 0;
+  while (done < transfer.length) {
+    uint64_t part_bytes = transfer.length - done;
+    if (part_bytes > limit_bytes) {
+      const uint64_t offset = transfer.offset + done;
+      part_bytes = align_down(offset + limit_bytes, kCutBytes) - offset;
+      part_bytes -= part_bytes % element_bytes;  // an array that starts off its elements' alignment
+    }
+    parts.push_back({transfer.file, transfer.offset + done, part_bytes,
+                     transfer.memory + result_bytes(conversion, done)});
+    done += part_bytes;
+  }
+}
+
+void coalesce(std::vector<Transfer>& transfers, uint64_t gap_bytes, uint64_t limit_bytes, std::vector<Range>& ranges,
+              std::vector<Piece>& pieces) {
+  std::sort(transfers.begin(), transfers.end(), [](const Transfer& a, const Transfer& b) {
+    return std::tie(a.file, a.offset, a.length) < std::tie(b.file, b.offset, b.length);
+  });
+  for (const Transfer& transfer : transfers) {
+    const uint64_t end = transfer.offset + transfer.length;
+    Range* last = ranges.empty() ? nullptr : &ranges.back();
+    if (last != nullptr && last->file == transfer.file && transfer.offset <= last->offset + last->length + gap_bytes &&
+        end - last->offset <= limit_bytes) {
+      last->length = std::max(last->length, end - last->offset);
+      ++last->piece_count;
+    } else {
+      ranges.push_back({transfer.file, transfer.offset, transfer.length, pieces.size(), 1});
+    }
+    pieces.push_back({transfer.offset, transfer.length, transfer.memory});
+  }
+}
+
+}  // namespace gdsdata

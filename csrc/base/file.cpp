@@ -1,0 +1,269 @@
+#include "base/file.h"
+
+#include <fcntl.h>
+#include <linux/stat.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <map>
+
+namespace gdsdata {
+
+namespace {
+
+// What each file system refused. A process sees few file systems, and a refusal does not change while one
+// stays mounted.
+class DirectRefusals {
+ public:
+  void add(uint64_t file_system, const std::string& reason) {
+    std::lock_guard lock(mutex_);
+    reasons_.emplace(file_system, reason);
+  }
+  bool contains(uint64_t file_system) {
+    std::lock_guard lock(mutex_);
+    return reasons_.count(file_system) != 0;
+  }
+  std::vector<std::string> reasons() {
+    std::lock_guard lock(mutex_);
+    std::vector<std::string> lines;
+    for (const auto& [file_system, reason] : reasons_) lines.push_back(reason);
+    return lines;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<uint64_t, std::string> reasons_;
+};
+
+DirectRefusals& refusals() {
+  static auto* instance = new DirectRefusals;  // never destroyed: workers may outlive static destructors
+  return *instance;
+}
+
+// The larger of the memory and the offset alignment that the file asks for; 4096 where the kernel cannot say.
+uint64_t ask_direct_alignment(int fd) {
+#ifdef STATX_DIOALIGN
+  struct statx status {};
+  if (::statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &status) == 0 && (status.stx_mask & STATX_DIOALIGN) != 0 &&
+      status.stx_dio_offset_align != 0) {
+    const uint64_t asked = std::max(status.stx_dio_offset_align, status.stx_dio_mem_align);
+    // A disk with 512-byte sectors takes 512; whole pages still cost the same and join better.
+    return std::max<uint64_t>(asked, 512);
+  }
+#else
+  (void)fd;
+#endif
+  return page_bytes();
+}
+
+struct CachestatRange {
+  uint64_t offset, length;
+};
+struct Cachestat {
+  uint64_t cached, dirty, writeback, evicted, recently_evicted;
+};
+constexpr long kSysCachestat = 451;  // since Linux 6.5, the same number on every architecture
+
+size_t open_file_capacity() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return 4096;
+  // Two descriptors a file, and half of the limit left to the program.
+  return std::clamp<size_t>(limit.rlim_cur / 4, 16, 4096);
+}
+
+std::string folder_of(const std::string& path) {
+  const size_t slash = path.rfind('/');
+  if (slash == std::string::npos) return ".";
+  return slash == 0 ? "/" : path.substr(0, slash);
+}
+
+}  // namespace
+
+Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
+  if (this != &other) {
+    reset();
+    std::swap(fd_, other.fd_);
+  }
+  return *this;
+}
+
+void Descriptor::reset() {
+  if (fd_ >= 0) ::close(fd_);
+  fd_ = -1;
+}
+
+File::File(std::string path, int flags) : path_(std::move(path)), flags_(flags) {
+  const bool writing = (flags & O_ACCMODE) != O_RDONLY;
+  buffered_ = Descriptor(::open(path_.c_str(), flags | O_CLOEXEC, 0666));
+  if (buffered_.get() < 0) throw Failure(system_error(writing ? "open for writing" : "open", path_, errno));
+  struct stat status {};
+  if (::fstat(buffered_.get(), &status) != 0) throw Failure(system_error("stat", path_, errno));
+  if (!S_ISREG(status.st_mode) && !S_ISBLK(status.st_mode)) {
+    throw Failure({ErrorCode::kInvalidArgument, "'" + path_ + "' is not a regular file", path_});
+  }
+  size_bytes_ = static_cast<uint64_t>(status.st_size);
+  file_system_ = status.st_dev;
+}
+
+std::shared_ptr<File> File::open_for_reading(const std::string& path, std::optional<FileIdentity> expected) {
+  std::shared_ptr<File> file(new File(path, O_RDONLY));
+  if (expected) {
+    struct stat status {};
+    ::fstat(file->buffered(), &status);
+    const int64_t mtime_ns = status.st_mtim.tv_sec * 1'000'000'000LL + status.st_mtim.tv_nsec;
+    if (file->size_bytes_ != expected->size_bytes || mtime_ns != expected->mtime_ns) {
+      Error error{ErrorCode::kCorrupt, "", path, 0, file->size_bytes_};
+      error.message = "'" + path + "' was replaced or changed since it was indexed: " +
+                      std::to_string(expected->size_bytes) + " bytes then, " + std::to_string(file->size_bytes_) +
+                      " bytes now" + (mtime_ns != expected->mtime_ns ? ", modified later" : "") +
+                      "; iterate again to index it anew";
+      throw Failure(std::move(error));
+    }
+  }
+  return file;
+}
+
+std::shared_ptr<File> File::open_for_writing(const std::string& path, bool create) {
+  return std::shared_ptr<File>(new File(path, O_RDWR | (create ? O_CREAT : 0)));
+}
+
+int File::direct() {
+  std::call_once(direct_once_, [this] {
+    if (refusals().contains(file_system_)) {
+      direct_refused_ = true;
+      return;
+    }
+    direct_alignment_ = ask_direct_alignment(buffered_.get());
+    // Through /proc, so that the descriptor is of the very file that is open, whatever the path names by now.
+    const std::string self = "/proc/self/fd/" + std::to_string(buffered_.get());
+    int fd = ::open(self.c_str(), (flags_ & O_ACCMODE) | O_DIRECT | O_CLOEXEC);
+    if (fd < 0 && errno == ENOENT) fd = ::open(path_.c_str(), (flags_ & O_ACCMODE) | O_DIRECT | O_CLOEXEC);
+    if (fd >= 0) {
+      direct_ = Descriptor(fd);
+    } else {
+      refuse_direct(std::string("open with O_DIRECT: ") + system_error("open", path_, errno).message);
+    }
+  });
+  return direct_refused_.load(std::memory_order_relaxed) ? -1 : direct_.get();
+}
+
+void File::refuse_direct(const std::string& reason) {
+  direct_refused_ = true;
+  refusals().add(file_system_, reason);
+}
+
+uint64_t File::current_size_bytes() const {
+  struct stat status {};
+  return ::fstat(buffered_.get(), &status) == 0 ? static_cast<uint64_t>(status.st_size) : 0;
+}
+
+File::Pages File::resident_pages(uint64_t offset, uint64_t length) {
+  static std::atomic<bool> has_cachestat{true};
+  const uint64_t first = offset / page_bytes();
+  Pages pages;
+  pages.all = (offset + length + page_bytes() - 1) / page_bytes() - first;
+  if (has_cachestat.load(std::memory_order_relaxed)) {
+    CachestatRange range{first * page_bytes(), pages.all * page_bytes()};
+    Cachestat found{};
+    if (::syscall(kSysCachestat, buffered_.get(), &range, &found, 0) == 0) {
+      pages.resident = found.cached;
+      pages.known = true;
+      return pages;
+    }
+    if (errno == ENOSYS) has_cachestat = false;
+  }
+  if (const Mapping* view = mapping(); view != nullptr) {
+    pages.resident = view->resident_pages(offset, length);
+    pages.known = true;
+  }
+  return pages;
+}
+
+File::Residency File::residency(uint64_t offset, uint64_t length) {
+  if (length == 0) return Residency::kAll;
+  const Pages pages = resident_pages(offset, length);
+  if (!pages.known) return Residency::kUnknown;
+  if (pages.resident == 0) return Residency::kNone;
+  return pages.resident >= pages.all ? Residency::kAll : Residency::kSome;
+}
+
+double File::resident_share(uint64_t offset, uint64_t length) {
+  const Pages pages = resident_pages(offset, length);
+  return pages.all == 0 ? 0 : static_cast<double>(pages.resident) / static_cast<double>(pages.all);
+}
+
+Mapping* File::mapping() {
+  std::call_once(mapping_once_, [this] { mapping_ = Mapping::make(buffered_.get(), size_bytes_); });
+  return mapping_.get();
+}
+
+std::vector<std::string> direct_refusals() { return refusals().reasons(); }
+
+int64_t process_id() { return ::getpid(); }
+
+FileTable::FileTable(std::vector<std::string> paths, std::vector<FileIdentity> identities)
+    : paths_(std::move(paths)), identities_(std::move(identities)), capacity_(open_file_capacity()) {
+  if (!identities_.empty() && identities_.size() != paths_.size()) {
+    throw Failure({ErrorCode::kInvalidArgument, "a file table needs one identity for each path, or none"});
+  }
+}
+
+FileTable::FileTable(std::shared_ptr<File> file) : paths_{file->path()}, capacity_(1) {
+  recency_.push_front(0);
+  opened_[0] = {std::move(file), recency_.begin()};
+}
+
+std::shared_ptr<File> FileTable::get(uint32_t index) {
+  std::lock_guard lock(mutex_);
+  if (const auto found = opened_.find(index); found != opened_.end()) {
+    recency_.splice(recency_.begin(), recency_, found->second.recency);
+    return found->second.file;
+  }
+  std::optional<FileIdentity> expected;
+  if (!identities_.empty()) expected = identities_[index];
+  auto file = File::open_for_reading(paths_[index], expected);
+  if (opened_.size() >= capacity_) {  // a file in use stays open until its last user lets go
+    opened_.erase(recency_.back());
+    recency_.pop_back();
+  }
+  recency_.push_front(index);
+  opened_[index] = {file, recency_.begin()};
+  return file;
+}
+
+void sync_file(const File& file) {
+  if (::fsync(file.buffered()) != 0) throw Failure(system_error("sync to storage", file.path(), errno));
+}
+
+void preallocate(const File& file, uint64_t length_bytes) {
+  if (length_bytes == 0) return;
+  const int result = ::fallocate(file.buffered(), 0, 0, static_cast<off_t>(length_bytes));
+  // File systems without fallocate (some network ones) allocate while writing; all else is an error now
+  // rather than in the middle of the data.
+  if (result != 0 && errno != EOPNOTSUPP && errno != ENOSYS) {
+    throw Failure(system_error("reserve space for", file.path(), errno, 0, length_bytes));
+  }
+}
+
+void sync_folder_of(const std::string& path) {
+  const std::string folder = folder_of(path);
+  Descriptor descriptor(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (descriptor.get() < 0 || ::fsync(descriptor.get()) != 0) {
+    throw Failure(system_error("sync the folder", folder, errno));
+  }
+}
+
+void replace(const std::string& temporary, const std::string& path) {
+  if (::rename(temporary.c_str(), path.c_str()) != 0) {
+    throw Failure(system_error("rename '" + temporary + "' to", path, errno));
+  }
+  sync_folder_of(path);
+}
+
+}  // namespace gdsdata

@@ -1,0 +1,102 @@
+#include "base/mapping.h"
+
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <mutex>
+
+namespace gdsdata {
+
+namespace {
+
+struct GuardedRange {
+  const std::byte* begin = nullptr;
+  const std::byte* end = nullptr;
+  std::atomic<bool>* lost = nullptr;
+};
+
+// Read by the signal handler: initial-exec, so that reading it never allocates.
+[[gnu::tls_model("initial-exec")]] thread_local volatile GuardedRange guarded;
+
+struct sigaction previous_action;
+
+void handle_sigbus(int signal_number, siginfo_t* info, void* context) {
+  const auto* address = static_cast<const std::byte*>(info->si_addr);
+  if (info->si_code == BUS_ADRERR && guarded.begin != nullptr && address >= guarded.begin && address < guarded.end) {
+    // Puts a page of zeros where the file's page is gone, and lets the copy go on: its result is thrown away.
+    // The mark comes first, so that another thread that reads these zeros finds it set.
+    guarded.lost->store(true);
+    auto* page = reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(address) & ~(page_bytes() - 1));
+    if (::mmap(page, page_bytes(), PROT_READ, MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) != MAP_FAILED) {
+      return;
+    }
+  }
+  if ((previous_action.sa_flags & SA_SIGINFO) != 0) {
+    previous_action.sa_sigaction(signal_number, info, context);
+  } else if (previous_action.sa_handler != SIG_DFL && previous_action.sa_handler != SIG_IGN) {
+    previous_action.sa_handler(signal_number);
+  } else {
+    ::signal(SIGBUS, SIG_DFL);  // returns to the faulting instruction, which now ends the process as ever
+  }
+}
+
+}  // namespace
+
+uint64_t page_bytes() {
+  static const auto bytes = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
+  return bytes;
+}
+
+void MappingGuard::install_handler() {
+  struct sigaction current {};
+  ::sigaction(SIGBUS, nullptr, &current);
+  if ((current.sa_flags & SA_SIGINFO) != 0 && current.sa_sigaction == handle_sigbus) return;
+  static std::mutex mutex;
+  std::lock_guard lock(mutex);
+  ::sigaction(SIGBUS, nullptr, &current);
+  if ((current.sa_flags & SA_SIGINFO) != 0 && current.sa_sigaction == handle_sigbus) return;
+  struct sigaction action {};
+  action.sa_sigaction = handle_sigbus;
+  action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+  ::sigemptyset(&action.sa_mask);
+  previous_action = current;
+  ::sigaction(SIGBUS, &action, nullptr);
+}
+
+std::unique_ptr<Mapping> Mapping::make(int fd, uint64_t size_bytes) {
+  if (size_bytes == 0) return nullptr;
+  void* data = ::mmap(nullptr, size_bytes, PROT_READ, MAP_SHARED, fd, 0);
+  if (data == MAP_FAILED) return nullptr;
+  return std::unique_ptr<Mapping>(new Mapping(static_cast<const std::byte*>(data), size_bytes));
+}
+
+Mapping::Mapping(const std::byte* data, uint64_t size_bytes)
+    : data_(data), size_bytes_(size_bytes), regions_((size_bytes + kRegionBytes - 1) / kRegionBytes) {}
+
+Mapping::~Mapping() { ::munmap(const_cast<std::byte*>(data_), size_bytes_); }
+
+uint64_t Mapping::resident_pages(uint64_t offset, uint64_t length) const {
+  if (offset >= size_bytes_) return 0;
+  const uint64_t begin = offset / page_bytes() * page_bytes();
+  const uint64_t end = length < size_bytes_ - offset ? offset + length : size_bytes_;
+  std::vector<unsigned char> pages((end - begin + page_bytes() - 1) / page_bytes());
+  if (::mincore(const_cast<std::byte*>(data_) + begin, end - begin, pages.data()) != 0) return 0;
+  uint64_t resident = 0;
+  for (const unsigned char page : pages) resident += page & 1;
+  return resident;
+}
+
+void Mapping::forget_residency() {
+  for (auto& region : regions_) region.store(0, std::memory_order_relaxed);
+}
+
+MappingGuard::MappingGuard(Mapping& mapping) {
+  guarded.lost = &mapping.lost_;
+  guarded.end = mapping.data() + mapping.size_bytes();
+  guarded.begin = mapping.data();
+}
+
+MappingGuard::~MappingGuard() { guarded.begin = nullptr; }
+
+}  // namespace gdsdata

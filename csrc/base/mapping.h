@@ -1,0 +1,64 @@
+// A file mapped into memory for copying small records out of the page cache: no system call a record,
+// and a file truncated meanwhile ends in an error, not in a signal.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace gdsdata {
+
+uint64_t page_bytes();  // of the machine: 4096, or 65536 on some ARM kernels
+
+class Mapping {
+ public:
+  // Null where the file is empty or cannot be mapped.
+  static std::unique_ptr<Mapping> make(int fd, uint64_t size_bytes);
+  ~Mapping();
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+
+  const std::byte* data() const { return data_; }
+  uint64_t size_bytes() const { return size_bytes_; }
+
+  // By mincore; File::residency asks the cheaper cachestat first.
+  uint64_t resident_pages(uint64_t offset, uint64_t length) const;
+
+  // Regions that were seen to be wholly in the page cache. A hint that lasts: pages may be evicted later,
+  // which costs a page fault that reads them back; whoever sees such faults calls forget_residency.
+  static constexpr uint64_t kRegionBytes = 64 * 1024;
+  size_t region_count() const { return regions_.size(); }
+  bool region_known_resident(size_t region) const { return regions_[region].load(std::memory_order_relaxed) != 0; }
+  void mark_region_resident(size_t region) { regions_[region].store(1, std::memory_order_relaxed); }
+  void forget_residency();
+
+  // Part of the file was gone when somebody touched it: whatever was read since may be zeros.
+  bool lost() const { return lost_.load(); }
+
+ private:
+  friend class MappingGuard;
+  Mapping(const std::byte* data, uint64_t size_bytes);
+  const std::byte* data_;
+  uint64_t size_bytes_;
+  std::vector<std::atomic<uint8_t>> regions_;
+  std::atomic<bool> lost_{false};
+};
+
+// While one lives, touching pages of `mapping` that the file no longer has reads zeros on this thread
+// instead of raising SIGBUS, and the mapping is `lost()` from then on. One at a time on a thread, and
+// install_handler must have been called since another library may have put in its own.
+//
+// Sources: mmap(2) on SIGBUS beyond the end of a file; sigaction(2) on si_addr. The handler is put in
+// front of the one that was there and hands it every other SIGBUS.
+class MappingGuard {
+ public:
+  static void install_handler();
+  explicit MappingGuard(Mapping& mapping);
+  ~MappingGuard();
+  MappingGuard(const MappingGuard&) = delete;
+  MappingGuard& operator=(const MappingGuard&) = delete;
+};
+
+}  // namespace gdsdata

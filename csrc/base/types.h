@@ -1,0 +1,68 @@
+// The words of the engine: what is asked of a backend, and what comes back.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+
+#include "base/convert.h"
+#include "base/error.h"
+
+namespace gdsdata {
+
+class File;
+
+enum class Direction : uint8_t { kRead, kWrite };
+
+// Which way bytes really went. Counted where they arrive, never where they were asked for.
+enum class Route : uint8_t { kPageCache, kDirect, kBuffered };
+inline constexpr size_t kRouteCount = 3;
+inline constexpr std::array<const char*, kRouteCount> kRouteNames = {"page_cache", "direct", "buffered"};
+
+struct RouteBytes {
+  std::array<uint64_t, kRouteCount> bytes{};
+  uint64_t& operator[](Route route) { return bytes[static_cast<size_t>(route)]; }
+  RouteBytes& operator+=(const RouteBytes& other) {
+    for (size_t i = 0; i < kRouteCount; ++i) bytes[i] += other.bytes[i];
+    return *this;
+  }
+};
+
+// An extent of a file and the memory it is read into or written from.
+struct Transfer {
+  uint32_t file = 0;  // index in a FileTable
+  uint64_t offset = 0;
+  uint64_t length = 0;
+  std::byte* memory = nullptr;
+};
+
+// The part of a request that lands at one place in memory.
+struct Piece {
+  uint64_t offset = 0;  // in the file
+  uint64_t length = 0;
+  std::byte* memory = nullptr;
+};
+
+// What a backend sees: one contiguous range of one file, of any alignment, and the pieces of it that
+// somebody wants. File and pieces belong to the caller and live until the completion is reaped.
+struct Request {
+  uint64_t tag = 0;  // the caller's; comes back in the completion
+  Direction direction = Direction::kRead;
+  Conversion conversion = Conversion::kNone;
+  File* file = nullptr;
+  uint64_t offset = 0;
+  uint64_t length = 0;            // not 0
+  std::span<const Piece> pieces;  // for a write: exactly one, the whole range
+};
+
+// Without an error, every piece of the request is in place (or every byte of it is handed to the file).
+struct Completion {
+  uint64_t tag = 0;
+  RouteBytes bytes;            // delivered, by route
+  uint64_t storage_bytes = 0;  // moved to or from storage for it: alignment and gaps make it more
+  std::optional<Error> error;
+};
+
+}  // namespace gdsdata

@@ -1,0 +1,105 @@
+"""How the extension `gdsdata._engine` is built: every .cpp under csrc/, liburing inside it, no libtorch beside it.
+
+pyproject.toml names BuildEngine as its build_ext command. Read from the environment:
+    LIBURING_PREFIX           a folder with include/liburing.h and lib/liburing.a, used instead of the system's
+    GDSDATA_WITHOUT_LIBURING  1 builds an engine without the io_uring backend
+    CXX, MAX_JOBS             the compiler, and how many of them run at once
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from setuptools.errors import SetupError
+
+try:
+    import torch
+    from torch.utils.cpp_extension import BuildExtension, get_cxx_compiler
+except ImportError as error:
+    raise SystemExit(
+        f"gdsdata is built with the help of torch, which does not import here ({error}): "
+        "pip install 'torch>=2.11' first, then pip install --no-build-isolation ."
+    ) from None
+
+MISSING_LIBURING = (
+    "{what}: install it (apt-get install liburing-dev, or dnf install liburing-devel), name a folder that has "
+    "include/liburing.h and lib/liburing.a by LIBURING_PREFIX, or build without io_uring by GDSDATA_WITHOUT_LIBURING=1"
+)
+
+
+@dataclass
+class Flags:
+    """What one library adds to the compiler's and the linker's command line."""
+
+    compile: list[str] = field(default_factory=list)
+    link: list[str] = field(default_factory=list)
+
+
+def liburing_flags(environment: dict[str, str] | os._Environ[str], compiler: str) -> Flags:
+    """The flags for liburing: static where a static library is there, else dynamic; SetupError where there is none."""
+    if environment.get("GDSDATA_WITHOUT_LIBURING", "0") not in ("", "0"):
+        return Flags(["-DGDSDATA_WITHOUT_LIBURING"])
+    if prefix := environment.get("LIBURING_PREFIX"):
+        include = Path(prefix).resolve() / "include"
+        libraries = [Path(prefix).resolve() / folder / "liburing.a" for folder in ("lib", "lib64")]
+        library = next((library for library in libraries if library.exists()), None)
+        if library is None or not (include / "liburing.h").exists():
+            what = f"LIBURING_PREFIX={prefix} lacks include/liburing.h or lib/liburing.a"
+            raise SetupError(MISSING_LIBURING.format(what=what))
+        return Flags(["-isystem", str(include)], [str(library)])
+    if not has_header(compiler, "liburing.h"):
+        raise SetupError(MISSING_LIBURING.format(what="gdsdata needs liburing to build, and there is no liburing.h"))
+    # Static first: the wheel then needs no liburing on the machine it is installed on.
+    for name, flag in (("liburing.a", None), ("liburing.so", "-luring")):
+        if found := library_path(compiler, name):
+            return Flags([], [flag or found])
+    raise SetupError(MISSING_LIBURING.format(what="liburing.h is there, but neither liburing.a nor liburing.so"))
+
+
+def has_header(compiler: str, header: str) -> bool:
+    command = [*compiler.split(), "-x", "c++", "-E", "-"]
+    return subprocess.run(command, input=f"#include <{header}>\n", capture_output=True, text=True).returncode == 0
+
+
+def library_path(compiler: str, name: str) -> str | None:
+    """Where the compiler would find the library; it knows the distribution's folders (lib64, x86_64-linux-gnu)."""
+    command = [*compiler.split(), f"-print-file-name={name}"]
+    answer = subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    for path in (Path(answer), Path("/usr/local/lib") / name, Path("/usr/local/lib64") / name):
+        if path.is_absolute() and path.exists():  # a compiler that finds nothing answers with the bare name
+            return str(path)
+    return None
+
+
+class BuildEngine(BuildExtension):
+    """torch's build_ext (ninja: only what changed, headers included, is compiled again) for our one extension."""
+
+    def finalize_options(self):
+        super().finalize_options()
+        csrc = Path("csrc")
+        for extension in self.extensions or []:
+            extension.sources = sorted(path.as_posix() for path in csrc.rglob("*.cpp"))
+            extension.include_dirs = [str(csrc.resolve())]  # absolute: ninja runs in the build folder
+            # What the sdist must carry besides the sources.
+            extension.depends = sorted(path.as_posix() for path in csrc.rglob("*.h")) + [
+                (csrc / "build_extension.py").as_posix()
+            ]
+
+    def run(self):
+        if self.inplace or self.editable_mode:
+            # pip's editable build compiles in a folder that it throws away; in this one the objects stay, and
+            # `make build` and `pip install -e .` share them.
+            self.build_temp = "build/engine"
+        super().run()
+
+    def build_extensions(self):
+        liburing = liburing_flags(os.environ, get_cxx_compiler())
+        pybind11 = Path(torch.__file__).parent / "include"
+        for extension in self.extensions:
+            # -isystem, so that our warnings are about our code.
+            extension.extra_compile_args += ["-isystem", str(pybind11), *liburing.compile]
+            extension.extra_link_args += liburing.link
+        super().build_extensions()

@@ -1,0 +1,220 @@
+#include "engine/engine.h"
+
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <exception>
+#include <utility>
+
+#include "backend/faulty.h"
+#include "base/extent_math.h"
+#include "engine/worker.h"
+
+namespace gdsdata {
+
+namespace {
+
+// A segment of tiny records ends here even if its bytes are few, so that several workers share a batch.
+constexpr size_t kSegmentParts = 1024;
+
+void check(const EngineOptions& options) {
+  const auto refuse = [](const std::string& message) {
+    throw Failure({ErrorCode::kInvalidArgument, message});
+  };
+  if (options.io.queue_depth < 1 || options.io.queue_depth > 4096) refuse("queue_depth must be from 1 to 4096");
+  if (options.io.request_bytes < 65536 || options.io.request_bytes % 4096 != 0 ||
+      options.io.request_bytes > (1U << 30)) {
+    refuse("request_bytes must be a multiple of 4096 from 65536 to 1 GiB");
+  }
+  // A request may reach one block beyond its range on either side.
+  if (options.io.bounce_bytes < options.io.request_bytes + 2 * 65536) {
+    refuse("bounce_bytes must be at least request_bytes + 131072, to hold one request with its alignment");
+  }
+  if (options.segment_bytes < 4096) refuse("segment_bytes must be at least 4096");
+  if (options.workers > 256) refuse("workers must be at most 256");
+}
+
+// With io_uring one worker keeps a disk busy, and several are for copying out of the page cache, where the
+// consumer helps: a core is left to it. With posix a worker has one request in flight, so a disk wants many.
+size_t default_workers(const std::string& backend) {
+  const size_t cores = std::max(1U, std::thread::hardware_concurrency());
+  return backend == "uring" ? std::clamp<size_t>(cores - 1, 1, 8) : 8;
+}
+
+}  // namespace
+
+void Group::segment_ended(const RouteBytes& segment_bytes, std::optional<Error> segment_error) {
+  {
+    std::lock_guard lock(mutex_);
+    bytes += segment_bytes;
+    if (segment_error) {
+      if (!error) error = std::move(segment_error);
+      cancel();
+    }
+  }
+  if (open_segments_.fetch_sub(1, std::memory_order_acq_rel) == 1) on_done();
+}
+
+void SegmentQueue::push_fresh(std::vector<Segment>& segments) {
+  size_t to_wake = 0;
+  {
+    std::lock_guard lock(mutex_);
+    to_wake = std::min(waiting_, segments.size());
+    for (Segment& segment : segments) fresh_.push_back(std::move(segment));
+  }
+  segments.clear();
+  wake(to_wake);
+}
+
+void SegmentQueue::push_for_storage(Segment segment) {
+  size_t to_wake = 0;
+  {
+    std::lock_guard lock(mutex_);
+    to_wake = std::min<size_t>(waiting_, 1);
+    for_storage_.push_back(std::move(segment));
+  }
+  wake(to_wake);
+}
+
+void SegmentQueue::wake(size_t workers) {
+  for (; workers > 0; --workers) filled_.notify_one();
+}
+
+bool SegmentQueue::pop(Segment& segment, bool wait) {
+  std::unique_lock lock(mutex_);
+  const auto filled = [this] { return !for_storage_.empty() || !fresh_.empty(); };
+  if (wait && !filled()) {
+    ++waiting_;
+    filled_.wait(lock, [&] { return filled() || closed_; });
+    --waiting_;
+  }
+  if (!filled()) return false;
+  auto& queue = for_storage_.empty() ? fresh_ : for_storage_;
+  segment = std::move(queue.front());
+  queue.pop_front();
+  return true;
+}
+
+bool SegmentQueue::pop_fresh(Segment& segment) {
+  std::lock_guard lock(mutex_);
+  if (fresh_.empty()) return false;
+  segment = std::move(fresh_.front());
+  fresh_.pop_front();
+  return true;
+}
+
+void SegmentQueue::close() {
+  {
+    std::lock_guard lock(mutex_);
+    closed_ = true;
+  }
+  filled_.notify_all();
+}
+
+struct Engine::Running {
+  SegmentQueue queue;
+  std::mutex guest_mutex;
+  std::unique_ptr<Worker> guest;  // without a thread: whoever helps borrows it
+  std::vector<std::unique_ptr<Worker>> workers;
+  std::vector<std::thread> threads;
+};
+
+Engine::Engine(EngineOptions options, std::shared_ptr<Device> device)
+    : options_(std::move(options)), device_(std::move(device)), process_(process_id()) {
+  selection_ = select_backend(options_.backend, options_.io.strict);
+  if (options_.workers == 0) options_.workers = default_workers(selection_.name);
+  check(options_);
+  FaultPlan::parse(options_.io.faults);  // a typing error is told now, not by a worker
+  running_ = std::make_unique<Running>();
+  const auto make_worker = [this] {
+    return std::make_unique<Worker>(options_, selection_.name, *device_, running_->queue);
+  };
+  running_->guest = make_worker();
+  for (size_t i = 0; i < options_.workers; ++i) running_->workers.push_back(make_worker());
+  for (auto& worker : running_->workers) running_->threads.emplace_back([&worker] { worker->run(); });
+}
+
+Engine::~Engine() {
+  if (forked()) {
+    // The threads are not here, their locks may be held for ever: nothing of it can be used or freed.
+    running_.release();
+    return;
+  }
+  running_->queue.close();
+  for (std::thread& thread : running_->threads) thread.join();
+}
+
+bool Engine::forked() const { return process_id() != process_; }
+
+void Engine::submit(std::shared_ptr<Group> group) {
+  if (forked()) {
+    throw Failure({ErrorCode::kClosed,
+                   "this engine was made in process " + std::to_string(process_) +
+                       " and does not work in its forked child; make the data set or engine in the child, or start "
+                       "workers with the 'spawn' method"});
+  }
+  group->error.reset();
+  group->bytes = {};
+  group->abandoned_ = false;
+  group->parts_.clear();
+  for (const Transfer& transfer : group->transfers) {
+    split(transfer, options_.io.request_bytes, group->conversion, group->parts_);
+  }
+  std::vector<Segment> segments;
+  const auto& parts = group->parts_;
+  for (size_t first = 0; first < parts.size();) {
+    uint64_t bytes = 0;
+    size_t last = first;
+    while (last < parts.size() && bytes < options_.segment_bytes && last - first < kSegmentParts) {
+      bytes += parts[last++].length;
+    }
+    segments.push_back({group, first, last - first, {}, {}});
+    first = last;
+  }
+  if (segments.empty()) segments.push_back({group, 0, 0, {}, {}});  // it still ends on a worker
+  group->open_segments_ = segments.size();
+  running_->queue.push_fresh(segments);
+}
+
+bool Engine::help() {
+  std::unique_lock lock(running_->guest_mutex, std::try_to_lock);
+  return lock && running_->guest->help();
+}
+
+void Engine::run(std::shared_ptr<Group> group, const std::function<void()>& poll) {
+  constexpr std::chrono::milliseconds kPollInterval{50};
+  std::mutex mutex;
+  std::condition_variable ended;
+  bool done = false;
+  group->on_done = [&] {
+    std::lock_guard lock(mutex);
+    done = true;
+    ended.notify_one();  // under the lock: the waiter owns these, and leaves as soon as it sees done
+  };
+  submit(group);
+  std::exception_ptr interrupted;
+  std::unique_lock lock(mutex);
+  while (!ended.wait_for(lock, kPollInterval, [&] { return done; })) {
+    if (!poll || interrupted) continue;
+    lock.unlock();
+    try {
+      poll();
+    } catch (...) {
+      interrupted = std::current_exception();
+      group->cancel();  // what is in flight still uses the caller's memory: wait for it
+    }
+    lock.lock();
+  }
+  if (interrupted) std::rethrow_exception(interrupted);
+  if (group->error) throw Failure(*group->error);
+}
+
+EngineStatistics Engine::statistics() const {
+  std::vector<const WorkerCounters*> counters;
+  counters.push_back(&running_->guest->counters());
+  for (const auto& worker : running_->workers) counters.push_back(&worker->counters());
+  return summarize(counters);
+}
+
+}  // namespace gdsdata

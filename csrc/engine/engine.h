@@ -1,0 +1,94 @@
+// The engine: workers that take segments of groups and move their bytes. Start here.
+//
+//   Group (transfers) --submit--> queue of segments --> Worker: page cache, then coalesced requests to its
+//   Backend --> group's on_done
+//
+// No system call stands in this folder: bytes move in backend/, memory comes from device/.
+#pragma once
+
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "backend/select.h"
+#include "device/device.h"
+#include "engine/group.h"
+#include "engine/statistics.h"
+
+namespace gdsdata {
+
+struct EngineOptions {
+  std::string backend = "auto";
+  size_t workers = 0;                    // 0: as many as serve the backend best
+  uint64_t segment_bytes = 1 << 20;      // what a worker takes at a time
+  uint64_t coalesce_gap_bytes = 16384;   // neighbours at most so far apart become one request
+  BackendOptions io;                     // of each worker's backend
+};
+
+// First in, first out; segments that only storage can serve come before fresh ones, for they have waited.
+class SegmentQueue {
+ public:
+  void push_fresh(std::vector<Segment>& segments);  // takes them all
+  void push_for_storage(Segment segment);
+  // Waits when asked to; false when there is none (or, waiting, when the queue was closed).
+  bool pop(Segment& segment, bool wait);
+  bool pop_fresh(Segment& segment);
+  void close();
+
+ private:
+  void wake(size_t workers);
+  std::mutex mutex_;
+  std::condition_variable filled_;
+  std::deque<Segment> for_storage_;
+  std::deque<Segment> fresh_;
+  size_t waiting_ = 0;
+  bool closed_ = false;
+};
+
+class Worker;
+
+class Engine {
+ public:
+  // Throws Failure: options that make no sense (kInvalidArgument), a backend that is not to be had (kUnavailable).
+  Engine(EngineOptions options, std::shared_ptr<Device> device);
+  // Waits for what was submitted to end. In a forked child, which has none of the threads, it lets go of
+  // everything instead.
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  // Never blocks. The group is alive until its on_done has been called. Throws Failure (kClosed) in a
+  // forked child.
+  void submit(std::shared_ptr<Group> group);
+  // Submits and waits; throws the group's error as Failure. Calls `poll` now and then while it waits; when
+  // that throws, what has not started is cancelled, and it is thrown on.
+  void run(std::shared_ptr<Group> group, const std::function<void()>& poll = {});
+
+  // Does a piece of the workers' work on the calling thread: copies a segment out of the page cache. False
+  // where there is nothing of that kind to do. For consumers that would otherwise sleep, and be woken.
+  bool help();
+
+  const EngineOptions& options() const { return options_; }
+  const Selection& selection() const { return selection_; }
+  const std::shared_ptr<Device>& device() const { return device_; }
+  uint64_t bounce_bytes() const { return options_.workers * options_.io.bounce_bytes; }
+  EngineStatistics statistics() const;
+  bool forked() const;
+
+ private:
+  struct Running;  // threads and what they share
+  EngineOptions options_;
+  std::shared_ptr<Device> device_;
+  Selection selection_;
+  int64_t process_;
+  std::unique_ptr<Running> running_;
+};
+
+}  // namespace gdsdata

@@ -1,0 +1,57 @@
+// Transfers that belong together, and end together: a batch, a tensor, a file.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "base/file.h"
+#include "base/types.h"
+
+namespace gdsdata {
+
+// Whoever fills a group keeps its hands off between Engine::submit and the call of `on_done`; then the group
+// may be filled and submitted again.
+class Group {
+ public:
+  // Filled by the owner.
+  std::shared_ptr<FileTable> files;
+  std::vector<Transfer> transfers;
+  Direction direction = Direction::kRead;
+  Conversion conversion = Conversion::kNone;
+  // Called once, when all transfers have ended, on the worker that ended the last one. Must not block.
+  std::function<void()> on_done;
+
+  // What became of it; read after on_done.
+  std::optional<Error> error;  // the first one
+  RouteBytes bytes;
+
+  // What has not been started need not be: its transfers end without being done.
+  void cancel() { abandoned_.store(true, std::memory_order_relaxed); }
+
+ private:
+  friend class Engine;
+  friend class Worker;
+  void segment_ended(const RouteBytes& segment_bytes, std::optional<Error> segment_error);
+
+  std::vector<Transfer> parts_;  // the transfers, cut to what a backend takes
+  std::atomic<size_t> open_segments_{0};
+  std::atomic<bool> abandoned_{false};
+  std::mutex mutex_;
+};
+
+// What a worker takes: consecutive parts of a group.
+struct Segment {
+  std::shared_ptr<Group> group;
+  size_t first_part = 0;
+  size_t part_count = 0;
+  // Once memory has been asked: what only storage has, and what was delivered before.
+  std::vector<Transfer> rest;
+  RouteBytes bytes;
+};
+
+}  // namespace gdsdata

@@ -1,0 +1,219 @@
+#include "engine/prefetcher.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace gdsdata {
+
+BufferPool::BufferPool(std::shared_ptr<Device> device, size_t buffer_bytes, size_t max_spare)
+    : device_(std::move(device)), buffer_bytes_(buffer_bytes), max_spare_(max_spare) {}
+
+std::shared_ptr<DeviceBuffer> BufferPool::take() {
+  std::unique_ptr<DeviceBuffer> buffer;
+  {
+    std::lock_guard lock(mutex_);
+    if (!spare_.empty()) {
+      buffer = std::move(spare_.back());  // the last to come back has the warmest memory
+      spare_.pop_back();
+    }
+  }
+  if (buffer == nullptr) buffer = device_->allocate(buffer_bytes_);
+  return {buffer.release(), [pool = shared_from_this()](DeviceBuffer* returned) { pool->give_back(returned); }};
+}
+
+void BufferPool::give_back(DeviceBuffer* buffer) {
+  std::unique_ptr<DeviceBuffer> owned(buffer);
+  std::lock_guard lock(mutex_);
+  if (spare_.size() < max_spare_) spare_.push_back(std::move(owned));
+}
+
+Prefetcher::Prefetcher(std::shared_ptr<Engine> engine, std::shared_ptr<FileTable> files, PrefetchOptions options)
+    : engine_(std::move(engine)),
+      files_(std::move(files)),
+      options_(options),
+      pool_(std::make_shared<BufferPool>(
+          engine_->device(), result_bytes(options.conversion, options.sample_bytes * options.batch_samples), options.slots)),
+      ring_(options.slots),
+      slots_(options.slots) {
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    slots_[i].group = std::make_shared<Group>();
+    slots_[i].group->files = files_;
+    slots_[i].group->conversion = options_.conversion;
+    slots_[i].group->on_done = [this, i] { slot_done(i); };
+  }
+}
+
+Prefetcher::~Prefetcher() { close(); }
+
+void Prefetcher::plan(std::span<const int32_t> files, std::span<const int64_t> offsets,
+                      std::span<const int64_t> sizes) {
+  size_t samples = 0;
+  for (const int64_t size : sizes) {
+    if (size < 1 || static_cast<size_t>(size) > options_.batch_samples) {
+      throw Failure({ErrorCode::kInvalidArgument, "a planned batch has " + std::to_string(size) +
+                                                      " samples, not 1 to " + std::to_string(options_.batch_samples)});
+    }
+    samples += static_cast<size_t>(size);
+  }
+  if (samples != files.size() || samples != offsets.size()) {
+    throw Failure({ErrorCode::kInvalidArgument, "the sizes of the planned batches do not add up to their extents"});
+  }
+  for (const int32_t file : files) {
+    if (file < 0 || static_cast<size_t>(file) >= files_->size()) {
+      throw Failure({ErrorCode::kInvalidArgument, "no file has the index " + std::to_string(file)});
+    }
+  }
+  std::lock_guard lock(mutex_);
+  planned_files_.erase(planned_files_.begin(), planned_files_.begin() + static_cast<ptrdiff_t>(next_sample_));
+  planned_offsets_.erase(planned_offsets_.begin(), planned_offsets_.begin() + static_cast<ptrdiff_t>(next_sample_));
+  next_sample_ = 0;
+  planned_files_.insert(planned_files_.end(), files.begin(), files.end());
+  planned_offsets_.insert(planned_offsets_.end(), offsets.begin(), offsets.end());
+  planned_sizes_.insert(planned_sizes_.end(), sizes.begin(), sizes.end());
+  fill_free_slots();
+}
+
+void Prefetcher::fill_free_slots() {
+  while (!closed_ && !planned_sizes_.empty()) {
+    const std::optional<size_t> index = ring_.acquire();
+    if (!index) return;
+    Slot& slot = slots_[*index];
+    if (slot.buffer == nullptr) slot.buffer = pool_->take();
+    slot.samples = planned_sizes_.front();
+    planned_sizes_.pop_front();
+    const size_t result_sample_bytes = result_bytes(options_.conversion, options_.sample_bytes);
+    std::byte* memory = slot.buffer->data();
+    slot.group->transfers.clear();
+    for (size_t i = 0; i < slot.samples; ++i, ++next_sample_, memory += result_sample_bytes) {
+      slot.group->transfers.push_back({static_cast<uint32_t>(planned_files_[next_sample_]),
+                                       static_cast<uint64_t>(planned_offsets_[next_sample_]), options_.sample_bytes,
+                                       memory});
+    }
+    engine_->submit(slot.group);
+  }
+}
+
+void Prefetcher::slot_done(size_t slot) {
+  std::lock_guard lock(mutex_);
+  ring_.ready(slot);
+  ++completed_;
+  head_ready_.store(ring_.head_ready(), std::memory_order_release);
+  if (ring_.count(Ring::State::kFilling) == 0 && !planned_sizes_.empty()) full_since_ = Clock::now();
+  // Under the lock: once it is released and nothing is in flight, this object may be gone.
+  if (closed_ || (consumer_waits_ && ring_.head() == slot)) changed_.notify_all();
+}
+
+std::optional<Prefetcher::Batch> Prefetcher::next(const std::function<void()>& poll) {
+  std::unique_lock lock(mutex_);
+  if (closed_) throw Failure({ErrorCode::kClosed, "this iterator was closed; make a new one with iter(dataset)"});
+  if (!ring_.head()) return std::nullopt;
+  ready_seen_ += ring_.count(Ring::State::kReady);
+  if (!ring_.head_ready()) {
+    const auto began = Clock::now();
+    if (!help_until_head(lock)) wait_for_head(lock, poll);
+    ++statistics_.stalls;
+    statistics_.stall_s += std::chrono::duration<double>(Clock::now() - began).count();
+  }
+  if (full_since_) {
+    statistics_.ring_full_s += std::chrono::duration<double>(Clock::now() - *full_since_).count();
+    full_since_.reset();
+  }
+  const size_t index = ring_.take();
+  Slot& slot = slots_[index];
+  std::optional<Error> error = std::move(slot.group->error);
+  Batch batch{nullptr, slot.samples};
+  if (!error) {
+    ++statistics_.batches;
+    statistics_.bytes += slot.group->bytes;
+    batch.buffer = std::move(slot.buffer);
+  }
+  ring_.release(index);
+  fill_free_slots();
+  head_ready_.store(ring_.head_ready(), std::memory_order_release);
+  if (error) throw Failure(std::move(*error));
+  return batch;
+}
+
+// Where the processor can write batches, the consumer copies too rather than sleep: waking it would cost as
+// much as a small batch. Then it looks a few more times, for a worker may be about to finish.
+bool Prefetcher::help_until_head(std::unique_lock<std::mutex>& lock) {
+  if (!engine_->device()->host_addressable()) return false;
+  constexpr std::chrono::microseconds kPatience{20};
+  while (!ring_.head_ready()) {
+    lock.unlock();
+    bool helped = engine_->help();
+    const auto until = Clock::now() + kPatience;
+    while (!helped && !head_ready_.load(std::memory_order_acquire) && Clock::now() < until) {
+      helped = engine_->help();
+    }
+    lock.lock();
+    if (closed_ || (!helped && !ring_.head_ready())) return false;
+  }
+  return true;
+}
+
+void Prefetcher::wait_for_head(std::unique_lock<std::mutex>& lock, const std::function<void()>& poll) {
+  constexpr std::chrono::milliseconds kPollInterval{50};
+  auto progressed = Clock::now();
+  uint64_t completed = completed_;
+  consumer_waits_ = true;
+  while (!changed_.wait_for(lock, kPollInterval, [this] { return ring_.head_ready() || closed_; })) {
+    const auto now = Clock::now();
+    if (completed != completed_) {
+      completed = completed_;
+      progressed = now;
+    }
+    if (now - progressed >= options_.stall_timeout) {
+      consumer_waits_ = false;
+      throw Failure(stalled());
+    }
+    if (poll) {
+      lock.unlock();
+      poll();  // may throw: then the batch is still there for the next call
+      lock.lock();
+    }
+  }
+  consumer_waits_ = false;
+  if (closed_) throw Failure({ErrorCode::kClosed, "this iterator was closed while it waited for a batch"});
+}
+
+Error Prefetcher::stalled() const {
+  const Slot& slot = slots_[*ring_.head()];
+  const Transfer& first = slot.group->transfers.front();
+  return {ErrorCode::kStalled,
+          "no read has ended for " + std::to_string(options_.stall_timeout.count()) +
+              " ms; the next batch waits for '" + files_->path(first.file) + "' at offset " +
+              std::to_string(first.offset) + ". Is its storage still reachable? stall_timeout_s raises the limit",
+          files_->path(first.file), first.offset, first.length};
+}
+
+void Prefetcher::close() {
+  if (engine_->forked()) {
+    // The workers that would end what is in flight are in another process; their buffers are left to it.
+    for (Slot& slot : slots_) {
+      new std::shared_ptr<Group>(std::move(slot.group));
+      new std::shared_ptr<DeviceBuffer>(std::move(slot.buffer));
+    }
+    return;
+  }
+  std::unique_lock lock(mutex_);
+  closed_ = true;
+  changed_.notify_all();
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    if (ring_.state(i) == Ring::State::kFilling) slots_[i].group->cancel();
+  }
+  changed_.wait(lock, [this] { return ring_.count(Ring::State::kFilling) == 0; });
+  planned_sizes_.clear();
+  for (Slot& slot : slots_) slot.buffer.reset();
+}
+
+PrefetchStatistics Prefetcher::statistics() const {
+  std::lock_guard lock(mutex_);
+  PrefetchStatistics result = statistics_;
+  if (full_since_) result.ring_full_s += std::chrono::duration<double>(Clock::now() - *full_since_).count();
+  const uint64_t calls = std::max<uint64_t>(1, result.batches);
+  result.mean_ready = static_cast<double>(ready_seen_) / static_cast<double>(calls);
+  return result;
+}
+
+}  // namespace gdsdata

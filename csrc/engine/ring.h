@@ -1,0 +1,41 @@
+// The slots of a prefetcher and their states. Batches leave in the order in which their slots were acquired.
+//
+//   Free --acquire--> Filling --ready--> Ready --take--> Leased --release--> Free
+//
+// A device adds Draining between Leased and Free: released by the consumer, but its event has not passed.
+// Not thread-safe: the prefetcher's lock is around it.
+#pragma once
+
+#include <cstddef>
+#include <deque>
+#include <optional>
+#include <vector>
+
+namespace gdsdata {
+
+class Ring {
+ public:
+  enum class State { kFree, kFilling, kReady, kLeased };
+
+  explicit Ring(size_t slots);
+
+  size_t slots() const { return states_.size(); }
+  State state(size_t slot) const { return states_[slot]; }
+  size_t count(State state) const { return counts_[static_cast<size_t>(state)]; }
+
+  std::optional<size_t> acquire();         // a free slot, if there is one
+  void ready(size_t slot);                 // its bytes have arrived, or failed to
+  std::optional<size_t> head() const;      // the slot that leaves next: Filling or Ready
+  bool head_ready() const { return head() && state(*head()) == State::kReady; }
+  size_t take();                           // the head, which is Ready
+  void release(size_t slot);
+
+ private:
+  void move(size_t slot, State from, State to);
+  std::vector<State> states_;
+  size_t counts_[4] = {};
+  std::vector<size_t> free_;   // last released first: its memory is the warmest
+  std::deque<size_t> order_;   // Filling and Ready slots, oldest first
+};
+
+}  // namespace gdsdata

@@ -1,0 +1,257 @@
+// The extension module gdsdata._engine. gdsdata/engine.py is its only user.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <map>
+#include <span>
+#include <string>
+
+#include "engine/engine.h"
+#include "engine/prefetcher.h"
+#include "engine/whole.h"
+#include "python/dlpack.h"
+
+namespace py = pybind11;
+using namespace gdsdata;
+
+namespace {
+
+template <typename T>
+using Array = py::array_t<T, py::array::c_style>;
+
+template <typename T>
+std::span<const T> span_of(const Array<T>& array) {
+  return {array.data(), static_cast<size_t>(array.size())};
+}
+
+DirectMode direct_mode(const std::string& name) {
+  if (name == "auto") return DirectMode::kAuto;
+  if (name == "always") return DirectMode::kAlways;
+  if (name == "never") return DirectMode::kNever;
+  throw py::value_error("direct must be 'auto', 'always' or 'never', not '" + name + "'");
+}
+
+Conversion conversion_of(const std::string& name) {
+  static const std::map<std::string, Conversion> kNames = {
+      {"none", Conversion::kNone},          {"u8_to_i64", Conversion::kU8ToI64},
+      {"u16_to_i64", Conversion::kU16ToI64}, {"i16_to_i64", Conversion::kI16ToI64},
+      {"i32_to_i64", Conversion::kI32ToI64}, {"u32_to_i64", Conversion::kU32ToI64},
+      {"swap_2", Conversion::kSwap2},        {"swap_4", Conversion::kSwap4},
+      {"swap_8", Conversion::kSwap8},
+  };
+  const auto found = kNames.find(name);
+  if (found == kNames.end()) throw py::value_error("unknown conversion '" + name + "'");
+  return found->second;
+}
+
+void raise(const Error& error) {
+  const py::module_ errors = py::module_::import("gdsdata.errors");
+  py::object exception;
+  switch (error.code) {
+    case ErrorCode::kInvalidArgument:
+      exception = py::reinterpret_borrow<py::object>(PyExc_ValueError)(error.message);
+      break;
+    case ErrorCode::kNotFound:
+      exception = py::reinterpret_borrow<py::object>(PyExc_FileNotFoundError)(error.system_errno, error.message);
+      exception.attr("path") = error.path;
+      break;
+    case ErrorCode::kUnavailable:
+      exception = errors.attr("BackendUnavailable")(error.message, py::make_tuple(error.message));
+      break;
+    case ErrorCode::kIo:
+      exception = errors.attr("IoError")(error.system_errno, error.message, error.path, error.offset, error.length);
+      break;
+    case ErrorCode::kCorrupt:
+      exception = errors.attr("CorruptData")(error.message, error.path, error.offset, error.length);
+      break;
+    case ErrorCode::kDevice:
+      exception = errors.attr("DeviceError")(error.message);
+      break;
+    case ErrorCode::kStalled:
+      exception = errors.attr("StallError")(error.message);
+      break;
+    case ErrorCode::kClosed:
+      exception = errors.attr("EngineClosed")(error.message);
+      break;
+  }
+  PyErr_SetObject(py::type::of(exception).ptr(), exception.ptr());
+}
+
+// Between waits: lets Ctrl-C through.
+void check_signals() {
+  const py::gil_scoped_acquire gil;
+  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
+py::dict by_route(const RouteBytes& bytes) {
+  py::dict result;
+  for (size_t i = 0; i < kRouteCount; ++i) result[kRouteNames[i]] = bytes.bytes[i];
+  return result;
+}
+
+py::dict to_dict(const LatencySummary& latency) {
+  py::dict result;
+  result["count"] = latency.count;
+  result["p50_us"] = latency.p50_us;
+  result["p90_us"] = latency.p90_us;
+  result["p99_us"] = latency.p99_us;
+  result["p999_us"] = latency.p999_us;
+  return result;
+}
+
+py::dict to_dict(const EngineStatistics& statistics) {
+  py::dict result;
+  result["bytes"] = by_route(statistics.bytes);
+  result["storage_bytes"] = statistics.storage_bytes;
+  result["transfers"] = statistics.transfers;
+  result["requests"] = statistics.requests;
+  result["segments"] = statistics.segments;
+  result["errors"] = statistics.errors;
+  result["worker_idle_s"] = statistics.worker_idle_s;
+  result["segment_latency"] = to_dict(statistics.segment_latency);
+  return result;
+}
+
+py::dict to_dict(const PrefetchStatistics& statistics) {
+  py::dict result;
+  result["bytes"] = by_route(statistics.bytes);
+  result["batches"] = statistics.batches;
+  result["stalls"] = statistics.stalls;
+  result["stall_s"] = statistics.stall_s;
+  result["ring_full_s"] = statistics.ring_full_s;
+  result["mean_ready"] = statistics.mean_ready;
+  return result;
+}
+
+std::shared_ptr<Engine> make_engine(const std::string& backend, size_t workers, size_t queue_depth,
+                                    uint64_t segment_bytes, uint64_t request_bytes, uint64_t bounce_bytes,
+                                    uint64_t coalesce_gap_bytes, const std::string& direct, bool strict,
+                                    const std::string& faults) {
+  EngineOptions options;
+  options.backend = backend;
+  options.workers = workers;
+  options.segment_bytes = segment_bytes;
+  options.coalesce_gap_bytes = coalesce_gap_bytes;
+  options.io = {queue_depth, bounce_bytes, request_bytes, direct_mode(direct), strict, faults};
+  // Its end waits for what is in flight, which must not wait for the GIL.
+  return {new Engine(options, host_device()), [](Engine* engine) {
+            const py::gil_scoped_release nogil;
+            delete engine;
+          }};
+}
+
+std::shared_ptr<FileTable> make_file_table(const std::vector<std::string>& paths, const Array<int64_t>& size_bytes,
+                                           const Array<int64_t>& mtime_ns) {
+  if (static_cast<size_t>(size_bytes.size()) != paths.size() || size_bytes.size() != mtime_ns.size()) {
+    throw py::value_error("a file table needs a size and a modification time for each path");
+  }
+  std::vector<FileIdentity> identities;
+  for (size_t i = 0; i < paths.size(); ++i) {
+    identities.push_back({static_cast<uint64_t>(size_bytes.data()[i]), mtime_ns.data()[i]});
+  }
+  return std::make_shared<FileTable>(paths, std::move(identities));
+}
+
+// A prefetcher and how its batches become tensors.
+class Batches {
+ public:
+  Batches(std::shared_ptr<Engine> engine, std::shared_ptr<FileTable> files, size_t slots, uint64_t sample_bytes,
+          size_t batch_samples, const std::string& conversion, uint8_t type_code, uint8_t type_bits,
+          std::vector<int64_t> sample_shape, std::vector<int64_t> sample_strides, double stall_timeout_s)
+      : layout_{type_code, type_bits, std::move(sample_shape), std::move(sample_strides), 1} {
+    for (const int64_t size : layout_.sample_shape) layout_.sample_elements *= size;
+    PrefetchOptions options;
+    options.slots = slots;
+    options.sample_bytes = sample_bytes;
+    options.batch_samples = batch_samples;
+    options.conversion = conversion_of(conversion);
+    options.stall_timeout = std::chrono::milliseconds(static_cast<int64_t>(stall_timeout_s * 1000));
+    prefetcher_ = std::make_unique<Prefetcher>(std::move(engine), std::move(files), options);
+  }
+  ~Batches() { close(); }
+  Batches(const Batches&) = delete;
+  Batches& operator=(const Batches&) = delete;
+
+  void plan(const Array<int32_t>& files, const Array<int64_t>& offsets, const Array<int64_t>& sizes) {
+    prefetcher_->plan(span_of(files), span_of(offsets), span_of(sizes));
+  }
+
+  py::object next() {
+    std::optional<Prefetcher::Batch> batch;
+    {
+      const py::gil_scoped_release nogil;
+      batch = prefetcher_->next(check_signals);
+    }
+    if (!batch) return py::none();
+    return to_dlpack(layout_, std::move(batch->buffer), batch->samples);
+  }
+
+  void close() {
+    const py::gil_scoped_release nogil;
+    prefetcher_->close();
+  }
+
+  py::dict statistics() const { return to_dict(prefetcher_->statistics()); }
+  uint64_t ring_bytes() const { return prefetcher_->ring_bytes(); }
+
+ private:
+  TensorLayout layout_;
+  std::unique_ptr<Prefetcher> prefetcher_;
+};
+
+std::byte* memory_at(uintptr_t address) { return reinterpret_cast<std::byte*>(address); }
+
+}  // namespace
+
+PYBIND11_MODULE(_engine, module) {
+  py::register_exception_translator([](std::exception_ptr pointer) {
+    try {
+      if (pointer) std::rethrow_exception(pointer);
+    } catch (const Failure& failure) {
+      raise(failure.error());
+    }
+  });
+
+  py::class_<Engine, std::shared_ptr<Engine>>(module, "Engine")
+      .def(py::init(&make_engine), py::kw_only(), py::arg("backend"), py::arg("workers"), py::arg("queue_depth"),
+           py::arg("segment_bytes"), py::arg("request_bytes"), py::arg("bounce_bytes"), py::arg("coalesce_gap_bytes"),
+           py::arg("direct"), py::arg("strict"), py::arg("faults"))
+      .def_property_readonly("backend", [](const Engine& engine) { return engine.selection().name; })
+      .def_property_readonly("fallback_reason", [](const Engine& engine) { return engine.selection().reason; })
+      .def_property_readonly("workers", [](const Engine& engine) { return engine.options().workers; })
+      .def_property_readonly("bounce_bytes", &Engine::bounce_bytes)
+      .def_property_readonly("forked", &Engine::forked)
+      .def("statistics", [](const Engine& engine) { return to_dict(engine.statistics()); })
+      .def("read",
+           [](Engine& engine, const std::string& path, uint64_t offset, uint64_t length, uintptr_t address) {
+             const py::gil_scoped_release nogil;
+             read_range(engine, path, offset, length, memory_at(address), check_signals);
+           })
+      .def("write_range",
+           [](Engine& engine, const std::string& path, uint64_t offset, uint64_t length, uintptr_t address) {
+             const py::gil_scoped_release nogil;
+             write_range(engine, path, offset, length, memory_at(address), check_signals);
+           })
+      .def("write_whole", [](Engine& engine, const std::string& path, uint64_t length, uintptr_t address) {
+        const py::gil_scoped_release nogil;
+        write_whole(engine, path, length, memory_at(address), check_signals);
+      });
+
+  py::class_<FileTable, std::shared_ptr<FileTable>>(module, "FileTable").def(py::init(&make_file_table));
+
+  py::class_<Batches>(module, "Batches")
+      .def(py::init<std::shared_ptr<Engine>, std::shared_ptr<FileTable>, size_t, uint64_t, size_t, const std::string&,
+                    uint8_t, uint8_t, std::vector<int64_t>, std::vector<int64_t>, double>(),
+           py::arg("engine"), py::arg("files"), py::kw_only(), py::arg("slots"), py::arg("sample_bytes"),
+           py::arg("batch_samples"), py::arg("conversion"), py::arg("type_code"), py::arg("type_bits"),
+           py::arg("sample_shape"), py::arg("sample_strides"), py::arg("stall_timeout_s"))
+      .def("plan", &Batches::plan, py::arg("files"), py::arg("offsets"), py::arg("sizes"))
+      .def("next", &Batches::next)
+      .def("close", &Batches::close)
+      .def("statistics", &Batches::statistics)
+      .def_property_readonly("ring_bytes", &Batches::ring_bytes);
+
+  module.attr("ROUTES") = py::cast(kRouteNames).cast<py::tuple>();
+  module.def("direct_refusals", &direct_refusals);
+}

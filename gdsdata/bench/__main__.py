@@ -1,0 +1,44 @@
+import sys
+
+import hydra
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+
+from . import settings
+
+
+def register():
+    """The schemas that the files under configs/ are checked against, and the text of --help."""
+    store = ConfigStore.instance()
+    store.store(name="settings", node=settings.Settings)
+    store.store(group="case", name="case_settings", node=settings.CaseSettings)
+    store.store(group="data", name="data_settings", node=settings.DataSettings)
+    store.store(group="engine", name="engine_options", node=settings.engine_schema())
+    store.store(group="device", name="device_settings", node=settings.DeviceSettings)
+    help_node = {"app_name": "gdsdata.bench", "header": "", "footer": "", "template": settings.help_text()}
+    store.store(group="hydra/help", name="gdsdata_bench", node=help_node)
+
+
+def measure(config):
+    from . import data, loader
+
+    try:
+        checked = settings.settings_from(config)
+        status = loader.main(checked, HydraConfig.get().runtime.output_dir)
+    except (ValueError, data.DataError, FileNotFoundError) as error:
+        print(f"gdsdata.bench: {error}", file=sys.stderr)
+        status = 2
+    sys.exit(status)
+
+
+def main():
+    try:
+        folder = settings.configs_folder()
+    except FileNotFoundError as error:
+        sys.exit(f"gdsdata.bench: {error}")
+    register()
+    hydra.main(version_base="1.3", config_path=str(folder), config_name="config")(measure)()
+
+
+if __name__ == "__main__":
+    main()

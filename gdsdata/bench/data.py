@@ -1,0 +1,314 @@
+"""The data sets the bench reads: made once from the Python standard library's sources, or the user's own files."""
+
+import dataclasses
+import glob
+import json
+import os
+import shutil
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+MAKER = 1  # raise it when made data changes, so that older data sets are made anew
+PIECE_BYTES = 16 * 2**20
+LLMC_MAGIC, LLMC_HEADER_BYTES = 20240520, 1024  # karpathy/llm.c, dev/data/data_common.py: write_datafile
+
+
+class DataError(ValueError):
+    pass
+
+
+@dataclass
+class Source:
+    """Files and how samples lie in them; everything a row needs to know. Sample ids count through `files` in order.
+
+    tokens: file i holds `counts[i]` windows of seq_len + 1 tokens at `stride`, from byte `headers[i]`.
+    npy: file i is one sample of `shape`, from byte `headers[i]`.
+    """
+
+    kind: str
+    files: list
+    dtype: str
+    shape: list
+    stride: int
+    headers: list
+    counts: list
+    file_bytes: int
+    origin: str
+
+    @property
+    def samples(self):
+        return sum(self.counts)
+
+    @property
+    def itemsize(self):
+        return np.dtype(self.dtype).itemsize
+
+    @property
+    def sample_bytes(self):
+        return int(np.prod(self.shape)) * self.itemsize
+
+    def as_dict(self):
+        return dataclasses.asdict(self)
+
+    def summary(self):
+        what = f"windows of {self.shape[0]} {self.dtype} tokens at stride {self.stride}"
+        if self.kind == "npy":
+            what = f"volumes of {'x'.join(map(str, self.shape))} {self.dtype}"
+        return (
+            f"{self.samples:,} {what}, {self.file_bytes / 2**20:,.0f} MiB in {len(self.files):,} file(s); {self.origin}"
+        )
+
+
+def default_folder():
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gdsdata" / "bench"
+
+
+# ------------------------------------------------------------------------------------------------ made data sets
+
+
+def library_text():
+    """The *.py files of this Python's standard library, one after the other, as bytes."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    files = [
+        path for path in root.rglob("*.py") if "site-packages" not in path.parts and "dist-packages" not in path.parts
+    ]
+    text = b"".join(path.read_bytes() for path in sorted(files))
+    if not text:
+        raise DataError(f"no Python sources in {root} to make data from: give your own with data.path=")
+    return np.frombuffer(text, np.uint8)
+
+
+def tiled(text, start, count):
+    """`count` bytes of the endlessly repeated text."""
+    return np.take(text, np.arange(start, start + count), mode="wrap")
+
+
+def write_synced(path, *parts):
+    with open(path, "wb") as out:
+        for part in parts:
+            out.write(part)
+        out.flush()
+        os.fsync(out.fileno())
+
+
+def write_tokens(target, size_bytes, progress):
+    text = library_text()
+    with open(target, "wb") as out:
+        for at in range(0, size_bytes // 2, PIECE_BYTES // 2):
+            count = min(PIECE_BYTES // 2, size_bytes // 2 - at)
+            out.write(tiled(text, at, count).astype("<u2"))
+            progress(count * 2)
+        out.flush()
+        os.fsync(out.fileno())
+
+
+def write_volumes(target, size_bytes, shape, progress):
+    text = library_text()
+    elements = int(np.prod(shape))
+    target.mkdir()
+    for index in range(max(1, size_bytes // (elements * 4))):
+        values = tiled(text, index * elements, elements).astype(np.float32) / np.float32(255)
+        with open(target / f"{index:06}.npy", "wb") as out:
+            np.save(out, values.reshape(shape))
+            out.flush()
+            os.fsync(out.fileno())
+        progress(elements * 4)
+
+
+def alive(pid):
+    return os.path.exists(f"/proc/{pid}")
+
+
+def remove(path):
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def complete(target, manifest_path, parameters):
+    try:
+        manifest = json.loads(manifest_path.read_text())
+    except (OSError, ValueError):
+        return False
+    if manifest.get("parameters") != parameters:
+        return False
+    files = sorted(target.glob("*.npy")) if target.is_dir() else [target]
+    try:
+        return len(files) == manifest["files"] and sum(file.stat().st_size for file in files) == manifest["bytes"]
+    except OSError:
+        return False
+
+
+def make(kind, folder, size_bytes, shape, progress=lambda count: None):
+    """The path of the made data set, made now unless it is there and whole.
+
+    It is written under a temporary name, synced and renamed; its manifest (`<name>.json`) comes last, so a data set
+    without a manifest is one whose making was interrupted, and is made again.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    name = (
+        f"tokens-uint16-{size_bytes}.bin"
+        if kind == "tokens"
+        else f"npy-float32-{'x'.join(map(str, shape))}-{size_bytes}"
+    )
+    target, manifest_path = folder / name, folder / f"{name}.json"
+    # The text is part of the parameters only by version: tests may be installed or not, which changes nothing measured.
+    parameters = {
+        "maker": MAKER,
+        "kind": kind,
+        "size_bytes": size_bytes,
+        "shape": list(shape) if kind == "npy" else None,
+    }
+    if complete(target, manifest_path, parameters):
+        return target
+    for stale in folder.glob(f"{name}.tmp-*"):
+        if not alive(stale.name.rpartition("-")[2]):
+            remove(stale)
+    free, needed = shutil.disk_usage(folder).free, size_bytes + 64 * 2**20
+    if free < needed:
+        raise DataError(
+            f"{folder} has {free / 2**20:,.0f} MiB free and the {kind} data set needs {needed / 2**20:,.0f}: "
+            "set data.folder= to a larger disk, or data.size_bytes= to less"
+        )
+    temporary = folder / f"{name}.tmp-{os.getpid()}"
+    try:
+        if kind == "tokens":
+            write_tokens(temporary, size_bytes, progress)
+        else:
+            write_volumes(temporary, size_bytes, shape, progress)
+        if target.exists():
+            manifest_path.unlink(missing_ok=True)
+            remove(target)
+        os.rename(temporary, target)
+    finally:
+        remove(temporary)
+    files = sorted(target.glob("*.npy")) if target.is_dir() else [target]
+    manifest = {
+        "parameters": parameters,
+        "files": len(files),
+        "bytes": sum(file.stat().st_size for file in files),
+        "text": "*.py of the Python standard library, tiled",
+        "python": sys.version.split()[0],
+    }
+    written = folder / f"{name}.json.tmp-{os.getpid()}"
+    write_synced(written, json.dumps(manifest, indent=2).encode())
+    os.rename(written, manifest_path)
+    return target
+
+
+# ------------------------------------------------------------------------------------------------ looking at files
+
+
+def expand(path):
+    """Files for a path, a folder or a glob, sorted."""
+    path = os.path.expanduser(str(path))
+    if os.path.isdir(path):
+        found = [os.path.join(path, name) for name in os.listdir(path) if not name.startswith(".")]
+        npy = [name for name in found if name.endswith(".npy")]
+        found = npy or [name for name in found if name.endswith(".bin")]
+        wanted = "*.npy or *.bin files"
+    else:
+        found = [path] if os.path.isfile(path) else glob.glob(path, recursive=True)
+        wanted = "such file"
+    files = sorted(os.path.abspath(name) for name in found if os.path.isfile(name))
+    if not files:
+        raise DataError(f"data.path={path}: no {wanted} there")
+    return files
+
+
+def kind_of(path):
+    return "npy" if expand(path)[0].endswith(".npy") else "tokens"
+
+
+def read_npy_header(path):
+    """(shape, dtype, payload's offset) of a C-ordered npy file."""
+    with open(path, "rb") as file:
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, fortran, dtype = read(file)
+        if fortran or dtype.hasobject:
+            raise DataError(
+                f"{path}: the bench reads C-ordered arrays of numbers; this one is {dtype}, fortran={fortran}"
+            )
+        return list(shape), dtype, file.tell()
+
+
+def describe_tokens(files, dtype, seq_len, stride, origin):
+    item, stride = np.dtype(dtype).itemsize, stride or seq_len
+    kept, headers, counts, total = [], [], [], 0
+    for file in files:
+        size = os.path.getsize(file)
+        with open(file, "rb") as opened:
+            start = opened.read(4)
+        header = LLMC_HEADER_BYTES if start == np.int32(LLMC_MAGIC).tobytes() and size >= LLMC_HEADER_BYTES else 0
+        tokens = (size - header) // item
+        if tokens > seq_len:  # a shorter file has no window; formats.Tokens gives it none either
+            kept.append(file)
+            headers.append(header)
+            counts.append((tokens - seq_len - 1) // stride + 1)
+            total += size
+    if not kept:
+        raise DataError(
+            f"{files[0]}{' and others' * (len(files) > 1)}: shorter than one sample of {seq_len + 1} {dtype} tokens"
+        )
+    return Source("tokens", kept, dtype, [seq_len + 1], stride, headers, counts, total, origin)
+
+
+def describe_npy(files, origin):
+    shape, dtype, header = read_npy_header(files[0])
+    headers = [header]
+    for file in files[1:]:
+        other_shape, other_dtype, header = read_npy_header(file)
+        if (other_shape, other_dtype) != (shape, dtype):
+            raise DataError(
+                f"{file} is {other_dtype} {other_shape}, {files[0]} {dtype} {shape}: batches need equal shapes"
+            )
+        headers.append(header)
+    return Source(
+        "npy", files, dtype.str, shape, 0, headers, [1] * len(files), sum(map(os.path.getsize, files)), origin
+    )
+
+
+def source_for(kind, settings, progress=lambda count: None):
+    """The Source for `kind` ("tokens" or "npy") from DataSettings: the user's own path, or made."""
+    if settings.path:
+        files, origin = expand(settings.path), f"your own: {settings.path}"
+    else:
+        folder = Path(settings.folder).expanduser() if settings.folder else default_folder()
+        made = make(kind, folder, settings.size_bytes, settings.shape, progress)
+        files, origin = expand(made), f"Python's standard library sources, tiled: {made}"
+    if kind == "npy":
+        return describe_npy(files, origin)
+    dtype = settings.dtype if settings.path else "uint16"
+    return describe_tokens(files, dtype, settings.seq_len, settings.stride, origin)
+
+
+# ------------------------------------------------------------------------------------------------ what is right
+
+
+class Truth:
+    """What a batch must be, by the plainest numpy there is; for verifying, never timed."""
+
+    def __init__(self, source):
+        self.source = source
+        self.first_ids = np.concatenate([[0], np.cumsum(source.counts)])
+
+    def batch(self, ids, dtype):
+        rows = [self.sample(int(index)) for index in ids]
+        rows = np.stack(rows)
+        return rows.astype(np.int64) if dtype == "int64" else rows
+
+    def sample(self, index):
+        source = self.source
+        file = int(np.searchsorted(self.first_ids, index, side="right")) - 1
+        if source.kind == "npy":
+            return np.load(source.files[file])
+        start = source.headers[file] + (index - int(self.first_ids[file])) * source.stride * source.itemsize
+        with open(source.files[file], "rb") as opened:
+            opened.seek(start)
+            return np.frombuffer(opened.read(source.sample_bytes), source.dtype)

@@ -1,0 +1,288 @@
+"""What the machine can do at most, measured in the same run and without gdsdata's engine.
+
+Memory: two threads copy (numpy releases the GIL). Disk: O_DIRECT reads through the kernel's native AIO, one thread that
+keeps `depth` reads in flight: with Python threads the GIL, not the disk, would set the pace of small reads.
+"""
+
+import ctypes
+import errno
+import mmap
+import os
+import platform
+import statistics
+import threading
+import time
+
+import numpy as np
+
+from . import measure
+
+SYSCALLS = {"x86_64": (206, 207, 208, 209), "aarch64": (0, 1, 4, 2)}  # io_setup, io_destroy, io_getevents, io_submit
+IOCB = np.dtype(  # struct iocb of linux/aio_abi.h, little endian
+    [
+        ("data", "<u8"),
+        ("key", "<u4"),
+        ("rw_flags", "<u4"),
+        ("opcode", "<u2"),
+        ("prio", "<i2"),
+        ("fd", "<u4"),
+        ("buf", "<u8"),
+    ]
+    + [("nbytes", "<u8"), ("offset", "<i8"), ("reserved", "<u8"), ("flags", "<u4"), ("resfd", "<u4")]
+)
+EVENT = np.dtype([("data", "<u8"), ("obj", "<u8"), ("res", "<i8"), ("res2", "<i8")])
+FILES = 256  # at most so many files are opened
+
+
+def memory_copy(seconds, threads=2, each_bytes=128 * 2**20):
+    """GB/s (bytes copied, counted once) of `threads` threads between buffers larger than the caches, touched before."""
+    threads = min(threads, len(os.sched_getaffinity(0)))
+    pairs = [(np.ones(each_bytes, np.uint8), np.ones(each_bytes, np.uint8)) for _ in range(threads)]
+    copied = [0] * threads
+    end = time.perf_counter() + seconds
+
+    def work(index):
+        source, target = pairs[index]
+        while time.perf_counter() < end:
+            np.copyto(target, source)
+            copied[index] += each_bytes
+
+    started = time.perf_counter()
+    workers = [threading.Thread(target=work, args=(index,)) for index in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return {"gb_per_s": sum(copied) / (time.perf_counter() - started) / 1e9, "threads": threads}
+
+
+class NativeAio:
+    """io_setup(2) and its companions through ctypes."""
+
+    def __init__(self, depth):
+        numbers = SYSCALLS.get(platform.machine())
+        if numbers is None:
+            raise OSError(errno.ENOSYS, f"native AIO's system call numbers are not known here for {platform.machine()}")
+        self.setup_number, self.destroy_number, self.getevents_number, self.submit_number = numbers
+        self.context = ctypes.c_ulong(0)
+        self.call("io_setup", self.setup_number, depth, ctypes.byref(self.context))
+        self.events = np.zeros(depth, EVENT)
+        self.depth = depth
+
+    def call(self, name, number, *arguments):
+        result = measure.libc.syscall(ctypes.c_long(number), *arguments)
+        if result < 0:
+            raise OSError(ctypes.get_errno(), f"{name}: {os.strerror(ctypes.get_errno())}")
+        return result
+
+    def submit(self, pointers):
+        """Hands over the control blocks at these addresses (uint64 array, contiguous)."""
+        at = 0
+        while at < len(pointers):
+            address = ctypes.c_void_p(pointers.ctypes.data + 8 * at)
+            at += self.call("io_submit", self.submit_number, self.context, ctypes.c_long(len(pointers) - at), address)
+
+    def wait(self, least):
+        count = self.call(
+            "io_getevents",
+            self.getevents_number,
+            self.context,
+            ctypes.c_long(least),
+            ctypes.c_long(self.depth),
+            ctypes.c_void_p(self.events.ctypes.data),
+            None,
+        )
+        return self.events[:count]
+
+    def close(self):
+        self.call("io_destroy", self.destroy_number, self.context)
+
+
+def direct_alignment(path):
+    """The least offset and length alignment that O_DIRECT takes here, found by trying; None where it is refused."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    except OSError:
+        return None
+    try:
+        with mmap.mmap(-1, 4096) as buffer, memoryview(buffer) as view:
+            for size in (512, 4096):
+                try:
+                    with view[:size] as part:
+                        os.preadv(fd, [part], size)
+                    return size
+                except OSError:
+                    continue
+        return None
+    finally:
+        os.close(fd)
+
+
+def direct_reads(files, requests, depth, seconds):
+    """Reads with O_DIRECT, `depth` in flight, for `seconds`.
+
+    `requests(count)` gives the next reads as arrays (index into files, offset, length), aligned and inside the files.
+    Returns {"gb_per_s", "per_s", "depth", "mean_bytes"}; OSError where AIO or O_DIRECT is not to be had.
+    """
+    fds, aio, memory = [], None, None
+    try:
+        for path in files:
+            fds.append(os.open(path, os.O_RDONLY | os.O_DIRECT))
+        fd_of = np.array(fds, np.uint32)
+        indices, offsets, lengths = requests(1 << 16)
+        largest = int(lengths.max())
+        room = -(-largest // measure.PAGE) * measure.PAGE
+        memory = mmap.mmap(-1, depth * room)
+        buffers = np.frombuffer(memory, np.uint8)
+        buffers[:: measure.PAGE] = 1  # touched before the clock runs
+        blocks = np.zeros(depth, IOCB)
+        blocks["data"] = np.arange(depth)
+        blocks["buf"] = buffers.ctypes.data + np.arange(depth, dtype=np.uint64) * np.uint64(room)
+        addresses = (blocks.ctypes.data + np.arange(depth) * IOCB.itemsize).astype(np.uint64)
+        aio = NativeAio(depth)
+        at, moved, done = 0, 0, 0
+
+        def give(slots):
+            nonlocal at
+            picked = np.arange(at, at + len(slots)) % len(indices)
+            at += len(slots)
+            blocks["fd"][slots] = fd_of[indices[picked]]
+            blocks["offset"][slots] = offsets[picked]
+            blocks["nbytes"][slots] = lengths[picked]
+            aio.submit(np.ascontiguousarray(addresses[slots]))
+
+        started = time.perf_counter()
+        end = started + seconds
+        give(np.arange(depth))
+        flying = depth
+        # Large reads go out one by one; small ones in handfuls, or Python would be the limit and not the disk.
+        least = 1 if largest >= 2**17 else max(1, depth // 8)
+        while flying:
+            events = aio.wait(min(least, flying))
+            if (events["res"] < 0).any():
+                code = -int(events["res"].min())
+                raise OSError(code, f"O_DIRECT read: {os.strerror(code)}")
+            now = time.perf_counter()
+            flying -= len(events)
+            if now < end:
+                moved, done, elapsed = moved + int(events["res"].sum()), done + len(events), now - started
+                slots = events["data"].astype(np.int64)
+                give(slots)
+                flying += len(slots)
+        if not done:
+            raise OSError(errno.ETIMEDOUT, f"no O_DIRECT read of {largest} bytes ended within {seconds} s")
+        return {"gb_per_s": moved / elapsed / 1e9, "per_s": done / elapsed, "depth": depth, "mean_bytes": moved / done}
+    finally:
+        if aio is not None:
+            aio.close()
+        for fd in fds:
+            os.close(fd)
+
+
+def sequential_requests(files, size):
+    """Requests of `size` bytes through the files in order, round and round (whole requests only)."""
+    counts = [os.path.getsize(path) // size for path in files]
+    indices = np.repeat(np.arange(len(files)), counts)
+    offsets = np.concatenate([np.arange(count) * size for count in counts]) if len(indices) else np.empty(0)
+    if not len(indices):
+        raise OSError(errno.EINVAL, f"no file of {size} bytes or more")
+
+    def requests(count):
+        return indices, offsets.astype(np.int64), np.full(len(indices), size, np.uint64)
+
+    return requests
+
+
+def sample_requests(source, alignment, seed=0):
+    """Requests for random samples of a Source: each one's bytes, widened to the alignment."""
+    generator = np.random.default_rng(seed)
+    usable = min(len(source.files), FILES)
+    counts = np.array(source.counts[:usable])
+    firsts = np.concatenate([[0], np.cumsum(counts)])
+    headers = np.array(source.headers[:usable])
+    sizes = np.array([os.path.getsize(path) for path in source.files[:usable]])
+
+    def requests(count):
+        ids = generator.integers(0, firsts[-1], count)
+        files = np.searchsorted(firsts, ids, side="right") - 1
+        starts = headers[files] + (ids - firsts[files]) * source.stride * source.itemsize
+        begins = starts // alignment * alignment
+        ends = -(-(starts + source.sample_bytes) // alignment) * alignment
+        # The kernel stops at the end of the file by itself; the length stays aligned.
+        inside = begins < sizes[files]
+        return files[inside], begins[inside].astype(np.int64), (ends - begins)[inside].astype(np.uint64)
+
+    return requests
+
+
+def measured(name, function):
+    try:
+        return function()
+    except OSError as error:
+        return {"unavailable": f"{name}: {error}"}
+
+
+def take_turn(source, cache, seconds):
+    """The limits that bear on a table, measured once: {name: {"gb_per_s", ...} or {"unavailable": why}}.
+
+    They take turns with the rows: disks of virtual machines change their speed from minute to minute.
+    """
+    if cache == "warm":
+        return {"memory_copy": memory_copy(seconds)}
+    files = source.files[:FILES]
+    alignment = direct_alignment(files[0])
+    if alignment is None:
+        return {"direct_sequential": {"unavailable": f"the file system of {files[0]} refuses O_DIRECT"}}
+    size = 2**20
+    while size > 4096 and max(map(os.path.getsize, files)) < size:
+        size //= 2
+    found = {
+        "direct_sequential": measured(
+            "O_DIRECT, sequential",
+            lambda: direct_reads(files, sequential_requests(files, size), 32, seconds) | {"request_bytes": size},
+        )
+    }
+    if source.kind == "tokens":
+        for depth in (32, 64):
+            found[f"direct_random_{depth}"] = measured(
+                f"O_DIRECT, random, depth {depth}",
+                lambda depth=depth: (
+                    direct_reads(files, sample_requests(source, alignment), depth, seconds)
+                    | {"alignment_bytes": alignment}
+                ),
+            )
+    return found
+
+
+def over_turns(turns):
+    """One set of limits from several turns: medians, with every turn's GB/s beside them."""
+    found = {}
+    for name in turns[0]:
+        ones = [turn[name] for turn in turns]
+        failed = next((one for one in ones if "unavailable" in one), None)
+        if failed:
+            found[name] = failed
+            continue
+        found[name] = {key: statistics.median(one[key] for one in ones) for key in ones[0]}
+        found[name]["turns_gb_per_s"] = [one["gb_per_s"] for one in ones]
+    return found
+
+
+def limit_for(source, cache, cold_samples, limits):
+    """(samples/s, what it is) that no row can be expected to pass, or (None, why it is not known).
+
+    Warm: a memory copy of the samples' bytes. Cold: the faster of fetching just the samples (random reads; for volumes,
+    sequential ones) and of reading the whole data set once from end to end, which pays when many samples are asked for.
+    """
+    if cache == "warm":
+        return limits["memory_copy"]["gb_per_s"] * 1e9 / source.sample_bytes, "memory copy"
+    sequential = limits["direct_sequential"]
+    if "unavailable" in sequential:
+        return None, sequential["unavailable"]
+    if source.kind == "npy":
+        return sequential["gb_per_s"] * 1e9 / (source.file_bytes / source.samples), "O_DIRECT, 1 MiB x 32"
+    whole = cold_samples / (source.file_bytes / (sequential["gb_per_s"] * 1e9))
+    picked = max((limits[f"direct_random_{depth}"].get("per_s", 0), depth) for depth in (32, 64))
+    if picked[0] >= whole:
+        return picked[0], f"O_DIRECT, one sample x {picked[1]}"
+    return whole, "O_DIRECT, the whole set once, 1 MiB x 32"

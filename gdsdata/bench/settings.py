@@ -1,0 +1,213 @@
+"""What can be set for a bench run: dataclasses that are the Hydra schema, and the text that `--help` prints from them.
+
+A field's unit is in its name (`_bytes`, `_seconds`). Hydra refuses names that are not here and values of a wrong type;
+`check` refuses values that have the right type and make no sense.
+"""
+
+import dataclasses
+import inspect
+import re
+import textwrap
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_type_hints
+
+
+def setting(default, help_text):
+    if isinstance(default, list):
+        return field(default_factory=lambda: list(default), metadata={"help": help_text})
+    return field(default=default, metadata={"help": help_text})
+
+
+@dataclass
+class CaseSettings:
+    name: str = setting(
+        "loader", "what is measured; there is one case: loader (GDSDataset beside what a user would write)"
+    )
+    rows: list[str] = setting(
+        [],
+        "only these rows, e.g. [gdsdata,numpy]; empty: all. package.module:Class adds one of your own (see peers.py)",
+    )
+    dtypes: list[str] = setting(
+        ["raw", "int64"], "what token batches come out as: raw (the file's dtype), int64, or both"
+    )
+    cache: list[str] = setting(
+        ["warm", "cold"], "page cache states to measure; cold is measured with the first dtype only"
+    )
+    batch_size: int | None = setting(None, "samples a batch; null: 64 for tokens, 16 for npy")
+    seed: int = setting(0, "seed of every shuffle")
+    repeats: int = setting(3, "runs of each row; the rows take turns (A B C A B C), the table shows medians")
+    epochs: int = setting(5, "a warm run ends after this many epochs ...")
+    run_seconds: float = setting(1.2, "... or after this many seconds from construction, whichever is first")
+    cold_samples: int | None = setting(
+        None, "a cold run reads this many samples, the same for every row; null: 8192 tokens, all volumes"
+    )
+    cold_seconds: float = setting(5.0, "a cold run is cut off after this many seconds (the report says so)")
+    verify_batches: int = setting(16, "batches of every row compared with plain numpy, bit by bit, before timing")
+    limit_seconds: float = setting(1.5, "time for each measurement of what the machine can do, over all its turns")
+
+
+@dataclass
+class DataSettings:
+    kind: str = setting("all", "tokens, npy, or all (one after the other)")
+    path: str | None = setting(None, "your own file, folder or glob; null: a data set is made once and kept")
+    folder: str | None = setting(
+        None, "where made data sets are kept; null: $XDG_CACHE_HOME or ~/.cache, gdsdata/bench"
+    )
+    size_bytes: int = setting(512 * 2**20, "size of a made data set")
+    dtype: str = setting("uint16", "tokens: dtype of the file")
+    seq_len: int = setting(1024, "tokens: a sample is seq_len + 1 tokens")
+    stride: int | None = setting(None, "tokens: from one sample's start to the next; null: seq_len")
+    shape: list[int] = setting([128, 64, 64], "npy: shape of a made volume (float32); your own files say theirs")
+
+
+@dataclass
+class DeviceSettings:
+    name: str = setting("cpu", "where batches are delivered: cpu (this case has no GPU peers yet)")
+
+
+@dataclass
+class Settings:
+    case: CaseSettings = field(default_factory=CaseSettings)
+    data: DataSettings = field(default_factory=DataSettings)
+    engine: Any = None
+    device: DeviceSettings = field(default_factory=DeviceSettings)
+    quick: bool = setting(False, "everything small (16 MiB, short runs): shows that it works, its figures mean little")
+
+    def as_dict(self):
+        return dataclasses.asdict(self)
+
+
+def made_small(settings):
+    """What quick=true stands for. Values that were made smaller by hand stay as they are."""
+    case, data = settings.case, settings.data
+    case.repeats, case.epochs = min(case.repeats, 1), min(case.epochs, 2)
+    case.run_seconds, case.cold_seconds = min(case.run_seconds, 0.2), min(case.cold_seconds, 0.5)
+    case.limit_seconds, case.verify_batches = min(case.limit_seconds, 0.2), min(case.verify_batches, 4)
+    case.cold_samples = min(case.cold_samples or 1024, 1024)
+    data.size_bytes = min(data.size_bytes, 16 * 2**20)
+    return settings
+
+
+def check(settings):
+    """Raises ValueError with the field's full name, what it was and what it may be."""
+    case, data = settings.case, settings.data
+
+    def one_of(name, value, choices):
+        if value not in choices:
+            raise ValueError(f"{name}={value}: use {' or '.join(choices)}")
+
+    one_of("case.name", case.name, ["loader"])
+    one_of("data.kind", data.kind, ["all", "tokens", "npy"])
+    one_of("device.name", settings.device.name, ["cpu"])
+    for name, values, choices in (("dtypes", case.dtypes, ["raw", "int64"]), ("cache", case.cache, ["warm", "cold"])):
+        if not values:
+            raise ValueError(f"case.{name}=[]: name at least one of {', '.join(choices)}")
+        for value in values:
+            one_of(f"case.{name}", value, choices)
+    one_of("data.dtype", data.dtype, ["uint8", "int8", "uint16", "int16", "uint32", "int32", "int64"])
+    if not data.shape or any(side < 1 for side in data.shape):
+        raise ValueError(f"data.shape={list(data.shape)}: every side must be 1 or more")
+    for group, names in (
+        ("case", "batch_size repeats epochs run_seconds cold_samples cold_seconds verify_batches limit_seconds"),
+        ("data", "size_bytes seq_len stride"),
+    ):
+        for name in names.split():
+            value = getattr(getattr(settings, group), name)
+            if value is not None and value <= 0:
+                raise ValueError(f"{group}.{name}={value}: must be more than 0")
+    return settings
+
+
+def settings_from(config):
+    """Dataclasses from Hydra's configuration (an OmegaConf DictConfig), checked."""
+    from omegaconf import OmegaConf
+
+    plain = OmegaConf.to_container(config, resolve=True)
+    settings = Settings(
+        case=CaseSettings(**plain["case"]),
+        data=DataSettings(**plain["data"]),
+        engine=plain.get("engine") or {},
+        device=DeviceSettings(**plain["device"]),
+        quick=plain["quick"],
+    )
+    check(settings)
+    return made_small(settings) if settings.quick else settings
+
+
+def engine_schema():
+    """gdsdata's own EngineOptions, so that `engine.*` overrides are checked against them; here they can be set."""
+    from gdsdata.options import EngineOptions
+
+    helps = documented(EngineOptions)
+    hints = get_type_hints(EngineOptions)
+    fields = [
+        (item.name, hints[item.name], setting(item.default, helps.get(item.name, "")))
+        for item in dataclasses.fields(EngineOptions)
+    ]
+    return dataclasses.make_dataclass("EngineOptions", fields)
+
+
+def documented(cls):
+    """{name: text} from the "Attributes:" part of a docstring in Google's style."""
+    found, name = {}, None
+    for line in inspect.getdoc(cls).partition("Attributes:")[2].splitlines():
+        start = re.fullmatch(r"    (\w+): (.*)", line)
+        if start:
+            name = start[1]
+            found[name] = start[2]
+        elif name and line.startswith("        "):
+            found[name] += " " + line.strip()
+        elif line.strip():
+            break
+    return {name: text.replace("``", "").rstrip(".") for name, text in found.items()}
+
+
+def help_text():
+    def lines(group, cls):
+        for item in dataclasses.fields(cls):
+            if dataclasses.is_dataclass(item.type) or item.name == "engine":
+                continue
+            default = item.default if item.default is not dataclasses.MISSING else item.default_factory()
+            if isinstance(default, list):
+                default = f"[{','.join(map(str, default))}]"
+            elif default is None or isinstance(default, bool):
+                default = "null" if default is None else str(default).lower()
+            name = f"{group}.{item.name}" if group else item.name
+            note = item.metadata.get("help", "")
+            yield from textwrap.wrap(f"  {name + '=' + str(default):<33} {note}", 118, subsequent_indent=" " * 36)
+
+    parts = [
+        "python -m gdsdata.bench [name=value ...]",
+        "",
+        "Measures GDSDataset beside torch DataLoader and the best hand-written loaders, on the same files, and beside",
+        "what this machine can do at most. Writes report.md, results.json and results.png to a folder of its own",
+        "(hydra.run.dir=) and prints the tables.",
+        "",
+        "  data=tokens | npy | all            which data set (default: all)",
+        "  engine=auto | posix | uring        how gdsdata's engine reads (default: auto, what a user gets)",
+        "  data.path=~/corpus/train.bin       your own data",
+        "  quick=true                         all of it small, in seconds",
+        "",
+    ]
+    for title, group, cls in (
+        ("General", "", Settings),
+        ("case", "case", CaseSettings),
+        ("data", "data", DataSettings),
+        ("engine (gdsdata.EngineOptions)", "engine", engine_schema()),
+        ("device", "device", DeviceSettings),
+    ):
+        parts += [title, *lines(group, cls), ""]
+    return "\n".join(parts).replace("$", "$$")  # Hydra takes it for a string.Template
+
+
+def configs_folder():
+    """The Hydra tree: beside the package's modules (installed as a wheel) or one level above (a checkout)."""
+    package = Path(__file__).resolve().parents[1]
+    for folder in (package / "configs", package.parent / "configs"):
+        if (folder / "config.yaml").is_file():
+            return folder
+    raise FileNotFoundError(
+        f"no configs/config.yaml in {package} (an installed gdsdata) nor in {package.parent} (a checkout): "
+        "this gdsdata is incomplete; install it again"
+    )

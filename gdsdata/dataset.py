@@ -1,0 +1,309 @@
+"""`GDSDataset`: an IterableDataset whose batches the engine reads ahead, in order."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed
+from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.dlpack import from_dlpack
+
+from gdsdata import engine
+from gdsdata.errors import GdsdataError
+from gdsdata.formats import recognise
+from gdsdata.formats.index import Format, Index
+from gdsdata.formats.registry import Source, list_files
+from gdsdata.options import EngineOptions
+from gdsdata.order import Order
+
+# Samples planned at a time, when an epoch is under way: numpy's cost a call is then spread over many batches.
+_PLAN_SAMPLES = 4096
+_COUNTS = ("batches", "stalls", "stall_s", "ring_full_s")
+
+
+class GDSDataset(IterableDataset):
+    """Batches of samples from files, read ahead by the engine.
+
+    Iterating gives one epoch of batches; each is a tensor of shape ``(B, *sample shape)`` (see the formats for shapes
+    and dtypes), or what ``transform`` makes of it. It is yours for as long as you keep it. Use it in place of a
+    DataLoader, or inside one as ``DataLoader(dataset, batch_size=None)``; torchdata's StatefulDataLoader works too.
+
+    A finished epoch moves on to the next one, with a new order. An epoch broken off starts again from its first
+    batch; `state_dict` and `load_state_dict` are what continues one.
+
+    Inside a DataLoader with W workers, worker w reads batches w, w + W, w + 2 W and so on, so that the loader's order
+    is the same as without; on the CPU only, and slower than without: the engine's threads need no worker processes.
+
+    Args:
+        source: a file, directory or glob, or a list of these.
+        batch_size: samples in a batch.
+        format: one of ``gdsdata.formats``; None recognises it by the first file's magic.
+        shuffle: a new uniform order of all samples in each epoch, else the order of the files.
+        seed: chooses the orders.
+        device: of the batches. None: CUDA where there is one, else the CPU.
+        drop_last: leave out the last, smaller batch.
+        rank, world_size: which share of each step this process reads. None: from torch.distributed where it is
+            initialised, else from RANK and WORLD_SIZE, else one process. Shares are disjoint and equally long; see
+            `gdsdata.order.Order` for what becomes of a remainder.
+        transform: called on each batch, on the consumer's thread.
+        prefetch: batches in flight or ready ahead of the consumer.
+        zero_copy: hand out slots of a device's ring. On the CPU batches are never copied, so it changes nothing.
+        options: of the engine.
+
+    Raises:
+        FileNotFoundError: ``source`` has no files.
+        CorruptData: a file is not what its header or size says.
+        ValueError: an argument is out of range, or the files do not fit the format.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        batch_size: int = 64,
+        format: Format | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        device: torch.device | str | None = None,
+        drop_last: bool = False,
+        rank: int | None = None,
+        world_size: int | None = None,
+        transform: Callable[[torch.Tensor], Any] | None = None,
+        prefetch: int = 4,
+        zero_copy: bool = False,
+        options: EngineOptions | None = None,
+    ) -> None:
+        super().__init__()
+        if prefetch < 1:
+            raise ValueError(f"prefetch={prefetch}: at least one batch has to be in flight")
+        if device is None:
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.device = torch.device(device)
+        self.transform = transform
+        self.prefetch = prefetch
+        self.zero_copy = zero_copy
+        self.options = options or EngineOptions()
+        self._paths = list_files(source)
+        self._format = format or recognise(self._paths)
+        self._rank, self._world_size = _rank_and_world_size(rank, world_size)
+        self._batch_size, self._shuffle, self._seed, self._drop_last = batch_size, shuffle, seed, drop_last
+        self._index_files()
+        self._epoch = 0
+        self._yielded = 0  # batches of this epoch that the newest iterator gave
+        self._resume_at = 0  # where the next iterator starts
+        self._resume_workers: int | None = None
+        self._totals: dict[str, Any] = {
+            "bytes": dict.fromkeys(engine.ROUTES, 0),
+            **dict.fromkeys(_COUNTS, 0),
+            "mean_ready": 0.0,
+        }
+        self._running: Any = None  # the newest iterator's prefetcher
+
+    def _index_files(self) -> None:
+        self._index: Index | None = self._format.index(self._paths)
+        self._order = Order(
+            len(self._index),
+            self._batch_size,
+            self._shuffle,
+            self._seed,
+            self._drop_last,
+            self._rank,
+            self._world_size,
+        )
+        self._opened: tuple[int, Any, Any] | None = None  # process, engine, file table
+
+    def __len__(self) -> int:
+        """Batches of this rank in an epoch."""
+        return len(self._order)
+
+    @property
+    def samples(self) -> int:
+        """Samples in all files, before they are shared among ranks."""
+        if self._index is None:
+            self._index_files()
+        return len(self._index)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch, and with it the order, of the next iterator, from its first batch."""
+        self._epoch, self._yielded, self._resume_at, self._resume_workers = epoch, 0, 0, None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the newest iterator is: O(1) in size, and plain numbers.
+
+        It counts the batches that were handed out, not those read ahead, and can be taken at any moment.
+        """
+        worker = get_worker_info()
+        return {
+            "version": 1,
+            "epoch": self._epoch,
+            "batches": self._yielded,
+            "workers": worker.num_workers if worker else 0,
+            **self._identity(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Make the next iterator continue with exactly the batch after those that ``state`` counts.
+
+        The rank may differ, and so may batch and world size if their product does not.
+
+        Raises:
+            ValueError: the state is of other data, another order, or another product of batch and world size.
+        """
+        if state.get("version") != 1:
+            raise ValueError(f"this is no state of a GDSDataset that this version knows: {state!r}")
+        different = {
+            key: (state.get(key), value) for key, value in self._identity().items() if state.get(key) != value
+        }
+        if different:
+            said = "; ".join(f"{key} was {then!r} and is {now!r}" for key, (then, now) in different.items())
+            raise ValueError(f"the state is of another data set or order, and cannot be resumed here: {said}")
+        self._epoch = state["epoch"]
+        self._yielded = self._resume_at = state["batches"]
+        self._resume_workers = state["workers"]
+
+    def _identity(self) -> dict[str, Any]:
+        """What must be equal for the same positions to mean the same samples."""
+        return {
+            "samples": self.samples,
+            "shuffle": self._shuffle,
+            "seed": self._seed,
+            "drop_last": self._drop_last,
+            "samples_per_step": self._batch_size * self._world_size,
+        }
+
+    def __iter__(self) -> Iterator[Any]:
+        """The rest of this epoch, after `load_state_dict`, or the whole of it."""
+        start, self._resume_at = self._resume_at, 0
+        worker = get_worker_info()
+        workers = worker.num_workers if worker else 0
+        if worker and self.device.type != "cpu":
+            raise ValueError(
+                f"device={self.device} does not work in a DataLoader's worker processes: use num_workers=0 (the "
+                "engine's own threads read ahead) or device='cpu'"
+            )
+        if start and self._resume_workers != workers:
+            raise ValueError(
+                f"the state was taken with num_workers={self._resume_workers} and cannot be resumed with {workers}, "
+                "because each worker counts its own batches"
+            )
+        self._yielded = start
+        return self._batches(start, worker.id if worker else 0, max(workers, 1))
+
+    def _batches(self, done: int, worker: int, workers: int) -> Iterator[Any]:
+        """Batches ``worker + i * workers`` of this epoch, for i from ``done`` on."""
+        if self._index is None:
+            self._index_files()
+        index, order, epoch = self._index, self._order, self._epoch
+        total = len(range(worker, len(order), workers))
+        batches, dtype = engine.make_batches(
+            *self._open(),
+            index.sample,
+            batch_samples=self._batch_size,
+            slots=self.prefetch,
+            stall_timeout_s=self.options.stall_timeout_s,
+        )
+        self._running = batches
+        result_dtype = index.sample.torch_dtype if index.sample.torch_dtype != dtype else None
+        device = self.device if self.device.type != "cpu" else None
+        transform = self.transform
+        next_batch = batches.next
+        planned, plan_batches = done, self.prefetch
+        try:
+            while done < total:
+                # A plan ahead of the consumer; the first is short, for the first batch waits for it.
+                if planned < total and planned - done <= plan_batches // 2 + self.prefetch:
+                    count = min(plan_batches, total - planned)
+                    samples, sizes = order.plan(epoch, worker + planned * workers, count, workers)
+                    batches.plan(*index.extents(samples), sizes)
+                    planned += count
+                    plan_batches = max(self.prefetch, min(2 * plan_batches, _PLAN_SAMPLES // self._batch_size))
+                batch = from_dlpack(next_batch())
+                if result_dtype is not None:
+                    batch = batch.to(result_dtype)
+                if device is not None:
+                    batch = batch.to(device)
+                if transform is not None:
+                    batch = transform(batch)
+                done += 1
+                self._yielded = done
+                yield batch
+                batch = None  # what the consumer has dropped must not live on here
+        except (GdsdataError, FileNotFoundError):
+            self._index = None  # the files are not as they were: look again at the next iteration
+            raise
+        finally:
+            self._add_to_totals(batches)
+            batches.close()
+            for refusal in engine.direct_refusals():
+                engine.warn_once(f"O_DIRECT was refused, so bytes go through the page cache: {refusal}")
+        self._epoch, self._yielded = epoch + 1, 0
+
+    def _open(self) -> tuple[Any, Any]:
+        """The engine and its table of the files: kept from epoch to epoch, but not across a fork."""
+        if self._opened is None or self._opened[0] != os.getpid():
+            self._opened = (os.getpid(), engine.shared_engine(self.options), engine.file_table(self._index))
+        return self._opened[1:]
+
+    def _add_to_totals(self, batches: Any) -> None:
+        self._totals = _sum(self._totals, batches.statistics())
+        if self._running is batches:
+            self._running = None
+
+    def stats(self) -> dict[str, Any]:
+        """What has happened since this data set was made, over all its iterators.
+
+        Returns:
+            bytes: delivered in batches handed out, by the route that served them (page_cache, direct, buffered).
+            batches: handed out. stalls, stall_s: how often and how long the consumer waited for one.
+            mean_ready: batches ready when the consumer came, on average. Near ``prefetch``: the consumer is slower
+                than the data. Near 0: the data is slower.
+            ring_full_s: time in which the workers had nothing to do for this data set because every slot was ready.
+            ring_bytes: memory of the ring at most, besides batches that you keep.
+            engine: of the engine, which data sets with equal options share: backend, workers, bounce_bytes (at most),
+                bytes by route, storage_bytes (asked of the disk: alignment and gaps make it more), transfers and the
+                requests they were coalesced into, segments, errors, worker_idle_s, segment_latency.
+        """
+        running = self._running
+        if self._index is None:
+            self._index_files()
+        result = _sum(self._totals, running.statistics()) if running is not None else dict(self._totals)
+        shared, _ = self._open()
+        result["ring_bytes"] = 2 * self.prefetch * self._batch_size * self._result_sample_bytes()
+        result["engine"] = {
+            "backend": shared.backend,
+            "fallback_reason": shared.fallback_reason,
+            "workers": shared.workers,
+            "bounce_bytes": shared.bounce_bytes,
+            **shared.statistics(),
+        }
+        return result
+
+    def _result_sample_bytes(self) -> int:
+        sample = self._index.sample
+        return sample.bytes // sample.dtype.itemsize * sample.torch_dtype.itemsize
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For worker processes: all but what belongs to this one."""
+        return {**self.__dict__, "_opened": None, "_running": None}
+
+
+def _sum(totals: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    batches = totals["batches"] + more["batches"]
+    ready = totals["mean_ready"] * totals["batches"] + more["mean_ready"] * more["batches"]
+    return {
+        "bytes": {route: count + more["bytes"][route] for route, count in totals["bytes"].items()},
+        **{key: totals[key] + more[key] for key in _COUNTS},
+        "mean_ready": ready / batches if batches else 0.0,
+    }
+
+
+def _rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    if (rank is None) != (world_size is None):
+        raise ValueError(f"rank={rank} and world_size={world_size}: give both or neither")
+    if rank is not None and world_size is not None:
+        return rank, world_size
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))

@@ -1,0 +1,73 @@
+"""The exceptions of gdsdata.
+
+A wrong argument is a plain ``ValueError`` and a missing file a plain ``FileNotFoundError``; everything else is one of
+these. A message says what was tried, on which path, offset and length, what happened, and what to do.
+
+What follows the message has a default: Python rebuilds a pickled exception from its message and then its attributes,
+and torch rebuilds a DataLoader worker's from its message alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+class GdsdataError(Exception):
+    """Base of the errors below: catches what gdsdata itself raises, and nothing else."""
+
+
+class BackendUnavailable(GdsdataError, RuntimeError):
+    """A backend or device was asked for by name and is not to be had.
+
+    ``reasons`` holds what each probe found, one sentence each.
+    """
+
+    def __init__(self, message: str, reasons: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.reasons = tuple(reasons)
+
+
+class IoError(GdsdataError, OSError):
+    """The operating system refused or failed to move bytes ``[offset, offset + length)`` of ``path``.
+
+    ``errno`` is the system's number for it. ``str()`` is the message alone, without the ``[Errno N]`` of ``OSError``.
+    """
+
+    def __init__(self, errno: int, message: str, path: str = "", offset: int = 0, length: int = 0) -> None:
+        super().__init__(errno, message, path)
+        self.path = path
+        self.offset = offset
+        self.length = length
+
+    def __str__(self) -> str:
+        return self.strerror
+
+
+class CorruptData(GdsdataError, ValueError):
+    """Bytes ``[offset, offset + length)`` of ``path`` are not what the format or the index says.
+
+    A file shorter than its index says, a header that lies, or a checksum that differs.
+    """
+
+    def __init__(self, message: str, path: str = "", offset: int = 0, length: int = 0) -> None:
+        super().__init__(message)
+        self.path = path
+        self.offset = offset
+        self.length = length
+
+
+class DeviceError(GdsdataError):
+    """The accelerator's driver reported a failure; the message has the driver's own name for it."""
+
+
+class StallError(GdsdataError):
+    """Nothing moved in the time allowed. ``statistics`` is the engine's ``stats()`` at that moment."""
+
+    def __init__(self, message: str, statistics: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.statistics = dict(statistics or {})
+
+
+class EngineClosed(GdsdataError):
+    """The engine was closed while, or before, this was asked of it."""

@@ -1,0 +1,192 @@
+"""What a format makes of files: an `Index`, which turns sample ids into extents with no Python per sample."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from gdsdata.errors import CorruptData, IoError
+
+_TORCH_DTYPES = {
+    np.dtype(name): getattr(torch, name)
+    for name in (
+        *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
+        *("float16", "float32", "float64", "complex64", "complex128"),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sample, as it lies in a file and as it comes out.
+
+    Attributes:
+        dtype: as stored, with its byte order.
+        shape: as stored; ``()`` is one element.
+        fortran_order: the first axis varies fastest in the file.
+        result_dtype: of the batch's tensor, where it is not the stored one.
+
+    Raises:
+        ValueError: torch has no equivalent of ``dtype``.
+    """
+
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    fortran_order: bool = False
+    result_dtype: torch.dtype | None = None
+
+    def __post_init__(self) -> None:
+        torch_equivalent(self.dtype)
+
+    @cached_property
+    def bytes(self) -> int:
+        """Bytes of one sample in its file."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def stored_torch_dtype(self) -> torch.dtype:
+        """The torch dtype of the stored values, in native byte order."""
+        return torch_equivalent(self.dtype)
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """Dtype of the batch's tensor."""
+        return self.result_dtype or self.stored_torch_dtype
+
+
+def torch_equivalent(dtype: np.dtype) -> torch.dtype:
+    """The torch dtype of the same values, whatever the byte order of ``dtype``.
+
+    Raises:
+        ValueError: torch has none (strings, dates, long doubles, records, objects).
+    """
+    try:
+        return _TORCH_DTYPES[dtype.newbyteorder("=")]
+    except KeyError:
+        known = ", ".join(known.name for known in _TORCH_DTYPES)
+        raise ValueError(f"torch has no equivalent of numpy's {dtype}: convert the data to one of {known}") from None
+
+
+@dataclass(frozen=True, eq=False)
+class Index:
+    """Where every sample of some files lies. Sample ids run through the files in order.
+
+    Sample i of file f (counted from the file's first) starts at ``base_bytes[f] + i * stride_bytes[f]``.
+
+    Attributes:
+        paths: the F files.
+        size_bytes: int64 (F,), when indexed. With ``mtime_ns`` it lets a reader refuse a file that changed since.
+        mtime_ns: int64 (F,), last modification, when indexed.
+        first_sample: int64 (F + 1,), id of each file's first sample, then the number of samples.
+        base_bytes: int64 (F,), offset of each file's first sample.
+        stride_bytes: int64 (F,), from one sample's start to the next one's; less than a sample where they overlap.
+        sample: what each of them is.
+    """
+
+    paths: list[str]
+    size_bytes: np.ndarray
+    mtime_ns: np.ndarray
+    first_sample: np.ndarray
+    base_bytes: np.ndarray
+    stride_bytes: np.ndarray
+    sample: Sample
+
+    def __len__(self) -> int:
+        """The number of samples in all files."""
+        return int(self.first_sample[-1])
+
+    def extents(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The extents of ``samples``, each ``sample.bytes`` long.
+
+        Args:
+            samples: int64 (m,), each in ``range(len(self))``; not checked, for it runs once a batch.
+
+        Returns:
+            The file of each (int32 (m,), a place in ``paths``) and its offset there in bytes (int64 (m,)).
+        """
+        if len(self.paths) == 1:
+            return np.zeros(len(samples), np.int32), self.base_bytes[0] + samples * self.stride_bytes[0]
+        if self._one_sample_a_file:
+            return samples.astype(np.int32), self.base_bytes[samples]
+        file = np.searchsorted(self.first_sample, samples, side="right") - 1
+        offset = self.base_bytes[file] + (samples - self.first_sample[file]) * self.stride_bytes[file]
+        return file.astype(np.int32), offset
+
+    @cached_property
+    def _one_sample_a_file(self) -> bool:
+        return bool((np.diff(self.first_sample) == 1).all())
+
+
+class Format(Protocol):
+    """What a format is: one method. It reads headers and sizes, and leaves the samples to the engine."""
+
+    def index(self, paths: list[str]) -> Index:
+        """Find the samples of ``paths``.
+
+        Raises:
+            CorruptData: a file is not what its header or its size says.
+            ValueError: the files are sound, but not what this format was told, or unlike each other.
+            FileNotFoundError, IoError: a file is not to be had.
+        """
+
+
+def first_samples(counts: Sequence[int]) -> np.ndarray:
+    """`Index.first_sample` (int64 (F + 1,)) of F files with ``counts`` samples."""
+    return np.cumsum([0, *counts], dtype=np.int64)
+
+
+def read_heads(paths: Sequence[str], head_bytes: int) -> tuple[list[bytes], np.ndarray, np.ndarray]:
+    """The first ``head_bytes`` of each file (fewer where it is shorter), sizes in bytes and mtimes in ns (int64 (F,)).
+
+    Plain descriptors, because a folder of a hundred thousand samples is indexed at every start: ``open()`` takes twice
+    as long.
+
+    Raises:
+        FileNotFoundError: as the system raises it.
+        IoError: any other refusal.
+    """
+    heads, sizes, mtimes = [], np.empty(len(paths), np.int64), np.empty(len(paths), np.int64)
+    for i, path in enumerate(paths):
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                heads.append(os.pread(descriptor, head_bytes, 0))
+                status = os.fstat(descriptor)
+            finally:
+                os.close(descriptor)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            message = f"indexing {path}: reading its first {head_bytes} bytes failed: {error.strerror}"
+            raise IoError(error.errno, message, path, 0, head_bytes) from error
+        sizes[i], mtimes[i] = status.st_size, status.st_mtime_ns
+    return heads, sizes, mtimes
+
+
+def count_items(path: str, size_bytes: int, header_bytes: int, item_bytes: int, item: str) -> int:
+    """How many items of ``item_bytes`` follow the header in a file of ``size_bytes``; ``item`` is their name in errors.
+
+    Raises:
+        CorruptData: the file ends within its header or within an item.
+    """
+    if size_bytes < header_bytes:
+        raise CorruptData(
+            f"{path}: its {size_bytes} bytes are fewer than header_bytes={header_bytes}", path, 0, size_bytes
+        )
+    count, tail_bytes = divmod(size_bytes - header_bytes, item_bytes)
+    if tail_bytes:
+        raise CorruptData(
+            f"{path}: behind {count} {item}s of {item_bytes} bytes, {tail_bytes} bytes are left at offset "
+            f"{size_bytes - tail_bytes}: the file was cut short, or its {item}s are of another size",
+            path,
+            size_bytes - tail_bytes,
+            tail_bytes,
+        )
+    return count

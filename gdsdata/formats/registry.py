@@ -1,0 +1,65 @@
+"""From what a user points at to files, and from files to their format."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Sequence
+
+from gdsdata.formats import npy
+from gdsdata.formats.index import Format, read_heads
+from gdsdata.formats.npy import Npy
+from gdsdata.formats.tokens import Tokens, has_llm_c_magic
+
+Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+
+def list_files(source: Source) -> list[str]:
+    """The files that ``source`` means, as absolute paths, each once and in the order of their names.
+
+    The order is the same on every machine, so that the same seed shuffles alike everywhere.
+
+    Args:
+        source: a file; a directory (its own files, without hidden ones); a glob, where ``**`` crosses directories; or a
+            sequence of these.
+
+    Raises:
+        FileNotFoundError: one of them means no file.
+        ValueError: an empty sequence.
+    """
+    sources = [source] if isinstance(source, (str, os.PathLike)) else source
+    if not sources:
+        raise ValueError("source is an empty list: name at least one file, directory or glob")
+    return sorted({os.path.abspath(file) for one in sources for file in _expand(os.fspath(one))})
+
+
+def _expand(source: str) -> list[str]:
+    if os.path.isdir(source):
+        files = [entry.path for entry in os.scandir(source) if entry.is_file() and not entry.name.startswith(".")]
+    elif os.path.exists(source):  # asked before glob, for a name may have brackets
+        files = [source]
+    else:
+        files = [path for path in glob.glob(source, recursive=True) if os.path.isfile(path)]
+    if not files:
+        raise FileNotFoundError(f"{source} (from {os.getcwd()}) is no file, no directory with files and no glob of any")
+    return files
+
+
+def recognise(paths: Sequence[str]) -> Format:
+    """The format of ``paths``, by the first one's magic: npy (a file is a sample), or llm.c's tokens (of 1024).
+
+    Raises:
+        ValueError: it has no magic that tells; bare tokens and records cannot be known from their bytes.
+        FileNotFoundError, IoError: the file is not to be had.
+    """
+    path = paths[0]
+    (head,), _, _ = read_heads([path], len(npy.MAGIC))
+    if head.startswith(npy.MAGIC):
+        return Npy("file")
+    if has_llm_c_magic(head):
+        return Tokens()
+    hint = "it has no npy magic, so it may be bare tokens; " if path.endswith(".npy") else ""
+    raise ValueError(
+        f"{path} does not tell its format (it starts with {head!r}): {hint}pass "
+        f'format=Tokens("uint16", seq_len=...), Records(dtype, shape) or Npy(mode)'
+    )

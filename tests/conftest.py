@@ -1,0 +1,32 @@
+"""What every test gets: tests marked `gpu` need a CUDA device, and GDSDATA_REQUIRE_GPU=1 makes its lack a failure.
+
+The guard against hangs is in pyproject.toml (timeout, faulthandler_timeout); a longer test is marked timeout(seconds).
+"""
+
+import functools
+import os
+
+import pytest
+
+# Asks NVML, not the driver, whether there is a GPU: initialised CUDA would spoil the tests that fork.
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+
+
+@functools.cache
+def lack_of_gpu() -> str:
+    """Why CUDA cannot be used here; "" where it can."""
+    import torch
+
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is built without CUDA"
+    return "" if torch.cuda.is_available() else f"torch {torch.__version__} sees no CUDA device"
+
+
+# First of all hooks: before the fixtures of the test, which might already need the GPU.
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("gpu") is None or not (lack := lack_of_gpu()):
+        return
+    if os.environ.get("GDSDATA_REQUIRE_GPU", "0") not in ("", "0"):
+        pytest.fail(f"GDSDATA_REQUIRE_GPU is set, but {lack}", pytrace=False)
+    pytest.skip(lack)

@@ -1,0 +1,350 @@
+"""The house keeps its shape: what may include or import what, what the extension links, what the package holds."""
+
+import ast
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # pytest brings it
+
+ROOT = Path(__file__).resolve().parent.parent
+CSRC = ROOT / "csrc"
+PACKAGE = ROOT / "gdsdata"
+
+# --- csrc: includes go down this list ---------------------------------------------------------------------------------
+
+ROOMS = ["python", "engine", "backend", "device", "base"]
+
+
+def cpp_files():
+    files = sorted(path for path in CSRC.rglob("*") if path.suffix in (".cpp", ".h"))
+    assert files, f"no C++ sources under {CSRC}"
+    return files
+
+
+def includes(path, quotes):
+    """The names a file includes: quotes is '""' for ours, '<>' for others'."""
+    return re.findall(rf"^\s*#\s*include\s*{quotes[0]}([^>\"]+){quotes[1]}", path.read_text(), re.MULTILINE)
+
+
+def code_of(path):
+    """The text without comments and without what stands between quotes."""
+    pattern = r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"'
+    return re.sub(pattern, " ", path.read_text(), flags=re.DOTALL)
+
+
+def test_every_source_stands_in_a_room():
+    strangers = [str(path.relative_to(CSRC)) for path in cpp_files() if path.relative_to(CSRC).parts[0] not in ROOMS]
+    assert not strangers, f"csrc/ has the folders {ROOMS} only; these are in none of them: {strangers}"
+
+
+def test_includes_go_down_the_rooms_and_never_up():
+    wrong = []
+    for path in cpp_files():
+        room = path.relative_to(CSRC).parts[0]
+        for name in includes(path, '""'):
+            if not (CSRC / name).is_file():
+                wrong.append(f'{path.relative_to(ROOT)}: "{name}" is not a path below csrc/ (write "room/file.h")')
+            elif ROOMS.index(Path(name).parts[0]) < ROOMS.index(room):
+                wrong.append(f"{path.relative_to(ROOT)}: {room}/ may not include {name}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_only_the_python_room_includes_pybind11_or_python():
+    wrong = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in cpp_files()
+        if path.relative_to(CSRC).parts[0] != "python"
+        for name in includes(path, "<>") + includes(path, '""')
+        if re.match(r"pybind11/|Python\.h", name)
+    ]
+    assert not wrong, wrong
+
+
+def test_no_source_includes_torch():
+    """But for the DLPack structures, a plain C header that torch carries and that names nothing of torch's."""
+    names = [name for path in cpp_files() for name in includes(path, "<>") + includes(path, '""')]
+    assert {name for name in names if re.match(r"(torch|ATen|c10)/", name)} <= {"ATen/dlpack.h"}
+
+
+def test_only_cuda_api_names_cuda():
+    """cuFile has a table of its own, backend/cufile_api; those names are backend/cufile*'s."""
+    wrong = []
+    for path in cpp_files():
+        place = path.relative_to(CSRC).as_posix()
+        if place.startswith("device/cuda_api."):
+            continue
+        found = set(re.findall(r"\b(?:cu[A-Z]\w*|CU[a-z]\w*|CU_\w+|cuda[A-Z]\w*)", code_of(path)))
+        found |= {name for name in includes(path, "<>") + includes(path, '""') if re.match(r"cu(da|file)\w*\.h$", name)}
+        if place.startswith("backend/cufile"):
+            found = {name for name in found if not re.match(r"(?i)cu_?file", name)}
+        wrong += [f"csrc/{place}: {name}" for name in sorted(found)]
+    assert not wrong, wrong
+
+
+# --- gdsdata: imports go by this table, from ARCHITECTURE -------------------------------------------------------------
+
+EVERYTHING = None
+MAY_IMPORT = {
+    "__init__": EVERYTHING,
+    "bench": EVERYTHING,
+    "integrations": EVERYTHING,
+    "doctor": {"engine", "options", "errors"},
+    "tensor": {"engine", "options", "errors"},  # read_tensor, write_tensor
+    "checkpoint": {"engine", "options", "errors"},
+    "dataset": {"formats", "order", "engine", "options", "errors"},
+    "formats": {"errors"},
+    "order": {"errors"},
+    "engine": {"_engine", "options", "errors"},
+    "options": {"errors"},
+    "errors": set(),
+}
+
+
+def imported_modules(path):
+    """The gdsdata modules a file imports, each by its first name below gdsdata ("" for the package itself)."""
+    own_package = ["gdsdata", *path.relative_to(PACKAGE).parts[:-1]]
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            start = own_package[: len(own_package) - node.level + 1] if node.level else []
+            base = ".".join([*start, *([node.module] if node.module else [])])
+            names = [f"{base}.{alias.name}" if base == "gdsdata" else base for alias in node.names]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):  # for importlib.import_module
+            names = [node.value] if re.fullmatch(r"gdsdata\.[\w.]+", node.value) else []
+        for name in names:
+            first, *rest = name.split(".")
+            if first == "gdsdata":
+                inner = rest[0] if rest else ""
+                is_module = inner == "_engine" or any((PACKAGE / f"{inner}{end}").exists() for end in (".py", ""))
+                yield inner if is_module else ""
+
+
+def test_every_module_has_a_row_in_the_import_table():
+    modules = {path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in PACKAGE.rglob("*.py")}
+    assert modules, f"no modules under {PACKAGE}"
+    assert modules <= set(MAY_IMPORT), f"say in MAY_IMPORT what these may import: {sorted(modules - set(MAY_IMPORT))}"
+
+
+def test_imports_follow_the_table():
+    wrong = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        module = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        allowed = MAY_IMPORT.get(module, set())
+        for target in sorted(set(imported_modules(path))):
+            if allowed is not EVERYTHING and target not in {*allowed, module}:
+                wrong.append(f"{path.relative_to(ROOT)}: {module} may not import {target or 'the package itself'}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_only_engine_py_imports_the_extension():
+    importers = [path for path in PACKAGE.rglob("*.py") if "_engine" in imported_modules(path)]
+    assert importers == [PACKAGE / "engine.py"]
+
+
+# --- the built extension ----------------------------------------------------------------------------------------------
+
+FOREIGN = re.compile(r"\b(torch|c10|at|caffe2)::|THP|cuda|\bcu[A-Z]|\bnv[A-Z]")
+
+
+def undefined_symbols(library):
+    """What the library expects others to bring, demangled."""
+    listing = subprocess.run(["nm", "-DC", "--undefined-only", library], capture_output=True, text=True, check=True)
+    return [re.sub(r"^\s*\w\s+", "", line) for line in listing.stdout.splitlines()]
+
+
+def needed_libraries(library):
+    listing = subprocess.run(["readelf", "-dW", library], capture_output=True, text=True, check=True).stdout
+    return re.findall(r"\(NEEDED\).*\[(.+)\]", listing)
+
+
+def built_extension():
+    spec = importlib.util.find_spec("gdsdata._engine")
+    assert spec is not None, "gdsdata._engine is not built: make build"
+    return spec.origin
+
+
+def test_extension_expects_no_torch_and_no_cuda_symbol():
+    symbols = undefined_symbols(built_extension())
+    assert any(name.startswith("PyObject_") for name in symbols), "nm shows not even Python's symbols"
+    assert not [name for name in symbols if FOREIGN.search(name)]
+
+
+def test_the_search_for_torch_symbols_finds_them_where_they_are():
+    torch_folder = Path(importlib.util.find_spec("torch").origin).parent
+    assert any(FOREIGN.search(name) for name in undefined_symbols(torch_folder / "lib" / "libshm.so"))
+
+
+def test_extension_needs_only_the_c_and_cpp_libraries():
+    """liburing is linked statically where it can be; a machine without liburing.a links the shared one."""
+    allowed = r"(libstdc\+\+|libgcc_s|libc|libm|libpthread|libdl|librt|ld-linux[-\w]*|liburing)\.so"
+    needed = needed_libraries(built_extension())
+    assert "libc.so.6" in needed
+    assert not [name for name in needed if not re.match(allowed, name)]
+
+
+def test_extension_imports_without_torch_and_without_a_driver():
+    """The file alone, in a fresh process that then has neither torch nor CUDA loaded."""
+    program = f"""
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location("gdsdata._engine", {str(built_extension())!r})
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+maps = open("/proc/self/maps").read()
+loaded = [name for name in ("libtorch", "libc10", "libcuda", "libcudart", "libcufile") if name in maps]
+print(loaded, "torch" in sys.modules)
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[] False"
+
+
+# --- the package ------------------------------------------------------------------------------------------------------
+
+
+def pyproject():
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def test_version_in_pyproject_is_the_package_version():
+    import gdsdata
+
+    assert pyproject()["project"]["version"] == gdsdata.__version__
+
+
+def test_pyproject_names_every_package():
+    found = {"gdsdata.configs"} | {
+        ".".join(path.parent.relative_to(ROOT).parts) for path in PACKAGE.rglob("__init__.py")
+    }
+    assert set(pyproject()["tool"]["setuptools"]["packages"]) == found
+
+
+# --- building ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def build_extension():
+    spec = importlib.util.spec_from_file_location("build_extension", CSRC / "build_extension.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up there
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[spec.name]
+
+
+def make_compiler(folder, *, header, libraries=()):
+    """A program that answers as a compiler that finds the header (or not) and these libraries."""
+    for library in libraries:
+        (folder / library).touch()
+    script = folder / "fake-cxx"
+    script.write_text(
+        f"""#!/bin/sh
+case "$1" in
+  -print-file-name=*) name=${{1#*=}}; test -e {folder}/$name && echo {folder}/$name || echo $name ;;
+  *) cat >/dev/null; exit {0 if header else 1} ;;
+esac
+"""
+    )
+    script.chmod(0o755)
+    return str(script)
+
+
+def assert_names_the_remedies(message):
+    for remedy in ("apt-get install liburing-dev", "dnf install liburing-devel", "GDSDATA_WITHOUT_LIBURING=1"):
+        assert remedy in message
+    assert "\n" not in message
+
+
+def test_missing_liburing_header_is_told_with_its_remedies(build_extension, tmp_path):
+    compiler = make_compiler(tmp_path, header=False)
+    with pytest.raises(build_extension.SetupError, match="there is no liburing.h") as raised:
+        build_extension.liburing_flags({}, compiler)
+    assert_names_the_remedies(str(raised.value))
+
+
+def test_missing_liburing_library_is_told_with_its_remedies(build_extension, tmp_path):
+    compiler = make_compiler(tmp_path, header=True)
+    with pytest.raises(build_extension.SetupError, match="neither liburing.a nor liburing.so") as raised:
+        build_extension.liburing_flags({}, compiler)
+    assert_names_the_remedies(str(raised.value))
+
+
+def test_liburing_prefix_without_a_library_is_told_with_its_remedies(build_extension, tmp_path):
+    (tmp_path / "include").mkdir()
+    (tmp_path / "include" / "liburing.h").touch()
+    with pytest.raises(build_extension.SetupError, match=f"LIBURING_PREFIX={tmp_path} lacks") as raised:
+        build_extension.liburing_flags({"LIBURING_PREFIX": str(tmp_path)}, "false")
+    assert_names_the_remedies(str(raised.value))
+
+
+def test_liburing_prefix_is_used_before_the_system(build_extension, tmp_path):
+    for file in ("include/liburing.h", "lib/liburing.a"):
+        (tmp_path / file).parent.mkdir()
+        (tmp_path / file).touch()
+    flags = build_extension.liburing_flags({"LIBURING_PREFIX": str(tmp_path)}, "false")
+    assert flags.compile == ["-isystem", f"{tmp_path}/include"]
+    assert flags.link == [f"{tmp_path}/lib/liburing.a"]
+
+
+def test_static_liburing_is_preferred_to_the_shared_one(build_extension, tmp_path):
+    compiler = make_compiler(tmp_path, header=True, libraries=["liburing.a", "liburing.so"])
+    assert build_extension.liburing_flags({}, compiler).link == [f"{tmp_path}/liburing.a"]
+    (tmp_path / "liburing.a").unlink()
+    assert build_extension.liburing_flags({}, compiler).link == ["-luring"]
+
+
+def test_without_liburing_asks_for_no_library(build_extension):
+    flags = build_extension.liburing_flags({"GDSDATA_WITHOUT_LIBURING": "1"}, "false")
+    assert (flags.compile, flags.link) == (["-DGDSDATA_WITHOUT_LIBURING"], [])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(550)
+def test_engine_builds_and_imports_without_liburing(tmp_path):
+    """With a LIBURING_PREFIX that holds nothing, so that a liburing of the machine cannot slip in."""
+    ignored = shutil.ignore_patterns("*.so", "__pycache__")
+    for folder in ("csrc", "gdsdata", "configs"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    environment = {**os.environ, "LIBURING_PREFIX": str(tmp_path / "none"), "PYTHONPATH": str(tmp_path)}
+    build = [sys.executable, "-c", "from setuptools import setup; setup()", "build_ext", "--inplace"]
+
+    refused = subprocess.run(build, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert refused.returncode != 0
+    assert_names_the_remedies(refused.stderr.strip().splitlines()[-1])
+
+    environment["GDSDATA_WITHOUT_LIBURING"] = "1"
+    built = subprocess.run(build, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert built.returncode == 0, built.stdout + built.stderr
+    program = "import gdsdata.engine, gdsdata._engine; print(gdsdata._engine.__file__)"
+    ran = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    library = ran.stdout.strip()
+    assert library.startswith(str(tmp_path))
+    assert b"built without liburing" in Path(library).read_bytes()
+
+
+# --- conftest.py ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("required", "outcome"), [("0", "1 skipped"), ("1", "1 error")])
+def test_gpu_tests_without_a_gpu_skip_unless_a_gpu_is_required(tmp_path, required, outcome):
+    shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
+    (tmp_path / "test_it.py").write_text("import pytest\n@pytest.mark.gpu\ndef test_it(): pass\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu\n")
+    environment = {**os.environ, "GDSDATA_REQUIRE_GPU": required, "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_it.py"]
+    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert outcome in result.stdout.splitlines()[-1]
+    if required == "1":
+        assert "GDSDATA_REQUIRE_GPU is set, but torch" in result.stdout
