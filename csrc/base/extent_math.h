@@ -31,8 +31,8 @@ struct Range {
 };
 
 // Sorts `transfers` by file and offset and joins neighbours that overlap or lie at most `gap_bytes` apart
-// into ranges of at most `limit_bytes`; `pieces` gets one piece a transfer, in that order. Transfers longer
-// than the limit stand alone.
+// into ranges of at most `limit_bytes`, or of one transfer that is longer; `pieces` gets one piece a transfer,
+// in that order.
 void coalesce(std::vector<Transfer>& transfers, uint64_t gap_bytes, uint64_t limit_bytes, std::vector<Range>& ranges,
               std::vector<Piece>& pieces);
 

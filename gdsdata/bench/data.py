@@ -57,7 +57,7 @@ class Source:
     def summary(self):
         what = f"windows of {self.shape[0]} {self.dtype} tokens at stride {self.stride}"
         if self.kind == "npy":
-            what = f"volumes of {'x'.join(map(str, self.shape))} {self.dtype}"
+            what = f"volumes of {'x'.join(map(str, self.shape))} {np.dtype(self.dtype).name}"
         return (
             f"{self.samples:,} {what}, {self.file_bytes / 2**20:,.0f} MiB in {len(self.files):,} file(s); {self.origin}"
         )

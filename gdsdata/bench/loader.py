@@ -301,7 +301,7 @@ class Bench:
                     if cache == "warm":
                         command = {"epochs": self.case.epochs, "seconds": self.case.run_seconds, "samples": None}
                         resident = measure.resident_share(source.files)
-                        if resident < WARM_MEANS:
+                        if resident < WARM_MEANS and source.file_bytes < measure.available_bytes():
                             resident = measure.warm(source.files)
                     else:
                         command = {"epochs": 1, "seconds": self.case.cold_seconds, "samples": cold_samples}

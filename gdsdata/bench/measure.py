@@ -169,6 +169,11 @@ def first_line(path, prefix=""):
     return ""
 
 
+def available_bytes():
+    """Memory that could be had now, the page cache included."""
+    return int(first_line("/proc/meminfo", "MemAvailable").split()[0]) * 1024
+
+
 def file_system(path):
     """(type, device) of the mount that holds `path`."""
     path, best = os.path.realpath(path), ("", "?", "?")

@@ -151,7 +151,7 @@ def engine_schema():
 def documented(cls):
     """{name: text} from the "Attributes:" part of a docstring in Google's style."""
     found, name = {}, None
-    for line in inspect.getdoc(cls).partition("Attributes:")[2].splitlines():
+    for line in (inspect.getdoc(cls) or "").partition("Attributes:")[2].splitlines():
         start = re.fullmatch(r"    (\w+): (.*)", line)
         if start:
             name = start[1]

@@ -1,0 +1,260 @@
+// One suite over all backends, ways of opening and kinds of trouble: whatever they do, the bytes are right or
+// an error says why not.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+
+#include "backend/bounce.h"
+#include "backend/faulty.h"
+#include "backend/select.h"
+#include "testing.h"
+
+namespace gdsdata::testing {
+namespace {
+
+constexpr std::chrono::milliseconds kLong{5000};
+
+struct Case {
+  std::string backend;
+  DirectMode direct;
+  std::string faults;
+};
+
+std::string name_of(const ::testing::TestParamInfo<Case>& info) {
+  static const std::map<std::string, std::string> kFaults = {{"", "sound"},
+                                                             {"seed=7,shorten=0.5,interrupt=0.3", "short"},
+                                                             {"seed=7,late=0.3,late_ms=2,reorder=0.5", "late"}};
+  const std::string direct[] = {"auto", "always", "never"};
+  return info.param.backend + "_" + direct[static_cast<int>(info.param.direct)] + "_" + kFaults.at(info.param.faults);
+}
+
+std::vector<Case> cases() {
+  std::vector<Case> all;
+  for (const std::string backend : {"posix", "uring"}) {
+    if (backend == "uring" && !uring_refusal().empty()) continue;
+    for (const DirectMode direct : {DirectMode::kAuto, DirectMode::kAlways, DirectMode::kNever}) {
+      for (const std::string faults :
+           {"", "seed=7,shorten=0.5,interrupt=0.3", "seed=7,late=0.3,late_ms=2,reorder=0.5"}) {
+        all.push_back({backend, direct, faults});
+      }
+    }
+  }
+  return all;
+}
+
+class Conformance : public ::testing::TestWithParam<Case> {
+ protected:
+  void SetUp() override {
+    options_.direct = GetParam().direct;
+    options_.faults = GetParam().faults;
+    options_.queue_depth = 8;
+    options_.request_bytes = 256 * 1024;
+    options_.bounce_bytes = 2 << 20;
+    device_ = host_device();
+    backend_ = make_backend(GetParam().backend, options_, *device_);
+  }
+
+  // Submits all, reaps all; completions by tag.
+  std::map<uint64_t, Completion> run(const std::vector<Request>& requests) {
+    std::map<uint64_t, Completion> completions;
+    size_t submitted = 0;
+    std::vector<Completion> room(16);
+    while (completions.size() < requests.size()) {
+      if (submitted < requests.size()) submitted += backend_->submit(std::span(requests).subspan(submitted));
+      const size_t given = backend_->reap(room, 1, kLong);
+      EXPECT_GT(given, 0u) << "nothing came within " << kLong.count() << " ms";
+      if (given == 0) break;
+      for (size_t i = 0; i < given; ++i) {
+        EXPECT_EQ(completions.count(room[i].tag), 0u) << "two completions for one request";
+        completions[room[i].tag] = std::move(room[i]);
+      }
+    }
+    return completions;
+  }
+
+  TemporaryFolder folder_;
+  BackendOptions options_;
+  std::shared_ptr<Device> device_;
+  std::unique_ptr<Backend> backend_;
+};
+
+TEST_P(Conformance, DeliversAnyRangeOfAFileOfAnySize) {
+  for (const size_t size : {1, 511, 512, 513, 4095, 4096, 4097, 300001}) {
+    const Bytes content = random_bytes(size, size);
+    const auto file = File::open_for_reading(folder_.write(std::to_string(size), content));
+    std::mt19937_64 random(size);
+    std::vector<std::pair<uint64_t, uint64_t>> extents = {{0, size}, {size - 1, 1}, {0, 1}};
+    for (int i = 0; i < 60; ++i) {
+      const uint64_t offset = random() % size;
+      extents.push_back({offset, 1 + random() % std::min<uint64_t>(size - offset, options_.request_bytes)});
+    }
+    std::vector<Bytes> results;
+    std::vector<Piece> pieces;
+    std::vector<Request> requests;
+    for (auto& [offset, length] : extents) {
+      length = std::min(length, options_.request_bytes);
+      results.emplace_back(length);
+    }
+    for (size_t i = 0; i < extents.size(); ++i) pieces.push_back({extents[i].first, extents[i].second, results[i].data()});
+    for (size_t i = 0; i < extents.size(); ++i) {
+      requests.push_back({i, Direction::kRead, Conversion::kNone, file.get(), extents[i].first, extents[i].second,
+                          std::span(pieces).subspan(i, 1)});
+    }
+    for (auto& [tag, completion] : run(requests)) {
+      ASSERT_FALSE(completion.error) << completion.error->message;
+      const auto [offset, length] = extents[tag];
+      ASSERT_EQ(std::memcmp(results[tag].data(), content.data() + offset, length), 0)
+          << "size " << size << " offset " << offset << " length " << length;
+      const Route expected = options_.direct == DirectMode::kNever ? Route::kBuffered : Route::kDirect;
+      ASSERT_EQ(completion.bytes[expected], length) << "counted as another route";
+    }
+  }
+}
+
+TEST_P(Conformance, DeliversThePiecesOfACoalescedRequestConverted) {
+  const Bytes content = random_bytes(100000, 3);
+  const auto file = File::open_for_reading(folder_.write("a", content));
+  std::vector<int64_t> first(100), second(50);
+  const std::vector<Piece> pieces = {{1001, 200, reinterpret_cast<std::byte*>(first.data())},
+                                     {50000, 100, reinterpret_cast<std::byte*>(second.data())}};
+  const auto completions =
+      run({{0, Direction::kRead, Conversion::kU16ToI64, file.get(), 1001, 50100 - 1001, pieces}});
+  ASSERT_FALSE(completions.at(0).error);
+  for (size_t i = 0; i < first.size(); ++i) {
+    uint16_t token;
+    std::memcpy(&token, content.data() + 1001 + 2 * i, 2);
+    ASSERT_EQ(first[i], token);
+  }
+  uint16_t token;
+  std::memcpy(&token, content.data() + 50000 + 98, 2);
+  ASSERT_EQ(second[49], token);
+}
+
+TEST_P(Conformance, SaysWhereAFileEndsTooEarly) {
+  const std::string path = folder_.write("a", random_bytes(5000, 1));
+  const auto file = File::open_for_reading(path);
+  Bytes memory(10000);
+  for (const auto& [offset, length] : {std::pair<uint64_t, uint64_t>{0, 5001}, {4999, 2}, {5000, 1}, {9000, 1000}}) {
+    const std::vector<Piece> pieces = {{offset, length, memory.data()}};
+    const auto completions = run({{0, Direction::kRead, Conversion::kNone, file.get(), offset, length, pieces}});
+    const auto& error = completions.at(0).error;
+    ASSERT_TRUE(error) << offset;
+    EXPECT_EQ(error->code, ErrorCode::kCorrupt) << error->message;
+    EXPECT_EQ(error->path, path);
+    EXPECT_EQ(error->offset, offset);
+    EXPECT_EQ(error->length, length);
+    EXPECT_NE(error->message.find("ends at 5000 bytes"), std::string::npos) << error->message;
+  }
+}
+
+TEST_P(Conformance, WritesAnyRangeAndTouchesNoNeighbour) {
+  std::mt19937_64 random(4);
+  Bytes expected = random_bytes(600000, 4);
+  const std::string path = folder_.write("a", expected);
+  for (int round = 0; round < 40; ++round) {
+    const auto file = File::open_for_writing(path, false);
+    const uint64_t offset = random() % 500000;
+    const uint64_t length = 1 + random() % 90000;
+    // Every other time from memory that is aligned like the file, which goes without a bounce.
+    Bytes source = random_bytes(length + 8192, round);
+    std::byte* memory = source.data();
+    if (round % 2 == 0) memory += 4096 - (reinterpret_cast<uintptr_t>(memory) - offset) % 4096;
+    std::memcpy(expected.data() + offset, memory, length);
+    const std::vector<Piece> pieces = {{offset, length, memory}};
+    const auto completions = run({{0, Direction::kWrite, Conversion::kNone, file.get(), offset, length, pieces}});
+    ASSERT_FALSE(completions.at(0).error) << completions.at(0).error->message;
+    ASSERT_EQ(read_file(path), expected) << "round " << round << " offset " << offset << " length " << length;
+  }
+}
+
+TEST_P(Conformance, ReportsAnErrorOfTheSystemWithPathAndExtent) {
+  const std::string path = folder_.write("a", random_bytes(8192, 1));
+  const auto file = File::open_for_reading(path);  // and then asks to write
+  Bytes memory(4096);
+  const std::vector<Piece> pieces = {{100, 1000, memory.data()}};
+  const auto completions = run({{0, Direction::kWrite, Conversion::kNone, file.get(), 100, 1000, pieces}});
+  const auto& error = completions.at(0).error;
+  ASSERT_TRUE(error);
+  EXPECT_EQ(error->code, ErrorCode::kIo);
+  EXPECT_EQ(error->system_errno, EBADF);
+  EXPECT_EQ(error->path, path);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Conformance, ::testing::ValuesIn(cases()), name_of);
+
+TEST(Faulty, FailsEachCompletionInTurnAndOnlyThat) {
+  TemporaryFolder folder;
+  const std::string path = folder.write("a", random_bytes(80000, 1));
+  const auto file = File::open_for_reading(path);
+  const auto device = host_device();
+  constexpr size_t kRequests = 8;
+  for (size_t failing = 0; failing < kRequests; ++failing) {
+    BackendOptions options;
+    options.faults = "fail_at=" + std::to_string(failing) + ",error=28";
+    const auto backend = make_backend("posix", options, *device);
+    std::vector<Bytes> results(kRequests, Bytes(1000));
+    std::vector<Completion> room(1);
+    for (size_t i = 0; i < kRequests; ++i) {
+      const std::vector<Piece> pieces = {{i * 1000, 1000, results[i].data()}};
+      const std::vector<Request> requests = {
+          {i, Direction::kRead, Conversion::kNone, file.get(), i * 1000, 1000, pieces}};
+      ASSERT_EQ(backend->submit(requests), 1u);
+      ASSERT_EQ(backend->reap(room, 1, kLong), 1u);
+      ASSERT_EQ(room[0].error.has_value(), i == failing);
+      if (i != failing) continue;
+      EXPECT_EQ(room[0].error->system_errno, ENOSPC);
+      EXPECT_EQ(room[0].error->path, path);
+      EXPECT_EQ(room[0].error->offset, failing * 1000);
+    }
+  }
+}
+
+TEST(Faulty, RefusesAFaultItDoesNotKnow) {
+  const Error error = error_of([] { FaultPlan::parse("seed=1,explode=1"); });
+  EXPECT_EQ(error.code, ErrorCode::kInvalidArgument);
+  EXPECT_NE(error.message.find("explode"), std::string::npos);
+}
+
+TEST(Select, RefusesAnUnknownBackendByName) {
+  const Error error = error_of([] { select_backend("spdk", false); });
+  EXPECT_EQ(error.code, ErrorCode::kInvalidArgument);
+  EXPECT_NE(error.message.find("spdk"), std::string::npos);
+}
+
+TEST(BounceArena, GivesDisjointMemoryAndGetsAllOfItBack) {
+  const auto device = host_device();
+  constexpr uint64_t kBytes = 1 << 20;
+  BounceArena arena(*device, kBytes);
+  std::mt19937_64 random(5);
+  std::map<std::byte*, uint64_t> taken;
+  for (int step = 0; step < 20000; ++step) {
+    if (random() % 2 == 0) {
+      const uint64_t bytes = 1 + random() % 100000;
+      std::byte* memory = arena.take(bytes);
+      if (memory == nullptr) continue;
+      ASSERT_GE(memory, arena.data());
+      ASSERT_LE(memory + bytes, arena.data() + kBytes);
+      ASSERT_EQ((memory - arena.data()) % 4096, 0);
+      const auto next = taken.lower_bound(memory);
+      if (next != taken.end()) {
+        ASSERT_LE(memory + bytes, next->first);
+      }
+      if (next != taken.begin()) {
+        ASSERT_LE(std::prev(next)->first + std::prev(next)->second, memory);
+      }
+      taken[memory] = bytes;
+    } else if (!taken.empty()) {
+      auto entry = std::next(taken.begin(), static_cast<ptrdiff_t>(random() % taken.size()));
+      arena.give_back(entry->first, entry->second);
+      taken.erase(entry);
+    }
+  }
+  for (const auto& [memory, bytes] : taken) arena.give_back(memory, bytes);
+  EXPECT_NE(arena.take(kBytes), nullptr) << "memory was lost or left in pieces";
+}
+
+}  // namespace
+}  // namespace gdsdata::testing

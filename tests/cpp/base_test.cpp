@@ -1,0 +1,197 @@
+#include <unistd.h>
+
+#include <cstring>
+#include <set>
+
+#include "base/convert.h"
+#include "base/extent_math.h"
+#include "base/mapping.h"
+#include "testing.h"
+
+namespace gdsdata::testing {
+namespace {
+
+TEST(Align, RoundsToMultiplesAndKeepsThem) {
+  for (uint64_t alignment : {1, 512, 4096, 65536}) {
+    for (uint64_t value : {0, 1, 511, 512, 513, 4095, 4096, 4097, 1 << 20}) {
+      EXPECT_EQ(align_down(value, alignment) % alignment, 0u);
+      EXPECT_EQ(align_up(value, alignment) % alignment, 0u);
+      EXPECT_LE(align_down(value, alignment), value);
+      EXPECT_GE(align_up(value, alignment), value);
+      EXPECT_LT(align_up(value, alignment) - align_down(value, alignment), alignment + 1);
+    }
+  }
+}
+
+TEST(Split, PartsCoverExactlyTheTransferAndCutNoElement) {
+  std::mt19937_64 random(1);
+  for (int round = 0; round < 2000; ++round) {
+    const auto conversion = std::array{Conversion::kNone, Conversion::kU16ToI64, Conversion::kSwap8}[random() % 3];
+    const uint64_t element = stored_element_bytes(conversion);
+    const uint64_t limit = 65536u << (random() % 3);
+    Bytes memory(1);
+    const Transfer whole{3, random() % 100000, random() % 1000000 / element * element, memory.data()};
+    std::vector<Transfer> parts;
+    split(whole, limit, conversion, parts);
+    uint64_t done = 0;
+    for (const Transfer& part : parts) {
+      ASSERT_EQ(part.file, 3u);
+      ASSERT_EQ(part.offset, whole.offset + done);
+      ASSERT_EQ(part.memory, whole.memory + result_bytes(conversion, done));
+      ASSERT_GT(part.length, 0u);
+      ASSERT_LE(part.length, limit);
+      ASSERT_EQ(part.length % element, 0u);
+      done += part.length;
+    }
+    ASSERT_EQ(done, whole.length) << "round " << round;
+  }
+}
+
+TEST(Coalesce, RangesCoverEveryPieceJoinOnlyNeighboursAndKeepTheLimit) {
+  std::mt19937_64 random(2);
+  constexpr uint64_t kGap = 1000, kLimit = 20000;
+  for (int round = 0; round < 500; ++round) {
+    Bytes memory(1);
+    std::vector<Transfer> transfers(random() % 100);
+    for (Transfer& transfer : transfers) {
+      transfer = {static_cast<uint32_t>(random() % 3), random() % 100000, 1 + random() % 30000, memory.data()};
+    }
+    std::multiset<std::tuple<uint32_t, uint64_t, uint64_t>> asked, served;
+    for (const Transfer& t : transfers) asked.insert({t.file, t.offset, t.length});
+    std::vector<Range> ranges;
+    std::vector<Piece> pieces;
+    coalesce(transfers, kGap, kLimit, ranges, pieces);
+    for (const Range& range : ranges) {
+      uint64_t reached = range.offset, longest = 0;
+      for (size_t i = range.first_piece; i < range.first_piece + range.piece_count; ++i) {
+        served.insert({range.file, pieces[i].offset, pieces[i].length});
+        ASSERT_GE(pieces[i].offset, range.offset);
+        ASSERT_LE(pieces[i].offset + pieces[i].length, range.offset + range.length);
+        ASSERT_LE(pieces[i].offset, reached + kGap) << "a gap too wide was bridged";
+        reached = std::max(reached, pieces[i].offset + pieces[i].length);
+        longest = std::max(longest, pieces[i].length);
+      }
+      ASSERT_LE(range.length, std::max(kLimit, longest)) << "joined beyond the limit";
+      ASSERT_EQ(reached, range.offset + range.length) << "a range reads past its last piece";
+    }
+    ASSERT_EQ(asked, served);
+  }
+}
+
+TEST(Coalesce, JoinsTheRecordsOfASequentialBatchIntoOneRange) {
+  Bytes memory(1);
+  std::vector<Transfer> transfers;
+  for (uint64_t i = 0; i < 64; ++i) transfers.push_back({0, i * 2048, 2050, memory.data()});
+  std::vector<Range> ranges;
+  std::vector<Piece> pieces;
+  coalesce(transfers, 0, 1 << 20, ranges, pieces);
+  ASSERT_EQ(ranges.size(), 1u);
+  EXPECT_EQ(ranges[0].length, 63u * 2048 + 2050);
+}
+
+template <typename Stored>
+void expect_widened(Conversion conversion, size_t count) {
+  const Bytes stored = random_bytes(count * sizeof(Stored) + 1, count);
+  Bytes result(count * 8 + 1);
+  convert(conversion, result.data() + 1, stored.data() + 1, count * sizeof(Stored));  // misaligned on both sides
+  for (size_t i = 0; i < count; ++i) {
+    Stored element;
+    int64_t wide;
+    std::memcpy(&element, stored.data() + 1 + i * sizeof(Stored), sizeof(Stored));
+    std::memcpy(&wide, result.data() + 1 + i * 8, 8);
+    ASSERT_EQ(wide, static_cast<int64_t>(element)) << i;
+  }
+}
+
+TEST(Convert, WidensEveryIntegerAtAnyAlignmentAndLength) {
+  for (size_t count : {0, 1, 3, 7, 8, 15, 16, 17, 63, 64, 65, 1025}) {
+    expect_widened<uint8_t>(Conversion::kU8ToI64, count);
+    expect_widened<uint16_t>(Conversion::kU16ToI64, count);
+    expect_widened<int16_t>(Conversion::kI16ToI64, count);
+    expect_widened<int32_t>(Conversion::kI32ToI64, count);
+    expect_widened<uint32_t>(Conversion::kU32ToI64, count);
+  }
+}
+
+TEST(Convert, SwapsBytesOfEachElement) {
+  for (const auto& [conversion, element] :
+       {std::pair{Conversion::kSwap2, 2}, {Conversion::kSwap4, 4}, {Conversion::kSwap8, 8}}) {
+    const Bytes stored = random_bytes(static_cast<size_t>(element) * 33, 5);
+    Bytes result(stored.size());
+    convert(conversion, result.data(), stored.data(), stored.size());
+    for (size_t i = 0; i < stored.size(); ++i) {
+      const size_t mirrored = i / element * element + (element - 1 - i % element);
+      ASSERT_EQ(result[i], stored[mirrored]);
+    }
+  }
+}
+
+TEST(File, RefusesAFileThatIsNotTheOneThatWasIndexed) {
+  TemporaryFolder folder;
+  const std::string path = folder.write("a", random_bytes(100, 1));
+  const Error error = error_of([&] { File::open_for_reading(path, FileIdentity{99, 0}); });
+  EXPECT_EQ(error.code, ErrorCode::kCorrupt);
+  EXPECT_NE(error.message.find("99 bytes then, 100 bytes now"), std::string::npos) << error.message;
+}
+
+TEST(File, NamesWhatItCouldNotOpen) {
+  const Error error = error_of([] { File::open_for_reading("/nowhere/at all"); });
+  EXPECT_EQ(error.code, ErrorCode::kNotFound);
+  EXPECT_NE(error.message.find("/nowhere/at all"), std::string::npos);
+  EXPECT_EQ(error_of([] { File::open_for_reading("/"); }).code, ErrorCode::kInvalidArgument);
+}
+
+TEST(FileTable, ServesMoreFilesThanItKeepsOpen) {
+  TemporaryFolder folder;
+  std::vector<std::string> paths;
+  for (int i = 0; i < 6000; ++i) paths.push_back(folder.write(std::to_string(i), random_bytes(1, i)));
+  const auto table = table_of(paths);
+  const auto held = table->get(0);
+  for (int round = 0; round < 2; ++round) {
+    for (uint32_t i = 0; i < paths.size(); ++i) ASSERT_EQ(table->get(i)->path(), paths[i]);
+  }
+  const auto descriptors = std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});
+  EXPECT_LT(descriptors, 5000);
+  std::byte byte{};
+  EXPECT_EQ(::pread(held->buffered(), &byte, 1, 0), 1) << "a file in use was closed";
+}
+
+TEST(Mapping, TurnsATruncatedFileIntoAMarkNotASignal) {
+  TemporaryFolder folder;
+  const std::string path = folder.write("a", random_bytes(1 << 20, 1));
+  const auto file = File::open_for_reading(path);
+  Mapping& mapping = *file->mapping();
+  std::filesystem::resize_file(path, 4096);
+  MappingGuard::install_handler();
+  Bytes copy(1 << 20);
+  {
+    MappingGuard guard(mapping);
+    std::memcpy(copy.data(), mapping.data(), copy.size());
+  }
+  EXPECT_TRUE(mapping.lost());
+}
+
+TEST(Mapping, LeavesOtherBusErrorsToWhoeverHadThem) {
+  TemporaryFolder folder;
+  const std::string path = folder.write("a", random_bytes(1 << 20, 1));
+  const auto file = File::open_for_reading(path);
+  const std::byte* data = file->mapping()->data();
+  std::filesystem::resize_file(path, 4096);
+  ASSERT_EXIT(
+      {
+        MappingGuard::install_handler();
+        const auto* volatile outside_any_guard = data + 500000;
+        std::exit(static_cast<int>(*outside_any_guard));
+      },
+      [](int status) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+        return !WIFEXITED(status) || WEXITSTATUS(status) != 0;
+#else
+        return WIFSIGNALED(status) && WTERMSIG(status) == SIGBUS;
+#endif
+      },
+      "");
+}
+
+}  // namespace
+}  // namespace gdsdata::testing

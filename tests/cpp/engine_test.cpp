@@ -1,0 +1,408 @@
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <algorithm>
+#include <cstring>
+#include <set>
+#include <thread>
+
+#include "engine/prefetcher.h"
+#include "engine/ring.h"
+#include "engine/whole.h"
+#include "testing.h"
+
+namespace gdsdata::testing {
+namespace {
+
+std::shared_ptr<Engine> make_engine(DirectMode direct = DirectMode::kAuto, const std::string& faults = "",
+                                    size_t workers = 2) {
+  EngineOptions options;
+  options.workers = workers;
+  options.segment_bytes = 65536;
+  options.io.request_bytes = 65536;
+  options.io.bounce_bytes = 1 << 20;
+  options.io.queue_depth = 16;
+  options.io.direct = direct;
+  options.io.faults = faults;
+  return std::make_shared<Engine>(options, host_device());
+}
+
+void drop_from_page_cache(const std::string& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY);
+  ::fsync(fd);
+  ::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+  ::close(fd);
+}
+
+TEST(Ring, AgreesWithAModelOverRandomSteps) {
+  std::mt19937_64 random(6);
+  for (size_t slots = 1; slots <= 5; ++slots) {
+    Ring ring(slots);
+    std::vector<Ring::State> model(slots, Ring::State::kFree);
+    std::deque<size_t> order;
+    for (int step = 0; step < 5000; ++step) {
+      const size_t slot = random() % slots;
+      switch (random() % 4) {
+        case 0: {
+          const bool has_free = std::count(model.begin(), model.end(), Ring::State::kFree) > 0;
+          const auto acquired = ring.acquire();
+          ASSERT_EQ(acquired.has_value(), has_free);
+          if (acquired) {
+            ASSERT_EQ(model[*acquired], Ring::State::kFree) << "a slot was given twice";
+            model[*acquired] = Ring::State::kFilling;
+            order.push_back(*acquired);
+          }
+          break;
+        }
+        case 1:
+          if (model[slot] != Ring::State::kFilling) {
+            ASSERT_THROW(ring.ready(slot), std::logic_error);
+          } else {
+            ring.ready(slot);
+            model[slot] = Ring::State::kReady;
+          }
+          break;
+        case 2:
+          ASSERT_EQ(ring.head_ready(), !order.empty() && model[order.front()] == Ring::State::kReady);
+          if (ring.head_ready()) {
+            ASSERT_EQ(ring.take(), order.front());
+            model[order.front()] = Ring::State::kLeased;
+            order.pop_front();
+          }
+          break;
+        default:
+          if (model[slot] != Ring::State::kLeased) {
+            ASSERT_THROW(ring.release(slot), std::logic_error);
+          } else {
+            ring.release(slot);
+            model[slot] = Ring::State::kFree;
+          }
+      }
+      for (size_t i = 0; i < slots; ++i) ASSERT_EQ(ring.state(i), model[i]);
+      for (const auto state :
+           {Ring::State::kFree, Ring::State::kFilling, Ring::State::kReady, Ring::State::kLeased}) {
+        ASSERT_EQ(ring.count(state), static_cast<size_t>(std::count(model.begin(), model.end(), state)));
+      }
+    }
+  }
+}
+
+TEST(LatencyHistogram, PlacesEveryDurationWithinAnEighth) {
+  for (int64_t ns = 8; ns < 10'000'000'000; ns += 1 + ns / 50) {
+    const double middle = LatencyHistogram::bucket_ns(LatencyHistogram::bucket_of(ns));
+    ASSERT_NEAR(middle / static_cast<double>(ns), 1.0, 0.125) << ns;
+  }
+}
+
+class EngineOverFaults : public ::testing::TestWithParam<std::tuple<DirectMode, std::string>> {};
+
+TEST_P(EngineOverFaults, MovesManyGroupsAtOnceWithoutMixingThem) {
+  const auto [direct, faults] = GetParam();
+  TemporaryFolder folder;
+  const Bytes a = random_bytes(3'000'001, 1), b = random_bytes(700, 2);
+  const auto files = table_of({folder.write("a", a), folder.write("b", b)});
+  const auto engine = make_engine(direct, faults);
+  std::mt19937_64 random(7);
+  for (int round = 0; round < 4; ++round) {
+    if (round % 2 == 1) drop_from_page_cache(files->path(0));
+    struct Job {
+      std::shared_ptr<Group> group = std::make_shared<Group>();
+      std::vector<Bytes> memory;
+    };
+    std::vector<Job> jobs(8);
+    std::atomic<size_t> ended{0};
+    for (Job& job : jobs) {
+      job.group->files = files;
+      for (int i = 0; i < 30; ++i) {
+        const uint32_t file = random() % 5 == 0 ? 1 : 0;
+        const uint64_t size = file == 0 ? a.size() : b.size();
+        const uint64_t offset = random() % size;
+        const uint64_t limit = random() % 4 == 0 ? 500000 : 3000;
+        job.memory.emplace_back(1 + random() % std::min(size - offset, limit));
+        job.group->transfers.push_back({file, offset, job.memory.back().size(), nullptr});
+      }
+      for (int i = 0; i < 30; ++i) job.group->transfers[i].memory = job.memory[i].data();
+      job.group->on_done = [&] { ++ended; };
+    }
+    for (Job& job : jobs) engine->submit(job.group);
+    while (ended != jobs.size()) engine->help() ? void() : std::this_thread::yield();
+    for (Job& job : jobs) {
+      ASSERT_FALSE(job.group->error) << job.group->error->message;
+      uint64_t counted = 0, asked = 0;
+      for (size_t i = 0; i < kRouteCount; ++i) counted += job.group->bytes.bytes[i];
+      for (size_t i = 0; i < job.memory.size(); ++i) {
+        const Transfer& transfer = job.group->transfers[i];
+        asked += transfer.length;
+        const Bytes& content = transfer.file == 0 ? a : b;
+        ASSERT_EQ(std::memcmp(job.memory[i].data(), content.data() + transfer.offset, transfer.length), 0);
+      }
+      ASSERT_EQ(counted, asked) << "every byte is counted once, by the route that served it";
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, EngineOverFaults,
+                         ::testing::Combine(::testing::Values(DirectMode::kAuto, DirectMode::kAlways,
+                                                              DirectMode::kNever),
+                                            ::testing::Values("", "seed=3,shorten=0.3,interrupt=0.2",
+                                                              "seed=3,late=0.2,late_ms=1,reorder=0.5")));
+
+TEST(Engine, ServesAWarmFileFromThePageCacheAndAColdOneFromTheDisk) {
+  TemporaryFolder folder;
+  const Bytes content = random_bytes(4 << 20, 1);
+  const std::string path = folder.write("a", content);
+  const auto engine = make_engine();
+  Bytes memory(content.size());
+  const auto read = [&](uint64_t length, uint64_t records) {
+    auto group = std::make_shared<Group>();
+    group->files = table_of({path});
+    for (uint64_t i = 0; i < records; ++i) group->transfers.push_back({0, i * length, length, memory.data() + i * length});
+    engine->run(group);
+    EXPECT_EQ(std::memcmp(memory.data(), content.data(), length * records), 0);
+    return group->bytes;
+  };
+  EXPECT_EQ(read(content.size(), 1)[Route::kPageCache], content.size());
+  EXPECT_EQ(read(1000, 100)[Route::kPageCache], 100000u);
+  drop_from_page_cache(path);
+  RouteBytes cold = read(1000, 100);
+  EXPECT_EQ(cold[Route::kDirect], 100000u) << "page cache " << cold[Route::kPageCache];
+  EXPECT_EQ(read(content.size(), 1)[Route::kDirect], content.size());
+}
+
+TEST(Engine, JoinsColdNeighboursIntoFewRequests) {
+  TemporaryFolder folder;
+  const std::string path = folder.write("a", random_bytes(4 << 20, 1));
+  drop_from_page_cache(path);
+  const auto engine = make_engine(DirectMode::kAlways);
+  Bytes memory(64 * 1000);
+  auto group = std::make_shared<Group>();
+  group->files = table_of({path});
+  for (uint64_t i = 0; i < 64; ++i) group->transfers.push_back({0, i * 1000, 1000, memory.data() + i * 1000});
+  engine->run(group);
+  EXPECT_EQ(engine->statistics().transfers, 64u);
+  EXPECT_EQ(engine->statistics().requests, 1u);
+}
+
+TEST(Engine, KeepsTheFirstErrorOfAGroupAndGoesOnWithOthers) {
+  TemporaryFolder folder;
+  const Bytes content = random_bytes(1 << 20, 1);
+  const auto files = table_of({folder.write("a", content), folder.file("missing")});
+  const auto engine = make_engine();
+  Bytes memory(content.size());
+  auto bad = std::make_shared<Group>();
+  bad->files = files;
+  bad->transfers = {{0, 0, 1000, memory.data()}, {1, 77, 1000, memory.data() + 1000}};
+  const Error error = error_of([&] { engine->run(bad); });
+  EXPECT_EQ(error.code, ErrorCode::kNotFound);
+  EXPECT_EQ(error.offset, 77u);
+  EXPECT_EQ(error.length, 1000u);
+  bad->transfers.pop_back();
+  EXPECT_NO_THROW(engine->run(bad)) << "a group may be used again after an error";
+}
+
+TEST(Engine, ReportsAFileTruncatedUnderItsMapping) {
+  TemporaryFolder folder;
+  const std::string path = folder.write("a", random_bytes(4 << 20, 1));
+  const auto engine = make_engine();
+  const auto files = table_of({path});
+  Bytes memory(64 * 1000);
+  const auto read = [&] {
+    auto group = std::make_shared<Group>();
+    group->files = files;
+    for (uint64_t i = 0; i < 64; ++i) {
+      group->transfers.push_back({0, i * 60000, 1000, memory.data() + i * 1000});
+    }
+    engine->run(group);
+  };
+  read();
+  std::filesystem::resize_file(path, 1'000'500);  // within a page: what is behind it reads as zeros, silently
+  const Error error = error_of(read);
+  EXPECT_EQ(error.code, ErrorCode::kCorrupt);
+  EXPECT_NE(error.message.find("ends at 1000500 bytes"), std::string::npos) << error.message;
+}
+
+TEST(Engine, EndsEveryGroupBeforeItsOwnEnd) {
+  TemporaryFolder folder;
+  const auto files = table_of({folder.write("a", random_bytes(1 << 20, 1))});
+  Bytes memory(1 << 20);
+  std::atomic<int> ended{0};
+  {
+    const auto engine = make_engine(DirectMode::kAlways, "late=1,late_ms=5");
+    for (int i = 0; i < 10; ++i) {
+      auto group = std::make_shared<Group>();
+      group->files = files;
+      group->transfers = {{0, 0, memory.size(), memory.data()}};
+      group->on_done = [&] { ++ended; };
+      engine->submit(group);
+    }
+  }
+  EXPECT_EQ(ended, 10);
+}
+
+TEST(Engine, RefusesToWorkInAForkedChildAndDoesNotHangThere) {
+  const auto engine = make_engine();
+  const pid_t child = ::fork();
+  if (child == 0) {
+    auto group = std::make_shared<Group>();
+    try {
+      engine->submit(group);
+    } catch (const Failure& failure) {
+      const_cast<std::shared_ptr<Engine>&>(engine).reset();
+      ::_exit(failure.error().code == ErrorCode::kClosed ? 0 : 1);
+    }
+    ::_exit(2);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+}
+
+TEST(Engine, RefusesOptionsThatMakeNoSense) {
+  EngineOptions options;
+  options.io.bounce_bytes = options.io.request_bytes;
+  const Error error = error_of([&] { Engine(options, host_device()); });
+  EXPECT_EQ(error.code, ErrorCode::kInvalidArgument);
+  EXPECT_NE(error.message.find("bounce_bytes"), std::string::npos);
+}
+
+TEST(Whole, WritesAtomicallyAndLeavesTheOldFileWhenItFails) {
+  TemporaryFolder folder;
+  Bytes old_content = random_bytes(10000, 1), new_content = random_bytes(300001, 2);
+  const std::string path = folder.write("a", old_content);
+  const auto failing = make_engine(DirectMode::kAuto, "fail_at=0");
+  error_of([&] { write_whole(*failing, path, new_content.size(), new_content.data(), {}); });
+  EXPECT_EQ(read_file(path), old_content);
+  EXPECT_EQ(folder.entries(), 1u) << "a temporary was left";
+  const auto engine = make_engine();
+  write_whole(*engine, path, new_content.size(), new_content.data(), {});
+  EXPECT_EQ(read_file(path), new_content);
+  EXPECT_EQ(folder.entries(), 1u);
+}
+
+class PrefetcherTest : public ::testing::Test {
+ protected:
+  static constexpr uint64_t kSample = 1000;
+  static constexpr size_t kSamples = 2000;
+  TemporaryFolder folder_;
+  Bytes content_ = random_bytes(kSample * kSamples, 9);
+  std::string path_ = folder_.write("a", content_);
+
+  std::unique_ptr<Prefetcher> make(std::shared_ptr<Engine> engine, size_t batch, size_t slots = 4,
+                                   std::chrono::milliseconds stall = std::chrono::milliseconds(60000)) {
+    PrefetchOptions options;
+    options.slots = slots;
+    options.sample_bytes = kSample;
+    options.batch_samples = batch;
+    options.stall_timeout = stall;
+    return std::make_unique<Prefetcher>(std::move(engine), table_of({path_}), options);
+  }
+  void plan(Prefetcher& prefetcher, const std::vector<int64_t>& samples, const std::vector<int64_t>& sizes) {
+    std::vector<int64_t> offsets;
+    for (const int64_t sample : samples) offsets.push_back(sample * static_cast<int64_t>(kSample));
+    prefetcher.plan(std::vector<int32_t>(samples.size(), 0), offsets, sizes);
+  }
+  void expect(const Prefetcher::Batch& batch, const int64_t* samples) {
+    for (size_t i = 0; i < batch.samples; ++i) {
+      ASSERT_EQ(std::memcmp(batch.buffer->data() + i * kSample, content_.data() + samples[i] * kSample, kSample), 0);
+    }
+  }
+};
+
+TEST_F(PrefetcherTest, GivesBatchesInOrderHoweverTheirReadsEnd) {
+  for (const std::string faults : {"", "seed=1,late=0.5,late_ms=2,reorder=0.5"}) {
+    const auto prefetcher = make(make_engine(faults.empty() ? DirectMode::kAuto : DirectMode::kAlways, faults), 7);
+    std::mt19937_64 random(8);
+    std::vector<int64_t> samples(1000);
+    for (auto& sample : samples) sample = static_cast<int64_t>(random() % kSamples);
+    std::vector<int64_t> sizes(142, 7);
+    sizes.push_back(6);
+    plan(*prefetcher, samples, sizes);
+    size_t taken = 0;
+    while (auto batch = prefetcher->next({})) {
+      expect(*batch, samples.data() + taken);
+      taken += batch->samples;
+    }
+    EXPECT_EQ(taken, samples.size());
+  }
+}
+
+TEST_F(PrefetcherTest, BatchesAreTheConsumersForAsLongAsItKeepsThem) {
+  auto prefetcher = make(make_engine(), 10, 2);
+  std::vector<int64_t> samples(500);
+  for (size_t i = 0; i < samples.size(); ++i) samples[i] = static_cast<int64_t>((i * 37) % kSamples);
+  plan(*prefetcher, samples, std::vector<int64_t>(50, 10));
+  std::vector<Prefetcher::Batch> kept;
+  while (auto batch = prefetcher->next({})) kept.push_back(std::move(*batch));
+  prefetcher.reset();
+  ASSERT_EQ(kept.size(), 50u);
+  for (size_t i = 0; i < kept.size(); ++i) expect(kept[i], samples.data() + i * 10);
+}
+
+TEST_F(PrefetcherTest, UsesTheSameFewBuffersWhenTheConsumerDropsBatches) {
+  const auto prefetcher = make(make_engine(), 10, 3);
+  plan(*prefetcher, std::vector<int64_t>(2000, 5), std::vector<int64_t>(200, 10));
+  std::set<std::byte*> buffers;
+  while (auto batch = prefetcher->next({})) buffers.insert(batch->buffer->data());
+  EXPECT_LE(buffers.size() * 10 * kSample, prefetcher->ring_bytes());
+}
+
+TEST_F(PrefetcherTest, RaisesAnErrorAtTheBatchItBelongsToAndGoesOnBehindIt) {
+  const auto prefetcher = make(make_engine(), 1, 4);
+  std::vector<int64_t> samples = {0, 1, static_cast<int64_t>(kSamples), 3, 4};
+  plan(*prefetcher, samples, std::vector<int64_t>(5, 1));
+  expect(*prefetcher->next({}), &samples[0]);
+  expect(*prefetcher->next({}), &samples[1]);
+  const Error error = error_of([&] { prefetcher->next({}); });
+  EXPECT_EQ(error.code, ErrorCode::kCorrupt);
+  EXPECT_EQ(error.offset, kSamples * kSample);
+  expect(*prefetcher->next({}), &samples[3]);
+  expect(*prefetcher->next({}), &samples[4]);
+  EXPECT_FALSE(prefetcher->next({}));
+}
+
+TEST_F(PrefetcherTest, ClosesAtAnyMomentWithoutHanging) {
+  const auto engine = make_engine(DirectMode::kAlways, "seed=2,late=0.5,late_ms=3");
+  std::mt19937_64 random(10);
+  for (int round = 0; round < 100; ++round) {
+    const auto prefetcher = make(engine, 20);
+    plan(*prefetcher, std::vector<int64_t>(400, 3), std::vector<int64_t>(20, 20));
+    for (size_t i = random() % 5; i > 0; --i) prefetcher->next({});
+    if (round % 2 == 0) {
+      prefetcher->close();
+      EXPECT_EQ(error_of([&] { prefetcher->next({}); }).code, ErrorCode::kClosed);
+    }
+  }
+}
+
+TEST_F(PrefetcherTest, RaisesAStallWhenNothingEnds) {
+  const auto engine = make_engine(DirectMode::kAlways, "late=1,late_ms=600");
+  const auto prefetcher = make(engine, 1, 1, std::chrono::milliseconds(100));
+  plan(*prefetcher, {0}, {1});
+  const Error error = error_of([&] { prefetcher->next({}); });
+  EXPECT_EQ(error.code, ErrorCode::kStalled);
+  EXPECT_NE(error.message.find(path_), std::string::npos);
+}
+
+TEST_F(PrefetcherTest, AnInterruptedWaitLosesNoBatch) {
+  const auto prefetcher = make(make_engine(DirectMode::kAlways, "late=1,late_ms=200"), 1);
+  const std::vector<int64_t> samples = {11, 12};
+  plan(*prefetcher, samples, {1, 1});
+  struct Interrupt {};
+  EXPECT_THROW(prefetcher->next([] { throw Interrupt(); }), Interrupt);
+  expect(*prefetcher->next({}), &samples[0]);
+  expect(*prefetcher->next({}), &samples[1]);
+}
+
+TEST_F(PrefetcherTest, RefusesAPlanThatDoesNotFit) {
+  const auto prefetcher = make(make_engine(), 2);
+  EXPECT_EQ(error_of([&] { plan(*prefetcher, {0, 1, 2}, {3}); }).code, ErrorCode::kInvalidArgument);
+  EXPECT_EQ(error_of([&] { plan(*prefetcher, {0, 1, 2}, {2}); }).code, ErrorCode::kInvalidArgument);
+  EXPECT_EQ(error_of([&] { prefetcher->plan(std::vector<int32_t>{5}, std::vector<int64_t>{0}, std::vector<int64_t>{1}); })
+                .code,
+            ErrorCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace gdsdata::testing

@@ -1,0 +1,75 @@
+// What the engine's tests share: files with known bytes, and random choices whose seed is printed on failure.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "engine/engine.h"
+
+namespace gdsdata::testing {
+
+using Bytes = std::vector<std::byte>;
+
+inline Bytes random_bytes(size_t count, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  Bytes bytes(count);
+  for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
+  return bytes;
+}
+
+// A folder of its own on a disk-backed file system (TMPDIR decides), gone with the object.
+class TemporaryFolder {
+ public:
+  TemporaryFolder() {
+    std::string name = (std::filesystem::temp_directory_path() / "gdsdata-XXXXXX").string();
+    if (::mkdtemp(name.data()) == nullptr) std::abort();
+    path_ = name;
+  }
+  ~TemporaryFolder() { std::filesystem::remove_all(path_); }
+  std::string file(const std::string& name) const { return path_ + "/" + name; }
+  std::string write(const std::string& name, const Bytes& bytes) const {
+    std::ofstream stream(file(name), std::ios::binary);
+    stream.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+    return file(name);
+  }
+  size_t entries() const {
+    return static_cast<size_t>(std::distance(std::filesystem::directory_iterator(path_), {}));
+  }
+
+ private:
+  std::string path_;
+};
+
+inline Bytes read_file(const std::string& path) {
+  std::ifstream stream(path, std::ios::binary);
+  const std::string text((std::istreambuf_iterator<char>(stream)), {});
+  Bytes bytes(text.size());
+  std::memcpy(bytes.data(), text.data(), text.size());
+  return bytes;
+}
+
+inline std::shared_ptr<FileTable> table_of(std::vector<std::string> paths) {
+  return std::make_shared<FileTable>(std::move(paths), std::vector<FileIdentity>{});
+}
+
+// The error that a call throws; fails the test where it throws none.
+template <typename Call>
+Error error_of(Call call) {
+  try {
+    call();
+  } catch (const Failure& failure) {
+    return failure.error();
+  }
+  ADD_FAILURE() << "no Failure was thrown";
+  return {};
+}
+
+}  // namespace gdsdata::testing
