@@ -1,10 +1,10 @@
 """Train a small byte-level GPT on the Python standard library's sources, stop it anywhere, and resume it exactly.
 
-    python examples/train_bytes.py                                # under a minute on 2 cores
-    python examples/train_bytes.py --steps 300 --stop-at 120      # saves model, optimizer, RNG and the place in the data
-    python examples/train_bytes.py --steps 300 --resume           # the losses that the first command printed
+    python examples/train_bytes.py                   # under a minute on 2 cores
+    python examples/train_bytes.py --stop-at 120     # saves model, optimizer, RNG and the place in the data
+    python examples/train_bytes.py --resume          # prints the losses of steps 121 to 300 again, digit for digit
 
-It reads top to bottom: the data, the model, the checkpoint, the loop. Tested by tests/test_examples.py.
+It reads top to bottom: data, model, checkpoint, loop. tests/test_examples.py runs it.
 """
 
 import argparse
@@ -26,23 +26,21 @@ parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.R
 parser.add_argument("--steps", type=int, default=300, help="steps in all, those before a resume included")
 parser.add_argument("--stop-at", type=int, help="save and stop after this step")
 parser.add_argument("--resume", action="store_true", help="continue from --checkpoint")
-parser.add_argument("--checkpoint", type=Path, default=cache / "train_bytes.pt", help="written at the end, or --stop-at")
-parser.add_argument("--data", type=Path, default=cache / "train_bytes.bin", help="uint16 tokens; made if it is not there")
+parser.add_argument("--checkpoint", type=Path, default=cache / "train_bytes.pt", help="written at the end")
+parser.add_argument("--data", type=Path, default=cache / "train_bytes.bin", help="uint16 tokens; made if missing")
 parser.add_argument("--print-every", type=int, default=20, help="steps from one printed loss to the next")
-parser.add_argument("--batch-size", type=int, default=32)
-parser.add_argument("--seq-len", type=int, default=64)
-parser.add_argument("--width", type=int, default=128)
-parser.add_argument("--layers", type=int, default=4)
-parser.add_argument("--learning-rate", type=float, default=2e-3)
-parser.add_argument("--dropout", type=float, default=0.05)
 args = parser.parse_args()
+
+batch_size, seq_len = 16, 64
+width, layers, heads, dropout = 96, 3, 3, 0.05
+learning_rate, warmup_steps = 2e-3, 50
 
 # ---------------------------------------------------------------------------------------------------------------- data
 
 if not args.data.exists():
     library = Path(sysconfig.get_paths()["stdlib"])
-    sources = [path for path in sorted(library.rglob("*.py")) if not path.parts[-2].endswith("-packages")]
-    text = b"".join(path.read_bytes() for path in sources if "-packages/" not in path.as_posix())
+    sources = [path for path in sorted(library.rglob("*.py")) if "-packages" not in str(path)]
+    text = b"".join(path.read_bytes() for path in sources)
     args.data.parent.mkdir(parents=True, exist_ok=True)
     # Atomic: the file is there and whole, or it is not there.
     gdsdata.write_tensor(torch.frombuffer(bytearray(text), dtype=torch.uint8).to(torch.uint16), args.data)
@@ -53,29 +51,28 @@ torch.use_deterministic_algorithms(True)
 
 dataset = gdsdata.GDSDataset(
     args.data,
-    batch_size=args.batch_size,
-    format=gdsdata.formats.Tokens("uint16", seq_len=args.seq_len),
+    batch_size=batch_size,
+    format=gdsdata.formats.Tokens("uint16", seq_len=seq_len),
     seed=0,
     device=device,
     drop_last=True,
 )
-print(f"{args.data}: {dataset.samples:,} windows of {args.seq_len} bytes, {len(dataset):,} batches an epoch")
+print(f"{args.data}: {dataset.samples:,} windows of {seq_len} bytes, {len(dataset):,} batches an epoch")
 
 # --------------------------------------------------------------------------------------------------------------- model
 
 
 class Block(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.heads = heads
         self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-        self.dropout = nn.Dropout(args.dropout)
+        self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, length, width = x.shape
-        qkv = self.qkv(self.norm_1(x)).view(batch, length, 3, self.heads, width // self.heads)
+        batch, length, _ = x.shape
+        qkv = self.qkv(self.norm_1(x)).view(batch, length, 3, heads, width // heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (batch, heads, length, width / heads)
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.dropout(self.out(attended.transpose(1, 2).reshape(batch, length, width)))
@@ -83,10 +80,10 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    def __init__(self, width: int, layers: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.bytes, self.positions = nn.Embedding(256, width), nn.Embedding(args.seq_len, width)
-        self.blocks = nn.Sequential(*(Block(width, heads=max(1, width // 32)) for _ in range(layers)))
+        self.bytes, self.positions = nn.Embedding(256, width), nn.Embedding(seq_len, width)
+        self.blocks = nn.Sequential(*(Block() for _ in range(layers)))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 256, bias=False)
         for embedding in (self.bytes, self.positions):
             nn.init.normal_(embedding.weight, std=0.02)
@@ -98,8 +95,8 @@ class GPT(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-model = GPT(args.width, args.layers).to(device)
-optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, betas=(0.9, 0.99))
+model = GPT().to(device)
+optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.99))
 
 # ---------------------------------------------------------------------------------------------------------- checkpoint
 
@@ -135,7 +132,7 @@ while step < last_step:
     for batch in dataset:  # one epoch, or the rest of it
         loss = model(batch[:, :-1], batch[:, 1:])
         for group in optimizer.param_groups:
-            group["lr"] = args.learning_rate * min(1.0, (step + 1) / 50)  # warm-up
+            group["lr"] = learning_rate * min(1.0, (step + 1) / warmup_steps)
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -147,4 +144,4 @@ while step < last_step:
             save()  # here, where dataset.state_dict() counts this batch as the last one
             break
 seconds, stats = time.monotonic() - began, dataset.stats()
-print(f"{step - first_step} steps in {seconds:.1f} s, {stats['stall_s']:.3f} s of it waiting for data; saved to {args.checkpoint}")
+print(f"{step - first_step} steps in {seconds:.1f} s, {stats['stall_s']:.3f} s of it waiting for data")

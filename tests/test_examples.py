@@ -1,0 +1,73 @@
+"""The examples run as a user would run them."""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import gdsdata
+
+ROOT = Path(__file__).resolve().parents[1]
+WINDOWS = 40 * 16  # an epoch of 40 batches
+
+
+def example(name, *arguments):
+    """What the example printed. On the CPU, so that its losses are the same wherever this runs."""
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, str(ROOT / "examples" / name), *map(str, arguments)]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def losses(output):
+    """{step: the digits of its loss}."""
+    return dict(re.findall(r"^step (\d+): loss (\S+)$", output, re.MULTILINE))
+
+
+@pytest.fixture(scope="module")
+def short_epochs(tmp_path_factory):
+    """Arguments for a text so small that an epoch is 40 batches."""
+    path = tmp_path_factory.mktemp("data") / "text.bin"
+    text = Path(argparse.__file__).read_bytes()[: WINDOWS * 64 + 1]
+    assert len(text) == WINDOWS * 64 + 1
+    gdsdata.write_tensor(torch.frombuffer(bytearray(text), dtype=torch.uint8).to(torch.uint16), path)
+    return ["--steps", 60, "--print-every", 1, "--data", path]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(short_epochs, tmp_path_factory):
+    return losses(example("train_bytes.py", *short_epochs, "--checkpoint", tmp_path_factory.mktemp("whole") / "it.pt"))
+
+
+def test_train_bytes_loss_falls(uninterrupted):
+    assert list(uninterrupted) == [str(step) for step in range(1, 61)]
+    assert float(uninterrupted["1"]) > 5
+    assert float(uninterrupted["60"]) < 3.5
+
+
+def test_train_bytes_resumes_in_mid_epoch_with_the_same_losses(short_epochs, uninterrupted, tmp_path):
+    arguments = [*short_epochs, "--checkpoint", tmp_path / "stopped.pt"]
+    stopped = losses(example("train_bytes.py", *arguments, "--stop-at", 50))
+    place = torch.load(tmp_path / "stopped.pt", weights_only=True)["dataset"]
+    assert (place["epoch"], place["batches"]) == (1, 10)  # of 40
+    resumed = losses(example("train_bytes.py", *arguments, "--resume"))
+    assert list(resumed) == [str(step) for step in range(51, 61)]
+    assert {**stopped, **resumed} == uninterrupted
+    assert [path.name for path in tmp_path.iterdir()] == ["stopped.pt"]
+
+
+def test_train_bytes_makes_its_data_from_the_standard_library(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert losses(example("train_bytes.py", "--steps", 1))
+    made = sorted((tmp_path / "gdsdata").iterdir())
+    assert [path.name for path in made] == ["train_bytes.bin", "train_bytes.pt"]
+    tokens = gdsdata.read_tensor(made[0], torch.uint16, (made[0].stat().st_size // 2,))
+    assert len(tokens) > 5_000_000
+    assert tokens.to(torch.int32).max() < 256
