@@ -112,7 +112,7 @@ class GDSDataset(IterableDataset):
             self._rank,
             self._world_size,
         )
-        self._opened: tuple[int, Any, Any] | None = None  # process, engine, file table
+        self._opened: tuple[int, Any, Any, Any] | None = None  # process, engine, file table, pool
 
     def __len__(self) -> int:
         """Batches of this rank in an epoch."""
@@ -240,10 +240,12 @@ class GDSDataset(IterableDataset):
                 engine.warn_once(f"O_DIRECT was refused, so bytes go through the page cache: {refusal}")
         self._epoch, self._yielded = epoch + 1, 0
 
-    def _open(self) -> tuple[Any, Any]:
-        """The engine and its table of the files: kept from epoch to epoch, but not across a fork."""
+    def _open(self) -> tuple[Any, Any, Any]:
+        """The engine, its table of the files and its memory: kept from epoch to epoch, but not across a fork."""
         if self._opened is None or self._opened[0] != os.getpid():
-            self._opened = (os.getpid(), engine.shared_engine(self.options), engine.file_table(self._index))
+            shared = engine.shared_engine(self.options)
+            pool = engine.buffer_pool(shared, self._index.sample, self._batch_size, self.prefetch)
+            self._opened = (os.getpid(), shared, engine.file_table(self._index), pool)
         return self._opened[1:]
 
     def _add_to_totals(self, batches: Any) -> None:
@@ -269,8 +271,8 @@ class GDSDataset(IterableDataset):
         if self._index is None:
             self._index_files()
         result = _sum(self._totals, running.statistics()) if running is not None else dict(self._totals)
-        shared, _ = self._open()
-        result["ring_bytes"] = 2 * self.prefetch * self._batch_size * self._result_sample_bytes()
+        shared, _, pool = self._open()
+        result["ring_bytes"] = pool.max_kept_bytes
         result["engine"] = {
             "backend": shared.backend,
             "fallback_reason": shared.fallback_reason,
@@ -279,10 +281,6 @@ class GDSDataset(IterableDataset):
             **shared.statistics(),
         }
         return result
-
-    def _result_sample_bytes(self) -> int:
-        sample = self._index.sample
-        return sample.bytes // sample.dtype.itemsize * sample.torch_dtype.itemsize
 
     def __getstate__(self) -> dict[str, Any]:
         """For worker processes: all but what belongs to this one."""

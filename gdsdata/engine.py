@@ -70,9 +70,17 @@ def file_table(index: Index) -> _engine.FileTable:
     return _engine.FileTable(index.paths, index.size_bytes, index.mtime_ns)
 
 
+def buffer_pool(engine: _engine.Engine, sample: Sample, batch_samples: int, slots: int) -> _engine.BufferPool:
+    """Memory for batches of ``sample``: those in the slots, one that the consumer uses and one that it just dropped."""
+    elements = sample.bytes // sample.dtype.itemsize
+    widest_bytes = max(sample.dtype.itemsize, sample.torch_dtype.itemsize)
+    return _engine.BufferPool(engine, elements * widest_bytes * batch_samples, slots + 2)
+
+
 def make_batches(
     engine: _engine.Engine,
     files: _engine.FileTable,
+    pool: _engine.BufferPool,
     sample: Sample,
     batch_samples: int,
     slots: int,
@@ -94,6 +102,7 @@ def make_batches(
     batches = _engine.Batches(
         engine,
         files,
+        pool,
         slots=slots,
         sample_bytes=sample.bytes,
         batch_samples=batch_samples,

@@ -11,12 +11,13 @@ MIB = 2**20
 class EngineOptions:
     """How bytes move. The defaults were measured (``benchmarks/notes/``); most programs need none of these.
 
-    Memory is bounded by ``workers * bounce_bytes`` here, and by two ring's worth of batches in each data set that is
+    Memory is bounded by ``workers * bounce_bytes`` here, and by `prefetch` + 2 batches in each data set that is
     being iterated; both are reported by `GDSDataset.stats`.
 
     Attributes:
         backend: ``"uring"`` (io_uring), ``"posix"`` (pread and pwrite), or ``"auto"``: the better of those that work.
-        workers: threads that move bytes. 0: the number of cores, from 2 to 8, with io_uring; 8 with posix.
+        workers: threads that move bytes. 0: with io_uring one fewer than cores, from 1 to 8 (the consumer copies too, rather
+            than sleep); with posix 8, for each has one request in flight.
         queue_depth: requests that one worker keeps in flight.
         segment_bytes: what a worker takes from a batch at a time.
         request_bytes: longest single request to storage.

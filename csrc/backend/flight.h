@@ -3,6 +3,9 @@
 // answered by buffered I/O. It makes no system call: a backend issues each Step and reports its result.
 #pragma once
 
+#include <sys/uio.h>
+
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -19,18 +22,20 @@ class Flight {
   struct Step {
     bool write = false;
     int fd = -1;
-    std::byte* buffer = nullptr;
-    uint64_t length = 0;
     uint64_t offset = 0;
-    bool in_bounce = false;  // buffer lies in the arena
+    uint64_t length = 0;
+    // Where the bytes go or come from, in order.
+    std::array<iovec, 3> memory;
+    unsigned memory_count = 0;
+    bool in_bounce = false;  // one stretch of memory, and it lies in the arena
   };
 
   // Takes what it needs from `arena`; false where there is no room, and then nothing was begun.
   bool begin(const Request& request, BounceArena& arena, const BackendOptions& options, FaultPlan* faults);
 
   bool ended() const { return ended_; }
-  // The next call to issue, while it has not ended.
-  Step next();
+  // The next call to issue, while it has not ended. Valid until the next call of this.
+  const Step& next();
   // Its result: bytes moved, or a negative errno.
   void advance(int64_t result);
   // After the end: delivers the pieces, returns the memory to the arena.
@@ -38,13 +43,13 @@ class Flight {
 
  private:
   bool take_window();
+  void point_step_at(uint64_t offset, uint64_t end);
   void advance_read(uint64_t moved);
   void advance_write(uint64_t moved);
   void fall_back_to_buffered(const std::string& refused, int system_errno);
   void fail(Error error);
   void fail_truncated();
   uint64_t end() const { return request_.offset + request_.length; }
-  const char* operation() const;
 
   Request request_;
   BounceArena* arena_ = nullptr;
@@ -52,11 +57,20 @@ class Flight {
   FaultPlan* faults_ = nullptr;
 
   bool direct_ = false;
-  uint64_t alignment_ = 1;           // of the descriptor in use
-  uint64_t window_offset_ = 0;       // the range of the file that window_ holds: for reads it contains the
-  uint64_t window_length_ = 0;       // request, for direct writes it is the aligned middle of it
-  std::byte* window_ = nullptr;      // bounce memory, or the only piece's own memory
-  uint64_t bounce_bytes_ = 0;        // taken from the arena at window_; 0: none
+  uint64_t alignment_ = 1;  // of the descriptor in use
+
+  // The window is the range of the file that moves: for reads it contains the request, for direct writes it
+  // is the aligned middle of it. It falls into three parts (any may be empty): a head in bounce memory, a
+  // middle in the caller's own memory, a tail in bounce memory again. Memory that lies like the file, modulo
+  // the alignment, thus needs a bounce for its two edges only.
+  uint64_t window_begin_ = 0;
+  uint64_t middle_begin_ = 0;
+  uint64_t middle_end_ = 0;
+  uint64_t window_end_ = 0;
+  std::byte* bounce_ = nullptr;
+  uint64_t bounce_bytes_ = 0;
+  std::byte* tail_ = nullptr;
+
   uint64_t position_ = 0;            // in the file: what lies before it has been moved
   uint64_t idle_answers_ = 0;        // in a row without progress
   bool ended_ = false;

@@ -1,5 +1,5 @@
-// pread and pwrite, one request at a time: works everywhere. A queue comes from having several workers.
-#include <unistd.h>
+// preadv and pwritev, one request at a time: works everywhere. A queue comes from having several workers.
+#include <sys/uio.h>
 
 #include <cerrno>
 #include <deque>
@@ -30,10 +30,11 @@ class PosixBackend final : public Backend {
     // Nothing else is in flight, so there is room.
     flight.begin(requests.front(), arena_, options_, faults_ ? &*faults_ : nullptr);
     while (!flight.ended()) {
-      const Flight::Step step = flight.next();
+      const Flight::Step& step = flight.next();
       const auto offset = static_cast<off_t>(step.offset);
-      const ssize_t moved = step.write ? ::pwrite(step.fd, step.buffer, step.length, offset)
-                                       : ::pread(step.fd, step.buffer, step.length, offset);
+      const auto count = static_cast<int>(step.memory_count);
+      const ssize_t moved = step.write ? ::pwritev(step.fd, step.memory.data(), count, offset)
+                                       : ::preadv(step.fd, step.memory.data(), count, offset);
       flight.advance(moved < 0 ? -errno : moved);
     }
     completed_.push_back(flight.finish());

@@ -12,7 +12,7 @@ Selection select_backend(const std::string& asked, bool strict) {
   const std::string refusal = uring_refusal();
   if (refusal.empty()) return {"uring", ""};
   if (asked == "uring" || strict) throw Failure({ErrorCode::kUnavailable, refusal});
-  return {"posix", refusal};
+  return {"posix", refusal + "; using posix threads instead"};
 }
 
 std::unique_ptr<Backend> make_backend(const std::string& name, const BackendOptions& options, Device& device) {

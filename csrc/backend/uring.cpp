@@ -114,19 +114,20 @@ class UringBackend final : public Backend {
 
  private:
   void prepare(size_t index) {
-    const Flight::Step step = flights_[index].next();
+    const Flight::Step& step = flights_[index].next();
     io_uring_sqe* entry = io_uring_get_sqe(&ring_);  // there is one: entries and flights are equally many
+    void* first = step.memory[0].iov_base;
     const auto length = static_cast<unsigned>(step.length);
     if (step.in_bounce && registered_) {
       if (step.write) {
-        io_uring_prep_write_fixed(entry, step.fd, step.buffer, length, step.offset, 0);
+        io_uring_prep_write_fixed(entry, step.fd, first, length, step.offset, 0);
       } else {
-        io_uring_prep_read_fixed(entry, step.fd, step.buffer, length, step.offset, 0);
+        io_uring_prep_read_fixed(entry, step.fd, first, length, step.offset, 0);
       }
     } else if (step.write) {
-      io_uring_prep_write(entry, step.fd, step.buffer, length, step.offset);
+      io_uring_prep_writev(entry, step.fd, step.memory.data(), step.memory_count, step.offset);
     } else {
-      io_uring_prep_read(entry, step.fd, step.buffer, length, step.offset);
+      io_uring_prep_readv(entry, step.fd, step.memory.data(), step.memory_count, step.offset);
     }
     io_uring_sqe_set_data64(entry, index);
   }
@@ -176,7 +177,7 @@ class UringBackend final : public Backend {
 std::string uring_refusal() {
   io_uring ring{};
   const int result = make_ring(2, ring);
-  if (result < 0) return refusal_of(-result) + "; reading with posix threads instead";
+  if (result < 0) return refusal_of(-result);
   io_uring_queue_exit(&ring);
   return "";
 }

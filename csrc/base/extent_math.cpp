@@ -10,7 +10,7 @@ void split(const Transfer& transfer, uint64_t limit_bytes, Conversion conversion
   uint64_t done = 0;
   while (done < transfer.length) {
     uint64_t part_bytes = transfer.length - done;
-    if (part_bytes > limit_bytes) {
+    if (part_bytes > limit_bytes + kCutBytes) {  // a last part of a few bytes would cost a request of its own
       const uint64_t offset = transfer.offset + done;
       part_bytes = align_down(offset + limit_bytes, kCutBytes) - offset;
       part_bytes -= part_bytes % element_bytes;  // an array that starts off its elements' alignment

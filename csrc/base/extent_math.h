@@ -14,8 +14,8 @@ constexpr uint64_t align_up(uint64_t value, uint64_t alignment) {
   return align_down(value + alignment - 1, alignment);
 }
 
-// Cuts a transfer into parts of at most `limit_bytes` (a multiple of kCutBytes), at file offsets that are
-// multiples of kCutBytes, so that no two parts read the same disk block and no element is cut in two
+// Cuts a transfer into parts of at most `limit_bytes` + kCutBytes, at file offsets that are multiples of
+// kCutBytes (and `limit_bytes` is one), so that no two parts read the same disk block and no element is cut in two
 // (elements are at most 8 bytes; a misaligned array keeps its elements whole because memory is cut by
 // stored elements). Appends them to `parts`; a transfer of length 0 gives none.
 inline constexpr uint64_t kCutBytes = 4096;

@@ -53,7 +53,6 @@ uint64_t ask_direct_alignment(int fd) {
   if (::statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &status) == 0 && (status.stx_mask & STATX_DIOALIGN) != 0 &&
       status.stx_dio_offset_align != 0) {
     const uint64_t asked = std::max(status.stx_dio_offset_align, status.stx_dio_mem_align);
-    // A disk with 512-byte sectors takes 512; whole pages still cost the same and join better.
     return std::max<uint64_t>(asked, 512);
   }
 #else
@@ -107,6 +106,9 @@ File::File(std::string path, int flags) : path_(std::move(path)), flags_(flags) 
   if (!S_ISREG(status.st_mode) && !S_ISBLK(status.st_mode)) {
     throw Failure({ErrorCode::kInvalidArgument, "'" + path_ + "' is not a regular file", path_});
   }
+  // The engine reads ahead itself, and knows what will be wanted; the kernel's guess would fill the page cache
+  // with bytes that O_DIRECT reads as well.
+  ::posix_fadvise(buffered_.get(), 0, 0, POSIX_FADV_RANDOM);
   size_bytes_ = static_cast<uint64_t>(status.st_size);
   file_system_ = status.st_dev;
 }

@@ -68,6 +68,7 @@ std::unique_ptr<Mapping> Mapping::make(int fd, uint64_t size_bytes) {
   if (size_bytes == 0) return nullptr;
   void* data = ::mmap(nullptr, size_bytes, PROT_READ, MAP_SHARED, fd, 0);
   if (data == MAP_FAILED) return nullptr;
+  ::madvise(data, size_bytes, MADV_RANDOM);  // a fault reads its page, not the disk's whole readahead around it
   return std::unique_ptr<Mapping>(new Mapping(static_cast<const std::byte*>(data), size_bytes));
 }
 

@@ -5,8 +5,8 @@
 
 namespace gdsdata {
 
-BufferPool::BufferPool(std::shared_ptr<Device> device, size_t buffer_bytes, size_t max_spare)
-    : device_(std::move(device)), buffer_bytes_(buffer_bytes), max_spare_(max_spare) {}
+BufferPool::BufferPool(std::shared_ptr<Device> device, size_t buffer_bytes, size_t max_kept)
+    : device_(std::move(device)), buffer_bytes_(buffer_bytes), max_kept_(max_kept) {}
 
 std::shared_ptr<DeviceBuffer> BufferPool::take() {
   std::unique_ptr<DeviceBuffer> buffer;
@@ -15,26 +15,39 @@ std::shared_ptr<DeviceBuffer> BufferPool::take() {
     if (!spare_.empty()) {
       buffer = std::move(spare_.back());  // the last to come back has the warmest memory
       spare_.pop_back();
+    } else {
+      ++kept_;
     }
   }
   if (buffer == nullptr) buffer = device_->allocate(buffer_bytes_);
   return {buffer.release(), [pool = shared_from_this()](DeviceBuffer* returned) { pool->give_back(returned); }};
 }
 
+void BufferPool::handed_over() {
+  std::lock_guard lock(mutex_);
+  --kept_;
+}
+
 void BufferPool::give_back(DeviceBuffer* buffer) {
   std::unique_ptr<DeviceBuffer> owned(buffer);
   std::lock_guard lock(mutex_);
-  if (spare_.size() < max_spare_) spare_.push_back(std::move(owned));
+  if (kept_ >= max_kept_) return;
+  ++kept_;
+  spare_.push_back(std::move(owned));
 }
 
-Prefetcher::Prefetcher(std::shared_ptr<Engine> engine, std::shared_ptr<FileTable> files, PrefetchOptions options)
+Prefetcher::Prefetcher(std::shared_ptr<Engine> engine, std::shared_ptr<FileTable> files,
+                       std::shared_ptr<BufferPool> pool, PrefetchOptions options)
     : engine_(std::move(engine)),
       files_(std::move(files)),
       options_(options),
-      pool_(std::make_shared<BufferPool>(
-          engine_->device(), result_bytes(options.conversion, options.sample_bytes * options.batch_samples), options.slots)),
+      pool_(std::move(pool)),
       ring_(options.slots),
       slots_(options.slots) {
+  if (pool_->buffer_bytes() <
+      result_bytes(options_.conversion, options_.sample_bytes * options_.batch_samples) + kPlacementBytes) {
+    throw Failure({ErrorCode::kInvalidArgument, "the pool's buffers are smaller than a batch"});
+  }
   for (size_t i = 0; i < slots_.size(); ++i) {
     slots_[i].group = std::make_shared<Group>();
     slots_[i].group->files = files_;
@@ -82,7 +95,8 @@ void Prefetcher::fill_free_slots() {
     slot.samples = planned_sizes_.front();
     planned_sizes_.pop_front();
     const size_t result_sample_bytes = result_bytes(options_.conversion, options_.sample_bytes);
-    std::byte* memory = slot.buffer->data();
+    slot.offset = placement(static_cast<uint64_t>(planned_offsets_[next_sample_]));
+    std::byte* memory = slot.buffer->data() + slot.offset;
     slot.group->transfers.clear();
     for (size_t i = 0; i < slot.samples; ++i, ++next_sample_, memory += result_sample_bytes) {
       slot.group->transfers.push_back({static_cast<uint32_t>(planned_files_[next_sample_]),
@@ -91,6 +105,15 @@ void Prefetcher::fill_free_slots() {
     }
     engine_->submit(slot.group);
   }
+}
+
+// A batch may start anywhere in its buffer. Where all of its samples then lie in memory as they lie in their
+// files, modulo the alignment of direct I/O, a disk can write into it without a bounce; still on a cache line.
+size_t Prefetcher::placement(uint64_t file_offset) const {
+  constexpr uint64_t kSector = 512, kCacheLine = 64;
+  const uint64_t place = file_offset % kPlacementBytes;
+  const bool useful = options_.conversion == Conversion::kNone && options_.sample_bytes % kSector == 0;
+  return useful && place % kCacheLine == 0 ? place : 0;
 }
 
 void Prefetcher::slot_done(size_t slot) {
@@ -108,6 +131,7 @@ std::optional<Prefetcher::Batch> Prefetcher::next(const std::function<void()>& p
   if (closed_) throw Failure({ErrorCode::kClosed, "this iterator was closed; make a new one with iter(dataset)"});
   if (!ring_.head()) return std::nullopt;
   ready_seen_ += ring_.count(Ring::State::kReady);
+  ++calls_;
   if (!ring_.head_ready()) {
     const auto began = Clock::now();
     if (!help_until_head(lock)) wait_for_head(lock, poll);
@@ -121,11 +145,12 @@ std::optional<Prefetcher::Batch> Prefetcher::next(const std::function<void()>& p
   const size_t index = ring_.take();
   Slot& slot = slots_[index];
   std::optional<Error> error = std::move(slot.group->error);
-  Batch batch{nullptr, slot.samples};
+  Batch batch{nullptr, slot.offset, slot.samples};
   if (!error) {
     ++statistics_.batches;
     statistics_.bytes += slot.group->bytes;
     batch.buffer = std::move(slot.buffer);
+    pool_->handed_over();
   }
   ring_.release(index);
   fill_free_slots();
@@ -204,15 +229,17 @@ void Prefetcher::close() {
   }
   changed_.wait(lock, [this] { return ring_.count(Ring::State::kFilling) == 0; });
   planned_sizes_.clear();
-  for (Slot& slot : slots_) slot.buffer.reset();
+  for (Slot& slot : slots_) {
+    if (slot.buffer != nullptr) pool_->handed_over();  // to nobody: it goes back
+    slot.buffer.reset();
+  }
 }
 
 PrefetchStatistics Prefetcher::statistics() const {
   std::lock_guard lock(mutex_);
   PrefetchStatistics result = statistics_;
   if (full_since_) result.ring_full_s += std::chrono::duration<double>(Clock::now() - *full_since_).count();
-  const uint64_t calls = std::max<uint64_t>(1, result.batches);
-  result.mean_ready = static_cast<double>(ready_seen_) / static_cast<double>(calls);
+  if (calls_ > 0) result.mean_ready = static_cast<double>(ready_seen_) / static_cast<double>(calls_);
   return result;
 }
 

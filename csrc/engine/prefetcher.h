@@ -19,19 +19,25 @@
 
 namespace gdsdata {
 
-// Buffers of one size that come back when their last user lets go, in whatever thread that is.
+// Buffers of one size. A batch leaves in one, and when its last user lets go, in whatever thread that is, the
+// buffer comes back: its memory is touched, so it is far cheaper than a new one. Outlives prefetchers, so that
+// the next epoch finds them. Thread-safe.
 class BufferPool : public std::enable_shared_from_this<BufferPool> {
  public:
-  BufferPool(std::shared_ptr<Device> device, size_t buffer_bytes, size_t max_spare);
-  std::shared_ptr<DeviceBuffer> take();  // throws Failure where there is no memory
+  // Keeps at most `max_kept` buffers: those in a ring and spare ones, not those that consumers hold.
+  BufferPool(std::shared_ptr<Device> device, size_t buffer_bytes, size_t max_kept);
+  std::shared_ptr<DeviceBuffer> take();  // for a ring; throws Failure where there is no memory
+  void handed_over();                    // one that was taken is a consumer's now
   size_t buffer_bytes() const { return buffer_bytes_; }
+  uint64_t max_kept_bytes() const { return max_kept_ * buffer_bytes_; }
 
  private:
   void give_back(DeviceBuffer* buffer);
-  std::shared_ptr<Device> device_;
+  const std::shared_ptr<Device> device_;
   const size_t buffer_bytes_;
-  const size_t max_spare_;
+  const size_t max_kept_;
   std::mutex mutex_;
+  size_t kept_ = 0;
   std::vector<std::unique_ptr<DeviceBuffer>> spare_;
 };
 
@@ -56,10 +62,14 @@ class Prefetcher {
  public:
   struct Batch {
     std::shared_ptr<DeviceBuffer> buffer;  // the consumer's for as long as it keeps it
+    size_t offset = 0;                     // where in it the first sample starts
     size_t samples = 0;
   };
 
-  Prefetcher(std::shared_ptr<Engine> engine, std::shared_ptr<FileTable> files, PrefetchOptions options);
+  // The pool's buffers hold at least a batch (batch_samples of sample_bytes, converted) and kPlacementBytes.
+  static constexpr size_t kPlacementBytes = 4096;
+  Prefetcher(std::shared_ptr<Engine> engine, std::shared_ptr<FileTable> files, std::shared_ptr<BufferPool> pool,
+             PrefetchOptions options);
   ~Prefetcher();  // as close()
   Prefetcher(const Prefetcher&) = delete;
   Prefetcher& operator=(const Prefetcher&) = delete;
@@ -76,8 +86,6 @@ class Prefetcher {
   // Drops what is planned, waits for what is in flight, lets go of the memory. Taken batches stay valid.
   void close();
 
-  // Host and device memory that it keeps at most: slots and as many spare ones.
-  uint64_t ring_bytes() const { return 2 * options_.slots * pool_->buffer_bytes(); }
   PrefetchStatistics statistics() const;
 
  private:
@@ -85,10 +93,12 @@ class Prefetcher {
   struct Slot {
     std::shared_ptr<DeviceBuffer> buffer;
     std::shared_ptr<Group> group;
+    size_t offset = 0;  // of the first sample in the buffer
     size_t samples = 0;
   };
 
-  void fill_free_slots();       // lock held
+  void fill_free_slots();  // lock held
+  size_t placement(uint64_t file_offset) const;
   void slot_done(size_t slot);  // on a worker
   bool help_until_head(std::unique_lock<std::mutex>& lock);
   void wait_for_head(std::unique_lock<std::mutex>& lock, const std::function<void()>& poll);
@@ -113,7 +123,8 @@ class Prefetcher {
   size_t next_sample_ = 0;  // in planned_files_ and planned_offsets_
 
   PrefetchStatistics statistics_;
-  uint64_t ready_seen_ = 0;
+  uint64_t calls_ = 0;       // of next that found a batch planned, and
+  uint64_t ready_seen_ = 0;  // the batches ready at each of them
   uint64_t completed_ = 0;  // groups: progress
   std::optional<Clock::time_point> full_since_;
 };

@@ -156,8 +156,8 @@ std::shared_ptr<FileTable> make_file_table(const std::vector<std::string>& paths
 // A prefetcher and how its batches become tensors.
 class Batches {
  public:
-  Batches(std::shared_ptr<Engine> engine, std::shared_ptr<FileTable> files, size_t slots, uint64_t sample_bytes,
-          size_t batch_samples, const std::string& conversion, uint8_t type_code, uint8_t type_bits,
+  Batches(std::shared_ptr<Engine> engine, std::shared_ptr<FileTable> files, std::shared_ptr<BufferPool> pool,
+          size_t slots, uint64_t sample_bytes, size_t batch_samples, const std::string& conversion, uint8_t type_code, uint8_t type_bits,
           std::vector<int64_t> sample_shape, std::vector<int64_t> sample_strides, double stall_timeout_s)
       : layout_{type_code, type_bits, std::move(sample_shape), std::move(sample_strides), 1} {
     for (const int64_t size : layout_.sample_shape) layout_.sample_elements *= size;
@@ -167,7 +167,7 @@ class Batches {
     options.batch_samples = batch_samples;
     options.conversion = conversion_of(conversion);
     options.stall_timeout = std::chrono::milliseconds(static_cast<int64_t>(stall_timeout_s * 1000));
-    prefetcher_ = std::make_unique<Prefetcher>(std::move(engine), std::move(files), options);
+    prefetcher_ = std::make_unique<Prefetcher>(std::move(engine), std::move(files), std::move(pool), options);
   }
   ~Batches() { close(); }
   Batches(const Batches&) = delete;
@@ -184,7 +184,7 @@ class Batches {
       batch = prefetcher_->next(check_signals);
     }
     if (!batch) return py::none();
-    return to_dlpack(layout_, std::move(batch->buffer), batch->samples);
+    return to_dlpack(layout_, std::move(batch->buffer), batch->offset, batch->samples);
   }
 
   void close() {
@@ -193,7 +193,6 @@ class Batches {
   }
 
   py::dict statistics() const { return to_dict(prefetcher_->statistics()); }
-  uint64_t ring_bytes() const { return prefetcher_->ring_bytes(); }
 
  private:
   TensorLayout layout_;
@@ -240,17 +239,23 @@ PYBIND11_MODULE(_engine, module) {
 
   py::class_<FileTable, std::shared_ptr<FileTable>>(module, "FileTable").def(py::init(&make_file_table));
 
+  py::class_<BufferPool, std::shared_ptr<BufferPool>>(module, "BufferPool")
+      .def(py::init([](const Engine& engine, size_t batch_bytes, size_t max_kept) {
+             return std::make_shared<BufferPool>(engine.device(), batch_bytes + Prefetcher::kPlacementBytes, max_kept);
+           }),
+           py::arg("engine"), py::arg("batch_bytes"), py::arg("max_kept"))
+      .def_property_readonly("max_kept_bytes", &BufferPool::max_kept_bytes);
+
   py::class_<Batches>(module, "Batches")
-      .def(py::init<std::shared_ptr<Engine>, std::shared_ptr<FileTable>, size_t, uint64_t, size_t, const std::string&,
-                    uint8_t, uint8_t, std::vector<int64_t>, std::vector<int64_t>, double>(),
-           py::arg("engine"), py::arg("files"), py::kw_only(), py::arg("slots"), py::arg("sample_bytes"),
+      .def(py::init<std::shared_ptr<Engine>, std::shared_ptr<FileTable>, std::shared_ptr<BufferPool>, size_t, uint64_t,
+                    size_t, const std::string&, uint8_t, uint8_t, std::vector<int64_t>, std::vector<int64_t>, double>(),
+           py::arg("engine"), py::arg("files"), py::arg("pool"), py::kw_only(), py::arg("slots"), py::arg("sample_bytes"),
            py::arg("batch_samples"), py::arg("conversion"), py::arg("type_code"), py::arg("type_bits"),
            py::arg("sample_shape"), py::arg("sample_strides"), py::arg("stall_timeout_s"))
       .def("plan", &Batches::plan, py::arg("files"), py::arg("offsets"), py::arg("sizes"))
       .def("next", &Batches::next)
       .def("close", &Batches::close)
-      .def("statistics", &Batches::statistics)
-      .def_property_readonly("ring_bytes", &Batches::ring_bytes);
+      .def("statistics", &Batches::statistics);
 
   module.attr("ROUTES") = py::cast(kRouteNames).cast<py::tuple>();
   module.def("direct_refusals", &direct_refusals);

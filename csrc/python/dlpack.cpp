@@ -22,7 +22,8 @@ void drop_capsule(PyObject* capsule) {
 
 }  // namespace
 
-pybind11::capsule to_dlpack(const TensorLayout& layout, std::shared_ptr<DeviceBuffer> buffer, size_t samples) {
+pybind11::capsule to_dlpack(const TensorLayout& layout, std::shared_ptr<DeviceBuffer> buffer, size_t offset,
+                              size_t samples) {
   auto tensor = std::make_unique<Tensor>();
   const size_t dimensions = layout.sample_shape.size() + 1;
   auto& numbers = tensor->shape_and_strides;
@@ -32,7 +33,7 @@ pybind11::capsule to_dlpack(const TensorLayout& layout, std::shared_ptr<DeviceBu
   numbers.push_back(layout.sample_elements);
   numbers.insert(numbers.end(), layout.sample_strides.begin(), layout.sample_strides.end());
   DLTensor& view = tensor->managed.dl_tensor;
-  view.data = buffer->data();
+  view.data = buffer->data() + offset;
   view.device = {kDLCPU, 0};
   view.ndim = static_cast<int32_t>(dimensions);
   view.dtype = {layout.type_code, layout.type_bits, 1};

@@ -21,8 +21,9 @@ struct TensorLayout {
   int64_t sample_elements = 0;
 };
 
-// A capsule "dltensor" of shape (samples, *sample_shape) over `buffer`, which it keeps until the tensor made
-// of it is gone.
-pybind11::capsule to_dlpack(const TensorLayout& layout, std::shared_ptr<DeviceBuffer> buffer, size_t samples);
+// A capsule "dltensor" of shape (samples, *sample_shape) over `buffer` from `offset` on, which it keeps until
+// the tensor made of it is gone.
+pybind11::capsule to_dlpack(const TensorLayout& layout, std::shared_ptr<DeviceBuffer> buffer, size_t offset,
+                              size_t samples);
 
 }  // namespace gdsdata

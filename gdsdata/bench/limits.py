@@ -4,6 +4,7 @@ Memory: two threads copy (numpy releases the GIL). Disk: O_DIRECT reads through 
 keeps `depth` reads in flight: with Python threads the GIL, not the disk, would set the pace of small reads.
 """
 
+import contextlib
 import ctypes
 import errno
 import mmap
@@ -132,9 +133,7 @@ def direct_reads(files, requests, depth, seconds):
         indices, offsets, lengths = requests(1 << 16)
         largest = int(lengths.max())
         room = -(-largest // measure.PAGE) * measure.PAGE
-        memory = mmap.mmap(-1, depth * room)
-        buffers = np.frombuffer(memory, np.uint8)
-        buffers[:: measure.PAGE] = 1  # touched before the clock runs
+        memory, buffers = huge_pages(depth * room)
         blocks = np.zeros(depth, IOCB)
         blocks["data"] = np.arange(depth)
         blocks["buf"] = buffers.ctypes.data + np.arange(depth, dtype=np.uint64) * np.uint64(room)
@@ -177,6 +176,23 @@ def direct_reads(files, requests, depth, seconds):
             aio.close()
         for fd in fds:
             os.close(fd)
+
+
+def huge_pages(size):
+    """Memory that lies in one piece where the system allows it, touched: (its mmap, a uint8 array of it).
+
+    A 1 MiB read into scattered pages is 256 pieces to the disk, which took virtio from 2.3 to 1.3 GB/s.
+    """
+    huge = 2**21
+    memory = mmap.mmap(-1, size + huge, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    array = np.frombuffer(memory, np.uint8)
+    start = -array.ctypes.data % huge
+    buffers = array[start : start + size]
+    buffers[:: measure.PAGE] = 1
+    return memory, buffers
 
 
 def sequential_requests(files, size):

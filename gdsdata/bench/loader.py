@@ -20,6 +20,8 @@ VERIFIED_BYTES = 160 * 2**20  # batches that are kept for verifying take no more
 COLD_MEANS = 0.02  # a cold run starts with no more than this share of the files resident
 WARM_MEANS = 0.999
 BUSY_CORES = 0.25
+# Read before a cold run, so that it times the storage and not memory that is touched for the first time.
+OPENING_BATCHES = 8
 
 
 class RowFailed(Exception):
@@ -76,8 +78,9 @@ class RowProcess:
         self.send(do, **command)
         return self.receive()
 
-    def run(self, **command):
+    def run(self, opened=None, **command):
         """One timed run: {samples, seconds, first_batch_ms, cpu_seconds, peak_bytes, others_cores, ...}."""
+        opened = opened or {}
         before = self.peak_bytes = measure.tree_bytes(self.process.pid)
         clock, machine, here = time.monotonic(), measure.machine_cpu_seconds(), measure.cpu_seconds()
         self.send("run", **command)
@@ -86,7 +89,7 @@ class RowProcess:
         used = measure.machine_cpu_seconds() - machine - result["cpu_seconds"] - (measure.cpu_seconds() - here)
         result["others_cores"] = max(0.0, used) / (time.monotonic() - clock)
         result["peak_bytes"] = self.peak_bytes - before
-        return result
+        return result | opened
 
     def end(self):
         self.process.stdin.close()
@@ -305,8 +308,12 @@ class Bench:
                             resident = measure.warm(source.files)
                     else:
                         command = {"epochs": 1, "seconds": self.case.cold_seconds, "samples": cold_samples}
-                        resident = measure.drop(source.files)
                     try:
+                        row.process.ask("prepare")
+                        if cache == "cold":
+                            measure.drop(source.files)
+                            command["opened"] = row.process.ask("open", dtype=dtype, batches=OPENING_BATCHES)
+                            resident = measure.drop(source.files)
                         run = row.process.run(dtype=dtype, **command)
                     except RowFailed as failed:
                         row.error = str(failed)

@@ -64,6 +64,10 @@ class Peer:
         """{path: bytes} that served the reads, where the loader counts it."""
         return {}
 
+    def may_stay_open(self):
+        """Whether the files' pages can be dropped from the cache while this is open: not those that it maps."""
+        return self.path != "mmap"
+
     def close(self):
         for name in list(vars(self)):
             if name not in ("source", "batch_size", "dtype", "seed", "as_int64"):
@@ -115,6 +119,9 @@ class Ours(Peer):
         )
         ids, sizes = order.plan(epoch, 0, batches)
         return np.split(np.asarray(ids), np.cumsum(sizes)[:-1])
+
+    def may_stay_open(self):
+        return self.source.kind != "tokens"  # small records are copied out of a mapping
 
     def served(self):
         return {path: count for path, count in self.dataset.stats()["bytes"].items() if count}
@@ -214,6 +221,9 @@ class Loader(Peer):
             persistent_workers=self.workers > 0,
             collate_fn=as_it_is if self.batched else None,
         )
+
+    def may_stay_open(self):
+        return super().may_stay_open() and self.workers == 0  # workers' CPU time is known when they end
 
     def epoch(self, epoch):
         self.generator.manual_seed(self.seed + epoch)

@@ -1,0 +1,235 @@
+"""What several test modules share: data, cache state, other processes, and what a process holds."""
+
+import ctypes
+import mmap
+import multiprocessing
+import multiprocessing.connection
+import os
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import gdsdata
+from gdsdata.engine import shared_engine
+from gdsdata.errors import BackendUnavailable
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+MIB = 2**20
+
+# A file whose file system (sysfs) refuses O_DIRECT, and that needs no root to be read.
+REFUSES_DIRECT = Path("/sys/kernel/btf/vmlinux")
+
+
+# ---------------------------------------------------------------------------------------------------------- data
+
+
+def random_bytes(count: int, seed: int = 0) -> bytes:
+    return np.random.default_rng(seed).bytes(count)
+
+
+def write_records(path: Path, count: int, record_bytes: int, seed: int = 0) -> np.ndarray:
+    """A file of ``count`` random records; they, as uint8 ``(count, record_bytes)``."""
+    path.write_bytes(random_bytes(count * record_bytes, seed))
+    return np.fromfile(path, np.uint8).reshape(count, record_bytes)
+
+
+def arrays(batches: Iterable[torch.Tensor]) -> list[np.ndarray]:
+    """Copies, made as each batch comes."""
+    return [batch.numpy().copy() for batch in batches]
+
+
+def assert_same_batches(got: Iterable[Any], expected: Iterable[Any]) -> None:
+    """Equal in number, order, dtype, shape and every byte (a NaN equals itself)."""
+    got, expected = list(map(np.asarray, got)), list(map(np.asarray, expected))
+    assert [(batch.dtype, batch.shape) for batch in got] == [(batch.dtype, batch.shape) for batch in expected]
+    different = [i for i, (a, b) in enumerate(zip(got, expected, strict=True)) if a.tobytes() != b.tobytes()]
+    assert not different, f"of {len(expected)} batches, these differ: {different}"
+
+
+# ---------------------------------------------------------------------------------------------- what is there to use
+
+
+def lack_of_uring() -> str:
+    """Why io_uring cannot be used here; "" where it can."""
+    try:
+        shared_engine(gdsdata.EngineOptions(backend="uring"))
+    except BackendUnavailable as reason:
+        return str(reason)
+    return ""
+
+
+needs_uring = pytest.mark.skipif(bool(lack_of_uring()), reason=f"no io_uring here: {lack_of_uring()}")
+BACKENDS = ["posix", pytest.param("uring", marks=needs_uring)]
+
+
+def refuses_direct(path: Path) -> bool:
+    """Whether the file system of ``path`` (a file) refuses O_DIRECT."""
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_DIRECT))
+    except OSError:
+        return True
+    return False
+
+
+def require_direct(path: Path) -> None:
+    """Skip the test where the file system of ``path`` (a file) refuses O_DIRECT."""
+    if refuses_direct(path):
+        pytest.skip("this file system refuses O_DIRECT")
+
+
+def drop_cache(*paths: Path) -> bool:
+    """Drop the files from the page cache; whether they have left it (on tmpfs they cannot)."""
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        os.fsync(descriptor)  # dirty pages stay
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+    return not any(map(resident_pages, paths))
+
+
+def resident_pages(path: Path) -> int:
+    """How many of the file's pages are in the page cache (mincore(2), which does not touch them)."""
+    if path.stat().st_size == 0:
+        return 0
+    view = np.memmap(path, np.uint8, mode="c")
+    pages = ctypes.create_string_buffer(-(-view.size // mmap.PAGESIZE))
+    assert ctypes.CDLL(None).mincore(ctypes.c_void_p(view.ctypes.data), ctypes.c_size_t(view.size), pages) == 0
+    return sum(page & 1 for page in pages.raw)
+
+
+def warm_cache(*paths: Path) -> None:
+    for path in paths:
+        path.read_bytes()
+
+
+# ----------------------------------------------------------------------------------------------- other processes
+
+# Children of a server that has imported torch: a new process in 0.2 s instead of 2.
+_processes = multiprocessing.get_context("forkserver")
+_processes.set_forkserver_preload(["torch.utils.data", "gdsdata", "pytest"])
+
+
+def in_new_process(function: Callable, *arguments: Any, timeout_s: float = 60) -> Any:
+    """What ``function`` (of a module's top level) returns in a new process that has used gdsdata for nothing yet.
+
+    Fails when it raises, dies of a signal, or takes longer than ``timeout_s``.
+    """
+    receiver, sender = _processes.Pipe(duplex=False)
+    process = _processes.Process(target=_answer, args=(sender, function, arguments))
+    process.start()
+    sender.close()
+    try:
+        if not receiver.poll(timeout_s):
+            pytest.fail(f"{function.__name__} still ran after {timeout_s} s")
+        result, error = receiver.recv()
+        process.join(timeout_s)  # it tidies up after itself
+    except EOFError:
+        process.join()
+        pytest.fail(f"{function.__name__} ended its process with exit code {process.exitcode} (-N: signal N)")
+    finally:
+        process.kill()
+        process.join()
+    if error is not None:
+        pytest.fail(f"in a new process:\n{error}")
+    return result
+
+
+def _answer(sender: multiprocessing.connection.Connection, function: Callable, arguments: tuple) -> None:
+    try:
+        sender.send((function(*arguments), None))
+    except BaseException:
+        sender.send((None, traceback.format_exc()))
+
+
+def start_script(script: str, *arguments: Any) -> subprocess.Popen:
+    """A Python interpreter of its own, from its start to its end, that runs ``script`` with ``sys.argv[1:]``."""
+    paths = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return subprocess.Popen(
+        [sys.executable, "-c", script, *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run_script(script: str, *arguments: Any, timeout_s: float = 30) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of `start_script`; a hang fails."""
+    process = start_script(script, *arguments)
+    try:
+        stdout, stderr = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        stdout, stderr = process.communicate()
+        pytest.fail(f"still running after {timeout_s} s; stdout: {stdout!r}, stderr: {stderr!r}")
+    return process.returncode, stdout, stderr
+
+
+def exit_code_of_fork(child: Callable[[], Any], timeout_s: float = 10) -> int:
+    """Fork, and run ``child`` in the child only; its exit code: 0, 1 for an exception, -N for signal N.
+
+    The child leaves without the interpreter's end: it has no business with the parent's. A hang fails.
+    """
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            child()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    if not eventually(lambda: os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None, timeout_s):
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+        raise AssertionError(f"the forked child still ran after {timeout_s} s")
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+# ------------------------------------------------------------------------------------------ what a process holds
+
+
+def threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def anonymous_bytes() -> int:
+    """Memory of this process that no file backs."""
+    return _status_bytes("RssAnon")
+
+
+def peak_bytes() -> int:
+    """The largest resident memory since `reset_peak`."""
+    return _status_bytes("VmHWM")
+
+
+def reset_peak() -> None:
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def _status_bytes(field: str) -> int:
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{field}:"))
+    return int(line.split()[1]) * 1024
+
+
+def eventually(condition: Callable[[], bool], timeout_s: float = 5) -> bool:
+    """Whether ``condition`` comes true in time: what the kernel tidies up takes a moment."""
+    until = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.01)
+    return True

@@ -1,0 +1,532 @@
+"""Trouble, made on purpose and real: right bytes, or the right exception at the batch it belongs to; never a signal."""
+
+import ctypes
+import errno
+import os
+import pickle
+import shutil
+import struct
+import tempfile
+import time
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers import (
+    BACKENDS,
+    MIB,
+    REFUSES_DIRECT,
+    arrays,
+    assert_same_batches,
+    drop_cache,
+    in_new_process,
+    needs_uring,
+    random_bytes,
+    refuses_direct,
+    require_direct,
+    warm_cache,
+    write_records,
+)
+
+from gdsdata import EngineOptions, GDSDataset, write_tensor
+from gdsdata.engine import shared_engine
+from gdsdata.errors import BackendUnavailable, CorruptData, IoError, StallError
+from gdsdata.formats import Npy, Records, Tokens
+
+RECORD_BYTES = 4099
+BATCH = 8
+RECORDS = Records("u1", (RECORD_BYTES,))
+
+
+@pytest.fixture
+def records(tmp_path) -> np.ndarray:
+    """200 records in two files in tmp_path: 25 batches."""
+    return np.concatenate([write_records(tmp_path / f"{i}.bin", 100, RECORD_BYTES, seed=i) for i in range(2)])
+
+
+def read(source: Path, options: EngineOptions | None = None, **arguments) -> GDSDataset:
+    return GDSDataset(source, BATCH, RECORDS, **{"shuffle": False, "device": "cpu", **arguments}, options=options)
+
+
+def batches_of(records: np.ndarray) -> list[np.ndarray]:
+    return [records[i : i + BATCH] for i in range(0, len(records), BATCH)]
+
+
+def until_error(batches, expected: type[Exception]) -> tuple[list[np.ndarray], Exception]:
+    """The batches that come before the error, and the error."""
+    got = []
+    with pytest.raises(expected) as error:
+        for batch in batches:
+            got.append(batch.numpy().copy())
+    return got, error.value
+
+
+# -------------------------------------------------------------------------------- faults that must not be noticed
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("direct", ["never", "always"])
+@pytest.mark.parametrize(
+    "faults",
+    [
+        "shorten=0.9",
+        "interrupt=0.5",
+        "late=0.5,late_ms=3",
+        "reorder=1",
+        "shorten=0.7,interrupt=0.3,late=0.2,late_ms=2,reorder=0.5",
+    ],
+)
+def test_short_interrupted_late_and_reordered_transfers_give_right_bytes_in_order(
+    tmp_path, records, backend, direct, faults
+):
+    if direct == "always":
+        require_direct(tmp_path / "0.bin")
+    options = EngineOptions(backend=backend, direct=direct, workers=2, coalesce_gap_bytes=0, faults=f"seed=1,{faults}")
+    dataset, undisturbed = read(tmp_path, options, shuffle=True, prefetch=3), read(tmp_path, shuffle=True)
+    for _ in range(3):
+        drop_cache(*tmp_path.iterdir())  # what is in memory would not pass through the backend
+        assert_same_batches(dataset, undisturbed)
+    if direct == "always":
+        assert dataset.stats()["engine"]["requests"] > 3 * 25
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_short_and_interrupted_transfers_of_converted_tokens_give_right_values(tmp_path, backend):
+    (tmp_path / "0.bin").write_bytes(random_bytes(400_001 * 2))
+    options = EngineOptions(backend=backend, direct="auto", faults="seed=2,shorten=0.8,interrupt=0.3")
+    shaky = GDSDataset(tmp_path, 5, Tokens(">u2", seq_len=333), device="cpu", options=options)
+    drop_cache(tmp_path / "0.bin")
+    assert_same_batches(shaky, GDSDataset(tmp_path, 5, Tokens(">u2", seq_len=333), device="cpu"))
+
+
+# ------------------------------------------------------------------------- one completion in turn becomes an error
+
+# Past the page cache, so that each record passes through the backend; one worker, whose completions are counted.
+ONE_BY_ONE = dict(direct="always", workers=1, coalesce_gap_bytes=0, segment_bytes=4096)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("number", [0, 1, 2, 5, 8, 11, 16, 17, 24, 31])
+def test_a_failed_completion_is_an_error_at_its_batch_and_the_next_epoch_works(tmp_path, backend, number):
+    # Every second record of a block of its own, so that each is a request of its own.
+    expected = write_records(tmp_path / "0.bin", 64, 8192)
+    require_direct(tmp_path / "0.bin")
+    options = EngineOptions(**ONE_BY_ONE, backend=backend, faults=f"fail_at={number}")
+    engine = shared_engine(options)  # kept, for its backends count their completions
+    dataset = GDSDataset(tmp_path, 4, Records("u1", (8192,)), shuffle=False, device="cpu", options=options)
+    got, error = until_error(dataset, IoError)
+
+    assert error.errno == errno.EIO and error.path == str(tmp_path / "0.bin")
+    assert error.length > 0 and error.offset // (4 * 8192) == len(got), "the error is that of the batch it came at"
+    assert "a fault made on purpose" in str(error) and error.path in str(error)
+    assert f"offset {error.offset}, length {error.length} bytes" in str(error)
+    assert_same_batches(got, np.split(expected, 16)[: len(got)])
+    assert engine.statistics()["errors"] == 1
+    assert_same_batches(dataset, np.split(expected, 16))
+
+
+def first_failure(folder: Path, number: int) -> OSError:
+    """The error of a read that ends in errno ``number``."""
+    dataset = read(folder, EngineOptions(backend="posix", direct="never", faults=f"fail=1,error={number}"))
+    if not drop_cache(*folder.iterdir()):
+        pytest.skip("this file system keeps files in memory")
+    got, error = until_error(dataset, OSError)
+    assert got == []
+    return error
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (errno.EIO, "Input/output error; the device reported a failure, see the kernel's log"),
+        (errno.ESTALE, "Stale file handle"),
+        (errno.EACCES, "Permission denied; check the permissions of the file and its folders"),
+    ],
+)
+def test_the_errno_of_a_failure_is_that_of_the_system(tmp_path, records, number, words):
+    error = first_failure(tmp_path, number)
+    assert isinstance(error, IoError) and error.errno == number and words in str(error)
+
+
+def test_an_error_crosses_processes_with_its_path_offset_and_length(tmp_path, records):
+    error = first_failure(tmp_path, errno.EIO)
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), vars(again)) == (str(error), vars(error)) and again.errno == error.errno
+
+
+def test_a_state_taken_at_an_error_continues_with_the_failed_batch(tmp_path, records):
+    require_direct(tmp_path / "0.bin")
+    options = EngineOptions(**ONE_BY_ONE, backend="posix", faults="fail_at=30")
+    engine = shared_engine(options)
+    dataset = read(tmp_path, options)
+    got, _ = until_error(dataset, IoError)
+    dataset.load_state_dict(dataset.state_dict())
+    assert 0 < len(got) < 25 and engine.statistics()["errors"] == 1
+    assert_same_batches([*got, *arrays(dataset)], batches_of(records))
+
+
+# ----------------------------------------------------------------------------------------------------- real faults
+
+
+def test_writing_a_tensor_over_a_file_that_is_being_read_leaves_the_reader_its_old_bytes(tmp_path, records):
+    batches = iter(read(tmp_path / "0.bin", prefetch=1))
+    got = arrays([next(batches)])
+    write_tensor(torch.zeros(100 * RECORD_BYTES, dtype=torch.uint8), tmp_path / "0.bin")
+    assert_same_batches([*got, *arrays(batches)], batches_of(records[:100]))
+
+
+def test_a_file_truncated_before_it_is_read_is_corrupt(tmp_path, records):
+    dataset = read(tmp_path)
+    os.truncate(tmp_path / "1.bin", 50 * RECORD_BYTES + 7)
+    got, error = until_error(dataset, CorruptData)
+    assert error.path == str(tmp_path / "1.bin") and error.offset // RECORD_BYTES in range(100) and error.length > 0
+    assert f"{100 * RECORD_BYTES} bytes then, {50 * RECORD_BYTES + 7} bytes now" in str(error)
+    assert_same_batches(got, batches_of(records)[:12])
+    with pytest.raises(CorruptData, match="behind 50 records of 4099 bytes, 7 bytes are left"):
+        next(iter(dataset))
+
+
+def test_a_file_replaced_by_another_is_refused_and_then_indexed_anew(tmp_path, records):
+    dataset = read(tmp_path)
+    others = write_records(tmp_path / "other", 60, RECORD_BYTES, seed=7)
+    os.replace(tmp_path / "other", tmp_path / "1.bin")
+    got, error = until_error(dataset, CorruptData)
+    assert error.path == str(tmp_path / "1.bin")
+    assert "was replaced or changed since it was indexed" in str(error)
+    assert "iterate again to index it anew" in str(error)
+    assert_same_batches(got, batches_of(records)[:12])
+    assert_same_batches(dataset, batches_of(np.concatenate([records[:100], others])))
+    assert len(dataset) == 20
+
+
+def test_a_file_replaced_by_one_of_equal_size_is_noticed(tmp_path, records):
+    dataset = read(tmp_path)
+    write_records(tmp_path / "other", 100, RECORD_BYTES, seed=7)
+    os.replace(tmp_path / "other", tmp_path / "0.bin")
+    with pytest.raises(CorruptData, match="was replaced or changed since it was indexed: .*modified later"):
+        next(iter(dataset))
+
+
+def test_a_file_replaced_while_it_is_being_read_is_read_to_its_end(tmp_path, records):
+    dataset = read(tmp_path, prefetch=1)
+    batches = iter(dataset)
+    got = arrays(next(batches) for _ in range(14))  # both are open
+    for path in tmp_path.glob("*.bin"):
+        write_records(tmp_path / "other", 100, RECORD_BYTES, seed=7)
+        os.replace(tmp_path / "other", path)
+    assert_same_batches([*got, *arrays(batches)], batches_of(records))
+
+
+@pytest.mark.parametrize("when", ["before the first epoch", "before the second epoch"])
+def test_a_file_unlinked_before_its_first_read_is_not_found(tmp_path, records, when):
+    dataset = read(tmp_path)
+    if when == "before the second epoch":
+        arrays(dataset)
+        dataset = pickle.loads(pickle.dumps(dataset))  # as another process gets it: nothing is open
+    os.unlink(tmp_path / "1.bin")
+    got, error = until_error(dataset, FileNotFoundError)
+    assert str(tmp_path / "1.bin") in str(error)
+    assert "was it moved or deleted after the data set was made?" in str(error)
+    assert error.errno == errno.ENOENT
+    assert_same_batches(got, batches_of(records)[:12])
+    with pytest.raises(FileNotFoundError):
+        next(iter(dataset))
+    write_records(tmp_path / "1.bin", 100, RECORD_BYTES, seed=1)
+    assert_same_batches(dataset, batches_of(records))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("record_bytes", [4096, 4099, 65536, 65537])
+@pytest.mark.parametrize("left_bytes", [0, 1, 4096 * 300, 4096 * 300 + 11])
+def test_a_file_truncated_while_it_is_iterated_is_corrupt_at_the_batch_that_lacks_bytes(
+    tmp_path, backend, record_bytes, left_bytes
+):
+    count = 4 * MIB // record_bytes
+    expected = write_records(tmp_path / "0.bin", count, record_bytes)
+    warm_cache(tmp_path / "0.bin")
+    options = EngineOptions(backend=backend)
+    dataset = GDSDataset(
+        tmp_path, 1, Records("u1", (record_bytes,)), shuffle=False, device="cpu", prefetch=2, options=options
+    )
+    batches = iter(dataset)
+    first = arrays(next(batches) for _ in range(4))
+    time.sleep(0.02)  # now the two read ahead are there, and copied from a mapping where records are small
+    os.truncate(tmp_path / "0.bin", left_bytes)
+    got, error = until_error(batches, CorruptData)
+
+    whole = max(left_bytes // record_bytes, 6)
+    assert len(first) + len(got) == whole
+    assert_same_batches([*first, *got], expected[:whole, None])
+    assert error.path == str(tmp_path / "0.bin")
+    assert error.offset // record_bytes == whole and error.length <= record_bytes
+    assert f"ends at {left_bytes} bytes, before offset" in str(error) and "it was truncated" in str(error)
+
+
+@pytest.mark.parametrize("attempt", range(10))
+def test_what_a_truncation_left_is_still_delivered_though_others_find_the_end(tmp_path, attempt):
+    # Many workers at once on a mapping of which some see the lost part: those that do not, have right bytes.
+    expected = write_records(tmp_path / "0.bin", 256, 65536)
+    options = EngineOptions(backend="posix", workers=8)
+    batches = iter(
+        GDSDataset(tmp_path, 1, Records("u1", (65536,)), shuffle=False, device="cpu", prefetch=8, options=options)
+    )
+    first = arrays(next(batches) for _ in range(4))
+    os.truncate(tmp_path / "0.bin", 100 * 65536)
+    got, error = until_error(batches, CorruptData)
+    assert_same_batches([*first, *got], expected[:100, None])
+    assert error.offset == 100 * 65536
+
+
+def epochs_ended_by_a_truncation(folder: Path) -> int:
+    """How many of 20 epochs of a file that is truncated at an unforeseen moment ended in `CorruptData`."""
+    path, corrupt = folder / "0.bin", 0
+    data = random_bytes(4 * MIB)
+    known = {data[i : i + 4096] for i in range(0, len(data), 4096)}
+    for attempt in range(20):
+        path.write_bytes(data)
+        dataset = GDSDataset(path, 16, Records("u1", (4096,)), seed=attempt, device="cpu")
+        child = os.fork()
+        if child == 0:
+            time.sleep(attempt * 1e-4)
+            os.truncate(path, 8192 * attempt)
+            os._exit(0)
+        try:
+            for batch in dataset:
+                assert all(row.tobytes() in known for row in batch.numpy())
+        except CorruptData:
+            corrupt += 1
+        os.waitpid(child, 0)
+    return corrupt
+
+
+def test_a_truncation_at_any_moment_is_never_a_signal_nor_wrong_bytes(tmp_path):
+    assert in_new_process(epochs_ended_by_a_truncation, tmp_path) > 0
+
+
+def test_a_mapping_that_lost_pages_says_nothing_about_files_read_later(tmp_path):
+    write_records(tmp_path / "0.bin", 1024, 4096)
+    batches = iter(GDSDataset(tmp_path, 1, Records("u1", (4096,)), shuffle=False, device="cpu", prefetch=1))
+    next(batches)
+    os.truncate(tmp_path / "0.bin", 0)
+    until_error(batches, CorruptData)
+    expected = write_records(tmp_path / "0.bin", 1024, 4096, seed=3)
+    dataset = GDSDataset(tmp_path, 64, Records("u1", (4096,)), shuffle=False, device="cpu")
+    assert_same_batches(dataset, np.split(expected, 16))
+
+
+# ----------------------------------------------------------------------------------------------------- permissions
+
+# Root may read everything, so these run as nobody, in a folder that nobody may enter.
+
+
+@pytest.fixture
+def open_folder():
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def as_nobody() -> None:
+    if os.geteuid() == 0:
+        os.seteuid(65534)
+
+
+def error_without_permission(folder: Path) -> Exception:
+    write_records(folder / "0.bin", 10, RECORD_BYTES)
+    dataset = read(folder)
+    (folder / "0.bin").chmod(0)
+    as_nobody()
+    try:
+        arrays(dataset)
+    except Exception as error:
+        return error
+    raise AssertionError("the file could be read")
+
+
+def test_a_file_whose_permission_was_removed_is_an_io_error(open_folder):
+    error = in_new_process(error_without_permission, open_folder)
+    assert isinstance(error, IoError) and error.errno == errno.EACCES
+    assert error.path == str(open_folder / "0.bin") and error.length > 0
+    assert "Permission denied; check the permissions of the file and its folders" in str(error)
+
+
+def error_of_indexing_without_permission(folder: Path, closed: str) -> Exception:
+    write_records(folder / "0.bin", 10, RECORD_BYTES)
+    (folder / closed).chmod(0)
+    as_nobody()
+    try:
+        read(folder)
+    except Exception as error:
+        return error
+    raise AssertionError("it could be read")
+
+
+def test_a_file_that_may_not_be_read_is_an_io_error_when_it_is_indexed(open_folder):
+    error = in_new_process(error_of_indexing_without_permission, open_folder, "0.bin")
+    assert isinstance(error, IoError) and error.errno == errno.EACCES
+    assert error.path == str(open_folder / "0.bin") and "Permission denied" in str(error)
+
+
+def test_a_folder_that_may_not_be_read_is_an_io_error(open_folder):
+    error = in_new_process(error_of_indexing_without_permission, open_folder, ".")
+    assert isinstance(error, IoError) and error.errno == errno.EACCES
+    assert error.path == str(open_folder) and "Permission denied" in str(error)
+
+
+# -------------------------------------------------------------------------------------------- O_DIRECT is refused
+
+
+@pytest.fixture
+def refusing() -> Path:
+    """A file whose file system refuses O_DIRECT."""
+    if not os.access(REFUSES_DIRECT, os.R_OK) or not refuses_direct(REFUSES_DIRECT):
+        pytest.skip(f"{REFUSES_DIRECT} is not there, not readable, or allows O_DIRECT")
+    return REFUSES_DIRECT
+
+
+def epochs_of_a_refusing_file(path: Path, options: EngineOptions) -> tuple[str, dict, list[str]]:
+    """ "right", "wrong" or the error of two epochs; by which routes bytes came; what was warned of."""
+    header_bytes = path.stat().st_size % 4096
+    records = Records("u1", (4096,), header_bytes)
+    dataset = GDSDataset(path, 64, records, shuffle=False, device="cpu", options=options)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            got = [b"".join(batch.tobytes() for batch in arrays(dataset)) for _ in range(2)]
+            outcome = "right" if got == [path.read_bytes()[header_bytes:]] * 2 else "wrong"
+        except BackendUnavailable as error:
+            assert error.reasons == (str(error),)
+            outcome = str(error)
+    return outcome, dataset.stats()["bytes"], [str(warning.message) for warning in caught]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_where_o_direct_is_refused_bytes_come_through_the_page_cache_with_one_warning(refusing, backend):
+    outcome, served, warned = in_new_process(epochs_of_a_refusing_file, refusing, EngineOptions(backend=backend))
+    assert outcome == "right" and served["direct"] == 0 and served["buffered"] > 0
+    (warning,) = warned
+    assert "gdsdata: O_DIRECT was refused, so bytes go through the page cache" in warning and str(refusing) in warning
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("asked", [dict(direct="always"), dict(strict=True)], ids=str)
+def test_where_o_direct_is_refused_and_was_asked_for_the_error_says_so(refusing, backend, asked):
+    options = EngineOptions(backend=backend, **asked)
+    outcome, served, warned = in_new_process(epochs_of_a_refusing_file, refusing, options)
+    assert f"O_DIRECT was asked for, but the file system of '{refusing}' refuses it" in outcome
+    assert 'use direct="auto" without strict, or a file system that allows it' in outcome
+    assert sum(served.values()) == 0 and warned == [], "nothing went through the page cache, so nothing says it does"
+
+
+def test_direct_never_asks_for_no_o_direct_and_warns_of_nothing(refusing):
+    outcome, served, warned = in_new_process(epochs_of_a_refusing_file, refusing, EngineOptions(direct="never"))
+    assert outcome == "right" and served["direct"] == 0 and warned == []
+
+
+# -------------------------------------------------------------------------------------------- io_uring is refused
+
+
+def forbid_io_uring() -> None:
+    """As a container's seccomp profile does: io_uring_setup (425 on every machine) ends in EPERM, for good."""
+    load_number, if_equal, answer = 0x20, 0x15, 0x06  # BPF: load a word, jump if equal, return
+    refused, allowed = 0x00050000 | errno.EPERM, 0x7FFF0000
+    steps = [(load_number, 0, 0, 0), (if_equal, 0, 1, 425), (answer, 0, 0, refused), (answer, 0, 0, allowed)]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
+    program = ctypes.create_string_buffer(struct.pack("HP", len(steps), ctypes.addressof(code)))
+    no_new_privileges, set_seccomp, filter_mode = 38, 22, 2
+    libc = ctypes.CDLL(None, use_errno=True)
+    for arguments in ((no_new_privileges, 1, 0, 0, 0), (set_seccomp, filter_mode, ctypes.byref(program))):
+        assert libc.prctl(*arguments) == 0, os.strerror(ctypes.get_errno())
+
+
+def epoch_without_io_uring(folder: Path, options: EngineOptions) -> tuple[list[np.ndarray], str, list[str]]:
+    """Its batches, the backend and what was warned of; or, where there are none, the error and its reasons."""
+    forbid_io_uring()
+    dataset = read(folder, options)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            return arrays(dataset), dataset.stats()["engine"]["backend"], [str(warning.message) for warning in caught]
+        except BackendUnavailable as error:
+            return [], str(error), list(error.reasons)
+
+
+def test_where_io_uring_is_forbidden_posix_serves_with_one_warning(tmp_path, records):
+    got, backend, (warning,) = in_new_process(epoch_without_io_uring, tmp_path, EngineOptions())
+    assert_same_batches(got, batches_of(records))
+    assert backend == "posix"
+    assert "io_uring: Operation not permitted; forbidden by /proc/sys/kernel/io_uring_disabled or by" in warning
+
+
+@pytest.mark.parametrize("asked", [dict(backend="uring"), dict(strict=True)], ids=str)
+def test_where_io_uring_is_forbidden_and_was_asked_for_the_error_says_so(tmp_path, records, asked):
+    _, message, reasons = in_new_process(epoch_without_io_uring, tmp_path, EngineOptions(**asked))
+    assert "io_uring: Operation not permitted; forbidden by" in message and reasons == [message]
+
+
+@needs_uring
+def test_strict_is_satisfied_where_nothing_is_refused(tmp_path, records):
+    require_direct(tmp_path / "0.bin")
+    dataset = read(tmp_path, EngineOptions(strict=True))
+    drop_cache(*tmp_path.iterdir())
+    assert_same_batches(dataset, batches_of(records))
+    assert dataset.stats()["engine"]["backend"] == "uring"
+
+
+# ---------------------------------------------------------------------------------------------------------- stalls
+
+
+@pytest.fixture
+def volumes(tmp_path) -> list[np.ndarray]:
+    """Six npy files in tmp_path, of one request each, that are not in the page cache."""
+    paths = [tmp_path / f"{i}.npy" for i in range(6)]
+    for i, path in enumerate(paths):
+        np.save(path, np.full(1000, i))
+    if not drop_cache(*paths):
+        pytest.skip("this file system keeps files in memory")
+    return [np.full((1, 1000), i) for i in range(6)]
+
+
+def read_volumes(folder: Path, **options) -> GDSDataset:
+    options = EngineOptions(direct="never", workers=1, **options)
+    dataset = GDSDataset(folder, 1, Npy(), shuffle=False, device="cpu", prefetch=1, options=options)
+    drop_cache(*folder.iterdir())  # indexing read their heads
+    return dataset
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_progress_is_a_stall_error_and_the_next_epoch_works(tmp_path, volumes, backend):
+    dataset = read_volumes(tmp_path, backend=backend, stall_timeout_s=0.2, faults="late=1,late_ms=700")
+    with pytest.raises(StallError) as error:
+        next(iter(dataset))
+    assert "no read has ended for 200 ms; the next batch waits for" in str(error.value)
+    assert str(tmp_path / "0.npy") in str(error.value) and "stall_timeout_s raises the limit" in str(error.value)
+    warm_cache(*tmp_path.iterdir())
+    assert_same_batches(dataset, volumes)
+
+
+def test_a_stall_error_carries_the_statistics(tmp_path, volumes):
+    dataset = read_volumes(tmp_path, backend="posix", stall_timeout_s=0.2, faults="late=1,late_ms=400")
+    with pytest.raises(StallError) as error:
+        next(iter(dataset))
+    statistics = error.value.statistics
+    assert statistics.keys() == dataset.stats().keys()
+    assert statistics["engine"]["backend"] == "posix" and statistics["batches"] == 0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_stall_error_does_not_wait_for_storage_that_hangs(tmp_path, volumes, backend):
+    batches = iter(read_volumes(tmp_path, backend=backend, stall_timeout_s=0.2, faults="late=1,late_ms=3000"))
+    began = time.monotonic()
+    with pytest.raises(StallError):
+        next(batches)
+    assert time.monotonic() - began < 1.5
+
+
+def test_slow_reads_that_make_progress_are_no_stall(tmp_path, volumes):
+    dataset = read_volumes(tmp_path, backend="posix", stall_timeout_s=0.4, faults="late=1,late_ms=150")
+    assert_same_batches(dataset, volumes)
+    assert dataset.stats()["stall_s"] > 6 * 0.1, "the reads were slow"
