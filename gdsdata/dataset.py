@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.dlpack import from_dlpack
 
 from gdsdata import engine
-from gdsdata.errors import GdsdataError
+from gdsdata.errors import GdsdataError, StallError
 from gdsdata.formats import recognise
 from gdsdata.formats.index import Format, Index
 from gdsdata.formats.registry import Source, list_files
@@ -90,8 +90,10 @@ class GDSDataset(IterableDataset):
         self._rank, self._world_size = _rank_and_world_size(rank, world_size)
         self._batch_size, self._shuffle, self._seed, self._drop_last = batch_size, shuffle, seed, drop_last
         self._index_files()
-        self._epoch = 0
+        # Shared with a DataLoader's worker processes, which finish epochs that this process only counts.
+        self._shared_epoch = torch.zeros((), dtype=torch.int64).share_memory_()
         self._yielded = 0  # batches of this epoch that the newest iterator gave
+        self._newest: object | None = None  # of the iterators: the others no longer move the state
         self._resume_at = 0  # where the next iterator starts
         self._resume_workers: int | None = None
         self._totals: dict[str, Any] = {
@@ -113,6 +115,14 @@ class GDSDataset(IterableDataset):
             self._world_size,
         )
         self._opened: tuple[int, Any, Any, Any] | None = None  # process, engine, file table, pool
+
+    @property
+    def _epoch(self) -> int:
+        return int(self._shared_epoch)
+
+    @_epoch.setter
+    def _epoch(self, epoch: int) -> None:
+        self._shared_epoch.fill_(epoch)
 
     def __len__(self) -> int:
         """Batches of this rank in an epoch."""
@@ -189,9 +199,10 @@ class GDSDataset(IterableDataset):
                 "because each worker counts its own batches"
             )
         self._yielded = start
-        return self._batches(start, worker.id if worker else 0, max(workers, 1))
+        self._newest = iteration = object()
+        return self._batches(iteration, start, worker.id if worker else 0, max(workers, 1))
 
-    def _batches(self, done: int, worker: int, workers: int) -> Iterator[Any]:
+    def _batches(self, iteration: object, done: int, worker: int, workers: int) -> Iterator[Any]:
         """Batches ``worker + i * workers`` of this epoch, for i from ``done`` on."""
         if self._index is None:
             self._index_files()
@@ -227,18 +238,23 @@ class GDSDataset(IterableDataset):
                 if transform is not None:
                     batch = transform(batch)
                 done += 1
-                self._yielded = done
+                if self._newest is iteration:
+                    self._yielded = done
                 yield batch
                 batch = None  # what the consumer has dropped must not live on here
-        except (GdsdataError, FileNotFoundError):
+        except (GdsdataError, FileNotFoundError) as error:
             self._index = None  # the files are not as they were: look again at the next iteration
+            if isinstance(error, StallError):
+                error.statistics = _sum(self._totals, batches.statistics())
             raise
         finally:
             self._add_to_totals(batches)
             batches.close()
-            for refusal in engine.direct_refusals():
-                engine.warn_once(f"O_DIRECT was refused, so bytes go through the page cache: {refusal}")
-        self._epoch, self._yielded = epoch + 1, 0
+            if self.options.direct == "auto" and not self.options.strict:
+                for refusal in engine.direct_refusals():
+                    engine.warn_once(f"O_DIRECT was refused, so bytes go through the page cache: {refusal}")
+        if self._newest is iteration:
+            self._epoch, self._yielded = max(epoch + 1, self._epoch), 0
 
     def _open(self) -> tuple[Any, Any, Any]:
         """The engine, its table of the files and its memory: kept from epoch to epoch, but not across a fork."""

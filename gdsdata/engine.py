@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import warnings
 import weakref
@@ -35,6 +36,16 @@ _DLPACK_TYPES = {
     torch.bool: (6, 8),
 }
 _WIDENED = {"u1": "u8_to_i64", "u2": "u16_to_i64", "i2": "i16_to_i64", "i4": "i32_to_i64", "u4": "u32_to_i64"}
+
+# Closed before the interpreter goes: a thread that waits for a batch must not come back to find it gone.
+_open_batches: weakref.WeakSet[_engine.Batches] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_batches() -> None:
+    for batches in list(_open_batches):
+        batches.close()
+
 
 _engines: weakref.WeakValueDictionary[tuple[int, EngineOptions], _engine.Engine] = weakref.WeakValueDictionary()
 _warned: set[str] = set()
@@ -113,6 +124,7 @@ def make_batches(
         sample_strides=strides,
         stall_timeout_s=stall_timeout_s,
     )
+    _open_batches.add(batches)
     return batches, dtype
 
 

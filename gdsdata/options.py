@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 MIB = 2**20
 
@@ -11,13 +11,13 @@ MIB = 2**20
 class EngineOptions:
     """How bytes move. The defaults were measured (``benchmarks/notes/``); most programs need none of these.
 
-    Memory is bounded by ``workers * bounce_bytes`` here, and by `prefetch` + 2 batches in each data set that is
-    being iterated; both are reported by `GDSDataset.stats`.
+    Memory is bounded by ``workers * bounce_bytes`` here, and by ``prefetch + 2`` batches in each data set that is being
+    iterated; both are reported by `GDSDataset.stats`.
 
     Attributes:
         backend: ``"uring"`` (io_uring), ``"posix"`` (pread and pwrite), or ``"auto"``: the better of those that work.
-        workers: threads that move bytes. 0: with io_uring one fewer than cores, from 1 to 8 (the consumer copies too, rather
-            than sleep); with posix 8, for each has one request in flight.
+        workers: threads that move bytes. 0: with io_uring one fewer than cores, from 1 to 8 (the consumer copies too,
+            rather than sleep); with posix 8, for each has one request in flight.
         queue_depth: requests that one worker keeps in flight.
         segment_bytes: what a worker takes from a batch at a time.
         request_bytes: longest single request to storage.
@@ -41,3 +41,9 @@ class EngineOptions:
     strict: bool = False
     stall_timeout_s: float = 60.0
     faults: str = ""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not isinstance(value, (str, bool)) and value < 0:
+                raise ValueError(f"EngineOptions({field.name}={value}) must not be negative")

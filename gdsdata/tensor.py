@@ -37,6 +37,7 @@ def read_tensor(
     if offset < 0 or any(size < 0 for size in shape):
         raise ValueError(f"offset={offset} and shape={tuple(shape)} must not be negative")
     tensor = torch.empty(tuple(shape), dtype=dtype)
+    _check_end(offset, tensor.nbytes)
     _engine(os.getpid()).read(os.fspath(path), offset, tensor.nbytes, tensor.data_ptr())
     return tensor if device is None else tensor.to(device)
 
@@ -56,12 +57,18 @@ def write_tensor(tensor: torch.Tensor, path: str | os.PathLike[str], offset: int
         raise ValueError(f"offset={offset} must not be negative")
     if tensor.layout != torch.strided or tensor.is_meta:
         raise ValueError(f"a tensor of layout {tensor.layout} on {tensor.device} has no plain memory to write")
+    _check_end(offset, tensor.nbytes)
     path = os.fspath(path)
-    memory = tensor.detach().cpu().contiguous()
+    memory = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     if offset == 0 and (not os.path.exists(path) or os.path.getsize(path) <= memory.nbytes):
         _engine(os.getpid()).write_whole(path, memory.nbytes, memory.data_ptr())
     else:
         _engine(os.getpid()).write_range(path, offset, memory.nbytes, memory.data_ptr())
+
+
+def _check_end(offset: int, size_bytes: int) -> None:
+    if offset + size_bytes >= 2**63:
+        raise ValueError(f"offset={offset} and {size_bytes} bytes reach beyond 2**63, where no file does")
 
 
 @functools.lru_cache(maxsize=1)

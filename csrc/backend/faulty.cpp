@@ -18,6 +18,9 @@ FaultPlan FaultPlan::parse(const std::string& text) {
     const size_t equals = item.find('=');
     const std::string key = item.substr(0, equals);
     const std::string value = equals == std::string::npos ? "1" : item.substr(equals + 1);
+    if (value.empty() || value.find_first_not_of("0123456789.-") != std::string::npos) {
+      throw Failure({ErrorCode::kInvalidArgument, "the fault '" + item + "' needs a number"});
+    }
     if (key == "seed") {
       plan.seed = std::stoull(value);
     } else if (key == "shorten") {

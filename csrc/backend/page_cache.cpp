@@ -43,10 +43,10 @@ bool resident(File& file, Mapping& mapping, const Transfer& transfer) {
 
 // A hole in a file that is otherwise in memory: reading past it with O_DIRECT would leave it there for every
 // epoch to wait for, so it is filled instead.
-bool is_small_hole(File& file, const Transfer& transfer) {
-  constexpr uint64_t kAroundBytes = 16 << 20;
-  const uint64_t offset = transfer.offset / kAroundBytes * kAroundBytes;
-  return file.resident_share(offset, std::min(kAroundBytes, file.size_bytes() - offset)) > 0.9;
+bool is_small_hole(File& file, Mapping& mapping, const Transfer& transfer) {
+  return mapping.area_mostly_resident(transfer.offset, [&](uint64_t offset) {
+    return file.resident_share(offset, std::min(Mapping::kAreaBytes, file.size_bytes() - offset));
+  });
 }
 
 Error truncated(const File& file, const Transfer& transfer) {
@@ -65,14 +65,14 @@ std::optional<Error> PageCache::serve(std::span<const Transfer> transfers, std::
   for (size_t i = 0; i < transfers.size(); ++i) {
     const Transfer& transfer = transfers[i];
     File& file = *files[i];
-    if (transfer.offset + transfer.length > file.size_bytes()) return truncated(file, transfer);
+    if (transfer.length > file.size_bytes() || transfer.offset > file.size_bytes() - transfer.length) return truncated(file, transfer);
     Mapping* mapping = nullptr;
     if (transfer.length <= kMapBelowBytes && file.size_bytes() >= kMapFileBytes) mapping = file.mapping();
     if (mapping == nullptr) {
       read_resident(file, transfer, conversion, left, bytes);
     } else if (resident(file, *mapping, transfer)) {
       copies_.push_back({&transfer, &file, mapping, Route::kPageCache});
-    } else if (is_small_hole(file, transfer)) {
+    } else if (is_small_hole(file, *mapping, transfer)) {
       copies_.push_back({&transfer, &file, mapping, Route::kBuffered});  // by a page fault
     } else {
       left.push_back(transfer);
@@ -106,7 +106,7 @@ std::optional<Error> PageCache::copy_mapped(Conversion conversion, RouteBytes& b
     }
     if (evicted) farthest->mapping->forget_residency();
     const uint64_t end = farthest->transfer->offset + farthest->transfer->length;
-    if (farthest->mapping->lost() || farthest->file->current_size_bytes() < end) {
+    if (farthest->mapping->lost_from() < end || farthest->file->current_size_bytes() < end) {
       return truncated(*farthest->file, *farthest->transfer);
     }
   }

@@ -12,7 +12,7 @@ ErrorCode code_of(int system_errno) { return system_errno == ENOENT ? ErrorCode:
 const char* remedy(int system_errno) {
   switch (system_errno) {
     case ENOENT:
-      return "; was it moved or deleted after the data set was made?";
+      return "; was it, or its folder, moved or deleted?";
     case EACCES:
     case EPERM:
       return "; check the permissions of the file and its folders";

@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <mutex>
 
 namespace gdsdata {
@@ -13,7 +14,7 @@ namespace {
 struct GuardedRange {
   const std::byte* begin = nullptr;
   const std::byte* end = nullptr;
-  std::atomic<bool>* lost = nullptr;
+  std::atomic<uint64_t>* lost_from = nullptr;
 };
 
 // Read by the signal handler: initial-exec, so that reading it never allocates.
@@ -26,8 +27,11 @@ void handle_sigbus(int signal_number, siginfo_t* info, void* context) {
   if (info->si_code == BUS_ADRERR && guarded.begin != nullptr && address >= guarded.begin && address < guarded.end) {
     // Puts a page of zeros where the file's page is gone, and lets the copy go on: its result is thrown away.
     // The mark comes first, so that another thread that reads these zeros finds it set.
-    guarded.lost->store(true);
-    auto* page = reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(address) & ~(page_bytes() - 1));
+    const uint64_t offset = (address - guarded.begin) & ~(page_bytes() - 1);
+    uint64_t lost_from = guarded.lost_from->load();
+    while (offset < lost_from && !guarded.lost_from->compare_exchange_weak(lost_from, offset)) {
+    }
+    void* page = const_cast<std::byte*>(guarded.begin) + offset;
     if (::mmap(page, page_bytes(), PROT_READ, MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) != MAP_FAILED) {
       return;
     }
@@ -73,7 +77,12 @@ std::unique_ptr<Mapping> Mapping::make(int fd, uint64_t size_bytes) {
 }
 
 Mapping::Mapping(const std::byte* data, uint64_t size_bytes)
-    : data_(data), size_bytes_(size_bytes), regions_((size_bytes + kRegionBytes - 1) / kRegionBytes) {}
+    : data_(data), size_bytes_(size_bytes), regions_((size_bytes + kRegionBytes - 1) / kRegionBytes), areas_((size_bytes + kAreaBytes - 1) / kAreaBytes) {}
+
+int64_t Mapping::clock_ms() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::milliseconds>(now).count();
+}
 
 Mapping::~Mapping() { ::munmap(const_cast<std::byte*>(data_), size_bytes_); }
 
@@ -93,7 +102,7 @@ void Mapping::forget_residency() {
 }
 
 MappingGuard::MappingGuard(Mapping& mapping) {
-  guarded.lost = &mapping.lost_;
+  guarded.lost_from = &mapping.lost_from_;
   guarded.end = mapping.data() + mapping.size_bytes();
   guarded.begin = mapping.data();
 }

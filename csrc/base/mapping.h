@@ -34,20 +34,37 @@ class Mapping {
   void mark_region_resident(size_t region) { regions_[region].store(1, std::memory_order_relaxed); }
   void forget_residency();
 
-  // Part of the file was gone when somebody touched it: whatever was read since may be zeros.
-  bool lost() const { return lost_.load(); }
+  // Somebody touched a part of the file that was gone: from this offset on, what was read may be zeros.
+  static constexpr uint64_t kNothingLost = UINT64_MAX;
+  uint64_t lost_from() const { return lost_from_.load(); }
+
+  // Whether an area of kAreaBytes is nearly all in the page cache, asked of `share` (which is slow: a
+  // microsecond for each few dozen pages) at most once a second.
+  static constexpr uint64_t kAreaBytes = 16 << 20;
+  template <typename Share>
+  bool area_mostly_resident(uint64_t offset, Share share) {
+    std::atomic<int64_t>& known = areas_[offset / kAreaBytes];
+    const int64_t now_ms = clock_ms();
+    const int64_t before = known.load(std::memory_order_relaxed);
+    if (before != 0 && now_ms - before / 2 < 1000) return before % 2 == 1;
+    const bool mostly = share(offset / kAreaBytes * kAreaBytes) > 0.9;
+    known.store(now_ms * 2 + (mostly ? 1 : 0), std::memory_order_relaxed);
+    return mostly;
+  }
 
  private:
   friend class MappingGuard;
   Mapping(const std::byte* data, uint64_t size_bytes);
+  static int64_t clock_ms();
   const std::byte* data_;
   uint64_t size_bytes_;
   std::vector<std::atomic<uint8_t>> regions_;
-  std::atomic<bool> lost_{false};
+  std::vector<std::atomic<int64_t>> areas_;  // when asked, in ms, times two, plus the answer; 0: never
+  std::atomic<uint64_t> lost_from_{kNothingLost};
 };
 
 // While one lives, touching pages of `mapping` that the file no longer has reads zeros on this thread
-// instead of raising SIGBUS, and the mapping is `lost()` from then on. One at a time on a thread, and
+// instead of raising SIGBUS, and the mapping's lost_from() says from where on. One at a time on a thread, and
 // install_handler must have been called since another library may have put in its own.
 //
 // Sources: mmap(2) on SIGBUS beyond the end of a file; sigaction(2) on si_addr. The handler is put in

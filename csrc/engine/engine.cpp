@@ -53,7 +53,9 @@ void Group::segment_ended(const RouteBytes& segment_bytes, std::optional<Error> 
       cancel();
     }
   }
-  if (open_segments_.fetch_sub(1, std::memory_order_acq_rel) == 1) on_done();
+  if (open_segments_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  const auto done = std::move(on_done);  // from here on the owner may fill the group again
+  done();
 }
 
 void SegmentQueue::push_fresh(std::vector<Segment>& segments) {
@@ -113,37 +115,67 @@ void SegmentQueue::close() {
 }
 
 struct Engine::Running {
+  EngineOptions options;
+  std::shared_ptr<Device> device;
+  Selection selection;
   SegmentQueue queue;
   std::mutex guest_mutex;
   std::unique_ptr<Worker> guest;  // without a thread: whoever helps borrows it
   std::vector<std::unique_ptr<Worker>> workers;
   std::vector<std::thread> threads;
+  std::mutex ended_mutex;
+  std::condition_variable ended;
+  size_t working = 0;
 };
 
 Engine::Engine(EngineOptions options, std::shared_ptr<Device> device)
-    : options_(std::move(options)), device_(std::move(device)), process_(process_id()) {
-  selection_ = select_backend(options_.backend, options_.io.strict);
-  if (options_.workers == 0) options_.workers = default_workers(selection_.name);
-  check(options_);
-  FaultPlan::parse(options_.io.faults);  // a typing error is told now, not by a worker
-  running_ = std::make_unique<Running>();
-  const auto make_worker = [this] {
-    return std::make_unique<Worker>(options_, selection_.name, *device_, running_->queue);
+    : process_(process_id()), running_(std::make_shared<Running>()) {
+  Running& running = *running_;
+  running.selection = select_backend(options.backend, options.io.strict);
+  if (options.workers == 0) options.workers = default_workers(running.selection.name);
+  check(options);
+  FaultPlan::parse(options.io.faults);  // a typing error is told now, not by a worker
+  running.options = std::move(options);
+  running.device = std::move(device);
+  const auto make_worker = [&] {
+    return std::make_unique<Worker>(running.options, running.selection.name, *running.device, running.queue);
   };
-  running_->guest = make_worker();
-  for (size_t i = 0; i < options_.workers; ++i) running_->workers.push_back(make_worker());
-  for (auto& worker : running_->workers) running_->threads.emplace_back([&worker] { worker->run(); });
+  running.guest = make_worker();
+  for (size_t i = 0; i < running.options.workers; ++i) running.workers.push_back(make_worker());
+  running.working = running.workers.size();
+  for (auto& worker : running.workers) {
+    running.threads.emplace_back([shared = running_, &worker] {
+      worker->run();
+      std::lock_guard lock(shared->ended_mutex);
+      --shared->working;
+      shared->ended.notify_all();
+    });
+  }
 }
 
 Engine::~Engine() {
+  constexpr std::chrono::seconds kPatience{2};
   if (forked()) {
     // The threads are not here, their locks may be held for ever: nothing of it can be used or freed.
-    running_.release();
+    new std::shared_ptr<Running>(std::move(running_));
     return;
   }
   running_->queue.close();
-  for (std::thread& thread : running_->threads) thread.join();
+  std::unique_lock lock(running_->ended_mutex);
+  const bool all_ended = running_->ended.wait_for(lock, kPatience, [this] { return running_->working == 0; });
+  lock.unlock();
+  for (std::thread& thread : running_->threads) {
+    if (all_ended) {
+      thread.join();
+    } else {
+      thread.detach();
+    }
+  }
 }
+
+const EngineOptions& Engine::options() const { return running_->options; }
+const Selection& Engine::selection() const { return running_->selection; }
+const std::shared_ptr<Device>& Engine::device() const { return running_->device; }
 
 bool Engine::forked() const { return process_id() != process_; }
 
@@ -159,14 +191,14 @@ void Engine::submit(std::shared_ptr<Group> group) {
   group->abandoned_ = false;
   group->parts_.clear();
   for (const Transfer& transfer : group->transfers) {
-    split(transfer, options_.io.request_bytes, group->conversion, group->parts_);
+    split(transfer, options().io.request_bytes, group->conversion, group->parts_);
   }
   std::vector<Segment> segments;
   const auto& parts = group->parts_;
   for (size_t first = 0; first < parts.size();) {
     uint64_t bytes = 0;
     size_t last = first;
-    while (last < parts.size() && bytes < options_.segment_bytes && last - first < kSegmentParts) {
+    while (last < parts.size() && bytes < options().segment_bytes && last - first < kSegmentParts) {
       bytes += parts[last++].length;
     }
     segments.push_back({group, first, last - first, {}, {}});

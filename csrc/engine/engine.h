@@ -58,8 +58,8 @@ class Engine {
  public:
   // Throws Failure: options that make no sense (kInvalidArgument), a backend that is not to be had (kUnavailable).
   Engine(EngineOptions options, std::shared_ptr<Device> device);
-  // Waits for what was submitted to end. In a forked child, which has none of the threads, it lets go of
-  // everything instead.
+  // Waits for what was submitted to end, but not for storage that hangs: after some seconds its workers are
+  // left to end by themselves. In a forked child, which has no workers, it lets go of everything.
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -75,20 +75,17 @@ class Engine {
   // where there is nothing of that kind to do. For consumers that would otherwise sleep, and be woken.
   bool help();
 
-  const EngineOptions& options() const { return options_; }
-  const Selection& selection() const { return selection_; }
-  const std::shared_ptr<Device>& device() const { return device_; }
-  uint64_t bounce_bytes() const { return options_.workers * options_.io.bounce_bytes; }
+  const EngineOptions& options() const;
+  const Selection& selection() const;
+  const std::shared_ptr<Device>& device() const;
+  uint64_t bounce_bytes() const { return options().workers * options().io.bounce_bytes; }
   EngineStatistics statistics() const;
   bool forked() const;
 
  private:
-  struct Running;  // threads and what they share
-  EngineOptions options_;
-  std::shared_ptr<Device> device_;
-  Selection selection_;
-  int64_t process_;
-  std::unique_ptr<Running> running_;
+  struct Running;  // workers and what they share; outlives this while one still works
+  const int64_t process_;
+  std::shared_ptr<Running> running_;
 };
 
 }  // namespace gdsdata

@@ -23,7 +23,8 @@ class Group {
   std::vector<Transfer> transfers;
   Direction direction = Direction::kRead;
   Conversion conversion = Conversion::kNone;
-  // Called once, when all transfers have ended, on the worker that ended the last one. Must not block.
+  // Called once, when all transfers have ended, on the worker that ended the last one, and let go after that:
+  // what it holds lives as long as the group is in flight. Must not block. Set anew for each submit.
   std::function<void()> on_done;
 
   // What became of it; read after on_done.

@@ -1,7 +1,12 @@
 #include "engine/prefetcher.h"
 
 #include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <deque>
 #include <utility>
+
+#include "engine/ring.h"
 
 namespace gdsdata {
 
@@ -36,7 +41,60 @@ void BufferPool::give_back(DeviceBuffer* buffer) {
   spare_.push_back(std::move(owned));
 }
 
-Prefetcher::Prefetcher(std::shared_ptr<Engine> engine, std::shared_ptr<FileTable> files,
+class Prefetcher::Core : public std::enable_shared_from_this<Core> {
+ public:
+  Core(std::shared_ptr<Engine> engine, std::shared_ptr<FileTable> files, std::shared_ptr<BufferPool> pool,
+       PrefetchOptions options);
+  void plan(std::span<const int32_t> files, std::span<const int64_t> offsets, std::span<const int64_t> sizes);
+  std::optional<Batch> next(const std::function<void()>& poll);
+  void close();
+  PrefetchStatistics statistics() const;
+  bool forked() const { return process_ != process_id(); }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Slot {
+    std::shared_ptr<DeviceBuffer> buffer;
+    std::shared_ptr<Group> group;
+    size_t offset = 0;  // of the first sample in the buffer
+    size_t samples = 0;
+  };
+
+  void fill_free_slots();  // lock held
+  size_t placement(uint64_t file_offset) const;
+  void let_go(Slot& slot);
+  void slot_done(size_t slot);  // on a worker
+  bool help_until_head(std::unique_lock<std::mutex>& lock);
+  void wait_for_head(std::unique_lock<std::mutex>& lock, const std::function<void()>& poll);
+  Error stalled() const;
+
+  std::shared_ptr<Engine> engine_;  // until close(): a worker that ends this must not end the engine too
+  const int64_t process_ = process_id();
+  const std::shared_ptr<FileTable> files_;
+  const PrefetchOptions options_;
+  const std::shared_ptr<BufferPool> pool_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  bool closed_ = false;
+  bool consumer_waits_ = false;
+  Ring ring_;
+  std::atomic<bool> head_ready_{false};  // what the ring says, for a glance without the lock
+  std::vector<Slot> slots_;
+  // What is planned and not yet in a slot.
+  std::deque<size_t> planned_sizes_;
+  std::vector<int32_t> planned_files_;
+  std::vector<int64_t> planned_offsets_;
+  size_t next_sample_ = 0;  // in planned_files_ and planned_offsets_
+
+  PrefetchStatistics statistics_;
+  uint64_t calls_ = 0;       // of next that found a batch planned, and
+  uint64_t ready_seen_ = 0;  // the batches ready at each of them
+  uint64_t completed_ = 0;  // groups: progress
+  std::optional<Clock::time_point> full_since_;
+};
+
+Prefetcher::Core::Core(std::shared_ptr<Engine> engine, std::shared_ptr<FileTable> files,
                        std::shared_ptr<BufferPool> pool, PrefetchOptions options)
     : engine_(std::move(engine)),
       files_(std::move(files)),
@@ -48,17 +106,9 @@ Prefetcher::Prefetcher(std::shared_ptr<Engine> engine, std::shared_ptr<FileTable
       result_bytes(options_.conversion, options_.sample_bytes * options_.batch_samples) + kPlacementBytes) {
     throw Failure({ErrorCode::kInvalidArgument, "the pool's buffers are smaller than a batch"});
   }
-  for (size_t i = 0; i < slots_.size(); ++i) {
-    slots_[i].group = std::make_shared<Group>();
-    slots_[i].group->files = files_;
-    slots_[i].group->conversion = options_.conversion;
-    slots_[i].group->on_done = [this, i] { slot_done(i); };
-  }
 }
 
-Prefetcher::~Prefetcher() { close(); }
-
-void Prefetcher::plan(std::span<const int32_t> files, std::span<const int64_t> offsets,
+void Prefetcher::Core::plan(std::span<const int32_t> files, std::span<const int64_t> offsets,
                       std::span<const int64_t> sizes) {
   size_t samples = 0;
   for (const int64_t size : sizes) {
@@ -86,7 +136,7 @@ void Prefetcher::plan(std::span<const int32_t> files, std::span<const int64_t> o
   fill_free_slots();
 }
 
-void Prefetcher::fill_free_slots() {
+void Prefetcher::Core::fill_free_slots() {
   while (!closed_ && !planned_sizes_.empty()) {
     const std::optional<size_t> index = ring_.acquire();
     if (!index) return;
@@ -97,6 +147,13 @@ void Prefetcher::fill_free_slots() {
     const size_t result_sample_bytes = result_bytes(options_.conversion, options_.sample_bytes);
     slot.offset = placement(static_cast<uint64_t>(planned_offsets_[next_sample_]));
     std::byte* memory = slot.buffer->data() + slot.offset;
+    if (slot.group == nullptr) {
+      slot.group = std::make_shared<Group>();
+      slot.group->files = files_;
+      slot.group->conversion = options_.conversion;
+    }
+    // Keeps this alive while reads into its slot are in flight.
+    slot.group->on_done = [self = shared_from_this(), i = *index] { self->slot_done(i); };
     slot.group->transfers.clear();
     for (size_t i = 0; i < slot.samples; ++i, ++next_sample_, memory += result_sample_bytes) {
       slot.group->transfers.push_back({static_cast<uint32_t>(planned_files_[next_sample_]),
@@ -109,24 +166,24 @@ void Prefetcher::fill_free_slots() {
 
 // A batch may start anywhere in its buffer. Where all of its samples then lie in memory as they lie in their
 // files, modulo the alignment of direct I/O, a disk can write into it without a bounce; still on a cache line.
-size_t Prefetcher::placement(uint64_t file_offset) const {
+size_t Prefetcher::Core::placement(uint64_t file_offset) const {
   constexpr uint64_t kSector = 512, kCacheLine = 64;
   const uint64_t place = file_offset % kPlacementBytes;
   const bool useful = options_.conversion == Conversion::kNone && options_.sample_bytes % kSector == 0;
   return useful && place % kCacheLine == 0 ? place : 0;
 }
 
-void Prefetcher::slot_done(size_t slot) {
+void Prefetcher::Core::slot_done(size_t slot) {
   std::lock_guard lock(mutex_);
   ring_.ready(slot);
   ++completed_;
   head_ready_.store(ring_.head_ready(), std::memory_order_release);
   if (ring_.count(Ring::State::kFilling) == 0 && !planned_sizes_.empty()) full_since_ = Clock::now();
-  // Under the lock: once it is released and nothing is in flight, this object may be gone.
-  if (closed_ || (consumer_waits_ && ring_.head() == slot)) changed_.notify_all();
+  if (closed_) let_go(slots_[slot]);
+  if (consumer_waits_ && ring_.head() == slot) changed_.notify_all();
 }
 
-std::optional<Prefetcher::Batch> Prefetcher::next(const std::function<void()>& poll) {
+std::optional<Prefetcher::Batch> Prefetcher::Core::next(const std::function<void()>& poll) {
   std::unique_lock lock(mutex_);
   if (closed_) throw Failure({ErrorCode::kClosed, "this iterator was closed; make a new one with iter(dataset)"});
   if (!ring_.head()) return std::nullopt;
@@ -161,15 +218,16 @@ std::optional<Prefetcher::Batch> Prefetcher::next(const std::function<void()>& p
 
 // Where the processor can write batches, the consumer copies too rather than sleep: waking it would cost as
 // much as a small batch. Then it looks a few more times, for a worker may be about to finish.
-bool Prefetcher::help_until_head(std::unique_lock<std::mutex>& lock) {
-  if (!engine_->device()->host_addressable()) return false;
+bool Prefetcher::Core::help_until_head(std::unique_lock<std::mutex>& lock) {
+  const std::shared_ptr<Engine> engine = engine_;
+  if (!engine->device()->host_addressable()) return false;
   constexpr std::chrono::microseconds kPatience{20};
   while (!ring_.head_ready()) {
     lock.unlock();
-    bool helped = engine_->help();
+    bool helped = engine->help();
     const auto until = Clock::now() + kPatience;
     while (!helped && !head_ready_.load(std::memory_order_acquire) && Clock::now() < until) {
-      helped = engine_->help();
+      helped = engine->help();
     }
     lock.lock();
     if (closed_ || (!helped && !ring_.head_ready())) return false;
@@ -177,7 +235,7 @@ bool Prefetcher::help_until_head(std::unique_lock<std::mutex>& lock) {
   return true;
 }
 
-void Prefetcher::wait_for_head(std::unique_lock<std::mutex>& lock, const std::function<void()>& poll) {
+void Prefetcher::Core::wait_for_head(std::unique_lock<std::mutex>& lock, const std::function<void()>& poll) {
   constexpr std::chrono::milliseconds kPollInterval{50};
   auto progressed = Clock::now();
   uint64_t completed = completed_;
@@ -202,7 +260,7 @@ void Prefetcher::wait_for_head(std::unique_lock<std::mutex>& lock, const std::fu
   if (closed_) throw Failure({ErrorCode::kClosed, "this iterator was closed while it waited for a batch"});
 }
 
-Error Prefetcher::stalled() const {
+Error Prefetcher::Core::stalled() const {
   const Slot& slot = slots_[*ring_.head()];
   const Transfer& first = slot.group->transfers.front();
   return {ErrorCode::kStalled,
@@ -212,35 +270,66 @@ Error Prefetcher::stalled() const {
           files_->path(first.file), first.offset, first.length};
 }
 
-void Prefetcher::close() {
-  if (engine_->forked()) {
-    // The workers that would end what is in flight are in another process; their buffers are left to it.
-    for (Slot& slot : slots_) {
-      new std::shared_ptr<Group>(std::move(slot.group));
-      new std::shared_ptr<DeviceBuffer>(std::move(slot.buffer));
-    }
-    return;
-  }
-  std::unique_lock lock(mutex_);
+void Prefetcher::Core::close() {
+  std::shared_ptr<Engine> engine;  // goes after the lock
+  std::lock_guard lock(mutex_);
   closed_ = true;
+  engine.swap(engine_);
   changed_.notify_all();
-  for (size_t i = 0; i < slots_.size(); ++i) {
-    if (ring_.state(i) == Ring::State::kFilling) slots_[i].group->cancel();
-  }
-  changed_.wait(lock, [this] { return ring_.count(Ring::State::kFilling) == 0; });
   planned_sizes_.clear();
-  for (Slot& slot : slots_) {
-    if (slot.buffer != nullptr) pool_->handed_over();  // to nobody: it goes back
-    slot.buffer.reset();
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    if (ring_.state(i) == Ring::State::kFilling) {
+      slots_[i].group->cancel();
+    } else {
+      let_go(slots_[i]);
+    }
   }
 }
 
-PrefetchStatistics Prefetcher::statistics() const {
+void Prefetcher::Core::let_go(Slot& slot) {
+  if (slot.buffer != nullptr) pool_->handed_over();  // to nobody: it goes back
+  slot.buffer.reset();
+}
+
+PrefetchStatistics Prefetcher::Core::statistics() const {
   std::lock_guard lock(mutex_);
   PrefetchStatistics result = statistics_;
   if (full_since_) result.ring_full_s += std::chrono::duration<double>(Clock::now() - *full_since_).count();
   if (calls_ > 0) result.mean_ready = static_cast<double>(ready_seen_) / static_cast<double>(calls_);
   return result;
+}
+
+Prefetcher::Prefetcher(std::shared_ptr<Engine> engine, std::shared_ptr<FileTable> files,
+                       std::shared_ptr<BufferPool> pool, PrefetchOptions options)
+    : core_(std::make_shared<Core>(std::move(engine), std::move(files), std::move(pool), options)) {}
+
+Prefetcher::~Prefetcher() { close(); }
+
+void Prefetcher::plan(std::span<const int32_t> files, std::span<const int64_t> offsets,
+                      std::span<const int64_t> sizes) {
+  living_core().plan(files, offsets, sizes);
+}
+
+std::optional<Prefetcher::Batch> Prefetcher::next(const std::function<void()>& poll) {
+  return living_core().next(poll);
+}
+
+PrefetchStatistics Prefetcher::statistics() const { return living_core().statistics(); }
+
+void Prefetcher::close() {
+  if (!core_->forked()) return core_->close();
+  // In a forked child nobody ends what is in flight, and a lock may be held for ever: it is left as it is.
+  static auto* left = new std::vector<std::shared_ptr<Core>>;
+  left->push_back(core_);
+}
+
+Prefetcher::Core& Prefetcher::living_core() const {
+  if (core_->forked()) {
+    throw Failure({ErrorCode::kClosed,
+                   "this iterator belongs to the process that made it, not to its forked child; make a new one here "
+                   "with iter(dataset)"});
+  }
+  return *core_;
 }
 
 }  // namespace gdsdata

@@ -2,11 +2,8 @@
 // and the consumer takes them one by one.
 #pragma once
 
-#include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -15,7 +12,6 @@
 #include <vector>
 
 #include "engine/engine.h"
-#include "engine/ring.h"
 
 namespace gdsdata {
 
@@ -83,50 +79,16 @@ class Prefetcher {
   // it), kStalled, kClosed.
   std::optional<Batch> next(const std::function<void()>& poll);
 
-  // Drops what is planned, waits for what is in flight, lets go of the memory. Taken batches stay valid.
+  // Drops what is planned and cancels what was not started. Does not wait, so that storage that hangs does not
+  // hang its user; memory that reads still go into is let go when they end. Taken batches stay valid.
   void close();
 
   PrefetchStatistics statistics() const;
 
  private:
-  using Clock = std::chrono::steady_clock;
-  struct Slot {
-    std::shared_ptr<DeviceBuffer> buffer;
-    std::shared_ptr<Group> group;
-    size_t offset = 0;  // of the first sample in the buffer
-    size_t samples = 0;
-  };
-
-  void fill_free_slots();  // lock held
-  size_t placement(uint64_t file_offset) const;
-  void slot_done(size_t slot);  // on a worker
-  bool help_until_head(std::unique_lock<std::mutex>& lock);
-  void wait_for_head(std::unique_lock<std::mutex>& lock, const std::function<void()>& poll);
-  Error stalled() const;
-
-  const std::shared_ptr<Engine> engine_;
-  const std::shared_ptr<FileTable> files_;
-  const PrefetchOptions options_;
-  const std::shared_ptr<BufferPool> pool_;
-
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
-  bool closed_ = false;
-  bool consumer_waits_ = false;
-  Ring ring_;
-  std::atomic<bool> head_ready_{false};  // what the ring says, for a glance without the lock
-  std::vector<Slot> slots_;
-  // What is planned and not yet in a slot.
-  std::deque<size_t> planned_sizes_;
-  std::vector<int32_t> planned_files_;
-  std::vector<int64_t> planned_offsets_;
-  size_t next_sample_ = 0;  // in planned_files_ and planned_offsets_
-
-  PrefetchStatistics statistics_;
-  uint64_t calls_ = 0;       // of next that found a batch planned, and
-  uint64_t ready_seen_ = 0;  // the batches ready at each of them
-  uint64_t completed_ = 0;  // groups: progress
-  std::optional<Clock::time_point> full_since_;
+  class Core;  // outlives this while reads into its slots are in flight
+  Core& living_core() const;
+  std::shared_ptr<Core> core_;
 };
 
 }  // namespace gdsdata

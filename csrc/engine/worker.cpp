@@ -150,6 +150,7 @@ void Worker::request(Active& active) {
 // Gives the backend what it takes and receives what it has; waits for a completion where there is nothing
 // else to do: no segment to start, or no room for the requests of the last one.
 void Worker::exchange(bool idle) {
+  drop_abandoned();
   if (!waiting_.empty()) {
     const size_t offered = std::min(waiting_.size(), options_.io.queue_depth);
     batch_.assign(waiting_.begin(), waiting_.begin() + static_cast<ptrdiff_t>(offered));
@@ -157,6 +158,7 @@ void Worker::exchange(bool idle) {
     waiting_.erase(waiting_.begin(), waiting_.begin() + static_cast<ptrdiff_t>(taken));
     in_flight_ += taken;
   }
+  if (in_flight_ == 0) return;
   completions_.resize(options_.io.queue_depth);
   const size_t completed = backend_->reap(completions_, idle || !waiting_.empty() ? 1 : 0, kReapTimeout);
   in_flight_ -= completed;
@@ -170,6 +172,17 @@ void Worker::exchange(bool idle) {
     completion.error.reset();
     if (--active.open_requests == 0) end(active);
   }
+}
+
+// Requests that wait for room while their group is cancelled, or has failed elsewhere, need not be made.
+void Worker::drop_abandoned() {
+  std::erase_if(waiting_, [this](const Request& request) {
+    Active& active = *by_tag_[request.tag];
+    if (!active.segment.group->abandoned_.load(std::memory_order_relaxed)) return false;
+    free_tags_.push_back(request.tag);
+    if (--active.open_requests == 0) end(active);
+    return true;
+  });
 }
 
 void Worker::end(Active& active) {

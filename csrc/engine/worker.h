@@ -47,6 +47,7 @@ class Worker {
   std::optional<Error> open_files(Active& active, std::span<const Transfer> parts);
   void request(Active& active);
   void exchange(bool idle);
+  void drop_abandoned();
   void end(Active& active);
   void retire(Active& active);
   bool make_backend_once(Active& active);

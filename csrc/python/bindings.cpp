@@ -134,9 +134,10 @@ std::shared_ptr<Engine> make_engine(const std::string& backend, size_t workers, 
   options.segment_bytes = segment_bytes;
   options.coalesce_gap_bytes = coalesce_gap_bytes;
   options.io = {queue_depth, bounce_bytes, request_bytes, direct_mode(direct), strict, faults};
-  // Its end waits for what is in flight, which must not wait for the GIL.
+  // Its end waits for what is in flight, with the GIL let go; it may come from a call that has let go already.
   return {new Engine(options, host_device()), [](Engine* engine) {
-            const py::gil_scoped_release nogil;
+            std::optional<py::gil_scoped_release> nogil;
+            if (PyGILState_Check() != 0) nogil.emplace();
             delete engine;
           }};
 }

@@ -164,7 +164,8 @@ def read_heads(paths: Sequence[str], head_bytes: int) -> tuple[list[bytes], np.n
             for path in paths[first : first + _HEADS_AT_ONCE]:
                 descriptors.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
                 os.posix_fadvise(descriptors[-1], 0, 0, os.POSIX_FADV_RANDOM)  # the head alone, no readahead behind it
-                os.posix_fadvise(descriptors[-1], 0, head_bytes, os.POSIX_FADV_WILLNEED)
+                if head_bytes:  # to the kernel, 0 means the whole file
+                    os.posix_fadvise(descriptors[-1], 0, head_bytes, os.POSIX_FADV_WILLNEED)
             for i, descriptor in enumerate(descriptors, first):
                 path = paths[i]
                 heads.append(os.pread(descriptor, head_bytes, 0))

@@ -6,6 +6,7 @@ import glob
 import os
 from collections.abc import Sequence
 
+from gdsdata.errors import IoError
 from gdsdata.formats import npy
 from gdsdata.formats.index import Format, read_heads
 from gdsdata.formats.npy import Npy
@@ -25,6 +26,7 @@ def list_files(source: Source) -> list[str]:
 
     Raises:
         FileNotFoundError: one of them means no file.
+        IoError: a directory cannot be listed.
         ValueError: an empty sequence.
     """
     sources = [source] if isinstance(source, (str, os.PathLike)) else source
@@ -35,7 +37,10 @@ def list_files(source: Source) -> list[str]:
 
 def _expand(source: str) -> list[str]:
     if os.path.isdir(source):
-        files = [entry.path for entry in os.scandir(source) if entry.is_file() and not entry.name.startswith(".")]
+        try:
+            files = [entry.path for entry in os.scandir(source) if entry.is_file() and not entry.name.startswith(".")]
+        except OSError as error:
+            raise IoError(error.errno, f"listing the directory {source} failed: {error.strerror}", source) from error
     elif os.path.exists(source):  # asked before glob, for a name may have brackets
         files = [source]
     else:
