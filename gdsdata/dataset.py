@@ -243,9 +243,9 @@ class GDSDataset(IterableDataset):
                 yield batch
                 batch = None  # what the consumer has dropped must not live on here
         except (GdsdataError, FileNotFoundError) as error:
-            self._index = None  # the files are not as they were: look again at the next iteration
             if isinstance(error, StallError):
-                error.statistics = _sum(self._totals, batches.statistics())
+                error.statistics = self.stats()
+            self._index = None  # the files are not as they were: look again at the next iteration
             raise
         finally:
             self._add_to_totals(batches)

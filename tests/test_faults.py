@@ -228,7 +228,7 @@ def test_a_file_unlinked_before_its_first_read_is_not_found(tmp_path, records, w
     os.unlink(tmp_path / "1.bin")
     got, error = until_error(dataset, FileNotFoundError)
     assert str(tmp_path / "1.bin") in str(error)
-    assert "was it moved or deleted after the data set was made?" in str(error)
+    assert "was it, or its folder, moved or deleted?" in str(error)
     assert error.errno == errno.ENOENT
     assert_same_batches(got, batches_of(records)[:12])
     with pytest.raises(FileNotFoundError):

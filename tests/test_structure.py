@@ -104,7 +104,7 @@ MAY_IMPORT = {
     "dataset": {"formats", "order", "engine", "options", "errors"},
     "formats": {"errors"},
     "order": {"errors"},
-    "engine": {"_engine", "options", "errors"},
+    "engine": {"_engine", "formats", "options", "errors"},  # of formats, the types alone
     "options": {"errors"},
     "errors": set(),
 }

@@ -20,9 +20,7 @@ constexpr uint64_t kPageBytes = 4096;
 // A kernel that answers so often without moving a byte will not move one.
 constexpr uint64_t kMaxIdleAnswers = 1000;
 
-bool aligned(const void* memory, uint64_t alignment) {
-  return reinterpret_cast<uintptr_t>(memory) % alignment == 0;
-}
+bool aligned(const void* memory, uint64_t alignment) { return reinterpret_cast<uintptr_t>(memory) % alignment == 0; }
 
 bool refuses_direct(int system_errno) { return system_errno == EINVAL || system_errno == EOPNOTSUPP; }
 
@@ -137,8 +135,7 @@ void Flight::advance(int64_t result) {
   if (result < 0) {
     const int system_errno = static_cast<int>(-result);
     const bool direct_step = direct_ && step_.fd == request_.file->direct();
-    const std::string operation =
-        std::string(step_.write ? "write" : "read") + (direct_step ? " with O_DIRECT" : "");
+    const std::string operation = std::string(step_.write ? "write" : "read") + (direct_step ? " with O_DIRECT" : "");
     if (direct_step && refuses_direct(system_errno) && options_->direct == DirectMode::kAuto && !options_->strict) {
       return fall_back_to_buffered(operation, system_errno);
     }

@@ -65,7 +65,8 @@ std::optional<Error> PageCache::serve(std::span<const Transfer> transfers, std::
   for (size_t i = 0; i < transfers.size(); ++i) {
     const Transfer& transfer = transfers[i];
     File& file = *files[i];
-    if (transfer.length > file.size_bytes() || transfer.offset > file.size_bytes() - transfer.length) return truncated(file, transfer);
+    if (transfer.length > file.size_bytes() || transfer.offset > file.size_bytes() - transfer.length)
+      return truncated(file, transfer);
     Mapping* mapping = nullptr;
     if (transfer.length <= kMapBelowBytes && file.size_bytes() >= kMapFileBytes) mapping = file.mapping();
     if (mapping == nullptr) {
@@ -134,13 +135,13 @@ void PageCache::read_resident(File& file, const Transfer& transfer, Conversion c
   for (uint64_t done = 0; done < transfer.length; done += step_bytes) {
     Transfer part{transfer.file, transfer.offset + done, std::min(step_bytes, transfer.length - done),
                   transfer.memory + result_bytes(conversion, done)};
-    const bool ask = whole != File::Residency::kSome ||
-                     file.residency(part.offset, part.length) == File::Residency::kAll;
+    const bool ask =
+        whole != File::Residency::kSome || file.residency(part.offset, part.length) == File::Residency::kAll;
     const uint64_t served = ask ? read_now(file, part, conversion) : 0;
     bytes[Route::kPageCache] += served;
     if (served < part.length) {
-      left.push_back({part.file, part.offset + served, part.length - served,
-                      part.memory + result_bytes(conversion, served)});
+      left.push_back(
+          {part.file, part.offset + served, part.length - served, part.memory + result_bytes(conversion, served)});
     }
   }
 }
@@ -154,8 +155,7 @@ uint64_t PageCache::read_now(File& file, const Transfer& part, Conversion conver
   uint64_t served = 0;
   while (served < part.length) {
     const iovec rest{target + served, part.length - served};
-    const ssize_t moved =
-        ::preadv2(file.buffered(), &rest, 1, static_cast<off_t>(part.offset + served), RWF_NOWAIT);
+    const ssize_t moved = ::preadv2(file.buffered(), &rest, 1, static_cast<off_t>(part.offset + served), RWF_NOWAIT);
     if (moved <= 0) break;  // not resident, not supported, interrupted, at the end: the backend finds out which
     served += static_cast<uint64_t>(moved);
   }

@@ -15,8 +15,8 @@ void split(const Transfer& transfer, uint64_t limit_bytes, Conversion conversion
       part_bytes = align_down(offset + limit_bytes, kCutBytes) - offset;
       part_bytes -= part_bytes % element_bytes;  // an array that starts off its elements' alignment
     }
-    parts.push_back({transfer.file, transfer.offset + done, part_bytes,
-                     transfer.memory + result_bytes(conversion, done)});
+    parts.push_back(
+        {transfer.file, transfer.offset + done, part_bytes, transfer.memory + result_bytes(conversion, done)});
     done += part_bytes;
   }
 }

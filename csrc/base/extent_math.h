@@ -10,9 +10,7 @@ namespace gdsdata {
 
 // `alignment` is a power of two.
 constexpr uint64_t align_down(uint64_t value, uint64_t alignment) { return value & ~(alignment - 1); }
-constexpr uint64_t align_up(uint64_t value, uint64_t alignment) {
-  return align_down(value + alignment - 1, alignment);
-}
+constexpr uint64_t align_up(uint64_t value, uint64_t alignment) { return align_down(value + alignment - 1, alignment); }
 
 // Cuts a transfer into parts of at most `limit_bytes` + kCutBytes, at file offsets that are multiples of
 // kCutBytes (and `limit_bytes` is one), so that no two parts read the same disk block and no element is cut in two

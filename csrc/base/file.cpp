@@ -49,7 +49,7 @@ DirectRefusals& refusals() {
 // The larger of the memory and the offset alignment that the file asks for; 4096 where the kernel cannot say.
 uint64_t ask_direct_alignment(int fd) {
 #ifdef STATX_DIOALIGN
-  struct statx status {};
+  struct statx status{};
   if (::statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &status) == 0 && (status.stx_mask & STATX_DIOALIGN) != 0 &&
       status.stx_dio_offset_align != 0) {
     const uint64_t asked = std::max(status.stx_dio_offset_align, status.stx_dio_mem_align);
@@ -101,7 +101,7 @@ File::File(std::string path, int flags) : path_(std::move(path)), flags_(flags) 
   const bool writing = (flags & O_ACCMODE) != O_RDONLY;
   buffered_ = Descriptor(::open(path_.c_str(), flags | O_CLOEXEC, 0666));
   if (buffered_.get() < 0) throw Failure(system_error(writing ? "open for writing" : "open", path_, errno));
-  struct stat status {};
+  struct stat status{};
   if (::fstat(buffered_.get(), &status) != 0) throw Failure(system_error("stat", path_, errno));
   if (!S_ISREG(status.st_mode) && !S_ISBLK(status.st_mode)) {
     throw Failure({ErrorCode::kInvalidArgument, "'" + path_ + "' is not a regular file", path_});
@@ -116,15 +116,15 @@ File::File(std::string path, int flags) : path_(std::move(path)), flags_(flags) 
 std::shared_ptr<File> File::open_for_reading(const std::string& path, std::optional<FileIdentity> expected) {
   std::shared_ptr<File> file(new File(path, O_RDONLY));
   if (expected) {
-    struct stat status {};
+    struct stat status{};
     ::fstat(file->buffered(), &status);
     const int64_t mtime_ns = status.st_mtim.tv_sec * 1'000'000'000LL + status.st_mtim.tv_nsec;
     if (file->size_bytes_ != expected->size_bytes || mtime_ns != expected->mtime_ns) {
       Error error{ErrorCode::kCorrupt, "", path, 0, file->size_bytes_};
-      error.message = "'" + path + "' was replaced or changed since it was indexed: " +
-                      std::to_string(expected->size_bytes) + " bytes then, " + std::to_string(file->size_bytes_) +
-                      " bytes now" + (mtime_ns != expected->mtime_ns ? ", modified later" : "") +
-                      "; iterate again to index it anew";
+      error.message = "'" + path +
+                      "' was replaced or changed since it was indexed: " + std::to_string(expected->size_bytes) +
+                      " bytes then, " + std::to_string(file->size_bytes_) + " bytes now" +
+                      (mtime_ns != expected->mtime_ns ? ", modified later" : "") + "; iterate again to index it anew";
       throw Failure(std::move(error));
     }
   }
@@ -161,7 +161,7 @@ void File::refuse_direct(const std::string& reason) {
 }
 
 uint64_t File::current_size_bytes() const {
-  struct stat status {};
+  struct stat status{};
   return ::fstat(buffered_.get(), &status) == 0 ? static_cast<uint64_t>(status.st_size) : 0;
 }
 

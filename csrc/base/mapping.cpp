@@ -53,14 +53,14 @@ uint64_t page_bytes() {
 }
 
 void MappingGuard::install_handler() {
-  struct sigaction current {};
+  struct sigaction current{};
   ::sigaction(SIGBUS, nullptr, &current);
   if ((current.sa_flags & SA_SIGINFO) != 0 && current.sa_sigaction == handle_sigbus) return;
   static std::mutex mutex;
   std::lock_guard lock(mutex);
   ::sigaction(SIGBUS, nullptr, &current);
   if ((current.sa_flags & SA_SIGINFO) != 0 && current.sa_sigaction == handle_sigbus) return;
-  struct sigaction action {};
+  struct sigaction action{};
   action.sa_sigaction = handle_sigbus;
   action.sa_flags = SA_SIGINFO | SA_ONSTACK;
   ::sigemptyset(&action.sa_mask);
@@ -77,7 +77,10 @@ std::unique_ptr<Mapping> Mapping::make(int fd, uint64_t size_bytes) {
 }
 
 Mapping::Mapping(const std::byte* data, uint64_t size_bytes)
-    : data_(data), size_bytes_(size_bytes), regions_((size_bytes + kRegionBytes - 1) / kRegionBytes), areas_((size_bytes + kAreaBytes - 1) / kAreaBytes) {}
+    : data_(data),
+      size_bytes_(size_bytes),
+      regions_((size_bytes + kRegionBytes - 1) / kRegionBytes),
+      areas_((size_bytes + kAreaBytes - 1) / kAreaBytes) {}
 
 int64_t Mapping::clock_ms() {
   const auto now = std::chrono::steady_clock::now().time_since_epoch();

@@ -1,6 +1,5 @@
 #include "engine/engine.h"
 
-
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
@@ -19,9 +18,7 @@ namespace {
 constexpr size_t kSegmentParts = 1024;
 
 void check(const EngineOptions& options) {
-  const auto refuse = [](const std::string& message) {
-    throw Failure({ErrorCode::kInvalidArgument, message});
-  };
+  const auto refuse = [](const std::string& message) { throw Failure({ErrorCode::kInvalidArgument, message}); };
   if (options.io.queue_depth < 1 || options.io.queue_depth > 4096) refuse("queue_depth must be from 1 to 4096");
   if (options.io.request_bytes < 65536 || options.io.request_bytes % 4096 != 0 ||
       options.io.request_bytes > (1U << 30)) {
@@ -154,7 +151,7 @@ Engine::Engine(EngineOptions options, std::shared_ptr<Device> device)
 }
 
 Engine::~Engine() {
-  constexpr std::chrono::seconds kPatience{2};
+  constexpr std::chrono::milliseconds kPatience{500};
   if (forked()) {
     // The threads are not here, their locks may be held for ever: nothing of it can be used or freed.
     new std::shared_ptr<Running>(std::move(running_));

@@ -6,7 +6,6 @@
 // No system call stands in this folder: bytes move in backend/, memory comes from device/.
 #pragma once
 
-
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -58,7 +57,7 @@ class Engine {
  public:
   // Throws Failure: options that make no sense (kInvalidArgument), a backend that is not to be had (kUnavailable).
   Engine(EngineOptions options, std::shared_ptr<Device> device);
-  // Waits for what was submitted to end, but not for storage that hangs: after some seconds its workers are
+  // Waits for what was submitted to end, but not for storage that hangs: after half a second its workers are
   // left to end by themselves. In a forked child, which has no workers, it lets go of everything.
   ~Engine();
   Engine(const Engine&) = delete;

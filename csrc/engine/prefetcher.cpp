@@ -109,7 +109,7 @@ Prefetcher::Core::Core(std::shared_ptr<Engine> engine, std::shared_ptr<FileTable
 }
 
 void Prefetcher::Core::plan(std::span<const int32_t> files, std::span<const int64_t> offsets,
-                      std::span<const int64_t> sizes) {
+                            std::span<const int64_t> sizes) {
   size_t samples = 0;
   for (const int64_t size : sizes) {
     if (size < 1 || static_cast<size_t>(size) > options_.batch_samples) {
@@ -314,7 +314,9 @@ std::optional<Prefetcher::Batch> Prefetcher::next(const std::function<void()>& p
   return living_core().next(poll);
 }
 
-PrefetchStatistics Prefetcher::statistics() const { return living_core().statistics(); }
+PrefetchStatistics Prefetcher::statistics() const {
+  return core_->forked() ? PrefetchStatistics() : core_->statistics();  // a lock may be held for ever there
+}
 
 void Prefetcher::close() {
   if (!core_->forked()) return core_->close();
@@ -325,9 +327,8 @@ void Prefetcher::close() {
 
 Prefetcher::Core& Prefetcher::living_core() const {
   if (core_->forked()) {
-    throw Failure({ErrorCode::kClosed,
-                   "this iterator belongs to the process that made it, not to its forked child; make a new one here "
-                   "with iter(dataset)"});
+    throw Failure(
+        {ErrorCode::kClosed, "an iterator does not work in its forked child; make a new one there with iter(dataset)"});
   }
   return *core_;
 }

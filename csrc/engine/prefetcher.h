@@ -83,7 +83,7 @@ class Prefetcher {
   // hang its user; memory that reads still go into is let go when they end. Taken batches stay valid.
   void close();
 
-  PrefetchStatistics statistics() const;
+  PrefetchStatistics statistics() const;  // all zeros in a forked child
 
  private:
   class Core;  // outlives this while reads into its slots are in flight

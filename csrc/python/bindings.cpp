@@ -34,7 +34,7 @@ DirectMode direct_mode(const std::string& name) {
 
 Conversion conversion_of(const std::string& name) {
   static const std::map<std::string, Conversion> kNames = {
-      {"none", Conversion::kNone},          {"u8_to_i64", Conversion::kU8ToI64},
+      {"none", Conversion::kNone},           {"u8_to_i64", Conversion::kU8ToI64},
       {"u16_to_i64", Conversion::kU16ToI64}, {"i16_to_i64", Conversion::kI16ToI64},
       {"i32_to_i64", Conversion::kI32ToI64}, {"u32_to_i64", Conversion::kU32ToI64},
       {"swap_2", Conversion::kSwap2},        {"swap_4", Conversion::kSwap4},
@@ -158,8 +158,9 @@ std::shared_ptr<FileTable> make_file_table(const std::vector<std::string>& paths
 class Batches {
  public:
   Batches(std::shared_ptr<Engine> engine, std::shared_ptr<FileTable> files, std::shared_ptr<BufferPool> pool,
-          size_t slots, uint64_t sample_bytes, size_t batch_samples, const std::string& conversion, uint8_t type_code, uint8_t type_bits,
-          std::vector<int64_t> sample_shape, std::vector<int64_t> sample_strides, double stall_timeout_s)
+          size_t slots, uint64_t sample_bytes, size_t batch_samples, const std::string& conversion, uint8_t type_code,
+          uint8_t type_bits, std::vector<int64_t> sample_shape, std::vector<int64_t> sample_strides,
+          double stall_timeout_s)
       : layout_{type_code, type_bits, std::move(sample_shape), std::move(sample_strides), 1} {
     for (const int64_t size : layout_.sample_shape) layout_.sample_elements *= size;
     PrefetchOptions options;
@@ -250,9 +251,9 @@ PYBIND11_MODULE(_engine, module) {
   py::class_<Batches>(module, "Batches")
       .def(py::init<std::shared_ptr<Engine>, std::shared_ptr<FileTable>, std::shared_ptr<BufferPool>, size_t, uint64_t,
                     size_t, const std::string&, uint8_t, uint8_t, std::vector<int64_t>, std::vector<int64_t>, double>(),
-           py::arg("engine"), py::arg("files"), py::arg("pool"), py::kw_only(), py::arg("slots"), py::arg("sample_bytes"),
-           py::arg("batch_samples"), py::arg("conversion"), py::arg("type_code"), py::arg("type_bits"),
-           py::arg("sample_shape"), py::arg("sample_strides"), py::arg("stall_timeout_s"))
+           py::arg("engine"), py::arg("files"), py::arg("pool"), py::kw_only(), py::arg("slots"),
+           py::arg("sample_bytes"), py::arg("batch_samples"), py::arg("conversion"), py::arg("type_code"),
+           py::arg("type_bits"), py::arg("sample_shape"), py::arg("sample_strides"), py::arg("stall_timeout_s"))
       .def("plan", &Batches::plan, py::arg("files"), py::arg("offsets"), py::arg("sizes"))
       .def("next", &Batches::next)
       .def("close", &Batches::close)

@@ -23,7 +23,7 @@ void drop_capsule(PyObject* capsule) {
 }  // namespace
 
 pybind11::capsule to_dlpack(const TensorLayout& layout, std::shared_ptr<DeviceBuffer> buffer, size_t offset,
-                              size_t samples) {
+                            size_t samples) {
   auto tensor = std::make_unique<Tensor>();
   const size_t dimensions = layout.sample_shape.size() + 1;
   auto& numbers = tensor->shape_and_strides;

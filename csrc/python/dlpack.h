@@ -24,6 +24,6 @@ struct TensorLayout {
 // A capsule "dltensor" of shape (samples, *sample_shape) over `buffer` from `offset` on, which it keeps until
 // the tensor made of it is gone.
 pybind11::capsule to_dlpack(const TensorLayout& layout, std::shared_ptr<DeviceBuffer> buffer, size_t offset,
-                              size_t samples);
+                            size_t samples);
 
 }  // namespace gdsdata

@@ -24,7 +24,6 @@ import numpy as np
 
 from . import measure
 
-
 # More than any row allocates with the default data sets.
 TOUCHED_BYTES = 512 * 2**20
 

@@ -142,8 +142,8 @@ def first_samples(counts: Sequence[int]) -> np.ndarray:
     return np.cumsum([0, *counts], dtype=np.int64)
 
 
-# Files whose heads are asked for before the first is read: with a cold cache the disk then serves them side by side, which
-# brought the first batch of 256 files from 40 ms to 28.
+# Files whose heads are asked for before the first is read: with a cold cache the disk then serves them side by side,
+# which brought the first batch of 256 files from 40 ms to 28.
 _HEADS_AT_ONCE = 64
 
 

@@ -24,9 +24,8 @@ struct Case {
 };
 
 std::string name_of(const ::testing::TestParamInfo<Case>& info) {
-  static const std::map<std::string, std::string> kFaults = {{"", "sound"},
-                                                             {"seed=7,shorten=0.5,interrupt=0.3", "short"},
-                                                             {"seed=7,late=0.3,late_ms=2,reorder=0.5", "late"}};
+  static const std::map<std::string, std::string> kFaults = {
+      {"", "sound"}, {"seed=7,shorten=0.5,interrupt=0.3", "short"}, {"seed=7,late=0.3,late_ms=2,reorder=0.5", "late"}};
   const std::string direct[] = {"auto", "always", "never"};
   return info.param.backend + "_" + direct[static_cast<int>(info.param.direct)] + "_" + kFaults.at(info.param.faults);
 }
@@ -98,7 +97,8 @@ TEST_P(Conformance, DeliversAnyRangeOfAFileOfAnySize) {
       length = std::min(length, options_.request_bytes);
       results.emplace_back(length);
     }
-    for (size_t i = 0; i < extents.size(); ++i) pieces.push_back({extents[i].first, extents[i].second, results[i].data()});
+    for (size_t i = 0; i < extents.size(); ++i)
+      pieces.push_back({extents[i].first, extents[i].second, results[i].data()});
     for (size_t i = 0; i < extents.size(); ++i) {
       requests.push_back({i, Direction::kRead, Conversion::kNone, file.get(), extents[i].first, extents[i].second,
                           std::span(pieces).subspan(i, 1)});
@@ -120,8 +120,7 @@ TEST_P(Conformance, DeliversThePiecesOfACoalescedRequestConverted) {
   std::vector<int64_t> first(100), second(50);
   const std::vector<Piece> pieces = {{1001, 200, reinterpret_cast<std::byte*>(first.data())},
                                      {50000, 100, reinterpret_cast<std::byte*>(second.data())}};
-  const auto completions =
-      run({{0, Direction::kRead, Conversion::kU16ToI64, file.get(), 1001, 50100 - 1001, pieces}});
+  const auto completions = run({{0, Direction::kRead, Conversion::kU16ToI64, file.get(), 1001, 50100 - 1001, pieces}});
   ASSERT_FALSE(completions.at(0).error);
   for (size_t i = 0; i < first.size(); ++i) {
     uint16_t token;

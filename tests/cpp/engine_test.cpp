@@ -2,8 +2,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <set>
 #include <thread>
@@ -81,8 +81,7 @@ TEST(Ring, AgreesWithAModelOverRandomSteps) {
           }
       }
       for (size_t i = 0; i < slots; ++i) ASSERT_EQ(ring.state(i), model[i]);
-      for (const auto state :
-           {Ring::State::kFree, Ring::State::kFilling, Ring::State::kReady, Ring::State::kLeased}) {
+      for (const auto state : {Ring::State::kFree, Ring::State::kFilling, Ring::State::kReady, Ring::State::kLeased}) {
         ASSERT_EQ(ring.count(state), static_cast<size_t>(std::count(model.begin(), model.end(), state)));
       }
     }
@@ -158,7 +157,8 @@ TEST(Engine, ServesAWarmFileFromThePageCacheAndAColdOneFromTheDisk) {
   const auto read = [&](uint64_t length, uint64_t records) {
     auto group = std::make_shared<Group>();
     group->files = table_of({path});
-    for (uint64_t i = 0; i < records; ++i) group->transfers.push_back({0, i * length, length, memory.data() + i * length});
+    for (uint64_t i = 0; i < records; ++i)
+      group->transfers.push_back({0, i * length, length, memory.data() + i * length});
     engine->run(group);
     EXPECT_EQ(std::memcmp(memory.data(), content.data(), length * records), 0);
     return group->bytes;
@@ -419,8 +419,9 @@ TEST_F(PrefetcherTest, RefusesAPlanThatDoesNotFit) {
   const auto prefetcher = make(make_engine(), 2);
   EXPECT_EQ(error_of([&] { plan(*prefetcher, {0, 1, 2}, {3}); }).code, ErrorCode::kInvalidArgument);
   EXPECT_EQ(error_of([&] { plan(*prefetcher, {0, 1, 2}, {2}); }).code, ErrorCode::kInvalidArgument);
-  EXPECT_EQ(error_of([&] { prefetcher->plan(std::vector<int32_t>{5}, std::vector<int64_t>{0}, std::vector<int64_t>{1}); })
-                .code,
+  EXPECT_EQ(error_of([&] {
+              prefetcher->plan(std::vector<int32_t>{5}, std::vector<int64_t>{0}, std::vector<int64_t>{1});
+            }).code,
             ErrorCode::kInvalidArgument);
 }
 
