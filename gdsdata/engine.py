@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import time
 import warnings
 import weakref
 from dataclasses import asdict
@@ -45,6 +46,9 @@ _open_batches: weakref.WeakSet[_engine.Batches] = weakref.WeakSet()
 def _close_batches() -> None:
     for batches in list(_open_batches):
         batches.close()
+        waited_until = time.monotonic() + 1.0
+        while batches.inside_next and time.monotonic() < waited_until:
+            time.sleep(0.002)  # lets the thread come back, and have its EngineClosed
 
 
 _engines: weakref.WeakValueDictionary[tuple[int, EngineOptions], _engine.Engine] = weakref.WeakValueDictionary()

@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <atomic>
 #include <map>
 #include <span>
 #include <string>
@@ -134,12 +135,9 @@ std::shared_ptr<Engine> make_engine(const std::string& backend, size_t workers, 
   options.segment_bytes = segment_bytes;
   options.coalesce_gap_bytes = coalesce_gap_bytes;
   options.io = {queue_depth, bounce_bytes, request_bytes, direct_mode(direct), strict, faults};
-  // Its end waits for what is in flight, with the GIL let go; it may come from a call that has let go already.
-  return {new Engine(options, host_device()), [](Engine* engine) {
-            std::optional<py::gil_scoped_release> nogil;
-            if (PyGILState_Check() != 0) nogil.emplace();
-            delete engine;
-          }};
+  // Its end may wait half a second, with the GIL kept: a thread that let it go while the interpreter ends could
+  // not take it again.
+  return std::make_shared<Engine>(options, host_device());
 }
 
 std::shared_ptr<FileTable> make_file_table(const std::vector<std::string>& paths, const Array<int64_t>& size_bytes,
@@ -181,6 +179,7 @@ class Batches {
 
   py::object next() {
     std::optional<Prefetcher::Batch> batch;
+    const Inside inside(inside_next_);
     {
       const py::gil_scoped_release nogil;
       batch = prefetcher_->next(check_signals);
@@ -189,14 +188,18 @@ class Batches {
     return to_dlpack(layout_, std::move(batch->buffer), batch->offset, batch->samples);
   }
 
-  void close() {
-    const py::gil_scoped_release nogil;
-    prefetcher_->close();
-  }
+  void close() { prefetcher_->close(); }  // waits for nothing, so the GIL is kept
 
   py::dict statistics() const { return to_dict(prefetcher_->statistics()); }
+  int inside_next() const { return inside_next_; }
 
  private:
+  struct Inside {
+    explicit Inside(std::atomic<int>& count) : count(count) { ++count; }
+    ~Inside() { --count; }
+    std::atomic<int>& count;
+  };
+  std::atomic<int> inside_next_{0};  // threads
   TensorLayout layout_;
   std::unique_ptr<Prefetcher> prefetcher_;
 };
@@ -257,6 +260,7 @@ PYBIND11_MODULE(_engine, module) {
       .def("plan", &Batches::plan, py::arg("files"), py::arg("offsets"), py::arg("sizes"))
       .def("next", &Batches::next)
       .def("close", &Batches::close)
+      .def_property_readonly("inside_next", &Batches::inside_next)
       .def("statistics", &Batches::statistics);
 
   module.attr("ROUTES") = py::cast(kRouteNames).cast<py::tuple>();

@@ -169,8 +169,8 @@ def markdown(results):
         f"medians. A warm run ends after {config['epochs']} epochs or {config['run_seconds']:g} s.",
         "- samples/s and GB/s (1e9 bytes of the samples as stored) count from construction to the last batch; "
         "imports and one untimed pass come before. Cold, a loader that maps no files and has no worker processes is "
-        "constructed and has read some batches before the cache is dropped and the clock runs: so it is the storage that "
-        "is timed, and not memory that is touched for the first time.",
+        "constructed and has read some batches before the cache is dropped and the clock runs: so the storage is timed "
+        "and not memory that is touched for the first time.",
         "- `first batch` always counts from construction, in ms.",
         "- CPU s/GB: user + system time of the process and its workers, from construction until all is closed.",
         "- peak MB: private and shared memory of the process and its workers above what it had before construction; "
