@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import stat
 from collections.abc import Sequence
 
 from gdsdata.errors import IoError
@@ -36,12 +37,16 @@ def list_files(source: Source) -> list[str]:
 
 
 def _expand(source: str) -> list[str]:
-    if os.path.isdir(source):
+    try:
+        mode = os.stat(source).st_mode  # asked before glob, for a name may have brackets
+    except OSError:
+        mode = 0
+    if stat.S_ISDIR(mode):
         try:
             files = [entry.path for entry in os.scandir(source) if entry.is_file() and not entry.name.startswith(".")]
         except OSError as error:
             raise IoError(error.errno, f"listing the directory {source} failed: {error.strerror}", source) from error
-    elif os.path.exists(source):  # asked before glob, for a name may have brackets
+    elif mode:
         files = [source]
     else:
         files = [path for path in glob.glob(source, recursive=True) if os.path.isfile(path)]
