@@ -21,6 +21,7 @@ from gdsdata.order import Order
 
 # Samples planned at a time, when an epoch is under way: numpy's cost a call is then spread over many batches.
 _PLAN_SAMPLES = 4096
+_MOST_WORKERS = 1024
 _COUNTS = ("batches", "stalls", "stall_s", "ring_full_s")
 
 
@@ -90,8 +91,9 @@ class GDSDataset(IterableDataset):
         self._rank, self._world_size = _rank_and_world_size(rank, world_size)
         self._batch_size, self._shuffle, self._seed, self._drop_last = batch_size, shuffle, seed, drop_last
         self._index_files()
-        # Shared with a DataLoader's worker processes, which finish epochs that this process only counts.
-        self._shared_epoch = torch.zeros((), dtype=torch.int64).share_memory_()
+        # Shared with a DataLoader's worker processes: the next epoch's workers are other processes, and must find the
+        # epoch that those before them reached. One place a worker, for one may end an epoch before another begins it.
+        self._epochs = torch.zeros(_MOST_WORKERS, dtype=torch.int64).share_memory_()
         self._yielded = 0  # batches of this epoch that the newest iterator gave
         self._newest: object | None = None  # of the iterators: the others no longer move the state
         self._resume_at = 0  # where the next iterator starts
@@ -118,11 +120,15 @@ class GDSDataset(IterableDataset):
 
     @property
     def _epoch(self) -> int:
-        return int(self._shared_epoch)
+        worker = get_worker_info()
+        return int(self._epochs[worker.id if worker else 0])
 
     @_epoch.setter
     def _epoch(self, epoch: int) -> None:
-        self._shared_epoch.fill_(epoch)
+        worker = get_worker_info()
+        first = worker.id if worker else 0
+        is_last = worker is None or first == worker.num_workers - 1  # speaks for those of a later, larger number too
+        self._epochs[first : None if is_last else first + 1] = epoch
 
     def __len__(self) -> int:
         """Batches of this rank in an epoch."""
@@ -254,7 +260,7 @@ class GDSDataset(IterableDataset):
                 for refusal in engine.direct_refusals():
                     engine.warn_once(f"O_DIRECT was refused, so bytes go through the page cache: {refusal}")
         if self._newest is iteration:
-            self._epoch, self._yielded = max(epoch + 1, self._epoch), 0
+            self._epoch, self._yielded = epoch + 1, 0
 
     def _open(self) -> tuple[Any, Any, Any]:
         """The engine, its table of the files and its memory: kept from epoch to epoch, but not across a fork."""
