@@ -278,7 +278,7 @@ void Prefetcher::Core::close() {
   changed_.notify_all();
   planned_sizes_.clear();
   for (size_t i = 0; i < slots_.size(); ++i) {
-    if (ring_.state(i) == Ring::State::kFilling) {
+    if (ring_.state(i) == Ring::State::kFilling && slots_[i].group != nullptr) {
       slots_[i].group->cancel();
     } else {
       let_go(slots_[i]);

@@ -133,6 +133,13 @@ void Worker::request(Active& active) {
   const uint64_t limit_bytes = read ? options_.io.request_bytes : 0;  // writes are not joined
   coalesce(left_, options_.coalesce_gap_bytes, limit_bytes, ranges_, active.pieces);
   for (const Range& range : ranges_) {
+    File* file = nullptr;
+    try {
+      file = &active.file(range.file);
+    } catch (const Failure& failure) {  // closed meanwhile for want of descriptors, and gone when opened again
+      active.error = failure.error();
+      break;
+    }
     if (free_tags_.empty()) {
       free_tags_.push_back(by_tag_.size());
       by_tag_.push_back(nullptr);
@@ -140,11 +147,11 @@ void Worker::request(Active& active) {
     const uint64_t tag = free_tags_.back();
     free_tags_.pop_back();
     by_tag_[tag] = &active;
-    waiting_.push_back({tag, group.direction, group.conversion, &active.file(range.file), range.offset, range.length,
+    waiting_.push_back({tag, group.direction, group.conversion, file, range.offset, range.length,
                         std::span(active.pieces).subspan(range.first_piece, range.piece_count)});
+    ++active.open_requests;
   }
-  active.open_requests = ranges_.size();
-  counters_.requests.add(ranges_.size());
+  counters_.requests.add(active.open_requests);
 }
 
 // Gives the backend what it takes and receives what it has; waits for a completion where there is nothing
