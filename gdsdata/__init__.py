@@ -1,12 +1,13 @@
 """gdsdata: training data and checkpoints at the storage's speed.
 
-Start with `GDSDataset`; `read_tensor` and `write_tensor` move single tensors.
+Start with `GDSDataset`; `read_tensor` and `write_tensor` move single tensors, `Engine` many.
 """
 
 from gdsdata import formats
 from gdsdata.dataset import GDSDataset
+from gdsdata.engine import record_stream
 from gdsdata.options import EngineOptions
-from gdsdata.tensor import read_tensor, write_tensor
+from gdsdata.tensor import Engine, read_tensor, write_tensor
 
 __version__ = "0.1.0"
-__all__ = ["EngineOptions", "GDSDataset", "formats", "read_tensor", "write_tensor"]
+__all__ = ["Engine", "EngineOptions", "GDSDataset", "formats", "read_tensor", "record_stream", "write_tensor"]

@@ -12,6 +12,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.dlpack import from_dlpack
 
 from gdsdata import engine
+from gdsdata.calibration import calibrated
 from gdsdata.errors import GdsdataError, StallError
 from gdsdata.formats import recognise
 from gdsdata.formats.index import Format, Index
@@ -51,11 +52,22 @@ class GDSDataset(IterableDataset):
             `gdsdata.order.Order` for what becomes of a remainder.
         transform: called on each batch, on the consumer's thread.
         prefetch: batches in flight or ready ahead of the consumer.
-        zero_copy: hand out slots of a device's ring. On the CPU batches are never copied, so it changes nothing.
+        zero_copy: on a GPU, hand out the ring's own memory where the batch needs no cast, and spare a copy on the
+            device (a fortieth of the link's time). Such a batch belongs to the stream that was current when it came:
+            drop it only when all its uses have been given to that stream, or to others named by
+            `gdsdata.record_stream`. Who keeps more than ``prefetch`` of them gets copies. On the CPU batches are never
+            copied, so it changes nothing.
+        residency: ``"pinned"`` maps the files and registers them with the GPU, in the background; as soon as that is
+            done (`stats` says so) the GPU gathers batches out of the page cache itself, with next to no work for the
+            processor. The files must fit into memory and must not change. None: they are read.
         options: of the engine.
+
+    On a GPU, ``next`` does not wait until a batch's bytes have arrived there: it makes the current stream wait, so use
+    a batch on that stream, or on one that waits for it. A batch is torch's own memory (but see ``zero_copy``).
 
     Raises:
         FileNotFoundError: ``source`` has no files.
+        BackendUnavailable: there is no such device, or ``residency`` is not to be had.
         CorruptData: a file is not what its header or size says.
         ValueError: an argument is out of range, or the files do not fit the format.
     """
@@ -74,6 +86,7 @@ class GDSDataset(IterableDataset):
         transform: Callable[[torch.Tensor], Any] | None = None,
         prefetch: int = 4,
         zero_copy: bool = False,
+        residency: str | None = None,
         options: EngineOptions | None = None,
     ) -> None:
         super().__init__()
@@ -81,7 +94,12 @@ class GDSDataset(IterableDataset):
             raise ValueError(f"prefetch={prefetch}: at least one batch has to be in flight")
         if device is None:
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.device = torch.device(device)
+        self.device = engine.resolved(device)
+        if residency not in (None, "pinned"):
+            raise ValueError(f'residency={residency!r} must be None or "pinned"')
+        if residency is not None and self.device.type != "cuda":
+            raise ValueError(f'residency="pinned" is for CUDA devices: on {self.device} files are mapped anyway')
+        self.residency = residency
         self.transform = transform
         self.prefetch = prefetch
         self.zero_copy = zero_copy
@@ -104,6 +122,8 @@ class GDSDataset(IterableDataset):
             "mean_ready": 0.0,
         }
         self._running: Any = None  # the newest iterator's prefetcher
+        if self.device.type == "cuda" and get_worker_info() is None:
+            self._open()  # its memory is pinned while the program still prepares
 
     def _index_files(self) -> None:
         self._index: Index | None = self._format.index(self._paths)
@@ -117,6 +137,7 @@ class GDSDataset(IterableDataset):
             self._world_size,
         )
         self._opened: tuple[int, Any, Any, Any] | None = None  # process, engine, file table, pool
+        self._residence: Any = None
 
     @property
     def _epoch(self) -> int:
@@ -220,12 +241,13 @@ class GDSDataset(IterableDataset):
             batch_samples=self._batch_size,
             slots=self.prefetch,
             stall_timeout_s=self.options.stall_timeout_s,
+            on_cuda=self.device.type == "cuda",
+            residence=self._residence,
         )
         self._running = batches
         result_dtype = index.sample.torch_dtype if index.sample.torch_dtype != dtype else None
-        device = self.device if self.device.type != "cpu" else None
+        take = self._take_of(batches, result_dtype)
         transform = self.transform
-        next_batch = batches.next
         planned, plan_batches = done, self.prefetch
         try:
             while done < total:
@@ -236,11 +258,7 @@ class GDSDataset(IterableDataset):
                     batches.plan(*index.extents(samples), sizes)
                     planned += count
                     plan_batches = max(self.prefetch, min(2 * plan_batches, _PLAN_SAMPLES // self._batch_size))
-                batch = from_dlpack(next_batch())
-                if result_dtype is not None:
-                    batch = batch.to(result_dtype)
-                if device is not None:
-                    batch = batch.to(device)
+                batch = take()
                 if transform is not None:
                     batch = transform(batch)
                 done += 1
@@ -259,15 +277,45 @@ class GDSDataset(IterableDataset):
             if self.options.direct == "auto" and not self.options.strict:
                 for refusal in engine.direct_refusals():
                     engine.warn_once(f"O_DIRECT was refused, so bytes go through the page cache: {refusal}")
+            if not self.options.strict:
+                for fallback in engine.noted_fallbacks():
+                    engine.warn_once(fallback)
+            if self._residence is not None and self._residence.error:
+                engine.warn_once(f'residency="pinned" is not to be had: {self._residence.error}')
         if self._newest is iteration:
             self._epoch, self._yielded = epoch + 1, 0
+
+    def _take_of(self, batches: Any, result_dtype: torch.dtype | None) -> Callable[[], torch.Tensor]:
+        """What gives the next batch, as the user keeps it."""
+        next_batch = batches.next
+        if self.device.type == "cpu":
+            if result_dtype is None:
+                return lambda: from_dlpack(next_batch())
+            return lambda: from_dlpack(next_batch()).to(result_dtype)
+        device, most_leases = self.device, self.prefetch if self.zero_copy else -1
+
+        def take() -> torch.Tensor:
+            # The current stream waits for the copies, not the host; what is queued on it here comes behind them, and
+            # the lease, which ends with `lent`, behind that.
+            lent = from_dlpack(next_batch(engine.stream_of(device)))
+            if result_dtype is not None:
+                return lent.to(result_dtype)
+            return lent if batches.leased <= most_leases else lent.clone()
+
+        return take
 
     def _open(self) -> tuple[Any, Any, Any]:
         """The engine, its table of the files and its memory: kept from epoch to epoch, but not across a fork."""
         if self._opened is None or self._opened[0] != os.getpid():
-            shared = engine.shared_engine(self.options)
-            pool = engine.buffer_pool(shared, self._index.sample, self._batch_size, self.prefetch)
-            self._opened = (os.getpid(), shared, engine.file_table(self._index), pool)
+            largest = self._paths[int(self._index.size_bytes.argmax())]
+            options = calibrated(self.options, largest, self.device)
+            shared = engine.shared_engine(options, self.device)
+            on_cuda = self.device.type == "cuda"
+            pool = engine.buffer_pool(shared, self._index.sample, self._batch_size, self.prefetch, on_cuda)
+            files = engine.file_table(self._index)
+            if self.residency is not None:
+                self._residence = engine.residence_of(shared, files, self._index)
+            self._opened = (os.getpid(), shared, files, pool)
         return self._opened[1:]
 
     def _add_to_totals(self, batches: Any) -> None:
@@ -279,15 +327,19 @@ class GDSDataset(IterableDataset):
         """What has happened since this data set was made, over all its iterators.
 
         Returns:
-            bytes: delivered in batches handed out, by the route that served them (page_cache, direct, buffered).
+            bytes: delivered in batches handed out, by the route that served them: page_cache, direct, buffered, gds (by
+                the disk's own DMA into the GPU), gds_compat (cuFile, but by way of host memory), pinned_page_cache.
             batches: handed out. stalls, stall_s: how often and how long the consumer waited for one.
             mean_ready: batches ready when the consumer came, on average. Near ``prefetch``: the consumer is slower
                 than the data. Near 0: the data is slower.
             ring_full_s: time in which the workers had nothing to do for this data set because every slot was ready.
             ring_bytes: memory of the ring at most, besides batches that you keep.
-            engine: of the engine, which data sets with equal options share: backend, workers, bounce_bytes (at most),
-                bytes by route, storage_bytes (asked of the disk: alignment and gaps make it more), transfers and the
-                requests they were coalesced into, segments, errors, worker_idle_s, segment_latency.
+            residency: with ``residency="pinned"``: ready, registered_bytes, and error (why it will not be ready).
+            engine: of the engine, which data sets with equal options share: backend, workers, queue_depth,
+                segment_bytes, bounce_bytes (at most, staging memory included), bytes by route, storage_bytes (asked of
+                the disk: alignment and gaps make it more), transfers and the requests they were coalesced into,
+                segments, errors, retries (by way of the host, of what cuFile could not do), worker_idle_s,
+                segment_latency.
         """
         running = self._running
         if self._index is None:
@@ -295,10 +347,20 @@ class GDSDataset(IterableDataset):
         result = _sum(self._totals, running.statistics()) if running is not None else dict(self._totals)
         shared, _, pool = self._open()
         result["ring_bytes"] = pool.max_kept_bytes
+        if self._residence is not None:
+            residence = self._residence
+            result["residency"] = {
+                "ready": residence.ready,
+                "registered_bytes": residence.registered_bytes,
+                "error": residence.error,
+            }
         result["engine"] = {
             "backend": shared.backend,
+            "device_backend": shared.device_backend,
             "fallback_reason": shared.fallback_reason,
             "workers": shared.workers,
+            "queue_depth": shared.queue_depth,
+            "segment_bytes": shared.segment_bytes,
             "bounce_bytes": shared.bounce_bytes,
             **shared.statistics(),
         }
@@ -306,7 +368,7 @@ class GDSDataset(IterableDataset):
 
     def __getstate__(self) -> dict[str, Any]:
         """For worker processes: all but what belongs to this one."""
-        return {**self.__dict__, "_opened": None, "_running": None}
+        return {**self.__dict__, "_opened": None, "_running": None, "_residence": None}
 
 
 def _sum(totals: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:

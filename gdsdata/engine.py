@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import atexit
+import importlib.util
 import os
+import threading
 import time
 import warnings
 import weakref
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
+from gdsdata.errors import BackendUnavailable
 from gdsdata.options import EngineOptions
 
 try:
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
 
 ROUTES: tuple[str, ...] = _engine.ROUTES
 direct_refusals = _engine.direct_refusals
+noted_fallbacks = _engine.noted_fallbacks
 
 # DLPack's type codes (dlpack.h): 0 int, 1 uint, 2 float, 5 complex, 6 bool.
 _DLPACK_TYPES = {
@@ -36,6 +41,8 @@ _DLPACK_TYPES = {
     **{getattr(torch, f"complex{bits}"): (5, bits) for bits in (64, 128)},
     torch.bool: (6, 8),
 }
+# Well below the system's own limit of mappings a process (65530), which others need too.
+_MOST_MAPPED_FILES = 30_000
 _WIDENED = {"u1": "u8_to_i64", "u2": "u16_to_i64", "i2": "i16_to_i64", "i4": "i32_to_i64", "u4": "u32_to_i64"}
 
 # Closed before the interpreter goes: a thread that waits for a batch must not come back to find it gone.
@@ -51,26 +58,95 @@ def _close_batches() -> None:
             time.sleep(0.002)  # lets the thread come back, and have its EngineClosed
 
 
-_engines: weakref.WeakValueDictionary[tuple[int, EngineOptions], _engine.Engine] = weakref.WeakValueDictionary()
+_engines: weakref.WeakValueDictionary[tuple[int, int, EngineOptions], _engine.Engine] = weakref.WeakValueDictionary()
+_making_engine = threading.Lock()
 _warned: set[str] = set()
 
 
-def shared_engine(options: EngineOptions) -> _engine.Engine:
-    """The engine with these options, shared by all who ask for the same in this process, alive while one uses it.
+def shared_engine(options: EngineOptions, device: torch.device) -> _engine.Engine:
+    """The engine with these options on ``device``, shared by all who ask for the same in this process.
 
     Raises:
         ValueError: an option is out of range.
-        BackendUnavailable: a backend was asked for by name, or ``strict``, and cannot work here.
+        BackendUnavailable: a backend was asked for by name, or ``strict``, and cannot work here; no such device.
     """
-    key = (os.getpid(), options)
-    engine = _engines.get(key)
-    if engine is None:
-        fields = asdict(options)
-        del fields["stall_timeout_s"]
-        engine = _engines[key] = _engine.Engine(**fields)
-        if engine.fallback_reason:
-            warn_once(engine.fallback_reason)
+    ordinal = cuda_ordinal(device)
+    key = (os.getpid(), ordinal, options)
+    with _making_engine:
+        engine = _engines.get(key)
+        if engine is None:
+            if ordinal >= 0:
+                _initialise_cuda(device)
+                _engine.set_cufile_search_path(_cufile_of_wheels())
+            fields = asdict(options)
+            del fields["stall_timeout_s"], fields["calibrate"]
+            engine = _engines[key] = _engine.Engine(cuda_ordinal=ordinal, **fields)
+    if engine.fallback_reason:
+        warn_once(engine.fallback_reason)
     return engine
+
+
+def cuda_ordinal(device: torch.device) -> int:
+    """The place of a CUDA device (with an index: `resolved`) among those that are visible; -1 for the CPU.
+
+    Raises:
+        ValueError: a device of another kind.
+    """
+    if device.type == "cpu":
+        return -1
+    if device.type != "cuda":
+        raise ValueError(f"device={device}: gdsdata knows the CPU and CUDA devices")
+    return device.index
+
+
+def resolved(device: torch.device | str) -> torch.device:
+    """The device with its index: "cuda" is the GPU that is current now, and stays it.
+
+    Raises:
+        BackendUnavailable: there is no such GPU.
+    """
+    device = torch.device(device)
+    if device.type != "cuda":
+        return device
+    _initialise_cuda(device)
+    return device if device.index is not None else torch.device("cuda", torch.cuda.current_device())
+
+
+def _initialise_cuda(device: torch.device) -> None:
+    """Torch first: it then owns the context that the engine shares, and can take tensors of the device."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        why = str(error).splitlines()[0]
+        raise BackendUnavailable(f"device={device} cannot be used here: {why}", (why,)) from error
+
+
+def _cufile_of_wheels() -> list[str]:
+    """libcufile as torch's own dependencies bring it, which no loader's path knows."""
+    nvidia = importlib.util.find_spec("nvidia")
+    folders = list(nvidia.submodule_search_locations or []) if nvidia is not None else []
+    return sorted(str(path) for folder in folders for path in Path(folder).glob("*/lib/libcufile.so.0"))
+
+
+def stream_of(device: torch.device) -> int:
+    """The handle of the device's current stream in this thread; 0 on the CPU, which has none."""
+    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+
+
+def record_stream(batch: torch.Tensor, stream: torch.cuda.Stream) -> None:
+    """Say that a zero-copy batch is used on ``stream`` too, other than the one that was current when it came.
+
+    Call it before the batch's last reference goes: its memory is then not written again until what ``stream`` has been
+    given by that time is done. Batches that are no leases (``zero_copy=False``) are torch's own memory: for those, as
+    for all tensors, it is ``batch.record_stream(stream)``, which this calls.
+
+    Raises:
+        ValueError: ``batch`` is not on a CUDA device.
+    """
+    if batch.device.type != "cuda":
+        raise ValueError(f"record_stream: the batch is on {batch.device}, which has no streams")
+    if not _engine.record_stream(batch.data_ptr(), stream.cuda_stream):
+        batch.record_stream(stream)
 
 
 def warn_once(message: str) -> None:
@@ -85,11 +161,55 @@ def file_table(index: Index) -> _engine.FileTable:
     return _engine.FileTable(index.paths, index.size_bytes, index.mtime_ns)
 
 
-def buffer_pool(engine: _engine.Engine, sample: Sample, batch_samples: int, slots: int) -> _engine.BufferPool:
+def residence_of(engine: _engine.Engine, files: _engine.FileTable, index: Index) -> _engine.Residence:
+    """The files of an index, mapped and registered with the engine's GPU in the background.
+
+    Raises:
+        BackendUnavailable: they do not fit into memory, or are too many to be mapped at once.
+        ValueError: their samples have to be changed on the way, which only the processor does.
+    """
+    if conversion_of(index.sample).startswith("swap"):
+        raise ValueError(
+            f'residency="pinned" hands the files to the GPU as they are, but their {index.sample.dtype} is of the '
+            "other byte order: leave residency out, or convert the files"
+        )
+    if len(index.paths) > _MOST_MAPPED_FILES:
+        why = f"{len(index.paths)} files cannot be mapped at once, only {_MOST_MAPPED_FILES}: join them into fewer"
+        raise BackendUnavailable(f'residency="pinned": {why}', (why,))
+    size_bytes, free_bytes = int(index.size_bytes.sum()), _memory_for_pinning()
+    if size_bytes > free_bytes:
+        why = (
+            f"the files have {size_bytes / 1e9:.1f} GB, and of this machine's memory {free_bytes / 1e9:.1f} GB at most "
+            "can be pinned for them now"
+        )
+        raise BackendUnavailable(f'residency="pinned": {why}; leave residency out, or use less data', (why,))
+    return _engine.Residence(engine, files)
+
+
+def _memory_for_pinning() -> int:
+    """Bytes that can be pinned without driving the machine out of memory: nine tenths of what could be had, page cache
+    included, under the limits of the machine and of the control group.
+    """
+    with open("/proc/meminfo") as meminfo:
+        fields = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in meminfo}
+    free = fields["MemAvailable"]
+    try:
+        with open("/sys/fs/cgroup/memory.max") as limit, open("/sys/fs/cgroup/memory.stat") as stat:
+            used = {name: int(count) for name, count in (line.split() for line in stat)}
+            maximum = limit.read().strip()
+        if maximum != "max":
+            free = min(free, int(maximum) - used["anon"] - used.get("shmem", 0))
+    except (OSError, ValueError, KeyError):
+        pass  # no control group of this kind, or no limit
+    return int(0.9 * free)
+
+
+def buffer_pool(
+    engine: _engine.Engine, sample: Sample, batch_samples: int, slots: int, on_cuda: bool
+) -> _engine.BufferPool:
     """Memory for batches of ``sample``: those in the slots, one that the consumer uses and one that it just dropped."""
-    elements = sample.bytes // sample.dtype.itemsize
-    widest_bytes = max(sample.dtype.itemsize, sample.torch_dtype.itemsize)
-    return _engine.BufferPool(engine, elements * widest_bytes * batch_samples, slots + 2)
+    element_bytes = sample.dtype.itemsize if on_cuda else max(sample.dtype.itemsize, sample.torch_dtype.itemsize)
+    return _engine.BufferPool(engine, sample.bytes // sample.dtype.itemsize * element_bytes * batch_samples, slots + 2)
 
 
 def make_batches(
@@ -100,12 +220,17 @@ def make_batches(
     batch_samples: int,
     slots: int,
     stall_timeout_s: float,
+    on_cuda: bool,
+    residence: _engine.Residence | None,
 ) -> tuple[_engine.Batches, torch.dtype]:
     """A prefetcher of batches of ``sample``, and the dtype of their tensors.
 
-    That is ``sample.torch_dtype`` where the engine can convert on the way, else the dtype of what is stored.
+    That is ``sample.torch_dtype`` where the engine can convert on the way, else the dtype of what is stored. On a GPU
+    it is what is stored: fewer bytes over the link, and the GPU casts faster.
     """
-    conversion = _conversion(sample)
+    conversion = conversion_of(sample)
+    if on_cuda and conversion in _WIDENED.values():
+        conversion = "none"
     dtype = sample.torch_dtype if conversion in _WIDENED.values() else sample.stored_torch_dtype
     strides, step = [], 1
     for size in sample.shape if sample.fortran_order else reversed(sample.shape):
@@ -127,12 +252,13 @@ def make_batches(
         sample_shape=list(sample.shape),
         sample_strides=strides,
         stall_timeout_s=stall_timeout_s,
+        residence=residence,
     )
     _open_batches.add(batches)
     return batches, dtype
 
 
-def _conversion(sample: Sample) -> str:
+def conversion_of(sample: Sample) -> str:
     """What the engine does with each element while it copies it (csrc/base/convert.h)."""
     stored = sample.dtype
     if stored.newbyteorder("=") != stored:

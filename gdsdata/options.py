@@ -11,34 +11,42 @@ MIB = 2**20
 class EngineOptions:
     """How bytes move. The defaults were measured (``benchmarks/notes/``); most programs need none of these.
 
-    Memory is bounded by ``workers * bounce_bytes`` here, and by ``prefetch + 2`` batches in each data set that is being
-    iterated; both are reported by `GDSDataset.stats`.
+    Host memory is bounded by ``workers * bounce_bytes`` (on a GPU, and ``staging_bytes``), and the memory of batches by
+    ``prefetch + 2`` of them in each data set that is being iterated; both are reported by `GDSDataset.stats`.
 
     Attributes:
-        backend: ``"uring"`` (io_uring), ``"posix"`` (pread and pwrite), or ``"auto"``: the better of those that work.
+        backend: ``"uring"`` (io_uring), ``"posix"`` (pread and pwrite), ``"cufile"`` (GPUDirect Storage for what is not
+            in the page cache, and io_uring for the rest), or ``"auto"``: the better of those that work.
         workers: threads that move bytes. 0: with io_uring one fewer than cores, from 1 to 8 (the consumer copies too,
             rather than sleep); with posix 8, for each has one request in flight.
-        queue_depth: requests that one worker keeps in flight.
-        segment_bytes: what a worker takes from a batch at a time.
+        queue_depth: requests that one worker keeps in flight. 0: 64.
+        segment_bytes: what a worker takes from a batch at a time. 0: 1 MiB, and 4 MiB on the way to a GPU.
         request_bytes: longest single request to storage.
         bounce_bytes: page-aligned memory of one worker that O_DIRECT reads into; taken when first needed.
+        staging_bytes: pinned memory of one worker where bytes stop over on their way to a GPU.
         coalesce_gap_bytes: extents at most so far apart are read by one request.
         direct: ``"auto"`` copies what is in the page cache and reads the rest with O_DIRECT where the file system
             allows it; ``"always"`` uses O_DIRECT only; ``"never"`` reads through the page cache, and so fills it.
-        strict: raise where a fallback would be taken (no io_uring, O_DIRECT refused) instead of warning.
+        strict: raise where a fallback would be taken (no io_uring, O_DIRECT refused, cuFile failed) instead of warning.
+        cufile_batch: give cuFile its requests by its batch interface, not by blocking calls on the workers.
+        calibrate: on a GPU, let what is left at ``"auto"`` or 0 be chosen by `gdsdata.calibration`, which tries it once
+            on each file system and remembers.
         stall_timeout_s: raise `StallError` when no read has ended for so long.
         faults: trouble on purpose, for tests: see ``csrc/backend/faulty.h``.
     """
 
     backend: str = "auto"
     workers: int = 0
-    queue_depth: int = 64
-    segment_bytes: int = MIB
+    queue_depth: int = 0
+    segment_bytes: int = 0
     request_bytes: int = MIB
     bounce_bytes: int = 16 * MIB
+    staging_bytes: int = 13 * MIB
     coalesce_gap_bytes: int = 16384
     direct: str = "auto"
     strict: bool = False
+    cufile_batch: bool = False
+    calibrate: bool = True
     stall_timeout_s: float = 60.0
     faults: str = ""
 

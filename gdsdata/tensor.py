@@ -1,18 +1,119 @@
-"""One tensor, one range of one file."""
+"""Single tensors, and ranges of files: `Engine`, `read_tensor`, `write_tensor`."""
 
 from __future__ import annotations
 
 import functools
+import math
 import os
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
 
-from gdsdata.engine import shared_engine
+from gdsdata.calibration import calibrated
+from gdsdata.engine import resolved, shared_engine, stream_of
+from gdsdata.errors import EngineClosed
 from gdsdata.options import EngineOptions
 
-_options = EngineOptions()
+_PRIORITIES = ("background", "training")
+
+
+class Engine:
+    """Reads and writes ranges of files from and to tensors, many at a time, for programs that build on it.
+
+        with gdsdata.Engine() as engine:
+            futures = [engine.read(path, into=tensor) for path, tensor in wanted]
+            tensors = [future.result() for future in futures]
+
+    Tensors may be on the CPU or on any CUDA device. Each call returns a `concurrent.futures.Future` at once. When it
+    is done, the bytes are in place, for every stream; the tensor's memory must not be used before.
+
+    On a GPU, a call comes behind what the current stream has been given before it: a tensor that is still being
+    computed can be written, and one that is still being read can be read into.
+
+    It shares workers and pinned memory with all users of equal ``options`` in this process. Where training data and
+    these calls both wait, a call of priority "background" (the default) gets every ninth turn at least, so that a
+    checkpoint does not starve training, and still ends.
+
+    Args:
+        options: of the engine.
+        most_calls: that are under way at a time; more of them wait their turn.
+    """
+
+    def __init__(self, options: EngineOptions | None = None, most_calls: int = 16) -> None:
+        if most_calls < 1:
+            raise ValueError(f"most_calls={most_calls} must be at least 1")
+        self.options = options or EngineOptions()
+        self._process = os.getpid()
+        self._engines: dict[torch.device, Any] = {}
+        self._calls = ThreadPoolExecutor(most_calls, thread_name_prefix="gdsdata")
+        self._closed = False
+
+    def read(
+        self, path: str | os.PathLike[str], into: torch.Tensor, offset: int = 0, priority: str = "background"
+    ) -> Future[torch.Tensor]:
+        """Read ``into.nbytes`` bytes of ``path`` from ``offset`` (bytes; any) on into a contiguous tensor.
+
+        The future's result is ``into``.
+
+        Raises:
+            ValueError: ``into`` is not contiguous or has no plain memory; a negative offset.
+            EngineClosed: after `close`.
+        And from the future:
+            FileNotFoundError, IoError: the file is not to be had.
+            CorruptData: the file ends before the tensor does.
+            DeviceError: the GPU's driver refused.
+        """
+        _check_plain(into, "read into")
+        if not into.is_contiguous():
+            raise ValueError(f"a tensor of strides {into.stride()} is not contiguous: read into a contiguous one")
+        return self._call(_read, into, path, offset, priority)
+
+    def write(
+        self, path: str | os.PathLike[str], tensor: torch.Tensor, offset: int = 0, priority: str = "background"
+    ) -> Future[None]:
+        """Write a tensor as `write_tensor` does; it is on storage when the future is done.
+
+        Raises:
+            ValueError: ``tensor`` has no plain memory; a negative offset.
+            EngineClosed: after `close`.
+        And from the future:
+            IoError: the file cannot be written, or space is lacking.
+            DeviceError: the GPU's driver refused.
+        """
+        _check_plain(tensor, "write")
+        return self._call(_write, _plain(tensor), path, offset, priority)
+
+    def close(self) -> None:
+        """Wait for all calls to end; no more are taken."""
+        self._closed = True
+        self._calls.shutdown(wait=True)
+        self._engines.clear()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def stats(self) -> dict[str, Any]:
+        """By device ("cpu", "cuda:0"): the engine's counts, as under "engine" in `GDSDataset.stats`."""
+        return {str(device): engine.statistics() for device, engine in self._engines.items()}
+
+    def _call(self, call: Any, tensor: torch.Tensor, path: Any, offset: int, priority: str) -> Future[Any]:
+        if self._closed:
+            raise EngineClosed("this Engine was closed; make another one")
+        if self._process != os.getpid():
+            raise EngineClosed("this Engine was made in another process; make one in this one")
+        if priority not in _PRIORITIES:
+            raise ValueError(f"priority={priority!r} must be one of {', '.join(_PRIORITIES)}")
+        _check_range(offset, tensor.nbytes)
+        engine = self._engines.get(tensor.device)
+        if engine is None:
+            engine = self._engines[tensor.device] = shared_engine(self.options, tensor.device)
+        before = engine.mark(stream_of(tensor.device))
+        return self._calls.submit(call, engine, tensor, os.fspath(path), offset, before, priority == "background")
 
 
 def read_tensor(
@@ -29,17 +130,24 @@ def read_tensor(
         offset: in bytes; any.
         device: of the result. None: the CPU.
 
+    Returns:
+        The tensor, its bytes in place, for every stream.
+
     Raises:
         FileNotFoundError, IoError: the file is not to be had.
         CorruptData: the file ends before the tensor does.
         ValueError: a negative offset or size.
+        BackendUnavailable: there is no such device.
     """
-    if offset < 0 or any(size < 0 for size in shape):
-        raise ValueError(f"offset={offset} and shape={tuple(shape)} must not be negative")
-    tensor = torch.empty(tuple(shape), dtype=dtype)
-    _check_end(offset, tensor.nbytes)
-    _engine(os.getpid()).read(os.fspath(path), offset, tensor.nbytes, tensor.data_ptr())
-    return tensor if device is None else tensor.to(device)
+    if any(size < 0 for size in shape):
+        raise ValueError(f"shape={tuple(shape)} must not be negative")
+    _check_range(offset, math.prod(shape) * dtype.itemsize)
+    target = resolved("cpu" if device is None else device)
+    device = target if _reached(target) else torch.device("cpu")
+    path = os.fspath(path)
+    engine = _kept_engine(os.getpid(), device, calibrated(EngineOptions(), path, device, measure=False))
+    tensor = torch.empty(tuple(shape), dtype=dtype, device=device)
+    return _read(engine, tensor, path, offset, engine.mark(stream_of(device)), background=True).to(target)
 
 
 def write_tensor(tensor: torch.Tensor, path: str | os.PathLike[str], offset: int = 0) -> None:
@@ -47,31 +155,55 @@ def write_tensor(tensor: torch.Tensor, path: str | os.PathLike[str], offset: int
 
     A tensor that makes a whole file (``offset`` 0, and no longer file there) replaces it atomically: after a crash at
     any moment the path names the old file or the new one. Otherwise the bytes are written over ``path`` from
-    ``offset`` on, and a crash meanwhile may leave a part of them.
+    ``offset`` on, and a crash meanwhile may leave a part of them. On a GPU it comes behind what the current stream has
+    been given before.
 
     Raises:
         IoError: the file cannot be written, or space is lacking: then a file that was to be replaced is untouched.
         ValueError: a negative offset, or a tensor without plain memory (sparse, meta).
     """
+    _check_plain(tensor, "write")
+    _check_range(offset, tensor.nbytes)
+    plain = _plain(tensor)
+    engine = _kept_engine(os.getpid(), plain.device, EngineOptions())
+    _write(engine, plain, os.fspath(path), offset, engine.mark(stream_of(plain.device)), background=True)
+
+
+@functools.lru_cache(maxsize=16)
+def _kept_engine(process: int, device: torch.device, options: EngineOptions) -> Any:
+    """Kept for the next call; made anew in a forked child, where the parent's does not work."""
+    return shared_engine(options, device)
+
+
+def _read(engine: Any, tensor: torch.Tensor, path: str, offset: int, before: Any, background: bool) -> torch.Tensor:
+    engine.read(path, offset, tensor.nbytes, tensor.data_ptr(), before, background)
+    return tensor
+
+
+def _write(engine: Any, tensor: torch.Tensor, path: str, offset: int, before: Any, background: bool) -> None:
+    if offset == 0 and (not os.path.exists(path) or os.path.getsize(path) <= tensor.nbytes):
+        engine.write_whole(path, tensor.nbytes, tensor.data_ptr(), before, background)
+    else:
+        engine.write_range(path, offset, tensor.nbytes, tensor.data_ptr(), before, background)
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    return plain if _reached(plain.device) else plain.cpu()
+
+
+def _reached(device: torch.device) -> bool:
+    """Whether the engine works on the device; torch copies to and from others."""
+    return device.type in ("cpu", "cuda")
+
+
+def _check_plain(tensor: torch.Tensor, verb: str) -> None:
+    if tensor.layout != torch.strided or tensor.is_meta:
+        raise ValueError(f"a tensor of layout {tensor.layout} on {tensor.device} has no plain memory to {verb}")
+
+
+def _check_range(offset: int, size_bytes: int) -> None:
     if offset < 0:
         raise ValueError(f"offset={offset} must not be negative")
-    if tensor.layout != torch.strided or tensor.is_meta:
-        raise ValueError(f"a tensor of layout {tensor.layout} on {tensor.device} has no plain memory to write")
-    _check_end(offset, tensor.nbytes)
-    path = os.fspath(path)
-    memory = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    if offset == 0 and (not os.path.exists(path) or os.path.getsize(path) <= memory.nbytes):
-        _engine(os.getpid()).write_whole(path, memory.nbytes, memory.data_ptr())
-    else:
-        _engine(os.getpid()).write_range(path, offset, memory.nbytes, memory.data_ptr())
-
-
-def _check_end(offset: int, size_bytes: int) -> None:
     if offset + size_bytes >= 2**63:
         raise ValueError(f"offset={offset} and {size_bytes} bytes reach beyond 2**63, where no file does")
-
-
-@functools.lru_cache(maxsize=1)
-def _engine(process: int) -> Any:
-    """Kept for the next call; made anew in a forked child, where the parent's does not work."""
-    return shared_engine(_options)

@@ -43,15 +43,19 @@ def write_records(path: Path, count: int, record_bytes: int, seed: int = 0) -> n
 
 def arrays(batches: Iterable[torch.Tensor]) -> list[np.ndarray]:
     """Copies, made as each batch comes."""
-    return [batch.numpy().copy() for batch in batches]
+    return [batch.cpu().numpy().copy() for batch in batches]
 
 
 def assert_same_batches(got: Iterable[Any], expected: Iterable[Any]) -> None:
-    """Equal in number, order, dtype, shape and every byte (a NaN equals itself)."""
-    got, expected = list(map(np.asarray, got)), list(map(np.asarray, expected))
+    """Equal in number, order, dtype, shape and every byte (a NaN equals itself), wherever they are."""
+    got, expected = list(map(_on_the_cpu, got)), list(map(_on_the_cpu, expected))
     assert [(batch.dtype, batch.shape) for batch in got] == [(batch.dtype, batch.shape) for batch in expected]
     different = [i for i, (a, b) in enumerate(zip(got, expected, strict=True)) if a.tobytes() != b.tobytes()]
     assert not different, f"of {len(expected)} batches, these differ: {different}"
+
+
+def _on_the_cpu(batch: Any) -> np.ndarray:
+    return np.asarray(batch.cpu() if isinstance(batch, torch.Tensor) else batch)
 
 
 # ---------------------------------------------------------------------------------------------- what is there to use
@@ -60,7 +64,7 @@ def assert_same_batches(got: Iterable[Any], expected: Iterable[Any]) -> None:
 def lack_of_uring() -> str:
     """Why io_uring cannot be used here; "" where it can."""
     try:
-        shared_engine(gdsdata.EngineOptions(backend="uring"))
+        shared_engine(gdsdata.EngineOptions(backend="uring"), torch.device("cpu"))
     except BackendUnavailable as reason:
         return str(reason)
     return ""
@@ -68,6 +72,11 @@ def lack_of_uring() -> str:
 
 needs_uring = pytest.mark.skipif(bool(lack_of_uring()), reason=f"no io_uring here: {lack_of_uring()}")
 BACKENDS = ["posix", pytest.param("uring", marks=needs_uring)]
+
+
+def served_by(dataset: gdsdata.GDSDataset) -> dict[str, int]:
+    """The bytes of its batches, by the routes that served any."""
+    return {route: count for route, count in dataset.stats()["bytes"].items() if count}
 
 
 def refuses_direct(path: Path) -> bool:

@@ -11,22 +11,22 @@ import numpy as np
 import pytest
 import torch
 
-from gdsdata.bench import data, limits, loader, measure, peers, settings
+from gdsdata.bench import case, data, device, limits, load_peers, measure, peers, report, settings
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 MIB = 2**20
 
 
-def bench(*overrides, cwd):
+def bench(*overrides, cwd, timeout=110):
     paths = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     command = [sys.executable, "-m", "gdsdata.bench", *overrides]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=110)
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout)
 
 
-def small(tmp_path, **fields):
+def small(tmp_path, cls=settings.LoaderSettings, **fields):
     """Settings for a run of a second or two in this process."""
-    chosen = settings.made_small(settings.Settings(engine={}))
+    chosen = settings.made_small(settings.Settings(engine={}, case=cls()))
     chosen.data.folder = str(tmp_path / "data")
     chosen.data.size_bytes = 4 * MIB
     chosen.case.limit_seconds = 0.1
@@ -88,22 +88,136 @@ def test_quick_run_makes_all_artefacts_and_verifies_bytes(tmp_path):
         assert part in report
 
 
+@pytest.mark.gpu
+@pytest.mark.timeout(400)
+def test_quick_runs_on_a_gpu(tmp_path):
+    for name, extra in (("loader", []), ("load", [])):
+        out = tmp_path / name
+        done = bench(
+            "quick=true", f"case={name}", "device=cuda", f"data.folder={tmp_path}/data", f"hydra.run.dir={out}",
+            *extra, cwd=tmp_path, timeout=200,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr + (out / "rows.log").read_text()
+        results = results_in(out)
+        assert results["verified"] is True and results["device"]["model"]
+        assert all(row["gb_per_s"]["median"] > 0 for row in results["rows"])
+        warm = [ones for found in results["limits"].values() for table, ones in found.items() if "warm" in table]
+        assert warm and all(ones["pinned_copy"]["gb_per_s"] > 0.5 for ones in warm)
+        assert "pinned copy to the GPU" in (out / "report.md").read_text()
+
+
+def test_quick_load_compares_all_bytes_and_says_its_path(tmp_path):
+    out = tmp_path / "out"
+    done = bench("case=load", "quick=true", f"data.folder={tmp_path}/data", f"hydra.run.dir={out}", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    results = results_in(out)
+    assert results["verified"] is True and results["case"] == "load"
+    about = results["data"]["safetensors"]
+    assert (about["loaded_bytes"], about["tensors"]) == (16 * MIB, 4)
+    keys = {row["key"] for row in results["rows"]}
+    assert {"gdsdata", "torch_load", "torch_load_mmap", "readinto", "readinto_threads"} <= keys
+    assert not keys & {"kvikio", "instanttensor", "fastsafetensors"}, "those load to a GPU only"
+    if "safetensors" not in keys:
+        assert any("safetensors is not installed" in note for note in results["notes"])
+    in_memory = measure.file_system(tmp_path)[0] in ("tmpfs", "ramfs")
+    assert {row["cache"] for row in results["rows"]} == ({"warm"} if in_memory else {"warm", "cold"})
+    for row in results["rows"]:
+        assert row["checked_bytes"] == 16 * MIB
+        assert row["gb_per_s"]["median"] > 0 and row["cpu_s_per_gb"]["median"] > 0 and row["path"]
+    for row in results["rows"]:
+        if report.is_ours(row["key"]):
+            assert sum(row["served_bytes"].values()) == 16 * MIB, "one load a run, by the engine's own count"
+    written = (out / "report.md").read_text()
+    assert "16 MiB of bf16 in 4 tensors, to cpu, warm cache" in written and "| ms |" in written
+
+    results["device"] = {"name": "cuda", "model": "A GPU", "memory_bytes": 2**37, "driver": "1.2", "cuda": "3.4"}
+    written = report.markdown(results)
+    assert "- Device: cuda, A GPU, 128 GiB, driver 1.2, CUDA 3.4" in written
+    assert "4 tensors, to cuda, warm cache" in written and "256 MiB pinned buffer" in written
+
+
+WRONG_LOAD = """
+from gdsdata.bench.load_peers import Readinto
+
+class Wrong(Readinto):
+    name = "wrong"
+
+    def load(self):
+        tensors = super().load()
+        tensors[""][3 * 2**20 + 5] ^= 1
+        return tensors
+
+class Short(Readinto):
+    name = "short"
+
+    def load(self):
+        return {name: tensor[:-1] for name, tensor in super().load().items()}
+"""
+
+
+def test_a_wrong_byte_of_a_big_file_fails_the_bench(tmp_path, monkeypatch, capsys):
+    (tmp_path / "wrong_load.py").write_text(WRONG_LOAD)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    rows = ["readinto", "wrong_load:Wrong", "wrong_load:Short"]
+    chosen = small(tmp_path, settings.LoadSettings, case_rows=rows, case_cache=["warm"])
+    assert case.main(chosen, tmp_path) == 1
+    said = capsys.readouterr().out
+    assert "FAILED: safetensors, wrong: ValueError: tensor '': byte 3,145,733 of 4,194,304 is not what" in said
+    assert "FAILED: safetensors, short: ValueError: tensor '': 4,194,303 bytes came on cpu, 4,194,304 were due" in said
+    by_name = {row["name"]: row for row in results_in(tmp_path)["rows"]}
+    assert by_name["Python readinto"]["verified"] and by_name["wrong"]["gb_per_s"] is None
+
+
+def test_own_safetensors_file_is_loaded(tmp_path):
+    mine = tmp_path / "mine.safetensors"
+    header = {"b": {"dtype": "U8", "shape": [3], "data_offsets": [8, 11]}, "__metadata__": {"a": "b"}}
+    header["a"] = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+    text = json.dumps(header).encode()
+    mine.write_bytes(len(text).to_bytes(8, "little") + text + bytes(range(11)))
+    found = data.describe_safetensors(str(mine), "", "test")
+    assert found.tensors == {"a": (0, 8), "b": (8, 11)} and found.bytes == 11 and found.dtype == "f32, u8"
+    chosen = small(tmp_path, settings.LoadSettings, data_path=str(mine), case_cache=["warm"])
+    assert case.main(chosen, tmp_path) == 0
+    keys = {row["key"] for row in results_in(tmp_path)["rows"]}
+    assert {"gdsdata", "readinto"} <= keys and not keys & {"torch_load", "torch_load_mmap"}
+
+    mine.write_bytes(mine.read_bytes()[:-1])
+    with pytest.raises(data.DataError, match="promises 11 bytes of data"):
+        data.describe_safetensors(str(mine), "", "test")
+    mine.write_bytes(b"not that at all")
+    with pytest.raises(data.DataError, match="no safetensors file"):
+        data.describe_safetensors(str(mine), "", "test")
+
+
+def test_files_in_memory_have_no_cold_tables(tmp_path, monkeypatch):
+    monkeypatch.setattr(measure, "file_system", lambda path: ("tmpfs", "tmpfs"))
+    chosen = small(tmp_path, settings.LoadSettings, case_rows=["readinto"])
+    assert case.main(chosen, tmp_path) == 0
+    results = results_in(tmp_path)
+    assert [row["cache"] for row in results["rows"]] == ["warm"]
+    assert any("no cold tables" in note and "tmpfs" in note for note in results["notes"])
+    chosen.case.cache = ["cold"]
+    with pytest.raises(ValueError, match=r"case\.cache=\[cold\]: .* never cold"):
+        case.main(chosen, tmp_path)
+
+
 WRONG = """
 from gdsdata.bench.peers import NumpyGather
 
 class Wrong(NumpyGather):
     name = "wrong"
 
-    def gather(self, ids):
-        batch = super().gather(ids).copy()
+    def rows(self, ids):
+        batch = super().rows(ids).copy()
         batch[-1, -1] ^= 1
         return batch
 
 class Reusing(NumpyGather):
     name = "reusing"
 
-    def gather(self, ids):
-        batch = super().gather(ids)
+    def rows(self, ids):
+        batch = super().rows(ids)
         if not hasattr(self, "buffer"):
             self.buffer = batch.copy()
         self.buffer[: len(batch)] = batch
@@ -116,7 +230,7 @@ def test_a_peer_with_wrong_bytes_fails_the_bench(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     rows = ["numpy", "wrong_peer:Wrong", "wrong_peer:Reusing"]
     chosen = small(tmp_path, data_kind="tokens", case_rows=rows, case_dtypes=["raw"], case_cache=["warm"])
-    assert loader.main(chosen, tmp_path) == 1
+    assert case.main(chosen, tmp_path) == 1
     said = capsys.readouterr().out
     assert "FAILED: tokens, wrong: ValueError: epoch 0, batch 0: 1 of 64 samples are not what numpy reads" in said
     assert "FAILED: tokens, reusing: " in said, "a batch that the caller may keep was overwritten"
@@ -136,7 +250,7 @@ def test_own_path_is_read_and_recognised(tmp_path, capsys):
         np.save(volumes / f"{index}.npy", np.random.default_rng(index).standard_normal((3, 50)))
     rows = ["gdsdata", "read_ring", "dataloader_0"]
     chosen = small(tmp_path, data_path=str(volumes), case_rows=rows, case_cache=["warm"])
-    assert loader.main(chosen, tmp_path) == 0, capsys.readouterr().out
+    assert case.main(chosen, tmp_path) == 0, capsys.readouterr().out
     results = results_in(tmp_path)
     assert list(results["data"]) == ["npy"]
     assert results["data"]["npy"]["samples"] == 20
@@ -147,10 +261,13 @@ def test_own_path_is_read_and_recognised(tmp_path, capsys):
 @pytest.mark.parametrize(
     "override, said",
     [
-        ("case.epoch=1", "Key 'epoch' not in 'CaseSettings'"),
+        ("case.epoch=1", "Key 'epoch' not in 'LoaderSettings'"),
         ("case.epochs=many", "'many' of type 'str' could not be converted to Integer"),
         ("case.epochs=0", "gdsdata.bench: case.epochs=0: must be more than 0"),
         ("case.rows=[nmpy]", "there is no row 'nmpy'; there are gdsdata"),
+        ("case.name=load", "case.name=load: choose a case by its group, case=load"),
+        ("device.name=gpu", "device.name=gpu: use cpu, cuda or cuda:N"),
+        ("device.name=cuda:99", "gdsdata.bench: device.name=cuda:99: "),
         ("data.path=/nowhere/*.bin", "data.path=/nowhere/*.bin: no such file there"),
     ],
 )
@@ -172,10 +289,13 @@ def test_wrong_overrides_are_refused_with_a_reason(tmp_path, monkeypatch, capsys
 
 def test_help_explains_every_setting():
     text = settings.help_text()
-    groups = {"case": settings.CaseSettings, "data": settings.DataSettings, "device": settings.DeviceSettings}
-    groups["engine"] = settings.engine_schema()
-    for group, cls in groups.items():
+    groups = [("case", cls) for cls in settings.CASES.values()]
+    groups += [("data", settings.DataSettings), ("device", settings.DeviceSettings)]
+    groups += [("engine", settings.engine_schema())]
+    for group, cls in groups:
         for field in dataclasses.fields(cls):
+            if (group, field.name) == ("case", "name"):
+                continue  # the group's name is it
             line = next(line for line in text.splitlines() if line.startswith(f"  {group}.{field.name}="))
             assert len(line.split(maxsplit=1)) == 2, f"{group}.{field.name} has no explanation"
 
@@ -248,7 +368,7 @@ def several_token_files(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["raw", "int64"])
-@pytest.mark.parametrize("peer", [peer for peer in peers.rows_for("tokens", "cold") if not peers.is_ours(peer.key)])
+@pytest.mark.parametrize("peer", [peer for peer in peers.rows_for("tokens", "cold") if not report.is_ours(peer.key)])
 def test_peers_gather_windows_of_several_files(tmp_path, peer, dtype):
     source = several_token_files(tmp_path)
     assert source.counts == [7, 48, 13, 1]
@@ -263,6 +383,136 @@ def test_peers_gather_windows_of_several_files(tmp_path, peer, dtype):
                 np.testing.assert_array_equal(batch.numpy(), truth.batch(ids, dtype))
     finally:
         opened.close()
+
+
+class Event:
+    """In place of a CUDA event: says whether a slot was handed out before the copy out of it was waited for."""
+
+    def __init__(self):
+        self.outstanding = False
+
+    def synchronize(self):
+        self.outstanding = False
+
+
+@pytest.fixture
+def copies(monkeypatch):
+    """A GPU in place of which tensors are copied; what was sent."""
+    sent = []
+
+    def send(tensor, name):
+        sent.append(tensor.shape)
+        return tensor.clone()
+
+    monkeypatch.setattr(device, "pinned", lambda shape, dtype: torch.empty(shape, dtype=dtype))
+    monkeypatch.setattr(device, "copied_event", Event)
+    monkeypatch.setattr(device, "record", lambda event, name: setattr(event, "outstanding", True))
+    monkeypatch.setattr(device, "send", send)
+    return sent
+
+
+def own_rows(kind):
+    rows = peers.rows_for(kind, "cold", on_gpu=True)
+    return [peer for peer in rows if not report.is_ours(peer.key) and not peer.package]
+
+
+@pytest.mark.filterwarnings("ignore:'pin_memory'")
+@pytest.mark.parametrize("dtype", ["raw", "int64"])
+@pytest.mark.parametrize("peer", own_rows("tokens"))
+@pytest.mark.parametrize("layout", ["several files", "no overlap"])
+def test_peers_send_windows_by_way_of_pinned_memory(tmp_path, copies, layout, peer, dtype):
+    source = several_token_files(tmp_path)
+    if layout == "no overlap":
+        source = data.describe_tokens([str(tmp_path / "c.bin")], "uint16", 7, 8, "test")
+    truth, opened = data.Truth(source), peer(source, 16, dtype, seed=3, device_name="cuda")
+    try:
+        for epoch in (0, 1):
+            batches = list(opened.epoch(epoch))
+            expected = opened.expected_ids(epoch, len(batches))
+            assert sorted(np.concatenate(expected)) == list(range(source.samples))
+            for ids, batch in zip(expected, batches, strict=True):
+                np.testing.assert_array_equal(batch.numpy(), truth.batch(ids, dtype))
+    finally:
+        opened.close()
+    assert len(copies) == 2 * len(batches)
+
+
+@pytest.mark.filterwarnings("ignore:'pin_memory'")
+@pytest.mark.parametrize("peer", [*own_rows("npy"), peers.ReadRing8])
+def test_peers_send_volumes_by_way_of_pinned_memory(tmp_path, copies, peer):
+    for index in range(25):
+        np.save(tmp_path / f"{index:02}.npy", np.full((4, 4), index, np.float32))
+    source = data.describe_npy(data.expand(tmp_path), "test")
+    opened = peer(source, 2, "float32", seed=0, device_name="cuda")
+    assert opened.keeps_batches
+    try:
+        for epoch in range(3):
+            wanted = 5 if epoch == 0 else 13  # the first is broken off
+            expected = opened.expected_ids(epoch, wanted)
+            got = [batch for _, batch in zip(range(wanted), opened.epoch(epoch), strict=False)]
+            assert [batch[:, 0, 0].int().tolist() for batch in got] == [ids.tolist() for ids in expected]
+    finally:
+        opened.close()
+
+
+def test_python_readinto_sends_by_way_of_pinned_memory(tmp_path, copies, monkeypatch):
+    monkeypatch.setattr(load_peers, "SLOT_BYTES", 4096)
+    path = tmp_path / "file"
+    path.write_bytes(os.urandom(10 * 4096 + 7 + 13))
+    source = data.Checkpoint(str(path), "", 7, 10 * 4096 + 13, {}, "u8", "test")
+    for peer in (load_peers.Readinto, load_peers.ReadintoThreads):
+        monkeypatch.setattr(peer, "buffer", lambda self: torch.empty(self.source.bytes, dtype=torch.uint8))
+        loaded = peer(source, "cuda").load()[load_peers.WHOLE]
+        assert bytes(loaded.numpy()) == path.read_bytes()[7:]
+    source.bytes += 1
+    with pytest.raises(EOFError, match="1 bytes are missing"):
+        load_peers.Readinto(source, "cuda").load()
+
+
+def test_pinned_residency_is_timed_once_it_is_ready(monkeypatch):
+    class Settling(peers.OursPinned):
+        def open(self):
+            self.dataset, self.epochs = self, []
+            self.device = "cpu"
+
+        def stats(self):
+            return {"residency": {"ready": len(self.epochs) == 3}}
+
+        def epoch(self, epoch):
+            self.epochs.append(epoch)
+            return iter([1, 2])
+
+    peer = Settling(None, 1, "raw", 0, device_name="cuda")
+    assert peer.settle() == 3 and peer.epochs == [0, 1, 2] and peer.first_batch_s >= 0
+    monkeypatch.setattr(peers, "SETTLE_SECONDS", 0.0)
+    with pytest.raises(TimeoutError, match="residency was not ready after 0 s"):
+        Settling(None, 1, "raw", 0, device_name="cuda").settle()
+    monkeypatch.setattr(peers, "SETTLE_SECONDS", 60.0)
+    monkeypatch.setattr(Settling, "stats", lambda self: {"residency": {"ready": False, "error": "too large"}})
+    with pytest.raises(RuntimeError, match="residency is not to be had: too large"):
+        Settling(None, 1, "raw", 0, device_name="cuda").settle()
+
+
+def test_device_names_and_their_lack(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(
+        ValueError, match=r"device\.name=cuda: torch .* (sees no CUDA device|without CUDA): use device=cpu"
+    ):
+        device.check("cuda")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    device.check("cuda:1")
+    with pytest.raises(ValueError, match=r"device\.name=cuda:2: there are 2 CUDA device\(s\), the last is cuda:1"):
+        device.check("cuda:2")
+    assert not device.valid_name("cuda:") and not device.valid_name("mps") and device.valid_name("cuda:12")
+
+
+def test_workers_to_a_gpu_follow_the_cores(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
+    keys = [peer.key for peer in peers.rows_for("npy", "warm", on_gpu=True)]
+    assert {"dataloader_0", "dataloader_8", "dataloader_16", "read_ring_8", "dali_mmap", "gdsdata_pinned"} <= set(keys)
+    assert peers.find("dataloader_8") in peers.rows_for("npy", "warm", on_gpu=True)
+    assert "gdsdata_pinned" not in [peer.key for peer in peers.rows_for("npy", "cold", on_gpu=True)]
 
 
 def test_ring_of_reads_raises_what_its_threads_met(tmp_path):
@@ -346,4 +596,8 @@ def test_the_limit_is_the_faster_way_to_the_samples():
     assert rate == pytest.approx(1e6) and "whole set" in name
     rate, name = limits.limit_for(source, "warm", 1_000, {"memory_copy": {"gb_per_s": 20.5}})
     assert rate == pytest.approx(1e7) and name == "memory copy"
+    rate, name = limits.limit_for(source, "warm", 1_000, {"pinned_copy": {"gb_per_s": 20.5}})
+    assert rate == pytest.approx(1e7) and name == "pinned copy to the GPU"
+    found["direct_random_512"] = {"per_s": 150_000.0}  # an engine that keeps more in flight
+    assert limits.limit_for(source, "cold", 1_000, found) == (150_000.0, "O_DIRECT, one sample x 512")
     assert limits.limit_for(source, "cold", 1_000, {"direct_sequential": {"unavailable": "why"}}) == (None, "why")

@@ -114,7 +114,7 @@ def test_a_failed_completion_is_an_error_at_its_batch_and_the_next_epoch_works(t
     expected = write_records(tmp_path / "0.bin", 64, 8192)
     require_direct(tmp_path / "0.bin")
     options = EngineOptions(**ONE_BY_ONE, backend=backend, faults=f"fail_at={number}")
-    engine = shared_engine(options)  # kept, for its backends count their completions
+    engine = shared_engine(options, torch.device("cpu"))  # kept, for its backends count their completions
     dataset = GDSDataset(tmp_path, 4, Records("u1", (8192,)), shuffle=False, device="cpu", options=options)
     got, error = until_error(dataset, IoError)
 
@@ -159,7 +159,7 @@ def test_an_error_crosses_processes_with_its_path_offset_and_length(tmp_path, re
 def test_a_state_taken_at_an_error_continues_with_the_failed_batch(tmp_path, records):
     require_direct(tmp_path / "0.bin")
     options = EngineOptions(**ONE_BY_ONE, backend="posix", faults="fail_at=30")
-    engine = shared_engine(options)
+    engine = shared_engine(options, torch.device("cpu"))
     dataset = read(tmp_path, options)
     got, _ = until_error(dataset, IoError)
     dataset.load_state_dict(dataset.state_dict())

@@ -283,9 +283,10 @@ def error_of_cuda_in_workers(folder: Path) -> str:
     return "no error"
 
 
+@pytest.mark.gpu
 def test_workers_refuse_cuda_and_say_what_to_do(folder):
     message = in_new_process(error_of_cuda_in_workers, folder)
-    assert "device=cuda does not work in a DataLoader's worker processes: use num_workers=0" in message
+    assert "device=cuda:0 does not work in a DataLoader's worker processes: use num_workers=0" in message
 
 
 # ---------------------------------------------------------------------------------- torchdata's StatefulDataLoader

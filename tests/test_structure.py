@@ -99,9 +99,10 @@ MAY_IMPORT = {
     "bench": EVERYTHING,
     "integrations": EVERYTHING,
     "doctor": {"engine", "options", "errors"},
-    "tensor": {"engine", "options", "errors"},  # read_tensor, write_tensor
+    "calibration": {"engine", "formats", "options", "errors"},
+    "tensor": {"calibration", "engine", "options", "errors"},  # read_tensor, write_tensor
     "checkpoint": {"engine", "options", "errors"},
-    "dataset": {"formats", "order", "engine", "options", "errors"},
+    "dataset": {"formats", "order", "calibration", "engine", "options", "errors"},
     "formats": {"errors"},
     "order": {"errors"},
     "engine": {"_engine", "formats", "options", "errors"},  # of formats, the types alone

@@ -17,6 +17,8 @@ struct Capabilities {
   const char* name = "";
   size_t queue_depth = 1;             // requests it keeps in flight
   uint64_t max_request_bytes = 0;     // longest request it takes
+  // Pieces are device memory, and each request has one; else they are memory that the processor can write.
+  bool reaches_device = false;
 };
 
 // One thread uses one instance, the thread that made it.
@@ -24,6 +26,8 @@ class Backend {
  public:
   virtual ~Backend() = default;  // nothing is in flight
   virtual Capabilities capabilities() const = 0;
+  // Memory that many requests will be read into or written from, if it helps to know. It outlives the backend.
+  virtual void expect_memory(std::span<std::byte>) {}
   // Takes a prefix of `requests` and returns its length; fewer than given means busy: reap, then try again.
   // With nothing in flight it takes at least one. Each request taken ends in exactly one completion.
   virtual size_t submit(std::span<const Request> requests) = 0;
@@ -44,14 +48,17 @@ struct BackendOptions {
   uint64_t request_bytes = 1 << 20;
   DirectMode direct = DirectMode::kAuto;
   bool strict = false;  // a fallback is an error
+  bool cufile_batch = false;  // cuFile's batch interface instead of blocking calls
   std::string faults;   // for tests, see faulty.h; empty: none
 };
 
 // The implementations. Each throws Failure (kUnavailable, with the reason) where it cannot work.
 std::unique_ptr<Backend> make_posix_backend(const BackendOptions& options, Device& device);
 std::unique_ptr<Backend> make_uring_backend(const BackendOptions& options, Device& device);
+std::unique_ptr<Backend> make_cufile_backend(const BackendOptions& options, Device& device);
 
-// Why io_uring cannot be used here, with the remedy; empty where it can.
+// Why io_uring cannot be used here, or cuFile with this device, with the remedy; empty where it can.
 std::string uring_refusal();
+std::string cufile_refusal(const Device& device);
 
 }  // namespace gdsdata

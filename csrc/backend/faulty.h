@@ -38,6 +38,7 @@ class FaultyBackend final : public Backend {
  public:
   FaultyBackend(std::unique_ptr<Backend> inner, FaultPlan plan);
   Capabilities capabilities() const override { return inner_->capabilities(); }
+  void expect_memory(std::span<std::byte> memory) override { inner_->expect_memory(memory); }
   size_t submit(std::span<const Request> requests) override;
   size_t reap(std::span<Completion> completions, size_t min, std::chrono::milliseconds timeout) override;
 

@@ -5,6 +5,7 @@
 #include <string>
 #include <thread>
 
+#include "backend/request_error.h"
 #include "base/extent_math.h"
 #include "base/file.h"
 
@@ -36,10 +37,7 @@ bool Flight::begin(const Request& request, BounceArena& arena, const BackendOpti
   position_ = request.offset;
   direct_ = options.direct != DirectMode::kNever && request.file->direct() >= 0;
   if (!direct_ && options.direct != DirectMode::kNever && (options.strict || options.direct == DirectMode::kAlways)) {
-    fail({ErrorCode::kUnavailable,
-          "O_DIRECT was asked for, but the file system of '" + request.file->path() +
-              "' refuses it; use direct=\"auto\" without strict, or a file system that allows it (ext4, xfs)",
-          request.file->path(), request.offset, request.length});
+    fail(direct_refused_error(request));
     return true;
   }
   // Long requests keep to whole pages even where sectors would do: their memory is then whole pages too, which
@@ -67,8 +65,9 @@ bool Flight::take_window() {
   const std::byte* as_file = piece.memory - piece.offset;  // congruent with offset 0 of the file
   if (request_.pieces.size() == 1 && request_.conversion == Conversion::kNone && aligned(as_file, alignment_) &&
       (write || request_.length >= kInPlaceBytes || !direct_)) {
-    middle_begin_ = align_up(request_.offset, alignment_);
-    middle_end_ = std::max(middle_begin_, align_down(end(), alignment_));
+    const bool whole = request_.owns_pages && !write && alignment_ <= kPageBytes;
+    middle_begin_ = whole ? window_begin_ : align_up(request_.offset, alignment_);
+    middle_end_ = whole ? window_end_ : std::max(middle_begin_, align_down(end(), alignment_));
   }
   const uint64_t head_bytes = align_up(middle_begin_ - window_begin_, alignment_);
   bounce_bytes_ = head_bytes + (window_end_ - middle_end_);
@@ -115,7 +114,6 @@ void Flight::point_step_at(uint64_t offset, uint64_t end) {
   add(window_begin_, middle_begin_, bounce_);
   add(middle_begin_, middle_end_, piece.memory + (middle_begin_ - piece.offset));
   add(middle_end_, window_end_, tail_);
-  step_.in_bounce = step_.memory_count == 1 && middle_begin_ == middle_end_;
 }
 
 void Flight::advance(int64_t result) {
@@ -151,12 +149,13 @@ void Flight::advance(int64_t result) {
 
 void Flight::advance_read(uint64_t moved) {
   const uint64_t reached = step_.offset + moved;
-  if (moved == 0) return fail_truncated();
+  if (moved == 0) return fail(truncated_error(request_));
   if (reached > position_) {
     position_ = reached;
     idle_answers_ = 0;
   } else if (reached >= request_.file->current_size_bytes() || ++idle_answers_ >= kMaxIdleAnswers) {
-    return fail_truncated();  // the same bytes again: aligned down, the end of the file comes before ours
+    // The same bytes again: aligned down, the end of the file comes before ours.
+    return fail(truncated_error(request_));
   }
   if (position_ >= end()) ended_ = true;
 }
@@ -187,15 +186,6 @@ void Flight::fail(Error error) {
   completion_.error = std::move(error);
   completion_.bytes = {};
   ended_ = true;
-}
-
-void Flight::fail_truncated() {
-  const uint64_t size_bytes = request_.file->current_size_bytes();
-  fail({ErrorCode::kCorrupt,
-        "'" + request_.file->path() + "' ends at " + std::to_string(size_bytes) + " bytes, before offset " +
-            std::to_string(request_.offset) + " + length " + std::to_string(request_.length) +
-            " that was to be read; it was truncated, or its index is of another file",
-        request_.file->path(), request_.offset, request_.length});
 }
 
 Completion Flight::finish() {

@@ -27,7 +27,6 @@ class Flight {
     // Where the bytes go or come from, in order.
     std::array<iovec, 3> memory;
     unsigned memory_count = 0;
-    bool in_bounce = false;  // one stretch of memory, and it lies in the arena
   };
 
   // Takes what it needs from `arena`; false where there is no room, and then nothing was begun.
@@ -48,7 +47,6 @@ class Flight {
   void advance_write(uint64_t moved);
   void fall_back_to_buffered(const std::string& refused, int system_errno);
   void fail(Error error);
-  void fail_truncated();
   uint64_t end() const { return request_.offset + request_.length; }
 
   Request request_;

@@ -4,6 +4,7 @@
 #include <sys/uio.h>
 
 #include <algorithm>
+#include <cerrno>
 
 namespace gdsdata {
 
@@ -39,6 +40,20 @@ bool resident(File& file, Mapping& mapping, const Transfer& transfer) {
     mapping.mark_region_resident(region);
   }
   return true;
+}
+
+// Of a long transfer a page in each stretch is asked for first: that tells the two common cases, all and nothing, from
+// the rare one at a fraction of the cost. What was evicted between, RWF_NOWAIT does not wait for.
+File::Residency long_residency(File& file, const Transfer& transfer) {
+  constexpr uint64_t kStretchBytes = 512 * 1024;
+  if (transfer.length < 2 * kStretchBytes) return file.residency(transfer.offset, transfer.length);
+  File::Residency first = File::Residency::kUnknown;
+  for (uint64_t done = 0; done < transfer.length; done += kStretchBytes) {
+    const File::Residency page = file.residency(transfer.offset + done, 1);
+    if (done == 0) first = page;
+    if (page != first) return file.residency(transfer.offset, transfer.length);
+  }
+  return first;
 }
 
 // A hole in a file that is otherwise in memory: reading past it with O_DIRECT would leave it there for every
@@ -125,7 +140,7 @@ bool PageCache::page_faults_read_the_disk() {
 void PageCache::read_resident(File& file, const Transfer& transfer, Conversion conversion, std::vector<Transfer>& left,
                               RouteBytes& bytes) {
   // Asked first, because RWF_NOWAIT on a page that is not there starts reading it into the page cache.
-  const File::Residency whole = file.residency(transfer.offset, transfer.length);
+  const File::Residency whole = long_residency(file, transfer);
   if (whole == File::Residency::kNone) {
     left.push_back(transfer);
     return;
@@ -155,7 +170,10 @@ uint64_t PageCache::read_now(File& file, const Transfer& part, Conversion conver
   uint64_t served = 0;
   while (served < part.length) {
     const iovec rest{target + served, part.length - served};
-    const ssize_t moved = ::preadv2(file.buffered(), &rest, 1, static_cast<off_t>(part.offset + served), RWF_NOWAIT);
+    const auto offset = static_cast<off_t>(part.offset + served);
+    ssize_t moved = ::preadv2(file.buffered(), &rest, 1, offset, RWF_NOWAIT);
+    // tmpfs does not know it, and has nothing to wait for.
+    if (moved < 0 && errno == EOPNOTSUPP) moved = ::preadv(file.buffered(), &rest, 1, offset);
     if (moved <= 0) break;  // not resident, not supported, interrupted, at the end: the backend finds out which
     served += static_cast<uint64_t>(moved);
   }

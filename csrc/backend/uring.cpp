@@ -69,8 +69,14 @@ class UringBackend final : public Backend {
     for (size_t i = flights_.size(); i-- > 0;) idle_.push_back(i);
     // Registered memory spares the kernel pinning pages at each request. Where the limit of locked memory
     // forbids it, requests work without.
-    const iovec bounce{arena_.data(), arena_.size_bytes()};
-    registered_ = io_uring_register_buffers(&ring_, &bounce, 1) == 0;
+    registered_.push_back({arena_.data(), arena_.size_bytes()});
+    register_memory();
+  }
+
+  void expect_memory(std::span<std::byte> memory) override {
+    if (!registered_.empty()) io_uring_unregister_buffers(&ring_);
+    registered_.push_back({memory.data(), memory.size()});
+    register_memory();
   }
 
   ~UringBackend() override { io_uring_queue_exit(&ring_); }
@@ -97,18 +103,18 @@ class UringBackend final : public Backend {
 
   size_t reap(std::span<Completion> completions, size_t min, std::chrono::milliseconds timeout) override {
     const auto deadline = std::chrono::steady_clock::now() + timeout;
+    size_t given = 0;
     while (true) {
-      size_t given = 0;
       take_answers();
       while (given < completions.size() && !completed_.empty()) {
         completions[given++] = std::move(completed_.front());
         completed_.pop_front();
       }
       const bool nothing_in_flight = idle_.size() == flights_.size();
-      if (given > 0 || min == 0 || nothing_in_flight) return given;
+      if (given >= min || given == completions.size() || nothing_in_flight) return given;
       const auto left = deadline - std::chrono::steady_clock::now();
-      if (left.count() <= 0) return 0;
-      wait(left);
+      if (left.count() <= 0) return given;
+      wait(left, min - given);
     }
   }
 
@@ -118,18 +124,32 @@ class UringBackend final : public Backend {
     io_uring_sqe* entry = io_uring_get_sqe(&ring_);  // there is one: entries and flights are equally many
     void* first = step.memory[0].iov_base;
     const auto length = static_cast<unsigned>(step.length);
-    if (step.in_bounce && registered_) {
-      if (step.write) {
-        io_uring_prep_write_fixed(entry, step.fd, first, length, step.offset, 0);
-      } else {
-        io_uring_prep_read_fixed(entry, step.fd, first, length, step.offset, 0);
-      }
+    const int buffer = step.memory_count == 1 ? registered_buffer(first, length) : -1;
+    if (buffer >= 0 && step.write) {
+      io_uring_prep_write_fixed(entry, step.fd, first, length, step.offset, buffer);
+    } else if (buffer >= 0) {
+      io_uring_prep_read_fixed(entry, step.fd, first, length, step.offset, buffer);
     } else if (step.write) {
       io_uring_prep_writev(entry, step.fd, step.memory.data(), step.memory_count, step.offset);
     } else {
       io_uring_prep_readv(entry, step.fd, step.memory.data(), step.memory_count, step.offset);
     }
     io_uring_sqe_set_data64(entry, index);
+  }
+
+  void register_memory() {
+    if (io_uring_register_buffers(&ring_, registered_.data(), static_cast<unsigned>(registered_.size())) != 0) {
+      registered_.clear();
+    }
+  }
+
+  int registered_buffer(const void* memory, size_t bytes) const {
+    const auto* begin = static_cast<const std::byte*>(memory);
+    for (size_t i = 0; i < registered_.size(); ++i) {
+      const auto* buffer = static_cast<const std::byte*>(registered_[i].iov_base);
+      if (begin >= buffer && begin + bytes <= buffer + registered_[i].iov_len) return static_cast<int>(i);
+    }
+    return -1;
   }
 
   void take_answers() {
@@ -154,19 +174,20 @@ class UringBackend final : public Backend {
     if (again) io_uring_submit(&ring_);
   }
 
-  void wait(std::chrono::nanoseconds left) {
+  void wait(std::chrono::nanoseconds left, size_t answers) {
     __kernel_timespec limit{};
     limit.tv_sec = left.count() / 1'000'000'000;
     limit.tv_nsec = left.count() % 1'000'000'000;
     io_uring_cqe* answer = nullptr;
-    io_uring_wait_cqes(&ring_, &answer, 1, &limit, nullptr);  // whatever it says, the caller looks again
+    io_uring_wait_cqes(&ring_, &answer, static_cast<unsigned>(answers), &limit,
+                       nullptr);  // whatever it says, the caller looks again
   }
 
   BackendOptions options_;
   BounceArena arena_;
   std::optional<FaultPlan> faults_;
   io_uring ring_{};
-  bool registered_ = false;
+  std::vector<iovec> registered_;  // with the kernel, by index
   std::vector<Flight> flights_;
   std::vector<size_t> idle_;  // indices of flights
   std::deque<Completion> completed_;

@@ -32,6 +32,11 @@ void coalesce(std::vector<Transfer>& transfers, uint64_t gap_bytes, uint64_t lim
     if (last != nullptr && last->file == transfer.file && transfer.offset <= last->offset + last->length + gap_bytes &&
         end - last->offset <= limit_bytes) {
       last->length = std::max(last->length, end - last->offset);
+      Piece& before = pieces.back();
+      if (before.offset + before.length == transfer.offset && before.memory + before.length == transfer.memory) {
+        before.length += transfer.length;  // it goes on in memory as it does in the file
+        continue;
+      }
       ++last->piece_count;
     } else {
       ranges.push_back({transfer.file, transfer.offset, transfer.length, pieces.size(), 1});

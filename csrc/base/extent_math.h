@@ -30,7 +30,7 @@ struct Range {
 
 // Sorts `transfers` by file and offset and joins neighbours that overlap or lie at most `gap_bytes` apart
 // into ranges of at most `limit_bytes`, or of one transfer that is longer; `pieces` gets one piece a transfer,
-// in that order.
+// in that order, but those that also follow one another in memory become one.
 void coalesce(std::vector<Transfer>& transfers, uint64_t gap_bytes, uint64_t limit_bytes, std::vector<Range>& ranges,
               std::vector<Piece>& pieces);
 

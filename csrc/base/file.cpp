@@ -205,6 +205,15 @@ Mapping* File::mapping() {
   return mapping_.get();
 }
 
+void File::will_need(uint64_t offset, uint64_t length) const {
+  ::posix_fadvise(buffered_.get(), static_cast<off_t>(offset), static_cast<off_t>(length), POSIX_FADV_WILLNEED);
+}
+
+std::shared_ptr<void> File::companion(const std::function<std::shared_ptr<void>()>& make) {
+  std::call_once(companion_once_, [&] { companion_ = make(); });
+  return companion_;
+}
+
 std::vector<std::string> direct_refusals() { return refusals().reasons(); }
 
 int64_t process_id() { return ::getpid(); }

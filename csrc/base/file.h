@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -68,6 +69,13 @@ class File {
   Residency residency(uint64_t offset, uint64_t length);
   double resident_share(uint64_t offset, uint64_t length);  // 0 to 1; unknown counts as 0
 
+  // Asks the system to bring a range into the page cache, and does not wait for it.
+  void will_need(uint64_t offset, uint64_t length) const;
+
+  // What a library made of this file's descriptors, by `make` at the first call. It ends before they close, when nobody
+  // uses the file any more.
+  std::shared_ptr<void> companion(const std::function<std::shared_ptr<void>()>& make);
+
   // A view of the whole file in memory, made at the first call; null where it cannot be mapped.
   Mapping* mapping();
 
@@ -90,6 +98,8 @@ class File {
   uint64_t file_system_ = 0;  // st_dev
   std::once_flag mapping_once_;
   std::unique_ptr<Mapping> mapping_;
+  std::once_flag companion_once_;
+  std::shared_ptr<void> companion_;
 };
 
 // Why direct I/O was refused, a line a file system; empty where it never was.

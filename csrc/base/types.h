@@ -17,9 +17,17 @@ class File;
 enum class Direction : uint8_t { kRead, kWrite };
 
 // Which way bytes really went. Counted where they arrive, never where they were asked for.
-enum class Route : uint8_t { kPageCache, kDirect, kBuffered };
-inline constexpr size_t kRouteCount = 3;
-inline constexpr std::array<const char*, kRouteCount> kRouteNames = {"page_cache", "direct", "buffered"};
+enum class Route : uint8_t {
+  kPageCache,
+  kDirect,
+  kBuffered,
+  kGds,           // by the disk's own DMA into the device
+  kGdsCompat,     // by cuFile, which copied it through host memory
+  kPinnedCache,   // gathered by the device out of page cache that is registered with it
+};
+inline constexpr size_t kRouteCount = 6;
+inline constexpr std::array<const char*, kRouteCount> kRouteNames = {"page_cache", "direct",     "buffered",
+                                                                     "gds",        "gds_compat", "pinned_page_cache"};
 
 struct RouteBytes {
   std::array<uint64_t, kRouteCount> bytes{};
@@ -55,6 +63,8 @@ struct Request {
   uint64_t offset = 0;
   uint64_t length = 0;            // not 0
   std::span<const Piece> pieces;  // for a write: exactly one, the whole range
+  // A read of one piece may write the whole pages that it lies on: nobody else's bytes are there.
+  bool owns_pages = false;
 };
 
 // Without an error, every piece of the request is in place (or every byte of it is handed to the file).

@@ -1,12 +1,27 @@
-// Where batches live, and how bytes get there. The engine knows only this page; a device is added by
-// giving it a Device and the three things that it makes.
+// Where batches live, and how bytes get there. The engine knows only this page; a device is added by giving
+// it a Device and the things that it makes. All functions that take or make something throw Failure (kDevice,
+// with the driver's own name for what went wrong) and may be called on any thread.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
+
+#include "base/error.h"
 
 namespace gdsdata {
+
+// A point in a stream: done when all that was put into the stream before it is done. Thread-safe.
+class Event {
+ public:
+  virtual ~Event() = default;
+  virtual bool done() = 0;
+  virtual void wait() = 0;  // sleeps until it is done
+};
+
+using Events = std::vector<std::shared_ptr<Event>>;
 
 // Memory that batches are handed out in. Page-aligned.
 class DeviceBuffer {
@@ -14,6 +29,8 @@ class DeviceBuffer {
   virtual ~DeviceBuffer() = default;
   virtual std::byte* data() = 0;
   virtual size_t size_bytes() const = 0;
+  // What still reads or writes it: whoever writes it next does so behind these.
+  Events uses;
 };
 
 // Host memory that disks write into and copies to the device start from. Page-aligned.
@@ -24,34 +41,56 @@ class PinnedBuffer {
   virtual size_t size_bytes() const = 0;
 };
 
-// A point in a stream: done when all that was put into the stream before it is done.
-class Event {
+// Host memory of somebody else, a mapped file, that the device can read while this lives.
+class Registration {
  public:
-  virtual ~Event() = default;
-  virtual bool done() = 0;
+  virtual ~Registration() = default;
+  virtual const std::byte* on_device() const = 0;  // where the device finds it
 };
 
-// An ordered queue of copies, used by one thread.
+// An ordered queue of work for the device. Calls return at once; what they ask for happens in order, later.
 class Stream {
  public:
   virtual ~Stream() = default;
   virtual void copy_in(std::byte* device, const std::byte* host, size_t bytes) = 0;
-  virtual std::unique_ptr<Event> record() = 0;
+  virtual void copy_out(std::byte* host, const std::byte* device, size_t bytes) = 0;
+  // Copies `count` records of `bytes` each, from addresses[i] on (both as the device sees them), to
+  // target + i * bytes. `addresses` is pinned, and stays as it is until this is done.
+  virtual void gather(std::byte* target, const uint64_t* addresses, size_t count, size_t bytes) = 0;
+  virtual void wait(Event& event) = 0;  // what is put in from now on happens behind the event
+  virtual std::shared_ptr<Event> record() = 0;
 };
+
+// Waits for all that was put into a stream before; of a lost device, for nothing: it does no more.
+inline void finish(Stream& stream) noexcept {
+  try {
+    stream.record()->wait();
+  } catch (const Failure&) {
+  }
+}
 
 class Device {
  public:
   virtual ~Device() = default;
-  virtual std::string name() const = 0;
+  virtual std::string name() const = 0;  // "cpu", "cuda:0"
+  virtual int ordinal() const = 0;       // among devices of its kind
   // Whether the processor can write DeviceBuffers: then backends deliver there and no stream is involved.
   virtual bool host_addressable() const = 0;
-  // Throw Failure where memory is not to be had.
   virtual std::unique_ptr<DeviceBuffer> allocate(size_t bytes) = 0;
   virtual std::unique_ptr<PinnedBuffer> allocate_pinned(size_t bytes) = 0;
+  virtual std::unique_ptr<Registration> register_mapping(const std::byte* memory, size_t bytes) = 0;
   virtual std::unique_ptr<Stream> make_stream() = 0;
+  // A stream of somebody else, by the driver's handle for it. It must outlive the object.
+  virtual std::unique_ptr<Stream> foreign_stream(uintptr_t handle) = 0;
+  // For libraries that look for the device on the thread that calls them.
+  virtual void bind_thread() = 0;
 };
 
 // The processor's own memory.
 std::shared_ptr<Device> host_device();
+
+// A GPU, by its place among those that CUDA_VISIBLE_DEVICES leaves. The same object at every call. Throws Failure
+// (kUnavailable) where there is no driver, or no such GPU.
+std::shared_ptr<Device> cuda_device(int ordinal);
 
 }  // namespace gdsdata

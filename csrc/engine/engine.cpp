@@ -8,6 +8,7 @@
 
 #include "backend/faulty.h"
 #include "base/extent_math.h"
+#include "engine/staging.h"
 #include "engine/worker.h"
 
 namespace gdsdata {
@@ -17,7 +18,13 @@ namespace {
 // A segment of tiny records ends here even if its bytes are few, so that several workers share a batch.
 constexpr size_t kSegmentParts = 1024;
 
-void check(const EngineOptions& options) {
+// A long transfer is shared by several segments; the page cache serves a segment's part in one go, and storage gets it
+// in requests.
+uint64_t longest_part(const EngineOptions& options) {
+  return std::max(options.segment_bytes, options.io.request_bytes);
+}
+
+void check(const EngineOptions& options, const Device& device) {
   const auto refuse = [](const std::string& message) { throw Failure({ErrorCode::kInvalidArgument, message}); };
   if (options.io.queue_depth < 1 || options.io.queue_depth > 4096) refuse("queue_depth must be from 1 to 4096");
   if (options.io.request_bytes < 65536 || options.io.request_bytes % 4096 != 0 ||
@@ -29,8 +36,19 @@ void check(const EngineOptions& options) {
     refuse("bounce_bytes must be at least request_bytes + 131072, to hold one request with its alignment");
   }
   if (options.segment_bytes < 4096) refuse("segment_bytes must be at least 4096");
+  const uint64_t longest_segment = Staging::most_bytes(longest_part(options) + kCutBytes);
+  if (!device.host_addressable() && options.staging_bytes < longest_segment) {
+    refuse("staging_bytes must be at least " + std::to_string(longest_segment) +
+           ", to hold one segment of these segment_bytes and request_bytes");
+  }
   if (options.workers > 256) refuse("workers must be at most 256");
 }
+
+constexpr size_t kDefaultQueueDepth = 64;
+
+// What a copy to a GPU costs besides its bytes is spread over this: 44 GB/s at 1 MiB, 50 at 4
+// (benchmarks/notes/gpu.md).
+uint64_t default_segment_bytes(const Device& device) { return device.host_addressable() ? 1 << 20 : 4 << 20; }
 
 // With io_uring one worker keeps a disk busy, and several are for copying out of the page cache, where the
 // consumer helps: a core is left to it. With posix a worker has one request in flight, so a disk wants many.
@@ -41,10 +59,26 @@ size_t default_workers(const std::string& backend) {
 
 }  // namespace
 
-void Group::segment_ended(const RouteBytes& segment_bytes, std::optional<Error> segment_error) {
+Events Group::copies() const {
+  Events events;
+  for (const auto& [stream, event] : copied_) events.push_back(event);
+  return events;
+}
+
+void Group::segment_ended(const RouteBytes& segment_bytes, std::optional<Error> segment_error, const Stream* stream,
+                          std::shared_ptr<Event> copied) {
   {
     std::lock_guard lock(mutex_);
     bytes += segment_bytes;
+    if (copied != nullptr) {
+      const auto of_stream = [&](const auto& entry) { return entry.first == stream; };
+      const auto last = std::find_if(copied_.begin(), copied_.end(), of_stream);
+      if (last == copied_.end()) {
+        copied_.emplace_back(stream, std::move(copied));
+      } else {
+        last->second = std::move(copied);
+      }
+    }
     if (segment_error) {
       if (!error) error = std::move(segment_error);
       cancel();
@@ -60,7 +94,8 @@ void SegmentQueue::push_fresh(std::vector<Segment>& segments) {
   {
     std::lock_guard lock(mutex_);
     to_wake = std::min(waiting_, segments.size());
-    for (Segment& segment : segments) fresh_.push_back(std::move(segment));
+    auto& fresh = fresh_[static_cast<size_t>(segments.front().group->priority)];
+    for (Segment& segment : segments) fresh.push_back(std::move(segment));
   }
   segments.clear();
   wake(to_wake);
@@ -82,24 +117,29 @@ void SegmentQueue::wake(size_t workers) {
 
 bool SegmentQueue::pop(Segment& segment, bool wait) {
   std::unique_lock lock(mutex_);
-  const auto filled = [this] { return !for_storage_.empty() || !fresh_.empty(); };
+  const auto filled = [this] { return !for_storage_.empty() || !training().empty() || !background().empty(); };
   if (wait && !filled()) {
     ++waiting_;
     filled_.wait(lock, [&] { return filled() || closed_; });
     --waiting_;
   }
   if (!filled()) return false;
-  auto& queue = for_storage_.empty() ? fresh_ : for_storage_;
-  segment = std::move(queue.front());
-  queue.pop_front();
+  auto* queue = for_storage_.empty() ? &training() : &for_storage_;
+  if (!background().empty() && (queue->empty() || ++passed_over_ > kPassedOver)) {
+    passed_over_ = 0;
+    queue = &background();
+  }
+  segment = std::move(queue->front());
+  queue->pop_front();
   return true;
 }
 
-bool SegmentQueue::pop_fresh(Segment& segment) {
+bool SegmentQueue::pop_fresh(Segment& segment, Priority lowest) {
   std::lock_guard lock(mutex_);
-  if (fresh_.empty()) return false;
-  segment = std::move(fresh_.front());
-  fresh_.pop_front();
+  auto& queue = training().empty() && lowest == Priority::kBackground ? background() : training();
+  if (queue.empty()) return false;
+  segment = std::move(queue.front());
+  queue.pop_front();
   return true;
 }
 
@@ -128,14 +168,16 @@ struct Engine::Running {
 Engine::Engine(EngineOptions options, std::shared_ptr<Device> device)
     : process_(process_id()), running_(std::make_shared<Running>()) {
   Running& running = *running_;
-  running.selection = select_backend(options.backend, options.io.strict);
+  running.selection = select_backend(options.backend, options.io, *device);
+  if (options.io.queue_depth == 0) options.io.queue_depth = kDefaultQueueDepth;
+  if (options.segment_bytes == 0) options.segment_bytes = default_segment_bytes(*device);
   if (options.workers == 0) options.workers = default_workers(running.selection.name);
-  check(options);
+  check(options, *device);
   FaultPlan::parse(options.io.faults);  // a typing error is told now, not by a worker
   running.options = std::move(options);
   running.device = std::move(device);
   const auto make_worker = [&] {
-    return std::make_unique<Worker>(running.options, running.selection.name, *running.device, running.queue);
+    return std::make_unique<Worker>(running.options, running.selection, *running.device, running.queue);
   };
   running.guest = make_worker();
   for (size_t i = 0; i < running.options.workers; ++i) running.workers.push_back(make_worker());
@@ -187,28 +229,31 @@ void Engine::submit(std::shared_ptr<Group> group) {
   group->bytes = {};
   group->abandoned_ = false;
   group->parts_.clear();
+  group->copied_.clear();
   for (const Transfer& transfer : group->transfers) {
-    split(transfer, options().io.request_bytes, group->conversion, group->parts_);
+    split(transfer, longest_part(options()), group->conversion, group->parts_);
   }
   std::vector<Segment> segments;
   const auto& parts = group->parts_;
   for (size_t first = 0; first < parts.size();) {
     uint64_t bytes = 0;
     size_t last = first;
-    while (last < parts.size() && bytes < options().segment_bytes && last - first < kSegmentParts) {
+    while (last < parts.size() && last - first < kSegmentParts &&
+           (last == first || bytes + parts[last].length <= options().segment_bytes)) {
       bytes += parts[last++].length;
     }
-    segments.push_back({group, first, last - first, {}, {}});
+    segments.push_back({group, first, last - first, {}, {}, false});
     first = last;
   }
-  if (segments.empty()) segments.push_back({group, 0, 0, {}, {}});  // it still ends on a worker
+  if (segments.empty()) segments.push_back({group, 0, 0, {}, {}, false});  // it still ends on a worker
   group->open_segments_ = segments.size();
   running_->queue.push_fresh(segments);
 }
 
-bool Engine::help() {
+bool Engine::help(Priority lowest) {
+  if (!device()->host_addressable()) return false;
   std::unique_lock lock(running_->guest_mutex, std::try_to_lock);
-  return lock && running_->guest->help();
+  return lock && running_->guest->help(lowest);
 }
 
 void Engine::run(std::shared_ptr<Group> group, const std::function<void()>& poll) {
@@ -223,20 +268,40 @@ void Engine::run(std::shared_ptr<Group> group, const std::function<void()>& poll
   };
   submit(group);
   std::exception_ptr interrupted;
-  std::unique_lock lock(mutex);
-  while (!ended.wait_for(lock, kPollInterval, [&] { return done; })) {
-    if (!poll || interrupted) continue;
-    lock.unlock();
+  const auto poll_once = [&] {
+    if (!poll || interrupted) return;
     try {
       poll();
     } catch (...) {
       interrupted = std::current_exception();
       group->cancel();  // what is in flight still uses the caller's memory: wait for it
     }
+  };
+  std::unique_lock lock(mutex);
+  auto polled = std::chrono::steady_clock::now();
+  for (bool helped = true; helped && !done;) {  // rather than sleep
+    lock.unlock();
+    helped = help(group->priority);
+    if (std::chrono::steady_clock::now() - polled > kPollInterval) {
+      poll_once();
+      polled = std::chrono::steady_clock::now();
+    }
     lock.lock();
   }
+  while (!ended.wait_for(lock, kPollInterval, [&] { return done; })) {
+    lock.unlock();
+    poll_once();
+    lock.lock();
+  }
+  lock.unlock();
+  for (const auto& copy : group->copies()) copy->wait();
   if (interrupted) std::rethrow_exception(interrupted);
   if (group->error) throw Failure(*group->error);
+}
+
+uint64_t Engine::bounce_bytes() const {
+  const uint64_t staging_bytes = device()->host_addressable() ? 0 : options().staging_bytes;
+  return options().workers * (options().io.bounce_bytes + staging_bytes);
 }
 
 EngineStatistics Engine::statistics() const {

@@ -6,6 +6,7 @@
 // No system call stands in this folder: bytes move in backend/, memory comes from device/.
 #pragma once
 
+#include <array>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -26,27 +27,33 @@ namespace gdsdata {
 struct EngineOptions {
   std::string backend = "auto";
   size_t workers = 0;                    // 0: as many as serve the backend best
-  uint64_t segment_bytes = 1 << 20;      // what a worker takes at a time
+  uint64_t segment_bytes = 0;            // what a worker takes at a time; 0: what serves the device best
+  uint64_t staging_bytes = 13 << 20;     // of each worker, on the way to a device that the processor cannot write
   uint64_t coalesce_gap_bytes = 16384;   // neighbours at most so far apart become one request
   BackendOptions io;                     // of each worker's backend
 };
 
-// First in, first out; segments that only storage can serve come before fresh ones, for they have waited.
+// First in, first out; segments that only storage can serve come before fresh ones, for they have waited, and
+// training's before those in the background, which get every ninth turn at least, so that they end too.
 class SegmentQueue {
  public:
-  void push_fresh(std::vector<Segment>& segments);  // takes them all
+  void push_fresh(std::vector<Segment>& segments);  // takes them all, at least one, of one group
   void push_for_storage(Segment segment);
   // Waits when asked to; false when there is none (or, waiting, when the queue was closed).
   bool pop(Segment& segment, bool wait);
-  bool pop_fresh(Segment& segment);
+  bool pop_fresh(Segment& segment, Priority lowest);
   void close();
 
  private:
+  static constexpr size_t kPassedOver = 8;
   void wake(size_t workers);
+  std::deque<Segment>& training() { return fresh_[static_cast<size_t>(Priority::kTraining)]; }
+  std::deque<Segment>& background() { return fresh_[static_cast<size_t>(Priority::kBackground)]; }
   std::mutex mutex_;
   std::condition_variable filled_;
   std::deque<Segment> for_storage_;
-  std::deque<Segment> fresh_;
+  std::array<std::deque<Segment>, 2> fresh_;  // by priority
+  size_t passed_over_ = 0;                    // turns that the background has waited
   size_t waiting_ = 0;
   bool closed_ = false;
 };
@@ -66,18 +73,19 @@ class Engine {
   // Never blocks. The group is alive until its on_done has been called. Throws Failure (kClosed) in a
   // forked child.
   void submit(std::shared_ptr<Group> group);
-  // Submits and waits; throws the group's error as Failure. Calls `poll` now and then while it waits; when
-  // that throws, what has not started is cancelled, and it is thrown on.
+  // Submits and waits until every byte is in place; throws the group's error as Failure. Calls `poll` now and then
+  // while it waits; when that throws, what has not started is cancelled, and it is thrown on.
   void run(std::shared_ptr<Group> group, const std::function<void()>& poll = {});
 
-  // Does a piece of the workers' work on the calling thread: copies a segment out of the page cache. False
-  // where there is nothing of that kind to do. For consumers that would otherwise sleep, and be woken.
-  bool help();
+  // Does a piece of the workers' work, of no lower priority, on the calling thread: copies a segment out of the page
+  // cache. False where there is nothing of that kind to do, or the processor cannot write the device. For consumers
+  // that would otherwise sleep, and be woken.
+  bool help(Priority lowest = Priority::kTraining);
 
   const EngineOptions& options() const;
   const Selection& selection() const;
   const std::shared_ptr<Device>& device() const;
-  uint64_t bounce_bytes() const { return options().workers * options().io.bounce_bytes; }
+  uint64_t bounce_bytes() const;  // host memory that its workers take at most
   EngineStatistics statistics() const;
   bool forked() const;
 

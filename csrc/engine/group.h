@@ -7,12 +7,17 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "base/file.h"
 #include "base/types.h"
+#include "device/device.h"
 
 namespace gdsdata {
+
+// Who goes first where both have work: see SegmentQueue.
+enum class Priority : uint8_t { kTraining, kBackground };
 
 // Whoever fills a group keeps its hands off between Engine::submit and the call of `on_done`; then the group
 // may be filled and submitted again.
@@ -22,7 +27,9 @@ class Group {
   std::shared_ptr<FileTable> files;
   std::vector<Transfer> transfers;
   Direction direction = Direction::kRead;
-  Conversion conversion = Conversion::kNone;
+  Conversion conversion = Conversion::kNone;  // for a device that the processor cannot write: of equal size
+  Priority priority = Priority::kTraining;
+  Events before;  // device memory is touched behind these only
   // Called once, when all transfers have ended, on the worker that ended the last one, and let go after that:
   // what it holds lives as long as the group is in flight. Must not block. Set anew for each submit.
   std::function<void()> on_done;
@@ -30,6 +37,8 @@ class Group {
   // What became of it; read after on_done.
   std::optional<Error> error;  // the first one
   RouteBytes bytes;
+  // Copies to the device that were asked for and may still be under way: its bytes are there behind these.
+  Events copies() const;
 
   // What has not been started need not be: its transfers end without being done.
   void cancel() { abandoned_.store(true, std::memory_order_relaxed); }
@@ -37,11 +46,14 @@ class Group {
  private:
   friend class Engine;
   friend class Worker;
-  void segment_ended(const RouteBytes& segment_bytes, std::optional<Error> segment_error);
+  // `copied`, if any, is behind all that was copied for this group by `stream`.
+  void segment_ended(const RouteBytes& segment_bytes, std::optional<Error> segment_error, const Stream* stream,
+                     std::shared_ptr<Event> copied);
 
   std::vector<Transfer> parts_;  // the transfers, cut to what a backend takes
   std::atomic<size_t> open_segments_{0};
   std::atomic<bool> abandoned_{false};
+  std::vector<std::pair<const Stream*, std::shared_ptr<Event>>> copied_;  // the last one of each stream
   std::mutex mutex_;
 };
 
@@ -53,6 +65,7 @@ struct Segment {
   // Once memory has been asked: what only storage has, and what was delivered before.
   std::vector<Transfer> rest;
   RouteBytes bytes;
+  bool retried = false;  // storage could not deliver to the device: this time by way of the host
 };
 
 }  // namespace gdsdata

@@ -10,22 +10,33 @@
 
 namespace gdsdata {
 
-BufferPool::BufferPool(std::shared_ptr<Device> device, size_t buffer_bytes, size_t max_kept)
-    : device_(std::move(device)), buffer_bytes_(buffer_bytes), max_kept_(max_kept) {}
+BufferPool::BufferPool(std::shared_ptr<Device> device, size_t buffer_bytes, size_t max_kept, Announce announce)
+    : device_(std::move(device)), buffer_bytes_(buffer_bytes), max_kept_(max_kept), announce_(std::move(announce)) {}
 
 std::shared_ptr<DeviceBuffer> BufferPool::take() {
-  std::unique_ptr<DeviceBuffer> buffer;
+  Pooled pooled;
   {
     std::lock_guard lock(mutex_);
     if (!spare_.empty()) {
-      buffer = std::move(spare_.back());  // the last to come back has the warmest memory
+      pooled = std::move(spare_.back());  // the last to come back has the warmest memory
       spare_.pop_back();
     } else {
       ++kept_;
     }
   }
-  if (buffer == nullptr) buffer = device_->allocate(buffer_bytes_);
-  return {buffer.release(), [pool = shared_from_this()](DeviceBuffer* returned) { pool->give_back(returned); }};
+  if (pooled.buffer == nullptr) {
+    try {
+      pooled.buffer = device_->allocate(buffer_bytes_);
+    } catch (...) {
+      handed_over();
+      throw;
+    }
+    if (announce_) pooled.announced = announce_({pooled.buffer->data(), pooled.buffer->size_bytes()});
+  }
+  DeviceBuffer* buffer = pooled.buffer.release();
+  return {buffer, [pool = shared_from_this(), announced = std::move(pooled.announced)](DeviceBuffer* returned) {
+            pool->give_back({std::unique_ptr<DeviceBuffer>(returned), announced});
+          }};
 }
 
 void BufferPool::handed_over() {
@@ -33,18 +44,22 @@ void BufferPool::handed_over() {
   --kept_;
 }
 
-void BufferPool::give_back(DeviceBuffer* buffer) {
-  std::unique_ptr<DeviceBuffer> owned(buffer);
-  std::lock_guard lock(mutex_);
-  if (kept_ >= max_kept_) return;
-  ++kept_;
-  spare_.push_back(std::move(owned));
+void BufferPool::give_back(Pooled pooled) {
+  {
+    std::lock_guard lock(mutex_);
+    if (kept_ < max_kept_) {
+      ++kept_;
+      spare_.push_back(std::move(pooled));
+      return;
+    }
+  }
+  pooled.announced.reset();
 }
 
 class Prefetcher::Core : public std::enable_shared_from_this<Core> {
  public:
   Core(std::shared_ptr<Engine> engine, std::shared_ptr<FileTable> files, std::shared_ptr<BufferPool> pool,
-       PrefetchOptions options);
+       PrefetchOptions options, std::shared_ptr<Residence> residence);
   void plan(std::span<const int32_t> files, std::span<const int64_t> offsets, std::span<const int64_t> sizes);
   std::optional<Batch> next(const std::function<void()>& poll);
   void close();
@@ -58,12 +73,21 @@ class Prefetcher::Core : public std::enable_shared_from_this<Core> {
     std::shared_ptr<Group> group;
     size_t offset = 0;  // of the first sample in the buffer
     size_t samples = 0;
+    // What became of it, once it is ready.
+    std::optional<Error> error;
+    RouteBytes bytes;
+    Events copies;
   };
 
   void fill_free_slots();  // lock held
+  void fill(size_t index);
+  void submit(size_t index, std::span<const int32_t> files, std::span<const int64_t> offsets);
+  void gather(Slot& slot, std::span<const int32_t> files, std::span<const int64_t> offsets);
+  void mark_ready(size_t index);
   size_t placement(uint64_t file_offset) const;
   void let_go(Slot& slot);
-  void slot_done(size_t slot);  // on a worker
+  void add_uses(Slot& slot);
+  void slot_done(size_t index);  // on a worker
   bool help_until_head(std::unique_lock<std::mutex>& lock);
   void wait_for_head(std::unique_lock<std::mutex>& lock, const std::function<void()>& poll);
   Error stalled() const;
@@ -73,6 +97,8 @@ class Prefetcher::Core : public std::enable_shared_from_this<Core> {
   const std::shared_ptr<FileTable> files_;
   const PrefetchOptions options_;
   const std::shared_ptr<BufferPool> pool_;
+  const std::shared_ptr<Residence> residence_;
+  std::unique_ptr<Gatherer> gatherer_;  // once the residence is ready
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
@@ -95,11 +121,12 @@ class Prefetcher::Core : public std::enable_shared_from_this<Core> {
 };
 
 Prefetcher::Core::Core(std::shared_ptr<Engine> engine, std::shared_ptr<FileTable> files,
-                       std::shared_ptr<BufferPool> pool, PrefetchOptions options)
+                       std::shared_ptr<BufferPool> pool, PrefetchOptions options, std::shared_ptr<Residence> residence)
     : engine_(std::move(engine)),
       files_(std::move(files)),
       options_(options),
       pool_(std::move(pool)),
+      residence_(std::move(residence)),
       ring_(options.slots),
       slots_(options.slots) {
   if (pool_->buffer_bytes() <
@@ -140,28 +167,56 @@ void Prefetcher::Core::fill_free_slots() {
   while (!closed_ && !planned_sizes_.empty()) {
     const std::optional<size_t> index = ring_.acquire();
     if (!index) return;
-    Slot& slot = slots_[*index];
-    if (slot.buffer == nullptr) slot.buffer = pool_->take();
-    slot.samples = planned_sizes_.front();
-    planned_sizes_.pop_front();
-    const size_t result_sample_bytes = result_bytes(options_.conversion, options_.sample_bytes);
-    slot.offset = placement(static_cast<uint64_t>(planned_offsets_[next_sample_]));
-    std::byte* memory = slot.buffer->data() + slot.offset;
-    if (slot.group == nullptr) {
-      slot.group = std::make_shared<Group>();
-      slot.group->files = files_;
-      slot.group->conversion = options_.conversion;
-    }
-    // Keeps this alive while reads into its slot are in flight.
-    slot.group->on_done = [self = shared_from_this(), i = *index] { self->slot_done(i); };
-    slot.group->transfers.clear();
-    for (size_t i = 0; i < slot.samples; ++i, ++next_sample_, memory += result_sample_bytes) {
-      slot.group->transfers.push_back({static_cast<uint32_t>(planned_files_[next_sample_]),
-                                       static_cast<uint64_t>(planned_offsets_[next_sample_]), options_.sample_bytes,
-                                       memory});
-    }
-    engine_->submit(slot.group);
+    fill(*index);
   }
+}
+
+void Prefetcher::Core::fill(size_t index) {
+  Slot& slot = slots_[index];
+  slot.samples = planned_sizes_.front();
+  planned_sizes_.pop_front();
+  const auto files = std::span(planned_files_).subspan(next_sample_, slot.samples);
+  const auto offsets = std::span(planned_offsets_).subspan(next_sample_, slot.samples);
+  next_sample_ += slot.samples;
+  slot.offset = placement(static_cast<uint64_t>(offsets.front()));
+  slot.error.reset();
+  slot.bytes = {};
+  slot.copies.clear();
+  try {
+    if (slot.buffer == nullptr) slot.buffer = pool_->take();
+    if (residence_ == nullptr || !residence_->ready()) return submit(index, files, offsets);
+    gather(slot, files, offsets);
+  } catch (const Failure& failure) {
+    slot.error = failure.error();
+  }
+  mark_ready(index);
+}
+
+void Prefetcher::Core::submit(size_t index, std::span<const int32_t> files, std::span<const int64_t> offsets) {
+  Slot& slot = slots_[index];
+  if (slot.group == nullptr) {
+    slot.group = std::make_shared<Group>();
+    slot.group->files = files_;
+    slot.group->conversion = options_.conversion;
+  }
+  slot.group->before = slot.buffer->uses;
+  // Keeps this alive while reads into its slot are in flight.
+  slot.group->on_done = [self = shared_from_this(), index] { self->slot_done(index); };
+  slot.group->transfers.clear();
+  std::byte* memory = slot.buffer->data() + slot.offset;
+  const size_t result_sample_bytes = result_bytes(options_.conversion, options_.sample_bytes);
+  for (size_t i = 0; i < files.size(); ++i, memory += result_sample_bytes) {
+    slot.group->transfers.push_back(
+        {static_cast<uint32_t>(files[i]), static_cast<uint64_t>(offsets[i]), options_.sample_bytes, memory});
+  }
+  engine_->submit(slot.group);
+}
+
+void Prefetcher::Core::gather(Slot& slot, std::span<const int32_t> files, std::span<const int64_t> offsets) {
+  if (gatherer_ == nullptr) gatherer_ = std::make_unique<Gatherer>(residence_, options_.batch_samples);
+  std::byte* memory = slot.buffer->data() + slot.offset;
+  slot.copies = {gatherer_->gather(memory, files, offsets, options_.sample_bytes, slot.buffer->uses)};
+  slot.bytes[Route::kPinnedCache] += files.size() * options_.sample_bytes;
 }
 
 // A batch may start anywhere in its buffer. Where all of its samples then lie in memory as they lie in their
@@ -173,14 +228,22 @@ size_t Prefetcher::Core::placement(uint64_t file_offset) const {
   return useful && place % kCacheLine == 0 ? place : 0;
 }
 
-void Prefetcher::Core::slot_done(size_t slot) {
+void Prefetcher::Core::slot_done(size_t index) {
   std::lock_guard lock(mutex_);
-  ring_.ready(slot);
+  Slot& slot = slots_[index];
+  slot.error = std::move(slot.group->error);
+  slot.bytes = slot.group->bytes;
+  slot.copies = slot.group->copies();
+  mark_ready(index);
+}
+
+void Prefetcher::Core::mark_ready(size_t index) {
+  ring_.ready(index);
   ++completed_;
   head_ready_.store(ring_.head_ready(), std::memory_order_release);
   if (ring_.count(Ring::State::kFilling) == 0 && !planned_sizes_.empty()) full_since_ = Clock::now();
-  if (closed_) let_go(slots_[slot]);
-  if (consumer_waits_ && ring_.head() == slot) changed_.notify_all();
+  if (closed_) let_go(slots_[index]);
+  if (consumer_waits_ && ring_.head() == index) changed_.notify_all();
 }
 
 std::optional<Prefetcher::Batch> Prefetcher::Core::next(const std::function<void()>& poll) {
@@ -201,18 +264,22 @@ std::optional<Prefetcher::Batch> Prefetcher::Core::next(const std::function<void
   }
   const size_t index = ring_.take();
   Slot& slot = slots_[index];
-  std::optional<Error> error = std::move(slot.group->error);
-  Batch batch{nullptr, slot.offset, slot.samples};
+  const std::optional<Error> error = std::move(slot.error);
+  Batch batch{nullptr, slot.offset, slot.samples, {}};
   if (!error) {
     ++statistics_.batches;
-    statistics_.bytes += slot.group->bytes;
+    statistics_.bytes += slot.bytes;
     batch.buffer = std::move(slot.buffer);
+    batch.buffer->uses.clear();  // its copies came behind them
+    batch.copies = std::move(slot.copies);
     pool_->handed_over();
+  } else if (slot.buffer != nullptr) {
+    add_uses(slot);
   }
   ring_.release(index);
   fill_free_slots();
   head_ready_.store(ring_.head_ready(), std::memory_order_release);
-  if (error) throw Failure(std::move(*error));
+  if (error) throw Failure(*error);
   return batch;
 }
 
@@ -220,7 +287,6 @@ std::optional<Prefetcher::Batch> Prefetcher::Core::next(const std::function<void
 // much as a small batch. Then it looks a few more times, for a worker may be about to finish.
 bool Prefetcher::Core::help_until_head(std::unique_lock<std::mutex>& lock) {
   const std::shared_ptr<Engine> engine = engine_;
-  if (!engine->device()->host_addressable()) return false;
   constexpr std::chrono::microseconds kPatience{20};
   while (!ring_.head_ready()) {
     lock.unlock();
@@ -262,7 +328,7 @@ void Prefetcher::Core::wait_for_head(std::unique_lock<std::mutex>& lock, const s
 
 Error Prefetcher::Core::stalled() const {
   const Slot& slot = slots_[*ring_.head()];
-  const Transfer& first = slot.group->transfers.front();
+  const Transfer& first = slot.group->transfers.front();  // it was submitted: what is gathered is ready at once
   return {ErrorCode::kStalled,
           "no read has ended for " + std::to_string(options_.stall_timeout.count()) +
               " ms; the next batch waits for '" + files_->path(first.file) + "' at offset " +
@@ -287,8 +353,17 @@ void Prefetcher::Core::close() {
 }
 
 void Prefetcher::Core::let_go(Slot& slot) {
-  if (slot.buffer != nullptr) pool_->handed_over();  // to nobody: it goes back
+  if (slot.buffer == nullptr) return;
+  add_uses(slot);
+  pool_->handed_over();  // to nobody: it goes back
   slot.buffer.reset();
+}
+
+// Whoever fills the buffer next does so behind the copies that may still be under way into it.
+void Prefetcher::Core::add_uses(Slot& slot) {
+  auto& uses = slot.buffer->uses;
+  uses.insert(uses.end(), slot.copies.begin(), slot.copies.end());
+  slot.copies.clear();
 }
 
 PrefetchStatistics Prefetcher::Core::statistics() const {
@@ -300,8 +375,9 @@ PrefetchStatistics Prefetcher::Core::statistics() const {
 }
 
 Prefetcher::Prefetcher(std::shared_ptr<Engine> engine, std::shared_ptr<FileTable> files,
-                       std::shared_ptr<BufferPool> pool, PrefetchOptions options)
-    : core_(std::make_shared<Core>(std::move(engine), std::move(files), std::move(pool), options)) {}
+                       std::shared_ptr<BufferPool> pool, PrefetchOptions options, std::shared_ptr<Residence> residence)
+    : core_(std::make_shared<Core>(std::move(engine), std::move(files), std::move(pool), options,
+                                   std::move(residence))) {}
 
 Prefetcher::~Prefetcher() { close(); }
 

@@ -12,29 +12,37 @@
 #include <vector>
 
 #include "engine/engine.h"
+#include "engine/residence.h"
 
 namespace gdsdata {
 
 // Buffers of one size. A batch leaves in one, and when its last user lets go, in whatever thread that is, the
-// buffer comes back: its memory is touched, so it is far cheaper than a new one. Outlives prefetchers, so that
-// the next epoch finds them. Thread-safe.
+// buffer comes back: its memory is touched, so it is far cheaper than a new one. What the device still does with it
+// then is in its `uses`. Outlives prefetchers, so that the next epoch finds them. Thread-safe.
 class BufferPool : public std::enable_shared_from_this<BufferPool> {
  public:
+  // What is told of each buffer when it is made; the result goes before the buffer does.
+  using Announce = std::function<std::shared_ptr<void>(std::span<std::byte>)>;
   // Keeps at most `max_kept` buffers: those in a ring and spare ones, not those that consumers hold.
-  BufferPool(std::shared_ptr<Device> device, size_t buffer_bytes, size_t max_kept);
+  BufferPool(std::shared_ptr<Device> device, size_t buffer_bytes, size_t max_kept, Announce announce = {});
   std::shared_ptr<DeviceBuffer> take();  // for a ring; throws Failure where there is no memory
   void handed_over();                    // one that was taken is a consumer's now
   size_t buffer_bytes() const { return buffer_bytes_; }
   uint64_t max_kept_bytes() const { return max_kept_ * buffer_bytes_; }
 
  private:
-  void give_back(DeviceBuffer* buffer);
+  struct Pooled {
+    std::unique_ptr<DeviceBuffer> buffer;
+    std::shared_ptr<void> announced;
+  };
+  void give_back(Pooled pooled);
   const std::shared_ptr<Device> device_;
   const size_t buffer_bytes_;
   const size_t max_kept_;
   std::mutex mutex_;
   size_t kept_ = 0;
-  std::vector<std::unique_ptr<DeviceBuffer>> spare_;
+  const Announce announce_;
+  std::vector<Pooled> spare_;
 };
 
 struct PrefetchOptions {
@@ -60,12 +68,14 @@ class Prefetcher {
     std::shared_ptr<DeviceBuffer> buffer;  // the consumer's for as long as it keeps it
     size_t offset = 0;                     // where in it the first sample starts
     size_t samples = 0;
+    Events copies;  // its bytes are there behind these; none where the processor wrote them
   };
 
   // The pool's buffers hold at least a batch (batch_samples of sample_bytes, converted) and kPlacementBytes.
   static constexpr size_t kPlacementBytes = 4096;
+  // With a residence, batches are gathered out of it as soon as it is ready.
   Prefetcher(std::shared_ptr<Engine> engine, std::shared_ptr<FileTable> files, std::shared_ptr<BufferPool> pool,
-             PrefetchOptions options);
+             PrefetchOptions options, std::shared_ptr<Residence> residence = nullptr);
   ~Prefetcher();  // as close()
   Prefetcher(const Prefetcher&) = delete;
   Prefetcher& operator=(const Prefetcher&) = delete;

@@ -42,6 +42,7 @@ EngineStatistics summarize(const std::vector<const WorkerCounters*>& workers) {
     sum.requests += worker->requests.get();
     sum.segments += worker->segments.get();
     sum.errors += worker->errors.get();
+    sum.retries += worker->retries.get();
     sum.worker_idle_s += static_cast<double>(worker->idle_ns.get()) / 1e9;
   }
   sum.segment_latency = percentiles(workers);

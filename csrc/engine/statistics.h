@@ -53,6 +53,7 @@ struct WorkerCounters {
   Counter requests;  // what the transfers that storage had to serve were coalesced into
   Counter segments;
   Counter errors;
+  Counter retries;  // requests that a backend could not bring to the device, made again by way of the host
   Counter idle_ns;  // waiting for work
   LatencyHistogram segment_latency;
 };
@@ -64,7 +65,7 @@ struct LatencySummary {
 
 struct EngineStatistics {
   RouteBytes bytes;
-  uint64_t storage_bytes = 0, transfers = 0, requests = 0, segments = 0, errors = 0;
+  uint64_t storage_bytes = 0, transfers = 0, requests = 0, segments = 0, errors = 0, retries = 0;
   double worker_idle_s = 0;
   LatencySummary segment_latency;
 };

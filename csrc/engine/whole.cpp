@@ -9,12 +9,14 @@ namespace gdsdata {
 namespace {
 
 void transfer(Engine& engine, Direction direction, std::shared_ptr<File> file, uint64_t offset, uint64_t length,
-              std::byte* memory, const Poll& poll) {
+              const Caller& caller) {
   auto group = std::make_shared<Group>();
   group->files = std::make_shared<FileTable>(std::move(file));
   group->direction = direction;
-  group->transfers.push_back({0, offset, length, memory});
-  engine.run(group, poll);
+  group->priority = caller.priority;
+  group->before = caller.before;
+  group->transfers.push_back({0, offset, length, caller.memory});
+  engine.run(group, caller.poll);
 }
 
 // Beside its target, because a rename works within one file system only.
@@ -25,25 +27,23 @@ std::string temporary_name(const std::string& path) {
 
 }  // namespace
 
-void read_range(Engine& engine, const std::string& path, uint64_t offset, uint64_t length, std::byte* memory,
-                const Poll& poll) {
-  transfer(engine, Direction::kRead, File::open_for_reading(path), offset, length, memory, poll);
+void read_range(Engine& engine, const std::string& path, uint64_t offset, uint64_t length, const Caller& caller) {
+  transfer(engine, Direction::kRead, File::open_for_reading(path), offset, length, caller);
 }
 
-void write_range(Engine& engine, const std::string& path, uint64_t offset, uint64_t length, std::byte* memory,
-                 const Poll& poll) {
+void write_range(Engine& engine, const std::string& path, uint64_t offset, uint64_t length, const Caller& caller) {
   const auto file = File::open_for_writing(path, /*create=*/true);
-  transfer(engine, Direction::kWrite, file, offset, length, memory, poll);
+  transfer(engine, Direction::kWrite, file, offset, length, caller);
   sync_file(*file);
   sync_folder_of(path);
 }
 
-void write_whole(Engine& engine, const std::string& path, uint64_t length, std::byte* memory, const Poll& poll) {
+void write_whole(Engine& engine, const std::string& path, uint64_t length, const Caller& caller) {
   const std::string temporary = temporary_name(path);
   try {
     const auto file = File::open_for_writing(temporary, /*create=*/true);
     preallocate(*file, length);  // no space is an error before the first byte
-    transfer(engine, Direction::kWrite, file, 0, length, memory, poll);
+    transfer(engine, Direction::kWrite, file, 0, length, caller);
     sync_file(*file);
     replace(temporary, path);
   } catch (...) {

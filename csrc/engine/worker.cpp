@@ -3,42 +3,74 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/fallbacks.h"
+
 namespace gdsdata {
 
 namespace {
 // A worker that waits for its disk looks up this often; nothing depends on it.
 constexpr std::chrono::milliseconds kReapTimeout{100};
+// One that waits for two backends at once looks at each of them this often.
+constexpr std::chrono::milliseconds kShortReapTimeout{1};
+// One that has many requests in flight sleeps until a few have ended, or for so long: waking costs tens of
+// microseconds (benchmarks/notes/gpu.md).
+constexpr size_t kMostAtOnce = 8;
+constexpr std::chrono::milliseconds kFewReapTimeout{1};
 }  // namespace
 
-Worker::Worker(const EngineOptions& options, const std::string& backend_name, Device& device, SegmentQueue& queue)
-    : options_(options), backend_name_(backend_name), device_(device), queue_(queue) {}
+Worker::Worker(const EngineOptions& options, const Selection& selection, Device& device, SegmentQueue& queue)
+    : options_(options), selection_(selection), device_(device), queue_(queue), staged_(!device.host_addressable()) {}
 
 void Worker::run() {
+  std::optional<Error> no_device;
+  if (staged_) {
+    try {
+      device_.bind_thread();
+      stream_ = device_.make_stream();
+      staging_ = std::make_unique<Staging>(device_, options_.staging_bytes);
+    } catch (const Failure& failure) {
+      no_device = failure.error();
+    }
+  }
   while (true) {
-    const bool busy = in_flight_ > 0 || !waiting_.empty();
+    const bool busy = parked_ != nullptr || host_.busy() || device_lane_.busy() || !leaving_.empty();
     Segment segment;
     bool taken = false;
-    if (waiting_.empty()) {  // a backend without room gets no more
+    if (parked_ == nullptr && host_.waiting.empty() && device_lane_.waiting.empty()) {  // no room, no more work
       const auto asked = Clock::now();
       taken = queue_.pop(segment, /*wait=*/!busy);
       if (!busy) counters_.idle_ns.add(static_cast<uint64_t>((Clock::now() - asked).count()));
     }
+    if (!taken && !busy) break;
     if (taken) {
-      Active& active = begin(std::move(segment));
-      serve_from_memory(active);
-      if (!left_.empty() && make_backend_once(active)) request(active);
-      if (active.open_requests == 0) end(active);
+      parked_ = &begin(std::move(segment));
+      parked_->error = no_device;
     }
-    if (!taken && !busy) return;
-    if (in_flight_ > 0 || !waiting_.empty()) exchange(/*idle=*/!taken);
+    if (parked_ != nullptr) {
+      if (start(*parked_)) {
+        parked_ = nullptr;
+      } else {
+        wait_for_staging();
+      }
+    }
+    const bool idle = !taken && parked_ == nullptr;
+    write_what_was_copied(/*wait=*/idle);
+    exchange_all(idle);
+  }
+  for (Copy& copy : copying_) {  // its memory goes with this
+    try {
+      copy.event->wait();
+    } catch (const Failure&) {  // the device is lost, and its copies with it
+    }
   }
 }
 
-bool Worker::help() {
+bool Worker::help(Priority lowest) {
   Segment segment;
-  if (!queue_.pop_fresh(segment)) return false;
+  if (!queue_.pop_fresh(segment, lowest)) return false;
   Active& active = begin(std::move(segment));
-  serve_from_memory(active);
+  left_.clear();
+  if (!active.segment.group->abandoned_.load(std::memory_order_relaxed)) serve_from_memory(active, parts_of(active));
   if (left_.empty()) {
     end(active);
     return true;
@@ -68,17 +100,106 @@ void Worker::retire(Active& active) {
   active.segment = {};
   active.bytes = {};
   active.error.reset();
+  active.copied.reset();
+  active.pieces.clear();
+  active.device_pieces.clear();
   idle_actives_.push_back(&active);
 }
 
-void Worker::serve_from_memory(Active& active) {
+std::span<Transfer> Worker::parts_of(Active& active) {
+  Segment& segment = active.segment;
+  if (!segment.rest.empty()) return segment.rest;
+  return std::span(segment.group->parts_).subspan(segment.first_part, segment.part_count);
+}
+
+bool Worker::start(Active& active) {
+  const Group& group = *active.segment.group;
+  if (active.error || group.abandoned_.load(std::memory_order_relaxed)) {
+    end(active);
+    return true;
+  }
+  try {
+    auto parts = parts_of(active);
+    device_left_.clear();
+    if (staged_) {
+      parts = for_staging(active, parts);
+      reclaim_staging();
+      if (!active.error && !staging_->place(parts, active.place)) return false;
+    }
+    if (!active.error) {
+      group.direction == Direction::kRead ? start_read(active, parts) : start_write(active, parts);
+    }
+  } catch (const Failure& failure) {
+    active.error = failure.error();
+    if (staged_) finish(*stream_);  // copies that were asked for write staging memory
+  }
+  if (active.open_requests == 0 && active.copied == nullptr) end(active);
+  return true;
+}
+
+// Moves what a backend is to bring to the device by itself to the end of the parts, and to device_left_.
+std::span<Transfer> Worker::for_staging(Active& active, std::span<Transfer> parts) {
+  if (selection_.device_backend.empty() || active.segment.retried) return parts;
+  const Group& group = *active.segment.group;
+  const bool ask_memory = group.direction == Direction::kRead && options_.io.direct != DirectMode::kAlways;
+  const auto for_host = [&](const Transfer& part) {
+    return ask_memory && active.file(part.file).residency(part.offset, part.length) == File::Residency::kAll;
+  };
+  const auto others = std::stable_partition(parts.begin(), parts.end(), for_host);
+  device_left_.assign(others, parts.end());
+  return parts.first(static_cast<size_t>(others - parts.begin()));
+}
+
+void Worker::start_read(Active& active, std::span<Transfer> parts) {
   left_.clear();
+  serve_from_memory(active, parts);
+  if (active.error) return;
+  if (!left_.empty()) request(active, left_);
+  if (!device_left_.empty() && !active.error) request_of_device(active, device_left_);
+}
+
+void Worker::start_write(Active& active, std::span<Transfer> parts) {
+  counters_.transfers.add(parts.size());
+  if (!staged_) {
+    left_.assign(parts.begin(), parts.end());
+    if (!left_.empty()) request(active, left_);
+    return;
+  }
+  if (!device_left_.empty()) request_of_device(active, device_left_);
+  if (parts.empty()) return;
+  for (const auto& event : active.segment.group->before) stream_->wait(*event);
+  for (const Staging::Run& run : active.place.runs) stream_->copy_out(run.host, run.device, run.bytes);
+  active.copied = stream_->record();
+  leaving_.push_back(&active);
+}
+
+void Worker::write_what_was_copied(bool wait) {
+  while (!leaving_.empty()) {
+    Active& active = *leaving_.front();
+    try {
+      if (!active.copied->done()) {
+        if (!wait) return;
+        active.copied->wait();
+      }
+      left_.clear();
+      for (const Transfer& part : parts_of(active)) {
+        if (active.place.holds(part.memory)) left_.push_back(part);
+      }
+      if (!active.segment.group->abandoned_.load(std::memory_order_relaxed)) request(active, left_);
+    } catch (const Failure& failure) {
+      active.error = failure.error();
+    }
+    leaving_.pop_front();
+    active.copied.reset();
+    if (active.open_requests == 0) end(active);
+    wait = false;
+  }
+}
+
+void Worker::serve_from_memory(Active& active, std::span<const Transfer> parts) {
   const Segment& segment = active.segment;
   const Group& group = *segment.group;
-  if (group.abandoned_.load(std::memory_order_relaxed)) return;
   const bool asked_before = !segment.rest.empty();
-  const auto parts = asked_before ? std::span<const Transfer>(segment.rest)
-                                  : std::span(group.parts_).subspan(segment.first_part, segment.part_count);
   active.error = open_files(active, parts);
   if (active.error) return;
   if (!asked_before) counters_.transfers.add(parts.size());
@@ -113,10 +234,37 @@ File& Worker::Active::file(uint32_t index) {
   return *files.back();
 }
 
-bool Worker::make_backend_once(Active& active) {
-  if (backend_ != nullptr) return true;
+// Copies end in the order in which they were asked for. Where none is under way, storage holds all the memory.
+void Worker::wait_for_staging() {
+  if (copying_.empty()) {
+    write_what_was_copied(/*wait=*/true);
+    return exchange_all(/*idle=*/true);
+  }
   try {
-    backend_ = make_backend(backend_name_, options_.io, device_);
+    copying_.front().event->wait();
+  } catch (const Failure&) {  // the device is lost: whoever uses it next is told
+  }
+  reclaim_staging();
+}
+
+void Worker::reclaim_staging() {
+  while (!copying_.empty()) {
+    try {
+      if (!copying_.front().event->done()) return;
+    } catch (const Failure&) {
+    }
+    staging_->give_back(copying_.front().place);
+    copying_.pop_front();
+  }
+}
+
+bool Worker::make_backend_once(Lane& lane, const std::string& name, Active& active) {
+  if (lane.backend != nullptr) return true;
+  try {
+    lane.backend = make_backend(name, options_.io, device_);
+    if (staging_ != nullptr && !lane.backend->capabilities().reaches_device) {
+      lane.backend->expect_memory(staging_->memory());
+    }
     return true;
   } catch (const Failure& failure) {
     active.error = failure.error();
@@ -124,14 +272,16 @@ bool Worker::make_backend_once(Active& active) {
   }
 }
 
-// Turns left_ into requests that wait for room.
-void Worker::request(Active& active) {
+// Turns what is left into requests that wait for room.
+void Worker::request(Active& active, std::span<const Transfer> left) {
+  if (!make_backend_once(host_, selection_.name, active)) return;
   const Group& group = *active.segment.group;
   ranges_.clear();
-  active.pieces.clear();
   const bool read = group.direction == Direction::kRead;
   const uint64_t limit_bytes = read ? options_.io.request_bytes : 0;  // writes are not joined
-  coalesce(left_, options_.coalesce_gap_bytes, limit_bytes, ranges_, active.pieces);
+  parts_.clear();
+  for (const Transfer& transfer : left) split(transfer, options_.io.request_bytes, group.conversion, parts_);
+  coalesce(parts_, options_.coalesce_gap_bytes, limit_bytes, ranges_, active.pieces);
   for (const Range& range : ranges_) {
     File* file = nullptr;
     try {
@@ -140,59 +290,139 @@ void Worker::request(Active& active) {
       active.error = failure.error();
       break;
     }
-    if (free_tags_.empty()) {
-      free_tags_.push_back(by_tag_.size());
-      by_tag_.push_back(nullptr);
-    }
-    const uint64_t tag = free_tags_.back();
-    free_tags_.pop_back();
-    by_tag_[tag] = &active;
-    waiting_.push_back({tag, group.direction, group.conversion, file, range.offset, range.length,
-                        std::span(active.pieces).subspan(range.first_piece, range.piece_count)});
-    ++active.open_requests;
+    const auto pieces = std::span(active.pieces).subspan(range.first_piece, range.piece_count);
+    add_request(active, host_, range.file,
+                {0, group.direction, group.conversion, file, range.offset, range.length, pieces,
+                 /*owns_pages=*/staged_ && active.place.has_pages_of(pieces.front())});
   }
-  counters_.requests.add(active.open_requests);
 }
 
-// Gives the backend what it takes and receives what it has; waits for a completion where there is nothing
+// The same for a backend that writes the device itself, where no gap can be read over: a request is a piece.
+void Worker::request_of_device(Active& active, std::span<const Transfer> left) {
+  if (!make_backend_once(device_lane_, selection_.device_backend, active)) return;
+  const Group& group = *active.segment.group;
+  for (const auto& event : group.before) event->wait();
+  ranges_.clear();
+  parts_.clear();
+  for (const Transfer& transfer : left) split(transfer, options_.io.request_bytes, group.conversion, parts_);
+  coalesce(parts_, 0, group.direction == Direction::kRead ? options_.io.request_bytes : 0, ranges_,
+           active.device_pieces);
+  for (const Range& range : ranges_) {
+    File& file = active.file(range.file);
+    for (const Piece& piece : std::span(active.device_pieces).subspan(range.first_piece, range.piece_count)) {
+      add_request(active, device_lane_, range.file,
+                  {0, group.direction, group.conversion, &file, piece.offset, piece.length, {&piece, 1}, false});
+    }
+  }
+}
+
+void Worker::add_request(Active& active, Lane& lane, uint32_t file, Request request) {
+  if (free_tags_.empty()) {
+    free_tags_.push_back(by_tag_.size());
+    by_tag_.emplace_back();
+  }
+  request.tag = free_tags_.back();
+  free_tags_.pop_back();
+  by_tag_[request.tag] = {&active, file, request};
+  lane.waiting.push_back(request);
+  ++active.open_requests;
+  counters_.requests.add(1);
+}
+
+// Gives the backends what they take and receives what they have; waits for a completion where there is nothing
 // else to do: no segment to start, or no room for the requests of the last one.
-void Worker::exchange(bool idle) {
-  drop_abandoned();
-  if (!waiting_.empty()) {
-    const size_t offered = std::min(waiting_.size(), options_.io.queue_depth);
-    batch_.assign(waiting_.begin(), waiting_.begin() + static_cast<ptrdiff_t>(offered));
-    const size_t taken = backend_->submit(batch_);
-    waiting_.erase(waiting_.begin(), waiting_.begin() + static_cast<ptrdiff_t>(taken));
-    in_flight_ += taken;
+void Worker::exchange_all(bool idle) {
+  if (!device_lane_.busy()) {
+    exchange(host_, idle || !host_.waiting.empty() ? kReapTimeout : std::chrono::milliseconds(0));
+  } else if (!host_.busy()) {
+    exchange(device_lane_, idle || !device_lane_.waiting.empty() ? kReapTimeout : std::chrono::milliseconds(0));
+  } else {
+    const bool moved = exchange(host_, std::chrono::milliseconds(0));
+    exchange(device_lane_, moved || !idle ? std::chrono::milliseconds(0) : kShortReapTimeout);
   }
-  if (in_flight_ == 0) return;
+}
+
+// Whether anything was taken or completed.
+bool Worker::exchange(Lane& lane, std::chrono::milliseconds patience) {
+  drop_abandoned(lane);
+  size_t taken = 0;
+  if (!lane.waiting.empty()) {
+    const size_t offered = std::min(lane.waiting.size(), options_.io.queue_depth);
+    batch_.assign(lane.waiting.begin(), lane.waiting.begin() + static_cast<ptrdiff_t>(offered));
+    taken = lane.backend->submit(batch_);
+    lane.waiting.erase(lane.waiting.begin(), lane.waiting.begin() + static_cast<ptrdiff_t>(taken));
+    lane.in_flight += taken;
+  }
+  if (lane.in_flight == 0) return taken > 0;
   completions_.resize(options_.io.queue_depth);
-  const size_t completed = backend_->reap(completions_, idle || !waiting_.empty() ? 1 : 0, kReapTimeout);
-  in_flight_ -= completed;
-  for (size_t i = 0; i < completed; ++i) {
-    Completion& completion = completions_[i];
-    Active& active = *by_tag_[completion.tag];
-    free_tags_.push_back(completion.tag);
-    active.bytes += completion.bytes;
-    counters_.storage_bytes.add(completion.storage_bytes);
-    if (completion.error && !active.error) active.error = std::move(completion.error);
+  const size_t few = patience.count() > 0 ? std::clamp<size_t>(lane.in_flight / 4, 1, kMostAtOnce) : 0;
+  size_t count = lane.backend->reap(completions_, few, few > 1 ? std::min(patience, kFewReapTimeout) : patience);
+  if (count == 0 && few > 1) count = lane.backend->reap(completions_, 1, patience);
+  lane.in_flight -= count;
+  for (size_t i = 0; i < count; ++i) completed(lane, completions_[i]);
+  return taken + count > 0;
+}
+
+void Worker::completed(Lane& lane, Completion& completion) {
+  const Asked asked = by_tag_[completion.tag];
+  Active& active = *asked.active;
+  free_tags_.push_back(completion.tag);
+  active.bytes += completion.bytes;
+  counters_.storage_bytes.add(completion.storage_bytes);
+  if (completion.error) {
+    const bool again = &lane == &device_lane_ && retry_by_host(asked, *completion.error);
+    if (!again && !active.error) active.error = std::move(completion.error);
     completion.error.reset();
-    if (--active.open_requests == 0) end(active);
   }
+  if (--active.open_requests == 0 && active.copied == nullptr) end(active);
+}
+
+// What storage could not bring to the device goes by way of the host, once: as one more segment of its group.
+bool Worker::retry_by_host(const Asked& asked, const Error& error) {
+  if (options_.io.strict || error.code == ErrorCode::kCorrupt) return false;
+  const Piece& piece = asked.request.pieces.front();
+  const std::shared_ptr<Group>& group = asked.active->segment.group;
+  group->open_segments_.fetch_add(1, std::memory_order_relaxed);
+  counters_.retries.add(1);
+  note_fallback("a transfer between storage and " + device_.name() + " went by way of the host: " + error.message);
+  queue_.push_for_storage({group, 0, 0, {{asked.file, piece.offset, piece.length, piece.memory}}, {}, true});
+  return true;
 }
 
 // Requests that wait for room while their group is cancelled, or has failed elsewhere, need not be made.
-void Worker::drop_abandoned() {
-  std::erase_if(waiting_, [this](const Request& request) {
-    Active& active = *by_tag_[request.tag];
+void Worker::drop_abandoned(Lane& lane) {
+  std::erase_if(lane.waiting, [this](const Request& request) {
+    Active& active = *by_tag_[request.tag].active;
     if (!active.segment.group->abandoned_.load(std::memory_order_relaxed)) return false;
     free_tags_.push_back(request.tag);
-    if (--active.open_requests == 0) end(active);
+    if (--active.open_requests == 0 && active.copied == nullptr) end(active);
     return true;
   });
 }
 
+void Worker::copy_to_device(Active& active) {
+  const Group& group = *active.segment.group;
+  if (active.error || group.direction == Direction::kWrite || group.abandoned_.load(std::memory_order_relaxed)) return;
+  try {
+    for (const auto& event : group.before) stream_->wait(*event);
+    for (const Staging::Run& run : active.place.runs) stream_->copy_in(run.device, run.host, run.bytes);
+    active.copied = stream_->record();
+  } catch (const Failure& failure) {
+    active.error = failure.error();
+    finish(*stream_);  // the copies before it read staging memory and write the device's
+  }
+}
+
 void Worker::end(Active& active) {
+  if (active.place.memory != nullptr) {
+    copy_to_device(active);
+    if (active.copied != nullptr) {
+      copying_.push_back({active.copied, std::move(active.place)});
+      active.place = {};
+    } else if (active.place.memory != nullptr) {
+      staging_->give_back(active.place);
+    }
+  }
   for (size_t i = 0; i < kRouteCount; ++i) counters_.bytes[i].add(active.bytes.bytes[i]);
   counters_.segments.add(1);
   if (active.error) counters_.errors.add(1);
@@ -201,8 +431,9 @@ void Worker::end(Active& active) {
   const std::shared_ptr<Group> group = std::move(active.segment.group);
   const RouteBytes bytes = active.bytes;
   std::optional<Error> error = std::move(active.error);
+  std::shared_ptr<Event> copied = std::move(active.copied);
   retire(active);
-  group->segment_ended(bytes, std::move(error));
+  group->segment_ended(bytes, std::move(error), stream_.get(), std::move(copied));
 }
 
 }  // namespace gdsdata

@@ -1,4 +1,12 @@
-// One worker: a thread's loop around one backend.
+// One worker: a thread's loop around its backends, and where the processor cannot write the device, its staging
+// memory and its stream.
+//
+//   read    page cache, then backend --> memory                                       (a device the processor writes)
+//           page cache, then backend --> staging memory --copy on the stream--> device   (one it cannot write)
+//           backend --> device                                                        (a backend that reaches it)
+//   write   the same ways back
+//
+// The host waits for a copy only where it needs the staging memory that the copy holds, or writes what it brought.
 #pragma once
 
 #include <chrono>
@@ -9,67 +17,108 @@
 #include "backend/page_cache.h"
 #include "base/extent_math.h"
 #include "engine/engine.h"
+#include "engine/staging.h"
 
 namespace gdsdata {
 
 class Worker {
  public:
-  Worker(const EngineOptions& options, const std::string& backend_name, Device& device, SegmentQueue& queue);
+  Worker(const EngineOptions& options, const Selection& selection, Device& device, SegmentQueue& queue);
 
   // Until the queue is closed and what was taken has ended.
   void run();
   // Takes one fresh segment, serves it from memory and queues the rest of it for storage; false where there
-  // is none. For a worker that does not run.
-  bool help();
+  // is none. For a worker that does not run, of a device that the processor can write.
+  bool help(Priority lowest);
 
   const WorkerCounters& counters() const { return counters_; }
 
  private:
   using Clock = std::chrono::steady_clock;
 
-  // A segment of which some requests are with the backend, or wait for room there.
+  // A segment on its way.
   struct Active {
     Segment segment;
     Clock::time_point started;
     std::vector<std::shared_ptr<File>> files;  // kept open; the last one is of index last_file
     uint32_t last_file = 0;
-    std::vector<Piece> pieces;
+    std::vector<Piece> pieces, device_pieces;
     size_t open_requests = 0;
     RouteBytes bytes;
     std::optional<Error> error;
+    Staging::Place place;
+    std::shared_ptr<Event> copied;  // what is behind its copies out of the device
 
     File& file(uint32_t index);  // throws Failure
   };
 
+  // A backend and the requests that wait for room in it.
+  struct Lane {
+    std::unique_ptr<Backend> backend;  // made when first needed: a warm page cache needs none
+    std::deque<Request> waiting;
+    size_t in_flight = 0;
+    bool busy() const { return in_flight > 0 || !waiting.empty(); }
+  };
+
+  struct Asked {
+    Active* active = nullptr;
+    uint32_t file = 0;
+    Request request;
+  };
+
   Active& begin(Segment segment);
-  // Asks the page cache, once for a segment; what only storage has is in left_ then.
-  void serve_from_memory(Active& active);
+  std::span<Transfer> parts_of(Active& active);
+  // False where there is no staging memory for it yet.
+  bool start(Active& active);
+  void start_read(Active& active, std::span<Transfer> parts);
+  void start_write(Active& active, std::span<Transfer> parts);
+  std::span<Transfer> for_staging(Active& active, std::span<Transfer> parts);
   std::optional<Error> open_files(Active& active, std::span<const Transfer> parts);
-  void request(Active& active);
-  void exchange(bool idle);
-  void drop_abandoned();
+  void serve_from_memory(Active& active, std::span<const Transfer> parts);
+  void wait_for_staging();
+  void reclaim_staging();
+  void request(Active& active, std::span<const Transfer> left);
+  void request_of_device(Active& active, std::span<const Transfer> left);
+  void add_request(Active& active, Lane& lane, uint32_t file, Request request);
+  bool make_backend_once(Lane& lane, const std::string& name, Active& active);
+  bool exchange(Lane& lane, std::chrono::milliseconds patience);
+  void exchange_all(bool idle);
+  void drop_abandoned(Lane& lane);
+  void completed(Lane& lane, Completion& completion);
+  bool retry_by_host(const Asked& asked, const Error& error);
+  void write_what_was_copied(bool wait);
   void end(Active& active);
+  void copy_to_device(Active& active);
   void retire(Active& active);
-  bool make_backend_once(Active& active);
 
   const EngineOptions& options_;
-  const std::string backend_name_;
+  const Selection& selection_;
   Device& device_;
   SegmentQueue& queue_;
+  const bool staged_;  // the processor cannot write the device
   PageCache page_cache_;
-  std::unique_ptr<Backend> backend_;  // made when first needed: a warm page cache needs no bounce memory
   WorkerCounters counters_;
 
-  std::deque<Request> waiting_;    // for room in the backend
-  size_t in_flight_ = 0;
-  std::vector<Active*> by_tag_;    // whose request it is
+  std::unique_ptr<Stream> stream_;
+  std::unique_ptr<Staging> staging_;
+  struct Copy {
+    std::shared_ptr<Event> event;
+    Staging::Place place;
+  };
+  std::deque<Copy> copying_;  // to the device, oldest first
+  std::deque<Active*> leaving_;  // from the device, oldest first
+  Active* parked_ = nullptr;     // until there is staging memory for it
+
+  Lane host_;          // whose pieces the processor can write
+  Lane device_lane_;   // whose pieces are device memory; idle where no backend reaches it
+  std::vector<Asked> by_tag_;
   std::vector<uint64_t> free_tags_;
   std::vector<std::unique_ptr<Active>> actives_;
   std::vector<Active*> idle_actives_;
 
   // Scratch, kept for its capacity.
   std::vector<File*> part_files_;
-  std::vector<Transfer> left_;
+  std::vector<Transfer> left_, device_left_, parts_;
   std::vector<Range> ranges_;
   std::vector<Completion> completions_;
   std::vector<Request> batch_;

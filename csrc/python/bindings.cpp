@@ -8,6 +8,8 @@
 #include <span>
 #include <string>
 
+#include "backend/cufile_api.h"
+#include "base/fallbacks.h"
 #include "engine/engine.h"
 #include "engine/prefetcher.h"
 #include "engine/whole.h"
@@ -109,6 +111,7 @@ py::dict to_dict(const EngineStatistics& statistics) {
   result["requests"] = statistics.requests;
   result["segments"] = statistics.segments;
   result["errors"] = statistics.errors;
+  result["retries"] = statistics.retries;
   result["worker_idle_s"] = statistics.worker_idle_s;
   result["segment_latency"] = to_dict(statistics.segment_latency);
   return result;
@@ -125,19 +128,25 @@ py::dict to_dict(const PrefetchStatistics& statistics) {
   return result;
 }
 
-std::shared_ptr<Engine> make_engine(const std::string& backend, size_t workers, size_t queue_depth,
+// -1: the processor, else a CUDA device.
+std::shared_ptr<Device> device_of(int cuda_ordinal) {
+  return cuda_ordinal < 0 ? host_device() : cuda_device(cuda_ordinal);
+}
+
+std::shared_ptr<Engine> make_engine(int cuda_ordinal, const std::string& backend, size_t workers, size_t queue_depth,
                                     uint64_t segment_bytes, uint64_t request_bytes, uint64_t bounce_bytes,
-                                    uint64_t coalesce_gap_bytes, const std::string& direct, bool strict,
-                                    const std::string& faults) {
+                                    uint64_t staging_bytes, uint64_t coalesce_gap_bytes, const std::string& direct,
+                                    bool strict, bool cufile_batch, const std::string& faults) {
   EngineOptions options;
   options.backend = backend;
   options.workers = workers;
   options.segment_bytes = segment_bytes;
+  options.staging_bytes = staging_bytes;
   options.coalesce_gap_bytes = coalesce_gap_bytes;
-  options.io = {queue_depth, bounce_bytes, request_bytes, direct_mode(direct), strict, faults};
+  options.io = {queue_depth, bounce_bytes, request_bytes, direct_mode(direct), strict, cufile_batch, faults};
   // Its end may wait half a second, with the GIL kept: a thread that let it go while the interpreter ends could
   // not take it again.
-  return std::make_shared<Engine>(options, host_device());
+  return std::make_shared<Engine>(options, device_of(cuda_ordinal));
 }
 
 std::shared_ptr<FileTable> make_file_table(const std::vector<std::string>& paths, const Array<int64_t>& size_bytes,
@@ -158,8 +167,10 @@ class Batches {
   Batches(std::shared_ptr<Engine> engine, std::shared_ptr<FileTable> files, std::shared_ptr<BufferPool> pool,
           size_t slots, uint64_t sample_bytes, size_t batch_samples, const std::string& conversion, uint8_t type_code,
           uint8_t type_bits, std::vector<int64_t> sample_shape, std::vector<int64_t> sample_strides,
-          double stall_timeout_s)
-      : layout_{type_code, type_bits, std::move(sample_shape), std::move(sample_strides), 1} {
+          double stall_timeout_s, std::shared_ptr<Residence> residence)
+      : device_(engine->device()),
+        layout_{type_code, type_bits, std::move(sample_shape), std::move(sample_strides), 1, {kDLCPU, 0}} {
+    if (!device_->host_addressable()) layout_.device = {kDLCUDA, device_->ordinal()};
     for (const int64_t size : layout_.sample_shape) layout_.sample_elements *= size;
     PrefetchOptions options;
     options.slots = slots;
@@ -167,7 +178,8 @@ class Batches {
     options.batch_samples = batch_samples;
     options.conversion = conversion_of(conversion);
     options.stall_timeout = std::chrono::milliseconds(static_cast<int64_t>(stall_timeout_s * 1000));
-    prefetcher_ = std::make_unique<Prefetcher>(std::move(engine), std::move(files), std::move(pool), options);
+    prefetcher_ = std::make_unique<Prefetcher>(std::move(engine), std::move(files), std::move(pool), options,
+                                               std::move(residence));
   }
   ~Batches() { close(); }
   Batches(const Batches&) = delete;
@@ -177,7 +189,8 @@ class Batches {
     prefetcher_->plan(span_of(files), span_of(offsets), span_of(sizes));
   }
 
-  py::object next() {
+  // `stream`: the consumer's, which waits for the batch's copies in the host's stead, and uses it.
+  py::object next(uintptr_t stream) {
     std::optional<Prefetcher::Batch> batch;
     const Inside inside(inside_next_);
     {
@@ -185,8 +198,18 @@ class Batches {
       batch = prefetcher_->next(check_signals);
     }
     if (!batch) return py::none();
-    return to_dlpack(layout_, std::move(batch->buffer), batch->offset, batch->samples);
+    std::vector<uintptr_t> streams;
+    if (!device_->host_addressable()) {
+      streams.push_back(stream);
+      const auto consumer = device_->foreign_stream(stream);
+      batch->buffer->uses = batch->copies;  // in case of an error below
+      for (const auto& copy : batch->copies) consumer->wait(*copy);
+      batch->buffer->uses.clear();
+    }
+    auto lease = std::make_unique<Lease>(device_, std::move(batch->buffer), std::move(streams), leased_);
+    return to_dlpack(layout_, std::move(lease), batch->offset, batch->samples);
   }
+  size_t leased() const { return *leased_; }
 
   void close() { prefetcher_->close(); }  // waits for nothing, so the GIL is kept
 
@@ -200,11 +223,27 @@ class Batches {
     std::atomic<int>& count;
   };
   std::atomic<int> inside_next_{0};  // threads
+  const std::shared_ptr<Device> device_;
+  const std::shared_ptr<std::atomic<size_t>> leased_ = std::make_shared<std::atomic<size_t>>(0);  // batches
   TensorLayout layout_;
   std::unique_ptr<Prefetcher> prefetcher_;
 };
 
 std::byte* memory_at(uintptr_t address) { return reinterpret_cast<std::byte*>(address); }
+
+// What a stream has been given until now; nothing for the processor's memory.
+struct Mark {
+  Events events;
+};
+
+Mark mark(const Engine& engine, uintptr_t stream) {
+  if (engine.device()->host_addressable()) return {};
+  return {{engine.device()->foreign_stream(stream)->record()}};
+}
+
+Caller caller_of(uintptr_t address, const Mark& before, bool background) {
+  return {memory_at(address), before.events, background ? Priority::kBackground : Priority::kTraining, check_signals};
+}
 
 }  // namespace
 
@@ -218,51 +257,87 @@ PYBIND11_MODULE(_engine, module) {
   });
 
   py::class_<Engine, std::shared_ptr<Engine>>(module, "Engine")
-      .def(py::init(&make_engine), py::kw_only(), py::arg("backend"), py::arg("workers"), py::arg("queue_depth"),
-           py::arg("segment_bytes"), py::arg("request_bytes"), py::arg("bounce_bytes"), py::arg("coalesce_gap_bytes"),
-           py::arg("direct"), py::arg("strict"), py::arg("faults"))
+      .def(py::init(&make_engine), py::kw_only(), py::arg("cuda_ordinal"), py::arg("backend"), py::arg("workers"),
+           py::arg("queue_depth"), py::arg("segment_bytes"), py::arg("request_bytes"), py::arg("bounce_bytes"),
+           py::arg("staging_bytes"), py::arg("coalesce_gap_bytes"), py::arg("direct"), py::arg("strict"),
+           py::arg("cufile_batch"), py::arg("faults"))
       .def_property_readonly("backend", [](const Engine& engine) { return engine.selection().name; })
+      .def_property_readonly("device_backend", [](const Engine& engine) { return engine.selection().device_backend; })
       .def_property_readonly("fallback_reason", [](const Engine& engine) { return engine.selection().reason; })
       .def_property_readonly("workers", [](const Engine& engine) { return engine.options().workers; })
+      .def_property_readonly("queue_depth", [](const Engine& engine) { return engine.options().io.queue_depth; })
+      .def_property_readonly("segment_bytes", [](const Engine& engine) { return engine.options().segment_bytes; })
       .def_property_readonly("bounce_bytes", &Engine::bounce_bytes)
       .def_property_readonly("forked", &Engine::forked)
       .def("statistics", [](const Engine& engine) { return to_dict(engine.statistics()); })
+      .def("mark", &mark, py::arg("stream"))
       .def("read",
-           [](Engine& engine, const std::string& path, uint64_t offset, uint64_t length, uintptr_t address) {
+           [](Engine& engine, const std::string& path, uint64_t offset, uint64_t length, uintptr_t address,
+              const Mark& before, bool background) {
              const py::gil_scoped_release nogil;
-             read_range(engine, path, offset, length, memory_at(address), check_signals);
+             read_range(engine, path, offset, length, caller_of(address, before, background));
            })
       .def("write_range",
-           [](Engine& engine, const std::string& path, uint64_t offset, uint64_t length, uintptr_t address) {
+           [](Engine& engine, const std::string& path, uint64_t offset, uint64_t length, uintptr_t address,
+              const Mark& before, bool background) {
              const py::gil_scoped_release nogil;
-             write_range(engine, path, offset, length, memory_at(address), check_signals);
+             write_range(engine, path, offset, length, caller_of(address, before, background));
            })
-      .def("write_whole", [](Engine& engine, const std::string& path, uint64_t length, uintptr_t address) {
+      .def("write_whole", [](Engine& engine, const std::string& path, uint64_t length, uintptr_t address,
+                             const Mark& before, bool background) {
         const py::gil_scoped_release nogil;
-        write_whole(engine, path, length, memory_at(address), check_signals);
+        write_whole(engine, path, length, caller_of(address, before, background));
+      });
+
+  py::class_<Mark>(module, "Mark");
+
+  py::class_<Residence, std::shared_ptr<Residence>>(module, "Residence")
+      .def(py::init([](const Engine& engine, std::shared_ptr<FileTable> files) {
+             return std::make_shared<Residence>(engine.device(), std::move(files));
+           }),
+           py::arg("engine"), py::arg("files"))
+      .def_property_readonly("ready", &Residence::ready)
+      .def_property_readonly("registered_bytes", &Residence::registered_bytes)
+      .def_property_readonly("error", [](const Residence& residence) {
+        const std::optional<Error> error = residence.error();
+        return error ? error->message : std::string();
       });
 
   py::class_<FileTable, std::shared_ptr<FileTable>>(module, "FileTable").def(py::init(&make_file_table));
 
   py::class_<BufferPool, std::shared_ptr<BufferPool>>(module, "BufferPool")
       .def(py::init([](const Engine& engine, size_t batch_bytes, size_t max_kept) {
-             return std::make_shared<BufferPool>(engine.device(), batch_bytes + Prefetcher::kPlacementBytes, max_kept);
+             BufferPool::Announce announce;
+             if (const std::string& backend = engine.selection().device_backend; !backend.empty()) {
+               announce = [backend, device = engine.device()](std::span<std::byte> memory) {
+                 return announce_memory(backend, device, memory);
+               };
+             }
+             return std::make_shared<BufferPool>(engine.device(), batch_bytes + Prefetcher::kPlacementBytes, max_kept,
+                                                 std::move(announce));
            }),
            py::arg("engine"), py::arg("batch_bytes"), py::arg("max_kept"))
       .def_property_readonly("max_kept_bytes", &BufferPool::max_kept_bytes);
 
   py::class_<Batches>(module, "Batches")
       .def(py::init<std::shared_ptr<Engine>, std::shared_ptr<FileTable>, std::shared_ptr<BufferPool>, size_t, uint64_t,
-                    size_t, const std::string&, uint8_t, uint8_t, std::vector<int64_t>, std::vector<int64_t>, double>(),
+                    size_t, const std::string&, uint8_t, uint8_t, std::vector<int64_t>, std::vector<int64_t>, double,
+                    std::shared_ptr<Residence>>(),
            py::arg("engine"), py::arg("files"), py::arg("pool"), py::kw_only(), py::arg("slots"),
            py::arg("sample_bytes"), py::arg("batch_samples"), py::arg("conversion"), py::arg("type_code"),
-           py::arg("type_bits"), py::arg("sample_shape"), py::arg("sample_strides"), py::arg("stall_timeout_s"))
+           py::arg("type_bits"), py::arg("sample_shape"), py::arg("sample_strides"), py::arg("stall_timeout_s"),
+           py::arg("residence"))
       .def("plan", &Batches::plan, py::arg("files"), py::arg("offsets"), py::arg("sizes"))
-      .def("next", &Batches::next)
+      .def("next", &Batches::next, py::arg("stream") = 0)
+      .def_property_readonly("leased", &Batches::leased)
       .def("close", &Batches::close)
       .def_property_readonly("inside_next", &Batches::inside_next)
       .def("statistics", &Batches::statistics);
 
   module.attr("ROUTES") = py::cast(kRouteNames).cast<py::tuple>();
   module.def("direct_refusals", &direct_refusals);
+  module.def("set_cufile_search_path", &set_cufile_search_path);
+  module.def("noted_fallbacks", &noted_fallbacks);
+  module.def("record_stream",
+             [](uintptr_t address, uintptr_t stream) { return Lease::record_stream(memory_at(address), stream); });
 }

@@ -8,7 +8,7 @@ namespace {
 
 struct Tensor {
   DLManagedTensor managed{};
-  std::shared_ptr<DeviceBuffer> buffer;
+  std::unique_ptr<Lease> lease;
   std::vector<int64_t> shape_and_strides;
 };
 
@@ -22,8 +22,7 @@ void drop_capsule(PyObject* capsule) {
 
 }  // namespace
 
-pybind11::capsule to_dlpack(const TensorLayout& layout, std::shared_ptr<DeviceBuffer> buffer, size_t offset,
-                            size_t samples) {
+pybind11::capsule to_dlpack(const TensorLayout& layout, std::unique_ptr<Lease> lease, size_t offset, size_t samples) {
   auto tensor = std::make_unique<Tensor>();
   const size_t dimensions = layout.sample_shape.size() + 1;
   auto& numbers = tensor->shape_and_strides;
@@ -33,13 +32,13 @@ pybind11::capsule to_dlpack(const TensorLayout& layout, std::shared_ptr<DeviceBu
   numbers.push_back(layout.sample_elements);
   numbers.insert(numbers.end(), layout.sample_strides.begin(), layout.sample_strides.end());
   DLTensor& view = tensor->managed.dl_tensor;
-  view.data = buffer->data() + offset;
-  view.device = {kDLCPU, 0};
+  view.data = lease->data() + offset;
+  view.device = layout.device;
   view.ndim = static_cast<int32_t>(dimensions);
   view.dtype = {layout.type_code, layout.type_bits, 1};
   view.shape = numbers.data();
   view.strides = numbers.data() + dimensions;
-  tensor->buffer = std::move(buffer);
+  tensor->lease = std::move(lease);
   tensor->managed.manager_ctx = tensor.get();
   tensor->managed.deleter = drop_tensor;
   PyObject* capsule = PyCapsule_New(&tensor->managed, "dltensor", drop_capsule);

@@ -8,7 +8,7 @@
 #include <memory>
 #include <vector>
 
-#include "device/device.h"
+#include "python/lease.h"
 
 namespace gdsdata {
 
@@ -19,11 +19,11 @@ struct TensorLayout {
   std::vector<int64_t> sample_shape;
   std::vector<int64_t> sample_strides;
   int64_t sample_elements = 0;
+  DLDevice device{kDLCPU, 0};
 };
 
-// A capsule "dltensor" of shape (samples, *sample_shape) over `buffer` from `offset` on, which it keeps until
-// the tensor made of it is gone.
-pybind11::capsule to_dlpack(const TensorLayout& layout, std::shared_ptr<DeviceBuffer> buffer, size_t offset,
-                            size_t samples);
+// A capsule "dltensor" of shape (samples, *sample_shape) over leased memory from `offset` on; the lease ends with the
+// tensor made of it.
+pybind11::capsule to_dlpack(const TensorLayout& layout, std::unique_ptr<Lease> lease, size_t offset, size_t samples);
 
 }  // namespace gdsdata

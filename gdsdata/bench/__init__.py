@@ -1,11 +1,16 @@
-"""`python -m gdsdata.bench`: GDSDataset beside its alternatives and beside what the machine can do (--help says more).
+"""`python -m gdsdata.bench`: gdsdata beside its alternatives and beside what the machine can do (--help says more).
 
-loader    the case: which rows, in which order, into one result
-peers     GDSDataset and the alternatives, behind one small interface
-row       the process of one row
-limits    what the machine can do at most
-measure   CPU time, memory, the page cache's state
-data      data sets, made or the user's own, and what their batches must be
-report    tables, JSON, picture, markdown
-settings  what can be set, and the text of --help
+case        what every case does: rows take turns, limits between them, into one result
+loader      case=loader: shuffled batches; its runs, and how they are verified and timed
+peers       GDSDataset and the other loaders, behind one small interface; dali has DALI's
+load        case=load: one big file into tensors
+load_peers  read_tensor and the other ways to do that
+process     the process of one row, as the bench sees it
+row         the same from inside
+device      the GPU: context, synchronizing, pinned memory
+limits      what the machine can do at most
+measure     CPU time, memory, the page cache's state
+data        data sets, made or the user's own, and what their batches must be
+report      tables, JSON, picture, markdown
+settings    what can be set, and the text of --help
 """

@@ -11,7 +11,8 @@ def register():
     """The schemas that the files under configs/ are checked against, and the text of --help."""
     store = ConfigStore.instance()
     store.store(name="settings", node=settings.Settings)
-    store.store(group="case", name="case_settings", node=settings.CaseSettings)
+    for name, cls in settings.CASES.items():
+        store.store(group="case", name=f"{name}_settings", node=cls)
     store.store(group="data", name="data_settings", node=settings.DataSettings)
     store.store(group="engine", name="engine_options", node=settings.engine_schema())
     store.store(group="device", name="device_settings", node=settings.DeviceSettings)
@@ -20,11 +21,11 @@ def register():
 
 
 def measure(config):
-    from . import data, loader
+    from . import case, data
 
     try:
         checked = settings.settings_from(config)
-        status = loader.main(checked, HydraConfig.get().runtime.output_dir)
+        status = case.main(checked, HydraConfig.get().runtime.output_dir)
     except (ValueError, data.DataError, FileNotFoundError) as error:
         print(f"gdsdata.bench: {error}", file=sys.stderr)
         status = 2

@@ -1,4 +1,4 @@
-"""The data sets the bench reads: made once from the Python standard library's sources, or the user's own files."""
+"""What the bench reads: made once (text of Python's standard library, or random tensors), or the user's own files."""
 
 import dataclasses
 import glob
@@ -63,6 +63,37 @@ class Source:
         )
 
 
+@dataclass
+class Checkpoint:
+    """One safetensors file, and a .pt file of the same tensors where that was made (else "").
+
+    `tensors` has each one's first and last byte (exclusive), counted from `start`; `bytes` are those of all of them.
+    """
+
+    path: str
+    torch_file: str
+    start: int
+    bytes: int
+    tensors: dict
+    dtype: str
+    origin: str
+    kind: str = "safetensors"
+
+    @property
+    def files(self):
+        return [self.path, *filter(None, [self.torch_file])]
+
+    @property
+    def file_bytes(self):
+        return sum(map(os.path.getsize, self.files))
+
+    def as_dict(self):
+        return dataclasses.asdict(self)
+
+    def summary(self):
+        return f"{len(self.tensors):,} {self.dtype} tensors, {self.bytes / 2**20:,.0f} MiB; {self.origin}"
+
+
 def default_folder():
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gdsdata" / "bench"
 
@@ -84,7 +115,8 @@ def library_text():
 
 def tiled(text, start, count):
     """`count` bytes of the endlessly repeated text."""
-    return np.take(text, np.arange(start, start + count), mode="wrap")
+    start %= len(text)
+    return np.tile(text, -(-(start + count) // len(text)))[start : start + count]
 
 
 def write_synced(path, *parts):
@@ -145,18 +177,10 @@ def complete(target, manifest_path, parameters):
 
 
 def make(kind, folder, size_bytes, shape, progress=lambda count: None):
-    """The path of the made data set, made now unless it is there and whole.
-
-    It is written under a temporary name, synced and renamed; its manifest (`<name>.json`) comes last, so a data set
-    without a manifest is one whose making was interrupted, and is made again.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    name = (
-        f"tokens-uint16-{size_bytes}.bin"
-        if kind == "tokens"
-        else f"npy-float32-{'x'.join(map(str, shape))}-{size_bytes}"
-    )
-    target, manifest_path = folder / name, folder / f"{name}.json"
+    """The path of the made data set, made now unless it is there and whole."""
+    name = f"tokens-uint16-{size_bytes}.bin"
+    if kind == "npy":
+        name = f"npy-float32-{'x'.join(map(str, shape))}-{size_bytes}"
     # The text is part of the parameters only by version: tests may be installed or not, which changes nothing measured.
     parameters = {
         "maker": MAKER,
@@ -164,6 +188,24 @@ def make(kind, folder, size_bytes, shape, progress=lambda count: None):
         "size_bytes": size_bytes,
         "shape": list(shape) if kind == "npy" else None,
     }
+
+    def write(target):
+        if kind == "tokens":
+            write_tokens(target, size_bytes, progress)
+        else:
+            write_volumes(target, size_bytes, shape, progress)
+
+    return keep(folder, name, parameters, size_bytes, write)
+
+
+def keep(folder, name, parameters, size_bytes, write):
+    """The path of what `write(path)` makes, made now unless it is there and whole.
+
+    It is written under a temporary name, synced and renamed; its manifest (`<name>.json`) comes last, so a data set
+    without a manifest is one whose making was interrupted, and is made again.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    target, manifest_path = folder / name, folder / f"{name}.json"
     if complete(target, manifest_path, parameters):
         return target
     for stale in folder.glob(f"{name}.tmp-*"):
@@ -172,15 +214,12 @@ def make(kind, folder, size_bytes, shape, progress=lambda count: None):
     free, needed = shutil.disk_usage(folder).free, size_bytes + 64 * 2**20
     if free < needed:
         raise DataError(
-            f"{folder} has {free / 2**20:,.0f} MiB free and the {kind} data set needs {needed / 2**20:,.0f}: "
-            "set data.folder= to a larger disk, or data.size_bytes= to less"
+            f"{folder} has {free / 2**20:,.0f} MiB free and the {parameters['kind']} data set needs "
+            f"{needed / 2**20:,.0f}: set data.folder= to a larger disk, or data.size_bytes= to less"
         )
     temporary = folder / f"{name}.tmp-{os.getpid()}"
     try:
-        if kind == "tokens":
-            write_tokens(temporary, size_bytes, progress)
-        else:
-            write_volumes(temporary, size_bytes, shape, progress)
+        write(temporary)
         if target.exists():
             manifest_path.unlink(missing_ok=True)
             remove(target)
@@ -192,13 +231,47 @@ def make(kind, folder, size_bytes, shape, progress=lambda count: None):
         "parameters": parameters,
         "files": len(files),
         "bytes": sum(file.stat().st_size for file in files),
-        "text": "*.py of the Python standard library, tiled",
+        "made_by": f"gdsdata.bench.data, version {MAKER}",
         "python": sys.version.split()[0],
     }
     written = folder / f"{name}.json.tmp-{os.getpid()}"
     write_synced(written, json.dumps(manifest, indent=2).encode())
     os.rename(written, manifest_path)
     return target
+
+
+def write_safetensors(target, size_bytes, tensor_bytes, seed, progress):
+    """bf16 tensors of random bytes; the header is padded so that the data starts at a page."""
+    header, at = {}, 0
+    while at < size_bytes:
+        end = min(at + tensor_bytes, size_bytes)
+        header[f"tensor_{len(header):05}"] = {"dtype": "BF16", "shape": [(end - at) // 2], "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header).encode()
+    text += b" " * (-(len(text) + 8) % 4096)
+    generator = np.random.Generator(np.random.SFC64(seed))
+    with open(target, "wb") as out:
+        out.write(len(text).to_bytes(8, "little") + text)
+        for at in range(0, size_bytes, PIECE_BYTES):
+            count = min(PIECE_BYTES, size_bytes - at)
+            out.write(generator.integers(0, 2**64, -(-count // 8), np.uint64).view(np.uint8)[:count])
+            progress(count)
+        out.flush()
+        os.fsync(out.fileno())
+
+
+def write_torch_file(target, checkpoint):
+    """The same tensors as torch.save writes them."""
+    import torch
+
+    tensors = {}
+    for name, (begin, end) in checkpoint.tensors.items():
+        mapped = np.memmap(checkpoint.path, np.uint8, "c", checkpoint.start + begin, (end - begin,))
+        tensors[name] = torch.from_numpy(np.asarray(mapped)).view(torch.bfloat16)
+    with open(target, "wb") as out:
+        torch.save(tensors, out)
+        out.flush()
+        os.fsync(out.fileno())
 
 
 # ------------------------------------------------------------------------------------------------ looking at files
@@ -286,6 +359,50 @@ def source_for(kind, settings, progress=lambda count: None):
         return describe_npy(files, origin)
     dtype = settings.dtype if settings.path else "uint16"
     return describe_tokens(files, dtype, settings.seq_len, settings.stride, origin)
+
+
+def describe_safetensors(path, torch_file, origin):
+    """From the file's own header; the bench knows no more of the format than where the bytes of a tensor are."""
+    size = os.path.getsize(path)
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        try:
+            header = json.loads(file.read(length) if 8 + length <= size else b"")
+            header.pop("__metadata__", None)
+            tensors = {name: tuple(entry["data_offsets"]) for name, entry in header.items()}
+            dtypes = sorted({entry["dtype"].lower() for entry in header.values()})
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DataError(f"data.path={path}: no safetensors file ({type(error).__name__}: {error})") from None
+    count = max((end for _, end in tensors.values()), default=0)
+    if not count or 8 + length + count > size:
+        raise DataError(f"data.path={path}: its header promises {count:,} bytes of data, the file has {size:,} in all")
+    return Checkpoint(path, torch_file, 8 + length, count, tensors, ", ".join(dtypes), origin)
+
+
+def checkpoint_for(settings, case, with_torch_file, progress=lambda count: None):
+    """The Checkpoint for DataSettings and LoadSettings: the user's own safetensors file, or made."""
+    if settings.path:
+        files = expand(settings.path)
+        if len(files) > 1:
+            raise DataError(f"data.path={settings.path}: {len(files)} files; case=load reads one safetensors file")
+        return describe_safetensors(files[0], "", f"your own: {files[0]}")
+    folder = Path(settings.folder).expanduser() if settings.folder else default_folder()
+    size, tensor = settings.size_bytes // 2 * 2, case.tensor_bytes
+    parameters = {"maker": MAKER, "kind": "safetensors", "size_bytes": size, "tensor_bytes": tensor, "seed": case.seed}
+    name = f"bf16-{tensor}-{size}-{case.seed}"
+    made = keep(
+        folder,
+        f"{name}.safetensors",
+        parameters,
+        size,
+        lambda target: write_safetensors(target, size, tensor, case.seed, progress),
+    )
+    checkpoint = describe_safetensors(os.path.abspath(made), "", f"random: {made}")
+    if with_torch_file:
+        parameters = {**parameters, "kind": "torch.save"}
+        kept = keep(folder, f"{name}.pt", parameters, size, lambda target: write_torch_file(target, checkpoint))
+        checkpoint.torch_file = os.path.abspath(kept)
+    return checkpoint
 
 
 # ------------------------------------------------------------------------------------------------ what is right

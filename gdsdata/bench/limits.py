@@ -238,8 +238,10 @@ def measured(name, function):
         return {"unavailable": f"{name}: {error}"}
 
 
-def take_turn(source, cache, seconds):
+def take_turn(source, cache, seconds, depths=(32, 64)):
     """The limits that bear on a table, measured once: {name: {"gb_per_s", ...} or {"unavailable": why}}.
+
+    `depths` are those of the random reads.
 
     They take turns with the rows: disks of virtual machines change their speed from minute to minute.
     """
@@ -259,7 +261,7 @@ def take_turn(source, cache, seconds):
         )
     }
     if source.kind == "tokens":
-        for depth in (32, 64):
+        for depth in depths:
             found[f"direct_random_{depth}"] = measured(
                 f"O_DIRECT, random, depth {depth}",
                 lambda depth=depth: (
@@ -284,21 +286,31 @@ def over_turns(turns):
     return found
 
 
+def warm_limit(limits):
+    """(GB/s, what it is): what moves bytes that are in memory at most, to the device they are wanted on."""
+    if "pinned_copy" in limits:
+        return limits["pinned_copy"]["gb_per_s"], "pinned copy to the GPU"
+    return limits["memory_copy"]["gb_per_s"], "memory copy"
+
+
 def limit_for(source, cache, cold_samples, limits):
     """(samples/s, what it is) that no row can be expected to pass, or (None, why it is not known).
 
-    Warm: a memory copy of the samples' bytes. Cold: the faster of fetching just the samples (random reads; for volumes,
+    Warm: a memory copy of the samples' bytes, or a copy of pinned memory to the GPU.
+    Cold: the faster of fetching just the samples (random reads; for volumes,
     sequential ones) and of reading the whole data set once from end to end, which pays when many samples are asked for.
     """
     if cache == "warm":
-        return limits["memory_copy"]["gb_per_s"] * 1e9 / source.sample_bytes, "memory copy"
+        rate, name = warm_limit(limits)
+        return rate * 1e9 / source.sample_bytes, name
     sequential = limits["direct_sequential"]
     if "unavailable" in sequential:
         return None, sequential["unavailable"]
     if source.kind == "npy":
         return sequential["gb_per_s"] * 1e9 / (source.file_bytes / source.samples), "O_DIRECT, 1 MiB x 32"
     whole = cold_samples / (source.file_bytes / (sequential["gb_per_s"] * 1e9))
-    picked = max((limits[f"direct_random_{depth}"].get("per_s", 0), depth) for depth in (32, 64))
+    depths = [int(name.rpartition("_")[2]) for name in limits if name.startswith("direct_random_")]
+    picked = max((limits[f"direct_random_{depth}"].get("per_s", 0), depth) for depth in depths)
     if picked[0] >= whole:
         return picked[0], f"O_DIRECT, one sample x {picked[1]}"
     return whole, "O_DIRECT, the whole set once, 1 MiB x 32"

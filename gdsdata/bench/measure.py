@@ -4,6 +4,7 @@ import ctypes
 import mmap
 import os
 import platform
+import re
 import resource
 import statistics
 import sys
@@ -214,6 +215,12 @@ def machine():
 
 def versions():
     found = {"python": sys.version.split()[0]}
+    libraries = r"(safetensors|instanttensor|fastsafetensors|(lib)?kvikio-cu\d+|nvidia-dali-cuda\d+)"
+    found |= {
+        name: one.version
+        for one in metadata.distributions()
+        if (name := (one.metadata["Name"] or "").lower()) and re.fullmatch(libraries, name)
+    }
     for name in ("gdsdata", "torch", "numpy"):
         try:
             found[name] = metadata.version(name)

@@ -1,23 +1,31 @@
 """GDSDataset, and the loaders that a user would otherwise pick or write, each in its best sensible form.
 
-A peer is a class: `Peer(source, batch_size, dtype, seed, engine)` is all it takes to be ready (its time counts),
-`epoch(e)` gives an iterator of tensors (B, *shape), `close()` lets go of files, threads and mappings.
-`expected_ids(e, batches)` says in which order samples come, so that a batch can be compared with plain numpy. Where
-`keeps_batches` is False a batch need only stay valid until the next one is asked for; else it is the caller's for good.
+A peer is a class: `Peer(source, batch_size, dtype, seed, engine, device)` is all it takes to be ready (its time
+counts), `epoch(e)` gives an iterator of tensors (B, *shape) on the device, `close()` lets go of files, threads and
+mappings. `expected_ids(e, batches)` says in which order samples come, so that a batch can be compared with plain numpy.
+Where `keeps_batches` is False a batch need only stay valid until the next one is asked for; else it is the caller's for
+good. On a GPU every peer goes through pinned memory, copies without waiting, and widens tokens there.
 
 A peer of your own: case.rows=[gdsdata,my.module:MyPeer].
 """
 
 import contextlib
-import importlib
+import functools
+import itertools
 import mmap
 import os
 import queue
+import re
 import threading
+import time
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, RandomSampler
+
+from . import case, device
+
+SETTLE_SECONDS = 60.0
 
 
 def shuffled(samples, seed, epoch):
@@ -43,18 +51,35 @@ class Peer:
     name = ""
     setting = ""  # one sentence for the report
     path = ""  # how its bytes come: mmap, read
+    package = ""  # what has to be installed
     keeps_batches = True
 
-    def __init__(self, source, batch_size, dtype, seed, engine=None):
+    def __init__(self, source, batch_size, dtype, seed, engine=None, device_name="cpu"):
         self.source, self.batch_size, self.dtype, self.seed = source, batch_size, dtype, seed
+        self.engine, self.device = engine or {}, device_name
+        self.on_gpu = device.is_cuda(device_name)
         self.as_int64 = dtype == "int64"
+        self.widens_here = self.as_int64 and not self.on_gpu  # else the GPU does
         self.open()
 
     def open(self):
         pass
 
+    def settle(self):
+        """What must happen before it is timed; the first epoch to time (`first_batch_s` is set where that is not 0)."""
+        return 0
+
     def epoch(self, epoch):
         raise NotImplementedError
+
+    def deliver(self, batch):
+        """The batch on the device, in the dtype wanted."""
+        if self.on_gpu:
+            batch = device.send(batch, self.device)
+        return self.widened(batch)
+
+    def widened(self, batch):
+        return batch.to(torch.int64) if self.as_int64 else batch
 
     def expected_ids(self, epoch, batches):
         ids = shuffled(self.source.samples, self.seed, epoch).numpy()
@@ -64,13 +89,17 @@ class Peer:
         """{path: bytes} that served the reads, where the loader counts it."""
         return {}
 
+    def facts(self):
+        """What else results.json should say of it."""
+        return {}
+
     def may_stay_open(self):
         """Whether the files' pages can be dropped from the cache while this is open: not those that it maps."""
         return self.path != "mmap"
 
     def close(self):
         for name in list(vars(self)):
-            if name not in ("source", "batch_size", "dtype", "seed", "as_int64"):
+            if name not in ("source", "batch_size", "dtype", "seed", "engine", "device"):
                 delattr(self, name)
 
 
@@ -81,9 +110,7 @@ class Ours(Peer):
     key, name = "gdsdata", "gdsdata"
     setting = "GDSDataset as documented; every batch is the caller's to keep"
 
-    def __init__(self, source, batch_size, dtype, seed, engine=None):
-        self.engine = engine or {}
-        super().__init__(source, batch_size, dtype, seed)
+    more = {}  # arguments
 
     def open(self):
         import gdsdata
@@ -101,10 +128,11 @@ class Ours(Peer):
             format=layout,
             shuffle=True,
             seed=self.seed,
-            device="cpu",
+            device=self.device,
             rank=0,
             world_size=1,
             options=gdsdata.EngineOptions(**self.engine),
+            **self.more,
         )
 
     def epoch(self, epoch):
@@ -126,11 +154,44 @@ class Ours(Peer):
     def served(self):
         return {path: count for path, count in self.dataset.stats()["bytes"].items() if count}
 
+    def facts(self):
+        engine = self.dataset.stats()["engine"]
+        return {"engine_depth": engine["workers"] * engine["queue_depth"]}
+
     def close(self):
-        close = getattr(self.dataset, "close", None)
+        close = getattr(getattr(self, "dataset", None), "close", None)
         if close:
             close()
         super().close()
+
+
+class OursPinned(Ours):
+    """From the second epoch on the GPU gathers out of page cache that is registered with CUDA."""
+
+    key, name = "gdsdata_pinned", "gdsdata, residency=pinned"
+    setting = 'GDSDataset(residency="pinned"), timed from the second epoch on, once stats()["residency"] says ready'
+    more = {"residency": "pinned"}
+
+    def settle(self):
+        started = time.perf_counter()
+        self.first_batch_s = None
+        for epoch in itertools.count():
+            for _ in self.epoch(epoch):
+                if self.first_batch_s is None:
+                    device.synchronize(self.device)
+                    self.first_batch_s = time.perf_counter() - started
+                if time.perf_counter() - started > SETTLE_SECONDS:
+                    said = self.dataset.stats().get("residency")
+                    raise TimeoutError(f"residency was not ready after {SETTLE_SECONDS:g} s and {epoch} epochs: {said}")
+            residency = self.dataset.stats()["residency"]
+            if residency.get("error"):
+                raise RuntimeError(f"residency is not to be had: {residency['error']}")
+            if residency["ready"]:
+                device.synchronize(self.device)
+                return epoch + 1
+
+    def may_stay_open(self):
+        return False
 
 
 # ------------------------------------------------------------------------------------------------ torch DataLoader
@@ -202,6 +263,8 @@ def as_it_is(batch):
 
 
 class Loader(Peer):
+    key, name = "dataloader_0", "DataLoader, 0 workers"
+    setting = "torch DataLoader over a map-style dataset, in the calling process (on a GPU: pin_memory, then copied)"
     workers = 0
     batched = False
     path = "mmap"
@@ -211,7 +274,7 @@ class Loader(Peer):
             self.path = "read"
             dataset = (BatchedVolumeDataset if self.batched else VolumeDataset)(self.source)
         else:
-            dataset = (BatchedWindowDataset if self.batched else WindowDataset)(self.source, self.as_int64)
+            dataset = (BatchedWindowDataset if self.batched else WindowDataset)(self.source, self.widens_here)
         self.generator = torch.Generator()
         self.loader = DataLoader(
             dataset,
@@ -220,6 +283,7 @@ class Loader(Peer):
             num_workers=self.workers,
             persistent_workers=self.workers > 0,
             collate_fn=as_it_is if self.batched else None,
+            pin_memory=self.on_gpu,
         )
 
     def may_stay_open(self):
@@ -227,7 +291,7 @@ class Loader(Peer):
 
     def epoch(self, epoch):
         self.generator.manual_seed(self.seed + epoch)
-        return iter(self.loader)
+        return map(self.deliver, self.loader) if self.on_gpu else iter(self.loader)
 
     def close(self):
         iterator = getattr(self.loader, "_iterator", None)  # persistent workers end with the loader's iterator
@@ -236,21 +300,22 @@ class Loader(Peer):
         super().close()
 
 
-class Loader0(Loader):
-    key, name = "dataloader_0", "DataLoader, 0 workers"
-    setting = "torch DataLoader over a map-style dataset, in the calling process"
+@functools.cache
+def loader_with(workers):
+    """The row of a DataLoader with so many worker processes."""
+    attributes = {
+        "key": f"dataloader_{workers}",
+        "name": f"DataLoader, {workers} worker{'s' * (workers > 1)}",
+        "setting": f"the same, num_workers={workers}, persistent",
+        "workers": workers,
+    }
+    return type(f"Loader{workers}", (Loader,), attributes)
 
 
-class Loader1(Loader):
-    key, name = "dataloader_1", "DataLoader, 1 worker"
-    setting = "the same, num_workers=1, persistent"
-    workers = 1
-
-
-class Loader2(Loader):
-    key, name = "dataloader_2", "DataLoader, 2 workers"
-    setting = "the same, num_workers=2, persistent"
-    workers = 2
+def worker_counts(on_gpu):
+    """One and two worker processes; to a GPU, as many as half the cores and as all of them."""
+    cores = len(os.sched_getaffinity(0))
+    return sorted({max(1, cores // 2), cores}) if on_gpu else [1, 2]
 
 
 class LoaderBatched(Loader):
@@ -276,26 +341,62 @@ class WindowGather:
             batch = torch.index_select(self.windows[0], 0, ids)
         else:
             batch = torch.empty((len(ids), self.windows[0].shape[1]), dtype=self.windows[0].dtype)
-            files = torch.searchsorted(self.first_ids, ids, right=True) - 1
-            for file in torch.unique(files).tolist():
-                places = torch.nonzero(files == file)[:, 0]
-                rows = torch.index_select(self.windows[file], 0, ids[places] - self.first_ids[file])
-                batch.numpy()[places.numpy()] = rows.numpy()  # torch has no index_put for uint16
+            self.into(batch, ids)
         return batch.to(torch.int64) if self.as_int64 else batch
 
+    def into(self, batch, ids):
+        """The same, as stored, into a batch that is there."""
+        if len(self.windows) == 1:
+            torch.index_select(self.windows[0], 0, ids, out=batch)
+            return
+        files = torch.searchsorted(self.first_ids, ids, right=True) - 1
+        for file in torch.unique(files).tolist():
+            places = torch.nonzero(files == file)[:, 0]
+            rows = torch.index_select(self.windows[file], 0, ids[places] - self.first_ids[file])
+            batch.numpy()[places.numpy()] = rows.numpy()  # torch has no index_put for uint16
 
-class IndexSelect(Peer):
-    key, name = "index_select", "torch.index_select"
-    setting = "by hand: torch.index_select over a strided view of the memmap, on all cores"
+
+class Gather(Peer):
+    """Batches gathered on the caller's thread; to a GPU by way of pinned slots that are used again."""
+
     path = "mmap"
-    advice = None
 
     def open(self):
-        self.gather = WindowGather(self.source, self.as_int64, self.advice)
+        if self.on_gpu:
+            dtype = getattr(torch, np.dtype(self.source.dtype).name)
+            self.slots = device.PinnedSlots(self.device, (self.batch_size, *self.source.shape), dtype)
+
+    def gather(self, ids):
+        """A tensor of the caller's, in the dtype wanted."""
+        raise NotImplementedError
+
+    def gather_into(self, batch, ids):
+        raise NotImplementedError
 
     def epoch(self, epoch):
         for ids in shuffled(self.source.samples, self.seed, epoch).split(self.batch_size):
-            yield self.gather(ids)
+            if self.on_gpu:
+                batch = self.slots.next()[: len(ids)]
+                self.gather_into(batch, ids)
+                yield self.widened(self.slots.send(batch))
+            else:
+                yield self.gather(ids)
+
+
+class IndexSelect(Gather):
+    key, name = "index_select", "torch.index_select"
+    setting = "by hand: torch.index_select over a strided view of the memmap, on all cores"
+    advice = None
+
+    def open(self):
+        super().open()
+        self.windows = WindowGather(self.source, self.as_int64, self.advice)
+
+    def gather(self, ids):
+        return self.windows(ids)
+
+    def gather_into(self, batch, ids):
+        self.windows.into(batch, ids)
 
 
 class IndexSelectRandom(IndexSelect):
@@ -305,12 +406,12 @@ class IndexSelectRandom(IndexSelect):
     advice = mmap.MADV_RANDOM
 
 
-class NumpyGather(Peer):
+class NumpyGather(Gather):
     key, name = "numpy", "numpy"
     setting = "by hand: numpy's vectorised gather from a strided view of the memmap"
-    path = "mmap"
 
     def open(self):
+        super().open()
         self.windows = []
         for path, header, count in zip(self.source.files, self.source.headers, self.source.counts, strict=True):
             tokens = np.asarray(np.memmap(path, dtype=self.source.dtype, mode="r", offset=header))
@@ -319,6 +420,16 @@ class NumpyGather(Peer):
         self.first_ids = np.concatenate([[0], np.cumsum(self.source.counts)])
 
     def gather(self, ids):
+        batch = self.rows(ids.numpy())
+        return torch.from_numpy(batch.astype(np.int64) if self.as_int64 else batch)
+
+    def gather_into(self, batch, ids):
+        if len(self.windows) == 1 and self.windows[0].flags.c_contiguous:  # else take would copy all windows first
+            np.take(self.windows[0], ids.numpy(), axis=0, out=batch.numpy(), mode="clip")
+        else:
+            batch.numpy()[...] = self.rows(ids.numpy())
+
+    def rows(self, ids):
         if len(self.windows) == 1:
             return self.windows[0][ids]
         batch = np.empty((len(ids), self.source.shape[0]), self.source.dtype)
@@ -327,12 +438,6 @@ class NumpyGather(Peer):
             places = np.nonzero(files == file)[0]
             batch[places] = self.windows[file][ids[places] - self.first_ids[file]]
         return batch
-
-    def epoch(self, epoch):
-        order = shuffled(self.source.samples, self.seed, epoch).numpy()
-        for at in range(0, len(order), self.batch_size):
-            batch = self.gather(order[at : at + self.batch_size])
-            yield torch.from_numpy(batch.astype(np.int64) if self.as_int64 else batch)
 
 
 # ------------------------------------------------------------------------------------------------ by hand: volumes
@@ -362,19 +467,29 @@ class VolumeReader:
 
 
 class ReadRing(Peer):
-    """Two threads fill the batches of a small ring ahead of the caller; the buffers are used again and again."""
+    """Threads fill the batches of a small ring ahead of the caller; the buffers are used again and again.
+
+    To a GPU the buffers are pinned, and the threads wait for a buffer's copy to end before they read into it again.
+    """
 
     key, name = "read_ring", "read ring, 2 threads"
     setting = (
-        "by hand: 2 threads preadv files into a ring of 4 batch buffers, used again; a batch is valid until the next"
+        "by hand: 2 threads preadv files into a ring of 4 batch buffers, used again; a batch is valid until the next "
+        "(on a GPU: the copy of it, for good)"
     )
     path = "read"
-    keeps_batches = False
     threads, depth = 2, 4
 
     def open(self):
+        self.keeps_batches = self.on_gpu
         self.read = VolumeReader(self.source)
-        self.ring = [self.read.empty(self.batch_size) for _ in range(self.depth)]
+        if self.on_gpu:
+            dtype = getattr(torch, np.dtype(self.source.dtype).name)
+            shape = (self.batch_size, *self.source.shape)
+            self.ring = [device.pinned(shape, dtype) for _ in range(self.depth)]
+            self.copied = [device.copied_event() for _ in range(self.depth)]
+        else:
+            self.ring = [torch.from_numpy(self.read.empty(self.batch_size)) for _ in range(self.depth)]
         self.work = queue.SimpleQueue()
         self.workers = [threading.Thread(target=self.fill, args=(self.work,), daemon=True) for _ in range(self.threads)]
         for worker in self.workers:
@@ -385,8 +500,10 @@ class ReadRing(Peer):
             item = work.get()
             if item is None:
                 return
-            index, place, done = item
+            index, place, copied, done = item
             try:
+                if copied is not None:
+                    copied.synchronize()
                 self.read(index, place)
                 done.put(None)
             except Exception as error:
@@ -397,27 +514,43 @@ class ReadRing(Peer):
         flying = []
 
         def ask(at):
-            ids, buffer, done = order[at].tolist(), self.ring[at % self.depth], queue.SimpleQueue()
-            for place, index in enumerate(ids):
-                self.work.put((index, buffer[place], done))
-            flying.append((buffer[: len(ids)], done))
+            ids, slot, done = order[at].tolist(), at % self.depth, queue.SimpleQueue()
+            buffer = self.ring[slot][: len(ids)]
+            for index, place in zip(ids, buffer.numpy(), strict=True):
+                self.work.put((index, place, self.copied[slot] if self.on_gpu else None, done))
+            flying.append([buffer, done, len(ids)])
 
-        for at in range(min(self.depth, len(order))):
-            ask(at)
-        for at in range(len(order)):
-            buffer, done = flying.pop(0)
-            for _ in range(len(buffer)):
+        def wait_for(batch):
+            _, done, count = batch
+            for left in reversed(range(count)):
                 error = done.get()
+                batch[2] = left
                 if error is not None:
                     raise error
-            yield torch.from_numpy(buffer)
-            if at + self.depth < len(order):
-                ask(at + self.depth)
+
+        try:
+            for at in range(min(self.depth, len(order))):
+                ask(at)
+            for at in range(len(order)):
+                wait_for(flying[0])
+                buffer = flying.pop(0)[0]
+                if self.on_gpu:
+                    buffer = device.send(buffer, self.device)
+                    device.record(self.copied[at % self.depth], self.device)
+                    if at + self.depth < len(order):
+                        ask(at + self.depth)
+                yield buffer
+                if not self.on_gpu and at + self.depth < len(order):
+                    ask(at + self.depth)
+        finally:
+            with contextlib.suppress(queue.Empty):  # an epoch broken off leaves files that nobody wants any more
+                while True:
+                    self.work.get_nowait()[-1].put(None)
+            for batch in flying:  # the next epoch's reads must not meet those that are under way
+                with contextlib.suppress(Exception):
+                    wait_for(batch)
 
     def close(self):
-        with contextlib.suppress(queue.Empty):  # a run that ended early leaves files that nobody wants any more
-            while True:
-                self.work.get_nowait()
         for _ in self.workers:
             self.work.put(None)
         for worker in self.workers:
@@ -425,26 +558,29 @@ class ReadRing(Peer):
         super().close()
 
 
-def rows_for(kind, cache):
+class ReadRing8(ReadRing):
+    key, name = "read_ring_8", "read ring, 8 threads"
+    setting = "the same with 8 threads and 8 buffers"
+    threads, depth = 8, 8
+
+
+def rows_for(kind, cache, on_gpu=False):
     """The classes measured beside each other."""
+    from . import dali
+
+    ours = [Ours, *([OursPinned] if on_gpu and cache == "warm" else [])]
+    loaders = [LoaderBatched, Loader, *map(loader_with, worker_counts(on_gpu))]
     if kind == "npy":
-        return [Ours, ReadRing, LoaderBatched, Loader0, Loader1, Loader2]
+        many_cores = len(os.sched_getaffinity(0)) >= 2 * ReadRing8.threads
+        rings = [ReadRing, *([ReadRing8] if on_gpu and many_cores else [])]
+        return [*ours, *rings, *(dali.ROWS if on_gpu else []), *loaders]
     cold = [IndexSelectRandom] if cache == "cold" else []
-    return [Ours, IndexSelect, *cold, NumpyGather, LoaderBatched, Loader0, Loader1, Loader2]
-
-
-def is_ours(key):
-    return key == Ours.key
+    return [*ours, IndexSelect, *cold, NumpyGather, *loaders]
 
 
 def find(key):
     """The class of that key, or the one at package.module:Class."""
-    if ":" in key:
-        module, _, attribute = key.partition(":")
-        return getattr(importlib.import_module(module), attribute)
-    known = {peer.key: peer for kind in ("tokens", "npy") for peer in rows_for(kind, "cold")}
-    if key not in known:
-        raise ValueError(
-            f"case.rows: there is no row {key!r}; there are {', '.join(known)}, and package.module:Class for yours"
-        )
-    return known[key]
+    if re.fullmatch(r"dataloader_[1-9]\d*", key):
+        return loader_with(int(key.rpartition("_")[2]))
+    known = [peer for on_gpu in (False, True) for kind in ("tokens", "npy") for peer in rows_for(kind, "cold", on_gpu)]
+    return case.find(key, [*known, OursPinned, ReadRing8])

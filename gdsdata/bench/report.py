@@ -3,9 +3,35 @@
 import contextlib
 import json
 
-from . import peers
+# (heading, its cell); the rates of a row have one spread, in whichever unit.
+RATIOS = [("x best peer", lambda row: number(row["ratio_to_best_peer"], "{:.2f}"))]
+RATIOS += [("x limit", lambda row: number(row["ratio_to_limit"], "{:.2f}"))]
+COST = [
+    ("CPU s/GB", lambda row: two_digits(row["cpu_s_per_gb"]["median"])),
+    ("peak MB", lambda row: number(row["peak_bytes"] / 1e6)),
+    ("path", lambda row: row["path"]),
+]
+COLUMNS = {
+    "loader": [
+        ("samples/s", lambda row: number(row["samples_per_s"]["median"])),
+        ("spread", lambda row: spread(row)),
+        ("GB/s", lambda row: two_digits(row["gb_per_s"]["median"])),
+        ("first batch ms", lambda row: two_digits(row["first_batch_ms"]["median"])),
+        *COST,
+        *RATIOS,
+    ],
+    "load": [
+        ("GB/s", lambda row: two_digits(row["gb_per_s"]["median"])),
+        ("spread", lambda row: spread(row)),
+        ("ms", lambda row: two_digits(row["seconds"]["median"] * 1e3)),
+        *COST,
+        *RATIOS,
+    ],
+}
 
-COLUMNS = ["", "samples/s", "spread", "GB/s", "first batch ms", "CPU s/GB", "peak MB", "path", "x best peer", "x limit"]
+
+def is_ours(key):
+    return key.split("_")[0] == "gdsdata"
 
 
 class Progress:
@@ -53,15 +79,20 @@ def tables(results):
         grouped.setdefault((row["data"], row["dtype"], row["cache"]), []).append(row)
     found = []
     for (kind, dtype, cache), rows in grouped.items():
-        about = results["data"][kind]
-        amount = f", {about['cold_samples']:,} samples" if cache == "cold" else ""
-        title = f"{kind}, {dtype}, batches of {about['batch_size']}, shuffled, {cache} cache{amount}"
-        limit = rows[0]["limit"]
-        if limit["samples_per_s"] is None:
-            text = f"limit not known: {limit['name']}"
+        about, there = results["data"][kind], f", to {results['device']['name']}"
+        if results["case"] == "load":
+            size = f"{about['loaded_bytes'] / 2**20:,.0f} MiB"
+            title = f"{kind}, {size} of {dtype} in {about['tensors']:,} tensors{there}, {cache} cache"
         else:
-            rate = limit["samples_per_s"]
-            text = f"limit: {limit['name']}, {rate:,.0f} samples/s, {rate * about['sample_bytes'] / 1e9:.2f} GB/s"
+            amount = f", {about['cold_samples']:,} samples" if cache == "cold" else ""
+            title = f"{kind}, {dtype}, batches of {about['batch_size']}, shuffled, {cache} cache{amount}"
+            title += there if there != ", to cpu" else ""
+        rate, name = rows[0]["limit"]["gb_per_s"], rows[0]["limit"]["name"]
+        if rate is None:
+            text = f"limit not known: {name}"
+        else:
+            samples = f"{rate * 1e9 / about['sample_bytes']:,.0f} samples/s, " if "sample_bytes" in about else ""
+            text = f"limit: {name}, {samples}{rate:.2f} GB/s"
         found.append((title, text, rows))
     return found
 
@@ -70,31 +101,22 @@ def number(value, form="{:,.0f}"):
     return "-" if value is None else form.format(value)
 
 
-def median(row, name, form):
-    return number(row[name] and row[name]["median"], form)
-
-
 def two_digits(value):
     """Three significant digits, as a user would read them."""
     return "-" if value is None else f"{value:.3g}" if value < 100 else f"{value:,.0f}"
 
 
-def cells(row):
+def spread(row):
+    rates = row["gb_per_s"]
+    return f"{rates['min'] / rates['median'] - 1:+.0%} {rates['max'] / rates['median'] - 1:+.0%}"
+
+
+def cells(row, case):
+    columns = COLUMNS[case]
     if row["error"]:
-        return [row["name"], "FAILED", *["-"] * (len(COLUMNS) - 2)]
-    rates = row["samples_per_s"]
-    return [
-        row["name"] + (" (cut off)" if row["cut"] and row["cache"] == "cold" else ""),
-        number(rates["median"]),
-        f"{rates['min'] / rates['median'] - 1:+.0%} {rates['max'] / rates['median'] - 1:+.0%}",
-        two_digits(row["gb_per_s"]["median"]),
-        two_digits(row["first_batch_ms"]["median"]),
-        two_digits(row["cpu_s_per_gb"]["median"]),
-        number(row["peak_bytes"] / 1e6),
-        row["path"],
-        number(row["ratio_to_best_peer"], "{:.2f}"),
-        number(row["ratio_to_limit"], "{:.2f}"),
-    ]
+        return [row["name"], "FAILED", *["-"] * (len(columns) - 1)]
+    name = row["name"] + (" (cut off)" if row.get("cut") and row["cache"] == "cold" else "")
+    return [name, *(cell(row) for _, cell in columns)]
 
 
 def show(results, console):
@@ -103,11 +125,12 @@ def show(results, console):
 
     for title, limit, rows in tables(results):
         table = Table(title=title, caption=limit, box=box.SIMPLE_HEAD, title_justify="left", caption_justify="left")
-        for name in COLUMNS:
-            text = name in ("", "path")
-            table.add_column(name, justify="left" if text else "right", no_wrap=name != "path", overflow="fold")
+        table.add_column("", no_wrap=True)
+        for name, _ in COLUMNS[results["case"]]:
+            justify = "left" if name == "path" else "right"
+            table.add_column(name, justify=justify, no_wrap=name != "path", overflow="fold")
         for row in rows:
-            table.add_row(*cells(row), style="bold" if peers.is_ours(row["key"]) else None)
+            table.add_row(*cells(row, results["case"]), style="bold" if is_ours(row["key"]) else None)
         console.print(table)
     for note in results["notes"]:
         console.print(f"Note: {note}", markup=False)
@@ -117,31 +140,35 @@ def markdown(results):
     machine, versions = results["machine"], results["versions"]
     memory = machine["memory_bytes"] / 2**30
     lines = [
-        "# gdsdata bench: loader",
+        f"# gdsdata bench: {results['case']}",
         "",
         f"{results['when']}, {results['seconds']:.0f} s, `{' '.join(results['command'])}`",
         "",
         f"- Machine: {machine['cpu']}{' (virtual)' if machine['virtual'] else ''}, {machine['cores']} cores, "
         f"{memory:.0f} GiB, kernel {machine['kernel']}, load {machine['load_before']:.1f} before the run",
+        f"- Device: {device_text(results['device'])}",
         "- Versions: " + ", ".join(f"{name} {version}" for name, version in versions.items()),
     ]
     for kind, about in results["data"].items():
         lines.append(f"- Data, {kind}: {about['summary']}; {about['file_system']} on {about['device']}")
-    verified = "all rows gave the bytes that plain numpy reads"
+    case = results["case"]
+    verified = "all rows gave the bytes that plain reading gives"
     lines += [
         f"- Bytes: {verified if results['verified'] else '**NOT VERIFIED: see the rows marked FAILED**'}",
         "- Engine: "
         + (", ".join(f"{name}={value}" for name, value in results["config"]["engine"].items()) or "defaults"),
         "",
-        "![samples per second by row](results.png)",
+        "![GB per second by row](results.png)",
         "",
     ]
     for title, limit, rows in tables(results):
         lines += [f"## {title}", "", f"{limit[0].upper()}{limit[1:]}.", ""]
-        lines += ["| " + " | ".join(COLUMNS) + " |", "|---" + "|---:" * 6 + "|---|---:|---:|"]
+        names = [name for name, _ in COLUMNS[case]]
+        lines += ["| | " + " | ".join(names) + " |"]
+        lines += ["|---|" + "|".join("---" if name == "path" else "---:" for name in names) + "|"]
         for row in rows:
-            text = [cell.replace("|", "/").replace("__", r"\_\_") for cell in cells(row)]
-            if peers.is_ours(row["key"]):
+            text = [cell.replace("|", "/").replace("__", r"\_\_") for cell in cells(row, case)]
+            if is_ours(row["key"]):
                 text[0] = f"**{text[0]}**"
             lines.append("| " + " | ".join(text) + " |")
         lines.append("")
@@ -163,33 +190,84 @@ def markdown(results):
                         f"| {kind}, {table} | {name} | {limit['gb_per_s']:.2f} | {number(limit.get('per_s'))} |"
                     )
     lines += ["", "## Notes", "", *[f"- {note}" for note in results["notes"]]]
-    config = results["config"]["case"]
-    lines += [
-        f"- Each row ran {config['repeats']} times in turn with the others, in a process of its own; the tables show "
-        f"medians. A warm run ends after {config['epochs']} epochs or {config['run_seconds']:g} s.",
-        "- samples/s and GB/s (1e9 bytes of the samples as stored) count from construction to the last batch; "
-        "imports and one untimed pass come before. Cold, a loader that maps no files and has no worker processes is "
-        "constructed and has read some batches before the cache is dropped and the clock runs: so the storage is timed "
-        "and not memory that is touched for the first time.",
-        "- `first batch` always counts from construction, in ms.",
-        "- CPU s/GB: user + system time of the process and its workers, from construction until all is closed.",
-        "- peak MB: private and shared memory of the process and its workers above what it had before construction; "
-        "mapped files are the page cache's and not counted.",
-        "- Cold: the files' pages were dropped by posix_fadvise, and mincore was asked whether they are gone (where "
-        "not, a note above says so). The device below, or a host's cache in a virtual machine, may still hold them. "
-        "Mapped files are read ahead by the kernel, 128 KiB around each page missed: where a few thousand samples are "
-        "all over a small file, such a row reads the whole set, and finds the rest of its epoch in the page cache.",
-        "- x limit: warm, a memory copy by two threads of the samples' bytes; what stays in a CPU cache can pass it. "
-        "Cold, the faster of fetching each sample by O_DIRECT and of reading the whole set once.",
-        "",
-        "| row | what it is |",
-        "|---|---|",
-    ]
+    lines += [f"- {text}" for text in (loader_notes if case == "loader" else load_notes)(results)]
+    lines += ["", "| row | what it is |", "|---|---|"]
     settings = {row["name"]: row["setting"] for row in results["rows"]}
     lines += [
         f"| {name.replace('__', chr(92) + '_' + chr(92) + '_')} | {setting} |" for name, setting in settings.items()
     ]
     return "\n".join(lines) + "\n"
+
+
+def device_text(device):
+    if "model" not in device:
+        return device["name"]
+    memory = device["memory_bytes"] / 2**30
+    return f"{device['name']}, {device['model']}, {memory:.0f} GiB, driver {device['driver']}, CUDA {device['cuda']}"
+
+
+CPU_NOTE = "CPU s/GB: user + system time of the process and its workers, from construction until all is closed."
+PEAK_NOTE = (
+    "peak MB: private and shared memory (not the GPU's) of the process and its workers above what it had before "
+    "construction; mapped files are the page cache's and not counted."
+)
+COLD_NOTE = (
+    "Cold: the files' pages were dropped by posix_fadvise, and mincore was asked whether they are gone (where not, a "
+    "note above says so). The device below, or a host's cache in a virtual machine, may still hold them."
+)
+GPU_NOTE = (
+    "On the GPU a run ends when the device has all of it (one synchronize, and one for the first batch). CUDA's "
+    "context was made and used before. x limit, warm: a 256 MiB pinned buffer copied to the GPU again and again, in a "
+    "process of its own."
+)
+
+
+def loader_notes(results):
+    config = results["config"]["case"]
+    yield (
+        f"Each row ran {config['repeats']} times in turn with the others, in a process of its own; the tables show "
+        f"medians. A warm run ends after {config['epochs']} epochs or {config['run_seconds']:g} s."
+    )
+    yield (
+        "samples/s and GB/s (1e9 bytes of the samples as stored) count from construction to the last batch; imports "
+        "and one untimed pass come before. Cold, a loader that maps no files and has no worker processes is "
+        "constructed and has read some batches before the cache is dropped and the clock runs: so the storage is timed "
+        "and not memory that is touched for the first time."
+    )
+    yield "`first batch` always counts from construction, in ms."
+    yield from (CPU_NOTE, PEAK_NOTE)
+    if results["device"]["name"] != "cpu":
+        yield GPU_NOTE
+        yield (
+            "residency=pinned is constructed, and the epochs until it is ready are read, before the clock runs: only "
+            "its `first batch` counts from construction."
+        )
+    yield (
+        f"{COLD_NOTE} Mapped files are read ahead by the kernel, 128 KiB around each page missed: where a few thousand "
+        "samples are all over a small file, such a row reads the whole set, and finds the rest of its epoch in the "
+        "page cache."
+    )
+    warm = "a memory copy by two threads of the samples' bytes; what stays in a CPU cache can pass it"
+    warm = warm if results["device"]["name"] == "cpu" else "see above"
+    yield f"x limit: warm, {warm}. Cold, the faster of fetching each sample by O_DIRECT and of reading the set once."
+
+
+def load_notes(results):
+    repeats = results["config"]["case"]["repeats"]
+    yield (
+        f"Each row loaded the file {repeats} times in turn with the others, in a process of its own; the tables show "
+        "medians. One untimed load, whose bytes were all compared with plain reading, came before."
+    )
+    yield (
+        "GB/s (1e9 bytes of tensors) counts from the call to tensors that are all there: memory for them is allocated "
+        "within it, and was given back before."
+    )
+    yield from (CPU_NOTE, PEAK_NOTE)
+    if results["device"]["name"] != "cpu":
+        yield GPU_NOTE
+    else:
+        yield "x limit, warm: a memory copy by two threads."
+    yield f"{COLD_NOTE} x limit, cold: O_DIRECT reads of 1 MiB from end to end, 32 in flight."
 
 
 # ------------------------------------------------------------------------------------------------ the picture
@@ -203,7 +281,7 @@ def plot(results, path):
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    drawn = [table for table in tables(results) if any(row["samples_per_s"] for row in table[2])]
+    drawn = [table for table in tables(results) if any(row["gb_per_s"] for row in table[2])]
     if not drawn:
         return
     heights = [len(rows) * 0.3 + 1.3 for _, _, rows in drawn]
@@ -211,28 +289,25 @@ def plot(results, path):
         len(drawn), 1, figsize=(9.5, sum(heights)), squeeze=False, height_ratios=heights, layout="constrained"
     )
     for axis, (title, limit_text, rows) in zip(axes[:, 0], drawn, strict=True):
-        sample_bytes = results["data"][rows[0]["data"]]["sample_bytes"]
-        rates = [row["samples_per_s"]["median"] if row["samples_per_s"] else 0 for row in rows]
-        colours = [OURS if peers.is_ours(row["key"]) else OTHERS for row in rows]
-        axis.barh(range(len(rows)), [rate * sample_bytes / 1e9 for rate in rates], color=colours, height=0.72)
+        rates = [row["gb_per_s"]["median"] if row["gb_per_s"] else 0 for row in rows]
+        colours = [OURS if is_ours(row["key"]) else OTHERS for row in rows]
+        axis.barh(range(len(rows)), rates, color=colours, height=0.72)
         for place, (row, rate) in enumerate(zip(rows, rates, strict=True)):
-            spread = row["samples_per_s"]
-            text = "failed"
-            if spread:
-                low, high = (spread[name] * sample_bytes / 1e9 for name in ("min", "max"))
-                axis.plot([low, high], [place, place], color="#333333", linewidth=1)
-                text = f"{rate:,.0f} samples/s"
-            right = (spread["max"] if spread else 0) * sample_bytes / 1e9
+            range_, text = row["gb_per_s"] or {"min": 0, "max": 0}, "failed"
+            if rate:
+                axis.plot([range_["min"], range_["max"]], [place, place], color="#333333", linewidth=1)
+                samples = row.get("samples_per_s")
+                text = f"{samples['median']:,.0f} samples/s" if samples else f"{two_digits(rate)} GB/s"
             axis.annotate(
-                text, (right, place), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8,
+                text, (range_["max"], place), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8,
                 bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.85},
             )  # fmt: skip
-        largest = max(max(rates), *(row["samples_per_s"]["max"] for row in rows if row["samples_per_s"]))
-        limit = rows[0]["limit"]["samples_per_s"]
+        largest = max(row["gb_per_s"]["max"] for row in rows if row["gb_per_s"])
+        limit = rows[0]["limit"]["gb_per_s"]
         if limit:
-            axis.axvline(limit * sample_bytes / 1e9, color=LIMIT, linestyle="--", linewidth=1.2, zorder=0)
+            axis.axvline(limit, color=LIMIT, linestyle="--", linewidth=1.2, zorder=0)
             largest = max(largest, limit)
-        axis.set_xlim(0, largest * sample_bytes / 1e9 * 1.22)
+        axis.set_xlim(0, largest * 1.22)
         axis.set_yticks(range(len(rows)), [row["name"] for row in rows], fontsize=8)
         axis.set_ylim(len(rows) - 0.4, -0.6)
         axis.tick_params(axis="x", labelsize=8)

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from . import device
+
 
 def setting(default, help_text):
     if isinstance(default, list):
@@ -21,22 +23,31 @@ def setting(default, help_text):
 
 @dataclass
 class CaseSettings:
-    name: str = setting(
-        "loader", "what is measured; there is one case: loader (GDSDataset beside what a user would write)"
-    )
+    """What every case has."""
+
+    name: str = setting("", "what is measured; the group sets it: case=loader or case=load")
     rows: list[str] = setting(
         [],
         "only these rows, e.g. [gdsdata,numpy]; empty: all. package.module:Class adds one of your own (see peers.py)",
     )
-    dtypes: list[str] = setting(
-        ["raw", "int64"], "what token batches come out as: raw (the file's dtype), int64, or both"
-    )
     cache: list[str] = setting(
-        ["warm", "cold"], "page cache states to measure; cold is measured with the first dtype only"
+        ["warm", "cold"], "page cache states to measure; files in memory (tmpfs) have no cold one"
+    )
+    seed: int = setting(0, "seed of every shuffle, and of made tensors")
+    repeats: int = setting(3, "runs of each row; the rows take turns (A B C A B C), the table shows medians")
+    limit_seconds: float = setting(1.5, "time for each measurement of what the machine can do, over all its turns")
+
+
+@dataclass
+class LoaderSettings(CaseSettings):
+    """GDSDataset beside what a user would write."""
+
+    name: str = setting("loader", "what is measured; the group sets it")
+    dtypes: list[str] = setting(
+        ["raw", "int64"],
+        "what token batches come out as: raw (the file's dtype), int64, or both; cold, the first of them only",
     )
     batch_size: int | None = setting(None, "samples a batch; null: 64 for tokens, 16 for npy")
-    seed: int = setting(0, "seed of every shuffle")
-    repeats: int = setting(3, "runs of each row; the rows take turns (A B C A B C), the table shows medians")
     epochs: int = setting(5, "a warm run ends after this many epochs ...")
     run_seconds: float = setting(1.2, "... or after this many seconds from construction, whichever is first")
     cold_samples: int | None = setting(
@@ -44,15 +55,27 @@ class CaseSettings:
     )
     cold_seconds: float = setting(5.0, "a cold run is cut off after this many seconds (the report says so)")
     verify_batches: int = setting(16, "batches of every row compared with plain numpy, bit by bit, before timing")
-    limit_seconds: float = setting(1.5, "time for each measurement of what the machine can do, over all its turns")
+
+
+@dataclass
+class LoadSettings(CaseSettings):
+    """One big file to the device."""
+
+    name: str = setting("load", "what is measured; the group sets it")
+    tensor_bytes: int = setting(64 * 2**20, "size of each bf16 tensor in the made safetensors file")
+
+
+CASES = {"loader": LoaderSettings, "load": LoadSettings}
 
 
 @dataclass
 class DataSettings:
-    kind: str = setting("all", "tokens, npy, or all (one after the other)")
-    path: str | None = setting(None, "your own file, folder or glob; null: a data set is made once and kept")
+    kind: str = setting("all", "case=loader: tokens, npy, or all (one after the other)")
+    path: str | None = setting(
+        None, "your own file, folder or glob (case=load: one safetensors file); null: it is made once and kept"
+    )
     folder: str | None = setting(
-        None, "where made data sets are kept; null: $XDG_CACHE_HOME or ~/.cache, gdsdata/bench"
+        None, "where made data is kept; null: $XDG_CACHE_HOME or ~/.cache, gdsdata/bench. In /dev/shm it is never cold"
     )
     size_bytes: int = setting(512 * 2**20, "size of a made data set")
     dtype: str = setting("uint16", "tokens: dtype of the file")
@@ -63,7 +86,7 @@ class DataSettings:
 
 @dataclass
 class DeviceSettings:
-    name: str = setting("cpu", "where batches are delivered: cpu (this case has no GPU peers yet)")
+    name: str = setting("cpu", "where batches and tensors are delivered: cpu, cuda or cuda:N")
 
 
 @dataclass
@@ -81,10 +104,13 @@ class Settings:
 def made_small(settings):
     """What quick=true stands for. Values that were made smaller by hand stay as they are."""
     case, data = settings.case, settings.data
-    case.repeats, case.epochs = min(case.repeats, 1), min(case.epochs, 2)
-    case.run_seconds, case.cold_seconds = min(case.run_seconds, 0.2), min(case.cold_seconds, 0.5)
-    case.limit_seconds, case.verify_batches = min(case.limit_seconds, 0.2), min(case.verify_batches, 4)
-    case.cold_samples = min(case.cold_samples or 1024, 1024)
+    case.repeats, case.limit_seconds = min(case.repeats, 1), min(case.limit_seconds, 0.2)
+    if case.name == "loader":
+        case.epochs, case.verify_batches = min(case.epochs, 2), min(case.verify_batches, 4)
+        case.run_seconds, case.cold_seconds = min(case.run_seconds, 0.2), min(case.cold_seconds, 0.5)
+        case.cold_samples = min(case.cold_samples or 1024, 1024)
+    else:
+        case.tensor_bytes = min(case.tensor_bytes, 4 * 2**20)
     data.size_bytes = min(data.size_bytes, 16 * 2**20)
     return settings
 
@@ -97,10 +123,15 @@ def check(settings):
         if value not in choices:
             raise ValueError(f"{name}={value}: use {' or '.join(choices)}")
 
-    one_of("case.name", case.name, ["loader"])
+    one_of("case.name", case.name, list(CASES))
+    if not isinstance(case, CASES[case.name]):
+        raise ValueError(f"case.name={case.name}: choose a case by its group, case={case.name}")
     one_of("data.kind", data.kind, ["all", "tokens", "npy"])
-    one_of("device.name", settings.device.name, ["cpu"])
-    for name, values, choices in (("dtypes", case.dtypes, ["raw", "int64"]), ("cache", case.cache, ["warm", "cold"])):
+    if not device.valid_name(settings.device.name):
+        raise ValueError(f"device.name={settings.device.name}: use cpu, cuda or cuda:N (N is a number)")
+    lists = {"cache": ["warm", "cold"]} | ({"dtypes": ["raw", "int64"]} if case.name == "loader" else {})
+    for name, choices in lists.items():
+        values = getattr(case, name)
         if not values:
             raise ValueError(f"case.{name}=[]: name at least one of {', '.join(choices)}")
         for value in values:
@@ -108,14 +139,14 @@ def check(settings):
     one_of("data.dtype", data.dtype, ["uint8", "int8", "uint16", "int16", "uint32", "int32", "int64"])
     if not data.shape or any(side < 1 for side in data.shape):
         raise ValueError(f"data.shape={list(data.shape)}: every side must be 1 or more")
-    for group, names in (
-        ("case", "batch_size repeats epochs run_seconds cold_samples cold_seconds verify_batches limit_seconds"),
-        ("data", "size_bytes seq_len stride"),
-    ):
-        for name in names.split():
-            value = getattr(getattr(settings, group), name)
-            if value is not None and value <= 0:
-                raise ValueError(f"{group}.{name}={value}: must be more than 0")
+    for group, part in (("case", case), ("data", data)):
+        for item in dataclasses.fields(part):
+            value = getattr(part, item.name)
+            if item.name != "seed" and isinstance(value, int | float) and value <= 0:
+                raise ValueError(f"{group}.{item.name}={value}: must be more than 0")
+    if case.name == "load" and case.tensor_bytes % 2:
+        raise ValueError(f"case.tensor_bytes={case.tensor_bytes}: must be even, an element has 2 bytes")
+    device.check(settings.device.name)
     return settings
 
 
@@ -125,7 +156,7 @@ def settings_from(config):
 
     plain = OmegaConf.to_container(config, resolve=True)
     settings = Settings(
-        case=CaseSettings(**plain["case"]),
+        case=OmegaConf.get_type(config.case)(**plain["case"]),
         data=DataSettings(**plain["data"]),
         engine=plain.get("engine") or {},
         device=DeviceSettings(**plain["device"]),
@@ -164,9 +195,12 @@ def documented(cls):
 
 
 def help_text():
+    common = [item.name for item in dataclasses.fields(CaseSettings)]
+    of_every_case = dict.fromkeys(CASES.values(), common) | {CaseSettings: ["name"]}
+
     def lines(group, cls):
         for item in dataclasses.fields(cls):
-            if dataclasses.is_dataclass(item.type) or item.name == "engine":
+            if dataclasses.is_dataclass(item.type) or item.name in ("engine", *of_every_case.get(cls, ())):
                 continue
             default = item.default if item.default is not dataclasses.MISSING else item.default_factory()
             if isinstance(default, list):
@@ -180,11 +214,13 @@ def help_text():
     parts = [
         "python -m gdsdata.bench [name=value ...]",
         "",
-        "Measures GDSDataset beside torch DataLoader and the best hand-written loaders, on the same files, and beside",
-        "what this machine can do at most. Writes report.md, results.json and results.png to a folder of its own",
-        "(hydra.run.dir=) and prints the tables.",
+        "Measures gdsdata beside the libraries and the best hand-written code for the same work, on the same files,",
+        "and beside what this machine can do at most. Writes report.md, results.json and results.png to a folder of",
+        "its own (hydra.run.dir=) and prints the tables.",
         "",
-        "  data=tokens | npy | all            which data set (default: all)",
+        "  case=loader | load                 shuffled batches, or one big file into tensors (default: loader)",
+        "  data=tokens | npy | all            case=loader: which data set (default: all)",
+        "  device=cpu | cuda                  where to (default: cpu)",
         "  engine=auto | posix | uring        how gdsdata's engine reads (default: auto, what a user gets)",
         "  data.path=~/corpus/train.bin       your own data",
         "  quick=true                         all of it small, in seconds",
@@ -192,7 +228,8 @@ def help_text():
     ]
     for title, group, cls in (
         ("General", "", Settings),
-        ("case", "case", CaseSettings),
+        ("case, every case", "case", CaseSettings),
+        *((f"case={name}", "case", cls) for name, cls in CASES.items()),
         ("data", "data", DataSettings),
         ("engine (gdsdata.EngineOptions)", "engine", engine_schema()),
         ("device", "device", DeviceSettings),

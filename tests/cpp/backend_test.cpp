@@ -218,7 +218,7 @@ TEST(Faulty, RefusesAFaultItDoesNotKnow) {
 }
 
 TEST(Select, RefusesAnUnknownBackendByName) {
-  const Error error = error_of([] { select_backend("spdk", false); });
+  const Error error = error_of([] { select_backend("spdk", BackendOptions{}, *host_device()); });
   EXPECT_EQ(error.code, ErrorCode::kInvalidArgument);
   EXPECT_NE(error.message.find("spdk"), std::string::npos);
 }

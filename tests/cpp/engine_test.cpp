@@ -272,11 +272,12 @@ TEST(Whole, WritesAtomicallyAndLeavesTheOldFileWhenItFails) {
   Bytes old_content = random_bytes(10000, 1), new_content = random_bytes(300001, 2);
   const std::string path = folder.write("a", old_content);
   const auto failing = make_engine(DirectMode::kAuto, "fail_at=0");
-  error_of([&] { write_whole(*failing, path, new_content.size(), new_content.data(), {}); });
+  error_of(
+      [&] { write_whole(*failing, path, new_content.size(), {new_content.data(), {}, Priority::kBackground, {}}); });
   EXPECT_EQ(read_file(path), old_content);
   EXPECT_EQ(folder.entries(), 1u) << "a temporary was left";
   const auto engine = make_engine();
-  write_whole(*engine, path, new_content.size(), new_content.data(), {});
+  write_whole(*engine, path, new_content.size(), {new_content.data(), {}, Priority::kBackground, {}});
   EXPECT_EQ(read_file(path), new_content);
   EXPECT_EQ(folder.entries(), 1u);
 }

@@ -50,7 +50,7 @@ inline Bytes read_file(const std::string& path) {
   std::ifstream stream(path, std::ios::binary);
   const std::string text((std::istreambuf_iterator<char>(stream)), {});
   Bytes bytes(text.size());
-  std::memcpy(bytes.data(), text.data(), text.size());
+  if (!text.empty()) std::memcpy(bytes.data(), text.data(), text.size());
   return bytes;
 }
 

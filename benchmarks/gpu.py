@@ -1,0 +1,115 @@
+"""The GPU's figures in one run, beside the limit and the peers: `python benchmarks/gpu.py [--small] [--only NAME ...]`.
+
+Runs `python -m gdsdata.bench` for each line of the table, with 8 GiB of data on the disk (and in /dev/shm), and writes
+one table of what was asked for and what was measured beside their reports. Needs a GPU, the package's `bench` extra,
+and whichever peers are installed. 8 GiB take some ten minutes; --small takes 1 GiB, whose figures mean less.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+GIB = 2**30
+RECORDS = ["data=tokens", "data.seq_len=2047", "data.stride=2048", "case.batch_size=2048", "case.cold_samples=262144"]
+
+
+def lines(size_bytes, memory_folder):
+    """(name, the bench's arguments, what is read off it): each of those is (row, data, dtype, cache, what, asked)."""
+    size = f"data.size_bytes={size_bytes}"
+    load_rows = "gdsdata,kvikio,kvikio_16,instanttensor,fastsafetensors,safetensors"
+    return [
+        (
+            "load-tmpfs",
+            ["case=load", size, f"data.folder={memory_folder}", f"case.rows=[{load_rows}]", "case.cache=[warm]"],
+            [("8 GiB file in tmpfs to the GPU", "gdsdata", "warm", "of the pinned copy", 0.95, 0.17)],
+        ),
+        (
+            "load-disk",
+            ["case=load", size, f"case.rows=[{load_rows}]"],
+            [
+                ("the same file in the page cache of ext4", "gdsdata", "warm", "of the pinned copy", 0.95, 0.17),
+                ("the same file, cold", "gdsdata", "cold", "of raw O_DIRECT", 0.97, 0.05),
+                ("the cached file against kvikio's defaults", "gdsdata", "warm", "of row kvikio", 8, None),
+            ],
+        ),
+        (
+            "records",
+            [*RECORDS, size, "case.rows=[gdsdata,gdsdata_pinned,dataloader_batched]", "case.dtypes=[int64]"],
+            [
+                ("shuffled records of 2048 uint16 as int64, page cache", "gdsdata", "warm", "GB/s", 30, None),
+                ('the same, residency="pinned"', "gdsdata_pinned", "warm", "GB/s", 45, 0.03),
+                ("random records of 4 KiB, cold", "gdsdata", "cold", "of the disk's IOPS", 0.95, None),
+            ],
+        ),
+        (
+            "volumes",
+            ["data=npy", f"data.size_bytes={size_bytes // 4}", "data.shape=[128,64,64]", "case.batch_size=32"]
+            + ["case.rows=[gdsdata,gdsdata_pinned,dali_mmap,read_ring_8]", "case.epochs=20"],
+            [
+                ("shuffled 2 MiB npy volumes, page cache", "gdsdata", "warm", "of the pinned copy", 0.9, None),
+                ("the same, cold", "gdsdata", "cold", "of raw O_DIRECT", None, None),
+            ],
+        ),
+    ]
+
+
+def run(folder, name, arguments):
+    command = [sys.executable, "-m", "gdsdata.bench", *arguments, "device=cuda", f"hydra.run.dir={folder / name}"]
+    print("\n$ " + " ".join(command[1:]), flush=True)
+    ended = subprocess.run(command)
+    found = folder / name / "results.json"
+    if ended.returncode != 0 or not found.exists():
+        print(f"{name}: the bench ended with {ended.returncode}", flush=True)
+        return None
+    return json.loads(found.read_text())
+
+
+def find(results, key, cache):
+    rows = (row for row in results["rows"] if row["key"] == key and row["cache"] == cache and not row["error"])
+    return next(rows, None)
+
+
+def table_row(results, title, key, cache, what, asked, asked_cpu):
+    row = find(results, key, cache)
+    if row is None:
+        return [title, "not measured", "", "", "", ""]
+    rate, cpu = row["gb_per_s"]["median"], row["cpu_s_per_gb"]["median"]
+    if what == "GB/s":
+        measured = f"{rate:.1f} GB/s"
+    elif what.startswith("of row "):
+        peer = find(results, what.removeprefix("of row "), cache)
+        measured = f"{rate / peer['gb_per_s']['median']:.1f} x" if peer else "not measured"
+    else:
+        measured = f"{row['ratio_to_limit']:.3f} {what}" if row.get("ratio_to_limit") else "no limit"
+    wanted = "" if asked is None else f"{asked} {what}"
+    wanted += "" if asked_cpu is None else f", {asked_cpu} cpu-s/GB"
+    first = row.get("first_batch_ms", {}).get("median")
+    latency = "" if first is None else f"{first:.1f}"
+    return [title, wanted, f"{measured} ({rate:.1f} GB/s)", f"{cpu:.3f}", row["path"], latency]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--small", action="store_true", help="1 GiB of data instead of 8")
+    parser.add_argument("--only", nargs="*", help="of load-tmpfs, load-disk, records, volumes")
+    parser.add_argument("--out", type=Path, default=Path("outputs/gpu"), help="where reports and table.md are written")
+    parser.add_argument("--memory-folder", default="/dev/shm/gdsdata-bench", help="a folder in tmpfs")
+    parser.add_argument("bench", nargs="*", help="more settings for each bench, as case.repeats=2")
+    chosen = parser.parse_args()
+    rows = []
+    for name, arguments, wanted in lines(GIB if chosen.small else 8 * GIB, chosen.memory_folder):
+        if chosen.only and name not in chosen.only:
+            continue
+        results = run(chosen.out, name, [*arguments, *chosen.bench])
+        rows += [table_row(results, *want) for want in wanted] if results else []
+    head = ["work", "asked", "measured", "cpu-s/GB", "served by", "first batch, ms"]
+    text = "\n".join("| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *rows])
+    chosen.out.mkdir(parents=True, exist_ok=True)
+    (chosen.out / "table.md").write_text(text + "\n")
+    print("\n" + text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,438 @@
+// cuFile: from disks into a GPU's memory, without the processor's where nvidia-fs or PCI P2PDMA allow it. Where they do
+// not it copies through host memory, and says so in its statistics alone: bytes count as Route::kGds only where these
+// saw DMA and nothing else. They are the whole process's, so a copy that another thread makes meanwhile counts against
+// us, never for us.
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <deque>
+#include <list>
+#include <memory>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "backend/backend.h"
+#include "backend/cufile_api.h"
+#include "backend/cufile_memory.h"
+#include "backend/request_error.h"
+#include "base/fallbacks.h"
+#include "base/file.h"
+
+namespace gdsdata {
+
+namespace {
+
+// A driver that answers so often without moving a byte will not move one.
+constexpr int kMaxIdleAnswers = 1000;
+
+// A batch takes no more entries before all that it has are done, so there are several: one ends while others run.
+constexpr size_t kBatches = 4;
+
+constexpr std::chrono::milliseconds kLook{1};  // at the other batches, while waiting for one
+
+// A file as cuFile knows it. It is the File's companion, so it ends before the descriptor closes, and requests in
+// flight keep it open.
+struct CufileFile {
+  CufileFile(const CufileApi& api, int fd) : api(api), process(process_id()) {
+    CufileApi::Descriptor descriptor{};
+    descriptor.type = CufileApi::kTypeFd;
+    descriptor.fd = fd;
+    status = api.handle_register(&handle, &descriptor);
+  }
+  ~CufileFile() {
+    if (status.code == 0 && process == process_id()) api.handle_deregister(handle);
+  }
+  CufileFile(const CufileFile&) = delete;
+  CufileFile& operator=(const CufileFile&) = delete;
+
+  const CufileApi& api;
+  const int64_t process;
+  CufileApi::Handle handle = nullptr;
+  CufileApi::Status status{};
+  std::atomic<bool> by_dma{false};  // the last that was seen of it
+};
+
+// A request on its way.
+struct Going {
+  Request request;
+  Completion completion;
+  CufileFile* file = nullptr;
+  CufileRoutes before;
+  size_t parts = 0;  // that have not ended
+};
+
+// What one call, or one entry of a batch, is asked for.
+struct Part {
+  Going* going = nullptr;
+  uint64_t offset = 0;
+  uint64_t length = 0;
+  int idle_answers = 0;  // in a row without progress
+  bool in_flight = false;
+};
+
+struct Batch {
+  CufileApi::Batch handle = nullptr;
+  std::vector<Part> parts;
+  size_t in_flight = 0;
+  int idle_answers = 0;
+};
+
+bool passes(int64_t result) { return result == -EINTR || result == -EAGAIN || (result <= -5039 && result >= -5043); }
+
+class CufileBackend final : public Backend {
+ public:
+  CufileBackend(const BackendOptions& options, Device& device) : options_(options), api_(get_api(device)) {
+    if (options.strict && !api_.counts_routes) {
+      throw Failure({ErrorCode::kUnavailable,
+                     "cuFile: this version does not say which way bytes go, which strict asks for; use cuFile of CUDA "
+                     "12.9 or later"});
+    }
+    const size_t depth = std::min<size_t>(options.queue_depth, api_.properties.max_batch_entries);
+    depth_ = options.cufile_batch ? std::max<size_t>(depth, 1) : 1;
+    // Longer entries than its own buffers take another way through cuFile, which copies.
+    const uint64_t cache_bytes = uint64_t{api_.properties.per_buffer_cache_kib} * 1024;
+    entry_bytes_ = cache_bytes == 0 ? options.request_bytes : cache_bytes;
+    batches_.resize(std::min(depth_, kBatches));
+    for (Batch& batch : batches_) batch.parts.resize(depth_ / batches_.size());
+    entries_.reserve(batches_.front().parts.size());
+    events_.resize(batches_.front().parts.size());
+  }
+
+  ~CufileBackend() override {
+    for (Batch& batch : batches_) give_up(batch);
+  }
+
+  Capabilities capabilities() const override { return {"cufile", depth_, options_.request_bytes, true}; }
+
+  void expect_memory(std::span<std::byte> memory) override {
+    if (auto user = register_cufile_memory(memory)) memory_.push_back(std::move(user));
+  }
+
+  size_t submit(std::span<const Request> requests) override {
+    size_t taken = 0;
+    while (taken < requests.size() && going_.size() < depth_) {
+      Going& going = begin(requests[taken++]);
+      if (going.completion.error) {
+        finish(going);
+      } else if (options_.cufile_batch && going.file->by_dma) {
+        cut(going);
+      } else {
+        // In batches a copy through host memory may wait for ever, where cuFile's pool of buffers is empty: they are
+        // for files that are known to go by DMA.
+        Part part{&going, going.request.offset, going.request.length};
+        transfer(part);
+        break;  // it took its time; look what else has ended
+      }
+    }
+    fill_batches();
+    return taken;
+  }
+
+  size_t reap(std::span<Completion> completions, size_t min, std::chrono::milliseconds timeout) override {
+    const auto deadline = std::chrono::steady_clock::now() + timeout;
+    while (true) {
+      for (Batch& batch : batches_) take_answers(batch, 0, {});
+      fill_batches();
+      size_t given = 0;
+      while (given < completions.size() && !completed_.empty()) {
+        completions[given++] = std::move(completed_.front());
+        completed_.pop_front();
+      }
+      if (given > 0 || min == 0 || going_.empty()) return given;
+      const auto left = deadline - std::chrono::steady_clock::now();
+      if (left.count() <= 0) return 0;
+      const auto busy = std::find_if(batches_.begin(), batches_.end(), [](const Batch& b) { return b.in_flight > 0; });
+      if (busy != batches_.end()) take_answers(*busy, 1, std::min<std::chrono::nanoseconds>(left, kLook));
+    }
+  }
+
+ private:
+  static const CufileApi& get_api(Device& device) {
+    if (const std::string refusal = cufile_refusal(device); !refusal.empty()) {
+      throw Failure({ErrorCode::kUnavailable, refusal});
+    }
+    device.bind_thread();  // it looks for the device on the thread that calls
+    return CufileApi::get();
+  }
+
+  Going& begin(const Request& request) {
+    Going& going = going_.emplace_back();
+    going.request = request;
+    going.completion.tag = request.tag;
+    const bool one_piece = request.pieces.size() == 1 && request.pieces.front().offset == request.offset &&
+                           request.pieces.front().length == request.length;
+    if (!one_piece || request.conversion != Conversion::kNone) {
+      fail(going, {ErrorCode::kInvalidArgument, "cuFile moves one unconverted piece a request, and all of it",
+                   request.file->path(), request.offset, request.length});
+      return going;
+    }
+    int fd = request.file->direct();
+    if (fd < 0) {
+      if (options_.strict || options_.direct == DirectMode::kAlways) {
+        fail(going, direct_refused_error(request));
+        return going;
+      }
+      fd = request.file->buffered();
+    }
+    const auto companion = request.file->companion([&] { return std::make_shared<CufileFile>(api_, fd); });
+    going.file = static_cast<CufileFile*>(companion.get());
+    if (going.file->status.code != 0) {
+      Error error = cufile_error("register with cuFile", request.file->path(), going.file->status);
+      error.code = ErrorCode::kUnavailable;
+      fail(going, std::move(error));
+      return going;
+    }
+    going.before = CufileRoutes::now(api_);
+    return going;
+  }
+
+  void cut(Going& going) {
+    const uint64_t end = going.request.offset + going.request.length;
+    for (uint64_t offset = going.request.offset; offset < end; offset += entry_bytes_) {
+      waiting_.push_back({&going, offset, std::min(entry_bytes_, end - offset)});
+      ++going.parts;
+    }
+  }
+
+  // By a blocking call, to its end.
+  void transfer(Part part) {
+    Going& going = *part.going;
+    ++going.parts;
+    while (!going.completion.error && part.length > 0) {
+      const CufilePlace place = place_of(part);
+      const auto file_offset = static_cast<off_t>(part.offset);
+      const auto memory_offset = static_cast<off_t>(place.offset_bytes);
+      CufileApi::Handle handle = going.file->handle;
+      int64_t result = going.request.direction == Direction::kWrite
+                           ? api_.write(handle, place.memory, part.length, file_offset, memory_offset)
+                           : api_.read(handle, place.memory, part.length, file_offset, memory_offset);
+      if (result == -1) result = -errno;
+      advance(part, result);
+    }
+    end(going);
+  }
+
+  // What the answer of a call or an entry means: bytes, or a negative errno or code of cuFile's.
+  void advance(Part& part, int64_t result) {
+    Going& going = *part.going;
+    const Request& request = going.request;
+    const bool write = request.direction == Direction::kWrite;
+    const auto fail_with = [&](int code) {
+      // Some file systems call it an error where a file ends; the cause is the better answer.
+      if (!write && request.file->current_size_bytes() < part.offset + part.length) {
+        return fail(going, truncated_error(request));
+      }
+      const char* operation = write ? "write with cuFile" : "read with cuFile";
+      fail(going, cufile_error(operation, request.file->path(), {code, 0}, part.offset, part.length));
+    };
+    if (result > 0 && static_cast<uint64_t>(result) <= part.length) {
+      part.offset += static_cast<uint64_t>(result);
+      part.length -= static_cast<uint64_t>(result);
+      part.idle_answers = 0;
+      going.completion.storage_bytes += static_cast<uint64_t>(result);
+    } else if (result > 0) {
+      fail_with(EIO);  // more than was asked for
+    } else if (result == 0 && !write && part.offset >= request.file->current_size_bytes()) {
+      fail(going, truncated_error(request));
+    } else if ((result == 0 || passes(result)) && ++part.idle_answers < kMaxIdleAnswers) {
+      std::this_thread::yield();
+    } else {
+      fail_with(result == 0 ? EIO : static_cast<int>(-result));
+    }
+  }
+
+  void fill_batches() {
+    for (Batch& batch : batches_) {
+      if (batch.in_flight > 0) continue;
+      entries_.clear();
+      while (!waiting_.empty() && entries_.size() < batch.parts.size()) {
+        const Part waiting = waiting_.front();
+        waiting_.pop_front();
+        if (waiting.going->completion.error) {
+          end(*waiting.going);
+        } else {
+          add(batch, waiting);
+        }
+      }
+      if (!entries_.empty()) submit_batch(batch);
+    }
+  }
+
+  void add(Batch& batch, const Part& waiting) {
+    Part& part = batch.parts[entries_.size()];
+    part = waiting;
+    part.in_flight = true;
+    const CufilePlace place = place_of(part);
+    CufileApi::Entry entry{};
+    entry.mode = CufileApi::kBatchMode;
+    entry.memory = place.memory;
+    entry.file_offset = static_cast<off_t>(part.offset);
+    entry.memory_offset = static_cast<off_t>(place.offset_bytes);
+    entry.length = part.length;
+    entry.handle = part.going->file->handle;
+    const bool write = part.going->request.direction == Direction::kWrite;
+    entry.operation = write ? CufileApi::kOperationWrite : CufileApi::kOperationRead;
+    entry.cookie = &part;
+    entries_.push_back(entry);
+  }
+
+  void submit_batch(Batch& batch) {
+    const auto count = static_cast<unsigned>(entries_.size());
+    CufileApi::Status status{};
+    if (batch.handle == nullptr) status = api_.batch_set_up(&batch.handle, static_cast<unsigned>(batch.parts.size()));
+    if (status.code == 0) {
+      status = api_.batch_submit(batch.handle, count, entries_.data(), 0);
+    } else {
+      batch.handle = nullptr;
+    }
+    if (status.code == 0) {
+      batch.in_flight = count;
+      return;
+    }
+    // Which of them it took is not said: none is in flight once the batch is destroyed. Blocking calls find out what
+    // is wrong with them, if anything is.
+    note_fallback("cuFile refused a batch and is called for each part of it instead: " + CufileApi::describe(status));
+    give_up(batch);
+    for (unsigned i = 0; i < count; ++i) {
+      Part part = std::exchange(batch.parts[i], {});
+      --part.going->parts;
+      transfer(part);
+    }
+  }
+
+  // Events may come in any order, and are for us to check: a batch never fails as a whole.
+  void take_answers(Batch& batch, unsigned min, std::chrono::nanoseconds patience) {
+    if (batch.in_flight == 0) return;
+    auto count = static_cast<unsigned>(batch.in_flight);
+    timespec limit{};
+    limit.tv_nsec = patience.count();
+    const CufileApi::Status status = api_.batch_status(batch.handle, min, &count, events_.data(), &limit);
+    if (status.code != 0) {
+      if (++batch.idle_answers >= kMaxIdleAnswers || !passes(-status.code)) abandon(batch, status);
+      return;
+    }
+    batch.idle_answers = 0;
+    for (unsigned i = 0; i < count; ++i) {
+      const CufileApi::Event& event = events_[i];
+      if (event.status == CufileApi::kWaiting || event.status == CufileApi::kPending) continue;
+      Part& slot = *static_cast<Part*>(event.cookie);
+      if (!slot.in_flight) continue;  // told twice
+      Part part = std::exchange(slot, {});
+      --batch.in_flight;
+      advance(part, result_of(event));
+      if (part.length > 0 && !part.going->completion.error) {
+        waiting_.push_front(part);
+      } else {
+        end(*part.going);
+      }
+    }
+  }
+
+  static int64_t result_of(const CufileApi::Event& event) {
+    const auto result = static_cast<int64_t>(event.result);
+    if (result < -1) return result;
+    if (event.status == CufileApi::kComplete && result >= 0) return result;
+    if (event.status == CufileApi::kTimeout) return -ETIMEDOUT;
+    if (event.status == CufileApi::kCanceled) return -ECANCELED;
+    if (event.status == CufileApi::kInvalid) return -EINVAL;
+    return -EIO;
+  }
+
+  void abandon(Batch& batch, CufileApi::Status status) {
+    give_up(batch);
+    for (Part& slot : batch.parts) {
+      if (!slot.in_flight) continue;
+      const Part part = std::exchange(slot, {});
+      const Request& request = part.going->request;
+      fail(*part.going, cufile_error("learn from cuFile what became of a transfer of", request.file->path(), status,
+                                     part.offset, part.length));
+      end(*part.going);
+    }
+  }
+
+  // Nothing of it is in flight afterwards.
+  void give_up(Batch& batch) {
+    if (batch.handle == nullptr) return;
+    if (batch.in_flight > 0) api_.batch_cancel(batch.handle);
+    api_.batch_destroy(batch.handle);
+    batch.handle = nullptr;
+    batch.in_flight = 0;
+    batch.idle_answers = 0;
+  }
+
+  static CufilePlace place_of(const Part& part) {
+    const Piece& piece = part.going->request.pieces.front();
+    return find_cufile_place(piece.memory + (part.offset - piece.offset), part.length);
+  }
+
+  static void fail(Going& going, Error error) {
+    if (!going.completion.error) going.completion.error = std::move(error);
+  }
+
+  // One of its parts has ended.
+  void end(Going& going) {
+    if (--going.parts > 0) return;
+    if (!going.completion.error) count(going);
+    finish(going);
+  }
+
+  void count(Going& going) {
+    const CufileRoutes after = CufileRoutes::now(api_);
+    const bool by_dma = after.dma > going.before.dma && after.host == going.before.host;
+    going.file->by_dma = by_dma;
+    going.completion.bytes[by_dma ? Route::kGds : Route::kGdsCompat] += going.request.length;
+    if (by_dma) return;
+    const char* why = api_.counts_routes
+                          ? "neither nvidia-fs nor PCI P2PDMA serves this file system (gdscheck -p tells why)"
+                          : "it does not say which way bytes go; cuFile of CUDA 12.9 and later does";
+    const std::string text = std::string("cuFile copies through host memory, as far as is known: ") + why;
+    if (options_.strict) {
+      const Request& request = going.request;
+      going.completion.bytes = {};
+      return fail(going, {ErrorCode::kUnavailable, text + "; '" + request.file->path() + "' was to go by DMA (strict)",
+                          request.file->path(), request.offset, request.length});
+    }
+    note_fallback(text);
+  }
+
+  void finish(Going& going) {
+    completed_.push_back(std::move(going.completion));
+    going_.remove_if([&](const Going& other) { return &other == &going; });
+  }
+
+  BackendOptions options_;
+  const CufileApi& api_;
+  size_t depth_ = 1;
+  uint64_t entry_bytes_ = 0;
+  std::list<Going> going_;
+  std::deque<Part> waiting_;  // for a place in a batch
+  std::vector<Batch> batches_;
+  std::vector<CufileApi::Entry> entries_;
+  std::vector<CufileApi::Event> events_;
+  std::deque<Completion> completed_;
+  std::vector<std::shared_ptr<void>> memory_;  // registered
+};
+
+}  // namespace
+
+std::string cufile_refusal(const Device& device) {
+  if (device.host_addressable()) return "cuFile: it moves bytes into GPUs, and batches are on " + device.name();
+  std::string refusal;
+  // The driver opens on a thread that has the device, and the caller's own stays as it is.
+  std::thread([&] {
+    try {
+      cuda_device(device.ordinal())->bind_thread();
+      CufileApi::get();
+    } catch (const Failure& failure) {
+      refusal = failure.what();
+    }
+  }).join();
+  return refusal;
+}
+
+std::unique_ptr<Backend> make_cufile_backend(const BackendOptions& options, Device& device) {
+  return std::make_unique<CufileBackend>(options, device);
+}
+
+}  // namespace gdsdata

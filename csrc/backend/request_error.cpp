@@ -1,0 +1,25 @@
+#include "backend/request_error.h"
+
+#include <string>
+
+#include "base/file.h"
+
+namespace gdsdata {
+
+Error truncated_error(const Request& request) {
+  const uint64_t size_bytes = request.file->current_size_bytes();
+  return {ErrorCode::kCorrupt,
+          "'" + request.file->path() + "' ends at " + std::to_string(size_bytes) + " bytes, before offset " +
+              std::to_string(request.offset) + " + length " + std::to_string(request.length) +
+              " that was to be read; it was truncated, or its index is of another file",
+          request.file->path(), request.offset, request.length};
+}
+
+Error direct_refused_error(const Request& request) {
+  return {ErrorCode::kUnavailable,
+          "O_DIRECT was asked for, but the file system of '" + request.file->path() +
+              "' refuses it; use direct=\"auto\" without strict, or a file system that allows it (ext4, xfs)",
+          request.file->path(), request.offset, request.length};
+}
+
+}  // namespace gdsdata

@@ -1,0 +1,108 @@
+#include "engine/residence.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "base/extent_math.h"
+
+namespace gdsdata {
+
+namespace {
+// Registered at a time, so that whoever ends meanwhile waits for tens of milliseconds only.
+constexpr uint64_t kWindowBytes = 32 << 20;
+}  // namespace
+
+Residence::Residence(std::shared_ptr<Device> device, std::shared_ptr<FileTable> files)
+    : device_(std::move(device)), files_(std::move(files)), thread_([this] { register_files(); }) {}
+
+Residence::~Residence() {
+  stop_ = true;
+  thread_.join();
+}
+
+std::optional<Error> Residence::error() const {
+  std::lock_guard lock(mutex_);
+  return error_;
+}
+
+void Residence::register_files() {
+  try {
+    mappings_.reserve(files_->size());
+    device_->make_stream()->gather(nullptr, nullptr, 0, 0);  // compiles the kernel now, and not before the first batch
+    for (uint32_t i = 0; i < files_->size() && !stop_; ++i) register_file(i);
+    if (!stop_) ready_.store(true, std::memory_order_release);
+  } catch (const Failure& failure) {
+    std::lock_guard lock(mutex_);
+    error_ = failure.error();
+  }
+}
+
+void Residence::register_file(uint32_t index) {
+  const std::shared_ptr<File> file = files_->get(index);
+  mappings_.push_back(Mapping::make(file->buffered(), file->size_bytes()));
+  if (file->size_bytes() == 0) return;
+  const Mapping* mapping = mappings_.back().get();
+  if (mapping == nullptr) {
+    throw Failure({ErrorCode::kUnavailable, "'" + file->path() + "' cannot be mapped into memory", file->path()});
+  }
+  const uint64_t mapped_bytes = align_up(mapping->size_bytes(), page_bytes());
+  for (uint64_t offset = 0; offset < mapped_bytes && !stop_; offset += kWindowBytes) {
+    const std::byte* window = mapping->data() + offset;
+    const uint64_t bytes = std::min(kWindowBytes, mapped_bytes - offset);
+    file->will_need(offset, bytes);  // or registering would read the file page by page
+    registrations_.push_back(device_->register_mapping(window, bytes));
+    if (registrations_.back()->on_device() != window) {
+      throw Failure({ErrorCode::kUnavailable,
+                     device_->name() + " sees registered memory at other addresses than the processor does"});
+    }
+    registered_bytes_.fetch_add(bytes, std::memory_order_relaxed);
+  }
+}
+
+Gatherer::Gatherer(std::shared_ptr<Residence> residence, size_t batch_samples)
+    : residence_(std::move(residence)),
+      batch_samples_(batch_samples),
+      addresses_(residence_->device().allocate_pinned(kInFlight * batch_samples * sizeof(uint64_t))),
+      ended_(kInFlight),
+      stream_(residence_->device().make_stream()) {}
+
+Gatherer::~Gatherer() {
+  for (const auto& event : ended_) {
+    try {
+      if (event != nullptr) event->wait();
+    } catch (const Failure&) {  // the device is lost, and what it did with it
+    }
+  }
+}
+
+std::shared_ptr<Event> Gatherer::gather(std::byte* target, std::span<const int32_t> files,
+                                        std::span<const int64_t> offsets, uint64_t sample_bytes, const Events& before) {
+  std::shared_ptr<Event>& ended = ended_[next_];
+  if (ended != nullptr) ended->wait();
+  auto* addresses = reinterpret_cast<uint64_t*>(addresses_->data()) + next_ * batch_samples_;
+  for (size_t i = 0; i < files.size(); ++i) {
+    const auto file = static_cast<uint32_t>(files[i]);
+    const auto offset = static_cast<uint64_t>(offsets[i]);
+    addresses[i] = residence_->address(file, offset, sample_bytes);
+    if (addresses[i] == 0) {
+      const std::string& path = residence_->files().path(file);
+      throw Failure({ErrorCode::kCorrupt,
+                     "'" + path + "' ends before offset " + std::to_string(offset) + " + length " +
+                         std::to_string(sample_bytes) + " that was to be read",
+                     path, offset, sample_bytes});
+    }
+  }
+  try {
+    for (const auto& event : before) stream_->wait(*event);
+    stream_->gather(target, addresses, files.size(), sample_bytes);
+    ended = stream_->record();
+  } catch (const Failure&) {
+    finish(*stream_);  // it may have been asked for already: neither addresses nor target are free before
+    throw;
+  }
+  next_ = (next_ + 1) % kInFlight;
+  return ended;
+}
+
+}  // namespace gdsdata

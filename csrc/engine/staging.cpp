@@ -1,0 +1,72 @@
+#include "engine/staging.h"
+
+#include <algorithm>
+
+#include "base/extent_math.h"
+
+namespace gdsdata {
+
+namespace {
+
+constexpr uint64_t kPageBytes = 4096;
+constexpr uint64_t kCacheLine = 64;
+
+bool follows(const Transfer& before, const Transfer& after) {
+  return before.file == after.file && before.offset + before.length == after.offset &&
+         before.memory + before.length == after.memory;
+}
+
+}  // namespace
+
+bool Staging::Place::has_pages_of(const Piece& piece) const {
+  return piece.length >= kPagedBytes && std::any_of(runs.begin(), runs.end(), [&](const Run& run) {
+           return run.owns_pages && piece.memory >= run.host && piece.memory + piece.length <= run.host + run.bytes;
+         });
+}
+
+bool Staging::place(std::span<Transfer> transfers, Place& place) {
+  place.runs.clear();
+  run_at_.clear();
+  at_.resize(transfers.size());
+  uint64_t end = 0;
+  bool last_paged = false;
+  for (size_t first = 0; first < transfers.size();) {
+    size_t last = first + 1;
+    uint64_t length = transfers[first].length;
+    for (; last < transfers.size() && follows(transfers[last - 1], transfers[last]); ++last) {
+      length += transfers[last].length;
+    }
+    const Transfer& head = transfers[first];
+    const bool paged = length >= kPagedBytes;
+    const bool goes_on = !place.runs.empty() && !paged && !last_paged &&
+                         place.runs.back().device + place.runs.back().bytes == head.memory;
+    if (!goes_on) {
+      end = paged ? align_up(end, kPageBytes) + head.offset % kPageBytes
+                  : align_up(end, last_paged ? kPageBytes : kCacheLine);
+      place.runs.push_back({nullptr, head.memory, 0, paged});
+      run_at_.push_back(end);
+    }
+    for (; first < last; ++first) {
+      at_[first] = end;
+      end += transfers[first].length;
+    }
+    place.runs.back().bytes += length;
+    last_paged = paged;
+  }
+  place.bytes = align_up(end, kPageBytes);
+  place.memory = nullptr;
+  if (place.bytes == 0) return true;
+  place.memory = arena_.take(place.bytes);
+  if (place.memory == nullptr) return false;
+  for (size_t i = 0; i < transfers.size(); ++i) transfers[i].memory = place.memory + at_[i];
+  for (size_t i = 0; i < place.runs.size(); ++i) place.runs[i].host = place.memory + run_at_[i];
+  return true;
+}
+
+void Staging::give_back(Place& place) {
+  if (place.memory != nullptr) arena_.give_back(place.memory, place.bytes);
+  place.memory = nullptr;
+  place.runs.clear();
+}
+
+}  // namespace gdsdata

@@ -1,0 +1,130 @@
+"""case=load: one big safetensors file into tensors on the device, warm and cold, beside the machine's limits."""
+
+import time
+
+import torch
+
+from . import case, data, device, limits, load_peers, measure, row
+
+PIECE_BYTES = 64 * 2**20
+TOUCHED_BYTES = 512 * 2**20
+
+
+class Load(case.Case):
+    def sources(self):
+        with self.progress.bytes("data: safetensors", self.settings.data.size_bytes) as advance:
+            source = data.checkpoint_for(self.settings.data, self.case, self.needs_torch_file(), advance)
+        yield source
+
+    def needs_torch_file(self):
+        rows = [peer for peer in load_peers.ROWS if not self.case.rows or peer.key in self.case.rows]
+        return any(peer.reads_torch_file for peer in rows)
+
+    def about(self, source):
+        system, disk = measure.file_system(source.files[0])
+        return {
+            "summary": source.summary(),
+            "files": len(source.files),
+            "first_file": source.files[0],
+            "tensors": len(source.tensors),
+            "file_bytes": source.file_bytes,
+            "loaded_bytes": source.bytes,
+            "file_system": system,
+            "device": disk,
+        }
+
+    def dtypes(self, source, cache):
+        return [source.dtype]
+
+    def rows_for(self, source, cache):
+        on_gpu = device.is_cuda(self.device)
+        rows = [peer for peer in load_peers.ROWS if (on_gpu or peer.on_cpu) and cache in peer.caches]
+        return [peer for peer in rows if source.torch_file or not peer.reads_torch_file]
+
+    def find(self, key):
+        return load_peers.find(key)
+
+    def load_command(self, source):
+        return {"source": source.as_dict(), "engine": self.settings.engine}
+
+    def touched_bytes(self, source):
+        return TOUCHED_BYTES if device.is_cuda(self.device) else source.bytes + PIECE_BYTES
+
+    def run(self, row):
+        source = row.table.source
+        resident = self.warmed(source) if row.table.cache == "warm" else measure.drop(source.files)
+        return row.process.run() | {"resident_before": resident}
+
+    def limit_for(self, table, found):
+        if table.cache == "warm":
+            return limits.warm_limit(found)
+        sequential = found["direct_sequential"]
+        if "unavailable" in sequential:
+            return None, sequential["unavailable"]
+        return sequential["gb_per_s"], "O_DIRECT, 1 MiB x 32"
+
+
+# ------------------------------------------------------------------------------------------------ in the row's process
+
+
+class LoadRow(row.Row):
+    def __init__(self, peer, source, engine, device):
+        super().__init__(peer, load_peers.find(peer), device)
+        self.source, self.engine = data.Checkpoint(**source), engine
+        self.tensors = None
+
+    def construct(self):
+        self.peer = self.peer_class(self.source, self.device, self.engine)
+
+    def close(self):
+        self.tensors = None
+        super().close()
+
+    def verify(self):
+        """Compares every byte with what plain reading gives, piece by piece on the device."""
+        self.construct()
+        try:
+            flat = {name: tensor.reshape(-1).view(torch.uint8) for name, tensor in self.peer.load().items()}
+            due = {load_peers.WHOLE: (0, self.source.bytes)} if load_peers.WHOLE in flat else self.source.tensors
+            if flat.keys() != due.keys():
+                raise ValueError(f"tensors {sorted(flat)} came, {sorted(due)} were due")
+            with open(self.source.path, "rb", buffering=0) as file:
+                for name, (begin, end) in due.items():
+                    self.compare(name, flat[name], file, begin, end)
+        finally:
+            flat = None
+            self.close()
+        return {"checked_bytes": self.source.bytes}
+
+    def compare(self, name, tensor, file, begin, end):
+        wanted = torch.device(self.device)
+        if tensor.numel() != end - begin or tensor.device.type != wanted.type:
+            raise ValueError(
+                f"tensor {name!r}: {tensor.numel():,} bytes came on {tensor.device}, "
+                f"{end - begin:,} were due on {wanted}"
+            )
+        file.seek(self.source.start + begin)
+        for at in range(0, end - begin, PIECE_BYTES):
+            piece = torch.empty(min(PIECE_BYTES, end - begin - at), dtype=torch.uint8)
+            load_peers.read_exactly(file, piece)
+            got = tensor[at : at + len(piece)]
+            expected = piece.to(got.device)
+            if not torch.equal(got, expected):
+                wrong = int(torch.nonzero(got != expected)[0])
+                raise ValueError(f"tensor {name!r}: byte {at + wrong:,} of {end - begin:,} is not what the file holds")
+
+    def run(self):
+        self.start_cpu_clock()
+        started = time.perf_counter()
+        self.construct()
+        served_before = self.peer.served()
+        self.tensors = self.peer.load()
+        device.synchronize(self.device)
+        elapsed = time.perf_counter() - started
+        served = self.peer.served()
+        return {
+            "bytes": self.source.bytes,
+            "seconds": elapsed,
+            "served": {path: count - served_before.get(path, 0) for path, count in served.items()},
+            "path": self.peer.path,
+        }

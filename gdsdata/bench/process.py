@@ -1,0 +1,90 @@
+"""The process of one row (row.py), seen from the bench."""
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from . import measure
+
+SAMPLING_SECONDS = 0.02
+
+
+class RowFailed(Exception):
+    pass
+
+
+class RowProcess:
+    """The process of one row (row.py) and the pipe to it."""
+
+    def __init__(self, log):
+        package_parent = str(Path(__file__).resolve().parents[2])
+        paths = [package_parent, *filter(None, [os.environ.get("PYTHONPATH")])]
+        self.log = log
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "gdsdata.bench.row"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            bufsize=0,
+        )
+        self.pending = b""
+        self.peak_bytes = 0
+
+    def send(self, do, **command):
+        try:
+            self.process.stdin.write(json.dumps({"do": do, **command}).encode() + b"\n")
+        except BrokenPipeError:
+            raise RowFailed(f"the row's process ended with {self.process.wait()}; see rows.log") from None
+
+    def receive(self, sample_memory=False, timeout=300):
+        end = time.monotonic() + timeout
+        while b"\n" not in self.pending:
+            ready, _, _ = select.select([self.process.stdout], [], [], SAMPLING_SECONDS if sample_memory else 1.0)
+            if sample_memory:
+                self.peak_bytes = max(self.peak_bytes, measure.tree_bytes(self.process.pid))
+            if ready:
+                read = os.read(self.process.stdout.fileno(), 1 << 16)
+                if not read:
+                    raise RowFailed(f"the row's process ended with {self.process.wait()}; see rows.log")
+                self.pending += read
+            elif time.monotonic() > end:
+                self.process.kill()
+                raise RowFailed(f"no answer for {timeout} s: the process was ended")
+        line, _, self.pending = self.pending.partition(b"\n")
+        answer = json.loads(line)
+        if "error" in answer:
+            self.log.write(answer["trace"].encode() + b"\n")
+            self.log.flush()
+            raise RowFailed(answer["error"])
+        return answer["ok"]
+
+    def ask(self, do, **command):
+        self.send(do, **command)
+        return self.receive()
+
+    def run(self, opened=None, **command):
+        """One timed run: {samples, seconds, first_batch_ms, cpu_seconds, peak_bytes, others_cores, ...}."""
+        opened = opened or {}
+        before = self.peak_bytes = measure.tree_bytes(self.process.pid)
+        clock, machine, here = time.monotonic(), measure.machine_cpu_seconds(), measure.cpu_seconds()
+        self.send("run", **command)
+        result = self.receive(sample_memory=True)
+        result |= self.ask("close")
+        used = measure.machine_cpu_seconds() - machine - result["cpu_seconds"] - (measure.cpu_seconds() - here)
+        result["others_cores"] = max(0.0, used) / (time.monotonic() - clock)
+        result["peak_bytes"] = self.peak_bytes - before
+        return result | opened
+
+    def end(self):
+        self.process.stdin.close()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()

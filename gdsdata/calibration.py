@@ -1,0 +1,239 @@
+"""What serves one GPU best from one file system: measured once in half a second, and kept.
+
+The engine's own defaults were measured on a few machines. Here, where a data set is first opened for a GPU, choices
+that differ from machine to machine are tried on the data set's own files, and one that is clearly better than the
+default is kept in ``~/.cache/gdsdata/calibration.json`` (``XDG_CACHE_HOME`` moves it). Deleting that file measures
+anew; ``EngineOptions(calibrate=False)`` does without, and a value that was set by hand is never replaced.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from gdsdata import engine
+from gdsdata.errors import GdsdataError
+from gdsdata.formats.index import Index, Sample, first_samples
+from gdsdata.options import MIB, EngineOptions
+
+VERSION = 1
+# A choice has to be so much better than the default to be taken: a busy moment is not to be kept for ever.
+CLEARLY_BETTER = 1.1
+SMALLEST_FILE_BYTES = 64 * MIB  # of less, nothing can be said
+_READ_BYTES = 64 * MIB
+_RECORD_BYTES = 4096
+_RECORDS = 4096
+_REPEATS = 3
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What was chosen, and the figures it was chosen by.
+
+    Attributes:
+        backend: ``"cufile"`` where it truly reaches the GPU and was the fastest, else ``"auto"``.
+        workers, queue_depth, segment_bytes: as in `EngineOptions`; 0 is the engine's default.
+        gb_per_s: of the choices tried, by what was read: "page cache, 8 workers", "storage, cufile".
+        records_per_s: random records of 4 KiB past the page cache, by queue depth.
+        seconds: that it took.
+    """
+
+    backend: str = "auto"
+    workers: int = 0
+    queue_depth: int = 0
+    segment_bytes: int = 0
+    gb_per_s: dict[str, float] = field(default_factory=dict)
+    records_per_s: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+def calibrated(options: EngineOptions, path: str, device: torch.device, measure: bool = True) -> EngineOptions:
+    """``options``, with what they leave to gdsdata filled in for files beside ``path`` and this device.
+
+    On the CPU, for files too small to tell and with ``calibrate=False`` they come back as they are; so they do with
+    ``measure=False`` where nothing was kept.
+    """
+    if device.type != "cuda" or not options.calibrate:
+        return options
+    known = load()
+    key = _key(path, device)
+    found = known.get(key)
+    if found is None:
+        if not measure or os.path.getsize(path) < SMALLEST_FILE_BYTES:
+            return options
+        try:
+            found = calibrate(path, device)
+        except (GdsdataError, OSError) as error:
+            engine.warn_once(f"calibration of {key} failed, the defaults are used: {error}")
+            return options
+        _keep(key, found)
+    return replace(
+        options,
+        backend=found.backend if options.backend == "auto" else options.backend,
+        workers=options.workers or found.workers,
+        queue_depth=options.queue_depth or found.queue_depth,
+        segment_bytes=options.segment_bytes or found.segment_bytes,
+    )
+
+
+def calibrate(path: str, device: torch.device) -> Calibration:
+    """Try the choices on ``path``, a file of at least `SMALLEST_FILE_BYTES`.
+
+    Raises:
+        IoError, DeviceError, BackendUnavailable: as reading it does.
+    """
+    started = time.perf_counter()
+    into = torch.empty(_READ_BYTES, dtype=torch.uint8, device=device)
+    gb_per_s: dict[str, float] = {}
+
+    def rate(name: str, options: EngineOptions) -> float:
+        gb_per_s[name] = round(_read_rate(path, into, options), 2)
+        return gb_per_s[name]
+
+    cores = len(os.sched_getaffinity(0))
+    with open(path, "rb", buffering=0) as file:  # into the page cache
+        file.readinto(memoryview(bytearray(_READ_BYTES)))
+    workers = _better(
+        0,
+        (4, 16) if cores >= 32 else (4,),
+        lambda count: rate(f"page cache, {count or 'default'} workers", EngineOptions(workers=count)),
+    )
+    segment_bytes = _better(
+        0,
+        (2 * MIB, 8 * MIB),
+        lambda size: rate(
+            f"page cache, segments of {size // MIB or 'default'} MiB",
+            EngineOptions(workers=workers, segment_bytes=size, staging_bytes=max(13 * MIB, 3 * size)),
+        ),
+    )
+    backend = "auto"
+    if _reaches_device(path, into):
+        backend = _better(
+            "auto",
+            ("cufile",),
+            lambda name: rate(f"storage, {name}", EngineOptions(backend=name, workers=workers, direct="always")),
+        )
+    records_per_s: dict[str, float] = {}
+
+    def records(depth: int) -> float:
+        options = EngineOptions(workers=workers, queue_depth=depth, direct="always")
+        records_per_s[f"queue depth {depth or 'default'}"] = result = round(_record_rate(path, device, options))
+        return result
+
+    queue_depth = _better(0, (16, 256), records)
+    return Calibration(
+        backend, workers, queue_depth, segment_bytes, gb_per_s, records_per_s, round(time.perf_counter() - started, 3)
+    )
+
+
+def load() -> dict[str, Calibration]:
+    """What is kept, by device and file system; empty where there is nothing, or nothing that can be read."""
+    try:
+        kept = json.loads(_path().read_text())
+        if kept["version"] != VERSION:
+            return {}
+        return {key: Calibration(**fields) for key, fields in kept["calibrations"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def _keep(key: str, calibration: Calibration) -> None:
+    everything = {"version": VERSION, "calibrations": {name: asdict(kept) for name, kept in load().items()}}
+    everything["calibrations"][key] = asdict(calibration)
+    path = _path()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as file:
+            json.dump(everything, file, indent=1)
+        os.replace(file.name, path)
+    except OSError as error:
+        engine.warn_once(f"calibration could not be kept in {path} and will be measured again: {error.strerror}")
+
+
+def _path() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gdsdata" / "calibration.json"
+
+
+def _key(path: str, device: torch.device) -> str:
+    """The GPU's kind, the processor's cores and the file system's place: what the figures depend on."""
+    real, mount, kind = os.path.realpath(path), "", ""
+    with open("/proc/self/mounts") as mounts:
+        for line in mounts:
+            _, at, file_system, *_ = line.split(" ")
+            if (real + "/").startswith(at.rstrip("/") + "/") and len(at) >= len(mount):
+                mount, kind = at, file_system
+    return f"{torch.cuda.get_device_name(device)}, {len(os.sched_getaffinity(0))} cores, {kind} at {mount}"
+
+
+def _better(default: Any, others: Iterable[Any], measure: Callable[[Any], float]) -> Any:
+    best, best_rate = default, measure(default) * CLEARLY_BETTER
+    for other in others:
+        rate = measure(other)
+        if rate > best_rate:
+            best, best_rate = other, rate
+    return best
+
+
+def _read_rate(path: str, into: torch.Tensor, options: EngineOptions) -> float:
+    """GB/s of reading the first `_READ_BYTES`, the best of a few; the first makes the engine's memory."""
+    shared = engine.shared_engine(options, into.device)
+    best = 0.0
+    for _ in range(1 + _REPEATS):
+        before = shared.mark(engine.stream_of(into.device))
+        started = time.perf_counter()
+        shared.read(path, 0, into.nbytes, into.data_ptr(), before, False)
+        best = max(best, into.nbytes / (time.perf_counter() - started) / 1e9)
+    return best
+
+
+def _reaches_device(path: str, into: torch.Tensor) -> bool:
+    """Whether cuFile is there, and moves bytes without the host's memory."""
+    try:
+        shared = engine.shared_engine(EngineOptions(backend="cufile", direct="always", strict=True), into.device)
+        shared.read(path, 0, MIB, into.data_ptr(), shared.mark(engine.stream_of(into.device)), False)
+    except (GdsdataError, OSError):
+        return False
+    return shared.statistics()["bytes"]["gds"] > 0
+
+
+def _record_rate(path: str, device: torch.device, options: EngineOptions) -> float:
+    """Random records a second, past the page cache."""
+    index = _index_of_records(path)
+    shared = engine.shared_engine(options, device)
+    pool = engine.buffer_pool(shared, index.sample, _RECORDS // 4, 4, on_cuda=True)
+    batches, _ = engine.make_batches(
+        shared, engine.file_table(index), pool, index.sample, _RECORDS // 4, 4, 60.0, on_cuda=True, residence=None
+    )
+    try:
+        samples = np.random.default_rng(0).integers(0, len(index), _RECORDS)
+        started = time.perf_counter()
+        batches.plan(*index.extents(samples), np.full(4, _RECORDS // 4, np.int64))
+        for _ in range(4):
+            batches.next(engine.stream_of(device))
+        torch.cuda.synchronize(device)
+        return _RECORDS / (time.perf_counter() - started)
+    finally:
+        batches.close()
+
+
+def _index_of_records(path: str) -> Index:
+    """A file of anything as records of `_RECORD_BYTES`, but for what is left at its end."""
+    status = os.stat(path)
+    return Index(
+        paths=[path],
+        size_bytes=np.array([status.st_size]),
+        mtime_ns=np.array([status.st_mtime_ns]),
+        first_sample=first_samples([status.st_size // _RECORD_BYTES]),
+        base_bytes=np.zeros(1, np.int64),
+        stride_bytes=np.full(1, _RECORD_BYTES, np.int64),
+        sample=Sample(np.dtype(np.uint8), (_RECORD_BYTES,)),
+    )

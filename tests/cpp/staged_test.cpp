@@ -1,0 +1,1637 @@
+// The engine over a device that the processor cannot write: staging memory, copies and events, leases, residences. Runs
+// over the fake driver, whose copies are late and in no order but the one that was asked for, or over a GPU (fakes.h).
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <numeric>
+#include <set>
+#include <thread>
+
+#include "base/extent_math.h"
+#include "device/cuda_api.h"
+#include "engine/prefetcher.h"
+#include "engine/staging.h"
+#include "engine/whole.h"
+#include "fakes.h"
+#include "python/lease.h"
+#include "testing.h"
+
+namespace gdsdata::testing {
+namespace {
+
+constexpr std::byte kUntouched{0xEE};
+constexpr uint64_t kSegmentBytes = 65536;
+constexpr uint64_t kLeastStagingBytes = Staging::most_bytes(kSegmentBytes + kCutBytes);
+
+void drop_from_page_cache(const std::string& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY);
+  ::fsync(fd);
+  ::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+  ::close(fd);
+}
+
+// ---------------------------------------------------------------------------------------------------------- queue
+
+std::shared_ptr<Group> group_of(Priority priority) {
+  auto group = std::make_shared<Group>();
+  group->priority = priority;
+  return group;
+}
+
+void push(SegmentQueue& queue, const std::shared_ptr<Group>& group, size_t count) {
+  std::vector<Segment> segments(count, Segment{group, 0, 0, {}, {}, false});
+  queue.push_fresh(segments);
+}
+
+Priority popped(SegmentQueue& queue) {
+  Segment segment;
+  EXPECT_TRUE(queue.pop(segment, /*wait=*/false));
+  return segment.group->priority;
+}
+
+TEST(SegmentQueue, TrainingGoesFirstAndTheBackgroundGetsEveryNinthTurn) {
+  SegmentQueue queue;
+  push(queue, group_of(Priority::kBackground), 20);
+  push(queue, group_of(Priority::kTraining), 100);
+  for (int turn = 1; turn <= 100; ++turn) {
+    ASSERT_EQ(popped(queue), turn % 9 == 0 ? Priority::kBackground : Priority::kTraining) << "turn " << turn;
+  }
+}
+
+TEST(SegmentQueue, TheBackgroundGetsAllTurnsThatTrainingLeaves) {
+  SegmentQueue queue;
+  push(queue, group_of(Priority::kBackground), 3);
+  EXPECT_EQ(popped(queue), Priority::kBackground);
+  push(queue, group_of(Priority::kTraining), 1);
+  EXPECT_EQ(popped(queue), Priority::kTraining);
+  EXPECT_EQ(popped(queue), Priority::kBackground);
+  EXPECT_EQ(popped(queue), Priority::kBackground);
+  Segment segment;
+  EXPECT_FALSE(queue.pop(segment, /*wait=*/false));
+}
+
+TEST(SegmentQueue, TheBackgroundGetsItsTurnBetweenSegmentsForStorageToo) {
+  SegmentQueue queue;
+  const auto training = group_of(Priority::kTraining);
+  push(queue, group_of(Priority::kBackground), 3);
+  int turns = 0;
+  do {  // as a consumer that helps keeps doing, while its data is on the disk
+    queue.push_for_storage({training, 0, 0, {{}}, {}, false});
+    queue.push_for_storage({training, 0, 0, {{}}, {}, false});
+  } while (++turns <= 9 && popped(queue) == Priority::kTraining);
+  EXPECT_LE(turns, 9) << "storage is busy with training, and a checkpoint never ends";
+}
+
+TEST(SegmentQueue, WhoeverHelpsTrainingTakesNothingOfTheBackground) {
+  SegmentQueue queue;
+  push(queue, group_of(Priority::kBackground), 2);
+  Segment segment;
+  EXPECT_FALSE(queue.pop_fresh(segment, Priority::kTraining));
+  push(queue, group_of(Priority::kTraining), 2);
+  EXPECT_TRUE(queue.pop_fresh(segment, Priority::kTraining));
+  EXPECT_TRUE(queue.pop_fresh(segment, Priority::kBackground));
+  EXPECT_EQ(segment.group->priority, Priority::kTraining) << "it goes first here too";
+  EXPECT_TRUE(queue.pop_fresh(segment, Priority::kBackground));
+  EXPECT_EQ(segment.group->priority, Priority::kBackground);
+  EXPECT_EQ(popped(queue), Priority::kBackground);
+}
+
+// -------------------------------------------------------------------------------------------------------- staging
+
+// Transfers as groups have them, to addresses that nobody touches: stretches that go on in file and device, records
+// behind one another on the device from anywhere in files, and others that are scattered.
+std::vector<Transfer> random_transfers(std::mt19937_64& random, uint64_t most_bytes, size_t most_parts) {
+  std::vector<Transfer> transfers;
+  std::vector<uint64_t> lengths = {1, 63, 64, 65, 4095, 4096, 4097, 65535, 65536, 65537, 1 + random() % 300000};
+  auto* device = reinterpret_cast<std::byte*>(uint64_t{1} << 40);
+  uint64_t total = 0;
+  const uint64_t kind = random() % 4;
+  while (transfers.size() < most_parts) {
+    const uint64_t length = kind == 0 ? 1 + random() % 200 : lengths[random() % lengths.size()];
+    if (total + length > most_bytes) break;
+    total += length;
+    Transfer next{static_cast<uint32_t>(random() % 3), random() % (1 << 30), length, device};
+    const bool goes_on = random() % 3 != 0;
+    if (!transfers.empty() && goes_on) {
+      next.file = transfers.back().file;
+      next.offset = transfers.back().offset + transfers.back().length;
+    }
+    if (kind == 3 ? random() % 2 == 0 : random() % 20 == 0) next.memory += 1 + random() % 5000;
+    device = next.memory + length;
+    transfers.push_back(next);
+    if (kind == 2 && random() % 10 == 0) device += 1 << 20;
+  }
+  return transfers;
+}
+
+struct Span {
+  const std::byte* begin;
+  const std::byte* end;
+  bool overlaps(const Span& other) const { return begin < other.end && other.begin < end; }
+};
+
+Span span_of(const Transfer& transfer) { return {transfer.memory, transfer.memory + transfer.length}; }
+
+Span pages_of(const Span& span) {
+  const auto begin = reinterpret_cast<uint64_t>(span.begin), end = reinterpret_cast<uint64_t>(span.end);
+  return {reinterpret_cast<const std::byte*>(align_down(begin, 4096)),
+          reinterpret_cast<const std::byte*>(align_up(end, 4096))};
+}
+
+bool goes_on(const Transfer& before, const Transfer& after) {
+  return before.file == after.file && before.offset + before.length == after.offset &&
+         before.memory + before.length == after.memory;
+}
+
+void expect_well_placed(const std::vector<Transfer>& asked, const std::vector<Transfer>& placed,
+                        const Staging::Place& place, Span memory) {
+  const Span room{place.memory, place.memory + place.bytes};
+  ASSERT_TRUE(room.begin >= memory.begin && room.end <= memory.end) << "a place outside the staging memory";
+  // Pages of stretches that storage may write as a whole, and bytes of the others.
+  std::vector<Span> owned;
+  for (size_t first = 0; first < asked.size();) {
+    size_t last = first + 1;
+    while (last < asked.size() && goes_on(asked[last - 1], asked[last])) ++last;
+    const uint64_t length = asked[last - 1].offset + asked[last - 1].length - asked[first].offset;
+    const bool paged = length >= Staging::kPagedBytes;
+    for (size_t i = first; i < last; ++i) {
+      ASSERT_TRUE(span_of(placed[i]).begin >= room.begin && span_of(placed[i]).end <= room.end) << "transfer " << i;
+      ASSERT_TRUE(place.holds(placed[i].memory));
+      if (paged) {
+        ASSERT_EQ(reinterpret_cast<uint64_t>(placed[i].memory) % 4096, asked[i].offset % 4096) << "transfer " << i;
+        ASSERT_EQ(placed[i].memory - placed[first].memory,
+                  static_cast<ptrdiff_t>(asked[i].offset - asked[first].offset));
+      } else {
+        owned.push_back(span_of(placed[i]));
+      }
+    }
+    if (paged) owned.push_back(pages_of({span_of(placed[first]).begin, span_of(placed[last - 1]).end}));
+    first = last;
+  }
+  std::sort(owned.begin(), owned.end(), [](const Span& a, const Span& b) { return a.begin < b.begin; });
+  for (size_t i = 1; i < owned.size(); ++i) ASSERT_LE(owned[i - 1].end, owned[i].begin) << "two share bytes, or a page";
+  // The copies carry each byte from where it is staged to where it was asked for, and no other byte.
+  uint64_t copied = 0, transferred = 0;
+  for (const Staging::Run& run : place.runs) copied += run.bytes;
+  size_t at = 0;
+  for (size_t i = 0; i < asked.size(); ++i) {
+    transferred += asked[i].length;
+    while (at < place.runs.size() && (asked[i].memory < place.runs[at].device ||
+                                      asked[i].memory >= place.runs[at].device + place.runs[at].bytes)) {
+      ++at;
+    }
+    ASSERT_LT(at, place.runs.size()) << "no copy brings transfer " << i;
+    const Staging::Run& run = place.runs[at];
+    ASSERT_LE(asked[i].memory + asked[i].length, run.device + run.bytes);
+    ASSERT_EQ(run.host + (asked[i].memory - run.device), placed[i].memory) << "transfer " << i << " goes elsewhere";
+  }
+  ASSERT_EQ(copied, transferred);
+}
+
+TEST(Staging, GivesEachTransferMemoryOfItsOwnAndCopiesThatBringItThere) {
+  constexpr uint64_t kRoomBytes = 2 << 20;
+  const auto device = host_device();
+  Staging staging(*device, kRoomBytes);
+  const Span memory{staging.memory().data(), staging.memory().data() + staging.memory().size()};
+  for (uint64_t seed = 0; seed < 60; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::mt19937_64 random(seed);
+    std::deque<Staging::Place> held;
+    for (int step = 0; step < 20; ++step) {
+      const std::vector<Transfer> asked = random_transfers(random, 1 + random() % 900000, 1 + random() % 1000);
+      std::vector<Transfer> placed = asked;
+      Staging::Place place;
+      while (!staging.place(placed, place)) {
+        ASSERT_FALSE(held.empty()) << "an empty arena had no room";
+        for (size_t i = 0; i < asked.size(); ++i)
+          ASSERT_EQ(placed[i].memory, asked[i].memory) << "changed all the same";
+        std::swap(held.front(), held[random() % held.size()]);
+        staging.give_back(held.front());
+        held.pop_front();
+      }
+      if (asked.empty()) continue;
+      ASSERT_NO_FATAL_FAILURE(expect_well_placed(asked, placed, place, memory));
+      for (const Staging::Place& other : held) {
+        ASSERT_FALSE(
+            (Span{other.memory, other.memory + other.bytes}.overlaps({place.memory, place.memory + place.bytes})));
+      }
+      held.push_back(std::move(place));
+    }
+    for (Staging::Place& place : held) staging.give_back(place);
+    std::vector<Transfer> all = {{0, 4096, kRoomBytes, nullptr}};
+    Staging::Place place;
+    ASSERT_TRUE(staging.place(all, place)) << "not all of it came back";
+    staging.give_back(place);
+  }
+}
+
+TEST(Staging, AnySegmentOfTheLargestSizeFits) {
+  const auto device = host_device();
+  auto* const base = reinterpret_cast<std::byte*>(uint64_t{1} << 40);
+  for (const uint64_t segment_bytes : {uint64_t{65536} + kCutBytes, uint64_t{200000}, uint64_t{1} << 20}) {
+    Staging staging(*device, Staging::most_bytes(segment_bytes));
+    const auto expect_room = [&](std::vector<Transfer> transfers, const std::string& which) {
+      Staging::Place place;
+      EXPECT_TRUE(staging.place(transfers, place)) << which << ", of " << segment_bytes << " bytes";
+      staging.give_back(place);
+    };
+    for (uint64_t seed = 0; seed < 30; ++seed) {
+      std::mt19937_64 random(seed);
+      expect_room(random_transfers(random, segment_bytes, 1024), "seed " + std::to_string(seed));
+    }
+    // The worst there are: records that waste most of a line, stretches that waste most of a page before and behind.
+    std::vector<Transfer> lines, pages;
+    uint64_t left = segment_bytes;
+    for (uint64_t i = 0; i < 1023; ++i, --left) lines.push_back({0, i * 1000, 1, base + i * 1000});
+    lines.push_back({0, (uint64_t{1} << 30) + 4095, left, base + (1 << 30)});
+    expect_room(lines, "1023 single bytes and a long stretch");
+    left = segment_bytes;
+    for (uint64_t i = 0; left > 65537; ++i, left -= 65537) {
+      pages.push_back({0, (i << 20) + 4095, 65536, base + (i << 20)});
+      pages.push_back({0, (i << 20) + (512 << 10), 1, base + (i << 20) + (512 << 10)});
+    }
+    while (pages.size() < 1024 && left > 0) pages.push_back({1, left-- << 20, 1, base + (left << 20)});
+    expect_room(pages, "stretches of 64 KiB and single bytes by turns");
+  }
+}
+
+// --------------------------------------------------------------------------------------------------------- engine
+
+struct Setting {
+  DirectMode direct = DirectMode::kAuto;
+  std::string faults = {};
+  std::string backend = "auto";
+  size_t workers = 2;
+  uint64_t staging_bytes = 1 << 20;
+  uint64_t segment_bytes = kSegmentBytes;
+};
+
+// Whatever ends, ends within this; what does not is a hang.
+constexpr std::chrono::seconds kPatience{30};
+
+// Counts groups that ended.
+class Ended {
+ public:
+  std::function<void()> one() {
+    return [state = state_] {
+      std::lock_guard lock(state->mutex);
+      ++state->count;
+      state->changed.notify_all();
+    };
+  }
+  bool wait_for(size_t count) {
+    std::unique_lock lock(state_->mutex);
+    return state_->changed.wait_for(lock, kPatience, [&] { return state_->count >= count; });
+  }
+
+ private:
+  struct State {
+    std::mutex mutex;
+    std::condition_variable changed;
+    size_t count = 0;
+  };
+  std::shared_ptr<State> state_ = std::make_shared<State>();
+};
+
+class Staged : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    device_ = test_device();
+    if (device_ == nullptr) GTEST_SKIP() << "no GPU";
+    if (real_cuda()) return;
+    FAKE(cuda, fake_cuda_set_seed)(17);
+    before_ = FAKE(cuda, fake_cuda_live_objects)();
+  }
+
+  void TearDown() override {
+    engines_.clear();
+    if (device_ == nullptr || real_cuda()) return;
+    FAKE(cuda, fake_cuda_reset)();
+    if (hung_) return;
+    const FakeCudaObjects after = FAKE(cuda, fake_cuda_live_objects)();
+    EXPECT_EQ(after.streams, before_.streams) << "a stream is left";
+    EXPECT_EQ(after.allocations, before_.allocations) << "device memory is left";
+    EXPECT_EQ(after.registrations, before_.registrations) << "pinned memory is left";
+  }
+
+  std::shared_ptr<Engine> make_engine(const Setting& setting, std::shared_ptr<Device> device = nullptr) {
+    EngineOptions options;
+    options.backend = setting.backend;
+    options.workers = setting.workers;
+    options.segment_bytes = setting.segment_bytes;
+    options.staging_bytes = setting.staging_bytes;
+    options.io.request_bytes = 65536;
+    options.io.bounce_bytes = 1 << 20;
+    options.io.queue_depth = 16;
+    options.io.direct = setting.direct;
+    options.io.faults = setting.faults;
+    engines_.push_back(std::make_shared<Engine>(options, device != nullptr ? device : device_));
+    return engines_.back();
+  }
+
+  // Submits and waits for it and its copies; false where it does not end. Then it is left, with all that it uses.
+  bool run(const std::shared_ptr<Engine>& engine, const std::shared_ptr<Group>& group) {
+    Ended ended;
+    group->on_done = ended.one();
+    engine->submit(group);
+    if (!ended.wait_for(1)) {
+      leave(engine, group);
+      return false;
+    }
+    for (const auto& copy : group->copies()) copy->wait();
+    return true;
+  }
+
+  void leave(const std::shared_ptr<Engine>& engine, const std::shared_ptr<Group>& group) {
+    hung_ = true;
+    new std::shared_ptr<Engine>(engine);
+    new std::shared_ptr<Group>(group);
+    ADD_FAILURE() << "a group did not end";
+  }
+
+  void set_delay_us(uint64_t most) {
+    if (!real_cuda()) FAKE(cuda, fake_cuda_set_delay_us)(most);
+  }
+
+  std::shared_ptr<Device> device_;
+  std::vector<std::shared_ptr<Engine>> engines_;
+  FakeCudaObjects before_{};
+  bool hung_ = false;
+};
+
+// Device memory, with copies that wait: what is in it, and what comes into it.
+class Memory {
+ public:
+  Memory(Device& device, size_t bytes, std::byte filling = kUntouched)
+      : buffer_(device.allocate(bytes)), host_(device.allocate_pinned(bytes)), stream_(device.make_stream()) {
+    fill(Bytes(bytes, filling));
+  }
+  ~Memory() { stream_->record()->wait(); }
+  std::byte* data() { return buffer_->data(); }
+  size_t size() const { return buffer_->size_bytes(); }
+  void fill(const Bytes& content) { fill_later(content)->wait(); }
+  // The memory has the content behind the event; until then it is what it was.
+  std::shared_ptr<Event> fill_later(const Bytes& content) {
+    std::memcpy(host_->data(), content.data(), content.size());
+    stream_->copy_in(buffer_->data(), host_->data(), content.size());
+    return stream_->record();
+  }
+  Bytes content() {
+    read_later()->wait();
+    return result();
+  }
+  std::shared_ptr<Event> read_later() {
+    stream_->copy_out(host_->data(), buffer_->data(), size());
+    return stream_->record();
+  }
+  Bytes result() const { return {host_->data(), host_->data() + size()}; }
+
+ private:
+  std::unique_ptr<DeviceBuffer> buffer_;
+  std::unique_ptr<PinnedBuffer> host_;
+  std::unique_ptr<Stream> stream_;
+};
+
+size_t element_bytes(Conversion conversion) { return stored_element_bytes(conversion); }
+
+// A group of reads to places of their own, in no order and beside one another or not, and what the memory is after it.
+struct Reads {
+  std::shared_ptr<Group> group = std::make_shared<Group>();
+  std::unique_ptr<Memory> memory;
+  Bytes expected;
+
+  Reads(Device& device, std::mt19937_64& random, std::shared_ptr<FileTable> files, const std::vector<Bytes>& contents,
+        Conversion conversion, size_t count) {
+    const uint64_t unit = element_bytes(conversion);
+    group->files = std::move(files);
+    group->conversion = conversion;
+    const bool scattered = random() % 3 == 0;
+    const uint64_t longest = random() % 3 == 0 ? 200000 : 3000;
+    uint64_t end = random() % 5000;
+    for (size_t i = 0; i < count; ++i) {
+      Transfer next;
+      next.file = static_cast<uint32_t>(random() % contents.size());
+      next.offset = random() % contents[next.file].size();
+      if (!group->transfers.empty() && random() % 2 == 0) {  // goes on in the file
+        const Transfer& last = group->transfers.back();
+        next.file = last.file;
+        next.offset = last.offset + last.length;
+      }
+      const uint64_t rest = contents[next.file].size() - next.offset;
+      next.length = 1 + random() % longest;
+      if (random() % 4 == 0) next.length = align_up(next.length, 4096);
+      next.length = std::min(next.length, rest) / unit * unit;
+      if (next.length == 0) continue;
+      if (scattered || random() % 10 == 0) end += random() % 300;
+      next.memory = reinterpret_cast<std::byte*>(end);
+      end += next.length;
+      group->transfers.push_back(next);
+    }
+    memory = std::make_unique<Memory>(device, end + 4096);
+    expected.assign(end + 4096, kUntouched);
+    for (Transfer& transfer : group->transfers) {
+      std::byte* target = expected.data() + reinterpret_cast<uint64_t>(transfer.memory);
+      convert(conversion, target, contents[transfer.file].data() + transfer.offset, transfer.length);
+      transfer.memory = memory->data() + reinterpret_cast<uint64_t>(transfer.memory);
+    }
+    if (scattered) std::shuffle(group->transfers.begin(), group->transfers.end(), random);
+  }
+
+  uint64_t bytes() const {
+    return std::accumulate(group->transfers.begin(), group->transfers.end(), uint64_t{0},
+                           [](uint64_t sum, const Transfer& transfer) { return sum + transfer.length; });
+  }
+};
+
+uint64_t counted(const RouteBytes& bytes) {
+  return std::accumulate(bytes.bytes.begin(), bytes.bytes.end(), uint64_t{0});
+}
+
+// The first byte that differs, for a message that says more than "not equal".
+::testing::AssertionResult same(const Bytes& got, const Bytes& expected) {
+  if (got.size() != expected.size()) {
+    return ::testing::AssertionFailure() << got.size() << " bytes instead of " << expected.size();
+  }
+  const auto [a, b] = std::mismatch(got.begin(), got.end(), expected.begin());
+  if (a == got.end()) return ::testing::AssertionSuccess();
+  size_t different = 0;
+  for (size_t i = 0; i < got.size(); ++i) different += got[i] != expected[i] ? 1 : 0;
+  return ::testing::AssertionFailure() << different << " of " << got.size() << " bytes differ, the first at "
+                                       << a - got.begin() << ": " << static_cast<int>(*a) << " instead of "
+                                       << static_cast<int>(*b);
+}
+
+class StagedOverFaults : public Staged,
+                         public ::testing::WithParamInterface<std::tuple<std::string, DirectMode, std::string>> {
+ protected:
+  Setting setting() const {
+    const auto& [backend, direct, faults] = GetParam();
+    return {direct, faults, backend, 2, 1 << 20};
+  }
+};
+
+TEST_P(StagedOverFaults, ReadsManyGroupsAtOnceAndTouchesNothingBeside) {
+  const TemporaryFolder folder;
+  const std::vector<Bytes> contents = {random_bytes(3'000'001, 1), random_bytes(700, 2), random_bytes(400'000, 3)};
+  std::vector<std::string> paths;
+  for (size_t i = 0; i < contents.size(); ++i) paths.push_back(folder.write(std::to_string(i), contents[i]));
+  const auto files = table_of(paths);
+  const auto engine = make_engine(setting());
+  std::mt19937_64 random(7);
+  for (int round = 0; round < 4; ++round) {
+    if (round % 2 == 1) std::for_each(paths.begin(), paths.end(), drop_from_page_cache);
+    std::vector<Reads> jobs;
+    for (int i = 0; i < 8; ++i) jobs.emplace_back(*device_, random, files, contents, Conversion::kNone, 30);
+    Ended ended;
+    for (Reads& job : jobs) job.group->on_done = ended.one();
+    for (Reads& job : jobs) engine->submit(job.group);
+    ASSERT_TRUE(ended.wait_for(jobs.size()));
+    for (Reads& job : jobs) {
+      ASSERT_FALSE(job.group->error) << job.group->error->message;
+      for (const auto& copy : job.group->copies()) copy->wait();
+      ASSERT_TRUE(same(job.memory->content(), job.expected)) << "round " << round;
+      ASSERT_EQ(counted(job.group->bytes), job.bytes()) << "every byte is counted once, by the route that served it";
+    }
+  }
+}
+
+TEST_P(StagedOverFaults, SwapsBytesOnTheWay) {
+  const TemporaryFolder folder;
+  const std::vector<Bytes> contents = {random_bytes(2'000'003, 4), random_bytes(701, 5)};
+  const std::vector<std::string> paths = {folder.write("0", contents[0]), folder.write("1", contents[1])};
+  const auto files = table_of(paths);
+  const auto engine = make_engine(setting());
+  std::mt19937_64 random(8);
+  for (const Conversion conversion : {Conversion::kSwap2, Conversion::kSwap4, Conversion::kSwap8}) {
+    for (const bool cold : {false, true}) {
+      if (cold) std::for_each(paths.begin(), paths.end(), drop_from_page_cache);
+      Reads job(*device_, random, files, contents, conversion, 30);
+      ASSERT_TRUE(run(engine, job.group));
+      ASSERT_FALSE(job.group->error) << job.group->error->message;
+      ASSERT_TRUE(same(job.memory->content(), job.expected)) << "elements of " << element_bytes(conversion) << " bytes";
+    }
+  }
+}
+
+TEST_P(StagedOverFaults, WritesWhatTheDeviceHoldsBehindTheEventBefore) {
+  const TemporaryFolder folder;
+  const auto engine = make_engine(setting());
+  set_delay_us(3000);
+  std::mt19937_64 random(9);
+  for (const uint64_t length : {0, 1, 511, 4096, 65537, 700'001}) {
+    SCOPED_TRACE(std::to_string(length) + " bytes");
+    const Bytes content = random_bytes(length, length + 1);
+    const uint64_t askew = random() % 4096;
+    Memory memory(*device_, askew + length + 1);
+    Bytes filling(askew + length + 1, std::byte{0x11});
+    std::copy(content.begin(), content.end(), filling.begin() + static_cast<ptrdiff_t>(askew));
+    const auto write = [&](auto call) {
+      memory.fill(Bytes(memory.size(), std::byte{0x22}));  // what a write that does not wait would find
+      Caller caller;
+      caller.memory = memory.data() + askew;
+      const auto filled = memory.fill_later(filling);
+      caller.before = {filled};
+      call(caller);
+      filled->wait();  // nothing to write waits for nothing
+    };
+    const std::string whole = folder.file("whole");
+    write([&](const Caller& caller) { write_whole(*engine, whole, length, caller); });
+    ASSERT_TRUE(same(read_file(whole), content));
+    drop_from_page_cache(whole);
+    ASSERT_TRUE(same(read_file(whole), content)) << "on the disk";
+    // Into the middle of a file, which keeps the rest.
+    const uint64_t offset = random() % 10000;
+    Bytes expected = random_bytes(1'000'000, 6);
+    const std::string part = folder.write("part", expected);
+    std::copy(content.begin(), content.end(), expected.begin() + static_cast<ptrdiff_t>(offset));
+    write([&](const Caller& caller) { write_range(*engine, part, offset, length, caller); });
+    drop_from_page_cache(part);
+    ASSERT_TRUE(same(read_file(part), expected)) << "at offset " << offset;
+  }
+}
+
+TEST_P(StagedOverFaults, WritesManyPartsFromAnywhereOnTheDevice) {
+  const TemporaryFolder folder;
+  const auto engine = make_engine(setting());
+  std::mt19937_64 random(10);
+  Bytes expected = random_bytes(1'500'000, 7);
+  const std::string path = folder.write("a", expected);
+  const Bytes content = random_bytes(2'000'000, 8);
+  Memory memory(*device_, content.size());
+  auto group = std::make_shared<Group>();
+  group->files = std::make_shared<FileTable>(File::open_for_writing(path, /*create=*/false));
+  group->direction = Direction::kWrite;
+  uint64_t from = 0;
+  for (uint64_t offset = random() % 5000; group->transfers.size() < 60;) {
+    const uint64_t length = 1 + random() % (random() % 4 == 0 ? 150'000 : 2000);
+    if (offset + length > expected.size()) break;
+    from += random() % 3 == 0 ? random() % 100 : 0;
+    group->transfers.push_back({0, offset, length, memory.data() + from});
+    std::copy_n(content.begin() + static_cast<ptrdiff_t>(from), length,
+                expected.begin() + static_cast<ptrdiff_t>(offset));
+    from += length;
+    offset += length + (random() % 3 == 0 ? random() % 10000 : 0);
+  }
+  std::shuffle(group->transfers.begin(), group->transfers.end(), random);
+  set_delay_us(3000);
+  group->before = {memory.fill_later(content)};
+  ASSERT_TRUE(run(engine, group));
+  ASSERT_FALSE(group->error) << group->error->message;
+  drop_from_page_cache(path);
+  ASSERT_TRUE(same(read_file(path), expected));
+}
+
+TEST_P(StagedOverFaults, TheLeastStagingMemoryIsEnoughForReadsAndWritesTogether) {
+  const TemporaryFolder folder;
+  const std::vector<Bytes> contents = {random_bytes(1'500'001, 1)};
+  const auto files = table_of({folder.write("a", contents[0])});
+  Setting least = setting();
+  least.staging_bytes = kLeastStagingBytes;
+  const auto engine = make_engine(least);
+  const Bytes source = random_bytes(600'000, 3);
+  Memory memory(*device_, source.size());
+  memory.fill(source);
+  set_delay_us(1000);
+  std::mt19937_64 random(11);
+  drop_from_page_cache(files->path(0));
+  std::vector<Reads> jobs;
+  for (int i = 0; i < 5; ++i) jobs.emplace_back(*device_, random, files, contents, Conversion::kNone, 20);
+  std::vector<std::shared_ptr<Group>> writes;
+  Ended ended;
+  for (int i = 0; i < 3; ++i) {
+    writes.push_back(std::make_shared<Group>());
+    writes[i]->files = std::make_shared<FileTable>(File::open_for_writing(folder.file("w" + std::to_string(i)), true));
+    writes[i]->direction = Direction::kWrite;
+    writes[i]->transfers = {{0, 0, source.size(), memory.data()}};
+    writes[i]->on_done = ended.one();
+  }
+  for (Reads& job : jobs) job.group->on_done = ended.one();
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    engine->submit(jobs[i].group);
+    if (i < writes.size()) engine->submit(writes[i]);
+  }
+  ASSERT_TRUE(ended.wait_for(jobs.size() + writes.size())) << "the workers wait for one another";
+  for (Reads& job : jobs) {
+    ASSERT_FALSE(job.group->error) << job.group->error->message;
+    for (const auto& copy : job.group->copies()) copy->wait();
+    ASSERT_TRUE(same(job.memory->content(), job.expected));
+  }
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(same(read_file(folder.file("w" + std::to_string(i))), source));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, StagedOverFaults,
+                         ::testing::Combine(::testing::Values("auto", "posix"),
+                                            ::testing::Values(DirectMode::kAuto, DirectMode::kAlways,
+                                                              DirectMode::kNever),
+                                            ::testing::Values("", "seed=3,shorten=0.3,interrupt=0.2",
+                                                              "seed=3,late=0.2,late_ms=1,reorder=0.5")));
+
+TEST_F(Staged, RefusesStagingMemoryThatHoldsNoSegment) {
+  make_engine({.staging_bytes = kLeastStagingBytes});
+  const Error error = error_of([&] { make_engine({.staging_bytes = kLeastStagingBytes - 1}); });
+  EXPECT_EQ(error.code, ErrorCode::kInvalidArgument);
+  EXPECT_NE(error.message.find("staging_bytes must be at least " + std::to_string(kLeastStagingBytes)),
+            std::string::npos)
+      << error.message;
+}
+
+// Parts that follow one another in the file and in staging memory, but not on the device, are read by one request,
+// whose pages are not its own.
+TEST_F(Staged, ARequestOfPartsForDifferentPlacesLeavesTheirNeighboursAlone) {
+  const TemporaryFolder folder;
+  const Bytes warm = random_bytes(1000, 1), cold = random_bytes(1 << 20, 2);
+  const auto files = table_of({folder.write("warm", warm), folder.write("cold", cold)});
+  Bytes expected(1 << 20, kUntouched);
+  Memory memory(*device_, expected.size());
+  auto group = std::make_shared<Group>();
+  group->files = files;
+  const auto read = [&](uint32_t file, uint64_t offset, uint64_t length, size_t to) {
+    group->transfers.push_back({file, offset, length, memory.data() + to});
+    std::copy_n((file == 0 ? warm : cold).begin() + static_cast<ptrdiff_t>(offset), length,
+                expected.begin() + static_cast<ptrdiff_t>(to));
+  };
+  read(0, 0, 1000, 800'000);  // out of the page cache, on the page where the others begin
+  read(1, 1024, 40960, 0);  // 24 bytes behind it, as far from a page's begin as it is in the file
+  read(1, 41984, 24576, 500'000);  // goes on in the file, elsewhere on the device
+  const auto engine = make_engine({.workers = 1, .segment_bytes = 1 << 17});
+  for (int round = 0; round < 2; ++round) {
+    memory.fill(Bytes(memory.size(), kUntouched));
+    drop_from_page_cache(files->path(1));
+    ASSERT_TRUE(run(engine, group));
+    ASSERT_FALSE(group->error) << group->error->message;
+    ASSERT_TRUE(same(memory.content(), expected));
+  }
+}
+
+TEST_F(Staged, ReadsWaitForWhatStillUsesTheMemory) {
+  const TemporaryFolder folder;
+  const Bytes content = random_bytes(500'000, 1);
+  const auto files = table_of({folder.write("a", content)});
+  const auto engine = make_engine({});
+  const Bytes old = random_bytes(content.size(), 2);
+  Memory memory(*device_, content.size());
+  for (int round = 0; round < 10; ++round) {
+    set_delay_us(200);
+    memory.fill(old);
+    set_delay_us(20000);
+    auto group = std::make_shared<Group>();
+    group->files = files;
+    group->transfers = {{0, 0, content.size(), memory.data()}};
+    const auto used = memory.read_later();
+    group->before = {used};
+    ASSERT_TRUE(run(engine, group));
+    ASSERT_TRUE(used->done()) << "the copies did not wait";
+    ASSERT_TRUE(same(memory.result(), old)) << "whoever used the memory found it changed";
+    set_delay_us(200);
+    ASSERT_TRUE(same(memory.content(), content));
+  }
+}
+
+TEST_F(Staged, EventsOfAGroupComeAfterAllOfItsBytes) {
+  const TemporaryFolder folder;
+  const Bytes content = random_bytes(1'000'000, 1);
+  const auto files = table_of({folder.write("a", content)});
+  const auto engine = make_engine({.workers = 4});
+  set_delay_us(5000);
+  for (int round = 0; round < 5; ++round) {
+    Memory memory(*device_, content.size());
+    auto group = std::make_shared<Group>();
+    Ended ended;
+    group->files = files;
+    group->transfers = {{0, 0, content.size(), memory.data()}};
+    group->on_done = ended.one();
+    engine->submit(group);
+    ASSERT_TRUE(ended.wait_for(1));
+    EXPECT_LE(group->copies().size(), 4u) << "one a stream is enough";
+    const auto consumer = device_->make_stream();
+    const auto result = device_->allocate_pinned(content.size());
+    for (const auto& copy : group->copies()) consumer->wait(*copy);
+    consumer->copy_out(result->data(), memory.data(), content.size());
+    consumer->record()->wait();
+    ASSERT_TRUE(same({result->data(), result->data() + content.size()}, content));
+  }
+}
+
+TEST_F(Staged, TwoDevicesWorkAtOnce) {
+  const auto second = test_device(1);
+  if (second == nullptr) GTEST_SKIP() << "one GPU";
+  const TemporaryFolder folder;
+  const std::vector<Bytes> contents = {random_bytes(1'000'000, 1)};
+  const auto files = table_of({folder.write("a", contents[0])});
+  std::mt19937_64 random(12);
+  std::vector<Reads> jobs;
+  std::vector<std::shared_ptr<Engine>> engines = {make_engine({}), make_engine({}, second)};
+  Ended ended;
+  for (int i = 0; i < 10; ++i) {
+    jobs.emplace_back(*engines[i % 2]->device(), random, files, contents, Conversion::kNone, 20);
+    jobs.back().group->on_done = ended.one();
+    engines[i % 2]->submit(jobs.back().group);
+  }
+  ASSERT_TRUE(ended.wait_for(jobs.size()));
+  for (Reads& job : jobs) {
+    for (const auto& copy : job.group->copies()) copy->wait();
+    ASSERT_TRUE(same(job.memory->content(), job.expected));
+  }
+}
+
+// ------------------------------------------------------------------------------------------------ errors and ends
+
+class StagedErrors : public Staged {
+ protected:
+  void SetUp() override {
+    SKIP_WITH_REAL_CUDA();
+    Staged::SetUp();
+  }
+  static constexpr int kOutOfMemory = 2, kLaunchFailed = 719;
+  void fail_next(const char* name, int code) { FAKE(cuda, fake_cuda_fail_next)(name, code); }
+
+  const TemporaryFolder folder_;
+  const Bytes content_ = random_bytes(60'000, 1);
+  const std::shared_ptr<FileTable> files_ = table_of({folder_.write("a", content_)});
+
+  // One segment, of three copies to places of their own.
+  std::shared_ptr<Group> read_into(Memory& memory) {
+    auto group = std::make_shared<Group>();
+    group->files = files_;
+    for (uint64_t i = 0; i < 3; ++i) group->transfers.push_back({0, i * 20000, 20000, memory.data() + i * 25000});
+    return group;
+  }
+  Bytes expected_of_read() {
+    Bytes expected(80'000, kUntouched);
+    for (ptrdiff_t i = 0; i < 3; ++i) std::copy_n(content_.begin() + i * 20000, 20000, expected.begin() + i * 25000);
+    return expected;
+  }
+};
+
+TEST_F(StagedErrors, ACopyThatFailsIsItsGroupsErrorAndTheNextGroupsWork) {
+  Memory memory(*device_, 80'000);
+  const auto engine = make_engine({.workers = 1, .staging_bytes = kLeastStagingBytes});
+  for (const char* call : {"cuMemcpyHtoDAsync", "cuEventRecord"}) {
+    SCOPED_TRACE(call);
+    for (int round = 0; round < 5; ++round) {  // more than there is staging memory for, were it lost each time
+      auto failing = read_into(memory);
+      fail_next(call, kLaunchFailed);
+      ASSERT_TRUE(run(engine, failing)) << "round " << round;
+      ASSERT_TRUE(failing->error) << "round " << round;
+      EXPECT_EQ(failing->error->code, ErrorCode::kDevice);
+      EXPECT_NE(failing->error->message.find("CUDA_ERROR_LAUNCH_FAILED"), std::string::npos) << failing->error->message;
+    }
+    auto next = read_into(memory);
+    ASSERT_TRUE(run(engine, next));
+    ASSERT_FALSE(next->error) << next->error->message;
+    ASSERT_TRUE(same(memory.content(), expected_of_read()));
+  }
+}
+
+// Some copies of the segment were asked for before the one that failed: they still come.
+TEST_F(StagedErrors, NoCopyOfAFailedReadComesBehindItsEvents) {
+  const auto engine = make_engine({.workers = 1});
+  for (int round = 0; round < 10; ++round) {
+    Memory memory(*device_, 80'000);
+    set_delay_us(20000);
+    auto failing = read_into(memory);
+    FAKE(cuda, fake_cuda_fail_after)("cuMemcpyHtoDAsync", 2, kLaunchFailed);
+    ASSERT_TRUE(run(engine, failing));
+    ASSERT_TRUE(failing->error);
+    set_delay_us(0);
+    const Bytes mine = random_bytes(80'000, 5);
+    memory.fill(mine);  // the memory's next use, behind all that the group told of
+    set_delay_us(200);
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    ASSERT_TRUE(same(memory.content(), mine)) << "a copy came late, in round " << round;
+  }
+}
+
+// What copies out of the device still write is no memory for the next segment.
+TEST_F(StagedErrors, AWriteWhoseCopyFailsDisturbsNoLaterRead) {
+  Memory memory(*device_, 200'000), source(*device_, 60'000, std::byte{0x77});
+  const auto engine = make_engine({.workers = 1, .staging_bytes = kLeastStagingBytes});
+  for (const char* call : {"cuMemcpyDtoHAsync", "cuEventRecord"}) {
+    SCOPED_TRACE(call);
+    for (int round = 0; round < 5; ++round) {
+      set_delay_us(20000);
+      auto write = std::make_shared<Group>();
+      write->files = std::make_shared<FileTable>(File::open_for_writing(folder_.file("w"), true));
+      write->direction = Direction::kWrite;
+      for (uint64_t i = 0; i < 3; ++i) {
+        write->transfers.push_back({0, i * 20000, 19000, source.data() + i * 20000});
+      }
+      FAKE(cuda, fake_cuda_fail_after)(call, call == std::string("cuEventRecord") ? 0 : 2, kLaunchFailed);
+      ASSERT_TRUE(run(engine, write));
+      ASSERT_TRUE(write->error);
+      EXPECT_EQ(write->error->code, ErrorCode::kDevice);
+      auto read = read_into(memory);
+      ASSERT_TRUE(run(engine, read));
+      ASSERT_FALSE(read->error) << read->error->message;
+      set_delay_us(200);
+      Bytes content = memory.content();
+      content.resize(80'000);
+      ASSERT_TRUE(same(content, expected_of_read())) << "round " << round;
+    }
+  }
+}
+
+TEST_F(StagedErrors, ALostDeviceIsAnErrorOfEachGroupAndNoHang) {
+  Memory memory(*device_, 80'000);
+  const auto engine = make_engine({.workers = 2, .staging_bytes = kLeastStagingBytes});
+  ASSERT_TRUE(run(engine, read_into(memory)));
+  FAKE(cuda, fake_cuda_break)(700);
+  for (int i = 0; i < 10 && !hung_; ++i) {
+    auto group = read_into(memory);
+    Ended ended;
+    group->on_done = ended.one();
+    engine->submit(group);
+    if (!ended.wait_for(1)) {
+      leave(engine, group);
+    } else {
+      EXPECT_TRUE(group->error);
+    }
+  }
+  FAKE(cuda, fake_cuda_break)(0);
+  hung_ = true;  // what a lost device kept is the driver's
+}
+
+TEST_F(StagedErrors, AWorkerWithoutPinnedMemoryOrStreamSaysSo) {
+  for (const char* call : {"cuMemHostRegister", "cuStreamCreate", "cuCtxSetCurrent"}) {
+    SCOPED_TRACE(call);
+    Memory memory(*device_, 80'000);
+    fail_next(call, kOutOfMemory);
+    const auto engine = make_engine({.workers = 1});
+    auto group = read_into(memory);
+    ASSERT_TRUE(run(engine, group));
+    ASSERT_TRUE(group->error);
+    EXPECT_EQ(group->error->code, ErrorCode::kDevice);
+    EXPECT_NE(group->error->message.find("CUDA_ERROR_OUT_OF_MEMORY"), std::string::npos) << group->error->message;
+  }
+}
+
+TEST_F(StagedErrors, AnErrorOfStorageLeavesNoStagingMemoryTaken) {
+  Memory memory(*device_, 80'000);
+  const auto engine = make_engine({DirectMode::kAlways, "seed=1,fail=0.7", "auto", 1, kLeastStagingBytes});
+  size_t failed = 0, right = 0;
+  for (int i = 0; i < 60; ++i) {
+    auto group = read_into(memory);
+    ASSERT_TRUE(run(engine, group));
+    ++(group->error ? failed : right);
+    if (group->error) {
+      EXPECT_EQ(group->error->code, ErrorCode::kIo);
+    }
+  }
+  EXPECT_GT(failed, 0u);
+  EXPECT_GT(right, 0u);
+}
+
+TEST_F(Staged, GroupsAreCancelledWithCopiesInFlight) {
+  const TemporaryFolder folder;
+  const Bytes content = random_bytes(2'000'000, 1);
+  const auto files = table_of({folder.write("a", content)});
+  const auto engine = make_engine({.staging_bytes = kLeastStagingBytes});
+  Memory memory(*device_, content.size());
+  set_delay_us(3000);
+  std::mt19937_64 random(13);
+  for (int round = 0; round < 30; ++round) {
+    auto group = std::make_shared<Group>();
+    Ended ended;
+    group->files = files;
+    group->direction = round % 3 == 0 ? Direction::kWrite : Direction::kRead;
+    if (group->direction == Direction::kWrite) {
+      group->files = std::make_shared<FileTable>(File::open_for_writing(folder.file("w"), true));
+    }
+    group->transfers = {{0, 0, content.size(), memory.data()}};
+    group->on_done = ended.one();
+    engine->submit(group);
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 5000));
+    group->cancel();
+    ASSERT_TRUE(ended.wait_for(1));
+    for (const auto& copy : group->copies()) copy->wait();
+  }
+  set_delay_us(200);
+  auto group = std::make_shared<Group>();
+  group->files = files;
+  group->transfers = {{0, 0, content.size(), memory.data()}};
+  ASSERT_TRUE(run(engine, group));
+  ASSERT_TRUE(same(memory.content(), content));
+}
+
+TEST_F(Staged, AnEngineEndsWithCopiesInFlight) {
+  const TemporaryFolder folder;
+  const Bytes content = random_bytes(300'000, 1);
+  const auto files = table_of({folder.write("a", content)});
+  Memory memory(*device_, 10 * content.size());
+  set_delay_us(10000);
+  std::vector<std::shared_ptr<Group>> groups;
+  Ended ended;
+  for (int i = 0; i < 10; ++i) {
+    groups.push_back(std::make_shared<Group>());
+    groups[i]->files = files;
+    groups[i]->transfers = {{0, 0, content.size(), memory.data() + i * content.size()}};
+    groups[i]->on_done = ended.one();
+  }
+  auto engine = make_engine({});
+  for (const auto& group : groups) engine->submit(group);
+  engine.reset();
+  engines_.clear();
+  ASSERT_TRUE(ended.wait_for(groups.size()));
+  for (const auto& group : groups) {
+    for (const auto& copy : group->copies()) copy->wait();
+  }
+  set_delay_us(200);
+  const Bytes got = memory.content();
+  for (int i = 0; i < 10; ++i)
+    EXPECT_EQ(std::memcmp(got.data() + i * content.size(), content.data(), content.size()), 0);
+}
+
+// ----------------------------------------------------------------------------------------- batches and their users
+
+// Somebody with a stream of their own, as torch has: reads batches late, and lets go of them before.
+class Consumer {
+ public:
+  explicit Consumer(std::shared_ptr<Device> device) : device_(std::move(device)) {
+    device_->bind_thread();
+    EXPECT_EQ(CudaApi::get().stream_create(&handle_, CudaApi::kStreamNonBlocking), CudaApi::kSuccess);
+    stream_ = device_->foreign_stream(handle());
+  }
+  ~Consumer() {
+    wait();
+    stream_.reset();
+    CudaApi::get().stream_destroy(handle_);
+  }
+  uintptr_t handle() const { return reinterpret_cast<uintptr_t>(handle_); }
+
+  // As bindings.cpp hands a batch out.
+  std::unique_ptr<Lease> lease(Prefetcher::Batch& batch) {
+    for (const auto& copy : batch.copies) stream_->wait(*copy);
+    return std::make_unique<Lease>(device_, std::move(batch.buffer), std::vector<uintptr_t>{handle()}, leased_);
+  }
+  // Its bytes are looked at later, on the stream, and compared at the end.
+  void use(const Lease& lease, size_t offset, Bytes expected) {
+    uses_.push_back({device_->allocate_pinned(expected.size()), std::move(expected)});
+    const Use& use = uses_.back();
+    stream_->copy_out(use.got->data(), lease.data() + offset, use.expected.size());
+  }
+  void wait() { stream_->record()->wait(); }
+  void expect_right() {
+    wait();
+    for (size_t i = 0; i < uses_.size(); ++i) {
+      const std::byte* got = uses_[i].got->data();
+      ASSERT_TRUE(same({got, got + uses_[i].expected.size()}, uses_[i].expected)) << "use " << i;
+    }
+    uses_.clear();
+  }
+  size_t leased() const { return *leased_; }
+
+ private:
+  struct Use {
+    std::unique_ptr<PinnedBuffer> got;
+    Bytes expected;
+  };
+  std::shared_ptr<Device> device_;
+  CudaApi::Stream handle_ = nullptr;
+  std::unique_ptr<Stream> stream_;
+  std::deque<Use> uses_;
+  std::shared_ptr<std::atomic<size_t>> leased_ = std::make_shared<std::atomic<size_t>>(0);
+};
+
+class StagedPrefetcher : public Staged {
+ protected:
+  static constexpr size_t kBatch = 10;
+
+  void SetUp() override {
+    Staged::SetUp();
+    if (device_ != nullptr) set_samples(1000, 1000);
+  }
+  void TearDown() override {
+    pool_.reset();
+    Staged::TearDown();
+  }
+
+  void set_samples(uint64_t sample_bytes, size_t samples) {
+    sample_bytes_ = sample_bytes;
+    contents_.clear();
+    std::vector<std::string> paths;
+    for (size_t i = 0; i < 2; ++i) {
+      contents_.push_back(random_bytes(sample_bytes * samples, 20 + i));
+      paths.push_back(folder_.write(std::to_string(i), contents_[i]));
+    }
+    files_ = table_of(paths);
+    pool_.reset();
+  }
+
+  std::unique_ptr<Prefetcher> make(std::shared_ptr<Engine> engine, size_t slots = 4,
+                                   std::shared_ptr<Residence> residence = nullptr) {
+    PrefetchOptions options;
+    options.slots = slots;
+    options.sample_bytes = sample_bytes_;
+    options.batch_samples = kBatch;
+    options.stall_timeout = std::chrono::milliseconds(20000);
+    if (pool_ == nullptr) {
+      pool_ = std::make_shared<BufferPool>(device_, sample_bytes_ * kBatch + Prefetcher::kPlacementBytes, slots + 2);
+    }
+    return std::make_unique<Prefetcher>(std::move(engine), files_, pool_, options, std::move(residence));
+  }
+
+  // Random samples of both files, or for every third batch some that follow one another.
+  void plan(Prefetcher& prefetcher, std::mt19937_64& random, size_t batches) {
+    const size_t samples = contents_[0].size() / sample_bytes_;
+    std::vector<int32_t> files;
+    std::vector<int64_t> offsets;
+    for (size_t batch = 0; batch < batches; ++batch) {
+      Bytes expected;
+      const size_t first = random() % (samples - kBatch);
+      const auto in_order_file = static_cast<int32_t>(random() % 2);
+      for (size_t i = 0; i < kBatch; ++i) {
+        files.push_back(batch % 3 == 0 ? in_order_file : static_cast<int32_t>(random() % 2));
+        offsets.push_back(static_cast<int64_t>((batch % 3 == 0 ? first + i : random() % samples) * sample_bytes_));
+        const auto begin = contents_[static_cast<size_t>(files.back())].begin() + offsets.back();
+        expected.insert(expected.end(), begin, begin + static_cast<ptrdiff_t>(sample_bytes_));
+      }
+      expected_.push_back(std::move(expected));
+    }
+    prefetcher.plan(files, offsets, std::vector<int64_t>(batches, kBatch));
+  }
+  Bytes next_expected() {
+    Bytes expected = std::move(expected_.front());
+    expected_.pop_front();
+    return expected;
+  }
+
+  TemporaryFolder folder_;
+  uint64_t sample_bytes_ = 0;
+  std::vector<Bytes> contents_;
+  std::shared_ptr<FileTable> files_;
+  std::shared_ptr<BufferPool> pool_;
+  std::deque<Bytes> expected_;  // of the batches planned
+};
+
+TEST_F(StagedPrefetcher, GivesBatchesInOrderHoweverTheirReadsEnd) {
+  for (const uint64_t sample_bytes : {1000, 4096, 70'001}) {
+    set_samples(sample_bytes, 100);
+    for (const Setting& setting : {Setting{}, Setting{DirectMode::kAlways, "seed=1,late=0.5,late_ms=2,reorder=0.5"},
+                                   Setting{DirectMode::kNever}}) {
+      std::mt19937_64 random(1);
+      const auto prefetcher = make(make_engine(setting));
+      Consumer consumer(device_);
+      plan(*prefetcher, random, 40);
+      while (auto batch = prefetcher->next({})) {
+        const size_t offset = batch->offset;
+        consumer.use(*consumer.lease(*batch), offset, next_expected());
+      }
+      EXPECT_TRUE(expected_.empty());
+      ASSERT_NO_FATAL_FAILURE(consumer.expect_right());
+    }
+  }
+}
+
+TEST_F(StagedPrefetcher, WritesNoBufferThatAConsumersStreamHasNotReadYet) {
+  const auto prefetcher = make(make_engine({}), 3);
+  Consumer slow(device_);
+  std::mt19937_64 random(2);
+  plan(*prefetcher, random, 100);
+  std::set<std::byte*> buffers;
+  for (size_t i = 0; auto batch = prefetcher->next({}); ++i) {
+    set_delay_us(i % 2 == 0 ? 5000 : 0);  // of the use, and of copies that are put in meanwhile
+    const size_t offset = batch->offset;
+    const auto lease = slow.lease(*batch);
+    buffers.insert(lease->data());
+    slow.use(*lease, offset, next_expected());
+  }
+  set_delay_us(0);
+  EXPECT_LE(buffers.size(), 3 + 2u) << "a slow consumer's buffers are used again too";
+  ASSERT_NO_FATAL_FAILURE(slow.expect_right());
+}
+
+TEST_F(StagedPrefetcher, ASecondStreamThatWasNamedKeepsTheBufferToo) {
+  const auto prefetcher = make(make_engine({}), 2);
+  Consumer fast(device_), slow(device_);
+  std::mt19937_64 random(3);
+  plan(*prefetcher, random, 60);
+  while (auto batch = prefetcher->next({})) {
+    const size_t offset = batch->offset;
+    for (const auto& copy : batch->copies) copy->wait();
+    const auto lease = fast.lease(*batch);
+    const std::byte* middle = lease->data() + offset + sample_bytes_ * kBatch / 2;
+    EXPECT_TRUE(Lease::record_stream(middle, slow.handle())) << "a view of a part names its batch";
+    EXPECT_TRUE(Lease::record_stream(middle, slow.handle()));
+    set_delay_us(4000);
+    slow.use(*lease, offset, next_expected());
+    set_delay_us(100);
+  }
+  ASSERT_NO_FATAL_FAILURE(slow.expect_right());
+}
+
+TEST_F(StagedPrefetcher, MemoryThatNobodyLeasedIsNoLease) {
+  Memory memory(*device_, 4096);
+  EXPECT_FALSE(Lease::record_stream(memory.data(), 1));
+  EXPECT_FALSE(Lease::record_stream(nullptr, 1));
+  Consumer consumer(device_);
+  const auto prefetcher = make(make_engine({}));
+  std::mt19937_64 random(3);
+  plan(*prefetcher, random, 1);
+  auto batch = prefetcher->next({});
+  auto lease = consumer.lease(*batch);
+  const std::byte* data = lease->data();
+  EXPECT_EQ(consumer.leased(), 1u);
+  EXPECT_TRUE(Lease::record_stream(data, consumer.handle()));
+  EXPECT_FALSE(Lease::record_stream(data + pool_->buffer_bytes(), consumer.handle())) << "one behind its end";
+  lease.reset();
+  EXPECT_EQ(consumer.leased(), 0u);
+  EXPECT_FALSE(Lease::record_stream(data, consumer.handle())) << "it has ended";
+}
+
+TEST_F(StagedPrefetcher, BatchesAreTheConsumersForAsLongAsItKeepsThem) {
+  auto prefetcher = make(make_engine({}), 2);
+  Consumer consumer(device_);
+  std::mt19937_64 random(4);
+  plan(*prefetcher, random, 50);
+  std::vector<std::pair<std::unique_ptr<Lease>, size_t>> kept;
+  while (auto batch = prefetcher->next({})) {
+    const size_t offset = batch->offset;
+    kept.emplace_back(consumer.lease(*batch), offset);
+  }
+  prefetcher.reset();
+  ASSERT_EQ(kept.size(), 50u);
+  for (const auto& [lease, offset] : kept) consumer.use(*lease, offset, next_expected());
+  ASSERT_NO_FATAL_FAILURE(consumer.expect_right());
+}
+
+TEST_F(StagedPrefetcher, AnEpochIsBrokenOffAHundredTimesAndContentStaysRight) {
+  const auto engine = make_engine({DirectMode::kAuto, "seed=1,late=0.1,late_ms=1"});
+  Consumer consumer(device_);
+  std::mt19937_64 random(5);
+  for (int round = 0; round < 100; ++round) {
+    set_delay_us(round % 4 == 0 ? 3000 : 100);
+    if (round % 10 == 0) drop_from_page_cache(files_->path(0));
+    expected_.clear();
+    const auto prefetcher = make(engine);
+    plan(*prefetcher, random, 12);
+    for (size_t i = random() % 8; i > 0; --i) {
+      auto batch = prefetcher->next({});
+      ASSERT_TRUE(batch);
+      const size_t offset = batch->offset;
+      consumer.use(*consumer.lease(*batch), offset, next_expected());
+    }
+    if (round % 2 == 0) prefetcher->close();
+  }
+  set_delay_us(0);
+  ASSERT_NO_FATAL_FAILURE(consumer.expect_right());
+}
+
+TEST_F(StagedPrefetcher, FindsItsBuffersAgainInTheNextEpoch) {
+  const auto engine = make_engine({});
+  Consumer consumer(device_);
+  std::set<std::byte*> buffers;
+  std::mt19937_64 random(6);
+  for (int epoch = 0; epoch < 10; ++epoch) {
+    const auto prefetcher = make(engine, 3);
+    plan(*prefetcher, random, 10);
+    while (auto batch = prefetcher->next({})) {
+      const size_t offset = batch->offset;
+      const auto lease = consumer.lease(*batch);
+      buffers.insert(lease->data());
+      consumer.use(*lease, offset, next_expected());
+    }
+  }
+  EXPECT_LE(buffers.size(), 3 + 2u);
+  ASSERT_NO_FATAL_FAILURE(consumer.expect_right());
+}
+
+TEST_F(StagedPrefetcher, ABatchThatFailsIsAnErrorInItsPlaceAndLaterOnesAreRight) {
+  const auto prefetcher = make(make_engine({}), 3);
+  Consumer consumer(device_);
+  set_delay_us(3000);
+  std::mt19937_64 random(7);
+  for (int round = 0; round < 10; ++round) {
+    plan(*prefetcher, random, 1);
+    // One sample of the batch lies behind the end of its file; the copies of the others may be under way.
+    std::vector<int64_t> offsets(kBatch, 0);
+    offsets.back() = static_cast<int64_t>(contents_[0].size());
+    prefetcher->plan(std::vector<int32_t>(kBatch, 0), offsets, std::vector<int64_t>{kBatch});
+    auto batch = prefetcher->next({});
+    const size_t offset = batch->offset;
+    consumer.use(*consumer.lease(*batch), offset, next_expected());
+    EXPECT_EQ(error_of([&] { prefetcher->next({}); }).code, ErrorCode::kCorrupt);
+  }
+  EXPECT_FALSE(prefetcher->next({}));
+  ASSERT_NO_FATAL_FAILURE(consumer.expect_right());
+}
+
+TEST_F(StagedPrefetcher, NoMemoryOnTheDeviceIsAnErrorOfTheBatchAndNoStall) {
+  SKIP_WITH_REAL_CUDA();
+  const auto prefetcher = make(make_engine({}), 1);
+  Consumer consumer(device_);
+  std::mt19937_64 random(8);
+  FAKE(cuda, fake_cuda_fail_next)("cuMemAlloc", 2);
+  plan(*prefetcher, random, 2);
+  const Error error = error_of([&] { prefetcher->next({}); });
+  next_expected();
+  EXPECT_EQ(error.code, ErrorCode::kDevice);
+  EXPECT_NE(error.message.find("CUDA_ERROR_OUT_OF_MEMORY"), std::string::npos) << error.message;
+  auto batch = prefetcher->next({});
+  ASSERT_TRUE(batch);
+  const size_t offset = batch->offset;
+  consumer.use(*consumer.lease(*batch), offset, next_expected());
+  EXPECT_FALSE(prefetcher->next({}));
+  ASSERT_NO_FATAL_FAILURE(consumer.expect_right());
+}
+
+TEST_F(StagedPrefetcher, APoolThatLackedMemoryOnceKeepsItsBuffersAfterwards) {
+  SKIP_WITH_REAL_CUDA();
+  const auto pool = std::make_shared<BufferPool>(device_, 10000, 3);
+  for (int i = 0; i < 10; ++i) {
+    FAKE(cuda, fake_cuda_fail_next)("cuMemAlloc", 2);
+    EXPECT_EQ(error_of([&] { pool->take(); }).code, ErrorCode::kDevice);
+  }
+  const uint64_t before = FAKE(cuda, fake_cuda_calls)("cuMemAlloc");
+  for (int i = 0; i < 10; ++i) {
+    auto buffer = pool->take();
+    pool->handed_over();
+    buffer.reset();
+  }
+  EXPECT_EQ(FAKE(cuda, fake_cuda_calls)("cuMemAlloc"), before + 1) << "every batch gets new memory";
+}
+
+TEST_F(StagedPrefetcher, AConsumerThatDoesNotEndDoesNotKeepItsEpochFromClosing) {
+  SKIP_WITH_REAL_CUDA();
+  const auto engine = make_engine({});
+  Consumer consumer(device_);
+  std::mt19937_64 random(9);
+  set_delay_us(300'000);
+  {
+    const auto prefetcher = make(engine);
+    plan(*prefetcher, random, 4);
+    auto batch = prefetcher->next({});
+    ASSERT_TRUE(batch);
+    const size_t offset = batch->offset;
+    consumer.use(*consumer.lease(*batch), offset, next_expected());
+    const auto began = std::chrono::steady_clock::now();
+    prefetcher->close();
+    EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::milliseconds(100));
+  }
+  set_delay_us(0);
+  ASSERT_NO_FATAL_FAILURE(consumer.expect_right());
+}
+
+// ------------------------------------------------------------------------------------------------------ residence
+
+class StagedResidence : public StagedPrefetcher {
+ protected:
+  void SetUp() override {
+    StagedPrefetcher::SetUp();
+    if (!real_cuda()) FAKE(cuda, fake_cuda_set_one_address)(1);
+  }
+
+  // Whether it is ready; else it has an error.
+  bool settled(const Residence& residence) {
+    const auto until = std::chrono::steady_clock::now() + kPatience;
+    while (!residence.ready() && !residence.error()) {
+      EXPECT_LT(std::chrono::steady_clock::now(), until) << "neither ready nor an error";
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return residence.ready();
+  }
+
+  // An epoch whose batches are what the files hold, and the bytes that were gathered.
+  uint64_t expect_epoch(const std::shared_ptr<Residence>& residence, size_t batches = 40) {
+    expected_.clear();
+    const auto prefetcher = make(make_engine({}), 3, residence);
+    Consumer consumer(device_);
+    std::mt19937_64 random(10);
+    plan(*prefetcher, random, batches);
+    while (auto batch = prefetcher->next({})) {
+      const size_t offset = batch->offset;
+      consumer.use(*consumer.lease(*batch), offset, next_expected());
+    }
+    EXPECT_TRUE(expected_.empty());
+    consumer.expect_right();
+    return prefetcher->statistics().bytes[Route::kPinnedCache];
+  }
+
+  std::shared_ptr<Residence> make_residence() { return std::make_shared<Residence>(device_, files_); }
+};
+
+TEST_F(StagedResidence, OnceReadyBatchesOfAnySampleSizeAreGathered) {
+  for (const uint64_t sample_bytes : {1, 2, 17, 1000, 2050, 4096, 4097, 70'001}) {
+    SCOPED_TRACE(std::to_string(sample_bytes) + " bytes a sample");
+    set_samples(sample_bytes, 100);
+    std::for_each(contents_.begin(), contents_.end(), [](const Bytes&) {});
+    drop_from_page_cache(files_->path(0));
+    const auto residence = make_residence();
+    ASSERT_TRUE(settled(*residence)) << residence->error()->message;
+    EXPECT_GE(residence->registered_bytes(), 200 * sample_bytes);
+    EXPECT_EQ(expect_epoch(residence), 40 * kBatch * sample_bytes) << "all of it is gathered";
+  }
+}
+
+TEST_F(StagedResidence, FilesOfSeveralWindowsAreGatheredAcrossTheirBorders) {
+  constexpr uint64_t kWindowBytes = 32 << 20;
+  set_samples(1 << 20, 33);
+  const auto residence = make_residence();
+  ASSERT_TRUE(settled(*residence)) << residence->error()->message;
+  Memory memory(*device_, 3000);
+  Gatherer gatherer(residence, 3);
+  const std::vector<int64_t> offsets = {kWindowBytes - 500, kWindowBytes, kWindowBytes - 1000};
+  gatherer.gather(memory.data(), std::vector<int32_t>{0, 1, 1}, offsets, 1000, {})->wait();
+  const Bytes got = memory.content();
+  for (size_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(std::memcmp(got.data() + i * 1000, contents_[i == 0 ? 0 : 1].data() + offsets[i], 1000), 0) << i;
+  }
+}
+
+TEST_F(StagedResidence, BatchesAreReadUntilItIsReady) {
+  set_delay_us(2000);
+  for (int round = 0; round < 10; ++round) {
+    std::for_each(expected_.begin(), expected_.end(), [](const Bytes&) {});
+    expect_epoch(make_residence(), 20);  // some by the one way and some by the other
+    ASSERT_FALSE(HasFatalFailure());
+  }
+}
+
+TEST_F(StagedResidence, MoreBatchesThanAreInFlightAtATimeAreGathered) {
+  const auto residence = make_residence();
+  ASSERT_TRUE(settled(*residence)) << residence->error()->message;
+  set_delay_us(1000);
+  Memory memory(*device_, 100 * sample_bytes_);
+  Bytes expected;
+  {
+    Gatherer gatherer(residence, 1);
+    for (int64_t i = 0; i < 100; ++i) {
+      const int64_t offset = (i * 37) % 1000 * static_cast<int64_t>(sample_bytes_);
+      gatherer.gather(memory.data() + i * sample_bytes_, std::vector<int32_t>{1}, std::vector<int64_t>{offset},
+                      sample_bytes_, {});
+      expected.insert(expected.end(), contents_[1].begin() + offset, contents_[1].begin() + offset + sample_bytes_);
+    }
+  }  // waits for all of them
+  ASSERT_TRUE(same(memory.content(), expected));
+}
+
+TEST_F(StagedResidence, ASampleBehindTheEndOfItsFileIsAnError) {
+  const auto residence = make_residence();
+  ASSERT_TRUE(settled(*residence)) << residence->error()->message;
+  const auto prefetcher = make(make_engine({}), 2, residence);
+  std::vector<int64_t> offsets(kBatch, 0);
+  offsets[3] = static_cast<int64_t>(contents_[0].size()) - 1;
+  prefetcher->plan(std::vector<int32_t>(kBatch, 0), offsets, std::vector<int64_t>{kBatch});
+  const Error error = error_of([&] { prefetcher->next({}); });
+  EXPECT_EQ(error.code, ErrorCode::kCorrupt);
+  EXPECT_EQ(error.offset, contents_[0].size() - 1);
+  EXPECT_NE(error.message.find(files_->path(0)), std::string::npos) << error.message;
+}
+
+TEST_F(StagedResidence, AFileThatIsNotThereIsItsErrorAndOthersAreReadStill) {
+  const TemporaryFolder folder;
+  const auto residence = std::make_shared<Residence>(device_, table_of({files_->path(0), folder.file("missing")}));
+  ASSERT_FALSE(settled(*residence));
+  EXPECT_EQ(residence->error()->code, ErrorCode::kNotFound);
+  EXPECT_EQ(expect_epoch(residence), 0u);
+}
+
+TEST_F(StagedResidence, AFileThatWasTruncatedSinceItsIndexIsItsError) {
+  const uint64_t size = contents_[0].size();
+  const auto files =
+      std::make_shared<FileTable>(std::vector<std::string>{files_->path(0)}, std::vector<FileIdentity>{{size + 1, 0}});
+  const Residence residence(device_, files);
+  ASSERT_FALSE(settled(residence));
+  EXPECT_EQ(residence.error()->code, ErrorCode::kCorrupt);
+}
+
+TEST_F(StagedResidence, AnEmptyFileAmongOthersHindersNothing) {
+  const std::string empty = folder_.write("empty", {});
+  const auto residence = std::make_shared<Residence>(device_, table_of({files_->path(0), files_->path(1), empty}));
+  ASSERT_TRUE(settled(*residence)) << residence->error()->message;
+  EXPECT_EQ(expect_epoch(residence), 40 * kBatch * sample_bytes_);
+}
+
+TEST_F(StagedResidence, AFileThatCannotBeMappedIsItsError) {
+  const Residence residence(device_, table_of({files_->path(0), "/sys/devices/system/cpu/online"}));
+  ASSERT_FALSE(settled(residence));
+  EXPECT_NE(residence.error()->message.find("/sys/devices/system/cpu/online"), std::string::npos)
+      << residence.error()->message;
+}
+
+TEST_F(StagedResidence, ARefusedRegistrationIsItsErrorAndBatchesAreReadStill) {
+  SKIP_WITH_REAL_CUDA();
+  FAKE(cuda, fake_cuda_set_read_only_register)(0);
+  auto residence = make_residence();
+  EXPECT_FALSE(settled(*residence));
+  FAKE(cuda, fake_cuda_set_read_only_register)(1);
+  EXPECT_EQ(residence->error()->code, ErrorCode::kUnavailable);
+  EXPECT_NE(residence->error()->message.find("mapped read-only"), std::string::npos) << residence->error()->message;
+  EXPECT_EQ(expect_epoch(residence), 0u);
+
+  const auto engine = make_engine({});  // its workers register too
+  FAKE(cuda, fake_cuda_fail_after)("cuMemHostGetDevicePointer", 1, 2);
+  residence = make_residence();
+  EXPECT_FALSE(settled(*residence)) << "the second file's";
+  EXPECT_EQ(residence->error()->code, ErrorCode::kDevice);
+  EXPECT_EQ(expect_epoch(residence), 0u);
+}
+
+TEST_F(StagedResidence, AKernelThatDoesNotCompileIsItsError) {
+  SKIP_WITH_REAL_CUDA();
+  FAKE(cuda, fake_cuda_fail_next)("cuStreamCreate", 2);
+  const auto residence = make_residence();
+  EXPECT_FALSE(settled(*residence));
+  EXPECT_EQ(residence->error()->code, ErrorCode::kDevice);
+  EXPECT_EQ(expect_epoch(residence), 0u);
+}
+
+TEST_F(StagedResidence, ADeviceThatSeesOtherAddressesIsRefused) {
+  SKIP_WITH_REAL_CUDA();
+  FAKE(cuda, fake_cuda_set_one_address)(0);
+  const auto residence = make_residence();
+  EXPECT_FALSE(settled(*residence));
+  EXPECT_EQ(residence->error()->code, ErrorCode::kUnavailable);
+  EXPECT_NE(residence->error()->message.find("other addresses"), std::string::npos) << residence->error()->message;
+  EXPECT_EQ(expect_epoch(residence), 0u);
+}
+
+// By "cuEventRecord" the gather itself is under way: neither its addresses nor its target are free yet.
+TEST_F(StagedResidence, AGatherThatFailsIsItsBatchsErrorAndTheNextBatchIsRight) {
+  SKIP_WITH_REAL_CUDA();
+  const auto residence = make_residence();
+  ASSERT_TRUE(settled(*residence)) << residence->error()->message;
+  const auto prefetcher = make(make_engine({}), 1, residence);
+  Consumer consumer(device_);
+  std::mt19937_64 random(11);
+  for (const char* call : {"cuLaunchKernel", "cuEventRecord"}) {
+    SCOPED_TRACE(call);
+    set_delay_us(5000);
+    FAKE(cuda, fake_cuda_fail_next)(call, 719);
+    plan(*prefetcher, random, 1);
+    next_expected();
+    EXPECT_EQ(error_of([&] { prefetcher->next({}); }).code, ErrorCode::kDevice);
+    for (int i = 0; i < 5; ++i) {
+      plan(*prefetcher, random, 1);
+      auto batch = prefetcher->next({});
+      ASSERT_TRUE(batch);
+      const size_t offset = batch->offset;
+      consumer.use(*consumer.lease(*batch), offset, next_expected());
+    }
+    ASSERT_NO_FATAL_FAILURE(consumer.expect_right());
+  }
+}
+
+TEST_F(StagedResidence, ClosesWhileItRegisters) {
+  std::mt19937_64 random(12);
+  for (int round = 0; round < 50; ++round) {
+    const auto residence = make_residence();
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 500));
+  }
+  set_samples(1 << 20, 40);
+  for (int round = 0; round < 5; ++round) make_residence();
+}
+
+// -------------------------------------------------------------------------------------- storage that reaches devices
+
+class StagedCufile : public StagedErrors {
+ protected:
+  void SetUp() override {
+    StagedErrors::SetUp();
+    if (device_ != nullptr && !real_cuda()) FAKE(cufile, fake_cufile_reset)();
+  }
+  void TearDown() override {
+    if (!real_cuda()) FAKE(cufile, fake_cufile_reset)();
+    Staged::TearDown();
+  }
+
+  std::shared_ptr<Engine> make_cufile_engine(bool strict = false, bool batch = false,
+                                             DirectMode direct = DirectMode::kAuto) {
+    EngineOptions options;
+    options.backend = "cufile";
+    options.workers = 2;
+    options.segment_bytes = kSegmentBytes;
+    options.staging_bytes = 1 << 20;
+    options.io.request_bytes = 65536;
+    options.io.bounce_bytes = 1 << 20;
+    options.io.queue_depth = 16;
+    options.io.direct = direct;
+    options.io.strict = strict;
+    options.io.cufile_batch = batch;
+    engines_.push_back(std::make_shared<Engine>(options, device_));
+    return engines_.back();
+  }
+};
+
+TEST_F(StagedCufile, WhatIsCachedIsCopiedAndTheRestComesFromTheDisk) {
+  const TemporaryFolder folder;
+  const std::vector<Bytes> contents = {random_bytes(1'000'001, 1), random_bytes(300'000, 2)};
+  const std::vector<std::string> paths = {folder.write("0", contents[0]), folder.write("1", contents[1])};
+  const auto files = table_of(paths);
+  std::mt19937_64 random(1);
+  for (const bool batch : {false, true}) {
+    const auto engine = make_cufile_engine(false, batch);
+    for (int round = 0; round < 6; ++round) {
+      drop_from_page_cache(paths[0]);
+      Reads job(*device_, random, files, contents, Conversion::kNone, 30);
+      ASSERT_TRUE(run(engine, job.group));
+      ASSERT_FALSE(job.group->error) << job.group->error->message;
+      ASSERT_TRUE(same(job.memory->content(), job.expected)) << "round " << round;
+      ASSERT_EQ(counted(job.group->bytes), job.bytes());
+    }
+    EXPECT_GT(engine->statistics().bytes[Route::kGds] + engine->statistics().bytes[Route::kGdsCompat], 0u);
+    EXPECT_EQ(engine->statistics().retries, 0u);
+  }
+}
+
+TEST_F(StagedCufile, WhatItCannotDoGoesByWayOfTheHostOnce) {
+  const auto engine = make_cufile_engine();
+  for (int round = 0; round < 5; ++round) {
+    Memory memory(*device_, 80'000);
+    drop_from_page_cache(files_->path(0));
+    FAKE(cufile, fake_cufile_fail_next)("cuFileRead", EIO);
+    auto group = read_into(memory);
+    ASSERT_TRUE(run(engine, group));
+    ASSERT_FALSE(group->error) << group->error->message;
+    ASSERT_TRUE(same(memory.content(), expected_of_read()));
+    ASSERT_EQ(counted(group->bytes), 60'000u);
+    EXPECT_EQ(engine->statistics().retries, static_cast<uint64_t>(round + 1));
+  }
+  EXPECT_EQ(engine->statistics().errors, 0u) << "it was none in the end";
+}
+
+TEST_F(StagedCufile, AWriteThatItCannotDoGoesByWayOfTheHost) {
+  const auto engine = make_cufile_engine();
+  const Bytes content = random_bytes(300'000, 3);
+  Memory memory(*device_, content.size());
+  for (const uint64_t offset : {0, 4096, 77}) {
+    SCOPED_TRACE(offset);
+    memory.fill(Bytes(content.size(), std::byte{0x22}));
+    set_delay_us(3000);
+    FAKE(cufile, fake_cufile_fail_after)("cuFileWrite", 1, EIO);
+    Caller caller;
+    caller.memory = memory.data();
+    caller.before = {memory.fill_later(content)};
+    const std::string path = folder_.file("w" + std::to_string(offset));
+    write_range(*engine, path, offset, content.size(), caller);
+    drop_from_page_cache(path);
+    Bytes got = read_file(path);
+    got.erase(got.begin(), got.begin() + static_cast<ptrdiff_t>(offset));
+    ASSERT_TRUE(same(got, content));
+  }
+  EXPECT_EQ(engine->statistics().retries, 3u);
+}
+
+TEST_F(StagedCufile, StrictRaisesInstead) {
+  const auto engine = make_cufile_engine(/*strict=*/true);
+  Memory memory(*device_, 80'000);
+  drop_from_page_cache(files_->path(0));
+  FAKE(cufile, fake_cufile_fail_next)("cuFileRead", EIO);
+  auto group = read_into(memory);
+  ASSERT_TRUE(run(engine, group));
+  ASSERT_TRUE(group->error);
+  EXPECT_EQ(group->error->code, ErrorCode::kIo);
+  EXPECT_EQ(engine->statistics().retries, 0u);
+  ASSERT_TRUE(run(engine, read_into(memory)));
+}
+
+TEST_F(StagedCufile, AFileThatEndedIsAnErrorAndNoRetry) {
+  const auto engine = make_cufile_engine();
+  Memory memory(*device_, 80'000);
+  drop_from_page_cache(files_->path(0));
+  auto group = read_into(memory);
+  group->transfers.push_back({0, content_.size() - 10, 20, memory.data() + 79'000});
+  ASSERT_TRUE(run(engine, group));
+  ASSERT_TRUE(group->error);
+  EXPECT_EQ(group->error->code, ErrorCode::kCorrupt);
+  EXPECT_EQ(engine->statistics().retries, 0u);
+}
+
+TEST_F(StagedCufile, TroubleOfEveryKindAtOnceLosesNothing) {
+  const TemporaryFolder folder;
+  const std::vector<Bytes> contents = {random_bytes(700'001, 1), random_bytes(300'000, 2)};
+  const std::vector<std::string> paths = {folder.write("0", contents[0]), folder.write("1", contents[1])};
+  const auto files = table_of(paths);
+  std::mt19937_64 random(2);
+  for (const bool batch : {false, true}) {
+    FAKE(cufile, fake_cufile_set_trouble)(0.2, 0.1);
+    FAKE(cufile, fake_cufile_set_late_us)(500);
+    FAKE(cufile, fake_cufile_set_route)(3);
+    const auto engine = make_cufile_engine(false, batch);
+    for (int round = 0; round < 6; ++round) {
+      if (round % 2 == 0) std::for_each(paths.begin(), paths.end(), drop_from_page_cache);
+      FAKE(cufile, fake_cufile_fail_after)(batch ? "entry" : "cuFileRead", random() % 20, EIO);
+      std::vector<Reads> jobs;
+      Ended ended;
+      for (int i = 0; i < 4; ++i) {
+        jobs.emplace_back(*device_, random, files, contents, Conversion::kNone, 20);
+        jobs.back().group->on_done = ended.one();
+      }
+      for (Reads& job : jobs) engine->submit(job.group);
+      ASSERT_TRUE(ended.wait_for(jobs.size()));
+      for (Reads& job : jobs) {
+        ASSERT_FALSE(job.group->error) << job.group->error->message;
+        for (const auto& copy : job.group->copies()) copy->wait();
+        ASSERT_TRUE(same(job.memory->content(), job.expected)) << "round " << round;
+        ASSERT_EQ(counted(job.group->bytes), job.bytes());
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace gdsdata::testing

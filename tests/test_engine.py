@@ -1,0 +1,268 @@
+"""`gdsdata.Engine`: many reads and writes at once, each with a future; what needs no GPU (that is in test_gpu.py)."""
+
+import concurrent.futures
+import contextlib
+import errno
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import MIB, exit_code_of_fork, in_new_process, random_bytes, require_direct, threads
+
+import gdsdata
+from gdsdata import EngineOptions
+from gdsdata.errors import BackendUnavailable, CorruptData, EngineClosed, IoError
+
+
+def tensor_of(i: int) -> torch.Tensor:
+    """Small enough that torch starts no threads for it, which a forked child would wait for."""
+    return torch.full((20_000 + 100 * i + i % 3,), i, dtype=torch.int32)
+
+
+@pytest.fixture
+def late(tmp_path) -> EngineOptions:
+    """Options with which each request takes 0.3 s. The file is "x", of 1 MiB."""
+    (tmp_path / "x").write_bytes(random_bytes(MIB))
+    require_direct(tmp_path / "x")
+    return EngineOptions(direct="always", workers=2, faults="late=1,late_ms=300")
+
+
+# -------------------------------------------------------------------------------------------------- there and back
+
+
+def test_many_writes_and_reads_at_once_come_back_as_they_went(tmp_path):
+    with gdsdata.Engine(most_calls=8) as engine:
+        written = [engine.write(tmp_path / str(i), tensor_of(i)) for i in range(40)]
+        assert [future.result() for future in written] == [None] * 40
+        into = [torch.empty_like(tensor_of(i)) for i in range(40)]
+        futures = [engine.read(tmp_path / str(i), tensor) for i, tensor in enumerate(into)]
+        for i, future in enumerate(futures):
+            assert future.result() is into[i] and torch.equal(into[i], tensor_of(i))
+        assert set(engine.stats()) == {"cpu"}
+        assert engine.stats()["cpu"]["errors"] == 0 and engine.stats()["cpu"]["transfers"] >= 80
+
+
+@pytest.mark.parametrize("size", [0, 1, 511, 512, 4095, 4096, 4097, MIB + 1])
+@pytest.mark.parametrize("offset", [0, 1, 4096, MIB + 3])
+def test_ranges_of_any_size_and_offset(tmp_path, size, offset):
+    data = random_bytes(size + 1)[:size]
+    with gdsdata.Engine() as engine:
+        tensor = torch.frombuffer(bytearray(data + b"-"), dtype=torch.uint8)[:size]
+        engine.write(tmp_path / "x", tensor, offset).result()
+        into = torch.zeros(size, dtype=torch.uint8)
+        assert engine.read(tmp_path / "x", into, offset).result() is into
+    assert bytes(into.numpy()) == data
+
+
+def test_ranges_of_one_file_may_be_written_and_read_all_at_once(tmp_path):
+    data = torch.frombuffer(bytearray(random_bytes(2 * MIB)), dtype=torch.uint8)
+    (tmp_path / "x").write_bytes(bytes(2 * MIB))
+    parts = list(zip(data.split(70_001), range(0, 2 * MIB, 70_001), strict=True))
+    with gdsdata.Engine() as engine:
+        futures = [engine.write(tmp_path / "x", part, offset) for part, offset in parts[1:]]
+        # The first one alone would replace the file, were it as long.
+        futures.append(engine.write(tmp_path / "x", *parts[0]))
+        concurrent.futures.wait(futures)
+        into = torch.empty_like(data)
+        reads = [
+            engine.read(tmp_path / "x", part, offset)
+            for part, offset in zip(into.split(50_003), range(0, 2 * MIB, 50_003), strict=True)
+        ]
+        for future in futures + reads:
+            future.result()
+    assert torch.equal(into, data)
+
+
+def test_a_view_is_written_as_the_values_that_it_shows(tmp_path):
+    tensor = torch.arange(24, dtype=torch.float32).reshape(2, 3, 4).transpose(0, 2).requires_grad_()
+    with gdsdata.Engine() as engine:
+        engine.write(tmp_path / "x", tensor).result()
+        again = engine.read(tmp_path / "x", torch.empty(4, 3, 2)).result()
+    assert torch.equal(again, tensor.detach())
+
+
+def test_a_call_returns_before_storage_does_and_the_future_after(tmp_path, late):
+    with gdsdata.Engine(late) as engine:
+        into = torch.zeros(MIB, dtype=torch.uint8)
+        began = time.monotonic()
+        future = engine.read(tmp_path / "x", into)
+        assert time.monotonic() - began < 0.2 and not future.done()
+        assert bytes(future.result().numpy()) == (tmp_path / "x").read_bytes()
+        assert time.monotonic() - began >= 0.29
+
+
+def test_what_waits_its_turn_can_be_cancelled_as_any_future(tmp_path, late):
+    with gdsdata.Engine(late, most_calls=1) as engine:
+        first, second = (engine.read(tmp_path / "x", torch.empty(MIB, dtype=torch.uint8)) for _ in range(2))
+        assert second.cancel()
+        first.result()
+    assert second.cancelled()
+
+
+def test_no_more_calls_than_asked_for_are_under_way(tmp_path, late):
+    with gdsdata.Engine(late, most_calls=2) as engine:
+        futures = [engine.read(tmp_path / "x", torch.empty(100, dtype=torch.uint8)) for _ in range(6)]
+        time.sleep(0.45)
+        assert sum(future.done() for future in futures) <= 2
+        concurrent.futures.wait(futures)
+
+
+def test_threads_may_share_one(tmp_path):
+    def there_and_back(i: int) -> bool:
+        engine.write(tmp_path / str(i), tensor_of(i)).result()
+        return torch.equal(engine.read(tmp_path / str(i), torch.empty_like(tensor_of(i))).result(), tensor_of(i))
+
+    with gdsdata.Engine(most_calls=4) as engine, concurrent.futures.ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(there_and_back, range(32)))
+
+
+# ------------------------------------------------------------------------------------------------------- priorities
+
+
+@pytest.mark.parametrize("priority", ["background", "training"])
+def test_either_priority_reads_and_writes(tmp_path, priority):
+    with gdsdata.Engine() as engine:
+        engine.write(tmp_path / "x", tensor_of(1), priority=priority).result()
+        assert torch.equal(
+            engine.read(tmp_path / "x", torch.empty_like(tensor_of(1)), priority=priority).result(), tensor_of(1)
+        )
+
+
+def test_another_priority_is_refused_in_words(tmp_path):
+    with gdsdata.Engine() as engine, pytest.raises(ValueError, match="priority='urgent' must be one of background, tr"):
+        engine.read(tmp_path / "x", torch.empty(1), priority="urgent")
+
+
+def test_training_goes_first_and_the_background_ends_too(tmp_path):
+    (tmp_path / "x").write_bytes(random_bytes(32 * MIB))
+    options = EngineOptions(direct="never", workers=1, segment_bytes=65536, request_bytes=65536)
+    with gdsdata.Engine(options, most_calls=40) as engine:
+        whole = torch.empty(32 * MIB, dtype=torch.uint8)
+        background = [engine.read(tmp_path / "x", whole) for _ in range(16)]
+        next(concurrent.futures.as_completed(background))  # all of them are in the queue by now, for it is shared
+        training = [
+            engine.read(tmp_path / "x", torch.empty(1000, dtype=torch.uint8), offset, priority="training")
+            for offset in range(20)
+        ]
+        concurrent.futures.wait(training)
+        still_going = sum(not future.done() for future in background)
+        concurrent.futures.wait(background)
+    assert still_going >= 8, "training waited for the background"
+    assert bytes(whole.numpy()) == (tmp_path / "x").read_bytes()
+
+
+# ---------------------------------------------------------------------------------------------------- errors, ends
+
+
+def test_errors_come_in_the_future_and_others_go_on(tmp_path):
+    (tmp_path / "x").write_bytes(bytes(100))
+    with gdsdata.Engine() as engine:
+        missing = engine.read(tmp_path / "absent", torch.empty(1))
+        beyond = engine.read(tmp_path / "x", torch.empty(101, dtype=torch.uint8))
+        behind = engine.read(tmp_path / "x", torch.empty(1, dtype=torch.uint8), offset=100)
+        folder = engine.write(tmp_path / "absent" / "x", torch.empty(1))
+        replaced = engine.write(tmp_path, torch.empty(1))
+        good = engine.read(tmp_path / "x", torch.empty(100, dtype=torch.uint8))
+        assert isinstance(missing.exception(), FileNotFoundError) and missing.exception().errno == errno.ENOENT
+        assert isinstance(beyond.exception(), CorruptData) and isinstance(behind.exception(), CorruptData)
+        assert isinstance(folder.exception(), FileNotFoundError)
+        assert isinstance(replaced.exception(), IoError)
+        assert good.result().sum() == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda engine, path: engine.read(path, torch.empty(4, 4).t()), r"of strides \(1, 4\) is not contiguous"),
+        (lambda engine, path: engine.read(path, torch.empty(1), offset=-1), "offset=-1 must not be negative"),
+        (lambda engine, path: engine.read(path, torch.empty(1, device="meta")), "no plain memory to read into"),
+        (lambda engine, path: engine.write(path, torch.eye(2).to_sparse()), "no plain memory to write"),
+        (lambda engine, path: engine.write(path, torch.empty(1), offset=2**63), "where no file does"),
+    ],
+    ids=["not contiguous", "negative offset", "meta", "sparse", "far offset"],
+)
+def test_a_bad_argument_is_refused_at_once_in_words(tmp_path, call, words):
+    with gdsdata.Engine() as engine, pytest.raises(ValueError, match=words):
+        call(engine, tmp_path / "x")
+
+
+def test_it_takes_at_least_one_call():
+    with pytest.raises(ValueError, match="most_calls=0 must be at least 1"):
+        gdsdata.Engine(most_calls=0)
+
+
+def test_an_option_that_makes_no_sense_is_told_at_the_first_call(tmp_path):
+    with (
+        gdsdata.Engine(EngineOptions(backend="magic")) as engine,
+        pytest.raises(ValueError, match="no backend is called 'magic'"),
+    ):
+        engine.read(tmp_path / "x", torch.empty(1))
+
+
+def test_a_backend_for_gpus_is_refused_on_the_cpu(tmp_path):
+    with gdsdata.Engine(EngineOptions(backend="cufile")) as engine, pytest.raises((BackendUnavailable, ValueError)):
+        engine.read(tmp_path / "x", torch.empty(1))
+
+
+def test_close_waits_for_what_was_asked_and_takes_no_more(tmp_path, late):
+    engine = gdsdata.Engine(late)
+    future = engine.read(tmp_path / "x", torch.empty(MIB, dtype=torch.uint8))
+    engine.close()
+    assert future.done() and not future.exception()
+    with pytest.raises(EngineClosed, match="this Engine was closed; make another one"):
+        engine.read(tmp_path / "x", torch.empty(1))
+    engine.close()  # twice is once
+
+
+def left_by_engines(folder: Path) -> int:
+    before = threads()
+    for i in range(20):
+        with gdsdata.Engine(EngineOptions(workers=2)) as engine:
+            engine.write(folder / "x", tensor_of(i)).result()
+            engine.read(folder / "x", torch.empty_like(tensor_of(i)))
+    deadline = time.monotonic() + 5
+    while threads() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return threads() - before
+
+
+def test_a_closed_engine_leaves_no_thread(tmp_path):
+    torch.ones(10).add_(1)
+    assert in_new_process(left_by_engines, tmp_path) <= 0
+
+
+def test_one_that_was_never_used_makes_nothing(tmp_path):
+    before = threading.active_count()
+    with gdsdata.Engine() as engine:
+        assert engine.stats() == {}
+    assert threading.active_count() == before
+
+
+def use_after_a_fork(folder: Path) -> list[int]:
+    engine = gdsdata.Engine(EngineOptions(workers=2))
+    engine.write(folder / "x", tensor_of(0)).result()
+
+    def use_the_parents() -> None:
+        with contextlib.suppress(EngineClosed):
+            engine.read(folder / "x", torch.empty(1))
+            raise AssertionError("it was read")
+
+    def close_the_parents() -> None:
+        engine.close()
+
+    def use_another() -> None:
+        with gdsdata.Engine(EngineOptions(workers=2)) as mine:
+            assert torch.equal(mine.read(folder / "x", torch.empty_like(tensor_of(0))).result(), tensor_of(0))
+
+    codes = [exit_code_of_fork(child) for child in (use_the_parents, close_the_parents, use_another)]
+    assert torch.equal(engine.read(folder / "x", torch.empty_like(tensor_of(0))).result(), tensor_of(0))
+    engine.close()
+    return codes
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_makes_its_own_and_the_parents_goes_on(tmp_path):
+    assert in_new_process(use_after_a_fork, tmp_path) == [0, 0, 0]
