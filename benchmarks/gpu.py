@@ -1,55 +1,59 @@
 """The GPU's figures in one run, beside the limit and the peers: `python benchmarks/gpu.py [--small] [--only NAME ...]`.
 
-Runs `python -m gdsdata.bench` for each line of the table, with 8 GiB of data on the disk (and in /dev/shm), and writes
-one table of what was asked for and what was measured beside their reports. Needs a GPU, the package's `bench` extra,
+Runs `python -m gdsdata.bench` for each line of the table, with up to 8 GiB of data on the disk and in /dev/shm, and
+writes one table of what was asked for and what was measured beside their reports. Needs a GPU, the package's `bench` extra,
 and whichever peers are installed. 8 GiB take some ten minutes; --small takes 1 GiB, whose figures mean less.
 """
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 GIB = 2**30
+COPY = "of the pinned copy"
 RECORDS = ["data=tokens", "data.seq_len=2047", "data.stride=2048", "case.batch_size=2048", "case.cold_samples=262144"]
+VOLUMES = ["data=npy", "data.shape=[128,64,64]", "case.batch_size=32", "case.epochs=20"]
 
 
-def lines(size_bytes, memory_folder):
-    """(name, the bench's arguments, what is read off it): each of those is (row, data, dtype, cache, what, asked)."""
-    size = f"data.size_bytes={size_bytes}"
-    load_rows = "gdsdata,kvikio,kvikio_16,instanttensor,fastsafetensors,safetensors"
+def lines(size_bytes, in_memory):
+    """(name, the bench's arguments, what is read off it): each of those is (what, row, cache, unit, asked, asked CPU)."""
+    load_rows = "case.rows=[gdsdata,kvikio,kvikio_16,instanttensor,safetensors]"
+    loader_rows = "case.rows=[gdsdata,gdsdata_pinned,dataloader_batched]"
+    volume_rows = "case.rows=[gdsdata,gdsdata_pinned,dali_mmap,read_ring_8]"
     return [
         (
-            "load-tmpfs",
-            ["case=load", size, f"data.folder={memory_folder}", f"case.rows=[{load_rows}]", "case.cache=[warm]"],
-            [("8 GiB file in tmpfs to the GPU", "gdsdata", "warm", "of the pinned copy", 0.95, 0.17)],
-        ),
-        (
             "load-disk",
-            ["case=load", size, f"case.rows=[{load_rows}]"],
+            ["case=load", f"data.size_bytes={size_bytes}", load_rows],
             [
-                ("the same file in the page cache of ext4", "gdsdata", "warm", "of the pinned copy", 0.95, 0.17),
+                ("one file in ext4's page cache to the GPU", "gdsdata", "warm", COPY, 0.95, 0.17),
                 ("the same file, cold", "gdsdata", "cold", "of raw O_DIRECT", 0.97, 0.05),
                 ("the cached file against kvikio's defaults", "gdsdata", "warm", "of row kvikio", 8, None),
             ],
         ),
         (
+            "load-memory",
+            ["case=load", f"data.path={in_memory}", load_rows, "case.cache=[warm]"],
+            [("the same file in tmpfs", "gdsdata", "warm", COPY, 0.95, 0.17)],
+        ),
+        (
             "records",
-            [*RECORDS, size, "case.rows=[gdsdata,gdsdata_pinned,dataloader_batched]", "case.dtypes=[int64]"],
+            [*RECORDS, f"data.size_bytes={size_bytes // 2}", loader_rows, "case.dtypes=[int64]"],
             [
-                ("shuffled records of 2048 uint16 as int64, page cache", "gdsdata", "warm", "GB/s", 30, None),
+                ("shuffled records of 2048 uint16, as int64", "gdsdata", "warm", "GB/s", 30, None),
                 ('the same, residency="pinned"', "gdsdata_pinned", "warm", "GB/s", 45, 0.03),
-                ("random records of 4 KiB, cold", "gdsdata", "cold", "of the disk's IOPS", 0.95, None),
+                ("the same records, cold", "gdsdata", "cold", "of the disk's IOPS", 0.95, None),
             ],
         ),
         (
             "volumes",
-            ["data=npy", f"data.size_bytes={size_bytes // 4}", "data.shape=[128,64,64]", "case.batch_size=32"]
-            + ["case.rows=[gdsdata,gdsdata_pinned,dali_mmap,read_ring_8]", "case.epochs=20"],
+            [*VOLUMES, f"data.size_bytes={size_bytes // 8}", volume_rows],
             [
-                ("shuffled 2 MiB npy volumes, page cache", "gdsdata", "warm", "of the pinned copy", 0.9, None),
-                ("the same, cold", "gdsdata", "cold", "of raw O_DIRECT", None, None),
+                ("shuffled npy volumes of 2 MiB, batch 32", "gdsdata", "warm", COPY, 0.9, None),
+                ('the same, residency="pinned"', "gdsdata_pinned", "warm", COPY, None, None),
+                ("the same volumes, cold", "gdsdata", "cold", "of raw O_DIRECT", None, None),
             ],
         ),
     ]
@@ -90,25 +94,33 @@ def table_row(results, title, key, cache, what, asked, asked_cpu):
     return [title, wanted, f"{measured} ({rate:.1f} GB/s)", f"{cpu:.3f}", row["path"], latency]
 
 
+def write(folder, rows):
+    head = ["work", "asked", "measured", "cpu-s/GB", "served by", "first batch, ms"]
+    text = "\n".join("| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *rows])
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "table.md").write_text(text + "\n")
+    print("\n" + text, flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true", help="1 GiB of data instead of 8")
-    parser.add_argument("--only", nargs="*", help="of load-tmpfs, load-disk, records, volumes")
+    parser.add_argument("--only", nargs="*", help="of load-disk, load-memory (needs load-disk), records, volumes")
     parser.add_argument("--out", type=Path, default=Path("outputs/gpu"), help="where reports and table.md are written")
-    parser.add_argument("--memory-folder", default="/dev/shm/gdsdata-bench", help="a folder in tmpfs")
+    parser.add_argument("--memory-folder", type=Path, default="/dev/shm/gdsdata-bench", help="a folder in tmpfs")
     parser.add_argument("bench", nargs="*", help="more settings for each bench, as case.repeats=2")
     chosen = parser.parse_args()
     rows = []
-    for name, arguments, wanted in lines(GIB if chosen.small else 8 * GIB, chosen.memory_folder):
+    in_memory = chosen.memory_folder / "model.safetensors"
+    for name, arguments, wanted in lines(GIB if chosen.small else 8 * GIB, in_memory):
         if chosen.only and name not in chosen.only:
             continue
         results = run(chosen.out, name, [*arguments, *chosen.bench])
+        if results and name == "load-disk":
+            chosen.memory_folder.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(results["data"]["safetensors"]["first_file"], in_memory)
         rows += [table_row(results, *want) for want in wanted] if results else []
-    head = ["work", "asked", "measured", "cpu-s/GB", "served by", "first batch, ms"]
-    text = "\n".join("| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *rows])
-    chosen.out.mkdir(parents=True, exist_ok=True)
-    (chosen.out / "table.md").write_text(text + "\n")
-    print("\n" + text)
+        write(chosen.out, rows)
 
 
 if __name__ == "__main__":

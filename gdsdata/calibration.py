@@ -27,9 +27,9 @@ from gdsdata.options import MIB, EngineOptions
 
 VERSION = 1
 # A choice has to be so much better than the default to be taken: a busy moment is not to be kept for ever.
-CLEARLY_BETTER = 1.1
-SMALLEST_FILE_BYTES = 64 * MIB  # of less, nothing can be said
-_READ_BYTES = 64 * MIB
+CLEARLY_BETTER = 1.15
+_READ_BYTES = 256 * MIB  # enough to hide how workers start and end
+SMALLEST_FILE_BYTES = _READ_BYTES
 _RECORD_BYTES = 4096
 _RECORDS = 4096
 _REPEATS = 3
@@ -197,6 +197,8 @@ def _read_rate(path: str, into: torch.Tensor, options: EngineOptions) -> float:
 
 def _reaches_device(path: str, into: torch.Tensor) -> bool:
     """Whether cuFile is there, and moves bytes without the host's memory."""
+    if not engine.cufile_dma_is_possible():
+        return False
     try:
         shared = engine.shared_engine(EngineOptions(backend="cufile", direct="always", strict=True), into.device)
         shared.read(path, 0, MIB, into.data_ptr(), shared.mark(engine.stream_of(into.device)), False)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 ROUTES: tuple[str, ...] = _engine.ROUTES
 direct_refusals = _engine.direct_refusals
 noted_fallbacks = _engine.noted_fallbacks
+cufile_dma_is_possible = _engine.cufile_dma_is_possible
 
 # DLPack's type codes (dlpack.h): 0 int, 1 uint, 2 float, 5 complex, 6 bool.
 _DLPACK_TYPES = {

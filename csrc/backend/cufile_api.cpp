@@ -5,9 +5,12 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <fstream>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <regex>
 #include <utility>
 
 #include "device/cuda_api.h"
@@ -130,6 +133,13 @@ void* open_library(std::optional<Error>& error) {
   return nullptr;
 }
 
+bool exists(const std::string& path) { return ::access(path.c_str(), F_OK) == 0; }
+
+std::string text_of(const std::string& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
 // Statistics are asked for before the driver opens, which is when it takes settings, and started after. Whatever of
 // this fails, transfers work; nothing is then said to have gone by DMA.
 bool start_counting(const CufileApi& api) {
@@ -166,7 +176,7 @@ Loaded load() {
   find(library, "cuFileGetStatsL3", api.statistics, ignored);
 
   constexpr int kRoutesLevel = 3;
-  const bool counting = api.set_statistics_level != nullptr && api.set_statistics_level(kRoutesLevel).code == 0;
+  const bool counting = cufile_dma_is_possible() && api.set_statistics_level != nullptr && api.set_statistics_level(kRoutesLevel).code == 0;
   constexpr int kAlreadyOpen = 5026;
   const CufileApi::Status opened = api.driver_open();
   if (opened.code != 0 && opened.code != kAlreadyOpen) {
@@ -203,6 +213,18 @@ std::string CufileApi::describe(Status status) {
     text += ": " + CudaApi::get().describe(status.cuda_code);
   }
   return text + known->remedy;
+}
+
+bool cufile_dma_is_possible() {
+  // A library that was named is taken at its word. Others are asked only where there is something to count: with
+  // statistics on, libcufile (as of CUDA 13.0, opened at run time) crashes when the process exits.
+  const char* named = std::getenv("GDSDATA_LIBCUFILE");
+  if (named != nullptr && *named != '\0') return true;
+  if (exists("/proc/driver/nvidia-fs") || exists("/sys/module/nvidia_fs")) return true;
+  const char* given = std::getenv("CUFILE_ENV_PATH_JSON");
+  const std::string configuration =
+      text_of(given != nullptr && *given != '\0' ? given : "/etc/cufile.json") + text_of("/usr/local/cuda/gds/cufile.json");
+  return std::regex_search(configuration, std::regex("\"use_pci_p2pdma\"\\s*:\\s*true"));
 }
 
 void set_cufile_search_path(std::vector<std::string> files) {

@@ -337,6 +337,7 @@ PYBIND11_MODULE(_engine, module) {
   module.attr("ROUTES") = py::cast(kRouteNames).cast<py::tuple>();
   module.def("direct_refusals", &direct_refusals);
   module.def("set_cufile_search_path", &set_cufile_search_path);
+  module.def("cufile_dma_is_possible", &cufile_dma_is_possible);
   module.def("noted_fallbacks", &noted_fallbacks);
   module.def("record_stream",
              [](uintptr_t address, uintptr_t stream) { return Lease::record_stream(memory_at(address), stream); });

@@ -58,11 +58,13 @@ class LoadPeer:
 
 
 @functools.cache
-def engine_of(options, device_name):
+def engine_of(options, device_name, path):
     """The engine that read_tensor uses, kept for its counts (and, with other options, for the next run)."""
-    from gdsdata.engine import shared_engine
+    from gdsdata.calibration import calibrated
+    from gdsdata.engine import resolved, shared_engine
 
-    return shared_engine(options, torch.device(device_name))
+    where = resolved(device_name)
+    return shared_engine(calibrated(options, path, where, measure=False), where)
 
 
 class Ours(LoadPeer):
@@ -75,7 +77,7 @@ class Ours(LoadPeer):
 
         super().__init__(source, device_name, engine)
         self.options = gdsdata.EngineOptions(**self.engine)
-        self.shared = engine_of(self.options, device_name)
+        self.shared = engine_of(self.options, device_name, source.path)
 
     def load(self):
         import gdsdata

@@ -42,10 +42,11 @@ class Row:
         peer = self.peer_class
         return {"key": self.key, "name": peer.name or peer.__name__, "setting": peer.setting}
 
-    def prepare(self, touched_bytes):
+    def prepare(self, touched_bytes, release=True):
         self.close()  # what a failed run left
         trim()
-        device.release(self.device)
+        if release:
+            device.release(self.device)
         device.open_context(self.device)
         measure.touch_memory(touched_bytes)
 
