@@ -1,8 +1,8 @@
 """The GPU's figures in one run, beside the limit and the peers: `python benchmarks/gpu.py [--small] [--only NAME ...]`.
 
 Runs `python -m gdsdata.bench` for each line of the table, with up to 8 GiB of data on the disk and in /dev/shm, and
-writes one table of what was asked for and what was measured beside their reports. Needs a GPU, the package's `bench` extra,
-and whichever peers are installed. 8 GiB take some ten minutes; --small takes 1 GiB, whose figures mean less.
+writes one table of what was asked for and what was measured beside their reports. Needs a GPU, the package's `bench`
+extra, and whichever peers are installed. 8 GiB take some ten minutes; --small takes 1 GiB, whose figures mean less.
 """
 
 import argparse
@@ -19,7 +19,7 @@ VOLUMES = ["data=npy", "data.shape=[128,64,64]", "case.batch_size=32", "case.epo
 
 
 def lines(size_bytes, in_memory):
-    """(name, the bench's arguments, what is read off it): each of those is (what, row, cache, unit, asked, asked CPU)."""
+    """(name, the bench's arguments, what is read off it), each of those (what, row, cache, unit, asked, asked CPU)."""
     load_rows = "case.rows=[gdsdata,kvikio,kvikio_16,instanttensor,safetensors]"
     loader_rows = "case.rows=[gdsdata,gdsdata_pinned,dataloader_batched]"
     volume_rows = "case.rows=[gdsdata,gdsdata_pinned,dali_mmap,read_ring_8]"
@@ -62,12 +62,12 @@ def lines(size_bytes, in_memory):
 def run(folder, name, arguments):
     command = [sys.executable, "-m", "gdsdata.bench", *arguments, "device=cuda", f"hydra.run.dir={folder / name}"]
     print("\n$ " + " ".join(command[1:]), flush=True)
-    ended = subprocess.run(command)
     found = folder / name / "results.json"
-    if ended.returncode != 0 or not found.exists():
+    found.unlink(missing_ok=True)
+    ended = subprocess.run(command)
+    if ended.returncode != 0:
         print(f"{name}: the bench ended with {ended.returncode}", flush=True)
-        return None
-    return json.loads(found.read_text())
+    return json.loads(found.read_text()) if found.exists() else None
 
 
 def find(results, key, cache):

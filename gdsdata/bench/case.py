@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import importlib.util
+import json
 import statistics
 import sys
 import time
@@ -231,6 +232,8 @@ class Case:
             found = self.time_table(table)
             results["limits"][source.kind][table.name] = found
             results["rows"] += self.compared(table, *self.limit_for(table, found))
+            # What is done stays, if the rest is broken off.
+            (self.folder / "results.json").write_text(json.dumps(results | {"notes": self.notes}, indent=1))
 
     def start(self, source, names):
         """{key: what its process says of the row, or RowFailed}; all at once, for their imports take the time."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 
 MAKER = 1  # raise it when made data changes, so that older data sets are made anew
 PIECE_BYTES = 16 * 2**20
@@ -67,7 +68,8 @@ class Source:
 class Checkpoint:
     """One safetensors file, and a .pt file of the same tensors where that was made (else "").
 
-    `tensors` has each one's first and last byte (exclusive), counted from `start`; `bytes` are those of all of them.
+    `tensors` has each one's first and last byte (exclusive), counted from `start`; `bytes` are those of all of them,
+    and `checksums` their checksums by name, once they were taken.
     """
 
     path: str
@@ -78,6 +80,7 @@ class Checkpoint:
     dtype: str
     origin: str
     kind: str = "safetensors"
+    checksums: dict = dataclasses.field(default_factory=dict)
 
     @property
     def files(self):
@@ -406,6 +409,53 @@ def checkpoint_for(settings, case, with_torch_file, progress=lambda count: None)
 
 
 # ------------------------------------------------------------------------------------------------ what is right
+
+PIECE_BYTES = 64 * 2**20
+
+
+def checksum(tensor, at=0):
+    """Of a flat uint8 tensor, on the device where it lies: its 64-bit words, each times an odd number of its own,
+    summed modulo 2**64. Any one word that differs shows, for an odd number times a difference is no multiple of 2**64.
+
+    `at` is the place of its first word in what the sum is of; pieces of whole words can so be summed one by one.
+    """
+    tail = -tensor.numel() % 8
+    if tail:
+        tensor = torch.cat([tensor, tensor.new_zeros(tail)])
+    if tensor.data_ptr() % 8:
+        tensor = tensor.clone()
+    words, total = tensor.view(torch.int64), 0
+    for begin in range(0, len(words), PIECE_BYTES // 8):
+        piece = words[begin : begin + PIECE_BYTES // 8]
+        odd = torch.arange(len(piece), device=tensor.device).add_(at + begin).mul_(2).add_(1)
+        total += int(odd.mul_(piece).sum())
+    return total % 2**64
+
+
+def checksums_of(checkpoint, progress=lambda count: None):
+    """Of every tensor, by reading the file plainly."""
+    buffer, found = torch.empty(PIECE_BYTES, dtype=torch.uint8), {}
+    with open(checkpoint.path, "rb", buffering=0) as file:
+        for name, (begin, end) in checkpoint.tensors.items():
+            total = 0
+            for at in range(0, end - begin, PIECE_BYTES):
+                piece = buffer[: min(PIECE_BYTES, end - begin - at)]
+                file.seek(checkpoint.start + begin + at)
+                read_exactly(file, piece)
+                total += checksum(piece, at // 8)
+                progress(len(piece))
+            found[name] = total % 2**64
+    return found
+
+
+def read_exactly(file, tensor):
+    """Fills a uint8 tensor on the CPU from an unbuffered file."""
+    view, done = memoryview(tensor.numpy()), 0
+    while done < len(view):
+        got = file.readinto(view[done:])
+        if not got:
+            raise EOFError(f"{file.name}: {len(view) - done} bytes are missing at its end")
+        done += got
 
 
 class Truth:

@@ -40,7 +40,7 @@ def index(name):
 def open_context(name):
     """Makes the process's CUDA context and warms it: a tensor, a pinned copy in and a copy out."""
     if is_cuda(name):
-        torch.cuda.set_device(torch.device(name))
+        torch.cuda.set_device(index(name))
         torch.ones(1024, pin_memory=True).to(name, non_blocking=True).cpu()
 
 

@@ -6,7 +6,6 @@ import torch
 
 from . import case, data, device, limits, load_peers, measure, row
 
-PIECE_BYTES = 64 * 2**20
 TOUCHED_BYTES = 512 * 2**20
 
 
@@ -14,6 +13,8 @@ class Load(case.Case):
     def sources(self):
         with self.progress.bytes("data: safetensors", self.settings.data.size_bytes) as advance:
             source = data.checkpoint_for(self.settings.data, self.case, self.needs_torch_file(), advance)
+        with self.progress.bytes("checksums: safetensors", source.bytes) as advance:
+            source.checksums = data.checksums_of(source, advance)
         yield source
 
     def needs_torch_file(self):
@@ -48,7 +49,7 @@ class Load(case.Case):
         return {"source": source.as_dict(), "engine": self.settings.engine}
 
     def touched_bytes(self, source):
-        return TOUCHED_BYTES if device.is_cuda(self.device) else source.bytes + PIECE_BYTES
+        return TOUCHED_BYTES if device.is_cuda(self.device) else source.bytes + data.PIECE_BYTES
 
     def run(self, row):
         source = row.table.source
@@ -85,37 +86,31 @@ class LoadRow(row.Row):
         super().close()
 
     def verify(self):
-        """Compares every byte with what plain reading gives, piece by piece on the device."""
+        """Compares a checksum of every tensor, taken where it lies, with that of the file's bytes, plainly read."""
         self.construct()
         try:
             flat = {name: tensor.reshape(-1).view(torch.uint8) for name, tensor in self.peer.load().items()}
-            due = {load_peers.WHOLE: (0, self.source.bytes)} if load_peers.WHOLE in flat else self.source.tensors
-            if flat.keys() != due.keys():
-                raise ValueError(f"tensors {sorted(flat)} came, {sorted(due)} were due")
-            with open(self.source.path, "rb", buffering=0) as file:
-                for name, (begin, end) in due.items():
-                    self.compare(name, flat[name], file, begin, end)
+            tensors = self.source.tensors
+            if load_peers.WHOLE in flat:
+                whole = flat[load_peers.WHOLE]
+                flat = {name: whole[begin:end] for name, (begin, end) in tensors.items()}
+            if flat.keys() != tensors.keys():
+                raise ValueError(f"tensors {sorted(flat)} came, {sorted(tensors)} were due")
+            for name, (begin, end) in tensors.items():
+                self.compare(name, flat[name], end - begin)
         finally:
-            flat = None
+            flat = whole = None
             self.close()
         return {"checked_bytes": self.source.bytes}
 
-    def compare(self, name, tensor, file, begin, end):
+    def compare(self, name, tensor, due_bytes):
         wanted = torch.device(self.device)
-        if tensor.numel() != end - begin or tensor.device.type != wanted.type:
+        if tensor.numel() != due_bytes or tensor.device.type != wanted.type:
             raise ValueError(
-                f"tensor {name!r}: {tensor.numel():,} bytes came on {tensor.device}, "
-                f"{end - begin:,} were due on {wanted}"
+                f"tensor {name!r}: {tensor.numel():,} bytes came on {tensor.device}, {due_bytes:,} were due on {wanted}"
             )
-        file.seek(self.source.start + begin)
-        for at in range(0, end - begin, PIECE_BYTES):
-            piece = torch.empty(min(PIECE_BYTES, end - begin - at), dtype=torch.uint8)
-            load_peers.read_exactly(file, piece)
-            got = tensor[at : at + len(piece)]
-            expected = piece.to(got.device)
-            if not torch.equal(got, expected):
-                wrong = int(torch.nonzero(got != expected)[0])
-                raise ValueError(f"tensor {name!r}: byte {at + wrong:,} of {end - begin:,} is not what the file holds")
+        if data.checksum(tensor) != self.source.checksums[name]:
+            raise ValueError(f"tensor {name!r}: its bytes are not what the file holds")
 
     def run(self):
         self.start_cpu_clock()

@@ -12,19 +12,10 @@ import threading
 import torch
 
 from . import case, device
+from .data import read_exactly
 
 WHOLE = ""  # the name of a tensor that is the whole file's data
 RING_SLOTS, SLOT_BYTES = 4, 16 * 2**20
-
-
-def read_exactly(file, tensor):
-    """Fills a uint8 tensor on the CPU from an unbuffered file."""
-    view, done = memoryview(tensor.numpy()), 0
-    while done < len(view):
-        got = file.readinto(view[done:])
-        if not got:
-            raise EOFError(f"{file.name}: {len(view) - done} bytes are missing at its end")
-        done += got
 
 
 class LoadPeer:

@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import sys
+import time
 
 # (heading, its cell); the rates of a row have one spread, in whichever unit.
 RATIOS = [("x best peer", lambda row: number(row["ratio_to_best_peer"], "{:.2f}"))]
@@ -35,7 +37,7 @@ def is_ours(key):
 
 
 class Progress:
-    """Bars on stderr while it is a terminal; silent otherwise."""
+    """Bars on stderr while it is a terminal; otherwise a line a step, with the seconds it took."""
 
     def __init__(self):
         from rich.console import Console
@@ -56,9 +58,12 @@ class Progress:
 
     @contextlib.contextmanager
     def count(self, name, total):
+        started = time.monotonic()
         bar = self.bars.add_task(name, total=total)
         yield lambda count: self.bars.advance(bar, count)
         self.bars.update(bar, completed=total)
+        if self.bars.disable:
+            print(f"gdsdata.bench: {name}: {time.monotonic() - started:.1f} s", file=sys.stderr, flush=True)
 
     @contextlib.contextmanager
     def bytes(self, name, total_bytes):

@@ -239,12 +239,8 @@ def help_text():
 
 
 def configs_folder():
-    """The Hydra tree: beside the package's modules (installed as a wheel) or one level above (a checkout)."""
-    package = Path(__file__).resolve().parents[1]
-    for folder in (package / "configs", package.parent / "configs"):
-        if (folder / "config.yaml").is_file():
-            return folder
-    raise FileNotFoundError(
-        f"no configs/config.yaml in {package} (an installed gdsdata) nor in {package.parent} (a checkout): "
-        "this gdsdata is incomplete; install it again"
-    )
+    """The Hydra tree. In a checkout it is a link to configs/."""
+    folder = Path(__file__).resolve().parents[1] / "configs"
+    if not (folder / "config.yaml").is_file():
+        raise FileNotFoundError(f"no config.yaml in {folder}: this gdsdata is incomplete; install it again")
+    return folder
