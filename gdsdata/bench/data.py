@@ -422,7 +422,7 @@ def checksum(tensor, at=0):
     tail = -tensor.numel() % 8
     if tail:
         tensor = torch.cat([tensor, tensor.new_zeros(tail)])
-    if tensor.data_ptr() % 8:
+    if tensor.storage_offset() % 8 or tensor.data_ptr() % 8:
         tensor = tensor.clone()
     words, total = tensor.view(torch.int64), 0
     for begin in range(0, len(words), PIECE_BYTES // 8):

@@ -93,24 +93,25 @@ class LoadRow(row.Row):
             tensors = self.source.tensors
             if load_peers.WHOLE in flat:
                 whole = flat[load_peers.WHOLE]
+                self.check_size(load_peers.WHOLE, whole, self.source.bytes)
                 flat = {name: whole[begin:end] for name, (begin, end) in tensors.items()}
             if flat.keys() != tensors.keys():
                 raise ValueError(f"tensors {sorted(flat)} came, {sorted(tensors)} were due")
             for name, (begin, end) in tensors.items():
-                self.compare(name, flat[name], end - begin)
+                self.check_size(name, flat[name], end - begin)
+                if data.checksum(flat[name]) != self.source.checksums[name]:
+                    raise ValueError(f"tensor {name!r}: its bytes are not what the file holds")
         finally:
             flat = whole = None
             self.close()
         return {"checked_bytes": self.source.bytes}
 
-    def compare(self, name, tensor, due_bytes):
+    def check_size(self, name, tensor, due_bytes):
         wanted = torch.device(self.device)
         if tensor.numel() != due_bytes or tensor.device.type != wanted.type:
             raise ValueError(
                 f"tensor {name!r}: {tensor.numel():,} bytes came on {tensor.device}, {due_bytes:,} were due on {wanted}"
             )
-        if data.checksum(tensor) != self.source.checksums[name]:
-            raise ValueError(f"tensor {name!r}: its bytes are not what the file holds")
 
     def run(self):
         self.start_cpu_clock()
