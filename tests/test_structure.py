@@ -233,7 +233,7 @@ def test_pyproject_names_every_package():
 def test_the_package_is_found_from_any_folder(tmp_path):
     """An editable installation too, which finds packages by a hook of its own."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    program = "import gdsdata.bench.settings as settings; print(gdsdata.__version__, settings.configs_folder())"
+    program = "import gdsdata; from gdsdata.bench import settings; gdsdata.GDSDataset, settings.configs_folder()"
     ran = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
 

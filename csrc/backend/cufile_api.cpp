@@ -176,7 +176,8 @@ Loaded load() {
   find(library, "cuFileGetStatsL3", api.statistics, ignored);
 
   constexpr int kRoutesLevel = 3;
-  const bool counting = cufile_dma_is_possible() && api.set_statistics_level != nullptr && api.set_statistics_level(kRoutesLevel).code == 0;
+  const bool counting = cufile_dma_is_possible() && api.set_statistics_level != nullptr &&
+                        api.set_statistics_level(kRoutesLevel).code == 0;
   constexpr int kAlreadyOpen = 5026;
   const CufileApi::Status opened = api.driver_open();
   if (opened.code != 0 && opened.code != kAlreadyOpen) {
@@ -222,8 +223,8 @@ bool cufile_dma_is_possible() {
   if (named != nullptr && *named != '\0') return true;
   if (exists("/proc/driver/nvidia-fs") || exists("/sys/module/nvidia_fs")) return true;
   const char* given = std::getenv("CUFILE_ENV_PATH_JSON");
-  const std::string configuration =
-      text_of(given != nullptr && *given != '\0' ? given : "/etc/cufile.json") + text_of("/usr/local/cuda/gds/cufile.json");
+  const std::string configuration = text_of(given != nullptr && *given != '\0' ? given : "/etc/cufile.json") +
+                                    text_of("/usr/local/cuda/gds/cufile.json");
   return std::regex_search(configuration, std::regex("\"use_pci_p2pdma\"\\s*:\\s*true"));
 }
 

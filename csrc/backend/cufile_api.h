@@ -120,8 +120,8 @@ struct CufileApi {
 // first get(). GDSDATA_LIBCUFILE names the one library to load instead.
 void set_cufile_search_path(std::vector<std::string> files);
 
-// Whether bytes could go by DMA at all: nvidia-fs is loaded, or cuFile's configuration names P2PDMA. Asks no library, so
-// that a machine without either is spared loading it.
+// Whether bytes could go by DMA at all: nvidia-fs is loaded, or cuFile's configuration names P2PDMA. Asks no library,
+// so that a machine without either is spared loading it.
 bool cufile_dma_is_possible();
 
 // How operations of this process went, so far.
