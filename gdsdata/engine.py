@@ -57,6 +57,12 @@ def _close_batches() -> None:
         waited_until = time.monotonic() + 1.0
         while batches.inside_next and time.monotonic() < waited_until:
             time.sleep(0.002)  # lets the thread come back, and have its EngineClosed
+    _engine.begin_exit()  # other calls that wait: reads and writes on daemon threads
+    waited_until = time.monotonic() + 1.0
+    while _engine.waiting_calls() and time.monotonic() < waited_until:
+        time.sleep(0.002)
+    _engine.end_exit()
+    _engine.stop_cufile_statistics()
 
 
 _engines: weakref.WeakValueDictionary[tuple[int, int, EngineOptions], _engine.Engine] = weakref.WeakValueDictionary()

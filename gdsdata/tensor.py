@@ -110,8 +110,9 @@ class Engine:
             raise ValueError(f"priority={priority!r} must be one of {', '.join(_PRIORITIES)}")
         _check_range(offset, tensor.nbytes)
         engine = self._engines.get(tensor.device)
-        if engine is None:
-            engine = self._engines[tensor.device] = shared_engine(self.options, tensor.device)
+        if engine is None:  # the first path's file system decides, as it does for data sets
+            options = calibrated(self.options, os.fspath(path), tensor.device, measure=False)
+            engine = self._engines[tensor.device] = shared_engine(options, tensor.device)
         before = engine.mark(stream_of(tensor.device))
         return self._calls.submit(call, engine, tensor, os.fspath(path), offset, before, priority == "background")
 
@@ -165,8 +166,9 @@ def write_tensor(tensor: torch.Tensor, path: str | os.PathLike[str], offset: int
     _check_plain(tensor, "write")
     _check_range(offset, tensor.nbytes)
     plain = _plain(tensor)
-    engine = _kept_engine(os.getpid(), plain.device, EngineOptions())
-    _write(engine, plain, os.fspath(path), offset, engine.mark(stream_of(plain.device)), background=True)
+    path = os.fspath(path)
+    engine = _kept_engine(os.getpid(), plain.device, calibrated(EngineOptions(), path, plain.device, measure=False))
+    _write(engine, plain, path, offset, engine.mark(stream_of(plain.device)), background=True)
 
 
 @functools.lru_cache(maxsize=16)

@@ -347,6 +347,22 @@ time.sleep(0.2)
     assert not stderr or "EngineClosed" in stderr or "Exception in thread" in stderr
 
 
+@pytest.mark.parametrize("call", ["read(path, 0, 4096, ", "write_whole(path, 4096, "])
+def test_the_interpreter_ends_while_a_daemon_thread_reads_or_writes(tmp_path, storage, call):
+    program = f"""
+import sys, threading, time, torch, gdsdata
+from gdsdata.engine import shared_engine
+options = gdsdata.EngineOptions(direct="always", faults="late=1,late_ms=1500")
+engine, path, tensor = shared_engine(options, torch.device("cpu")), sys.argv[1], torch.zeros(4096, dtype=torch.uint8)
+before = engine.mark(0)
+threading.Thread(target=lambda: engine.{call}tensor.data_ptr(), before, True), daemon=True).start()
+time.sleep(0.2)
+"""
+    code, _, stderr = run_script(program, tmp_path / "0.bin")
+    assert code == 0, f"the thread came back into an interpreter that was gone: {stderr}"
+    assert not stderr or "EngineClosed" in stderr or "Exception in thread" in stderr
+
+
 def test_a_forked_child_ends_like_any_program(tmp_path, records):
     program = """
 import os, warnings

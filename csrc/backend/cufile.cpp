@@ -84,9 +84,9 @@ class CufileBackend final : public Backend {
  public:
   CufileBackend(const BackendOptions& options, Device& device) : options_(options), api_(get_api(device)) {
     if (options.strict && !api_.counts_routes) {
-      throw Failure({ErrorCode::kUnavailable,
-                     "cuFile: this version does not say which way bytes go, which strict asks for; use cuFile of CUDA "
-                     "12.9 or later"});
+      throw Failure(
+          {ErrorCode::kUnavailable,
+           std::string("cuFile: bytes cannot be seen to go by DMA, as strict asks: ") + CufileApi::why_not_counted()});
     }
     const size_t depth = std::min<size_t>(options.queue_depth, api_.properties.max_batch_entries);
     depth_ = options.cufile_batch ? std::max<size_t>(depth, 1) : 1;
@@ -385,7 +385,7 @@ class CufileBackend final : public Backend {
     if (by_dma) return;
     const char* why = api_.counts_routes
                           ? "neither nvidia-fs nor PCI P2PDMA serves this file system (gdscheck -p tells why)"
-                          : "it does not say which way bytes go; cuFile of CUDA 12.9 and later does";
+                          : CufileApi::why_not_counted();
     const std::string text = std::string("cuFile copies through host memory, as far as is known: ") + why;
     if (options_.strict) {
       const Request& request = going.request;

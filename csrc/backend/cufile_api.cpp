@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
@@ -84,6 +85,8 @@ constexpr Code kCodes[] = {
     {5048, "CU_FILE_NVFS_INTERNAL_DRIVER_ERROR", "; see the kernel's log"},
     {5049, "CU_FILE_BATCH_NOCOMPAT_ERROR", "; without cufile_batch calls block, and work in more places"},
 };
+
+std::atomic<CufileApi::Status (*)(int)> set_level{nullptr};  // once the library is there
 
 struct Loaded {
   CufileApi api{};
@@ -174,6 +177,7 @@ Loaded load() {
   find(library, "cuFileSetStatsLevel", api.set_statistics_level, ignored);
   find(library, "cuFileStatsStart", api.statistics_start, ignored);
   find(library, "cuFileGetStatsL3", api.statistics, ignored);
+  set_level = api.set_statistics_level;
 
   constexpr int kRoutesLevel = 3;
   const bool counting = cufile_dma_is_possible() && api.set_statistics_level != nullptr &&
@@ -216,9 +220,18 @@ std::string CufileApi::describe(Status status) {
   return text + known->remedy;
 }
 
+void stop_cufile_statistics() {
+  if (const auto set = set_level.load(); set != nullptr) set(0);
+}
+
+const char* CufileApi::why_not_counted() {
+  return cufile_dma_is_possible() ? "this version does not say which way bytes go; use cuFile of CUDA 12.9 or later"
+                                  : "nvidia-fs is not loaded, and cufile.json has no use_pci_p2pdma";
+}
+
 bool cufile_dma_is_possible() {
   // A library that was named is taken at its word. Others are asked only where there is something to count: with
-  // statistics on, libcufile (as of CUDA 13.0, opened at run time) crashes when the process exits.
+  // statistics on, libcufile reports while the process exits, and has crashed there (rapidsai/kvikio issue 497).
   const char* named = std::getenv("GDSDATA_LIBCUFILE");
   if (named != nullptr && *named != '\0') return true;
   if (exists("/proc/driver/nvidia-fs") || exists("/sys/module/nvidia_fs")) return true;

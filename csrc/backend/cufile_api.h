@@ -111,6 +111,7 @@ struct CufileApi {
   // crashes in its own ending where its driver is closed at exit. Throws Failure (kUnavailable) where there is no
   // cuFile, where it refuses, or in a forked child.
   static const CufileApi& get();
+  static const char* why_not_counted();  // where counts_routes is false
 
   // "CU_FILE_IO_NOT_SUPPORTED (5008); <remedy>"
   static std::string describe(Status status);
@@ -120,8 +121,11 @@ struct CufileApi {
 // first get(). GDSDATA_LIBCUFILE names the one library to load instead.
 void set_cufile_search_path(std::vector<std::string> files);
 
+// Before the process's exit handlers run: with statistics on the library reports while it ends, and may crash.
+void stop_cufile_statistics();
+
 // Whether bytes could go by DMA at all: nvidia-fs is loaded, or cuFile's configuration names P2PDMA. Asks no library,
-// so that a machine without either is spared loading it.
+// so that a machine without either is spared opening its driver.
 bool cufile_dma_is_possible();
 
 // How operations of this process went, so far.

@@ -171,7 +171,7 @@ class UringBackend final : public Backend {
         again = true;
       }
     }
-    if (again) io_uring_submit(&ring_);
+    if (again || io_uring_sq_ready(&ring_) > 0) io_uring_submit(&ring_);  // what a busy kernel refused before, too
   }
 
   void wait(std::chrono::nanoseconds left, size_t answers) {

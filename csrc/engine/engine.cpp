@@ -182,13 +182,19 @@ Engine::Engine(EngineOptions options, std::shared_ptr<Device> device)
   running.guest = make_worker();
   for (size_t i = 0; i < running.options.workers; ++i) running.workers.push_back(make_worker());
   running.working = running.workers.size();
-  for (auto& worker : running.workers) {
-    running.threads.emplace_back([shared = running_, &worker] {
-      worker->run();
-      std::lock_guard lock(shared->ended_mutex);
-      --shared->working;
-      shared->ended.notify_all();
-    });
+  try {
+    for (auto& worker : running.workers) {
+      running.threads.emplace_back([shared = running_, &worker] {
+        worker->run();
+        std::lock_guard lock(shared->ended_mutex);
+        --shared->working;
+        shared->ended.notify_all();
+      });
+    }
+  } catch (...) {  // no more threads are to be had
+    running.queue.close();
+    for (std::thread& thread : running.threads) thread.join();
+    throw;
   }
 }
 

@@ -34,8 +34,8 @@ std::shared_ptr<DeviceBuffer> BufferPool::take() {
     if (announce_) pooled.announced = announce_({pooled.buffer->data(), pooled.buffer->size_bytes()});
   }
   DeviceBuffer* buffer = pooled.buffer.release();
-  return {buffer, [pool = shared_from_this(), announced = std::move(pooled.announced)](DeviceBuffer* returned) {
-            pool->give_back({std::unique_ptr<DeviceBuffer>(returned), announced});
+  return {buffer, [pool = shared_from_this(), announced = std::move(pooled.announced)](DeviceBuffer* returned) mutable {
+            pool->give_back({std::unique_ptr<DeviceBuffer>(returned), std::move(announced)});
           }};
 }
 

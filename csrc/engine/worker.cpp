@@ -228,8 +228,8 @@ std::optional<Error> Worker::open_files(Active& active, std::span<const Transfer
 
 File& Worker::Active::file(uint32_t index) {
   if (files.empty() || last_file != index) {
-    last_file = index;
     files.push_back(segment.group->files->get(index));
+    last_file = index;
   }
   return *files.back();
 }

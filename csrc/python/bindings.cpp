@@ -2,6 +2,7 @@
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <map>
@@ -81,8 +82,33 @@ void raise(const Error& error) {
   PyErr_SetObject(py::type::of(exception).ptr(), exception.ptr());
 }
 
+// Once the interpreter ends, a thread that asks for the GIL is ended in the middle of our frames. So calls that wait
+// are told to come back before, and one that has not come back then stays where it is.
+std::atomic<bool> ending{false}, ended{false};
+std::atomic<int> waiting_calls{0};
+
+// The GIL let go for the time of a call that waits.
+class WithoutGil {
+ public:
+  WithoutGil() {
+    ++waiting_calls;
+    state_ = PyEval_SaveThread();
+  }
+  ~WithoutGil() {
+    while (ended) ::pause();
+    PyEval_RestoreThread(state_);
+    --waiting_calls;
+  }
+  WithoutGil(const WithoutGil&) = delete;
+  WithoutGil& operator=(const WithoutGil&) = delete;
+
+ private:
+  PyThreadState* state_;
+};
+
 // Between waits: lets Ctrl-C through.
 void check_signals() {
+  if (ending) throw Failure({ErrorCode::kClosed, "the interpreter ends, and this call with it"});
   const py::gil_scoped_acquire gil;
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
 }
@@ -194,7 +220,7 @@ class Batches {
     std::optional<Prefetcher::Batch> batch;
     const Inside inside(inside_next_);
     {
-      const py::gil_scoped_release nogil;
+      const WithoutGil nogil;
       batch = prefetcher_->next(check_signals);
     }
     if (!batch) return py::none();
@@ -274,18 +300,18 @@ PYBIND11_MODULE(_engine, module) {
       .def("read",
            [](Engine& engine, const std::string& path, uint64_t offset, uint64_t length, uintptr_t address,
               const Mark& before, bool background) {
-             const py::gil_scoped_release nogil;
+             const WithoutGil nogil;
              read_range(engine, path, offset, length, caller_of(address, before, background));
            })
       .def("write_range",
            [](Engine& engine, const std::string& path, uint64_t offset, uint64_t length, uintptr_t address,
               const Mark& before, bool background) {
-             const py::gil_scoped_release nogil;
+             const WithoutGil nogil;
              write_range(engine, path, offset, length, caller_of(address, before, background));
            })
       .def("write_whole", [](Engine& engine, const std::string& path, uint64_t length, uintptr_t address,
                              const Mark& before, bool background) {
-        const py::gil_scoped_release nogil;
+        const WithoutGil nogil;
         write_whole(engine, path, length, caller_of(address, before, background));
       });
 
@@ -339,6 +365,10 @@ PYBIND11_MODULE(_engine, module) {
   module.def("set_cufile_search_path", &set_cufile_search_path);
   module.def("cufile_dma_is_possible", &cufile_dma_is_possible);
   module.def("noted_fallbacks", &noted_fallbacks);
+  module.def("stop_cufile_statistics", &stop_cufile_statistics);
+  module.def("begin_exit", [] { ending = true; });
+  module.def("waiting_calls", [] { return waiting_calls.load(); });
+  module.def("end_exit", [] { ended = true; });
   module.def("record_stream",
              [](uintptr_t address, uintptr_t stream) { return Lease::record_stream(memory_at(address), stream); });
 }
