@@ -817,7 +817,7 @@ TEST_F(FreshCufile, ALibraryWithoutStatisticsIsNotTrustedByStrict) {
           FAKE(cufile, fake_cufile_fail_next)(name, 5022);
           ask(true);
         },
-        ::testing::ExitedWithCode(7), "refusal: ''\n2: cuFile: this version does not say which way bytes go");
+        ::testing::ExitedWithCode(7), "refusal: ''\n2: cuFile: bytes cannot be seen to go by DMA");
   }
 }
 
