@@ -1,4 +1,4 @@
-"""What serves one GPU best from one file system: measured once in half a second, and kept.
+"""What serves one GPU best from one file system: measured once, and kept.
 
 The engine's own defaults were measured on a few machines. Here, where a data set is first opened for a GPU, choices
 that differ from machine to machine are tried on the data set's own files, and one that is clearly better than the

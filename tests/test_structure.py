@@ -1,6 +1,7 @@
 """The house keeps its shape: what may include or import what, what the extension links, what the package holds."""
 
 import ast
+import hashlib
 import importlib.util
 import os
 import re
@@ -89,6 +90,12 @@ def test_only_cuda_api_names_cuda():
             found = {name for name in found if not re.match(r"(?i)cu_?file", name)}
         wrong += [f"csrc/{place}: {name}" for name in sorted(found)]
     assert not wrong, wrong
+
+
+def test_the_gather_kernel_was_compiled_from_its_source():
+    source = (CSRC / "device" / "gather_kernel.cu").read_bytes()
+    made = (CSRC / "device" / "gather_kernel.cpp").read_text()
+    assert hashlib.sha256(source).hexdigest() in made, "run csrc/device/compile_gather.py"
 
 
 # --- gdsdata: imports go by this table, from ARCHITECTURE -------------------------------------------------------------

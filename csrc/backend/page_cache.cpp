@@ -150,9 +150,11 @@ void PageCache::read_resident(File& file, const Transfer& transfer, Conversion c
   for (uint64_t done = 0; done < transfer.length; done += step_bytes) {
     Transfer part{transfer.file, transfer.offset + done, std::min(step_bytes, transfer.length - done),
                   transfer.memory + result_bytes(conversion, done)};
-    const bool ask =
-        whole != File::Residency::kSome || file.residency(part.offset, part.length) == File::Residency::kAll;
-    const uint64_t served = ask ? read_now(file, part, conversion) : 0;
+    const File::Residency residency =
+        whole == File::Residency::kSome ? file.residency(part.offset, part.length) : whole;
+    const bool resident = residency == File::Residency::kAll;
+    const bool ask = resident || whole == File::Residency::kUnknown;
+    const uint64_t served = ask ? read_now(file, part, conversion, resident) : 0;
     bytes[Route::kPageCache] += served;
     if (served < part.length) {
       left.push_back(
@@ -161,7 +163,7 @@ void PageCache::read_resident(File& file, const Transfer& transfer, Conversion c
   }
 }
 
-uint64_t PageCache::read_now(File& file, const Transfer& part, Conversion conversion) {
+uint64_t PageCache::read_now(File& file, const Transfer& part, Conversion conversion, bool known_resident) {
   std::byte* target = part.memory;
   if (conversion != Conversion::kNone) {
     if (scratch_.size() < part.length) scratch_.resize(std::max(kStepBytes, part.length));
@@ -172,8 +174,8 @@ uint64_t PageCache::read_now(File& file, const Transfer& part, Conversion conver
     const iovec rest{target + served, part.length - served};
     const auto offset = static_cast<off_t>(part.offset + served);
     ssize_t moved = ::preadv2(file.buffered(), &rest, 1, offset, RWF_NOWAIT);
-    // tmpfs does not know it, and has nothing to wait for.
-    if (moved < 0 && errno == EOPNOTSUPP) moved = ::preadv(file.buffered(), &rest, 1, offset);
+    // tmpfs does not know it, and has nothing to wait for where all of it is in memory.
+    if (moved < 0 && errno == EOPNOTSUPP && known_resident) moved = ::preadv(file.buffered(), &rest, 1, offset);
     if (moved <= 0) break;  // not resident, not supported, interrupted, at the end: the backend finds out which
     served += static_cast<uint64_t>(moved);
   }

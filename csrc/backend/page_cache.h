@@ -35,7 +35,7 @@ class PageCache {
   std::optional<Error> copy_mapped(Conversion conversion, RouteBytes& bytes);
   void read_resident(File& file, const Transfer& transfer, Conversion conversion, std::vector<Transfer>& left,
                      RouteBytes& bytes);
-  uint64_t read_now(File& file, const Transfer& part, Conversion conversion);
+  uint64_t read_now(File& file, const Transfer& part, Conversion conversion, bool known_resident);
   bool page_faults_read_the_disk();
 
   std::vector<Copy> copies_;

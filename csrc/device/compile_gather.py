@@ -5,13 +5,15 @@ is marked as of version 7.0, so that drivers from CUDA 11.0 on take it; it uses 
 """
 
 import ctypes
+import hashlib
 import re
 import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ARCHITECTURE = "compute_75"
-HEAD = """// Made of gather_kernel.cu by compile_gather.py: edit that, and run this.
+HEAD = """// Made of gather_kernel.cu by compile_gather.py: edit that, and run this. SHA-256 of what it was made of:
+// %s
 #include "device/gather_kernel.h"
 
 namespace gdsdata {
@@ -62,8 +64,9 @@ def main():
     nvrtc = find_nvrtc()
     if nvrtc is None:
         raise SystemExit("there is no NVRTC here: pip install nvidia-cuda-nvrtc, or run this in torch's environment")
-    ptx = compile_to_ptx(nvrtc, (HERE / "gather_kernel.cu").read_text())
-    (HERE / "gather_kernel.cpp").write_text(HEAD + ptx + TAIL)
+    source = (HERE / "gather_kernel.cu").read_text()
+    head = HEAD % hashlib.sha256(source.encode()).hexdigest()
+    (HERE / "gather_kernel.cpp").write_text(head + compile_to_ptx(nvrtc, source) + TAIL)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-// Made of gather_kernel.cu by compile_gather.py: edit that, and run this.
+// Made of gather_kernel.cu by compile_gather.py: edit that, and run this. SHA-256 of what it was made of:
+// 20db7ae548d9961bef86b3c19038036c4120ad5a8b4fa0a92cdc47ad409508b7
 #include "device/gather_kernel.h"
 
 namespace gdsdata {
