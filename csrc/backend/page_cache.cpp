@@ -82,10 +82,16 @@ std::optional<Error> PageCache::serve(std::span<const Transfer> transfers, std::
     File& file = *files[i];
     if (transfer.length > file.size_bytes() || transfer.offset > file.size_bytes() - transfer.length)
       return truncated(file, transfer);
-    Mapping* mapping = nullptr;
-    if (transfer.length <= kMapBelowBytes && file.size_bytes() >= kMapFileBytes) mapping = file.mapping();
-    if (mapping == nullptr) {
-      read_resident(file, transfer, conversion, left, bytes);
+    Mapping* mapping = file.size_bytes() >= kMapFileBytes ? file.mapping() : nullptr;
+    if (mapping == nullptr || transfer.length > kShortBytes) {
+      // Asked first, because RWF_NOWAIT on a page that is not there starts reading it into the page cache.
+      const File::Residency residency = long_residency(file, transfer);
+      if (mapping != nullptr && residency == File::Residency::kAll &&
+          mapping->map_for_copying(transfer.offset, transfer.length)) {
+        copies_.push_back({&transfer, &file, mapping, Route::kPageCache});
+      } else {
+        read_resident(file, transfer, residency, conversion, left, bytes);
+      }
     } else if (resident(file, *mapping, transfer)) {
       copies_.push_back({&transfer, &file, mapping, Route::kPageCache});
     } else if (is_small_hole(file, *mapping, transfer)) {
@@ -137,10 +143,8 @@ bool PageCache::page_faults_read_the_disk() {
   return more;
 }
 
-void PageCache::read_resident(File& file, const Transfer& transfer, Conversion conversion, std::vector<Transfer>& left,
-                              RouteBytes& bytes) {
-  // Asked first, because RWF_NOWAIT on a page that is not there starts reading it into the page cache.
-  const File::Residency whole = long_residency(file, transfer);
+void PageCache::read_resident(File& file, const Transfer& transfer, File::Residency whole, Conversion conversion,
+                              std::vector<Transfer>& left, RouteBytes& bytes) {
   if (whole == File::Residency::kNone) {
     left.push_back(transfer);
     return;

@@ -14,9 +14,10 @@ namespace gdsdata {
 // Used by one thread.
 class PageCache {
  public:
-  // Transfers of at most kMapBelowBytes out of files of at least kMapFileBytes are copied from a mapping (no
-  // system call each), others are read by preadv2 with RWF_NOWAIT. Measured: benchmarks/notes/page_cache.md.
-  static constexpr uint64_t kMapBelowBytes = 64 * 1024;
+  // Out of files of at least kMapFileBytes, transfers of at most kShortBytes are copied from a mapping (no system call
+  // each), and longer ones where Mapping::map_for_copying says so; others are read by preadv2 with RWF_NOWAIT. Measured:
+  // benchmarks/notes/page_cache.md.
+  static constexpr uint64_t kShortBytes = 64 * 1024;
   static constexpr uint64_t kMapFileBytes = 1 << 20;
 
   // `files[i]` is the open file of `transfers[i]`. Appends what was not resident to `left`, as whole
@@ -33,8 +34,8 @@ class PageCache {
     Route route;
   };
   std::optional<Error> copy_mapped(Conversion conversion, RouteBytes& bytes);
-  void read_resident(File& file, const Transfer& transfer, Conversion conversion, std::vector<Transfer>& left,
-                     RouteBytes& bytes);
+  void read_resident(File& file, const Transfer& transfer, File::Residency whole, Conversion conversion,
+                     std::vector<Transfer>& left, RouteBytes& bytes);
   uint64_t read_now(File& file, const Transfer& part, Conversion conversion, bool known_resident);
   bool page_faults_read_the_disk();
 

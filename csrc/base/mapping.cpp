@@ -11,6 +11,9 @@ namespace gdsdata {
 
 namespace {
 
+// A page of a large folio takes a few nanoseconds to map, one by itself 100 to 400, and 400 to 600 to copy.
+constexpr std::chrono::nanoseconds kLowPageCost{40};
+
 struct GuardedRange {
   const std::byte* begin = nullptr;
   const std::byte* end = nullptr;
@@ -102,6 +105,41 @@ uint64_t Mapping::resident_pages(uint64_t offset, uint64_t length) const {
 
 void Mapping::forget_residency() {
   for (auto& region : regions_) region.store(0, std::memory_order_relaxed);
+}
+
+bool Mapping::every_region(size_t first, size_t last, RegionState state) const {
+  for (size_t region = first; region <= last; ++region) {
+    if ((regions_[region].load(std::memory_order_relaxed) & state) == 0) return false;
+  }
+  return true;
+}
+
+void Mapping::mark(size_t first, size_t last, RegionState state) {
+  for (size_t region = first; region <= last; ++region) regions_[region].fetch_or(state, std::memory_order_relaxed);
+}
+
+bool Mapping::populate(uint64_t offset, uint64_t length) const {
+  constexpr int kMadvPopulateRead = 22;  // Linux 5.14
+  const uint64_t begin = offset / page_bytes() * page_bytes();
+  return ::madvise(const_cast<std::byte*>(data_) + begin, offset + length - begin, kMadvPopulateRead) == 0;
+}
+
+bool Mapping::map_for_copying(uint64_t offset, uint64_t length) {
+  const size_t first = offset / kRegionBytes, last = (offset + length - 1) / kRegionBytes;
+  if (every_region(first, last, kMapped)) return true;
+  const PageCost known = page_cost_.load(std::memory_order_relaxed);
+  if (known == PageCost::kHigh && !every_region(first, last, kReadBefore)) {
+    mark(first, last, kReadBefore);
+    return false;
+  }
+  const auto started = std::chrono::steady_clock::now();
+  const bool populated = populate(offset, length);
+  const auto page_cost = (std::chrono::steady_clock::now() - started) / (length / page_bytes() + 1);
+  if (known == PageCost::kUnknown) {
+    page_cost_ = populated && page_cost < kLowPageCost ? PageCost::kLow : PageCost::kHigh;
+  }
+  if (populated) mark(first, last, kMapped);
+  return populated;
 }
 
 MappingGuard::MappingGuard(Mapping& mapping) {

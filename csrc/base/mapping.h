@@ -1,5 +1,5 @@
-// A file mapped into memory for copying small records out of the page cache: no system call a record,
-// and a file truncated meanwhile ends in an error, not in a signal.
+// A file mapped into memory for copying out of the page cache: no system call a record, and a processor copies faster
+// than the kernel does. A file truncated meanwhile ends in an error, not in a signal.
 #pragma once
 
 #include <atomic>
@@ -30,9 +30,17 @@ class Mapping {
   // which costs a page fault that reads them back; whoever sees such faults calls forget_residency.
   static constexpr uint64_t kRegionBytes = 64 * 1024;
   size_t region_count() const { return regions_.size(); }
-  bool region_known_resident(size_t region) const { return regions_[region].load(std::memory_order_relaxed) != 0; }
-  void mark_region_resident(size_t region) { regions_[region].store(1, std::memory_order_relaxed); }
+  bool region_known_resident(size_t region) const {
+    return (regions_[region].load(std::memory_order_relaxed) & kResident) != 0;
+  }
+  void mark_region_resident(size_t region) { regions_[region].fetch_or(kResident, std::memory_order_relaxed); }
   void forget_residency();
+
+  // Whether a range that is in the page cache is to be copied from here, and if so, its pages are mapped now. Mapping
+  // pages one by one costs about what copying them does: it pays for what is read again. Those of large folios are
+  // mapped many at a time, which pays at once. So the first range is mapped and timed, and where that took long, others
+  // when they come for the second time.
+  bool map_for_copying(uint64_t offset, uint64_t length);
 
   // Somebody touched a part of the file that was gone: from this offset on, what was read may be zeros.
   static constexpr uint64_t kNothingLost = UINT64_MAX;
@@ -56,9 +64,16 @@ class Mapping {
   friend class MappingGuard;
   Mapping(const std::byte* data, uint64_t size_bytes);
   static int64_t clock_ms();
+  enum RegionState : uint8_t { kResident = 1, kReadBefore = 2, kMapped = 4 };
+  enum class PageCost : uint8_t { kUnknown, kLow, kHigh };
+  bool every_region(size_t first, size_t last, RegionState state) const;
+  void mark(size_t first, size_t last, RegionState state);
+  bool populate(uint64_t offset, uint64_t length) const;
+
   const std::byte* data_;
   uint64_t size_bytes_;
-  std::vector<std::atomic<uint8_t>> regions_;
+  std::vector<std::atomic<uint8_t>> regions_;  // of RegionState
+  std::atomic<PageCost> page_cost_{PageCost::kUnknown};
   std::vector<std::atomic<int64_t>> areas_;  // when asked, in ms, times two, plus the answer; 0: never
   std::atomic<uint64_t> lost_from_{kNothingLost};
 };

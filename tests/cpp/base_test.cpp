@@ -171,6 +171,20 @@ TEST(Mapping, TurnsATruncatedFileIntoAMarkNotASignal) {
   EXPECT_EQ(mapping.lost_from(), 4096u) << "and what lies before it is still good";
 }
 
+TEST(Mapping, IsCopiedFromAtTheLatestWhenARangeComesAgain) {
+  TemporaryFolder folder;
+  const auto file = File::open_for_reading(folder.write("a", random_bytes(4 << 20, 1)));
+  Mapping& mapping = *file->mapping();
+  mapping.map_for_copying(0, 1 << 20);  // decides what a page costs
+  if (!mapping.map_for_copying(0, 1 << 20)) GTEST_SKIP() << "this kernel has no MADV_POPULATE_READ";
+  EXPECT_TRUE(mapping.map_for_copying(100'000, 500'000)) << "it is mapped already";
+  const bool at_once = mapping.map_for_copying(2 << 20, 1 << 20);
+  EXPECT_EQ(mapping.map_for_copying((3 << 20) - 1, 1 << 20), at_once) << "its first byte alone has been there";
+  EXPECT_TRUE(mapping.map_for_copying(2 << 20, 1 << 20));
+  mapping.forget_residency();
+  EXPECT_EQ(mapping.map_for_copying(2 << 20, 1 << 20), at_once) << "forgotten with the rest";
+}
+
 TEST(Mapping, LeavesOtherBusErrorsToWhoeverHadThem) {
   TemporaryFolder folder;
   const std::string path = folder.write("a", random_bytes(1 << 20, 1));
