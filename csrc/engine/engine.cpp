@@ -18,6 +18,9 @@ namespace {
 // A segment of tiny records ends here even if its bytes are few, so that several workers share a batch.
 constexpr size_t kSegmentParts = 1024;
 
+// A group is shared by all workers, but not in smaller segments than this.
+constexpr uint64_t kLeastSegmentBytes = 1 << 20;
+
 // A long transfer is shared by several segments; the page cache serves a segment's part in one go, and storage gets it
 // in requests.
 uint64_t longest_part(const EngineOptions& options) {
@@ -236,16 +239,19 @@ void Engine::submit(std::shared_ptr<Group> group) {
   group->abandoned_ = false;
   group->parts_.clear();
   group->copied_.clear();
-  for (const Transfer& transfer : group->transfers) {
-    split(transfer, longest_part(options()), group->conversion, group->parts_);
-  }
+  uint64_t group_bytes = 0;
+  for (const Transfer& transfer : group->transfers) group_bytes += transfer.length;
+  const uint64_t share_bytes = align_up(group_bytes / options().workers, kCutBytes);
+  const uint64_t segment_bytes = std::min(options().segment_bytes, std::max(kLeastSegmentBytes, share_bytes));
+  const uint64_t part_bytes = std::max(segment_bytes, options().io.request_bytes);
+  for (const Transfer& transfer : group->transfers) split(transfer, part_bytes, group->conversion, group->parts_);
   std::vector<Segment> segments;
   const auto& parts = group->parts_;
   for (size_t first = 0; first < parts.size();) {
     uint64_t bytes = 0;
     size_t last = first;
     while (last < parts.size() && last - first < kSegmentParts &&
-           (last == first || bytes + parts[last].length <= options().segment_bytes)) {
+           (last == first || bytes + parts[last].length <= segment_bytes)) {
       bytes += parts[last++].length;
     }
     segments.push_back({group, first, last - first, {}, {}, false});
