@@ -243,6 +243,7 @@ class GDSDataset(IterableDataset):
             stall_timeout_s=self.options.stall_timeout_s,
             on_cuda=self.device.type == "cuda",
             residence=self._residence,
+            owner=self,
         )
         self._running = batches
         result_dtype = index.sample.torch_dtype if index.sample.torch_dtype != dtype else None

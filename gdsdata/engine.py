@@ -48,10 +48,15 @@ _WIDENED = {"u1": "u8_to_i64", "u2": "u16_to_i64", "i2": "i16_to_i64", "i4": "i3
 
 # Closed before the interpreter goes: a thread that waits for a batch must not come back to find it gone.
 _open_batches: weakref.WeakSet[_engine.Batches] = weakref.WeakSet()
+# Kept until the interpreter is gone: freeing a tensor lets the GIL go, and a daemon thread that then asks for it back
+# ends the process.
+_owners_of_batches: weakref.WeakSet[object] = weakref.WeakSet()
+_kept_to_the_end: list[object] = []
 
 
 @atexit.register
 def _close_batches() -> None:
+    _kept_to_the_end.extend(_owners_of_batches)
     for batches in list(_open_batches):
         batches.close()
         waited_until = time.monotonic() + 1.0
@@ -229,8 +234,9 @@ def make_batches(
     stall_timeout_s: float,
     on_cuda: bool,
     residence: _engine.Residence | None,
+    owner: object,
 ) -> tuple[_engine.Batches, torch.dtype]:
-    """A prefetcher of batches of ``sample``, and the dtype of their tensors.
+    """A prefetcher of batches of ``sample``, and the dtype of their tensors. ``owner``: whose threads take them.
 
     That is ``sample.torch_dtype`` where the engine can convert on the way, else the dtype of what is stored. On a GPU
     it is what is stored: fewer bytes over the link, and the GPU casts faster.
@@ -262,6 +268,7 @@ def make_batches(
         residence=residence,
     )
     _open_batches.add(batches)
+    _owners_of_batches.add(owner)
     return batches, dtype
 
 

@@ -348,6 +348,21 @@ time.sleep(0.2)
     assert not stderr or "EngineClosed" in stderr or "Exception in thread" in stderr
 
 
+def test_a_daemon_thread_does_not_free_the_data_set_while_the_interpreter_ends(tmp_path, storage):
+    # Freeing a tensor may let the GIL go, and a thread that asks for it again at this time ends the process.
+    program = """
+class Watched(gdsdata.GDSDataset):
+    def __del__(self):
+        print(threading.current_thread() is threading.main_thread())
+options = gdsdata.EngineOptions(direct="always", faults="late=1,late_ms=1000")
+batches = iter(Watched(sys.argv[1], 4, Records("u1", (512,)), device="cpu", options=options))
+threading.Thread(target=next, args=(batches,), daemon=True).start()
+time.sleep(0.2)
+"""
+    code, stdout, stderr = run_script(PROGRAM + program, tmp_path / "0.bin")
+    assert (code, stdout) in [(0, "True\n"), (0, "")], stderr
+
+
 @pytest.mark.parametrize("call", ["read(path, 0, 4096, ", "write_whole(path, 4096, "])
 def test_the_interpreter_ends_while_a_daemon_thread_reads_or_writes(tmp_path, storage, call):
     program = f"""
