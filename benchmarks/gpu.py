@@ -14,13 +14,13 @@ from pathlib import Path
 
 GIB = 2**30
 COPY = "of the pinned copy"
-RECORDS = ["data=tokens", "data.seq_len=2047", "data.stride=2048", "case.batch_size=2048", "case.cold_samples=262144"]
+RECORDS = ["data=tokens", "data.seq_len=2047", "data.stride=2048", "case.batch_size=2048", "case.cold_samples=131072"]
 VOLUMES = ["data=npy", "data.shape=[128,64,64]", "case.batch_size=32", "case.epochs=20"]
 
 
 def lines(size_bytes, in_memory):
     """(name, the bench's arguments, what is read off it), each of those (what, row, cache, unit, asked, asked CPU)."""
-    load_rows = "case.rows=[gdsdata,kvikio,kvikio_16,instanttensor,safetensors]"
+    load_rows = "case.rows=[gdsdata,kvikio,kvikio_posix,instanttensor_buffered,safetensors]"
     loader_rows = "case.rows=[gdsdata,gdsdata_pinned,dataloader_batched]"
     volume_rows = "case.rows=[gdsdata,gdsdata_pinned,dali_mmap,read_ring_8]"
     return [

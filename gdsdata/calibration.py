@@ -32,8 +32,8 @@ _READ_BYTES = 256 * MIB  # enough to hide how workers start and end
 SMALLEST_FILE_BYTES = _READ_BYTES
 _SEGMENTS_STAGED = 3  # have to fit into staging memory: benchmarks/notes/gpu.md
 _RECORD_BYTES = 4096
-_RECORDS = 4096
-_REPEATS = 3
+_RECORDS = 2048
+_REPEATS = 2
 
 
 @dataclass(frozen=True)
@@ -105,8 +105,10 @@ def calibrate(path: str, device: torch.device) -> Calibration:
         return gb_per_s[name]
 
     cores = len(os.sched_getaffinity(0))
+    step = bytearray(4 * MIB)
     with open(path, "rb", buffering=0) as file:  # into the page cache
-        file.readinto(memoryview(bytearray(_READ_BYTES)))
+        for _ in range(_READ_BYTES // len(step)):
+            file.readinto(step)
     workers = _better(
         0,
         (4, 16) if cores >= 32 else (4,),
@@ -221,7 +223,7 @@ def _record_rate(path: str, device: torch.device, options: EngineOptions) -> flo
     shared = engine.shared_engine(options, device)
     pool = engine.buffer_pool(shared, index.sample, _RECORDS // 4, 4, on_cuda=True)
     batches, _ = engine.make_batches(
-        shared, engine.file_table(index), pool, index.sample, _RECORDS // 4, 4, 60.0, on_cuda=True, residence=None
+        shared, engine.file_table(index), pool, index.sample, _RECORDS // 4, 4, 60.0, on_cuda=True, residence=None, owner=index
     )
     try:
         samples = np.random.default_rng(0).integers(0, len(index), _RECORDS)

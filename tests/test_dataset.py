@@ -388,7 +388,7 @@ def test_making_a_data_set_reads_heads_and_leaves_the_data_where_it_is(tmp_path,
 
 
 def test_statistics_count_each_byte_and_batch_handed_out_once(tmp_path, records):
-    dataset = read(tmp_path)
+    dataset = read(tmp_path, options=EngineOptions(workers=3))  # an engine that nothing else has used
     for _ in range(2):
         for _ in dataset:
             pass
