@@ -15,8 +15,8 @@ namespace gdsdata {
 class PageCache {
  public:
   // Out of files of at least kMapFileBytes, transfers of at most kShortBytes are copied from a mapping (no system call
-  // each), and longer ones where Mapping::map_for_copying says so; others are read by preadv2 with RWF_NOWAIT. Measured:
-  // benchmarks/notes/page_cache.md.
+  // each), and longer ones where Mapping::map_for_copying says so; others are read by preadv2 with RWF_NOWAIT.
+  // Measured: benchmarks/notes/page_cache.md.
   static constexpr uint64_t kShortBytes = 64 * 1024;
   static constexpr uint64_t kMapFileBytes = 1 << 20;
 

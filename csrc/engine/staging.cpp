@@ -38,9 +38,14 @@ bool Staging::place(std::span<Transfer> transfers, Place& place) {
     }
     const Transfer& head = transfers[first];
     const bool paged = length >= kPagedBytes;
-    const bool goes_on = !place.runs.empty() && !paged && !last_paged &&
-                         place.runs.back().device + place.runs.back().bytes == head.memory;
-    if (!goes_on) {
+    const bool follows_on_device =
+        !place.runs.empty() && place.runs.back().device + place.runs.back().bytes == head.memory;
+    // Samples of whole pages lie in their files as they lie in the batch: one copy carries several.
+    const bool goes_on =
+        follows_on_device && paged == last_paged && (!paged || end % kPageBytes == head.offset % kPageBytes);
+    if (goes_on) {
+      if (end % kPageBytes != 0) place.runs.back().owns_pages = false;  // one page is shared
+    } else {
       end = paged ? align_up(end, kPageBytes) + head.offset % kPageBytes
                   : align_up(end, last_paged ? kPageBytes : kCacheLine);
       place.runs.push_back({nullptr, head.memory, 0, paged});

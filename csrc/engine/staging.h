@@ -18,7 +18,7 @@ class Staging {
     std::byte* host = nullptr;
     std::byte* device = nullptr;
     uint64_t bytes = 0;
-    bool owns_pages = false;  // that it lies on, in staging memory
+    bool owns_pages = false;  // each of its transfers' pages are nobody else's, in staging memory
   };
   // What one segment occupies.
   struct Place {
@@ -30,8 +30,9 @@ class Staging {
     bool holds(const std::byte* address) const { return address >= memory && address < memory + bytes; }
   };
 
-  // Transfers that follow one another in file and device over so many bytes lie on pages of their own, as they lie in
-  // the file: storage then writes whole pages, without a bounce. Shorter ones are packed as on the device.
+  // Transfers that follow one another in file and device over so many bytes lie on pages as they do in the file:
+  // storage then writes them without a bounce, but for a page that two such stretches share where one copy is to carry
+  // both. Shorter ones are packed as on the device.
   static constexpr uint64_t kPagedBytes = 64 * 1024;
 
   // Room that any segment with at most `segment_bytes` in its transfers takes at most.

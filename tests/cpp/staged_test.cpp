@@ -120,6 +120,8 @@ std::vector<Transfer> random_transfers(std::mt19937_64& random, uint64_t most_by
     if (!transfers.empty() && goes_on) {
       next.file = transfers.back().file;
       next.offset = transfers.back().offset + transfers.back().length;
+    } else if (!transfers.empty() && random() % 2 == 0) {  // another file that lies as the one before ended
+      next.offset = align_down(next.offset, 4096) + (transfers.back().offset + transfers.back().length) % 4096;
     }
     if (kind == 3 ? random() % 2 == 0 : random() % 20 == 0) next.memory += 1 + random() % 5000;
     device = next.memory + length;
@@ -170,7 +172,11 @@ void expect_well_placed(const std::vector<Transfer>& asked, const std::vector<Tr
         owned.push_back(span_of(placed[i]));
       }
     }
-    if (paged) owned.push_back(pages_of({span_of(placed[first]).begin, span_of(placed[last - 1]).end}));
+    if (paged) {
+      const Span stretch{span_of(placed[first]).begin, span_of(placed[last - 1]).end};
+      owned.push_back(place.has_pages_of({asked[first].offset, length, placed[first].memory}) ? pages_of(stretch)
+                                                                                              : stretch);
+    }
     first = last;
   }
   std::sort(owned.begin(), owned.end(), [](const Span& a, const Span& b) { return a.begin < b.begin; });
@@ -228,6 +234,24 @@ TEST(Staging, GivesEachTransferMemoryOfItsOwnAndCopiesThatBringItThere) {
     ASSERT_TRUE(staging.place(all, place)) << "not all of it came back";
     staging.give_back(place);
   }
+}
+
+TEST(Staging, SamplesOfWholePagesAreOneCopy) {
+  const auto device = host_device();
+  Staging staging(*device, 2 << 20);
+  auto* const batch = reinterpret_cast<std::byte*>(uint64_t{1} << 40);
+  const auto copies_of = [&](uint64_t header_bytes, uint64_t sample_bytes) {
+    std::vector<Transfer> samples;
+    for (uint32_t i = 0; i < 4; ++i) samples.push_back({i, header_bytes, sample_bytes, batch + i * sample_bytes});
+    Staging::Place place;
+    EXPECT_TRUE(staging.place(samples, place));
+    const std::pair found(place.runs.size(), place.has_pages_of({header_bytes, sample_bytes, samples.front().memory}));
+    staging.give_back(place);
+    return found;
+  };
+  EXPECT_EQ(copies_of(0, 128 << 10), std::pair(size_t{1}, true)) << "and no page is shared";
+  EXPECT_EQ(copies_of(128, 128 << 10), std::pair(size_t{1}, false)) << "as of .npy files, whose header is 128 bytes";
+  EXPECT_EQ(copies_of(128, 100'000), std::pair(size_t{4}, true)) << "each lies on its page as in its file";
 }
 
 TEST(Staging, AnySegmentOfTheLargestSizeFits) {
