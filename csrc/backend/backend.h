@@ -53,8 +53,8 @@ struct BackendOptions {
 };
 
 // The implementations. Each throws Failure (kUnavailable, with the reason) where it cannot work.
-std::unique_ptr<Backend> make_posix_backend(const BackendOptions& options, Device& device);
-std::unique_ptr<Backend> make_uring_backend(const BackendOptions& options, Device& device);
+std::unique_ptr<Backend> make_posix_backend(const BackendOptions& options);
+std::unique_ptr<Backend> make_uring_backend(const BackendOptions& options);
 std::unique_ptr<Backend> make_cufile_backend(const BackendOptions& options, Device& device);
 
 // Why io_uring cannot be used here, or cuFile with this device, with the remedy; empty where it can.

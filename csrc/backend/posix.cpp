@@ -17,8 +17,8 @@ namespace {
 
 class PosixBackend final : public Backend {
  public:
-  PosixBackend(const BackendOptions& options, Device& device)
-      : options_(options), arena_(device, options.bounce_bytes) {
+  explicit PosixBackend(const BackendOptions& options)
+      : options_(options), arena_(*host_device(), options.bounce_bytes) {
     if (!options.faults.empty()) faults_ = FaultPlan::parse(options.faults);
   }
 
@@ -59,8 +59,8 @@ class PosixBackend final : public Backend {
 
 }  // namespace
 
-std::unique_ptr<Backend> make_posix_backend(const BackendOptions& options, Device& device) {
-  return std::make_unique<PosixBackend>(options, device);
+std::unique_ptr<Backend> make_posix_backend(const BackendOptions& options) {
+  return std::make_unique<PosixBackend>(options);
 }
 
 }  // namespace gdsdata

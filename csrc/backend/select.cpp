@@ -59,9 +59,9 @@ std::shared_ptr<void> announce_memory(const std::string& backend, const std::sha
 }
 
 std::unique_ptr<Backend> make_backend(const std::string& name, const BackendOptions& options, Device& device) {
-  auto backend = name == "uring"    ? make_uring_backend(options, device)
+  auto backend = name == "uring"    ? make_uring_backend(options)
                  : name == "cufile" ? make_cufile_backend(options, device)
-                                    : make_posix_backend(options, device);
+                                    : make_posix_backend(options);
   if (options.faults.empty()) return backend;
   return std::make_unique<FaultyBackend>(std::move(backend), FaultPlan::parse(options.faults));
 }

@@ -7,7 +7,7 @@ namespace gdsdata {
 
 std::string uring_refusal() { return "io_uring: this extension was built without liburing; build it with liburing"; }
 
-std::unique_ptr<Backend> make_uring_backend(const BackendOptions&, Device&) {
+std::unique_ptr<Backend> make_uring_backend(const BackendOptions&) {
   throw Failure({ErrorCode::kUnavailable, uring_refusal()});
 }
 
@@ -61,8 +61,8 @@ std::string refusal_of(int system_errno) {
 
 class UringBackend final : public Backend {
  public:
-  UringBackend(const BackendOptions& options, Device& device)
-      : options_(options), arena_(device, options.bounce_bytes), flights_(options.queue_depth) {
+  explicit UringBackend(const BackendOptions& options)
+      : options_(options), arena_(*host_device(), options.bounce_bytes), flights_(options.queue_depth) {
     if (!options.faults.empty()) faults_ = FaultPlan::parse(options.faults);
     const int result = make_ring(static_cast<unsigned>(options.queue_depth), ring_);
     if (result < 0) throw Failure({ErrorCode::kUnavailable, refusal_of(-result)});
@@ -203,8 +203,8 @@ std::string uring_refusal() {
   return "";
 }
 
-std::unique_ptr<Backend> make_uring_backend(const BackendOptions& options, Device& device) {
-  return std::make_unique<UringBackend>(options, device);
+std::unique_ptr<Backend> make_uring_backend(const BackendOptions& options) {
+  return std::make_unique<UringBackend>(options);
 }
 
 }  // namespace gdsdata

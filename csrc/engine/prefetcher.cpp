@@ -280,6 +280,7 @@ std::optional<Prefetcher::Batch> Prefetcher::Core::next(const std::function<void
   fill_free_slots();
   head_ready_.store(ring_.head_ready(), std::memory_order_release);
   if (error) throw Failure(*error);
+  if (residence_ != nullptr && statistics_.batches == 1) residence_->begin();
   return batch;
 }
 

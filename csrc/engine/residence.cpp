@@ -18,7 +18,16 @@ Residence::Residence(std::shared_ptr<Device> device, std::shared_ptr<FileTable> 
 
 Residence::~Residence() {
   stop_ = true;
+  begin();
   thread_.join();
+}
+
+void Residence::begin() {
+  {
+    std::lock_guard lock(mutex_);
+    begun_ = true;
+  }
+  changed_.notify_one();
 }
 
 std::optional<Error> Residence::error() const {
@@ -27,9 +36,15 @@ std::optional<Error> Residence::error() const {
 }
 
 void Residence::register_files() {
+  {
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, kPatience, [this] { return begun_; });
+  }
   try {
     mappings_.reserve(files_->size());
-    device_->make_stream()->gather(nullptr, nullptr, 0, 0);  // compiles the kernel now, and not before the first batch
+    if (!stop_)
+      device_->make_stream()->gather(nullptr, nullptr, 0,
+                                     0);  // compiles the kernel now, and not before the first batch
     for (uint32_t i = 0; i < files_->size() && !stop_; ++i) register_file(i);
     if (!stop_) ready_.store(true, std::memory_order_release);
   } catch (const Failure& failure) {

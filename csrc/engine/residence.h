@@ -2,6 +2,8 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -15,7 +17,9 @@
 
 namespace gdsdata {
 
-// Maps and registers on a thread of its own, which brings what is not in memory yet into it. Thread-safe.
+// Maps and registers on a thread of its own, which brings what is not in memory yet into it. Copies to the device wait
+// while the driver registers, so the first batch goes first: it starts at begin(), or kPatience after it was made.
+// Thread-safe.
 class Residence {
  public:
   Residence(std::shared_ptr<Device> device, std::shared_ptr<FileTable> files);
@@ -23,6 +27,7 @@ class Residence {
   Residence(const Residence&) = delete;
   Residence& operator=(const Residence&) = delete;
 
+  void begin();
   bool ready() const { return ready_.load(std::memory_order_acquire); }
   uint64_t registered_bytes() const { return registered_bytes_.load(std::memory_order_relaxed); }
   std::optional<Error> error() const;  // why it will never be ready
@@ -37,6 +42,7 @@ class Residence {
   Device& device() const { return *device_; }
 
  private:
+  static constexpr std::chrono::milliseconds kPatience{100};
   void register_files();
   void register_file(uint32_t index);
   const std::shared_ptr<Device> device_;
@@ -47,6 +53,8 @@ class Residence {
   std::atomic<bool> stop_{false};
   std::atomic<uint64_t> registered_bytes_{0};
   mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  bool begun_ = false;
   std::optional<Error> error_;
   std::thread thread_;
 };

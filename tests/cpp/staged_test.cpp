@@ -1310,7 +1310,8 @@ class StagedResidence : public StagedPrefetcher {
   }
 
   // Whether it is ready; else it has an error.
-  bool settled(const Residence& residence) {
+  bool settled(Residence& residence) {
+    residence.begin();
     const auto until = std::chrono::steady_clock::now() + kPatience;
     while (!residence.ready() && !residence.error()) {
       EXPECT_LT(std::chrono::steady_clock::now(), until) << "neither ready nor an error";
@@ -1366,6 +1367,25 @@ TEST_F(StagedResidence, FilesOfSeveralWindowsAreGatheredAcrossTheirBorders) {
   }
 }
 
+TEST_F(StagedResidence, NothingIsRegisteredBeforeTheFirstBatchIsOut) {
+  const auto made = std::chrono::steady_clock::now();
+  const auto residence = make_residence();
+  const auto prefetcher = make(make_engine({}), 3, residence);
+  std::mt19937_64 random(10);
+  plan(*prefetcher, random, 3);
+  std::this_thread::sleep_for(std::chrono::milliseconds(30));
+  const uint64_t registered_bytes = residence->registered_bytes();
+  if (std::chrono::steady_clock::now() - made < std::chrono::milliseconds(90)) {  // it waits no longer than 100
+    EXPECT_EQ(registered_bytes, 0u);
+  }
+  Consumer consumer(device_);
+  auto batch = prefetcher->next({});
+  const size_t offset = batch->offset;
+  consumer.use(*consumer.lease(*batch), offset, next_expected());
+  EXPECT_TRUE(settled(*residence));
+  consumer.expect_right();
+}
+
 TEST_F(StagedResidence, BatchesAreReadUntilItIsReady) {
   set_delay_us(2000);
   for (int round = 0; round < 10; ++round) {
@@ -1418,7 +1438,7 @@ TEST_F(StagedResidence, AFileThatWasTruncatedSinceItsIndexIsItsError) {
   const uint64_t size = contents_[0].size();
   const auto files =
       std::make_shared<FileTable>(std::vector<std::string>{files_->path(0)}, std::vector<FileIdentity>{{size + 1, 0}});
-  const Residence residence(device_, files);
+  Residence residence(device_, files);
   ASSERT_FALSE(settled(residence));
   EXPECT_EQ(residence.error()->code, ErrorCode::kCorrupt);
 }
@@ -1431,7 +1451,7 @@ TEST_F(StagedResidence, AnEmptyFileAmongOthersHindersNothing) {
 }
 
 TEST_F(StagedResidence, AFileThatCannotBeMappedIsItsError) {
-  const Residence residence(device_, table_of({files_->path(0), "/sys/devices/system/cpu/online"}));
+  Residence residence(device_, table_of({files_->path(0), "/sys/devices/system/cpu/online"}));
   ASSERT_FALSE(settled(residence));
   EXPECT_NE(residence.error()->message.find("/sys/devices/system/cpu/online"), std::string::npos)
       << residence.error()->message;
