@@ -137,10 +137,12 @@ def test_another_priority_is_refused_in_words(tmp_path):
 
 
 def test_training_goes_first_and_the_background_ends_too(tmp_path):
-    (tmp_path / "x").write_bytes(random_bytes(32 * MIB))
-    options = EngineOptions(direct="never", workers=1, segment_bytes=65536, request_bytes=65536)
+    (tmp_path / "x").write_bytes(random_bytes(MIB))
+    require_direct(tmp_path / "x")
+    one_by_one = dict(workers=1, queue_depth=1, segment_bytes=65536, request_bytes=65536)
+    options = EngineOptions(direct="always", faults="late=1,late_ms=2", **one_by_one)  # 16 requests a background read
     with gdsdata.Engine(options, most_calls=40) as engine:
-        whole = torch.empty(32 * MIB, dtype=torch.uint8)
+        whole = torch.empty(MIB, dtype=torch.uint8)
         background = [engine.read(tmp_path / "x", whole) for _ in range(16)]
         next(concurrent.futures.as_completed(background))  # all of them are in the queue by now, for it is shared
         training = [

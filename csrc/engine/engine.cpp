@@ -96,8 +96,8 @@ void SegmentQueue::push_fresh(std::vector<Segment>& segments) {
   size_t to_wake = 0;
   {
     std::lock_guard lock(mutex_);
-    to_wake = std::min(waiting_, segments.size());
-    auto& fresh = fresh_[static_cast<size_t>(segments.front().group->priority)];
+    to_wake = std::min(waiting_workers_, segments.size());
+    auto& fresh = of(segments.front().group->priority).fresh;
     for (Segment& segment : segments) fresh.push_back(std::move(segment));
   }
   segments.clear();
@@ -108,8 +108,8 @@ void SegmentQueue::push_for_storage(Segment segment) {
   size_t to_wake = 0;
   {
     std::lock_guard lock(mutex_);
-    to_wake = std::min<size_t>(waiting_, 1);
-    for_storage_.push_back(std::move(segment));
+    to_wake = std::min<size_t>(waiting_workers_, 1);
+    of(segment.group->priority).for_storage.push_back(std::move(segment));
   }
   wake(to_wake);
 }
@@ -118,31 +118,37 @@ void SegmentQueue::wake(size_t workers) {
   for (; workers > 0; --workers) filled_.notify_one();
 }
 
+Segment SegmentQueue::take_from(std::deque<Segment>& segments) {
+  Segment segment = std::move(segments.front());
+  segments.pop_front();
+  return segment;
+}
+
 bool SegmentQueue::pop(Segment& segment, bool wait) {
+  Waiting &training = of(Priority::kTraining), &background = of(Priority::kBackground);
   std::unique_lock lock(mutex_);
-  const auto filled = [this] { return !for_storage_.empty() || !training().empty() || !background().empty(); };
+  const auto filled = [&] { return !training.empty() || !background.empty(); };
   if (wait && !filled()) {
-    ++waiting_;
+    ++waiting_workers_;
     filled_.wait(lock, [&] { return filled() || closed_; });
-    --waiting_;
+    --waiting_workers_;
   }
   if (!filled()) return false;
-  auto* queue = for_storage_.empty() ? &training() : &for_storage_;
-  if (!background().empty() && (queue->empty() || ++passed_over_ > kPassedOver)) {
+  Waiting* next = &training;
+  if (!background.empty() && (training.empty() || ++passed_over_ > kPassedOver)) {
     passed_over_ = 0;
-    queue = &background();
+    next = &background;
   }
-  segment = std::move(queue->front());
-  queue->pop_front();
+  segment = take_from(next->for_storage.empty() ? next->fresh : next->for_storage);
   return true;
 }
 
 bool SegmentQueue::pop_fresh(Segment& segment, Priority lowest) {
   std::lock_guard lock(mutex_);
-  auto& queue = training().empty() && lowest == Priority::kBackground ? background() : training();
-  if (queue.empty()) return false;
-  segment = std::move(queue.front());
-  queue.pop_front();
+  auto& training = of(Priority::kTraining).fresh;
+  auto& fresh = training.empty() && lowest == Priority::kBackground ? of(Priority::kBackground).fresh : training;
+  if (fresh.empty()) return false;
+  segment = take_from(fresh);
   return true;
 }
 

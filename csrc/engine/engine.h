@@ -47,14 +47,18 @@ class SegmentQueue {
  private:
   static constexpr size_t kPassedOver = 8;
   void wake(size_t workers);
-  std::deque<Segment>& training() { return fresh_[static_cast<size_t>(Priority::kTraining)]; }
-  std::deque<Segment>& background() { return fresh_[static_cast<size_t>(Priority::kBackground)]; }
+  struct Waiting {
+    std::deque<Segment> for_storage;  // go first: their groups are the oldest
+    std::deque<Segment> fresh;
+    bool empty() const { return for_storage.empty() && fresh.empty(); }
+  };
+  Waiting& of(Priority priority) { return waiting_segments_[static_cast<size_t>(priority)]; }
+  static Segment take_from(std::deque<Segment>& segments);
   std::mutex mutex_;
   std::condition_variable filled_;
-  std::deque<Segment> for_storage_;
-  std::array<std::deque<Segment>, 2> fresh_;  // by priority
+  std::array<Waiting, 2> waiting_segments_;  // by priority
   size_t passed_over_ = 0;                    // turns that the background has waited
-  size_t waiting_ = 0;
+  size_t waiting_workers_ = 0;
   bool closed_ = false;
 };
 

@@ -87,6 +87,15 @@ TEST(SegmentQueue, TheBackgroundGetsItsTurnBetweenSegmentsForStorageToo) {
   EXPECT_LE(turns, 9) << "storage is busy with training, and a checkpoint never ends";
 }
 
+TEST(SegmentQueue, BackgroundThatGoesToStorageDoesNotGoBeforeTraining) {
+  SegmentQueue queue;
+  const auto background = group_of(Priority::kBackground);
+  for (int i = 0; i < 20; ++i) queue.push_for_storage({background, 0, 0, {{}}, {}, false});
+  push(queue, group_of(Priority::kTraining), 8);
+  for (int turn = 1; turn <= 8; ++turn) ASSERT_EQ(popped(queue), Priority::kTraining) << "turn " << turn;
+  EXPECT_EQ(popped(queue), Priority::kBackground);
+}
+
 TEST(SegmentQueue, WhoeverHelpsTrainingTakesNothingOfTheBackground) {
   SegmentQueue queue;
   push(queue, group_of(Priority::kBackground), 2);
