@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "backend/faulty.h"
+#include "base/crc32.h"
 #include "base/extent_math.h"
 #include "engine/staging.h"
 #include "engine/worker.h"
@@ -66,6 +67,19 @@ Events Group::copies() const {
   Events events;
   for (const auto& [stream, event] : copied_) events.push_back(event);
   return events;
+}
+
+std::vector<uint32_t> Group::checksums() const {
+  std::vector<uint32_t> joined;
+  size_t part = 0;
+  for (const Transfer& transfer : transfers) {
+    uint32_t checksum = 0;  // of no bytes
+    for (uint64_t done = 0; done < transfer.length; done += parts_[part++].length) {
+      checksum = crc32_joined(checksum, part_checksums_[part], parts_[part].length);
+    }
+    joined.push_back(checksum);
+  }
+  return joined;
 }
 
 void Group::segment_ended(const RouteBytes& segment_bytes, std::optional<Error> segment_error, const Stream* stream,
@@ -251,6 +265,7 @@ void Engine::submit(std::shared_ptr<Group> group) {
   const uint64_t segment_bytes = std::min(options().segment_bytes, std::max(kLeastSegmentBytes, share_bytes));
   const uint64_t part_bytes = std::max(segment_bytes, options().io.request_bytes);
   for (const Transfer& transfer : group->transfers) split(transfer, part_bytes, group->conversion, group->parts_);
+  group->part_checksums_.resize(group->with_checksums ? group->parts_.size() : 0);
   std::vector<Segment> segments;
   const auto& parts = group->parts_;
   for (size_t first = 0; first < parts.size();) {

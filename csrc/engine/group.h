@@ -30,6 +30,7 @@ class Group {
   Conversion conversion = Conversion::kNone;  // for a device that the processor cannot write: of equal size
   Priority priority = Priority::kTraining;
   Events before;  // device memory is touched behind these only
+  bool with_checksums = false;  // of a read without conversion: taken on the way, so that all of it passes the host
   // Called once, when all transfers have ended, on the worker that ended the last one, and let go after that:
   // what it holds lives as long as the group is in flight. Must not block. Set anew for each submit.
   std::function<void()> on_done;
@@ -39,6 +40,8 @@ class Group {
   RouteBytes bytes;
   // Copies to the device that were asked for and may still be under way: its bytes are there behind these.
   Events copies() const;
+  // With checksums and without an error: the CRC-32 of each transfer.
+  std::vector<uint32_t> checksums() const;
 
   // What has not been started need not be: its transfers end without being done.
   void cancel() { abandoned_.store(true, std::memory_order_relaxed); }
@@ -51,6 +54,7 @@ class Group {
                      std::shared_ptr<Event> copied);
 
   std::vector<Transfer> parts_;  // the transfers, cut to what a backend takes
+  std::vector<uint32_t> part_checksums_;
   std::atomic<size_t> open_segments_{0};
   std::atomic<bool> abandoned_{false};
   std::vector<std::pair<const Stream*, std::shared_ptr<Event>>> copied_;  // the last one of each stream

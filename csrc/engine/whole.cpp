@@ -31,6 +31,18 @@ void read_range(Engine& engine, const std::string& path, uint64_t offset, uint64
   transfer(engine, Direction::kRead, File::open_for_reading(path), offset, length, caller);
 }
 
+std::vector<uint32_t> read_many(Engine& engine, std::shared_ptr<FileTable> files, std::vector<Transfer> transfers,
+                                bool with_checksums, const Caller& caller) {
+  auto group = std::make_shared<Group>();
+  group->files = std::move(files);
+  group->transfers = std::move(transfers);
+  group->with_checksums = with_checksums;
+  group->priority = caller.priority;
+  group->before = caller.before;
+  engine.run(group, caller.poll);
+  return with_checksums ? group->checksums() : std::vector<uint32_t>();
+}
+
 void write_range(Engine& engine, const std::string& path, uint64_t offset, uint64_t length, const Caller& caller) {
   const auto file = File::open_for_writing(path, /*create=*/true);
   transfer(engine, Direction::kWrite, file, offset, length, caller);

@@ -1,9 +1,11 @@
-// One range of one file, there and back, waiting for it: what read_tensor and write_tensor are made of.
+// Ranges of files, there and back, waiting for them: what read_tensor, write_tensor and checkpoints are made of.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "engine/engine.h"
 
@@ -11,7 +13,8 @@ namespace gdsdata {
 
 using Poll = std::function<void()>;  // see Engine::run
 
-// What the caller has: memory of `length` bytes on the engine's device, which is touched behind `before`.
+// What the caller has: memory of `length` bytes on the engine's device (where it is one range), which is touched behind
+// `before`.
 struct Caller {
   std::byte* memory = nullptr;
   Events before;
@@ -21,6 +24,11 @@ struct Caller {
 
 // All throw Failure, and return when every byte is in place.
 void read_range(Engine& engine, const std::string& path, uint64_t offset, uint64_t length, const Caller& caller);
+
+// Many at a time: each transfer's length from its file, to its memory on the engine's device. With checksums, returns
+// the CRC-32 of each.
+std::vector<uint32_t> read_many(Engine& engine, std::shared_ptr<FileTable> files, std::vector<Transfer> transfers,
+                                bool with_checksums, const Caller& caller);
 
 // Over what is there, on storage when it returns. Not atomic: a crash meanwhile leaves a mixture.
 void write_range(Engine& engine, const std::string& path, uint64_t offset, uint64_t length, const Caller& caller);

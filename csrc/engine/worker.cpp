@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/crc32.h"
 #include "base/fallbacks.h"
 
 namespace gdsdata {
@@ -139,8 +140,8 @@ bool Worker::start(Active& active) {
 
 // Moves what a backend is to bring to the device by itself to the end of the parts, and to device_left_.
 std::span<Transfer> Worker::for_staging(Active& active, std::span<Transfer> parts) {
-  if (selection_.device_backend.empty() || active.segment.retried) return parts;
   const Group& group = *active.segment.group;
+  if (selection_.device_backend.empty() || active.segment.retried || group.with_checksums) return parts;
   const bool ask_memory = group.direction == Direction::kRead && options_.io.direct != DirectMode::kAlways;
   const auto for_host = [&](const Transfer& part) {
     return ask_memory && active.file(part.file).residency(part.offset, part.length) == File::Residency::kAll;
@@ -413,7 +414,18 @@ void Worker::copy_to_device(Active& active) {
   }
 }
 
+// While the bytes are in memory that the processor reads, and in its cache.
+void Worker::take_checksums(const Active& active) {
+  const Segment& segment = active.segment;
+  Group& group = *segment.group;
+  if (!group.with_checksums || active.error || group.abandoned_.load(std::memory_order_relaxed)) return;
+  for (size_t i = segment.first_part; i < segment.first_part + segment.part_count; ++i) {
+    group.part_checksums_[i] = crc32(group.parts_[i].memory, group.parts_[i].length);
+  }
+}
+
 void Worker::end(Active& active) {
+  take_checksums(active);
   if (active.place.memory != nullptr) {
     copy_to_device(active);
     if (active.copied != nullptr) {

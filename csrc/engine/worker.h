@@ -88,6 +88,7 @@ class Worker {
   bool retry_by_host(const Asked& asked, const Error& error);
   void write_what_was_copied(bool wait);
   void end(Active& active);
+  static void take_checksums(const Active& active);
   void copy_to_device(Active& active);
   void retire(Active& active);
 

@@ -271,6 +271,23 @@ Caller caller_of(uintptr_t address, const Mark& before, bool background) {
   return {memory_at(address), before.events, background ? Priority::kBackground : Priority::kTraining, check_signals};
 }
 
+std::vector<Transfer> transfers_of(const FileTable& files, const Array<int32_t>& file, const Array<int64_t>& offset,
+                                   const Array<int64_t>& length, const Array<uint64_t>& address) {
+  if (file.size() != offset.size() || file.size() != length.size() || file.size() != address.size()) {
+    throw py::value_error("transfers need a file, an offset, a length and an address each");
+  }
+  std::vector<Transfer> transfers;
+  for (py::ssize_t i = 0; i < file.size(); ++i) {
+    if (file.data()[i] < 0 || static_cast<size_t>(file.data()[i]) >= files.size()) {
+      throw py::value_error("no file has the index " + std::to_string(file.data()[i]));
+    }
+    if (offset.data()[i] < 0 || length.data()[i] < 0) throw py::value_error("an offset or a length is negative");
+    transfers.push_back({static_cast<uint32_t>(file.data()[i]), static_cast<uint64_t>(offset.data()[i]),
+                         static_cast<uint64_t>(length.data()[i]), memory_at(address.data()[i])});
+  }
+  return transfers;
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_engine, module) {
@@ -302,6 +319,19 @@ PYBIND11_MODULE(_engine, module) {
               const Mark& before, bool background) {
              const WithoutGil nogil;
              read_range(engine, path, offset, length, caller_of(address, before, background));
+           })
+      .def("read_many",
+           [](Engine& engine, std::shared_ptr<FileTable> files, const Array<int32_t>& file,
+              const Array<int64_t>& offset, const Array<int64_t>& length, const Array<uint64_t>& address,
+              bool with_checksums, const Mark& before, bool background) {
+             std::vector<Transfer> transfers = transfers_of(*files, file, offset, length, address);
+             std::vector<uint32_t> checksums;
+             {
+               const WithoutGil nogil;
+               checksums = read_many(engine, std::move(files), std::move(transfers), with_checksums,
+                                     caller_of(0, before, background));
+             }
+             return Array<uint32_t>(static_cast<py::ssize_t>(checksums.size()), checksums.data());
            })
       .def("write_range",
            [](Engine& engine, const std::string& path, uint64_t offset, uint64_t length, uintptr_t address,

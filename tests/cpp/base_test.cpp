@@ -4,6 +4,7 @@
 #include <set>
 
 #include "base/convert.h"
+#include "base/crc32.h"
 #include "base/extent_math.h"
 #include "base/mapping.h"
 #include "testing.h"
@@ -154,6 +155,27 @@ TEST(FileTable, ServesMoreFilesThanItKeepsOpen) {
   EXPECT_LT(descriptors, 5000);
   std::byte byte{};
   EXPECT_EQ(::pread(held->buffered(), &byte, 1, 0), 1) << "a file in use was closed";
+}
+
+TEST(Crc32, IsZipsOfAnyLengthAndAlignment) {
+  const char* digits = "123456789";
+  EXPECT_EQ(crc32(reinterpret_cast<const std::byte*>(digits), 9), 0xCBF43926u)
+      << "the value that catalogues of CRCs give";
+  const Bytes bytes = random_bytes(5000, 1);
+  for (size_t length = 0; length < 300; ++length) {
+    for (const size_t offset : {0, 1, 15}) {
+      ASSERT_EQ(crc32(bytes.data() + offset, length), crc32_by_table(bytes.data() + offset, length)) << length;
+    }
+  }
+}
+
+TEST(Crc32, OfPartsIsThatOfTheWhole) {
+  const Bytes bytes = random_bytes(100'003, 2);
+  const uint32_t whole = crc32(bytes.data(), bytes.size());
+  for (const size_t cut : {size_t{0}, size_t{1}, size_t{4096}, size_t{65537}, bytes.size() - 1, bytes.size()}) {
+    const uint32_t first = crc32(bytes.data(), cut), second = crc32(bytes.data() + cut, bytes.size() - cut);
+    EXPECT_EQ(crc32_joined(first, second, bytes.size() - cut), whole) << "cut at " << cut;
+  }
 }
 
 TEST(Mapping, TurnsATruncatedFileIntoAMarkNotASignal) {

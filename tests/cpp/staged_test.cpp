@@ -12,6 +12,7 @@
 #include <set>
 #include <thread>
 
+#include "base/crc32.h"
 #include "base/extent_math.h"
 #include "device/cuda_api.h"
 #include "engine/prefetcher.h"
@@ -521,13 +522,20 @@ TEST_P(StagedOverFaults, ReadsManyGroupsAtOnceAndTouchesNothingBeside) {
     std::vector<Reads> jobs;
     for (int i = 0; i < 8; ++i) jobs.emplace_back(*device_, random, files, contents, Conversion::kNone, 30);
     Ended ended;
-    for (Reads& job : jobs) job.group->on_done = ended.one();
+    for (Reads& job : jobs) {
+      job.group->on_done = ended.one();
+      job.group->with_checksums = round < 2;
+    }
     for (Reads& job : jobs) engine->submit(job.group);
     ASSERT_TRUE(ended.wait_for(jobs.size()));
     for (Reads& job : jobs) {
       ASSERT_FALSE(job.group->error) << job.group->error->message;
       for (const auto& copy : job.group->copies()) copy->wait();
       ASSERT_TRUE(same(job.memory->content(), job.expected)) << "round " << round;
+      for (size_t i = 0; round < 2 && i < job.group->transfers.size(); ++i) {
+        const Transfer& transfer = job.group->transfers[i];
+        ASSERT_EQ(job.group->checksums()[i], crc32(contents[transfer.file].data() + transfer.offset, transfer.length));
+      }
       ASSERT_EQ(counted(job.group->bytes), job.bytes()) << "every byte is counted once, by the route that served it";
     }
   }
