@@ -190,9 +190,7 @@ class GDSDataset(IterableDataset):
         """
         if state.get("version") != 1:
             raise ValueError(f"this is no state of a GDSDataset that this version knows: {state!r}")
-        different = {
-            key: (state.get(key), value) for key, value in self._identity().items() if state.get(key) != value
-        }
+        different = {key: (state.get(key), value) for key, value in self._identity().items() if state.get(key) != value}
         if different:
             said = "; ".join(f"{key} was {then!r} and is {now!r}" for key, (then, now) in different.items())
             raise ValueError(f"the state is of another data set or order, and cannot be resumed here: {said}")

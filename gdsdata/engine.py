@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from gdsdata.errors import BackendUnavailable
@@ -171,6 +172,17 @@ def warn_once(message: str) -> None:
 def file_table(index: Index) -> _engine.FileTable:
     """The files of an index, opened when they are first read."""
     return _engine.FileTable(index.paths, index.size_bytes, index.mtime_ns)
+
+
+def file_table_of(paths: list[str]) -> _engine.FileTable:
+    """Files as they are now: one that is replaced before it is read is an error.
+
+    Raises:
+        FileNotFoundError, OSError: there is none of that name.
+    """
+    found = [os.stat(path) for path in paths]
+    sizes = np.array([status.st_size for status in found], np.int64)
+    return _engine.FileTable(paths, sizes, np.array([status.st_mtime_ns for status in found], np.int64))
 
 
 def residence_of(engine: _engine.Engine, files: _engine.FileTable, index: Index) -> _engine.Residence:

@@ -453,9 +453,7 @@ def test_drop_last_leaves_the_smaller_batch_out(tmp_path, records):
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_ranks_get_disjoint_shares_of_equal_length(tmp_path, records, world_size, drop_last):
-    shares = [
-        rows(read(tmp_path, rank=rank, world_size=world_size, drop_last=drop_last)) for rank in range(world_size)
-    ]
+    shares = [rows(read(tmp_path, rank=rank, world_size=world_size, drop_last=drop_last)) for rank in range(world_size)]
     assert len({len(share) for share in shares}) == 1
     together = [row for share in shares for row in share]
     assert len(set(together)) == len(together)

@@ -580,5 +580,3 @@ def test_other_threads_run_while_one_waits_for_a_batch(tmp_path, storage):
         time.sleep(0.005)
         ticks += 1
     assert ticks > 10 and waiting.result().shape == (4, RECORD_BYTES)
-
-

@@ -1,0 +1,219 @@
+"""`load`."""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from gdsdata import engine
+from gdsdata.checkpoint import layout_safetensors, layout_torch
+from gdsdata.checkpoint.nests import LEFT_OUT, Place, mapped, places
+from gdsdata.checkpoint.reading import Reading, Stored
+from gdsdata.errors import CorruptData
+from gdsdata.options import EngineOptions
+
+
+def load(
+    path: str | os.PathLike[str],
+    device: torch.device | str = "cpu",
+    *,
+    only: Sequence[str] | None = None,
+    dtype: torch.dtype | None = None,
+    into: Any = None,
+    strict: bool = True,
+    verify: bool = False,
+    weights_only: bool = True,
+    options: EngineOptions | None = None,
+) -> Any:
+    """Read a checkpoint: a file of `torch.save`'s, a safetensors file, or many of those with their ``*.index.json``.
+
+        model.load_state_dict(gdsdata.load("model.pt", device="cuda"))
+        gdsdata.load("model.safetensors", into=model.state_dict())
+
+    Bytes go straight into the tensors; beside them it takes the engine's own memory (see `EngineOptions`). Tensors that
+    shared memory when they were saved by torch share it again, but for those that ``into`` holds.
+
+    Tensors have names: the keys on the way to them, joined by dots ("optimizer.state.0.exp_avg").
+
+    Args:
+        path: of the file.
+        device: where tensors are made, whatever device they were saved from. Not used with ``into``.
+        only: shell patterns ("layers.0.*"): what no name matches is left out, and not read.
+        dtype: of the floating-point tensors of the result; None: as they were saved. They are cast on the device.
+        into: a nest of dicts, lists and tuples, as ``state_dict()`` gives it. Its tensors are filled where they are
+            (views, and on several devices, too); its other values are replaced in their dict or list.
+        strict: with ``into``: every name there is in the file, and every one of the file there. False: those in both.
+        verify: compare checksums on the way in. Records of torch's files have one, and safetensors files of gdsdata's.
+        weights_only: torch's rules for what a pickle may make (`torch.load`).
+        options: of the engine.
+
+    Returns:
+        What was saved (of safetensors: a dict), or ``into``. Its bytes are in place, for every stream.
+
+    Raises:
+        FileNotFoundError, IoError: the file is not to be had.
+        CorruptData: it is damaged: of ``verify``, with the tensor's name.
+        ValueError: it is none of these formats; ``into`` has other names, shapes or (with no ``dtype``) dtypes.
+        pickle.UnpicklingError: something in it is not allowed with ``weights_only``.
+    """
+    path = os.fspath(path)
+    target = engine.resolved(device)
+    reading = Reading(options or EngineOptions(), verify)
+    kind = _kind_of(path)
+    if kind == "torch" and only is None and into is None and dtype is None:
+        return _load_torch(path, reading, target, weights_only)
+    if isinstance(only, str):
+        raise ValueError(f"only={only!r}: give a list of patterns")
+
+    def matching(name: str, leaf: Any) -> Any:
+        matches = only is None or any(fnmatch.fnmatchcase(name, pattern) for pattern in only)
+        return leaf if matches else LEFT_OUT
+
+    saved, stored_of = _structure(kind, path, weights_only)
+    chosen = mapped(saved, matching)
+    if chosen is LEFT_OUT:
+        chosen = {}
+    if into is None:
+        return _make(mapped(chosen, stored_of), reading, target, dtype)
+    leaves = {place.name: place.leaf for place in places(chosen)}
+    targets = [place for place in places(into) if matching(place.name, None) is None]
+    if strict:
+        _check_names(path, {place.name for place in targets}, set(leaves))
+    for place in targets:
+        if place.name in leaves:
+            _fill(place, stored_of(place.name, leaves[place.name]), path, reading, dtype)
+    reading.run()
+    return into
+
+
+def _kind_of(path: str) -> str:
+    """One of "torch", "safetensors" and "index"."""
+    if path.endswith(".json"):
+        return "index"
+    with open(path, "rb") as file:
+        head = file.read(9)
+    if layout_safetensors.recognises(head):
+        return "safetensors"
+    if path.endswith(".safetensors"):
+        raise CorruptData(f"'{path}' does not begin as a safetensors file does", path, 0, len(head))
+    return "torch"  # or an older file of torch's, which torch itself recognises
+
+
+# ------------------------------------------------------------------------------------------------ files of torch's
+
+
+def _load_torch(path: str, reading: Reading, device: torch.device, weights_only: bool) -> Any:
+    archive = _archive_of(path)
+    if archive is None:
+        return torch.load(path, map_location=device, weights_only=weights_only)
+    storages = layout_torch.read_storages(archive, reading, device)
+    reading.run()
+    return layout_torch.unpickle(archive, storages.__getitem__, weights_only)
+
+
+# Torch looks into small tensors while it builds some kinds (sizes of nested ones): they are zeros then, and no garbage.
+_READ_WHILE_BUILT_BYTES = 1 << 20
+
+
+def _structure(kind: str, path: str, weights_only: bool) -> tuple[Any, Callable[[str, Any], Any]]:
+    """What was saved, and what makes of a leaf that stands for a tensor a `Stored`."""
+    if kind == "torch":
+        return _structure_of_torch(path, weights_only)
+    read = layout_safetensors.read_index if kind == "index" else layout_safetensors.read_header
+    return read(path), _as_it_is
+
+
+def _as_it_is(name: str, leaf: Any) -> Any:
+    return leaf
+
+
+def _structure_of_torch(path: str, weights_only: bool) -> tuple[Any, Callable[[str, Any], Any]]:
+    """Tensors have no values yet, but where torch had to read the file."""
+    archive = _archive_of(path)
+    if archive is None:
+        return torch.load(path, map_location="cpu", weights_only=weights_only), _as_it_is
+    # Memory that is not touched costs nothing.
+    storages = [torch.UntypedStorage(saved.size_bytes) for saved in archive.storages]
+    for storage in storages:
+        if storage.nbytes() < _READ_WHILE_BUILT_BYTES:
+            storage.fill_(0)
+    records = {
+        storage._cdata: archive.records[f"data/{saved.key}"]
+        for storage, saved in zip(storages, archive.storages, strict=True)
+    }
+
+    def stored(name: str, leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        plain = type(leaf) in (torch.Tensor, torch.nn.Parameter) and leaf.layout == torch.strided
+        if not plain or leaf.is_quantized or leaf.is_conj() or leaf.is_neg():
+            raise ValueError(
+                f"{name} in '{path}' is a {type(leaf).__name__} of layout {leaf.layout}, quantized or a conjugate: "
+                "only=, into= and dtype= are for plain tensors; load the file without them"
+            )
+        offset = leaf.storage_offset() * leaf.element_size()
+        made_of = leaf.untyped_storage()._cdata
+        return Stored(records[made_of], offset, leaf.dtype, tuple(leaf.shape), leaf.stride())
+
+    return layout_torch.unpickle(archive, storages.__getitem__, weights_only), stored
+
+
+def _archive_of(path: str) -> layout_torch.Archive | None:
+    """None, with a warning, where torch has to read the file."""
+    try:
+        return layout_torch.open_archive(path)
+    except layout_torch.NotPlain as why:
+        engine.warn_once(f"'{os.path.basename(path)}' is read by torch.load: {why}")
+        return None
+
+
+# ------------------------------------------------------------------------------------------------ what was asked for
+
+
+def _make(chosen: Any, reading: Reading, device: torch.device, dtype: torch.dtype | None) -> Any:
+    """The same nest, each `Stored` read into a tensor."""
+    stored = {place.name: place.leaf for place in places(chosen) if isinstance(place.leaf, Stored)}
+    tensors = reading.tensors(stored, device)
+    reading.run()
+
+    def made(name: str, leaf: Any) -> Any:
+        tensor = tensors.get(name, leaf)
+        if not isinstance(tensor, torch.Tensor):
+            return tensor
+        return tensor.to(device, dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype)
+
+    return mapped(chosen, made)
+
+
+def _fill(place: Place, leaf: Any, path: str, reading: Reading, dtype: torch.dtype | None) -> None:
+    target = place.leaf
+    if isinstance(target, torch.Tensor) != isinstance(leaf, (Stored, torch.Tensor)):
+        raise ValueError(f"{place.name} is a tensor in one of '{path}' and into, and none in the other")
+    if not isinstance(target, torch.Tensor):
+        return reading.afterwards(functools.partial(place.replace, leaf))
+    if tuple(target.shape) != tuple(leaf.shape) or target.dtype not in (leaf.dtype, dtype):
+        raise ValueError(
+            f"{place.name} in '{path}' has shape {tuple(leaf.shape)} and dtype {leaf.dtype}, and the tensor to fill "
+            f"{tuple(target.shape)} and {target.dtype} (dtype= allows a cast to it)"
+        )
+    if isinstance(leaf, Stored):
+        return reading.tensor_into(target, leaf, place.name)
+    return reading.afterwards(functools.partial(target.detach().copy_, leaf))
+
+
+def _check_names(path: str, asked: set[str], there: set[str]) -> None:
+    if asked != there:
+        raise ValueError(
+            f"'{path}' and into have different names (strict=False takes those in both): {_some(asked - there)} "
+            f"only in into, {_some(there - asked)} only in the file"
+        )
+
+
+def _some(names: set[str]) -> str:
+    shown = ", ".join(sorted(names)[:5]) or "none"
+    return shown + (f" and {len(names) - 5} more" if len(names) > 5 else "")

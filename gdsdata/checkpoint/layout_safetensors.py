@@ -1,0 +1,117 @@
+"""safetensors: u64 N, JSON of N bytes, data. One file, or many and a ``*.index.json`` that names each tensor's file.
+
+Source: the format's own description, github.com/huggingface/safetensors. Checksums are gdsdata's addition, as JSON
+under ``gdsdata_crc32`` in the header's metadata, which other readers pass over.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from typing import Any
+
+import torch
+
+from gdsdata.checkpoint.reading import Record, Stored
+from gdsdata.errors import CorruptData
+
+CHECKSUMS = "gdsdata_crc32"
+LONGEST_HEADER_BYTES = 100_000_000  # as the reference implementation has it
+
+DTYPES = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "I16": torch.int16,
+    "U16": torch.uint16,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I32": torch.int32,
+    "U32": torch.uint32,
+    "F32": torch.float32,
+    "C64": torch.complex64,
+    "F64": torch.float64,
+    "I64": torch.int64,
+    "U64": torch.uint64,
+}
+
+
+def recognises(head: bytes) -> bool:
+    """Whether a file that begins so can be one."""
+    return len(head) >= 9 and head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= LONGEST_HEADER_BYTES
+
+
+def read_index(path: str) -> dict[str, Stored]:
+    """The tensors of the files that an index names.
+
+    Raises:
+        CorruptData: the index is not one, or a file has not the tensor that it is named for.
+        FileNotFoundError: a file is missing.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            of_tensor = json.load(file)["weight_map"]
+        files = {name: os.path.join(os.path.dirname(path), of_tensor[name]) for name in of_tensor}
+        if any(os.path.basename(file) != file for file in of_tensor.values()):
+            raise ValueError("it names files outside its folder")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CorruptData(f"'{path}' is no index of safetensors files: {error!r}", path) from error
+    headers = {file: read_header(file) for file in dict.fromkeys(files.values())}
+    for name, file in files.items():
+        if name not in headers[file]:
+            raise CorruptData(f"'{file}' has no tensor {name!r}, which '{path}' says it has", file)
+    return {name: headers[file][name] for name, file in files.items()}
+
+
+def read_header(path: str) -> dict[str, Stored]:
+    """The tensors of one file, in its order.
+
+    Raises:
+        CorruptData: the header is not one, or the tensors do not lie one behind the other up to the file's end.
+        FileNotFoundError, OSError: the file is not to be had.
+    """
+    with open(path, "rb") as file:
+        size_bytes = os.fstat(file.fileno()).st_size
+        head = file.read(8)
+        length = int.from_bytes(head, "little")
+        if len(head) < 8 or length > min(LONGEST_HEADER_BYTES, size_bytes - 8):
+            raise CorruptData(f"'{path}' of {size_bytes} bytes says that its header has {length}", path, 0, 8)
+        text = file.read(length)
+    return parse_header(text, path, 8 + length, size_bytes)
+
+
+def parse_header(text: bytes, path: str, data_begin: int, size_bytes: int) -> dict[str, Stored]:
+    """What `read_header` does once it has the header's bytes; ``data_begin`` is where the data begins in the file."""
+    try:
+        header = json.loads(text)
+        metadata = header.pop("__metadata__", {})
+        checksums = json.loads(metadata.get(CHECKSUMS, "{}"))
+        tensors = {name: _stored(name, said, path, data_begin, checksums.get(name)) for name, said in header.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CorruptData(f"'{path}': its header is not one of safetensors: {error!r}", path, 8, len(text)) from error
+    end = data_begin
+    for name, stored in sorted(tensors.items(), key=lambda item: (item[1].record.offset, item[1].record.size_bytes)):
+        if stored.record.offset != end:
+            raise CorruptData(f"'{path}': tensor {name!r} does not begin where the one before ends", path, end)
+        end += stored.record.size_bytes
+    if end != size_bytes:
+        raise CorruptData(f"'{path}' has {size_bytes} bytes, and its tensors end at {end}", path, end)
+    return tensors
+
+
+def _stored(name: str, said: dict[str, Any], path: str, data_begin: int, crc32: Any) -> Stored:
+    dtype, shape, (begin, end) = DTYPES.get(said["dtype"]), said["shape"], said["data_offsets"]
+    if dtype is None:
+        raise ValueError(f"tensor {name!r} is of dtype {said['dtype']!r}, which torch does not have")
+    if not all(isinstance(size, int) and size >= 0 for size in (begin, end, *shape)):
+        raise ValueError(f"tensor {name!r} has a size or an offset that is none")
+    if end - begin != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"tensor {name!r} of shape {shape} and dtype {said['dtype']} has {end - begin} bytes")
+    if crc32 is not None and not isinstance(crc32, int):
+        raise ValueError(f"tensor {name!r} has a checksum that is none")
+    stride = tuple(math.prod(max(size, 1) for size in shape[axis + 1 :]) for axis in range(len(shape)))
+    return Stored(Record(path, data_begin + begin, end - begin, crc32), 0, dtype, tuple(shape), stride)

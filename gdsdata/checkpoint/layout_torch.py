@@ -1,0 +1,230 @@
+"""What torch.save writes: a zip of plain records, ``data.pkl`` with the object and ``data/N`` with a storage's bytes.
+
+torch itself unpickles, by its own rules: here the pickle is only looked through for what storages it asks for, so that
+they can be read before. Sources: PKWARE's APPNOTE.TXT 4.3 for the zip, torch.serialization for what is in it.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import struct
+import sys
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gdsdata.checkpoint.reading import Reading, Record
+from gdsdata.errors import CorruptData
+
+_LOCAL_HEADER = struct.Struct("<4s22xHH")  # of a record: its magic, the lengths of name and extra field
+
+
+@dataclass(frozen=True)
+class SavedStorage:
+    """A storage that the pickle asks for.
+
+    Attributes:
+        key: its record is ``data/<key>``.
+        dtype: of the elements it is counted in.
+        size_bytes: that it has.
+        location: the device that it was on, as torch names it ("cpu", "cuda:0").
+    """
+
+    key: str
+    dtype: torch.dtype
+    size_bytes: int
+    location: str
+
+
+@dataclass(frozen=True)
+class Archive:
+    """A file of torch.save's.
+
+    Attributes:
+        path: of the file.
+        records: by name without the archive's own ("data.pkl", "data/0").
+        storages: in the order in which torch asks for them while it unpickles.
+    """
+
+    path: str
+    records: dict[str, Record]
+    storages: list[SavedStorage]
+
+
+class NotPlain(Exception):
+    """The file is for torch.load alone; the message says why."""
+
+
+def recognises(head: bytes) -> bool:
+    """Whether a file that begins so can be one."""
+    return head.startswith(b"PK\x03\x04")
+
+
+def open_archive(path: str) -> Archive:
+    """What lies where in the file.
+
+    Raises:
+        NotPlain: it is an older or an unusual file: torch.load reads those.
+        CorruptData: the zip's records do not lie in the file.
+        FileNotFoundError, OSError: the file is not to be had.
+    """
+    with open(path, "rb") as file:
+        records, prefix = _records_of(file, path)
+        pickled = _content(file, records, prefix + "data.pkl")
+        order = _content(file, records, prefix + "byteorder") if prefix + "byteorder" in records else b"little"
+    if order != sys.byteorder.encode():
+        raise NotPlain(f"its byte order is {order.decode(errors='replace')}")
+    records = {name.removeprefix(prefix): record for name, record in records.items()}
+    storages = _storages_of(pickled)
+    for storage in storages:
+        record = records.get(f"data/{storage.key}")
+        if record is None or record.size_bytes != storage.size_bytes:
+            there = "is not there" if record is None else f"has {record.size_bytes} bytes"
+            raise CorruptData(f"'{path}': storage {storage.key} of {storage.size_bytes} bytes {there}", path)
+    return Archive(path, records, storages)
+
+
+def read_storages(archive: Archive, reading: Reading, device: torch.device) -> list[torch.UntypedStorage]:
+    """A storage for each of ``archive.storages``, filled when ``reading`` has run."""
+    made = []
+    for saved in archive.storages:
+        storage = torch.UntypedStorage(saved.size_bytes, device=device)
+        flat = torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
+        reading.bytes_into(flat, archive.records[f"data/{saved.key}"], 0, f"storage {saved.key}")
+        made.append(storage)
+    return made
+
+
+def unpickle(archive: Archive, storage_of: Callable[[int], torch.UntypedStorage], weights_only: bool) -> Any:
+    """The object, its tensors on ``storage_of(i)`` for ``archive.storages[i]``.
+
+    Raises:
+        pickle.UnpicklingError: what is in it is not allowed with ``weights_only``.
+    """
+    asked = 0
+
+    def next_storage(_: torch.UntypedStorage, location: str) -> torch.UntypedStorage:
+        nonlocal asked
+        if asked >= len(archive.storages) or location != archive.storages[asked].location:
+            raise CorruptData(f"'{archive.path}': its pickle asks for other storages than it names", archive.path)
+        asked += 1
+        return storage_of(asked - 1)
+
+    with torch.serialization.skip_data():
+        return torch.load(archive.path, map_location=next_storage, weights_only=weights_only, mmap=False)
+
+
+def _records_of(file: Any, path: str) -> tuple[dict[str, Record], str]:
+    """The zip's records by name, and what every name begins with."""
+    size_bytes = os.fstat(file.fileno()).st_size
+    try:
+        entries = zipfile.ZipFile(file).infolist()
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, OverflowError) as error:
+        if recognises(os.pread(file.fileno(), 4, 0)):
+            raise CorruptData(f"'{path}' is a zip file that was cut or damaged: {error}", path) from error
+        raise NotPlain("it is no zip file") from error
+    records = {}
+    for entry in entries:
+        if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size:
+            raise NotPlain(f"record {entry.filename!r} is compressed")
+        header = os.pread(file.fileno(), _LOCAL_HEADER.size, entry.header_offset)
+        if len(header) < _LOCAL_HEADER.size or not recognises(header):
+            raise CorruptData(f"'{path}': record {entry.filename!r} is not where its zip says", path)
+        _, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(header)
+        begin = entry.header_offset + _LOCAL_HEADER.size + name_bytes + extra_bytes
+        if begin + entry.file_size > size_bytes:
+            raise CorruptData(f"'{path}' of {size_bytes} bytes ends before its record {entry.filename!r} does", path)
+        # Zero is what torch writes where it was told to take no checksums.
+        crc32 = entry.CRC if entry.CRC != 0 or entry.file_size == 0 else None
+        records[entry.filename] = Record(path, begin, entry.file_size, crc32)
+    pickles = [name for name in records if name.endswith("/data.pkl") and name.count("/") == 1]
+    if len(pickles) != 1 or "constants.pkl" in {name.rpartition("/")[2] for name in records}:
+        raise NotPlain("it is a TorchScript archive, or no archive of torch's")
+    return records, pickles[0].removesuffix("data.pkl")
+
+
+def _content(file: Any, records: dict[str, Record], name: str) -> bytes:
+    record = records[name]
+    return os.pread(file.fileno(), record.size_bytes, record.offset)
+
+
+class _Anything:
+    """Stands for whatever a pickle makes: nothing of what it names is run."""
+
+    def __new__(cls, *_: Any, **__: Any) -> _Anything:
+        return object.__new__(cls)
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def ignore(self, *_: Any) -> None:
+        pass
+
+    __call__ = __setstate__ = __setitem__ = append = extend = add = ignore
+
+
+# As the pickle names them, in which tensors are counted; newer dtypes come with UntypedStorage.
+_STORAGE_DTYPES = {
+    "UntypedStorage": torch.uint8,
+    "ByteStorage": torch.uint8,
+    "CharStorage": torch.int8,
+    "BoolStorage": torch.bool,
+    "ShortStorage": torch.int16,
+    "HalfStorage": torch.float16,
+    "BFloat16Storage": torch.bfloat16,
+    "IntStorage": torch.int32,
+    "FloatStorage": torch.float32,
+    "LongStorage": torch.int64,
+    "DoubleStorage": torch.float64,
+    "ComplexFloatStorage": torch.complex64,
+    "ComplexDoubleStorage": torch.complex128,
+    "QInt8Storage": torch.qint8,
+    "QUInt8Storage": torch.quint8,
+    "QInt32Storage": torch.qint32,
+}
+
+# torch builds these by looking at values that only it knows how to check.
+_LOOKS_AT_VALUES = {"_rebuild_sparse_tensor", "_rebuild_sparse_csr_tensor"}
+
+
+def _storages_of(pickled: bytes) -> list[SavedStorage]:
+    """The storages that torch asks for while it unpickles, in that order."""
+    known: dict[str, tuple[torch.dtype, int]] = {}
+    asked: list[SavedStorage] = []
+
+    def ask(saved: Any) -> _Anything:
+        kind, of_type, key, location, elements = saved
+        if kind != "storage" or not isinstance(location, str):
+            raise NotPlain("its pickle refers to something that is no storage")
+        dtype = _STORAGE_DTYPES[of_type.__name__]
+        size_bytes = elements * dtype.itemsize
+        if key not in known:
+            known[key] = dtype, size_bytes
+        elif known[key][0] == dtype or known[key][1] == size_bytes:
+            return _Anything()  # torch gives the same again
+        asked.append(SavedStorage(key, dtype, size_bytes, location))
+        return _Anything()
+
+    class Scan(pickle.Unpickler):
+        def persistent_load(self, saved: Any) -> _Anything:
+            return ask(saved)
+
+        def find_class(self, module: str, name: str) -> type:
+            if name in _LOOKS_AT_VALUES:
+                raise NotPlain("it has sparse tensors, which torch checks")
+            return type(name, (_Anything,), {"__module__": module})
+
+    try:
+        Scan(io.BytesIO(pickled)).load()
+    except NotPlain:
+        raise
+    except Exception as error:  # whatever a pickle that is not plain data can raise
+        raise NotPlain(f"its pickle is unusual: {error!r}") from error
+    if any(storage.location == "meta" for storage in asked):
+        raise NotPlain("it has tensors on the meta device")
+    return asked

@@ -1,0 +1,448 @@
+"""Checkpoints: what torch.save and safetensors wrote comes back as they would give it, and only what is asked for."""
+
+import collections
+import contextlib
+import json
+import pickle
+import struct
+import zipfile
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from helpers import MIB, drop_cache, require_direct
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+import gdsdata
+from gdsdata import EngineOptions
+from gdsdata.checkpoint import layout_safetensors
+from gdsdata.engine import shared_engine
+from gdsdata.errors import CorruptData
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+DTYPES = [
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+    torch.uint16, torch.uint32, torch.uint64,
+    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128,
+    torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu,
+]  # fmt: skip
+
+
+def values(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    """Of every bit pattern that the dtype has no objection to."""
+    raw = torch.randint(0, 2 if dtype == torch.bool else 256, (*shape, dtype.itemsize), dtype=torch.uint8)
+    return raw.view(dtype).reshape(shape)
+
+
+def bits(tensor: torch.Tensor) -> bytes:
+    flat = tensor.detach().resolve_conj().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+
+
+def assert_same(found, expected, device="cpu", where="it"):
+    assert type(found) is type(expected), where
+    if isinstance(expected, torch.Tensor):
+        assert found.device.type == device, where
+        about = ("dtype", "shape", "requires_grad", "layout")
+        assert [getattr(found, name) for name in about] == [getattr(expected, name) for name in about], where
+        if expected.layout == torch.strided and not expected.is_quantized:
+            assert found.stride() == expected.stride(), where
+            assert bits(found) == bits(expected), where
+        else:
+            assert torch.equal(found.cpu(), expected), where
+    elif isinstance(expected, dict):
+        assert list(found) == list(expected), where
+        for key in expected:
+            assert_same(found[key], expected[key], device, f"{where}.{key}")
+    elif isinstance(expected, (list, tuple)):
+        assert len(found) == len(expected), where
+        for i, one in enumerate(expected):
+            assert_same(found[i], one, device, f"{where}.{i}")
+    elif isinstance(expected, np.ndarray):
+        assert np.array_equal(found, expected) and found.dtype == expected.dtype, where
+    else:
+        assert found == expected, where
+
+
+def trained() -> dict:
+    """A training state of a small model."""
+    model = torch.nn.Sequential(torch.nn.Linear(64, 300), torch.nn.BatchNorm1d(300), torch.nn.Linear(300, 7))
+    optimizer = torch.optim.AdamW(model.parameters(), amsgrad=True)
+    model(torch.randn(8, 64)).sum().backward()
+    optimizer.step()
+    return {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "rng": torch.get_rng_state(), "step": 7}
+
+
+def awkward() -> dict:
+    base = torch.randn(40, 50)
+    return {
+        "dtypes": {str(dtype): values(dtype, 5, 3) for dtype in DTYPES},
+        "views": [base, base.t(), base[3:9, ::2], base[7], base.reshape(-1)[5:5]],
+        "tied": (base, base),
+        "empty": [torch.empty(0), torch.empty(3, 0, 2, dtype=torch.int8)],
+        "scalar": torch.tensor(2.5),
+        "expanded": torch.tensor([1.0, 2.0])[:, None].expand(2, 1000),
+        "parameter": torch.nn.Parameter(torch.randn(3)),
+        "conjugate": torch.randn(4, dtype=torch.complex64).conj(),
+        "quantized": torch.quantize_per_tensor(torch.randn(20), 0.1, 3, torch.quint8),
+        "values": [None, True, 3, 2.5, 1j, "text", b"bytes", {"nested": (1, [2])}, {4: 5, (6, 7): 8}],
+        "ordered": collections.OrderedDict(b=1, a=torch.arange(3)),
+        "storage": torch.arange(9.0).untyped_storage(),
+    }
+
+
+@pytest.mark.filterwarnings("ignore:.*quantize|TypedStorage is deprecated")
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("state", [trained, awkward, dict, lambda: torch.arange(5), lambda: [1, 2], lambda: None])
+def test_what_torch_saved_comes_back_as_torch_gives_it(tmp_path, state, device):
+    state = state()
+    torch.save(state, tmp_path / "x.pt")
+    found = gdsdata.load(tmp_path / "x.pt", device, verify=True)
+    expected = torch.load(tmp_path / "x.pt", map_location=device)
+    if isinstance(expected, dict) and "storage" in expected:
+        assert bytes(found.pop("storage").cpu()) == bytes(expected.pop("storage").cpu())
+    assert_same(found, expected, device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_tensors_that_shared_memory_share_it_again(tmp_path, device):
+    torch.save(awkward(), tmp_path / "x.pt")
+    for found in (
+        gdsdata.load(tmp_path / "x.pt", device),
+        gdsdata.load(tmp_path / "x.pt", device, only=["views*", "tied*"]),
+    ):
+        found["tied"][0][0, 0] = 1234.5
+        assert found["tied"][1][0, 0] == found["views"][0][0, 0] == found["views"][1][0, 0] == 1234.5
+
+
+def strided(dtype, rows, columns, step, transposed):
+    tensor = values(dtype, rows, columns)[::step]
+    return tensor.t() if transposed else tensor
+
+
+tensors = st.builds(
+    strided, st.sampled_from(DTYPES), st.integers(0, 7), st.integers(0, 400), st.integers(1, 3), st.booleans()
+)
+nests = st.recursive(
+    tensors | st.none() | st.integers() | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text(max_size=3) | st.integers(0, 9), inner, max_size=4)
+        | st.tuples(inner, inner)
+    ),
+    max_leaves=12,
+)
+
+
+@given(nests)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_nest_comes_back_whole_by_parts_and_into_itself(tmp_path, state):
+    torch.save(state, tmp_path / "x.pt")
+    expected = torch.load(tmp_path / "x.pt")
+    assert_same(gdsdata.load(tmp_path / "x.pt"), expected)
+    assert_same(gdsdata.load(tmp_path / "x.pt", into=zeroed(state)), state)
+
+
+def zeroed(nest):
+    """The same nest, its tensors full of zeros, with strides as they were."""
+    if isinstance(nest, torch.Tensor):
+        return torch.empty_strided(nest.shape, nest.stride(), dtype=nest.dtype, device=nest.device).view(nest.dtype)
+    if isinstance(nest, dict):
+        return type(nest)((key, zeroed(value)) for key, value in nest.items())
+    if isinstance(nest, (list, tuple)):
+        return type(nest)(zeroed(value) for value in nest)
+    return nest
+
+
+# ------------------------------------------------------------------------------------------------ parts, into, casts
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_only_what_matches_comes(tmp_path, device):
+    state = trained()
+    torch.save(state, tmp_path / "x.pt")
+    found = gdsdata.load(tmp_path / "x.pt", device, only=["model.0.*", "optimizer.state.*.exp_avg", "step"])
+    assert list(found) == ["model", "optimizer", "step"] and found["step"] == 7
+    assert list(found["model"]) == ["0.weight", "0.bias"] and type(found["model"]) is collections.OrderedDict
+    assert bits(found["model"]["0.weight"]) == bits(state["model"]["0.weight"])
+    assert list(found["optimizer"]) == ["state"]
+    assert all(list(one) == ["exp_avg"] for one in found["optimizer"]["state"].values())
+    assert gdsdata.load(tmp_path / "x.pt", only=["nothing"]) == {}
+    with pytest.raises(ValueError, match="give a list of patterns"):
+        gdsdata.load(tmp_path / "x.pt", only="model.*")
+
+
+@pytest.mark.parametrize("suffix", ["pt", "safetensors"])
+def test_only_the_bytes_that_are_asked_for_are_read(tmp_path, suffix):
+    state = {f"layer.{i}": torch.randn(MIB // 4) for i in range(8)}
+    path = tmp_path / f"x.{suffix}"
+    torch.save(state, path) if suffix == "pt" else save_file(state, path)
+    require_direct(path)
+    options = EngineOptions(workers=2, direct="always", queue_depth=7)  # an engine of its own
+    counted = shared_engine(options, torch.device("cpu"))
+    found = gdsdata.load(path, only=["layer.[25]"], options=options)
+    assert list(found) == ["layer.2", "layer.5"] and bits(found["layer.5"]) == bits(state["layer.5"])
+    assert sum(counted.statistics()["bytes"].values()) == 2 * MIB
+    assert counted.statistics()["storage_bytes"] < 2.2 * MIB
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_into_fills_the_tensors_that_are_there_and_replaces_other_values(tmp_path, device):
+    state = trained()
+    torch.save(state, tmp_path / "x.pt")
+    into = {"model": {key: torch.zeros_like(one, device=device) for key, one in state["model"].items()}, "step": 0}
+    at = {key: one.data_ptr() for key, one in into["model"].items()}
+    found = gdsdata.load(tmp_path / "x.pt", into=into, only=["model.*", "step"])
+    assert found is into and into["step"] == 7
+    assert {key: one.data_ptr() for key, one in into["model"].items()} == at
+    assert_same(into["model"], {key: one.to(device) for key, one in state["model"].items()}, device)
+
+
+def test_into_takes_views_and_other_orders_of_elements(tmp_path):
+    state = {"a": torch.randn(6, 5), "b": torch.randn(6, 5).t(), "c": torch.randn(4)}
+    torch.save(state, tmp_path / "x.pt")
+    around = torch.zeros(8, 10)
+    into = {"a": around[1:7, ::2], "b": torch.zeros(5, 6), "c": torch.nn.Parameter(torch.zeros(4))}
+    gdsdata.load(tmp_path / "x.pt", into=into)
+    assert all(torch.equal(into[key], state[key]) for key in state)
+    assert around[0].abs().sum() == 0 and around[:, 1::2].abs().sum() == 0, "its neighbours are left alone"
+
+
+def test_into_with_other_names_shapes_or_dtypes_says_which(tmp_path):
+    torch.save({"a": torch.zeros(3), "b": torch.zeros(2), "n": 1}, tmp_path / "x.pt")
+    with pytest.raises(ValueError, match=r"different names .* c only in into, b, n only in the file"):
+        gdsdata.load(tmp_path / "x.pt", into={"a": torch.zeros(3), "c": torch.zeros(1)})
+    into = {"a": torch.ones(3), "c": torch.ones(1)}
+    gdsdata.load(tmp_path / "x.pt", into=into, strict=False)
+    assert into["a"].sum() == 0 and into["c"] == 1
+    with pytest.raises(ValueError, match=r"a in .* shape \(3,\) .* fill \(4,\)"):
+        gdsdata.load(tmp_path / "x.pt", into={"a": torch.zeros(4)}, strict=False)
+    with pytest.raises(ValueError, match="dtype= allows a cast"):
+        gdsdata.load(tmp_path / "x.pt", into={"a": torch.zeros(3).double()}, strict=False)
+    with pytest.raises(ValueError, match="n is a tensor in one of"):
+        gdsdata.load(tmp_path / "x.pt", into={"n": torch.zeros(3)}, strict=False)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_floating_point_tensors_are_cast_where_it_is_asked_for(tmp_path, device):
+    state = {"a": torch.randn(9), "i": torch.arange(3), "half": torch.randn(4).half()}
+    torch.save(state, tmp_path / "x.pt")
+    found = gdsdata.load(tmp_path / "x.pt", device, dtype=torch.bfloat16)
+    expected = {"a": state["a"].bfloat16(), "i": state["i"], "half": state["half"].bfloat16()}
+    assert_same(found, {name: one.to(device) for name, one in expected.items()}, device)
+    assert [one.dtype for one in found.values()] == [torch.bfloat16, torch.int64, torch.bfloat16]
+    into = {"a": torch.zeros(9, dtype=torch.float64, device=device)}
+    gdsdata.load(tmp_path / "x.pt", into=into, strict=False, dtype=torch.float64)
+    assert torch.equal(into["a"].cpu(), state["a"].double())
+
+
+# ------------------------------------------------------------------------------------------------ damage
+
+
+def test_a_byte_that_changed_is_found_with_verify(tmp_path):
+    path = tmp_path / "x.pt"
+    torch.save({"a": torch.randn(1000), "b": torch.randn(MIB)}, path)
+    record = next(entry for entry in zipfile.ZipFile(path).infolist() if entry.filename.endswith("data/1"))
+    damaged = bytearray(path.read_bytes())
+    damaged[record.header_offset + 3 * MIB] ^= 1
+    path.write_bytes(damaged)
+    gdsdata.load(path)
+    with pytest.raises(CorruptData, match="storage 1 in .* has the checksum .* was changed since") as caught:
+        gdsdata.load(path, verify=True)
+    assert caught.value.path == str(path) and caught.value.length == 4 * MIB
+    with pytest.raises(CorruptData, match="b in .* has the checksum"):
+        gdsdata.load(path, verify=True, only=["b"])
+    gdsdata.load(path, verify=True, only=["a"])
+
+
+def test_files_without_checksums_load_and_say_so_once(tmp_path):
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save(torch.arange(9), tmp_path / "without_crc.pt")
+    finally:
+        torch.serialization.set_crc32_options(True)
+    with pytest.warns(RuntimeWarning, match="'without_crc.pt' has no checksums"):
+        assert gdsdata.load(tmp_path / "without_crc.pt", verify=True).sum() == 36
+
+
+# torch's own unpickling raises them too.
+ERRORS_OF_UNPICKLING = (
+    CorruptData, RuntimeError, EOFError, pickle.UnpicklingError, ValueError, TypeError, KeyError, AttributeError,
+    IndexError, AssertionError, OSError, ImportError,
+)  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:.*is read by torch.load")
+def test_a_file_cut_anywhere_is_an_error_and_nothing_else(tmp_path):
+    path = tmp_path / "x.pt"
+    torch.save(trained(), path)
+    whole = path.read_bytes()
+    for cut in [*range(0, 200, 7), *np.linspace(200, len(whole) - 1, 30).astype(int)]:
+        path.write_bytes(whole[:cut])
+        with pytest.raises(ERRORS_OF_UNPICKLING):
+            gdsdata.load(path)
+
+
+@pytest.mark.filterwarnings("ignore:.*is read by torch.load", "ignore:Detected pickle protocol")
+def test_a_mutated_file_loads_or_is_an_error_and_nothing_else(tmp_path):
+    path = tmp_path / "x.pt"
+    torch.save({"a": torch.randn(30), "b": [torch.arange(4), "text"]}, path)
+    whole, random = path.read_bytes(), np.random.default_rng(0)
+    for _ in range(400):
+        mutated = bytearray(whole)
+        for place in random.integers(0, len(whole), random.integers(1, 6)):
+            mutated[place] = random.integers(0, 256)
+        path.write_bytes(mutated)
+        with contextlib.suppress(*ERRORS_OF_UNPICKLING):
+            gdsdata.load(path)
+
+
+def test_code_in_a_pickle_is_not_run(tmp_path):
+    ran = tmp_path / "ran"
+
+    class Evil:
+        def __reduce__(self):
+            return (open, (str(ran), "w"))
+
+    torch.save({"a": torch.zeros(3), "evil": Evil()}, tmp_path / "x.pt")
+    for arguments in ({}, {"only": ["a"]}, {"into": {"a": torch.zeros(3)}, "strict": False}):
+        with pytest.raises(pickle.UnpicklingError):
+            gdsdata.load(tmp_path / "x.pt", **arguments)
+    assert not ran.exists()
+    gdsdata.load(tmp_path / "x.pt", weights_only=False)
+    assert ran.exists(), "which is what was asked for"
+
+
+@pytest.mark.filterwarnings("ignore:Validating sparse tensor")
+@pytest.mark.parametrize("kind", ["legacy", "compressed", "sparse"])
+def test_what_only_torch_can_read_is_left_to_it_and_named(tmp_path, kind):
+    path = tmp_path / f"{kind}.pt"
+    state = {"a": torch.arange(5.0)}
+    if kind == "sparse":
+        state["s"] = torch.eye(3).to_sparse()
+    torch.save(state, path, _use_new_zipfile_serialization=kind != "legacy")
+    if kind == "compressed":
+        with zipfile.ZipFile(path) as plain, zipfile.ZipFile(tmp_path / "z", "w", zipfile.ZIP_DEFLATED) as packed:
+            for entry in plain.infolist():
+                packed.writestr(entry.filename, plain.read(entry))
+        (tmp_path / "z").rename(path)
+    with pytest.warns(RuntimeWarning, match=f"'{kind}.pt' is read by torch.load: "):
+        try:
+            found = gdsdata.load(path)
+        except RuntimeError:
+            assert kind == "compressed", "which torch refuses"
+            return
+    assert torch.equal(found["a"], state["a"])
+    if kind == "sparse":
+        assert torch.equal(found["s"].to_dense(), torch.eye(3))
+    into = {"a": torch.zeros(5)}
+    gdsdata.load(path, into=into, strict=False)
+    assert torch.equal(into["a"], state["a"])
+
+
+def test_a_file_that_is_not_there_says_so(tmp_path):
+    for name in ("x.pt", "x.safetensors", "x.safetensors.index.json"):
+        with pytest.raises(FileNotFoundError):
+            gdsdata.load(tmp_path / name)
+
+
+# ------------------------------------------------------------------------------------------------ safetensors
+
+SAFE_DTYPES = [dtype for dtype in DTYPES if dtype not in (torch.complex128,)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_safetensors_come_as_they_were_saved(tmp_path, device):
+    state = {str(dtype): values(dtype, 5, 3) for dtype in SAFE_DTYPES}
+    state |= {"empty": torch.empty(0, 4), "scalar": torch.tensor(1.5), "long": torch.randn(MIB)}
+    save_file(state, tmp_path / "x.safetensors", metadata={"format": "pt"})
+    found = gdsdata.load(tmp_path / "x.safetensors", device)
+    assert found.keys() == state.keys()
+    assert_same(found, {name: state[name].to(device) for name in found}, device)
+    into = {name: torch.zeros_like(one, device=device) for name, one in state.items()}
+    gdsdata.load(tmp_path / "x.safetensors", into=into)
+    assert_same(into, {name: one.to(device) for name, one in state.items()}, device)
+
+
+def test_shards_come_together_by_their_index(tmp_path):
+    shards = {f"model-{i}.safetensors": {f"{i}.{j}": torch.randn(100 + i, j) for j in range(4)} for i in range(3)}
+    for name, state in shards.items():
+        save_file(state, tmp_path / name)
+    weight_map = {key: name for name, state in shards.items() for key in state}
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": weight_map}))
+    found = gdsdata.load(index)
+    assert list(found) == list(weight_map)
+    assert_same(found, {key: one for state in shards.values() for key, one in state.items()})
+    (tmp_path / "model-1.safetensors").unlink()
+    assert list(gdsdata.load(tmp_path / "model-2.safetensors", only=["2.3"])) == ["2.3"]
+    with pytest.raises(FileNotFoundError):
+        gdsdata.load(index)
+    for bad in ("[]", "{", '{"weight_map": {"a": "../x.safetensors"}}', '{"weight_map": {"a": 3}}'):
+        index.write_text(bad)
+        with pytest.raises(CorruptData, match="is no index of safetensors files"):
+            gdsdata.load(index)
+
+
+def header_file(path, header, data_bytes, length=None):
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text) if length is None else length) + text + bytes(data_bytes))
+
+
+GOOD = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+
+
+@pytest.mark.parametrize(
+    ("header", "data_bytes", "words"),
+    [
+        ({"a": GOOD}, 7, "tensors end at"),
+        ({"a": GOOD}, 9, "tensors end at"),
+        ({"a": GOOD, "b": GOOD}, 8, "does not begin where the one before ends"),
+        ({"a": {**GOOD, "data_offsets": [4, 12]}}, 12, "does not begin where the one before ends"),
+        ({"a": {**GOOD, "shape": [3]}}, 8, "has 8 bytes"),
+        ({"a": {**GOOD, "shape": [-2]}}, 8, "a size or an offset that is none"),
+        ({"a": {**GOOD, "shape": [2.0]}}, 8, "a size or an offset that is none"),
+        ({"a": {**GOOD, "dtype": "F99"}}, 8, "which torch does not have"),
+        ({"a": {"dtype": "F32"}}, 8, "not one of safetensors"),
+        ({"a": 3}, 8, "not one of safetensors"),
+        (b"{not json", 8, "not one of safetensors"),
+        (b'{"a": ' + b"[" * 100_000, 8, "not one of safetensors"),
+        (b"[]", 8, "does not begin as a safetensors file"),
+        ({"__metadata__": {layout_safetensors.CHECKSUMS: '{"a": "x"}'}, "a": GOOD}, 8, "a checksum that is none"),
+    ],
+)
+def test_a_header_that_lies_is_refused(tmp_path, header, data_bytes, words):
+    header_file(tmp_path / "x.safetensors", header, data_bytes)
+    with pytest.raises(CorruptData, match=words) as caught:
+        gdsdata.load(tmp_path / "x.safetensors")
+    assert caught.value.path == str(tmp_path / "x.safetensors")
+
+
+def test_a_header_longer_than_its_file_is_refused_before_it_is_read(tmp_path):
+    header_file(tmp_path / "x.safetensors", {"a": GOOD}, 8, length=99_000_000)
+    with pytest.raises(CorruptData, match="says that its header has 99000000"):
+        gdsdata.load(tmp_path / "x.safetensors")
+
+
+def test_checksums_in_a_safetensors_header_are_compared(tmp_path):
+    path = tmp_path / "x.safetensors"
+    checksums = {layout_safetensors.CHECKSUMS: json.dumps({"a": zlib.crc32(bytes(8))})}
+    header_file(path, {"__metadata__": checksums, "a": GOOD}, 8)
+    assert gdsdata.load(path, verify=True)["a"].sum() == 0
+    path.write_bytes(path.read_bytes()[:-1] + b"\1")
+    with pytest.raises(CorruptData, match="a in .* has the checksum"):
+        gdsdata.load(path, verify=True)
+
+
+def test_a_cold_file_is_read_past_the_page_cache(tmp_path):
+    path = tmp_path / "x.pt"
+    torch.save({"a": torch.randn(2 * MIB)}, path)
+    require_direct(path)
+    assert drop_cache(path)
+    options = EngineOptions(workers=2, queue_depth=9)
+    counted = shared_engine(options, torch.device("cpu"))
+    gdsdata.load(path, options=options)
+    assert counted.statistics()["bytes"]["direct"] > 7 * MIB
