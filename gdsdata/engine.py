@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from gdsdata.formats.index import Index, Sample
 
 ROUTES: tuple[str, ...] = _engine.ROUTES
+Output = _engine.Output
 direct_refusals = _engine.direct_refusals
 noted_fallbacks = _engine.noted_fallbacks
 cufile_dma_is_possible = _engine.cufile_dma_is_possible

@@ -38,7 +38,8 @@ def values(dtype: torch.dtype, *shape: int) -> torch.Tensor:
 
 
 def bits(tensor: torch.Tensor) -> bytes:
-    flat = tensor.detach().resolve_conj().cpu().contiguous().reshape(-1)
+    plain = tensor.detach().resolve_conj()
+    flat = torch.empty(plain.numel(), dtype=plain.dtype).copy_(plain.reshape(-1))
     return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
 

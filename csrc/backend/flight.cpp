@@ -41,10 +41,12 @@ bool Flight::begin(const Request& request, BounceArena& arena, const BackendOpti
     return true;
   }
   // Long requests keep to whole pages even where sectors would do: their memory is then whole pages too, which
-  // a virtual disk's host copies a tenth faster (benchmarks/notes/direct_io.md).
+  // a virtual disk's host copies a tenth faster (benchmarks/notes/direct_io.md). Writes do in any case: a page that one
+  // request writes partly around the page cache and another one through it makes the next fsync fail with EIO.
   if (direct_) {
     alignment_ = request.file->direct_alignment();
     if (request.length >= kInPlaceBytes) alignment_ = std::max(alignment_, kPageBytes);
+    if (request.direction == Direction::kWrite) alignment_ = std::max(alignment_, page_bytes());
   }
   return take_window();
 }

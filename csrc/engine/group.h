@@ -30,7 +30,7 @@ class Group {
   Conversion conversion = Conversion::kNone;  // for a device that the processor cannot write: of equal size
   Priority priority = Priority::kTraining;
   Events before;  // device memory is touched behind these only
-  bool with_checksums = false;  // of a read without conversion: taken on the way, so that all of it passes the host
+  bool with_checksums = false;  // without conversion; taken on the way, so that all of it passes the host
   // Called once, when all transfers have ended, on the worker that ended the last one, and let go after that:
   // what it holds lives as long as the group is in flight. Must not block. Set anew for each submit.
   std::function<void()> on_done;

@@ -8,15 +8,23 @@ namespace gdsdata {
 
 namespace {
 
-void transfer(Engine& engine, Direction direction, std::shared_ptr<File> file, uint64_t offset, uint64_t length,
-              const Caller& caller) {
+std::vector<uint32_t> move(Engine& engine, Direction direction, std::shared_ptr<FileTable> files,
+                           std::vector<Transfer> transfers, bool with_checksums, const Caller& caller) {
   auto group = std::make_shared<Group>();
-  group->files = std::make_shared<FileTable>(std::move(file));
+  group->files = std::move(files);
   group->direction = direction;
+  group->transfers = std::move(transfers);
+  group->with_checksums = with_checksums;
   group->priority = caller.priority;
   group->before = caller.before;
-  group->transfers.push_back({0, offset, length, caller.memory});
   engine.run(group, caller.poll);
+  return with_checksums ? group->checksums() : std::vector<uint32_t>();
+}
+
+void move_range(Engine& engine, Direction direction, std::shared_ptr<File> file, uint64_t offset, uint64_t length,
+                const Caller& caller) {
+  auto files = std::make_shared<FileTable>(std::move(file));
+  move(engine, direction, std::move(files), {{0, offset, length, caller.memory}}, false, caller);
 }
 
 // Beside its target, because a rename works within one file system only.
@@ -28,40 +36,56 @@ std::string temporary_name(const std::string& path) {
 }  // namespace
 
 void read_range(Engine& engine, const std::string& path, uint64_t offset, uint64_t length, const Caller& caller) {
-  transfer(engine, Direction::kRead, File::open_for_reading(path), offset, length, caller);
+  move_range(engine, Direction::kRead, File::open_for_reading(path), offset, length, caller);
 }
 
 std::vector<uint32_t> read_many(Engine& engine, std::shared_ptr<FileTable> files, std::vector<Transfer> transfers,
                                 bool with_checksums, const Caller& caller) {
-  auto group = std::make_shared<Group>();
-  group->files = std::move(files);
-  group->transfers = std::move(transfers);
-  group->with_checksums = with_checksums;
-  group->priority = caller.priority;
-  group->before = caller.before;
-  engine.run(group, caller.poll);
-  return with_checksums ? group->checksums() : std::vector<uint32_t>();
+  return move(engine, Direction::kRead, std::move(files), std::move(transfers), with_checksums, caller);
 }
 
 void write_range(Engine& engine, const std::string& path, uint64_t offset, uint64_t length, const Caller& caller) {
   const auto file = File::open_for_writing(path, /*create=*/true);
-  transfer(engine, Direction::kWrite, file, offset, length, caller);
+  move_range(engine, Direction::kWrite, file, offset, length, caller);
   sync_file(*file);
   sync_folder_of(path);
 }
 
-void write_whole(Engine& engine, const std::string& path, uint64_t length, const Caller& caller) {
-  const std::string temporary = temporary_name(path);
+Output::Output(std::string path, uint64_t length) : path_(std::move(path)), temporary_(temporary_name(path_)) {
+  file_ = File::open_for_writing(temporary_, /*create=*/true);
   try {
-    const auto file = File::open_for_writing(temporary, /*create=*/true);
-    preallocate(*file, length);  // no space is an error before the first byte
-    transfer(engine, Direction::kWrite, file, 0, length, caller);
-    sync_file(*file);
-    replace(temporary, path);
+    preallocate(*file_, length);
   } catch (...) {
-    std::remove(temporary.c_str());
+    std::remove(temporary_.c_str());
     throw;
   }
+}
+
+Output::~Output() {
+  if (!committed_) std::remove(temporary_.c_str());
+}
+
+std::vector<uint32_t> Output::write(Engine& engine, std::vector<Transfer> transfers, bool with_checksums,
+                                    const Caller& caller) {
+  return move(engine, Direction::kWrite, std::make_shared<FileTable>(file_), std::move(transfers), with_checksums,
+              caller);
+}
+
+void Output::commit() {
+  sync_file(*file_);
+  committed_ = true;  // or, if the rename fails, half: the name may be there already
+  try {
+    replace(temporary_, path_);
+  } catch (...) {
+    std::remove(temporary_.c_str());
+    throw;
+  }
+}
+
+void write_whole(Engine& engine, const std::string& path, uint64_t length, const Caller& caller) {
+  Output output(path, length);
+  output.write(engine, {{0, 0, length, caller.memory}}, false, caller);
+  output.commit();
 }
 
 }  // namespace gdsdata

@@ -271,21 +271,28 @@ Caller caller_of(uintptr_t address, const Mark& before, bool background) {
   return {memory_at(address), before.events, background ? Priority::kBackground : Priority::kTraining, check_signals};
 }
 
-std::vector<Transfer> transfers_of(const FileTable& files, const Array<int32_t>& file, const Array<int64_t>& offset,
+// `file` is empty where all is in one.
+std::vector<Transfer> transfers_of(size_t files, const Array<int32_t>& file, const Array<int64_t>& offset,
                                    const Array<int64_t>& length, const Array<uint64_t>& address) {
-  if (file.size() != offset.size() || file.size() != length.size() || file.size() != address.size()) {
+  if ((file.size() != 0 && file.size() != offset.size()) || offset.size() != length.size() ||
+      offset.size() != address.size()) {
     throw py::value_error("transfers need a file, an offset, a length and an address each");
   }
   std::vector<Transfer> transfers;
-  for (py::ssize_t i = 0; i < file.size(); ++i) {
-    if (file.data()[i] < 0 || static_cast<size_t>(file.data()[i]) >= files.size()) {
-      throw py::value_error("no file has the index " + std::to_string(file.data()[i]));
+  for (py::ssize_t i = 0; i < offset.size(); ++i) {
+    const int32_t index = file.size() == 0 ? 0 : file.data()[i];
+    if (index < 0 || static_cast<size_t>(index) >= files) {
+      throw py::value_error("no file has the index " + std::to_string(index));
     }
     if (offset.data()[i] < 0 || length.data()[i] < 0) throw py::value_error("an offset or a length is negative");
-    transfers.push_back({static_cast<uint32_t>(file.data()[i]), static_cast<uint64_t>(offset.data()[i]),
+    transfers.push_back({static_cast<uint32_t>(index), static_cast<uint64_t>(offset.data()[i]),
                          static_cast<uint64_t>(length.data()[i]), memory_at(address.data()[i])});
   }
   return transfers;
+}
+
+Array<uint32_t> array_of(const std::vector<uint32_t>& values) {
+  return Array<uint32_t>(static_cast<py::ssize_t>(values.size()), values.data());
 }
 
 }  // namespace
@@ -324,14 +331,14 @@ PYBIND11_MODULE(_engine, module) {
            [](Engine& engine, std::shared_ptr<FileTable> files, const Array<int32_t>& file,
               const Array<int64_t>& offset, const Array<int64_t>& length, const Array<uint64_t>& address,
               bool with_checksums, const Mark& before, bool background) {
-             std::vector<Transfer> transfers = transfers_of(*files, file, offset, length, address);
+             std::vector<Transfer> transfers = transfers_of(files->size(), file, offset, length, address);
              std::vector<uint32_t> checksums;
              {
                const WithoutGil nogil;
                checksums = read_many(engine, std::move(files), std::move(transfers), with_checksums,
                                      caller_of(0, before, background));
              }
-             return Array<uint32_t>(static_cast<py::ssize_t>(checksums.size()), checksums.data());
+             return array_of(checksums);
            })
       .def("write_range",
            [](Engine& engine, const std::string& path, uint64_t offset, uint64_t length, uintptr_t address,
@@ -346,6 +353,28 @@ PYBIND11_MODULE(_engine, module) {
       });
 
   py::class_<Mark>(module, "Mark");
+
+  py::class_<Output>(module, "Output")
+      .def(py::init([](const std::string& path, uint64_t length) {
+             const WithoutGil nogil;
+             return std::make_unique<Output>(path, length);
+           }),
+           py::arg("path"), py::arg("length"))
+      .def("write",
+           [](Output& output, Engine& engine, const Array<int64_t>& offset, const Array<int64_t>& length,
+              const Array<uint64_t>& address, bool with_checksums, const Mark& before, bool background) {
+             std::vector<Transfer> transfers = transfers_of(1, Array<int32_t>(), offset, length, address);
+             std::vector<uint32_t> checksums;
+             {
+               const WithoutGil nogil;
+               checksums = output.write(engine, std::move(transfers), with_checksums, caller_of(0, before, background));
+             }
+             return array_of(checksums);
+           })
+      .def("commit", [](Output& output) {
+        const WithoutGil nogil;
+        output.commit();
+      });
 
   py::class_<Residence, std::shared_ptr<Residence>>(module, "Residence")
       .def(py::init([](const Engine& engine, std::shared_ptr<FileTable> files) {

@@ -1,8 +1,9 @@
-"""Checkpoints in the files that people already use: `load`.
+"""Checkpoints in the files that people already use: `save` and `load`.
 
-`api` says what is wanted, `layout_torch` and `layout_safetensors` find where it lies in a file, `reading` brings it.
+`api` says what is wanted, `layout_torch` and `layout_safetensors` where it lies in a file, and `reading` and `writing`
+move it.
 """
 
-from gdsdata.checkpoint.api import load
+from gdsdata.checkpoint.api import load, save
 
-__all__ = ["load"]
+__all__ = ["load", "save"]

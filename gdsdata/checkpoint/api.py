@@ -1,4 +1,4 @@
-"""`load`."""
+"""`save` and `load`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,32 @@ from gdsdata.checkpoint.nests import LEFT_OUT, Place, mapped, places
 from gdsdata.checkpoint.reading import Reading, Stored
 from gdsdata.errors import CorruptData
 from gdsdata.options import EngineOptions
+
+
+def save(value: Any, path: str | os.PathLike[str], *, options: EngineOptions | None = None) -> None:
+    """Write a checkpoint, on storage when this returns: whole, or, after an error or a crash, what was there before.
+
+        gdsdata.save({"model": model.state_dict(), "step": step}, "model.pt")     # torch.load reads it
+        gdsdata.save(model.state_dict(), "model.safetensors")                     # safetensors reads it
+
+    Bytes are written from where the tensors are, or from the engine's own memory (see `EngineOptions`); on a GPU behind
+    what the current stream has been given before. Tensors must not change meanwhile. In a .pt file tensors that share
+    memory are stored once. In a safetensors file tensors are contiguous, and a checksum of each is in its metadata.
+
+    Args:
+        value: to a name that ends in .safetensors a dict of tensors, else whatever `torch.save` takes.
+        path: of the file; its mode follows the umask.
+        options: of the engine.
+
+    Raises:
+        ValueError: the safetensors format cannot say it; the message has what and where.
+        RuntimeError: the .pt format cannot: memory is shared by tensors of different dtypes.
+        IoError: the file cannot be written, or space is lacking.
+        pickle.PicklingError, TypeError, AttributeError: something in it cannot be pickled.
+    """
+    path = os.fspath(path)
+    layout = layout_safetensors if path.endswith(".safetensors") else layout_torch
+    layout.save(value, path, options or EngineOptions())
 
 
 def load(

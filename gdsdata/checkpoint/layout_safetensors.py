@@ -6,15 +6,19 @@ under ``gdsdata_crc32`` in the header's metadata, which other readers pass over.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from gdsdata.checkpoint.reading import Record, Stored
+from gdsdata.checkpoint.reading import Record, Stored, bytes_of
+from gdsdata.checkpoint.writing import PAGE_BYTES, Writing, bytes_tensor, reached
 from gdsdata.errors import CorruptData
+from gdsdata.options import EngineOptions
 
 CHECKSUMS = "gdsdata_crc32"
 LONGEST_HEADER_BYTES = 100_000_000  # as the reference implementation has it
@@ -38,11 +42,73 @@ DTYPES = {
     "I64": torch.int64,
     "U64": torch.uint64,
 }
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def recognises(head: bytes) -> bool:
     """Whether a file that begins so can be one."""
     return len(head) >= 9 and head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= LONGEST_HEADER_BYTES
+
+
+def save(tensors: Mapping[str, torch.Tensor], path: str, options: EngineOptions) -> None:
+    """Write a dict of tensors, each contiguous, with their checksums in the header's metadata.
+
+    Raises:
+        ValueError: what the format cannot say: values that are no plain tensors, complex128, memory shared by two.
+        IoError: the file cannot be written, or space is lacking.
+    """
+    _check(tensors)
+    # Those of large elements first, so that all lie at multiples of theirs.
+    names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
+    flat = [reached(bytes_of(tensors[name].detach().contiguous())) for name in names]
+
+    def header(checksums: list[int]) -> bytes:
+        said = json.dumps(dict(zip(names, checksums, strict=True)))
+        about: dict[str, Any] = {"__metadata__": {"format": "pt", CHECKSUMS: said}}
+        begin = 0
+        for name, one in zip(names, flat, strict=True):
+            tensor = tensors[name]
+            offsets = [begin, begin + one.nbytes]
+            about[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": offsets}
+            begin += one.nbytes
+        return json.dumps(about, separators=(",", ":")).encode()
+
+    longest = len(header([2**32 - 1] * len(names)))
+    data_begin = -(-(8 + longest) // PAGE_BYTES) * PAGE_BYTES
+    writing = Writing(path, data_begin + sum(one.nbytes for one in flat), options)
+    extents, end = [], data_begin
+    for one in flat:
+        extents.append((end, one))
+        end += one.nbytes
+    text = header(writing.write(extents, with_checksums=True)).ljust(data_begin - 8)
+    writing.write([(0, bytes_tensor(len(text).to_bytes(8, "little") + text))])
+    writing.commit()
+
+
+def _check(tensors: Mapping[str, torch.Tensor]) -> None:
+    instead = "save it to a .pt file"
+    if not isinstance(tensors, Mapping):
+        raise ValueError(f"a safetensors file holds a dict of tensors, and no {type(tensors).__name__}: {instead}")
+    used: list[tuple[str, int, int, str]] = []
+    for name, tensor in tensors.items():
+        if not isinstance(name, str) or name == "__metadata__":
+            raise ValueError(f"{name!r} is no name for a tensor in a safetensors file: {instead}")
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout != torch.strided or tensor.is_meta:
+            kind = type(tensor).__name__
+            raise ValueError(f"{name} is a {kind} and no plain tensor, which is what safetensors files hold: {instead}")
+        if tensor.dtype not in _NAMES:
+            raise ValueError(f"{name} is of {tensor.dtype}, which safetensors files do not have: {instead}")
+        if tensor.numel() > 0:
+            first = tensor.data_ptr()
+            last = first + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)) * (
+                tensor.dtype.itemsize
+            )
+            used.append((str(tensor.device), first, last, name))
+    for (device, _, last, name), (next_device, first, _, next_name) in itertools.pairwise(sorted(used)):
+        if device == next_device and first <= last:
+            raise ValueError(
+                f"{name} and {next_name} share memory, which a safetensors file cannot say: {instead}, or clone one"
+            )
 
 
 def read_index(path: str) -> dict[str, Stored]:

@@ -12,14 +12,22 @@ import pickle
 import struct
 import sys
 import zipfile
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from gdsdata.checkpoint import zip_layout
 from gdsdata.checkpoint.reading import Reading, Record
+from gdsdata.checkpoint.writing import PAGE_BYTES, Writing, bytes_tensor, reached
 from gdsdata.errors import CorruptData
+from gdsdata.options import EngineOptions
+
+_PREFIX = "archive/"
+_VERSION = b"3\n"  # of the format, as torch.save writes it
+_SMALL_ALIGNMENT = 64
 
 _LOCAL_HEADER = struct.Struct("<4s22xHH")  # of a record: its magic, the lengths of name and extra field
 
@@ -94,8 +102,7 @@ def read_storages(archive: Archive, reading: Reading, device: torch.device) -> l
     made = []
     for saved in archive.storages:
         storage = torch.UntypedStorage(saved.size_bytes, device=device)
-        flat = torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
-        reading.bytes_into(flat, archive.records[f"data/{saved.key}"], 0, f"storage {saved.key}")
+        reading.bytes_into(_bytes_of(storage), archive.records[f"data/{saved.key}"], 0, f"storage {saved.key}")
         made.append(storage)
     return made
 
@@ -117,6 +124,66 @@ def unpickle(archive: Archive, storage_of: Callable[[int], torch.UntypedStorage]
 
     with torch.serialization.skip_data():
         return torch.load(archive.path, map_location=next_storage, weights_only=weights_only, mmap=False)
+
+
+def save(value: Any, path: str, options: EngineOptions) -> None:
+    """Write what `torch.save` would write, with its storages at multiples of a page.
+
+    Raises:
+        RuntimeError: storages that share memory are counted in different dtypes, which the format cannot say.
+        IoError: the file cannot be written, or space is lacking.
+        pickle.PicklingError, TypeError, AttributeError: something in it cannot be pickled.
+    """
+    pickled, storages = _pickled(value)
+    contents = {"data.pkl": pickled, "byteorder": sys.byteorder.encode(), "version": _VERSION}
+    flat = [reached(_bytes_of(storage)) for storage in storages]
+    records = [(f"{_PREFIX}{name}", len(content), _SMALL_ALIGNMENT) for name, content in contents.items()]
+    for key, one in enumerate(flat):
+        alignment = PAGE_BYTES if one.nbytes >= PAGE_BYTES else _SMALL_ALIGNMENT
+        records.append((f"{_PREFIX}data/{key}", one.nbytes, alignment))
+    placed = zip_layout.place(records)
+    size_bytes = placed[-1].end + len(zip_layout.directory(placed, [0] * len(placed)))
+    writing = Writing(path, size_bytes, options)
+    of_storages = placed[len(contents) :]
+    checksums = [zlib.crc32(content) for content in contents.values()]
+    extents = [(record.offset, one) for record, one in zip(of_storages, flat, strict=True)]
+    checksums += writing.write(extents, with_checksums=True)
+    rest = [(record.header_offset, record.header(crc32)) for record, crc32 in zip(placed, checksums, strict=True)]
+    rest += [(record.offset, content) for record, content in zip(placed, contents.values(), strict=False)]
+    rest.append((placed[-1].end, zip_layout.directory(placed, checksums)))
+    writing.write([(offset, bytes_tensor(content)) for offset, content in rest])
+    writing.commit()
+
+
+def _pickled(value: Any) -> tuple[bytes, list[torch.UntypedStorage]]:
+    """As torch pickles it, and the storages that it refers to: the i-th as key "i"."""
+    keys: dict[int, str] = {}
+    storages: list[torch.UntypedStorage] = []
+    dtypes: dict[tuple[torch.device, int], torch.dtype] = {}
+
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, saved: Any) -> tuple[str, type, str, str, int] | None:
+            if isinstance(saved, torch.storage.TypedStorage):
+                storage, dtype, elements = saved._untyped_storage, saved.dtype, saved._size()
+                of_type = getattr(torch, saved._pickle_storage_type())
+            elif torch.is_storage(saved):
+                storage, dtype, elements, of_type = saved, torch.uint8, saved.nbytes(), torch.UntypedStorage
+            else:
+                return None
+            if storage.nbytes() > 0 and dtypes.setdefault((storage.device, storage.data_ptr()), dtype) != dtype:
+                raise RuntimeError("tensors or storages that share memory have different dtypes: save a copy of one")
+            if storage._cdata not in keys:
+                keys[storage._cdata] = str(len(keys))
+                storages.append(storage)
+            return "storage", of_type, keys[storage._cdata], torch.serialization.location_tag(storage), elements
+
+    buffer = io.BytesIO()
+    Pickler(buffer, protocol=2).dump(value)
+    return buffer.getvalue(), storages
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
 def _records_of(file: Any, path: str) -> tuple[dict[str, Record], str]:

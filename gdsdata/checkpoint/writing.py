@@ -1,0 +1,65 @@
+"""From tensors into one file, that is there whole when all is done and not at all before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from gdsdata import engine
+from gdsdata.options import EngineOptions
+
+PAGE_BYTES = 4096  # what begins at a multiple of it is written from where it lies
+
+Extent = tuple[int, torch.Tensor]  # where it goes in the file, and its bytes: uint8, one dimension, contiguous
+
+
+class Writing:
+    """A file in the making; see csrc/engine/whole.h.
+
+    Args:
+        path: its name, under which is what was there before until `commit`.
+        size_bytes: that it will have.
+        options: of the engine.
+
+    Raises:
+        IoError: it cannot be made, or the disk has not so much space.
+    """
+
+    def __init__(self, path: str, size_bytes: int, options: EngineOptions) -> None:
+        self._output = engine.Output(path, size_bytes)
+        self._options = options
+
+    def write(self, extents: Sequence[Extent], with_checksums: bool = False) -> list[int]:
+        """Each extent, and with checksums the CRC-32 of each. On a GPU it comes behind the current stream's work."""
+        checksums = [0] * len(extents)
+        for device in dict.fromkeys(tensor.device for _, tensor in extents):
+            places = [i for i, (_, tensor) in enumerate(extents) if tensor.device == device]
+            shared = engine.shared_engine(self._options, device)
+            found = self._output.write(
+                shared,
+                np.array([extents[i][0] for i in places], np.int64),
+                np.array([extents[i][1].nbytes for i in places], np.int64),
+                np.array([extents[i][1].data_ptr() for i in places], np.uint64),
+                with_checksums,
+                shared.mark(engine.stream_of(device)),
+                True,
+            )
+            for i, checksum in zip(places, found.tolist(), strict=False):
+                checksums[i] = checksum
+        return checksums
+
+    def commit(self) -> None:
+        """Puts it on storage, and then under its name."""
+        self._output.commit()
+
+
+def bytes_tensor(content: bytes) -> torch.Tensor:
+    """The bytes as uint8 of one dimension, copied."""
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
+
+
+def reached(flat: torch.Tensor) -> torch.Tensor:
+    """On a device that the engine works on: torch brings what is elsewhere to the CPU."""
+    return flat if flat.device.type in ("cpu", "cuda") else flat.cpu()

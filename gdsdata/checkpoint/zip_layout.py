@@ -1,0 +1,85 @@
+"""A zip of plain records, laid out before a byte of it is written: headers come last, when the checksums are known.
+
+Source: PKWARE's APPNOTE.TXT, 4.3 (the structures), 4.4 (their fields) and 4.5.3 (sizes and offsets of 4 GiB and more).
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+_LOCAL = struct.Struct("<4s5H3I2H")
+_CENTRAL = struct.Struct("<4s6H3I5H2I")
+_END64 = struct.Struct("<4sQ2H2I4Q")
+_LOCATOR64 = struct.Struct("<4sIQI")
+_END = struct.Struct("<4s4H2IH")
+_EXTRA = struct.Struct("<2H")
+
+_VERSION = 45  # of the specification, where 64-bit sizes came in
+_NAMES_ARE_UTF8 = 1 << 11
+_FIRST_OF_1980 = 33  # a date; no file of equal content differs by when it was written
+_ZIP64, _PADDING = 1, 0x4246  # extra fields; the second one is torch's own
+_MOST_32, _MOST_16 = 0xFFFFFFFF, 0xFFFF
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A record's place: its header from ``header_offset`` on, its bytes from ``offset`` on."""
+
+    name: str
+    header_offset: int
+    offset: int
+    size_bytes: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.size_bytes
+
+    @property
+    def _is_long(self) -> bool:
+        return self.size_bytes >= _MOST_32
+
+    def header(self, crc32: int) -> bytes:
+        """What comes before its bytes, padded up to them."""
+        name = self.name.encode()
+        sizes = _EXTRA.pack(_ZIP64, 16) + struct.pack("<2Q", self.size_bytes, self.size_bytes) if self._is_long else b""
+        padding_bytes = self.offset - self.header_offset - _LOCAL.size - len(name) - len(sizes) - _EXTRA.size
+        extra = sizes + _EXTRA.pack(_PADDING, padding_bytes) + b"Z" * padding_bytes
+        size = _MOST_32 if self._is_long else self.size_bytes
+        about = (_VERSION, _NAMES_ARE_UTF8, 0, 0, _FIRST_OF_1980, crc32, size, size, len(name), len(extra))
+        return _LOCAL.pack(b"PK\x03\x04", *about) + name + extra
+
+    def entry(self, crc32: int) -> bytes:
+        """Of the directory."""
+        name, far = self.name.encode(), self.header_offset >= _MOST_32
+        longer = [self.size_bytes] * 2 * self._is_long + [self.header_offset] * far
+        extra = _EXTRA.pack(_ZIP64, 8 * len(longer)) + struct.pack(f"<{len(longer)}Q", *longer) if longer else b""
+        size = _MOST_32 if self._is_long else self.size_bytes
+        about = (_VERSION, _VERSION, _NAMES_ARE_UTF8, 0, 0, _FIRST_OF_1980, crc32, size, size, len(name), len(extra))
+        at = _MOST_32 if far else self.header_offset
+        return _CENTRAL.pack(b"PK\x01\x02", *about, 0, 0, 0, 0, at) + name + extra
+
+
+def place(records: list[tuple[str, int, int]]) -> list[Placed]:
+    """Records of these names and sizes one behind the other, each at a multiple of its alignment (at most 32 KiB)."""
+    placed = []
+    header_offset = 0
+    for name, size_bytes, alignment in records:
+        least = _LOCAL.size + len(name.encode()) + _EXTRA.size + (20 if size_bytes >= _MOST_32 else 0)
+        offset = -(-(header_offset + least) // alignment) * alignment
+        placed.append(Placed(name, header_offset, offset, size_bytes))
+        header_offset = offset + size_bytes
+    return placed
+
+
+def directory(placed: list[Placed], checksums: list[int]) -> bytes:
+    """What comes behind the last record, to the file's end."""
+    entries = b"".join(record.entry(crc32) for record, crc32 in zip(placed, checksums, strict=True))
+    at, count, size = placed[-1].end, len(placed), len(entries)
+    end = b""
+    if at >= _MOST_32 or size >= _MOST_32 or count >= _MOST_16:
+        rest = _END64.size - 12
+        end = _END64.pack(b"PK\x06\x06", rest, _VERSION, _VERSION, 0, 0, count, count, size, at)
+        end += _LOCATOR64.pack(b"PK\x06\x07", 0, at + size, 1)
+    short = min(count, _MOST_16)
+    return entries + end + _END.pack(b"PK\x05\x06", 0, 0, short, short, min(size, _MOST_32), min(at, _MOST_32), 0)

@@ -1,0 +1,211 @@
+"""Checkpoints that gdsdata wrote: torch and safetensors read them, and an old one stays until the new one is whole."""
+
+import errno
+import os
+import stat
+import subprocess
+import zipfile
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from helpers import MIB
+from hypothesis import HealthCheck, given, settings
+from safetensors import safe_open
+from safetensors.torch import load_file
+from test_checkpoint import DEVICES, SAFE_DTYPES, assert_same, awkward, nests, trained, values
+
+import gdsdata
+from gdsdata import EngineOptions
+from gdsdata.checkpoint import layout_torch, zip_layout
+from gdsdata.errors import IoError
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*quantize|TypedStorage is deprecated")
+
+
+@pytest.mark.parametrize("state", [trained, awkward, dict, lambda: torch.arange(5), lambda: [1, 2], lambda: None])
+def test_torch_reads_what_was_saved_as_if_it_had_saved_it(tmp_path, state):
+    state = state()
+    gdsdata.save(state, tmp_path / "ours.pt")
+    torch.save(state, tmp_path / "torchs.pt")
+    for arguments in ({}, {"mmap": True}, {"weights_only": False}):
+        found = torch.load(tmp_path / "ours.pt", **arguments)
+        expected = torch.load(tmp_path / "torchs.pt", **arguments)
+        if isinstance(expected, dict) and "storage" in expected:
+            assert bytes(found.pop("storage")) == bytes(expected.pop("storage"))
+        assert_same(found, expected)
+    if isinstance(state, dict) and "tied" in state:
+        found["tied"][0][0, 0] = 1234.5
+        assert found["tied"][1][0, 0] == found["views"][1][0, 0] == 1234.5, "stored once"
+    again = gdsdata.load(tmp_path / "ours.pt", verify=True)
+    if isinstance(again, dict):
+        again.pop("storage", None)
+    assert_same(again, state if not isinstance(state, dict) else {key: state[key] for key in again})
+
+
+@given(nests)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_torch_reads_any_nest(tmp_path, state):
+    gdsdata.save(state, tmp_path / "x.pt")
+    assert_same(torch.load(tmp_path / "x.pt"), state)
+    assert zipfile.ZipFile(tmp_path / "x.pt").testzip() is None, "a checksum differs"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["x.pt", "x.safetensors"])
+def test_tensors_of_a_gpu_are_saved_behind_the_work_that_makes_them(tmp_path, name):
+    state = {"a": torch.zeros(MIB, device="cuda"), "b": torch.arange(7, device="cuda"), "c": torch.arange(5)}
+    torch.cuda._sleep(50_000_000)
+    state["a"] += torch.arange(MIB, device="cuda")
+    gdsdata.save(state, tmp_path / name)
+    found = torch.load(tmp_path / name) if name == "x.pt" else load_file(tmp_path / name)
+    assert torch.equal(found["a"].cpu(), torch.arange(MIB).float()) and torch.equal(found["b"].cpu(), torch.arange(7))
+    assert torch.equal(found["c"], torch.arange(5))
+
+
+def test_large_storages_lie_on_whole_pages_and_small_ones_close_together(tmp_path):
+    gdsdata.save([torch.zeros(5000), *[torch.zeros(3) for _ in range(100)], torch.zeros(MIB)], tmp_path / "x.pt")
+    archive = layout_torch.open_archive(str(tmp_path / "x.pt"))
+    records = [archive.records[f"data/{saved.key}"] for saved in archive.storages]
+    assert [record.offset % (4096 if record.size_bytes >= 4096 else 64) for record in records] == [0] * 102
+    assert os.path.getsize(tmp_path / "x.pt") < sum(record.size_bytes for record in records) + 40_000
+
+
+def test_neighbours_on_one_page_do_not_disturb_each_other(tmp_path):
+    state = [torch.full((2000 + i,), i, dtype=torch.uint8) for i in range(100)]
+    for _ in range(20):
+        gdsdata.save(state, tmp_path / "x.pt")
+    assert_same(torch.load(tmp_path / "x.pt"), state)
+
+
+def test_tensors_of_different_dtypes_on_one_memory_are_refused_as_torch_does(tmp_path):
+    base = torch.zeros(8)
+    with pytest.raises(RuntimeError, match="share memory have different dtypes"):
+        gdsdata.save([base, base.view(torch.int32)], tmp_path / "x.pt")
+    with pytest.raises((AttributeError, TypeError, Exception), match="pickle|local"):
+        gdsdata.save({"f": lambda: 1}, tmp_path / "x.pt")
+    assert list(tmp_path.iterdir()) == []
+
+
+# ------------------------------------------------------------------------------------------------ safetensors
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_safetensors_reads_what_was_saved(tmp_path, device):
+    state = {str(dtype): values(dtype, 5, 3).to(device) for dtype in SAFE_DTYPES}
+    state |= {"empty": torch.empty(0, 4, device=device), "scalar": torch.tensor(1.5, device=device)}
+    state |= {"long": torch.randn(MIB, device=device), "ü\n": torch.ones(3), "t": torch.randn(4, 5).t()}
+    gdsdata.save(state, tmp_path / "x.safetensors")
+    found = load_file(tmp_path / "x.safetensors")
+    assert found.keys() == state.keys()
+    assert_same(found, {name: state[name].cpu().contiguous() for name in found})
+    with safe_open(tmp_path / "x.safetensors", "pt") as file:
+        assert file.metadata()["format"] == "pt"
+    again = gdsdata.load(tmp_path / "x.safetensors", verify=True)
+    assert_same(again, {name: state[name].cpu().contiguous() for name in again})
+    gdsdata.save({}, tmp_path / "none.safetensors")
+    assert load_file(tmp_path / "none.safetensors") == gdsdata.load(tmp_path / "none.safetensors") == {}
+
+
+def test_what_safetensors_cannot_say_is_refused_and_the_other_format_offered(tmp_path):
+    base = torch.zeros(10)
+    for state, words in (
+        ({"a": base, "b": base}, "a and b share memory"),
+        ({"a": base[:6], "b": base[5:]}, "a and b share memory"),
+        ({"a": torch.zeros(3, dtype=torch.complex128)}, "a is of torch.complex128"),
+        ({"a": {"b": base}}, "a is a dict and no plain tensor"),
+        ({"a": torch.eye(3).to_sparse()}, "a is a Tensor and no plain tensor"),
+        ({3: base}, "3 is no name for a tensor"),
+        ([base], "a dict of tensors, and no list"),
+    ):
+        with pytest.raises(ValueError, match=f"{words}.*.pt file"):
+            gdsdata.save(state, tmp_path / "x.safetensors")
+    assert list(tmp_path.iterdir()) == []
+    gdsdata.save({"a": base[:5], "b": base[5:]}, tmp_path / "x.safetensors")
+
+
+# ------------------------------------------------------------------------------------------------ the old and the new
+
+
+@pytest.mark.parametrize("name", ["x.pt", "x.safetensors"])
+def test_the_file_is_replaced_whole_with_the_mode_of_the_umask(tmp_path, name):
+    umask = os.umask(0o027)
+    try:
+        gdsdata.save({"a": torch.zeros(5)}, tmp_path / name)
+        gdsdata.save({"a": torch.ones(70_000)}, tmp_path / name)
+    finally:
+        os.umask(umask)
+    assert gdsdata.load(tmp_path / name)["a"].sum() == 70_000
+    assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o640
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("name", ["x.pt", "x.safetensors"])
+def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path, name):
+    gdsdata.save({"a": torch.zeros(5)}, tmp_path / name)
+    before = (tmp_path / name).read_bytes()
+    options = EngineOptions(workers=2, faults="seed=1,fail=0.3")
+    with pytest.raises(IoError):
+        for _ in range(20):
+            gdsdata.save({f"{i}": torch.ones(100_000) for i in range(20)}, tmp_path / name, options=options)
+    assert (tmp_path / name).read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    with pytest.raises(FileNotFoundError):
+        gdsdata.save({"a": torch.zeros(5)}, tmp_path / "absent" / name)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 1 MiB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", folder], capture_output=True, text=True)
+    if made.returncode != 0:
+        pytest.skip(f"no file system can be mounted here: {made.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+@pytest.mark.parametrize("name", ["x.pt", "x.safetensors"])
+def test_a_disk_without_room_is_an_error_before_the_first_byte(small_disk, name):
+    gdsdata.save({"a": torch.ones(100_000)}, small_disk / name)
+    before = (small_disk / name).read_bytes()
+    with pytest.raises(IoError, match="reserve space") as caught:
+        gdsdata.save({"a": torch.zeros(200_000)}, small_disk / name)
+    assert caught.value.errno == errno.ENOSPC
+    assert (small_disk / name).read_bytes() == before
+    assert [path.name for path in small_disk.iterdir()] == [name]
+    (small_disk / name).unlink()
+    gdsdata.save({"a": torch.zeros(200_000)}, small_disk / name)
+
+
+# ------------------------------------------------------------------------------------------------ zip
+
+
+def test_records_of_four_gib_and_more_are_found_where_they_are(tmp_path):
+    sizes = [10, 5 << 30, 0, (4 << 30) - 1, 77]  # a file with holes
+    placed = zip_layout.place([(f"archive/{i}", size, 4096) for i, size in enumerate(sizes)])
+    contents = [bytes([65 + i]) * (size if size < 100 else 10) for i, size in enumerate(sizes)]
+    checksums = [zlib.crc32(content) for content in contents]
+    with open(tmp_path / "x.zip", "wb") as file:
+        for record, content, crc32 in zip(placed, contents, checksums, strict=True):
+            file.seek(record.header_offset)
+            file.write(record.header(crc32) + content)
+            assert record.offset % 4096 == 0
+        file.seek(placed[-1].end)
+        file.write(zip_layout.directory(placed, checksums))
+    with zipfile.ZipFile(tmp_path / "x.zip") as archive:
+        entries = archive.infolist()
+        assert [entry.file_size for entry in entries] == sizes
+        assert [entry.CRC for entry in entries] == checksums
+        for i in (0, 2, 4):
+            assert archive.read(f"archive/{i}") == contents[i]
+        with archive.open("archive/1") as long:
+            assert long.read(10) == contents[1]
+
+
+def test_many_records_are_found(tmp_path):
+    gdsdata.save([torch.tensor(float(i)) for i in range(66_000)], tmp_path / "x.pt")
+    assert np.array_equal(torch.stack(gdsdata.load(tmp_path / "x.pt")).numpy(), np.arange(66_000, dtype=np.float32))
+    assert torch.load(tmp_path / "x.pt")[65_999] == 65_999
