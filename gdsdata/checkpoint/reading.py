@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -94,7 +95,7 @@ class Reading:
         device = target.device
         if device.type not in ("cpu", "cuda"):  # torch goes the rest of the way
             on_cpu = torch.empty_like(target, device="cpu")
-            self.afterwards(lambda: target.copy_(on_cpu))
+            self.afterwards(functools.partial(target.copy_, on_cpu))
             target, device = on_cpu, on_cpu.device
         extents = self._by_device.setdefault(device, _Extents())
         extents.names.append(name)
@@ -115,7 +116,7 @@ class Reading:
             self.bytes_into(bytes_of(target), stored.record, stored.offset, name)
             return
         values = self.tensors({name: stored}, target.device)[name]
-        self.afterwards(lambda: target.copy_(values))
+        self.afterwards(functools.partial(target.copy_, values))
 
     def tensors(self, wanted: dict[str, Stored], device: torch.device) -> dict[str, torch.Tensor]:
         """New tensors with strides as in the file, filled by `run`. Those that overlap in the file share memory."""
