@@ -176,6 +176,13 @@ def test_only_what_matches_comes(tmp_path, device):
         gdsdata.load(tmp_path / "x.pt", only="model.*")
 
 
+def test_leaves_of_the_same_name_are_kept_apart(tmp_path):
+    state = {"a.b": torch.zeros(2), "a": {"b": torch.ones(2), 0: torch.full((2,), 2.0), "0": torch.full((2,), 3.0)}}
+    torch.save(state, tmp_path / "x.pt")
+    assert_same(gdsdata.load(tmp_path / "x.pt", only=["*"]), state)
+    assert_same(gdsdata.load(tmp_path / "x.pt", into=zeroed(state)), state)
+
+
 @pytest.mark.parametrize("suffix", ["pt", "safetensors"])
 def test_only_the_bytes_that_are_asked_for_are_read(tmp_path, suffix):
     state = {f"layer.{i}": torch.randn(MIB // 4) for i in range(8)}

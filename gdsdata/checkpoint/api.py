@@ -12,7 +12,7 @@ import torch
 
 from gdsdata import engine
 from gdsdata.checkpoint import layout_safetensors, layout_torch
-from gdsdata.checkpoint.nests import LEFT_OUT, Place, mapped, places
+from gdsdata.checkpoint.nests import LEFT_OUT, Path, Place, mapped, name_of, places
 from gdsdata.checkpoint.reading import Reading, Stored
 from gdsdata.errors import CorruptData
 from gdsdata.options import EngineOptions
@@ -96,23 +96,22 @@ def load(
     if isinstance(only, str):
         raise ValueError(f"only={only!r}: give a list of patterns")
 
-    def matching(name: str, leaf: Any) -> Any:
-        matches = only is None or any(fnmatch.fnmatchcase(name, pattern) for pattern in only)
-        return leaf if matches else LEFT_OUT
+    def matches(place: Path) -> bool:
+        return only is None or any(fnmatch.fnmatchcase(name_of(place), pattern) for pattern in only)
 
     saved, stored_of = _structure(kind, path, weights_only)
-    chosen = mapped(saved, matching)
+    chosen = mapped(saved, lambda place, leaf: leaf if matches(place) else LEFT_OUT)
     if chosen is LEFT_OUT:
         chosen = {}
     if into is None:
         return _make(mapped(chosen, stored_of), reading, target, dtype)
-    leaves = {place.name: place.leaf for place in places(chosen)}
-    targets = [place for place in places(into) if matching(place.name, None) is None]
+    leaves = {place.path: place.leaf for place in places(chosen)}
+    targets = [place for place in places(into) if matches(place.path)]
     if strict:
-        _check_names(path, {place.name for place in targets}, set(leaves))
+        _check_names(path, {place.path for place in targets}, set(leaves))
     for place in targets:
-        if place.name in leaves:
-            _fill(place, stored_of(place.name, leaves[place.name]), path, reading, dtype)
+        if place.path in leaves:
+            _fill(place, stored_of(place.path, leaves[place.path]), path, reading, dtype)
     reading.run()
     return into
 
@@ -146,7 +145,7 @@ def _load_torch(path: str, reading: Reading, device: torch.device, weights_only:
 _READ_WHILE_BUILT_BYTES = 1 << 20
 
 
-def _structure(kind: str, path: str, weights_only: bool) -> tuple[Any, Callable[[str, Any], Any]]:
+def _structure(kind: str, path: str, weights_only: bool) -> tuple[Any, Callable[[Path, Any], Any]]:
     """What was saved, and what makes of a leaf that stands for a tensor a `Stored`."""
     if kind == "torch":
         return _structure_of_torch(path, weights_only)
@@ -154,11 +153,11 @@ def _structure(kind: str, path: str, weights_only: bool) -> tuple[Any, Callable[
     return read(path), _as_it_is
 
 
-def _as_it_is(name: str, leaf: Any) -> Any:
+def _as_it_is(place: Path, leaf: Any) -> Any:
     return leaf
 
 
-def _structure_of_torch(path: str, weights_only: bool) -> tuple[Any, Callable[[str, Any], Any]]:
+def _structure_of_torch(path: str, weights_only: bool) -> tuple[Any, Callable[[Path, Any], Any]]:
     """Tensors have no values yet, but where torch had to read the file."""
     archive = _archive_of(path)
     if archive is None:
@@ -173,14 +172,14 @@ def _structure_of_torch(path: str, weights_only: bool) -> tuple[Any, Callable[[s
         for storage, saved in zip(storages, archive.storages, strict=True)
     }
 
-    def stored(name: str, leaf: Any) -> Any:
+    def stored(place: Path, leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return leaf
         plain = type(leaf) in (torch.Tensor, torch.nn.Parameter) and leaf.layout == torch.strided
         if not plain or leaf.is_quantized or leaf.is_conj() or leaf.is_neg():
             raise ValueError(
-                f"{name} in '{path}' is a {type(leaf).__name__} of layout {leaf.layout}, quantized or a conjugate: "
-                "only=, into= and dtype= are for plain tensors; load the file without them"
+                f"{name_of(place)} in '{path}' is a {type(leaf).__name__} of layout {leaf.layout}, quantized or a "
+                "conjugate: only=, into= and dtype= are for plain tensors; load the file without them"
             )
         offset = leaf.storage_offset() * leaf.element_size()
         made_of = leaf.untyped_storage()._cdata
@@ -203,12 +202,12 @@ def _archive_of(path: str) -> layout_torch.Archive | None:
 
 def _make(chosen: Any, reading: Reading, device: torch.device, dtype: torch.dtype | None) -> Any:
     """The same nest, each `Stored` read into a tensor."""
-    stored = {place.name: place.leaf for place in places(chosen) if isinstance(place.leaf, Stored)}
+    stored = {place.path: place.leaf for place in places(chosen) if isinstance(place.leaf, Stored)}
     tensors = reading.tensors(stored, device)
     reading.run()
 
-    def made(name: str, leaf: Any) -> Any:
-        tensor = tensors.get(name, leaf)
+    def made(place: Path, leaf: Any) -> Any:
+        tensor = tensors.get(place, leaf)
         if not isinstance(tensor, torch.Tensor):
             return tensor
         return tensor.to(device, dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype)
@@ -217,22 +216,22 @@ def _make(chosen: Any, reading: Reading, device: torch.device, dtype: torch.dtyp
 
 
 def _fill(place: Place, leaf: Any, path: str, reading: Reading, dtype: torch.dtype | None) -> None:
-    target = place.leaf
+    target, name = place.leaf, name_of(place.path)
     if isinstance(target, torch.Tensor) != isinstance(leaf, (Stored, torch.Tensor)):
-        raise ValueError(f"{place.name} is a tensor in one of '{path}' and into, and none in the other")
+        raise ValueError(f"{name} is a tensor in one of '{path}' and into, and none in the other")
     if not isinstance(target, torch.Tensor):
         return reading.afterwards(functools.partial(place.replace, leaf))
     if tuple(target.shape) != tuple(leaf.shape) or target.dtype not in (leaf.dtype, dtype):
         raise ValueError(
-            f"{place.name} in '{path}' has shape {tuple(leaf.shape)} and dtype {leaf.dtype}, and the tensor to fill "
+            f"{name} in '{path}' has shape {tuple(leaf.shape)} and dtype {leaf.dtype}, and the tensor to fill "
             f"{tuple(target.shape)} and {target.dtype} (dtype= allows a cast to it)"
         )
     if isinstance(leaf, Stored):
-        return reading.tensor_into(target, leaf, place.name)
+        return reading.tensor_into(target, leaf, name)
     return reading.afterwards(functools.partial(target.detach().copy_, leaf))
 
 
-def _check_names(path: str, asked: set[str], there: set[str]) -> None:
+def _check_names(path: str, asked: set[Path], there: set[Path]) -> None:
     if asked != there:
         raise ValueError(
             f"'{path}' and into have different names (strict=False takes those in both): {_some(asked - there)} "
@@ -240,6 +239,6 @@ def _check_names(path: str, asked: set[str], there: set[str]) -> None:
         )
 
 
-def _some(names: set[str]) -> str:
-    shown = ", ".join(sorted(names)[:5]) or "none"
-    return shown + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+def _some(leaves: set[Path]) -> str:
+    shown = ", ".join(sorted(map(name_of, leaves))[:5]) or "none"
+    return shown + (f" and {len(leaves) - 5} more" if len(leaves) > 5 else "")

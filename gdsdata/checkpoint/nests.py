@@ -1,6 +1,7 @@
-"""Nests: dicts, lists and tuples in one another, and what they hold in the end, by name.
+"""Nests: dicts, lists and tuples in one another, and the leaves that they hold in the end.
 
-A name is the keys on the way, joined by dots: "optimizer.state.0.exp_avg". What is no nest itself has the name "".
+A leaf's path is the keys on the way to it; what is no nest itself is a leaf of the path (). Its name is for people: two
+leaves of different paths may have the same.
 """
 
 from __future__ import annotations
@@ -14,41 +15,43 @@ _NESTS = (dict, collections.OrderedDict, list, tuple)
 
 LEFT_OUT = object()
 
+Path = tuple[Any, ...]
+
+
+def name_of(path: Path) -> str:
+    """The keys joined by dots: "optimizer.state.0.exp_avg"."""
+    return ".".join(map(str, path))
+
 
 @dataclass(frozen=True)
 class Place:
-    """Where a leaf is: ``holder[key]``; ``holder`` is None for what is no nest itself."""
+    """Where a leaf is: ``holder[path[-1]]``; ``holder`` is None for what is no nest itself."""
 
-    name: str
+    path: Path
     holder: Any
-    key: Any
     leaf: Any
 
     def replace(self, leaf: Any) -> None:
         """Nothing happens in a tuple, nor where there is no holder."""
         if isinstance(self.holder, (dict, list)):
-            self.holder[self.key] = leaf
+            self.holder[self.path[-1]] = leaf
 
 
-def places(nest: Any) -> Iterator[Place]:
+def places(nest: Any, path: Path = (), holder: Any = None) -> Iterator[Place]:
     """Of every leaf, in order."""
     if not _is_nest(nest):
-        yield Place("", None, None, nest)
+        yield Place(path, holder, nest)
         return
     for key, value in _children(nest):
-        if _is_nest(value):
-            for inner in places(value):
-                yield Place(f"{key}.{inner.name}", inner.holder, inner.key, inner.leaf)
-        else:
-            yield Place(str(key), nest, key, value)
+        yield from places(value, (*path, key), nest)
 
 
-def mapped(nest: Any, change: Callable[[str, Any], Any], prefix: str = "") -> Any:
+def mapped(nest: Any, change: Callable[[Path, Any], Any], path: Path = ()) -> Any:
     """A nest of the same kinds with each leaf changed. Left out are leaves that become `LEFT_OUT`, and nests that have
     nothing but those."""
     if not _is_nest(nest):
-        return change(prefix.removesuffix("."), nest)
-    changed = [(key, mapped(value, change, f"{prefix}{key}.")) for key, value in _children(nest)]
+        return change(path, nest)
+    changed = [(key, mapped(value, change, (*path, key))) for key, value in _children(nest)]
     kept = [(key, value) for key, value in changed if value is not LEFT_OUT]
     if changed and not kept:
         return LEFT_OUT

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from gdsdata import engine
+from gdsdata.checkpoint.nests import Path, name_of
 from gdsdata.errors import CorruptData
 from gdsdata.options import EngineOptions
 
@@ -115,22 +116,22 @@ class Reading:
         if plain and stored.is_contiguous and target.is_contiguous() and target.dtype == stored.dtype:
             self.bytes_into(bytes_of(target), stored.record, stored.offset, name)
             return
-        values = self.tensors({name: stored}, target.device)[name]
+        (values,) = self.tensors({(name,): stored}, target.device).values()
         self.afterwards(functools.partial(target.copy_, values))
 
-    def tensors(self, wanted: dict[str, Stored], device: torch.device) -> dict[str, torch.Tensor]:
+    def tensors(self, wanted: dict[Path, Stored], device: torch.device) -> dict[Path, torch.Tensor]:
         """New tensors with strides as in the file, filled by `run`. Those that overlap in the file share memory."""
-        made: dict[str, torch.Tensor] = {}
+        made: dict[Path, torch.Tensor] = {}
         for group in _overlapping(wanted):
             begin = min(stored.offset for _, stored in group)
             end = max(stored.offset + stored.span_bytes for _, stored in group)
             storage = torch.UntypedStorage(end - begin, device=device)
             flat = torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
-            self.bytes_into(flat, group[0][1].record, begin, group[0][0])
-            for name, stored in group:
+            self.bytes_into(flat, group[0][1].record, begin, name_of(group[0][0]))
+            for path, stored in group:
                 first = (stored.offset - begin) // stored.dtype.itemsize
                 empty = torch.empty(0, dtype=stored.dtype, device=device)
-                made[name] = empty.set_(storage, first, stored.shape, stored.stride)
+                made[path] = empty.set_(storage, first, stored.shape, stored.stride)
         return made
 
     def afterwards(self, call: Callable[[], object]) -> None:
@@ -179,21 +180,23 @@ class Reading:
             engine.warn_once(f"'{os.path.basename(path)}' has no checksums: verify=True compares nothing in such files")
 
 
-def _overlapping(wanted: dict[str, Stored]) -> list[list[tuple[str, Stored]]]:
+def _overlapping(wanted: dict[Path, Stored]) -> list[list[tuple[Path, Stored]]]:
     """Groups of tensors that have bytes of one record in common, directly or by way of others of the group."""
-    groups: list[list[tuple[str, Stored]]] = []
+    groups: list[list[tuple[Path, Stored]]] = []
     end = 0
-    for name, stored in sorted(
-        wanted.items(), key=lambda item: (item[1].record.path, item[1].record.offset, item[1].offset)
-    ):
+
+    def place(item: tuple[Path, Stored]) -> tuple[str, int, int]:
+        return item[1].record.path, item[1].record.offset, item[1].offset
+
+    for path, stored in sorted(wanted.items(), key=place):
         last = groups[-1][0][1] if groups else None
         shared = last is not None and last.record == stored.record and stored.offset < end and stored.span_bytes > 0
         # Of different dtypes, one might begin between two elements of the other.
         if last is not None and shared and (stored.offset - last.offset) % stored.dtype.itemsize == 0:
-            groups[-1].append((name, stored))
+            groups[-1].append((path, stored))
             end = max(end, stored.offset + stored.span_bytes)
         else:
-            groups.append([(name, stored)])
+            groups.append([(path, stored)])
             end = stored.offset + stored.span_bytes
     return groups
 
