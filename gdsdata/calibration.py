@@ -224,7 +224,7 @@ def _record_rate(path: str, device: torch.device, options: EngineOptions) -> flo
     pool = engine.buffer_pool(shared, index.sample, _RECORDS // 4, 4, on_cuda=True)
     files = engine.file_table(index)
     batches, _ = engine.make_batches(
-        shared, files, pool, index.sample, _RECORDS // 4, 4, 60.0, on_cuda=True, residence=None, owner=index
+        shared, files, pool, index.sample, _RECORDS // 4, 4, 60.0, on_cuda=True, residence=None
     )
     try:
         samples = np.random.default_rng(0).integers(0, len(index), _RECORDS)

@@ -113,6 +113,11 @@ def cuda_ordinal(device: torch.device) -> int:
     return device.index
 
 
+def reaches(device: torch.device) -> bool:
+    """Whether the engine works on the device; torch copies to and from others."""
+    return device.type in ("cpu", "cuda")
+
+
 def resolved(device: torch.device | str) -> torch.device:
     """The device with its index: "cuda" is the GPU that is current now, and stays it.
 
@@ -247,9 +252,10 @@ def make_batches(
     stall_timeout_s: float,
     on_cuda: bool,
     residence: _engine.Residence | None,
-    owner: object,
+    owner: object = None,
 ) -> tuple[_engine.Batches, torch.dtype]:
-    """A prefetcher of batches of ``sample``, and the dtype of their tensors. ``owner``: whose threads take them.
+    """A prefetcher of batches of ``sample``, and the dtype of their tensors. ``owner`` is kept to the interpreter's
+    end, for a daemon thread may be taking them for it.
 
     That is ``sample.torch_dtype`` where the engine can convert on the way, else the dtype of what is stored. On a GPU
     it is what is stored: fewer bytes over the link, and the GPU casts faster.
@@ -281,7 +287,8 @@ def make_batches(
         residence=residence,
     )
     _open_batches.add(batches)
-    _owners_of_batches.add(owner)
+    if owner is not None:
+        _owners_of_batches.add(owner)
     return batches, dtype
 
 

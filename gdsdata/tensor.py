@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from gdsdata.calibration import calibrated
-from gdsdata.engine import resolved, shared_engine, stream_of
+from gdsdata.engine import reaches, resolved, shared_engine, stream_of
 from gdsdata.errors import EngineClosed
 from gdsdata.options import EngineOptions
 
@@ -144,7 +144,7 @@ def read_tensor(
         raise ValueError(f"shape={tuple(shape)} must not be negative")
     _check_range(offset, math.prod(shape) * dtype.itemsize)
     target = resolved("cpu" if device is None else device)
-    device = target if _reached(target) else torch.device("cpu")
+    device = target if reaches(target) else torch.device("cpu")
     path = os.fspath(path)
     engine = _kept_engine(os.getpid(), device, calibrated(EngineOptions(), path, device, measure=False))
     tensor = torch.empty(tuple(shape), dtype=dtype, device=device)
@@ -191,12 +191,7 @@ def _write(engine: Any, tensor: torch.Tensor, path: str, offset: int, before: An
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
     plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    return plain if _reached(plain.device) else plain.cpu()
-
-
-def _reached(device: torch.device) -> bool:
-    """Whether the engine works on the device; torch copies to and from others."""
-    return device.type in ("cpu", "cuda")
+    return plain if reaches(plain.device) else plain.cpu()
 
 
 def _check_plain(tensor: torch.Tensor, verb: str) -> None:

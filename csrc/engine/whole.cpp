@@ -73,13 +73,8 @@ std::vector<uint32_t> Output::write(Engine& engine, std::vector<Transfer> transf
 
 void Output::commit() {
   sync_file(*file_);
-  committed_ = true;  // or, if the rename fails, half: the name may be there already
-  try {
-    replace(temporary_, path_);
-  } catch (...) {
-    std::remove(temporary_.c_str());
-    throw;
-  }
+  replace(temporary_, path_);
+  committed_ = true;
 }
 
 void write_whole(Engine& engine, const std::string& path, uint64_t length, const Caller& caller) {

@@ -99,13 +99,11 @@ def _check(tensors: Mapping[str, torch.Tensor]) -> None:
         if tensor.dtype not in _NAMES:
             raise ValueError(f"{name} is of {tensor.dtype}, which safetensors files do not have: {instead}")
         if tensor.numel() > 0:
+            steps = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
             first = tensor.data_ptr()
-            last = first + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)) * (
-                tensor.dtype.itemsize
-            )
-            used.append((str(tensor.device), first, last, name))
-    for (device, _, last, name), (next_device, first, _, next_name) in itertools.pairwise(sorted(used)):
-        if device == next_device and first <= last:
+            used.append((str(tensor.device), first, first + (steps + 1) * tensor.dtype.itemsize, name))
+    for (device, _, end, name), (next_device, first, _, next_name) in itertools.pairwise(sorted(used)):
+        if device == next_device and first < end:
             raise ValueError(
                 f"{name} and {next_name} share memory, which a safetensors file cannot say: {instead}, or clone one"
             )

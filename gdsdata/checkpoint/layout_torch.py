@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from gdsdata.checkpoint import zip_layout
-from gdsdata.checkpoint.reading import Reading, Record
+from gdsdata.checkpoint.reading import Reading, Record, bytes_of_storage
 from gdsdata.checkpoint.writing import PAGE_BYTES, Writing, bytes_tensor, reached
 from gdsdata.errors import CorruptData
 from gdsdata.options import EngineOptions
@@ -102,7 +102,7 @@ def read_storages(archive: Archive, reading: Reading, device: torch.device) -> l
     made = []
     for saved in archive.storages:
         storage = torch.UntypedStorage(saved.size_bytes, device=device)
-        reading.bytes_into(_bytes_of(storage), archive.records[f"data/{saved.key}"], 0, f"storage {saved.key}")
+        reading.bytes_into(bytes_of_storage(storage), archive.records[f"data/{saved.key}"], 0, f"storage {saved.key}")
         made.append(storage)
     return made
 
@@ -136,7 +136,7 @@ def save(value: Any, path: str, options: EngineOptions) -> None:
     """
     pickled, storages = _pickled(value)
     contents = {"data.pkl": pickled, "byteorder": sys.byteorder.encode(), "version": _VERSION}
-    flat = [reached(_bytes_of(storage)) for storage in storages]
+    flat = [reached(bytes_of_storage(storage)) for storage in storages]
     records = [(f"{_PREFIX}{name}", len(content), _SMALL_ALIGNMENT) for name, content in contents.items()]
     for key, one in enumerate(flat):
         alignment = PAGE_BYTES if one.nbytes >= PAGE_BYTES else _SMALL_ALIGNMENT
@@ -180,10 +180,6 @@ def _pickled(value: Any) -> tuple[bytes, list[torch.UntypedStorage]]:
     buffer = io.BytesIO()
     Pickler(buffer, protocol=2).dump(value)
     return buffer.getvalue(), storages
-
-
-def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
 def _records_of(file: Any, path: str) -> tuple[dict[str, Record], str]:

@@ -71,7 +71,6 @@ class _Extents:
 
     names: list[str] = field(default_factory=list)
     records: list[Record] = field(default_factory=list)  # that a checksum is compared with, or not
-    paths: list[str] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
     targets: list[torch.Tensor] = field(default_factory=list)  # of uint8, one dimension
 
@@ -94,14 +93,13 @@ class Reading:
         if target.nbytes == 0:
             return
         device = target.device
-        if device.type not in ("cpu", "cuda"):  # torch goes the rest of the way
+        if not engine.reaches(device):  # torch goes the rest of the way
             on_cpu = torch.empty_like(target, device="cpu")
             self.afterwards(functools.partial(target.copy_, on_cpu))
             target, device = on_cpu, on_cpu.device
         extents = self._by_device.setdefault(device, _Extents())
         extents.names.append(name)
         extents.records.append(record)
-        extents.paths.append(record.path)
         extents.offsets.append(record.offset + offset)
         extents.targets.append(target)
 
@@ -126,8 +124,7 @@ class Reading:
             begin = min(stored.offset for _, stored in group)
             end = max(stored.offset + stored.span_bytes for _, stored in group)
             storage = torch.UntypedStorage(end - begin, device=device)
-            flat = torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
-            self.bytes_into(flat, group[0][1].record, begin, name_of(group[0][0]))
+            self.bytes_into(bytes_of_storage(storage), group[0][1].record, begin, name_of(group[0][0]))
             for path, stored in group:
                 first = (stored.offset - begin) // stored.dtype.itemsize
                 empty = torch.empty(0, dtype=stored.dtype, device=device)
@@ -150,12 +147,12 @@ class Reading:
             call()
 
     def _read(self, device: torch.device, extents: _Extents) -> None:
-        paths = list(dict.fromkeys(extents.paths))
+        paths = list(dict.fromkeys(record.path for record in extents.records))
         place = {path: i for i, path in enumerate(paths)}
         shared = engine.shared_engine(self._options, device)
         checksums = shared.read_many(
             engine.file_table_of(paths),
-            np.array([place[path] for path in extents.paths], np.int32),
+            np.array([place[record.path] for record in extents.records], np.int32),
             np.array(extents.offsets, np.int64),
             np.array([target.nbytes for target in extents.targets], np.int64),
             np.array([target.data_ptr() for target in extents.targets], np.uint64),
@@ -199,6 +196,10 @@ def _overlapping(wanted: dict[Path, Stored]) -> list[list[tuple[Path, Stored]]]:
             groups.append([(path, stored)])
             end = stored.offset + stored.span_bytes
     return groups
+
+
+def bytes_of_storage(storage: torch.UntypedStorage) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:

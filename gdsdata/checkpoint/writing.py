@@ -62,4 +62,4 @@ def bytes_tensor(content: bytes) -> torch.Tensor:
 
 def reached(flat: torch.Tensor) -> torch.Tensor:
     """On a device that the engine works on: torch brings what is elsewhere to the CPU."""
-    return flat if flat.device.type in ("cpu", "cuda") else flat.cpu()
+    return flat if engine.reaches(flat.device) else flat.cpu()
