@@ -53,7 +53,7 @@ def assert_same(found, expected, device="cpu", where="it"):
             assert found.stride() == expected.stride(), where
             assert bits(found) == bits(expected), where
         else:
-            assert torch.equal(found.cpu(), expected), where
+            assert torch.equal(found.cpu(), expected.cpu()), where
     elif isinstance(expected, dict):
         assert list(found) == list(expected), where
         for key in expected:

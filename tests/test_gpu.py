@@ -201,6 +201,30 @@ def test_two_iterators_and_several_threads_do_not_disturb_each_other(tmp_path, r
             assert_same_batches(got, epoch_of(records))
 
 
+@pytest.mark.parametrize("residency", [None, "pinned"])
+def test_other_threads_run_while_an_iterator_ends_behind_a_slow_kernel(tmp_path, records, residency):
+    batches = iter(settle(read(tmp_path, prefetch=2, residency=residency)))
+    torch.cuda._sleep(LONG)
+    for _ in range(4):
+        next(batches)  # later batches come behind the kernel, into the memory of these
+    gaps, ended = [], threading.Event()
+
+    def tick() -> None:
+        before = time.perf_counter()
+        while not ended.is_set():
+            time.sleep(0.001)
+            gaps.append(time.perf_counter() - before)
+            before = time.perf_counter()
+
+    with ThreadPoolExecutor(1) as pool:
+        ticking = pool.submit(tick)
+        del batches
+        ended.set()
+        ticking.result()
+    assert max(gaps) < 0.05
+    torch.cuda.synchronize()
+
+
 def test_a_batch_outlives_dataset_and_engine(tmp_path, records, delivery):
     dataset = settle(read(tmp_path, options=EngineOptions(workers=2, queue_depth=3), **delivery))
     batches = iter(dataset)

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -87,14 +88,16 @@ void raise(const Error& error) {
 std::atomic<bool> ending{false}, ended{false};
 std::atomic<int> waiting_calls{0};
 
-// The GIL let go for the time of a call that waits.
+// The GIL let go for the time of a call that waits. What the interpreter frees in its end keeps it.
 class WithoutGil {
  public:
   WithoutGil() {
+    if (ended) return;
     ++waiting_calls;
     state_ = PyEval_SaveThread();
   }
   ~WithoutGil() {
+    if (state_ == nullptr) return;
     while (ended) ::pause();
     PyEval_RestoreThread(state_);
     --waiting_calls;
@@ -103,7 +106,7 @@ class WithoutGil {
   WithoutGil& operator=(const WithoutGil&) = delete;
 
  private:
-  PyThreadState* state_;
+  PyThreadState* state_ = nullptr;
 };
 
 // Between waits: lets Ctrl-C through.
@@ -207,11 +210,15 @@ class Batches {
     prefetcher_ = std::make_unique<Prefetcher>(std::move(engine), std::move(files), std::move(pool), options,
                                                std::move(residence));
   }
-  ~Batches() { close(); }
+  ~Batches() {
+    const WithoutGil nogil;  // a residence's last kernels are waited for
+    prefetcher_.reset();
+  }
   Batches(const Batches&) = delete;
   Batches& operator=(const Batches&) = delete;
 
   void plan(const Array<int32_t>& files, const Array<int64_t>& offsets, const Array<int64_t>& sizes) {
+    const WithoutGil nogil;
     prefetcher_->plan(span_of(files), span_of(offsets), span_of(sizes));
   }
 
@@ -237,7 +244,10 @@ class Batches {
   }
   size_t leased() const { return *leased_; }
 
-  void close() { prefetcher_->close(); }  // waits for nothing, so the GIL is kept
+  void close() {
+    const WithoutGil nogil;
+    prefetcher_->close();
+  }
 
   py::dict statistics() const { return to_dict(prefetcher_->statistics()); }
   int inside_next() const { return inside_next_; }
@@ -378,7 +388,12 @@ PYBIND11_MODULE(_engine, module) {
 
   py::class_<Residence, std::shared_ptr<Residence>>(module, "Residence")
       .def(py::init([](const Engine& engine, std::shared_ptr<FileTable> files) {
-             return std::make_shared<Residence>(engine.device(), std::move(files));
+             // It waits for its thread when it goes, and whoever has it last may have the GIL.
+             return std::shared_ptr<Residence>(new Residence(engine.device(), std::move(files)), [](Residence* last) {
+               std::optional<WithoutGil> nogil;
+               if (Py_IsInitialized() != 0 && PyGILState_Check() != 0) nogil.emplace();
+               delete last;
+             });
            }),
            py::arg("engine"), py::arg("files"))
       .def_property_readonly("ready", &Residence::ready)
