@@ -131,6 +131,8 @@ def first_batches(results):
     ):
         kept = dataset(**arguments)  # and with it the engine
         next(iter(kept))
+        while not kept.stats().get("residency", {"ready": True})["ready"]:
+            time.sleep(0.01)  # what is timed is a quiet process's
         seconds = []
         for seed in range(7):
             fresh = dataset(seed=seed, **arguments)

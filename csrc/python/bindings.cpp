@@ -109,6 +109,16 @@ class WithoutGil {
   PyThreadState* state_ = nullptr;
 };
 
+// For what waits in its end, for threads or for the device: whoever has it last may have the GIL.
+template <typename T>
+std::shared_ptr<T> ends_without_gil(std::unique_ptr<T> instance) {
+  return {instance.release(), [](T* last) {
+            std::optional<WithoutGil> nogil;
+            if (Py_IsInitialized() != 0 && PyGILState_Check() != 0) nogil.emplace();
+            delete last;
+          }};
+}
+
 // Between waits: lets Ctrl-C through.
 void check_signals() {
   if (ending) throw Failure({ErrorCode::kClosed, "the interpreter ends, and this call with it"});
@@ -175,7 +185,7 @@ std::shared_ptr<Engine> make_engine(int cuda_ordinal, const std::string& backend
   options.io = {queue_depth, bounce_bytes, request_bytes, direct_mode(direct), strict, cufile_batch, faults};
   // Its end may wait half a second, with the GIL kept: a thread that let it go while the interpreter ends could
   // not take it again.
-  return std::make_shared<Engine>(options, device_of(cuda_ordinal));
+  return ends_without_gil(std::make_unique<Engine>(options, device_of(cuda_ordinal)));
 }
 
 std::shared_ptr<FileTable> make_file_table(const std::vector<std::string>& paths, const Array<int64_t>& size_bytes,
@@ -388,12 +398,7 @@ PYBIND11_MODULE(_engine, module) {
 
   py::class_<Residence, std::shared_ptr<Residence>>(module, "Residence")
       .def(py::init([](const Engine& engine, std::shared_ptr<FileTable> files) {
-             // It waits for its thread when it goes, and whoever has it last may have the GIL.
-             return std::shared_ptr<Residence>(new Residence(engine.device(), std::move(files)), [](Residence* last) {
-               std::optional<WithoutGil> nogil;
-               if (Py_IsInitialized() != 0 && PyGILState_Check() != 0) nogil.emplace();
-               delete last;
-             });
+             return ends_without_gil(std::make_unique<Residence>(engine.device(), std::move(files)));
            }),
            py::arg("engine"), py::arg("files"))
       .def_property_readonly("ready", &Residence::ready)
@@ -413,8 +418,8 @@ PYBIND11_MODULE(_engine, module) {
                  return announce_memory(backend, device, memory);
                };
              }
-             return std::make_shared<BufferPool>(engine.device(), batch_bytes + Prefetcher::kPlacementBytes, max_kept,
-                                                 std::move(announce));
+             return ends_without_gil(std::make_unique<BufferPool>(
+                 engine.device(), batch_bytes + Prefetcher::kPlacementBytes, max_kept, std::move(announce)));
            }),
            py::arg("engine"), py::arg("batch_bytes"), py::arg("max_kept"))
       .def_property_readonly("max_kept_bytes", &BufferPool::max_kept_bytes);
