@@ -324,6 +324,24 @@ def test_code_in_a_pickle_is_not_run(tmp_path):
     assert ran.exists(), "which is what was asked for"
 
 
+def test_a_tensor_beyond_its_storage_is_refused_in_every_way_of_loading(tmp_path):
+    torch.save({"a": torch.arange(48)[10:20], "secret": torch.arange(100)}, tmp_path / "x.pt")
+    content = (tmp_path / "x.pt").read_bytes()
+    at = content.index(b"K\nK\n\x85")  # storage_offset 10, size (10,)
+    (tmp_path / "x.pt").write_bytes(content[:at] + b"K\x28" + content[at + 2 :])
+    for arguments in ({}, {"only": ["a"]}, {"into": {"a": torch.zeros(10, dtype=torch.int64)}, "strict": False}):
+        with pytest.raises(CorruptData, match="is not within its storage 0 of 384 bytes"):
+            gdsdata.load(tmp_path / "x.pt", **arguments)
+
+
+@pytest.mark.parametrize("state", [trained, dict, lambda: torch.arange(5)])
+def test_plain_pickles_are_unpickled_without_torch_and_alike(tmp_path, state, monkeypatch):
+    torch.save(state(), tmp_path / "x.pt")
+    expected = torch.load(tmp_path / "x.pt")
+    monkeypatch.setattr(torch, "load", None)
+    assert_same(gdsdata.load(tmp_path / "x.pt"), expected)
+
+
 @pytest.mark.filterwarnings("ignore:Validating sparse tensor")
 @pytest.mark.parametrize("kind", ["legacy", "compressed", "sparse"])
 def test_what_only_torch_can_read_is_left_to_it_and_named(tmp_path, kind):

@@ -13,6 +13,7 @@ namespace {
 
 // A page of a large folio takes a few nanoseconds to map, one by itself 100 to 400, and 400 to 600 to copy.
 constexpr std::chrono::nanoseconds kLowPageCost{40};
+constexpr int kMostDearRanges = 4;
 
 struct GuardedRange {
   const std::byte* begin = nullptr;
@@ -136,7 +137,11 @@ bool Mapping::map_for_copying(uint64_t offset, uint64_t length) {
   const bool populated = populate(offset, length);
   const auto page_cost = (std::chrono::steady_clock::now() - started) / (length / page_bytes() + 1);
   if (known == PageCost::kUnknown) {
-    page_cost_ = populated && page_cost < kLowPageCost ? PageCost::kLow : PageCost::kHigh;
+    if (populated && page_cost < kLowPageCost) {
+      page_cost_ = PageCost::kLow;
+    } else if (!populated || ++dear_ranges_ >= kMostDearRanges) {
+      page_cost_ = PageCost::kHigh;
+    }
   }
   if (populated) mark(first, last, kMapped);
   return populated;

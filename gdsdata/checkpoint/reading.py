@@ -16,7 +16,7 @@ from gdsdata.errors import CorruptData
 from gdsdata.options import EngineOptions
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Record:
     """Bytes of a file that have one checksum: a storage in an archive of torch's, a tensor in a safetensors file.
 
@@ -31,7 +31,7 @@ class Record:
     crc32: int | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Stored:
     """A tensor as a file has it.
 
