@@ -1,5 +1,6 @@
 """Checkpoints that gdsdata wrote: torch and safetensors read them, and an old one stays until the new one is whole."""
 
+import contextlib
 import errno
 import os
 import pickle
@@ -11,7 +12,7 @@ import zlib
 import numpy as np
 import pytest
 import torch
-from helpers import MIB
+from helpers import MIB, eventually
 from hypothesis import HealthCheck, given, settings
 from safetensors import safe_open
 from safetensors.torch import load_file
@@ -156,16 +157,41 @@ def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path, name):
         gdsdata.save({"a": torch.zeros(5)}, tmp_path / "absent" / name)
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 1 MiB."""
-    folder = tmp_path / "small"
+@contextlib.contextmanager
+def disk_of(size, folder):
+    """A file system of that size."""
     folder.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", folder], capture_output=True, text=True)
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", folder]
+    made = subprocess.run(command, capture_output=True, text=True)
     if made.returncode != 0:
         pytest.skip(f"no file system can be mounted here: {made.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    with disk_of("1m", tmp_path / "small") as folder:
+        yield folder
+
+
+def test_a_disk_with_room_for_two_takes_one_after_the_other(tmp_path):
+    state = {"a": torch.ones(17 << 20)}  # 68 MiB
+    with disk_of("150m", tmp_path / "disk") as folder:
+        for i in range(6):
+            state["a"][0] = i
+            gdsdata.save(state, folder / "x.pt")
+        assert gdsdata.load(folder / "x.pt")["a"][0] == 5
+
+
+def test_what_was_replaced_is_freed(tmp_path):
+    state = {"a": torch.ones(17 << 20)}
+    gdsdata.save(state, tmp_path / "x.pt")
+    descriptors = set(os.listdir("/proc/self/fd"))
+    gdsdata.save(state, tmp_path / "x.pt")
+    assert eventually(lambda: set(os.listdir("/proc/self/fd")) <= descriptors, 10)
 
 
 @pytest.mark.parametrize("name", ["x.pt", "x.safetensors"])

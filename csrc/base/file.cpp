@@ -10,8 +10,12 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <condition_variable>
 #include <cstdio>
 #include <map>
+#include <mutex>
+#include <system_error>
+#include <thread>
 
 namespace gdsdata {
 
@@ -43,6 +47,48 @@ class DirectRefusals {
 
 DirectRefusals& refusals() {
   static auto* instance = new DirectRefusals;  // never destroyed: workers may outlive static destructors
+  return *instance;
+}
+
+// Files whose last name is gone, each freed on a thread of its own: freeing takes a second for every few GiB.
+class Freeing {
+ public:
+  void free(Descriptor last) {
+    if (process_ != process_id()) return;  // a forked child, in which the lock may be held for ever
+    {
+      std::lock_guard lock(mutex_);
+      ++count_;
+    }
+    try {
+      std::thread([this, last = std::move(last)]() mutable {
+        last.reset();
+        std::lock_guard lock(mutex_);
+        --count_;
+        ended_.notify_all();
+      }).detach();
+    } catch (const std::system_error&) {  // no thread is to be had, and the file was freed with the lambda
+      std::lock_guard lock(mutex_);
+      --count_;
+    }
+  }
+  // Whether there was something to wait for.
+  bool wait() {
+    if (process_ != process_id()) return false;
+    std::unique_lock lock(mutex_);
+    if (count_ == 0) return false;
+    ended_.wait(lock, [this] { return count_ == 0; });
+    return true;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  int count_ = 0;
+  const int64_t process_ = process_id();
+};
+
+Freeing& freeing() {
+  static auto* instance = new Freeing;  // never destroyed, as above
   return *instance;
 }
 
@@ -254,7 +300,9 @@ void sync_file(const File& file) {
 
 void preallocate(const File& file, uint64_t length_bytes) {
   if (length_bytes == 0) return;
-  const int result = ::fallocate(file.buffered(), 0, 0, static_cast<off_t>(length_bytes));
+  const auto allocate = [&] { return ::fallocate(file.buffered(), 0, 0, static_cast<off_t>(length_bytes)); };
+  int result = allocate();
+  if (result != 0 && errno == ENOSPC && freeing().wait()) result = allocate();
   // File systems without fallocate (some network ones) allocate while writing; all else is an error now
   // rather than in the middle of the data.
   if (result != 0 && errno != EOPNOTSUPP && errno != ENOSYS) {
@@ -271,10 +319,17 @@ void sync_folder_of(const std::string& path) {
 }
 
 void replace(const std::string& temporary, const std::string& path) {
+  // The sync of the folder would wait until what was there before is freed: it is kept open until then.
+  Descriptor before(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
   if (::rename(temporary.c_str(), path.c_str()) != 0) {
     throw Failure(system_error("rename '" + temporary + "' to", path, errno));
   }
   sync_folder_of(path);
+  constexpr off_t kLargeBytes = 64 << 20;
+  struct stat status{};
+  if (before.get() >= 0 && ::fstat(before.get(), &status) == 0 && status.st_size >= kLargeBytes) {
+    freeing().free(std::move(before));
+  }
 }
 
 }  // namespace gdsdata

@@ -54,6 +54,10 @@ constexpr size_t kDefaultQueueDepth = 64;
 // (benchmarks/notes/gpu.md).
 uint64_t default_segment_bytes(const Device& device) { return device.host_addressable() ? 1 << 20 : 4 << 20; }
 
+// A write whose requests come to the disk two and more at a time is half as fast again
+// (benchmarks/notes/checkpoints.md).
+constexpr uint64_t kDefaultWriteSegmentBytes = 2 << 20;
+
 // With io_uring one worker keeps a disk busy, and several are for copying out of the page cache, where the
 // consumer helps: a core is left to it. With posix a worker has one request in flight, so a disk wants many.
 size_t default_workers(const std::string& backend) {
@@ -182,6 +186,7 @@ struct Engine::Running {
   std::mutex guest_mutex;
   std::unique_ptr<Worker> guest;  // without a thread: whoever helps borrows it
   std::vector<std::unique_ptr<Worker>> workers;
+  uint64_t write_segment_bytes = 0;
   std::vector<std::thread> threads;
   std::mutex ended_mutex;
   std::condition_variable ended;
@@ -193,7 +198,12 @@ Engine::Engine(EngineOptions options, std::shared_ptr<Device> device)
   Running& running = *running_;
   running.selection = select_backend(options.backend, options.io, *device);
   if (options.io.queue_depth == 0) options.io.queue_depth = kDefaultQueueDepth;
-  if (options.segment_bytes == 0) options.segment_bytes = default_segment_bytes(*device);
+  if (options.segment_bytes == 0) {
+    options.segment_bytes = default_segment_bytes(*device);
+    running.write_segment_bytes = std::max(options.segment_bytes, kDefaultWriteSegmentBytes);
+  } else {
+    running.write_segment_bytes = options.segment_bytes;
+  }
   if (options.workers == 0) options.workers = default_workers(running.selection.name);
   check(options, *device);
   FaultPlan::parse(options.io.faults);  // a typing error is told now, not by a worker
@@ -262,7 +272,9 @@ void Engine::submit(std::shared_ptr<Group> group) {
   uint64_t group_bytes = 0;
   for (const Transfer& transfer : group->transfers) group_bytes += transfer.length;
   const uint64_t share_bytes = align_up(group_bytes / options().workers, kCutBytes);
-  const uint64_t segment_bytes = std::min(options().segment_bytes, std::max(kLeastSegmentBytes, share_bytes));
+  const bool write = group->direction == Direction::kWrite;
+  const uint64_t most_bytes = write ? running_->write_segment_bytes : options().segment_bytes;
+  const uint64_t segment_bytes = std::min(most_bytes, std::max(kLeastSegmentBytes, share_bytes));
   const uint64_t part_bytes = std::max(segment_bytes, options().io.request_bytes);
   for (const Transfer& transfer : group->transfers) split(transfer, part_bytes, group->conversion, group->parts_);
   group->part_checksums_.resize(group->with_checksums ? group->parts_.size() : 0);
