@@ -1,8 +1,11 @@
 """gdsdata: training data and checkpoints at the storage's speed.
 
-Start with `GDSDataset` for training data, and with `save` and `load` for checkpoints; `read_tensor` and `write_tensor`
-move single tensors, `Engine` many.
+Start with `GDSDataset` for training data, and with `save` and `load` for checkpoints (`GDSStorageWriter` and
+`GDSStorageReader` for those of torch.distributed.checkpoint); `read_tensor` and `write_tensor` move single tensors,
+`Engine` many.
 """
+
+from typing import Any
 
 from gdsdata import formats
 from gdsdata.checkpoint import load, save
@@ -16,6 +19,8 @@ __all__ = [
     "Engine",
     "EngineOptions",
     "GDSDataset",
+    "GDSStorageReader",
+    "GDSStorageWriter",
     "formats",
     "load",
     "read_tensor",
@@ -23,3 +28,12 @@ __all__ = [
     "save",
     "write_tensor",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """torch.distributed.checkpoint, which takes a second to import, is imported when it is first asked for."""
+    if name in ("GDSStorageReader", "GDSStorageWriter"):
+        from gdsdata.checkpoint import dcp
+
+        return getattr(dcp, name)
+    raise AttributeError(f"module 'gdsdata' has no attribute {name!r}")

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from gdsdata.checkpoint.reading import Record, Stored, bytes_of
-from gdsdata.checkpoint.writing import PAGE_BYTES, Writing, bytes_tensor, reached
+from gdsdata.checkpoint.writing import PAGE_BYTES, Writing, reached
 from gdsdata.errors import CorruptData
 from gdsdata.options import EngineOptions
 
@@ -75,14 +75,14 @@ def save(tensors: Mapping[str, torch.Tensor], path: str, options: EngineOptions)
 
     longest = len(header([2**32 - 1] * len(names)))
     data_begin = -(-(8 + longest) // PAGE_BYTES) * PAGE_BYTES
-    writing = Writing(path, data_begin + sum(one.nbytes for one in flat), options)
     extents, end = [], data_begin
     for one in flat:
         extents.append((end, one))
         end += one.nbytes
-    text = header(writing.write(extents, with_checksums=True)).ljust(data_begin - 8)
-    writing.write([(0, bytes_tensor(len(text).to_bytes(8, "little") + text))])
-    writing.commit()
+    with Writing(path, end, options) as writing:
+        text = header(writing.write(extents, with_checksums=True)).ljust(data_begin - 8)
+        writing.write_bytes([(0, len(text).to_bytes(8, "little") + text)])
+        writing.commit()
 
 
 def _check(tensors: Mapping[str, torch.Tensor]) -> None:
@@ -131,8 +131,8 @@ def read_index(path: str) -> dict[str, Stored]:
     return {name: headers[file][name] for name, file in files.items()}
 
 
-def read_header(path: str) -> dict[str, Stored]:
-    """The tensors of one file, in its order.
+def read_header(path: str, begin: int = 0) -> dict[str, Stored]:
+    """The tensors of one file, or of what begins at ``begin`` in it, in its order.
 
     Raises:
         CorruptData: the header is not one, or the tensors do not lie one behind the other up to the file's end.
@@ -140,12 +140,13 @@ def read_header(path: str) -> dict[str, Stored]:
     """
     with open(path, "rb") as file:
         size_bytes = os.fstat(file.fileno()).st_size
+        file.seek(begin)
         head = file.read(8)
         length = int.from_bytes(head, "little")
-        if len(head) < 8 or length > min(LONGEST_HEADER_BYTES, size_bytes - 8):
-            raise CorruptData(f"'{path}' of {size_bytes} bytes says that its header has {length}", path, 0, 8)
+        if len(head) < 8 or length > min(LONGEST_HEADER_BYTES, size_bytes - begin - 8):
+            raise CorruptData(f"'{path}' of {size_bytes} bytes says that its header has {length}", path, begin, 8)
         text = file.read(length)
-    return parse_header(text, path, 8 + length, size_bytes)
+    return parse_header(text, path, begin + 8 + length, size_bytes)
 
 
 def parse_header(text: bytes, path: str, data_begin: int, size_bytes: int) -> dict[str, Stored]:

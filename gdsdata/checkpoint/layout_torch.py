@@ -8,7 +8,9 @@ unpickled here, ten times faster. Sources: PKWARE's APPNOTE.TXT 4.3 for the zip,
 from __future__ import annotations
 
 import collections
+import functools
 import io
+import itertools
 import os
 import pickle
 import struct
@@ -23,7 +25,7 @@ import torch
 
 from gdsdata.checkpoint import zip_layout
 from gdsdata.checkpoint.reading import Reading, Record, Stored, bytes_of_storage
-from gdsdata.checkpoint.writing import PAGE_BYTES, Writing, bytes_tensor, reached
+from gdsdata.checkpoint.writing import PAGE_BYTES, Writing, reached
 from gdsdata.errors import CorruptData
 from gdsdata.options import EngineOptions
 
@@ -56,7 +58,7 @@ class Archive:
     """A file of torch.save's.
 
     Attributes:
-        path: of the file.
+        path: of the file that it is, or is a part of.
         records: by name without the archive's own ("data.pkl", "data/0").
         pickled: the content of "data.pkl".
         storages: in the order in which torch asks for them while it unpickles.
@@ -86,19 +88,90 @@ def open_archive(path: str) -> Archive:
         FileNotFoundError, OSError: the file is not to be had.
     """
     with open(path, "rb") as file:
-        records, prefix = _records_of(file, path)
-        pickled = _content(file, records, prefix + "data.pkl")
-        order = _content(file, records, prefix + "byteorder") if prefix + "byteorder" in records else b"little"
-    if order != sys.byteorder.encode():
-        raise NotPlain(f"its byte order is {order.decode(errors='replace')}")
-    records = {name.removeprefix(prefix): record for name, record in records.items()}
-    storages = _storages_of(pickled)
-    for storage in storages:
-        record = records.get(f"data/{storage.key}")
-        if record is None or record.size_bytes != storage.size_bytes:
-            there = "is not there" if record is None else f"has {record.size_bytes} bytes"
-            raise CorruptData(f"'{path}': storage {storage.key} of {storage.size_bytes} bytes {there}", path)
-    return Archive(path, records, pickled, storages)
+        return _archive_of(path, *_contents_of(Slice(path, file.fileno(), 0, os.fstat(file.fileno()).st_size)))
+
+
+def open_tensor(archive: Slice) -> Stored:
+    """The one plain tensor of an archive: what torch.save made of a tensor.
+
+    Raises:
+        NotPlain: torch.load has to read it, or it is something else.
+        CorruptData: as `open_archive` does.
+    """
+    records, pickled = _contents_of(archive)
+    record = records.get("data/0")
+    found = None if record is None else _tensor_of(pickled, record.size_bytes)
+    if record is None or found is None:
+        _archive_of(archive.path, records, pickled)  # says what is wrong, where something is
+        raise NotPlain("it is no plain tensor")
+    return Stored(record, found.offset, found.dtype, found.shape, found.stride)
+
+
+@functools.lru_cache(maxsize=1024)  # the same layer comes again and again, and so do its pickles
+def _tensor_of(pickled: bytes, size_bytes: int) -> Stored | None:
+    """On a record of ``size_bytes`` that is nowhere; None where it is no plain tensor, or a damaged one."""
+    try:
+        found = unpickle_structure(_archive_of("", {"data/0": Record("", 0, size_bytes)}, pickled))
+    except (CorruptData, NotPlain):
+        return None
+    return found if isinstance(found, Stored) else None
+
+
+# Of an archive of one tensor, all but the tensor lies in so many bytes at its beginning and at its end.
+_ENDS_BYTES = 1024
+
+
+class Slice:
+    """Bytes of an open file that are a file by themselves, as far as `zipfile` asks.
+
+    Args:
+        path, descriptor: of the file.
+        begin, size_bytes: where it lies there.
+    """
+
+    def __init__(self, path: str, descriptor: int, begin: int, size_bytes: int) -> None:
+        self.path, self.begin, self.size_bytes = path, begin, size_bytes
+        self._descriptor = descriptor
+        self._at = 0
+
+    def ask_for_ends(self) -> None:
+        """Has storage bring its ends, and waits for nothing: of many slices, all come at once."""
+        for offset in (0, self._tail_offset):
+            os.posix_fadvise(self._descriptor, self.begin + offset, _ENDS_BYTES, os.POSIX_FADV_WILLNEED)
+
+    def at(self, offset: int, size_bytes: int) -> bytes:
+        """Fewer than ``size_bytes`` where it ends."""
+        end = min(offset + size_bytes, self.size_bytes)
+        for begin, known in ((0, self._head), (self._tail_offset, self._tail)):
+            if begin <= offset and end <= begin + len(known):
+                return known[offset - begin : end - begin]
+        return os.pread(self._descriptor, max(end - offset, 0), self.begin + offset)
+
+    @functools.cached_property
+    def _head(self) -> bytes:
+        return os.pread(self._descriptor, min(_ENDS_BYTES, self.size_bytes), self.begin)
+
+    @functools.cached_property
+    def _tail(self) -> bytes:
+        return os.pread(self._descriptor, self.size_bytes - self._tail_offset, self.begin + self._tail_offset)
+
+    @property
+    def _tail_offset(self) -> int:
+        return max(self.size_bytes - _ENDS_BYTES, 0)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + (0, self._at, self.size_bytes)[whence]
+        if self._at < 0:
+            raise OSError(f"'{self.path}': a place before the beginning")
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, size_bytes: int = -1) -> bytes:
+        found = self.at(self._at, self.size_bytes if size_bytes < 0 else size_bytes)
+        self._at += len(found)
+        return found
 
 
 def read_storages(archive: Archive, reading: Reading, device: torch.device) -> list[torch.UntypedStorage]:
@@ -256,24 +329,71 @@ def save(value: Any, path: str, options: EngineOptions) -> None:
         pickle.PicklingError, TypeError, AttributeError: something in it cannot be pickled.
     """
     pickled, storages = _pickled(value)
-    contents = {"data.pkl": pickled, "byteorder": sys.byteorder.encode(), "version": _VERSION}
     flat = [reached(bytes_of_storage(storage)) for storage in storages]
-    records = [(f"{_PREFIX}{name}", len(content), _SMALL_ALIGNMENT) for name, content in contents.items()]
-    for key, one in enumerate(flat):
-        alignment = PAGE_BYTES if one.nbytes >= PAGE_BYTES else _SMALL_ALIGNMENT
-        records.append((f"{_PREFIX}data/{key}", one.nbytes, alignment))
-    placed = zip_layout.place(records)
-    size_bytes = placed[-1].end + len(zip_layout.directory(placed, [0] * len(placed)))
-    writing = Writing(path, size_bytes, options)
-    of_storages = placed[len(contents) :]
-    checksums = [zlib.crc32(content) for content in contents.values()]
-    extents = [(record.offset, one) for record, one in zip(of_storages, flat, strict=True)]
-    checksums += writing.write(extents, with_checksums=True)
-    rest = [(record.header_offset, record.header(crc32)) for record, crc32 in zip(placed, checksums, strict=True)]
-    rest += [(record.offset, content) for record, content in zip(placed, contents.values(), strict=False)]
-    rest.append((placed[-1].end, zip_layout.directory(placed, checksums)))
-    writing.write([(offset, bytes_tensor(content)) for offset, content in rest])
-    writing.commit()
+    write_archives(path, [(Layout(pickled, [one.nbytes for one in flat]), flat)], [], options)
+
+
+class Layout:
+    """Where the parts of an archive go, before a byte of it is written.
+
+    Args:
+        pickled: the content of "data.pkl".
+        sizes_bytes: of the storages that it refers to as "0", "1" and so on.
+        begin: where it begins in its file.
+
+    Attributes:
+        begin, end: where it lies in its file.
+        offsets: of its storages in the file: on whole pages of it, where they are not short.
+    """
+
+    def __init__(self, pickled: bytes, sizes_bytes: Sequence[int], begin: int = 0) -> None:
+        self._contents = {"data.pkl": pickled, "byteorder": sys.byteorder.encode(), "version": _VERSION}
+        records = [(f"{_PREFIX}{name}", len(content), _SMALL_ALIGNMENT) for name, content in self._contents.items()]
+        for key, size_bytes in enumerate(sizes_bytes):
+            alignment = PAGE_BYTES if size_bytes >= PAGE_BYTES else _SMALL_ALIGNMENT
+            records.append((f"{_PREFIX}data/{key}", size_bytes, alignment))
+        self._placed = zip_layout.place(records, begin)
+        self.begin = begin
+        self.end = begin + self._placed[-1].end + len(zip_layout.directory(self._placed, [0] * len(self._placed)))
+        self.offsets = [begin + record.offset for record in self._placed[len(self._contents) :]]
+
+    def frame(self, checksums: Sequence[int]) -> list[tuple[int, bytes]]:
+        """All but the storages, whose CRC-32s it holds: bytes, and where they go in the file."""
+        all_checksums = [*map(zlib.crc32, self._contents.values()), *checksums]
+        parts = []
+        contents = itertools.chain(self._contents.values(), itertools.repeat(b""))
+        for record, crc32, content in zip(self._placed, all_checksums, contents, strict=False):
+            parts.append((self.begin + record.header_offset, record.header(crc32) + content))
+        directory = zip_layout.directory(self._placed, all_checksums)
+        return [*parts, (self.end - len(directory), directory)]
+
+
+def write_archives(
+    path: str,
+    archives: Sequence[tuple[Layout, Sequence[torch.Tensor]]],
+    others: Sequence[tuple[int, bytes]],
+    options: EngineOptions,
+) -> None:
+    """A file of archives, each with its storages (uint8, one dimension), and of other bytes.
+
+    Raises:
+        IoError: the file cannot be written, or space is lacking.
+    """
+    ends = [layout.end for layout, _ in archives] + [offset + len(content) for offset, content in others]
+    with Writing(path, max(ends), options) as writing:
+        extents = [
+            extent for layout, storages in archives for extent in zip(layout.offsets, storages, strict=True)
+        ]
+        checksums = iter(writing.write(extents, with_checksums=True))
+        frames = [layout.frame([next(checksums) for _ in storages]) for layout, storages in archives]
+        writing.write_bytes([*itertools.chain(*frames), *others])
+        writing.commit()
+
+
+@functools.lru_cache(maxsize=1024)  # the same layer comes again and again
+def pickled_tensor(dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...]) -> bytes:
+    """Of a tensor on the CPU whose storage has just its elements, without gaps."""
+    return _pickled(torch.empty_strided(shape, stride, dtype=dtype))[0]  # memory that is not touched costs nothing
 
 
 def _pickled(value: Any) -> tuple[bytes, list[torch.UntypedStorage]]:
@@ -303,38 +423,58 @@ def _pickled(value: Any) -> tuple[bytes, list[torch.UntypedStorage]]:
     return buffer.getvalue(), storages
 
 
-def _records_of(file: Any, path: str) -> tuple[dict[str, Record], str]:
+def _contents_of(archive: Slice) -> tuple[dict[str, Record], bytes]:
+    """The records by name without the archive's own, and the pickle."""
+    records, prefix = _records_of(archive)
+    contents = {
+        name: archive.at(records[prefix + name].offset - archive.begin, records[prefix + name].size_bytes)
+        for name in ("data.pkl", "byteorder")
+        if prefix + name in records
+    }
+    order = contents.get("byteorder", b"little")
+    if order != sys.byteorder.encode():
+        raise NotPlain(f"its byte order is {order.decode(errors='replace')}")
+    return {name.removeprefix(prefix): record for name, record in records.items()}, contents["data.pkl"]
+
+
+def _archive_of(path: str, records: dict[str, Record], pickled: bytes) -> Archive:
+    storages = _storages_of(pickled)
+    for storage in storages:
+        record = records.get(f"data/{storage.key}")
+        if record is None or record.size_bytes != storage.size_bytes:
+            there = "is not there" if record is None else f"has {record.size_bytes} bytes"
+            raise CorruptData(f"'{path}': storage {storage.key} of {storage.size_bytes} bytes {there}", path)
+    return Archive(path, records, pickled, storages)
+
+
+def _records_of(archive: Slice) -> tuple[dict[str, Record], str]:
     """The zip's records by name, and what every name begins with."""
-    size_bytes = os.fstat(file.fileno()).st_size
+    path = archive.path
     try:
-        entries = zipfile.ZipFile(file).infolist()
+        entries = zipfile.ZipFile(archive).infolist()  # type: ignore[arg-type]
     except (zipfile.BadZipFile, ValueError, NotImplementedError, OverflowError) as error:
-        if recognises(os.pread(file.fileno(), 4, 0)):
+        if recognises(archive.at(0, 4)):
             raise CorruptData(f"'{path}' is a zip file that was cut or damaged: {error}", path) from error
         raise NotPlain("it is no zip file") from error
     records = {}
     for entry in entries:
         if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size:
             raise NotPlain(f"record {entry.filename!r} is compressed")
-        header = os.pread(file.fileno(), _LOCAL_HEADER.size, entry.header_offset)
+        header = archive.at(entry.header_offset, _LOCAL_HEADER.size)
         if len(header) < _LOCAL_HEADER.size or not recognises(header):
             raise CorruptData(f"'{path}': record {entry.filename!r} is not where its zip says", path)
         _, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(header)
         begin = entry.header_offset + _LOCAL_HEADER.size + name_bytes + extra_bytes
-        if begin + entry.file_size > size_bytes:
+        if begin + entry.file_size > archive.size_bytes:
+            size_bytes = archive.size_bytes
             raise CorruptData(f"'{path}' of {size_bytes} bytes ends before its record {entry.filename!r} does", path)
         # Zero is what torch writes where it was told to take no checksums.
         crc32 = entry.CRC if entry.CRC != 0 or entry.file_size == 0 else None
-        records[entry.filename] = Record(path, begin, entry.file_size, crc32)
+        records[entry.filename] = Record(path, archive.begin + begin, entry.file_size, crc32)
     pickles = [name for name in records if name.endswith("/data.pkl") and name.count("/") == 1]
     if len(pickles) != 1 or "constants.pkl" in {name.rpartition("/")[2] for name in records}:
         raise NotPlain("it is a TorchScript archive, or no archive of torch's")
     return records, pickles[0].removesuffix("data.pkl")
-
-
-def _content(file: Any, records: dict[str, Record], name: str) -> bytes:
-    record = records[name]
-    return os.pread(file.fileno(), record.size_bytes, record.offset)
 
 
 class _Anything:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -56,13 +57,26 @@ class Stored:
         return (last + 1) * self.dtype.itemsize
 
     @property
-    def is_contiguous(self) -> bool:
-        expected = 1
-        for size, step in zip(reversed(self.shape), reversed(self.stride), strict=True):
-            if size != 1 and step != expected:
-                return False
-            expected *= size
-        return True
+    def size_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def box(self, offsets: Sequence[int], sizes: Sequence[int]) -> Stored:
+        """The part from ``offsets`` on, of ``sizes``: one number for each dimension.
+
+        Raises:
+            ValueError: it reaches beyond the tensor.
+        """
+        within = [0 <= at <= at + size <= end for at, size, end in zip(offsets, sizes, self.shape, strict=True)]
+        if not all(within):
+            raise ValueError(f"a box of {tuple(sizes)} at {tuple(offsets)} is not within a tensor of {self.shape}")
+        first = sum(at * step for at, step in zip(offsets, self.stride, strict=True))
+        return Stored(self.record, self.offset + first * self.dtype.itemsize, self.dtype, tuple(sizes), self.stride)
+
+
+# Rows whose neighbours in the file are nearer than this are read with what lies between them: their pages are, anyway.
+_PAGE_BYTES = 4096
+# But not where that makes them so many times more.
+_MOST_TIMES_MORE = 16
 
 
 @dataclass
@@ -72,7 +86,9 @@ class _Extents:
     names: list[str] = field(default_factory=list)
     records: list[Record] = field(default_factory=list)  # that a checksum is compared with, or not
     offsets: list[int] = field(default_factory=list)
-    targets: list[torch.Tensor] = field(default_factory=list)  # of uint8, one dimension
+    sizes_bytes: list[int] = field(default_factory=list)
+    addresses: list[int] = field(default_factory=list)
+    targets: list[torch.Tensor] = field(default_factory=list)  # kept until they are read
 
 
 class Reading:
@@ -81,12 +97,16 @@ class Reading:
     Args:
         options: of the engine.
         verify: compare the checksum of each record that is read as a whole.
+
+    Attributes:
+        own_bytes: of memory that tensors go by way of, until this object goes.
     """
 
     def __init__(self, options: EngineOptions, verify: bool) -> None:
         self._options, self._verify = options, verify
         self._by_device: dict[torch.device, _Extents] = {}
         self._afterwards: list[Callable[[], object]] = []
+        self.own_bytes = 0
 
     def bytes_into(self, target: torch.Tensor, record: Record, offset: int, name: str) -> None:
         """``target.nbytes`` bytes from ``offset`` of the record on; ``target``: uint8, one dimension, contiguous."""
@@ -101,21 +121,56 @@ class Reading:
         extents.names.append(name)
         extents.records.append(record)
         extents.offsets.append(record.offset + offset)
+        extents.sizes_bytes.append(target.nbytes)
+        extents.addresses.append(target.data_ptr())
         extents.targets.append(target)
 
     def tensor_into(self, target: torch.Tensor, stored: Stored, name: str) -> None:
         """A tensor's values into another of its shape, cast where dtypes differ.
 
-        They are read in place where ``target`` is contiguous and the file has them in that order and dtype, else by way
-        of memory of their own.
+        They are read in place where file and ``target`` have the same dtype and rows in common that are long enough,
+        else by way of memory of their own.
         """
         target = target.detach()
-        plain = target.layout == torch.strided and not target.is_conj() and not target.is_neg()
-        if plain and stored.is_contiguous and target.is_contiguous() and target.dtype == stored.dtype:
-            self.bytes_into(bytes_of(target), stored.record, stored.offset, name)
+        if target.numel() == 0:
             return
-        (values,) = self.tensors({(name,): stored}, target.device).values()
-        self.afterwards(functools.partial(target.copy_, values))
+        plain = target.layout == torch.strided and not target.is_conj() and not target.is_neg()
+        if plain and target.dtype == stored.dtype:
+            rows = _Rows(stored, target.stride())
+            if not rows.sizes:
+                return self.bytes_into(bytes_of(target), stored.record, stored.offset, name)
+            if engine.reaches(target.device) and self._is_read_in_place(rows, stored, target.device):
+                return self._rows_into(target, rows, stored, name)
+        values = self._values(stored, target.device, name)
+        self.own_bytes += values.nbytes
+        return self.afterwards(functools.partial(target.copy_, values))
+
+    @staticmethod
+    def _is_read_in_place(rows: _Rows, stored: Stored, device: torch.device) -> bool:
+        if 0 in rows.of_target:  # many elements in one place: torch says what it thinks of that
+            return False
+        is_long = rows.size_bytes >= _PAGE_BYTES or not _is_read_with_gaps(stored, rows)
+        return is_long and (device.type == "cpu" or rows.follow_in_target)  # a GPU has one copy for all that follow
+
+    def _rows_into(self, target: torch.Tensor, rows: _Rows, stored: Stored, name: str) -> None:
+        extents = self._by_device.setdefault(target.device, _Extents())
+        extents.names += [name] * rows.count
+        extents.records += [stored.record] * rows.count
+        extents.offsets += (stored.record.offset + stored.offset + rows.offsets(rows.of_stored)).tolist()
+        extents.sizes_bytes += [rows.size_bytes] * rows.count
+        extents.addresses += (target.data_ptr() + rows.offsets(rows.of_target)).tolist()
+        extents.targets.append(target)
+
+    def _values(self, stored: Stored, device: torch.device, name: str) -> torch.Tensor:
+        """A new tensor, filled by `run`."""
+        tight = _without_gaps(stored)
+        rows = _Rows(stored, tight)
+        if _is_read_with_gaps(stored, rows) or not engine.reaches(device):
+            (values,) = self.tensors({(name,): stored}, device).values()
+        else:
+            values = torch.empty_strided(stored.shape, tight, dtype=stored.dtype, device=device)
+            self._rows_into(values, rows, stored, name)
+        return values
 
     def tensors(self, wanted: dict[Path, Stored], device: torch.device) -> dict[Path, torch.Tensor]:
         """New tensors with strides as in the file, filled by `run`. Those that overlap in the file share memory."""
@@ -154,8 +209,8 @@ class Reading:
             engine.file_table_of(paths),
             np.array([place[record.path] for record in extents.records], np.int32),
             np.array(extents.offsets, np.int64),
-            np.array([target.nbytes for target in extents.targets], np.int64),
-            np.array([target.data_ptr() for target in extents.targets], np.uint64),
+            np.array(extents.sizes_bytes, np.int64),
+            np.array(extents.addresses, np.uint64),
             self._verify,
             shared.mark(engine.stream_of(device)),
             True,
@@ -165,7 +220,7 @@ class Reading:
             record, name = extents.records[i], extents.names[i]
             if record.crc32 is None:
                 unknown.add(record.path)
-            elif extents.targets[i].nbytes == record.size_bytes and found != record.crc32:
+            elif extents.sizes_bytes[i] == record.size_bytes and found != record.crc32:
                 raise CorruptData(
                     f"{name} in '{record.path}', {record.size_bytes} bytes from offset {record.offset} on, has the "
                     f"checksum {found:08x} and not {record.crc32:08x}: the file was changed since it was written",
@@ -175,6 +230,65 @@ class Reading:
                 )
         for path in sorted(unknown):
             engine.warn_once(f"'{os.path.basename(path)}' has no checksums: verify=True compares nothing in such files")
+
+
+class _Rows:
+    """The longest stretches without gaps that a tensor has both in a file and in memory.
+
+    Attributes:
+        size_bytes: of each.
+        sizes, of_stored, of_target: how many there are along each of the other dimensions, and the steps there from
+            one to the next, in bytes.
+    """
+
+    def __init__(self, stored: Stored, stride: Sequence[int]) -> None:
+        dimensions = [
+            dimension for dimension in zip(stored.stride, stride, stored.shape, strict=True) if dimension[2] != 1
+        ]
+        dimensions.sort(reverse=True)
+        elements = 1
+        while dimensions and dimensions[-1][0] == dimensions[-1][1] == elements:
+            elements *= dimensions.pop()[2]
+        width = stored.dtype.itemsize
+        self.size_bytes = elements * width
+        self.of_stored = [step * width for step, _, _ in dimensions]
+        self.of_target = [step * width for _, step, _ in dimensions]
+        self.sizes = [size for _, _, size in dimensions]
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.sizes)
+
+    @property
+    def follow_in_target(self) -> bool:
+        """Whether the rows lie one behind the other in memory, as they do in the file but for gaps."""
+        expected = self.size_bytes
+        for step, size in zip(reversed(self.of_target), reversed(self.sizes), strict=True):
+            if step != expected:
+                return False
+            expected *= size
+        return True
+
+    def offsets(self, steps: Sequence[int]) -> np.ndarray:
+        """Of each row from the first one, in bytes."""
+        found = np.zeros(1, np.int64)
+        for step, size in zip(steps, self.sizes, strict=True):
+            found = (found[:, None] + np.arange(size, dtype=np.int64) * step).reshape(-1)
+        return found
+
+
+def _without_gaps(stored: Stored) -> tuple[int, ...]:
+    """Strides of a tensor with the same order of elements that has nothing between them."""
+    strides, elements = [0] * len(stored.shape), 1
+    for axis in sorted(range(len(stored.shape)), key=lambda axis: (stored.stride[axis], -axis)):
+        strides[axis] = elements
+        elements *= stored.shape[axis]
+    return tuple(strides)
+
+
+def _is_read_with_gaps(stored: Stored, rows: _Rows) -> bool:
+    gaps_bytes = stored.span_bytes - stored.size_bytes
+    return gaps_bytes < rows.count * _PAGE_BYTES and stored.span_bytes <= _MOST_TIMES_MORE * stored.size_bytes
 
 
 def _overlapping(wanted: dict[Path, Stored]) -> list[list[tuple[Path, Stored]]]:
@@ -203,7 +317,7 @@ def bytes_of_storage(storage: torch.UntypedStorage) -> torch.Tensor:
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a contiguous tensor, as uint8 of one dimension."""
+    """The memory of a tensor without gaps (contiguous, or transposed), as uint8 of one dimension."""
     flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
     first = tensor.storage_offset() * tensor.element_size()
     return flat.set_(tensor.untyped_storage(), first, (tensor.nbytes,), (1,))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ Extent = tuple[int, torch.Tensor]  # where it goes in the file, and its bytes: u
 
 
 class Writing:
-    """A file in the making; see csrc/engine/whole.h.
+    """A file in the making; see csrc/engine/whole.h. Used by ``with``: it leaves nothing where it was not committed.
 
     Args:
         path: its name, under which is what was there before until `commit`.
@@ -28,8 +29,14 @@ class Writing:
     """
 
     def __init__(self, path: str, size_bytes: int, options: EngineOptions) -> None:
-        self._output = engine.Output(path, size_bytes)
+        self._output: engine.Output | None = engine.Output(path, size_bytes)
         self._options = options
+
+    def __enter__(self) -> Writing:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._output = None  # now, and not when an error's traceback goes
 
     def write(self, extents: Sequence[Extent], with_checksums: bool = False) -> list[int]:
         """Each extent, and with checksums the CRC-32 of each. On a GPU it comes behind the current stream's work."""
@@ -50,14 +57,19 @@ class Writing:
                 checksums[i] = checksum
         return checksums
 
+    def write_bytes(self, parts: Iterable[tuple[int, bytes]]) -> None:
+        """Small parts and where they go in the file; those that follow one another are written as one."""
+        runs: list[tuple[int, bytearray]] = []
+        for offset, content in sorted(parts, key=operator.itemgetter(0)):
+            if runs and runs[-1][0] + len(runs[-1][1]) == offset:
+                runs[-1][1].extend(content)
+            else:
+                runs.append((offset, bytearray(content)))
+        self.write([(offset, torch.frombuffer(run, dtype=torch.uint8)) for offset, run in runs if run])
+
     def commit(self) -> None:
         """Puts it on storage, and then under its name."""
         self._output.commit()
-
-
-def bytes_tensor(content: bytes) -> torch.Tensor:
-    """The bytes as uint8 of one dimension, copied."""
-    return torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
 
 
 def reached(flat: torch.Tensor) -> torch.Tensor:

@@ -60,13 +60,15 @@ class Placed:
         return _CENTRAL.pack(b"PK\x01\x02", *about, 0, 0, 0, 0, at) + name + extra
 
 
-def place(records: list[tuple[str, int, int]]) -> list[Placed]:
-    """Records of these names and sizes one behind the other, each at a multiple of its alignment (at most 32 KiB)."""
+def place(records: list[tuple[str, int, int]], begin: int = 0) -> list[Placed]:
+    """Records of these names and sizes one behind the other, each at a multiple of its alignment (at most 32 KiB) in a
+    file where the zip begins at ``begin``; places are counted from there.
+    """
     placed = []
     header_offset = 0
     for name, size_bytes, alignment in records:
         least = _LOCAL.size + len(name.encode()) + _EXTRA.size + (20 if size_bytes >= _MOST_32 else 0)
-        offset = -(-(header_offset + least) // alignment) * alignment
+        offset = -(-(begin + header_offset + least) // alignment) * alignment - begin
         placed.append(Placed(name, header_offset, offset, size_bytes))
         header_offset = offset + size_bytes
     return placed

@@ -1,0 +1,318 @@
+"""torch.distributed.checkpoint on gdsdata's engine: `GDSStorageWriter` and `GDSStorageReader`.
+
+The files are DCP's own: ``.metadata``, a pickle, and data files in which each tensor is a small archive of torch's. What
+is written here, torch's `FileSystemReader` reads, and the other way round. Source: torch.distributed.checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import functools
+import io
+import os
+import pickle
+import uuid
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+from torch.distributed.checkpoint.planner import (
+    LoadItemType,
+    LoadPlan,
+    LoadPlanner,
+    ReadItem,
+    SavePlan,
+    SavePlanner,
+    WriteItemType,
+)
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from gdsdata import engine
+from gdsdata.checkpoint import layout_safetensors, layout_torch
+from gdsdata.checkpoint.reading import Reading, Record, Stored, bytes_of
+from gdsdata.checkpoint.writing import Extent, Writing, reached
+from gdsdata.errors import CorruptData
+from gdsdata.options import EngineOptions
+
+# ------------------------------------------------------------------------------------------------ writing
+
+
+class GDSStorageWriter(FileSystemWriter):
+    """Writes DCP checkpoints: one file a rank, laid out first and then written by the engine in one go.
+
+        torch.distributed.checkpoint.save(state, storage_writer=gdsdata.GDSStorageWriter("step-100"))
+        future = torch.distributed.checkpoint.async_save(state, storage_writer=gdsdata.GDSStorageWriter("step-100"))
+
+    Each file is on storage, whole and under its name, before its rank says that it has written; ``.metadata`` comes
+    last, by one rename. So a folder has the old checkpoint or the new one, at any moment: a new one's files never have
+    the names of files that ``.metadata`` knows, for where there is one they get a random number in theirs. What
+    belongs to the old checkpoint, and what saves that failed have left, goes when the new ``.metadata`` is on storage:
+    so only one save at a time into one folder. Without ``.metadata`` there is no checkpoint, and nothing loads.
+
+    An error of any rank is raised on every rank, by DCP (`CheckpointException`), and then no ``.metadata`` is written.
+
+    Tensors are written from where they are, on a GPU behind what the current stream has been given before; the CRC-32
+    of each is in its archive. Those with gaps between their elements are copied first.
+
+    Args:
+        path: of the folder, made where it is missing.
+        overwrite: False: an existing checkpoint in the folder is an error.
+        cache_staged_state_dict: for `async_save`, as in `FileSystemWriter`.
+        options: of the engine.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        overwrite: bool = True,
+        cache_staged_state_dict: bool = False,
+        options: EngineOptions | None = None,
+    ) -> None:
+        super().__init__(path, overwrite=overwrite, cache_staged_state_dict=cache_staged_state_dict)
+        self.options = options or EngineOptions()
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        folder = Path(self.path)
+        made = [one for one in (folder, *folder.parents) if not one.exists()]
+        plan = super().prepare_local_plan(plan)
+        for one in made:
+            _sync_folder(one.parent)
+        return plan
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        name = f"{plan.storage_data.prefix}{self._number()}.distcp"
+        archives: list[tuple[layout_torch.Layout, list[torch.Tensor]]] = []
+        others: list[Extent] = []
+        results = []
+        begin = end = 0
+        for item in plan.items:
+            data = planner.resolve_data(item)
+            if item.type != WriteItemType.BYTE_IO and _is_plain(data):
+                tensor = _without_gaps(data.detach())
+                pickled = layout_torch.pickled_tensor(tensor.dtype, tuple(tensor.shape), tensor.stride())
+                layout = layout_torch.Layout(pickled, [tensor.nbytes], begin)
+                archives.append((layout, [reached(bytes_of(tensor))]))
+                end = layout.end
+            else:
+                content = data if item.type == WriteItemType.BYTE_IO else _saved_by_torch(data)
+                end = begin + content.getbuffer().nbytes
+                if end > begin:
+                    others.append((begin, torch.frombuffer(content.getbuffer(), dtype=torch.uint8)))
+            info = _StorageInfo(name, begin, end - begin)
+            results.append(WriteResult(index=item.index, size_in_bytes=end - begin, storage_data=info))
+            begin = end
+        if results:
+            layout_torch.write_archives(os.path.join(self.path, name), archives, others, self.options)
+        return _done(results)
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        metadata.version = CURRENT_DCP_VERSION
+        metadata.storage_data = {one.index: one.storage_data for of_rank in results for one in of_rank}
+        metadata.storage_meta = self.storage_meta()
+        content = pickle.dumps(metadata)
+        with Writing(os.path.join(self.path, self._metadata_name), len(content), self.options) as writing:
+            writing.write_bytes([(0, content)])
+            writing.commit()
+        self._remove_all_but({info.relative_path for info in metadata.storage_data.values()})
+
+    def _number(self) -> str:
+        """What tells this save's files from those of the checkpoint that is there."""
+        names = {".metadata", self._metadata_name}
+        there = any(os.path.exists(os.path.join(self.path, name)) for name in names)
+        return uuid.uuid4().hex if there else "0"
+
+    @property
+    def _is_of_one_rank(self) -> bool:
+        """Each rank has metadata of its own: a save without collectives."""
+        return self.rank is not None and not self.use_collectives
+
+    @property
+    def _metadata_name(self) -> str:
+        return f"__{self.rank}.metadata" if self._is_of_one_rank else ".metadata"
+
+    def _remove_all_but(self, kept: set[str]) -> None:
+        if self._is_of_one_rank and os.path.exists(os.path.join(self.path, ".metadata")):
+            return  # which may know files of this rank
+        of_data = f"__{self.rank if self._is_of_one_rank else '*'}_*.distcp"
+        for name in os.listdir(self.path):
+            patterns = (of_data, f"{of_data}.*.tmp", f"{self._metadata_name}.*.tmp")
+            if name not in kept and any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
+                with contextlib.suppress(OSError):  # the checkpoint is there; the next save tries again
+                    os.unlink(os.path.join(self.path, name))
+
+
+def _is_plain(data: torch.Tensor) -> bool:
+    plain = type(data) in (torch.Tensor, torch.nn.Parameter) and data.layout == torch.strided
+    return plain and not data.is_quantized and not data.is_meta
+
+
+def _without_gaps(tensor: torch.Tensor) -> torch.Tensor:
+    """In its own order of dimensions where nothing lies between its elements, else a contiguous copy."""
+    tensor = tensor.resolve_conj().resolve_neg()
+    expected = 1
+    for step, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and step != expected:
+            return tensor.contiguous()
+        expected *= size
+    return tensor
+
+
+def _saved_by_torch(data: torch.Tensor) -> io.BytesIO:
+    """Of kinds that torch alone knows."""
+    content = io.BytesIO()
+    torch.save(data.detach().cpu(), content)
+    return content
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _done(value):  # type: ignore[no-untyped-def]
+    future: Future = Future()
+    future.set_result(value)
+    return future
+
+
+# ------------------------------------------------------------------------------------------------ reading
+
+# Tensors that are not read in place go by way of so much memory at a time (and one of them).
+_OWN_BYTES = 1 << 30
+
+
+class GDSStorageReader(FileSystemReader):
+    """Reads DCP checkpoints by byte ranges, straight into the tensors that the load plan names.
+
+        torch.distributed.checkpoint.load(state, storage_reader=gdsdata.GDSStorageReader("step-100"))
+
+    Of a stored tensor only the part that the plan wants is read: its rows, and what lies between them where that is
+    less than a page. What lies in the file as in memory is read in place; the rest goes by way of memory of its own, at
+    most 1 GiB (or one tensor) at a time. What only torch can read (extensions, quantized tensors) is left to
+    `FileSystemReader`, with a warning.
+
+    Args:
+        path: of the folder.
+        verify: compare the CRC-32 of each tensor that is read as a whole.
+        options: of the engine.
+
+    Raises on load, on every rank (within DCP's `CheckpointException`):
+        FileNotFoundError, IoError: a file is not to be had.
+        CorruptData: a file is shorter than ``.metadata`` says, an archive is damaged, or a checksum differs.
+        ValueError: a tensor to fill has another shape than the plan says.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, verify: bool = False, options: EngineOptions | None = None
+    ) -> None:
+        super().__init__(path)
+        self.verify = verify
+        self.options = options or EngineOptions()
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        super().set_up_storage_reader(metadata, is_coordinator, *args, **kwargs)
+        self._headers: dict[tuple[str, int], dict[str, Stored]] = {}  # of safetensors files
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        reading = Reading(self.options, self.verify)
+        stored = self._stored_tensors([item for item in plan.items if item.type == LoadItemType.TENSOR])
+        left_to_torch = []
+        for item in plan.items:
+            info = self.storage_data[item.storage_index]
+            if info.transform_descriptors or stored.get(item.storage_index, True) is None:
+                left_to_torch.append(item)
+            elif item.type == LoadItemType.BYTE_IO:
+                self._read_bytes(item, info, planner, reading)
+            else:
+                _read_tensor(item, stored[item.storage_index], planner, reading)
+            if reading.own_bytes >= _OWN_BYTES:
+                reading.run()
+                reading = Reading(self.options, self.verify)
+        reading.run()
+        if left_to_torch:
+            super().read_data(LoadPlan(left_to_torch, plan.storage_data, plan.planner_data), planner)
+        return _done(None)
+
+    def _path_of(self, info: _StorageInfo) -> str:
+        return os.path.join(self.path, info.relative_path)
+
+    def _read_bytes(self, item: ReadItem, info: _StorageInfo, planner: LoadPlanner, reading: Reading) -> None:
+        content = torch.empty(info.length, dtype=torch.uint8)
+        reading.bytes_into(content, Record(self._path_of(info), info.offset, info.length), 0, item.storage_index.fqn)
+        reading.afterwards(lambda: planner.load_bytes(item, io.BytesIO(content.numpy())))
+
+    def _stored_tensors(self, items: Sequence[ReadItem]) -> dict[MetadataIndex, Stored | None]:
+        """Where each tensor lies; None: torch has to read it."""
+        infos = {item.storage_index: self.storage_data[item.storage_index] for item in items}
+        with contextlib.ExitStack() as files:
+            paths = dict.fromkeys(map(self._path_of, infos.values()))
+            descriptors = {path: files.enter_context(open(path, "rb")).fileno() for path in paths}
+            sizes = {path: os.fstat(descriptor).st_size for path, descriptor in descriptors.items()}
+            archives = {}
+            for index, info in infos.items():
+                path = self._path_of(info)
+                _check_size(index, info, path, sizes[path])
+                archives[index] = layout_torch.Slice(path, descriptors[path], info.offset, info.length)
+                archives[index].ask_for_ends()  # all, before the first is waited for
+            return {index: self._stored_tensor(index, archive) for index, archive in archives.items()}
+
+    def _stored_tensor(self, index: MetadataIndex, archive: layout_torch.Slice) -> Stored | None:
+        if self.storage_data[index].transform_descriptors:
+            return None
+        head = archive.at(0, 9)
+        try:
+            if layout_safetensors.recognises(head) and not layout_torch.recognises(head):
+                return self._in_safetensors(index)
+            return layout_torch.open_tensor(archive)
+        except layout_torch.NotPlain as why:
+            engine.warn_once(f"some tensors in '{self.path}' are read by torch.load: {why}")
+            return None
+
+    def _in_safetensors(self, index: MetadataIndex) -> Stored:
+        """Those that `FileSystemWriter` wrote in this format all have the beginning of their file for a place."""
+        info = self.storage_data[index]
+        path, here = self._path_of(info), (info.relative_path, info.offset)
+        if here not in self._headers:
+            self._headers[here] = layout_safetensors.read_header(path, info.offset)
+            there = Counter(at.fqn for at, one in self.storage_data.items() if (one.relative_path, one.offset) == here)
+            lost = [fqn for fqn, count in there.items() if count > 1 and fqn in self._headers[here]]
+            if lost:
+                raise ValueError(
+                    f"'{path}', a safetensors file, has one part of each tensor, and '.metadata' more than one of "
+                    f"{lost[0]}: they were lost when it was saved; save without SerializationFormat.SAFETENSORS"
+                )
+        if index.fqn not in self._headers[here]:
+            raise CorruptData(f"'{path}' has no tensor {index.fqn!r}, which '.metadata' says it has", path, info.offset)
+        return self._headers[here][index.fqn]
+
+
+def _check_size(index: MetadataIndex, info: _StorageInfo, path: str, size_bytes: int) -> None:
+    if info.offset + info.length > size_bytes:
+        raise CorruptData(
+            f"'{path}' has {size_bytes} bytes, but '.metadata' has {index.fqn} there from {info.offset} on, of "
+            f"{info.length} bytes: the file was cut, or is of another checkpoint",
+            path,
+            info.offset,
+            info.length,
+        )
+
+
+def _read_tensor(item: ReadItem, stored: Stored, planner: LoadPlanner, reading: Reading) -> None:
+    target = planner.resolve_tensor(item).detach()
+    box = stored.box(item.storage_offsets, item.lengths)
+    name = item.storage_index.fqn
+    if target.shape != item.lengths:
+        raise ValueError(f"{name}: a part of {tuple(item.lengths)} was to fill a tensor of {tuple(target.shape)}")
+    reading.tensor_into(target, box, name)
+    reading.afterwards(functools.partial(planner.commit_tensor, item, target))
