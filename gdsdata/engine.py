@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 ROUTES: tuple[str, ...] = _engine.ROUTES
 Output = _engine.Output
+crc32_joined = _engine.crc32_joined
 direct_refusals = _engine.direct_refusals
 noted_fallbacks = _engine.noted_fallbacks
 cufile_dma_is_possible = _engine.cufile_dma_is_possible

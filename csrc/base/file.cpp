@@ -71,13 +71,10 @@ class Freeing {
       --count_;
     }
   }
-  // Whether there was something to wait for.
-  bool wait() {
-    if (process_ != process_id()) return false;
+  void wait() {
+    if (process_ != process_id()) return;
     std::unique_lock lock(mutex_);
-    if (count_ == 0) return false;
     ended_.wait(lock, [this] { return count_ == 0; });
-    return true;
   }
 
  private:
@@ -302,7 +299,10 @@ void preallocate(const File& file, uint64_t length_bytes) {
   if (length_bytes == 0) return;
   const auto allocate = [&] { return ::fallocate(file.buffered(), 0, 0, static_cast<off_t>(length_bytes)); };
   int result = allocate();
-  if (result != 0 && errno == ENOSPC && freeing().wait()) result = allocate();
+  if (result != 0 && errno == ENOSPC) {
+    freeing().wait();
+    result = allocate();
+  }
   // File systems without fallocate (some network ones) allocate while writing; all else is an error now
   // rather than in the middle of the data.
   if (result != 0 && errno != EOPNOTSUPP && errno != ENOSYS) {

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "backend/cufile_api.h"
+#include "base/crc32.h"
 #include "base/fallbacks.h"
 #include "engine/engine.h"
 #include "engine/prefetcher.h"
@@ -439,6 +440,7 @@ PYBIND11_MODULE(_engine, module) {
       .def_property_readonly("inside_next", &Batches::inside_next)
       .def("statistics", &Batches::statistics);
 
+  module.def("crc32_joined", &crc32_joined, py::arg("of_first"), py::arg("of_second"), py::arg("second_length"));
   module.attr("ROUTES") = py::cast(kRouteNames).cast<py::tuple>();
   module.def("direct_refusals", &direct_refusals);
   module.def("set_cufile_search_path", &set_cufile_search_path);
