@@ -8,7 +8,7 @@ Start with `GDSDataset` for training data, and with `save` and `load` for checkp
 from typing import Any
 
 from gdsdata import formats
-from gdsdata.checkpoint import load, save
+from gdsdata.checkpoint import AsyncCheckpointer, load, save
 from gdsdata.dataset import GDSDataset
 from gdsdata.engine import record_stream
 from gdsdata.options import EngineOptions
@@ -16,6 +16,7 @@ from gdsdata.tensor import Engine, read_tensor, write_tensor
 
 __version__ = "0.1.0"
 __all__ = [
+    "AsyncCheckpointer",
     "Engine",
     "EngineOptions",
     "GDSDataset",

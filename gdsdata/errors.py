@@ -71,3 +71,11 @@ class StallError(GdsdataError):
 
 class EngineClosed(GdsdataError):
     """The engine was closed while, or before, this was asked of it."""
+
+
+class SaveAborted(GdsdataError):
+    """A checkpoint was not saved because of another rank: ``rank``, or -1 where it is not known which."""
+
+    def __init__(self, message: str, rank: int = -1) -> None:
+        super().__init__(message)
+        self.rank = rank

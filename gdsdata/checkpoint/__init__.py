@@ -5,5 +5,6 @@ move it.
 """
 
 from gdsdata.checkpoint.api import load, save
+from gdsdata.checkpoint.asynchronous import AsyncCheckpointer
 
-__all__ = ["load", "save"]
+__all__ = ["AsyncCheckpointer", "load", "save"]

@@ -116,6 +116,67 @@ def load(
     return into
 
 
+def load_over(
+    path: str,
+    targets: dict[str, Any],
+    *,
+    strict: Sequence[str],
+    verify: bool,
+    weights_only: bool,
+    options: EngineOptions,
+) -> dict[str, Any]:
+    """What a file of torch's has under each name of ``targets``, in the memory of their tensors where it fits.
+
+    A tensor of the same path, shape and dtype as a target's is read into that one, others into new ones, on a device of
+    the kind that they were saved from.
+
+    Args:
+        strict: names under which all paths must be the same, and tensors fit.
+
+    Raises:
+        ValueError: a name is not in the file, or something of ``strict`` differs.
+    """
+    archive = _archive_of(path)
+    saved = None if archive is None else layout_torch.unpickle_structure(archive)
+    if saved is None:  # torch has to make it
+        saved = load(path, verify=verify, weights_only=weights_only, options=options)
+    lost = [name for name in targets if not isinstance(saved, dict) or name not in saved]
+    if lost:
+        raise ValueError(f"'{path}' has nothing of the name {lost[0]!r}")
+    chosen = {name: saved[name] for name in targets}
+    there = {place.path: place.leaf for place in places(targets)}
+    for name in strict:
+        found = {place.path: place.leaf for place in places(chosen) if place.path[0] == name}
+        _check_names(path, {one for one in there if one[0] == name}, set(found))
+        for one, leaf in found.items():
+            if isinstance(leaf, (Stored, torch.Tensor)) or isinstance(there[one], torch.Tensor):
+                _check_fits(path, name_of(one), there[one], leaf)
+    reading = Reading(options, verify)
+    new: dict[torch.device, dict[Path, Stored]] = {}
+    for place in places(chosen):
+        target = there.get(place.path)
+        if not isinstance(place.leaf, (Stored, torch.Tensor)):
+            continue
+        if _fits(target, place.leaf):
+            _fill_tensor(target, place.leaf, name_of(place.path), reading)
+        elif isinstance(place.leaf, Stored):
+            new.setdefault(_like(place.leaf.location), {})[place.path] = place.leaf
+    made = {path: tensor for device in new for path, tensor in reading.tensors(new[device], device).items()}
+    reading.run()
+
+    def in_its_place(path: Path, leaf: Any) -> Any:
+        if isinstance(leaf, (Stored, torch.Tensor)) and _fits(there.get(path), leaf):
+            return there[path]
+        return made.get(path, leaf)
+
+    return mapped(chosen, in_its_place)
+
+
+def _like(location: str) -> torch.device:
+    on_gpu = location.startswith("cuda") and torch.cuda.is_available()
+    return engine.resolved("cuda") if on_gpu else torch.device("cpu")
+
+
 def _kind_of(path: str) -> str:
     """One of "torch", "safetensors" and "index"."""
     if path.endswith(".json"):
@@ -219,18 +280,32 @@ def _make(chosen: Any, reading: Reading, device: torch.device, dtype: torch.dtyp
 
 def _fill(place: Place, leaf: Any, path: str, reading: Reading, dtype: torch.dtype | None) -> None:
     target, name = place.leaf, name_of(place.path)
+    if not isinstance(target, torch.Tensor) and not isinstance(leaf, (Stored, torch.Tensor)):
+        return reading.afterwards(functools.partial(place.replace, leaf))
+    _check_fits(path, name, target, leaf, dtype)
+    return _fill_tensor(target, leaf, name, reading)
+
+
+def _fill_tensor(target: torch.Tensor, leaf: Stored | torch.Tensor, name: str, reading: Reading) -> None:
+    if isinstance(leaf, Stored):
+        return reading.tensor_into(target, leaf, name)
+    return reading.afterwards(functools.partial(target.detach().copy_, leaf))
+
+
+def _fits(target: Any, leaf: Stored | torch.Tensor, dtype: torch.dtype | None = None) -> bool:
+    if not isinstance(target, torch.Tensor):
+        return False
+    return tuple(target.shape) == tuple(leaf.shape) and target.dtype in (leaf.dtype, dtype)
+
+
+def _check_fits(path: str, name: str, target: Any, leaf: Any, dtype: torch.dtype | None = None) -> None:
     if isinstance(target, torch.Tensor) != isinstance(leaf, (Stored, torch.Tensor)):
         raise ValueError(f"{name} is a tensor in one of '{path}' and into, and none in the other")
-    if not isinstance(target, torch.Tensor):
-        return reading.afterwards(functools.partial(place.replace, leaf))
-    if tuple(target.shape) != tuple(leaf.shape) or target.dtype not in (leaf.dtype, dtype):
+    if not _fits(target, leaf, dtype):
         raise ValueError(
             f"{name} in '{path}' has shape {tuple(leaf.shape)} and dtype {leaf.dtype}, and the tensor to fill "
             f"{tuple(target.shape)} and {target.dtype} (dtype= allows a cast to it)"
         )
-    if isinstance(leaf, Stored):
-        return reading.tensor_into(target, leaf, name)
-    return reading.afterwards(functools.partial(target.detach().copy_, leaf))
 
 
 def _check_names(path: str, asked: set[Path], there: set[Path]) -> None:

@@ -307,7 +307,7 @@ def _unpickle_plain(
 def _within(archive: Archive, i: int, dtype: torch.dtype, offset: int, shape: Any, stride: Any) -> Stored:
     storage = archive.storages[i]
     record = archive.records[f"data/{storage.key}"]
-    stored = Stored(record, offset * dtype.itemsize, dtype, tuple(shape), tuple(stride))
+    stored = Stored(record, offset * dtype.itemsize, dtype, tuple(shape), tuple(stride), storage.location)
     least = min((offset, *stored.shape, *stored.stride))
     if len(shape) != len(stride) or least < 0 or stored.offset + stored.span_bytes > record.size_bytes:
         raise CorruptData(
@@ -328,7 +328,7 @@ def save(value: Any, path: str, options: EngineOptions) -> None:
         IoError: the file cannot be written, or space is lacking.
         pickle.PicklingError, TypeError, AttributeError: something in it cannot be pickled.
     """
-    pickled, storages = _pickled(value)
+    pickled, storages = pickled_by_storages(value)
     flat = [reached(bytes_of_storage(storage)) for storage in storages]
     write_archives(path, [(Layout(pickled, [one.nbytes for one in flat]), flat)], [], options)
 
@@ -393,11 +393,16 @@ def write_archives(
 @functools.lru_cache(maxsize=1024)  # the same layer comes again and again
 def pickled_tensor(dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...]) -> bytes:
     """Of a tensor on the CPU whose storage has just its elements, without gaps."""
-    return _pickled(torch.empty_strided(shape, stride, dtype=dtype))[0]  # memory that is not touched costs nothing
+    untouched = torch.empty_strided(shape, stride, dtype=dtype)  # memory that costs nothing
+    return pickled_by_storages(untouched)[0]
 
 
-def _pickled(value: Any) -> tuple[bytes, list[torch.UntypedStorage]]:
-    """As torch pickles it, and the storages that it refers to: the i-th as key "i"."""
+def pickled_by_storages(value: Any) -> tuple[bytes, list[torch.UntypedStorage]]:
+    """As torch pickles it, and the storages that it refers to: the i-th as key "i".
+
+    Raises:
+        RuntimeError, pickle.PicklingError, TypeError, AttributeError: as `save` does.
+    """
     keys: dict[int, str] = {}
     storages: list[torch.UntypedStorage] = []
     dtypes: dict[tuple[torch.device, int], torch.dtype] = {}

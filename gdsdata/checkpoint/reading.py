@@ -40,6 +40,7 @@ class Stored:
         record: the storage that it is a view of.
         offset: of its first element in the record, in bytes.
         dtype, shape, stride: its elements (stride in elements, as torch counts).
+        location: the device that it was on when it was saved, as torch names it.
     """
 
     record: Record
@@ -47,6 +48,7 @@ class Stored:
     dtype: torch.dtype
     shape: tuple[int, ...]
     stride: tuple[int, ...]
+    location: str = "cpu"
 
     @property
     def span_bytes(self) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
+import os
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -75,3 +77,23 @@ class Writing:
 def reached(flat: torch.Tensor) -> torch.Tensor:
     """On a device that the engine works on: torch brings what is elsewhere to the CPU."""
     return flat if engine.reaches(flat.device) else flat.cpu()
+
+
+def make_folder(path: str) -> None:
+    """The folder and those above it, on storage."""
+    if os.path.isdir(path):
+        return
+    above = os.path.dirname(os.path.abspath(path))
+    make_folder(above)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path)
+    sync_folder(above)
+
+
+def sync_folder(path: str) -> None:
+    """The names in it are on storage when this returns."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

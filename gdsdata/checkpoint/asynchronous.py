@@ -1,0 +1,543 @@
+"""`AsyncCheckpointer`: checkpoints that are written while training goes on."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import queue
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed
+
+from gdsdata import engine
+from gdsdata.checkpoint import layout_torch
+from gdsdata.checkpoint.api import load_over
+from gdsdata.checkpoint.commit import Folder, Manifest, SavedFile
+from gdsdata.checkpoint.nests import mapped, places
+from gdsdata.checkpoint.reading import bytes_of_storage
+from gdsdata.checkpoint.staging import Staged, Staging, pieces
+from gdsdata.checkpoint.writing import Writing
+from gdsdata.errors import EngineClosed, SaveAborted
+from gdsdata.options import EngineOptions
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_WRITERS = 2  # pieces that are written at a time, so that storage does not wait for the next one
+
+
+class SaveHandle:
+    """A save that is under way, or has ended.
+
+    Attributes:
+        step: of it.
+        bytes: that this rank saves.
+        stall_s: how long `AsyncCheckpointer.save` kept its caller.
+    """
+
+    def __init__(self, step: int, size_bytes: int, ended: Future[str], seen: Callable[[], None]) -> None:
+        self.step = step
+        self.bytes = size_bytes
+        self.stall_s = 0.0
+        self._ended, self._seen = ended, seen
+
+    def done(self) -> bool:
+        return self._ended.done()
+
+    def result(self, timeout_s: float | None = None) -> str:
+        """The checkpoint's folder, once it is complete and on storage.
+
+        Raises:
+            TimeoutError: it is not yet, after ``timeout_s``.
+            IoError, SaveAborted: why it never will be; see `AsyncCheckpointer.save`.
+        """
+        try:
+            folder = self._ended.result(timeout_s)
+        finally:
+            if self._ended.done():
+                self._seen()
+        return folder
+
+
+class AsyncCheckpointer:
+    """Saves checkpoints into a folder in the background, and restores the newest complete one.
+
+        ckpt = gdsdata.AsyncCheckpointer("runs/a", keep_last=3, keep_every=1000)
+        start = ckpt.restore({"model": model, "optim": optim, "data": ds})   # the step, or None
+        ...
+        handle = ckpt.save(step, {"model": model, "optim": optim, "data": ds})
+
+    A checkpoint is a folder ``step-N`` with a file of each rank, which `torch.load` reads, and a manifest, which is
+    written when all of them are on storage: without it there is no checkpoint, and what a crash has left is neither
+    restored nor kept. Saving a step anew replaces it by one rename.
+
+    On several ranks (a `torch.distributed` that is initialised) all of them make one, save and restore together; each
+    saves its own state, of a DTensor its own part, and the same number of ranks restores them. To change that number,
+    save with torch.distributed.checkpoint and `GDSStorageWriter`.
+
+    Memory: ``staging_bytes`` at most, pinned where CUDA is used, made when the first saves need it and kept for the
+    next ones, and the engine's own (`EngineOptions`).
+
+    Args:
+        folder: of the checkpoints, on storage that all ranks see. Only one may save into it at a time.
+        keep_last: so many of the newest are kept; a save that is complete removes older ones.
+        keep_every: those of steps that are multiples of it are kept as well, for ever.
+        staging_bytes: most memory for states on their way: a number, or as "8GiB". A larger state flows through.
+        process_group: of gloo, with all ranks; None: one is made, by all ranks together.
+        timeout_s: for which ranks wait for one another.
+        options: of the engine.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        keep_last: int = 3,
+        keep_every: int | None = None,
+        staging_bytes: int | str = "8GiB",
+        process_group: Any = None,
+        timeout_s: float = 1800.0,
+        options: EngineOptions | None = None,
+    ) -> None:
+        if keep_last < 1 or (keep_every is not None and keep_every < 1):
+            raise ValueError(f"keep_last={keep_last} and keep_every={keep_every} must be at least 1")
+        self.keep_last, self.keep_every = keep_last, keep_every
+        self.options = options or EngineOptions()
+        self._folder = Folder(os.fspath(folder), self.options)
+        self._staging = Staging(_bytes_of(staging_bytes))
+        self._ranks = _Ranks(process_group, timeout_s)
+        self._saves = ThreadPoolExecutor(1, thread_name_prefix="gdsdata-save")  # waited for before the program ends
+        self._unseen: list[Future[str]] = []  # of saves whose error nobody has been told yet
+        self._locked = self._closed = False
+
+    def save(self, step: int, state: Mapping[str, Any]) -> SaveHandle:
+        """Take a copy of ``state`` and write it in the background; everything in it may change when this returns.
+
+        On a GPU the copy comes behind what the current stream has been given before. This waits for the copy, and,
+        where earlier saves or this one fill the staging memory, for storage to take some of it.
+
+        Args:
+            step: of the training: a number of 0 or more.
+            state: by name: what has a ``state_dict``, or plain objects as `torch.save` takes them.
+
+        Raises:
+            ValueError: an argument is not what it should be.
+            IoError, SaveAborted, ...: of an earlier save in the background, if nobody has been told yet. This one has
+                not begun then.
+            EngineClosed: after `close`.
+        """
+        if step < 0:
+            raise ValueError(f"step={step} must be 0 or more")
+        started = time.perf_counter()
+        try:
+            self._check()
+            job = _Job(step, {name: _local(_state_of(one)) for name, one in state.items()}, self._staging)
+        except Exception as error:
+            if not self._closed:
+                self._saves.submit(self._save, _NoJob(step, error))  # the other ranks wait for this one
+            raise
+        ended = self._saves.submit(self._save, job)
+        self._unseen.append(ended)
+        handle = SaveHandle(step, job.size_bytes, ended, lambda: self._forget(ended))
+        job.stage()
+        handle.stall_s = time.perf_counter() - started
+        return handle
+
+    def restore(
+        self,
+        state: MutableMapping[str, Any],
+        step: int | None = None,
+        *,
+        verify: bool = False,
+        weights_only: bool = True,
+    ) -> int | None:
+        """Put the newest complete checkpoint, or that of ``step``, into ``state``; saves under way are waited for.
+
+        What has a ``load_state_dict`` is given its part; of plain objects, tensors are filled where they are, and other
+        values replaced in their dict. Names that the checkpoint has beyond those of ``state`` are left alone.
+
+        Args:
+            state: as for `save`.
+            step: None: the one that was saved last.
+            verify: compare checksums on the way in.
+            weights_only: torch's rules for what a pickle may make (`torch.load`).
+
+        Returns:
+            The step; None where there is no checkpoint at all, and then nothing was changed.
+
+        Raises:
+            FileNotFoundError: there is none of that step.
+            CorruptData: it is damaged.
+            ValueError: it has other names or shapes, or was saved by another number of ranks.
+        """
+        self.wait()
+        chosen = self._ranks.agreed(lambda: self._find(step))
+        if chosen is None:
+            return None
+        if len(chosen.files) != self._ranks.count:
+            raise ValueError(
+                f"step {chosen.step} in '{self._folder.path}' was saved by {len(chosen.files)} ranks, and these are "
+                f"{self._ranks.count}: use torch.distributed.checkpoint with GDSStorageWriter to change their number"
+            )
+        path = self._folder.check(chosen, chosen.files[self._ranks.rank])
+        targets = {name: _target_of(one) for name, one in state.items()}
+        found = load_over(
+            path,
+            {name: _local(target) for name, target in targets.items()},
+            strict=[name for name, one in state.items() if not hasattr(one, "load_state_dict")],
+            verify=verify,
+            weights_only=weights_only,
+            options=self.options,
+        )
+        for name, one in list(state.items()):
+            if hasattr(one, "load_state_dict"):
+                one.load_state_dict(_as_in(targets[name], found[name]))
+            else:
+                state[name] = _put(one, found[name])
+        return chosen.step
+
+    def steps(self) -> list[int]:
+        """Of the complete checkpoints, the newest last."""
+        return [manifest.step for manifest in self._folder.complete()]
+
+    def wait(self) -> None:
+        """Until every save has ended.
+
+        Raises:
+            IoError, SaveAborted, ...: as `save` does.
+        """
+        for ended in list(self._unseen):
+            try:
+                ended.result()
+            finally:
+                self._forget(ended)
+
+    def close(self) -> None:
+        """Wait for every save, and let others save into the folder. Raises as `wait` does; calling it again is fine."""
+        try:
+            self.wait()
+        finally:
+            self._closed = True
+            self._saves.shutdown()
+            self._folder.unlock()
+
+    def __enter__(self) -> AsyncCheckpointer:
+        return self
+
+    def __exit__(self, kind: Any, *_: object) -> None:
+        if kind is None:
+            return self.close()
+        with contextlib.suppress(Exception):  # the error that ends the block is the one to be told
+            self.close()
+
+    def _check(self) -> None:
+        if self._closed:
+            raise EngineClosed("this AsyncCheckpointer was closed; make a new one")
+        done = [one for one in self._unseen if one.done()]
+        for ended in done:
+            self._forget(ended)
+        for ended in done:
+            ended.result()
+
+    def _forget(self, ended: Future[str]) -> None:
+        with contextlib.suppress(ValueError):
+            self._unseen.remove(ended)
+
+    def _find(self, step: int | None) -> Manifest | None:
+        complete = self._folder.complete()
+        if step is None:
+            return complete[-1] if complete else None
+        for manifest in complete:
+            if manifest.step == step:
+                return manifest
+        there = ", ".join(str(manifest.step) for manifest in complete) or "none"
+        raise FileNotFoundError(f"'{self._folder.path}' has no complete checkpoint of step {step}; there are: {there}")
+
+    def _save(self, job: _Job | _NoJob) -> str:
+        """In the background, on every rank."""
+        try:
+            number = self._ranks.agreed(lambda: self._begin(job.step))
+            file = self._ranks.alike(job.step, lambda: self._write(job, number))
+            self._ranks.agreed(lambda: self._commit(job.step, file))
+            return os.path.dirname(self._folder.file(job.step, ""))
+        finally:
+            job.give_up()
+
+    def _begin(self, step: int) -> str:
+        if not self._locked:
+            self._folder.lock()
+            self._folder.tidy()
+            self._locked = True
+        return self._folder.begin(step)
+
+    def _write(self, job: _Job | _NoJob, number: str) -> SavedFile:
+        name = f"rank-{self._ranks.rank}-{number}.pt"
+        return SavedFile(name, job.write(self._folder.file(job.step, name), self.options))
+
+    def _commit(self, step: int, files: list[SavedFile]) -> None:
+        self._folder.commit(step, files)
+        self._folder.retain(self.keep_last, self.keep_every)
+
+
+class _Job:
+    """A state on its way from the caller's thread, which stages it, to the one that writes it."""
+
+    def __init__(self, step: int, state: dict[str, Any], staging: Staging) -> None:
+        self.step = step
+        pickled, storages = layout_torch.pickled_by_storages(state)
+        self._storages = [bytes_of_storage(storage) for storage in storages]
+        self.size_bytes = sum(one.nbytes for one in self._storages)
+        self.layout = layout_torch.Layout(pickled, [one.nbytes for one in self._storages])
+        self._staging = staging
+        self._staged: queue.SimpleQueue[Staged | BaseException | None] = queue.SimpleQueue()
+        self._off = threading.Event()  # nobody will write what is staged
+
+    def stage(self) -> None:
+        """Copies the state, as fast as there is room; ends early where its save has failed."""
+        last = None
+        try:
+            sizes = [one.nbytes for one in self._storages]
+            for piece in pieces(self.layout.offsets, sizes, self._staging.piece_bytes):
+                memory = self._staging.take(self._off.is_set)
+                if memory is None:
+                    return
+                last = Staged(piece, memory)
+                try:
+                    last.copy_from(self._storages)
+                finally:
+                    self._staged.put(last)
+            if last is not None:
+                last.wait()
+        except BaseException as error:
+            self._staged.put(error)
+            raise
+        finally:
+            self._storages = []
+            self._staged.put(None)
+            if self._off.is_set():
+                self.give_up()
+
+    def write(self, path: str, options: EngineOptions) -> int:
+        """The file, on storage; returns its bytes.
+
+        Raises:
+            IoError: it cannot be written, or space is lacking.
+        """
+        found: list[list[tuple[int, int, int]]] = [[] for _ in self.layout.offsets]  # begin, length, CRC-32
+        with Writing(path, self.layout.end, options) as writing, ThreadPoolExecutor(_WRITERS) as writers:
+            try:
+                written = [writers.submit(self._write_piece, writing, staged) for staged in self._pieces()]
+                for one in written:
+                    for part, checksum in one.result():
+                        found[part.storage].append((part.begin, part.size_bytes, checksum))
+            except BaseException:
+                self._off.set()
+                raise
+            writing.write_bytes(self.layout.frame([_joined(parts) for parts in found]))
+            writing.commit()
+        return self.layout.end
+
+    def give_up(self) -> None:
+        """What is staged and not written goes back; so does what comes."""
+        self._off.set()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                staged = self._staged.get_nowait()
+                if isinstance(staged, Staged):
+                    staged.wait()
+                    self._staging.give_back(staged.memory)
+
+    def _pieces(self) -> Iterator[Staged]:
+        while (staged := self._staged.get()) is not None:
+            if isinstance(staged, BaseException):
+                raise RuntimeError(f"the state could not be copied: {staged!r}") from staged
+            if self._off.is_set():
+                self._staging.give_back(staged.memory)
+            else:
+                yield staged
+
+    def _write_piece(self, writing: Writing, staged: Staged) -> list[tuple[Any, int]]:
+        try:
+            staged.wait()
+            parts = staged.piece.parts
+            if self._off.is_set():
+                return []
+            checksums = writing.write([(part.file_offset, staged.bytes_of(part)) for part in parts], True)
+            return list(zip(parts, checksums, strict=True))
+        except BaseException:
+            self._off.set()
+            raise
+        finally:
+            self._staging.give_back(staged.memory)
+
+
+class _NoJob:
+    """A save that cannot begin on this rank: it takes part for the others, who are told why."""
+
+    def __init__(self, step: int, error: Exception) -> None:
+        self.step, self._error = step, error
+
+    def write(self, path: str, options: EngineOptions) -> int:
+        raise self._error
+
+    def give_up(self) -> None:
+        pass
+
+
+def _joined(parts: list[tuple[int, int, int]]) -> int:
+    """The CRC-32 of a storage from those of its parts: (begin, length, CRC-32)."""
+    joined = 0
+    for _, length, checksum in sorted(parts):
+        joined = engine.crc32_joined(joined, checksum, length)
+    return joined
+
+
+# ------------------------------------------------------------------------------------------------ ranks
+
+
+class _Ranks:
+    """Those who save together: one, or all of a process group."""
+
+    def __init__(self, group: Any, timeout_s: float) -> None:
+        distributed = torch.distributed
+        together = distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+        if together and group is None:
+            group = distributed.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+        self._group = group if together else None
+        self.rank = distributed.get_rank(group) if together else 0
+        self.count = distributed.get_world_size(group) if together else 1
+
+    def agreed(self, call: Callable[[], Any]) -> Any:
+        """What ``call`` returns on the first rank, on all of them.
+
+        Raises:
+            What it raises, there; and on other ranks `SaveAborted` with it as the cause.
+        """
+        if self._group is None:
+            return call()
+        value, error = _attempt(call) if self.rank == 0 else (None, None)
+        (told,) = self._together(lambda: _broadcast((value, error), self._group))
+        if error is not None:
+            raise error
+        _raise_of_others({0: told[1]})
+        return told[0]
+
+    def alike(self, step: int, call: Callable[[], Any]) -> list[Any]:
+        """What ``call`` returns on each rank, on all of them.
+
+        Raises:
+            What it raises, there; `SaveAborted` where it failed on another rank, or another rank saves another step.
+        """
+        value, error = _attempt(call)
+        if self._group is None:
+            told = [(step, value, error)]
+        else:
+            told = self._together(lambda: _gathered((step, value, error), self._group, self.count))
+        if error is not None:
+            raise error
+        _raise_of_others({rank: one[2] for rank, one in enumerate(told)})
+        steps = [one[0] for one in told]
+        if len(set(steps)) > 1:
+            raise SaveAborted(f"the ranks save different steps at the same time: {steps}")
+        return [one[1] for one in told]
+
+    def _together(self, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except Exception as error:  # gloo's own kinds
+            raise SaveAborted(f"a rank is gone, or did not answer in time: {error}") from error
+
+
+def _attempt(call: Callable[[], Any]) -> tuple[Any, Exception | None]:
+    try:
+        return call(), None
+    except Exception as error:
+        return None, error
+
+
+def _raise_of_others(errors: dict[int, Exception | None]) -> None:
+    for rank, error in errors.items():
+        if error is not None:
+            raise SaveAborted(f"rank {rank} failed: {type(error).__name__}: {error}", rank) from error
+
+
+def _broadcast(value: Any, group: Any) -> list[Any]:
+    values = [value]
+    source = torch.distributed.get_global_rank(group, 0)
+    torch.distributed.broadcast_object_list(values, src=source, group=group, device=torch.device("cpu"))
+    return values
+
+
+def _gathered(value: Any, group: Any, count: int) -> list[Any]:
+    values = [None] * count
+    torch.distributed.all_gather_object(values, value, group=group)
+    return values
+
+
+# ------------------------------------------------------------------------------------------------ states
+
+
+def _bytes_of(size: int | str) -> int:
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", str(size))
+    if found is None or found[2].upper() not in _UNITS or float(found[1]) <= 0:
+        raise ValueError(f"staging_bytes={size!r} must be a number of bytes, or have a unit as in '8GiB' or '500MB'")
+    return int(float(found[1]) * _UNITS[found[2].upper()])
+
+
+def _state_of(one: Any) -> Any:
+    return one.state_dict() if hasattr(one, "state_dict") else one
+
+
+def _target_of(one: Any) -> Any:
+    """What a checkpoint is read into: its tensors are what ``one`` uses, where it gives them away."""
+    if isinstance(one, torch.optim.Optimizer) and not one.state and _has_dtensors(one.param_groups):
+        from torch.distributed.checkpoint.state_dict import _init_optim_state
+
+        _init_optim_state(one)  # made of DTensors as well, by itself
+    return _state_of(one)
+
+
+def _dtensor() -> type | None:
+    module = sys.modules.get("torch.distributed.tensor")  # where nobody has imported it there are none
+    return None if module is None else module.DTensor
+
+
+def _has_dtensors(nest: Any) -> bool:
+    kind = _dtensor()
+    return kind is not None and any(isinstance(place.leaf, kind) for place in places(nest))
+
+
+def _local(nest: Any) -> Any:
+    """The same with each DTensor's part of this rank in its place."""
+    kind = _dtensor()
+    if not _has_dtensors(nest):
+        return nest
+    return mapped(nest, lambda path, leaf: leaf.detach().to_local() if isinstance(leaf, kind) else leaf)
+
+
+def _as_in(target: Any, found: Any) -> Any:
+    """``found`` with the DTensors of ``target``, whose parts have been filled, in the places of their parts."""
+    kind = _dtensor()
+    if not _has_dtensors(target):
+        return found
+    dtensors = {place.path: place.leaf for place in places(target) if isinstance(place.leaf, kind)}
+    return mapped(found, lambda path, leaf: dtensors.get(path, leaf))
+
+
+def _put(target: Any, found: Any) -> Any:
+    """``target`` with the values of ``found`` (its tensors have theirs), or ``found`` where it is nothing to change."""
+    if type(target) in (dict, collections.OrderedDict, list):
+        for key, value in list(target.items() if isinstance(target, dict) else enumerate(target)):
+            target[key] = _put(value, found[key])
+        return target
+    return found

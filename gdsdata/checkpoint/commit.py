@@ -1,0 +1,192 @@
+"""A folder of checkpoints, of which each is there if and only if its manifest is.
+
+    runs/a/lock                            held by the one who saves
+    runs/a/step-100/rank-0-5f2c91d0.pt     what rank 0 saved; torch.load reads it
+    runs/a/step-100/manifest.json          written last: names the files of every rank
+
+A step that is saved anew gets files of other names, and the rename of its manifest replaces the one by the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import re
+import secrets
+import socket
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from gdsdata.checkpoint.writing import Writing, make_folder, sync_folder
+from gdsdata.errors import CorruptData, IoError
+from gdsdata.options import EngineOptions
+
+MANIFEST = "manifest.json"
+_LOCK = "lock"
+_FORMAT = 1
+_STEP_FOLDER = re.compile(r"step-(\d+)")
+_TEMPORARY = r"(\.\d+-\d+\.tmp)"  # of csrc/engine/whole
+_OURS = re.compile(rf"rank-\d+-[0-9a-f]{{8}}\.pt{_TEMPORARY}?|manifest\.json{_TEMPORARY}")
+
+
+@dataclass(frozen=True)
+class SavedFile:
+    """What one rank saved.
+
+    Attributes:
+        name: in the step's folder.
+        size_bytes: of the file.
+    """
+
+    name: str
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A checkpoint that is complete.
+
+    Attributes:
+        step: that the user gave it.
+        sequence: how many were saved into the folder before: the newest has the highest.
+        files: of each rank, in order.
+    """
+
+    step: int
+    sequence: int
+    files: tuple[SavedFile, ...]
+
+
+class Folder:
+    """Where checkpoints lie. Reading it needs no lock; whoever writes takes it first."""
+
+    def __init__(self, path: str, options: EngineOptions) -> None:
+        self.path = path
+        self._options = options
+        self._lock: int | None = None
+
+    def file(self, step: int, name: str) -> str:
+        return os.path.join(self._folder_of(step), name)
+
+    def complete(self) -> list[Manifest]:
+        """All that are there, the newest last.
+
+        Raises:
+            CorruptData: a manifest is damaged.
+        """
+        found = (self._manifest_of(step) for step in self._steps())
+        return sorted((one for one in found if one is not None), key=lambda one: one.sequence)
+
+    def check(self, manifest: Manifest, file: SavedFile) -> str:
+        """The path of a file of a checkpoint.
+
+        Raises:
+            CorruptData: it is not as long as the manifest says.
+            FileNotFoundError: it is gone.
+        """
+        path = self.file(manifest.step, file.name)
+        size_bytes = os.stat(path).st_size
+        if size_bytes != file.size_bytes:
+            raise CorruptData(f"'{path}' has {size_bytes} bytes, and its manifest says {file.size_bytes}", path)
+        return path
+
+    def lock(self) -> None:
+        """Makes the folder and becomes the one who saves into it, until `unlock`, or until this process ends.
+
+        Raises:
+            IoError: another one is.
+        """
+        if self._lock is not None:
+            return
+        make_folder(self.path)
+        path = os.path.join(self.path, _LOCK)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            who = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "another process"
+            os.close(descriptor)
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                raise
+            raise IoError(
+                error.errno, f"{who} saves checkpoints to '{self.path}' now: end it, or use another folder", path
+            ) from error
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        self._lock = descriptor
+
+    def unlock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def tidy(self) -> None:
+        """Removes what saves that did not come to their end have left. With the lock, and with no save under way."""
+        for step in self._steps():
+            manifest = self._manifest_of(step)
+            self._remove(step, kept=() if manifest is None else manifest.files)
+
+    def begin(self, step: int) -> str:
+        """Makes the folder of a checkpoint; returns what tells its files from those of another one of that step."""
+        make_folder(self._folder_of(step))
+        return secrets.token_hex(4)
+
+    def commit(self, step: int, files: Sequence[SavedFile]) -> None:
+        """The checkpoint is there when this returns, and was not before; its files are on storage already."""
+        newest = self.complete()[-1:]
+        sequence = newest[0].sequence + 1 if newest else 0
+        content = json.dumps({"format": _FORMAT, **asdict(Manifest(step, sequence, tuple(files)))}, indent=1).encode()
+        with Writing(self.file(step, MANIFEST), len(content), self._options) as writing:
+            writing.write_bytes([(0, content)])
+            writing.commit()
+        self._remove(step, kept=files)
+
+    def retain(self, keep_last: int, keep_every: int | None) -> None:
+        """Removes all but the newest ``keep_last`` and those whose step is a multiple of ``keep_every``."""
+        for manifest in self.complete()[:-keep_last]:
+            if keep_every is None or manifest.step % keep_every != 0:
+                os.unlink(self.file(manifest.step, MANIFEST))
+                sync_folder(self._folder_of(manifest.step))  # no manifest, then no files: never the other way round
+                self._remove(manifest.step, kept=())
+
+    def _folder_of(self, step: int) -> str:
+        return os.path.join(self.path, f"step-{step}")
+
+    def _steps(self) -> list[int]:
+        try:
+            names = os.listdir(self.path)
+        except FileNotFoundError:
+            return []
+        return [int(found[1]) for found in map(_STEP_FOLDER.fullmatch, names) if found]
+
+    def _manifest_of(self, step: int) -> Manifest | None:
+        path = self.file(step, MANIFEST)
+        try:
+            with open(path, "rb") as file:
+                said = json.load(file)
+            if said["format"] != _FORMAT:
+                raise ValueError(f"it is of format {said['format']!r}, and this version knows {_FORMAT}")
+            files = tuple(SavedFile(str(one["name"]), int(one["size_bytes"])) for one in said["files"])
+            if said["step"] != step or not all(_OURS.fullmatch(one.name) for one in files):
+                raise ValueError("it is of another step, or names files that are none of a checkpoint's")
+            return Manifest(step, int(said["sequence"]), files)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (ValueError, KeyError, TypeError) as error:
+            message = f"'{path}' is no manifest: {error!r}; remove its folder to go on without it"
+            raise CorruptData(message, path) from error
+
+    def _remove(self, step: int, kept: Sequence[SavedFile]) -> None:
+        """What is ours in a step's folder, but for its manifest and ``kept``; then the folder, where nothing is left."""
+        names = {file.name for file in kept}
+        folder = self._folder_of(step)
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            for name in os.listdir(folder):
+                if name not in names and _OURS.fullmatch(name):
+                    os.unlink(os.path.join(folder, name))
+            if not names:
+                with contextlib.suppress(OSError):  # somebody has put something there
+                    os.rmdir(folder)

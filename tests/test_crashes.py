@@ -1,0 +1,200 @@
+"""A save that is killed, at every step of it and at random moments, leaves the old checkpoint or the new one, bit for bit.
+
+What runs here as a script forks children that save and are killed: they need no interpreter of their own each.
+"""
+
+import ctypes
+import os
+import random
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file
+
+import gdsdata
+from gdsdata import EngineOptions
+
+KINDS = ["pt", "safetensors", "dcp", "folder"]
+# Its calls can be counted: io_uring's do not pass libc.
+POSIX = EngineOptions(backend="posix", workers=1)
+OLD, NEW, TORN = 10, 11, 1
+
+
+def state_of(step: int) -> dict[str, torch.Tensor]:
+    return {name: torch.full((count,), float(step)) for name, count in {"a": 700_001, "b": 3, "c": 0, "d": 5000}.items()}
+
+
+def save(kind: str, folder: Path, step: int, options: EngineOptions) -> None:
+    if kind == "folder":
+        with gdsdata.AsyncCheckpointer(folder, keep_last=1, staging_bytes="2MiB", options=options) as checkpointer:
+            checkpointer.save(step, {"state": state_of(step)}).result()
+    elif kind == "dcp":
+        dcp.save(state_of(step), storage_writer=gdsdata.GDSStorageWriter(folder / "dcp", options=options), no_dist=True)
+    else:
+        gdsdata.save(state_of(step), folder / f"x.{kind}", options=options)
+
+
+def load(kind: str, folder: Path) -> int:
+    """The step of what is there, as everyone reads it; an error where it is torn."""
+    found = state_of(0)
+    if kind == "folder":
+        step = gdsdata.AsyncCheckpointer(folder).restore({"state": found}, verify=True)
+        assert step == int(found["a"][0])
+    elif kind == "dcp":
+        dcp.load(found, storage_reader=dcp.FileSystemReader(folder / "dcp"), no_dist=True)
+    elif kind == "pt":
+        found = torch.load(folder / "x.pt")
+        assert torch.equal(gdsdata.load(folder / "x.pt", verify=True)["a"], found["a"])
+    else:
+        found = load_file(folder / "x.safetensors")
+    step = int(found["a"][0])
+    assert all(torch.equal(found[name], tensor) for name, tensor in state_of(step).items()), "torn"
+    return step
+
+
+def in_child(work, *arguments) -> int:
+    """The process: it ends with what ``work`` returns."""
+    if child := os.fork():
+        return child
+    code = TORN
+    try:
+        code = work(*arguments) or 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def code_of(child: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def files_in(folder: Path) -> int:
+    return sum(path.is_file() for path in folder.rglob("*"))
+
+
+# ------------------------------------------------------------------------------------------------ as a script
+
+
+def kill_at_every_step(kind: str, folder: Path, loses: bool) -> None:
+    """Kills a save before each of the system calls by which it changes something."""
+    points = ctypes.CDLL(None)  # crash_points.c, which was preloaded
+    base, work, counted = folder / "base", folder / "work", folder / "points"
+    base.mkdir()
+    assert code_of(in_child(save, kind, base, 1, POSIX)) == 0
+
+    def save_and_die(at: int) -> None:
+        points.crash_points_begin(os.fsencode(work), ctypes.c_long(at), ctypes.c_int(loses))
+        save(kind, work, 2, POSIX)
+        counted.write_text(str(points.crash_points_count()))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def look() -> int:
+        return {1: OLD, 2: NEW}[load(kind, work)]
+
+    def save_again() -> None:
+        save(kind, work, 3, POSIX)
+        assert load(kind, work) == 3
+        if kind in ("folder", "dcp"):  # which remove what crashes have left
+            assert files_in(work) == files_in(base), "something was left behind"
+
+    def found_after(at: int) -> int:
+        shutil.rmtree(work, ignore_errors=True)
+        shutil.copytree(base, work)
+        assert code_of(in_child(save_and_die, at)) == -signal.SIGKILL
+        code = code_of(in_child(look))
+        assert code in (OLD, NEW), f"killed at call {at}"
+        assert code_of(in_child(save_again)) == 0, f"saved again after a kill at call {at}"
+        return code
+
+    assert found_after(0) == NEW, "a save that has returned is not there"
+    found = [found_after(at) for at in range(1, int(counted.read_text()) + 1)]
+    assert found == sorted(found), "new, and then old again"
+    print(f"{len(found)} kills: {found.count(OLD)} left the old one and {found.count(NEW)} the new one")
+    assert found.count(OLD) >= 5
+
+
+def kill_at_random(kind: str, folder: Path, kills: int, seed: int) -> None:
+    """Kills a process that saves one checkpoint after the other."""
+    generator = random.Random(seed)
+    step, found = 0, 0
+    code_of(in_child(save, kind, folder, 0, EngineOptions()))
+
+    def save_for_ever(told: int, step: int) -> None:
+        while True:
+            step += 1
+            save(kind, folder, step, EngineOptions())
+            os.write(told, step.to_bytes(8, "little"))
+
+    def look() -> None:
+        os.write(answer, load(kind, folder).to_bytes(8, "little"))
+
+    for _ in range(kills):
+        reader, told = os.pipe()
+        child = in_child(save_for_ever, told, found)
+        os.close(told)
+        if generator.random() < 0.9:  # the engine is made, and a save has come somewhere
+            select.select([reader], [], [], 10)
+        time.sleep(generator.random() * 0.04)
+        os.kill(child, signal.SIGKILL)
+        assert code_of(child) == -signal.SIGKILL
+        saved = b""
+        while more := os.read(reader, 1 << 16):
+            saved += more
+        os.close(reader)
+        step = int.from_bytes(saved[-8:], "little") if saved else found
+        looked, answer = os.pipe()
+        assert code_of(in_child(look)) == 0
+        found = int.from_bytes(os.read(looked, 8), "little")
+        os.close(looked), os.close(answer)
+        assert found in (step, step + 1), f"{step} was saved, and {found} is there"
+    print(f"{kills} kills, up to step {found}")
+
+
+# ------------------------------------------------------------------------------------------------ the tests
+
+
+def run(call: str, timeout_s: float, **environment: str) -> str:
+    script = f"from pathlib import Path; import test_crashes; test_crashes.{call}"
+    here = Path(__file__).parent
+    paths = os.pathsep.join([str(here), str(here.parent), os.environ.get("PYTHONPATH", "")])
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script],
+        env={**os.environ, "PYTHONPATH": paths, **environment},
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    print(ended.stdout)
+    return ended.stdout
+
+
+@pytest.fixture(scope="module")
+def crash_points(tmp_path_factory) -> Path:
+    library = tmp_path_factory.mktemp("crash_points") / "crash_points.so"
+    source = Path(__file__).parent / "crash_points.c"
+    subprocess.run([os.environ.get("CC", "cc"), "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
+    return library
+
+
+@pytest.mark.parametrize("loses", [False, True], ids=["what was written stays", "what was not synced is lost"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_save_killed_at_any_step_leaves_the_old_or_the_new_one(tmp_path, crash_points, kind, loses):
+    run(f"kill_at_every_step({kind!r}, Path({str(tmp_path)!r}), {loses})", 110, LD_PRELOAD=str(crash_points))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "kills"), [("folder", 150), ("pt", 60), ("safetensors", 40), ("dcp", 50)])
+def test_saves_killed_at_random_moments_leave_the_old_or_the_new_one(tmp_path, kind, kills):
+    run(f"kill_at_random({kind!r}, Path({str(tmp_path)!r}), {kills}, seed=0)", 110)
