@@ -1,4 +1,4 @@
-"""A save that is killed, at every step of it and at random moments, leaves the old checkpoint or the new one, bit for bit.
+"""A save killed at any step of it, and at random moments, leaves the old checkpoint or the new one, bit for bit.
 
 What runs here as a script forks children that save and are killed: they need no interpreter of their own each.
 """
@@ -30,7 +30,8 @@ OLD, NEW, TORN = 10, 11, 1
 
 
 def state_of(step: int) -> dict[str, torch.Tensor]:
-    return {name: torch.full((count,), float(step)) for name, count in {"a": 700_001, "b": 3, "c": 0, "d": 5000}.items()}
+    counts = {"a": 700_001, "b": 3, "c": 0, "d": 5000}
+    return {name: torch.full((count,), float(step)) for name, count in counts.items()}
 
 
 def save(kind: str, folder: Path, step: int, options: EngineOptions) -> None:

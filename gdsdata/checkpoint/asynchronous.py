@@ -10,8 +10,9 @@ import re
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from datetime import timedelta
 from typing import Any
 
@@ -30,7 +31,6 @@ from gdsdata.errors import EngineClosed, SaveAborted
 from gdsdata.options import EngineOptions
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-_WRITERS = 2  # pieces that are written at a time, so that storage does not wait for the next one
 
 
 class SaveHandle:
@@ -117,6 +117,7 @@ class AsyncCheckpointer:
         self._staging = Staging(_bytes_of(staging_bytes))
         self._ranks = _Ranks(process_group, timeout_s)
         self._saves = ThreadPoolExecutor(1, thread_name_prefix="gdsdata-save")  # waited for before the program ends
+        self._writers = _Writers(2)  # pieces at a time, so that storage does not wait for the next one
         self._unseen: list[Future[str]] = []  # of saves whose error nobody has been told yet
         self._locked = self._closed = False
 
@@ -229,6 +230,7 @@ class AsyncCheckpointer:
         finally:
             self._closed = True
             self._saves.shutdown()
+            self._writers.close()
             self._folder.unlock()
 
     def __enter__(self) -> AsyncCheckpointer:
@@ -282,7 +284,7 @@ class AsyncCheckpointer:
 
     def _write(self, job: _Job | _NoJob, number: str) -> SavedFile:
         name = f"rank-{self._ranks.rank}-{number}.pt"
-        return SavedFile(name, job.write(self._folder.file(job.step, name), self.options))
+        return SavedFile(name, job.write(self._folder.file(job.step, name), self._writers, self.options))
 
     def _commit(self, step: int, files: list[SavedFile]) -> None:
         self._folder.commit(step, files)
@@ -327,22 +329,23 @@ class _Job:
             if self._off.is_set():
                 self.give_up()
 
-    def write(self, path: str, options: EngineOptions) -> int:
+    def write(self, path: str, writers: _Writers, options: EngineOptions) -> int:
         """The file, on storage; returns its bytes.
 
         Raises:
             IoError: it cannot be written, or space is lacking.
         """
         found: list[list[tuple[int, int, int]]] = [[] for _ in self.layout.offsets]  # begin, length, CRC-32
-        with Writing(path, self.layout.end, options) as writing, ThreadPoolExecutor(_WRITERS) as writers:
+        with Writing(path, self.layout.end, options) as writing:
+            written = []
             try:
-                written = [writers.submit(self._write_piece, writing, staged) for staged in self._pieces()]
-                for one in written:
-                    for part, checksum in one.result():
-                        found[part.storage].append((part.begin, part.size_bytes, checksum))
-            except BaseException:
-                self._off.set()
-                raise
+                for staged in self._pieces():
+                    written.append(writers.submit(lambda staged=staged: self._write_piece(writing, staged)))
+            finally:
+                wait(written)
+            for one in written:
+                for part, checksum in one.result():
+                    found[part.storage].append((part.begin, part.size_bytes, checksum))
             writing.write_bytes(self.layout.frame([_joined(parts) for parts in found]))
             writing.commit()
         return self.layout.end
@@ -381,13 +384,39 @@ class _Job:
             self._staging.give_back(staged.memory)
 
 
+class _Writers:
+    """Threads that call what they are given, to the program's very end: an executor takes nothing any more by then."""
+
+    def __init__(self, count: int) -> None:
+        calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        for _ in range(count):
+            threading.Thread(target=_make_calls, args=(calls,), name="gdsdata-write", daemon=True).start()
+        self._calls = calls
+        self.close = weakref.finalize(self, lambda: [calls.put(None) for _ in range(count)])
+
+    def submit(self, call: Callable[[], Any]) -> Future[Any]:
+        ended: Future[Any] = Future()
+        self._calls.put((ended, call))
+        return ended
+
+
+def _make_calls(calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]) -> None:
+    while (one := calls.get()) is not None:
+        ended, call = one
+        try:
+            ended.set_result(call())
+        except BaseException as error:
+            ended.set_exception(error)
+        del one, ended, call
+
+
 class _NoJob:
     """A save that cannot begin on this rank: it takes part for the others, who are told why."""
 
     def __init__(self, step: int, error: Exception) -> None:
         self.step, self._error = step, error
 
-    def write(self, path: str, options: EngineOptions) -> int:
+    def write(self, path: str, writers: _Writers, options: EngineOptions) -> int:
         raise self._error
 
     def give_up(self) -> None:

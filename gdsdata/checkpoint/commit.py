@@ -68,6 +68,9 @@ class Folder:
         self._options = options
         self._lock: int | None = None
 
+    def __del__(self) -> None:
+        self.unlock()
+
     def file(self, step: int, name: str) -> str:
         return os.path.join(self._folder_of(step), name)
 
@@ -180,7 +183,7 @@ class Folder:
             raise CorruptData(message, path) from error
 
     def _remove(self, step: int, kept: Sequence[SavedFile]) -> None:
-        """What is ours in a step's folder, but for its manifest and ``kept``; then the folder, where nothing is left."""
+        """What is ours in a step's folder but its manifest and ``kept``; then the folder, where nothing is left."""
         names = {file.name for file in kept}
         folder = self._folder_of(step)
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):

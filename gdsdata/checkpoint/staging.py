@@ -81,7 +81,7 @@ class Staged:
         return self.memory[first : first + part.size_bytes]
 
     def copy_from(self, storages: Sequence[torch.Tensor]) -> None:
-        """From storages (uint8, one dimension); from a GPU behind what its current stream has been given. See `wait`."""
+        """From storages (uint8, one dimension); on a GPU behind what its current stream has been given. See `wait`."""
         for part in self.piece.parts:
             source = storages[part.storage][part.begin : part.begin + part.size_bytes]
             self.bytes_of(part).copy_(source, non_blocking=source.device.type == "cuda")

@@ -1,0 +1,418 @@
+"""`AsyncCheckpointer`: what is saved in the background comes back, errors are told, and folders stay in order."""
+
+import errno
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import MIB, eventually, run_script, start_script
+from hypothesis import given
+from hypothesis import strategies as st
+from test_checkpoint import assert_same, awkward
+from test_checkpoint_save import disk_of
+
+import gdsdata
+from gdsdata import AsyncCheckpointer, GDSDataset
+from gdsdata.checkpoint.staging import pieces
+from gdsdata.errors import CorruptData, EngineClosed, IoError
+from gdsdata.formats import Records
+
+
+def trained(seed: int = 0) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """A model after two steps of its optimizer."""
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 300), torch.nn.BatchNorm1d(300), torch.nn.Linear(300, 3))
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.randn(8, 64)).square().mean().backward()
+        optimizer.step()
+    return model, optimizer
+
+
+def fresh() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    model = torch.nn.Sequential(torch.nn.Linear(64, 300), torch.nn.BatchNorm1d(300), torch.nn.Linear(300, 3))
+    return model, torch.optim.AdamW(model.parameters())
+
+
+def copy_of(model, optimizer):
+    moments = optimizer.state_dict()["state"][0]["exp_avg"]
+    return [{key: value.clone() for key, value in model.state_dict().items()}, moments.clone()]
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+# ------------------------------------------------------------------------------------------------ there and back
+
+
+def test_a_model_and_its_optimizer_come_back_into_new_ones(tmp_path):
+    model, optimizer = trained()
+    with AsyncCheckpointer(tmp_path) as checkpointer:
+        handle = checkpointer.save(7, {"model": model, "optim": optimizer})
+        assert Path(handle.result()) == tmp_path / "step-7" and handle.done() and handle.step == 7
+        assert handle.bytes > 64 * 300 * 4 * 3 and handle.stall_s > 0
+    again, its_optimizer = fresh()
+    weight = again[0].weight
+    assert AsyncCheckpointer(tmp_path).restore({"model": again, "optim": its_optimizer}) == 7
+    assert again[0].weight is weight
+    assert_same(dict(again.state_dict()), dict(model.state_dict()))
+    assert_same(its_optimizer.state_dict(), optimizer.state_dict())
+    torch.manual_seed(5)
+    inputs = torch.randn(8, 64)
+    for one, its in ((model, optimizer), (again, its_optimizer)):
+        its.zero_grad()
+        one(inputs).square().mean().backward()
+        its.step()
+    assert_same(dict(again.state_dict()), dict(model.state_dict()))
+
+
+def test_a_state_that_is_there_is_filled_in_place(tmp_path):
+    model, optimizer = trained()
+    kept = copy_of(model, optimizer)
+    moments = optimizer.state[model[0].weight]["exp_avg"]
+    with AsyncCheckpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, {"model": model, "optim": optimizer})
+        with torch.no_grad():  # while it is being written
+            for tensor in [*model.state_dict().values(), moments]:
+                tensor.fill_(1)
+        assert checkpointer.restore({"model": model, "optim": optimizer}) == 1
+    assert_same(copy_of(model, optimizer), kept)
+    assert optimizer.state[model[0].weight]["exp_avg"].data_ptr() == moments.data_ptr()
+
+
+@pytest.mark.filterwarnings("ignore:.*quantize|TypedStorage is deprecated")
+def test_torch_reads_the_file_of_a_rank(tmp_path):
+    state = awkward()
+    del state["storage"]  # two of them are never equal
+    with AsyncCheckpointer(tmp_path, staging_bytes="1MiB") as checkpointer:
+        folder = Path(checkpointer.save(0, {"state": state}).result())
+    (file,) = folder.glob("rank-0-*.pt")
+    assert_same(torch.load(file, weights_only=False)["state"], torch_reads(state, tmp_path))
+    gdsdata.load(file, verify=True, weights_only=False)
+
+
+def torch_reads(state, folder: Path):
+    torch.save(state, folder / "of_torch.pt")
+    return torch.load(folder / "of_torch.pt", weights_only=False)
+
+
+def test_plain_objects_are_replaced_where_they_are_and_their_tensors_filled(tmp_path):
+    saved = {"epoch": 3, "rng": (1, (2, 3), None), "t": torch.ones(2)}
+    saved["more"] = {"best": 0.5, "list": [torch.arange(4), "x"]}
+    with AsyncCheckpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, saved)
+        tensors = torch.zeros(4, dtype=torch.int64), torch.zeros(2)
+        more = {"best": 0, "list": [tensors[0], "y"]}
+        state = {"epoch": 0, "rng": (0, (0, 0), 5), "t": tensors[1], "more": more}
+        assert checkpointer.restore(state) == 1
+    assert_same(state, saved)
+    assert state["more"] is more and state["more"]["list"][0] is tensors[0] and state["t"] is tensors[1]
+
+
+def test_a_data_set_goes_on_where_it_was(tmp_path):
+    (tmp_path / "0.bin").write_bytes(bytes(range(200)))
+    dataset, again = (GDSDataset(tmp_path / "0.bin", 4, Records("u1", (5,)), seed=3, device="cpu") for _ in range(2))
+    batches = iter(dataset)
+    before = [next(batches) for _ in range(3)]
+    with AsyncCheckpointer(tmp_path / "run") as checkpointer:
+        checkpointer.save(3, {"data": dataset})
+        assert checkpointer.restore({"data": again}) == 3
+    assert len(before) == 3
+    assert_same(list(again), list(batches))
+
+
+def test_without_a_checkpoint_nothing_is_changed(tmp_path):
+    state = {"a": torch.ones(3), "b": 4}
+    assert AsyncCheckpointer(tmp_path / "absent").restore(state) is None
+    assert_same(state, {"a": torch.ones(3), "b": 4})
+    assert not (tmp_path / "absent").exists()
+
+
+def test_names_and_shapes_that_differ_are_told(tmp_path):
+    with AsyncCheckpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, {"a": {"x": torch.ones(3)}, "b": 1})
+        for state, words in (
+            ({"c": 1}, "nothing of the name 'c'"),
+            ({"a": {"y": torch.ones(3)}}, "a.y only in into, a.x only in the file"),
+            ({"a": {"x": torch.ones(4)}}, r"a.x in .* has shape \(3,\)"),
+            ({"a": {"x": 5}}, "a.x is a tensor in one of"),
+        ):
+            with pytest.raises(ValueError, match=words):
+                checkpointer.restore(state)
+        state = {"b": 0}
+        assert checkpointer.restore(state) == 1 and state == {"b": 1}
+        with pytest.raises(FileNotFoundError, match="no complete checkpoint of step 2; there are: 1"):
+            checkpointer.restore(state, step=2)
+
+
+# ------------------------------------------------------------------------------------------------ staging
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 30000)), max_size=20),
+    st.integers(1, 4),
+)
+def test_pieces_cover_every_byte_once_and_are_no_longer_than_they_may_be(gaps_and_sizes, pages):
+    offsets, sizes, end = [], [], 0
+    for gap, size in gaps_and_sizes:
+        offsets.append(end + gap)
+        sizes.append(size)
+        end = offsets[-1] + size
+    covered = [0] * len(sizes)
+    for piece in pieces(offsets, sizes, 4096 * pages):
+        assert piece.file_begin % 4096 == 0
+        for part in piece.parts:
+            assert part.begin == covered[part.storage] and part.size_bytes > 0
+            assert part.file_offset == offsets[part.storage] + part.begin
+            assert piece.file_begin <= part.file_offset <= part.file_offset + part.size_bytes
+            assert part.file_offset + part.size_bytes <= piece.file_begin + 4096 * pages
+            covered[part.storage] += part.size_bytes
+    assert covered == sizes
+
+
+@pytest.mark.parametrize("staging", ["4KiB", "64KiB", 3 * MIB, "1GiB"])
+def test_a_state_larger_than_the_staging_memory_flows_through_it(tmp_path, staging):
+    state = {"a": torch.arange(2_000_003), "small": [torch.full((i,), i) for i in range(50)]}
+    if staging == "4KiB":
+        state["a"] = state["a"][:20_000].clone()
+    with AsyncCheckpointer(tmp_path, staging_bytes=staging) as checkpointer:
+        for step in range(2):
+            state["a"][0] = step
+            checkpointer.save(step, {"state": state})
+            state["a"][0] = -1
+        checkpointer.wait()
+        most = {"4KiB": 4096, "64KiB": 65536, "1GiB": 64 * MIB}.get(staging, staging)
+        assert 0 < checkpointer._staging.size_bytes <= most
+        found = {"state": {"a": torch.zeros_like(state["a"]), "small": [torch.zeros_like(x) for x in state["small"]]}}
+        assert checkpointer.restore(found) == 1
+        state["a"][0] = 1
+        assert_same(found["state"], state)
+
+
+def test_several_saves_may_be_under_way(tmp_path):
+    state = {"a": torch.zeros(1 << 20)}
+    with AsyncCheckpointer(tmp_path, keep_last=10) as checkpointer:
+        for step in range(6):
+            state["a"].fill_(step)
+            checkpointer.save(step, state)
+    for step in range(6):
+        assert AsyncCheckpointer(tmp_path).restore(state, step) == step and state["a"].eq(step).all()
+
+
+def test_arguments_out_of_range_are_told(tmp_path):
+    for arguments in ({"keep_last": 0}, {"keep_every": 0}, {"staging_bytes": "many"}, {"staging_bytes": 0}):
+        with pytest.raises(ValueError, match=next(iter(arguments))):
+            AsyncCheckpointer(tmp_path, **arguments)
+    with AsyncCheckpointer(tmp_path) as checkpointer, pytest.raises(ValueError, match="step=-1"):
+        checkpointer.save(-1, {})
+    with pytest.raises(EngineClosed, match="make a new one"):
+        checkpointer.save(1, {})
+
+
+# ------------------------------------------------------------------------------------------------ the folder
+
+
+def test_the_newest_and_every_so_manieth_are_kept(tmp_path):
+    with AsyncCheckpointer(tmp_path, keep_last=2, keep_every=4) as checkpointer:
+        for step in range(1, 11):
+            checkpointer.save(step, {"a": step}).result()
+        assert checkpointer.steps() == [4, 8, 9, 10]
+    assert {name.split("/")[0] for name in files(tmp_path)} == {"lock", "step-4", "step-8", "step-9", "step-10"}
+
+
+def test_the_newest_is_the_one_that_was_saved_last(tmp_path):
+    state = {"a": 0}
+    with AsyncCheckpointer(tmp_path, keep_last=2) as checkpointer:
+        for step in (100, 110, 50):  # after a return to an earlier step
+            checkpointer.save(step, {"a": step}).result()
+        assert checkpointer.restore(state) == 50 and state == {"a": 50}
+        assert checkpointer.steps() == [110, 50]
+
+
+def test_a_step_saved_anew_replaces_the_one_before(tmp_path):
+    state = {"a": 0}
+    with AsyncCheckpointer(tmp_path) as checkpointer:
+        for value in (1, 2):
+            checkpointer.save(5, {"a": value}).result()
+            assert len(files(tmp_path / "step-5")) == 2
+        assert checkpointer.restore(state) == 5 and state == {"a": 2}
+
+
+def test_what_a_crash_left_is_removed_and_what_others_put_there_is_not(tmp_path):
+    with AsyncCheckpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, {"a": 1})
+    theirs = ["notes.txt", "step-1/plot.png", "step-2/readme", "step-x/manifest.json"]
+    ours = [
+        "step-2/rank-0-00c0ffee.pt", "step-3/rank-0-00c0ffee.pt.12-0.tmp", "step-3/manifest.json.12-1.tmp",
+        "step-1/rank-0-00c0ffee.pt", "step-1/rank-0-00c0ffee.pt.9-3.tmp",
+    ]  # fmt: skip
+    before = set(files(tmp_path))
+    for name in theirs + ours:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"?")
+    state = {"a": 0}
+    assert AsyncCheckpointer(tmp_path).restore(state) == 1 and state == {"a": 1}
+    assert set(files(tmp_path)) > set(theirs + ours), "who only reads changes nothing"
+    with AsyncCheckpointer(tmp_path) as checkpointer:
+        checkpointer.save(4, {"a": 4})
+    left = {name for name in files(tmp_path) if not name.startswith("step-4")}
+    assert left == before | set(theirs) | {"step-2", "step-x"}
+
+
+def test_a_damaged_checkpoint_is_told(tmp_path):
+    with AsyncCheckpointer(tmp_path) as checkpointer:
+        folder = Path(checkpointer.save(1, {"a": torch.ones(3000)}).result())
+    (file,), manifest, state = folder.glob("*.pt"), folder / "manifest.json", {"a": torch.zeros(3000)}
+    content, said = bytearray(file.read_bytes()), manifest.read_text()
+    content[5000] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(CorruptData, match="a in .* has the checksum"):
+        AsyncCheckpointer(tmp_path).restore(state, verify=True)
+    file.write_bytes(content[:-1])
+    with pytest.raises(CorruptData, match="and its manifest says"):
+        AsyncCheckpointer(tmp_path).restore(state)
+    file.unlink()
+    with pytest.raises(FileNotFoundError):
+        AsyncCheckpointer(tmp_path).restore(state)
+    for text in ("", "[]", said.replace('"format": 1', '"format": 2'), said.replace("rank-0", "../rank-0")):
+        manifest.write_text(text)
+        with pytest.raises(CorruptData, match="is no manifest"):
+            AsyncCheckpointer(tmp_path).restore(state)
+    said = json.loads(said)
+    manifest.write_text(json.dumps({**said, "files": said["files"] * 2}))
+    with pytest.raises(ValueError, match="was saved by 2 ranks, and these are 1"):
+        AsyncCheckpointer(tmp_path).restore(state)
+
+
+def test_two_do_not_save_into_one_folder(tmp_path):
+    with AsyncCheckpointer(tmp_path) as first, AsyncCheckpointer(tmp_path) as second:
+        first.save(1, {"a": 1}).result()
+        handle = second.save(2, {"a": 2})
+        with pytest.raises(IoError, match=rf"process {os.getpid()} on .* saves checkpoints to '{tmp_path}' now"):
+            handle.result()
+        second.wait()  # that was told
+        assert second.restore({"a": 0}) == 1
+        first.close()
+        second.save(2, {"a": 2}).result()
+
+
+def test_a_crash_lets_the_folder_go(tmp_path):
+    holder = start_script(
+        """
+import gdsdata, os, sys
+checkpointer = gdsdata.AsyncCheckpointer(sys.argv[1])
+checkpointer.save(1, {"a": 1}).result()
+print("saved", flush=True)
+sys.stdin.read()
+""",
+        tmp_path,
+    )
+    assert holder.stdout.readline() == "saved\n"
+    with AsyncCheckpointer(tmp_path) as checkpointer:
+        with pytest.raises(IoError, match=f"process {holder.pid} "):
+            checkpointer.save(2, {"a": 2}).result()
+        holder.send_signal(signal.SIGKILL)
+        holder.communicate()
+        checkpointer.save(2, {"a": 2}).result()
+
+
+# ------------------------------------------------------------------------------------------------ errors and ends
+
+
+def test_an_error_in_the_background_is_told_at_the_next_call_and_once(tmp_path):
+    with disk_of("3m", tmp_path / "disk") as folder:
+        with AsyncCheckpointer(folder, staging_bytes="64KiB") as checkpointer:
+            state, large = {"a": torch.ones(1000)}, {"a": torch.ones(4 << 20)}
+            checkpointer.save(1, state).result()
+            for call in (lambda: checkpointer.save(9, state), lambda: checkpointer.restore(state), checkpointer.wait):
+                handle = checkpointer.save(2, large)
+                assert eventually(handle.done)
+                with pytest.raises(IoError, match="reserve space") as caught:
+                    call()
+                assert caught.value.errno == errno.ENOSPC
+            assert checkpointer.steps() == [1]
+            with pytest.raises(IoError):
+                checkpointer.save(2, large).result()
+            checkpointer.save(3, state).result()
+            assert checkpointer.steps() == [1, 3]
+            checkpointer.save(2, large)
+            with pytest.raises(IoError):
+                checkpointer.close()
+        assert {name.split("/")[0] for name in files(folder) if name.endswith(".pt")} == {"step-1", "step-3"}
+        assert AsyncCheckpointer(folder).restore(state) == 3
+
+
+def test_what_cannot_be_pickled_is_told_at_once(tmp_path):
+    with AsyncCheckpointer(tmp_path) as checkpointer:
+        with pytest.raises((AttributeError, TypeError)):
+            checkpointer.save(1, {"a": threading.Lock()})
+        checkpointer.save(2, {"a": 1}).result()
+        assert checkpointer.steps() == [2]
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path):
+    (tmp_path / "file").write_text("")
+    with AsyncCheckpointer(tmp_path / "file" / "runs") as checkpointer, pytest.raises(OSError):
+        checkpointer.save(1, {"a": 1}).result()
+
+
+def test_a_program_that_ends_without_closing_has_saved(tmp_path):
+    script = """
+import gdsdata, sys, torch
+gdsdata.AsyncCheckpointer(sys.argv[1]).save(3, {"a": torch.ones(1 << 20)})
+"""
+    code, _, stderr = run_script(script, tmp_path)
+    assert code == 0 and stderr == ""
+    assert AsyncCheckpointer(tmp_path).steps() == [3]
+
+
+def test_an_error_in_the_block_is_the_one_that_is_told(tmp_path):
+    with pytest.raises(KeyError, match="mine"), AsyncCheckpointer(tmp_path / "run") as checkpointer:
+        (tmp_path / "run").write_text("")  # saving will fail
+        checkpointer.save(1, {"a": 1})
+        raise KeyError("mine")
+
+
+# ------------------------------------------------------------------------------------------------ on a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("staging", ["2MiB", "1GiB"])
+def test_tensors_of_a_gpu_are_saved_as_they_were_when_save_was_called(tmp_path, staging):
+    state = {"a": torch.zeros(3 << 20, device="cuda"), "b": [torch.zeros(5, device="cuda"), torch.zeros(7)]}
+    tensors = [state["a"], *state["b"]]
+    with AsyncCheckpointer(tmp_path, staging_bytes=staging) as checkpointer:
+        for step in range(1, 4):
+            torch.cuda._sleep(20_000_000)
+            for tensor in tensors:
+                tensor.fill_(step)
+            checkpointer.save(step, {"state": state})
+            with torch.cuda.stream(torch.cuda.Stream()):  # any stream, and at once
+                for tensor in tensors:
+                    tensor.fill_(-1)
+            torch.cuda.synchronize()
+        for step in range(1, 4):
+            assert checkpointer.restore({"state": state}, step) == step
+            assert all(tensor.eq(step).all() for tensor in tensors)
+
+
+@pytest.mark.gpu
+def test_an_optimizer_on_a_gpu_gets_its_state_where_it_was(tmp_path):
+    model = torch.nn.Linear(300, 300, device="cuda")
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(4, 300, device="cuda")).sum().backward()
+    optimizer.step()
+    again = torch.nn.Linear(300, 300, device="cuda")
+    its_optimizer = torch.optim.AdamW(again.parameters())
+    with AsyncCheckpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, {"model": model, "optim": optimizer})
+        checkpointer.restore({"model": again, "optim": its_optimizer})
+    moments, expected = its_optimizer.state[again.weight], optimizer.state[model.weight]
+    assert {name: tensor.device for name, tensor in moments.items()} == {n: t.device for n, t in expected.items()}
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in moments.items())
