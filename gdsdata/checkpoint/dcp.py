@@ -1,6 +1,6 @@
 """torch.distributed.checkpoint on gdsdata's engine: `GDSStorageWriter` and `GDSStorageReader`.
 
-The files are DCP's own: ``.metadata``, a pickle, and data files in which each tensor is a small archive of torch's. What
+The files are DCP's own: ``.metadata``, a pickle, and data files in which each tensor is an archive of torch's. What
 is written here, torch's `FileSystemReader` reads, and the other way round. Source: torch.distributed.checkpoint.
 """
 
@@ -225,6 +225,7 @@ class GDSStorageReader(FileSystemReader):
         self._headers: dict[tuple[str, int], dict[str, Stored]] = {}  # of safetensors files
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        values = Reading(self.options, verify=False)  # DCP has no checksums of what is no tensor
         reading = Reading(self.options, self.verify)
         stored = self._stored_tensors([item for item in plan.items if item.type == LoadItemType.TENSOR])
         left_to_torch = []
@@ -233,13 +234,14 @@ class GDSStorageReader(FileSystemReader):
             if info.transform_descriptors or stored.get(item.storage_index, True) is None:
                 left_to_torch.append(item)
             elif item.type == LoadItemType.BYTE_IO:
-                self._read_bytes(item, info, planner, reading)
+                self._read_bytes(item, info, planner, values)
             else:
                 _read_tensor(item, stored[item.storage_index], planner, reading)
             if reading.own_bytes >= _OWN_BYTES:
                 reading.run()
                 reading = Reading(self.options, self.verify)
         reading.run()
+        values.run()
         if left_to_torch:
             super().read_data(LoadPlan(left_to_torch, plan.storage_data, plan.planner_data), planner)
         return _done(None)
@@ -270,14 +272,19 @@ class GDSStorageReader(FileSystemReader):
     def _stored_tensor(self, index: MetadataIndex, archive: layout_torch.Slice) -> Stored | None:
         if self.storage_data[index].transform_descriptors:
             return None
-        head = archive.at(0, 9)
         try:
-            if layout_safetensors.recognises(head) and not layout_torch.recognises(head):
-                return self._in_safetensors(index)
-            return layout_torch.open_tensor(archive)
+            if layout_torch.recognises(archive.at(0, 4)) or not self._is_in_safetensors(index):
+                return layout_torch.open_tensor(archive)
+            return self._in_safetensors(index)
         except layout_torch.NotPlain as why:
             engine.warn_once(f"some tensors in '{self.path}' are read by torch.load: {why}")
             return None
+
+    def _is_in_safetensors(self, index: MetadataIndex) -> bool:
+        info = self.storage_data[index]
+        with open(self._path_of(info), "rb") as file:
+            file.seek(info.offset)
+            return layout_safetensors.recognises(file.read(9))
 
     def _in_safetensors(self, index: MetadataIndex) -> Stored:
         """Those that `FileSystemWriter` wrote in this format all have the beginning of their file for a place."""

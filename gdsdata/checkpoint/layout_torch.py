@@ -271,6 +271,14 @@ def _unpickle_plain(
             raise _Unusual
         return rebuild(i, _within(archive, i, dtype, offset, shape, stride), requires_grad)
 
+    def tensor_of_newer_dtype(
+        storage: Any, offset: int, shape: Any, stride: Any, requires_grad: bool, hooks: Any, dtype: Any, *more: Any
+    ) -> Any:
+        i, _ = storage
+        if hooks or more or not isinstance(dtype, torch.dtype):
+            raise _Unusual
+        return rebuild(i, _within(archive, i, dtype, offset, shape, stride), requires_grad)
+
     def parameter(data: Any, requires_grad: bool, hooks: Any) -> Any:
         if hooks:
             raise _Unusual
@@ -279,9 +287,12 @@ def _unpickle_plain(
     known: dict[tuple[str, str], Any] = {
         ("collections", "OrderedDict"): collections.OrderedDict,
         ("torch._utils", "_rebuild_tensor_v2"): _Made(tensor),
+        ("torch._utils", "_rebuild_tensor_v3"): _Made(tensor_of_newer_dtype),
         ("torch._utils", "_rebuild_parameter"): _Made(parameter),
     }
-    known |= {("torch", name): dtype for name, dtype in _STORAGE_DTYPES.items() if name != "UntypedStorage"}
+    known |= {("torch", name): dtype for name, dtype in _STORAGE_DTYPES.items()}
+    known["torch.storage", "UntypedStorage"] = torch.uint8
+    known |= {("torch", name): getattr(torch, name) for name in _NEWER_DTYPES if hasattr(torch, name)}
 
     class Plain(pickle.Unpickler):
         def persistent_load(self, saved: Any) -> tuple[int, torch.dtype]:
@@ -516,6 +527,11 @@ _STORAGE_DTYPES = {
     "QUInt8Storage": torch.quint8,
     "QInt32Storage": torch.qint32,
 }
+
+_NEWER_DTYPES = [
+    "uint16", "uint32", "uint64",
+    "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu",
+]  # fmt: skip
 
 # torch builds these by looking at values that only it knows how to check.
 _LOOKS_AT_VALUES = {"_rebuild_sparse_tensor", "_rebuild_sparse_csr_tensor"}
