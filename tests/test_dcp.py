@@ -54,7 +54,7 @@ def odd() -> dict:
     """`awkward` but for what DCP itself does not load into a tensor that is there."""
     left_out = {"expanded", "parameter", "conjugate", "quantized", "storage", "values"}
     state = {key: value for key, value in awkward().items() if key not in left_out}
-    return state | {"none": None, "number": 2.5, "text": "text", "bytes": b"bytes", "more": {7: 8, (1, 2): (1, [2])}}
+    return state | {"none": None, "number": 2.5, "text": "text", "bytes": b"bytes", "more": {"tuple": (1, [2]), "empty": {}}}
 
 
 def many() -> dict:
