@@ -1,4 +1,4 @@
-"""torch.distributed.checkpoint: what gdsdata writes, torch reads, and the other way round; whole, in parts, or not at all."""
+"""torch.distributed.checkpoint: what gdsdata writes, torch reads, and the other way round; whole or in parts."""
 
 import errno
 import io
@@ -13,15 +13,17 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from helpers import MIB, in_new_process, require_direct, run_script
+from helpers import in_new_process, require_direct, run_script
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_checkpoint import DEVICES, assert_same, awkward, bits, tensors, trained, values, zeroed
-from test_checkpoint_save import small_disk  # noqa: F401 (a fixture)
+from test_checkpoint_save import small_disk  # noqa: F401
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import SerializationFormat
 from torch.distributed.checkpoint.planner import LoadItemType
+from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -54,14 +56,19 @@ def odd() -> dict:
     """`awkward` but for what DCP itself does not load into a tensor that is there."""
     left_out = {"expanded", "parameter", "conjugate", "quantized", "storage", "values"}
     state = {key: value for key, value in awkward().items() if key not in left_out}
-    return state | {"none": None, "number": 2.5, "text": "text", "bytes": b"bytes", "more": {"tuple": (1, [2]), "empty": {}}}
+    state |= {"none": None, "number": 2.5, "text": "text", "bytes": b"bytes" * 10_000}
+    return state | {"more": {"tuple": (1, [2]), "empty": {}}}
 
 
 def many() -> dict:
     return {f"layers.{i}": values(torch.bfloat16, i % 7, 3) for i in range(300)}
 
 
-WAYS = [(GDSStorageWriter, GDSStorageReader), (GDSStorageWriter, FileSystemReader), (FileSystemWriter, GDSStorageReader)]
+WAYS = [
+    (GDSStorageWriter, GDSStorageReader),
+    (GDSStorageWriter, FileSystemReader),
+    (FileSystemWriter, GDSStorageReader),
+]
 
 
 @pytest.mark.parametrize(("writer", "reader"), WAYS)
@@ -101,7 +108,8 @@ def test_every_kind_of_file_of_torchs_writer_is_read(tmp_path, arguments):
 @pytest.mark.parametrize("device", DEVICES)
 def test_tensors_without_gaps_are_saved_as_they_lie_and_others_are_copied(tmp_path, device):
     base = torch.randn(64, 100, 30, device=device)
-    state = {"t": base.permute(2, 0, 1), "view": base[3:9], "gaps": base[:, ::2], "expanded": base[0, :1].expand(40, 30)}
+    state = {"t": base.permute(2, 0, 1), "view": base[3:9], "gaps": base[:, ::2]}
+    state["expanded"] = base[0, :1].expand(40, 30)
     state |= {"conjugate": torch.randn(40, dtype=torch.complex64, device=device).conj(), "one": base[:1, :, :1]}
     save(state, GDSStorageWriter(tmp_path))
     for reader in (GDSStorageReader(tmp_path), FileSystemReader(tmp_path)):
@@ -137,7 +145,8 @@ def test_values_are_cast_to_the_dtype_of_the_tensor_that_is_there(tmp_path):
 
 
 def test_long_tensors_begin_on_a_page_of_their_file(tmp_path):
-    state = {"b": b"x" * 777} | {str(size): torch.full((size,), 1 + size % 251, dtype=torch.uint8) for size in (9, 4096, 70_000)}
+    sizes = (9, 4096, 70_000)
+    state = {str(size): torch.full((size,), 1 + size % 251, dtype=torch.uint8) for size in sizes} | {"b": b"x" * 777}
     save(state, GDSStorageWriter(tmp_path))
     content = (tmp_path / "__0_0.distcp").read_bytes()
     for size in (4096, 70_000):
@@ -213,3 +222,276 @@ def test_of_a_part_only_its_rows_are_read(tmp_path):
     assert counted.statistics()["storage_bytes"] < 1.2 * target.nbytes
 
 
+# ------------------------------------------------------------------------------------------------ ranks
+
+
+def on_ranks(count, function, folder, *arguments):
+    """What ``function(rank, folder, *arguments)`` returns on each rank of a gloo group of new processes."""
+    shutil.rmtree(folder / "ranks", ignore_errors=True)
+    (folder / "ranks").mkdir()
+    with ThreadPoolExecutor(count) as pool:
+        ranks = range(count)
+        calls = [pool.submit(in_new_process, _as_rank, rank, count, function, folder, arguments) for rank in ranks]
+        return [call.result() for call in calls]
+
+
+def _as_rank(rank, count, function, folder, arguments):
+    warnings.simplefilter("ignore")
+    os.environ |= {"MASTER_ADDR": "localhost", "GLOO_SOCKET_IFNAME": "lo"}
+    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/ranks/store", count), rank=rank, world_size=count)
+    try:
+        return function(rank, folder, *arguments)
+    finally:
+        dist.destroy_process_group()
+
+
+def _sharded(seed):
+    """A model of FSDP2 with a step of its optimizer behind it: the state, and all of it that was sharded as it was."""
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(65, 33), torch.nn.ReLU(), torch.nn.Linear(33, 7))
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    fully_shard(model[0], mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(8, 65)).sum().backward()
+    optimizer.step()
+    of_model, of_optimizer = get_state_dict(model, optimizer)
+    state = {"model": of_model, "optimizer": of_optimizer, "step": seed}
+    return state, _whole(state)
+
+
+def _whole(nest):
+    if isinstance(nest, dict):
+        return {key: _whole(value) for key, value in nest.items()}
+    if isinstance(nest, list):
+        return [_whole(value) for value in nest]
+    return nest.full_tensor().clone() if isinstance(nest, DTensor) else nest
+
+
+def _save_and_load_sharded(rank, folder):
+    state, whole = _sharded(seed=1)
+    save(state, GDSStorageWriter(folder / "ours"))
+    save(state, FileSystemWriter(folder / "torchs"))
+    for name, reader in (("ours", GDSStorageReader), ("ours", FileSystemReader), ("torchs", GDSStorageReader)):
+        found, other = _sharded(seed=2)
+        assert not torch.equal(other["model"]["0.weight"], whole["model"]["0.weight"])
+        dcp.load(found, storage_reader=reader(folder / name))
+        assert_same(_whole(found), whole)
+    if rank == 0:
+        torch.save(whole, folder / "whole.pt")
+    return sorted(os.listdir(folder / "ours"))
+
+
+def _load_sharded_and_save(rank, folder, name, saved_as):
+    state, _ = _sharded(seed=3)
+    dcp.load(state, storage_reader=GDSStorageReader(folder / name, verify=True))
+    assert_same(_whole(state), torch.load(folder / "whole.pt"))
+    save(state, GDSStorageWriter(folder / saved_as))
+
+
+def test_sharded_models_come_back_on_any_number_of_ranks(tmp_path):
+    names = [".metadata", "__0_0.distcp", "__1_0.distcp"]
+    assert on_ranks(2, _save_and_load_sharded, tmp_path) == [names, names]
+    on_ranks(1, _load_sharded_and_save, tmp_path, "ours", "of one")
+    on_ranks(2, _load_sharded_and_save, tmp_path, "of one", "of two")
+
+
+def _reshard(rank, folder):
+    whole = torch.arange(90.0 * 2100).reshape(90, 2100)
+    mesh, flat = init_device_mesh("cpu", (2, 2)), init_device_mesh("cpu", (4,))
+    ways = [
+        (flat, [Shard(0)]), (flat, [Shard(1)]), (flat, [Replicate()]),
+        (mesh, [Shard(0), Shard(1)]), (mesh, [Shard(1), Replicate()]), (mesh, [Replicate(), Shard(0)]),
+    ]  # fmt: skip
+    for i, (of_mesh, placements) in enumerate(ways):
+        save({"w": distribute_tensor(whole, of_mesh, placements)}, GDSStorageWriter(folder / str(i)))
+        for other_mesh, other in (ways[i - 1], ways[i - 3]):
+            found = {"w": distribute_tensor(torch.zeros_like(whole), other_mesh, other)}
+            dcp.load(found, storage_reader=GDSStorageReader(folder / str(i)))
+            assert torch.equal(found["w"].full_tensor(), whole), (placements, other)
+
+
+def test_tensors_change_their_placement_on_the_way(tmp_path):
+    on_ranks(4, _reshard, tmp_path)
+
+
+# ------------------------------------------------------------------------------------------------ asynchronous saves
+
+
+def _save_asynchronously(rank, folder):
+    for kind in (AsyncCheckpointerType.THREAD, AsyncCheckpointerType.PROCESS):
+        for step in range(2):
+            state = {"w": torch.full((70_000,), float(step)), "step": step}
+            writer = GDSStorageWriter(folder / kind.value)
+            future = dcp.async_save(state, storage_writer=writer, async_checkpointer_type=kind)
+            state["w"].fill_(7)  # it was staged
+            future.result()
+            found = {"w": torch.zeros(70_000), "step": None}
+            dcp.load(found, storage_reader=GDSStorageReader(folder / kind.value, verify=True))
+            assert (found["w"] == step).all() and found["step"] == step
+        assert len(list((folder / kind.value).iterdir())) == 2
+
+
+@pytest.mark.timeout(180)
+def test_saves_in_the_background_by_a_thread_and_by_a_process(tmp_path):
+    on_ranks(1, _save_asynchronously, tmp_path)
+
+
+def test_a_writer_is_pickled(tmp_path):
+    save({"a": torch.ones(5)}, writer := GDSStorageWriter(tmp_path / "x", options=EngineOptions(workers=2)))
+    again = pickle.loads(pickle.dumps(writer))
+    save({"a": torch.ones(5)}, again)
+    assert again.options == writer.options
+
+
+# ------------------------------------------------------------------------------------------------ errors
+
+
+def _fail_on_rank_1(rank, folder):
+    w = distribute_tensor(torch.ones(50_000), init_device_mesh("cpu", (2,)), [Shard(0)])
+    save({"w": w}, GDSStorageWriter(folder / "x"))
+    before = {path.name: path.read_bytes() for path in (folder / "x").iterdir()}
+    dist.barrier()
+    options = EngineOptions(workers=2, faults="seed=1,fail=1" if rank == 1 else "")
+    try:
+        save({"w": w * 2}, GDSStorageWriter(folder / "x", options=options))
+    except CheckpointException as error:
+        failures = {rank: type(failure[0]) for rank, failure in error.failures.items()}
+    dist.barrier()
+    after = {path.name: path.read_bytes() for path in (folder / "x").iterdir()}
+    assert before.items() <= after.items() and not any("tmp" in name for name in after)
+    found = {"w": distribute_tensor(torch.zeros(50_000), w.device_mesh, [Shard(0)])}
+    dcp.load(found, storage_reader=GDSStorageReader(folder / "x"))
+    assert torch.equal(found["w"].full_tensor(), torch.ones(50_000))
+    dist.barrier()
+    save({"w": w * 3}, GDSStorageWriter(folder / "x"))
+    dist.barrier()
+    assert len(list((folder / "x").iterdir())) == 3, "what the failed save left is gone"
+    return failures
+
+
+def test_an_error_on_one_rank_is_raised_on_all_and_leaves_the_old_checkpoint(tmp_path):
+    assert on_ranks(2, _fail_on_rank_1, tmp_path) == [{1: IoError}, {1: IoError}]
+
+
+def failure_of(call, *arguments):
+    """The error behind DCP's own."""
+    with pytest.raises(CheckpointException) as caught:
+        call(*arguments)
+    (failure,) = caught.value.failures.values()
+    return failure[0]
+
+
+def test_files_that_are_missing_cut_or_damaged_are_errors_that_name_them(tmp_path):
+    state = {"a": torch.randn(70_000), "b": torch.randn(3)}
+    save(state, GDSStorageWriter(tmp_path))
+    file = tmp_path / "__0_0.distcp"
+    content = file.read_bytes()
+    at = content.index(bits(state["a"])) + 1000
+    file.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+    loaded(state, GDSStorageReader(tmp_path))
+    error = failure_of(loaded, state, GDSStorageReader(tmp_path, verify=True))
+    assert isinstance(error, CorruptData) and "a in" in str(error) and "checksum" in str(error)
+    file.write_bytes(content[:-1])
+    error = failure_of(loaded, state, GDSStorageReader(tmp_path))
+    assert isinstance(error, CorruptData) and "the file was cut, or is of another checkpoint" in str(error)
+    file.write_bytes(content[: len(content) // 2])
+    assert isinstance(failure_of(loaded, state, GDSStorageReader(tmp_path)), CorruptData)
+    file.unlink()
+    error = failure_of(loaded, state, GDSStorageReader(tmp_path))
+    assert isinstance(error, FileNotFoundError) and str(file) in str(error)
+    (tmp_path / ".metadata").unlink()
+    failure_of(loaded, state, GDSStorageReader(tmp_path))
+
+
+@pytest.mark.filterwarnings("ignore:.*are read by torch.load")
+def test_a_damaged_file_loads_or_is_an_error_and_nothing_else(tmp_path):
+    state = {"a": torch.randn(20), "b": values(torch.float8_e5m2, 5, 7), "c": [1, 2]}
+    save(state, GDSStorageWriter(tmp_path))
+    file = tmp_path / "__0_0.distcp"
+    content = file.read_bytes()
+    rng = torch.Generator().manual_seed(1)
+    ends = 0
+    for _ in range(150):
+        damaged = bytearray(content)
+        for at in torch.randint(len(content), (3,), generator=rng).tolist():
+            damaged[at] ^= 1 << int(torch.randint(8, (1,), generator=rng))
+        file.write_bytes(damaged)
+        try:
+            loaded(state, GDSStorageReader(tmp_path))
+        except CheckpointException:
+            ends += 1
+    assert 0 < ends < 150
+
+
+@pytest.mark.parametrize("name", ["/proc/gdsdata", "file/below"])
+def test_a_folder_that_cannot_be_made_is_an_error(tmp_path, name):
+    (tmp_path / "file").touch()
+    assert isinstance(failure_of(save, {"a": torch.ones(3)}, GDSStorageWriter(tmp_path / name)), OSError)
+
+
+def test_a_disk_without_room_leaves_the_old_checkpoint_and_nothing_else(small_disk):  # noqa: F811
+    save({"a": torch.ones(100_000)}, GDSStorageWriter(small_disk))
+    before = {path.name: path.read_bytes() for path in small_disk.iterdir()}
+    error = failure_of(save, {"a": torch.zeros(200_000)}, GDSStorageWriter(small_disk))
+    assert isinstance(error, IoError) and error.errno == errno.ENOSPC
+    assert {path.name: path.read_bytes() for path in small_disk.iterdir()} == before
+
+
+# ------------------------------------------------------------------------------------------------ the old and the new
+
+
+class Crash(BaseException):
+    pass
+
+
+def crash(*_):
+    raise Crash
+
+
+def test_a_save_that_dies_before_its_metadata_leaves_the_old_checkpoint(tmp_path, monkeypatch):
+    state = {"a": torch.ones(70_000), "step": 1}
+    save(state, GDSStorageWriter(tmp_path))
+    for step in (2, 3):
+        with monkeypatch.context() as patched:
+            patched.setattr(GDSStorageWriter, "finish", crash)
+            with pytest.raises((Crash, CheckpointException)):
+                save({"a": torch.full((70_000,), float(step)), "step": step}, GDSStorageWriter(tmp_path))
+        assert len(list(tmp_path.iterdir())) == 1 + step, "the new data is there"
+        for reader in (GDSStorageReader, FileSystemReader):
+            assert_same(loaded(state, reader(tmp_path)), state)
+    (tmp_path / "__0_0.distcp.123-4.tmp").touch()
+    (tmp_path / "of_the_user.distcp").touch()
+    save(state | {"step": 4}, GDSStorageWriter(tmp_path))
+    assert loaded(state, GDSStorageReader(tmp_path))["step"] == 4
+    assert len(list(tmp_path.iterdir())) == 3 and (tmp_path / "of_the_user.distcp").exists()
+
+
+def test_a_save_that_dies_in_an_empty_folder_is_no_checkpoint(tmp_path, monkeypatch):
+    state = {"a": torch.ones(5)}
+    with monkeypatch.context() as patched, pytest.raises((Crash, CheckpointException)):
+        patched.setattr(GDSStorageWriter, "finish", crash)
+        save(state, GDSStorageWriter(tmp_path / "x"))
+    assert "metadata" in str(failure_of(loaded, state, GDSStorageReader(tmp_path / "x")))
+    save(state, GDSStorageWriter(tmp_path / "x"))
+    assert sorted(os.listdir(tmp_path / "x")) == [".metadata", "__0_0.distcp"]
+    assert_same(loaded(state, FileSystemReader(tmp_path / "x")), state)
+
+
+def test_one_writer_saves_again_and_again(tmp_path):
+    writer = GDSStorageWriter(tmp_path)
+    for step in range(3):
+        save({"a": torch.full((9,), float(step))}, writer)
+        assert loaded({"a": torch.zeros(9)}, GDSStorageReader(tmp_path))["a"][0] == step
+        assert len(list(tmp_path.iterdir())) == 2
+    dcp.save({"a": torch.ones(9)}, checkpoint_id=tmp_path / "other", storage_writer=writer)
+    assert sorted(os.listdir(tmp_path / "other")) == [".metadata", "__0_0.distcp"]
+    error = failure_of(save, {"a": torch.ones(9)}, GDSStorageWriter(tmp_path, overwrite=False))
+    assert "already exists" in str(error)
+
+
+def test_importing_gdsdata_does_not_import_dcp():
+    script = "import sys, gdsdata; print('torch.distributed.checkpoint' in sys.modules); gdsdata.GDSStorageReader"
+    assert run_script(script) == (0, "False\n", "")
+    with pytest.raises(AttributeError, match="has no attribute 'GDSNothing'"):
+        gdsdata.GDSNothing  # noqa: B018

@@ -25,7 +25,7 @@ import torch
 
 from gdsdata.checkpoint import zip_layout
 from gdsdata.checkpoint.reading import Reading, Record, Stored, bytes_of_storage
-from gdsdata.checkpoint.writing import PAGE_BYTES, Writing, reached
+from gdsdata.checkpoint.writing import PAGE_BYTES, Extent, Writing, reached
 from gdsdata.errors import CorruptData
 from gdsdata.options import EngineOptions
 
@@ -382,7 +382,7 @@ class Layout:
 def write_archives(
     path: str,
     archives: Sequence[tuple[Layout, Sequence[torch.Tensor]]],
-    others: Sequence[tuple[int, bytes]],
+    others: Sequence[Extent],
     options: EngineOptions,
 ) -> None:
     """A file of archives, each with its storages (uint8, one dimension), and of other bytes.
@@ -390,14 +390,13 @@ def write_archives(
     Raises:
         IoError: the file cannot be written, or space is lacking.
     """
-    ends = [layout.end for layout, _ in archives] + [offset + len(content) for offset, content in others]
-    with Writing(path, max(ends), options) as writing:
-        extents = [
-            extent for layout, storages in archives for extent in zip(layout.offsets, storages, strict=True)
-        ]
-        checksums = iter(writing.write(extents, with_checksums=True))
-        frames = [layout.frame([next(checksums) for _ in storages]) for layout, storages in archives]
-        writing.write_bytes([*itertools.chain(*frames), *others])
+    ends = [layout.end for layout, _ in archives] + [offset + content.nbytes for offset, content in others]
+    storages = [extent for layout, flat in archives for extent in zip(layout.offsets, flat, strict=True)]
+    with Writing(path, max(ends, default=0), options) as writing:
+        checksums = iter(writing.write([*storages, *others], with_checksums=True))
+        writing.write_bytes(
+            part for layout, flat in archives for part in layout.frame(list(itertools.islice(checksums, len(flat))))
+        )
         writing.commit()
 
 
