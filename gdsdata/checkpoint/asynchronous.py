@@ -268,9 +268,9 @@ class AsyncCheckpointer:
     def _save(self, job: _Job | _NoJob) -> str:
         """In the background, on every rank."""
         try:
-            number = self._ranks.agreed(lambda: self._begin(job.step))
-            file = self._ranks.alike(job.step, lambda: self._write(job, number))
-            self._ranks.agreed(lambda: self._commit(job.step, file))
+            number, step = self._ranks.agreed(lambda: (self._begin(job.step), job.step))
+            files = self._ranks.each(lambda: self._write(job, number, step))
+            self._ranks.agreed(lambda: self._commit(step, files))
             return os.path.dirname(self._folder.file(job.step, ""))
         finally:
             job.give_up()
@@ -282,7 +282,9 @@ class AsyncCheckpointer:
             self._locked = True
         return self._folder.begin(step)
 
-    def _write(self, job: _Job | _NoJob, number: str) -> SavedFile:
+    def _write(self, job: _Job | _NoJob, number: str, step: int) -> SavedFile:
+        if job.step != step:
+            raise SaveAborted(f"the ranks save different steps: this one {job.step}, and the first one {step}")
         name = f"rank-{self._ranks.rank}-{number}.pt"
         return SavedFile(name, job.write(self._folder.file(job.step, name), self._writers, self.options))
 
@@ -461,24 +463,20 @@ class _Ranks:
         _raise_of_others({0: told[1]})
         return told[0]
 
-    def alike(self, step: int, call: Callable[[], Any]) -> list[Any]:
+    def each(self, call: Callable[[], Any]) -> list[Any]:
         """What ``call`` returns on each rank, on all of them.
 
         Raises:
-            What it raises, there; `SaveAborted` where it failed on another rank, or another rank saves another step.
+            What it raises, there; `SaveAborted` where it failed on another rank.
         """
         value, error = _attempt(call)
-        if self._group is None:
-            told = [(step, value, error)]
-        else:
-            told = self._together(lambda: _gathered((step, value, error), self._group, self.count))
+        told = [(value, error)]
+        if self._group is not None:
+            told = self._together(lambda: _gathered((value, error), self._group, self.count))
         if error is not None:
             raise error
-        _raise_of_others({rank: one[2] for rank, one in enumerate(told)})
-        steps = [one[0] for one in told]
-        if len(set(steps)) > 1:
-            raise SaveAborted(f"the ranks save different steps at the same time: {steps}")
-        return [one[1] for one in told]
+        _raise_of_others({rank: one[1] for rank, one in enumerate(told)})
+        return [one[0] for one in told]
 
     def _together(self, call: Callable[[], Any]) -> Any:
         try:

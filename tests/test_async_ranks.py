@@ -1,0 +1,146 @@
+"""`AsyncCheckpointer` on several ranks: they save and restore together, and an error of one is everyone's."""
+
+import os
+import signal
+
+import pytest
+import torch
+import torch.distributed as dist
+from test_checkpoint import assert_same
+from test_dcp import on_ranks
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+from gdsdata import AsyncCheckpointer, EngineOptions
+from gdsdata.errors import IoError, SaveAborted
+
+FAILS = EngineOptions(faults="seed=1,fail=1")
+
+
+def _each_saves_its_own(rank, folder):
+    with AsyncCheckpointer(folder / "run", keep_last=1) as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(step, {"mine": torch.full((50_000,), 10.0 * step + rank), "rank": rank})
+        state = {"mine": torch.zeros(50_000), "rank": None}
+        assert checkpointer.restore(state) == 2
+        assert state["mine"].eq(20 + rank).all() and state["rank"] == rank
+    return sorted(path.name.split("-")[0:2] for path in (folder / "run" / "step-2").iterdir())
+
+
+def test_each_rank_saves_and_restores_its_own_state(tmp_path):
+    (names, others) = on_ranks(2, _each_saves_its_own, tmp_path)
+    assert names == others == [["manifest.json"], ["rank", "0"], ["rank", "1"]]
+    with pytest.raises(ValueError, match="was saved by 2 ranks, and these are 1"):
+        AsyncCheckpointer(tmp_path / "run").restore({"rank": 0})
+
+
+def _sharded(seed):
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(33, 50), torch.nn.Linear(50, 7))
+    for layer in (*model, model):
+        fully_shard(layer)
+    return model, torch.optim.AdamW(model.parameters())
+
+
+def _step(model, optimizer):
+    torch.manual_seed(9)
+    optimizer.zero_grad()
+    model(torch.randn(4, 33)).square().mean().backward()
+    optimizer.step()
+
+
+def _whole(model, optimizer):
+    state = {"model": model.state_dict(), "optim": optimizer.state_dict()["state"]}
+    return torch.utils._pytree.tree_map(lambda x: x.full_tensor() if isinstance(x, DTensor) else x, state)
+
+
+def _save_and_restore_sharded(rank, folder):
+    model, optimizer = _sharded(1)
+    _step(model, optimizer)
+    again, its_optimizer = _sharded(2)
+    with AsyncCheckpointer(folder / "run") as checkpointer:
+        checkpointer.save(1, {"model": model, "optim": optimizer})
+        assert checkpointer.restore({"model": again, "optim": its_optimizer}) == 1
+    assert_same(_whole(again, its_optimizer), _whole(model, optimizer))
+    _step(again, its_optimizer)
+    _step(model, optimizer)
+    assert_same(_whole(again, its_optimizer), _whole(model, optimizer))
+
+
+def test_sharded_models_and_their_optimizers_come_back(tmp_path):
+    on_ranks(2, _save_and_restore_sharded, tmp_path)
+
+
+def _error_of(call):
+    try:
+        call()
+    except (IoError, SaveAborted) as error:
+        return type(error).__name__, str(error)
+    return None
+
+
+def _fail_on_rank_1(rank, folder):
+    state = {"a": torch.ones(5000)}
+    with AsyncCheckpointer(folder / "run", options=FAILS if rank == 1 else None) as checkpointer:
+        errors = [_error_of(checkpointer.save(step, state).result) for step in (2, 3)]
+    return errors, AsyncCheckpointer(folder / "run").restore(state)
+
+
+def _save(rank, folder, step):
+    with AsyncCheckpointer(folder / "run") as checkpointer:
+        checkpointer.save(step, {"a": torch.full((5000,), float(step))})
+
+
+def test_an_error_of_one_rank_is_raised_on_all_and_nothing_is_committed(tmp_path):
+    on_ranks(2, _save, tmp_path, 1)
+    (first, its_step), (second, _) = on_ranks(2, _fail_on_rank_1, tmp_path)
+    assert its_step == 1
+    for of_first, of_second in zip(first, second, strict=True):
+        assert of_second[0] == "IoError"
+        assert of_first == ("SaveAborted", f"rank 1 failed: IoError: {of_second[1]}")
+    assert [path.name for path in (tmp_path / "run").glob("*/manifest.json")] == ["manifest.json"]
+    on_ranks(2, _save, tmp_path, 4)
+    files = [path.name.split("-")[0] for path in (tmp_path / "run").glob("*/*")]
+    assert sorted(files) == ["manifest.json"] * 2 + ["rank"] * 4, "what failed has left nothing behind"
+
+
+def _save_what_cannot_be_pickled_on_rank_1(rank, folder):
+    with AsyncCheckpointer(folder / "run") as checkpointer:
+        if rank == 1:
+            with pytest.raises((AttributeError, TypeError)):
+                checkpointer.save(1, {"a": lambda: None})
+        else:
+            return _error_of(checkpointer.save(1, {"a": 1}).result)
+
+
+def test_what_one_rank_cannot_begin_the_others_are_told(tmp_path):
+    kind, text = on_ranks(2, _save_what_cannot_be_pickled_on_rank_1, tmp_path)[0]
+    assert kind == "SaveAborted" and text.startswith("rank 1 failed: ")
+
+
+def _save_other_steps(rank, folder):
+    with AsyncCheckpointer(folder / "run") as checkpointer:
+        return _error_of(checkpointer.save(rank, {"a": 1}).result)
+
+
+def test_ranks_that_save_different_steps_are_told(tmp_path):
+    for kind, text in on_ranks(2, _save_other_steps, tmp_path):
+        assert kind == "SaveAborted" and "the ranks save different steps: this one 1, and the first one 0" in text
+
+
+def _die_on_rank_1(rank, folder):
+    checkpointer = AsyncCheckpointer(folder / "run", timeout_s=20)
+    checkpointer.save(1, {"a": 1}).result()
+    dist.barrier()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    error = _error_of(checkpointer.save(2, {"a": 2}).result)
+    (folder / "error").write_text(repr(error))
+    os._exit(0)
+
+
+def test_a_rank_that_dies_ends_the_save_of_the_others_and_leaves_the_old_checkpoint(tmp_path):
+    with pytest.raises(BaseException):  # no rank answers  # noqa: B017
+        on_ranks(2, _die_on_rank_1, tmp_path)
+    assert (tmp_path / "error").read_text().startswith("('SaveAborted', 'a rank is gone, or did not answer in time")
+    assert AsyncCheckpointer(tmp_path / "run").steps() == [1]
