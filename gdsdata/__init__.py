@@ -8,7 +8,7 @@ Start with `GDSDataset` for training data, and with `save` and `load` for checkp
 from typing import Any
 
 from gdsdata import formats
-from gdsdata.checkpoint import AsyncCheckpointer, load, save
+from gdsdata.checkpoint import AsyncCheckpointer, install_torch_hooks, load, save, torch_hooks
 from gdsdata.dataset import GDSDataset
 from gdsdata.engine import record_stream
 from gdsdata.options import EngineOptions
@@ -23,10 +23,12 @@ __all__ = [
     "GDSStorageReader",
     "GDSStorageWriter",
     "formats",
+    "install_torch_hooks",
     "load",
     "read_tensor",
     "record_stream",
     "save",
+    "torch_hooks",
     "write_tensor",
 ]
 

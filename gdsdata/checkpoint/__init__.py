@@ -6,5 +6,6 @@ move it.
 
 from gdsdata.checkpoint.api import load, save
 from gdsdata.checkpoint.asynchronous import AsyncCheckpointer
+from gdsdata.checkpoint.hooks import install_torch_hooks, torch_hooks
 
-__all__ = ["AsyncCheckpointer", "load", "save"]
+__all__ = ["AsyncCheckpointer", "install_torch_hooks", "load", "save", "torch_hooks"]

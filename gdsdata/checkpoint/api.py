@@ -197,7 +197,7 @@ def _load_torch(path: str, reading: Reading, device: torch.device, weights_only:
     archive = _archive_of(path)
     if archive is None:
         return torch.load(path, map_location=device, weights_only=weights_only)
-    storages = layout_torch.read_storages(archive, reading, device)
+    storages = layout_torch.read_storages(archive, reading, [device] * len(archive.storages))
     reading.run()
     return layout_torch.unpickle(archive, storages, weights_only)
 

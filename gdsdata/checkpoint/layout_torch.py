@@ -174,10 +174,12 @@ class Slice:
         return found
 
 
-def read_storages(archive: Archive, reading: Reading, device: torch.device) -> list[torch.UntypedStorage]:
-    """A storage for each of ``archive.storages``, filled when ``reading`` has run."""
+def read_storages(
+    archive: Archive, reading: Reading, devices: Sequence[torch.device]
+) -> list[torch.UntypedStorage]:
+    """A storage for each of ``archive.storages``, each on its device, filled when ``reading`` has run."""
     made = []
-    for saved in archive.storages:
+    for saved, device in zip(archive.storages, devices, strict=True):
         storage = torch.UntypedStorage(saved.size_bytes, device=device)
         reading.bytes_into(bytes_of_storage(storage), archive.records[f"data/{saved.key}"], 0, f"storage {saved.key}")
         made.append(storage)
@@ -187,7 +189,7 @@ def read_storages(archive: Archive, reading: Reading, device: torch.device) -> l
 _PROTOCOL = b"\x80\x02"  # of the pickle: the one that torch writes
 
 
-def unpickle(archive: Archive, storages: Sequence[torch.UntypedStorage], weights_only: bool) -> Any:
+def unpickle(archive: Archive, storages: Sequence[torch.UntypedStorage], weights_only: bool | None) -> Any:
     """The object, its tensors on these storages for ``archive.storages``.
 
     Raises:
@@ -218,7 +220,9 @@ def unpickle_structure(archive: Archive) -> Any | None:
         return None
 
 
-def _unpickle_by_torch(archive: Archive, storages: Sequence[torch.UntypedStorage], weights_only: bool) -> Any:
+def _unpickle_by_torch(
+    archive: Archive, storages: Sequence[torch.UntypedStorage], weights_only: bool | None
+) -> Any:
     asked = 0
 
     def next_storage(_: torch.UntypedStorage, location: str) -> torch.UntypedStorage:

@@ -1,0 +1,163 @@
+"""`torch_hooks` and `install_torch_hooks`: programs that call torch's own functions, on gdsdata's engine."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from gdsdata import engine
+from gdsdata.checkpoint import layout_torch
+from gdsdata.checkpoint.reading import Reading
+from gdsdata.errors import CorruptData
+from gdsdata.options import EngineOptions
+
+_torch_save, _torch_load = torch.serialization.save, torch.serialization.load
+_changing = threading.Lock()
+_users = 0
+_replaced: list[tuple[Any, str, Any]] = []  # where, by what name, and what was there before
+
+
+@contextlib.contextmanager
+def torch_hooks() -> Iterator[None]:
+    """Within it, `torch.save`, `torch.load`, and `torch.distributed.checkpoint` where it is given a ``checkpoint_id``
+    alone, work through gdsdata, in all threads of this process.
+
+        with gdsdata.torch_hooks():
+            trainer.fit()
+
+    Files are the same, and so is what comes back. A file that is saved is on storage when the call returns, and
+    replaces the old one whole. What gdsdata does otherwise than torch is left to torch: file objects, links, a
+    ``pickle_module``, ``mmap=True``, a function as ``map_location``, other devices than CPU and CUDA, old and damaged
+    files. May be nested.
+    """
+    _begin()
+    try:
+        yield
+    finally:
+        _end()
+
+
+def install_torch_hooks() -> None:
+    """`torch_hooks`, for the rest of the program."""
+    _begin()
+
+
+def _begin() -> None:
+    global _users
+    with _changing:
+        _users += 1
+        if _users == 1:
+            for module, name, instead in _replacements():
+                _replaced.append((module, name, getattr(module, name)))
+                setattr(module, name, instead)
+
+
+def _end() -> None:
+    global _users
+    with _changing:
+        _users -= 1
+        while _users == 0 and _replaced:
+            setattr(*_replaced.pop())
+
+
+def _replacements() -> list[tuple[Any, str, Any]]:
+    found = [(module, "save", _save) for module in (torch, torch.serialization)]
+    found += [(module, "load", _load) for module in (torch, torch.serialization)]
+    if torch.distributed.is_available():
+        from torch.distributed.checkpoint import _storage_utils
+
+        from gdsdata.checkpoint import dcp
+
+        found += [
+            (_storage_utils, "FileSystemWriter", dcp.GDSStorageWriter),
+            (_storage_utils, "FileSystemReader", dcp.GDSStorageReader),
+        ]
+    return found
+
+
+@functools.wraps(_torch_save)
+def _save(
+    obj: Any,
+    f: Any,
+    pickle_module: Any = pickle,
+    pickle_protocol: int = torch.serialization.DEFAULT_PROTOCOL,
+    _use_new_zipfile_serialization: bool = True,
+    _disable_byteorder_record: bool = False,
+) -> None:
+    plain = pickle_module is pickle and pickle_protocol == torch.serialization.DEFAULT_PROTOCOL
+    plain = plain and _use_new_zipfile_serialization and not _disable_byteorder_record
+    if plain and _is_name_of_file(f, new=True) and not _is_pretence():
+        return layout_torch.save(obj, os.path.abspath(f), EngineOptions())
+    return _torch_save(
+        obj, f, pickle_module, pickle_protocol, _use_new_zipfile_serialization, _disable_byteorder_record
+    )
+
+
+@functools.wraps(_torch_load)
+def _load(
+    f: Any,
+    map_location: Any = None,
+    pickle_module: Any = None,
+    *,
+    weights_only: bool | None = None,
+    mmap: bool | None = None,
+    **pickle_load_args: Any,
+) -> Any:
+    def by_torch() -> Any:
+        return _torch_load(f, map_location, pickle_module, weights_only=weights_only, mmap=mmap, **pickle_load_args)
+
+    plain = pickle_module is None and not (mmap or pickle_load_args or callable(map_location))
+    if not plain or not _is_name_of_file(f, new=False) or _is_pretence() or _is_told_by_environment():
+        return by_torch()
+    try:
+        archive = layout_torch.open_archive(os.fspath(f))
+        devices = [_device_for(storage.location, map_location) for storage in archive.storages]
+    except (layout_torch.NotPlain, CorruptData, _NotOurs):
+        return by_torch()
+    reading = Reading(EngineOptions(), verify=False)
+    storages = layout_torch.read_storages(archive, reading, devices)
+    reading.run()
+    return layout_torch.unpickle(archive, storages, weights_only)
+
+
+class _NotOurs(Exception):
+    """Torch knows better."""
+
+
+def _device_for(location: str, map_location: Any) -> torch.device:
+    """Where torch would put what was saved from ``location``."""
+    if isinstance(map_location, dict):
+        location = map_location.get(location, location)
+    elif map_location is not None:
+        location = map_location
+    try:
+        device = torch.device(location)
+    except (RuntimeError, TypeError) as error:
+        raise _NotOurs from error
+    if not engine.reaches(device) or (device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count()):
+        raise _NotOurs
+    return engine.resolved(device)
+
+
+def _is_name_of_file(f: Any, new: bool) -> bool:
+    """Of one that is no link, or of one that is not there yet where it may be ``new``."""
+    if not isinstance(f, (str, os.PathLike)) or os.path.islink(f):
+        return False
+    return os.path.isfile(f) or (new and not os.path.exists(f))
+
+
+def _is_pretence() -> bool:
+    """Values are not to be moved: torch.serialization.skip_data, or fake tensors."""
+    fake: Callable[[Any], Any] = torch._guards.detect_fake_mode
+    return torch.serialization._serialization_tls.skip_data or fake(None) is not None
+
+
+def _is_told_by_environment() -> bool:
+    return any(name in os.environ for name in ("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"))
