@@ -116,12 +116,7 @@ def save() -> None:
     rng = {"rng": torch.get_rng_state(), "cuda_rng": torch.cuda.get_rng_state() if device == "cuda" else None}
     states = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "dataset": dataset.state_dict()}
     args.checkpoint.parent.mkdir(parents=True, exist_ok=True)
-    temporary = args.checkpoint.with_name(f"{args.checkpoint.name}.{os.getpid()}.tmp")
-    with open(temporary, "wb") as file:
-        torch.save({"step": step, **states, **rng}, file)
-        file.flush()
-        os.fsync(file.fileno())  # the name must not come before the bytes
-    os.replace(temporary, args.checkpoint)
+    gdsdata.save({"step": step, **states, **rng}, args.checkpoint)  # on storage, whole; torch.load reads it
 
 
 # ---------------------------------------------------------------------------------------------------------------- loop

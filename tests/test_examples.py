@@ -3,6 +3,7 @@
 import argparse
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,13 +17,13 @@ ROOT = Path(__file__).resolve().parents[1]
 WINDOWS = 40 * 16  # an epoch of 40 batches
 
 
-def example(name, *arguments):
+def example(name, *arguments, ends_with=0):
     """What the example printed. On the CPU, so that its losses are the same wherever this runs."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, str(ROOT / "examples" / name), *map(str, arguments)]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
-    assert result.returncode == 0, result.stderr
+    assert result.returncode == ends_with, result.stderr
     return result.stdout
 
 
@@ -71,3 +72,18 @@ def test_train_bytes_makes_its_data_from_the_standard_library(tmp_path, monkeypa
     tokens = gdsdata.read_tensor(made[0], torch.uint16, (made[0].stat().st_size // 2,))
     assert len(tokens) > 1_000_000
     assert tokens.to(torch.int32).max() < 256
+
+
+def test_resume_training_goes_on_with_the_same_losses_after_a_kill_in_a_save(tmp_path):
+    steps = ["--steps", 45]
+    whole = example("resume_training.py", *steps, "--folder", tmp_path / "whole")
+    assert whole.startswith("from step 0\n") and len(losses(whole)) == 45
+    assert float(losses(whole)["45"]) < float(losses(whole)["1"]) - 1
+    arguments = [*steps, "--folder", tmp_path / "killed"]
+    killed = example("resume_training.py", *arguments, "--kill-in-save", 30, ends_with=-signal.SIGKILL)
+    resumed = example("resume_training.py", *arguments)
+    assert resumed.startswith("from step 20\n")  # the save of step 30 had not come to its end
+    assert list(losses(killed)) == [str(step) for step in range(1, 31)]
+    assert list(losses(resumed)) == [str(step) for step in range(21, 46)]
+    assert {**losses(killed), **losses(resumed)} == losses(whole)
+    assert sorted(path.name for path in (tmp_path / "killed").iterdir()) == ["lock", "step-30", "step-40"]
