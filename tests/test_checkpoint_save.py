@@ -12,7 +12,7 @@ import zlib
 import numpy as np
 import pytest
 import torch
-from helpers import MIB, eventually
+from helpers import MIB, eventually, in_new_process, peak_bytes, require_direct, reset_peak
 from hypothesis import HealthCheck, given, settings
 from safetensors import safe_open
 from safetensors.torch import load_file
@@ -205,6 +205,30 @@ def test_a_disk_without_room_is_an_error_before_the_first_byte(small_disk, name)
     assert [path.name for path in small_disk.iterdir()] == [name]
     (small_disk / name).unlink()
     gdsdata.save({"a": torch.zeros(200_000)}, small_disk / name)
+
+
+# ------------------------------------------------------------------------------------------------ memory
+
+
+def _extra_memory(folder, name):
+    """Of a save and of a load, beside a state of 256 MiB, past the page cache: its pages would count as this process's."""
+    options = EngineOptions(workers=2, bounce_bytes=4 * MIB, direct="always")
+    state = {f"{i}": torch.ones(MIB) for i in range(64)}
+    extra = []
+    for call in (gdsdata.save, lambda state, path, options: gdsdata.load(path, into=state, options=options)):
+        before = reset_peak() or peak_bytes()
+        call(state, folder / name, options=options)
+        extra.append(peak_bytes() - before)
+    return extra
+
+
+@pytest.mark.parametrize("name", ["x.pt", "x.safetensors"])
+def test_saving_and_loading_take_no_more_memory_than_is_stated(tmp_path, name):
+    (tmp_path / "x").write_bytes(b"x")
+    require_direct(tmp_path / "x")
+    bounce = 2 * 4 * MIB
+    for extra in in_new_process(_extra_memory, tmp_path, name):
+        assert extra < bounce + 8 * MIB  # and what threads and modules take that are there for the first time
 
 
 # ------------------------------------------------------------------------------------------------ zip
