@@ -211,7 +211,7 @@ def test_a_disk_without_room_is_an_error_before_the_first_byte(small_disk, name)
 
 
 def _extra_memory(folder, name):
-    """Of a save and of a load, beside a state of 256 MiB, past the page cache: its pages would count as this process's."""
+    """Of a save and a load, beside a state of 256 MiB; past the page cache, whose pages would count as well."""
     options = EngineOptions(workers=2, bounce_bytes=4 * MIB, direct="always")
     state = {f"{i}": torch.ones(MIB) for i in range(64)}
     extra = []
