@@ -382,8 +382,12 @@ def failure_of(call, *arguments):
     return failure[0]
 
 
+def load_and_verify(state, folder):
+    dcp.load(state, storage_reader=GDSStorageReader(folder, verify=True))
+
+
 def test_files_that_are_missing_cut_or_damaged_are_errors_that_name_them(tmp_path):
-    state = {"a": torch.randn(70_000), "b": torch.randn(3)}
+    state = {"a": torch.randn(70, 2000), "b": torch.randn(3)}
     save(state, GDSStorageWriter(tmp_path))
     file = tmp_path / "__0_0.distcp"
     content = file.read_bytes()
@@ -392,6 +396,12 @@ def test_files_that_are_missing_cut_or_damaged_are_errors_that_name_them(tmp_pat
     loaded(state, GDSStorageReader(tmp_path))
     error = failure_of(loaded, state, GDSStorageReader(tmp_path, verify=True))
     assert isinstance(error, CorruptData) and "a in" in str(error) and "checksum" in str(error)
+    strided = {"a": torch.zeros(70, 4000)[:, 1::2], "b": torch.zeros(3)}
+    rows = {"a": torch.zeros(70, 4000)[:, 2000:], "b": torch.zeros(3)}
+    for target in (strided, rows):
+        dcp.load(target, storage_reader=GDSStorageReader(tmp_path))
+        error = failure_of(load_and_verify, target, tmp_path)
+        assert isinstance(error, CorruptData) and "a in" in str(error)
     file.write_bytes(content[:-1])
     error = failure_of(loaded, state, GDSStorageReader(tmp_path))
     assert isinstance(error, CorruptData) and "the file was cut, or is of another checkpoint" in str(error)
@@ -488,6 +498,48 @@ def test_one_writer_saves_again_and_again(tmp_path):
     assert sorted(os.listdir(tmp_path / "other")) == [".metadata", "__0_0.distcp"]
     error = failure_of(save, {"a": torch.ones(9)}, GDSStorageWriter(tmp_path, overwrite=False))
     assert "already exists" in str(error)
+
+
+def test_plans_that_are_cached_do_not_bring_old_file_names_back(tmp_path):
+    for folder in (tmp_path / "x", tmp_path / "x", tmp_path / "y", tmp_path / "x"):
+        for value in (1.0, 2.0):
+            planner = dcp.DefaultSavePlanner(enable_plan_caching=True)
+            state = {"a": torch.full((9,), value), "b": value}
+            before = set(os.listdir(folder)) - {".metadata"} if folder.exists() else set()
+            dcp.save(state, storage_writer=GDSStorageWriter(folder), planner=planner)
+            assert before.isdisjoint(os.listdir(folder))
+            for reader in (GDSStorageReader(folder), FileSystemReader(folder)):
+                assert_same(loaded(state, reader), state)
+
+
+@pytest.mark.filterwarnings("ignore:.*barrier")
+def test_each_rank_can_have_metadata_of_its_own(tmp_path):
+    for step in range(2):
+        state = {"a": torch.full((9,), float(step))}
+        dcp.save(state, storage_writer=GDSStorageWriter(tmp_path), use_collectives=False)
+        assert "__0.metadata" in os.listdir(tmp_path) and len(os.listdir(tmp_path)) == 2
+        for reader in (GDSStorageReader(tmp_path), FileSystemReader(tmp_path)):
+            assert_same(loaded(state, reader), state)
+    (tmp_path / "__1_0.distcp").touch()  # of another rank
+    dcp.save(state, storage_writer=GDSStorageWriter(tmp_path), use_collectives=False)
+    assert (tmp_path / "__1_0.distcp").exists()
+
+
+def test_memory_beside_the_tensors_is_bounded(tmp_path, monkeypatch):
+    state = {str(i): torch.randn(30, 50).t() for i in range(20)}
+    save({key: value.contiguous() for key, value in state.items()}, GDSStorageWriter(tmp_path))
+    most, runs = 0, 0
+    run = Reading.run
+
+    def watched(reading):
+        nonlocal most, runs
+        most, runs = max(most, reading.own_bytes), runs + (reading.own_bytes > 0)
+        run(reading)
+
+    monkeypatch.setattr(Reading, "run", watched)
+    monkeypatch.setattr(gdsdata.checkpoint.dcp, "_OWN_BYTES", 15_000)
+    assert_same(loaded(state, GDSStorageReader(tmp_path)), state)
+    assert (most, runs) == (3 * 6000, 7)
 
 
 def test_importing_gdsdata_does_not_import_dcp():
