@@ -1,12 +1,13 @@
 """What the machine can do at most, measured in the same run and without gdsdata's engine.
 
-Memory: two threads copy (numpy releases the GIL). Disk: O_DIRECT reads through the kernel's native AIO, one thread that
-keeps `depth` reads in flight: with Python threads the GIL, not the disk, would set the pace of small reads.
+Memory: two threads copy (numpy releases the GIL). Disk: O_DIRECT reads and writes through the kernel's native AIO, one
+thread that keeps `depth` of them in flight: with Python threads the GIL, not the disk, would set the pace of small ones.
 """
 
 import contextlib
 import ctypes
 import errno
+import math
 import mmap
 import os
 import platform
@@ -32,7 +33,9 @@ IOCB = np.dtype(  # struct iocb of linux/aio_abi.h, little endian
     + [("nbytes", "<u8"), ("offset", "<i8"), ("reserved", "<u8"), ("flags", "<u4"), ("resfd", "<u4")]
 )
 EVENT = np.dtype([("data", "<u8"), ("obj", "<u8"), ("res", "<i8"), ("res2", "<i8")])
+AIO_READ, AIO_WRITE = 0, 1  # IOCB_CMD_PREAD, IOCB_CMD_PWRITE
 FILES = 256  # at most so many files are opened
+WRITES = ((2**20, 32), (8 * 2**20, 8))  # (bytes of a request, in flight)
 
 
 def memory_copy(seconds, threads=2, each_bytes=128 * 2**20):
@@ -119,23 +122,28 @@ def direct_alignment(path):
         os.close(fd)
 
 
-def direct_reads(files, requests, depth, seconds):
-    """Reads with O_DIRECT, `depth` in flight, for `seconds`.
+def direct_io(files, requests, depth, seconds=math.inf, write=False):
+    """Reads with O_DIRECT, `depth` in flight, for `seconds`; with `write`, writes all requests once, and syncs.
 
-    `requests(count)` gives the next reads as arrays (index into files, offset, length), aligned and inside the files.
+    `requests(count)` gives the next requests as arrays (index into files, offset, length), aligned and inside the files.
     Returns {"gb_per_s", "per_s", "depth", "mean_bytes"}; OSError where AIO or O_DIRECT is not to be had.
     """
     fds, aio, memory = [], None, None
+    opcode, verb = (AIO_WRITE, "write") if write else (AIO_READ, "read")
     try:
         for path in files:
-            fds.append(os.open(path, os.O_RDONLY | os.O_DIRECT))
+            fds.append(os.open(path, (os.O_WRONLY if write else os.O_RDONLY) | os.O_DIRECT))
         fd_of = np.array(fds, np.uint32)
         indices, offsets, lengths = requests(1 << 16)
+        due = len(indices) if write else math.inf
         largest = int(lengths.max())
         room = -(-largest // measure.PAGE) * measure.PAGE
         memory, buffers = huge_pages(depth * room)
+        if write:  # a disk may know a shorter way for zeros
+            buffers[:] = np.random.default_rng(0).integers(0, 256, len(buffers), np.uint8)
         blocks = np.zeros(depth, IOCB)
         blocks["data"] = np.arange(depth)
+        blocks["opcode"] = opcode
         blocks["buf"] = buffers.ctypes.data + np.arange(depth, dtype=np.uint64) * np.uint64(room)
         addresses = (blocks.ctypes.data + np.arange(depth) * IOCB.itemsize).astype(np.uint64)
         aio = NativeAio(depth)
@@ -143,39 +151,67 @@ def direct_reads(files, requests, depth, seconds):
 
         def give(slots):
             nonlocal at
+            slots = slots[: min(len(slots), due - at)]
             picked = np.arange(at, at + len(slots)) % len(indices)
             at += len(slots)
             blocks["fd"][slots] = fd_of[indices[picked]]
             blocks["offset"][slots] = offsets[picked]
             blocks["nbytes"][slots] = lengths[picked]
             aio.submit(np.ascontiguousarray(addresses[slots]))
+            return len(slots)
 
         started = time.perf_counter()
         end = started + seconds
-        give(np.arange(depth))
-        flying = depth
-        # Large reads go out one by one; small ones in handfuls, or Python would be the limit and not the disk.
+        flying = give(np.arange(depth))
+        # Large ones go out one by one; small ones in handfuls, or Python would be the limit and not the disk.
         least = 1 if largest >= 2**17 else max(1, depth // 8)
         while flying:
             events = aio.wait(min(least, flying))
             if (events["res"] < 0).any():
                 code = -int(events["res"].min())
-                raise OSError(code, f"O_DIRECT read: {os.strerror(code)}")
+                raise OSError(code, f"O_DIRECT {verb}: {os.strerror(code)}")
             now = time.perf_counter()
             flying -= len(events)
             if now < end:
                 moved, done, elapsed = moved + int(events["res"].sum()), done + len(events), now - started
-                slots = events["data"].astype(np.int64)
-                give(slots)
-                flying += len(slots)
+                flying += give(events["data"].astype(np.int64))
         if not done:
-            raise OSError(errno.ETIMEDOUT, f"no O_DIRECT read of {largest} bytes ended within {seconds} s")
+            raise OSError(errno.ETIMEDOUT, f"no O_DIRECT {verb} of {largest} bytes ended within {seconds} s")
+        if write:
+            for fd in fds:
+                os.fsync(fd)
+            elapsed = time.perf_counter() - started
         return {"gb_per_s": moved / elapsed / 1e9, "per_s": done / elapsed, "depth": depth, "mean_bytes": moved / done}
     finally:
         if aio is not None:
             aio.close()
         for fd in fds:
             os.close(fd)
+
+
+def durable_write(folder, size_bytes, request_bytes, depth):
+    """A new file of preallocated space, written once with O_DIRECT and synced; its making and its end are not timed."""
+    path = os.path.join(folder, f"limit-{os.getpid()}.bin")
+    try:
+        with open(path, "wb") as file:
+            os.posix_fallocate(file.fileno(), 0, size_bytes)
+            os.fsync(file.fileno())
+        return direct_io([path], sequential_requests([path], request_bytes), depth, write=True)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+
+
+def durable_writes(folder, size_bytes):
+    """Of files of `size_bytes` in `folder`, with the request sizes and depths that are worth trying."""
+    found = {}
+    for request_bytes, depth in WRITES:
+        request_bytes = min(request_bytes, size_bytes // measure.PAGE * measure.PAGE)
+        found[f"direct_write_{request_bytes >> 10}_kib_{depth}"] = measured(
+            f"O_DIRECT write, {request_bytes >> 10} KiB x {depth}",
+            lambda request_bytes=request_bytes, depth=depth: durable_write(folder, size_bytes, request_bytes, depth),
+        )
+    return found
 
 
 def huge_pages(size):
@@ -257,7 +293,7 @@ def take_turn(source, cache, seconds, depths=(32, 64)):
     found = {
         "direct_sequential": measured(
             "O_DIRECT, sequential",
-            lambda: direct_reads(files, sequential_requests(files, size), 32, seconds) | {"request_bytes": size},
+            lambda: direct_io(files, sequential_requests(files, size), 32, seconds) | {"request_bytes": size},
         )
     }
     if source.kind == "tokens":
@@ -265,7 +301,7 @@ def take_turn(source, cache, seconds, depths=(32, 64)):
             found[f"direct_random_{depth}"] = measured(
                 f"O_DIRECT, random, depth {depth}",
                 lambda depth=depth: (
-                    direct_reads(files, sample_requests(source, alignment), depth, seconds)
+                    direct_io(files, sample_requests(source, alignment), depth, seconds)
                     | {"alignment_bytes": alignment}
                 ),
             )
