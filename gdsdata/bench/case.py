@@ -204,14 +204,18 @@ class Case:
     def wanted(self, source, cache):
         """The keys of the table's rows; those whose packages are missing are left out, and a note says so."""
         classes = {peer.key: peer for peer in self.rows_for(source, cache)}
-        missing = {key: peer.package for key, peer in classes.items() if peer.package and not installed(peer.package)}
+        missing = {key: why for key, peer in classes.items() if (why := self.missing(peer))}
         keys = list(classes)
         if self.case.rows:
             keys = [key for key in keys if key in self.case.rows] + [key for key in self.case.rows if ":" in key]
         for key in keys:
             if key in missing:
-                self.notes.append(f"Row {key} was left out: the package {missing[key]} is not installed.")
+                self.notes.append(f"Row {key} was left out: {missing[key]}.")
         return [key for key in keys if key not in missing]
+
+    def missing(self, peer):
+        """Why the row cannot be had here; "" where it can."""
+        return f"the package {peer.package} is not installed" if peer.package and not installed(peer.package) else ""
 
     def one_source(self, source, results):
         results["data"][source.kind] = self.about(source)
@@ -358,10 +362,11 @@ def main(settings, folder):
     """Runs the case and writes its report into `folder`; the process's exit status."""
     from rich.console import Console
 
+    from .checkpoint import Checkpoint
     from .load import Load
     from .loader import Loader
 
-    case = {"loader": Loader, "load": Load}[settings.case.name]
+    case = {"loader": Loader, "load": Load, "checkpoint": Checkpoint}[settings.case.name]
     with report.Progress() as progress:
         results = case(settings, folder, progress).measure()
     written = report.write(results, Path(folder))

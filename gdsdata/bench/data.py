@@ -15,6 +15,8 @@ import torch
 
 MAKER = 1  # raise it when made data changes, so that older data sets are made anew
 PIECE_BYTES = 16 * 2**20
+# Of `State`: words of the random base, from one tensor's first word there to the next one's, the size of a small tensor.
+WORD_BYTES, BASE_WORDS, BASE_STEP, SMALL_BYTES = 8, 2**23, 104_729, 16 * 2**10
 LLMC_MAGIC, LLMC_HEADER_BYTES = 20240520, 1024  # karpathy/llm.c, dev/data/data_common.py: write_datafile
 
 
@@ -95,6 +97,114 @@ class Checkpoint:
 
     def summary(self):
         return f"{len(self.tensors):,} {self.dtype} tensors, {self.bytes / 2**20:,.0f} MiB; {self.origin}"
+
+
+@dataclass
+class State:
+    """What a checkpoint is made of: random bits, the same on every device and in every process.
+
+    One tensor in ten is small, as norms and biases are; the others share the rest of `bytes` equally, which is so rounded
+    that every tensor is of whole 64-bit words. `dtypes` are given to them in turn.
+    """
+
+    bytes: int
+    tensors: int
+    dtypes: list
+    seed: int
+
+    def __post_init__(self):
+        self.bytes -= self.bytes % WORD_BYTES
+        self.bases = {}  # by device
+
+    @property
+    def layout(self):
+        """[(name, dtype, bytes)]"""
+        small = [index % 10 == 9 for index in range(self.tensors)]
+        left, large = self.bytes - sum(small) * SMALL_BYTES, self.tensors - sum(small)
+        found = []
+        for index in range(self.tensors):
+            size = SMALL_BYTES
+            if not small[index]:
+                size = left // large // WORD_BYTES * WORD_BYTES
+                left, large = left - size, large - 1
+            name = f"layers.{index}.{'bias' if small[index] else 'weight'}"
+            found.append((name, getattr(torch, self.dtypes[index % len(self.dtypes)]), size))
+        return found
+
+    def empty(self, device):
+        """Tensors of its names, dtypes and sizes, zeroed: so their memory is touched, and none holds what it held."""
+        return {
+            name: torch.zeros(size // dtype.itemsize, dtype=dtype, device=device) for name, dtype, size in self.layout
+        }
+
+    def make(self, device):
+        tensors = self.empty(device)
+        for part, expected, _ in self.parts(tensors):
+            part.copy_(expected)
+        return tensors
+
+    def check(self, tensors):
+        """Raises ValueError for the first tensor that has not all of its bits."""
+        for name, dtype, size in self.layout:
+            found = tensors.get(name)
+            if found is None or (found.dtype, found.nbytes) != (dtype, size):
+                came = "none" if found is None else f"{found.nbytes:,} bytes of {found.dtype}"
+                raise ValueError(f"tensor {name!r}: {came} came, {size:,} bytes of {dtype} were due")
+        for part, expected, (name, at) in self.parts(tensors):
+            if not torch.equal(part, expected):
+                raise ValueError(f"tensor {name!r}: not all of its bytes are those that were saved, from byte {at} on")
+
+    def parts(self, tensors):
+        """Each tensor's words in parts, each beside the words that belong there: tensors are windows of one base."""
+        for index, (name, _, size) in enumerate(self.layout):
+            words, at, begin = tensors[name].view(torch.int64), 0, index * BASE_STEP % BASE_WORDS
+            base = self.base_on(words.device)
+            while at < size // WORD_BYTES:
+                count = min(size // WORD_BYTES - at, BASE_WORDS - begin)
+                yield words[at : at + count], base[begin : begin + count], (name, at * WORD_BYTES)
+                at, begin = at + count, 0
+
+    def base_on(self, device):
+        if device not in self.bases:
+            words = np.random.Generator(np.random.SFC64(self.seed)).integers(-(2**63), 2**63, BASE_WORDS, np.int64)
+            self.bases[device] = torch.from_numpy(words).to(device)
+        return self.bases[device]
+
+    def as_dict(self):
+        return dataclasses.asdict(self)
+
+    def summary(self):
+        return f"{self.tensors:,} {' + '.join(self.dtypes)} tensors, {self.bytes / 2**20:,.0f} MiB of random bits"
+
+
+@dataclass
+class Saved:
+    """A checkpoint on the disk: a file, or a folder of files."""
+
+    path: str
+
+    @property
+    def files(self):
+        if not os.path.isdir(self.path):
+            return [self.path] if os.path.exists(self.path) else []
+        return sorted(os.path.join(folder, name) for folder, _, names in os.walk(self.path) for name in names)
+
+    @property
+    def file_bytes(self):
+        return sum(map(os.path.getsize, self.files))
+
+    def remove(self):
+        remove(Path(self.path))
+
+    def sync(self):
+        """Its bytes, and its names, on storage."""
+        folders = {os.path.dirname(file) for file in self.files} | {os.path.dirname(self.path)}
+        for path in [*self.files, *folders]:
+            fd = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
 
 
 def default_folder():
@@ -214,12 +324,7 @@ def keep(folder, name, parameters, size_bytes, write):
     for stale in folder.glob(f"{name}.tmp-*"):
         if not alive(stale.name.rpartition("-")[2]):
             remove(stale)
-    free, needed = shutil.disk_usage(folder).free, size_bytes + 64 * 2**20
-    if free < needed:
-        raise DataError(
-            f"{folder} has {free / 2**20:,.0f} MiB free and the {parameters['kind']} data set needs "
-            f"{needed / 2**20:,.0f}: set data.folder= to a larger disk, or data.size_bytes= to less"
-        )
+    need_space(folder, f"the {parameters['kind']} data set", size_bytes, "data.size_bytes=")
     temporary = folder / f"{name}.tmp-{os.getpid()}"
     try:
         write(temporary)
@@ -241,6 +346,16 @@ def keep(folder, name, parameters, size_bytes, write):
     write_synced(written, json.dumps(manifest, indent=2).encode())
     os.rename(written, manifest_path)
     return target
+
+
+def need_space(folder, what, size_bytes, setting):
+    """Raises DataError where the disk has not so much, and some to spare."""
+    free, needed = shutil.disk_usage(folder).free, size_bytes + 64 * 2**20
+    if free < needed:
+        raise DataError(
+            f"{folder} has {free / 2**20:,.0f} MiB free and {what} needs {needed / 2**20:,.0f}: set data.folder= to a "
+            f"larger disk, or {setting} to less"
+        )
 
 
 def write_safetensors(target, size_bytes, tensor_bytes, seed, progress):

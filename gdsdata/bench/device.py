@@ -50,6 +50,18 @@ def synchronize(name):
         torch.cuda.synchronize(torch.device(name))
 
 
+def wait_for_stream(name):
+    """Until what the current stream was given has been done; what other streams do meanwhile does not count."""
+    if is_cuda(name):
+        torch.cuda.current_stream(torch.device(name)).synchronize()
+
+
+def reserve(name, size_bytes):
+    """Lets torch take device memory and keep it, for whoever asks next."""
+    if is_cuda(name):
+        torch.empty(size_bytes, dtype=torch.uint8, device=name)
+
+
 def release(name):
     """Gives the device memory that torch keeps for later back to the device, for the rows that come after."""
     if is_cuda(name):
@@ -123,12 +135,14 @@ class PinnedSlots:
             copied.synchronize()
 
 
-def pinned_copy(device, seconds):
-    """GB/s of copies from one pinned buffer to the device, one after the other."""
+def pinned_copy(device, seconds, to_host=False):
+    """GB/s of copies from one pinned buffer to the device, one after the other; with `to_host`, the other way."""
     open_context(device)
     source = pinned(PINNED_COPY_BYTES, torch.uint8)
     source.zero_()
     target = send(source, device)
+    if to_host:
+        source, target = target, source
     synchronize(device)
     copies, started = 0, time.perf_counter()
     while copies == 0 or time.perf_counter() - started < seconds:

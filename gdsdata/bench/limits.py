@@ -324,9 +324,31 @@ def over_turns(turns):
 
 def warm_limit(limits):
     """(GB/s, what it is): what moves bytes that are in memory at most, to the device they are wanted on."""
-    if "pinned_copy" in limits:
-        return limits["pinned_copy"]["gb_per_s"], "pinned copy to the GPU"
-    return limits["memory_copy"]["gb_per_s"], "memory copy"
+    names = {
+        "pinned_copy": "pinned copy to the GPU",
+        "pinned_copy_to_host": "pinned copy from the GPU",
+        "memory_copy": "memory copy",
+    }
+    found = next(name for name in names if name in limits)
+    return limits[found]["gb_per_s"], names[found]
+
+
+def sequential_limit(limits):
+    """(GB/s, what it is), or (None, why it is not known): reading files past the page cache from end to end."""
+    sequential = limits["direct_sequential"]
+    if "unavailable" in sequential:
+        return None, sequential["unavailable"]
+    return sequential["gb_per_s"], "O_DIRECT, 1 MiB x 32"
+
+
+def write_limit(limits):
+    """(GB/s, what it is), or (None, why it is not known): the fastest of `durable_writes`."""
+    rates = {name: found["gb_per_s"] for name, found in limits.items() if "gb_per_s" in found}
+    if not rates:
+        return None, next(iter(limits.values()))["unavailable"]
+    best = max(rates, key=rates.get)
+    _, _, kib, _, depth = best.split("_")
+    return rates[best], f"O_DIRECT write, {int(kib):,} KiB x {depth}, synced"
 
 
 def limit_for(source, cache, cold_samples, limits):
@@ -339,12 +361,12 @@ def limit_for(source, cache, cold_samples, limits):
     if cache == "warm":
         rate, name = warm_limit(limits)
         return rate * 1e9 / source.sample_bytes, name
-    sequential = limits["direct_sequential"]
-    if "unavailable" in sequential:
-        return None, sequential["unavailable"]
+    rate, name = sequential_limit(limits)
+    if rate is None:
+        return None, name
     if source.kind == "npy":
-        return sequential["gb_per_s"] * 1e9 / (source.file_bytes / source.samples), "O_DIRECT, 1 MiB x 32"
-    whole = cold_samples / (source.file_bytes / (sequential["gb_per_s"] * 1e9))
+        return rate * 1e9 / (source.file_bytes / source.samples), name
+    whole = cold_samples / (source.file_bytes / (rate * 1e9))
     depths = [int(name.rpartition("_")[2]) for name in limits if name.startswith("direct_random_")]
     picked = max((limits[f"direct_random_{depth}"].get("per_s", 0), depth) for depth in depths)
     if picked[0] >= whole:

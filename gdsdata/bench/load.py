@@ -59,10 +59,7 @@ class Load(case.Case):
     def limit_for(self, table, found):
         if table.cache == "warm":
             return limits.warm_limit(found)
-        sequential = found["direct_sequential"]
-        if "unavailable" in sequential:
-            return None, sequential["unavailable"]
-        return sequential["gb_per_s"], "O_DIRECT, 1 MiB x 32"
+        return limits.sequential_limit(found)
 
 
 # ------------------------------------------------------------------------------------------------ in the row's process

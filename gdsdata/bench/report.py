@@ -8,6 +8,11 @@ import time
 # (heading, its cell); the rates of a row have one spread, in whichever unit.
 RATIOS = [("x best peer", lambda row: number(row["ratio_to_best_peer"], "{:.2f}"))]
 RATIOS += [("x limit", lambda row: number(row["ratio_to_limit"], "{:.2f}"))]
+RATE = [
+    ("GB/s", lambda row: two_digits(row["gb_per_s"]["median"])),
+    ("spread", lambda row: spread(row)),
+    ("ms", lambda row: two_digits(row["seconds"]["median"] * 1e3)),
+]
 COST = [
     ("CPU s/GB", lambda row: two_digits(row["cpu_s_per_gb"]["median"])),
     ("peak MB", lambda row: number(row["peak_bytes"] / 1e6)),
@@ -22,14 +27,22 @@ COLUMNS = {
         *COST,
         *RATIOS,
     ],
-    "load": [
-        ("GB/s", lambda row: two_digits(row["gb_per_s"]["median"])),
-        ("spread", lambda row: spread(row)),
-        ("ms", lambda row: two_digits(row["seconds"]["median"] * 1e3)),
-        *COST,
+    "load": [*RATE, *COST, *RATIOS],
+    "checkpoint": [
+        *RATE,
+        ("then ms", lambda row: two_digits(row["background_s"] and row["background_s"]["median"] * 1e3)),
+        *COST[:2],
+        ("stated MB", lambda row: number(row["stated_bytes"] and row["stated_bytes"] / 1e6)),
+        *COST[2:],
+        ("x mapped", lambda row: number(row["ratio_to_mapped"], "{:.2f}")),
         *RATIOS,
     ],
 }
+LEFT_OUT = {"save": ("then ms", "x mapped"), "load": ("then ms",), "async": ("x mapped",)}  # columns, by kind of work
+
+
+def columns_of(case, kind):
+    return [column for column in COLUMNS[case] if column[0] not in LEFT_OUT.get(kind, ())]
 
 
 def is_ours(key):
@@ -77,6 +90,32 @@ class Progress:
 # ------------------------------------------------------------------------------------------------ tables
 
 
+def loader_title(about, kind, dtype, cache, device):
+    amount = f", {about['cold_samples']:,} samples" if cache == "cold" else ""
+    there = "" if device == "cpu" else f", to {device}"
+    return f"{kind}, {dtype}, batches of {about['batch_size']}, shuffled, {cache} cache{amount}{there}"
+
+
+def load_title(about, kind, dtype, cache, device):
+    size = f"{about['loaded_bytes'] / 2**20:,.0f} MiB"
+    return f"{kind}, {size} of {dtype} in {about['tensors']:,} tensors, to {device}, {cache} cache"
+
+
+def checkpoint_title(about, kind, dtype, cache, device):
+    what = {
+        "new": "save to a new file",
+        "replaced": "save over an older file",
+        "warm": "load, warm cache",
+        "cold": "load, cold cache",
+        "staged": "stall of an asynchronous save, not its first",
+    }[cache]
+    there = f"{'to' if kind == 'load' else 'from'} {device}"
+    return f"{what}: {about['state_bytes'] / 2**20:,.0f} MiB of {dtype} in {about['tensors']:,} tensors, {there}"
+
+
+TITLES = {"loader": loader_title, "load": load_title, "checkpoint": checkpoint_title}
+
+
 def tables(results):
     """[(title, limit's text, rows)] in the order measured."""
     grouped = {}
@@ -84,14 +123,8 @@ def tables(results):
         grouped.setdefault((row["data"], row["dtype"], row["cache"]), []).append(row)
     found = []
     for (kind, dtype, cache), rows in grouped.items():
-        about, there = results["data"][kind], f", to {results['device']['name']}"
-        if results["case"] == "load":
-            size = f"{about['loaded_bytes'] / 2**20:,.0f} MiB"
-            title = f"{kind}, {size} of {dtype} in {about['tensors']:,} tensors{there}, {cache} cache"
-        else:
-            amount = f", {about['cold_samples']:,} samples" if cache == "cold" else ""
-            title = f"{kind}, {dtype}, batches of {about['batch_size']}, shuffled, {cache} cache{amount}"
-            title += there if there != ", to cpu" else ""
+        about = results["data"][kind]
+        title = TITLES[results["case"]](about, kind, dtype, cache, results["device"]["name"])
         rate, name = rows[0]["limit"]["gb_per_s"], rows[0]["limit"]["name"]
         if rate is None:
             text = f"limit not known: {name}"
@@ -116,8 +149,7 @@ def spread(row):
     return f"{rates['min'] / rates['median'] - 1:+.0%} {rates['max'] / rates['median'] - 1:+.0%}"
 
 
-def cells(row, case):
-    columns = COLUMNS[case]
+def cells(row, columns):
     if row["error"]:
         return [row["name"], "FAILED", *["-"] * (len(columns) - 1)]
     name = row["name"] + (" (cut off)" if row.get("cut") and row["cache"] == "cold" else "")
@@ -131,11 +163,12 @@ def show(results, console):
     for title, limit, rows in tables(results):
         table = Table(title=title, caption=limit, box=box.SIMPLE_HEAD, title_justify="left", caption_justify="left")
         table.add_column("", no_wrap=True)
-        for name, _ in COLUMNS[results["case"]]:
+        columns = columns_of(results["case"], rows[0]["data"])
+        for name, _ in columns:
             justify = "left" if name == "path" else "right"
             table.add_column(name, justify=justify, no_wrap=name != "path", overflow="fold")
         for row in rows:
-            table.add_row(*cells(row, results["case"]), style="bold" if is_ours(row["key"]) else None)
+            table.add_row(*cells(row, columns), style="bold" if is_ours(row["key"]) else None)
         console.print(table)
     for note in results["notes"]:
         console.print(f"Note: {note}", markup=False)
@@ -168,11 +201,12 @@ def markdown(results):
     ]
     for title, limit, rows in tables(results):
         lines += [f"## {title}", "", f"{limit[0].upper()}{limit[1:]}.", ""]
-        names = [name for name, _ in COLUMNS[case]]
+        columns = columns_of(case, rows[0]["data"])
+        names = [name for name, _ in columns]
         lines += ["| | " + " | ".join(names) + " |"]
         lines += ["|---|" + "|".join("---" if name == "path" else "---:" for name in names) + "|"]
         for row in rows:
-            text = [cell.replace("|", "/").replace("__", r"\_\_") for cell in cells(row, case)]
+            text = [cell.replace("|", "/").replace("__", r"\_\_") for cell in cells(row, columns)]
             if is_ours(row["key"]):
                 text[0] = f"**{text[0]}**"
             lines.append("| " + " | ".join(text) + " |")
@@ -195,7 +229,7 @@ def markdown(results):
                         f"| {kind}, {table} | {name} | {limit['gb_per_s']:.2f} | {number(limit.get('per_s'))} |"
                     )
     lines += ["", "## Notes", "", *[f"- {note}" for note in results["notes"]]]
-    lines += [f"- {text}" for text in (loader_notes if case == "loader" else load_notes)(results)]
+    lines += [f"- {text}" for text in NOTES[case](results)]
     lines += ["", "| row | what it is |", "|---|---|"]
     settings = {row["name"]: row["setting"] for row in results["rows"]}
     lines += [
@@ -215,6 +249,10 @@ CPU_NOTE = "CPU s/GB: user + system time of the process and its workers, from co
 PEAK_NOTE = (
     "peak MB: private and shared memory (not the GPU's) of the process and its workers above what it had before "
     "construction; mapped files are the page cache's and not counted."
+)
+STATED_NOTE = (
+    "stated MB: bounce and staging memory that gdsdata's engines say they take at most (`bounce_bytes`); of an "
+    "AsyncCheckpointer, without the staging memory of the state."
 )
 COLD_NOTE = (
     "Cold: the files' pages were dropped by posix_fadvise, and mincore was asked whether they are gone (where not, a "
@@ -273,6 +311,40 @@ def load_notes(results):
     else:
         yield "x limit, warm: a memory copy by two threads."
     yield f"{COLD_NOTE} x limit, cold: O_DIRECT reads of 1 MiB from end to end, 32 in flight."
+
+
+def checkpoint_notes(results):
+    config = results["config"]["case"]
+    yield (
+        f"Each row ran {config['repeats']} times in turn with the others, in a process of its own; the tables show "
+        "medians. The state is random bits, made anew before each run (one tensor in ten is of 16 KiB, the others are of "
+        "equal size)."
+    )
+    yield (
+        "Bytes: before timing, what each row saves is loaded by the format's own library (torch.load with weights_only, "
+        "safetensors, torch's DCP; else by plain reading or by the row itself) and compared bit by bit; an asynchronous "
+        "save's state is zeroed as soon as it has returned. After every load all tensors are compared; they were zeros."
+    )
+    yield (
+        "save: from the call to bytes and names on storage. x limit: a file of as many bytes, its space allocated before, "
+        "written with O_DIRECT and synced; the better of two request sizes. Warm writes of the page cache that the "
+        "kernel's own threads do are in nobody's CPU seconds."
+    )
+    yield (
+        "load: into tensors that are there, their memory touched. x mapped: of safetensors' row, which on the CPU copies "
+        "out of a mapped file."
+    )
+    yield (
+        "async: ms are those that save keeps the caller and what its current stream is given next; `then ms` are all until "
+        "the bytes are on storage. x limit: the state's bytes at the pace of a memory copy, on a GPU of a pinned copy."
+    )
+    yield from (CPU_NOTE, PEAK_NOTE, STATED_NOTE)
+    yield f"{COLD_NOTE} x limit, cold: O_DIRECT reads of 1 MiB from end to end, 32 in flight."
+    if results["device"]["name"] != "cpu":
+        yield GPU_NOTE
+
+
+NOTES = {"loader": loader_notes, "load": load_notes, "checkpoint": checkpoint_notes}
 
 
 # ------------------------------------------------------------------------------------------------ the picture

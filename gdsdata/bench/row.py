@@ -70,6 +70,10 @@ def row_class(case):
         from .loader import LoaderRow
 
         return LoaderRow
+    if case == "checkpoint":
+        from .checkpoint import CheckpointRow
+
+        return CheckpointRow
     from .load import LoadRow
 
     return LoadRow

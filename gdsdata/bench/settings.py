@@ -25,7 +25,7 @@ def setting(default, help_text):
 class CaseSettings:
     """What every case has."""
 
-    name: str = setting("", "what is measured; the group sets it: case=loader or case=load")
+    name: str = setting("", "what is measured; the group sets it: case=loader, case=load or case=checkpoint")
     rows: list[str] = setting(
         [],
         "only these rows, e.g. [gdsdata,numpy]; empty: all. package.module:Class adds one of your own (see peers.py)",
@@ -65,7 +65,38 @@ class LoadSettings(CaseSettings):
     tensor_bytes: int = setting(64 * 2**20, "size of each bf16 tensor in the made safetensors file")
 
 
-CASES = {"loader": LoaderSettings, "load": LoadSettings}
+@dataclass
+class CheckpointSettings(CaseSettings):
+    """Save and restore of a checkpoint."""
+
+    name: str = setting("checkpoint", "what is measured; the group sets it")
+    work: list[str] = setting(
+        ["save", "load", "async"],
+        "save: until all is on storage; load: into tensors that are there, from each state of `cache`; async: the stall",
+    )
+    state_bytes: int = setting(2 * 2**30, "what is saved, in all")
+    tensors: int = setting(300, "so many tensors; one in ten is of 16 KiB, the others are of equal size")
+    dtypes: list[str] = setting(["bfloat16", "float32"], "of the tensors, in turn")
+    overwrite: bool = setting(False, "save, once more, to a name where an older checkpoint is, which it replaces")
+    written_by: str = setting(
+        "gdsdata",
+        "load: who wrote the files, for all rows that read the format: gdsdata, or stock (the format's own library)",
+    )
+
+
+CASES = {"loader": LoaderSettings, "load": LoadSettings, "checkpoint": CheckpointSettings}
+
+
+LISTS = {
+    "loader": {"cache": ["warm", "cold"], "dtypes": ["raw", "int64"]},
+    "load": {"cache": ["warm", "cold"]},
+    "checkpoint": {
+        "cache": ["warm", "cold"],
+        "work": ["save", "load", "async"],
+        "dtypes": ["bfloat16", "float16", "float32", "float64", "int64", "int32", "int16", "int8", "uint8"],
+    },
+}
+LEAST_TENSOR_BYTES = 32 * 2**10  # on the average: some are of 16 KiB
 
 
 @dataclass
@@ -109,8 +140,10 @@ def made_small(settings):
         case.epochs, case.verify_batches = min(case.epochs, 2), min(case.verify_batches, 4)
         case.run_seconds, case.cold_seconds = min(case.run_seconds, 0.2), min(case.cold_seconds, 0.5)
         case.cold_samples = min(case.cold_samples or 1024, 1024)
-    else:
+    elif case.name == "load":
         case.tensor_bytes = min(case.tensor_bytes, 4 * 2**20)
+    else:
+        case.state_bytes = min(case.state_bytes, 64 * 2**20)
     data.size_bytes = min(data.size_bytes, 16 * 2**20)
     return settings
 
@@ -129,8 +162,7 @@ def check(settings):
     one_of("data.kind", data.kind, ["all", "tokens", "npy"])
     if not device.valid_name(settings.device.name):
         raise ValueError(f"device.name={settings.device.name}: use cpu, cuda or cuda:N (N is a number)")
-    lists = {"cache": ["warm", "cold"]} | ({"dtypes": ["raw", "int64"]} if case.name == "loader" else {})
-    for name, choices in lists.items():
+    for name, choices in LISTS[case.name].items():
         values = getattr(case, name)
         if not values:
             raise ValueError(f"case.{name}=[]: name at least one of {', '.join(choices)}")
@@ -146,8 +178,22 @@ def check(settings):
                 raise ValueError(f"{group}.{item.name}={value}: must be more than 0")
     if case.name == "load" and case.tensor_bytes % 2:
         raise ValueError(f"case.tensor_bytes={case.tensor_bytes}: must be even, an element has 2 bytes")
+    if case.name == "checkpoint":
+        check_checkpoint(case, data)
     device.check(settings.device.name)
     return settings
+
+
+def check_checkpoint(case, data):
+    if case.written_by not in ("gdsdata", "stock"):
+        raise ValueError(f"case.written_by={case.written_by}: use gdsdata or stock")
+    if case.state_bytes < case.tensors * LEAST_TENSOR_BYTES:
+        raise ValueError(
+            f"case.state_bytes={case.state_bytes}: too few for case.tensors={case.tensors}, which take "
+            f"{case.tensors * LEAST_TENSOR_BYTES} or more"
+        )
+    if data.path:
+        raise ValueError(f"data.path={data.path}: case=checkpoint makes what it saves; data.folder= says where")
 
 
 def settings_from(config):
@@ -218,7 +264,8 @@ def help_text():
         "and beside what this machine can do at most. Writes report.md, results.json and results.png to a folder of",
         "its own (hydra.run.dir=) and prints the tables.",
         "",
-        "  case=loader | load                 shuffled batches, or one big file into tensors (default: loader)",
+        "  case=loader | load | checkpoint    shuffled batches; one big file into tensors; saving and loading a state",
+        "                                     (default: loader)",
         "  data=tokens | npy | all            case=loader: which data set (default: all)",
         "  device=cpu | cuda                  where to (default: cpu)",
         "  engine=auto | posix | uring        how gdsdata's engine reads (default: auto, what a user gets)",
