@@ -170,12 +170,12 @@ class Checkpoint(case.Case):
 
     def compared(self, table, limit, limit_name):
         """With what a user of mapped files has to beat: safetensors' row, which copies out of one."""
-        rows = super().compared(table, limit, limit_name)
-        mapped = next((row["gb_per_s"] for row in rows if row["key"] == "safetensors"), None)
-        for row in rows:
-            comparable = mapped and row["gb_per_s"] and table.source.kind == "load"
-            row["ratio_to_mapped"] = row["gb_per_s"]["median"] / mapped["median"] if comparable else None
-        return rows
+        found = super().compared(table, limit, limit_name)
+        rates = {one["key"]: one["gb_per_s"]["median"] for one in found if one["gb_per_s"]}
+        mapped = rates.get("safetensors") if table.source.kind == "load" else None
+        for one in found:
+            one["ratio_to_mapped"] = rates[one["key"]] / mapped if mapped and one["key"] in rates else None
+        return found
 
     def summary(self, row):
         runs = row.runs
@@ -279,7 +279,7 @@ class CheckpointRow(row.Row):
         return self.facts(time.perf_counter() - started, {})
 
     def run_async(self, folder):
-        """`seconds` are those in which the caller and its stream are kept, `background_s` all until it is on storage."""
+        """`seconds`: in which the caller and its stream are kept; `background_s`: all until it is on storage."""
         served_before = self.peer.served()
         self.start_cpu_clock()
         started = time.perf_counter()

@@ -1,11 +1,10 @@
 """gdsdata.save and load, and what else a user would save and load a checkpoint with.
 
-A peer is a class: `Peer(device, engine)` opens nothing yet. `save(state, path)` writes a dict of tensors, a file or a
-folder; where `durable` is False the bench syncs it within the time. `load(into, path)` fills tensors that are there. The
-classes under "async" have `open(folder)`, `save(step, state)`, after which the state may change, and `wait()` instead.
-`served()` counts bytes by path, where the library does.
+A peer is a class: `Peer(device, engine)` opens nothing yet. `save(state, path)` writes a dict of tensors to a file or a
+folder; where `durable` is False the bench syncs that within the time. `load(into, path)` fills tensors that are there.
+`AsyncPeer` says what those do that save behind the program. `served()` counts bytes by path, where the library does.
 
-`saves` and `loads` name the formats, "" where it does not; STOCK says who reads a format for verifying.
+`saves` and `loads` name the formats, "" where there is none; STOCK says who reads a format for verifying.
 """
 
 import importlib
@@ -160,15 +159,17 @@ class OursDcp(Ours):
         return {} if self.options == gdsdata.EngineOptions() else {"options": self.options}
 
     def save(self, state, path):
-        import gdsdata
         import torch.distributed.checkpoint as dcp
+
+        import gdsdata
 
         with self.counts:
             dcp.save(state, storage_writer=gdsdata.GDSStorageWriter(path, **self.options_given()), no_dist=True)
 
     def load(self, into, path):
-        import gdsdata
         import torch.distributed.checkpoint as dcp
+
+        import gdsdata
 
         with self.counts:
             dcp.load(into, storage_reader=gdsdata.GDSStorageReader(path, **self.options_given()), no_dist=True)
@@ -345,7 +346,8 @@ class Borrowed(CheckpointPeer):
 def borrowed(library):
     """The row of a peer of case=load that knows safetensors."""
     said = {name: getattr(library, name) for name in ("key", "name", "package")}
-    said |= {"library": library, "way_in": library.path, "setting": f"{library.setting}; its tensors are then copied on the GPU"}
+    setting = f"{library.setting}; its tensors are then copied on the GPU"
+    said |= {"library": library, "way_in": library.path, "setting": setting}
     return type(library.__name__, (Borrowed,), said)
 
 
@@ -447,8 +449,8 @@ class OursAsync(AsyncPeer):
 class TorchAsync(AsyncPeer):
     key, name = "dcp_async", "torch dcp.async_save"
     setting = (
-        f"dcp.async_save in threads, FileSystemWriter(thread_count={THREADS}, sync_files=True); one DefaultStager for all "
-        "saves, whose memory is used again: to a GPU's states pinned, with non-blocking copies, done when it returns"
+        f"dcp.async_save in threads, FileSystemWriter(thread_count={THREADS}, sync_files=True); one DefaultStager for "
+        "all saves, whose memory is used again: for a GPU pinned, with non-blocking copies; done when it returns"
     )
 
     def open(self, folder, state_bytes):
@@ -469,9 +471,7 @@ class TorchAsync(AsyncPeer):
 
         self.saved = os.path.join(self.folder, f"step-{step}")
         writer = dcp.FileSystemWriter(self.saved, thread_count=THREADS, sync_files=True)
-        self.saving = dcp.async_save(
-            {"model": state}, storage_writer=writer, async_stager=self.stager, no_dist=True
-        )
+        self.saving = dcp.async_save({"model": state}, storage_writer=writer, async_stager=self.stager, no_dist=True)
 
     def wait(self):
         self.saving.result()
@@ -498,7 +498,8 @@ def stock_tensors(folder, into):
             from safetensors.torch import load_file
 
             return {name.removeprefix("model."): tensor for name, tensor in load_file(file).items()}
-    raise ValueError(f"{folder}: no checkpoint that DCP, torch or safetensors read, but {[file.name for file in files]}")
+    names = ", ".join(file.name for file in files) or "nothing"
+    raise ValueError(f"{folder}: no checkpoint that DCP, torch or safetensors read, but {names}")
 
 
 def find(key):

@@ -15,7 +15,7 @@ import torch
 
 MAKER = 1  # raise it when made data changes, so that older data sets are made anew
 PIECE_BYTES = 16 * 2**20
-# Of `State`: words of the random base, from one tensor's first word there to the next one's, the size of a small tensor.
+# Of `State`: words of its random base, from one tensor's first word in it to the next one's, a small tensor's size.
 WORD_BYTES, BASE_WORDS, BASE_STEP, SMALL_BYTES = 8, 2**23, 104_729, 16 * 2**10
 LLMC_MAGIC, LLMC_HEADER_BYTES = 20240520, 1024  # karpathy/llm.c, dev/data/data_common.py: write_datafile
 
@@ -103,8 +103,8 @@ class Checkpoint:
 class State:
     """What a checkpoint is made of: random bits, the same on every device and in every process.
 
-    One tensor in ten is small, as norms and biases are; the others share the rest of `bytes` equally, which is so rounded
-    that every tensor is of whole 64-bit words. `dtypes` are given to them in turn.
+    One tensor in ten is small, as norms and biases are; the others share the rest of `bytes` equally. All are of whole
+    64-bit words. `dtypes` are given to them in turn.
     """
 
     bytes: int

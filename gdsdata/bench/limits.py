@@ -1,7 +1,7 @@
 """What the machine can do at most, measured in the same run and without gdsdata's engine.
 
 Memory: two threads copy (numpy releases the GIL). Disk: O_DIRECT reads and writes through the kernel's native AIO, one
-thread that keeps `depth` of them in flight: with Python threads the GIL, not the disk, would set the pace of small ones.
+thread that keeps `depth` in flight: with Python threads the GIL, not the disk, would set the pace of small ones.
 """
 
 import contextlib
@@ -125,7 +125,7 @@ def direct_alignment(path):
 def direct_io(files, requests, depth, seconds=math.inf, write=False):
     """Reads with O_DIRECT, `depth` in flight, for `seconds`; with `write`, writes all requests once, and syncs.
 
-    `requests(count)` gives the next requests as arrays (index into files, offset, length), aligned and inside the files.
+    `requests(count)` gives the next ones as arrays (index into files, offset, length), aligned and inside the files.
     Returns {"gb_per_s", "per_s", "depth", "mean_bytes"}; OSError where AIO or O_DIRECT is not to be had.
     """
     fds, aio, memory = [], None, None

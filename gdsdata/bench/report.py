@@ -317,26 +317,28 @@ def checkpoint_notes(results):
     config = results["config"]["case"]
     yield (
         f"Each row ran {config['repeats']} times in turn with the others, in a process of its own; the tables show "
-        "medians. The state is random bits, made anew before each run (one tensor in ten is of 16 KiB, the others are of "
-        "equal size)."
+        "medians. The state is random bits, made anew before each run; one tensor in ten is of 16 KiB, the others are "
+        "of equal size."
     )
     yield (
-        "Bytes: before timing, what each row saves is loaded by the format's own library (torch.load with weights_only, "
-        "safetensors, torch's DCP; else by plain reading or by the row itself) and compared bit by bit; an asynchronous "
-        "save's state is zeroed as soon as it has returned. After every load all tensors are compared; they were zeros."
+        "Bytes: before timing, what each row saves is loaded by the format's own library (torch.load with "
+        "weights_only, safetensors, torch's DCP; else by plain reading or by the row itself) and compared bit by bit; "
+        "an asynchronous save's state is zeroed as soon as it has returned. After every load all tensors, which were "
+        "zeros, are compared."
     )
     yield (
-        "save: from the call to bytes and names on storage. x limit: a file of as many bytes, its space allocated before, "
-        "written with O_DIRECT and synced; the better of two request sizes. Warm writes of the page cache that the "
-        "kernel's own threads do are in nobody's CPU seconds."
+        "save: from the call to bytes and names on storage. x limit: a file of as many bytes, its space allocated "
+        "before, written with O_DIRECT and synced; the better of two request sizes. What the kernel's own threads do "
+        "to write the page cache back is in nobody's CPU seconds."
     )
     yield (
-        "load: into tensors that are there, their memory touched. x mapped: of safetensors' row, which on the CPU copies "
-        "out of a mapped file."
+        "load: into tensors that are there, their memory touched. x mapped: of safetensors' row, which on the CPU "
+        "copies out of a mapped file."
     )
     yield (
-        "async: ms are those that save keeps the caller and what its current stream is given next; `then ms` are all until "
-        "the bytes are on storage. x limit: the state's bytes at the pace of a memory copy, on a GPU of a pinned copy."
+        "async: ms are those in which save keeps the caller and what its current stream is given next; `then ms` are "
+        "all until the bytes are on storage. x limit: the state's bytes at the pace of a memory copy, on a GPU of a "
+        "pinned copy from it."
     )
     yield from (CPU_NOTE, PEAK_NOTE, STATED_NOTE)
     yield f"{COLD_NOTE} x limit, cold: O_DIRECT reads of 1 MiB from end to end, 32 in flight."

@@ -72,7 +72,7 @@ class CheckpointSettings(CaseSettings):
     name: str = setting("checkpoint", "what is measured; the group sets it")
     work: list[str] = setting(
         ["save", "load", "async"],
-        "save: until all is on storage; load: into tensors that are there, from each state of `cache`; async: the stall",
+        "save: until all is on storage; load: into tensors that are there, in each state of `cache`; async: its stall",
     )
     state_bytes: int = setting(2 * 2**30, "what is saved, in all")
     tensors: int = setting(300, "so many tensors; one in ten is of 16 KiB, the others are of equal size")
@@ -174,7 +174,8 @@ def check(settings):
     for group, part in (("case", case), ("data", data)):
         for item in dataclasses.fields(part):
             value = getattr(part, item.name)
-            if item.name != "seed" and isinstance(value, int | float) and value <= 0:
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if item.name != "seed" and number and value <= 0:
                 raise ValueError(f"{group}.{item.name}={value}: must be more than 0")
     if case.name == "load" and case.tensor_bytes % 2:
         raise ValueError(f"case.tensor_bytes={case.tensor_bytes}: must be even, an element has 2 bytes")
