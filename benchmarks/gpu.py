@@ -8,6 +8,7 @@ extra, and whichever peers are installed. 8 GiB take some ten minutes; --small t
 import argparse
 import json
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import time
 from pathlib import Path
 
 GIB = 2**30
+HEAD = ["work", "asked", "measured", "cpu-s/GB", "served by", "first batch, ms"]
 COPY = "of the pinned copy"
 IOPS = "of the disk's IOPS"
 RECORDS = ["data=tokens", "data.seq_len=2047", "data.stride=2048", "case.batch_size=2048", "case.cold_samples=393216"]
@@ -62,14 +64,20 @@ def lines(size_bytes, in_memory):
     ]
 
 
-def run(folder, name, arguments):
-    command = [sys.executable, "-m", "gdsdata.bench", *arguments, "device=cuda", f"hydra.run.dir={folder / name}"]
+def run(folder, name, arguments, most_s=None):
+    """Its results; of one that fails, or is broken off after `most_s`, those of the tables it had done, or None."""
+    command = [sys.executable, "-m", "gdsdata.bench", *arguments, f"hydra.run.dir={folder / name}"]
     print("\n$ " + " ".join(command[1:]), flush=True)
     found = folder / name / "results.json"
     found.unlink(missing_ok=True)
-    ended = subprocess.run(command)
-    if ended.returncode != 0:
-        print(f"{name}: the bench ended with {ended.returncode}", flush=True)
+    with subprocess.Popen(command) as bench:
+        try:
+            bench.wait(most_s)
+        except subprocess.TimeoutExpired:
+            print(f"{name}: broken off after {most_s:.0f} s", flush=True)
+            bench.send_signal(signal.SIGINT)  # it ends its rows and removes its files
+    if bench.returncode != 0:
+        print(f"{name}: the bench ended with {bench.returncode}", flush=True)
     return json.loads(found.read_text()) if found.exists() else None
 
 
@@ -148,8 +156,7 @@ def first_batches(results):
     return rows
 
 
-def write(folder, rows):
-    head = ["work", "asked", "measured", "cpu-s/GB", "served by", "first batch, ms"]
+def write(folder, head, rows):
     text = "\n".join("| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *rows])
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "table.md").write_text(text + "\n")
@@ -169,13 +176,13 @@ def main():
     for name, arguments, wanted in lines(GIB if chosen.small else 8 * GIB, in_memory):
         if chosen.only and name not in chosen.only:
             continue
-        results = run(chosen.out, name, [*arguments, *chosen.bench])
+        results = run(chosen.out, name, [*arguments, "device=cuda", *chosen.bench])
         if results and name == "load-disk":
             chosen.memory_folder.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(results["data"]["safetensors"]["first_file"], in_memory)
         rows += [table_row(results, *want) for want in wanted] if results else []
         rows += first_batches(results) if results and name == "records" else []
-        write(chosen.out, rows)
+        write(chosen.out, HEAD, rows)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from gdsdata.bench import case, data, device, limits, load_peers, measure, peers, report, settings
+from gdsdata.bench import case, checkpoint_peers, data, device, limits, load_peers, measure, peers, report, settings
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 MIB = 2**20
@@ -92,7 +92,7 @@ def test_quick_run_makes_all_artefacts_and_verifies_bytes(tmp_path):
 @pytest.mark.gpu
 @pytest.mark.timeout(400)
 def test_quick_runs_on_a_gpu(tmp_path):
-    for name, extra in (("loader", []), ("load", [])):
+    for name, extra in (("loader", []), ("load", []), ("checkpoint", ["case.work=[save,load]"])):
         out = tmp_path / name
         done = bench(
             "quick=true", f"case={name}", "device=cuda", f"data.folder={tmp_path}/data", f"hydra.run.dir={out}",
@@ -102,6 +102,7 @@ def test_quick_runs_on_a_gpu(tmp_path):
         results = results_in(out)
         assert results["verified"] is True and results["device"]["model"]
         assert all(row["gb_per_s"]["median"] > 0 for row in results["rows"])
+        assert name != "checkpoint" or {row["data"] for row in results["rows"]} == {"save", "load"}
         warm = [ones for found in results["limits"].values() for table, ones in found.items() if "warm" in table]
         assert warm and all(ones["pinned_copy"]["gb_per_s"] > 0.5 for ones in warm)
         assert "pinned copy to the GPU" in (out / "report.md").read_text()
@@ -202,6 +203,219 @@ def test_own_safetensors_file_is_loaded(tmp_path):
     mine.write_bytes(b"not that at all")
     with pytest.raises(data.DataError, match="no safetensors file"):
         data.describe_safetensors(str(mine), "", "test")
+
+
+def test_quick_checkpoint_saves_and_loads_every_bit(tmp_path):
+    out, size = tmp_path / "out", 16 * MIB
+    rows = "case.rows=[gdsdata_pt,gdsdata_safetensors,torch,torch_mmap,safetensors,dcp,dcp_async]"
+    done = bench(
+        "case=checkpoint", "quick=true", rows, f"case.state_bytes={size}", "case.tensors=40", "case.overwrite=true",
+        f"data.folder={tmp_path}/data", f"hydra.run.dir={out}", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr + (out / "rows.log").read_text()
+    results = results_in(out)
+    assert results["verified"] is True and not os.listdir(tmp_path / "data"), "its files are gone"
+    found = {}
+    for row in results["rows"]:
+        found.setdefault((row["data"], row["cache"]), {})[row["key"]] = row
+        assert row["checked_bytes"] == size and row["gb_per_s"]["median"] > 0 and row["cpu_s_per_gb"]["median"] > 0
+    savers = {"gdsdata_pt", "gdsdata_safetensors", "torch", "safetensors", "dcp"}
+    assert set(found["save", "new"]) == set(found["save", "replaced"]) == savers
+    assert set(found["load", "warm"]) == savers | {"torch_mmap"} and set(found["async", "staged"]) == {"dcp_async"}
+    assert found["load", "warm"]["safetensors"]["ratio_to_mapped"] == 1.0
+    for (kind, _), keyed in found.items():
+        for key in keyed.keys() & {"gdsdata_pt", "gdsdata_safetensors"}:
+            served_bytes = sum(keyed[key]["served_bytes"].values())
+            assert size <= served_bytes < 1.02 * size, "one pass a run, by the engine's count"
+            assert keyed[key]["stated_bytes"] > 0 and kind in ("save", "load")
+    stall = found["async", "staged"]["dcp_async"]
+    assert 0 < stall["seconds"]["median"] < stall["background_s"]["median"]
+    assert stall["peak_bytes"] >= size, "the memory that it stages in counts"
+    assert any(name.startswith("direct_write_") for name in results["limits"]["save"]["bfloat16+float32, new"])
+    written = (out / "report.md").read_text()
+    for part in (
+        "save to a new file: 16 MiB of bfloat16+float32 in 40 tensors, from cpu",
+        "save over an older file",
+        "load, warm cache: 16 MiB of bfloat16+float32 in 40 tensors, to cpu",
+        "stall of an asynchronous save",
+        "| x mapped |",
+        "files were written by torch DCP (dcp), gdsdata .pt (pt), gdsdata .safetensors (safetensors)",
+    ):
+        assert part in written
+
+
+WRONG_CHECKPOINTS = """
+import torch
+from gdsdata.bench.checkpoint_peers import AsyncPeer, Safetensors, TorchSave
+
+class WrongSave(TorchSave):
+    name = "wrong save"
+    loads = ""
+
+    def save(self, state, path):
+        last = list(state)[-1]
+        changed = state[last].clone()
+        changed.view(torch.int64)[-1] ^= 1
+        super().save(state | {last: changed}, path)
+
+class WrongLoad(Safetensors):
+    name = "wrong load"
+    saves = ""
+
+    def load(self, into, path):
+        super().load(dict(list(into.items())[1:]), path)
+
+class Late(AsyncPeer):
+    name = "late"
+
+    def open(self, folder, state_bytes):
+        self.path = folder + ".pt"
+
+    def save(self, state, step):
+        self.state = state
+
+    def wait(self):
+        import os
+        os.makedirs(self.path[:-3], exist_ok=True)
+        torch.save({"model": self.state}, self.path[:-3] + "/late.pt")
+        return self.path[:-3]
+"""
+
+
+@pytest.mark.parametrize(
+    "work, peer, name, tensor",
+    [
+        ("save", "WrongSave", "wrong save", "layers.10.weight"),
+        ("load", "WrongLoad", "wrong load", "layers.0.weight"),
+        ("async", "Late", "late", "layers.0.weight"),
+    ],
+)
+def test_a_wrong_bit_of_a_checkpoint_fails_the_bench(tmp_path, monkeypatch, capsys, work, peer, name, tensor):
+    (tmp_path / "wrong_checkpoint.py").write_text(WRONG_CHECKPOINTS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    chosen = small(
+        tmp_path, settings.CheckpointSettings, case_rows=[f"wrong_checkpoint:{peer}"], case_work=[work],
+        case_cache=["warm"], case_tensors=11, case_state_bytes=MIB,
+    )  # fmt: skip
+    assert case.main(chosen, tmp_path) == 1
+    said = f"FAILED: {work}, {name}: ValueError: tensor '{tensor}': not all of its bytes are those that were saved"
+    assert said in capsys.readouterr().out
+    assert results_in(tmp_path)["rows"][0]["gb_per_s"] is None, "what fails is not timed"
+
+
+def test_a_state_is_the_same_wherever_it_is_made_and_any_other_bit_shows():
+    state = data.State(3 * MIB + 5, 25, ["bfloat16", "uint8"], 7)
+    made, again = state.make("cpu"), data.State(**state.as_dict()).make("cpu")
+    assert sum(tensor.nbytes for tensor in made.values()) == state.bytes == 3 * MIB
+    assert len(made) == 25 and {tensor.dtype for tensor in made.values()} == {torch.bfloat16, torch.uint8}
+    assert sorted(tensor.nbytes for tensor in made.values())[:2] == [data.SMALL_BYTES] * 2
+    state.check(again)
+    for name, tensor in again.items():
+        for place in (0, len(tensor) // 2, -1):
+            bits = tensor[place].clone()
+            tensor.view(torch.uint8)[place * tensor.itemsize] ^= 1
+            with pytest.raises(ValueError, match=f"tensor '{name}': not all of its bytes"):
+                state.check(again)
+            tensor[place] = bits
+    with pytest.raises(ValueError, match=r"'layers\.0\.weight': none came"):
+        state.check({})
+    with pytest.raises(ValueError, match="bytes of torch.int8 came"):
+        state.check(made | {"layers.0.weight": made["layers.0.weight"].view(torch.int8)})
+
+
+def test_tensors_larger_than_the_random_base_are_whole(monkeypatch):
+    monkeypatch.setattr(data, "BASE_WORDS", 1009)
+    state = data.State(100_000, 2, ["int64"], 0)
+    made = state.make("cpu")
+    state.check(made)
+    assert all(int((tensor == 0).sum()) == 0 for tensor in made.values())
+
+
+def test_engines_of_a_save_are_counted_and_not_kept(tmp_path):
+    from gdsdata import engine
+
+    peer, state = checkpoint_peers.Ours("cpu"), {"a": torch.ones(MIB)}
+    before = len(engine._engines)
+    peer.save(state, str(tmp_path / "a.pt"))
+    assert sum(peer.served().values()) >= 4 * MIB and peer.stated_bytes() > 0
+    peer.load(state, str(tmp_path / "a.pt"))
+    assert sum(peer.served().values()) >= 8 * MIB
+    assert len(engine._engines) == before, "kept, it would spare the next run what a user pays for"
+
+
+@pytest.mark.parametrize("file_format", ["pt", "safetensors", "dcp"])
+def test_what_an_asynchronous_save_left_is_read_by_its_formats_library(tmp_path, file_format):
+    state = data.State(MIB, 12, ["float32"], 0)
+    made, path = state.make("cpu"), str(tmp_path / "step-2" / f"x.{file_format}")
+    os.mkdir(tmp_path / "step-2")
+    if file_format == "safetensors":
+        checkpoint_peers.Safetensors("cpu").save({f"model.{name}": tensor for name, tensor in made.items()}, path)
+    else:
+        checkpoint_peers.STOCK[file_format]("cpu").save({"model": made}, path)
+    state.check(checkpoint_peers.stock_tensors(str(tmp_path), state.empty("cpu")))
+    with pytest.raises(ValueError, match="no checkpoint that DCP, torch or safetensors read, but nothing"):
+        checkpoint_peers.stock_tensors(str(tmp_path / "nothing"), state.empty("cpu"))
+
+
+def test_libraries_that_make_tensors_of_their_own_are_copied_into_those_that_are_there():
+    class Library(load_peers.LoadPeer):
+        key, setting = "library", "its load"
+
+        def load(self):
+            return {"a": torch.arange(4), "b": torch.tensor([len(self.source.path)])}
+
+    peer = checkpoint_peers.borrowed(Library)
+    into = {"b": torch.zeros(1, dtype=torch.int64), "a": torch.zeros(4, dtype=torch.int64)}
+    targets = dict(into)
+    peer("cuda").load(into, "path")
+    assert targets["a"].tolist() == [0, 1, 2, 3] and targets["b"].tolist() == [4]
+    assert peer.key == "library" and not peer.on_cpu and peer.loads == "safetensors"
+
+
+@pytest.mark.parametrize(
+    "fields, said",
+    [
+        ({"written_by": "me"}, r"case\.written_by=me: use gdsdata or stock"),
+        ({"work": ["save", "loads"]}, r"case\.work=loads: use save or load or async"),
+        ({"work": []}, r"case\.work=\[\]: name at least one of save, load, async"),
+        ({"dtypes": ["raw"]}, r"case\.dtypes=raw: use bfloat16 or"),
+        ({"state_bytes": MIB}, r"case\.state_bytes=1048576: too few for case\.tensors=300, which take 9830400 or more"),
+        ({"tensors": 0}, r"case\.tensors=0: must be more than 0"),
+    ],
+)
+def test_settings_of_a_checkpoint_that_make_no_sense_are_refused(fields, said):
+    chosen = settings.Settings(engine={}, case=settings.CheckpointSettings(**fields))
+    with pytest.raises(ValueError, match=said):
+        settings.check(chosen)
+
+
+def test_a_checkpoint_is_refused_where_files_are_given_or_the_disk_is_full(tmp_path, monkeypatch):
+    chosen = settings.Settings(engine={}, case=settings.CheckpointSettings())
+    chosen.data.path = "/x"
+    with pytest.raises(ValueError, match=r"data\.path=/x: case=checkpoint makes what it saves"):
+        settings.check(chosen)
+    monkeypatch.setattr(data.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 10 * MIB}))
+    with pytest.raises(data.DataError, match=r"10 MiB free and case\.work=\[save\] needs .* case\.state_bytes= to le"):
+        case.main(small(tmp_path, settings.CheckpointSettings), tmp_path)
+
+
+def test_raw_writes_fill_the_file_once_and_leave_none(tmp_path, monkeypatch):
+    on_disk(tmp_path)
+    path = tmp_path / "file"
+    path.write_bytes(bytes(3 * MIB + 100))
+    requests = limits.sequential_requests([path], MIB)
+    found = limits.measured("write", lambda: limits.direct_io([path], requests, 2, write=True))
+    if "unavailable" in found:
+        pytest.skip(found["unavailable"])
+    written = path.read_bytes()
+    assert all(len(set(written[at : at + 4096])) > 200 for at in range(0, 3 * MIB, 4096)), "random bytes everywhere"
+    assert written[3 * MIB :] == bytes(100)
+    path.unlink()
+    found = limits.durable_writes(tmp_path, 4 * MIB)
+    assert set(found) == {"direct_write_1024_kib_32", "direct_write_4096_kib_8"} and not os.listdir(tmp_path)
+    rate, name = limits.write_limit(found)
+    assert rate == max(one["gb_per_s"] for one in found.values()) and name.startswith("O_DIRECT write, ")
+    assert limits.write_limit({"direct_write_1_kib_2": {"unavailable": "why"}}) == (None, "why")
 
 
 def test_files_in_memory_have_no_cold_tables(tmp_path, monkeypatch):

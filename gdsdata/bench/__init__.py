@@ -5,6 +5,7 @@ loader      case=loader: shuffled batches; its runs, and how they are verified a
 peers       GDSDataset and the other loaders, behind one small interface; dali has DALI's
 load        case=load: one big file into tensors
 load_peers  read_tensor and the other ways to do that
+checkpoint  case=checkpoint: a state saved, loaded, and saved behind the program; checkpoint_peers has who does it
 process     the process of one row, as the bench sees it
 row         the same from inside
 device      the GPU: context, synchronizing, pinned memory

@@ -3,12 +3,13 @@
 Every row has a process of its own, kept over its runs, so that rows can take turns while their memory, page tables and
 imports stay apart. Commands:
 
-    {"do": "load", "case", "peer": name, "device", ...}    the rest is the case's: LoaderRow, LoadRow
+    {"do": "load", "case", "peer": name, "device", ...}    the rest is the case's: LoaderRow, LoadRow, CheckpointRow
     {"do": "verify", ...}                      compares what the row gives with plain reading
     {"do": "prepare", "touched_bytes"}         gives memory back, touches what will be wanted, warms CUDA's context
     {"do": "open", ...}                        loader, cold: times the first batch from construction, reads some more
     {"do": "run", ...}                         times from construction, or from what open left; all stays open ...
     {"do": "close"}                            ... until here, where the process tree's CPU time is taken
+    {"do": "write" | "begin" | "compare", ...} checkpoint: files to load; what a save finds; all bits of what was loaded
 
 Two more need no row: "device" says what the device is, "pinned_copy" measures copies of pinned memory to it.
 """
@@ -31,7 +32,7 @@ def trim():
 
 
 class Row:
-    """What rows of every case do; LoaderRow and LoadRow add how they open, verify and run their peer."""
+    """What rows of every case do; the case's own adds how it opens, verifies and runs its peer."""
 
     def __init__(self, key, peer_class, device_name):
         self.key, self.peer_class, self.device = key, peer_class, device_name
