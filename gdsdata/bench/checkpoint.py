@@ -218,7 +218,9 @@ class CheckpointRow(row.Row):
         device.synchronize(self.device)
 
     def drop(self):
+        """Gives the tensors' memory back to the system and the device: other rows' processes want as much."""
         self.tensors = None
+        row.trim()
         device.release(self.device)
 
     def save(self, path):

@@ -7,6 +7,7 @@ folder; where `durable` is False the bench syncs that within the time. `load(int
 `saves` and `loads` name the formats, "" where there is none; STOCK says who reads a format for verifying.
 """
 
+import contextlib
 import importlib
 import os
 import types
@@ -72,7 +73,7 @@ class Counts:
     """
 
     def __init__(self):
-        self.served, self.memory_bytes, self.engines = {}, 0, {}
+        self.before, self.most_bytes, self.engines = {}, 0, {}
 
     def __enter__(self):
         from gdsdata import engine
@@ -86,19 +87,22 @@ class Counts:
         self.engines.setdefault(id(found), (found, found.statistics()["bytes"]))
         return found
 
-    def so_far(self):
+    def served(self):
         """{route: bytes}, of all the times it was entered."""
-        counted = dict(self.served)
+        counted = dict(self.before)
         for found, before in self.engines.values():
             for route, count in found.statistics()["bytes"].items():
                 if count > before[route]:
                     counted[route] = counted.get(route, 0) + count - before[route]
         return counted
 
+    def memory_bytes(self):
+        """What the engines say that they take at most, the largest sum of those used at a time."""
+        return max(self.most_bytes, sum(found.bounce_bytes for found, _ in self.engines.values()))
+
     def __exit__(self, *_):
         self.module.shared_engine = self.shared_engine
-        self.memory_bytes = max(self.memory_bytes, sum(found.bounce_bytes for found, _ in self.engines.values()))
-        self.served = self.so_far()
+        self.before, self.most_bytes = self.served(), self.memory_bytes()
         self.engines.clear()
 
 
@@ -135,10 +139,10 @@ class Ours(CheckpointPeer):
             gdsdata.load(path, into=into, options=self.options)
 
     def served(self):
-        return self.counts.served
+        return self.counts.served()
 
     def stated_bytes(self):
-        return self.counts.memory_bytes
+        return self.counts.memory_bytes()
 
 
 class OursSafetensors(Ours):
@@ -400,6 +404,13 @@ STAGING_SPARE_BYTES = 64 * 2**20  # for what lies between tensors
 class AsyncPeer(CheckpointPeer):
     prunes = False  # removes older checkpoints itself
 
+    def __init__(self, device_name, engine=None):
+        super().__init__(device_name, engine)
+        self.opened = contextlib.ExitStack()
+
+    def close(self):
+        self.opened.close()
+
     def open(self, folder, state_bytes):
         raise NotImplementedError
 
@@ -426,10 +437,10 @@ class OursAsync(AsyncPeer):
     def open(self, folder, state_bytes):
         import gdsdata
 
-        self.folder, self.counts = folder, Counts()
-        self.counts.__enter__()
+        self.folder, self.counts = folder, self.opened.enter_context(Counts())
         staging_bytes = state_bytes + STAGING_SPARE_BYTES
         self.checkpointer = gdsdata.AsyncCheckpointer(folder, keep_last=1, staging_bytes=staging_bytes)
+        self.opened.callback(self.checkpointer.close)
 
     def save(self, state, step):
         self.handle = self.checkpointer.save(step, {"model": state})
@@ -439,11 +450,10 @@ class OursAsync(AsyncPeer):
         return self.folder
 
     def served(self):
-        return self.counts.so_far()
+        return self.counts.served()
 
-    def close(self):
-        self.checkpointer.close()
-        self.counts.__exit__()
+    def stated_bytes(self):
+        return self.counts.memory_bytes()
 
 
 class TorchAsync(AsyncPeer):
@@ -465,6 +475,7 @@ class TorchAsync(AsyncPeer):
                 use_non_blocking_copy=on_gpu,
             )
         )
+        self.opened.callback(self.stager.close)
 
     def save(self, state, step):
         import torch.distributed.checkpoint as dcp
@@ -476,9 +487,6 @@ class TorchAsync(AsyncPeer):
     def wait(self):
         self.saving.result()
         return self.saved
-
-    def close(self):
-        self.stager.close()
 
 
 ASYNC_ROWS = [OursAsync, TorchAsync]
