@@ -21,9 +21,9 @@ from pathlib import Path
 
 from . import case, checkpoint_peers, data, device, limits, measure, row
 from .checkpoint_peers import SUFFIXES
+from .load import TOUCHED_BYTES
 from .process import RowFailed
 
-TOUCHED_BYTES = 512 * 2**20
 ASYNC_STEPS = (1, 2)  # what the first save pays for memory is not timed
 
 
@@ -125,7 +125,7 @@ class Checkpoint(case.Case):
         return {"path": self.path_of(row)}
 
     def touched_bytes(self, source):
-        return TOUCHED_BYTES if device.is_cuda(self.device) else source.state.bytes + TOUCHED_BYTES
+        return TOUCHED_BYTES if device.is_cuda(self.device) else source.state.bytes + data.PIECE_BYTES
 
     def path_of(self, row):
         source = row.table.source

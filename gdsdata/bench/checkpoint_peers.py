@@ -57,6 +57,10 @@ class CheckpointPeer:
         pass
 
 
+def flat_bytes(tensor):
+    return tensor.view(-1).view(torch.uint8)
+
+
 def fill(into, tensors):
     for name, target in into.items():
         target.copy_(tensors[name])
@@ -316,9 +320,9 @@ class Kvikio(CheckpointPeer):
 
         with kvikio.CuFile(path, "w") as file:
             at, under_way = 0, []
-            for tensor in state.values():
-                under_way.append(file.pwrite(tensor, tensor.nbytes, at))
-                at += tensor.nbytes
+            for flat in map(flat_bytes, state.values()):
+                under_way.append(file.pwrite(flat, flat.nbytes, at))
+                at += flat.nbytes
             self.all_moved(path, at, under_way)
 
     def load(self, into, path):
@@ -327,7 +331,8 @@ class Kvikio(CheckpointPeer):
         source = data.describe_safetensors(path, "", "")
         with kvikio.CuFile(path, "r") as file:
             begins = {name: source.start + begin for name, (begin, _) in source.tensors.items()}
-            under_way = [file.pread(tensor, tensor.nbytes, begins[name]) for name, tensor in into.items()]
+            wanted = [(flat_bytes(tensor), begins[name]) for name, tensor in into.items()]
+            under_way = [file.pread(flat, flat.nbytes, begin) for flat, begin in wanted]
             self.all_moved(path, source.bytes, under_way)
 
     def all_moved(self, path, due_bytes, under_way):
@@ -382,7 +387,7 @@ class Plain:
     def load(self, into, path):
         with open(path, "rb", buffering=0) as file:
             for tensor in into.values():
-                data.read_exactly(file, tensor.view(torch.uint8))
+                data.read_exactly(file, flat_bytes(tensor))
 
 
 STOCK = {"raw": Plain, "pt": TorchSave, "safetensors": Safetensors, "dcp": TorchDcp}

@@ -217,7 +217,8 @@ def machine():
 
 def versions():
     found = {"python": sys.version.split()[0]}
-    libraries = r"(safetensors|instanttensor|fastsafetensors|(lib)?kvikio-cu\d+|nvidia-dali-cuda\d+)"
+    libraries = r"(safetensors|instanttensor|fastsafetensors|torchsnapshot|torch[-_.]checkpointing|"
+    libraries += r"(lib)?kvikio-cu\d+|nvidia-dali-cuda\d+)"
     found |= {
         name: one.version
         for one in metadata.distributions()
