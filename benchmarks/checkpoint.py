@@ -26,7 +26,8 @@ def lines(gpu_bytes, cpu_bytes):
 
     def arguments(device, state_bytes, work, *more):
         rows = f"case.rows=[{','.join([*OURS, *more])}]"
-        return [f"device={device}", f"case.state_bytes={state_bytes}", f"case.work=[{work}]", rows, "case.repeats=3"]
+        case = ["case=checkpoint", f"case.state_bytes={state_bytes}", f"case.work=[{work}]", "case.repeats=2"]
+        return [*case, f"device={device}", rows]
 
     stall = [("stall of an asynchronous save from a GPU", "gdsdata_async", "staged", STALL, 1.1)]
     return [
