@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import importlib.util
 import os
 import threading
@@ -99,6 +100,17 @@ def shared_engine(options: EngineOptions, device: torch.device) -> _engine.Engin
     if engine.fallback_reason:
         warn_once(engine.fallback_reason)
     return engine
+
+
+def kept_engine(options: EngineOptions, device: torch.device) -> _engine.Engine:
+    """`shared_engine`, kept for the next call: its threads and pinned memory cost more than a short one does."""
+    return _kept_engine(os.getpid(), options, device)
+
+
+@functools.lru_cache(maxsize=16)
+def _kept_engine(process: int, options: EngineOptions, device: torch.device) -> _engine.Engine:
+    """Made anew in a forked child, where the parent's does not work."""
+    return shared_engine(options, device)
 
 
 def cuda_ordinal(device: torch.device) -> int:

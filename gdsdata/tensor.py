@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 
 from gdsdata.calibration import calibrated
-from gdsdata.engine import reaches, resolved, shared_engine, stream_of
+from gdsdata.engine import kept_engine, reaches, resolved, shared_engine, stream_of
 from gdsdata.errors import EngineClosed
 from gdsdata.options import EngineOptions
 
@@ -146,7 +145,7 @@ def read_tensor(
     target = resolved("cpu" if device is None else device)
     device = target if reaches(target) else torch.device("cpu")
     path = os.fspath(path)
-    engine = _kept_engine(os.getpid(), device, calibrated(EngineOptions(), path, device, measure=False))
+    engine = kept_engine(calibrated(EngineOptions(), path, device, measure=False), device)
     tensor = torch.empty(tuple(shape), dtype=dtype, device=device)
     return _read(engine, tensor, path, offset, engine.mark(stream_of(device)), background=True).to(target)
 
@@ -167,14 +166,8 @@ def write_tensor(tensor: torch.Tensor, path: str | os.PathLike[str], offset: int
     _check_range(offset, tensor.nbytes)
     plain = _plain(tensor)
     path = os.fspath(path)
-    engine = _kept_engine(os.getpid(), plain.device, calibrated(EngineOptions(), path, plain.device, measure=False))
+    engine = kept_engine(calibrated(EngineOptions(), path, plain.device, measure=False), plain.device)
     _write(engine, plain, path, offset, engine.mark(stream_of(plain.device)), background=True)
-
-
-@functools.lru_cache(maxsize=16)
-def _kept_engine(process: int, device: torch.device, options: EngineOptions) -> Any:
-    """Kept for the next call; made anew in a forked child, where the parent's does not work."""
-    return shared_engine(options, device)
 
 
 def _read(engine: Any, tensor: torch.Tensor, path: str, offset: int, before: Any, background: bool) -> torch.Tensor:

@@ -70,11 +70,7 @@ def fill(into, tensors):
 
 
 class Counts:
-    """Counts bytes by route, and the memory, of the engines that gdsdata uses while this is entered.
-
-    save and load let go of their engines when they return. So does this: kept from call to call, an engine would spare
-    the rows what users pay for.
-    """
+    """Counts bytes by route, and the memory, of the engines that gdsdata uses while this is entered."""
 
     def __init__(self):
         self.before, self.most_bytes, self.engines = {}, 0, {}
@@ -82,12 +78,12 @@ class Counts:
     def __enter__(self):
         from gdsdata import engine
 
-        self.module, self.shared_engine = engine, engine.shared_engine
-        engine.shared_engine = self.noted
+        self.module, self.kept_engine = engine, engine.kept_engine
+        engine.kept_engine = self.noted
         return self
 
     def noted(self, options, where):
-        found = self.shared_engine(options, where)
+        found = self.kept_engine(options, where)
         self.engines.setdefault(id(found), (found, found.statistics()["bytes"]))
         return found
 
@@ -105,7 +101,7 @@ class Counts:
         return max(self.most_bytes, sum(found.bounce_bytes for found, _ in self.engines.values()))
 
     def __exit__(self, *_):
-        self.module.shared_engine = self.shared_engine
+        self.module.kept_engine = self.kept_engine
         self.before, self.most_bytes = self.served(), self.memory_bytes()
         self.engines.clear()
 

@@ -19,14 +19,13 @@ from typing import Any
 import torch
 import torch.distributed
 
-from gdsdata import engine
 from gdsdata.checkpoint import layout_torch
 from gdsdata.checkpoint.api import load_over
 from gdsdata.checkpoint.commit import Folder, Manifest, SavedFile
 from gdsdata.checkpoint.nests import mapped, places
 from gdsdata.checkpoint.reading import bytes_of_storage
 from gdsdata.checkpoint.staging import Staged, Staging, pieces
-from gdsdata.checkpoint.writing import Writing
+from gdsdata.checkpoint.writing import Writing, crc32_of_all
 from gdsdata.errors import EngineClosed, SaveAborted
 from gdsdata.options import EngineOptions
 
@@ -337,7 +336,7 @@ class _Job:
         Raises:
             IoError: it cannot be written, or space is lacking.
         """
-        found: list[list[tuple[int, int, int]]] = [[] for _ in self.layout.offsets]  # begin, length, CRC-32
+        found: list[list[tuple[int, int, int]]] = [[] for _ in self.layout.offsets]  # begin, CRC-32, length
         with Writing(path, self.layout.end, options) as writing:
             written = []
             try:
@@ -347,8 +346,9 @@ class _Job:
                 wait(written)
             for one in written:
                 for part, checksum in one.result():
-                    found[part.storage].append((part.begin, part.size_bytes, checksum))
-            writing.write_bytes(self.layout.frame([_joined(parts) for parts in found]))
+                    found[part.storage].append((part.begin, checksum, part.size_bytes))
+            checksums = [crc32_of_all(*(part[1:] for part in sorted(parts))) for parts in found]
+            writing.write_bytes(self.layout.frame(checksums))
             writing.commit()
         return self.layout.end
 
@@ -423,14 +423,6 @@ class _NoJob:
 
     def give_up(self) -> None:
         pass
-
-
-def _joined(parts: list[tuple[int, int, int]]) -> int:
-    """The CRC-32 of a storage from those of its parts: (begin, length, CRC-32)."""
-    joined = 0
-    for _, length, checksum in sorted(parts):
-        joined = engine.crc32_joined(joined, checksum, length)
-    return joined
 
 
 # ------------------------------------------------------------------------------------------------ ranks

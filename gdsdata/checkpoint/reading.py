@@ -207,7 +207,7 @@ class Reading:
     def _read(self, device: torch.device, extents: _Extents) -> None:
         paths = list(dict.fromkeys(record.path for record in extents.records))
         place = {path: i for i, path in enumerate(paths)}
-        shared = engine.shared_engine(self._options, device)
+        shared = engine.kept_engine(self._options, device)
         checksums = shared.read_many(
             engine.file_table_of(paths),
             np.array([place[record.path] for record in extents.records], np.int32),

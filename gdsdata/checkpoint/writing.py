@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import operator
+import functools
+import itertools
+import mmap
 import os
+import zlib
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -32,7 +35,8 @@ class Writing:
 
     def __init__(self, path: str, size_bytes: int, options: EngineOptions) -> None:
         self._output: engine.Output | None = engine.Output(path, size_bytes)
-        self._options = options
+        self._size_bytes, self._options = size_bytes, options
+        self._rest: list[tuple[int, bytes]] = []  # what does not fill a page, and where it goes
 
     def __enter__(self) -> Writing:
         return self
@@ -41,37 +45,95 @@ class Writing:
         self._output = None  # now, and not when an error's traceback goes
 
     def write(self, extents: Sequence[Extent], with_checksums: bool = False) -> list[int]:
-        """Each extent, and with checksums the CRC-32 of each. On a GPU it comes behind the current stream's work."""
+        """Each extent, and with checksums the CRC-32 of each. On a GPU it comes behind the current stream's work.
+
+        Whole pages of the file are written now. The rest is remembered, and `commit` writes its pages whole: parts of
+        pages would go through the page cache, and to storage one by one when the file is synced.
+        """
         checksums = [0] * len(extents)
         for device in dict.fromkeys(tensor.device for _, tensor in extents):
             places = [i for i, (_, tensor) in enumerate(extents) if tensor.device == device]
-            shared = engine.shared_engine(self._options, device)
-            found = self._output.write(
-                shared,
-                np.array([extents[i][0] for i in places], np.int64),
-                np.array([extents[i][1].nbytes for i in places], np.int64),
-                np.array([extents[i][1].data_ptr() for i in places], np.uint64),
-                with_checksums,
-                shared.mark(engine.stream_of(device)),
-                True,
-            )
-            for i, checksum in zip(places, found.tolist(), strict=False):
+            found = self._write_from(device, [extents[i] for i in places], with_checksums)
+            for i, checksum in zip(places, found, strict=False):
                 checksums[i] = checksum
         return checksums
 
     def write_bytes(self, parts: Iterable[tuple[int, bytes]]) -> None:
-        """Small parts and where they go in the file; those that follow one another are written as one."""
-        runs: list[tuple[int, bytearray]] = []
-        for offset, content in sorted(parts, key=operator.itemgetter(0)):
-            if runs and runs[-1][0] + len(runs[-1][1]) == offset:
-                runs[-1][1].extend(content)
-            else:
-                runs.append((offset, bytearray(content)))
-        self.write([(offset, torch.frombuffer(run, dtype=torch.uint8)) for offset, run in runs if run])
+        """Parts, and where they go in the file."""
+        self.write([(offset, torch.frombuffer(bytearray(content), dtype=torch.uint8)) for offset, content in parts])
 
     def commit(self) -> None:
         """Puts it on storage, and then under its name."""
+        self._write_rest()
         self._output.commit()
+
+    def _write_from(self, device: torch.device, extents: Sequence[Extent], with_checksums: bool) -> list[int]:
+        cuts = [_whole_pages(offset, tensor.nbytes) for offset, tensor in extents]
+        cut = list(zip(extents, cuts, strict=True))
+        heads = _contents_of([tensor[:begin] for (_, tensor), (begin, _) in cut])
+        tails = _contents_of([tensor[end:] for (_, tensor), (_, end) in cut])
+        for ((offset, _), (_, end)), head, tail in zip(cut, heads, tails, strict=True):
+            self._rest += [(at, content) for at, content in ((offset, head), (offset + end, tail)) if content]
+        middles = [(offset + begin, tensor[begin:end]) for (offset, tensor), (begin, end) in cut]
+        checksums = self._write_where_it_lies(device, middles, with_checksums)
+        if not with_checksums:
+            return []
+        return [
+            crc32_of_all((zlib.crc32(head), len(head)), (checksum, middle.nbytes), (zlib.crc32(tail), len(tail)))
+            for head, checksum, (_, middle), tail in zip(heads, checksums, middles, tails, strict=True)
+        ]
+
+    def _write_where_it_lies(self, device: torch.device, extents: Sequence[Extent], with_checksums: bool) -> list[int]:
+        shared = engine.kept_engine(self._options, device)
+        checksums = self._output.write(
+            shared,
+            np.array([offset for offset, _ in extents], np.int64),
+            np.array([tensor.nbytes for _, tensor in extents], np.int64),
+            np.array([tensor.data_ptr() for _, tensor in extents], np.uint64),
+            with_checksums,
+            shared.mark(engine.stream_of(device)),
+            True,
+        )
+        return checksums.tolist()
+
+    def _write_rest(self) -> None:
+        """What was remembered, in whole pages, whose other bytes are zeros."""
+        places: dict[int, int] = {}  # of each page, in the memory that it is written from
+        for offset, content in sorted(self._rest):
+            for page in range(offset // PAGE_BYTES, -(-(offset + len(content)) // PAGE_BYTES)):
+                places.setdefault(page, len(places) * PAGE_BYTES)
+        if not places:
+            return
+        memory = mmap.mmap(-1, len(places) * PAGE_BYTES)
+        for offset, content in self._rest:
+            begin = places[offset // PAGE_BYTES] + offset % PAGE_BYTES
+            memory[begin : begin + len(content)] = content
+        flat = torch.frombuffer(memory, dtype=torch.uint8)
+        extents = []
+        for _, run in itertools.groupby(places, key=lambda page: page * PAGE_BYTES - places[page]):
+            pages = list(run)
+            offset, end = pages[0] * PAGE_BYTES, min((pages[-1] + 1) * PAGE_BYTES, self._size_bytes)
+            extents.append((offset, flat[places[pages[0]] :][: end - offset]))
+        self._write_where_it_lies(flat.device, extents, with_checksums=False)
+
+
+def _whole_pages(offset: int, size_bytes: int) -> tuple[int, int]:
+    """Where in an extent the first whole page of the file begins and the last one ends; without one, its end twice."""
+    begin = -offset % PAGE_BYTES
+    end = (offset + size_bytes) // PAGE_BYTES * PAGE_BYTES - offset
+    return (begin, end) if begin < end else (size_bytes, size_bytes)
+
+
+def _contents_of(tensors: Sequence[torch.Tensor]) -> list[bytes]:
+    """Of short tensors of one device (uint8, one dimension), in one copy."""
+    ends = list(itertools.accumulate(tensor.nbytes for tensor in tensors))
+    joined = torch.cat(list(tensors)).cpu().numpy().tobytes() if tensors else b""
+    return [joined[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+
+
+def crc32_of_all(*parts: tuple[int, int]) -> int:
+    """The CRC-32 of what follows one another, from that and the length of each."""
+    return functools.reduce(lambda joined, part: engine.crc32_joined(joined, *part), parts, 0)
 
 
 def reached(flat: torch.Tensor) -> torch.Tensor:
