@@ -193,15 +193,29 @@ def file_table(index: Index) -> _engine.FileTable:
     return _engine.FileTable(index.paths, index.size_bytes, index.mtime_ns)
 
 
-def file_table_of(paths: list[str]) -> _engine.FileTable:
-    """Files as they are now: one that is replaced before it is read is an error.
+class Files:
+    """Files as they are when they are first asked for: one that is replaced before it is read is an error."""
 
-    Raises:
-        FileNotFoundError, OSError: there is none of that name.
-    """
-    found = [os.stat(path) for path in paths]
-    sizes = np.array([status.st_size for status in found], np.int64)
-    return _engine.FileTable(paths, sizes, np.array([status.st_mtime_ns for status in found], np.int64))
+    def __init__(self) -> None:
+        self._found: dict[str, os.stat_result] = {}
+        self._tables: dict[tuple[str, ...], _engine.FileTable] = {}
+        self._asking = threading.Lock()
+
+    def table_of(self, paths: list[str]) -> _engine.FileTable:
+        """These files; the same for the same ones, so that it is mapped once.
+
+        Raises:
+            FileNotFoundError, OSError: there is none of that name.
+        """
+        with self._asking:
+            for path in paths:
+                if path not in self._found:
+                    self._found[path] = os.stat(path)
+            if tuple(paths) not in self._tables:
+                sizes = np.array([self._found[path].st_size for path in paths], np.int64)
+                times = np.array([self._found[path].st_mtime_ns for path in paths], np.int64)
+                self._tables[tuple(paths)] = _engine.FileTable(paths, sizes, times)
+            return self._tables[tuple(paths)]
 
 
 def residence_of(engine: _engine.Engine, files: _engine.FileTable, index: Index) -> _engine.Residence:

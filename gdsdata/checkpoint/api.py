@@ -12,7 +12,7 @@ import torch
 
 from gdsdata import engine
 from gdsdata.checkpoint import layout_safetensors, layout_torch
-from gdsdata.checkpoint.nests import LEFT_OUT, Path, Place, mapped, name_of, places
+from gdsdata.checkpoint.nests import LEFT_OUT, Path, mapped, name_of, places
 from gdsdata.checkpoint.reading import Reading, Stored
 from gdsdata.errors import CorruptData
 from gdsdata.options import EngineOptions
@@ -109,9 +109,15 @@ def load(
     targets = [place for place in places(into) if matches(place.path)]
     if strict:
         _check_names(path, {place.path for place in targets}, set(leaves))
-    for place in targets:
-        if place.path in leaves:
-            _fill(place, stored_of(place.path, leaves[place.path]), path, reading, dtype)
+    found = [(place, stored_of(place.path, leaves[place.path])) for place in targets if place.path in leaves]
+    for place, leaf in found:  # all, before the first is changed
+        if isinstance(place.leaf, torch.Tensor) or isinstance(leaf, (Stored, torch.Tensor)):
+            _check_fits(path, name_of(place.path), place.leaf, leaf, dtype)
+    for place, leaf in found:
+        if isinstance(place.leaf, torch.Tensor):
+            _fill_tensor(place.leaf, leaf, name_of(place.path), reading)
+        else:
+            reading.afterwards(functools.partial(place.replace, leaf))
     reading.run()
     return into
 
@@ -136,8 +142,10 @@ def load_over(
     Raises:
         ValueError: a name is not in the file, or something of ``strict`` differs.
     """
-    archive = _archive_of(path)
-    saved = None if archive is None else layout_torch.unpickle_structure(archive)
+    try:
+        saved = layout_torch.unpickle_structure(layout_torch.open_archive(path))
+    except layout_torch.NotPlain:
+        saved = None
     if saved is None:  # torch has to make it
         saved = load(path, verify=verify, weights_only=weights_only, options=options)
     lost = [name for name in targets if not isinstance(saved, dict) or name not in saved]
@@ -194,10 +202,13 @@ def _kind_of(path: str) -> str:
 
 
 def _load_torch(path: str, reading: Reading, device: torch.device, weights_only: bool) -> Any:
-    archive = _archive_of(path)
-    if archive is None:
+    try:
+        archive = layout_torch.open_archive(path)
+        devices = [device] * len(archive.storages)
+    except layout_torch.NotPlain as why:
+        _read_by_torch(path, why)
         return torch.load(path, map_location=device, weights_only=weights_only)
-    storages = layout_torch.read_storages(archive, reading, [device] * len(archive.storages))
+    storages = layout_torch.read_storages(archive, reading, devices)
     reading.run()
     return layout_torch.unpickle(archive, storages, weights_only)
 
@@ -220,18 +231,20 @@ def _as_it_is(place: Path, leaf: Any) -> Any:
 
 def _structure_of_torch(path: str, weights_only: bool) -> tuple[Any, Callable[[Path, Any], Any]]:
     """Tensors have no values yet, but where torch had to read the file."""
-    archive = _archive_of(path)
-    if archive is None:
+    try:
+        archive = layout_torch.open_archive(path)
+        if (structure := layout_torch.unpickle_structure(archive)) is not None:
+            return structure, _as_it_is
+        # Memory that is not touched costs nothing.
+        storages = [torch.UntypedStorage(saved.size_bytes) for saved in archive.storages]
+    except layout_torch.NotPlain as why:
+        _read_by_torch(path, why)
         return torch.load(path, map_location="cpu", weights_only=weights_only), _as_it_is
-    if (structure := layout_torch.unpickle_structure(archive)) is not None:
-        return structure, _as_it_is
-    # Memory that is not touched costs nothing.
-    storages = [torch.UntypedStorage(saved.size_bytes) for saved in archive.storages]
     for storage in storages:
         if storage.nbytes() < _READ_WHILE_BUILT_BYTES:
             storage.fill_(0)
     records = {
-        storage._cdata: archive.records[f"data/{saved.key}"]
+        storage._cdata: archive.record_of(saved)
         for storage, saved in zip(storages, archive.storages, strict=True)
     }
 
@@ -251,13 +264,8 @@ def _structure_of_torch(path: str, weights_only: bool) -> tuple[Any, Callable[[P
     return layout_torch.unpickle(archive, storages, weights_only), stored
 
 
-def _archive_of(path: str) -> layout_torch.Archive | None:
-    """None, with a warning, where torch has to read the file."""
-    try:
-        return layout_torch.open_archive(path)
-    except layout_torch.NotPlain as why:
-        engine.warn_once(f"'{os.path.basename(path)}' is read by torch.load: {why}")
-        return None
+def _read_by_torch(path: str, why: layout_torch.NotPlain) -> None:
+    engine.warn_once(f"'{os.path.basename(path)}' is read by torch.load: {why}")
 
 
 # ------------------------------------------------------------------------------------------------ what was asked for
@@ -276,14 +284,6 @@ def _make(chosen: Any, reading: Reading, device: torch.device, dtype: torch.dtyp
         return tensor.to(device, dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype)
 
     return mapped(chosen, made)
-
-
-def _fill(place: Place, leaf: Any, path: str, reading: Reading, dtype: torch.dtype | None) -> None:
-    target, name = place.leaf, name_of(place.path)
-    if not isinstance(target, torch.Tensor) and not isinstance(leaf, (Stored, torch.Tensor)):
-        return reading.afterwards(functools.partial(place.replace, leaf))
-    _check_fits(path, name, target, leaf, dtype)
-    return _fill_tensor(target, leaf, name, reading)
 
 
 def _fill_tensor(target: torch.Tensor, leaf: Stored | torch.Tensor, name: str, reading: Reading) -> None:

@@ -61,13 +61,32 @@ class Archive:
         path: of the file that it is, or is a part of.
         records: by name without the archive's own ("data.pkl", "data/0").
         pickled: the content of "data.pkl".
-        storages: in the order in which torch asks for them while it unpickles.
     """
 
     path: str
     records: dict[str, Record]
     pickled: bytes
-    storages: list[SavedStorage]
+
+    @functools.cached_property
+    def storages(self) -> list[SavedStorage]:
+        """In the order in which torch asks for them while it unpickles.
+
+        Raises:
+            NotPlain: torch.load has to find out.
+            CorruptData: one of them is not in the file.
+        """
+        storages = _storages_of(self.pickled)
+        for storage in storages:
+            self.record_of(storage)
+        return storages
+
+    def record_of(self, storage: SavedStorage) -> Record:
+        record = self.records.get(f"data/{storage.key}")
+        if record is None or record.size_bytes != storage.size_bytes:
+            there = "is not there" if record is None else f"has {record.size_bytes} bytes"
+            message = f"'{self.path}': storage {storage.key} of {storage.size_bytes} bytes {there}"
+            raise CorruptData(message, self.path)
+        return record
 
 
 class NotPlain(Exception):
@@ -88,7 +107,7 @@ def open_archive(path: str) -> Archive:
         FileNotFoundError, OSError: the file is not to be had.
     """
     with open(path, "rb") as file:
-        return _archive_of(path, *_contents_of(Slice(path, file.fileno(), 0, os.fstat(file.fileno()).st_size)))
+        return Archive(path, *_contents_of(Slice(path, file.fileno(), 0, os.fstat(file.fileno()).st_size)))
 
 
 def open_tensor(archive: Slice) -> Stored:
@@ -102,7 +121,7 @@ def open_tensor(archive: Slice) -> Stored:
     record = records.get("data/0")
     found = None if record is None else _tensor_of(pickled, record.size_bytes)
     if record is None or found is None:
-        _archive_of(archive.path, records, pickled)  # says what is wrong, where something is
+        _ = Archive(archive.path, records, pickled).storages  # says what is wrong, where something is
         raise NotPlain("it is no plain tensor")
     return Stored(record, found.offset, found.dtype, found.shape, found.stride)
 
@@ -111,7 +130,7 @@ def open_tensor(archive: Slice) -> Stored:
 def _tensor_of(pickled: bytes, size_bytes: int) -> Stored | None:
     """On a record of ``size_bytes`` that is nowhere; None where it is no plain tensor, or a damaged one."""
     try:
-        found = unpickle_structure(_archive_of("", {"data/0": Record("", 0, size_bytes)}, pickled))
+        found = unpickle_structure(Archive("", {"data/0": Record("", 0, size_bytes)}, pickled))
     except (CorruptData, NotPlain):
         return None
     return found if isinstance(found, Stored) else None
@@ -181,7 +200,7 @@ def read_storages(
     made = []
     for saved, device in zip(archive.storages, devices, strict=True):
         storage = torch.UntypedStorage(saved.size_bytes, device=device)
-        reading.bytes_into(bytes_of_storage(storage), archive.records[f"data/{saved.key}"], 0, f"storage {saved.key}")
+        reading.bytes_into(bytes_of_storage(storage), archive.record_of(saved), 0, f"storage {saved.key}")
         made.append(storage)
     return made
 
@@ -197,10 +216,13 @@ def unpickle(archive: Archive, storages: Sequence[torch.UntypedStorage], weights
         CorruptData: a tensor reaches beyond its storage.
     """
 
-    def rebuild(i: int, stored: Stored, requires_grad: bool) -> torch.Tensor:
-        empty = torch.empty(0, dtype=stored.dtype, device=storages[i].device)
+    by_key = {saved.key: storage for saved, storage in zip(archive.storages, storages, strict=True)}
+
+    def rebuild(saved: SavedStorage, stored: Stored, requires_grad: bool) -> torch.Tensor:
+        storage = by_key[saved.key]
+        empty = torch.empty(0, dtype=stored.dtype, device=storage.device)
         first = stored.offset // stored.dtype.itemsize
-        return empty.set_(storages[i], first, stored.shape, stored.stride).requires_grad_(requires_grad)
+        return empty.set_(storage, first, stored.shape, stored.stride).requires_grad_(requires_grad)
 
     try:
         return _unpickle_plain(archive, rebuild, torch.nn.Parameter)
@@ -215,7 +237,7 @@ def unpickle_structure(archive: Archive) -> Any | None:
         CorruptData: a tensor reaches beyond its storage.
     """
     try:
-        return _unpickle_plain(archive, lambda i, stored, _: stored, lambda stored, _: stored)
+        return _unpickle_plain(archive, lambda _, stored, __: stored, lambda stored, _: stored)
     except _Unusual:
         return None
 
@@ -256,32 +278,30 @@ class _Made:
 
 
 def _unpickle_plain(
-    archive: Archive, rebuild: Callable[[int, Stored, bool], Any], make_parameter: Callable[[Any, bool], Any]
+    archive: Archive, rebuild: Callable[[SavedStorage, Stored, bool], Any], make_parameter: Callable[[Any, bool], Any]
 ) -> Any:
-    """The object, with ``rebuild(i, stored, requires_grad)`` for a tensor on ``archive.storages[i]``, and
+    """The object, with ``rebuild(storage, stored, requires_grad)`` for a tensor, and
     ``make_parameter(tensor, requires_grad)``.
 
     Raises:
         _Unusual: torch has to do it.
-        CorruptData: a tensor reaches beyond its storage.
+        CorruptData: a storage is not in the file, or a tensor reaches beyond its.
     """
     if not archive.pickled.startswith(_PROTOCOL):
         raise _Unusual
-    index_of = {storage.key: i for i, storage in enumerate(archive.storages)}
+    storages: dict[str, SavedStorage] = {}
 
     def tensor(storage: Any, offset: int, shape: Any, stride: Any, requires_grad: bool, hooks: Any, *more: Any) -> Any:
-        i, dtype = storage
         if hooks or more:  # more: it is a conjugate or a negative view
             raise _Unusual
-        return rebuild(i, _within(archive, i, dtype, offset, shape, stride), requires_grad)
+        return rebuild(storage, _within(archive, storage, storage.dtype, offset, shape, stride), requires_grad)
 
     def tensor_of_newer_dtype(
         storage: Any, offset: int, shape: Any, stride: Any, requires_grad: bool, hooks: Any, dtype: Any, *more: Any
     ) -> Any:
-        i, _ = storage
         if hooks or more or not isinstance(dtype, torch.dtype):
             raise _Unusual
-        return rebuild(i, _within(archive, i, dtype, offset, shape, stride), requires_grad)
+        return rebuild(storage, _within(archive, storage, dtype, offset, shape, stride), requires_grad)
 
     def parameter(data: Any, requires_grad: bool, hooks: Any) -> Any:
         if hooks:
@@ -299,12 +319,15 @@ def _unpickle_plain(
     known |= {("torch", name): getattr(torch, name) for name in _NEWER_DTYPES if hasattr(torch, name)}
 
     class Plain(pickle.Unpickler):
-        def persistent_load(self, saved: Any) -> tuple[int, torch.dtype]:
-            _, dtype, key, _, _ = saved
-            i = index_of[key]
-            if archive.storages[i].dtype != dtype:  # torch gives a storage of its own to each dtype
+        def persistent_load(self, saved: Any) -> SavedStorage:
+            _, dtype, key, location, elements = saved
+            storage = storages.get(key)
+            if storage is None:
+                storage = storages[key] = SavedStorage(key, dtype, elements * dtype.itemsize, location)
+                archive.record_of(storage)
+            if storage.dtype != dtype or location == "meta":  # torch gives a storage of its own to each dtype
                 raise _Unusual
-            return i, dtype
+            return storage
 
         def find_class(self, module: str, name: str) -> Any:
             if (module, name) not in known:
@@ -319,8 +342,9 @@ def _unpickle_plain(
         raise _Unusual from error
 
 
-def _within(archive: Archive, i: int, dtype: torch.dtype, offset: int, shape: Any, stride: Any) -> Stored:
-    storage = archive.storages[i]
+def _within(
+    archive: Archive, storage: SavedStorage, dtype: torch.dtype, offset: int, shape: Any, stride: Any
+) -> Stored:
     record = archive.records[f"data/{storage.key}"]
     stored = Stored(record, offset * dtype.itemsize, dtype, tuple(shape), tuple(stride), storage.location)
     least = min((offset, *stored.shape, *stored.stride))
@@ -454,16 +478,6 @@ def _contents_of(archive: Slice) -> tuple[dict[str, Record], bytes]:
     if order != sys.byteorder.encode():
         raise NotPlain(f"its byte order is {order.decode(errors='replace')}")
     return {name.removeprefix(prefix): record for name, record in records.items()}, contents["data.pkl"]
-
-
-def _archive_of(path: str, records: dict[str, Record], pickled: bytes) -> Archive:
-    storages = _storages_of(pickled)
-    for storage in storages:
-        record = records.get(f"data/{storage.key}")
-        if record is None or record.size_bytes != storage.size_bytes:
-            there = "is not there" if record is None else f"has {record.size_bytes} bytes"
-            raise CorruptData(f"'{path}': storage {storage.key} of {storage.size_bytes} bytes {there}", path)
-    return Archive(path, records, pickled, storages)
 
 
 def _records_of(archive: Slice) -> tuple[dict[str, Record], str]:

@@ -6,7 +6,9 @@ import functools
 import math
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -91,10 +93,19 @@ class _Extents:
     sizes_bytes: list[int] = field(default_factory=list)
     addresses: list[int] = field(default_factory=list)
     targets: list[torch.Tensor] = field(default_factory=list)  # kept until they are read
+    bytes: int = 0
+
+
+# So much is read while the rest is still collected.
+_BATCH_BYTES = 256 << 20
+_BATCHES_AT_A_TIME = 4
 
 
 class Reading:
     """Collects what is to be read, reads it, and then does what had to wait for it.
+
+    Whoever finds that something is not as it should be says so before it asks for the first byte: reading may begin
+    with any call.
 
     Args:
         options: of the engine.
@@ -108,6 +119,9 @@ class Reading:
         self._options, self._verify = options, verify
         self._by_device: dict[torch.device, _Extents] = {}
         self._afterwards: list[Callable[[], object]] = []
+        self._batches = ThreadPoolExecutor(_BATCHES_AT_A_TIME, thread_name_prefix="gdsdata-read")  # made when needed
+        self._begun: list[Future[None]] = []
+        self._files = engine.Files()
         self.own_bytes = 0
 
     def bytes_into(self, target: torch.Tensor, record: Record, offset: int, name: str) -> None:
@@ -126,6 +140,10 @@ class Reading:
         extents.sizes_bytes.append(target.nbytes)
         extents.addresses.append(target.data_ptr())
         extents.targets.append(target)
+        extents.bytes += target.nbytes
+        if extents.bytes >= _BATCH_BYTES:
+            call = self._reader_of(device, self._by_device.pop(device))
+            self._begun.append(self._batches.submit(call))
 
     def tensor_into(self, target: torch.Tensor, stored: Stored, name: str) -> None:
         """A tensor's values into another of its shape, cast where dtypes differ.
@@ -138,6 +156,8 @@ class Reading:
             return
         plain = target.layout == torch.strided and not target.is_conj() and not target.is_neg()
         if plain and target.dtype == stored.dtype:
+            if target.is_contiguous() and target.stride() == stored.stride:
+                return self.bytes_into(bytes_of(target), stored.record, stored.offset, name)
             rows = _Rows(stored, target.stride())
             if not rows.sizes:
                 return self.bytes_into(bytes_of(target), stored.record, stored.offset, name)
@@ -199,23 +219,32 @@ class Reading:
             FileNotFoundError, IoError: a file is not to be had.
             CorruptData: a file ends too early, or a checksum differs; it names the tensor.
         """
-        for device, extents in self._by_device.items():
-            self._read(device, extents)
+        try:
+            for device, extents in self._by_device.items():
+                self._reader_of(device, extents)()
+        finally:
+            self._batches.shutdown()  # when all of them have ended
+        for batch in self._begun:
+            batch.result()
         for call in self._afterwards:
             call()
 
-    def _read(self, device: torch.device, extents: _Extents) -> None:
+    def _reader_of(self, device: torch.device, extents: _Extents) -> Callable[[], None]:
+        """What reads them, in any thread, behind what the current stream of this one has been given."""
+        shared = engine.kept_engine(self._options, device)
+        return functools.partial(self._read, extents, shared, shared.mark(engine.stream_of(device)))
+
+    def _read(self, extents: _Extents, shared: Any, before: Any) -> None:
         paths = list(dict.fromkeys(record.path for record in extents.records))
         place = {path: i for i, path in enumerate(paths)}
-        shared = engine.kept_engine(self._options, device)
         checksums = shared.read_many(
-            engine.file_table_of(paths),
+            self._files.table_of(paths),
             np.array([place[record.path] for record in extents.records], np.int32),
             np.array(extents.offsets, np.int64),
             np.array(extents.sizes_bytes, np.int64),
             np.array(extents.addresses, np.uint64),
             self._verify,
-            shared.mark(engine.stream_of(device)),
+            before,
             True,
         )
         unknown = set()
