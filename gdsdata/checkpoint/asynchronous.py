@@ -304,6 +304,8 @@ class _Job:
         self._staging = staging
         self._staged: queue.SimpleQueue[Staged | BaseException | None] = queue.SimpleQueue()
         self._off = threading.Event()  # nobody will write what is staged
+        # Writing begins when the state is staged, or has no room: two threads that ask for the GIL hold each other up.
+        self._begun = threading.Event()
 
     def stage(self) -> None:
         """Copies the state, as fast as there is room; ends early where its save has failed."""
@@ -311,7 +313,7 @@ class _Job:
         try:
             sizes = [one.nbytes for one in self._storages]
             for piece in pieces(self.layout.offsets, sizes, self._staging.piece_bytes):
-                memory = self._staging.take(self._off.is_set)
+                memory = self._staging.take(self._off.is_set, self._begun.set)
                 if memory is None:
                     return
                 last = Staged(piece, memory)
@@ -327,6 +329,7 @@ class _Job:
         finally:
             self._storages = []
             self._staged.put(None)
+            self._begun.set()
             if self._off.is_set():
                 self.give_up()
 
@@ -363,6 +366,7 @@ class _Job:
                     self._staging.give_back(staged.memory)
 
     def _pieces(self) -> Iterator[Staged]:
+        self._begun.wait()
         while (staged := self._staged.get()) is not None:
             if isinstance(staged, BaseException):
                 raise RuntimeError(f"the state could not be copied: {staged!r}") from staged

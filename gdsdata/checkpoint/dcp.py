@@ -14,7 +14,7 @@ import os
 import pickle
 import uuid
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -225,23 +225,26 @@ class GDSStorageReader(FileSystemReader):
         self._headers: dict[tuple[str, int], dict[str, Stored]] = {}  # of safetensors files
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        values = Reading(self.options, verify=False)  # DCP has no checksums of what is no tensor
         reading = Reading(self.options, self.verify)
-        stored = self._stored_tensors([item for item in plan.items if item.type == LoadItemType.TENSOR])
+        stored: dict[MetadataIndex, Stored | None] = {}
         left_to_torch = []
-        for item in plan.items:
-            info = self.storage_data[item.storage_index]
-            if info.transform_descriptors or stored.get(item.storage_index, True) is None:
-                left_to_torch.append(item)
-            elif item.type == LoadItemType.BYTE_IO:
-                self._read_bytes(item, info, planner, values)
-            else:
-                _read_tensor(item, stored[item.storage_index], planner, reading)
-            if reading.own_bytes >= _OWN_BYTES:
-                reading.run()
-                reading = Reading(self.options, self.verify)
+        with contextlib.ExitStack() as files:
+            tensors = (item for item in plan.items if item.type == LoadItemType.TENSOR)
+            archives = self._archives((item.storage_index for item in tensors), files)
+            for item in plan.items:
+                index, info = item.storage_index, self.storage_data[item.storage_index]
+                if index in archives and index not in stored:
+                    stored[index] = self._stored_tensor(index, archives[index])
+                if info.transform_descriptors or stored.get(index, True) is None:
+                    left_to_torch.append(item)
+                elif item.type == LoadItemType.BYTE_IO:
+                    self._read_bytes(item, info, planner, reading)
+                else:
+                    _read_tensor(item, stored[index], planner, reading)
+                if reading.own_bytes >= _OWN_BYTES:
+                    reading.run()
+                    reading = Reading(self.options, self.verify)
         reading.run()
-        values.run()
         if left_to_torch:
             super().read_data(LoadPlan(left_to_torch, plan.storage_data, plan.planner_data), planner)
         return _done(None)
@@ -254,20 +257,21 @@ class GDSStorageReader(FileSystemReader):
         reading.bytes_into(content, Record(self._path_of(info), info.offset, info.length), 0, item.storage_index.fqn)
         reading.afterwards(lambda: planner.load_bytes(item, io.BytesIO(content.numpy())))
 
-    def _stored_tensors(self, items: Sequence[ReadItem]) -> dict[MetadataIndex, Stored | None]:
-        """Where each tensor lies; None: torch has to read it."""
-        infos = {item.storage_index: self.storage_data[item.storage_index] for item in items}
-        with contextlib.ExitStack() as files:
-            paths = dict.fromkeys(map(self._path_of, infos.values()))
-            descriptors = {path: files.enter_context(open(path, "rb")).fileno() for path in paths}
-            sizes = {path: os.fstat(descriptor).st_size for path, descriptor in descriptors.items()}
-            archives = {}
-            for index, info in infos.items():
-                path = self._path_of(info)
-                _check_size(index, info, path, sizes[path])
-                archives[index] = layout_torch.Slice(path, descriptors[path], info.offset, info.length)
-                archives[index].ask_for_ends()  # all, before the first is waited for
-            return {index: self._stored_tensor(index, archive) for index, archive in archives.items()}
+    def _archives(
+        self, indices: Iterable[MetadataIndex], files: contextlib.ExitStack
+    ) -> dict[MetadataIndex, layout_torch.Slice]:
+        """Each tensor's, in files that stay open as long as ``files``."""
+        infos = {index: self.storage_data[index] for index in indices}
+        paths = dict.fromkeys(map(self._path_of, infos.values()))
+        descriptors = {path: files.enter_context(open(path, "rb")).fileno() for path in paths}
+        sizes = {path: os.fstat(descriptor).st_size for path, descriptor in descriptors.items()}
+        archives = {}
+        for index, info in infos.items():
+            path = self._path_of(info)
+            _check_size(index, info, path, sizes[path])
+            archives[index] = layout_torch.Slice(path, descriptors[path], info.offset, info.length)
+            archives[index].ask_for_ends()  # of all, before the first is waited for
+        return archives
 
     def _stored_tensor(self, index: MetadataIndex, archive: layout_torch.Slice) -> Stored | None:
         if self.storage_data[index].transform_descriptors:

@@ -105,7 +105,7 @@ class Staging:
         self._spare: list[torch.Tensor] = []
         self._changed = threading.Condition()
 
-    def take(self, is_off: Callable[[], bool]) -> torch.Tensor | None:
+    def take(self, is_off: Callable[[], bool], before_waiting: Callable[[], object]) -> torch.Tensor | None:
         """A buffer, as soon as there is one; None as soon as ``is_off()``."""
         with self._changed:
             while not is_off():
@@ -114,6 +114,7 @@ class Staging:
                 if self._made < self._most:
                     self._made += 1
                     break
+                before_waiting()
                 self._changed.wait(0.05)
             else:
                 return None
