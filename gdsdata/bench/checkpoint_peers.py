@@ -477,13 +477,22 @@ class TorchAsync(AsyncPeer):
             )
         )
         self.opened.callback(self.stager.close)
+        try:
+            self.stager.stage({"model": {"x": torch.zeros(1, device=self.device)}})
+        except KeyError:  # torch 2.11's with tensors on a GPU
+            self.stager = None
+            self.setting += "; here by the writer's own staging, cache_staged_state_dict=True: the stager fails"
 
     def save(self, state, step):
         import torch.distributed.checkpoint as dcp
 
         self.saved = os.path.join(self.folder, f"step-{step}")
-        writer = dcp.FileSystemWriter(self.saved, thread_count=THREADS, sync_files=True)
-        self.saving = dcp.async_save({"model": state}, storage_writer=writer, async_stager=self.stager, no_dist=True)
+        cached = self.stager is None
+        writer = dcp.FileSystemWriter(
+            self.saved, thread_count=THREADS, sync_files=True, cache_staged_state_dict=cached
+        )
+        more = {} if cached else {"async_stager": self.stager}
+        self.saving = dcp.async_save({"model": state}, storage_writer=writer, no_dist=True, **more)
 
     def wait(self):
         self.saving.result()

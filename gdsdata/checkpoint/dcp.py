@@ -263,7 +263,7 @@ class GDSStorageReader(FileSystemReader):
         """Each tensor's, in files that stay open as long as ``files``."""
         infos = {index: self.storage_data[index] for index in indices}
         paths = dict.fromkeys(map(self._path_of, infos.values()))
-        descriptors = {path: files.enter_context(open(path, "rb")).fileno() for path in paths}
+        descriptors = {path: files.enter_context(open(path, "rb")).fileno() for path in paths}  # noqa: SIM115
         sizes = {path: os.fstat(descriptor).st_size for path, descriptor in descriptors.items()}
         archives = {}
         for index, info in infos.items():

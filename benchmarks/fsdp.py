@@ -1,0 +1,91 @@
+"""An FSDP2 model saved and loaded by DCP on gdsdata's engine, on any number of GPUs, beside torch's own storage.
+
+    torchrun --nproc-per-node=2 benchmarks/fsdp.py save FOLDER
+    python benchmarks/fsdp.py load FOLDER           # on one
+    python benchmarks/fsdp.py save OTHER
+    torchrun --nproc-per-node=2 benchmarks/fsdp.py load OTHER
+
+`load` compares every parameter and every moment of AdamW with what `save` made, bit for bit.
+"""
+
+import argparse
+import os
+import time
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.fsdp import fully_shard
+
+import gdsdata
+
+LAYERS, WIDTH = 12, 4096  # 0.8 GB of float32 parameters, and twice as much of AdamW's state
+
+
+def trained(seed, device):
+    """The state of a sharded model with one step of its optimizer behind it."""
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH, device=device) for _ in range(LAYERS)))
+    for layer in (*model, model):
+        fully_shard(layer)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for parameter in model.parameters():
+        parameter.grad = parameter.detach() * 0.5
+    optimizer.step()
+    return {"model": model.state_dict(), "optimizer": optimizer.state_dict()["state"]}
+
+
+def leaves(nest):
+    return torch.utils._pytree.tree_leaves(nest)
+
+
+def timed(call, state_bytes):
+    dist.barrier()
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    call()
+    torch.cuda.synchronize()
+    dist.barrier()
+    seconds = time.perf_counter() - started
+    return f"{state_bytes / seconds / 1e9:.2f} GB/s ({seconds:.2f} s)"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("work", choices=["save", "load"])
+    parser.add_argument("folder")
+    args = parser.parse_args()
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost"}.items():
+        os.environ.setdefault(name, value)
+    os.environ.setdefault("MASTER_PORT", "29511")
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device)
+    state = trained(0, device)
+    state_bytes = sum(leaf.full_tensor().nbytes if hasattr(leaf, "full_tensor") else leaf.nbytes for leaf in leaves(state))
+    lines = []
+    for name, writer, reader in (
+        ("gdsdata", gdsdata.GDSStorageWriter, gdsdata.GDSStorageReader),
+        ("torch", dcp.FileSystemWriter, dcp.FileSystemReader),
+    ):
+        path = os.path.join(args.folder, name)
+        if args.work == "save":
+            lines.append(f"{name}: saved at {timed(lambda: dcp.save(state, storage_writer=writer(path)), state_bytes)}")
+            continue
+        for of in ("gdsdata", "torch"):
+            found = trained(1, device)
+            where = os.path.join(args.folder, of)
+            lines.append(
+                f"{name}: what {of} wrote, loaded at "
+                + timed(lambda: dcp.load(found, storage_reader=reader(where)), state_bytes)
+            )
+            for expected, got in zip(leaves(state), leaves(found), strict=True):
+                local = [leaf.to_local() if hasattr(leaf, "to_local") else leaf for leaf in (expected, got)]
+                assert torch.equal(*local), "what was loaded is not what was saved"
+    if dist.get_rank() == 0:
+        print(f"{args.work} on {dist.get_world_size()} ranks, {state_bytes / 1e9:.2f} GB", *lines, sep="\n  ", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
