@@ -9,6 +9,7 @@
 """
 
 import argparse
+import functools
 import os
 import time
 
@@ -62,7 +63,7 @@ def main():
     torch.cuda.set_device(device)
     dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device)
     state = trained(0, device)
-    state_bytes = sum(leaf.full_tensor().nbytes if hasattr(leaf, "full_tensor") else leaf.nbytes for leaf in leaves(state))
+    state_bytes = sum(leaf.nbytes for leaf in leaves(state))  # of a DTensor, all of it
     lines = []
     for name, writer, reader in (
         ("gdsdata", gdsdata.GDSStorageWriter, gdsdata.GDSStorageReader),
@@ -70,20 +71,20 @@ def main():
     ):
         path = os.path.join(args.folder, name)
         if args.work == "save":
-            lines.append(f"{name}: saved at {timed(lambda: dcp.save(state, storage_writer=writer(path)), state_bytes)}")
+            rate = timed(functools.partial(dcp.save, state, storage_writer=writer(path)), state_bytes)
+            lines.append(f"{name}: saved at {rate}")
             continue
         for of in ("gdsdata", "torch"):
             found = trained(1, device)
-            where = os.path.join(args.folder, of)
-            lines.append(
-                f"{name}: what {of} wrote, loaded at "
-                + timed(lambda: dcp.load(found, storage_reader=reader(where)), state_bytes)
-            )
+            of_it = reader(os.path.join(args.folder, of))
+            rate = timed(functools.partial(dcp.load, found, storage_reader=of_it), state_bytes)
+            lines.append(f"{name}: what {of} wrote, loaded at {rate}")
             for expected, got in zip(leaves(state), leaves(found), strict=True):
                 local = [leaf.to_local() if hasattr(leaf, "to_local") else leaf for leaf in (expected, got)]
                 assert torch.equal(*local), "what was loaded is not what was saved"
     if dist.get_rank() == 0:
-        print(f"{args.work} on {dist.get_world_size()} ranks, {state_bytes / 1e9:.2f} GB", *lines, sep="\n  ", flush=True)
+        title = f"{args.work} on {dist.get_world_size()} ranks, {state_bytes / 1e9:.2f} GB"
+        print(title, *lines, sep="\n  ", flush=True)
     dist.destroy_process_group()
 
 
