@@ -461,7 +461,8 @@ class TorchAsync(AsyncPeer):
     key, name = "dcp_async", "torch dcp.async_save"
     setting = (
         f"dcp.async_save in threads, FileSystemWriter(thread_count={THREADS}, sync_files=True); one DefaultStager for "
-        "all saves, whose memory is used again: for a GPU pinned, with non-blocking copies; done when it returns"
+        "all saves, whose memory is used again: for a GPU pinned, with non-blocking copies; done when it returns. "
+        "Where torch closes it (2.11): one FileSystemWriter(cache_staged_state_dict=True) for all saves"
     )
 
     def open(self, folder, state_bytes):
@@ -477,22 +478,27 @@ class TorchAsync(AsyncPeer):
             )
         )
         self.opened.callback(self.stager.close)
-        try:
-            self.stager.stage({"model": {"x": torch.zeros(1, device=self.device)}})
-        except KeyError:  # torch 2.11's with tensors on a GPU
-            self.stager = None
-            self.setting += "; here by the writer's own staging, cache_staged_state_dict=True: the stager fails"
 
     def save(self, state, step):
         import torch.distributed.checkpoint as dcp
 
         self.saved = os.path.join(self.folder, f"step-{step}")
-        cached = self.stager is None
-        writer = dcp.FileSystemWriter(
-            self.saved, thread_count=THREADS, sync_files=True, cache_staged_state_dict=cached
-        )
-        more = {} if cached else {"async_stager": self.stager}
-        self.saving = dcp.async_save({"model": state}, storage_writer=writer, no_dist=True, **more)
+        try:
+            if self.stager is not None:
+                writer = dcp.FileSystemWriter(self.saved, thread_count=THREADS, sync_files=True)
+                more = {"storage_writer": writer, "async_stager": self.stager}
+            else:
+                more = {"storage_writer": self.caching, "checkpoint_id": self.saved}
+            self.saving = dcp.async_save({"model": state}, no_dist=True, **more)
+        except KeyError:
+            if self.stager is None:
+                raise
+            # Torch 2.11 closes the stager behind the first save: the writer keeps what it stages in, then.
+            self.stager = None
+            self.caching = dcp.FileSystemWriter(
+                self.saved, thread_count=THREADS, sync_files=True, cache_staged_state_dict=True
+            )
+            self.save(state, step)
 
     def wait(self):
         self.saving.result()
