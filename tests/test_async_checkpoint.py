@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import signal
+import subprocess
 import threading
 from pathlib import Path
 
@@ -339,6 +340,7 @@ def test_an_error_in_the_background_is_told_at_the_next_call_and_once(tmp_path):
             assert checkpointer.steps() == [1]
             with pytest.raises(IoError):
                 checkpointer.save(2, large).result()
+            assert {name.split("/")[0] for name in files(folder)} == {"lock", "step-1"}, "nothing is left behind"
             checkpointer.save(3, state).result()
             assert checkpointer.steps() == [1, 3]
             checkpointer.save(2, large)
@@ -348,12 +350,41 @@ def test_an_error_in_the_background_is_told_at_the_next_call_and_once(tmp_path):
         assert AsyncCheckpointer(folder).restore(state) == 3
 
 
+def test_storage_that_became_read_only_is_told_and_what_it_has_is_still_restored(tmp_path):
+    state = {"a": torch.ones(1000)}
+    with disk_of("8m", tmp_path / "disk") as folder:
+        with AsyncCheckpointer(folder) as checkpointer:
+            checkpointer.save(1, state).result()
+            subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
+            with pytest.raises(OSError) as caught:
+                checkpointer.save(2, state).result()
+            assert caught.value.errno == errno.EROFS
+            assert checkpointer.restore({"a": torch.zeros(1000)}) == 1
+        with pytest.raises(IoError) as caught:
+            gdsdata.save(state, folder / "x.pt")
+        assert caught.value.errno == errno.EROFS
+
+
 def test_what_cannot_be_pickled_is_told_at_once(tmp_path):
     with AsyncCheckpointer(tmp_path) as checkpointer:
         with pytest.raises((AttributeError, TypeError)):
             checkpointer.save(1, {"a": threading.Lock()})
         checkpointer.save(2, {"a": 1}).result()
         assert checkpointer.steps() == [2]
+
+
+def test_a_state_that_cannot_be_staged_is_told_at_once_and_only_then(tmp_path, monkeypatch):
+    state = {"a": torch.ones(5000)}
+    with AsyncCheckpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, state).result()
+        with monkeypatch.context() as patched:
+            patched.setattr(type(checkpointer._staging), "take", lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                checkpointer.save(2, state)
+        checkpointer.wait()
+        checkpointer.save(3, state).result()
+        assert checkpointer.steps() == [1, 3]
+    assert {name.split("/")[0] for name in files(tmp_path)} == {"lock", "step-1", "step-3"}
 
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path):

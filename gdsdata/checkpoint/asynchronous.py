@@ -149,7 +149,11 @@ class AsyncCheckpointer:
         ended = self._saves.submit(self._save, job)
         self._unseen.append(ended)
         handle = SaveHandle(step, job.size_bytes, ended, lambda: self._forget(ended))
-        job.stage()
+        try:
+            job.stage()
+        except BaseException:  # which is told now
+            self._forget(ended)
+            raise
         handle.stall_s = time.perf_counter() - started
         return handle
 
@@ -271,6 +275,11 @@ class AsyncCheckpointer:
             files = self._ranks.each(lambda: self._write(job, number, step))
             self._ranks.agreed(lambda: self._commit(step, files))
             return os.path.dirname(self._folder.file(job.step, ""))
+        except BaseException:
+            if self._locked:
+                with contextlib.suppress(Exception):  # else the next one who saves does it
+                    self._folder.tidy()
+            raise
         finally:
             job.give_up()
 
