@@ -354,8 +354,9 @@ def test_storage_that_became_read_only_is_told_and_what_it_has_is_still_restored
     state = {"a": torch.ones(1000)}
     with disk_of("8m", tmp_path / "disk") as folder:
         with AsyncCheckpointer(folder) as checkpointer:
-            checkpointer.save(1, state).result()
-            subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
+            checkpointer.save(1, state)
+        subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
+        with AsyncCheckpointer(folder) as checkpointer:
             with pytest.raises(OSError) as caught:
                 checkpointer.save(2, state).result()
             assert caught.value.errno == errno.EROFS
