@@ -66,17 +66,17 @@ def calibrated(options: EngineOptions, path: str, device: torch.device, measure:
     if device.type != "cuda" or not options.calibrate:
         return options
     known = load()
-    key = _key(path, device)
-    found = known.get(key)
+    place = place_of(path, device)
+    found = known.get(place)
     if found is None:
         if not measure or os.path.getsize(path) < SMALLEST_FILE_BYTES:
             return options
         try:
             found = calibrate(path, device)
         except (GdsdataError, OSError, RuntimeError, MemoryError) as error:  # of them, no memory on the GPU
-            engine.warn_once(f"calibration of {key} failed, the defaults are used: {error}")
+            engine.warn_once(f"calibration of {place} failed, the defaults are used: {error}")
             return options
-        _keep(key, found)
+        _keep(place, found)
     backend, segment_bytes = options.backend, options.segment_bytes or found.segment_bytes
     if backend == "auto" and found.backend == "cufile" and options.direct != "never":
         backend = "cufile" if engine.cufile_dma_is_possible() else "auto"
@@ -173,7 +173,7 @@ def _path() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gdsdata" / "calibration.json"
 
 
-def _key(path: str, device: torch.device) -> str:
+def place_of(path: str, device: torch.device) -> str:
     """The GPU's kind, the processor's cores and the file system's place: what the figures depend on."""
     real, mount, kind = os.path.realpath(path), "", ""
     with open("/proc/self/mounts") as mounts:

@@ -105,7 +105,7 @@ MAY_IMPORT = {
     "__init__": EVERYTHING,
     "bench": EVERYTHING,
     "integrations": EVERYTHING,
-    "doctor": {"engine", "options", "errors"},
+    "doctor": {"calibration", "engine", "options", "errors"},
     "calibration": {"engine", "formats", "options", "errors"},
     "tensor": {"calibration", "engine", "options", "errors"},  # read_tensor, write_tensor
     "checkpoint": {"engine", "options", "errors"},
