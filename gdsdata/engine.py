@@ -10,6 +10,7 @@ import threading
 import time
 import warnings
 import weakref
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -197,25 +198,30 @@ class Files:
     """Files as they are when they are first asked for: one that is replaced before it is read is an error."""
 
     def __init__(self) -> None:
-        self._found: dict[str, os.stat_result] = {}
+        self._seen: dict[str, tuple[int, int]] = {}
         self._tables: dict[tuple[str, ...], _engine.FileTable] = {}
         self._asking = threading.Lock()
 
-    def table_of(self, paths: list[str]) -> _engine.FileTable:
+    def table_of(self, files: Mapping[str, tuple[int, int] | None]) -> _engine.FileTable:
         """These files; the same for the same ones, so that it is mapped once.
+
+        Args:
+            files: by path: size in bytes and time of change in ns as somebody has seen them before, or None.
 
         Raises:
             FileNotFoundError, OSError: there is none of that name.
         """
         with self._asking:
-            for path in paths:
-                if path not in self._found:
-                    self._found[path] = os.stat(path)
-            if tuple(paths) not in self._tables:
-                sizes = np.array([self._found[path].st_size for path in paths], np.int64)
-                times = np.array([self._found[path].st_mtime_ns for path in paths], np.int64)
-                self._tables[tuple(paths)] = _engine.FileTable(paths, sizes, times)
-            return self._tables[tuple(paths)]
+            for path, seen in files.items():
+                if path not in self._seen:
+                    status = os.stat(path) if seen is None else None
+                    self._seen[path] = seen if status is None else (status.st_size, status.st_mtime_ns)
+            paths = tuple(files)
+            if paths not in self._tables:
+                sizes = np.array([self._seen[path][0] for path in paths], np.int64)
+                times = np.array([self._seen[path][1] for path in paths], np.int64)
+                self._tables[paths] = _engine.FileTable(list(paths), sizes, times)
+            return self._tables[paths]
 
 
 def residence_of(engine: _engine.Engine, files: _engine.FileTable, index: Index) -> _engine.Residence:

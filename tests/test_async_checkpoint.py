@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from test_checkpoint import assert_same, awkward
 from test_checkpoint_save import disk_of
 
 import gdsdata
-from gdsdata import AsyncCheckpointer, GDSDataset
+from gdsdata import AsyncCheckpointer, EngineOptions, GDSDataset
 from gdsdata.checkpoint.staging import pieces
 from gdsdata.errors import CorruptData, EngineClosed, IoError
 from gdsdata.formats import Records
@@ -303,6 +304,33 @@ def test_two_do_not_save_into_one_folder(tmp_path):
         second.save(2, {"a": 2}).result()
 
 
+def test_a_forked_child_keeps_no_share_in_the_folder(tmp_path):
+    first = AsyncCheckpointer(tmp_path)
+    first.save(1, {"a": 1}).result()
+    reader, writer = os.pipe()
+    if (child := os.fork()) == 0:  # such as a DataLoader's worker
+        os.read(reader, 1)
+        os._exit(0)
+    try:
+        with AsyncCheckpointer(tmp_path) as second:
+            with pytest.raises(IoError, match="saves checkpoints"):
+                second.save(2, {"a": 2}).result()  # the child's end of the lock is gone, and not its parent's
+            first.close()
+            second.save(2, {"a": 2}).result()
+    finally:
+        os.write(writer, b"x")
+        os.waitpid(child, 0)
+
+
+@pytest.mark.parametrize("name", ["step-07", "step-\u0667", "step-7 ", "step--7", "step-0x7"])
+def test_folders_of_other_names_are_none_of_its_business(tmp_path, name):
+    (tmp_path / name).mkdir()
+    with AsyncCheckpointer(tmp_path, keep_last=1) as checkpointer:
+        checkpointer.save(7, {"a": 1}).result()
+        assert checkpointer.steps() == [7]
+    assert (tmp_path / name).is_dir()
+
+
 def test_a_crash_lets_the_folder_go(tmp_path):
     holder = start_script(
         """
@@ -366,6 +394,37 @@ def test_storage_that_became_read_only_is_told_and_what_it_has_is_still_restored
         assert caught.value.errno == errno.EROFS
 
 
+def test_a_write_that_fails_while_the_state_is_still_staged_ends_the_save(tmp_path):
+    options = EngineOptions(faults="seed=0,fail=1")
+    with AsyncCheckpointer(tmp_path, staging_bytes="64KiB", options=options) as checkpointer:
+        for step in range(3):
+            with pytest.raises(IoError, match="fault made on purpose"):
+                checkpointer.save(step, {"a": torch.ones(500_000)}).result(30)
+    assert AsyncCheckpointer(tmp_path).steps() == []
+
+
+def test_waiting_is_for_every_save_also_behind_one_that_failed(tmp_path, monkeypatch):
+    with disk_of("12m", tmp_path / "disk") as folder, AsyncCheckpointer(folder, keep_last=5) as checkpointer:
+        begin = checkpointer._begin
+        monkeypatch.setattr(checkpointer, "_begin", lambda step: (time.sleep(0.3), begin(step))[1])
+        handles = [checkpointer.save(step, {"a": torch.ones(5 << 20 if step == 0 else 1000)}) for step in range(4)]
+        with pytest.raises(IoError, match="reserve space"):
+            checkpointer.wait()
+        assert all(handle.done() for handle in handles)
+        assert checkpointer.steps() == [1, 2, 3]
+
+
+def test_a_checkpoint_is_there_also_where_older_ones_cannot_be_removed(tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.EIO, "no")
+
+    with AsyncCheckpointer(tmp_path, keep_last=1) as checkpointer:
+        monkeypatch.setattr(type(checkpointer._folder), "retain", fail)
+        with pytest.warns(RuntimeWarning, match="older checkpoints in .* could not be removed"):
+            checkpointer.save(1, {"a": 1}).result()
+        assert checkpointer.steps() == [1]
+
+
 def test_what_cannot_be_pickled_is_told_at_once(tmp_path):
     with AsyncCheckpointer(tmp_path) as checkpointer:
         with pytest.raises((AttributeError, TypeError)):
@@ -417,8 +476,8 @@ def test_an_error_in_the_block_is_the_one_that_is_told(tmp_path):
 @pytest.mark.gpu
 @pytest.mark.parametrize("staging", ["2MiB", "1GiB"])
 def test_tensors_of_a_gpu_are_saved_as_they_were_when_save_was_called(tmp_path, staging):
-    state = {"a": torch.zeros(3 << 20, device="cuda"), "b": [torch.zeros(5, device="cuda"), torch.zeros(7)]}
-    tensors = [state["a"], *state["b"]]
+    state = {"a": torch.zeros(3 << 20, device="cuda"), "b": [torch.zeros(5, device="cuda"), torch.zeros(3 << 20)]}
+    tensors = [state["a"], *state["b"]]  # the last piece has tensors of the CPU alone
     with AsyncCheckpointer(tmp_path, staging_bytes=staging) as checkpointer:
         for step in range(1, 4):
             torch.cuda._sleep(20_000_000)

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from gdsdata import AsyncCheckpointer, EngineOptions
-from gdsdata.errors import IoError, SaveAborted
+from gdsdata.errors import CorruptData, IoError, SaveAborted
 
 FAILS = EngineOptions(faults="seed=1,fail=1")
 
@@ -114,6 +114,45 @@ def _save_what_cannot_be_pickled_on_rank_1(rank, folder):
 def test_what_one_rank_cannot_begin_the_others_are_told(tmp_path):
     kind, text = on_ranks(2, _save_what_cannot_be_pickled_on_rank_1, tmp_path)[0]
     assert kind == "SaveAborted" and text.startswith("rank 1 failed: ")
+
+
+def _fail_to_begin_and_restore(rank, folder):
+    state = {"a": torch.zeros(5000)}
+    with AsyncCheckpointer(folder / "run") as checkpointer:
+        checkpointer.save(1, {"a": torch.ones(5000)}).result()
+        handle = None
+        for step in (2, 3):  # one rank is told by its handle, the other one by the next call
+            try:
+                handle = checkpointer.save(step, {"a": (lambda: None) if rank == 1 else torch.ones(5000)})
+            except (AttributeError, TypeError, SaveAborted):
+                continue
+        if rank == 0 and handle is not None:
+            assert _error_of(handle.result) is not None
+        _error_of(lambda: checkpointer.restore(state))
+        assert checkpointer.restore(state) == 1
+    return state["a"].eq(1).all().item()
+
+
+def test_restoring_comes_behind_all_saves_of_all_ranks(tmp_path):
+    assert on_ranks(2, _fail_to_begin_and_restore, tmp_path) == [True, True]
+
+
+def _restore_damaged(rank, folder):
+    state = {"a": torch.zeros(5000)}
+    try:
+        AsyncCheckpointer(folder / "run").restore(state, verify=True)
+    except (CorruptData, SaveAborted) as error:
+        return type(error).__name__
+    return None
+
+
+def test_a_rank_that_cannot_restore_stops_the_others(tmp_path):
+    on_ranks(2, _save, tmp_path, 1)
+    (file,) = (tmp_path / "run" / "step-1").glob("rank-1-*.pt")
+    content = bytearray(file.read_bytes())
+    content[9000] ^= 1
+    file.write_bytes(content)
+    assert on_ranks(2, _restore_damaged, tmp_path) == ["SaveAborted", "CorruptData"]
 
 
 def _save_other_steps(rank, folder):

@@ -239,7 +239,7 @@ def test_quick_checkpoint_saves_and_loads_every_bit(tmp_path):
         "load, warm cache: 16 MiB of bfloat16+float32 in 40 tensors, to cpu",
         "stall of an asynchronous save",
         "| x mapped |",
-        "files were written by torch DCP (dcp), gdsdata .pt (pt), gdsdata .safetensors (safetensors)",
+        "files were written by gdsdata DCP (dcp), gdsdata .pt (pt), gdsdata .safetensors (safetensors)",
     ):
         assert part in written
 

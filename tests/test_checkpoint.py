@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 import gdsdata
 from gdsdata import EngineOptions
 from gdsdata.checkpoint import layout_safetensors
+from gdsdata.checkpoint.reading import Reading
 from gdsdata.engine import shared_engine
 from gdsdata.errors import CorruptData
 
@@ -333,6 +334,54 @@ def test_a_tensor_beyond_its_storage_is_refused_in_every_way_of_loading(tmp_path
     for arguments in ({}, {"only": ["a"]}, {"into": {"a": torch.zeros(10, dtype=torch.int64)}, "strict": False}):
         with pytest.raises(CorruptData, match="is not within its storage 0 of 384 bytes"):
             gdsdata.load(tmp_path / "x.pt", **arguments)
+
+
+def test_a_pickle_cannot_change_what_stands_for_a_tensor(tmp_path):
+    """By BUILD, which gives an object its state: here the fields of a `Stored`, with another file in its record."""
+
+    def text(value: str) -> bytes:
+        return b"X" + len(value).to_bytes(4, "little") + value.encode()
+
+    (tmp_path / "other").write_bytes(b"of another file, which is none of this one's business")
+    torch.save(torch.zeros(32, dtype=torch.uint8), tmp_path / "x.pt")
+    with zipfile.ZipFile(tmp_path / "x.pt") as archive:
+        contents = {name: archive.read(name) for name in archive.namelist()}
+    tensor = contents["x/data.pkl"][2:-1]
+    record = text("path") + text(str(tmp_path / "other")) + text("offset") + b"K\0" + text("size_bytes") + b"K\x20"
+    record = b"ccollections\nOrderedDict\n)R}(" + record + text("crc32") + b"N" + text("seen") + b"Nub"
+    state = b"(" + record + b"K\0ctorch\nByteStorage\n(K\x20t(K\x01t" + text("cpu") + b"t"
+    contents["x/data.pkl"] = b"\x80\x02}" + text("w") + tensor + state + b"bs."
+    with zipfile.ZipFile(tmp_path / "evil.pt", "w") as archive:
+        for name, content in contents.items():
+            archive.writestr(name, content)
+    for arguments in ({}, {"only": ["*"]}, {"into": {"w": torch.zeros(32, dtype=torch.uint8)}}):
+        with pytest.raises((pickle.UnpicklingError, RuntimeError, TypeError)):
+            gdsdata.load(tmp_path / "evil.pt", **arguments)
+
+
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+def test_storages_by_themselves_come_as_torch_gives_them(tmp_path):
+    tensor = torch.arange(5)
+    for storage in (tensor.storage(), tensor.untyped_storage()):
+        torch.save({"s": storage, "t": tensor}, tmp_path / "x.pt")
+        found, expected = gdsdata.load(tmp_path / "x.pt"), torch.load(tmp_path / "x.pt")
+        assert type(found["s"]) is type(expected["s"])
+        assert found["s"].tolist() == expected["s"].tolist() and torch.equal(found["t"], tensor)
+
+
+@pytest.mark.parametrize("name", ["x.pt", "x.safetensors"])
+@pytest.mark.parametrize("arguments", [{}, {"only": ["*"]}])
+def test_a_file_replaced_while_it_is_loaded_is_an_error_and_no_mixture(tmp_path, name, arguments, monkeypatch):
+    run = Reading.run
+
+    def replaced_meanwhile(self):
+        gdsdata.save({"a": torch.full((5000,), 2.0)}, tmp_path / name)
+        return run(self)
+
+    gdsdata.save({"a": torch.full((5000,), 1.0)}, tmp_path / name)
+    monkeypatch.setattr(Reading, "run", replaced_meanwhile)
+    with pytest.raises(CorruptData, match="was replaced or changed"):
+        gdsdata.load(tmp_path / name, **arguments)
 
 
 @pytest.mark.parametrize("state", [trained, dict, lambda: torch.arange(5)])

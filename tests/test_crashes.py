@@ -48,8 +48,10 @@ def load(kind: str, folder: Path) -> int:
     """The step of what is there, as everyone reads it; an error where it is torn."""
     found = state_of(0)
     if kind == "folder":
-        step = gdsdata.AsyncCheckpointer(folder).restore({"state": found}, verify=True)
-        assert step == int(found["a"][0])
+        checkpointer = gdsdata.AsyncCheckpointer(folder)
+        for step in checkpointer.steps():  # each that says it is there is whole
+            assert checkpointer.restore({"state": found}, step, verify=True) == step == int(found["a"][0])
+        assert checkpointer.restore({"state": found}) == step
     elif kind == "dcp":
         dcp.load(found, storage_reader=dcp.FileSystemReader(folder / "dcp"), no_dist=True)
     elif kind == "pt":

@@ -12,9 +12,9 @@
 #include <cerrno>
 #include <condition_variable>
 #include <cstdio>
+#include <exception>
 #include <map>
 #include <mutex>
-#include <system_error>
 #include <thread>
 
 namespace gdsdata {
@@ -66,9 +66,10 @@ class Freeing {
         --count_;
         ended_.notify_all();
       }).detach();
-    } catch (const std::system_error&) {  // no thread is to be had, and the file was freed with the lambda
+    } catch (const std::exception&) {  // no thread is to be had, and the file was freed with the lambda
       std::lock_guard lock(mutex_);
       --count_;
+      ended_.notify_all();
     }
   }
   void wait() {

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed
 
+from gdsdata import engine
 from gdsdata.checkpoint import layout_torch
 from gdsdata.checkpoint.api import load_over
 from gdsdata.checkpoint.commit import Folder, Manifest, SavedFile
@@ -26,7 +27,7 @@ from gdsdata.checkpoint.nests import mapped, places
 from gdsdata.checkpoint.reading import bytes_of_storage
 from gdsdata.checkpoint.staging import Staged, Staging, pieces
 from gdsdata.checkpoint.writing import Writing, crc32_of_all
-from gdsdata.errors import EngineClosed, SaveAborted
+from gdsdata.errors import CorruptData, EngineClosed, SaveAborted
 from gdsdata.options import EngineOptions
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
@@ -117,6 +118,7 @@ class AsyncCheckpointer:
         self._ranks = _Ranks(process_group, timeout_s)
         self._saves = ThreadPoolExecutor(1, thread_name_prefix="gdsdata-save")  # waited for before the program ends
         self._writers = _Writers(2)  # pieces at a time, so that storage does not wait for the next one
+        self._under_way: list[Future[str]] = []  # saves, and those that only take part
         self._unseen: list[Future[str]] = []  # of saves whose error nobody has been told yet
         self._locked = self._closed = False
 
@@ -136,17 +138,17 @@ class AsyncCheckpointer:
                 not begun then.
             EngineClosed: after `close`.
         """
-        if step < 0:
-            raise ValueError(f"step={step} must be 0 or more")
         started = time.perf_counter()
         try:
             self._check()
+            if step < 0:
+                raise ValueError(f"step={step} must be 0 or more")
             job = _Job(step, {name: _local(_state_of(one)) for name, one in state.items()}, self._staging)
         except Exception as error:
             if not self._closed:
-                self._saves.submit(self._save, _NoJob(step, error))  # the other ranks wait for this one
+                self._submit(_NoJob(step, error))  # the other ranks wait for this one
             raise
-        ended = self._saves.submit(self._save, job)
+        ended = self._submit(job)
         self._unseen.append(ended)
         handle = SaveHandle(step, job.size_bytes, ended, lambda: self._forget(ended))
         try:
@@ -184,25 +186,28 @@ class AsyncCheckpointer:
             CorruptData: it is damaged.
             ValueError: it has other names or shapes, or was saved by another number of ranks.
         """
-        self.wait()
+        self._ranks.each(self.wait)  # no save is under way on any of them
         chosen = self._ranks.agreed(lambda: self._find(step))
         if chosen is None:
             return None
-        if len(chosen.files) != self._ranks.count:
-            raise ValueError(
-                f"step {chosen.step} in '{self._folder.path}' was saved by {len(chosen.files)} ranks, and these are "
-                f"{self._ranks.count}: use torch.distributed.checkpoint with GDSStorageWriter to change their number"
-            )
-        path = self._folder.check(chosen, chosen.files[self._ranks.rank])
         targets = {name: _target_of(one) for name, one in state.items()}
-        found = load_over(
-            path,
-            {name: _local(target) for name, target in targets.items()},
-            strict=[name for name, one in state.items() if not hasattr(one, "load_state_dict")],
-            verify=verify,
-            weights_only=weights_only,
-            options=self.options,
-        )
+
+        def read() -> dict[str, Any]:
+            if len(chosen.files) != self._ranks.count:
+                raise ValueError(
+                    f"step {chosen.step} in '{self._folder.path}' was saved by {len(chosen.files)} ranks, and these "
+                    f"are {self._ranks.count}: use torch.distributed.checkpoint with GDSStorageWriter to change that"
+                )
+            return load_over(
+                self._folder.check(chosen, chosen.files[self._ranks.rank]),
+                {name: _local(target) for name, target in targets.items()},
+                strict=[name for name, one in state.items() if not hasattr(one, "load_state_dict")],
+                verify=verify,
+                weights_only=weights_only,
+                options=self.options,
+            )
+
+        found = self._ranks.mine(read)
         for name, one in list(state.items()):
             if hasattr(one, "load_state_dict"):
                 one.load_state_dict(_as_in(targets[name], found[name]))
@@ -220,11 +225,9 @@ class AsyncCheckpointer:
         Raises:
             IoError, SaveAborted, ...: as `save` does.
         """
-        for ended in list(self._unseen):
-            try:
-                ended.result()
-            finally:
-                self._forget(ended)
+        wait(list(self._under_way))
+        self._under_way.clear()
+        self._tell()
 
     def close(self) -> None:
         """Wait for every save, and let others save into the folder. Raises as `wait` does; calling it again is fine."""
@@ -248,6 +251,16 @@ class AsyncCheckpointer:
     def _check(self) -> None:
         if self._closed:
             raise EngineClosed("this AsyncCheckpointer was closed; make a new one")
+        self._under_way = [one for one in self._under_way if not one.done()]
+        self._tell()
+
+    def _submit(self, job: _Job | _NoJob) -> Future[str]:
+        ended = self._saves.submit(self._save, job)
+        self._under_way.append(ended)
+        return ended
+
+    def _tell(self) -> None:
+        """Raises the first error that nobody has been told, of saves that have ended."""
         done = [one for one in self._unseen if one.done()]
         for ended in done:
             self._forget(ended)
@@ -298,7 +311,10 @@ class AsyncCheckpointer:
 
     def _commit(self, step: int, files: list[SavedFile]) -> None:
         self._folder.commit(step, files)
-        self._folder.retain(self.keep_last, self.keep_every)
+        try:
+            self._folder.retain(self.keep_last, self.keep_every)
+        except (OSError, CorruptData) as error:  # this checkpoint is there all the same
+            engine.warn_once(f"older checkpoints in '{self._folder.path}' could not be removed: {error}")
 
 
 class _Job:
@@ -318,29 +334,30 @@ class _Job:
 
     def stage(self) -> None:
         """Copies the state, as fast as there is room; ends early where its save has failed."""
-        last = None
+        copied: dict[torch.device, torch.cuda.Event] = {}  # behind which all that was asked of each GPU is there
         try:
             sizes = [one.nbytes for one in self._storages]
             for piece in pieces(self.layout.offsets, sizes, self._staging.piece_bytes):
                 memory = self._staging.take(self._off.is_set, self._begun.set)
                 if memory is None:
                     return
-                last = Staged(piece, memory)
+                staged = Staged(piece, memory)
                 try:
-                    last.copy_from(self._storages)
+                    staged.copy_from(self._storages)
                 finally:
-                    self._staged.put(last)
-            if last is not None:
-                last.wait()
+                    copied |= staged.copied
+                    self._staged.put(staged)
         except BaseException as error:
             self._staged.put(error)
             raise
         finally:
+            for event in copied.values():
+                event.synchronize()
             self._storages = []
-            self._staged.put(None)
-            self._begun.set()
             if self._off.is_set():
                 self.give_up()
+            self._staged.put(None)  # the last of all: whoever writes waits for it
+            self._begun.set()
 
     def write(self, path: str, writers: _Writers, options: EngineOptions) -> int:
         """The file, on storage; returns its bytes.
@@ -380,6 +397,7 @@ class _Job:
             if isinstance(staged, BaseException):
                 raise RuntimeError(f"the state could not be copied: {staged!r}") from staged
             if self._off.is_set():
+                staged.wait()
                 self._staging.give_back(staged.memory)
             else:
                 yield staged
@@ -467,6 +485,17 @@ class _Ranks:
             raise error
         _raise_of_others({0: told[1]})
         return told[0]
+
+    def mine(self, call: Callable[[], Any]) -> Any:
+        """What ``call`` returns here, once it has not failed anywhere. Raises as `each` does."""
+        value = None
+
+        def keep() -> None:
+            nonlocal value
+            value = call()
+
+        self.each(keep)
+        return value
 
     def each(self, call: Callable[[], Any]) -> list[Any]:
         """What ``call`` returns on each rank, on all of them.

@@ -17,6 +17,7 @@ import os
 import re
 import secrets
 import socket
+import weakref
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
@@ -27,9 +28,9 @@ from gdsdata.options import EngineOptions
 MANIFEST = "manifest.json"
 _LOCK = "lock"
 _FORMAT = 1
-_STEP_FOLDER = re.compile(r"step-(\d+)")
-_TEMPORARY = r"(\.\d+-\d+\.tmp)"  # of csrc/engine/whole
-_OURS = re.compile(rf"rank-\d+-[0-9a-f]{{8}}\.pt{_TEMPORARY}?|manifest\.json{_TEMPORARY}")
+_STEP_FOLDER = re.compile(r"step-(0|[1-9][0-9]*)")
+_TEMPORARY = r"(\.[0-9]+-[0-9]+\.tmp)"  # of csrc/engine/whole
+_OURS = re.compile(rf"rank-[0-9]+-[0-9a-f]{{8}}\.pt{_TEMPORARY}?|manifest\.json{_TEMPORARY}")
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,11 @@ class Manifest:
     step: int
     sequence: int
     files: tuple[SavedFile, ...]
+
+
+# A forked child has a share in each lock, and would keep it when its parent lets go, or has crashed.
+_locked: weakref.WeakSet[Folder] = weakref.WeakSet()
+os.register_at_fork(after_in_child=lambda: [folder.unlock() for folder in list(_locked)])
 
 
 class Folder:
@@ -120,11 +126,13 @@ class Folder:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
         self._lock = descriptor
+        _locked.add(self)
 
     def unlock(self) -> None:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+            _locked.discard(self)
 
     def tidy(self) -> None:
         """Removes what saves that did not come to their end have left. With the lock, and with no save under way."""
@@ -145,11 +153,15 @@ class Folder:
         with Writing(self.file(step, MANIFEST), len(content), self._options) as writing:
             writing.write_bytes([(0, content)])
             writing.commit()
-        self._remove(step, kept=files)
 
     def retain(self, keep_last: int, keep_every: int | None) -> None:
-        """Removes all but the newest ``keep_last`` and those whose step is a multiple of ``keep_every``."""
-        for manifest in self.complete()[:-keep_last]:
+        """Removes all but the newest ``keep_last`` and those whose step is a multiple of ``keep_every``; of those that
+        stay, what a save of the same step has replaced.
+        """
+        complete = self.complete()
+        for manifest in complete[-keep_last:]:
+            self._remove(manifest.step, kept=manifest.files)
+        for manifest in complete[:-keep_last]:
             if keep_every is None or manifest.step % keep_every != 0:
                 os.unlink(self.file(manifest.step, MANIFEST))
                 sync_folder(self._folder_of(manifest.step))  # no manifest, then no files: never the other way round

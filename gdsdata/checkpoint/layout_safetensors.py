@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from gdsdata.checkpoint.reading import Record, Stored, bytes_of
+from gdsdata.checkpoint.reading import Record, Seen, Stored, bytes_of, seen
 from gdsdata.checkpoint.writing import PAGE_BYTES, Writing, reached
 from gdsdata.errors import CorruptData
 from gdsdata.options import EngineOptions
@@ -146,16 +146,20 @@ def read_header(path: str, begin: int = 0) -> dict[str, Stored]:
         if len(head) < 8 or length > min(LONGEST_HEADER_BYTES, size_bytes - begin - 8):
             raise CorruptData(f"'{path}' of {size_bytes} bytes says that its header has {length}", path, begin, 8)
         text = file.read(length)
-    return parse_header(text, path, begin + 8 + length, size_bytes)
+        return parse_header(text, path, begin + 8 + length, size_bytes, seen(file.fileno()))
 
 
-def parse_header(text: bytes, path: str, data_begin: int, size_bytes: int) -> dict[str, Stored]:
+def parse_header(
+    text: bytes, path: str, data_begin: int, size_bytes: int, of_file: Seen | None = None
+) -> dict[str, Stored]:
     """What `read_header` does once it has the header's bytes; ``data_begin`` is where the data begins in the file."""
     try:
         header = json.loads(text)
         metadata = header.pop("__metadata__", {})
         checksums = json.loads(metadata.get(CHECKSUMS, "{}"))
-        tensors = {name: _stored(name, said, path, data_begin, checksums.get(name)) for name, said in header.items()}
+        tensors = {
+            name: _stored(name, said, path, data_begin, checksums.get(name), of_file) for name, said in header.items()
+        }
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptData(f"'{path}': its header is not one of safetensors: {error!r}", path, 8, len(text)) from error
     end = data_begin
@@ -168,7 +172,9 @@ def parse_header(text: bytes, path: str, data_begin: int, size_bytes: int) -> di
     return tensors
 
 
-def _stored(name: str, said: dict[str, Any], path: str, data_begin: int, crc32: Any) -> Stored:
+def _stored(
+    name: str, said: dict[str, Any], path: str, data_begin: int, crc32: Any, of_file: Seen | None
+) -> Stored:
     dtype, shape, (begin, end) = DTYPES.get(said["dtype"]), said["shape"], said["data_offsets"]
     if dtype is None:
         raise ValueError(f"tensor {name!r} is of dtype {said['dtype']!r}, which torch does not have")
@@ -179,4 +185,4 @@ def _stored(name: str, said: dict[str, Any], path: str, data_begin: int, crc32: 
     if crc32 is not None and not isinstance(crc32, int):
         raise ValueError(f"tensor {name!r} has a checksum that is none")
     stride = tuple(math.prod(max(size, 1) for size in shape[axis + 1 :]) for axis in range(len(shape)))
-    return Stored(Record(path, data_begin + begin, end - begin, crc32), 0, dtype, tuple(shape), stride)
+    return Stored(Record(path, data_begin + begin, end - begin, crc32, of_file), 0, dtype, tuple(shape), stride)

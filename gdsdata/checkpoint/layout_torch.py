@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from gdsdata.checkpoint import zip_layout
-from gdsdata.checkpoint.reading import Reading, Record, Stored, bytes_of_storage
+from gdsdata.checkpoint.reading import Reading, Record, Sealed, Stored, bytes_of_storage, seen
 from gdsdata.checkpoint.writing import PAGE_BYTES, Extent, Writing, reached
 from gdsdata.errors import CorruptData
 from gdsdata.options import EngineOptions
@@ -37,7 +37,7 @@ _LOCAL_HEADER = struct.Struct("<4s22xHH")  # of a record: its magic, the lengths
 
 
 @dataclass(frozen=True)
-class SavedStorage:
+class SavedStorage(Sealed):
     """A storage that the pickle asks for.
 
     Attributes:
@@ -150,6 +150,7 @@ class Slice:
 
     def __init__(self, path: str, descriptor: int, begin: int, size_bytes: int) -> None:
         self.path, self.begin, self.size_bytes = path, begin, size_bytes
+        self.seen = seen(descriptor)
         self._descriptor = descriptor
         self._at = 0
 
@@ -254,8 +255,10 @@ def _unpickle_by_torch(
         asked += 1
         return storages[asked - 1]
 
-    with torch.serialization.skip_data():
-        return torch.load(archive.path, map_location=next_storage, weights_only=weights_only, mmap=False)
+    with open(archive.path, "rb") as file, torch.serialization.skip_data():
+        if seen(file.fileno()) != archive.records["data.pkl"].seen:
+            raise CorruptData(f"'{archive.path}' was replaced while it was being loaded: load it again", archive.path)
+        return torch.load(file, map_location=next_storage, weights_only=weights_only, mmap=False)
 
 
 class _Unusual(Exception):
@@ -290,21 +293,29 @@ def _unpickle_plain(
     if not archive.pickled.startswith(_PROTOCOL):
         raise _Unusual
     storages: dict[str, SavedStorage] = {}
+    unused = 0  # storages that are no tensor's: the object has them themselves
+
+    def made(storage: Any, dtype: Any, offset: int, shape: Any, stride: Any, requires_grad: bool) -> Any:
+        nonlocal unused
+        if not isinstance(storage, SavedStorage) or not isinstance(dtype, torch.dtype):
+            raise _Unusual
+        unused -= 1
+        return rebuild(storage, _within(archive, storage, dtype, offset, shape, stride), requires_grad)
 
     def tensor(storage: Any, offset: int, shape: Any, stride: Any, requires_grad: bool, hooks: Any, *more: Any) -> Any:
         if hooks or more:  # more: it is a conjugate or a negative view
             raise _Unusual
-        return rebuild(storage, _within(archive, storage, storage.dtype, offset, shape, stride), requires_grad)
+        return made(storage, storage.dtype, offset, shape, stride, requires_grad)
 
     def tensor_of_newer_dtype(
         storage: Any, offset: int, shape: Any, stride: Any, requires_grad: bool, hooks: Any, dtype: Any, *more: Any
     ) -> Any:
-        if hooks or more or not isinstance(dtype, torch.dtype):
+        if hooks or more:
             raise _Unusual
-        return rebuild(storage, _within(archive, storage, dtype, offset, shape, stride), requires_grad)
+        return made(storage, dtype, offset, shape, stride, requires_grad)
 
     def parameter(data: Any, requires_grad: bool, hooks: Any) -> Any:
-        if hooks:
+        if hooks or not isinstance(data, (torch.Tensor, Stored)):
             raise _Unusual
         return make_parameter(data, requires_grad)
 
@@ -320,6 +331,8 @@ def _unpickle_plain(
 
     class Plain(pickle.Unpickler):
         def persistent_load(self, saved: Any) -> SavedStorage:
+            nonlocal unused
+            unused += 1
             _, dtype, key, location, elements = saved
             storage = storages.get(key)
             if storage is None:
@@ -335,7 +348,10 @@ def _unpickle_plain(
             return known[module, name]
 
     try:
-        return Plain(io.BytesIO(archive.pickled)).load()
+        found = Plain(io.BytesIO(archive.pickled)).load()
+        if unused:
+            raise _Unusual
+        return found
     except CorruptData:
         raise
     except Exception as error:  # torch will say what is wrong with it
@@ -503,7 +519,7 @@ def _records_of(archive: Slice) -> tuple[dict[str, Record], str]:
             raise CorruptData(f"'{path}' of {size_bytes} bytes ends before its record {entry.filename!r} does", path)
         # Zero is what torch writes where it was told to take no checksums.
         crc32 = entry.CRC if entry.CRC != 0 or entry.file_size == 0 else None
-        records[entry.filename] = Record(path, archive.begin + begin, entry.file_size, crc32)
+        records[entry.filename] = Record(path, archive.begin + begin, entry.file_size, crc32, archive.seen)
     pickles = [name for name in records if name.endswith("/data.pkl") and name.count("/") == 1]
     if len(pickles) != 1 or "constants.pkl" in {name.rpartition("/")[2] for name in records}:
         raise NotPlain("it is a TorchScript archive, or no archive of torch's")

@@ -18,24 +18,40 @@ from gdsdata.checkpoint.nests import Path, name_of
 from gdsdata.errors import CorruptData
 from gdsdata.options import EngineOptions
 
+Seen = tuple[int, int]  # a file's size in bytes, and when it was last changed, in ns
 
-@dataclass(frozen=True, slots=True)
-class Record:
+
+def seen(descriptor: int) -> Seen:
+    status = os.fstat(descriptor)
+    return status.st_size, status.st_mtime_ns
+
+
+class Sealed:
+    """What a pickle may not change: its unpickler calls this for the instructions that would."""
+
+    def __setstate__(self, state: Any) -> None:
+        raise TypeError(f"a {type(self).__name__} is not to be changed")
+
+
+@dataclass(frozen=True)
+class Record(Sealed):
     """Bytes of a file that have one checksum: a storage in an archive of torch's, a tensor in a safetensors file.
 
     Attributes:
         path, offset, size_bytes: where they lie.
         crc32: of all of them; None where the file does not say.
+        seen: the file when it said so: one that was replaced since is an error. None: as it is when it is read.
     """
 
     path: str
     offset: int
     size_bytes: int
     crc32: int | None = None
+    seen: Seen | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
+@dataclass(frozen=True)
+class Stored(Sealed):
     """A tensor as a file has it.
 
     Attributes:
@@ -235,10 +251,10 @@ class Reading:
         return functools.partial(self._read, extents, shared, shared.mark(engine.stream_of(device)))
 
     def _read(self, extents: _Extents, shared: Any, before: Any) -> None:
-        paths = list(dict.fromkeys(record.path for record in extents.records))
-        place = {path: i for i, path in enumerate(paths)}
+        files = {record.path: record.seen for record in extents.records}
+        place = {path: i for i, path in enumerate(files)}
         checksums = shared.read_many(
-            self._files.table_of(paths),
+            self._files.table_of(files),
             np.array([place[record.path] for record in extents.records], np.int32),
             np.array(extents.offsets, np.int64),
             np.array(extents.sizes_bytes, np.int64),
@@ -260,7 +276,8 @@ class Reading:
                     record.offset,
                     record.size_bytes,
                 )
-        for path in sorted(unknown):
+        known = {record.path for record in extents.records if record.crc32 is not None}
+        for path in sorted(unknown - known):
             engine.warn_once(f"'{os.path.basename(path)}' has no checksums: verify=True compares nothing in such files")
 
 

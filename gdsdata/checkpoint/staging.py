@@ -65,15 +65,15 @@ class Staged:
     Attributes:
         piece: which.
         memory: of it: uint8, as long as a piece at most.
-        copied: events behind which it is there.
+        copied: an event of each GPU, behind which it is there.
     """
 
     piece: Piece
     memory: torch.Tensor
-    copied: list[torch.cuda.Event] = field(default_factory=list)
+    copied: dict[torch.device, torch.cuda.Event] = field(default_factory=dict)
 
     def wait(self) -> None:
-        for event in self.copied:
+        for event in self.copied.values():
             event.synchronize()
 
     def bytes_of(self, part: Part) -> torch.Tensor:
@@ -82,13 +82,15 @@ class Staged:
 
     def copy_from(self, storages: Sequence[torch.Tensor]) -> None:
         """From storages (uint8, one dimension); on a GPU behind what its current stream has been given. See `wait`."""
-        for part in self.piece.parts:
-            source = storages[part.storage][part.begin : part.begin + part.size_bytes]
-            self.bytes_of(part).copy_(source, non_blocking=source.device.type == "cuda")
-        devices = dict.fromkeys(storages[part.storage].device for part in self.piece.parts)
-        self.copied = [
-            torch.cuda.current_stream(device).record_event() for device in devices if device.type == "cuda"
-        ]
+        try:
+            for part in self.piece.parts:
+                source = storages[part.storage][part.begin : part.begin + part.size_bytes]
+                self.bytes_of(part).copy_(source, non_blocking=source.device.type == "cuda")
+        finally:  # what was asked for before an error, too
+            devices = dict.fromkeys(storages[part.storage].device for part in self.piece.parts)
+            for device in devices:
+                if device.type == "cuda":
+                    self.copied[device] = torch.cuda.current_stream(device).record_event()
 
 
 class Staging:
