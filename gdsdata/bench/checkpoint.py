@@ -125,7 +125,7 @@ class Checkpoint(case.Case):
         return {"path": self.path_of(row)}
 
     def touched_bytes(self, source):
-        return TOUCHED_BYTES if device.is_cuda(self.device) else source.state.bytes + data.PIECE_BYTES
+        return TOUCHED_BYTES if device.is_cuda(self.device) else source.state.bytes + data.STATE_PIECE_BYTES
 
     def path_of(self, row):
         source = row.table.source

@@ -525,7 +525,7 @@ def checkpoint_for(settings, case, with_torch_file, progress=lambda count: None)
 
 # ------------------------------------------------------------------------------------------------ what is right
 
-PIECE_BYTES = 64 * 2**20
+STATE_PIECE_BYTES = 64 * 2**20
 
 
 def checksum(tensor, at=0):
@@ -540,8 +540,8 @@ def checksum(tensor, at=0):
     if tensor.storage_offset() % 8 or tensor.data_ptr() % 8:
         tensor = tensor.clone()
     words, total = tensor.view(torch.int64), 0
-    for begin in range(0, len(words), PIECE_BYTES // 8):
-        piece = words[begin : begin + PIECE_BYTES // 8]
+    for begin in range(0, len(words), STATE_PIECE_BYTES // 8):
+        piece = words[begin : begin + STATE_PIECE_BYTES // 8]
         odd = torch.arange(len(piece), device=tensor.device).add_(at + begin).mul_(2).add_(1)
         total += int(odd.mul_(piece).sum())
     return total % 2**64
@@ -549,12 +549,12 @@ def checksum(tensor, at=0):
 
 def checksums_of(checkpoint, progress=lambda count: None):
     """Of every tensor, by reading the file plainly."""
-    buffer, found = torch.empty(PIECE_BYTES, dtype=torch.uint8), {}
+    buffer, found = torch.empty(STATE_PIECE_BYTES, dtype=torch.uint8), {}
     with open(checkpoint.path, "rb", buffering=0) as file:
         for name, (begin, end) in checkpoint.tensors.items():
             total = 0
-            for at in range(0, end - begin, PIECE_BYTES):
-                piece = buffer[: min(PIECE_BYTES, end - begin - at)]
+            for at in range(0, end - begin, STATE_PIECE_BYTES):
+                piece = buffer[: min(STATE_PIECE_BYTES, end - begin - at)]
                 file.seek(checkpoint.start + begin + at)
                 read_exactly(file, piece)
                 total += checksum(piece, at // 8)

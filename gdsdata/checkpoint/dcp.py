@@ -37,7 +37,7 @@ from torch.futures import Future
 from gdsdata import engine
 from gdsdata.checkpoint import layout_safetensors, layout_torch
 from gdsdata.checkpoint.reading import Reading, Record, Stored, bytes_of
-from gdsdata.checkpoint.writing import Extent, Writing, reached
+from gdsdata.checkpoint.writing import Extent, Writing, reached, sync_folder
 from gdsdata.errors import CorruptData
 from gdsdata.options import EngineOptions
 
@@ -84,7 +84,7 @@ class GDSStorageWriter(FileSystemWriter):
         made = [one for one in (folder, *folder.parents) if not one.exists()]
         plan = super().prepare_local_plan(plan)
         for one in made:
-            _sync_folder(one.parent)
+            sync_folder(str(one.parent))
         return plan
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
@@ -170,14 +170,6 @@ def _saved_by_torch(data: torch.Tensor) -> io.BytesIO:
     content = io.BytesIO()
     torch.save(data.detach().cpu(), content)
     return content
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _done(value):  # type: ignore[no-untyped-def]
