@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "backend/request_error.h"
+#include "base/copy.h"
 #include "base/extent_math.h"
 #include "base/file.h"
 
@@ -80,7 +81,7 @@ bool Flight::take_window() {
     return false;
   }
   tail_ = bounce_ + head_bytes;
-  if (write) std::copy_n(piece.memory + (window_begin_ - piece.offset), window_end_ - window_begin_, bounce_);
+  if (write) copy_bytes(bounce_, piece.memory + (window_begin_ - piece.offset), window_end_ - window_begin_);
   return true;
 }
 

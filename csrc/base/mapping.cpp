@@ -13,7 +13,8 @@ namespace {
 
 // A page of a large folio takes a few nanoseconds to map, one by itself 100 to 400, and 400 to 600 to copy.
 constexpr std::chrono::nanoseconds kLowPageCost{40};
-constexpr int kMostDearRanges = 4;
+constexpr uint32_t kMostDearInARow = 4;
+constexpr uint32_t kTriedAgain = 16;  // of so many ranges one
 
 struct GuardedRange {
   const std::byte* begin = nullptr;
@@ -72,6 +73,19 @@ void MappingGuard::install_handler() {
   ::sigaction(SIGBUS, &action, nullptr);
 }
 
+bool MappingTrial::is_due() {
+  return dear_in_a_row_.load(std::memory_order_relaxed) < kMostDearInARow ||
+         left_out_.fetch_add(1, std::memory_order_relaxed) % kTriedAgain == kTriedAgain - 1;
+}
+
+void MappingTrial::took(std::chrono::nanoseconds a_page) {
+  if (a_page < kLowPageCost) {
+    dear_in_a_row_.store(0, std::memory_order_relaxed);
+  } else {
+    dear_in_a_row_.fetch_add(1, std::memory_order_relaxed);
+  }
+}
+
 std::unique_ptr<Mapping> Mapping::make(int fd, uint64_t size_bytes) {
   if (size_bytes == 0) return nullptr;
   void* data = ::mmap(nullptr, size_bytes, PROT_READ, MAP_SHARED, fd, 0);
@@ -128,21 +142,15 @@ bool Mapping::populate(uint64_t offset, uint64_t length) const {
 bool Mapping::map_for_copying(uint64_t offset, uint64_t length) {
   const size_t first = offset / kRegionBytes, last = (offset + length - 1) / kRegionBytes;
   if (every_region(first, last, kMapped)) return true;
-  const PageCost known = page_cost_.load(std::memory_order_relaxed);
-  if (known == PageCost::kHigh && !every_region(first, last, kReadBefore)) {
+  if (!every_region(first, last, kReadBefore) && !trial_.is_due()) {
     mark(first, last, kReadBefore);
     return false;
   }
   const auto started = std::chrono::steady_clock::now();
   const bool populated = populate(offset, length);
-  const auto page_cost = (std::chrono::steady_clock::now() - started) / (length / page_bytes() + 1);
-  if (known == PageCost::kUnknown) {
-    if (populated && page_cost < kLowPageCost) {
-      page_cost_ = PageCost::kLow;
-    } else if (!populated || ++dear_ranges_ >= kMostDearRanges) {
-      page_cost_ = PageCost::kHigh;
-    }
-  }
+  const std::chrono::nanoseconds took = std::chrono::steady_clock::now() - started;
+  const auto pages = static_cast<int64_t>(length / page_bytes() + 1);
+  trial_.took(populated ? took / pages : std::chrono::nanoseconds::max());
   if (populated) mark(first, last, kMapped);
   return populated;
 }

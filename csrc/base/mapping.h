@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -11,6 +12,18 @@
 namespace gdsdata {
 
 uint64_t page_bytes();  // of the machine: 4096, or 65536 on some ARM kernels
+
+// Whether to map ranges of a file's page cache that are to be copied once, by what it cost for those before: while it
+// was little, or has not been much a few times in a row, all of them; else one now and then, for folios differ within a
+// file: read-ahead starts with small ones, so that the first tens of MiB say nothing of the rest.
+class MappingTrial {
+ public:
+  bool is_due();
+  void took(std::chrono::nanoseconds a_page);
+
+ private:
+  std::atomic<uint32_t> dear_in_a_row_{0}, left_out_{0};
+};
 
 class Mapping {
  public:
@@ -38,9 +51,8 @@ class Mapping {
 
   // Whether a range that is in the page cache is to be copied from here, and if so, its pages are mapped now. Mapping
   // pages one by one costs about what copying them does: it pays for what is read again. Those of large folios are
-  // mapped many at a time, which pays at once. So ranges are mapped and timed until one was cheap; where none of the
-  // first few was (a file's beginning often is not: read-ahead starts small), others are when they come for the second
-  // time.
+  // mapped many at a time, which pays at once; MappingTrial finds out. What it leaves is mapped when it comes for the
+  // second time.
   bool map_for_copying(uint64_t offset, uint64_t length);
 
   // Somebody touched a part of the file that was gone: from this offset on, what was read may be zeros.
@@ -66,7 +78,6 @@ class Mapping {
   Mapping(const std::byte* data, uint64_t size_bytes);
   static int64_t clock_ms();
   enum RegionState : uint8_t { kResident = 1, kReadBefore = 2, kMapped = 4 };
-  enum class PageCost : uint8_t { kUnknown, kLow, kHigh };
   bool every_region(size_t first, size_t last, RegionState state) const;
   void mark(size_t first, size_t last, RegionState state);
   bool populate(uint64_t offset, uint64_t length) const;
@@ -74,8 +85,7 @@ class Mapping {
   const std::byte* data_;
   uint64_t size_bytes_;
   std::vector<std::atomic<uint8_t>> regions_;  // of RegionState
-  std::atomic<PageCost> page_cost_{PageCost::kUnknown};
-  std::atomic<int> dear_ranges_{0};
+  MappingTrial trial_;
   std::vector<std::atomic<int64_t>> areas_;  // when asked, in ms, times two, plus the answer; 0: never
   std::atomic<uint64_t> lost_from_{kNothingLost};
 };

@@ -54,9 +54,9 @@ constexpr size_t kDefaultQueueDepth = 64;
 // (benchmarks/notes/gpu.md).
 uint64_t default_segment_bytes(const Device& device) { return device.host_addressable() ? 1 << 20 : 4 << 20; }
 
-// A write whose requests come to the disk two and more at a time is half as fast again
-// (benchmarks/notes/checkpoints.md).
-constexpr uint64_t kDefaultWriteSegmentBytes = 2 << 20;
+// Requests that are submitted together are joined by the kernel, and a virtual disk writes long ones a fifth faster
+// (benchmarks/notes/checkpoints.md). What is staged has to fit into staging memory, twice and more.
+uint64_t default_write_segment_bytes(const Device& device) { return device.host_addressable() ? 8 << 20 : 4 << 20; }
 
 // With io_uring one worker keeps a disk busy, and several are for copying out of the page cache, where the
 // consumer helps: a core is left to it. With posix a worker has one request in flight, so a disk wants many.
@@ -200,7 +200,7 @@ Engine::Engine(EngineOptions options, std::shared_ptr<Device> device)
   if (options.io.queue_depth == 0) options.io.queue_depth = kDefaultQueueDepth;
   if (options.segment_bytes == 0) {
     options.segment_bytes = default_segment_bytes(*device);
-    running.write_segment_bytes = std::max(options.segment_bytes, kDefaultWriteSegmentBytes);
+    running.write_segment_bytes = default_write_segment_bytes(*device);
   } else {
     running.write_segment_bytes = options.segment_bytes;
   }

@@ -1,9 +1,11 @@
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <set>
 
 #include "base/convert.h"
+#include "base/copy.h"
 #include "base/crc32.h"
 #include "base/extent_math.h"
 #include "base/mapping.h"
@@ -191,6 +193,44 @@ TEST(Mapping, TurnsATruncatedFileIntoAMarkNotASignal) {
     std::memcpy(copy.data(), mapping.data(), copy.size());
   }
   EXPECT_EQ(mapping.lost_from(), 4096u) << "and what lies before it is still good";
+}
+
+TEST(CopyBytes, CopiesEveryByteAndNoOtherAtAnyAlignmentAndLength) {
+  constexpr size_t kMost = 600'000, kAround = 200;
+  const Bytes source = random_bytes(kMost + kAround, 1);
+  for (const size_t length :
+       {size_t{0}, size_t{1}, size_t{4095}, size_t{262'143}, size_t{262'144}, size_t{262'207}, kMost}) {
+    for (const size_t to : {0, 1, 16, 63, 64}) {
+      for (const size_t from : {0, 1, 64, 100}) {
+        Bytes target(kMost + kAround, std::byte{7});
+        copy_bytes(target.data() + to, source.data() + from, length);
+        ASSERT_EQ(std::memcmp(target.data() + to, source.data() + from, length), 0)
+            << length << " " << to << " " << from;
+        const auto untouched = [](std::byte one) { return one == std::byte{7}; };
+        ASSERT_TRUE(std::all_of(target.begin(), target.begin() + to, untouched));
+        ASSERT_TRUE(std::all_of(target.begin() + to + length, target.end(), untouched));
+      }
+    }
+  }
+}
+
+TEST(MappingTrial, TriesNowAndThenWhereMappingIsDearAndAlwaysWhereItIsNot) {
+  constexpr std::chrono::nanoseconds kDear{200}, kCheap{5};
+  constexpr int kRanges = 160;
+  MappingTrial trial;
+  const auto due = [&](std::chrono::nanoseconds cost) {
+    int count = 0;
+    for (int i = 0; i < kRanges; ++i) {
+      if (!trial.is_due()) continue;
+      ++count;
+      trial.took(cost);
+    }
+    return count;
+  };
+  EXPECT_EQ(due(kCheap), kRanges);
+  EXPECT_LE(due(kDear), kRanges / 8) << "small folios are read, but for a few";
+  EXPECT_GE(due(kDear), kRanges / 32);
+  EXPECT_GE(due(kCheap), kRanges * 7 / 8) << "large ones begin somewhere";
 }
 
 TEST(Mapping, IsCopiedFromAtTheLatestWhenARangeComesAgain) {

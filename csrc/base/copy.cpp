@@ -1,0 +1,61 @@
+#include "base/copy.h"
+
+#include <cstring>
+
+// Sanitizers know what memcpy reads and writes, and not what these instructions do.
+#if defined(__x86_64__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+#define GDSDATA_STREAMING_STORES
+#include <emmintrin.h>
+#endif
+
+namespace gdsdata {
+
+#ifdef GDSDATA_STREAMING_STORES
+
+namespace {
+
+constexpr uint64_t kLineBytes = 64;
+// Shorter ones are often in a cache already, or soon wanted in one.
+constexpr uint64_t kLongBytes = 256 * 1024;
+// Asked for ahead of the copy; beyond the end it is a wrong hint, and no fault.
+constexpr uint64_t kAheadBytes = 1024;
+
+// `to` begins a line; whole lines only.
+void stream(std::byte* to, const std::byte* from, uint64_t bytes) {
+  const auto* source = reinterpret_cast<const char*>(from);
+  for (uint64_t done = 0; done < bytes; done += kLineBytes) {
+    _mm_prefetch(source + done + kAheadBytes, _MM_HINT_NTA);
+    const auto* words = reinterpret_cast<const __m128i*>(source + done);
+    auto* target = reinterpret_cast<__m128i*>(to + done);
+    const __m128i first = _mm_loadu_si128(words), second = _mm_loadu_si128(words + 1);
+    const __m128i third = _mm_loadu_si128(words + 2), fourth = _mm_loadu_si128(words + 3);
+    _mm_stream_si128(target, first);
+    _mm_stream_si128(target + 1, second);
+    _mm_stream_si128(target + 2, third);
+    _mm_stream_si128(target + 3, fourth);
+  }
+  _mm_sfence();  // these stores keep no order by themselves
+}
+
+}  // namespace
+
+void copy_bytes(std::byte* to, const std::byte* from, uint64_t bytes) {
+  if (bytes < kLongBytes) {
+    std::memcpy(to, from, bytes);
+    return;
+  }
+  const uint64_t head_bytes = -reinterpret_cast<uintptr_t>(to) % kLineBytes;
+  const uint64_t lines_bytes = (bytes - head_bytes) / kLineBytes * kLineBytes;
+  std::memcpy(to, from, head_bytes);
+  stream(to + head_bytes, from + head_bytes, lines_bytes);
+  const uint64_t done = head_bytes + lines_bytes;
+  std::memcpy(to + done, from + done, bytes - done);
+}
+
+#else
+
+void copy_bytes(std::byte* to, const std::byte* from, uint64_t bytes) { std::memcpy(to, from, bytes); }
+
+#endif
+
+}  // namespace gdsdata
