@@ -15,7 +15,8 @@ from gpu import GIB, find, run, write
 HEAD = ["work", "asked", "measured", "GB/s", "cpu-s/GB", "peak MB", "served by"]
 OURS = {"gdsdata_pt": ".pt", "gdsdata_safetensors": ".safetensors", "gdsdata_dcp": "DCP"}
 RAW_WRITE, RAW_READ = "of the raw O_DIRECT write, synced", "of the raw O_DIRECT read"
-LINK, MAPPED, STALL = "of the link", "of the mapped file, copied", "x bytes / link"
+LINK, MAPPED = "of the link", "of the mapped file, copied"
+STALL, STEPS = "x bytes / link", "x a step without"  # at most so much
 
 
 def lines(gpu_bytes, cpu_bytes):
@@ -29,7 +30,10 @@ def lines(gpu_bytes, cpu_bytes):
         case = ["case=checkpoint", f"case.state_bytes={state_bytes}", f"case.work=[{work}]", "case.repeats=2"]
         return [*case, f"device={device}", rows]
 
-    stall = [("stall of an asynchronous save from a GPU", "gdsdata_async", "staged", STALL, 1.1)]
+    stall = [
+        ("stall of an asynchronous save from a GPU", "gdsdata_async", "staged", STALL, 1.1),
+        ("a training step while it is written", "gdsdata_async", "staged", STEPS, 1.05),
+    ]
     return [
         (
             "gpu-save",
@@ -58,14 +62,21 @@ def lines(gpu_bytes, cpu_bytes):
     ]
 
 
+def ratio_of(row, unit):
+    if unit == STEPS:
+        return row["step_beside_s"]["median"] / row["step_s"]["median"]
+    if unit == MAPPED:
+        return row["ratio_to_mapped"]
+    ratio = row["ratio_to_limit"]
+    return 1 / ratio if unit == STALL and ratio else ratio
+
+
 def table_row(results, title, key, cache, unit, asked):
-    wanted = f"{'at most' if unit == STALL else 'at least'} {asked} {unit}"
+    wanted = f"{'at most' if unit in (STALL, STEPS) else 'at least'} {asked} {unit}"
     row = results and find(results, key, cache)
     if not row:
         return [title, wanted, "not measured", "", "", "", ""]
-    ratio = row["ratio_to_mapped"] if unit == MAPPED else row["ratio_to_limit"]
-    if unit == STALL and ratio:
-        ratio = 1 / ratio
+    ratio = ratio_of(row, unit)
     measured = f"{ratio:.3f} {unit}" if ratio else "no limit"
     rate, cpu, peak = row["gb_per_s"]["median"], row["cpu_s_per_gb"]["median"], row["peak_bytes"] / 1e6
     return [title, wanted, measured, f"{rate:.2f}", f"{cpu:.3f}", f"{peak:.0f}", row["path"]]

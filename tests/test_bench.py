@@ -230,6 +230,7 @@ def test_quick_checkpoint_saves_and_loads_every_bit(tmp_path):
             assert keyed[key]["stated_bytes"] > 0 and kind in ("save", "load")
     stall = found["async", "staged"]["dcp_async"]
     assert 0 < stall["seconds"]["median"] < stall["background_s"]["median"]
+    assert stall["step_s"]["median"] > 0 and stall["step_beside_s"]["median"] > 0
     assert stall["peak_bytes"] >= size, "the memory that it stages in counts"
     assert any(name.startswith("direct_write_") for name in results["limits"]["save"]["bfloat16+float32, new"])
     written = (out / "report.md").read_text()

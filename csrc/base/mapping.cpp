@@ -13,8 +13,7 @@ namespace {
 
 // A page of a large folio takes a few nanoseconds to map, one by itself 100 to 400, and 400 to 600 to copy.
 constexpr std::chrono::nanoseconds kLowPageCost{40};
-constexpr uint32_t kMostDearInARow = 4;
-constexpr uint32_t kTriedAgain = 16;  // of so many ranges one
+constexpr uint32_t kTriedAgain = 8;  // of so many ranges one
 
 struct GuardedRange {
   const std::byte* begin = nullptr;
@@ -74,16 +73,12 @@ void MappingGuard::install_handler() {
 }
 
 bool MappingTrial::is_due() {
-  return dear_in_a_row_.load(std::memory_order_relaxed) < kMostDearInARow ||
+  return !last_was_dear_.load(std::memory_order_relaxed) ||
          left_out_.fetch_add(1, std::memory_order_relaxed) % kTriedAgain == kTriedAgain - 1;
 }
 
 void MappingTrial::took(std::chrono::nanoseconds a_page) {
-  if (a_page < kLowPageCost) {
-    dear_in_a_row_.store(0, std::memory_order_relaxed);
-  } else {
-    dear_in_a_row_.fetch_add(1, std::memory_order_relaxed);
-  }
+  last_was_dear_.store(a_page >= kLowPageCost, std::memory_order_relaxed);
 }
 
 std::unique_ptr<Mapping> Mapping::make(int fd, uint64_t size_bytes) {

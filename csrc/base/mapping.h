@@ -13,16 +13,17 @@ namespace gdsdata {
 
 uint64_t page_bytes();  // of the machine: 4096, or 65536 on some ARM kernels
 
-// Whether to map ranges of a file's page cache that are to be copied once, by what it cost for those before: while it
-// was little, or has not been much a few times in a row, all of them; else one now and then, for folios differ within a
-// file: read-ahead starts with small ones, so that the first tens of MiB say nothing of the rest.
+// Whether to map ranges of a file's page cache that are to be copied once: where it cost little for the one before, or
+// one has not been tried for a while. Folios differ within a file: read-ahead starts with small ones, so that the first
+// tens of MiB say nothing of the rest (benchmarks/notes/checkpoints.md).
 class MappingTrial {
  public:
   bool is_due();
   void took(std::chrono::nanoseconds a_page);
 
  private:
-  std::atomic<uint32_t> dear_in_a_row_{0}, left_out_{0};
+  std::atomic<bool> last_was_dear_{false};
+  std::atomic<uint32_t> left_out_{0};
 };
 
 class Mapping {

@@ -4,7 +4,8 @@ Three kinds of work, each a source of its own with its tables:
 
     save   to a new file and, with overwrite=true, over an older one; until all is on storage. Limit: raw writes, synced
     load   into tensors that are there, warm and cold. Limit: a memory copy or pinned copy; raw reads
-    async  how long save() keeps the caller, once staging memory is there. Limit: a memory copy or pinned copy
+    async  how long save() keeps the caller, once staging memory is there. Limit: a memory copy or pinned copy. Another
+           save then has steps of a training loop beside it (steps.TrainingSteps), as there were before it
 
 The state is made anew before each run and dropped behind it (data.State), so that one process at a time holds it.
 `peak_bytes` of a run are anonymous and shared memory (RssAnon and RssShmem of /proc/PID/status, looked at every 20 ms)
@@ -15,16 +16,19 @@ saving or loading takes on top. VmHWM would count mapped files' pages, which are
 
 import dataclasses
 import os
+import statistics
 import tempfile
 import time
 from pathlib import Path
 
-from . import case, checkpoint_peers, data, device, limits, measure, row
+from . import case, checkpoint_peers, data, device, limits, measure, row, steps
 from .checkpoint_peers import SUFFIXES
 from .load import TOUCHED_BYTES
 from .process import RowFailed
 
 ASYNC_STEPS = (1, 2)  # what the first save pays for memory is not timed
+ASYNC_TIMES = ("background_s", "step_s", "step_beside_s")
+STEPS_S = 2.0  # of steps with nothing beside them
 
 
 @dataclasses.dataclass
@@ -143,6 +147,9 @@ class Checkpoint(case.Case):
             row.process.ask("begin", path=saved.path, replacing=cache == "replaced")
         try:
             result = row.process.run(path=saved.path)
+            if source.kind == "async":
+                saved.remove()
+                result |= row.process.ask("take_steps", path=saved.path)
             row.process.ask("compare")
         finally:
             if source.kind != "load":
@@ -181,7 +188,7 @@ class Checkpoint(case.Case):
         runs = row.runs
         return row.summary() | {
             "stated_bytes": max((run["stated_bytes"] for run in runs if run["stated_bytes"] is not None), default=None),
-            "background_s": measure.spread([run.get("background_s") for run in runs]),
+            **{name: measure.spread([run.get(name) for run in runs]) for name in ASYNC_TIMES},
         }
 
 
@@ -293,6 +300,20 @@ class CheckpointRow(row.Row):
             data.Saved(saved).sync()
         found = self.facts(stall_s, served_before)
         return found | {"background_s": time.perf_counter() - started, "staging_bytes": self.staging_bytes}
+
+    def take_steps(self, path):
+        """Medians of training steps by themselves, and beside a save of their own until all of it is on storage."""
+        try:
+            self.begin_async(path)
+            training = steps.TrainingSteps(self.device)
+            ends = time.perf_counter() + STEPS_S
+            alone = training.take_while(lambda: time.perf_counter() < ends)
+            self.peer.save(self.tensors, ASYNC_STEPS[1])
+            beside = training.take_while(lambda: not self.peer.is_done())
+            self.peer.wait()
+        finally:
+            self.close()
+        return {"step_s": statistics.median(alone), "step_beside_s": statistics.median(beside)}
 
     def facts(self, seconds, served_before):
         return {

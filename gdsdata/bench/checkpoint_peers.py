@@ -419,6 +419,10 @@ class AsyncPeer(CheckpointPeer):
         """Returns when `state` may change: on a GPU, by what its current stream is given from then on."""
         raise NotImplementedError
 
+    def is_done(self):
+        """Whether `wait` would return at once."""
+        raise NotImplementedError
+
     def wait(self):
         """Until what was saved last is there; the path where it is."""
         raise NotImplementedError
@@ -445,6 +449,9 @@ class OursAsync(AsyncPeer):
 
     def save(self, state, step):
         self.handle = self.checkpointer.save(step, {"model": state})
+
+    def is_done(self):
+        return self.handle.done()
 
     def wait(self):
         self.handle.result()
@@ -499,6 +506,9 @@ class TorchAsync(AsyncPeer):
                 self.saved, thread_count=THREADS, sync_files=True, cache_staged_state_dict=True
             )
             self.save(state, step)
+
+    def is_done(self):
+        return self.saving.done()
 
     def wait(self):
         self.saving.result()

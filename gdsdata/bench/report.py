@@ -31,6 +31,8 @@ COLUMNS = {
     "checkpoint": [
         *RATE,
         ("then ms", lambda row: two_digits(row["background_s"] and row["background_s"]["median"] * 1e3)),
+        ("step ms", lambda row: two_digits(row["step_s"] and row["step_s"]["median"] * 1e3)),
+        ("beside it", lambda row: two_digits(row["step_beside_s"] and row["step_beside_s"]["median"] * 1e3)),
         *COST[:2],
         ("stated MB", lambda row: number(row["stated_bytes"] and row["stated_bytes"] / 1e6)),
         *COST[2:],
@@ -38,7 +40,8 @@ COLUMNS = {
         *RATIOS,
     ],
 }
-LEFT_OUT = {"save": ("then ms", "x mapped"), "load": ("then ms",), "async": ("x mapped",)}  # columns, by kind of work
+OF_ASYNC = ("then ms", "step ms", "beside it")
+LEFT_OUT = {"save": (*OF_ASYNC, "x mapped"), "load": OF_ASYNC, "async": ("x mapped",)}  # columns, by kind of work
 
 
 def columns_of(case, kind):
@@ -338,7 +341,8 @@ def checkpoint_notes(results):
     yield (
         "async: ms are those in which save keeps the caller and what its current stream is given next; `then ms` are "
         "all until the bytes are on storage. x limit: the state's bytes at the pace of a memory copy, on a GPU of a "
-        "pinned copy from it."
+        "pinned copy from it. step ms: a step of a training loop that waits for no input, by itself and `beside it`, while "
+        "a save's bytes are written."
     )
     yield from (CPU_NOTE, PEAK_NOTE, STATED_NOTE)
     yield f"{COLD_NOTE} x limit, cold: O_DIRECT reads of 1 MiB from end to end, 32 in flight."

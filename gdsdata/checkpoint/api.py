@@ -13,11 +13,13 @@ import torch
 from gdsdata import engine
 from gdsdata.checkpoint import layout_safetensors, layout_torch
 from gdsdata.checkpoint.nests import LEFT_OUT, Path, mapped, name_of, places
+from gdsdata.checkpoint.pause import collector_paused
 from gdsdata.checkpoint.reading import Reading, Stored
 from gdsdata.errors import CorruptData
 from gdsdata.options import EngineOptions
 
 
+@collector_paused()
 def save(value: Any, path: str | os.PathLike[str], *, options: EngineOptions | None = None) -> None:
     """Write a checkpoint, on storage when this returns: whole, or, after an error or a crash, what was there before.
 
@@ -44,6 +46,7 @@ def save(value: Any, path: str | os.PathLike[str], *, options: EngineOptions | N
     layout.save(value, path, options or EngineOptions())
 
 
+@collector_paused()
 def load(
     path: str | os.PathLike[str],
     device: torch.device | str = "cpu",
@@ -122,6 +125,7 @@ def load(
     return into
 
 
+@collector_paused()
 def load_over(
     path: str,
     targets: dict[str, Any],

@@ -36,6 +36,7 @@ from torch.futures import Future
 
 from gdsdata import engine
 from gdsdata.checkpoint import layout_safetensors, layout_torch
+from gdsdata.checkpoint.pause import collector_paused
 from gdsdata.checkpoint.reading import Reading, Record, Stored, bytes_of
 from gdsdata.checkpoint.writing import Extent, Writing, reached, sync_folder
 from gdsdata.errors import CorruptData
@@ -87,6 +88,7 @@ class GDSStorageWriter(FileSystemWriter):
             sync_folder(str(one.parent))
         return plan
 
+    @collector_paused()
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         name = f"{plan.storage_data.prefix}{self._number()}.distcp"
         archives: list[tuple[layout_torch.Layout, list[torch.Tensor]]] = []
@@ -216,6 +218,7 @@ class GDSStorageReader(FileSystemReader):
         super().set_up_storage_reader(metadata, is_coordinator, *args, **kwargs)
         self._headers: dict[tuple[str, int], dict[str, Stored]] = {}  # of safetensors files
 
+    @collector_paused()
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         reading = Reading(self.options, self.verify)
         stored: dict[MetadataIndex, Stored | None] = {}

@@ -7,7 +7,6 @@ unpickled here, ten times faster. Sources: PKWARE's APPNOTE.TXT 4.3 for the zip,
 
 from __future__ import annotations
 
-import collections
 import functools
 import io
 import itertools
@@ -17,14 +16,15 @@ import struct
 import sys
 import zipfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from gdsdata.checkpoint import zip_layout
-from gdsdata.checkpoint.reading import Reading, Record, Sealed, Stored, bytes_of_storage, seen
+from gdsdata.checkpoint.reading import Reading, Record, Stored, bytes_of_storage, seen
+from gdsdata.checkpoint.unpickling import NotPlain, SavedStorage, Unusual, storages_of, unpickle_plain
 from gdsdata.checkpoint.writing import PAGE_BYTES, Extent, Writing, reached
 from gdsdata.errors import CorruptData
 from gdsdata.options import EngineOptions
@@ -34,23 +34,6 @@ _VERSION = b"3\n"  # of the format, as torch.save writes it
 _SMALL_ALIGNMENT = 64
 
 _LOCAL_HEADER = struct.Struct("<4s22xHH")  # of a record: its magic, the lengths of name and extra field
-
-
-@dataclass(frozen=True)
-class SavedStorage(Sealed):
-    """A storage that the pickle asks for.
-
-    Attributes:
-        key: its record is ``data/<key>``.
-        dtype: of the elements it is counted in.
-        size_bytes: that it has.
-        location: the device that it was on, as torch names it ("cpu", "cuda:0").
-    """
-
-    key: str
-    dtype: torch.dtype
-    size_bytes: int
-    location: str
 
 
 @dataclass(frozen=True)
@@ -75,7 +58,7 @@ class Archive:
             NotPlain: torch.load has to find out.
             CorruptData: one of them is not in the file.
         """
-        storages = _storages_of(self.pickled)
+        storages = storages_of(self.pickled)
         for storage in storages:
             self.record_of(storage)
         return storages
@@ -87,10 +70,6 @@ class Archive:
             message = f"'{self.path}': storage {storage.key} of {storage.size_bytes} bytes {there}"
             raise CorruptData(message, self.path)
         return record
-
-
-class NotPlain(Exception):
-    """The file is for torch.load alone; the message says why."""
 
 
 def recognises(head: bytes) -> bool:
@@ -155,17 +134,23 @@ class Slice:
         self._at = 0
 
     def ask_for_ends(self) -> None:
-        """Has storage bring its ends, and waits for nothing: of many slices, all come at once."""
-        for offset in (0, self._tail_offset):
-            os.posix_fadvise(self._descriptor, self.begin + offset, _ENDS_BYTES, os.POSIX_FADV_WILLNEED)
+        self.ask_for((0, self._tail_offset))
+
+    def ask_for(self, offsets: Iterable[int]) -> None:
+        """Has storage bring what lies there, and waits for nothing: all of it comes at once."""
+        for offset in offsets:
+            if offset < self.size_bytes:
+                os.posix_fadvise(self._descriptor, self.begin + offset, _ENDS_BYTES, os.POSIX_FADV_WILLNEED)
 
     def at(self, offset: int, size_bytes: int) -> bytes:
         """Fewer than ``size_bytes`` where it ends."""
         end = min(offset + size_bytes, self.size_bytes)
+        if end <= offset:
+            return b""
         for begin, known in ((0, self._head), (self._tail_offset, self._tail)):
             if begin <= offset and end <= begin + len(known):
                 return known[offset - begin : end - begin]
-        return os.pread(self._descriptor, max(end - offset, 0), self.begin + offset)
+        return os.pread(self._descriptor, end - offset, self.begin + offset)
 
     @functools.cached_property
     def _head(self) -> bytes:
@@ -206,9 +191,6 @@ def read_storages(
     return made
 
 
-_PROTOCOL = b"\x80\x02"  # of the pickle: the one that torch writes
-
-
 def unpickle(archive: Archive, storages: Sequence[torch.UntypedStorage], weights_only: bool | None) -> Any:
     """The object, its tensors on these storages for ``archive.storages``.
 
@@ -226,8 +208,8 @@ def unpickle(archive: Archive, storages: Sequence[torch.UntypedStorage], weights
         return empty.set_(storage, first, stored.shape, stored.stride).requires_grad_(requires_grad)
 
     try:
-        return _unpickle_plain(archive, rebuild, torch.nn.Parameter)
-    except _Unusual:
+        return unpickle_plain(archive.pickled, archive.record_of, rebuild, torch.nn.Parameter)
+    except Unusual:
         return _unpickle_by_torch(archive, storages, weights_only)
 
 
@@ -238,8 +220,10 @@ def unpickle_structure(archive: Archive) -> Any | None:
         CorruptData: a tensor reaches beyond its storage.
     """
     try:
-        return _unpickle_plain(archive, lambda _, stored, __: stored, lambda stored, _: stored)
-    except _Unusual:
+        return unpickle_plain(
+            archive.pickled, archive.record_of, lambda _, stored, __: stored, lambda stored, _: stored
+        )
+    except Unusual:
         return None
 
 
@@ -259,120 +243,6 @@ def _unpickle_by_torch(
         if seen(file.fileno()) != archive.records["data.pkl"].seen:
             raise CorruptData(f"'{archive.path}' was replaced while it was being loaded: load it again", archive.path)
         return torch.load(file, map_location=next_storage, weights_only=weights_only, mmap=False)
-
-
-class _Unusual(Exception):
-    """The pickle names more than plain tensors, parameters, containers and numbers."""
-
-
-class _Made:
-    """A function or a type that a plain pickle may name. Has nothing that the pickle could change."""
-
-    __slots__ = ("_make",)
-
-    def __init__(self, make: Callable[..., Any]) -> None:
-        object.__setattr__(self, "_make", make)
-
-    def __call__(self, *arguments: Any) -> Any:
-        return self._make(*arguments)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        raise AttributeError(name)
-
-
-def _unpickle_plain(
-    archive: Archive, rebuild: Callable[[SavedStorage, Stored, bool], Any], make_parameter: Callable[[Any, bool], Any]
-) -> Any:
-    """The object, with ``rebuild(storage, stored, requires_grad)`` for a tensor, and
-    ``make_parameter(tensor, requires_grad)``.
-
-    Raises:
-        _Unusual: torch has to do it.
-        CorruptData: a storage is not in the file, or a tensor reaches beyond its.
-    """
-    if not archive.pickled.startswith(_PROTOCOL):
-        raise _Unusual
-    storages: dict[str, SavedStorage] = {}
-    unused = 0  # storages that are no tensor's: the object has them themselves
-
-    def made(storage: Any, dtype: Any, offset: int, shape: Any, stride: Any, requires_grad: bool) -> Any:
-        nonlocal unused
-        if not isinstance(storage, SavedStorage) or not isinstance(dtype, torch.dtype):
-            raise _Unusual
-        unused -= 1
-        return rebuild(storage, _within(archive, storage, dtype, offset, shape, stride), requires_grad)
-
-    def tensor(storage: Any, offset: int, shape: Any, stride: Any, requires_grad: bool, hooks: Any, *more: Any) -> Any:
-        if hooks or more:  # more: it is a conjugate or a negative view
-            raise _Unusual
-        return made(storage, storage.dtype, offset, shape, stride, requires_grad)
-
-    def tensor_of_newer_dtype(
-        storage: Any, offset: int, shape: Any, stride: Any, requires_grad: bool, hooks: Any, dtype: Any, *more: Any
-    ) -> Any:
-        if hooks or more:
-            raise _Unusual
-        return made(storage, dtype, offset, shape, stride, requires_grad)
-
-    def parameter(data: Any, requires_grad: bool, hooks: Any) -> Any:
-        if hooks or not isinstance(data, (torch.Tensor, Stored)):
-            raise _Unusual
-        return make_parameter(data, requires_grad)
-
-    known: dict[tuple[str, str], Any] = {
-        ("collections", "OrderedDict"): collections.OrderedDict,
-        ("torch._utils", "_rebuild_tensor_v2"): _Made(tensor),
-        ("torch._utils", "_rebuild_tensor_v3"): _Made(tensor_of_newer_dtype),
-        ("torch._utils", "_rebuild_parameter"): _Made(parameter),
-    }
-    known |= {("torch", name): dtype for name, dtype in _STORAGE_DTYPES.items()}
-    known["torch.storage", "UntypedStorage"] = torch.uint8
-    known |= {("torch", name): getattr(torch, name) for name in _NEWER_DTYPES if hasattr(torch, name)}
-
-    class Plain(pickle.Unpickler):
-        def persistent_load(self, saved: Any) -> SavedStorage:
-            nonlocal unused
-            unused += 1
-            _, dtype, key, location, elements = saved
-            storage = storages.get(key)
-            if storage is None:
-                storage = storages[key] = SavedStorage(key, dtype, elements * dtype.itemsize, location)
-                archive.record_of(storage)
-            if storage.dtype != dtype or location == "meta":  # torch gives a storage of its own to each dtype
-                raise _Unusual
-            return storage
-
-        def find_class(self, module: str, name: str) -> Any:
-            if (module, name) not in known:
-                raise _Unusual
-            return known[module, name]
-
-    try:
-        found = Plain(io.BytesIO(archive.pickled)).load()
-        if unused:
-            raise _Unusual
-        return found
-    except CorruptData:
-        raise
-    except Exception as error:  # torch will say what is wrong with it
-        raise _Unusual from error
-
-
-def _within(
-    archive: Archive, storage: SavedStorage, dtype: torch.dtype, offset: int, shape: Any, stride: Any
-) -> Stored:
-    record = archive.records[f"data/{storage.key}"]
-    stored = Stored(record, offset * dtype.itemsize, dtype, tuple(shape), tuple(stride), storage.location)
-    least = min((offset, *stored.shape, *stored.stride))
-    if len(shape) != len(stride) or least < 0 or stored.offset + stored.span_bytes > record.size_bytes:
-        raise CorruptData(
-            f"'{archive.path}': a tensor of {dtype}, shape {stored.shape}, strides {stored.stride} and offset {offset} "
-            f"is not within its storage {storage.key} of {record.size_bytes} bytes",
-            record.path,
-            record.offset,
-            record.size_bytes,
-        )
-    return stored
 
 
 def save(value: Any, path: str, options: EngineOptions) -> None:
@@ -505,6 +375,7 @@ def _records_of(archive: Slice) -> tuple[dict[str, Record], str]:
         if recognises(archive.at(0, 4)):
             raise CorruptData(f"'{path}' is a zip file that was cut or damaged: {error}", path) from error
         raise NotPlain("it is no zip file") from error
+    archive.ask_for(entry.header_offset for entry in entries)
     records = {}
     for entry in entries:
         if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size:
@@ -524,85 +395,3 @@ def _records_of(archive: Slice) -> tuple[dict[str, Record], str]:
     if len(pickles) != 1 or "constants.pkl" in {name.rpartition("/")[2] for name in records}:
         raise NotPlain("it is a TorchScript archive, or no archive of torch's")
     return records, pickles[0].removesuffix("data.pkl")
-
-
-class _Anything:
-    """Stands for whatever a pickle makes: nothing of what it names is run."""
-
-    def __new__(cls, *_: Any, **__: Any) -> _Anything:
-        return object.__new__(cls)
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        pass
-
-    def ignore(self, *_: Any) -> None:
-        pass
-
-    __call__ = __setstate__ = __setitem__ = append = extend = add = ignore
-
-
-# As the pickle names them, in which tensors are counted; newer dtypes come with UntypedStorage.
-_STORAGE_DTYPES = {
-    "UntypedStorage": torch.uint8,
-    "ByteStorage": torch.uint8,
-    "CharStorage": torch.int8,
-    "BoolStorage": torch.bool,
-    "ShortStorage": torch.int16,
-    "HalfStorage": torch.float16,
-    "BFloat16Storage": torch.bfloat16,
-    "IntStorage": torch.int32,
-    "FloatStorage": torch.float32,
-    "LongStorage": torch.int64,
-    "DoubleStorage": torch.float64,
-    "ComplexFloatStorage": torch.complex64,
-    "ComplexDoubleStorage": torch.complex128,
-    "QInt8Storage": torch.qint8,
-    "QUInt8Storage": torch.quint8,
-    "QInt32Storage": torch.qint32,
-}
-
-_NEWER_DTYPES = [
-    "uint16", "uint32", "uint64",
-    "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu",
-]  # fmt: skip
-
-# torch builds these by looking at values that only it knows how to check.
-_LOOKS_AT_VALUES = {"_rebuild_sparse_tensor", "_rebuild_sparse_csr_tensor"}
-
-
-def _storages_of(pickled: bytes) -> list[SavedStorage]:
-    """The storages that torch asks for while it unpickles, in that order."""
-    known: dict[str, tuple[torch.dtype, int]] = {}
-    asked: list[SavedStorage] = []
-
-    def ask(saved: Any) -> _Anything:
-        kind, of_type, key, location, elements = saved
-        if kind != "storage" or not isinstance(location, str):
-            raise NotPlain("its pickle refers to something that is no storage")
-        dtype = _STORAGE_DTYPES[of_type.__name__]
-        size_bytes = elements * dtype.itemsize
-        if key not in known:
-            known[key] = dtype, size_bytes
-        elif known[key][0] == dtype or known[key][1] == size_bytes:
-            return _Anything()  # torch gives the same again
-        asked.append(SavedStorage(key, dtype, size_bytes, location))
-        return _Anything()
-
-    class Scan(pickle.Unpickler):
-        def persistent_load(self, saved: Any) -> _Anything:
-            return ask(saved)
-
-        def find_class(self, module: str, name: str) -> type:
-            if name in _LOOKS_AT_VALUES:
-                raise NotPlain("it has sparse tensors, which torch checks")
-            return type(name, (_Anything,), {"__module__": module})
-
-    try:
-        Scan(io.BytesIO(pickled)).load()
-    except NotPlain:
-        raise
-    except Exception as error:  # whatever a pickle that is not plain data can raise
-        raise NotPlain(f"its pickle is unusual: {error!r}") from error
-    if any(storage.location == "meta" for storage in asked):
-        raise NotPlain("it has tensors on the meta device")
-    return asked
