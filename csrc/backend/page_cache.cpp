@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "base/copy.h"
+
 namespace gdsdata {
 
 namespace {
@@ -112,7 +114,12 @@ std::optional<Error> PageCache::copy_mapped(Conversion conversion, RouteBytes& b
     }
     const Copy& copy = copies_[i];
     MappingGuard guard(*copy.mapping);
-    convert(conversion, copy.transfer->memory, copy.mapping->data() + copy.transfer->offset, copy.transfer->length);
+    const std::byte* bytes_there = copy.mapping->data() + copy.transfer->offset;
+    if (past_caches_ && conversion == Conversion::kNone) {
+      copy_bytes(copy.transfer->memory, bytes_there, copy.transfer->length);
+    } else {
+      convert(conversion, copy.transfer->memory, bytes_there, copy.transfer->length);
+    }
     bytes[copy.route] += copy.transfer->length;
   }
   // Once a file: is all that was copied still part of it? Beyond its end there were zeros.

@@ -14,6 +14,10 @@ namespace gdsdata {
 // Used by one thread.
 class PageCache {
  public:
+  // `past_caches`: long copies leave the processor's caches alone. Not into memory that is written again and again,
+  // which is in a cache already: it takes a fifth off the way to a GPU (benchmarks/notes/checkpoints.md).
+  explicit PageCache(bool past_caches) : past_caches_(past_caches) {}
+
   // Out of files of at least kMapFileBytes, transfers of at most kShortBytes are copied from a mapping (no system call
   // each), and longer ones where Mapping::map_for_copying says so; others are read by preadv2 with RWF_NOWAIT.
   // Measured: benchmarks/notes/page_cache.md.
@@ -39,6 +43,7 @@ class PageCache {
   uint64_t read_now(File& file, const Transfer& part, Conversion conversion, bool known_resident);
   bool page_faults_read_the_disk();
 
+  const bool past_caches_;
   std::vector<Copy> copies_;
   std::vector<std::byte> scratch_;  // where bytes that are converted land first
   long major_faults_ = 0;           // of this thread, when last asked

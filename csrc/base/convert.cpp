@@ -2,8 +2,6 @@
 
 #include <cstring>
 
-#include "base/copy.h"
-
 // One build serves every x86-64: the compiler makes a version for each named level and the loader picks.
 #if defined(__x86_64__) && defined(__GLIBC__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
 #define GDSDATA_MULTIVERSION __attribute__((target_clones("arch=x86-64-v4", "avx2", "default")))
@@ -90,7 +88,7 @@ void convert(Conversion conversion, std::byte* result, const std::byte* stored, 
   const size_t count = stored_bytes / stored_element_bytes(conversion);
   switch (conversion) {
     case Conversion::kNone:
-      copy_bytes(result, stored, stored_bytes);
+      std::memcpy(result, stored, stored_bytes);
       return;
     case Conversion::kU8ToI64:
       return widen_u8(result, stored, count);

@@ -5,7 +5,7 @@
 // Sanitizers know what memcpy reads and writes, and not what these instructions do.
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
 #define GDSDATA_STREAMING_STORES
-#include <emmintrin.h>
+#include <immintrin.h>
 #endif
 
 namespace gdsdata {
@@ -17,15 +17,13 @@ namespace {
 constexpr uint64_t kLineBytes = 64;
 // Shorter ones are often in a cache already, or soon wanted in one.
 constexpr uint64_t kLongBytes = 256 * 1024;
-// Asked for ahead of the copy; beyond the end it is a wrong hint, and no fault.
-constexpr uint64_t kAheadBytes = 1024;
 
-// `to` begins a line; whole lines only.
-void stream(std::byte* to, const std::byte* from, uint64_t bytes) {
-  const auto* source = reinterpret_cast<const char*>(from);
+// `to` begins a line; whole lines only. Without a hint to the prefetcher: it costs Intel's a third.
+using Stream = void (*)(std::byte* to, const std::byte* from, uint64_t bytes);
+
+void stream_by_16(std::byte* to, const std::byte* from, uint64_t bytes) {
   for (uint64_t done = 0; done < bytes; done += kLineBytes) {
-    _mm_prefetch(source + done + kAheadBytes, _MM_HINT_NTA);
-    const auto* words = reinterpret_cast<const __m128i*>(source + done);
+    const auto* words = reinterpret_cast<const __m128i*>(from + done);
     auto* target = reinterpret_cast<__m128i*>(to + done);
     const __m128i first = _mm_loadu_si128(words), second = _mm_loadu_si128(words + 1);
     const __m128i third = _mm_loadu_si128(words + 2), fourth = _mm_loadu_si128(words + 3);
@@ -37,6 +35,17 @@ void stream(std::byte* to, const std::byte* from, uint64_t bytes) {
   _mm_sfence();  // these stores keep no order by themselves
 }
 
+[[gnu::target("avx")]] void stream_by_32(std::byte* to, const std::byte* from, uint64_t bytes) {
+  for (uint64_t done = 0; done < bytes; done += kLineBytes) {
+    const auto* words = reinterpret_cast<const __m256i*>(from + done);
+    auto* target = reinterpret_cast<__m256i*>(to + done);
+    const __m256i first = _mm256_loadu_si256(words), second = _mm256_loadu_si256(words + 1);
+    _mm256_stream_si256(target, first);
+    _mm256_stream_si256(target + 1, second);
+  }
+  _mm_sfence();
+}
+
 }  // namespace
 
 void copy_bytes(std::byte* to, const std::byte* from, uint64_t bytes) {
@@ -44,6 +53,7 @@ void copy_bytes(std::byte* to, const std::byte* from, uint64_t bytes) {
     std::memcpy(to, from, bytes);
     return;
   }
+  static const Stream stream = __builtin_cpu_supports("avx") != 0 ? stream_by_32 : stream_by_16;
   const uint64_t head_bytes = -reinterpret_cast<uintptr_t>(to) % kLineBytes;
   const uint64_t lines_bytes = (bytes - head_bytes) / kLineBytes * kLineBytes;
   std::memcpy(to, from, head_bytes);

@@ -1,4 +1,4 @@
-// Copies of bytes that the processor will not look at soon.
+// Copies of bytes that the processor will not look at soon, into memory that it has not looked at for a while.
 #pragma once
 
 #include <cstddef>

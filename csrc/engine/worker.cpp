@@ -20,7 +20,12 @@ constexpr std::chrono::milliseconds kFewReapTimeout{1};
 }  // namespace
 
 Worker::Worker(const EngineOptions& options, const Selection& selection, Device& device, SegmentQueue& queue)
-    : options_(options), selection_(selection), device_(device), queue_(queue), staged_(!device.host_addressable()) {}
+    : options_(options),
+      selection_(selection),
+      device_(device),
+      queue_(queue),
+      staged_(!device.host_addressable()),
+      page_cache_(/*past_caches=*/!staged_) {}
 
 void Worker::run() {
   std::optional<Error> no_device;
