@@ -1,0 +1,62 @@
+"""What a format of samples with fields makes of files: a `FieldIndex`, where each field of each sample has its extent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Field:
+    """One of the fields that samples have.
+
+    Attributes:
+        name: as the format has it: the extension of a member ("jpg"), the name of a column.
+        dtype: of its elements as stored, with their byte order; None: its bytes mean nothing to the format.
+        shape: of one sample's value; ``()`` is one element, None one dimension of as many elements as its bytes hold.
+    """
+
+    name: str
+    dtype: np.dtype | None = None
+    shape: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class FieldIndex:
+    """Where every field of every sample of some files lies. Sample ids run through the files in order.
+
+    Attributes:
+        paths: the F files.
+        size_bytes: int64 (F,), when indexed. With ``mtime_ns`` it lets a reader refuse a file that changed since.
+        mtime_ns: int64 (F,), last modification, when indexed.
+        first_sample: int64 (F + 1,), id of each file's first sample, then the number of samples N.
+        fields: the K fields.
+        begin_bytes: int64 (N, K), offset of each field's bytes in the sample's file.
+        length_bytes: int64 (N, K), how many they are; -1: the sample does not have this field.
+    """
+
+    paths: list[str]
+    size_bytes: np.ndarray
+    mtime_ns: np.ndarray
+    first_sample: np.ndarray
+    fields: tuple[Field, ...]
+    begin_bytes: np.ndarray
+    length_bytes: np.ndarray
+
+    def __len__(self) -> int:
+        """The number of samples in all files."""
+        return int(self.first_sample[-1])
+
+    def extents(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The extents of ``samples``.
+
+        Args:
+            samples: int64 (m,), each in ``range(len(self))``; not checked, for it runs once a batch.
+
+        Returns:
+            The file of each sample (int32 (m,), a place in ``paths``), and of each of its fields the offset there and
+            the length, in bytes (int64 (m, K) each; the length is -1 where the sample does not have the field).
+        """
+        file = np.searchsorted(self.first_sample, samples, side="right") - 1
+        return file.astype(np.int32), self.begin_bytes[samples], self.length_bytes[samples]
