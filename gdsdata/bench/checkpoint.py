@@ -26,7 +26,7 @@ from .checkpoint_peers import SUFFIXES
 from .load import TOUCHED_BYTES
 from .process import RowFailed
 
-ASYNC_STEPS = (1, 2)  # what the first save pays for memory is not timed
+ASYNC_STEPS = (1, 2, 3)  # what the first save pays for memory is not timed; the last one has training steps beside it
 ASYNC_TIMES = ("background_s", "step_s", "step_beside_s")
 STEPS_S = 2.0  # of steps with nothing beside them
 
@@ -147,9 +147,6 @@ class Checkpoint(case.Case):
             row.process.ask("begin", path=saved.path, replacing=cache == "replaced")
         try:
             result = row.process.run(path=saved.path)
-            if source.kind == "async":
-                saved.remove()
-                result |= row.process.ask("take_steps", path=saved.path)
             row.process.ask("compare")
         finally:
             if source.kind != "load":
@@ -299,20 +296,24 @@ class CheckpointRow(row.Row):
         if not self.peer.durable:
             data.Saved(saved).sync()
         found = self.facts(stall_s, served_before)
-        return found | {"background_s": time.perf_counter() - started, "staging_bytes": self.staging_bytes}
+        found |= {"background_s": time.perf_counter() - started, "staging_bytes": self.staging_bytes}
+        return found | self.take_steps(saved)
 
-    def take_steps(self, path):
-        """Medians of training steps by themselves, and beside a save of their own until all of it is on storage."""
-        try:
-            self.begin_async(path)
-            training = steps.TrainingSteps(self.device)
-            ends = time.perf_counter() + STEPS_S
-            alone = training.take_while(lambda: time.perf_counter() < ends)
-            self.peer.save(self.tensors, ASYNC_STEPS[1])
-            beside = training.take_while(lambda: not self.peer.is_done())
-            self.peer.wait()
-        finally:
-            self.close()
+    def take_steps(self, saved):
+        """Medians of training steps by themselves, and beside one more save until all of it is on storage.
+
+        What they take of the processor's time is not the row's.
+        """
+        if not self.peer.prunes:
+            data.Saved(saved).remove()
+        used_before = measure.cpu_seconds()
+        training = steps.TrainingSteps(self.device)
+        ends = time.perf_counter() + STEPS_S
+        alone = training.take_while(lambda: time.perf_counter() < ends)
+        self.peer.save(self.tensors, ASYNC_STEPS[2])
+        beside = training.take_while(lambda: not self.peer.is_done())
+        self.peer.wait()
+        self.cpu_before += measure.cpu_seconds() - used_before
         return {"step_s": statistics.median(alone), "step_beside_s": statistics.median(beside)}
 
     def facts(self, seconds, served_before):

@@ -341,8 +341,8 @@ def checkpoint_notes(results):
     yield (
         "async: ms are those in which save keeps the caller and what its current stream is given next; `then ms` are "
         "all until the bytes are on storage. x limit: the state's bytes at the pace of a memory copy, on a GPU of a "
-        "pinned copy from it. step ms: a step of a training loop that waits for no input, by itself and `beside it`, while "
-        "a save's bytes are written."
+        "pinned copy from it. step ms: a step of a training loop that waits for no input, by itself and `beside it`, "
+        "while a save's bytes are written."
     )
     yield from (CPU_NOTE, PEAK_NOTE, STATED_NOTE)
     yield f"{COLD_NOTE} x limit, cold: O_DIRECT reads of 1 MiB from end to end, 32 in flight."

@@ -1,4 +1,4 @@
-"""Steps of a training loop that waits for nothing: what saving in the background takes from them is seen in their time."""
+"""Steps of a training loop that waits for no input: their time shows what is taken from them beside it."""
 
 import time
 

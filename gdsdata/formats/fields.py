@@ -1,4 +1,4 @@
-"""What a format of samples with fields makes of files: a `FieldIndex`, where each field of each sample has its extent."""
+"""What a format of samples with fields makes of files: a `FieldIndex`, with the extent of each field of each sample."""
 
 from __future__ import annotations
 
