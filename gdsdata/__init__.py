@@ -11,6 +11,7 @@ from gdsdata import formats
 from gdsdata.checkpoint import AsyncCheckpointer, install_torch_hooks, load, save, torch_hooks
 from gdsdata.dataset import GDSDataset
 from gdsdata.engine import record_stream
+from gdsdata.field_batches import Ragged
 from gdsdata.options import EngineOptions
 from gdsdata.tensor import Engine, read_tensor, write_tensor
 
@@ -22,6 +23,7 @@ __all__ = [
     "GDSDataset",
     "GDSStorageReader",
     "GDSStorageWriter",
+    "Ragged",
     "formats",
     "install_torch_hooks",
     "load",

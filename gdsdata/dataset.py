@@ -14,7 +14,9 @@ from torch.utils.dlpack import from_dlpack
 from gdsdata import engine
 from gdsdata.calibration import calibrated
 from gdsdata.errors import GdsdataError, StallError
+from gdsdata.field_batches import FieldBatches, RaggedAs, check_ragged_as
 from gdsdata.formats import recognise
+from gdsdata.formats.fields import FieldIndex
 from gdsdata.formats.index import Format, Index
 from gdsdata.formats.registry import Source, list_files
 from gdsdata.options import EngineOptions
@@ -30,8 +32,9 @@ class GDSDataset(IterableDataset):
     """Batches of samples from files, read ahead by the engine.
 
     Iterating gives one epoch of batches; each is a tensor of shape ``(B, *sample shape)`` (see the formats for shapes
-    and dtypes), or what ``transform`` makes of it. It is yours for as long as you keep it. Use it in place of a
-    DataLoader, or inside one as ``DataLoader(dataset, batch_size=None)``; torchdata's StatefulDataLoader works too.
+    and dtypes), of samples with fields a dict of them by the fields' names, or what ``transform`` makes of it. It is
+    yours for as long as you keep it. Use it in place of a DataLoader, or inside one as ``DataLoader(dataset,
+    batch_size=None)``; torchdata's StatefulDataLoader works too.
 
     A finished epoch moves on to the next one, with a new order. An epoch broken off starts again from its first
     batch; `state_dict` and `load_state_dict` are what continues one.
@@ -60,6 +63,9 @@ class GDSDataset(IterableDataset):
         residency: ``"pinned"`` maps the files and registers them with the GPU, in the background; as soon as that is
             done (`stats` says so) the GPU gathers batches out of the page cache itself, with next to no work for the
             processor. The files must fit into memory and must not change. None: they are read.
+        ragged: what becomes of a field whose size differs from sample to sample: ``"flat"`` a `gdsdata.Ragged` (values
+            and offsets), ``"nested"`` a nested tensor of torch's (jagged), ``"padded"`` a tensor ``(B, longest)`` with
+            zeros behind shorter ones, ``"list"`` a tensor for each sample.
         options: of the engine.
 
     On a GPU, ``next`` does not wait until a batch's bytes have arrived there: it makes the current stream wait, so use
@@ -87,6 +93,7 @@ class GDSDataset(IterableDataset):
         prefetch: int = 4,
         zero_copy: bool = False,
         residency: str | None = None,
+        ragged: RaggedAs = "flat",
         options: EngineOptions | None = None,
     ) -> None:
         super().__init__()
@@ -99,7 +106,9 @@ class GDSDataset(IterableDataset):
             raise ValueError(f'residency={residency!r} must be None or "pinned"')
         if residency is not None and self.device.type != "cuda":
             raise ValueError(f'residency="pinned" is for CUDA devices: on {self.device} files are mapped anyway')
+        check_ragged_as(ragged)
         self.residency = residency
+        self.ragged = ragged
         self.transform = transform
         self.prefetch = prefetch
         self.zero_copy = zero_copy
@@ -126,7 +135,9 @@ class GDSDataset(IterableDataset):
             self._open()  # its memory is pinned while the program still prepares
 
     def _index_files(self) -> None:
-        self._index: Index | None = self._format.index(self._paths)
+        self._index: Index | FieldIndex | None = self._format.index(self._paths)
+        if self.residency is not None and isinstance(self._index, FieldIndex):
+            raise ValueError(f"residency={self.residency!r} is for samples of one size: leave it out for fields")
         self._order = Order(
             len(self._index),
             self._batch_size,
@@ -233,19 +244,8 @@ class GDSDataset(IterableDataset):
             self._index_files()
         index, order, epoch = self._index, self._order, self._epoch
         total = len(range(worker, len(order), workers))
-        batches, dtype = engine.make_batches(
-            *self._open(),
-            index.sample,
-            batch_samples=self._batch_size,
-            slots=self.prefetch,
-            stall_timeout_s=self.options.stall_timeout_s,
-            on_cuda=self.device.type == "cuda",
-            residence=self._residence,
-            owner=self,
-        )
+        batches, take = self._prefetcher(index)
         self._running = batches
-        result_dtype = index.sample.torch_dtype if index.sample.torch_dtype != dtype else None
-        take = self._take_of(batches, result_dtype)
         transform = self.transform
         planned, plan_batches = done, self.prefetch
         try:
@@ -284,8 +284,29 @@ class GDSDataset(IterableDataset):
         if self._newest is iteration:
             self._epoch, self._yielded = epoch + 1, 0
 
+    def _prefetcher(self, index: Index | FieldIndex) -> tuple[Any, Callable[[], Any]]:
+        """What is given plans, and what gives the next batch as the user keeps it."""
+        shared, files, pool = self._open()
+        if isinstance(index, FieldIndex):
+            fields = FieldBatches(
+                shared, files, index, self.device, self.prefetch, self.options.stall_timeout_s, self.ragged
+            )
+            return fields, fields.next
+        batches, dtype = engine.make_batches(
+            shared,
+            files,
+            pool,
+            index.sample,
+            batch_samples=self._batch_size,
+            slots=self.prefetch,
+            stall_timeout_s=self.options.stall_timeout_s,
+            on_cuda=self.device.type == "cuda",
+            residence=self._residence,
+            owner=self,
+        )
+        return batches, self._take_of(batches, index.sample.torch_dtype if index.sample.torch_dtype != dtype else None)
+
     def _take_of(self, batches: Any, result_dtype: torch.dtype | None) -> Callable[[], torch.Tensor]:
-        """What gives the next batch, as the user keeps it."""
         next_batch = batches.next
         if self.device.type == "cpu":
             if result_dtype is None:
@@ -309,8 +330,9 @@ class GDSDataset(IterableDataset):
             largest = self._paths[int(self._index.size_bytes.argmax())]
             options = calibrated(self.options, largest, self.device)
             shared = engine.shared_engine(options, self.device)
-            on_cuda = self.device.type == "cuda"
-            pool = engine.buffer_pool(shared, self._index.sample, self._batch_size, self.prefetch, on_cuda)
+            on_cuda, pool = self.device.type == "cuda", None
+            if isinstance(self._index, Index):
+                pool = engine.buffer_pool(shared, self._index.sample, self._batch_size, self.prefetch, on_cuda)
             files = engine.file_table(self._index)
             if self.residency is not None:
                 self._residence = engine.residence_of(shared, files, self._index)
@@ -345,7 +367,10 @@ class GDSDataset(IterableDataset):
             self._index_files()
         result = _sum(self._totals, running.statistics()) if running is not None else dict(self._totals)
         shared, _, pool = self._open()
-        result["ring_bytes"] = pool.max_kept_bytes
+        if isinstance(self._index, FieldIndex):
+            result["ring_bytes"] = self.prefetch * self._index.most_bytes(self._batch_size)
+        else:
+            result["ring_bytes"] = pool.max_kept_bytes
         if self._residence is not None:
             residence = self._residence
             result["residency"] = {

@@ -30,6 +30,7 @@ except ImportError as error:
     ) from error
 
 if TYPE_CHECKING:
+    from gdsdata.formats.fields import FieldIndex
     from gdsdata.formats.index import Index, Sample
 
 ROUTES: tuple[str, ...] = _engine.ROUTES
@@ -189,7 +190,7 @@ def warn_once(message: str) -> None:
         warnings.warn(f"gdsdata: {message}", RuntimeWarning, stacklevel=3)
 
 
-def file_table(index: Index) -> _engine.FileTable:
+def file_table(index: Index | FieldIndex) -> _engine.FileTable:
     """The files of an index, opened when they are first read."""
     return _engine.FileTable(index.paths, index.size_bytes, index.mtime_ns)
 

@@ -109,7 +109,8 @@ MAY_IMPORT = {
     "calibration": {"engine", "formats", "options", "errors"},
     "tensor": {"calibration", "engine", "options", "errors"},  # read_tensor, write_tensor
     "checkpoint": {"engine", "options", "errors"},
-    "dataset": {"formats", "order", "calibration", "engine", "options", "errors"},
+    "dataset": {"field_batches", "formats", "order", "calibration", "engine", "options", "errors"},
+    "field_batches": {"formats", "engine", "options", "errors"},
     "formats": {"errors"},
     "order": {"errors"},
     "engine": {"_engine", "formats", "options", "errors"},  # of formats, the types alone

@@ -8,8 +8,8 @@ namespace gdsdata {
 
 namespace {
 
-std::vector<uint32_t> move(Engine& engine, Direction direction, std::shared_ptr<FileTable> files,
-                           std::vector<Transfer> transfers, bool with_checksums, const Caller& caller) {
+Moved move(Engine& engine, Direction direction, std::shared_ptr<FileTable> files, std::vector<Transfer> transfers,
+           bool with_checksums, const Caller& caller) {
   auto group = std::make_shared<Group>();
   group->files = std::move(files);
   group->direction = direction;
@@ -18,7 +18,7 @@ std::vector<uint32_t> move(Engine& engine, Direction direction, std::shared_ptr<
   group->priority = caller.priority;
   group->before = caller.before;
   engine.run(group, caller.poll);
-  return with_checksums ? group->checksums() : std::vector<uint32_t>();
+  return {with_checksums ? group->checksums() : std::vector<uint32_t>(), group->bytes};
 }
 
 void move_range(Engine& engine, Direction direction, std::shared_ptr<File> file, uint64_t offset, uint64_t length,
@@ -39,8 +39,8 @@ void read_range(Engine& engine, const std::string& path, uint64_t offset, uint64
   move_range(engine, Direction::kRead, File::open_for_reading(path), offset, length, caller);
 }
 
-std::vector<uint32_t> read_many(Engine& engine, std::shared_ptr<FileTable> files, std::vector<Transfer> transfers,
-                                bool with_checksums, const Caller& caller) {
+Moved read_many(Engine& engine, std::shared_ptr<FileTable> files, std::vector<Transfer> transfers, bool with_checksums,
+                const Caller& caller) {
   return move(engine, Direction::kRead, std::move(files), std::move(transfers), with_checksums, caller);
 }
 
@@ -68,7 +68,8 @@ Output::~Output() {
 std::vector<uint32_t> Output::write(Engine& engine, std::vector<Transfer> transfers, bool with_checksums,
                                     const Caller& caller) {
   return move(engine, Direction::kWrite, std::make_shared<FileTable>(file_), std::move(transfers), with_checksums,
-              caller);
+              caller)
+      .checksums;
 }
 
 void Output::commit() {

@@ -25,10 +25,14 @@ struct Caller {
 // All throw Failure, and return when every byte is in place.
 void read_range(Engine& engine, const std::string& path, uint64_t offset, uint64_t length, const Caller& caller);
 
-// Many at a time: each transfer's length from its file, to its memory on the engine's device. With checksums, returns
-// the CRC-32 of each.
-std::vector<uint32_t> read_many(Engine& engine, std::shared_ptr<FileTable> files, std::vector<Transfer> transfers,
-                                bool with_checksums, const Caller& caller);
+struct Moved {
+  std::vector<uint32_t> checksums;  // where they were asked for: the CRC-32 of each transfer
+  RouteBytes bytes;  // by the route that served them
+};
+
+// Many at a time: each transfer's length from its file, to its memory on the engine's device.
+Moved read_many(Engine& engine, std::shared_ptr<FileTable> files, std::vector<Transfer> transfers, bool with_checksums,
+                const Caller& caller);
 
 // Over what is there, on storage when it returns. Not atomic: a crash meanwhile leaves a mixture.
 void write_range(Engine& engine, const std::string& path, uint64_t offset, uint64_t length, const Caller& caller);

@@ -353,13 +353,13 @@ PYBIND11_MODULE(_engine, module) {
               const Array<int64_t>& offset, const Array<int64_t>& length, const Array<uint64_t>& address,
               bool with_checksums, const Mark& before, bool background) {
              std::vector<Transfer> transfers = transfers_of(files->size(), file, offset, length, address);
-             std::vector<uint32_t> checksums;
+             Moved moved;
              {
                const WithoutGil nogil;
-               checksums = read_many(engine, std::move(files), std::move(transfers), with_checksums,
-                                     caller_of(0, before, background));
+               moved = read_many(engine, std::move(files), std::move(transfers), with_checksums,
+                                 caller_of(0, before, background));
              }
-             return array_of(checksums);
+             return std::make_pair(array_of(moved.checksums), by_route(moved.bytes));
            })
       .def("write_range",
            [](Engine& engine, const std::string& path, uint64_t offset, uint64_t length, uintptr_t address,

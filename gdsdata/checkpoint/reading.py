@@ -253,7 +253,7 @@ class Reading:
     def _read(self, extents: _Extents, shared: Any, before: Any) -> None:
         files = {record.path: record.seen for record in extents.records}
         place = {path: i for i, path in enumerate(files)}
-        checksums = shared.read_many(
+        checksums, _ = shared.read_many(
             self._files.table_of(files),
             np.array([place[record.path] for record in extents.records], np.int32),
             np.array(extents.offsets, np.int64),

@@ -60,3 +60,9 @@ class FieldIndex:
         """
         file = np.searchsorted(self.first_sample, samples, side="right") - 1
         return file.astype(np.int32), self.begin_bytes[samples], self.length_bytes[samples]
+
+    def most_bytes(self, samples: int) -> int:
+        """Of so many samples' fields, whichever they are."""
+        of_samples = np.maximum(self.length_bytes, 0).sum(1)
+        largest = np.partition(of_samples, -samples)[-samples:] if samples < len(of_samples) else of_samples
+        return int(largest.sum())

@@ -7,12 +7,15 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
 
 from gdsdata.errors import CorruptData, IoError
+
+if TYPE_CHECKING:
+    from gdsdata.formats.fields import FieldIndex
 
 _TORCH_DTYPES = {
     np.dtype(name): getattr(torch, name)
@@ -127,7 +130,7 @@ class Index:
 class Format(Protocol):
     """What a format is: one method. It reads headers and sizes, and leaves the samples to the engine."""
 
-    def index(self, paths: list[str]) -> Index:
+    def index(self, paths: list[str]) -> Index | FieldIndex:
         """Find the samples of ``paths``.
 
         Raises:

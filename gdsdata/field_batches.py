@@ -1,0 +1,221 @@
+"""Batches of samples with fields, whose sizes differ from sample to sample, read ahead by the engine."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotYet
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+
+from gdsdata import engine
+from gdsdata.errors import EngineClosed, StallError
+from gdsdata.formats.fields import Field, FieldIndex
+from gdsdata.formats.index import torch_equivalent
+
+# Batches that are read at the same time: while one of them is planned and handed over, another is copied.
+_AT_A_TIME = 2
+# Each field's values begin at a multiple of it, so that any dtype may be their view.
+_ALIGNMENT_BYTES = 64
+
+RaggedAs = Literal["flat", "nested", "padded", "list"]
+
+
+class Ragged(NamedTuple):
+    """Values of B samples, one behind the other.
+
+    Attributes:
+        values: of all of them, of one dimension.
+        offsets: int64 (B + 1,), on the CPU: sample i has ``values[offsets[i] : offsets[i + 1]]``.
+    """
+
+    values: torch.Tensor
+    offsets: torch.Tensor
+
+    def as_list(self) -> list[torch.Tensor]:
+        """A view of each sample's values."""
+        return list(self.values.split(self.offsets.diff().tolist()))
+
+    def as_nested(self) -> torch.Tensor:
+        """A nested tensor (jagged layout) of the same memory."""
+        return torch.nested.nested_tensor_from_jagged(self.values, self.offsets.to(self.values.device))
+
+    def as_padded(self) -> torch.Tensor:
+        """``(B, longest)``, with zeros behind each sample's values."""
+        return torch.nn.utils.rnn.pad_sequence(self.as_list(), batch_first=True)
+
+
+_RAGGED_AS: dict[str, Callable[[Ragged], Any]] = {
+    "flat": lambda ragged: ragged,
+    "nested": Ragged.as_nested,
+    "padded": Ragged.as_padded,
+    "list": Ragged.as_list,
+}
+
+
+def check_ragged_as(ragged: str) -> None:
+    """
+    Raises:
+        ValueError: there is no such way.
+    """
+    if ragged not in _RAGGED_AS:
+        raise ValueError(f"ragged={ragged!r}: it is one of {', '.join(map(repr, _RAGGED_AS))}")
+
+
+class _Planned(NamedTuple):
+    """One batch of B samples with K fields: int32 (B,), and int64 (B, K) each."""
+
+    file: np.ndarray
+    begin_bytes: np.ndarray
+    length_bytes: np.ndarray
+
+
+class _Begun(NamedTuple):
+    """A batch on its way: its memory, where each field's values begin there, and the sizes of each sample's."""
+
+    memory: torch.Tensor
+    field_begins: np.ndarray
+    length_bytes: np.ndarray
+    done: Future[tuple[Any, dict[str, int]]]
+
+
+class FieldBatches:
+    """What `GDSDataset` takes its batches from where samples have fields.
+
+    Args:
+        shared: the engine.
+        files: its table of the files of ``index``.
+        index: of the samples.
+        device: of the batches.
+        prefetch: batches in flight or ready ahead of the consumer.
+        stall_timeout_s: raise `StallError` where a batch takes so long.
+        ragged_as: what becomes of a field whose sizes differ.
+    """
+
+    def __init__(
+        self,
+        shared: Any,
+        files: Any,
+        index: FieldIndex,
+        device: torch.device,
+        prefetch: int,
+        stall_timeout_s: float,
+        ragged_as: RaggedAs,
+    ) -> None:
+        self._engine, self._files, self._fields, self._device = shared, files, index.fields, device
+        self._prefetch, self._stall_timeout_s = prefetch, stall_timeout_s
+        self._ragged_as = _RAGGED_AS[ragged_as]
+        self._planned: deque[_Planned] = deque()
+        self._begun: deque[_Begun] = deque()
+        self._readers = ThreadPoolExecutor(min(prefetch, _AT_A_TIME), thread_name_prefix="gdsdata-fields")
+        self._closed = False
+        self._bytes = dict.fromkeys(engine.ROUTES, 0)
+        self._batches = self._stalls = self._ready = 0
+        self._stall_s = 0.0
+
+    def plan(self, file: np.ndarray, begin_bytes: np.ndarray, length_bytes: np.ndarray, sizes: np.ndarray) -> None:
+        """Batches of ``sizes`` samples each, whose extents follow one another (`FieldIndex.extents`)."""
+        first = 0
+        for size in sizes.tolist():
+            here = slice(first, first + size)
+            self._planned.append(_Planned(file[here], begin_bytes[here], length_bytes[here]))
+            first += size
+        self._begin_some()
+
+    def next(self) -> dict[str, Any]:
+        """The next batch, whose bytes are in place, for every stream.
+
+        Raises:
+            FileNotFoundError, IoError, CorruptData: a file is not to be had, or not as it was indexed.
+            StallError: nothing has come for ``stall_timeout_s``.
+            EngineClosed: these batches were closed.
+        """
+        if self._closed:
+            raise EngineClosed("the data set's iterator was closed")
+        self._begin_some()
+        begun = self._begun.popleft()
+        self._ready += sum(one.done.done() for one in (begun, *self._begun))
+        self._wait_for(begun.done)
+        self._begin_some()
+        self._batches += 1
+        _, routes = begun.done.result()
+        for route, count in routes.items():
+            self._bytes[route] += count
+        return self._values_of(begun)
+
+    def _wait_for(self, done: Future[tuple[Any, dict[str, int]]]) -> None:
+        if done.done():
+            return
+        started = time.monotonic()
+        try:
+            done.exception(self._stall_timeout_s)
+        except NotYet:
+            raise StallError(f"no batch for {self._stall_timeout_s} s, which is options.stall_timeout_s") from None
+        self._stalls += 1
+        self._stall_s += time.monotonic() - started
+
+    def _begin_some(self) -> None:
+        while self._planned and len(self._begun) < self._prefetch:
+            self._begun.append(self._begin(self._planned.popleft()))
+
+    def _begin(self, planned: _Planned) -> _Begun:
+        """Asks for it, behind what the current stream has been given, whose memory it may get."""
+        length_bytes = np.maximum(planned.length_bytes, 0)
+        field_bytes = length_bytes.sum(0)
+        field_begins = np.cumsum([0, *(-(-field_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES)])
+        memory = torch.empty(int(field_begins[-1]), dtype=torch.uint8, device=self._device)
+        places = field_begins[:-1] + np.cumsum(length_bytes, 0) - length_bytes
+        wanted = length_bytes > 0
+        done = self._readers.submit(
+            self._engine.read_many,
+            self._files,
+            np.broadcast_to(planned.file[:, None], wanted.shape)[wanted],
+            planned.begin_bytes[wanted],
+            length_bytes[wanted],
+            (memory.data_ptr() + places[wanted]).astype(np.uint64),
+            False,
+            self._engine.mark(engine.stream_of(self._device)),
+            False,
+        )
+        return _Begun(memory, field_begins, length_bytes, done)
+
+    def _values_of(self, begun: _Begun) -> dict[str, Any]:
+        values = {}
+        for k, field in enumerate(self._fields):
+            lengths = begun.length_bytes[:, k]
+            begin = int(begun.field_begins[k])
+            flat = begun.memory[begin : begin + int(lengths.sum())]
+            values[field.name] = self._values_of_field(field, flat, lengths)
+        return values
+
+    def _values_of_field(self, field: Field, flat: torch.Tensor, lengths: np.ndarray) -> Any:
+        dtype = np.dtype(np.uint8) if field.dtype is None else field.dtype
+        typed = flat.view(torch_equivalent(dtype))
+        if field.shape is not None:
+            return typed.view(len(lengths), *field.shape)
+        offsets = torch.from_numpy(np.cumsum([0, *(lengths // dtype.itemsize)]))
+        return self._ragged_as(Ragged(typed, offsets))
+
+    def statistics(self) -> dict[str, Any]:
+        """As `GDSDataset.stats` has them."""
+        return {
+            "bytes": dict(self._bytes),
+            "batches": self._batches,
+            "stalls": self._stalls,
+            "stall_s": self._stall_s,
+            "mean_ready": self._ready / self._batches if self._batches else 0.0,
+            "ring_full_s": 0.0,
+        }
+
+    def close(self) -> None:
+        """Returns when nothing is being read any more: the memory is the batches' own."""
+        self._closed = True
+        self._planned.clear()
+        for begun in self._begun:
+            begun.done.cancel()
+        self._readers.shutdown()
+        self._begun.clear()

@@ -1,0 +1,187 @@
+"""GDSDataset over samples with fields: what comes is what the files hold, in every form, on every path."""
+
+import os
+import threading
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gdsdata import EngineOptions, GDSDataset, Ragged
+from gdsdata.errors import CorruptData
+from gdsdata.formats.fields import Field, FieldIndex
+
+FIELDS = (Field("image"), Field("label", np.dtype("<i8"), ()), Field("points", np.dtype("<f4")))
+
+
+class Lines:
+    """A format for tests: samples one behind the other, each with its fields; `lengths` says what the files cannot."""
+
+    def __init__(self, lengths):
+        self.lengths = lengths  # of each file: (n, 3)
+
+    def index(self, paths):
+        begins = [np.cumsum(np.maximum(one, 0)).reshape(one.shape) - np.maximum(one, 0) for one in self.lengths]
+        status = [os.stat(path) for path in paths]
+        return FieldIndex(
+            paths,
+            np.array([one.st_size for one in status]),
+            np.array([one.st_mtime_ns for one in status]),
+            np.cumsum([0, *map(len, self.lengths)]),
+            FIELDS,
+            np.concatenate(begins),
+            np.concatenate(self.lengths),
+        )
+
+
+def write(folder, counts, seed=0, most=5000):
+    """(paths, lengths of each file's fields, samples as {field: bytes})."""
+    rng = np.random.default_rng(seed)
+    paths, lengths, samples = [], [], []
+    for number, count in enumerate(counts):
+        of_file = np.stack([rng.integers(0, most, count), np.full(count, 8), 4 * rng.integers(0, 40, count)], 1)
+        content = rng.integers(0, 256, of_file.sum(), np.uint8).tobytes()
+        paths.append(folder / f"{number:02}.bin")
+        paths[-1].write_bytes(content)
+        at = 0
+        for of_sample in of_file.tolist():
+            sample = {}
+            for field, length in zip(FIELDS, of_sample, strict=True):
+                sample[field.name] = content[at : at + length]
+                at += length
+            samples.append(sample)
+        lengths.append(of_file)
+    return list(map(str, paths)), lengths, samples
+
+
+def given_back(batch):
+    """The samples of a batch with `ragged="flat"`, as bytes."""
+    images, points, labels = batch["image"].as_list(), batch["points"].as_list(), batch["label"]
+    assert labels.dtype == torch.int64 and points[0].dtype == torch.float32 and images[0].dtype == torch.uint8
+    parts = zip(images, labels, points, strict=True)
+    return [
+        {field.name: part.cpu().contiguous().numpy().tobytes() for field, part in zip(FIELDS, one, strict=True)}
+        for one in parts
+    ]
+
+
+PATHS = {"default": EngineOptions(), "posix": EngineOptions(backend="posix"), "direct": EngineOptions(direct="always")}
+
+
+@pytest.mark.parametrize("options", PATHS.values(), ids=PATHS)
+def test_each_sample_comes_once_an_epoch_bit_for_bit(tmp_path, options):
+    paths, lengths, samples = write(tmp_path, [37, 0, 64, 5])
+    data = GDSDataset(paths, 8, Lines(lengths), device="cpu", shuffle=True, options=options)
+    for _ in range(2):
+        found = [sample for batch in data for sample in given_back(batch)]
+        assert sorted(map(repr, found)) == sorted(map(repr, samples)) and found != samples
+
+
+def test_the_order_of_the_files_is_kept_without_a_shuffle(tmp_path):
+    paths, lengths, samples = write(tmp_path, [20, 9])
+    data = GDSDataset(paths, 4, Lines(lengths), device="cpu", shuffle=False)
+    batches = list(data)
+    assert [sample for batch in batches for sample in given_back(batch)] == samples
+    assert len(batches) == len(data) == 8 and len(batches[-1]["label"]) == 1
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=12), st.integers(1, 5))
+def test_offsets_are_those_of_the_samples(tmp_path_factory, counts, batch_size):
+    folder = tmp_path_factory.mktemp("lines")
+    paths, lengths, samples = write(folder, [*counts, 1], most=9)
+    data = GDSDataset(paths, batch_size, Lines(lengths), device="cpu", shuffle=False, options=EngineOptions())
+    assert [sample for batch in data for sample in given_back(batch)] == samples
+
+
+def test_ragged_fields_come_as_they_are_asked_for(tmp_path):
+    paths, lengths, samples = write(tmp_path, [6])
+    images = [torch.tensor(list(sample["image"]), dtype=torch.uint8) for sample in samples]
+
+    def batch(ragged):
+        (found,) = GDSDataset(paths, 6, Lines(lengths), device="cpu", shuffle=False, ragged=ragged)
+        return found["image"]
+
+    flat = batch("flat")
+    assert isinstance(flat, Ragged) and torch.equal(flat.values, torch.cat(images))
+    assert flat.offsets.tolist() == np.cumsum([0, *map(len, images)]).tolist()
+    assert all(map(torch.equal, batch("list"), images)) and len(batch("list")) == 6
+    assert all(map(torch.equal, batch("nested").unbind(), images))
+    padded = batch("padded")
+    assert padded.shape == (6, max(map(len, images)))
+    for row, image in zip(padded, images, strict=True):
+        assert torch.equal(row[: len(image)], image) and not row[len(image) :].any()
+    with pytest.raises(ValueError, match="ragged='sparse'"):
+        batch("sparse")
+
+
+def test_a_field_that_a_sample_lacks_is_empty(tmp_path):
+    paths, lengths, samples = write(tmp_path, [4])
+    lengths[0][2, 0] = -1
+    size = int(np.maximum(lengths[0], 0).sum())
+    (tmp_path / "00.bin").write_bytes(bytes(size))
+    (batch,) = GDSDataset(paths, 4, Lines(lengths), device="cpu", shuffle=False)
+    assert batch["image"].offsets.diff()[2] == 0 and len(samples) == 4
+
+
+def test_a_run_that_was_cut_goes_on_with_the_next_batch(tmp_path):
+    paths, lengths, _ = write(tmp_path, [50])
+    data = GDSDataset(paths, 4, Lines(lengths), device="cpu", seed=3)
+    whole = [given_back(batch) for batch in data]
+    first = GDSDataset(paths, 4, Lines(lengths), device="cpu", seed=3)
+    batches = iter(first)
+    for _ in range(5):
+        next(batches)
+    state = first.state_dict()
+    again = GDSDataset(paths, 4, Lines(lengths), device="cpu", seed=3)
+    again.load_state_dict(state)
+    assert [given_back(batch) for batch in again] == whole[5:]
+
+
+def test_a_file_that_was_cut_since_is_an_error_and_the_rest_can_be_read_when_it_is_whole_again(tmp_path):
+    paths, lengths, samples = write(tmp_path, [30])
+    data = GDSDataset(paths, 4, Lines(lengths), device="cpu", shuffle=False)
+    content = (tmp_path / "00.bin").read_bytes()
+    os.truncate(paths[0], len(content) // 2)
+    with pytest.raises(CorruptData, match=r"00\.bin"):
+        list(data)
+    (tmp_path / "00.bin").write_bytes(content)
+    assert [sample for batch in data for sample in given_back(batch)] == samples
+
+
+def test_memory_in_flight_is_bounded_by_prefetch_and_counted(tmp_path):
+    paths, lengths, samples = write(tmp_path, [64])
+    data = GDSDataset(paths, 4, Lines(lengths), device="cpu", prefetch=2)
+    batches = iter(data)
+    next(batches)
+    stats = data.stats()
+    largest = sorted((sum(map(len, sample.values())) for sample in samples), reverse=True)[:4]
+    assert stats["ring_bytes"] == 2 * sum(largest) and stats["batches"] == 1
+    list(batches)
+    assert sum(data.stats()["bytes"].values()) == sum(len(part) for sample in samples for part in sample.values())
+
+
+def test_breaking_off_ends_the_reading_threads(tmp_path):
+    paths, lengths, _ = write(tmp_path, [200])
+    for _ in range(20):
+        batches = iter(GDSDataset(paths, 4, Lines(lengths), device="cpu"))
+        next(batches)
+        batches.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("gdsdata-fields")]
+
+
+@pytest.mark.gpu
+def test_fields_come_to_a_gpu(tmp_path):
+    paths, lengths, samples = write(tmp_path, [37, 64])
+    data = GDSDataset(paths, 8, Lines(lengths), device="cuda", shuffle=False)
+    batches = list(data)
+    assert all(batch["image"].values.device.type == "cuda" for batch in batches)
+    assert [sample for batch in batches for sample in given_back(batch)] == samples
+
+
+@pytest.mark.gpu
+def test_pinned_residency_is_refused_for_fields(tmp_path):
+    paths, lengths, _ = write(tmp_path, [4])
+    with pytest.raises(ValueError, match="samples of one size"):
+        GDSDataset(paths, 2, Lines(lengths), residency="pinned", device="cuda")
