@@ -4,6 +4,7 @@ import argparse
 import os
 import re
 import signal
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -87,3 +88,13 @@ def test_resume_training_goes_on_with_the_same_losses_after_a_kill_in_a_save(tmp
     assert list(losses(resumed)) == [str(step) for step in range(21, 46)]
     assert {**losses(killed), **losses(resumed)} == losses(whole)
     assert sorted(path.name for path in (tmp_path / "killed").iterdir()) == ["lock", "step-30", "step-40"]
+
+
+def test_own_format_reads_idx_files_and_refuses_a_cut_one(tmp_path):
+    images = bytes(range(256)) * 28 * 28
+    for name in ("a", "b"):
+        (tmp_path / name).write_bytes(b"\0\0\x08\x03" + struct.pack(">3I", 256, 28, 28) + images)
+    lines = example("own_format.py", tmp_path).splitlines()
+    assert lines == ["(64, 28, 28) torch.uint8 cpu"] * 8
+    (tmp_path / "b").write_bytes(b"\0\0\x08\x03" + struct.pack(">3I", 256, 28, 28) + images[:-1])
+    assert example("own_format.py", tmp_path, ends_with=1) == ""

@@ -2,7 +2,7 @@
 
 from gdsdata.formats.npy import Npy
 from gdsdata.formats.records import Records
-from gdsdata.formats.registry import recognise
+from gdsdata.formats.registry import recognise, register
 from gdsdata.formats.tokens import Tokens
 
-__all__ = ["Npy", "Records", "Tokens", "recognise"]
+__all__ = ["Npy", "Records", "Tokens", "recognise", "register"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import glob
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from gdsdata.errors import IoError
 from gdsdata.formats import npy
@@ -55,21 +56,57 @@ def _expand(source: str) -> list[str]:
     return files
 
 
+class Recogniser(NamedTuple):
+    """A format that can be told from a file.
+
+    Attributes:
+        name: of the format, for errors.
+        recognises: called with the first `HEAD_BYTES` of a file (fewer where it is shorter) and its path.
+        make: the format with its defaults.
+    """
+
+    name: str
+    recognises: Callable[[bytes, str], bool]
+    make: Callable[[], Format]
+
+
+HEAD_BYTES = 512  # a tar's magic lies 257 bytes into its first header
+
+_recognisers = [
+    Recogniser("npy", lambda head, path: head.startswith(npy.MAGIC), lambda: Npy("file")),
+    Recogniser("llm.c's tokens", lambda head, path: has_llm_c_magic(head), Tokens),
+]
+
+
+def register(name: str, recognises: Callable[[bytes, str], bool], make: Callable[[], Format]) -> None:
+    """Have data sets recognise a format of one's own; see ``examples/own_format.py``.
+
+    What was registered last is asked first, and a name that is known is replaced.
+
+    Args:
+        name: of the format, for errors.
+        recognises: called with the first 512 bytes of a file (fewer where it is shorter) and its path.
+        make: the format with its defaults: anything with `gdsdata.formats.index.Format`'s one method.
+    """
+    _recognisers[:] = [one for one in _recognisers if one.name != name]
+    _recognisers.insert(0, Recogniser(name, recognises, make))
+
+
 def recognise(paths: Sequence[str]) -> Format:
-    """The format of ``paths``, by the first one's magic: npy (a file is a sample), or llm.c's tokens (of 1024).
+    """The format of ``paths``, by the first one's magic.
 
     Raises:
         ValueError: it has no magic that tells; bare tokens and records cannot be known from their bytes.
         FileNotFoundError, IoError: the file is not to be had.
     """
     path = paths[0]
-    (head,), _, _ = read_heads([path], len(npy.MAGIC))
-    if head.startswith(npy.MAGIC):
-        return Npy("file")
-    if has_llm_c_magic(head):
-        return Tokens()
+    (head,), _, _ = read_heads([path], HEAD_BYTES)
+    for known in _recognisers:
+        if known.recognises(head, path):
+            return known.make()
     hint = "it has no npy magic, so it may be bare tokens; " if path.endswith(".npy") else ""
+    names = ", ".join(known.name for known in _recognisers)
     raise ValueError(
-        f"{path} does not tell its format (it starts with {head!r}): {hint}pass "
+        f"{path} does not tell its format (it starts with {head[:8]!r}, as none of {names} does): {hint}pass "
         f'format=Tokens("uint16", seq_len=...), Records(dtype, shape) or Npy(mode)'
     )

@@ -1,0 +1,41 @@
+"""A format of one's own: IDX files, in which MNIST comes. `python examples/own_format.py FOLDER`.
+
+Source of the format: http://yann.lecun.com/exdb/mnist (the magic's third byte is the dtype, its fourth the dimensions).
+"""
+
+import struct
+import sys
+
+import numpy as np
+
+from gdsdata import GDSDataset, formats
+from gdsdata.errors import CorruptData
+from gdsdata.formats.index import Index, Sample, first_samples, read_heads
+
+DTYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+
+
+class Idx:
+    def index(self, paths):
+        heads, size_bytes, mtime_ns = read_heads(paths, 4 + 4 * 255)
+        samples, counts, bases = [], [], []
+        for path, head, size in zip(paths, heads, size_bytes, strict=True):
+            bases.append(4 + 4 * head[3])
+            count, *shape = struct.unpack_from(f">{head[3]}I", head.ljust(bases[-1], b"\0"), 4)
+            samples.append(Sample(np.dtype(DTYPES[head[2]]), tuple(shape)))
+            counts.append(count)
+            if samples[-1] != samples[0] or bases[-1] + count * samples[0].bytes != size:
+                raise CorruptData(f"{path}: {size} bytes are not {count} samples like {paths[0]}'s", path, 0, bases[-1])
+        strides = np.full(len(paths), samples[0].bytes, np.int64)
+        return Index(paths, size_bytes, mtime_ns, first_samples(counts), np.array(bases), strides, samples[0])
+
+
+def is_idx(head, path):
+    return head[:2] == b"\0\0" and head[2:3] in map(bytes, zip(DTYPES)) and head[3:4] > b"\0"
+
+
+formats.register("IDX", is_idx, Idx)
+
+if __name__ == "__main__":
+    for batch in GDSDataset(sys.argv[1], batch_size=64):
+        print(tuple(batch.shape), batch.dtype, batch.device)
