@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,8 +13,9 @@ from torch.utils.dlpack import from_dlpack
 
 from gdsdata import engine
 from gdsdata.calibration import calibrated
+from gdsdata.decoders import Decoder, decoder_of
 from gdsdata.errors import GdsdataError, StallError
-from gdsdata.field_batches import FieldBatches, RaggedAs, check_ragged_as
+from gdsdata.field_batches import FieldBatches, RaggedAs, check_ragged_as, moved
 from gdsdata.formats import recognise
 from gdsdata.formats.fields import FieldIndex
 from gdsdata.formats.index import Format, Index
@@ -66,6 +67,9 @@ class GDSDataset(IterableDataset):
         ragged: what becomes of a field whose size differs from sample to sample: ``"flat"`` a `gdsdata.Ragged` (values
             and offsets), ``"nested"`` a nested tensor of torch's (jagged), ``"padded"`` a tensor ``(B, longest)`` with
             zeros behind shorter ones, ``"list"`` a tensor for each sample.
+        decode: of fields by name: a name of `gdsdata.decoders` (``"cls"``, ``"txt"``, ``"json"``, ``"npy"``,
+            ``"image"``), or a function that takes the bytes of each sample (uint8, on the CPU) and returns what the
+            batch has. They are called on the consumer's thread; tensors then go to ``device``, with the other fields.
         options: of the engine.
 
     On a GPU, ``next`` does not wait until a batch's bytes have arrived there: it makes the current stream wait, so use
@@ -94,6 +98,7 @@ class GDSDataset(IterableDataset):
         zero_copy: bool = False,
         residency: str | None = None,
         ragged: RaggedAs = "flat",
+        decode: Mapping[str, str | Decoder] | None = None,
         options: EngineOptions | None = None,
     ) -> None:
         super().__init__()
@@ -109,6 +114,7 @@ class GDSDataset(IterableDataset):
         check_ragged_as(ragged)
         self.residency = residency
         self.ragged = ragged
+        self.decode = {name: decoder_of(said) for name, said in (decode or {}).items()}
         self.transform = transform
         self.prefetch = prefetch
         self.zero_copy = zero_copy
@@ -136,8 +142,11 @@ class GDSDataset(IterableDataset):
 
     def _index_files(self) -> None:
         self._index: Index | FieldIndex | None = self._format.index(self._paths)
-        if self.residency is not None and isinstance(self._index, FieldIndex):
+        names = {field.name for field in self._index.fields} if isinstance(self._index, FieldIndex) else set()
+        if self.residency is not None and names:
             raise ValueError(f"residency={self.residency!r} is for samples of one size: leave it out for fields")
+        if lost := sorted(self.decode.keys() - names):
+            raise ValueError(f"decode= names {lost[0]!r}, but the samples' fields are {sorted(names) or 'none'}")
         self._order = Order(
             len(self._index),
             self._batch_size,
@@ -288,10 +297,13 @@ class GDSDataset(IterableDataset):
         """What is given plans, and what gives the next batch as the user keeps it."""
         shared, files, pool = self._open()
         if isinstance(index, FieldIndex):
-            fields = FieldBatches(
-                shared, files, index, self.device, self.prefetch, self.options.stall_timeout_s, self.ragged
+            timeout_s = self.options.stall_timeout_s
+            batches = FieldBatches(
+                shared, files, index, self._read_to, self.prefetch, timeout_s, self.ragged, self.decode
             )
-            return fields, fields.next
+            if self._read_to == self.device:
+                return batches, batches.next
+            return batches, lambda: moved(batches.next(), self.device)
         batches, dtype = engine.make_batches(
             shared,
             files,
@@ -324,12 +336,17 @@ class GDSDataset(IterableDataset):
 
         return take
 
+    @property
+    def _read_to(self) -> torch.device:
+        """Decoders want bytes on the CPU."""
+        return torch.device("cpu") if self.decode else self.device
+
     def _open(self) -> tuple[Any, Any, Any]:
         """The engine, its table of the files and its memory: kept from epoch to epoch, but not across a fork."""
         if self._opened is None or self._opened[0] != os.getpid():
             largest = self._paths[int(self._index.size_bytes.argmax())]
-            options = calibrated(self.options, largest, self.device)
-            shared = engine.shared_engine(options, self.device)
+            options = calibrated(self.options, largest, self._read_to)
+            shared = engine.shared_engine(options, self._read_to)
             on_cuda, pool = self.device.type == "cuda", None
             if isinstance(self._index, Index):
                 pool = engine.buffer_pool(shared, self._index.sample, self._batch_size, self.prefetch, on_cuda)

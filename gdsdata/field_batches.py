@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
 from typing import Any, Literal, NamedTuple
@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from gdsdata import engine
-from gdsdata.errors import EngineClosed, StallError
+from gdsdata.decoders import Decoder, Undecodable
+from gdsdata.errors import CorruptData, EngineClosed, StallError
 from gdsdata.formats.fields import Field, FieldIndex
 from gdsdata.formats.index import torch_equivalent
 
@@ -57,6 +58,17 @@ _RAGGED_AS: dict[str, Callable[[Ragged], Any]] = {
 }
 
 
+def moved(value: Any, device: torch.device) -> Any:
+    """A batch with its tensors on ``device``, where they are values: offsets stay."""
+    if isinstance(value, Ragged):
+        return Ragged(moved(value.values, device), value.offsets)
+    if isinstance(value, torch.Tensor):
+        return value.to(device, non_blocking=True)
+    if isinstance(value, dict):
+        return {name: moved(one, device) for name, one in value.items()}
+    return [moved(one, device) for one in value] if isinstance(value, list) else value
+
+
 def check_ragged_as(ragged: str) -> None:
     """
     Raises:
@@ -77,6 +89,7 @@ class _Planned(NamedTuple):
 class _Begun(NamedTuple):
     """A batch on its way: its memory, where each field's values begin there, and the sizes of each sample's."""
 
+    planned: _Planned
     memory: torch.Tensor
     field_begins: np.ndarray
     length_bytes: np.ndarray
@@ -90,10 +103,11 @@ class FieldBatches:
         shared: the engine.
         files: its table of the files of ``index``.
         index: of the samples.
-        device: of the batches.
+        device: where they are read to, which is the engine's.
         prefetch: batches in flight or ready ahead of the consumer.
         stall_timeout_s: raise `StallError` where a batch takes so long.
-        ragged_as: what becomes of a field whose sizes differ.
+        ragged_as: what becomes of a field whose sizes differ, and that ``decode`` does not name.
+        decode: decoders of fields; the engine is then one of the CPU.
     """
 
     def __init__(
@@ -105,10 +119,12 @@ class FieldBatches:
         prefetch: int,
         stall_timeout_s: float,
         ragged_as: RaggedAs,
+        decode: Mapping[str, Decoder],
     ) -> None:
-        self._engine, self._files, self._fields, self._device = shared, files, index.fields, device
+        self._engine, self._files, self._device = shared, files, device
+        self._paths, self._fields = index.paths, index.fields
         self._prefetch, self._stall_timeout_s = prefetch, stall_timeout_s
-        self._ragged_as = _RAGGED_AS[ragged_as]
+        self._ragged_as, self._decode = _RAGGED_AS[ragged_as], decode
         self._planned: deque[_Planned] = deque()
         self._begun: deque[_Begun] = deque()
         self._readers = ThreadPoolExecutor(min(prefetch, _AT_A_TIME), thread_name_prefix="gdsdata-fields")
@@ -181,7 +197,7 @@ class FieldBatches:
             self._engine.mark(engine.stream_of(self._device)),
             False,
         )
-        return _Begun(memory, field_begins, length_bytes, done)
+        return _Begun(planned, memory, field_begins, length_bytes, done)
 
     def _values_of(self, begun: _Begun) -> dict[str, Any]:
         values = {}
@@ -189,8 +205,25 @@ class FieldBatches:
             lengths = begun.length_bytes[:, k]
             begin = int(begun.field_begins[k])
             flat = begun.memory[begin : begin + int(lengths.sum())]
-            values[field.name] = self._values_of_field(field, flat, lengths)
+            if field.name in self._decode:
+                values[field.name] = self._decoded(begun.planned, k, flat.split(lengths.tolist()))
+            else:
+                values[field.name] = self._values_of_field(field, flat, lengths)
         return values
+
+    def _decoded(self, planned: _Planned, k: int, samples: Sequence[torch.Tensor]) -> Any:
+        name = self._fields[k].name
+        try:
+            return self._decode[name](samples)
+        except Undecodable as error:
+            path = self._paths[planned.file[error.sample]]
+            begin, length = planned.begin_bytes[error.sample, k], planned.length_bytes[error.sample, k]
+            raise CorruptData(
+                f"{path}: field {name!r} of {length} bytes at offset {begin} cannot be decoded: {error}",
+                path,
+                int(begin),
+                int(length),
+            ) from error
 
     def _values_of_field(self, field: Field, flat: torch.Tensor, lengths: np.ndarray) -> Any:
         dtype = np.dtype(np.uint8) if field.dtype is None else field.dtype

@@ -1,5 +1,6 @@
 """GDSDataset over samples with fields: what comes is what the files hold, in every form, on every path."""
 
+import io
 import os
 import threading
 
@@ -185,3 +186,85 @@ def test_pinned_residency_is_refused_for_fields(tmp_path):
     paths, lengths, _ = write(tmp_path, [4])
     with pytest.raises(ValueError, match="samples of one size"):
         GDSDataset(paths, 2, Lines(lengths), residency="pinned", device="cuda")
+
+
+class Members:
+    """A format for tests: each sample has one field, ``name``, of these contents in one file."""
+
+    def __init__(self, name, contents):
+        self.name, self.lengths = name, np.array([[len(content)] for content in contents])
+
+    def index(self, paths):
+        (status,) = [os.stat(path) for path in paths]
+        begins = np.cumsum(self.lengths, 0) - self.lengths
+        seen = np.array([status.st_size]), np.array([status.st_mtime_ns])
+        return FieldIndex(paths, *seen, np.array([0, len(begins)]), (Field(self.name),), begins, self.lengths)
+
+
+def decoded(folder, contents, decode):
+    (folder / "members").write_bytes(b"".join(contents))
+    data = GDSDataset(
+        folder / "members", len(contents), Members("x", contents), device="cpu", shuffle=False, decode={"x": decode}
+    )
+    (batch,) = data
+    return batch["x"]
+
+
+def npy(array):
+    content = io.BytesIO()
+    np.save(content, array)
+    return content.getvalue()
+
+
+def test_classes_texts_and_json_are_decoded(tmp_path):
+    classes = decoded(tmp_path, [b"3", b" 17\n", b"-1"], "cls")
+    assert classes.dtype == torch.int64 and classes.tolist() == [3, 17, -1]
+    assert decoded(tmp_path, ["grün".encode(), b""], "txt") == ["grün", ""]
+    assert decoded(tmp_path, [b'{"a": [1]}', b"null"], "json") == [{"a": [1]}, None]
+
+
+def test_npy_members_are_stacked_where_they_are_alike(tmp_path):
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal((3, 4)).astype(">f4"), np.asfortranarray(rng.standard_normal((3, 4)).astype("f4"))]
+    found = decoded(tmp_path, list(map(npy, arrays)), "npy")
+    assert found.dtype == torch.float32 and np.array_equal(found.numpy(), np.stack(arrays).astype("f4"))
+    one, other = decoded(tmp_path, [npy(np.arange(3)), npy(np.arange(4))], "npy")
+    assert one.tolist() == [0, 1, 2] and other.tolist() == [0, 1, 2, 3]
+
+
+def test_images_are_stacked_where_they_are_of_one_size(tmp_path):
+    vision = pytest.importorskip("torchvision.io")
+    images = [torch.randint(0, 256, (3, 20, 30), dtype=torch.uint8) for _ in range(3)]
+    encoded = [vision.encode_png(image).numpy().tobytes() for image in images]
+    assert torch.equal(decoded(tmp_path, encoded, "image"), torch.stack(images))
+    jpeg = vision.encode_jpeg(images[0])
+    mixed = decoded(tmp_path, [encoded[0], vision.encode_jpeg(images[0][:, :16]).numpy().tobytes()], "image")
+    assert torch.equal(mixed[0], images[0]) and mixed[1].shape == (3, 16, 30)
+    assert torch.equal(decoded(tmp_path, [jpeg.numpy().tobytes()], "image")[0], vision.decode_image(jpeg))
+
+
+def test_a_decoder_of_ones_own_gets_the_bytes_of_each_sample(tmp_path):
+    assert decoded(tmp_path, [b"abc", b"", b"d"], lambda samples: [len(one) for one in samples]) == [3, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("contents", "decode"),
+    [
+        ([b"1", b"x"], "cls"),
+        ([b"", b"\xff"], "txt"),
+        ([b"{}", b"{"], "json"),
+        ([npy(np.arange(3)), b"\x93NUMPY"], "npy"),
+    ],
+)
+def test_what_cannot_be_decoded_is_named_with_its_place(tmp_path, contents, decode):
+    with pytest.raises(CorruptData, match="field 'x' of .* cannot be decoded") as raised:
+        decoded(tmp_path, contents, decode)
+    assert raised.value.path.endswith("members")
+    assert (raised.value.offset, raised.value.length) == (len(contents[0]), len(contents[1]))
+
+
+def test_mistakes_in_decode_are_told_at_once(tmp_path):
+    with pytest.raises(ValueError, match="decode='jpg'"):
+        decoded(tmp_path, [b"1"], "jpg")
+    with pytest.raises(ValueError, match="names 'y'"):
+        GDSDataset(tmp_path / "members", 1, Members("x", [b"1"]), device="cpu", decode={"y": "cls"})

@@ -109,8 +109,9 @@ MAY_IMPORT = {
     "calibration": {"engine", "formats", "options", "errors"},
     "tensor": {"calibration", "engine", "options", "errors"},  # read_tensor, write_tensor
     "checkpoint": {"engine", "options", "errors"},
-    "dataset": {"field_batches", "formats", "order", "calibration", "engine", "options", "errors"},
-    "field_batches": {"formats", "engine", "options", "errors"},
+    "dataset": {"decoders", "field_batches", "formats", "order", "calibration", "engine", "options", "errors"},
+    "decoders": {"formats", "errors"},
+    "field_batches": {"decoders", "formats", "engine", "options", "errors"},
     "formats": {"errors"},
     "order": {"errors"},
     "engine": {"_engine", "formats", "options", "errors"},  # of formats, the types alone

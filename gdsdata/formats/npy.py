@@ -24,6 +24,7 @@ _LAYOUTS = {b"\x01\x00": ("<H", "latin1"), b"\x02\x00": ("<I", "latin1"), b"\x03
 _LENGTH_AT = 8
 # numpy's own limit (max_header_size): Python's parser is not safe on much longer input.
 _LONGEST_DICT_BYTES = 10_000
+LONGEST_HEADER_BYTES = 12 + _LONGEST_DICT_BYTES
 # numpy pads to a multiple of 64, and 128 hold the header of any array of a few dimensions.
 _HEAD_BYTES = 128
 # Keeps every offset within int64.
