@@ -24,6 +24,7 @@ from gdsdata.checkpoint import layout_torch
 from gdsdata.checkpoint.api import load_over
 from gdsdata.checkpoint.commit import Folder, Manifest, SavedFile
 from gdsdata.checkpoint.nests import mapped, places
+from gdsdata.checkpoint.pause import collector_paused
 from gdsdata.checkpoint.reading import bytes_of_storage
 from gdsdata.checkpoint.staging import Staged, Staging, pieces
 from gdsdata.checkpoint.writing import Writing, crc32_of_all
@@ -320,6 +321,7 @@ class AsyncCheckpointer:
 class _Job:
     """A state on its way from the caller's thread, which stages it, to the one that writes it."""
 
+    @collector_paused()
     def __init__(self, step: int, state: dict[str, Any], staging: Staging) -> None:
         self.step = step
         pickled, storages = layout_torch.pickled_by_storages(state)

@@ -14,6 +14,7 @@ import torch
 
 from gdsdata import engine
 from gdsdata.checkpoint import layout_torch
+from gdsdata.checkpoint.pause import collector_paused
 from gdsdata.checkpoint.reading import Reading
 from gdsdata.errors import CorruptData
 from gdsdata.options import EngineOptions
@@ -94,7 +95,8 @@ def _save(
     plain = pickle_module is pickle and pickle_protocol == torch.serialization.DEFAULT_PROTOCOL
     plain = plain and _use_new_zipfile_serialization and not _disable_byteorder_record
     if plain and _is_name_of_file(f, new=True) and not _is_pretence():
-        return layout_torch.save(obj, os.path.abspath(f), EngineOptions())
+        with collector_paused():
+            return layout_torch.save(obj, os.path.abspath(f), EngineOptions())
     return _torch_save(
         obj, f, pickle_module, pickle_protocol, _use_new_zipfile_serialization, _disable_byteorder_record
     )
@@ -117,14 +119,16 @@ def _load(
     if not plain or not _is_name_of_file(f, new=False) or _is_pretence() or _is_told_by_environment():
         return by_torch()
     try:
-        archive = layout_torch.open_archive(os.fspath(f))
-        devices = [_device_for(storage.location, map_location) for storage in archive.storages]
+        with collector_paused():
+            archive = layout_torch.open_archive(os.fspath(f))
+            devices = [_device_for(storage.location, map_location) for storage in archive.storages]
     except (layout_torch.NotPlain, CorruptData, _NotOurs):
         return by_torch()
     reading = Reading(EngineOptions(), verify=False)
-    storages = layout_torch.read_storages(archive, reading, devices)
-    reading.run()
-    return layout_torch.unpickle(archive, storages, weights_only)
+    with collector_paused():
+        storages = layout_torch.read_storages(archive, reading, devices)
+        reading.run()
+        return layout_torch.unpickle(archive, storages, weights_only)
 
 
 class _NotOurs(Exception):

@@ -15,6 +15,7 @@ import torch
 
 from gdsdata import engine
 from gdsdata.checkpoint.nests import Path, name_of
+from gdsdata.checkpoint.pause import collector_resumed
 from gdsdata.errors import CorruptData
 from gdsdata.options import EngineOptions
 
@@ -235,11 +236,12 @@ class Reading:
             FileNotFoundError, IoError: a file is not to be had.
             CorruptData: a file ends too early, or a checksum differs; it names the tensor.
         """
-        try:
-            for device, extents in self._by_device.items():
-                self._reader_of(device, extents)()
-        finally:
-            self._batches.shutdown()  # when all of them have ended
+        with collector_resumed():
+            try:
+                for device, extents in self._by_device.items():
+                    self._reader_of(device, extents)()
+            finally:
+                self._batches.shutdown()  # when all of them have ended
         for batch in self._begun:
             batch.result()
         for call in self._afterwards:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from gdsdata import engine
+from gdsdata.checkpoint.pause import collector_resumed
 from gdsdata.options import EngineOptions
 
 PAGE_BYTES = 4096  # what begins at a multiple of it is written from where it lies
@@ -65,7 +66,8 @@ class Writing:
     def commit(self) -> None:
         """Puts it on storage, and then under its name."""
         self._write_rest()
-        self._output.commit()
+        with collector_resumed():
+            self._output.commit()
 
     def _write_from(self, device: torch.device, extents: Sequence[Extent], with_checksums: bool) -> list[int]:
         cuts = [_whole_pages(offset, tensor.nbytes) for offset, tensor in extents]
@@ -85,15 +87,12 @@ class Writing:
 
     def _write_where_it_lies(self, device: torch.device, extents: Sequence[Extent], with_checksums: bool) -> list[int]:
         shared = engine.kept_engine(self._options, device)
-        checksums = self._output.write(
-            shared,
-            np.array([offset for offset, _ in extents], np.int64),
-            np.array([tensor.nbytes for _, tensor in extents], np.int64),
-            np.array([tensor.data_ptr() for _, tensor in extents], np.uint64),
-            with_checksums,
-            shared.mark(engine.stream_of(device)),
-            True,
-        )
+        offsets = np.array([offset for offset, _ in extents], np.int64)
+        sizes_bytes = np.array([tensor.nbytes for _, tensor in extents], np.int64)
+        addresses = np.array([tensor.data_ptr() for _, tensor in extents], np.uint64)
+        before = shared.mark(engine.stream_of(device))
+        with collector_resumed():
+            checksums = self._output.write(shared, offsets, sizes_bytes, addresses, with_checksums, before, True)
         return checksums.tolist()
 
     def _write_rest(self) -> None:
