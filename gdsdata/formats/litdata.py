@@ -1,0 +1,296 @@
+"""LitData's datasets: an index.json, and ``.bin`` files of samples, each the leaves of a tree of Python's containers.
+
+Source of the format: https://github.com/Lightning-AI/litdata, ``src/litdata/streaming`` (writer, item_loader,
+serializers). What it calls a chunk is a shard here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import reprlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from gdsdata.errors import CorruptData
+from gdsdata.formats import shards
+from gdsdata.formats.fields import Field, FieldIndex
+from gdsdata.formats.index import first_samples, read_heads
+from gdsdata.formats.shards import (
+    ArrayFormat,
+    ArrayHeads,
+    Column,
+    Shard,
+    check_count,
+    checked,
+    count_member,
+    index_files,
+    index_shards,
+    member,
+    read_json,
+    refuse_compressed,
+    shard_path,
+    stat_shards,
+    table_size,
+)
+
+# By code. What would be torch's bfloat16 has no equivalent in numpy, and LitData cannot write it either.
+_TORCH_DTYPES = [
+    *("<f4", "<f4", "<f8", "<f8", "<c8", "<c8", "<c16", "<c16", "<f2", "<f2", None),
+    *("u1", "i1", "<i2", "<i2", "<i4", "<i4", "<i8", "<i8", "?", "<u2"),
+]
+_NUMPY_DTYPES = ["i1", "<i2", "<i4", "<i8", "u1", "<u2", "<u4", "<u8", "<f2", "<f4", "<f8", "<c8", "<c16", "?"]
+_DTYPES = {
+    kind: {code: np.dtype(name) for code, name in enumerate(names) if name is not None}
+    for kind, names in (("tensor", _TORCH_DTYPES), ("numpy", _NUMPY_DTYPES))
+}
+_SCALARS = {"int": np.dtype("<i8"), "float": np.dtype("<f8"), "bool": np.dtype("?")}
+_NO_HEADER = "no_header_"
+_PICKLE = "pickle"
+# The last bytes of shards of newer versions, whose rows are Arrow's.
+_ARROW_MAGIC = b"LDARW01\0"
+_LOADERS = ("PyTreeLoader", "TokensLoader")
+# Types of data_spec whose context lists the keys of their children.
+_DICTS = ("builtins.dict", "collections.OrderedDict")
+
+
+@dataclass(frozen=True)
+class LitData:
+    """The samples of a LitData dataset; a field is a leaf of the tree that a sample is.
+
+    A field is called as the keys and places on the way to it from the top, joined by dots: "image", "boxes.0"; "0" if
+    the sample is that leaf itself. Numbers, tensors and numpy's arrays have a dtype; all other leaves, those of your
+    own serializers too, are their bytes as they are encoded. Arrays of several axes whose shape varies from sample to
+    sample, or whose dtype varies, are bytes too (see `decode_array`).
+
+    Args:
+        window_tokens: of a dataset written for TokensLoader: how many tokens a sample is (its ``block_size``). Windows
+            do not overlap, and none crosses a shard's end.
+        allow_pickle: give the bytes of leaves that are pickles, too. Nothing here unpickles them, which would run
+            whatever code they name.
+
+    Raises:
+        ValueError: ``window_tokens`` is less than 1.
+    """
+
+    window_tokens: int | None = None
+    allow_pickle: bool = False
+
+    def __post_init__(self) -> None:
+        if self.window_tokens is not None and self.window_tokens < 1:
+            raise ValueError(f"{self}: a window has at least 1 token")
+
+    def index(self, paths: list[str]) -> FieldIndex:
+        """Find the samples of the shards that an index.json lists.
+
+        Args:
+            paths: as `Mds.index` takes them: an index.json, or a folder's files, one of which is called so.
+
+        Raises:
+            CorruptData: index.json or a shard is damaged, or they do not fit each other.
+            ValueError: no index.json, pickles, several datasets of unlike samples, shards that are encrypted, or of
+                another layout (Parquet, Arrow), or compressed without lying unpacked beside that; ``window_tokens``
+                missing, of no use, or longer than every shard.
+            FileNotFoundError, IoError: a file is not to be had.
+        """
+        found: list[Shard] = []
+        tokens: list[int] = []
+        samples: dict[str, Any] = {}
+        for path in index_files(paths, "LitData"):
+            content = read_json(path)
+            config = member(content, "config", dict, path)
+            _refuse_other_layouts(config, path)
+            if samples and (other := _samples(config, path)) != samples:
+                raise ValueError(
+                    f"{path} has samples {other}, and {paths[0]} {samples}: read them as separate datasets"
+                )
+            samples = _samples(config, path)
+            for record in member(content, "chunks", list, path):
+                record = checked(record, dict, path, "a chunk")
+                found.append(_shard(record, config, path))
+                if samples["item_loader"] == "TokensLoader":
+                    tokens.append(count_member(record, "dim", path))
+        columns = self._columns(samples, path)
+        if samples["item_loader"] == "TokensLoader":
+            return self._index_tokens(found, tokens, columns, path)
+        if self.window_tokens is not None:
+            raise ValueError(f"{path} was written for PyTreeLoader, so its samples are whole: leave window_tokens out")
+        try:
+            return index_shards(found, columns)
+        except CorruptData as reason:
+            if reason.path != path and _has_arrow_footer(reason.path):
+                raise _other_layout(path, "rows of Arrow behind each shard") from None
+            raise
+
+    def _columns(self, samples: dict[str, Any], path: str) -> list[Column]:
+        names = _leaf_names(samples["data_spec"], len(samples["data_format"]), path)
+        if _PICKLE in samples["data_format"] and not self.allow_pickle:
+            name = names[samples["data_format"].index(_PICKLE)]
+            raise ValueError(
+                f"{path}: leaf {name!r} holds pickles, which may run any code when they are read: write it as numbers, "
+                f"arrays, text or bytes, or have its bytes with LitData(allow_pickle=True)"
+            )
+        return [_column(name, format, path) for name, format in zip(names, samples["data_format"], strict=True)]
+
+    def _index_tokens(self, found: list[Shard], tokens: list[int], columns: list[Column], path: str) -> FieldIndex:
+        """Windows of the tokens that follow each shard's table, ``tokens`` of them; the table itself is of no use."""
+        dtype = columns[0].field.dtype
+        if len(columns) != 1 or dtype is None or columns[0].array is not None:
+            raise CorruptData(f"{path}: data_format is {columns}, and not of one array, as TokensLoader has it", path)
+        if self.window_tokens is None:
+            raise ValueError(
+                f"{path} was written for TokensLoader: say with window_tokens= how many tokens a sample is"
+            )
+        size_bytes, mtime_ns = stat_shards(found, least_bytes=0)
+        heads, _, _ = read_heads([shard.path for shard in found], 4)
+        for shard, head, count in zip(found, heads, tokens, strict=True):
+            check_count(head, shard)
+            if table_size(shard.samples) + count * dtype.itemsize != shard.size_bytes:
+                raise CorruptData(
+                    f"{shard.path}: index.json says {count} tokens of {dtype.str} behind {shard.samples} items' "
+                    f"offsets, which do not make up its {shard.size_bytes} bytes; write it again",
+                    shard.path,
+                    table_size(shard.samples),
+                    shard.size_bytes - table_size(shard.samples),
+                )
+        windows = [count // self.window_tokens for count in tokens]
+        if not any(windows):
+            raise ValueError(f"no shard of {path} has {self.window_tokens} tokens, the longest {max(tokens)}")
+        window_bytes = self.window_tokens * dtype.itemsize
+        begin = [
+            table_size(shard.samples) + np.arange(count, dtype=np.int64) * window_bytes
+            for shard, count in zip(found, windows, strict=True)
+        ]
+        begin_bytes = np.concatenate(begin)[:, None]
+        return FieldIndex(
+            paths=[shard.path for shard in found],
+            size_bytes=size_bytes,
+            mtime_ns=mtime_ns,
+            first_sample=first_samples(windows),
+            fields=(Field(columns[0].field.name, dtype, (self.window_tokens,)),),
+            begin_bytes=begin_bytes,
+            length_bytes=np.full_like(begin_bytes, window_bytes),
+        )
+
+
+def _other_layout(path: str, what: str) -> ValueError:
+    return ValueError(
+        f"{path}: this dataset has {what}, which cannot be read: write it again without (see litdata.optimize)"
+    )
+
+
+def _refuse_other_layouts(config: dict[str, Any], path: str) -> None:
+    if config.get("encryption") is not None:
+        raise _other_layout(path, "encryption")
+    if config.get("compression_level") not in (None, "chunk"):
+        raise _other_layout(path, f"compression within its shards (compression_level={config['compression_level']!r})")
+    if (loader := config.get("item_loader", _LOADERS[0])) not in _LOADERS:
+        raise _other_layout(path, f"the layout of {reprlib.repr(loader)}")
+
+
+def _has_arrow_footer(path: str) -> bool:
+    """Whether newer versions of LitData put the rows of this shard into a footer, and nothing into its samples."""
+    with open(path, "rb") as file:
+        file.seek(-min(len(_ARROW_MAGIC), os.fstat(file.fileno()).st_size), os.SEEK_END)
+        return file.read() == _ARROW_MAGIC
+
+
+def _samples(config: dict[str, Any], path: str) -> dict[str, Any]:
+    """How samples lie: data_format (list[str], not empty), data_spec (str | None), item_loader."""
+    formats = [checked(one, str, path, "one of data_format") for one in member(config, "data_format", list, path)]
+    if not formats:
+        raise CorruptData(f"{path}: data_format is empty: write it again", path)
+    # Old versions did not name it, and had this rule.
+    implied = _LOADERS[len(formats) == 1 and formats[0].startswith("no_header_tensor")]
+    return {
+        "data_format": formats,
+        "data_spec": member(config, "data_spec", (str, type(None)), path),
+        "item_loader": config.get("item_loader", implied),
+    }
+
+
+def _shard(record: dict[str, Any], config: dict[str, Any], path: str) -> Shard:
+    """A shard as listed in ``path``, unpacked."""
+    name = member(record, "filename", str, path)
+    packed = shard_path(name, path)
+    size_bytes, samples = count_member(record, "chunk_bytes", path), count_member(record, "chunk_size", path)
+    if not (compression := member(config, "compression", (str, type(None)), path)):
+        return Shard(packed, size_bytes, samples)
+    # "chunk-0-0.zstd.bin", unpacked "chunk-0-0.bin"
+    unpacked = shard_path(name.replace(f".{compression}", ""), path)
+    refuse_compressed(packed, unpacked, compression)
+    return Shard(unpacked, size_bytes, samples)
+
+
+def _leaf_names(spec: str | None, count: int, path: str) -> list[str]:
+    """The names of ``count`` leaves, by the tree of data_spec (torch.utils._pytree's JSON)."""
+    try:
+        names = [str(i) for i in range(count)] if spec is None else list(_walk(json.loads(spec)[1], (), path))
+    except (ValueError, LookupError, TypeError, RecursionError) as reason:
+        raise CorruptData(f"{path}: data_spec is no tree: {reason}; write it again", path) from None
+    if len(names) != count or len(set(names)) < count:
+        raise CorruptData(
+            f"{path}: data_spec names {len(names)} leaves ({len(set(names))} different ones), and data_format has "
+            f"{count}; write it again",
+            path,
+        )
+    return names
+
+
+def _walk(node: Any, way: tuple[str, ...], path: str) -> Iterator[str]:
+    children = member(checked(node, dict, path, "a node"), "children_spec", list, path)
+    if node.get("type") is None:
+        yield ".".join(way) or "0"
+        return
+    keys = json.loads(node["context"]) if node["type"] in _DICTS else range(len(children))
+    for key, child in zip(keys, children, strict=True):
+        yield from _walk(child, (*way, str(key)), path)
+
+
+def _column(name: str, format: str, path: str) -> Column:
+    """The leaf that a data_format says; every leaf carries its size."""
+    kind, _, code = format.partition(":")
+    if kind in _SCALARS:
+        return Column(Field(name, _SCALARS[kind], ()), _SCALARS[kind].itemsize, carries_size=True)
+    if kind in _DTYPES:
+        return Column(Field(name), None, carries_size=True, array=_array_format(kind))
+    if kind.startswith(_NO_HEADER) and (dtypes := _DTYPES.get(kind.removeprefix(_NO_HEADER))):
+        dtype = dtypes.get(int(code)) if code.isdecimal() and len(code) < 3 else None
+        if dtype is None:
+            raise CorruptData(
+                f"{path}: leaf {name!r} has the unknown dtype {reprlib.repr(format)}; write it again", path
+            )
+        return Column(Field(name, dtype), None, carries_size=True)
+    return Column(Field(name), None, carries_size=True)
+
+
+def _array_format(kind: str) -> ArrayFormat:
+    """Arrays behind a u32 for the dtype, one for the number of axes, and one for each: torch's, or numpy's.
+
+    Newer versions of LitData write those of torch's tensors, but not of numpy's arrays, big endian: what is small shows
+    it.
+    """
+
+    def parse(heads: np.ndarray) -> ArrayHeads:
+        words = np.ascontiguousarray(heads[:, :8]).view("<u4")
+        big = (words >= 1 << 24).any(axis=1) if kind == "tensor" else np.zeros(len(words), bool)
+        code, axes = np.where(big[:, None], words.byteswap(), words).astype(np.int64).T
+        return ArrayHeads(code, axes, np.full(len(heads), 4), big, axes_at=8)
+
+    return ArrayFormat(_DTYPES[kind], parse)
+
+
+def decode_array(data: bytes, kind: Literal["tensor", "numpy"]) -> np.ndarray:
+    """The array that a sample's bytes are, for leaves that `LitData` gives as bytes.
+
+    Args:
+        data: of the whole leaf of one sample; the result is a view of it.
+        kind: its data_format.
+
+    Raises:
+        CorruptData: its head makes no sense or does not fit its length.
+    """
+    return shards.decode_array(data, _array_format(kind))

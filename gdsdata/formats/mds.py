@@ -1,0 +1,215 @@
+"""MosaicML Streaming's shards (MDS): an index.json, and ``.mds`` files of samples of named columns.
+
+Source of the format: https://github.com/mosaicml/streaming, ``streaming/base/format/mds`` (version 2). Between a
+shard's table of offsets and its samples stands a copy of what index.json says of it, which is not read.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import reprlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gdsdata.errors import CorruptData
+from gdsdata.formats import shards
+from gdsdata.formats.fields import Field, FieldIndex
+from gdsdata.formats.shards import (
+    LARGEST_BYTES,
+    ArrayFormat,
+    ArrayHeads,
+    Column,
+    Shard,
+    checked,
+    count_member,
+    index_files,
+    index_shards,
+    member,
+    read_json,
+    refuse_compressed,
+    shard_path,
+)
+
+_VERSION = 2
+
+# The codes of an array's dtype; the names are encodings of single elements too.
+_ARRAY_DTYPES = {
+    **dict(zip((8, 16, 32, 64), ("uint8", "uint16", "uint32", "uint64"), strict=True)),
+    **dict(zip((9, 17, 33, 65), ("int8", "int16", "int32", "int64"), strict=True)),
+    **dict(zip((18, 34, 66), ("float16", "float32", "float64"), strict=True)),
+}
+_SCALARS = {"int": np.dtype("<i8"), **{name: np.dtype(name).newbyteorder("<") for name in _ARRAY_DTYPES.values()}}
+# Text, media and JSON, as they were encoded.
+_BYTES = {
+    *("bytes", "str", "str_int", "str_float", "str_decimal", "json"),
+    *("jpeg", "png", "pil", "jpeg_array", "jpegarray", "list[jpeg]", "list[png]", "list[pil]"),
+}
+_PICKLE = "pkl"
+_NDARRAY = re.compile(r"ndarray(:(?P<dtype>\w+)(:(?P<shape> *[1-9]\d{0,9} *(, *[1-9]\d{0,9} *){0,63}))?)?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Mds:
+    """The samples of an MDS dataset; a field is a column.
+
+    Numbers ("int", "uint8" to "float64") and arrays ("ndarray") have a dtype; all other columns are their bytes as they
+    are encoded: UTF-8, JSON, JPEG, PNG. Arrays of several axes whose shape varies from sample to sample, or whose dtype
+    varies, are bytes too (see `decode_array`).
+
+    Args:
+        allow_pickle: give the bytes of columns that are pickles ("pkl"), too. Nothing here unpickles them, which would
+            run whatever code they name.
+    """
+
+    allow_pickle: bool = False
+
+    def index(self, paths: list[str]) -> FieldIndex:
+        """Find the samples of the shards that an index.json lists.
+
+        Args:
+            paths: an index.json, or a folder's files, one of which is called so; those beside it are not looked at, for
+                it says what they are. Of several, one dataset follows the other. Shards lie in its folder or below.
+
+        Raises:
+            CorruptData: index.json or a shard is damaged, or they do not fit each other.
+            ValueError: no index.json, an encoding that is not known, a pickle, shards of unlike columns, or that are
+                compressed and do not lie unpacked beside that, or are not MDS (JSON, CSV).
+            FileNotFoundError, IoError: a file is not to be had.
+        """
+        found: list[Shard] = []
+        columns: list[Column] = []
+        for path in index_files(paths, "Mds"):
+            for declared, shard in _listed(path):
+                if not columns:
+                    first, columns = declared, self._columns(declared, path)
+                elif declared != first:
+                    raise ValueError(
+                        f"{found[0].path} has the columns {first}, and {shard.path} {declared}: read them as separate "
+                        f"datasets"
+                    )
+                found.append(shard)
+        return index_shards(found, columns)
+
+    def _columns(self, declared: list[tuple[str, str, int | None]], path: str) -> list[Column]:
+        columns = [_column(name, encoding, size, path) for name, encoding, size in declared]
+        for name, encoding, _ in declared:
+            if encoding == _PICKLE and not self.allow_pickle:
+                raise ValueError(
+                    f"{path}: column {name!r} holds pickles, which may run any code when they are read: encode it "
+                    f"otherwise, or have its bytes with Mds(allow_pickle=True)"
+                )
+        return columns
+
+
+def _listed(path: str) -> list[tuple[list[tuple[str, str, int | None]], Shard]]:
+    """The shards that an index.json lists, each behind its columns: name, encoding, size in bytes."""
+    content = read_json(path)
+    if (version := member(content, "version", int, path)) != _VERSION:
+        raise ValueError(
+            f"{path} is of version {version} of MDS: write it with a mosaicml-streaming of version 2's time"
+        )
+    listed = []
+    for record in member(content, "shards", list, path):
+        record = checked(record, dict, path, "a shard")
+        if (format := member(record, "format", str, path)) != "mds":
+            raise ValueError(f"{path} lists shards of format {format!r}: write the dataset with MDSWriter")
+        raw = member(record, "raw_data", dict, path)
+        shard = Shard(
+            shard_path(raw.get("basename"), path),
+            count_member(raw, "bytes", path),
+            count_member(record, "samples", path),
+        )
+        if packed := member(record, "zip_data", (dict, type(None)), path):
+            compression = member(record, "compression", str, path)
+            refuse_compressed(shard_path(packed.get("basename"), path), shard.path, compression)
+        listed.append((_declared(record, path), shard))
+    return listed
+
+
+def _declared(record: dict[str, Any], path: str) -> list[tuple[str, str, int | None]]:
+    """The columns of a shard: name, encoding, size in bytes."""
+    names, encodings, sizes = (
+        [checked(value, kind, path, f"one of {key}") for value in member(record, key, list, path)]
+        for key, kind in [
+            ("column_names", str),
+            ("column_encodings", str),
+            ("column_sizes", (int, type(None))),
+        ]
+    )
+    if not len(names) == len(encodings) == len(sizes) or len(set(names)) < len(names) or not names:
+        raise CorruptData(
+            f"{path}: a shard has {len(names)} column_names ({len(set(names))} different ones), {len(encodings)} "
+            f"column_encodings and {len(sizes)} column_sizes; write it again",
+            path,
+        )
+    return list(zip(names, encodings, sizes, strict=True))
+
+
+def _column(name: str, encoding: str, size_bytes: int | None, path: str) -> Column:
+    """A column as declared in ``path``."""
+    array = None
+    if encoding in _SCALARS:
+        field = Field(name, _SCALARS[encoding], ())
+    elif encoding in _BYTES or encoding == _PICKLE:
+        field = Field(name)
+    elif encoding.split(":")[0] == "ndarray":
+        dtype, shape = _parse_ndarray(encoding, path)
+        field = Field(name, dtype, shape)
+        array = _array_format(dtype) if shape is None else None
+    else:
+        known = ", ".join(sorted({*_SCALARS, *_BYTES, "ndarray"}))
+        raise ValueError(
+            f"{path}: column {name!r} has the encoding {reprlib.repr(encoding)}; what can be read is {known}"
+        )
+    expected = None
+    if field.dtype is not None and field.shape is not None:
+        expected = field.dtype.itemsize * math.prod(field.shape)
+    if size_bytes != expected or (expected or 0) > LARGEST_BYTES:
+        raise CorruptData(
+            f"{path}: column {name!r} has a size of {size_bytes} bytes, and its encoding {encoding!r} has {expected}; "
+            f"write it again",
+            path,
+        )
+    return Column(field, size_bytes, carries_size=size_bytes is None, array=array)
+
+
+def _parse_ndarray(encoding: str, path: str) -> tuple[np.dtype | None, tuple[int, ...] | None]:
+    """The dtype and the shape of ``ndarray[:dtype[:shape]]``; None where each sample has its own."""
+    said = _NDARRAY.fullmatch(encoding)
+    if said is None or (said["dtype"] is not None and said["dtype"] not in _ARRAY_DTYPES.values()):
+        raise CorruptData(f"{path}: there is no encoding {reprlib.repr(encoding)}; write it again", path)
+    dtype = None if said["dtype"] is None else _SCALARS[said["dtype"]]
+    shape = None if said["shape"] is None else tuple(map(int, said["shape"].split(",")))
+    return dtype, shape
+
+
+def _array_format(dtype: np.dtype | None) -> ArrayFormat:
+    """Arrays with a shape of their own and, if ``dtype`` is None, a dtype; its code, a byte of axes, their sizes."""
+    dtypes = {code: _SCALARS[name] for code, name in _ARRAY_DTYPES.items() if dtype in (None, _SCALARS[name])}
+    axes_byte = 1 if dtype is None else 0
+
+    def parse(heads: np.ndarray) -> ArrayHeads:
+        code = heads[:, 0].astype(np.int64) if dtype is None else np.full(len(heads), *dtypes)
+        form = heads[:, axes_byte].astype(np.int64)
+        return ArrayHeads(code, form >> 2, 1 << (form & 3), np.zeros(len(heads), bool), axes_at=axes_byte + 1)
+
+    return ArrayFormat(dtypes, parse)
+
+
+def decode_array(data: bytes, encoding: str = "ndarray") -> np.ndarray:
+    """The array that a sample's bytes are, for columns that `Mds` gives as bytes.
+
+    Args:
+        data: of the whole column of one sample; the result is a view of it.
+        encoding: of the column, without a shape.
+
+    Raises:
+        CorruptData: its head makes no sense or does not fit its length, or there is no such encoding.
+    """
+    dtype, shape = _parse_ndarray(encoding, "decode_array")
+    if shape is not None:
+        raise ValueError(f"decode_array: columns of {encoding!r} have no heads; their fields have dtype and shape")
+    return shards.decode_array(data, _array_format(dtype))

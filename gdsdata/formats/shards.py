@@ -1,0 +1,488 @@
+"""What MDS and LitData have in common: shards of samples behind a table of offsets, listed in an index.json.
+
+A shard is u32 N; u32 offset[N + 1], from the file's start, the last one its end; then N samples. A sample is the u32
+size of each of its columns that carries one; then the columns. All numbers are little endian.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import reprlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gdsdata.errors import CorruptData, IoError
+from gdsdata.formats.fields import Field, FieldIndex
+from gdsdata.formats.index import first_samples, read_heads
+
+INDEX_NAME = "index.json"
+
+# numpy's and torch's own limit.
+MOST_AXES = 64
+# Offsets have 32 bits, so nothing in a shard is longer.
+LARGEST_BYTES = 2**32 - 1
+# Read of an array's head at first: up to 16 axes of MDS's usual widths, 8 of LitData's.
+_ARRAY_HEAD_BYTES = 40
+# Shards whose tables are in memory together (`read_heads` asks the disk for them side by side).
+_TABLES_AT_ONCE = 64
+
+
+class Shard(NamedTuple):
+    """A shard as index.json has it: where it is, how long, and how many samples it holds."""
+
+    path: str
+    size_bytes: int
+    samples: int
+
+
+class ArrayHeads(NamedTuple):
+    """What the heads of n arrays say: each is ``axes_at`` bytes, and then the sizes of its axes."""
+
+    dtype_code: np.ndarray  # int64 (n,)
+    axes: np.ndarray  # int64 (n,)
+    axis_bytes: np.ndarray  # int64 (n,): 1, 2, 4 or 8, that each size takes
+    big_endian: np.ndarray  # bool (n,): the sizes
+    axes_at: int
+
+    @property
+    def bytes(self) -> np.ndarray:
+        """int64 (n,), length of each head."""
+        return self.axes_at + self.axes * self.axis_bytes
+
+
+class ArrayFormat(NamedTuple):
+    """How arrays are written whose shape, or dtype too, stands before their values."""
+
+    dtypes: Mapping[int, np.dtype]  # by code
+    parse: Callable[[np.ndarray], ArrayHeads]  # of uint8 (n, at least `_ARRAY_HEAD_BYTES`)
+
+
+class ArrayKind(NamedTuple):
+    """Some arrays of one dtype and equally many axes: the least and the greatest size of each axis."""
+
+    dtype: np.dtype
+    least: tuple[int, ...]
+    greatest: tuple[int, ...]
+
+
+class Column(NamedTuple):
+    """One of the columns of every sample, as its format declares it."""
+
+    field: Field
+    size_bytes: int | None  # None: a sample's own
+    carries_size: bool  # at the sample's start
+    array: ArrayFormat | None = None
+
+
+# --- index.json ------------------------------------------------------------------------------------------------------
+
+
+def index_files(paths: Sequence[str], reader: str) -> list[str]:
+    """Those of ``paths`` that are called index.json; ``reader`` is who asks, in the error.
+
+    Raises:
+        ValueError: none is.
+    """
+    found = [path for path in paths if os.path.basename(path) == INDEX_NAME]
+    if not found:
+        raise ValueError(
+            f"{reader}: none of the {len(paths)} files such as {paths[0] if paths else None} is called {INDEX_NAME}, "
+            f"which says what shards there are: pass the folder that has it, or its own path"
+        )
+    return found
+
+
+def read_json(path: str) -> dict[str, Any]:
+    """The object that a JSON file holds.
+
+    Raises:
+        CorruptData: it is no JSON, or no object.
+        FileNotFoundError, IoError: it is not to be had.
+    """
+    _, size_bytes, _ = read_heads([path], 0)
+    (text,), _, _ = read_heads([path], int(size_bytes[0]))
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as reason:  # ValueError: no JSON, no Unicode, a number of 5000 digits
+        raise CorruptData(f"{path} is no JSON: {reason}; write it again", path, 0, len(text)) from None
+    return checked(value, dict, path, "it")
+
+
+def checked(value: Any, kind: type | tuple[type, ...], path: str, what: str) -> Any:
+    """``value``, which is of one of these types exactly: to JSON, true is no number.
+
+    Raises:
+        CorruptData: it is not; ``what`` of ``path`` it is stands in the error.
+    """
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    if type(value) not in kinds:
+        names = " or ".join(one.__name__ for one in kinds)
+        raise CorruptData(f"{path}: {what} is {reprlib.repr(value)}, not of type {names}; write it again", path)
+    return value
+
+
+def member(record: dict[str, Any], key: str, kind: type | tuple[type, ...], path: str) -> Any:
+    """``record[key]``, of one of these types (see `checked`); None where there is none."""
+    return checked(record.get(key), kind, path, key)
+
+
+def count_member(record: dict[str, Any], key: str, path: str) -> int:
+    """``record[key]``, a number of bytes or samples.
+
+    Raises:
+        CorruptData: it is none, or absurd.
+    """
+    count = member(record, key, int, path)
+    if not 0 <= count <= LARGEST_BYTES:
+        raise CorruptData(f"{path}: {key} is {reprlib.repr(count)}, not in 0 to {LARGEST_BYTES}; write it again", path)
+    return count
+
+
+def shard_path(name: Any, index_path: str) -> str:
+    """The path of the shard that an index.json calls ``name``, which lies in its folder or below.
+
+    Raises:
+        CorruptData: it is no such name: an index.json from elsewhere must not make one read other files.
+    """
+    name = checked(name, str, index_path, "a shard's name")
+    if not name or "\0" in name or os.path.isabs(name) or ".." in name.split("/") or not _is_encodable(name):
+        raise CorruptData(
+            f"{index_path}: a shard is called {reprlib.repr(name)}, which is no path below this folder", index_path
+        )
+    return os.path.join(os.path.dirname(index_path), name)
+
+
+def _is_encodable(name: str) -> bool:
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def refuse_compressed(packed: str, path: str, compression: str) -> None:
+    """Refuse a shard that is there as ``packed`` alone. Where ``path`` lies beside it unpacked, nothing is wrong.
+
+    Raises:
+        ValueError: with what unpacks it.
+    """
+    if os.path.exists(path):
+        return
+    command = f"zstd -d {packed} -o {path}" if compression.startswith("zstd") else f"unpack it as {path}"
+    raise ValueError(
+        f"{packed} is compressed as a whole ({compression}), so none of its samples can be read by itself: unpack the "
+        f"shards once, beside themselves ({command}), or write them without compression"
+    )
+
+
+# --- tables and samples ----------------------------------------------------------------------------------------------
+
+
+def parse_table(head: bytes, shard: Shard) -> np.ndarray:
+    """Where the samples of a shard lie, and where the last one ends: int64 (N + 1,), from the file's start.
+
+    Args:
+        head: the file's first ``4 * (N + 2)`` bytes or more.
+        shard: what index.json says of it.
+
+    Raises:
+        CorruptData: the table is cut short, counts other samples than ``shard``, or leaves the file.
+    """
+    table_bytes = table_size(shard.samples)
+    if len(head) < table_bytes:
+        raise _corrupt(shard.path, f"its table of offsets takes {table_bytes} bytes, but it ends before", 0, len(head))
+    check_count(head, shard)
+    offsets = np.frombuffer(head, "<u4", shard.samples + 1, 4).astype(np.int64)
+    wrong = np.flatnonzero(np.diff(offsets) < 0)
+    if len(wrong):
+        i = int(wrong[0])
+        reason = f"sample {i} would start at {offsets[i]} and end before, at {offsets[i + 1]}"
+        raise _corrupt(shard.path, reason, 4 * (i + 1), 8)
+    if offsets[0] < table_bytes:
+        raise _corrupt(shard.path, f"its first sample would start within the table, at {offsets[0]}", 4, 4)
+    if offsets[-1] != shard.size_bytes:
+        reason = f"its last sample would end at {offsets[-1]}, and the file ends at {shard.size_bytes}"
+        raise _corrupt(shard.path, reason, 4 * (shard.samples + 1), 4)
+    return offsets
+
+
+def check_count(head: bytes, shard: Shard) -> None:
+    """Check that the first four bytes of a shard count as many samples as index.json has.
+
+    Raises:
+        CorruptData: they do not.
+    """
+    count = int.from_bytes(head[:4], "little")
+    if count != shard.samples:
+        raise _corrupt(shard.path, f"it says that it holds {count} samples, and {INDEX_NAME} {shard.samples}", 0, 4)
+
+
+def table_size(samples: int) -> int:
+    """Bytes that the count and the table of offsets take."""
+    return 4 * (samples + 2)
+
+
+def place_columns(
+    offsets: np.ndarray,
+    columns: Sequence[Column],
+    path: str,
+    read: Callable[[np.ndarray, int], np.ndarray],
+) -> tuple[np.ndarray, np.ndarray]:
+    """Where each column of each sample of a shard lies: begin and length, in bytes, int64 (n, K) each.
+
+    Where no more than one column's size is not known beforehand, it is what the others leave of the sample; only
+    otherwise are the sizes read that the samples carry.
+
+    Args:
+        offsets: int64 (n + 1,), of the samples (`parse_table`).
+        columns: the K columns, in the order of their bytes.
+        path: named in errors.
+        read: gives, of each of some offsets, that many bytes from there on: uint8 (n, count).
+
+    Raises:
+        CorruptData: sizes that do not make up the samples, or of no whole number of elements.
+    """
+    carried = [place for place, column in enumerate(columns) if column.carries_size]
+    varying = [place for place, column in enumerate(columns) if column.size_bytes is None]
+    head_bytes = 4 * len(carried)
+    starts = offsets[:-1]
+    length = np.tile(np.array([column.size_bytes or 0 for column in columns], np.int64), (len(starts), 1))
+    room = np.diff(offsets) - head_bytes - length.sum(axis=1)
+    _require(room >= 0, path, starts, np.diff(offsets), "the sample is too short for its columns of fixed size")
+    if len(varying) == 1:
+        length[:, varying[0]] = room
+    elif varying:
+        sizes = read(starts, head_bytes).view("<u4").astype(np.int64)
+        known = [place not in varying for place in carried]
+        same = (sizes == length[:, carried])[:, known].all(axis=1)
+        _require(same, path, starts, np.diff(offsets), "the sample carries another size for a column of fixed size")
+        length[:, carried] = sizes
+        room -= length[:, varying].sum(axis=1)
+    if len(varying) != 1:
+        _require(room == 0, path, starts, np.diff(offsets), "the sizes of its columns do not make up the sample")
+    begin = starts[:, None] + head_bytes + length.cumsum(axis=1) - length
+    for place, column in enumerate(columns):
+        if column.field.dtype is not None and column.array is None:
+            reason = f"column {column.field.name!r} is no whole number of {column.field.dtype.str}"
+            _require(
+                length[:, place] % column.field.dtype.itemsize == 0, path, begin[:, place], length[:, place], reason
+            )
+    return begin, length
+
+
+def parse_arrays(
+    heads: np.ndarray, begin: np.ndarray, length: np.ndarray, array: ArrayFormat, path: str
+) -> tuple[np.ndarray, set[ArrayKind]]:
+    """The lengths of the heads of n arrays (int64 (n,), bytes), and of what kinds the arrays are.
+
+    Args:
+        heads: uint8 (n, w), the first bytes of each, whole heads among them unless they are absurd.
+        begin, length: int64 (n,), of each array with its head, in bytes.
+        array: how they are written.
+        path: named in errors.
+
+    Raises:
+        CorruptData: a head makes no sense, or does not fit the array's length.
+    """
+    said = array.parse(heads)
+    _require(length >= said.axes_at, path, begin, length, "an array ends within its head")
+    _require(np.isin(said.dtype_code, list(array.dtypes)), path, begin, length, "an array's dtype is not known")
+    _require(said.axes <= MOST_AXES, path, begin, length, f"an array has more than {MOST_AXES} axes")
+    _require(said.bytes <= length, path, begin, length, "an array ends within its head")
+    kinds = set()
+    # Heads of one form are read as one matrix; an axis takes up to 8 bytes, and there are up to 64 of them.
+    form_of = (said.dtype_code << 13) | (said.axes << 5) | (said.big_endian << 4) | said.axis_bytes
+    for form in np.unique(form_of).tolist():
+        rows = np.flatnonzero(form_of == form)
+        dtype, axes, order, axis_bytes = array.dtypes[form >> 13], (form >> 5) & 0xFF, "<>"[form >> 4 & 1], form & 0xF
+        sizes = heads[rows, said.axes_at : said.axes_at + axes * axis_bytes]
+        sizes = np.ascontiguousarray(sizes).view(f"{order}u{axis_bytes}").astype(np.uint64)
+        values_bytes = _product(sizes) * np.uint64(dtype.itemsize)
+        fits = values_bytes == (length[rows] - said.bytes[rows]).astype(np.uint64)
+        _require(fits, path, begin[rows], length[rows], "an array's shape does not fit its length")
+        kinds.add(ArrayKind(dtype, *(tuple(map(int, size)) for size in (sizes.min(axis=0), sizes.max(axis=0)))))
+    return said.bytes, kinds
+
+
+def decode_array(data: bytes, array: ArrayFormat) -> np.ndarray:
+    """The array that ``data`` is, head and values; a view of it.
+
+    Raises:
+        CorruptData: the head makes no sense, or does not fit the length.
+    """
+    heads = np.frombuffer(bytes(data).ljust(_ARRAY_HEAD_BYTES, b"\0"), np.uint8)[None]
+    head_bytes, kinds = parse_arrays(heads, np.zeros(1, np.int64), np.array([len(data)]), array, "an array")
+    (kind,) = kinds
+    return np.frombuffer(data, kind.dtype, offset=int(head_bytes[0])).reshape(kind.least)
+
+
+def _product(sizes: np.ndarray) -> np.ndarray:
+    """The product of each row of uint64 (n, axes), `LARGEST_BYTES` standing for any greater number: uint64 (n,)."""
+    largest = np.uint64(LARGEST_BYTES)
+    product = np.ones(len(sizes), np.uint64)
+    for size in np.minimum(sizes, largest).T:
+        product = np.minimum(product * size, largest)
+    return product
+
+
+def _require(good: np.ndarray, path: str, begin: np.ndarray, length: np.ndarray, reason: str) -> None:
+    """Raise `CorruptData` for the first of n extents that is not ``good``."""
+    if not good.all():
+        i = int(np.flatnonzero(~good)[0])
+        raise _corrupt(path, reason, int(begin[i]), int(length[i]))
+
+
+def _corrupt(path: str, reason: str, offset: int, length: int) -> CorruptData:
+    message = f"{path}: damaged at bytes {offset} to {offset + length}: {reason}; write the shard again"
+    return CorruptData(message, path, offset, length)
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def stat_shards(shards: Sequence[Shard], least_bytes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Sizes in bytes and modification times in ns of the shards' files (int64 (F,) each), found as index.json has them.
+
+    So the numbers of samples are known to be sound before anything is allocated for them.
+
+    Args:
+        shards: at least one.
+        least_bytes: that any sample takes.
+
+    Raises:
+        CorruptData: a file is of another size, too short for its samples, or listed twice.
+        ValueError: there are no shards.
+        FileNotFoundError, IoError: a file is not to be had.
+    """
+    if not shards:
+        raise ValueError(f"the {INDEX_NAME} lists no shards: write some samples first")
+    if len({shard.path for shard in shards}) < len(shards):
+        raise CorruptData(f"the {INDEX_NAME} lists a shard twice ({shards[0].path} or another); write it again")
+    _, size_bytes, mtime_ns = read_heads([shard.path for shard in shards], 0)
+    for shard, size in zip(shards, size_bytes.tolist(), strict=True):
+        if size != shard.size_bytes:
+            reason = f"{INDEX_NAME} says {shard.size_bytes} bytes, and it has {size}"
+            raise _corrupt(shard.path, reason, min(size, shard.size_bytes), abs(size - shard.size_bytes))
+        if table_size(shard.samples) + shard.samples * least_bytes > size:
+            reason = f"{INDEX_NAME} says {shard.samples} samples, which take more than the {size} bytes that it has"
+            raise _corrupt(shard.path, reason, 0, size)
+    return size_bytes, mtime_ns
+
+
+def index_shards(shards: Sequence[Shard], columns: Sequence[Column]) -> FieldIndex:
+    """Find each column of each sample of ``shards``.
+
+    Arrays whose shape stands before them (`Column.array`) become a field of their values alone, if all have one dtype
+    and one shape, or one axis; otherwise a field of bytes, what stands before the values included. A field of one axis
+    has a shape if all its lengths are the same.
+
+    Raises:
+        CorruptData: a shard is not what index.json, its table or its samples' heads say.
+        ValueError: there are no shards.
+        FileNotFoundError, IoError: a file is not to be had.
+    """
+    least_bytes = sum(4 * column.carries_size + (column.size_bytes or 0) for column in columns)
+    size_bytes, mtime_ns = stat_shards(shards, least_bytes)
+    first_sample = first_samples([shard.samples for shard in shards])
+    begin = np.empty((int(first_sample[-1]), len(columns)), np.int64)
+    length, array_head = np.empty_like(begin), np.zeros_like(begin)
+    kinds: list[set[ArrayKind]] = [set() for _ in columns]
+    for i, (shard, offsets) in enumerate(_tables(shards)):
+        rows = slice(first_sample[i], first_sample[i + 1])
+        with _Reader(shard.path) as reader:
+            begin[rows], length[rows] = place_columns(offsets, columns, shard.path, reader.read)
+            for place, column in enumerate(columns):
+                if column.array is not None:
+                    extents = begin[rows, place], length[rows, place]
+                    heads = _read_array_heads(reader, extents[0], column.array)
+                    array_head[rows, place], found = parse_arrays(heads, *extents, column.array, shard.path)
+                    kinds[place] |= found
+    fields = []
+    for place, column in enumerate(columns):
+        fields.append(_result(column, length[:, place], kinds[place]))
+        if column.array is not None and fields[-1].dtype is not None:
+            begin[:, place] += array_head[:, place]
+            length[:, place] -= array_head[:, place]
+    paths = [shard.path for shard in shards]
+    return FieldIndex(paths, size_bytes, mtime_ns, first_sample, tuple(fields), begin, length)
+
+
+def _tables(shards: Sequence[Shard]) -> Iterator[tuple[Shard, np.ndarray]]:
+    """Each shard with the offsets of its samples."""
+    for first in range(0, len(shards), _TABLES_AT_ONCE):
+        some = shards[first : first + _TABLES_AT_ONCE]
+        heads, _, _ = read_heads([shard.path for shard in some], max(table_size(shard.samples) for shard in some))
+        yield from ((shard, parse_table(head, shard)) for shard, head in zip(some, heads, strict=True))
+
+
+def _read_array_heads(reader: _Reader, begin: np.ndarray, array: ArrayFormat) -> np.ndarray:
+    """The first bytes of arrays, their whole heads among them unless these are absurd: uint8 (n, w)."""
+    heads = reader.read(begin, _ARRAY_HEAD_BYTES)
+    said = array.parse(heads)
+    longest = int(said.bytes[said.axes <= MOST_AXES].max(initial=0))
+    return heads if longest <= _ARRAY_HEAD_BYTES else reader.read(begin, longest)
+
+
+def _result(column: Column, length: np.ndarray, kinds: Iterable[ArrayKind]) -> Field:
+    """The field that a column is, once all of its lengths (int64 (N,), bytes) and arrays are known."""
+    name, dtype, shape = column.field.name, column.field.dtype, column.field.shape
+    if column.array is not None:
+        return _common(name, list(kinds))
+    if dtype is not None and shape is None and len(length) and (length == length[0]).all():
+        return Field(name, dtype, (int(length[0]) // dtype.itemsize,))
+    return column.field
+
+
+def _common(name: str, kinds: list[ArrayKind]) -> Field:
+    """The field of arrays of these kinds."""
+    if len({(kind.dtype, len(kind.least)) for kind in kinds}) != 1:
+        return Field(name)
+    dtype, shape, _ = kinds[0]
+    if all(kind.least == kind.greatest == shape for kind in kinds):
+        return Field(name, dtype, shape)
+    return Field(name, dtype) if len(shape) == 1 else Field(name)
+
+
+class _Reader:
+    """Reads short stretches of one file, which is opened when the first is asked for.
+
+    By system calls and not through a mapping, though that takes a quarter of their 0.6 us each: a file that is cut
+    short meanwhile, or whose storage fails, would end the process there (SIGBUS).
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._descriptor: int | None = None
+
+    def __enter__(self) -> _Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+
+    def read(self, offsets: np.ndarray, count: int) -> np.ndarray:
+        """``count`` bytes from each of the offsets (int64 (n,)) on, zeros behind the file's end: uint8 (n, count).
+
+        Raises:
+            FileNotFoundError: as the system raises it.
+            IoError: any other refusal.
+        """
+        places = offsets.tolist()
+        try:
+            if self._descriptor is None:
+                self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+                os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # no readahead behind each
+            # With a cold cache the disk then serves them side by side: 1000 of 64 MB in 12 ms, and not in 85.
+            for offset in places:
+                os.posix_fadvise(self._descriptor, offset, count, os.POSIX_FADV_WILLNEED)
+            parts = [os.pread(self._descriptor, count, offset).ljust(count, b"\0") for offset in places]
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            message = f"indexing {self._path}: reading the heads of its samples failed: {error.strerror}"
+            raise IoError(error.errno, message, self._path, places[0], count) from error
+        return np.frombuffer(b"".join(parts), np.uint8).reshape(len(places), count)
