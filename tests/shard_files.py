@@ -1,0 +1,102 @@
+"""What the tests of MDS and LitData share: shards written by hand, fields read back by their extents, and damage."""
+
+import json
+import os
+import random
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gdsdata.formats.fields import FieldIndex
+
+
+def pack_sample(columns: Sequence[bytes], carries_size: Sequence[bool]) -> bytes:
+    """The sizes of those columns that carry theirs, and then the columns."""
+    sizes = [len(column) for column, carries in zip(columns, carries_size, strict=True) if carries]
+    return np.array(sizes, "<u4").tobytes() + b"".join(columns)
+
+
+def pack_shard(samples: Sequence[bytes], config: bytes = b"") -> bytes:
+    """A shard: the number of samples, their offsets, what the format puts there, and the samples."""
+    ends = np.cumsum([4 * (len(samples) + 2) + len(config), *map(len, samples)])
+    return np.array([len(samples), *ends], "<u4").tobytes() + config + b"".join(samples)
+
+
+def read_column(index: FieldIndex, name: str, samples: Sequence[int] | None = None) -> list[Any]:
+    """A field of some samples, as an engine would read it: by its extents, and nothing else. Arrays, or bytes."""
+    samples = np.arange(len(index)) if samples is None else np.asarray(samples)
+    files, begin, length = index.extents(samples)
+    assert files.dtype == np.int32 and begin.dtype == length.dtype == np.int64
+    place = [field.name for field in index.fields].index(name)
+    field = index.fields[place]
+    values = []
+    for file, offset, count in zip(files, begin[:, place], length[:, place], strict=True):
+        with open(index.paths[file], "rb") as stream:
+            stream.seek(offset)
+            data = stream.read(count)
+        assert len(data) == count
+        if field.dtype is not None:
+            data = np.frombuffer(data, field.dtype)
+            data = data if field.shape is None else data.reshape(field.shape)
+        values.append(data)
+    return values
+
+
+def same(got: Sequence[Any], expected: Sequence[Any]) -> bool:
+    """Whether the arrays are the same in number, dtype, shape and every byte."""
+    arrays = [np.asarray(value) for value in expected]
+    return len(got) == len(arrays) and all(
+        (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes()) for a, b in zip(got, arrays, strict=True)
+    )
+
+
+def assert_within_files(index: FieldIndex) -> None:
+    """Every extent lies in its file, in the order of the fields, and files are as large as the index says."""
+    files, begin, length = index.extents(np.arange(len(index)))
+    size = np.array([os.path.getsize(path) for path in index.paths])
+    assert (size == index.size_bytes).all()
+    assert (begin >= 0).all() and (length >= 0).all()
+    assert (begin + length <= size[files][:, None]).all()
+    assert (begin[:, 1:] >= (begin + length)[:, :-1]).all()
+
+
+def edit_json(path: Path, change: Callable[[Any], Any]) -> None:
+    """Write what ``change`` leaves of the file's object, or what it returns."""
+    content = json.loads(path.read_text())
+    result = change(content)
+    path.write_text(json.dumps(content if result is None else result))
+
+
+def set_at(way: Sequence[Any], value: Any) -> Callable[[Any], None]:
+    """For `edit_json`: put ``value`` where ``way`` leads; ``...`` removes what is there."""
+
+    def change(content: Any) -> None:
+        for key in way[:-1]:
+            content = content[key]
+        if value is ...:
+            del content[way[-1]]
+        else:
+            content[way[-1]] = value
+
+    return change
+
+
+def mutations(data: bytes, seed: int, count: int) -> Iterator[bytes]:
+    """``count`` damaged versions of ``data``: bytes changed, numbers made large, parts cut out, doubled or cut off."""
+    chance = random.Random(seed)
+    for _ in range(count):
+        damaged = bytearray(data)
+        place, kind = chance.randrange(len(data)), chance.randrange(5)
+        if kind == 0:
+            damaged[place] ^= 1 << chance.randrange(8)
+        elif kind == 1:
+            damaged[place : place + 4] = chance.choice([b"\xff" * 4, bytes(4), b"\x00\x00\x00\x80", b"9999"])
+        elif kind == 2:
+            del damaged[place : place + chance.randrange(1, 9)]
+        elif kind == 3:
+            damaged[place:place] = data[place : place + chance.randrange(1, 9)]
+        else:
+            del damaged[place:]
+        yield bytes(damaged)
