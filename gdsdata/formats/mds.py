@@ -188,7 +188,7 @@ def _parse_ndarray(encoding: str, path: str) -> tuple[np.dtype | None, tuple[int
 
 def _array_format(dtype: np.dtype | None) -> ArrayFormat:
     """Arrays with a shape of their own and, if ``dtype`` is None, a dtype; its code, a byte of axes, their sizes."""
-    dtypes = {code: _SCALARS[name] for code, name in _ARRAY_DTYPES.items() if dtype in (None, _SCALARS[name])}
+    dtypes = {code: _SCALARS[name] for code, name in _ARRAY_DTYPES.items() if dtype is None or dtype == _SCALARS[name]}
     axes_byte = 1 if dtype is None else 0
 
     def parse(heads: np.ndarray) -> ArrayHeads:
