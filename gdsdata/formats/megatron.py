@@ -147,7 +147,7 @@ class Megatron:
     ) -> WindowIndex:
         dtype = pairs[0].dtype
         if dtype.kind not in "iu":
-            raise ValueError(f"{paths[0]} holds {dtype}, and windows are of tokens, which are integers: leave seq_len out")
+            raise ValueError(f"{paths[0]} holds {dtype}, and windows are of integers: leave seq_len out")
         cuts = [_cut(pair, self) for pair in pairs]
         first_sample = first_samples([cut.windows for cut in cuts])
         first_token = first_samples([cut.tokens for cut in cuts])
@@ -164,7 +164,7 @@ class Megatron:
             sample=Sample(dtype, (self.seq_len + 1,), result_dtype=torch.int64),
             file_token=first_token,
             run_token=np.concatenate(
-                [*(cut.run_token + at for cut, at in zip(cuts, first_token, strict=False)), first_token[-1:]]
+                [*(cut.run_token + at for cut, at in zip(cuts, first_token[:-1], strict=True)), first_token[-1:]]
             ),
             run_bytes=np.concatenate([cut.run_bytes for cut in cuts]),
             shuffled=None if self.seed is None else np.concatenate([cut.shuffled for cut in cuts]),
@@ -216,10 +216,8 @@ class WindowIndex:
             in bytes (int64 (p,) each; no length is 0); and the number of pieces of each sample (int64 (m,)).
         """
         file = np.searchsorted(self.first_sample, samples, side="right") - 1
-        if self.shuffled is None:
-            window = samples - self.first_sample[file]
-        else:
-            window = self.shuffled[samples].astype(np.int64)
+        order = self.shuffled
+        window = samples - self.first_sample[file] if order is None else order[samples].astype(np.int64)
         (window_tokens,) = self.sample.shape
         begin = self.file_token[file] + window * (window_tokens - 1)
         end = np.minimum(begin + window_tokens, self.file_token[file + 1])
