@@ -28,7 +28,7 @@ _FOOT_BYTES = 4
 # Heads of records shorter than this are found in windows of the file, for a read of its own would cost each of them
 # more than the data between; behind a longer one, the next head is read by itself.
 _LONG_BYTES = 2**16
-_WINDOW_BYTES = 2**22
+_WINDOW_BYTES = 2**20
 # Heads whose checksums are computed together.
 _HEADS_AT_ONCE = 4096
 # Files indexed at a time, so that a disk has several reads to serve; a thread mostly waits or copies.
