@@ -1,0 +1,664 @@
+"""WebDataset's tar shards: which samples there are, where their fields lie, and what is refused with which words."""
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+import random
+import re
+import struct
+import tarfile
+
+import numpy as np
+import pytest
+from helpers import drop_cache, random_bytes, resident_pages, warm_cache
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gdsdata.errors import CorruptData, IoError
+from gdsdata.formats import tar
+from gdsdata.formats.fields import FieldIndex
+from gdsdata.formats.tar import Tar, dali_offsets, energon_offsets, pack_members, read_members, unpack_members
+
+FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
+every_format = pytest.mark.parametrize("kind", FORMATS)
+# Hypothesis runs one test function many times with one tmp_path; every example here overwrites what it reads.
+many = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+GIB = 2**30
+END = bytes(1024)
+
+
+def member(name: str, data: bytes = b"", kind: bytes = tarfile.REGTYPE, **attributes) -> tuple[tarfile.TarInfo, bytes]:
+    info = tarfile.TarInfo(name)
+    info.type, info.size = kind, len(data)
+    for attribute, value in attributes.items():
+        setattr(info, attribute, value)
+    return info, data
+
+
+def pack(members, kind: str = "pax") -> bytes:
+    """A tar of pairs (name or TarInfo, bytes)."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=FORMATS[kind]) as archive:
+        for info, data in members:
+            if isinstance(info, str):
+                # As webdataset's writer has it: a fraction in the time puts a pax header before every member.
+                info, data = member(info, data, mtime=1700000000.25 if kind == "pax" else 0)
+            archive.addfile(info, io.BytesIO(data))
+    return stream.getvalue()
+
+
+def shard(path, members, kind: str = "pax") -> str:
+    path.write_bytes(pack(members, kind))
+    return str(path)
+
+
+def header(name: str = "a.bin", size: int = 0, kind: str = "gnu", **attributes) -> bytes:
+    """The header of a member that may say anything."""
+    info, _ = member(name, **attributes)
+    info.size = size
+    return info.tobuf(FORMATS[kind])
+
+
+def extended(kind: bytes, payload: bytes) -> bytes:
+    """A header of the next member's header: "x" and "g" hold pax records, "L" a name."""
+    return header("extended", len(payload), type=kind) + payload.ljust(512, b"\0")
+
+
+def with_checksum(record: bytes, signed: bool = False) -> bytes:
+    """A header of which other bytes were changed, with the checksum that it should have."""
+    record = record[:148] + b" " * 8 + record[156:]
+    total = sum(struct.unpack("512b", record)) if signed else sum(record)
+    return record[:148] + b"%06o\0 " % total + record[156:]
+
+
+def parse(content: bytes) -> tar.Members:
+    return read_members(lambda length, offset: content[offset : offset + length], len(content), "x.tar")
+
+
+def index(*paths: str, fields=None) -> FieldIndex:
+    return Tar(fields, index_cache=None).index(list(paths))
+
+
+def read(found: FieldIndex) -> list[dict[str, bytes]]:
+    """Every sample, by its extents and nothing else."""
+    samples = []
+    for file, begins, lengths in zip(*found.extents(np.arange(len(found))), strict=True):
+        sample = {}
+        with open(found.paths[file], "rb") as stream:
+            for field, begin, length in zip(found.fields, begins.tolist(), lengths.tolist(), strict=True):
+                if length >= 0:
+                    stream.seek(begin)
+                    sample[field.name] = stream.read(length)
+                    assert len(sample[field.name]) == length
+        samples.append(sample)
+    return samples
+
+
+def as_webdataset_groups(content: bytes) -> list[dict[str, bytes]]:
+    """The samples of a tar, by Python's tarfile and webdataset's rules."""
+    samples, key = [], None
+    with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+        for info in archive:
+            match = re.match(r"((?:.*/|)[^./]+)[.]([^/]*)$", info.name, re.DOTALL)
+            if not info.isreg() or not match or re.match(r"__[^/]*__($|/)", info.name):
+                continue
+            if match[1] != key:
+                key = match[1]
+                samples.append({})
+            assert match[2].lower() not in samples[-1]
+            samples[-1][match[2].lower()] = archive.extractfile(info).read()
+    return samples
+
+
+@pytest.fixture(autouse=True)
+def nothing_of_the_user(tmp_path_factory, monkeypatch):
+    """The cache folder of each test is its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
+class TestSamples:
+    @every_format
+    def test_a_sample_is_the_members_of_one_key(self, tmp_path, kind):
+        images = [random_bytes(size, seed=size) for size in (0, 1, 511, 512, 513, 40_000)]
+        members = [pair for i, jpg in enumerate(images) for pair in ((f"{i:06}.jpg", jpg), (f"{i:06}.cls", b"%d" % i))]
+        found = index(shard(tmp_path / "a.tar", members, kind))
+        assert [field.name for field in found.fields] == ["jpg", "cls"]
+        assert all(field.dtype is None and field.shape is None for field in found.fields)
+        assert read(found) == [{"jpg": jpg, "cls": b"%d" % i} for i, jpg in enumerate(images)]
+        assert found.begin_bytes.dtype == found.length_bytes.dtype == np.int64
+
+    def test_samples_run_through_the_files_and_keys_do_not(self, tmp_path):
+        paths = [
+            shard(tmp_path / "a.tar", [("0.txt", b"a0"), ("1.txt", b"a1")]),
+            shard(tmp_path / "b.tar", []),
+            shard(tmp_path / "c.tar", [("1.txt", b"c1")]),
+        ]
+        found = index(*paths)
+        assert found.first_sample.tolist() == [0, 2, 2, 3]
+        assert read(found) == [{"txt": b"a0"}, {"txt": b"a1"}, {"txt": b"c1"}]
+        assert found.size_bytes.tolist() == [os.path.getsize(path) for path in paths]
+        assert found.mtime_ns.tolist() == [os.stat(path).st_mtime_ns for path in paths]
+
+    def test_the_key_ends_at_the_first_dot_of_the_name_and_not_of_the_path(self, tmp_path):
+        members = [("v1.0/x.seg.PNG", b"1"), ("v1.0/x.Json", b"2"), ("v1.0/y.json", b"3"), ("./y.json", b"4")]
+        assert read(index(shard(tmp_path / "a.tar", members))) == [
+            {"seg.png": b"1", "json": b"2"},
+            {"json": b"3"},
+            {"json": b"4"},
+        ]
+
+    def test_equal_keys_apart_from_each_other_are_two_samples(self, tmp_path):
+        members = [("a.x", b"1"), ("b.x", b"2"), ("a.x", b"3")]
+        assert read(index(shard(tmp_path / "a.tar", members))) == [{"x": b"1"}, {"x": b"2"}, {"x": b"3"}]
+
+    def test_what_is_no_field_is_left_out_and_does_not_part_a_sample(self, tmp_path):
+        members = [
+            ("__info__/a.json", b"no"),
+            ("__meta__", b"no"),
+            member("d.ir", kind=tarfile.DIRTYPE),
+            ("s.x", b"1"),
+            ("README", b"no"),
+            (".s.y", b"no"),
+            ("d/._s.y", b"no"),
+            member("s.z", kind=tarfile.SYMTYPE, linkname="s.x"),
+            member("s.w", kind=tarfile.LNKTYPE, linkname="s.x"),
+            member("s.v", kind=tarfile.FIFOTYPE),
+            ("s.y", b"2"),
+        ]
+        assert read(index(shard(tmp_path / "a.tar", members))) == [{"x": b"1", "y": b"2"}]
+
+    def test_only_the_fields_that_are_wanted_come_in_the_order_in_which_they_are_wanted(self, tmp_path):
+        path = shard(tmp_path / "a.tar", [("0.a", b"0a"), ("0.b", b"0b"), ("0.c", b"0c"), ("1.c", b"1c")])
+        found = index(path, fields=("c", "a"))
+        assert [field.name for field in found.fields] == ["c", "a"]
+        assert read(found) == [{"c": b"0c", "a": b"0a"}, {"c": b"1c"}]
+        assert found.length_bytes[1].tolist() == [2, -1]
+
+    def test_fields_that_come_after_the_first_samples_are_passed_over(self, tmp_path):
+        members = [(f"{i}.{'early' if i < 100 else 'late'}", b"") for i in range(150)]
+        assert [field.name for field in index(shard(tmp_path / "a.tar", members)).fields] == ["early"]
+
+    def test_a_field_that_no_sample_has_is_refused(self, tmp_path):
+        path = shard(tmp_path / "a.tar", [("0.jpg", b""), ("0.cls", b"")])
+        with pytest.raises(ValueError, match="no sample of .*a.tar .* has the field 'png': they have 'jpg', 'cls'"):
+            index(path, fields=("jpg", "png"))
+
+    def test_files_without_samples_are_refused(self, tmp_path):
+        with pytest.raises(ValueError, match=r"no samples in .*a.tar \(of 1 files\)"):
+            index(shard(tmp_path / "a.tar", [("README", b"")]))
+
+    def test_names_whose_dots_make_fields_of_everything_are_explained(self, tmp_path):
+        path = shard(tmp_path / "a.tar", [(f"image.{i:04}.jpg", b"") for i in range(65)])
+        with pytest.raises(ValueError, match=r"have 65 fields \('0000.jpg', .*key ends at the first dot"):
+            index(path)
+        assert len(index(path, fields=("0003.jpg",))) == 1
+
+    @pytest.mark.parametrize("fields", ["jpg", (), ("jpg", "jpg")])
+    def test_fields_that_cannot_be_are_refused(self, fields):
+        with pytest.raises(ValueError, match="fields names extensions, each once"):
+            Tar(fields)
+
+    def test_equal_formats_are_equal_and_a_list_does_for_fields(self):
+        assert hash(Tar(["jpg"])) == hash(Tar(("jpg",))) and Tar(["jpg"]) == Tar(("jpg",))
+
+    def test_a_missing_file_and_an_unreadable_one_are_told_apart(self, tmp_path):
+        with pytest.raises(FileNotFoundError, match="nowhere"):
+            index(str(tmp_path / "nowhere.tar"))
+        with pytest.raises(IoError, match=f"indexing {tmp_path}: reading its headers failed: Is a directory"):
+            index(str(tmp_path))
+
+
+NAMES = st.text(st.sampled_from("ab./_é"), min_size=1, max_size=12).filter(
+    lambda name: name.strip("/") and ".." not in name.split("/") and not name.endswith("/")
+)
+KINDS = st.sampled_from([tarfile.REGTYPE] * 6 + [tarfile.AREGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.CONTTYPE])
+
+
+class TestFormats:
+    @given(
+        st.lists(st.tuples(NAMES, st.sampled_from([0, 0, 90, 140]), KINDS, st.integers(0, 1100)), max_size=12),
+        st.sampled_from(list(FORMATS)),
+        st.booleans(),
+    )
+    @many
+    def test_finds_what_tarfile_and_webdatasets_rules_find(self, tmp_path, drawn, kind, fraction):
+        members = []
+        for i, (name, deeper, member_kind, size) in enumerate(drawn):
+            if kind == "ustar":
+                name, deeper = name.replace("é", "e"), min(deeper, 90)
+            data = random_bytes(size, seed=i) if member_kind not in (tarfile.DIRTYPE, tarfile.SYMTYPE) else b""
+            time = 0.5 if fraction and kind == "pax" else 0
+            members.append(member("d" * deeper + "/" * bool(deeper) + name, data, member_kind, mtime=time))
+        content = pack(members, kind)
+        try:
+            expected = as_webdataset_groups(content)
+        except AssertionError:  # a field twice
+            with pytest.raises(CorruptData, match="a second time"):
+                parse(content)
+            return
+        found = parse(content)
+        got = [{} for _ in range(found.samples)]
+        for sample, extension, begin, length in zip(*(column.tolist() for column in found[1:]), strict=True):
+            got[sample][found.extensions[extension]] = content[begin : begin + length]
+        assert got == expected
+
+    @pytest.mark.parametrize(
+        ("kind", "length"),
+        [(kind, length) for kind in FORMATS for length in (99, 100, 101, 155, 250)]  # all that ustar has a place for
+        + [(kind, length) for kind in ("gnu", "pax") for length in (1000, 5000)],
+    )
+    def test_long_names(self, tmp_path, kind, length):
+        stem = "/".join(["d" * 49] * 100)[: length - 6].rstrip("/") + "x"
+        members = [(f"{stem}.one", b"1"), (f"{stem}.two", b"2"), (f"{stem[:-1]}y.one", b"3")]
+        assert read(index(shard(tmp_path / "a.tar", members, kind))) == [{"one": b"1", "two": b"2"}, {"one": b"3"}]
+
+    @pytest.mark.parametrize("kind", ["gnu", "pax"])
+    def test_members_of_more_than_8_gib(self, tmp_path, kind):
+        """The first size that eleven octal digits cannot say: in base 256, or in a pax record."""
+        path = tmp_path / "a.tar"
+        first = header("0.big", 8 * GIB, kind)
+        with open(path, "wb") as file:
+            file.write(first)
+            file.seek(8 * GIB, os.SEEK_CUR)  # a hole
+            file.write(pack([("1.big", b"small")], kind))
+        found = index(str(path))
+        assert found.begin_bytes[0] == len(first) and found.length_bytes[0] == 8 * GIB
+        assert found.length_bytes[1] == 5
+        with open(path, "rb") as file:
+            file.seek(found.begin_bytes[1, 0])
+            assert file.read(5) == b"small"
+
+    def test_a_global_pax_header_holds_for_all_and_a_members_own_wins(self):
+        content = extended(b"g", b"14 path=all.x\n") + header("a.x")
+        content += extended(b"x", b"14 path=own.y\n") + header("b.x")
+        content += extended(b"x", b"8 path=\n") + header("c.z")
+        found = parse(content + END)
+        assert found.extensions == ("x", "y", "z") and found.samples == 3
+
+    def test_headers_of_before_posix_have_no_prefix(self):
+        old = header("a.x")[:257] + bytes(8) + b"what lies here is none".ljust(247, b"!")
+        assert parse(with_checksum(old) + END).extensions == ("x",)
+
+    def test_a_checksum_of_signed_bytes_is_accepted(self):
+        record = header("a.x")
+        record = with_checksum(record[:265] + b"\xff\xfe" + record[267:], signed=True)
+        assert parse(record + END).samples == 1
+
+    @pytest.mark.parametrize("field", [b"0000000001\0 ", b"         1 \0", b"1\0\0\0\0\0\0\0\0\0\0\0", b"000000000001"])
+    def test_every_way_to_write_a_size(self, field):
+        record = header("a.x")
+        content = with_checksum(record[:124] + field + record[136:]) + b"!".ljust(512, b"\0") + END
+        assert parse(content).length_bytes.tolist() == [1]
+
+    def test_what_follows_the_end_is_not_looked_at(self):
+        assert parse(pack([("a.x", b"1")]) + b"anything").samples == 1
+
+
+class TestBadFiles:
+    @pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress])
+    @pytest.mark.parametrize("size", [0, 100_000])
+    def test_compressed_files_are_refused_with_the_reason(self, tmp_path, compress, size):
+        path = tmp_path / "a.tar.gz"
+        path.write_bytes(compress(pack([("a.x", random_bytes(size))])))
+        with pytest.raises(ValueError, match=r"a.tar.gz is compressed \((gzip|bzip2|xz)\).*decompress it") as caught:
+            index(str(path))
+        assert not isinstance(caught.value, CorruptData)
+
+    @every_format
+    def test_a_file_cut_short_anywhere_before_its_end_is_corrupt(self, kind):
+        content = pack([("0.x", random_bytes(700)), ("n" * 120 + ".y" if kind != "ustar" else "0.y", b"2")], kind)
+        with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+            end = archive.getmembers()[-1].offset_data + 512
+        for cut in [*range(0, end, 7), *range(0, end + 1, 512), end + 511]:
+            with pytest.raises(CorruptData, match=r"x.tar: its tar header at offset \d+ is damaged: .*; write the"):
+                parse(content[:cut])
+        assert parse(content[: end + 512]).samples == 1 + (kind != "ustar")
+
+    def test_every_byte_of_a_header_counts(self):
+        content = pack([("0.x", b"1"), ("1.x", b"2")], "ustar")
+        for at in range(1024, 1536):
+            damaged = bytearray(content)
+            damaged[at] ^= 0x41
+            if tuple(damaged[148 + 1024 : 156 + 1024]) == tuple(content[148 + 1024 : 156 + 1024]):
+                with pytest.raises(CorruptData, match="offset 1024 .*checksum differs") as caught:
+                    parse(bytes(damaged))
+                assert (caught.value.path, caught.value.offset, caught.value.length) == ("x.tar", 1024, 512)
+
+    @pytest.mark.parametrize("name", ["../a.x", "d/../a.x", "..", "d/.."])
+    @every_format
+    def test_names_that_lead_out_of_their_folder_are_corrupt(self, name, kind):
+        with pytest.raises(CorruptData, match=rf"offset \d+ .*the name '{re.escape(name)}' leads out of its folder"):
+            parse(pack([(name, b"")], kind))
+        assert parse(pack([("a..b/c..x", b"")], kind)).samples == 1
+
+    def test_a_field_twice_in_a_sample_is_corrupt(self, tmp_path):
+        path = shard(tmp_path / "a.tar", [("0.x", b""), ("1.x", b""), ("1.y", b""), ("1.X", b"")], "ustar")
+        with pytest.raises(CorruptData, match="sample 1 of the file has the field 'x' a second time") as caught:
+            index(path, fields=("y",))
+        assert (caught.value.path, caught.value.offset) == (path, 3 * 512)
+
+    @pytest.mark.parametrize("size", [513, 8 * GIB, 2**63, 2**64 + 1, 2**87])
+    @pytest.mark.parametrize("kind", ["gnu", "pax"])
+    def test_a_size_beyond_the_files_end_is_corrupt(self, kind, size):
+        content = header("a.x", size, kind) + bytes(512)
+        with pytest.raises(CorruptData, match=f"(has {size} bytes, but the file ends at|makes no sense)"):
+            parse(content)
+
+    @pytest.mark.parametrize("field", [b"-1", b"0x1", b"1_0", b"1 1", b"8", b"\xff" * 12])
+    def test_a_size_that_is_no_number_is_corrupt(self, field):
+        record = header("a.x")
+        with pytest.raises(CorruptData, match="is no number"):
+            parse(with_checksum(record[:124] + field.ljust(12) + record[136:]) + END)
+
+    @pytest.mark.parametrize("kind", [b"x", b"g", b"L", b"K"])
+    def test_an_absurd_extended_header_is_corrupt_before_it_is_read(self, kind):
+        content = header("long", 2**40, type=kind)
+        asked = []
+
+        def read_sparse(length: int, offset: int) -> bytes:
+            asked.append(length)
+            return content[offset : offset + length]
+
+        with pytest.raises(CorruptData, match=f"says that {2**40} bytes of names follow"):
+            read_members(read_sparse, 2**42, "x.tar")
+        assert max(asked) <= 8192
+
+    @pytest.mark.parametrize(
+        "records",
+        [
+            b"path=a.x\n",
+            b"99 path=a.x\n",
+            b"13 path=a.x\n",
+            b"11 path=a.x\n",
+            b"8 path=\n\n",
+            b"3 \npath=",
+            b"0 path=a.x\n",
+            b"12 size=1e3\n",
+            b"10 size=-1\n",
+            b"13 path=a\0.x\n",
+            b"99999999999 path=a.x\n",
+        ],
+    )
+    def test_pax_records_that_lie_are_corrupt(self, records):
+        with pytest.raises(CorruptData, match=r"its pax (record|header)|has a zero byte"):
+            parse(extended(b"x", records) + header("a.y") + END)
+
+    def test_an_extended_header_of_nothing_is_corrupt(self):
+        with pytest.raises(CorruptData, match="ends where the member of an extended header should be"):
+            parse(extended(b"L", b"name") + END)
+
+    @pytest.mark.parametrize(
+        "content",
+        [
+            header("a.x", type=b"S") + END,
+            header("a.x", type=b"M") + END,
+            extended(b"x", b"22 GNU.sparse.major=1\n") + header("a.x") + END,
+        ],
+    )
+    def test_members_that_do_not_lie_as_they_are_are_refused(self, content):
+        with pytest.raises(ValueError, match=r"(sparse|volume).*write it plainly") as caught:
+            parse(content)
+        assert not isinstance(caught.value, CorruptData)
+
+    def test_a_file_that_is_no_tar_says_how_it_starts(self, tmp_path):
+        path = tmp_path / "a.tar"
+        path.write_bytes(b"\x89PNG\r\n" * 300)
+        with pytest.raises(CorruptData, match="offset 0 is damaged: it starts with .*PNG"):
+            index(str(path))
+
+    def test_a_file_that_changes_meanwhile_is_corrupt(self, tmp_path, monkeypatch):
+        path = shard(tmp_path / "a.tar", [("a.x", b"")])
+
+        def touch(*arguments):
+            os.utime(path, ns=(0, 0))
+            return read_members(*arguments)
+
+        monkeypatch.setattr(tar, "read_members", touch)
+        with pytest.raises(CorruptData, match="changed while it was indexed"):
+            index(path)
+
+
+def survives(content: bytes) -> None:
+    """Parsing ``content`` gives extents within it, or a clean refusal; and it never asks for much at once."""
+
+    def careful(length: int, offset: int) -> bytes:
+        assert 0 <= length <= 2**20 and 0 <= offset <= len(content) + 512
+        return content[offset : offset + length]
+
+    try:
+        found = read_members(careful, len(content), "x.tar")
+    except CorruptData as error:
+        assert error.path == "x.tar" and 0 <= error.offset <= len(content) + 512
+    except ValueError as error:
+        assert re.search("sparse|volume|compressed", str(error))
+    else:
+        assert (found.begin_bytes >= 512).all() and (found.length_bytes >= 0).all()
+        assert (found.begin_bytes + found.length_bytes <= len(content)).all()
+        assert set(np.diff(found.sample).tolist()) <= {0, 1}
+        assert ((found.extension >= 0) & (found.extension < len(found.extensions))).all()
+
+
+def mutated(content: bytes, dice: random.Random) -> bytes:
+    """A few bytes changed, mostly in headers, whose checksums are mostly mended so that the parser goes on."""
+    damaged = bytearray(content)
+    records = range(0, len(content) - 512, 512)
+    for _ in range(dice.randint(1, 4)):
+        at = dice.choice(records)
+        match dice.randrange(6):
+            case 0:
+                damaged[at + dice.randrange(512)] = dice.randrange(256)
+            case 1:
+                damaged[at + 124 : at + 136] = dice.choice(
+                    [b"\x80" + dice.randbytes(11), b"%011o\0" % dice.randrange(5000), dice.randbytes(12)]
+                )
+            case 2:
+                damaged[at + 156] = dice.choice(b"0123567xgLKSMDVA\0")
+            case 3:
+                damaged[at : at + 512] = content[(other := dice.choice(records)) : other + 512]
+            case 4:
+                text = dice.choice([b"11 path=a.x\n", b"12 size=700\n", b"18 size=99999999999", b"30 path=../../a"])
+                damaged[at : at + len(text)] = text
+            case 5:
+                del damaged[at : at + dice.choice([1, 512])]
+                break
+        if dice.random() < 0.9:
+            damaged[at : at + 512] = with_checksum(bytes(damaged[at : at + 512]))
+    return bytes(damaged[: dice.choice([len(damaged), dice.randrange(len(damaged))])])
+
+
+def fuzz(rounds: int, seed: int) -> None:
+    dice = random.Random(seed)
+    seeds = [
+        pack([("0.x", random_bytes(600)), ("0.y", b"1"), ("n" * 130 + ".x", b"2"), ("é.x", b"3")], kind)
+        if kind != "ustar"
+        else pack([("0.x", random_bytes(600)), ("d" * 90 + "/" + "n" * 90 + ".y", b"1")], kind)
+        for kind in FORMATS
+    ]
+    for _ in range(rounds):
+        survives(mutated(dice.choice(seeds)[:8192] + END, dice))
+
+
+class TestFuzz:
+    @pytest.mark.parametrize("seed", range(4))
+    def test_mutated_files_are_refused_cleanly_or_read_within_their_bounds(self, seed):
+        fuzz(2000, seed)
+
+    @pytest.mark.slow
+    @pytest.mark.timeout(300)
+    def test_mutated_files_for_longer(self):
+        fuzz(200_000, random.SystemRandom().randrange(2**32))
+
+    @given(st.binary(max_size=2000))
+    @many
+    def test_any_bytes(self, content):
+        survives(content)
+        survives(with_checksum(content.ljust(512, b"\0")[:512]) + content + END)
+
+    @given(st.binary(max_size=300))
+    @many
+    def test_any_bytes_for_an_index(self, content):
+        assert unpack_members(content, 1, 2) is None
+        assert energon_offsets(content).dtype == dali_offsets(b"v1.2 3\n" + content).dtype == np.int64
+
+
+class TestIndexCache:
+    @pytest.fixture
+    def path(self, tmp_path):
+        (tmp_path / "data").mkdir()
+        return shard(tmp_path / "data" / "a.tar", [("0.x", b"0"), ("1.x", b"1"), ("1.ÿ", b"2")])
+
+    @pytest.fixture
+    def passes(self, monkeypatch):
+        """How often a file's headers were followed."""
+        passes = []
+        monkeypatch.setattr(tar, "read_members", lambda *arguments: passes.append(1) or read_members(*arguments))
+        return passes
+
+    @pytest.mark.parametrize("where", ["user", "beside", "folder"])
+    def test_a_second_index_is_read_from_where_the_first_was_kept(self, tmp_path, path, passes, where):
+        index_cache = str(tmp_path / "new" / "folder") if where == "folder" else where
+        expected = {
+            "user": os.path.join(os.environ["XDG_CACHE_HOME"], "gdsdata", "tar"),
+            "beside": os.path.dirname(path),
+            "folder": index_cache,
+        }[where]
+        first, second = (Tar(index_cache=index_cache).index([path]) for _ in range(2))
+        assert len(passes) == 1
+        assert read(first) == read(second) == [{"x": b"0"}, {"x": b"1", "ÿ": b"2"}]
+        kept = set(os.listdir(expected)) - {"a.tar"}
+        assert len(kept) == 1 and not any(name.endswith(".tmp") for name in kept)
+        if where == "beside":
+            assert kept == {".a.tar.gdsdata-index"}
+
+    def test_what_is_kept_serves_any_fields(self, path, passes):
+        assert [len(Tar(fields).index([path]).fields) for fields in (None, ("x",), ("ÿ",))] == [2, 1, 1]
+        assert len(passes) == 1
+
+    @pytest.mark.parametrize("change", ["size", "mtime"])
+    def test_a_changed_file_is_indexed_anew(self, path, passes, change):
+        Tar().index([path])
+        before = os.stat(path)
+        if change == "size":
+            with open(path, "ab") as file:
+                file.write(b"\0")
+            os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        else:
+            os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+        Tar().index([path])
+        Tar().index([path])
+        assert len(passes) == 2
+
+    def test_files_of_one_name_in_two_folders_are_kept_apart(self, tmp_path, path):
+        other = shard(tmp_path / "a.tar", [("9.x", b"9")])
+        for _ in range(2):
+            assert read(Tar().index([path]))[0] == {"x": b"0"} and read(Tar().index([other])) == [{"x": b"9"}]
+
+    def test_a_damaged_index_is_made_again(self, tmp_path, path, passes):
+        Tar(index_cache="beside").index([path])
+        kept_at = tmp_path / "data" / ".a.tar.gdsdata-index"
+        whole = kept_at.read_bytes()
+        damages = [whole[:cut] for cut in range(0, len(whole), 9)]
+        # Not the padding, which means nothing.
+        for at in [*range(0, 20, 3), *range(24, len(whole), 5)]:
+            damages.append(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        for damaged in [*damages, whole + b"\0", b""]:
+            kept_at.write_bytes(damaged)
+            passes.clear()
+            assert len(Tar(index_cache="beside").index([path])) == 2
+            assert len(passes) == 1 and kept_at.read_bytes() == whole
+
+    def test_a_folder_that_takes_no_index_costs_a_warning(self, tmp_path, path):
+        (tmp_path / "file").write_bytes(b"")
+        for place in (tmp_path / "file", tmp_path / "file" / "below"):
+            with pytest.warns(UserWarning, match="index of tar files cannot be kept in .*, and will be made again: "):
+                assert len(Tar(index_cache=str(place)).index([path])) == 2
+
+    def test_a_failed_write_leaves_nothing_behind(self, path, monkeypatch):
+        def full(*_):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(os, "replace", full)
+        with pytest.warns(UserWarning, match="No space left on device"):
+            Tar(index_cache="beside").index([path])
+        assert os.listdir(os.path.dirname(path)) == ["a.tar"]
+
+    def test_a_refused_file_is_not_kept(self, path):
+        with open(path, "r+b") as file:
+            file.write(b"?")
+        with pytest.raises(CorruptData):
+            Tar(index_cache="beside").index([path])
+        assert os.listdir(os.path.dirname(path)) == ["a.tar"]
+
+    def test_extensions_that_are_no_text_are_kept(self):
+        members = parse(pack([("a.\udcff\udc80", b"")], "gnu"))
+        kept = unpack_members(pack_members(members, 5, 6), 5, 6)
+        assert kept.extensions == members.extensions == ("\udcff\udc80",)
+        assert unpack_members(pack_members(members, 5, 6), 5, 7) is None
+
+
+class TestReading:
+    """The page cache holds what was read."""
+
+    MEMBERS = 100
+    BYTES = 150_000
+
+    @pytest.fixture
+    def path(self, tmp_path):
+        data = random_bytes(self.BYTES)
+        path = shard(tmp_path / "a.b.tar", [(f"{i:04}.bin", data) for i in range(self.MEMBERS)])
+        if not drop_cache(tmp_path / "a.b.tar"):
+            pytest.skip("this file system cannot drop its cache")
+        return path
+
+    @pytest.mark.parametrize("project", ["energon", "dali"])
+    def test_another_projects_index_says_where_to_read_and_no_payload_is_read(self, tmp_path, path, project):
+        with tarfile.open(path) as archive:
+            members = archive.getmembers()
+            headers = [info.offset for info in members] + [archive.offset]
+        if project == "energon":
+            np.array(headers, "<u8").tofile(f"{path}.idx")
+        else:
+            lines = [f"bin {info.offset_data} {info.size} {info.name}" for info in members]
+            (tmp_path / "a.idx").write_text("\n".join([f"v1.2 {len(members)}", *lines, ""]))
+        file = tmp_path / "a.b.tar"
+        warm_cache(file)
+        expected = index(path)
+        assert drop_cache(file)
+        assert (index(path).begin_bytes == expected.begin_bytes).all()
+        pages = resident_pages(file)
+        assert 0 < pages <= self.MEMBERS * 4 + 8 < file.stat().st_size / 4096 / 5
+
+    def test_an_index_of_another_file_changes_nothing(self, tmp_path, path):
+        expected = index(path)
+        for foreign in (random_bytes(8001), b"v1.2 7\nbin nan 3\n", b"", np.arange(999, dtype="<u8").tobytes()):
+            for name in ("a.b.tar.idx", "a.idx"):
+                (tmp_path / name).write_bytes(foreign)
+            assert drop_cache(tmp_path / "a.b.tar")
+            assert (index(path).begin_bytes == expected.begin_bytes).all()
+
+    def test_headers_alone_are_asked_for(self, path):
+        with open(path, "rb") as file:
+            content, asked = file.read(), []
+        read_members(lambda n, at: asked.append(n) or content[at : at + n], len(content), "x.tar")
+        assert len(asked) <= self.MEMBERS + 1 and sum(asked) <= 4096 * (self.MEMBERS + 1)
+
+    def test_a_file_system_without_nowait_is_read_all_the_same(self, path, monkeypatch):
+        expected = index(path)
+
+        def refuse(*_):
+            raise OSError(95, "Operation not supported")
+
+        monkeypatch.setattr(os, "preadv", refuse)
+        assert (index(path).begin_bytes == expected.begin_bytes).all()
+
+
+class TestForeignIndexes:
+    def test_energons_offsets(self):
+        assert energon_offsets(struct.pack("<3Q", 0, 1536, 2**40) + b"rest").tolist() == [0, 1536, 2**40]
+
+    def test_dalis_offsets(self):
+        assert dali_offsets(b"v1.2 2\njpg 512 9 a cls 1536 1 a\njpg 2560 7 b\n").tolist() == [512, 1536, 2560]
+        assert dali_offsets(b"v1.1 1\njpg 512 9 cls 1536 1\n").tolist() == [512, 1536]
+        assert dali_offsets(b"v9.9 1\njpg 512 9 a.jpg\n").tolist() == []
