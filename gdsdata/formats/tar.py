@@ -37,17 +37,18 @@ Read = Callable[[int, int], bytes]
 
 _RECORD_BYTES = 512
 _END = bytes(_RECORD_BYTES)
-# name, size, checksum, type, magic, prefix
-_HEADER = struct.Struct("100s 24x 12s 12x 8s c 100x 6s 82x 155s 12x")
+# name, size, checksum, magic, prefix
+_HEADER = struct.Struct("100s 24x 12s 12x 8s 101x 6s 82x 155s 12x")
 _POSIX_MAGIC = b"ustar\0"  # GNU's is "ustar ", and what lies at its prefix is something else
-_CHECKSUM_AT, _KIND_AT = slice(148, 156), 156
+_CHECKSUM_AT = slice(148, 156)
 _WINDOW_BYTES = 4096
 
+_KIND_AT = 156
 _REGULAR = b"0\0007"
-_PAX, _PAX_GLOBAL, _LONG_NAME, _LONG_LINK = b"x", b"g", b"L", b"K"
-_EXTENDED = _PAX + _PAX_GLOBAL + _LONG_NAME + _LONG_LINK
+_OLD_REGULAR = 0
+_EXTENDED = _PAX, _PAX_GLOBAL, _LONG_NAME, _LONG_LINK = b"xgLK"
 _WITHOUT_PAYLOAD = b"123456"  # links, devices, folders, pipes: their size field, if any, means something else
-_REFUSED = {b"S": "a sparse member", b"M": "the continuation of a member that began in another volume"}
+_REFUSED = {ord("S"): "a sparse member", ord("M"): "the continuation of a member that began in another volume"}
 # Names and attributes take far less; a length that lies must not become memory.
 _LONGEST_EXTENDED_BYTES = 2**20
 # Other keywords (mtime, uid, ...), which are most of what is written, change nothing here.
@@ -261,13 +262,13 @@ def _regular_members(read: Read, size_bytes: int, path: str) -> Iterator[tuple[b
         if record == _END:
             break
         begin = offset + _RECORD_BYTES
+        kind = record[_KIND_AT]
         # One writer's extended headers are the same bytes again and again, for their names do not matter.
-        extended = record[_KIND_AT] in _EXTENDED
-        name, kind, length, wrong = _parse_again(record) if extended else _parse(record)
+        name, length, wrong = _parse_again(record) if kind in _EXTENDED else _parse(record)
         if wrong:
             raise _no_header(path, offset, record, wrong)
 
-        if extended:
+        if kind in _EXTENDED:
             if length > min(_LONGEST_EXTENDED_BYTES, size_bytes - begin):
                 raise _corrupt(path, offset, f"it says that {length} bytes of names follow, in a file of {size_bytes}")
             payload = window[at + _RECORD_BYTES : at + _RECORD_BYTES + length]
@@ -283,7 +284,7 @@ def _regular_members(read: Read, size_bytes: int, path: str) -> Iterator[tuple[b
             if own or common:
                 name, length = _overridden(name, length, {**common, **own}, path, offset)
                 own = {}
-            if kind in _WITHOUT_PAYLOAD or (kind == b"\0" and name.endswith(b"/")):  # a folder of before POSIX
+            if kind in _WITHOUT_PAYLOAD or (kind == _OLD_REGULAR and name.endswith(b"/")):  # a folder of before POSIX
                 length = 0
             if length > size_bytes - begin:
                 reason = f"it says that {_shown(name)} has {length} bytes, but the file ends at {size_bytes}"
@@ -297,17 +298,18 @@ def _regular_members(read: Read, size_bytes: int, path: str) -> Iterator[tuple[b
         raise _corrupt(path, offset, "the tar ends where the member of an extended header should be")
 
 
-def _parse(record: bytes) -> tuple[bytes, bytes, int, str]:
-    """Name, type and length of the payload as a header has them; and why it is no header, or ""."""
-    name, size, checksum, kind, magic, prefix = _HEADER.unpack(record)
+def _parse(record: bytes) -> tuple[bytes, int, str]:
+    """Name and length of the payload as a header has them; and why it is no header, or ""."""
+    name, size, checksum, magic, prefix = _HEADER.unpack(record)
     # Adler-32's low half is the sum that tar asks for, modulo 65521, and takes a twentieth of Python's time.
     if zlib.adler32(record) & 0xFFFF != _low_adler(checksum) and not _signed_sum_matches(record):
-        return name, kind, 0, f"it starts with {record[:16]!r} and its checksum differs"
+        return name, 0, f"it starts with {record[:16]!r} and its checksum differs"
     if (length := _number(size)) < 0:
-        return name, kind, 0, f"its size is {size!r}, which is no number"
+        return name, 0, f"its size is {size!r}, which is no number"
+    name = name.partition(b"\0")[0]
     if magic == _POSIX_MAGIC and prefix[0]:
-        return prefix.partition(b"\0")[0] + b"/" + name.partition(b"\0")[0], kind, length, ""
-    return name.partition(b"\0")[0], kind, length, ""
+        name = prefix.partition(b"\0")[0] + b"/" + name
+    return name, length, ""
 
 
 _parse_again = lru_cache(maxsize=256)(_parse)
@@ -337,7 +339,7 @@ def _pax_records(payload: bytes, path: str, offset: int) -> dict[bytes, bytes]:
         if not equals or record[-1:] != b"\n" or end > len(payload):
             raise _corrupt(path, offset, f"its pax record {payload[at : at + 40]!r} is none")
         if keyword.startswith(b"GNU.sparse."):
-            raise _refused(path, offset, b"S")
+            raise _refused(path, offset, ord("S"))
         records[keyword] = value
         at = end
     return records
@@ -385,7 +387,7 @@ def _corrupt(path: str, offset: int, reason: str) -> CorruptData:
     return CorruptData(message, path, offset, _RECORD_BYTES)
 
 
-def _refused(path: str, offset: int, kind: bytes) -> ValueError:
+def _refused(path: str, offset: int, kind: int) -> ValueError:
     return ValueError(f"{path}: {_REFUSED[kind]} (at offset {offset}) does not lie there as it is: write it plainly")
 
 
