@@ -97,11 +97,11 @@ def unpickle_plain(
     ``make_parameter(tensor, requires_grad)``.
 
     Args:
-        record_of: where a storage lies; what it raises, `CorruptData` too, is raised.
+        record_of: where a storage lies, or `CorruptData`.
 
     Raises:
         Unusual: torch has to do it.
-        CorruptData: a tensor reaches beyond its storage.
+        CorruptData: a storage is not in the file, or a tensor reaches beyond its storage.
     """
     if not pickled.startswith(_PROTOCOL):
         raise Unusual
@@ -187,9 +187,6 @@ def _within(
         )
     return stored
 
-
-
-# ----
 
 class _Anything:
     """Stands for whatever a pickle makes: nothing of what it names is run."""
