@@ -2,7 +2,9 @@
 
 import collections
 import contextlib
+import errno
 import json
+import os
 import pickle
 import struct
 import zipfile
@@ -294,6 +296,28 @@ def test_a_file_cut_anywhere_is_an_error_and_nothing_else(tmp_path):
         path.write_bytes(whole[:cut])
         with pytest.raises(ERRORS_OF_UNPICKLING):
             gdsdata.load(path)
+
+
+@pytest.mark.parametrize("moved_by", [-30, 100, 10**6, 2**63, -1400])
+def test_a_zip_whose_directory_says_another_place_is_damaged(tmp_path, moved_by):
+    path = tmp_path / "x.pt"
+    torch.save({"a": torch.arange(100.0)}, path)
+    damaged = bytearray(path.read_bytes())
+    place = damaged.rfind(b"PK\6\6") + 48  # of the directory, in zip64's end record
+    (begin,) = struct.unpack_from("<Q", damaged, place)
+    struct.pack_into("<Q", damaged, place, max(begin + moved_by, 0))
+    path.write_bytes(damaged)
+    with pytest.raises(CorruptData, match="is not where its zip says"):
+        gdsdata.load(path)
+
+
+def test_a_file_system_that_takes_no_hints_is_loaded_from(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOSYS, "no hints here")
+
+    torch.save({"a": torch.arange(100.0)}, tmp_path / "x.pt")
+    monkeypatch.setattr(os, "posix_fadvise", refuse)
+    assert torch.equal(gdsdata.load(tmp_path / "x.pt")["a"], torch.arange(100.0))
 
 
 @pytest.mark.filterwarnings("ignore:.*is read by torch.load", "ignore:Detected pickle protocol")

@@ -7,6 +7,7 @@ unpickled here, ten times faster. Sources: PKWARE's APPNOTE.TXT 4.3 for the zip,
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import itertools
@@ -138,14 +139,15 @@ class Slice:
 
     def ask_for(self, offsets: Iterable[int]) -> None:
         """Has storage bring what lies there, and waits for nothing: all of it comes at once."""
-        for offset in offsets:
-            if offset < self.size_bytes:
-                os.posix_fadvise(self._descriptor, self.begin + offset, _ENDS_BYTES, os.POSIX_FADV_WILLNEED)
+        with contextlib.suppress(OSError):  # a hint: who does not take it is waited for later
+            for offset in offsets:
+                if 0 <= offset < self.size_bytes:
+                    os.posix_fadvise(self._descriptor, self.begin + offset, _ENDS_BYTES, os.POSIX_FADV_WILLNEED)
 
     def at(self, offset: int, size_bytes: int) -> bytes:
-        """Fewer than ``size_bytes`` where it ends."""
+        """Fewer than ``size_bytes`` where it ends, and none of what is not in it."""
         end = min(offset + size_bytes, self.size_bytes)
-        if end <= offset:
+        if not 0 <= offset < end:
             return b""
         for begin, known in ((0, self._head), (self._tail_offset, self._tail)):
             if begin <= offset and end <= begin + len(known):
