@@ -1,28 +1,37 @@
 """Which samples make which batch: epoch order, shuffle and ranks, in O(1) memory.
 
-Nothing here keeps an array as long as the epoch. A shuffled epoch is a keyed bijection (`Permutation`), evaluated only
-at the positions asked for, so starting anywhere in any epoch costs nothing and needs no state but two numbers.
+Nothing here keeps an array as long as the epoch. A shuffled epoch is a keyed bijection (`Permutation`, or a
+`lanes.LanePermutation`), evaluated only at the positions asked for, so starting anywhere in any epoch costs nothing and
+needs no state but two numbers.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
+from typing import Protocol
 
 import numpy as np
 
 _LARGEST_N = 2**62
+UNEVEN = ("drop", "pad", "repeat")
 _MASK = 2**64 - 1
 _WEYL, _MULTIPLIER_1, _MULTIPLIER_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 # numpy 1 turns uint64 (x) int into float64, so every constant that meets an array is a np.uint64.
 _MUL_1, _MUL_2, _SHIFT_27, _SHIFT_32 = (np.uint64(value) for value in (_MULTIPLIER_1, _MULTIPLIER_2, 27, 32))
 
 
-def _mix(x: int) -> int:
+def mix(x: int) -> int:
     """One step of splitmix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014)."""
     x = (x + _WEYL) & _MASK
     x = ((x ^ (x >> 30)) * _MULTIPLIER_1) & _MASK
     x = ((x ^ (x >> 27)) * _MULTIPLIER_2) & _MASK
     return x ^ (x >> 31)
+
+
+def epoch_key(seed: int, epoch: int) -> int:
+    """64 bits from which all of an epoch's choices are made."""
+    return mix(mix(seed & _MASK) ^ (epoch & _MASK))
 
 
 class Permutation:
@@ -49,70 +58,134 @@ class Permutation:
         self._n, self._a, self._b = np.uint64(n), np.uint64(a), np.uint64(-(-n // a))
         # Small rectangles mix less in a round, and cost less: 8 rounds leave a bias at n = 6 that 16 do not.
         rounds = 8 if n > 1000 else 16
-        key = _mix(_mix(seed & _MASK) ^ (epoch & _MASK))
-        self._keys = [np.uint64(_mix(key ^ i)) for i in range(rounds)]
+        key = epoch_key(seed, epoch)
+        self._keys = [np.uint64(mix(key ^ i)) for i in range(rounds)]
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
         """The images (int64, shape of ``positions``) of int64 ``positions``, one-dimensional, each in ``range(n)``."""
-        values = self._rounds(positions.view(np.uint64))
+        values = _feistel(positions.view(np.uint64), self._a, self._b, self._keys)
         outside = np.flatnonzero(values >= self._n)
         while outside.size:
-            again = self._rounds(values[outside])
+            again = _feistel(values[outside], self._a, self._b, self._keys)
             values[outside] = again
             outside = outside[again >= self._n]
         return values.view(np.int64)
 
-    def _rounds(self, x: np.ndarray) -> np.ndarray:
-        """The bijection on ``range(a * b)``. The largest product is 2**32 * a, with a <= 2**31 + 32: no overflow."""
-        left = x // self._b
-        right = x - left * self._b
-        left_radix, right_radix = self._a, self._b
-        for key in self._keys:
-            hashed = right + key
-            hashed *= _MUL_1
-            hashed ^= hashed >> _SHIFT_27
-            hashed *= _MUL_2
-            hashed >>= _SHIFT_32
-            # The top 32 bits, scaled into range(left_radix) by multiply and shift: a modulo costs six times as much.
-            hashed *= left_radix
-            hashed >>= _SHIFT_32
-            left += hashed
-            # left mod left_radix: left - left_radix wraps round to a huge number where it was already below.
-            np.minimum(left, left - left_radix, out=left)
-            left, right = right, left
-            left_radix, right_radix = right_radix, left_radix
-        left *= right_radix
-        left += right
-        return left
+
+def permuted(positions: np.ndarray, n: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """Images of positions that lie in many small ranges, each shuffled by a key of its own (see `Permutation`).
+
+    Args:
+        positions: int64 (m,), each in ``range`` of its ``n``.
+        n: int64 (m,), sizes of their ranges, from 1 to 2**32.
+        keys: uint64 (m,); equal ``n`` and key are the same bijection.
+
+    Returns:
+        int64 (m,).
+    """
+    n = n.view(np.uint64)
+    a = np.ceil(np.sqrt(n)).astype(np.uint64)
+    b = (n + a - np.uint64(1)) // a
+
+    def once(values: np.ndarray, which: np.ndarray | slice) -> np.ndarray:
+        round_keys = (keys[which] + np.uint64(_WEYL * i & _MASK) for i in range(16))
+        return _feistel(values, a[which], b[which], round_keys)
+
+    values = once(positions.view(np.uint64), slice(None))
+    outside = np.flatnonzero(values >= n)
+    while outside.size:
+        again = once(values[outside], outside)
+        values[outside] = again
+        outside = outside[again >= n[outside]]
+    return values.view(np.int64)
+
+
+def mixed(x: np.ndarray) -> np.ndarray:
+    """`mix` of uint64s."""
+    x = x + np.uint64(_WEYL)
+    x ^= x >> np.uint64(30)
+    x *= _MUL_1
+    x ^= x >> _SHIFT_27
+    x *= _MUL_2
+    return x ^ (x >> np.uint64(31))
+
+
+def _feistel(x: np.ndarray, a: np.ndarray, b: np.ndarray, keys: Iterable[np.ndarray]) -> np.ndarray:
+    """The bijection on ``range(a * b)``. The largest product is 2**32 * a, with a <= 2**31 + 32: no overflow."""
+    left = x // b
+    right = x - left * b
+    left_radix, right_radix = a, b
+    for key in keys:
+        hashed = right + key
+        hashed *= _MUL_1
+        hashed ^= hashed >> _SHIFT_27
+        hashed *= _MUL_2
+        hashed >>= _SHIFT_32
+        # The top 32 bits, scaled into range(left_radix) by multiply and shift: a modulo costs six times as much.
+        hashed *= left_radix
+        hashed >>= _SHIFT_32
+        left += hashed
+        # left mod left_radix: left - left_radix wraps round to a huge number where it was already below.
+        np.minimum(left, left - left_radix, out=left)
+        left, right = right, left
+        left_radix, right_radix = right_radix, left_radix
+    left *= right_radix
+    left += right
+    return left
+
+
+class Shuffle(Protocol):
+    """A way to shuffle that `Order` can take in the place of the uniform one."""
+
+    def permutation(
+        self, samples: int, step_samples: int, seed: int, epoch: int
+    ) -> Callable[[np.ndarray], np.ndarray]:
+        """A bijection on ``range(samples)`` from positions (int64 (m,)) to ids, of an epoch of such steps."""
 
 
 class Order:
     """The batches of one rank, as arrays of sample ids.
 
     With batch size B and W ranks, step g of an epoch covers the positions ``[g*B*W, (g+1)*B*W)``, and rank r takes the
-    r-th slice of B of them. Of the last, partial step, with R < B*W positions left, each rank takes the r-th slice of
-    ``R // W``; the other ``R % W`` samples (fewer than W) are left out this epoch, and when shuffled they are other
-    ones in the next. With ``drop_last`` the partial step is dropped. So
+    r-th slice of B of them. In the last, partial step R < B*W positions are left, and each rank takes the r-th slice of
+    as many as ``uneven`` says:
 
-    - the ranks' shares are disjoint and equally long, and no rank waits for another at the end;
+    - ``"drop"``: ``R // W``. The other ``R % W`` samples (fewer than W) are left out this epoch, and when shuffled they
+      are other ones in the next.
+    - ``"pad"``: ``R / W``, rounded up. Every sample comes, and fewer than W of them, the epoch's first, once more.
+    - ``"repeat"``: B. Every sample comes, every batch is whole, and the epoch's first ``B*W - R`` come once more.
+
+    With ``drop_last`` the partial step is dropped. So
+
+    - all ranks have the same number of batches, of the same sizes, and none waits for another at the end;
+    - the ranks' shares are disjoint, but for what comes once more;
     - whole steps depend on B*W alone: a run resumed with other B and W of the same product sees the same global
       batches.
 
     Args:
         samples: how many there are; ids are ``range(samples)``.
         batch_size: B, samples in a rank's batch.
-        shuffle: a new uniform order each epoch, else the order of the ids.
+        shuffle: True: a new uniform order each epoch; False: the order of the ids; or a `Shuffle`, as `lanes.Lanes` is.
         seed: chooses the orders; any int.
         drop_last: leave out the partial step.
         rank: this rank r, in ``range(world_size)``.
         world_size: W.
+        uneven: ``"drop"``, ``"pad"`` or ``"repeat"``.
 
     Raises:
         ValueError: an argument is out of range, or this leaves no batch at all.
     """
 
     def __init__(
-        self, samples: int, batch_size: int, shuffle: bool, seed: int, drop_last: bool, rank: int, world_size: int
+        self,
+        samples: int,
+        batch_size: int,
+        shuffle: bool | Shuffle,
+        seed: int,
+        drop_last: bool,
+        rank: int,
+        world_size: int,
+        uneven: str = "drop",
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size}: a batch has at least one sample")
@@ -122,16 +195,22 @@ class Order:
             raise ValueError(f"rank={rank} is not in range(world_size={world_size})")
         if not 1 <= samples <= _LARGEST_N:
             raise ValueError(f"{samples} samples: there must be 1 .. 2**62 of them")
+        if uneven not in UNEVEN:
+            raise ValueError(f"uneven={uneven!r} is none of {', '.join(UNEVEN)}")
+        if drop_last and uneven != "drop":
+            raise ValueError(f"uneven={uneven!r} says how to fill the step that drop_last=True leaves out: choose one")
         self._samples, self._batch_size, self._shuffle, self._seed = samples, batch_size, shuffle, seed
         self._rank, self._world_size = rank, world_size
         self._whole_steps, left = divmod(samples, batch_size * world_size)
-        self._last_size = 0 if drop_last else left // world_size
+        shares = {"drop": left // world_size, "pad": -(-left // world_size), "repeat": batch_size if left else 0}
+        self._last_size = 0 if drop_last else shares[uneven]
         if len(self) == 0:
             needed = batch_size * world_size if drop_last else world_size
             raise ValueError(
                 f"{samples} samples make no batch for each of world_size={world_size} ranks, which takes {needed} with "
                 f"batch_size={batch_size} and drop_last={drop_last}: use fewer ranks, smaller batches or more data"
             )
+        self._permutation(epoch=0)  # says what is wrong with a shuffle
 
     def __len__(self) -> int:
         """Batches of this rank in an epoch; the same for every rank."""
@@ -158,8 +237,13 @@ class Order:
         sizes = np.full(batches, size, dtype=np.int64)
         if len(whole) < batches:  # the last, partial step is among them
             start = self._whole_steps * step_size + self._rank * self._last_size
-            positions = np.append(positions, np.arange(start, start + self._last_size, dtype=np.int64))
+            last = np.arange(start, start + self._last_size, dtype=np.int64)
+            positions = np.append(positions, last % self._samples)  # what comes once more is the epoch's first
             sizes[-1] = self._last_size
-        if self._shuffle:
-            positions = Permutation(self._samples, self._seed, epoch)(positions)
-        return positions, sizes
+        permutation = self._permutation(epoch)
+        return permutation(positions) if permutation else positions, sizes
+
+    def _permutation(self, epoch: int) -> Callable[[np.ndarray], np.ndarray] | None:
+        if isinstance(self._shuffle, bool):
+            return Permutation(self._samples, self._seed, epoch) if self._shuffle else None
+        return self._shuffle.permutation(self._samples, self._batch_size * self._world_size, self._seed, epoch)

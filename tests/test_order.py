@@ -182,6 +182,30 @@ class TestOrder:
     def test_drop_last_leaves_out_the_partial_step(self):
         assert epoch_of(Order(11, 2, False, 0, True, 1, 2)) == [[2, 3], [6, 7]]
 
+    @pytest.mark.parametrize(
+        ("uneven", "last"),
+        [("drop", [[8], [9]]), ("pad", [[8, 9], [10, 0]]), ("repeat", [[8, 9, 10, 0], [1, 2, 3, 4]])],
+    )
+    def test_an_uneven_end_is_dropped_or_padded_or_repeated_as_asked(self, uneven, last):
+        shares = [epoch_of(Order(11, 4, False, 0, False, rank, 2, uneven)) for rank in range(2)]
+        assert shares == [[[0, 1, 2, 3], last[0]], [[4, 5, 6, 7], last[1]]]
+
+    @given(order_arguments(), st.sampled_from(["pad", "repeat"]))
+    @settings(max_examples=200, deadline=None)
+    def test_with_pad_or_repeat_every_sample_comes_and_ranks_have_equal_batches(self, arguments, uneven):
+        arguments |= {"drop_last": False, "uneven": uneven}
+        samples, batch_size, world_size = (arguments[name] for name in ("samples", "batch_size", "world_size"))
+        shares = [epoch_of(Order(**arguments, rank=rank), 2) for rank in range(world_size)]
+        sizes = [[len(batch) for batch in share] for share in shares]
+        assert all(size == sizes[0] for size in sizes)
+        assert len(shares[0]) == -(-samples // (batch_size * world_size))
+        seen = [sample for share in shares for batch in share for sample in batch]
+        assert set(seen) == set(range(samples))
+        if uneven == "pad":
+            assert len(seen) - samples < world_size
+        else:
+            assert set(sizes[0]) == {batch_size}
+
     def test_the_samples_left_out_are_others_in_the_next_epoch(self):
         def left_out(epoch):
             shares = [epoch_of(Order(11, 2, True, 0, False, rank, 4), epoch) for rank in range(4)]
@@ -199,6 +223,8 @@ class TestOrder:
             ({"rank": -1}, r"rank=-1 is not in range\(world_size=2\)"),
             ({"samples": 0}, "0 samples"),
             ({"samples": 1}, "1 samples make no batch for each of world_size=2 ranks, which takes 2"),
+            ({"uneven": "wait"}, "uneven='wait' is none of drop, pad, repeat"),
+            ({"uneven": "pad", "drop_last": True}, "uneven='pad' says how to fill the step that drop_last=True"),
             ({"samples": 7, "drop_last": True}, "7 samples make no batch .* which takes 8 with batch_size=4"),
         ],
     )

@@ -109,11 +109,12 @@ MAY_IMPORT = {
     "calibration": {"engine", "formats", "options", "errors"},
     "tensor": {"calibration", "engine", "options", "errors"},  # read_tensor, write_tensor
     "checkpoint": {"engine", "options", "errors"},
-    "dataset": {"decoders", "field_batches", "formats", "order", "calibration", "engine", "options", "errors"},
+    "dataset": {"decoders", "field_batches", "formats", "order", "lanes", "calibration", "engine", "options", "errors"},
     "decoders": {"formats", "errors"},
     "field_batches": {"decoders", "formats", "engine", "options", "errors"},
     "formats": {"errors"},
     "order": {"errors"},
+    "lanes": {"order", "errors"},
     "engine": {"_engine", "formats", "options", "errors"},  # of formats, the types alone
     "options": {"errors"},
     "errors": set(),
