@@ -12,6 +12,7 @@ from gdsdata.checkpoint import AsyncCheckpointer, install_torch_hooks, load, sav
 from gdsdata.dataset import GDSDataset
 from gdsdata.engine import record_stream
 from gdsdata.field_batches import Ragged
+from gdsdata.lanes import Lanes
 from gdsdata.options import EngineOptions
 from gdsdata.tensor import Engine, read_tensor, write_tensor
 
@@ -23,6 +24,7 @@ __all__ = [
     "GDSDataset",
     "GDSStorageReader",
     "GDSStorageWriter",
+    "Lanes",
     "Ragged",
     "formats",
     "install_torch_hooks",

@@ -219,7 +219,7 @@ def _reaches_device(path: str, into: torch.Tensor) -> bool:
 
 def _record_rate(path: str, device: torch.device, options: EngineOptions) -> float:
     """Random records a second, past the page cache."""
-    index = _index_of_records(path)
+    index = records_of(path, _RECORD_BYTES)
     shared = engine.shared_engine(options, device)
     pool = engine.buffer_pool(shared, index.sample, _RECORDS // 4, 4, on_cuda=True)
     files = engine.file_table(index)
@@ -241,15 +241,15 @@ def _record_rate(path: str, device: torch.device, options: EngineOptions) -> flo
         batches.close()
 
 
-def _index_of_records(path: str) -> Index:
-    """A file of anything as records of `_RECORD_BYTES`, but for what is left at its end."""
+def records_of(path: str, record_bytes: int) -> Index:
+    """A file of anything as records, but for what is left at its end."""
     status = os.stat(path)
     return Index(
         paths=[path],
         size_bytes=np.array([status.st_size]),
         mtime_ns=np.array([status.st_mtime_ns]),
-        first_sample=first_samples([status.st_size // _RECORD_BYTES]),
+        first_sample=first_samples([status.st_size // record_bytes]),
         base_bytes=np.zeros(1, np.int64),
-        stride_bytes=np.full(1, _RECORD_BYTES, np.int64),
-        sample=Sample(np.dtype(np.uint8), (_RECORD_BYTES,)),
+        stride_bytes=np.full(1, record_bytes, np.int64),
+        sample=Sample(np.dtype(np.uint8), (record_bytes,)),
     )

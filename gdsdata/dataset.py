@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import astuple
+from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed
 from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.dlpack import from_dlpack
 
-from gdsdata import engine
+from gdsdata import engine, shuffles
 from gdsdata.calibration import calibrated
 from gdsdata.decoders import Decoder, decoder_of
 from gdsdata.errors import GdsdataError, StallError
@@ -20,8 +20,14 @@ from gdsdata.formats import recognise
 from gdsdata.formats.fields import FieldIndex
 from gdsdata.formats.index import Format, Index
 from gdsdata.formats.registry import Source, list_files
+from gdsdata.lanes import Lanes
 from gdsdata.options import EngineOptions
 from gdsdata.order import Order
+from gdsdata.ranks import rank_and_world_size
+from gdsdata.readahead import Readahead
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 # Samples planned at a time, when an epoch is under way: numpy's cost a call is then spread over many batches.
 _PLAN_SAMPLES = 4096
@@ -47,7 +53,7 @@ class GDSDataset(IterableDataset):
         source: a file, directory or glob, or a list of these.
         batch_size: samples in a batch.
         format: one of ``gdsdata.formats``; None recognises it by the first file's magic.
-        shuffle: a new uniform order of all samples in each epoch, else the order of the files.
+        shuffle: the order of an epoch; see below.
         seed: chooses the orders.
         device: of the batches. None: CUDA where there is one, else the CPU.
         drop_last: leave out the last, smaller batch.
@@ -71,6 +77,23 @@ class GDSDataset(IterableDataset):
             ``"image"``), or a function that takes the bytes of each sample (uint8, on the CPU) and returns what the
             batch has. They are called on the consumer's thread; tensors then go to ``device``, with the other fields.
         options: of the engine.
+        uneven: what becomes of samples that are left when the last batch is shared among ranks: ``"drop"`` leaves out
+            fewer than ``world_size`` of them, ``"pad"`` gives fewer than ``world_size`` samples twice, ``"repeat"``
+            gives so many twice that the last batch is whole. Ranks have equally many batches in any case.
+        device_mesh, dp_dim: in the place of ``rank`` and ``world_size``: the mesh that FSDP or tensor parallelism uses,
+            and the dimension of it (or several, the outermost first) along which the data is shared. Processes that
+            differ along other dimensions alone get the same batches. A mesh of one dimension needs no ``dp_dim``.
+
+    The values of ``shuffle``:
+
+    - True or ``"uniform"``: a new uniform order of all samples in each epoch. Each sample is a read of its own.
+    - ``"lanes"``: a new order in which samples come out of some hundreds of pieces of 1 MiB at a time, each of them
+      read once an epoch, in large reads into the page cache, where the storage is slow at small ones (see
+      `gdsdata.lanes`, and `readahead` for the memory that takes). A `Lanes` is the same with numbers of its own.
+    - ``"auto"``: one of these two, by the size of a sample and a moment of reading; ``stats()["shuffle"]`` says which
+      and why. Where torch.distributed is initialised, as it must be for several ranks, all of its processes have to
+      make the data set, and take what the first one found. A state that is loaded brings its own.
+    - False: the order of the files.
 
     On a GPU, ``next`` does not wait until a batch's bytes have arrived there: it makes the current stream wait, so use
     a batch on that stream, or on one that waits for it. A batch is torch's own memory (but see ``zero_copy``).
@@ -87,7 +110,7 @@ class GDSDataset(IterableDataset):
         source: Source,
         batch_size: int = 64,
         format: Format | None = None,
-        shuffle: bool = True,
+        shuffle: bool | str | Lanes = True,
         seed: int = 0,
         device: torch.device | str | None = None,
         drop_last: bool = False,
@@ -100,6 +123,9 @@ class GDSDataset(IterableDataset):
         ragged: RaggedAs = "flat",
         decode: Mapping[str, str | Decoder] | None = None,
         options: EngineOptions | None = None,
+        uneven: str = "drop",
+        device_mesh: DeviceMesh | None = None,
+        dp_dim: str | int | Sequence[str | int] | None = None,
     ) -> None:
         super().__init__()
         if prefetch < 1:
@@ -121,8 +147,10 @@ class GDSDataset(IterableDataset):
         self.options = options or EngineOptions()
         self._paths = list_files(source)
         self._format = format or recognise(self._paths)
-        self._rank, self._world_size = _rank_and_world_size(rank, world_size)
-        self._batch_size, self._shuffle, self._seed, self._drop_last = batch_size, shuffle, seed, drop_last
+        self._rank, self._world_size = rank_and_world_size(rank, world_size, device_mesh, dp_dim)
+        self._batch_size, self._seed, self._drop_last, self._uneven = batch_size, seed, drop_last, uneven
+        self._shuffle_asked, self._shuffle_reason = shuffle, "as asked for"
+        self._is_auto = shuffle == "auto"
         self._index_files()
         # Shared with a DataLoader's worker processes: the next epoch's workers are other processes, and must find the
         # epoch that those before them reached. One place a worker, for one may end an epoch before another begins it.
@@ -136,6 +164,7 @@ class GDSDataset(IterableDataset):
             **dict.fromkeys(_COUNTS, 0),
             "mean_ready": 0.0,
         }
+        self._readahead_bytes = 0
         self._running: Any = None  # the newest iterator's prefetcher
         if self.device.type == "cuda" and get_worker_info() is None:
             self._open()  # its memory is pinned while the program still prepares
@@ -147,17 +176,28 @@ class GDSDataset(IterableDataset):
             raise ValueError(f"residency={self.residency!r} is for samples of one size: leave it out for fields")
         if lost := sorted(self.decode.keys() - names):
             raise ValueError(f"decode= names {lost[0]!r}, but the samples' fields are {sorted(names) or 'none'}")
+        if self._shuffle_asked == "auto":
+            self._shuffle_asked, self._shuffle_reason = shuffles.choose(self._index, self._world_size)
+        self._make_order(shuffles.shape_of(self._shuffle_asked, self._index, self._step_samples))
+        self._opened: tuple[int, Any, Any, Any] | None = None  # process, engine, file table, pool
+        self._residence: Any = None
+
+    def _make_order(self, shuffle: bool | Lanes) -> None:
         self._order = Order(
             len(self._index),
             self._batch_size,
-            self._shuffle,
+            shuffle,
             self._seed,
             self._drop_last,
             self._rank,
             self._world_size,
+            self._uneven,
         )
-        self._opened: tuple[int, Any, Any, Any] | None = None  # process, engine, file table, pool
-        self._residence: Any = None
+        self._shuffle = shuffle
+
+    @property
+    def _step_samples(self) -> int:
+        return self._batch_size * self._world_size
 
     @property
     def _epoch(self) -> int:
@@ -210,10 +250,20 @@ class GDSDataset(IterableDataset):
         """
         if state.get("version") != 1:
             raise ValueError(f"this is no state of a GDSDataset that this version knows: {state!r}")
-        different = {key: (state.get(key), value) for key, value in self._identity().items() if state.get(key) != value}
+        if "uneven" not in state:  # of a version that only knew this
+            state = {**state, "uneven": "drop"}
+        identity = self._identity()
+        if self._is_auto:
+            identity["shuffle"] = state.get("shuffle")
+        different = {key: (state.get(key), value) for key, value in identity.items() if state.get(key) != value}
         if different:
             said = "; ".join(f"{key} was {then!r} and is {now!r}" for key, (then, now) in different.items())
             raise ValueError(f"the state is of another data set or order, and cannot be resumed here: {said}")
+        if self._is_auto:
+            shuffle = state["shuffle"]
+            self._shuffle_asked = Lanes(*shuffle) if isinstance(shuffle, list) else shuffle
+            self._shuffle_reason = "of the state that was loaded"
+            self._make_order(self._shuffle_asked)
         self._epoch = state["epoch"]
         self._yielded = self._resume_at = state["batches"]
         self._resume_workers = state["workers"]
@@ -222,10 +272,11 @@ class GDSDataset(IterableDataset):
         """What must be equal for the same positions to mean the same samples."""
         return {
             "samples": self.samples,
-            "shuffle": self._shuffle,
+            "shuffle": list(astuple(self._shuffle)) if isinstance(self._shuffle, Lanes) else self._shuffle,
             "seed": self._seed,
             "drop_last": self._drop_last,
-            "samples_per_step": self._batch_size * self._world_size,
+            "uneven": self._uneven,
+            "samples_per_step": self._step_samples,
         }
 
     def __iter__(self) -> Iterator[Any]:
@@ -255,10 +306,13 @@ class GDSDataset(IterableDataset):
         total = len(range(worker, len(order), workers))
         batches, take = self._prefetcher(index)
         self._running = batches
+        readahead = self._readahead(index, epoch)
         transform = self.transform
         planned, plan_batches = done, self.prefetch
         try:
             while done < total:
+                if readahead is not None:
+                    readahead.reach(worker + done * workers)
                 # A plan ahead of the consumer; the first is short, for the first batch waits for it.
                 if planned < total and planned - done <= plan_batches // 2 + self.prefetch:
                     count = min(plan_batches, total - planned)
@@ -282,6 +336,9 @@ class GDSDataset(IterableDataset):
         finally:
             self._add_to_totals(batches)
             batches.close()
+            if readahead is not None:
+                readahead.close()
+                self._readahead_bytes += readahead.bytes
             if self.options.direct == "auto" and not self.options.strict:
                 for refusal in engine.direct_refusals():
                     engine.warn_once(f"O_DIRECT was refused, so bytes go through the page cache: {refusal}")
@@ -317,6 +374,13 @@ class GDSDataset(IterableDataset):
             owner=self,
         )
         return batches, self._take_of(batches, index.sample.torch_dtype if index.sample.torch_dtype != dtype else None)
+
+    def _readahead(self, index: Index | FieldIndex, epoch: int) -> Readahead | None:
+        """What brings the pieces of a lane shuffle into the page cache; nothing where reads leave that out."""
+        if not isinstance(self._shuffle, Lanes) or self.options.direct == "always":
+            return None
+        permutation = self._shuffle.permutation(len(index), self._step_samples, self._seed, epoch)
+        return Readahead(index, permutation, self._shuffle.of_rank(self._rank, self._world_size))
 
     def _take_of(self, batches: Any, result_dtype: torch.dtype | None) -> Callable[[], torch.Tensor]:
         next_batch = batches.next
@@ -356,6 +420,10 @@ class GDSDataset(IterableDataset):
             self._opened = (os.getpid(), shared, files, pool)
         return self._opened[1:]
 
+    @property
+    def _shuffle_name(self) -> str:
+        return str(self._shuffle) if isinstance(self._shuffle, Lanes) else "uniform" if self._shuffle else "none"
+
     def _add_to_totals(self, batches: Any) -> None:
         self._totals = _sum(self._totals, batches.statistics())
         if self._running is batches:
@@ -371,6 +439,8 @@ class GDSDataset(IterableDataset):
             mean_ready: batches ready when the consumer came, on average. Near ``prefetch``: the consumer is slower
                 than the data. Near 0: the data is slower.
             ring_full_s: time in which the workers had nothing to do for this data set because every slot was ready.
+            shuffle: "uniform", "none" or the `Lanes`, and why.
+            readahead_bytes: of pieces that were asked for ahead, by iterators that have ended.
             ring_bytes: memory of the ring at most, besides batches that you keep.
             residency: with ``residency="pinned"``: ready, registered_bytes, and error (why it will not be ready).
             engine: of the engine, which data sets with equal options share: backend, workers, queue_depth,
@@ -388,6 +458,8 @@ class GDSDataset(IterableDataset):
             result["ring_bytes"] = self.prefetch * self._index.most_bytes(self._batch_size)
         else:
             result["ring_bytes"] = pool.max_kept_bytes
+        result["readahead_bytes"] = self._readahead_bytes
+        result["shuffle"] = f"{self._shuffle_name}: {self._shuffle_reason}"
         if self._residence is not None:
             residence = self._residence
             result["residency"] = {
@@ -420,13 +492,3 @@ def _sum(totals: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
         **{key: totals[key] + more[key] for key in _COUNTS},
         "mean_ready": ready / batches if batches else 0.0,
     }
-
-
-def _rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    if (rank is None) != (world_size is None):
-        raise ValueError(f"rank={rank} and world_size={world_size}: give both or neither")
-    if rank is not None and world_size is not None:
-        return rank, world_size
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))

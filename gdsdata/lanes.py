@@ -84,7 +84,12 @@ class Lanes:
         piece_samples = min(piece_bytes // max(sample_bytes, 1), samples // open_pieces, _LARGEST_PIECE_SAMPLES)
         return cls(lanes, window_pieces, max(1, piece_samples))
 
+    def of_rank(self, rank: int, world_size: int) -> range:
+        """The lanes that a rank reads, some of them not alone where the ranks do not divide the lanes."""
+        return range(rank * self.lanes // world_size, -(-(rank + 1) * self.lanes // world_size))
+
     def permutation(self, samples: int, step_samples: int, seed: int, epoch: int) -> LanePermutation:
+        """A bijection on ``range(samples)`` from an epoch's positions to ids: what `order.Shuffle` asks for."""
         return LanePermutation(self, samples, step_samples, seed, epoch)
 
 

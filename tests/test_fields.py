@@ -2,6 +2,7 @@
 
 import io
 import os
+import tarfile
 import threading
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import gdsdata
 from gdsdata import EngineOptions, GDSDataset, Ragged
 from gdsdata.errors import CorruptData
 from gdsdata.formats.fields import Field, FieldIndex
@@ -268,3 +270,72 @@ def test_mistakes_in_decode_are_told_at_once(tmp_path):
         decoded(tmp_path, [b"1"], "jpg")
     with pytest.raises(ValueError, match="names 'y'"):
         GDSDataset(tmp_path / "members", 1, Members("x", [b"1"]), device="cpu", decode={"y": "cls"})
+
+
+def test_a_tar_of_a_folder_is_recognised_and_decoded(tmp_path):
+    images = [np.full((4, 5), i, np.uint8) for i in range(20)]
+    for shard in range(2):
+        with tarfile.open(tmp_path / f"{shard}.tar", "w") as archive:
+            for i in range(10):
+                number = 10 * shard + i
+                for name, content in (("npy", npy(images[number])), ("cls", str(number).encode())):
+                    member = tarfile.TarInfo(f"train/{number:06}.{name}")
+                    member.size = len(content)
+                    archive.addfile(member, io.BytesIO(content))
+    decode = {"npy": "npy", "cls": "cls"}
+    data = GDSDataset(tmp_path, 4, device="cpu", seed=1, decode=decode)
+    found = {}
+    for batch in data:
+        assert batch["npy"].shape == (4, 4, 5)
+        found.update(zip(batch["cls"].tolist(), batch["npy"], strict=True))
+    assert sorted(found) == list(range(20))
+    assert all(bool((image == number).all()) for number, image in found.items())
+
+
+@pytest.mark.parametrize("kind", ["mds", "litdata", "megatron", "tfrecord", "tgz"])
+def test_each_format_is_recognised_by_the_file_that_tells(tmp_path, kind):
+    formats, named = gdsdata.formats, {}
+    if kind in ("mds", "litdata"):
+        key = {"mds": b'{"shards": [], "version": 2}', "litdata": b'{\n "chunks": [], "config": {}}'}[kind]
+        named = {"index.json": key, "chunk-0-0.bin": b"x" * 20, "shard.00000.mds": b"x" * 20}
+    elif kind == "megatron":
+        named = {"a.bin": b"\0" * 64, "a.idx": b"MMIDIDX\0\0" + bytes(40)}
+    elif kind == "tfrecord":
+        length = (5).to_bytes(8, "little")
+        crc = formats.tfrecord.masked(formats.tfrecord.crc32c_of_rows(np.frombuffer(length, "u1")[None], np.array([8])))
+        named = {"train-00000-of-1": length + crc.astype("<u4").tobytes() + b"12345" + bytes(4)}
+    else:
+        named = {"a.tar.gz": b"\x1f\x8b" + bytes(30)}
+    for name, content in named.items():
+        (tmp_path / name).write_bytes(content)
+    paths = sorted(str(path) for path in tmp_path.iterdir())
+    expected = {
+        "mds": formats.Mds, "litdata": formats.LitData, "megatron": formats.Megatron, "tfrecord": formats.TFRecord,
+        "tgz": formats.Tar,
+    }  # fmt: skip
+    assert type(formats.recognise(paths)) is expected[kind]
+    if kind == "tgz":
+        with pytest.raises(ValueError, match="gzip"):
+            formats.recognise(paths).index(paths)
+
+
+@pytest.mark.parametrize("shuffle", ["lanes", "uniform", "auto", False])
+def test_every_shuffle_gives_every_sample_of_every_file_once(tmp_path, shuffle):
+    paths, lengths, samples = write(tmp_path, [130, 0, 75, 300])
+    data = GDSDataset(paths, 4, Lines(lengths), device="cpu", shuffle=shuffle)
+    found = [sample for batch in data for sample in given_back(batch)]
+    assert sorted(map(repr, found)) == sorted(map(repr, samples))
+    assert (found == samples) is (shuffle is False)
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=6), st.data())
+def test_runs_cover_the_bytes_of_their_samples(tmp_path_factory, counts, drawn):
+    paths, lengths, _ = write(tmp_path_factory.mktemp("runs"), [*counts, 1], most=9)
+    index = Lines(lengths).index(paths)
+    first = drawn.draw(st.integers(0, len(index) - 1))
+    count = drawn.draw(st.integers(1, len(index) - first))
+    covered = {path: range(begin, begin + size) for path, begin, size in index.runs(first, count)}
+    files, begins, sizes = index.extents(np.arange(first, first + count))
+    for file, begin, size in zip(files, begins, sizes, strict=True):
+        for at, length in zip(begin.tolist(), size.tolist(), strict=True):
+            assert length <= 0 or {at, at + length - 1} <= set(covered[paths[file]])

@@ -109,12 +109,18 @@ MAY_IMPORT = {
     "calibration": {"engine", "formats", "options", "errors"},
     "tensor": {"calibration", "engine", "options", "errors"},  # read_tensor, write_tensor
     "checkpoint": {"engine", "options", "errors"},
-    "dataset": {"decoders", "field_batches", "formats", "order", "lanes", "calibration", "engine", "options", "errors"},
+    "dataset": {
+        *("decoders", "field_batches", "formats", "order", "lanes", "ranks", "readahead", "shuffles"),
+        *("calibration", "engine", "options", "errors"),
+    },
     "decoders": {"formats", "errors"},
     "field_batches": {"decoders", "formats", "engine", "options", "errors"},
     "formats": {"errors"},
     "order": {"errors"},
     "lanes": {"order", "errors"},
+    "ranks": set(),
+    "readahead": {"formats", "lanes"},
+    "shuffles": {"calibration", "engine", "formats", "lanes", "options"},
     "engine": {"_engine", "formats", "options", "errors"},  # of formats, the types alone
     "options": {"errors"},
     "errors": set(),

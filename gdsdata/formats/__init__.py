@@ -1,8 +1,13 @@
-"""File formats: each finds the samples of its files and says where they lie (`index.Index`)."""
+"""File formats: each finds the samples of its files and says where they lie (`index.Index`, `fields.FieldIndex`)."""
 
+from gdsdata.formats.litdata import LitData
+from gdsdata.formats.mds import Mds
+from gdsdata.formats.megatron import Megatron
 from gdsdata.formats.npy import Npy
 from gdsdata.formats.records import Records
 from gdsdata.formats.registry import recognise, register
+from gdsdata.formats.tar import Tar
+from gdsdata.formats.tfrecord import TFRecord
 from gdsdata.formats.tokens import Tokens
 
-__all__ = ["Npy", "Records", "Tokens", "recognise", "register"]
+__all__ = ["LitData", "Mds", "Megatron", "Npy", "Records", "TFRecord", "Tar", "Tokens", "recognise", "register"]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+
+from gdsdata.formats.index import runs_of_files
 
 
 @dataclass(frozen=True)
@@ -66,3 +69,18 @@ class FieldIndex:
         of_samples = np.maximum(self.length_bytes, 0).sum(1)
         largest = np.partition(of_samples, -samples)[-samples:] if samples < len(of_samples) else of_samples
         return int(largest.sum())
+
+    @property
+    def spacing_bytes(self) -> int:
+        """Of a sample, on the average, with what lies between samples; at least 1."""
+        return max(1, int(self.size_bytes.sum()) // max(1, len(self)))
+
+    def runs(self, first: int, count: int) -> Iterator[tuple[str, int, int]]:
+        """File, offset and bytes of ``count`` samples from ``first`` on, in each file that they lie in."""
+        for file, begin, here in runs_of_files(self.first_sample, first, count):
+            samples = slice(int(self.first_sample[file]) + begin, int(self.first_sample[file]) + begin + here)
+            there = self.length_bytes[samples] >= 0
+            begins = self.begin_bytes[samples][there]
+            if len(begins):
+                end = int((begins + self.length_bytes[samples][there]).max())
+                yield self.paths[file], int(begins.min()), end - int(begins.min())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
@@ -122,9 +122,31 @@ class Index:
         offset = self.base_bytes[file] + (samples - self.first_sample[file]) * self.stride_bytes[file]
         return file.astype(np.int32), offset
 
+    @property
+    def spacing_bytes(self) -> int:
+        """From one sample's start to the next one's, in the file where that is longest; at least 1."""
+        return max(1, int(self.stride_bytes.max()))
+
+    def runs(self, first: int, count: int) -> Iterator[tuple[str, int, int]]:
+        """File, offset and bytes of ``count`` samples from ``first`` on, in each file that they lie in."""
+        for file, begin, here in runs_of_files(self.first_sample, first, count):
+            stride_bytes = int(self.stride_bytes[file])
+            offset = int(self.base_bytes[file]) + begin * stride_bytes
+            yield self.paths[file], offset, (here - 1) * stride_bytes + self.sample.bytes
+
     @cached_property
     def _one_sample_a_file(self) -> bool:
         return bool((np.diff(self.first_sample) == 1).all())
+
+
+def runs_of_files(first_sample: np.ndarray, first: int, count: int) -> Iterator[tuple[int, int, int]]:
+    """Where ``count`` samples from ``first`` on lie: the file, the first one's number there, and how many are there."""
+    file = int(np.searchsorted(first_sample, first, side="right")) - 1
+    while count:
+        here = min(count, int(first_sample[file + 1]) - first)
+        if here:  # files can have no samples
+            yield file, first - int(first_sample[file]), here
+        first, count, file = first + here, count - here, file + 1
 
 
 class Format(Protocol):

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 import stat
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from gdsdata.errors import IoError
-from gdsdata.formats import npy
+from gdsdata.formats import megatron, npy, shards, tfrecord
 from gdsdata.formats.index import Format, read_heads
+from gdsdata.formats.litdata import LitData
+from gdsdata.formats.mds import Mds
+from gdsdata.formats.megatron import Megatron
 from gdsdata.formats.npy import Npy
+from gdsdata.formats.tar import Tar
+from gdsdata.formats.tfrecord import TFRecord
 from gdsdata.formats.tokens import Tokens, has_llm_c_magic
 
 Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -72,9 +78,25 @@ class Recogniser(NamedTuple):
 
 HEAD_BYTES = 512  # a tar's magic lies 257 bytes into its first header
 
+_INDEX_OF_MDS, _INDEX_OF_LITDATA = (re.compile(rb'\s*\{\s*"%s"' % key) for key in (b"shards|version", b"chunks|config"))
+
+
+def _is_index(head: bytes, path: str, begins: re.Pattern[bytes]) -> bool:
+    return os.path.basename(path) == shards.INDEX_NAME and begins.match(head) is not None
+
+
+def _is_tar(head: bytes, path: str) -> bool:
+    return head[257:262] == b"ustar" or path.endswith((".tar", ".tar.gz", ".tgz"))  # which `Tar` refuses with a reason
+
+
 _recognisers = [
     Recogniser("npy", lambda head, path: head.startswith(npy.MAGIC), lambda: Npy("file")),
     Recogniser("llm.c's tokens", lambda head, path: has_llm_c_magic(head), Tokens),
+    Recogniser("WebDataset's tar", _is_tar, Tar),
+    Recogniser("MDS's index.json", lambda head, path: _is_index(head, path, _INDEX_OF_MDS), Mds),
+    Recogniser("LitData's index.json", lambda head, path: _is_index(head, path, _INDEX_OF_LITDATA), LitData),
+    Recogniser("Megatron's .idx", lambda head, path: head.startswith(megatron.MAGIC), Megatron),
+    Recogniser("TFRecord", lambda head, path: tfrecord.recognises(head), TFRecord),
 ]
 
 
@@ -92,14 +114,19 @@ def register(name: str, recognises: Callable[[bytes, str], bool], make: Callable
     _recognisers.insert(0, Recogniser(name, recognises, make))
 
 
+def _tells(path: str) -> bool:
+    """Whether it says what the files beside it are."""
+    return os.path.basename(path) == shards.INDEX_NAME or path.endswith(".idx")
+
+
 def recognise(paths: Sequence[str]) -> Format:
-    """The format of ``paths``, by the first one's magic.
+    """The format of ``paths``, by the magic of the one that tells what the others are: an index, else the first.
 
     Raises:
         ValueError: it has no magic that tells; bare tokens and records cannot be known from their bytes.
         FileNotFoundError, IoError: the file is not to be had.
     """
-    path = paths[0]
+    path = next(filter(_tells, paths), paths[0])
     (head,), _, _ = read_heads([path], HEAD_BYTES)
     for known in _recognisers:
         if known.recognises(head, path):

@@ -158,6 +158,15 @@ def _checked_lengths(heads: list[bytes], offsets: list[int], path: str) -> np.nd
     return np.ascontiguousarray(lengths).view("<u8")[:, 0].astype(np.int64)
 
 
+def recognises(head: bytes) -> bool:
+    """Whether a file that begins so begins with a record: its length has the checksum that stands beside it."""
+    row = np.frombuffer(head[:_HEAD_BYTES], np.uint8)[None]
+    if row.shape[1] < _HEAD_BYTES:
+        return False
+    found = masked(crc32c_of_rows(row[:, :_LENGTH_BYTES], np.array([_LENGTH_BYTES])))
+    return bool((found == _uint32(row[:, _LENGTH_BYTES:]))[0])
+
+
 def _is_compressed(head: bytes) -> bool:
     """Whether a file begins as gzip or zlib does."""
     return head[:2] == b"\x1f\x8b" or (head[0] == 0x78 and int.from_bytes(head[:2], "big") % 31 == 0)

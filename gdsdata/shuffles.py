@@ -1,0 +1,109 @@
+"""What `GDSDataset`'s ``shuffle`` means for some data, and the choice that ``"auto"`` makes."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import torch
+import torch.distributed
+
+from gdsdata import engine
+from gdsdata.calibration import records_of
+from gdsdata.formats.fields import FieldIndex
+from gdsdata.formats.index import Index
+from gdsdata.lanes import Lanes
+from gdsdata.options import MIB, EngineOptions
+
+# Below this much data the pieces would be of a few samples, and an epoch is over in a moment.
+_LEAST_BYTES = 256 * MIB
+# As long as this, samples are large reads themselves.
+_LONG_SAMPLE_BYTES = 512 * 1024
+# Uniform is the better shuffle, so lanes must be worth it.
+_CLEARLY_FASTER = 2.0
+_BATCHES, _BATCH_SAMPLES, _BATCH_PIECES = 4, 256, 8
+
+
+def shape_of(asked: bool | str | Lanes, index: Index | FieldIndex, step_samples: int) -> bool | Lanes:
+    """What `order.Order` takes: True for ``"uniform"``, and `Lanes` that fit the data for ``"lanes"``.
+
+    Raises:
+        ValueError: ``asked`` is nothing of the kind.
+    """
+    if asked == "lanes":
+        return Lanes.fitting(len(index), index.spacing_bytes, step_samples)
+    if asked == "uniform":
+        return True
+    if isinstance(asked, (bool, Lanes)):
+        return asked
+    raise ValueError(f'shuffle={asked!r} must be True or "uniform", "lanes" or a Lanes, "auto", or False')
+
+
+def choose(index: Index | FieldIndex, ranks: int) -> tuple[str, str]:
+    """``"uniform"`` or ``"lanes"``, whichever suits the data and its storage, and the reason in words.
+
+    Where torch.distributed is initialised, all its processes must call this, and get what the first one found.
+
+    Raises:
+        ValueError: there are several ranks, and torch.distributed, by which they would agree, is not initialised.
+    """
+    agree = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if not agree and ranks > 1:
+        raise ValueError(
+            f'shuffle="auto" measures, and world_size={ranks} ranks might find different things: initialise '
+            'torch.distributed first, or say "uniform" or "lanes"'
+        )
+    if not agree or torch.distributed.get_world_size() == 1:
+        return _choose(index)
+    found = [_choose(index) if torch.distributed.get_rank() == 0 else None]
+    torch.distributed.broadcast_object_list(found, src=0)
+    return found[0]
+
+
+def _choose(index: Index | FieldIndex) -> tuple[str, str]:
+    sample_bytes = index.sample.bytes if isinstance(index, Index) else index.spacing_bytes
+    if sample_bytes >= _LONG_SAMPLE_BYTES:
+        return "uniform", f"samples of {sample_bytes} bytes are large reads themselves"
+    largest = int(index.size_bytes.argmax())
+    if index.size_bytes[largest] < 2 * MIB:
+        return "uniform", "no file is as long as two pieces of 1 MiB"
+    total_bytes = int(index.size_bytes.sum())
+    if total_bytes < _LEAST_BYTES:
+        return "uniform", f"all files have {total_bytes / MIB:.0f} MiB, less than {_LEAST_BYTES // MIB}"
+    path = index.paths[largest]
+    singly = _gb_per_s(index if isinstance(index, Index) else records_of(path, sample_bytes), _BATCH_SAMPLES)
+    in_pieces = _gb_per_s(records_of(path, MIB), _BATCH_PIECES)
+    chosen = "lanes" if in_pieces > _CLEARLY_FASTER * singly else "uniform"
+    return chosen, (
+        f"samples of {sample_bytes} bytes, read one by one past the page cache, bring {singly:.2f} GB/s here, and "
+        f"pieces of 1 MiB {in_pieces:.2f} GB/s ({_CLEARLY_FASTER:g} times as much would be worth lanes)"
+    )
+
+
+def _gb_per_s(index: Index, batch: int) -> float:
+    """Of random samples, by an engine of its own that leaves the page cache out."""
+    shared = engine.shared_engine(EngineOptions(direct="always"), torch.device("cpu"))
+    pool = engine.buffer_pool(shared, index.sample, batch, _BATCHES, False)
+    batches, _ = engine.make_batches(
+        shared,
+        engine.file_table(index),
+        pool,
+        index.sample,
+        batch_samples=batch,
+        slots=_BATCHES,
+        stall_timeout_s=60.0,
+        on_cuda=False,
+        residence=None,
+    )
+    best_s = float("inf")
+    try:
+        for seed in range(2):  # the first makes the engine's memory
+            samples = np.random.default_rng(seed).integers(0, len(index), _BATCHES * batch)
+            started_s = time.perf_counter()
+            batches.plan(*index.extents(samples), np.full(_BATCHES, batch, np.int64))
+            for _ in range(_BATCHES):
+                batches.next()
+            best_s = min(best_s, time.perf_counter() - started_s)
+    finally:
+        batches.close()
+    return _BATCHES * batch * index.sample.bytes / best_s / 1e9

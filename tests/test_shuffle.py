@@ -1,0 +1,294 @@
+"""``shuffle``, ``uneven`` and ``device_mesh`` of a data set: the same global batches on any ranks, cut anywhere."""
+
+import json
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed
+from helpers import MIB, arrays, assert_same_batches, drop_cache, in_new_process, random_bytes, served_by, write_records
+from torch.distributed.device_mesh import init_device_mesh
+
+from gdsdata import EngineOptions, GDSDataset, Lanes, shuffles
+from gdsdata.formats import Npy, Records
+from gdsdata.readahead import Readahead
+
+RECORDS = Records("u1", (64,))
+SHAPE = Lanes(8, 4, 5)  # pieces of five samples, so that even small data has many windows
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """1003 records of 64 bytes in three files: with SHAPE, 62 whole batches of 16 and 11 samples."""
+    for number, count in enumerate((400, 3, 600)):
+        write_records(tmp_path / f"{number}.bin", count, 64, number)
+    return tmp_path
+
+
+def read(folder: Path, **arguments) -> GDSDataset:
+    return GDSDataset(folder, **{"batch_size": 16, "format": RECORDS, "device": "cpu", "shuffle": SHAPE, **arguments})
+
+
+def steps_of(folder: Path, world_size: int, state: str | None = None, **arguments) -> list[np.ndarray]:
+    """The global batches that so many ranks get of 16 samples, of the rest of an epoch."""
+    shares = []
+    for rank in range(world_size):
+        dataset = read(folder, batch_size=16 // world_size, rank=rank, world_size=world_size, **arguments)
+        if state is not None:
+            dataset.load_state_dict(json.loads(state))
+        shares.append(arrays(dataset))
+    return [np.concatenate(step) for step in zip(*shares, strict=True)]
+
+
+def rows(batches) -> list[bytes]:
+    return sorted(row.tobytes() for batch in batches for row in batch)
+
+
+def stored(folder: Path) -> list[bytes]:
+    return rows([np.concatenate([np.fromfile(path, np.uint8) for path in sorted(folder.iterdir())]).reshape(-1, 64)])
+
+
+# ------------------------------------------------------------------------------------------------------ the orders
+
+
+@pytest.mark.parametrize("shuffle", ["uniform", "lanes", SHAPE, "auto", False])
+def test_every_sample_comes_once_an_epoch(folder, shuffle):
+    assert rows(arrays(read(folder, shuffle=shuffle))) == stored(folder)
+
+
+def test_uniform_is_another_name_for_true(folder):
+    assert_same_batches(arrays(read(folder, shuffle="uniform")), arrays(read(folder, shuffle=True)))
+    other = read(folder, shuffle=True)
+    other.load_state_dict(read(folder, shuffle="uniform").state_dict())
+
+
+def test_another_epoch_of_lanes_is_another_order(folder):
+    dataset = read(folder)
+    first, second = arrays(dataset), arrays(dataset)
+    assert rows(first) == rows(second) and not np.array_equal(first[0], second[0])
+
+
+def test_an_unknown_shuffle_is_refused_in_words(folder):
+    with pytest.raises(ValueError, match=r'shuffle=\'buffer\' must be True or "uniform", "lanes"'):
+        read(folder, shuffle="buffer")
+
+
+# -------------------------------------------------------------------------------------------------------- resuming
+
+
+@pytest.mark.parametrize("shuffle", [SHAPE, "lanes", "uniform"], ids=str)
+@pytest.mark.parametrize("seed", range(4))
+def test_a_run_cut_at_random_places_goes_on_alike_on_other_numbers_of_ranks(folder, shuffle, seed):
+    choose = random.Random(seed)
+    whole = steps_of(folder, 1, shuffle=shuffle, seed=seed)[:62]
+    state, done = None, 0
+    while done < 62:
+        ranks = choose.choice([1, 2, 4, 8])
+        rank = choose.randrange(ranks)  # the state of any one of them will do
+        dataset = read(folder, batch_size=16 // ranks, rank=rank, world_size=ranks, shuffle=shuffle, seed=seed)
+        if state is not None:
+            dataset.load_state_dict(json.loads(state))
+        cut, batches = choose.randrange(done + 1, 63), iter(dataset)
+        for _ in range(cut - done):
+            next(batches)
+        state, done = json.dumps(dataset.state_dict()), cut
+        assert len(state) < 300
+        for after in (1, 2, 4, 8):
+            rest = steps_of(folder, after, state, shuffle=shuffle, seed=seed)
+            assert_same_batches(rest[: 62 - cut], whole[cut:])
+
+
+def test_a_state_of_other_lanes_is_refused_in_words(folder):
+    state = read(folder).state_dict()
+    for shuffle, words in (
+        (Lanes(8, 4, 6), r"shuffle was \[8, 4, 5\] and is \[8, 4, 6\]"),
+        (True, r"shuffle was \[8, 4, 5\] and is True"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            read(folder, shuffle=shuffle).load_state_dict(state)
+
+
+def test_auto_continues_with_the_shuffle_of_the_state_it_is_given(folder):
+    dataset = read(folder)
+    batches = iter(dataset)
+    for _ in range(20):
+        next(batches)
+    other = read(folder, shuffle="auto")
+    other.load_state_dict(json.loads(json.dumps(dataset.state_dict())))
+    assert_same_batches(arrays(other), arrays(read(folder))[20:])
+    assert "of the state that was loaded" in other.stats()["shuffle"]
+
+
+def test_a_state_from_before_there_was_a_choice_of_uneven_ends_is_one_that_drops(folder):
+    state = read(folder).state_dict()
+    del state["uneven"]
+    read(folder).load_state_dict(state)
+    with pytest.raises(ValueError, match="uneven was 'drop' and is 'pad'"):
+        read(folder, uneven="pad").load_state_dict(state)
+
+
+# ------------------------------------------------------------------------------------------------------ uneven ends
+
+
+@pytest.mark.parametrize("shuffle", [True, SHAPE, False], ids=str)
+@pytest.mark.parametrize(("uneven", "last"), [("drop", 8), ("pad", 12), ("repeat", 16)])
+def test_four_ranks_have_equal_ends(folder, shuffle, uneven, last):
+    steps = steps_of(folder, 4, shuffle=shuffle, uneven=uneven)  # fails where ranks have unlike numbers of batches
+    assert [len(step) for step in steps] == [16] * 62 + [last]
+    assert len(set(rows(steps))) == (1000 if uneven == "drop" else 1003)
+
+
+# -------------------------------------------------------------------------------------------------- reading in pieces
+
+
+def test_every_byte_is_asked_for_once_in_pieces(tmp_path):
+    for number in range(3):
+        write_records(tmp_path / f"{number}.bin", 10_000, 1000, number)
+    dataset = GDSDataset(tmp_path, 32, Records("u1", (1000,)), device="cpu", shuffle=Lanes(8, 16, 50))
+    dataset.samples  # noqa: B018  (the index is there)
+    index, permutation = dataset._index, Lanes(8, 16, 50).permutation(30_000, 32, 0, 0)
+    asked = np.zeros((3, 10_000_000), np.uint8)
+    readahead, reads = Readahead(index, permutation, range(8)), 0
+    for window in range(permutation.windows):
+        for first, count in readahead._pieces(window):
+            for path, offset, size_bytes in readahead._extents(first, count):
+                asked[index.paths.index(path), offset : offset + size_bytes] += 1
+                reads += 1
+    readahead.close()
+    assert (asked == 1).all()
+    assert 600 <= reads <= 600 + 8 * 2 + 3 + 1  # pieces, short ones of each lane, ends of files, the turn
+
+
+def test_pieces_are_in_memory_before_their_samples_are_asked_for(tmp_path):
+    (tmp_path / "0.bin").write_bytes(random_bytes(64 * MIB))
+    if not drop_cache(tmp_path / "0.bin"):
+        pytest.skip("this file system keeps its files in memory")
+    records = Records("u1", (2048,))
+    singly = GDSDataset(tmp_path, 64, records, device="cpu", options=EngineOptions(queue_depth=61))
+    whole = rows(arrays(singly))
+    assert served_by(singly).get("direct", 0) > 60 * MIB
+    drop_cache(tmp_path / "0.bin")
+    # Windows of 4 MiB: the first is asked for as it is needed, the others ahead.
+    lanes = GDSDataset(tmp_path, 64, records, device="cpu", shuffle=Lanes(16, 8, 16))
+    got = []
+    for batch in lanes:
+        got.append(batch.numpy().copy())
+        torch.randn(200, 200) @ torch.randn(200, 200)
+    assert rows(got) == whole
+    assert served_by(lanes).get("page_cache", 0) > 32 * MIB
+    assert lanes.stats()["readahead_bytes"] == 64 * MIB
+
+
+def test_without_the_page_cache_nothing_is_asked_for_ahead(folder):
+    dataset = read(folder, options=EngineOptions(direct="always"))
+    assert rows(arrays(dataset)) == stored(folder)
+    assert dataset.stats()["readahead_bytes"] == 0
+
+
+def test_a_loop_left_early_ends_the_thread_that_reads_ahead(folder):
+    for _ in read(folder):
+        break
+    for thread in threading.enumerate():
+        if thread.name == "gdsdata-readahead":
+            thread.join(5)
+            assert not thread.is_alive()
+
+
+# ------------------------------------------------------------------------------------------------------------- auto
+
+
+@pytest.mark.parametrize(
+    ("singly", "in_pieces", "chosen"), [(0.2, 2.0, "lanes"), (1.5, 2.0, "uniform"), (1.0, 2.0, "uniform")]
+)
+def test_auto_takes_lanes_where_large_reads_are_clearly_faster(tmp_path, monkeypatch, singly, in_pieces, chosen):
+    with open(tmp_path / "0.bin", "wb") as file:
+        file.truncate(300 * MIB)
+    monkeypatch.setattr(shuffles, "_gb_per_s", lambda index, batch: in_pieces if index.sample.bytes == MIB else singly)
+    dataset = GDSDataset(tmp_path, 64, Records("u1", (4096,)), device="cpu", shuffle="auto")
+    said = dataset.stats()["shuffle"]
+    assert said.startswith("Lanes(lanes=64" if chosen == "lanes" else "uniform: ")
+    assert f"bring {singly:.2f} GB/s here, and pieces of 1 MiB {in_pieces:.2f} GB/s" in said
+
+
+def test_auto_measures_what_the_storage_is_good_at(tmp_path):
+    (tmp_path / "0.bin").write_bytes(random_bytes(MIB) * 256)
+    chosen, reason = shuffles.choose(Records("u1", (1024,)).index([str(tmp_path / "0.bin")]), 1)
+    assert chosen in ("uniform", "lanes") and "samples of 1024 bytes, read one by one past the page cache" in reason
+
+
+def test_auto_takes_uniform_where_pieces_bring_nothing(tmp_path):
+    write_records(tmp_path / "0.bin", 4, MIB, 0)
+    assert (
+        "large reads themselves"
+        in GDSDataset(tmp_path, 2, Records("u1", (MIB,)), device="cpu", shuffle="auto").stats()["shuffle"]
+    )
+    (tmp_path / "files").mkdir()
+    for number in range(4):
+        np.save(tmp_path / "files" / f"{number}.npy", np.zeros(8))
+    dataset = GDSDataset(tmp_path / "files", 2, Npy(), device="cpu", shuffle="auto")
+    assert "uniform: no file is as long as two pieces" in dataset.stats()["shuffle"]
+
+
+def test_auto_on_ranks_that_cannot_agree_is_refused_in_words(folder):
+    with pytest.raises(ValueError, match="world_size=2 ranks might find different things: initialise torch.distrib"):
+        read(folder, shuffle="auto", rank=0, world_size=2)
+
+
+# ------------------------------------------------------------------------------------------------------ device meshes
+
+
+def batches_in_a_mesh(folder: Path, rank: int) -> dict[str, list[np.ndarray] | str]:
+    torch.distributed.init_process_group("gloo", f"file://{folder}/../rendezvous", rank=rank, world_size=4)
+    try:
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+
+        def first_of(**arguments):
+            return arrays([next(iter(read(folder, batch_size=4, **arguments)))])
+
+        def refusal_of(**arguments):
+            try:
+                return f"no error: {read(folder, **arguments)}"
+            except ValueError as error:
+                return str(error)
+
+        return {
+            "dp": first_of(device_mesh=mesh, dp_dim="dp"),
+            "by place": first_of(device_mesh=mesh, dp_dim=0),
+            "one dimension": first_of(device_mesh=mesh["dp"]),
+            "both": first_of(device_mesh=mesh, dp_dim=("dp", "tp")),
+            "auto": first_of(device_mesh=mesh, dp_dim="dp", shuffle="auto"),
+            "no dp_dim": refusal_of(device_mesh=mesh),
+            "unknown": refusal_of(device_mesh=mesh, dp_dim="pp"),
+            "twice": refusal_of(device_mesh=mesh, dp_dim="dp", rank=0, world_size=1),
+        }
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_tensor_parallel_peers_of_a_device_mesh_see_the_same_batch(tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    write_records(folder / "0.bin", 200, 64)
+    with ThreadPoolExecutor(4) as pool:
+        got = list(pool.map(in_new_process, [batches_in_a_mesh] * 4, [folder] * 4, range(4)))
+    for dp in (0, 1):
+        expected = arrays([next(iter(read(folder, batch_size=4, rank=dp, world_size=2)))])
+        for peer in got[2 * dp : 2 * dp + 2]:
+            for way in ("dp", "by place", "one dimension"):
+                assert_same_batches(peer[way], expected)
+    assert_same_batches(got[0]["auto"], got[1]["auto"])
+    for rank in range(4):
+        expected = arrays([next(iter(read(folder, batch_size=4, rank=rank, world_size=4)))])
+        assert_same_batches(got[rank]["both"], expected)
+        assert "has 2 dimensions ('dp', 'tp'): say by dp_dim=" in got[rank]["no dp_dim"]
+        assert "dp_dim='pp': the device_mesh has the dimensions ('dp', 'tp')" in got[rank]["unknown"]
+        assert "rank=0, world_size=1 and a device_mesh are given: give one of them" in got[rank]["twice"]
+
+
+def test_a_dp_dim_without_a_mesh_is_refused_in_words(folder):
+    with pytest.raises(ValueError, match="dp_dim='dp' is a dimension of a device_mesh, which is not given"):
+        read(folder, dp_dim="dp")
