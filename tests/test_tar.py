@@ -228,6 +228,8 @@ class TestFormats:
         for i, (name, deeper, member_kind, size) in enumerate(drawn):
             if kind == "ustar":
                 name, deeper = name.replace("é", "e"), min(deeper, 90)
+            if member_kind == tarfile.AREGTYPE:
+                deeper = 0  # where a long name was cut behind a slash, tarfile takes the member for a folder
             data = random_bytes(size, seed=i) if member_kind not in (tarfile.DIRTYPE, tarfile.SYMTYPE) else b""
             time = 0.5 if fraction and kind == "pax" else 0
             members.append(member("d" * deeper + "/" * bool(deeper) + name, data, member_kind, mtime=time))
@@ -370,6 +372,7 @@ class TestBadFiles:
         [
             b"path=a.x\n",
             b"99 path=a.x\n",
+            b"9 path:a\n12 path=a.x\n",
             b"13 path=a.x\n",
             b"11 path=a.x\n",
             b"8 path=\n\n",
@@ -613,7 +616,7 @@ class TestReading:
         return path
 
     @pytest.mark.parametrize("project", ["energon", "dali"])
-    def test_another_projects_index_says_where_to_read_and_no_payload_is_read(self, tmp_path, path, project):
+    def test_another_projects_index_says_where_to_read_ahead(self, tmp_path, path, monkeypatch, project):
         with tarfile.open(path) as archive:
             members = archive.getmembers()
             headers = [info.offset for info in members] + [archive.offset]
@@ -626,7 +629,13 @@ class TestReading:
         warm_cache(file)
         expected = index(path)
         assert drop_cache(file)
+        asked = []
+        advise = os.posix_fadvise
+        monkeypatch.setattr(os, "posix_fadvise", lambda *arguments: asked.append(arguments[1:]) or advise(*arguments))
         assert (index(path).begin_bytes == expected.begin_bytes).all()
+        ahead = [(begin, length) for begin, length, advice in asked if advice == os.POSIX_FADV_WILLNEED]
+        assert len(ahead) >= self.MEMBERS
+        assert all(any(begin <= at < begin + length for begin, length in ahead) for at in headers[:-1])
         pages = resident_pages(file)
         assert 0 < pages <= self.MEMBERS * 4 + 8 < file.stat().st_size / 4096 / 5
 
