@@ -100,3 +100,28 @@ def mutations(data: bytes, seed: int, count: int) -> Iterator[bytes]:
         else:
             del damaged[place:]
         yield bytes(damaged)
+
+
+def outcomes_of_damage(
+    file: Path, seed: int, size_at: Sequence[Any], read: Callable[[], FieldIndex], count: int = 300
+) -> set[str]:
+    """What comes of reading `mutations` of ``file``: "read", its extents within their files, or the error's class.
+
+    Args:
+        file: a shard or index.json.
+        seed: of the damage.
+        size_at: where index.json has the size of that shard, which is kept true: it would be all that is found.
+        read: index the dataset.
+        count: of mutations.
+    """
+    outcomes = set()
+    for damaged in mutations(file.read_bytes(), seed, count):
+        file.write_bytes(damaged)
+        if file.name != "index.json":
+            edit_json(file.parent / "index.json", set_at(size_at, len(damaged)))
+        try:
+            assert_within_files(read())
+            outcomes.add("read")
+        except (ValueError, FileNotFoundError) as error:
+            outcomes.add(type(error).__name__)
+    return outcomes

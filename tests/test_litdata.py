@@ -7,7 +7,16 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from shard_files import assert_within_files, edit_json, mutations, pack_sample, pack_shard, read_column, same, set_at
+from shard_files import (
+    assert_within_files,
+    edit_json,
+    outcomes_of_damage,
+    pack_sample,
+    pack_shard,
+    read_column,
+    same,
+    set_at,
+)
 from torch.utils import _pytree as pytree
 
 from gdsdata.errors import CorruptData
@@ -323,17 +332,9 @@ class TestDamage:
         array = pack_array(np.zeros((2, 3), "f4"), "tensor", ">")
         files = [[[b"j" * i, array, bytes(8), bytes(2 * i)] for i in range(4)]] * 2
         path = write(tmp_path, dict.fromkeys("abcd", 0), ["jpeg", "tensor", "int", "no_header_numpy:5"], files)
-        file = tmp_path / name
-        outcomes = set()
-        for damaged in mutations(file.read_bytes(), seed, 300):
-            file.write_bytes(damaged)
-            if name != "index.json":  # or a changed size would be all that is found
-                edit_json(tmp_path / "index.json", set_at(["chunks", 0, "chunk_bytes"], len(damaged)))
-            try:
-                assert_within_files(LitData().index([path]))
-                outcomes.add("read")
-            except (ValueError, FileNotFoundError) as error:
-                outcomes.add(type(error).__name__)
+        outcomes = outcomes_of_damage(
+            tmp_path / name, seed, ["chunks", 0, "chunk_bytes"], lambda: LitData().index([path])
+        )
         assert {"read", "CorruptData"} <= outcomes
 
 

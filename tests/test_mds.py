@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shard_files import (
     assert_within_files,
     edit_json,
-    mutations,
+    outcomes_of_damage,
     pack_sample,
     pack_shard,
     read_column,
@@ -440,18 +440,9 @@ class TestDamage:
     def test_whatever_is_damaged_no_extent_leaves_its_file(self, tmp_path, name, seed):
         files = [[[b"j" * i, pack_array(np.zeros((2, i + 1), "f4")), b"1234"] for i in range(4)]] * 2
         path = write_mds(tmp_path, {"a": "jpeg", "b": "ndarray", "c": "int32"}, [None, None, 4], files)
-        file = tmp_path / name
-        outcomes = set()
-        for damaged in mutations(file.read_bytes(), seed, 300):
-            file.write_bytes(damaged)
-            # Nothing else changes the size in index.json, and it would be all that is found.
-            if name != "index.json":
-                edit_json(tmp_path / "index.json", set_at(["shards", 0, "raw_data", "bytes"], len(damaged)))
-            try:
-                assert_within_files(Mds().index([path]))
-                outcomes.add("read")
-            except (ValueError, FileNotFoundError) as error:
-                outcomes.add(type(error).__name__)
+        outcomes = outcomes_of_damage(
+            tmp_path / name, seed, ["shards", 0, "raw_data", "bytes"], lambda: Mds().index([path])
+        )
         assert {"read", "CorruptData"} <= outcomes
 
 
