@@ -233,6 +233,7 @@ class TestArrays:
             (bytes([8, 4, 1, 0, 0]), "shape does not fit its length"),
             (bytes([34, 4, 1, 0, 0]), "shape does not fit its length"),
             (bytes([8, 63 << 2 | 3]) + b"\xff" * 504, "shape does not fit its length"),
+            (bytes([8, 3 << 2 | 2]) + np.array([1 << 31, 1 << 31, 4], "<u4").tobytes(), "does not fit its length"),
             (bytes([8, 2 << 2 | 3]) + (1 << 32).to_bytes(8, "little") * 2, "shape does not fit its length"),
         ],
     )
@@ -392,6 +393,7 @@ class TestDamage:
             (1, 27, "first sample would start within the table, at 27", 4),
             (2, 2**32 - 1, "sample 1 would start at 4294967295 and end before, at ", 8),
             (2, 1, "sample 0 would start at [0-9]+ and end before, at 1", 4),
+            (6, 340, "last sample would end at 340, and the file ends at", 24),
             (6, 2**32 - 1, "last sample would end at 4294967295, and the file ends at", 24),
         ],
     )
