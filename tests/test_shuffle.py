@@ -155,7 +155,7 @@ def test_every_byte_is_asked_for_once_in_pieces(tmp_path):
     readahead, reads = Readahead(index, permutation, range(8)), 0
     for window in range(permutation.windows):
         for first, count in readahead._pieces(window):
-            for path, offset, size_bytes in readahead._extents(first, count):
+            for path, offset, size_bytes in index.runs(first, count):
                 asked[index.paths.index(path), offset : offset + size_bytes] += 1
                 reads += 1
     readahead.close()
