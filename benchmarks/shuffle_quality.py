@@ -9,8 +9,9 @@ pairs       pairs of samples of one piece in one batch, as a multiple of what a 
 chi-square  of a batch's classes, by degree of freedom. 1 is what a uniform shuffle has, more is batches that lean to
             some classes, less is batches more even than chance.
 
-The orders of others are models of what their documentation says, of one process without workers (but 64 readers at most
-for files side by side); nothing of theirs runs. Prints a table, and writes it with a plot. Figures depend on the seed alone.
+The orders of others are models of what their documentation says, of one process without workers (but up to 64 readers
+for files side by side); nothing of theirs runs. Prints a table, and writes it with a plot. Figures depend on the seed
+alone.
 """
 
 import argparse
