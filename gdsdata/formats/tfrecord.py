@@ -45,7 +45,7 @@ class TFRecord:
     of longer ones the heads alone.
 
     Args:
-        check_data: when indexing, also read all data and check its checksums; about 200 MB/s a processor.
+        check_data: when indexing, also read all data and check its checksums: some 100 MB/s, of small records less.
     """
 
     check_data: bool = False
