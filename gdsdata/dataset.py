@@ -15,10 +15,11 @@ from gdsdata import engine, shuffles
 from gdsdata.calibration import calibrated
 from gdsdata.decoders import Decoder, decoder_of
 from gdsdata.errors import GdsdataError, StallError
-from gdsdata.field_batches import FieldBatches, RaggedAs, check_ragged_as, moved
+from gdsdata.field_batches import FieldBatches, RaggedAs, WindowBatches, check_ragged_as, moved
 from gdsdata.formats import recognise
 from gdsdata.formats.fields import FieldIndex
 from gdsdata.formats.index import Format, Index
+from gdsdata.formats.megatron import WindowIndex
 from gdsdata.formats.registry import Source, list_files
 from gdsdata.lanes import Lanes
 from gdsdata.options import EngineOptions
@@ -170,9 +171,11 @@ class GDSDataset(IterableDataset):
             self._open()  # its memory is pinned while the program still prepares
 
     def _index_files(self) -> None:
-        self._index: Index | FieldIndex | None = self._format.index(self._paths)
+        self._index: Index | FieldIndex | WindowIndex | None = self._format.index(self._paths)
+        if isinstance(self._index, WindowIndex) and not self._index.is_even:
+            raise ValueError(f"{self._format}: last windows are shorter, and no batch holds those: leave drop_last True")
         names = {field.name for field in self._index.fields} if isinstance(self._index, FieldIndex) else set()
-        if self.residency is not None and names:
+        if self.residency is not None and not isinstance(self._index, Index):
             raise ValueError(f"residency={self.residency!r} is for samples of one size: leave it out for fields")
         if lost := sorted(self.decode.keys() - names):
             raise ValueError(f"decode= names {lost[0]!r}, but the samples' fields are {sorted(names) or 'none'}")
@@ -350,7 +353,7 @@ class GDSDataset(IterableDataset):
         if self._newest is iteration:
             self._epoch, self._yielded = epoch + 1, 0
 
-    def _prefetcher(self, index: Index | FieldIndex) -> tuple[Any, Callable[[], Any]]:
+    def _prefetcher(self, index: Index | FieldIndex | WindowIndex) -> tuple[Any, Callable[[], Any]]:
         """What is given plans, and what gives the next batch as the user keeps it."""
         shared, files, pool = self._open()
         if isinstance(index, FieldIndex):
@@ -361,6 +364,11 @@ class GDSDataset(IterableDataset):
             if self._read_to == self.device:
                 return batches, batches.next
             return batches, lambda: moved(batches.next(), self.device)
+        if isinstance(index, WindowIndex):
+            batches = WindowBatches(
+                shared, files, index, self.device, self.prefetch, self.options.stall_timeout_s
+            )
+            return batches, batches.next
         batches, dtype = engine.make_batches(
             shared,
             files,
@@ -375,7 +383,7 @@ class GDSDataset(IterableDataset):
         )
         return batches, self._take_of(batches, index.sample.torch_dtype if index.sample.torch_dtype != dtype else None)
 
-    def _readahead(self, index: Index | FieldIndex, epoch: int) -> Readahead | None:
+    def _readahead(self, index: Index | FieldIndex | WindowIndex, epoch: int) -> Readahead | None:
         """What brings the pieces of a lane shuffle into the page cache; nothing where reads leave that out."""
         if not isinstance(self._shuffle, Lanes) or self.options.direct == "always":
             return None
@@ -454,10 +462,10 @@ class GDSDataset(IterableDataset):
             self._index_files()
         result = _sum(self._totals, running.statistics()) if running is not None else dict(self._totals)
         shared, _, pool = self._open()
-        if isinstance(self._index, FieldIndex):
-            result["ring_bytes"] = self.prefetch * self._index.most_bytes(self._batch_size)
-        else:
+        if pool is not None:
             result["ring_bytes"] = pool.max_kept_bytes
+        else:
+            result["ring_bytes"] = self.prefetch * self._index.most_bytes(self._batch_size)
         result["readahead_bytes"] = self._readahead_bytes
         result["shuffle"] = f"{self._shuffle_name}: {self._shuffle_reason}"
         if self._residence is not None:

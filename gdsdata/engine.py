@@ -32,6 +32,7 @@ except ImportError as error:
 if TYPE_CHECKING:
     from gdsdata.formats.fields import FieldIndex
     from gdsdata.formats.index import Index, Sample
+    from gdsdata.formats.megatron import WindowIndex
 
 ROUTES: tuple[str, ...] = _engine.ROUTES
 Output = _engine.Output
@@ -190,7 +191,7 @@ def warn_once(message: str) -> None:
         warnings.warn(f"gdsdata: {message}", RuntimeWarning, stacklevel=3)
 
 
-def file_table(index: Index | FieldIndex) -> _engine.FileTable:
+def file_table(index: Index | FieldIndex | WindowIndex) -> _engine.FileTable:
     """The files of an index, opened when they are first read."""
     return _engine.FileTable(index.paths, index.size_bytes, index.mtime_ns)
 

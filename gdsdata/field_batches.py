@@ -17,6 +17,7 @@ from gdsdata.decoders import Decoder, Undecodable
 from gdsdata.errors import CorruptData, EngineClosed, StallError
 from gdsdata.formats.fields import Field, FieldIndex
 from gdsdata.formats.index import torch_equivalent
+from gdsdata.formats.megatron import WindowIndex
 
 # Batches that are read at the same time: while one of them is planned and handed over, another is copied.
 _AT_A_TIME = 2
@@ -114,7 +115,7 @@ class FieldBatches:
         self,
         shared: Any,
         files: Any,
-        index: FieldIndex,
+        index: FieldIndex | WindowIndex,
         device: torch.device,
         prefetch: int,
         stall_timeout_s: float,
@@ -122,7 +123,7 @@ class FieldBatches:
         decode: Mapping[str, Decoder],
     ) -> None:
         self._engine, self._files, self._device = shared, files, device
-        self._paths, self._fields = index.paths, index.fields
+        self._paths, self._fields = index.paths, getattr(index, "fields", ())
         self._prefetch, self._stall_timeout_s = prefetch, stall_timeout_s
         self._ragged_as, self._decode = _RAGGED_AS[ragged_as], decode
         self._planned: deque[_Planned] = deque()
@@ -252,3 +253,34 @@ class FieldBatches:
             begun.done.cancel()
         self._readers.shutdown()
         self._begun.clear()
+
+
+class WindowBatches(FieldBatches):
+    """The same where a sample is a window of tokens, in however many pieces it lies (`formats.megatron.WindowIndex`).
+
+    A batch is ``(B, tokens)``, of the dtype that the index says.
+    """
+
+    def __init__(
+        self,
+        shared: Any,
+        files: Any,
+        index: WindowIndex,
+        device: torch.device,
+        prefetch: int,
+        stall_timeout_s: float,
+    ) -> None:
+        super().__init__(shared, files, index, device, prefetch, stall_timeout_s, "flat", {})
+        self._sample = index.sample
+
+    def plan(
+        self, file: np.ndarray, begin_bytes: np.ndarray, length_bytes: np.ndarray, pieces: np.ndarray, sizes: np.ndarray
+    ) -> None:
+        """Batches of ``sizes`` windows each, whose pieces follow one another (`WindowIndex.extents`)."""
+        super().plan(
+            file, begin_bytes[:, None], length_bytes[:, None], np.add.reduceat(pieces, np.cumsum([0, *sizes[:-1]]))
+        )
+
+    def _values_of(self, begun: _Begun) -> torch.Tensor:
+        tokens = begun.memory[: int(begun.length_bytes.sum())].view(self._sample.stored_torch_dtype)
+        return tokens.view(-1, *self._sample.shape).to(self._sample.torch_dtype)

@@ -10,6 +10,7 @@ from queue import SimpleQueue
 
 from gdsdata.formats.fields import FieldIndex
 from gdsdata.formats.index import Index
+from gdsdata.formats.megatron import WindowIndex
 from gdsdata.lanes import LanePermutation
 
 # What one call may ask for: the kernel cuts it, in silence, to the device's own read-ahead, which is seldom less. On a
@@ -33,7 +34,7 @@ class Readahead:
         bytes: asked for so far; they count where they are in memory already, too.
     """
 
-    def __init__(self, index: Index | FieldIndex, permutation: LanePermutation, lanes: range) -> None:
+    def __init__(self, index: Index | FieldIndex | WindowIndex, permutation: LanePermutation, lanes: range) -> None:
         self._index, self._permutation, self._lanes = index, permutation, lanes
         self.bytes = 0
         self._reached = -1.0  # windows, and the share of the next one

@@ -12,6 +12,7 @@ from gdsdata import engine
 from gdsdata.calibration import records_of
 from gdsdata.formats.fields import FieldIndex
 from gdsdata.formats.index import Index
+from gdsdata.formats.megatron import WindowIndex
 from gdsdata.lanes import Lanes
 from gdsdata.options import MIB, EngineOptions
 
@@ -24,7 +25,7 @@ _CLEARLY_FASTER = 2.0
 _BATCHES, _BATCH_SAMPLES, _BATCH_PIECES = 4, 256, 8
 
 
-def shape_of(asked: bool | str | Lanes, index: Index | FieldIndex, step_samples: int) -> bool | Lanes:
+def shape_of(asked: bool | str | Lanes, index: Index | FieldIndex | WindowIndex, step_samples: int) -> bool | Lanes:
     """What `order.Order` takes: True for ``"uniform"``, and `Lanes` that fit the data for ``"lanes"``.
 
     Raises:
@@ -39,7 +40,7 @@ def shape_of(asked: bool | str | Lanes, index: Index | FieldIndex, step_samples:
     raise ValueError(f'shuffle={asked!r} must be True or "uniform", "lanes" or a Lanes, "auto", or False')
 
 
-def choose(index: Index | FieldIndex, ranks: int) -> tuple[str, str]:
+def choose(index: Index | FieldIndex | WindowIndex, ranks: int) -> tuple[str, str]:
     """``"uniform"`` or ``"lanes"``, whichever suits the data and its storage, and the reason in words.
 
     Where torch.distributed is initialised, all its processes must call this, and get what the first one found.
@@ -60,7 +61,7 @@ def choose(index: Index | FieldIndex, ranks: int) -> tuple[str, str]:
     return found[0]
 
 
-def _choose(index: Index | FieldIndex) -> tuple[str, str]:
+def _choose(index: Index | FieldIndex | WindowIndex) -> tuple[str, str]:
     sample_bytes = index.sample.bytes if isinstance(index, Index) else index.spacing_bytes
     if sample_bytes >= _LONG_SAMPLE_BYTES:
         return "uniform", f"samples of {sample_bytes} bytes are large reads themselves"

@@ -11,6 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gdsdata import GDSDataset
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.formats.fields import Field, FieldIndex
 from gdsdata.formats.megatron import MAGIC, Megatron, WindowIndex, parse_index
@@ -379,3 +380,33 @@ class TestDamage:
                 assert (pointers >= 0).all() and (lengths >= 0).all() and (ends <= self.BIN_BYTES).all()
                 outcomes["read"] += 1
         assert min(outcomes.values()) > 50, outcomes
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+def test_a_data_set_gives_the_windows_that_the_rules_say(tmp_path, seed):
+    lengths = np.random.default_rng(1).integers(0, 60, 80).tolist()
+    write_pair(tmp_path, "a", lengths)
+    data = GDSDataset(tmp_path, 4, Megatron(seq_len=16, seed=seed), device="cpu", shuffle=False, drop_last=True)
+    batches = list(data)
+    assert {batch.dtype for batch in batches} == {torch.int64} and len(batches) > 10
+    expected = windows_by_the_rules(lengths, 16, seed)
+    assert [window for batch in batches for window in batch.tolist()] == expected[: 4 * len(batches)]
+    assert data.stats()["bytes"]["page_cache"] + data.stats()["bytes"]["direct"] > 0
+
+
+def test_a_data_set_gives_each_window_once_whatever_its_shuffle(tmp_path):
+    lengths = np.random.default_rng(2).integers(1, 60, 200).tolist()
+    write_pair(tmp_path, "a", lengths)
+    for shuffle in (True, "lanes"):
+        data = GDSDataset(tmp_path, 4, Megatron(seq_len=8), device="cpu", shuffle=shuffle)
+        found = [window for batch in data for window in batch.tolist()]
+        expected = windows_by_the_rules(lengths, 8)
+        assert found != expected and sorted(found) == sorted(expected)
+
+
+def test_a_data_set_gives_sequences_as_ragged_tokens_and_refuses_short_windows(tmp_path):
+    write_pair(tmp_path, "a", [3, 0, 5])
+    (batch,) = GDSDataset(tmp_path, 3, device="cpu", shuffle=False)
+    assert [one.tolist() for one in batch["tokens"].as_list()] == [[0, 1, 2], [], [3, 4, 5, 6, 7]]
+    with pytest.raises(ValueError, match="drop_last"):
+        GDSDataset(tmp_path, 1, Megatron(seq_len=2, drop_last=False), device="cpu")

@@ -16,6 +16,7 @@ from gdsdata.errors import CorruptData, IoError
 
 if TYPE_CHECKING:
     from gdsdata.formats.fields import FieldIndex
+    from gdsdata.formats.megatron import WindowIndex
 
 _TORCH_DTYPES = {
     np.dtype(name): getattr(torch, name)
@@ -152,7 +153,7 @@ def runs_of_files(first_sample: np.ndarray, first: int, count: int) -> Iterator[
 class Format(Protocol):
     """What a format is: one method. It reads headers and sizes, and leaves the samples to the engine."""
 
-    def index(self, paths: list[str]) -> Index | FieldIndex:
+    def index(self, paths: list[str]) -> Index | FieldIndex | WindowIndex:
         """Find the samples of ``paths``.
 
         Raises:

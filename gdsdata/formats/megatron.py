@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -233,6 +233,28 @@ class WindowIndex:
         token_bytes = self.sample.dtype.itemsize
         offset = self.run_bytes[run] + (piece_begin - run_begin) * token_bytes
         return file[of_sample].astype(np.int32), offset, (piece_end - piece_begin) * token_bytes, pieces
+
+    @property
+    def is_even(self) -> bool:
+        """Whether no window is shorter than the others."""
+        (window_tokens,) = self.sample.shape
+        needed = np.diff(self.first_sample) * (window_tokens - 1) + 1
+        return bool((needed <= np.diff(self.file_token))[np.diff(self.first_sample) > 0].all())
+
+    def most_bytes(self, samples: int) -> int:
+        """Of so many windows."""
+        return min(samples, len(self)) * self.sample.bytes
+
+    @property
+    def spacing_bytes(self) -> int:
+        """From one window's start to the next one's, where they lie in one piece."""
+        return max(1, (self.sample.shape[0] - 1) * self.sample.dtype.itemsize)
+
+    def runs(self, first: int, count: int) -> Iterator[tuple[str, int, int]]:
+        """File, offset and bytes of the pieces of ``count`` samples from ``first`` on."""
+        file, offset, length, _ = self.extents(np.arange(first, first + count))
+        for one, begin, piece_bytes in zip(file.tolist(), offset.tolist(), length.tolist(), strict=True):
+            yield self.paths[one], begin, piece_bytes
 
 
 class _Cut(NamedTuple):
