@@ -77,7 +77,8 @@ Error truncated(const File& file, const Transfer& transfer) {
 }  // namespace
 
 std::optional<Error> PageCache::serve(std::span<const Transfer> transfers, std::span<File* const> files,
-                                      Conversion conversion, std::vector<Transfer>& left, RouteBytes& bytes) {
+                                      Conversion conversion, bool past_caches, std::vector<Transfer>& left,
+                                      RouteBytes& bytes) {
   copies_.clear();
   for (size_t i = 0; i < transfers.size(); ++i) {
     const Transfer& transfer = transfers[i];
@@ -102,10 +103,10 @@ std::optional<Error> PageCache::serve(std::span<const Transfer> transfers, std::
       left.push_back(transfer);
     }
   }
-  return copies_.empty() ? std::nullopt : copy_mapped(conversion, bytes);
+  return copies_.empty() ? std::nullopt : copy_mapped(conversion, past_caches, bytes);
 }
 
-std::optional<Error> PageCache::copy_mapped(Conversion conversion, RouteBytes& bytes) {
+std::optional<Error> PageCache::copy_mapped(Conversion conversion, bool past_caches, RouteBytes& bytes) {
   MappingGuard::install_handler();
   for (size_t i = 0; i < copies_.size(); ++i) {
     if (i + kPrefetchDistance < copies_.size()) {
@@ -115,7 +116,7 @@ std::optional<Error> PageCache::copy_mapped(Conversion conversion, RouteBytes& b
     const Copy& copy = copies_[i];
     MappingGuard guard(*copy.mapping);
     const std::byte* bytes_there = copy.mapping->data() + copy.transfer->offset;
-    if (past_caches_ && conversion == Conversion::kNone) {
+    if (past_caches && conversion == Conversion::kNone) {
       copy_bytes(copy.transfer->memory, bytes_there, copy.transfer->length);
     } else {
       convert(conversion, copy.transfer->memory, bytes_there, copy.transfer->length);

@@ -14,10 +14,6 @@ namespace gdsdata {
 // Used by one thread.
 class PageCache {
  public:
-  // `past_caches`: long copies leave the processor's caches alone. Not into memory that is written again and again,
-  // which is in a cache already: it takes a fifth off the way to a GPU (benchmarks/notes/checkpoints.md).
-  explicit PageCache(bool past_caches) : past_caches_(past_caches) {}
-
   // Out of files of at least kMapFileBytes, transfers of at most kShortBytes are copied from a mapping (no system call
   // each), and longer ones where Mapping::map_for_copying says so; others are read by preadv2 with RWF_NOWAIT.
   // Measured: benchmarks/notes/page_cache.md.
@@ -26,9 +22,9 @@ class PageCache {
 
   // `files[i]` is the open file of `transfers[i]`. Appends what was not resident to `left`, as whole
   // transfers or parts of them, and counts what was delivered in `bytes`. An error where a file ends before
-  // a transfer does.
+  // a transfer does. `past_caches`: long copies leave the processor's caches alone.
   std::optional<Error> serve(std::span<const Transfer> transfers, std::span<File* const> files, Conversion conversion,
-                             std::vector<Transfer>& left, RouteBytes& bytes);
+                             bool past_caches, std::vector<Transfer>& left, RouteBytes& bytes);
 
  private:
   struct Copy {
@@ -37,13 +33,12 @@ class PageCache {
     Mapping* mapping;
     Route route;
   };
-  std::optional<Error> copy_mapped(Conversion conversion, RouteBytes& bytes);
+  std::optional<Error> copy_mapped(Conversion conversion, bool past_caches, RouteBytes& bytes);
   void read_resident(File& file, const Transfer& transfer, File::Residency whole, Conversion conversion,
                      std::vector<Transfer>& left, RouteBytes& bytes);
   uint64_t read_now(File& file, const Transfer& part, Conversion conversion, bool known_resident);
   bool page_faults_read_the_disk();
 
-  const bool past_caches_;
   std::vector<Copy> copies_;
   std::vector<std::byte> scratch_;  // where bytes that are converted land first
   long major_faults_ = 0;           // of this thread, when last asked

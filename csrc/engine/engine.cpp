@@ -22,6 +22,10 @@ constexpr size_t kSegmentParts = 1024;
 // A group is shared by all workers, but not in smaller segments than this.
 constexpr uint64_t kLeastSegmentBytes = 1 << 20;
 
+// Memory of shorter batches is written again and again, and read soon: it stays in the processor's caches. So does
+// staging memory (benchmarks/notes/page_cache.md).
+constexpr uint64_t kPastCachesBytes = 16 << 20;
+
 // A long transfer is shared by several segments; the page cache serves a segment's part in one go, and storage gets it
 // in requests.
 uint64_t longest_part(const EngineOptions& options) {
@@ -54,8 +58,8 @@ constexpr size_t kDefaultQueueDepth = 64;
 // (benchmarks/notes/gpu.md).
 uint64_t default_segment_bytes(const Device& device) { return device.host_addressable() ? 1 << 20 : 4 << 20; }
 
-// Requests that are submitted together are joined by the kernel, and a virtual disk writes long ones a fifth faster
-// (benchmarks/notes/checkpoints.md). What is staged has to fit into staging memory, twice and more.
+// Longer than what is read, for the kernel joins requests that are submitted together, and a disk that gets them one by
+// one is slower (benchmarks/notes/checkpoints.md). What is staged has to fit into staging memory, twice and more.
 uint64_t default_write_segment_bytes(const Device& device) { return device.host_addressable() ? 8 << 20 : 4 << 20; }
 
 // With io_uring one worker keeps a disk busy, and several are for copying out of the page cache, where the
@@ -271,6 +275,7 @@ void Engine::submit(std::shared_ptr<Group> group) {
   group->copied_.clear();
   uint64_t group_bytes = 0;
   for (const Transfer& transfer : group->transfers) group_bytes += transfer.length;
+  group->past_caches_ = device()->host_addressable() && group_bytes >= kPastCachesBytes;
   const uint64_t share_bytes = align_up(group_bytes / options().workers, kCutBytes);
   const bool write = group->direction == Direction::kWrite;
   const uint64_t most_bytes = write ? running_->write_segment_bytes : options().segment_bytes;

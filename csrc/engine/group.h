@@ -55,6 +55,7 @@ class Group {
 
   std::vector<Transfer> parts_;  // the transfers, cut to what a backend takes
   std::vector<uint32_t> part_checksums_;
+  bool past_caches_ = false;  // what is copied out of the page cache goes past the processor's caches
   std::atomic<size_t> open_segments_{0};
   std::atomic<bool> abandoned_{false};
   std::vector<std::pair<const Stream*, std::shared_ptr<Event>>> copied_;  // the last one of each stream

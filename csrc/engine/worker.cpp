@@ -20,12 +20,7 @@ constexpr std::chrono::milliseconds kFewReapTimeout{1};
 }  // namespace
 
 Worker::Worker(const EngineOptions& options, const Selection& selection, Device& device, SegmentQueue& queue)
-    : options_(options),
-      selection_(selection),
-      device_(device),
-      queue_(queue),
-      staged_(!device.host_addressable()),
-      page_cache_(/*past_caches=*/!staged_) {}
+    : options_(options), selection_(selection), device_(device), queue_(queue), staged_(!device.host_addressable()) {}
 
 void Worker::run() {
   std::optional<Error> no_device;
@@ -213,7 +208,7 @@ void Worker::serve_from_memory(Active& active, std::span<const Transfer> parts) 
     left_.assign(parts.begin(), parts.end());
     return;
   }
-  active.error = page_cache_.serve(parts, part_files_, group.conversion, left_, active.bytes);
+  active.error = page_cache_.serve(parts, part_files_, group.conversion, group.past_caches_, left_, active.bytes);
   if (active.error) left_.clear();
 }
 
@@ -419,7 +414,7 @@ void Worker::copy_to_device(Active& active) {
   }
 }
 
-// While the bytes are in memory that the processor reads, and in its cache.
+// While the bytes are in memory that the processor reads.
 void Worker::take_checksums(const Active& active) {
   const Segment& segment = active.segment;
   Group& group = *segment.group;
