@@ -132,9 +132,9 @@ void Mapping::forget_residency() {
   for (auto& region : regions_) region.store(0, std::memory_order_relaxed);
 }
 
-bool Mapping::every_region(size_t first, size_t last, RegionState state) const {
+bool Mapping::every_region(size_t first, size_t last, uint8_t states) const {
   for (size_t region = first; region <= last; ++region) {
-    if ((regions_[region].load(std::memory_order_relaxed) & state) == 0) return false;
+    if ((regions_[region].load(std::memory_order_relaxed) & states) == 0) return false;
   }
   return true;
 }
@@ -152,7 +152,7 @@ bool Mapping::populate(uint64_t offset, uint64_t length) const {
 bool Mapping::map_for_copying(uint64_t offset, uint64_t length) {
   const size_t first = offset / kRegionBytes, last = (offset + length - 1) / kRegionBytes;
   if (every_region(first, last, kMapped)) return true;
-  if (!every_region(first, last, kReadBefore) && !trial_.is_due()) {
+  if (!every_region(first, last, kReadBefore | kMapped) && !trial_.is_due()) {
     mark(first, last, kReadBefore);
     return false;
   }

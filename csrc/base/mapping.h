@@ -79,7 +79,7 @@ class Mapping {
   Mapping(const std::byte* data, uint64_t size_bytes);
   static int64_t clock_ms();
   enum RegionState : uint8_t { kResident = 1, kReadBefore = 2, kMapped = 4 };
-  bool every_region(size_t first, size_t last, RegionState state) const;
+  bool every_region(size_t first, size_t last, uint8_t states) const;  // each in one of these
   void mark(size_t first, size_t last, RegionState state);
   bool populate(uint64_t offset, uint64_t length) const;
 
