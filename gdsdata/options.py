@@ -21,7 +21,7 @@ class EngineOptions:
             rather than sleep); with posix 8, for each has one request in flight.
         queue_depth: requests that one worker keeps in flight. 0: 64.
         segment_bytes: what a worker takes from a batch at a time, at most: a batch is shared by all workers, but not in
-            segments of less than 1 MiB. 0: 1 MiB, and 4 MiB on the way to a GPU.
+            segments of less than 1 MiB. 0: 1 MiB, 4 MiB on the way to a GPU, and 8 MiB for writes from the CPU.
         request_bytes: longest single request to storage.
         bounce_bytes: page-aligned memory of one worker that O_DIRECT reads into; taken when first needed.
         staging_bytes: pinned memory of one worker where bytes stop over on their way to a GPU.

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -781,6 +782,20 @@ def test_drop_says_so_when_a_mapping_keeps_pages(tmp_path):
     assert measure.drop([path]) > 0.5
     del mapped
     assert measure.drop([path]) == 0.0
+
+
+def test_drop_waits_for_a_mapping_that_is_on_its_way_out(tmp_path):
+    on_disk(tmp_path)
+    path = tmp_path / "a.bin"
+    path.write_bytes(os.urandom(MIB))
+    view = np.memmap(path, np.uint8, mode="r")
+    view.sum()
+    unmapped = [view]
+    del view
+    later = threading.Timer(0.1, unmapped.clear)
+    later.start()
+    assert measure.drop([path]) == 0.0
+    later.join()
 
 
 def test_memory_of_children_counts_and_shared_pages_count_once():

@@ -7,8 +7,8 @@
 namespace gdsdata {
 
 // Long ones go past the caches, which spares reading the target before it is written, and leaves the caches to others:
-// up to twice as fast where the target is in no cache (benchmarks/notes/page_cache.md). Visible to whoever synchronises
-// with the caller, as any store.
+// half as fast again (benchmarks/notes/checkpoints.md), but slower into memory that is in a cache (page_cache.md).
+// Visible to whoever synchronises with the caller, as any store.
 void copy_bytes(std::byte* to, const std::byte* from, uint64_t bytes);
 
 }  // namespace gdsdata

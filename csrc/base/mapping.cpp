@@ -17,7 +17,8 @@ namespace {
 constexpr std::chrono::nanoseconds kLowPageCost{40};
 constexpr uint32_t kTriedAgain = 8;  // of so many ranges one
 
-// Whoever drops a file is not kept while the pages of a long one are unmapped: 0.3 ms each GiB.
+// Whoever drops a file is not kept while the pages of a long one are unmapped: 0.3 to 60 ms each GiB, by their folios.
+// Until then the page cache cannot let go of them, nor the file system of a file without a name.
 constexpr uint64_t kLongToUnmapBytes = 256 << 20;
 
 struct GuardedRange {

@@ -23,7 +23,7 @@ constexpr size_t kSegmentParts = 1024;
 constexpr uint64_t kLeastSegmentBytes = 1 << 20;
 
 // Memory of shorter batches is written again and again, and read soon: it stays in the processor's caches. So does
-// staging memory (benchmarks/notes/page_cache.md).
+// staging memory, whatever the batch (benchmarks/notes/page_cache.md, checkpoints.md).
 constexpr uint64_t kPastCachesBytes = 16 << 20;
 
 // A long transfer is shared by several segments; the page cache serves a segment's part in one go, and storage gets it
@@ -58,8 +58,8 @@ constexpr size_t kDefaultQueueDepth = 64;
 // (benchmarks/notes/gpu.md).
 uint64_t default_segment_bytes(const Device& device) { return device.host_addressable() ? 1 << 20 : 4 << 20; }
 
-// Longer than what is read, for the kernel joins requests that are submitted together, and a disk that gets them one by
-// one is slower (benchmarks/notes/checkpoints.md). What is staged has to fit into staging memory, twice and more.
+// Requests that are submitted together are joined by the kernel, and a virtual disk writes long ones a fifth faster
+// (benchmarks/notes/checkpoints.md). What is staged has to fit into staging memory, twice and more.
 uint64_t default_write_segment_bytes(const Device& device) { return device.host_addressable() ? 8 << 20 : 4 << 20; }
 
 // With io_uring one worker keeps a disk busy, and several are for copying out of the page cache, where the
