@@ -173,7 +173,7 @@ class GDSDataset(IterableDataset):
     def _index_files(self) -> None:
         self._index: Index | FieldIndex | WindowIndex | None = self._format.index(self._paths)
         if isinstance(self._index, WindowIndex) and not self._index.is_even:
-            raise ValueError(f"{self._format}: last windows are shorter, and no batch holds those: leave drop_last True")
+            raise ValueError(f"{self._format}: last windows are shorter, which no batch holds: leave drop_last True")
         names = {field.name for field in self._index.fields} if isinstance(self._index, FieldIndex) else set()
         if self.residency is not None and not isinstance(self._index, Index):
             raise ValueError(f"residency={self.residency!r} is for samples of one size: leave it out for fields")
