@@ -3,7 +3,7 @@
     python benchmarks/fields.py [--folder F] [--rounds 5]
 
 Writes 256 MB of shards of each kind, once, and reads each of them from the page cache in every round, the rows in
-random order, batches of 64 as they are stored. What each row gives is compared with what was written before it is timed.
+random order, batches of 64 as they are stored. What each row gives was compared with what was written.
 """
 
 import argparse
