@@ -416,7 +416,7 @@ class GDSDataset(IterableDataset):
     def _open(self) -> tuple[Any, Any, Any]:
         """The engine, its table of the files and its memory: kept from epoch to epoch, but not across a fork."""
         if self._opened is None or self._opened[0] != os.getpid():
-            largest = self._paths[int(self._index.size_bytes.argmax())]
+            largest = self._index.paths[int(self._index.size_bytes.argmax())]
             options = calibrated(self.options, largest, self._read_to)
             shared = engine.shared_engine(options, self._read_to)
             on_cuda, pool = self.device.type == "cuda", None

@@ -296,7 +296,7 @@ def test_a_tar_of_a_folder_is_recognised_and_decoded(tmp_path):
 def test_each_format_is_recognised_by_the_file_that_tells(tmp_path, kind):
     formats, named = gdsdata.formats, {}
     if kind in ("mds", "litdata"):
-        key = {"mds": b'{"shards": [], "version": 2}', "litdata": b'{\n "chunks": [], "config": {}}'}[kind]
+        key = {"mds": b'{"version": 2, "shards": []}', "litdata": b'{\n "config": {}, "chunks": []}'}[kind]
         named = {"index.json": key, "chunk-0-0.bin": b"x" * 20, "shard.00000.mds": b"x" * 20}
     elif kind == "megatron":
         named = {"a.bin": b"\0" * 64, "a.idx": b"MMIDIDX\0\0" + bytes(40)}

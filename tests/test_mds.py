@@ -20,6 +20,7 @@ from shard_files import (
     set_at,
 )
 
+from gdsdata import GDSDataset
 from gdsdata.errors import CorruptData
 from gdsdata.formats import shards
 from gdsdata.formats.mds import Mds, decode_array
@@ -502,3 +503,12 @@ class TestMosaic:
         except FileNotFoundError:
             pytest.skip("no zstd here")
         assert read_column(Mds().index([path]), "a") == [7]
+
+
+def test_a_data_set_of_the_index_alone_or_of_its_folder_gives_the_arrays(tmp_path):
+    arrays = [np.arange(12, dtype="<f4").reshape(2, 3, 2) + 100 * file for file in range(3)]
+    index = write_arrays(tmp_path, *arrays)
+    (field,) = Mds().index([index]).fields
+    for source in (index, tmp_path):
+        batches = list(GDSDataset(source, 4, device="cpu", shuffle=False))
+        assert np.array_equal(np.concatenate([batch[field.name].numpy() for batch in batches]), np.concatenate(arrays))

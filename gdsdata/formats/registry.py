@@ -78,7 +78,8 @@ class Recogniser(NamedTuple):
 
 HEAD_BYTES = 512  # a tar's magic lies 257 bytes into its first header
 
-_INDEX_OF_MDS, _INDEX_OF_LITDATA = (re.compile(rb'\s*\{\s*"%s"' % key) for key in (b"shards|version", b"chunks|config"))
+_INDEX_OF_MDS = re.compile(rb'\s*\{\s*"(shards|version)"')
+_INDEX_OF_LITDATA = re.compile(rb'\s*\{\s*"(chunks|config)"')
 
 
 def _is_index(head: bytes, path: str, begins: re.Pattern[bytes]) -> bool:
