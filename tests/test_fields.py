@@ -282,6 +282,8 @@ def test_a_tar_of_a_folder_is_recognised_and_decoded(tmp_path):
                     member = tarfile.TarInfo(f"train/{number:06}.{name}")
                     member.size = len(content)
                     archive.addfile(member, io.BytesIO(content))
+    (tmp_path / "0.tar.idx").write_bytes(bytes(16))  # Energon's, and DALI's
+    (tmp_path / "1.idx").write_bytes(b"v1.2 10\n")
     decode = {"npy": "npy", "cls": "cls"}
     data = GDSDataset(tmp_path, 4, device="cpu", seed=1, decode=decode)
     found = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import itertools
 import os
 import re
 import stat
@@ -127,11 +128,13 @@ def recognise(paths: Sequence[str]) -> Format:
         ValueError: it has no magic that tells; bare tokens and records cannot be known from their bytes.
         FileNotFoundError, IoError: the file is not to be had.
     """
-    path = next(filter(_tells, paths), paths[0])
-    (head,), _, _ = read_heads([path], HEAD_BYTES)
-    for known in _recognisers:
-        if known.recognises(head, path):
-            return known.make()
+    telling = next(filter(_tells, paths), paths[0])
+    other = next(itertools.filterfalse(_tells, paths), paths[0])  # for an index that no format here is told by
+    for path in dict.fromkeys((telling, other)):
+        (head,), _, _ = read_heads([path], HEAD_BYTES)
+        for known in _recognisers:
+            if known.recognises(head, path):
+                return known.make()
     hint = "it has no npy magic, so it may be bare tokens; " if path.endswith(".npy") else ""
     names = ", ".join(known.name for known in _recognisers)
     raise ValueError(

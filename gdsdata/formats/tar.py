@@ -125,7 +125,8 @@ class Tar:
     def index(self, paths: list[str]) -> FieldIndex:
         """Follow the headers of ``paths``, or take what was kept of them.
 
-        A field that a sample lacks has the length -1. That no sample of any file has a field is an error.
+        A field that a sample lacks has the length -1. That no sample of any file has a field is an error. Files of other
+        projects' indexes (``.idx``) among them are passed over.
 
         Raises:
             CorruptData: a header is damaged or lies, a file was cut short, a name has a part "..", or a sample has a
@@ -134,6 +135,7 @@ class Tar:
                 more fields than samples have.
             FileNotFoundError, IoError: a file is not to be had.
         """
+        paths = [path for path in paths if not path.endswith(".idx")] or paths
         size_bytes, mtime_ns = np.empty(len(paths), np.int64), np.empty(len(paths), np.int64)
         names, counts, tables = self.fields, [], []
         extensions: dict[str, None] = {}  # that some sample has, for the error
