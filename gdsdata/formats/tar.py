@@ -125,8 +125,8 @@ class Tar:
     def index(self, paths: list[str]) -> FieldIndex:
         """Follow the headers of ``paths``, or take what was kept of them.
 
-        A field that a sample lacks has the length -1. That no sample of any file has a field is an error. Files of other
-        projects' indexes (``.idx``) among them are passed over.
+        A field that a sample lacks has the length -1. That no sample of any file has a field is an error. Indexes of
+        other projects (``.idx``) among them are passed over.
 
         Raises:
             CorruptData: a header is damaged or lies, a file was cut short, a name has a part "..", or a sample has a
