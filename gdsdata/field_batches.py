@@ -97,6 +97,11 @@ class _Begun(NamedTuple):
     done: Future[tuple[Any, dict[str, int]]]
 
 
+def _read(memory: torch.Tensor, shared: Any, *transfers: Any) -> tuple[Any, dict[str, int]]:
+    """Keeps ``memory`` as long as it is written, whoever has given up waiting."""
+    return shared.read_many(*transfers)
+
+
 class FieldBatches:
     """What `GDSDataset` takes its batches from where samples have fields.
 
@@ -129,7 +134,7 @@ class FieldBatches:
         self._planned: deque[_Planned] = deque()
         self._begun: deque[_Begun] = deque()
         self._readers = ThreadPoolExecutor(min(prefetch, _AT_A_TIME), thread_name_prefix="gdsdata-fields")
-        self._closed = False
+        self._closed = self._is_stalled = False
         self._bytes = dict.fromkeys(engine.ROUTES, 0)
         self._batches = self._stalls = self._ready = 0
         self._stall_s = 0.0
@@ -171,6 +176,7 @@ class FieldBatches:
         try:
             done.exception(self._stall_timeout_s)
         except NotYet:
+            self._is_stalled = True
             raise StallError(f"no batch for {self._stall_timeout_s} s, which is options.stall_timeout_s") from None
         self._stalls += 1
         self._stall_s += time.monotonic() - started
@@ -188,7 +194,9 @@ class FieldBatches:
         places = field_begins[:-1] + np.cumsum(length_bytes, 0) - length_bytes
         wanted = length_bytes > 0
         done = self._readers.submit(
-            self._engine.read_many,
+            _read,
+            memory,
+            self._engine,
             self._files,
             np.broadcast_to(planned.file[:, None], wanted.shape)[wanted],
             planned.begin_bytes[wanted],
@@ -228,6 +236,9 @@ class FieldBatches:
 
     def _values_of_field(self, field: Field, flat: torch.Tensor, lengths: np.ndarray) -> Any:
         dtype = np.dtype(np.uint8) if field.dtype is None else field.dtype
+        if dtype.newbyteorder("=") != dtype:
+            width = dtype.itemsize // (2 if dtype.kind == "c" else 1)
+            flat = flat.view(-1, width).flip(1).view(-1)
         typed = flat.view(torch_equivalent(dtype))
         if field.shape is not None:
             return typed.view(len(lengths), *field.shape)
@@ -246,12 +257,12 @@ class FieldBatches:
         }
 
     def close(self) -> None:
-        """Returns when nothing is being read any more: the memory is the batches' own."""
+        """Returns when nothing is being read any more, but for what has stalled, which is not waited for."""
         self._closed = True
         self._planned.clear()
         for begun in self._begun:
             begun.done.cancel()
-        self._readers.shutdown()
+        self._readers.shutdown(wait=not self._is_stalled)
         self._begun.clear()
 
 

@@ -1,5 +1,6 @@
 """GDSDataset over samples with fields: what comes is what the files hold, in every form, on every path."""
 
+import dataclasses
 import io
 import os
 import tarfile
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 
 import gdsdata
 from gdsdata import EngineOptions, GDSDataset, Ragged
-from gdsdata.errors import CorruptData
+from gdsdata.errors import CorruptData, StallError
+from gdsdata.field_batches import FieldBatches
 from gdsdata.formats.fields import Field, FieldIndex
 
 FIELDS = (Field("image"), Field("label", np.dtype("<i8"), ()), Field("points", np.dtype("<f4")))
@@ -341,3 +343,46 @@ def test_runs_cover_the_bytes_of_their_samples(tmp_path_factory, counts, drawn):
     for file, begin, size in zip(files, begins, sizes, strict=True):
         for at, length in zip(begin.tolist(), size.tolist(), strict=True):
             assert length <= 0 or {at, at + length - 1} <= set(covered[paths[file]])
+
+
+@pytest.mark.parametrize("dtype", [">f4", ">i2", ">c8", "<f8"])
+def test_values_of_either_byte_order_come_as_they_are(tmp_path, dtype):
+    values = np.arange(12).astype(dtype)
+    (tmp_path / "members").write_bytes(values.tobytes())
+    index = Members("x", [values[:8].tobytes(), values[8:].tobytes()]).index([str(tmp_path / "members")])
+    index = dataclasses.replace(index, fields=(Field("x", np.dtype(dtype)),))
+    found = next(iter(GDSDataset(tmp_path / "members", 2, Fixed(index), device="cpu", shuffle=False)))["x"]
+    assert found.values.tolist() == values.tolist() and found.offsets.tolist() == [0, 8, 12]
+
+
+class Fixed:
+    """A format for tests, of one index."""
+
+    def __init__(self, index):
+        self.found = index
+
+    def index(self, paths):
+        return self.found
+
+
+def test_a_stall_is_told_and_the_memory_kept_until_it_is_over():
+    over, seen = threading.Event(), []
+
+    class Stuck:
+        def mark(self, stream):
+            return None
+
+        def read_many(self, *transfers):
+            over.wait(30)
+            seen.append(True)
+            return None, {}
+
+    sizes = np.array([[4]])
+    index = FieldIndex(["x"], np.array([4]), np.array([0]), np.array([0, 1]), (Field("x"),), sizes - 4, sizes)
+    batches = FieldBatches(Stuck(), None, index, torch.device("cpu"), 1, 0.05, "flat", {})
+    batches.plan(*index.extents(np.array([0])), np.array([1]))
+    with pytest.raises(StallError):
+        batches.next()
+    batches.close()
+    assert not seen, "closing waited for what has stalled"
+    over.set()

@@ -6,7 +6,7 @@ import torch
 
 from . import device
 
-# On a GPU some milliseconds of work in some hundred launches; on a CPU as much as one core has in about as long.
+# Meant for some milliseconds a step; the report says what they took.
 WIDTH, BATCH, LAYERS = {"cuda": 2048, "cpu": 128}, {"cuda": 4096, "cpu": 256}, 8
 WARM_UP = 20
 

@@ -17,7 +17,8 @@ class Field:
     Attributes:
         name: as the format has it: the extension of a member ("jpg"), the name of a column.
         dtype: of its elements as stored, with their byte order; None: its bytes mean nothing to the format.
-        shape: of one sample's value; ``()`` is one element, None one dimension of as many elements as its bytes hold.
+        shape: of one sample's value, which then no sample lacks; ``()`` is one element, None one dimension of as many
+            elements as its bytes hold.
     """
 
     name: str
