@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,10 +22,10 @@ from gdsdata.formats.index import Format, Index
 from gdsdata.formats.megatron import WindowIndex
 from gdsdata.formats.registry import Source, list_files
 from gdsdata.lanes import Lanes
+from gdsdata.open_pieces import OpenPieces
 from gdsdata.options import EngineOptions
 from gdsdata.order import Order
 from gdsdata.ranks import rank_and_world_size
-from gdsdata.readahead import Readahead
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -89,8 +89,9 @@ class GDSDataset(IterableDataset):
 
     - True or ``"uniform"``: a new uniform order of all samples in each epoch. Each sample is a read of its own.
     - ``"lanes"``: a new order in which samples come out of some hundreds of pieces of 1 MiB at a time, each of them
-      read once an epoch, in large reads into the page cache, where the storage is slow at small ones (see
-      `gdsdata.lanes`, and `readahead` for the memory that takes). A `Lanes` is the same with numbers of its own.
+      read once an epoch, in large reads, where the storage is slow at small ones (see `gdsdata.lanes`). They take up
+      to 1 GiB of host memory, and as much again for those that are read ahead; W ranks share that. A `Lanes` is the
+      same with numbers of its own. In a DataLoader with several workers each of them reads all pieces.
     - ``"auto"``: one of these two, by the size of a sample and a moment of reading; ``stats()["shuffle"]`` says which
       and why. Where torch.distributed is initialised, as it must be for several ranks, all of its processes have to
       make the data set, and take what the first one found. A state that is loaded brings its own.
@@ -165,7 +166,7 @@ class GDSDataset(IterableDataset):
             **dict.fromkeys(_COUNTS, 0),
             "mean_ready": 0.0,
         }
-        self._readahead_bytes = 0
+        self._piece_bytes = dict.fromkeys(engine.ROUTES, 0)
         self._running: Any = None  # the newest iterator's prefetcher
         if self.device.type == "cuda" and get_worker_info() is None:
             self._open()  # its memory is pinned while the program still prepares
@@ -307,20 +308,24 @@ class GDSDataset(IterableDataset):
             self._index_files()
         index, order, epoch = self._index, self._order, self._epoch
         total = len(range(worker, len(order), workers))
-        batches, take = self._prefetcher(index)
+        pieces = self._open_pieces(index, epoch, workers)
+        batches, take = self._prefetcher(index, pieces)
         self._running = batches
-        readahead = self._readahead(index, epoch)
         transform = self.transform
         planned, plan_batches = done, self.prefetch
         try:
             while done < total:
-                if readahead is not None:
-                    readahead.reach(worker + done * workers)
                 # A plan ahead of the consumer; the first is short, for the first batch waits for it.
-                if planned < total and planned - done <= plan_batches // 2 + self.prefetch:
-                    count = min(plan_batches, total - planned)
+                count = min(plan_batches, total - planned)
+                if planned - done > plan_batches // 2 + self.prefetch:
+                    count = 0
+                if pieces is not None:
+                    pieces.reach(worker + done * workers)
+                    in_memory = pieces.steps_in_memory(worker + planned * workers, count, workers)
+                    count = max(in_memory, 1 if planned == done else 0)
+                if count:
                     samples, sizes = order.plan(epoch, worker + planned * workers, count, workers)
-                    batches.plan(*index.extents(samples), sizes)
+                    batches.plan(*(pieces or index).extents(samples), sizes)
                     planned += count
                     plan_batches = max(self.prefetch, min(2 * plan_batches, _PLAN_SAMPLES // self._batch_size))
                 batch = take()
@@ -339,9 +344,9 @@ class GDSDataset(IterableDataset):
         finally:
             self._add_to_totals(batches)
             batches.close()
-            if readahead is not None:
-                readahead.close()
-                self._readahead_bytes += readahead.bytes
+            if pieces is not None:
+                pieces.close()
+                self._piece_bytes = {route: self._piece_bytes[route] + count for route, count in pieces.bytes.items()}
             if self.options.direct == "auto" and not self.options.strict:
                 for refusal in engine.direct_refusals():
                     engine.warn_once(f"O_DIRECT was refused, so bytes go through the page cache: {refusal}")
@@ -353,9 +358,13 @@ class GDSDataset(IterableDataset):
         if self._newest is iteration:
             self._epoch, self._yielded = epoch + 1, 0
 
-    def _prefetcher(self, index: Index | FieldIndex | WindowIndex) -> tuple[Any, Callable[[], Any]]:
+    def _prefetcher(
+        self, index: Index | FieldIndex | WindowIndex, pieces: OpenPieces | None
+    ) -> tuple[Any, Callable[[], Any]]:
         """What is given plans, and what gives the next batch as the user keeps it."""
         shared, files, pool = self._open()
+        if pieces is not None:
+            files = pieces.files
         if isinstance(index, FieldIndex):
             timeout_s = self.options.stall_timeout_s
             batches = FieldBatches(
@@ -383,12 +392,15 @@ class GDSDataset(IterableDataset):
         )
         return batches, self._take_of(batches, index.sample.torch_dtype if index.sample.torch_dtype != dtype else None)
 
-    def _readahead(self, index: Index | FieldIndex | WindowIndex, epoch: int) -> Readahead | None:
-        """What brings the pieces of a lane shuffle into the page cache; nothing where reads leave that out."""
-        if not isinstance(self._shuffle, Lanes) or self.options.direct == "always":
+    def _open_pieces(self, index: Index | FieldIndex | WindowIndex, epoch: int, workers: int) -> OpenPieces | None:
+        """What reads the pieces of a lane shuffle; None where a step needs several windows."""
+        if not isinstance(self._shuffle, Lanes) or not self._shuffle.holds(self._step_samples) or self.residency:
             return None
+        # Several worker processes read the same pieces, which the storage then gives once.
+        options = self.options if workers == 1 else replace(self.options, direct="never")
         permutation = self._shuffle.permutation(len(index), self._step_samples, self._seed, epoch)
-        return Readahead(index, permutation, self._shuffle.of_rank(self._rank, self._world_size))
+        lanes = self._shuffle.of_rank(self._rank, self._world_size)
+        return OpenPieces(index, permutation, lanes, options, self.options.stall_timeout_s)
 
     def _take_of(self, batches: Any, result_dtype: torch.dtype | None) -> Callable[[], torch.Tensor]:
         next_batch = batches.next
@@ -418,6 +430,8 @@ class GDSDataset(IterableDataset):
         if self._opened is None or self._opened[0] != os.getpid():
             largest = self._index.paths[int(self._index.size_bytes.argmax())]
             options = calibrated(self.options, largest, self._read_to)
+            if isinstance(self._shuffle, Lanes) and options.direct == "always":
+                options = replace(options, direct="auto")  # that is for pieces: batches come from memory
             shared = engine.shared_engine(options, self._read_to)
             on_cuda, pool = self.device.type == "cuda", None
             if isinstance(self._index, Index):
@@ -448,7 +462,8 @@ class GDSDataset(IterableDataset):
                 than the data. Near 0: the data is slower.
             ring_full_s: time in which the workers had nothing to do for this data set because every slot was ready.
             shuffle: "uniform", "none" or the `Lanes`, and why.
-            readahead_bytes: of pieces that were asked for ahead, by iterators that have ended.
+            piece_bytes: of pieces that iterators that have ended read for a lane shuffle, by route; ``bytes`` counts
+                them again, as page_cache, when they go from memory into batches.
             ring_bytes: memory of the ring at most, besides batches that you keep.
             residency: with ``residency="pinned"``: ready, registered_bytes, and error (why it will not be ready).
             engine: of the engine, which data sets with equal options share: backend, workers, queue_depth,
@@ -466,7 +481,7 @@ class GDSDataset(IterableDataset):
             result["ring_bytes"] = pool.max_kept_bytes
         else:
             result["ring_bytes"] = self.prefetch * self._index.most_bytes(self._batch_size)
-        result["readahead_bytes"] = self._readahead_bytes
+        result["piece_bytes"] = dict(self._piece_bytes)
         result["shuffle"] = f"{self._shuffle_name}: {self._shuffle_reason}"
         if self._residence is not None:
             residence = self._residence

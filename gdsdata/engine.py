@@ -191,9 +191,16 @@ def warn_once(message: str) -> None:
         warnings.warn(f"gdsdata: {message}", RuntimeWarning, stacklevel=3)
 
 
-def file_table(index: Index | FieldIndex | WindowIndex) -> _engine.FileTable:
-    """The files of an index, opened when they are first read."""
-    return _engine.FileTable(index.paths, index.size_bytes, index.mtime_ns)
+def file_table(
+    index: Index | FieldIndex | WindowIndex, in_memory: Mapping[str, int] | None = None
+) -> _engine.FileTable:
+    """The files of an index, opened when they are first read, and behind them some that this process itself fills, by
+    path and size in bytes.
+    """
+    memory = in_memory or {}
+    size_bytes = np.concatenate([index.size_bytes, np.fromiter(memory.values(), np.int64, len(memory))])
+    any_time = np.full(len(memory), _engine.ANY_TIME, np.int64)
+    return _engine.FileTable([*index.paths, *memory], size_bytes, np.concatenate([index.mtime_ns, any_time]))
 
 
 class Files:

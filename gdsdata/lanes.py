@@ -84,6 +84,10 @@ class Lanes:
         piece_samples = min(piece_bytes // max(sample_bytes, 1), samples // open_pieces, _LARGEST_PIECE_SAMPLES)
         return cls(lanes, window_pieces, max(1, piece_samples))
 
+    def holds(self, step_samples: int) -> bool:
+        """Whether a window has the samples of a step."""
+        return step_samples <= self.lanes * self.window_pieces * self.piece_samples
+
     def of_rank(self, rank: int, world_size: int) -> range:
         """The lanes that a rank reads, some of them not alone where the ranks do not divide the lanes."""
         return range(rank * self.lanes // world_size, -(-(rank + 1) * self.lanes // world_size))
@@ -127,6 +131,8 @@ class LanePermutation:
         self._lane_pieces = self._whole_pieces // shape.lanes
         self._short_samples = self._lane_samples - self._lane_pieces * shape.piece_samples
         self._windows = max(1, self._lane_pieces // shape.window_pieces)
+        self._a_step = step_samples // shape.lanes  # samples of a lane, as in a window of it
+        self._a_window = shape.window_pieces * shape.piece_samples
         self._shift = mix(key ^ 1) % samples
         self._round_key, self._piece_key = np.uint64(mix(key ^ 2)), np.uint64(mix(key ^ 3))
         self._pieces = Permutation(self._whole_pieces, seed, epoch) if self._whole_pieces else None
@@ -144,14 +150,20 @@ class LanePermutation:
         """Windows of a lane in an epoch."""
         return self._windows
 
-    def window_of(self, step: int) -> tuple[int, float]:
-        """The window that a step begins in, and how much of that has been given before (0 to 1)."""
-        a_step = self._step_samples // self._shape.lanes
-        a_window = self._shape.window_pieces * self._shape.piece_samples
-        window = min(step * a_step // a_window, self._windows - 1)
-        begin = window * a_window
-        end = self._lane_samples if window == self._windows - 1 else begin + a_window
-        return window, min(1.0, (step * a_step - begin) / max(1, end - begin))
+    def window_of(self, step: int) -> int:
+        """The window that a step begins in."""
+        return min(step * self._a_step // self._a_window, self._windows - 1)
+
+    def steps_within(self, window: int) -> int:
+        """How many steps need no window behind this one."""
+        if window >= self._windows - 1:
+            return -(-self._samples // self._step_samples)
+        return (window + 1) * self._a_window // self._a_step
+
+    def most_window_samples(self, lanes: range) -> int:
+        """Samples in a window of some lanes, at most."""
+        last = self._lane_samples - (self._windows - 1) * self._a_window
+        return len(lanes) * max(self._a_window, last)
 
     def reads(self, lanes: range, window: int) -> tuple[np.ndarray, np.ndarray]:
         """The runs of ids that make up a window of some lanes, in the order of their first use.

@@ -74,9 +74,11 @@ class TestLanePermutation:
         owner, ids = piece_of(permutation, shape, samples), epoch_of(permutation, samples)
         for step in range(samples // step_samples):
             owners = owner[ids[step * step_samples : (step + 1) * step_samples]] // 10**6
-            first, last = permutation.window_of(step)[0], permutation.window_of(step + 1)[0]
+            first, last = permutation.window_of(step), permutation.window_of(step + 1)
             # A step begins in one window, and a large one of small windows can end in a later one.
             assert owners.min() >= first and owners.max() <= last
+            assert step < permutation.steps_within(int(owners.max()))
+            assert not owners.max() or step >= permutation.steps_within(int(owners.max()) - 1)
 
     def test_reads_pieces_of_the_size_asked_for_but_for_one_a_lane(self):
         shape = Lanes(8, 4, 100)

@@ -1,7 +1,9 @@
 """``shuffle``, ``uneven`` and ``device_mesh`` of a data set: the same global batches on any ranks, cut anywhere."""
 
 import json
+import os
 import random
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,8 +16,9 @@ from helpers import MIB, arrays, assert_same_batches, drop_cache, in_new_process
 from torch.distributed.device_mesh import init_device_mesh
 
 from gdsdata import EngineOptions, GDSDataset, Lanes, shuffles
+from gdsdata.errors import CorruptData
 from gdsdata.formats import Npy, Records
-from gdsdata.readahead import Readahead
+from gdsdata.open_pieces import OpenPieces
 
 RECORDS = Records("u1", (64,))
 SHAPE = Lanes(8, 4, 5)  # pieces of five samples, so that even small data has many windows
@@ -145,57 +148,68 @@ def test_four_ranks_have_equal_ends(folder, shuffle, uneven, last):
 # -------------------------------------------------------------------------------------------------- reading in pieces
 
 
-def test_every_byte_is_asked_for_once_in_pieces(tmp_path):
+def test_every_byte_is_read_once_in_pieces(tmp_path):
     for number in range(3):
         write_records(tmp_path / f"{number}.bin", 10_000, 1000, number)
     dataset = GDSDataset(tmp_path, 32, Records("u1", (1000,)), device="cpu", shuffle=Lanes(8, 16, 50))
     dataset.samples  # noqa: B018  (the index is there)
     index, permutation = dataset._index, Lanes(8, 16, 50).permutation(30_000, 32, 0, 0)
-    asked = np.zeros((3, 10_000_000), np.uint8)
-    readahead, reads = Readahead(index, permutation, range(8)), 0
-    for window in range(permutation.windows):
-        for first, count in readahead._pieces(window):
-            for path, offset, size_bytes in index.runs(first, count):
-                asked[index.paths.index(path), offset : offset + size_bytes] += 1
-                reads += 1
-    readahead.close()
-    assert (asked == 1).all()
-    assert 600 <= reads <= 600 + 8 * 2 + 3 + 1  # pieces, short ones of each lane, ends of files, the turn
+    pieces = OpenPieces(index, permutation, range(8), EngineOptions(), 60.0)
+    read, runs = np.zeros(30_000_000, np.uint8), 0
+    for number in range(permutation.windows):
+        window = pieces._open(number)
+        assert window.is_read.all()
+        for begin, end in zip(window.begin, window.end, strict=True):
+            read[begin:end] += 1
+            runs += 1
+    pieces.close()
+    assert (read == 1).all()
+    assert runs <= 600 + 8 * 2 + 3 + 1  # pieces, short ones of each lane, ends of files, the turn
+    assert 30_000_000 <= sum(pieces.bytes.values()) <= 30_000_000 + runs * 2 * 4096
 
 
-def test_pieces_are_in_memory_before_their_samples_are_asked_for(tmp_path):
+def test_samples_of_lanes_come_from_pieces_in_memory(tmp_path):
     (tmp_path / "0.bin").write_bytes(random_bytes(64 * MIB))
     if not drop_cache(tmp_path / "0.bin"):
         pytest.skip("this file system keeps its files in memory")
     records = Records("u1", (2048,))
     singly = GDSDataset(tmp_path, 64, records, device="cpu", options=EngineOptions(queue_depth=61))
     whole = rows(arrays(singly))
-    assert served_by(singly).get("direct", 0) > 60 * MIB
+    assert served_by(singly) == {"direct": 64 * MIB}
     drop_cache(tmp_path / "0.bin")
-    # Windows of 4 MiB: the first is asked for as it is needed, the others ahead.
     lanes = GDSDataset(tmp_path, 64, records, device="cpu", shuffle=Lanes(16, 8, 16))
-    got = []
-    for batch in lanes:
-        got.append(batch.numpy().copy())
-        torch.randn(200, 200) @ torch.randn(200, 200)
-    assert rows(got) == whole
-    assert served_by(lanes).get("page_cache", 0) > 32 * MIB
-    assert lanes.stats()["readahead_bytes"] == 64 * MIB
+    assert rows(arrays(lanes)) == whole
+    assert served_by(lanes) == {"page_cache": 64 * MIB}
+    by_route = {route: count for route, count in lanes.stats()["piece_bytes"].items() if count}
+    assert 64 * MIB <= by_route["direct"] <= 66 * MIB and len(by_route) == 1
 
 
-def test_without_the_page_cache_nothing_is_asked_for_ahead(folder):
-    dataset = read(folder, options=EngineOptions(direct="always"))
+@pytest.mark.parametrize("direct", ["always", "never"])
+def test_pieces_are_read_as_the_options_say(folder, direct):
+    dataset = read(folder, options=EngineOptions(direct=direct))
     assert rows(arrays(dataset)) == stored(folder)
-    assert dataset.stats()["readahead_bytes"] == 0
+    assert set(served_by(dataset)) == {"page_cache"}
+    assert sum(dataset.stats()["piece_bytes"].values()) > 0
 
 
-def test_a_loop_left_early_ends_the_thread_that_reads_ahead(folder):
+def test_a_file_that_was_cut_short_since_is_named(folder):
+    dataset, path = read(folder), max(folder.iterdir())
+    os.truncate(path, 64)
+    with pytest.raises(CorruptData, match=re.escape(str(path))):
+        arrays(dataset)
+
+
+def test_pieces_that_fail_are_read_sample_by_sample(folder, monkeypatch):
+    monkeypatch.setattr(OpenPieces, "_read", lambda *arguments: False)
+    dataset = read(folder)
+    assert rows(arrays(dataset)) == stored(folder)
+    assert sum(dataset.stats()["piece_bytes"].values()) == 0
+
+
+def test_a_loop_left_early_ends_the_threads_that_read_ahead(folder):
     for _ in read(folder):
         break
-    for thread in threading.enumerate():
-        if thread.name == "gdsdata-readahead":
-            thread.join(5)
-            assert not thread.is_alive()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("gdsdata-pieces")]
 
 
 # ------------------------------------------------------------------------------------------------------------- auto

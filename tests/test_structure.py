@@ -110,16 +110,16 @@ MAY_IMPORT = {
     "tensor": {"calibration", "engine", "options", "errors"},  # read_tensor, write_tensor
     "checkpoint": {"engine", "options", "errors"},
     "dataset": {
-        *("decoders", "field_batches", "formats", "order", "lanes", "ranks", "readahead", "shuffles"),
+        *("decoders", "field_batches", "formats", "order", "lanes", "ranks", "open_pieces", "shuffles"),
         *("calibration", "engine", "options", "errors"),
     },
     "decoders": {"formats", "errors"},
     "field_batches": {"decoders", "formats", "engine", "options", "errors"},
     "formats": {"errors"},
+    "open_pieces": {"engine", "formats", "lanes", "options", "errors"},
     "order": {"errors"},
     "lanes": {"order", "errors"},
     "ranks": set(),
-    "readahead": {"formats", "lanes"},
     "shuffles": {"calibration", "engine", "formats", "lanes", "options"},
     "engine": {"_engine", "formats", "options", "errors"},  # of formats, the types alone
     "options": {"errors"},

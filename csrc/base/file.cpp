@@ -163,12 +163,13 @@ std::shared_ptr<File> File::open_for_reading(const std::string& path, std::optio
     struct stat status{};
     ::fstat(file->buffered(), &status);
     const int64_t mtime_ns = status.st_mtim.tv_sec * 1'000'000'000LL + status.st_mtim.tv_nsec;
-    if (file->size_bytes_ != expected->size_bytes || mtime_ns != expected->mtime_ns) {
+    const bool modified = expected->mtime_ns != FileIdentity::kAnyTime && mtime_ns != expected->mtime_ns;
+    if (file->size_bytes_ != expected->size_bytes || modified) {
       Error error{ErrorCode::kCorrupt, "", path, 0, file->size_bytes_};
       error.message = "'" + path +
                       "' was replaced or changed since it was indexed: " + std::to_string(expected->size_bytes) +
                       " bytes then, " + std::to_string(file->size_bytes_) + " bytes now" +
-                      (mtime_ns != expected->mtime_ns ? ", modified later" : "") + "; iterate again to index it anew";
+                      (modified ? ", modified later" : "") + "; iterate again to index it anew";
       throw Failure(std::move(error));
     }
   }

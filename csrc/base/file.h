@@ -39,6 +39,7 @@ class Descriptor {
 
 // What an index saw of a file; a file that differs when it is opened was replaced or changed since.
 struct FileIdentity {
+  static constexpr int64_t kAnyTime = -1;  // of memory that this process itself fills
   uint64_t size_bytes = 0;
   int64_t mtime_ns = 0;
 };

@@ -409,6 +409,7 @@ PYBIND11_MODULE(_engine, module) {
         return error ? error->message : std::string();
       });
 
+  module.attr("ANY_TIME") = FileIdentity::kAnyTime;
   py::class_<FileTable, std::shared_ptr<FileTable>>(module, "FileTable").def(py::init(&make_file_table));
 
   py::class_<BufferPool, std::shared_ptr<BufferPool>>(module, "BufferPool")

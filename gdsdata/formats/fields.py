@@ -9,6 +9,10 @@ import numpy as np
 
 from gdsdata.formats.index import runs_of_files
 
+_NOWHERE = 2**63 - 1
+# What lies between two fields is read with them where it is no more.
+_GAP_BYTES = 16384
+
 
 @dataclass(frozen=True)
 class Field:
@@ -76,12 +80,24 @@ class FieldIndex:
         """Of a sample, on the average, with what lies between samples; at least 1."""
         return max(1, int(self.size_bytes.sum()) // max(1, len(self)))
 
-    def runs(self, first: int, count: int) -> Iterator[tuple[str, int, int]]:
-        """File, offset and bytes of ``count`` samples from ``first`` on, in each file that they lie in."""
+    def runs(self, first: int, count: int) -> Iterator[tuple[int, int, int]]:
+        """File (a place in ``paths``), offset and bytes of what ``count`` samples from ``first`` on have in each file.
+
+        Of a file it is one run where the fields of a sample lie together, and one for each field where they do not.
+        """
         for file, begin, here in runs_of_files(self.first_sample, first, count):
             samples = slice(int(self.first_sample[file]) + begin, int(self.first_sample[file]) + begin + here)
-            there = self.length_bytes[samples] >= 0
-            begins = self.begin_bytes[samples][there]
-            if len(begins):
-                end = int((begins + self.length_bytes[samples][there]).max())
-                yield self.paths[file], int(begins.min()), end - int(begins.min())
+            begins, lengths = self.begin_bytes[samples], self.length_bytes[samples]
+            there = lengths > 0
+            begins, ends = np.where(there, begins, _NOWHERE).min(0), np.where(there, begins + lengths, 0).max(0)
+            run_begin = run_end = 0
+            for field in np.argsort(begins):
+                if begins[field] == _NOWHERE:
+                    break
+                if run_end and begins[field] > run_end + _GAP_BYTES:
+                    yield file, run_begin, run_end - run_begin
+                    run_end = 0
+                run_begin = run_begin if run_end else int(begins[field])
+                run_end = max(run_end, int(ends[field]))
+            if run_end:
+                yield file, run_begin, run_end - run_begin

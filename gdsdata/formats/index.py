@@ -128,12 +128,12 @@ class Index:
         """From one sample's start to the next one's, in the file where that is longest; at least 1."""
         return max(1, int(self.stride_bytes.max()))
 
-    def runs(self, first: int, count: int) -> Iterator[tuple[str, int, int]]:
-        """File, offset and bytes of ``count`` samples from ``first`` on, in each file that they lie in."""
+    def runs(self, first: int, count: int) -> Iterator[tuple[int, int, int]]:
+        """What ``count`` samples from ``first`` on are in each file: its place in ``paths``, offset and bytes."""
         for file, begin, here in runs_of_files(self.first_sample, first, count):
             stride_bytes = int(self.stride_bytes[file])
             offset = int(self.base_bytes[file]) + begin * stride_bytes
-            yield self.paths[file], offset, (here - 1) * stride_bytes + self.sample.bytes
+            yield file, offset, (here - 1) * stride_bytes + self.sample.bytes
 
     @cached_property
     def _one_sample_a_file(self) -> bool:

@@ -250,11 +250,10 @@ class WindowIndex:
         """From one window's start to the next one's, where they lie in one piece."""
         return max(1, (self.sample.shape[0] - 1) * self.sample.dtype.itemsize)
 
-    def runs(self, first: int, count: int) -> Iterator[tuple[str, int, int]]:
-        """File, offset and bytes of the pieces of ``count`` samples from ``first`` on."""
+    def runs(self, first: int, count: int) -> Iterator[tuple[int, int, int]]:
+        """File (a place in ``paths``), offset and bytes of the pieces of ``count`` samples from ``first`` on."""
         file, offset, length, _ = self.extents(np.arange(first, first + count))
-        for one, begin, piece_bytes in zip(file.tolist(), offset.tolist(), length.tolist(), strict=True):
-            yield self.paths[one], begin, piece_bytes
+        yield from zip(file.tolist(), offset.tolist(), length.tolist(), strict=True)
 
 
 class _Cut(NamedTuple):

@@ -137,6 +137,8 @@ TEST(File, RefusesAFileThatIsNotTheOneThatWasIndexed) {
   const Error error = error_of([&] { File::open_for_reading(path, FileIdentity{99, 0}); });
   EXPECT_EQ(error.code, ErrorCode::kCorrupt);
   EXPECT_NE(error.message.find("99 bytes then, 100 bytes now"), std::string::npos) << error.message;
+  EXPECT_EQ(error_of([&] { File::open_for_reading(path, FileIdentity{100, 0}); }).code, ErrorCode::kCorrupt);
+  EXPECT_NO_THROW(File::open_for_reading(path, FileIdentity{100, FileIdentity::kAnyTime}));
 }
 
 TEST(File, NamesWhatItCouldNotOpen) {
