@@ -236,7 +236,7 @@ print("not interrupted")
 
 @pytest.mark.parametrize(
     ("line", "faults", "pause"),
-    [("in the loop", "", 60), ("waiting", "late=1,late_ms=600", 0)],
+    [("in the loop", "", 60), ("waiting", "late=1,late_ms=20000", 0)],
     ids=["in the loop", "blocked in next"],
 )
 def test_ctrl_c_ends_a_program(tmp_path, storage, line, faults, pause):
@@ -246,7 +246,7 @@ def test_ctrl_c_ends_a_program(tmp_path, storage, line, faults, pause):
     process.send_signal(signal.SIGINT)
     began = time.monotonic()
     stdout, stderr = process.communicate(timeout=30)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 8
     assert process.returncode == -signal.SIGINT and stderr.splitlines()[-1] == "KeyboardInterrupt"
     assert "not interrupted" not in stdout
 
