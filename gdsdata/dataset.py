@@ -166,7 +166,7 @@ class GDSDataset(IterableDataset):
             **dict.fromkeys(_COUNTS, 0),
             "mean_ready": 0.0,
         }
-        self._piece_bytes = dict.fromkeys(engine.ROUTES, 0)
+        self._piece_bytes, self._piece_memory_bytes = dict.fromkeys(engine.ROUTES, 0), 0  # of iterators that have ended
         self._running: Any = None  # the newest iterator's prefetcher
         if self.device.type == "cuda" and get_worker_info() is None:
             self._open()  # its memory is pinned while the program still prepares
@@ -346,7 +346,8 @@ class GDSDataset(IterableDataset):
             batches.close()
             if pieces is not None:
                 pieces.close()
-                self._piece_bytes = {route: self._piece_bytes[route] + count for route, count in pieces.bytes.items()}
+                self._piece_bytes = _sum_of_routes(self._piece_bytes, pieces.bytes)
+                self._piece_memory_bytes = max(self._piece_memory_bytes, pieces.memory_bytes)
             if self.options.direct == "auto" and not self.options.strict:
                 for refusal in engine.direct_refusals():
                     engine.warn_once(f"O_DIRECT was refused, so bytes go through the page cache: {refusal}")
@@ -462,8 +463,8 @@ class GDSDataset(IterableDataset):
                 than the data. Near 0: the data is slower.
             ring_full_s: time in which the workers had nothing to do for this data set because every slot was ready.
             shuffle: "uniform", "none" or the `Lanes`, and why.
-            piece_bytes: of pieces that iterators that have ended read for a lane shuffle, by route; ``bytes`` counts
-                them again, as page_cache, when they go from memory into batches.
+            piece_bytes: read in pieces for a lane shuffle, by route, by iterators that have ended; ``bytes`` counts
+                them again, as page_cache, when they go from memory into batches. piece_memory_bytes: that took.
             ring_bytes: memory of the ring at most, besides batches that you keep.
             residency: with ``residency="pinned"``: ready, registered_bytes, and error (why it will not be ready).
             engine: of the engine, which data sets with equal options share: backend, workers, queue_depth,
@@ -481,7 +482,7 @@ class GDSDataset(IterableDataset):
             result["ring_bytes"] = pool.max_kept_bytes
         else:
             result["ring_bytes"] = self.prefetch * self._index.most_bytes(self._batch_size)
-        result["piece_bytes"] = dict(self._piece_bytes)
+        result["piece_bytes"], result["piece_memory_bytes"] = dict(self._piece_bytes), self._piece_memory_bytes
         result["shuffle"] = f"{self._shuffle_name}: {self._shuffle_reason}"
         if self._residence is not None:
             residence = self._residence
@@ -511,7 +512,11 @@ def _sum(totals: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
     batches = totals["batches"] + more["batches"]
     ready = totals["mean_ready"] * totals["batches"] + more["mean_ready"] * more["batches"]
     return {
-        "bytes": {route: count + more["bytes"][route] for route, count in totals["bytes"].items()},
+        "bytes": _sum_of_routes(totals["bytes"], more["bytes"]),
         **{key: totals[key] + more[key] for key in _COUNTS},
         "mean_ready": ready / batches if batches else 0.0,
     }
+
+
+def _sum_of_routes(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    return {route: count + other[route] for route, count in one.items()}

@@ -112,13 +112,18 @@ class OpenPieces:
         self._openers = ThreadPoolExecutor(2, thread_name_prefix="gdsdata-pieces")
         self._readers = ThreadPoolExecutor(_CALLS, thread_name_prefix="gdsdata-pieces")
         self._counting = threading.Lock()
-        self._bytes = dict.fromkeys(engine.ROUTES, 0)
+        self._bytes, self._memory_bytes = dict.fromkeys(engine.ROUTES, 0), [0, 0]
         self._closed = self._is_stalled = False
 
     @property
     def bytes(self) -> Mapping[str, int]:
         """Read so far, by the route that served them."""
         return dict(self._bytes)
+
+    @property
+    def memory_bytes(self) -> int:
+        """That windows have taken so far."""
+        return sum(self._memory_bytes)
 
     def reach(self, step: int) -> None:
         """Say that ``step`` of the epoch is the next to be handed out: what only those before it needed may go."""
@@ -197,6 +202,8 @@ class OpenPieces:
         memory = self._memories[number % 2]
         is_read = np.zeros(len(file), bool)
         calls, fits = [], int(np.searchsorted(place + room_bytes, memory.size_bytes, side="right"))
+        taken_bytes = int(room_bytes[:fits].sum())
+        self._memory_bytes[number % 2] = max(self._memory_bytes[number % 2], taken_bytes)
         starts = np.flatnonzero(np.diff(place[:fits] // _CALL_BYTES, prepend=-1))
         for runs in map(slice, starts, [*starts[1:], fits]):
             lengths = (end - first_page)[runs]
