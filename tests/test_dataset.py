@@ -7,7 +7,6 @@ import mmap
 import os
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -466,22 +465,6 @@ def test_rank_and_world_size_come_from_the_environment(tmp_path, records, monkey
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert rows(read(tmp_path)) == rows(read(tmp_path, rank=1, world_size=2))
     assert rows(read(tmp_path, rank=0, world_size=1)) != rows(read(tmp_path)), "arguments come first"
-
-
-def rows_of_a_rank_of_torch_distributed(folder: Path, rank: int) -> list[bytes]:
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    os.environ.update(RANK="7", WORLD_SIZE="9")  # what is initialised counts, not the environment
-    torch.distributed.init_process_group("gloo", f"file://{folder}/rendezvous", rank=rank, world_size=2)
-    try:
-        return rows(read(folder))
-    finally:
-        torch.distributed.destroy_process_group()
-
-
-def test_rank_and_world_size_come_from_torch_distributed(tmp_path, records):
-    with ThreadPoolExecutor(2) as pool:
-        got = list(pool.map(in_new_process, [rows_of_a_rank_of_torch_distributed] * 2, [tmp_path] * 2, (0, 1)))
-    assert got == [rows(read(tmp_path, rank=rank, world_size=2)) for rank in (0, 1)]
 
 
 # ----------------------------------------------------------------------------------------------------- arguments

@@ -5,15 +5,13 @@ import os
 import random
 import re
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed
-from helpers import MIB, arrays, assert_same_batches, drop_cache, in_new_process, random_bytes, served_by, write_records
-from torch.distributed.device_mesh import init_device_mesh
+from helpers import MIB, arrays, assert_same_batches, drop_cache, random_bytes, served_by, write_records
 
 from gdsdata import EngineOptions, GDSDataset, Lanes, shuffles
 from gdsdata.errors import CorruptData
@@ -255,54 +253,6 @@ def test_auto_on_ranks_that_cannot_agree_is_refused_in_words(folder):
 
 
 # ------------------------------------------------------------------------------------------------------ device meshes
-
-
-def batches_in_a_mesh(folder: Path, rank: int) -> dict[str, list[np.ndarray] | str]:
-    torch.distributed.init_process_group("gloo", f"file://{folder}/../rendezvous", rank=rank, world_size=4)
-    try:
-        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-
-        def first_of(**arguments):
-            return arrays([next(iter(read(folder, batch_size=4, **arguments)))])
-
-        def refusal_of(**arguments):
-            try:
-                return f"no error: {read(folder, **arguments)}"
-            except ValueError as error:
-                return str(error)
-
-        return {
-            "dp": first_of(device_mesh=mesh, dp_dim="dp"),
-            "by place": first_of(device_mesh=mesh, dp_dim=0),
-            "one dimension": first_of(device_mesh=mesh["dp"]),
-            "both": first_of(device_mesh=mesh, dp_dim=("dp", "tp")),
-            "auto": first_of(device_mesh=mesh, dp_dim="dp", shuffle="auto"),
-            "no dp_dim": refusal_of(device_mesh=mesh),
-            "unknown": refusal_of(device_mesh=mesh, dp_dim="pp"),
-            "twice": refusal_of(device_mesh=mesh, dp_dim="dp", rank=0, world_size=1),
-        }
-    finally:
-        torch.distributed.destroy_process_group()
-
-
-def test_tensor_parallel_peers_of_a_device_mesh_see_the_same_batch(tmp_path):
-    folder = tmp_path / "data"
-    folder.mkdir()
-    write_records(folder / "0.bin", 200, 64)
-    with ThreadPoolExecutor(4) as pool:
-        got = list(pool.map(in_new_process, [batches_in_a_mesh] * 4, [folder] * 4, range(4)))
-    for dp in (0, 1):
-        expected = arrays([next(iter(read(folder, batch_size=4, rank=dp, world_size=2)))])
-        for peer in got[2 * dp : 2 * dp + 2]:
-            for way in ("dp", "by place", "one dimension"):
-                assert_same_batches(peer[way], expected)
-    assert_same_batches(got[0]["auto"], got[1]["auto"])
-    for rank in range(4):
-        expected = arrays([next(iter(read(folder, batch_size=4, rank=rank, world_size=4)))])
-        assert_same_batches(got[rank]["both"], expected)
-        assert "has 2 dimensions ('dp', 'tp'): say by dp_dim=" in got[rank]["no dp_dim"]
-        assert "dp_dim='pp': the device_mesh has the dimensions ('dp', 'tp')" in got[rank]["unknown"]
-        assert "rank=0, world_size=1 and a device_mesh are given: give one of them" in got[rank]["twice"]
 
 
 def test_a_dp_dim_without_a_mesh_is_refused_in_words(folder):

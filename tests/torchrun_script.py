@@ -1,0 +1,207 @@
+"""What each rank does in test_torchrun.py: uses GDSDataset as a training script does, and writes down what came.
+
+    torchrun --standalone --nproc-per-node=2 tests/torchrun_script.py FOLDER cpu
+
+FOLDER holds what `write_data` makes and states.json; each rank writes FOLDER/rank-R.json: what each of `CHECKS` found.
+"""
+
+import io
+import json
+import os
+import sys
+import tarfile
+from datetime import timedelta
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+
+from gdsdata import GDSDataset, Lanes, shuffles
+from gdsdata.formats import Records, Tar
+
+SAMPLES, STEP = 103, 16  # six whole steps of all ranks together, and seven samples
+RESUMED_STEPS = 2  # of each run that goes on where another one ended
+KINDS = ("records", "fields")
+SHUFFLES = {"uniform": True, "lanes": "lanes", "few lanes": Lanes(8, 4, 2), "none": False}
+UNEVEN = ("drop", "pad", "repeat")
+HANG_S = 20  # a rank that waits so long for the others waits for ever
+
+
+# ------------------------------------------------------------------------------------------------------------- data
+
+
+def write_data(folder):
+    """Samples that know their number: as records of floats, and as members of a tar, unequally long."""
+    for kind in KINDS:
+        (folder / kind).mkdir()
+    record_rows().tofile(folder / "records" / "0.bin")
+    with tarfile.open(folder / "fields" / "0.tar", "w") as archive:
+        for number, values in enumerate(field_values()):
+            for extension, content in (("bin", values.tobytes()), ("cls", str(number).encode())):
+                member = tarfile.TarInfo(f"{number:04}.{extension}")
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
+    with open(folder / "large.bin", "wb") as file:
+        file.truncate(300 << 20)  # without bytes; enough that shuffle="auto" measures
+
+
+def record_rows():
+    """float32 (SAMPLES, 5): the sample's number, and four random values."""
+    rows = np.random.default_rng(0).standard_normal((SAMPLES, 5), np.float32)
+    rows[:, 0] = np.arange(SAMPLES)
+    return rows
+
+
+def field_values():
+    """Of each sample, 1 to 40 bytes."""
+    rng = np.random.default_rng(1)
+    return [rng.integers(0, 256, rng.integers(1, 41), np.uint8) for _ in range(SAMPLES)]
+
+
+def dataset_of(folder, kind, ranks, **arguments):
+    """With batches of which ``ranks`` together are a step."""
+    if kind == "records":
+        return GDSDataset(folder / kind, STEP // ranks, Records("f4", (5,)), **arguments)
+    return GDSDataset(folder / kind, STEP // ranks, Tar(), decode={"cls": "cls"}, **arguments)
+
+
+def numbers(batch):
+    """Of the samples in a batch."""
+    return (batch["cls"] if isinstance(batch, dict) else batch[:, 0].int()).tolist()
+
+
+def epoch_of(dataset):
+    return [numbers(batch) for batch in dataset]
+
+
+# ---------------------------------------------------------------------------------------------------------- training
+
+
+def model_of(kind):
+    torch.manual_seed(3)
+    if kind == "records":
+        return torch.nn.Linear(4, 1)
+    return torch.nn.EmbeddingBag(256, 1, mode="mean", include_last_offset=True)
+
+
+def loss_of(model, batch):
+    """How far what the model makes of the values is from the parity of the sample's number."""
+    if isinstance(batch, dict):
+        found = model(batch["bin"].values.long(), batch["bin"].offsets.to(batch["bin"].values.device))
+    else:
+        found = model(batch[:, 1:])
+    parity = torch.tensor(numbers(batch), device=found.device) % 2
+    return (found[:, 0] - parity).square().mean()
+
+
+def train(model, batches):
+    """The weights after a step for each batch, and the batches' samples."""
+    optimizer, seen = torch.optim.SGD(model.parameters(), lr=0.1), []
+    for batch in batches:
+        optimizer.zero_grad()
+        loss_of(model, batch).backward()
+        optimizer.step()
+        seen.append(numbers(batch))
+    return [value for weights in model.parameters() for value in weights.flatten().tolist()], seen
+
+
+# ------------------------------------------------------------------------------------------------------------ checks
+
+
+def shares(folder, device):
+    """With no argument that says which rank this is."""
+    ranks = dist.get_world_size()
+    misleading = mock.patch.dict(os.environ, RANK="7", WORLD_SIZE="9")  # what is initialised counts, not these
+    with misleading:
+        return {
+            f"{kind}, {name}": epoch_of(dataset_of(folder, kind, ranks, shuffle=shuffle, device=device, uneven="pad"))
+            for kind in KINDS
+            for name, shuffle in SHUFFLES.items()
+        }
+
+
+def trained(folder, device):
+    """One epoch of DistributedDataParallel for each uneven end: every step waits for all ranks."""
+    found = {}
+    for kind in KINDS:
+        for uneven in UNEVEN:
+            dataset = dataset_of(folder, kind, dist.get_world_size(), device=device, uneven=uneven)
+            weights, seen = train(DistributedDataParallel(model_of(kind).to(device)), dataset)
+            found[f"{kind}, {uneven}"] = {"weights": weights, "seen": seen}
+    return found
+
+
+def resumed(folder, device):
+    """Some steps behind the states that are there, and the states then."""
+    found = {}
+    for name, state in json.loads((folder / "states.json").read_text()).items():
+        kind, shuffle = name.split(", ")
+        dataset = dataset_of(folder, kind, dist.get_world_size(), shuffle=SHUFFLES[shuffle], device=device)
+        dataset.load_state_dict(state)
+        batches = iter(dataset)
+        steps = [numbers(next(batches)) for _ in range(RESUMED_STEPS)]
+        found[name] = {"steps": steps, "state": dataset.state_dict()}
+    return found
+
+
+def in_a_mesh(folder, device):
+    """The first batch, where pairs of ranks share a model's tensors."""
+    ranks = dist.get_world_size()
+    mesh = init_device_mesh(torch.device(device).type, (ranks // 2, 2), mesh_dim_names=("dp", "tp"))
+
+    def first(parts, **arguments):
+        return numbers(next(iter(dataset_of(folder, "fields", parts, device=device, **arguments))))
+
+    def refusal(**arguments):
+        try:
+            return f"no error: {dataset_of(folder, 'fields', 1, device=device, **arguments)}"
+        except ValueError as error:
+            return str(error)
+
+    return {
+        "by name": first(ranks // 2, device_mesh=mesh, dp_dim="dp"),
+        "by place": first(ranks // 2, device_mesh=mesh, dp_dim=0),
+        "of one dimension": first(ranks // 2, device_mesh=mesh["dp"]),
+        "along both": first(ranks, device_mesh=mesh, dp_dim=("dp", "tp")),
+        "auto": first(ranks // 2, device_mesh=mesh, dp_dim="dp", shuffle="auto"),
+        "no dp_dim": refusal(device_mesh=mesh),
+        "unknown": refusal(device_mesh=mesh, dp_dim="pp"),
+        "twice": refusal(device_mesh=mesh, dp_dim="dp", rank=0, world_size=1),
+    }
+
+
+def agreed(folder, device):
+    """What "auto" takes where the ranks' storage differs: for rank 0 alone, large reads are clearly faster."""
+
+    def gb_per_s(index, batch):
+        return 2.0 if (index.sample.bytes == 1 << 20) == (dist.get_rank() == 0) else 0.2
+
+    with mock.patch.object(shuffles, "_gb_per_s", gb_per_s):
+        dataset = GDSDataset(folder / "large.bin", 64, Records("u1", (4096,)), device=device, shuffle="auto")
+    return dataset.stats()["shuffle"]
+
+
+CHECKS = (shares, trained, resumed, in_a_mesh, agreed)
+
+
+def main():
+    folder, device = Path(sys.argv[1]), sys.argv[2]
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if device == "cuda":
+        device = f"cuda:{os.environ['LOCAL_RANK']}"
+        torch.cuda.set_device(device)
+    found = {"before torch.distributed": epoch_of(dataset_of(folder, "records", ranks, device=device, uneven="pad"))}
+    backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
+    dist.init_process_group(backend, timeout=timedelta(seconds=HANG_S))
+    for check in CHECKS:
+        found[check.__name__] = check(folder, device)
+    (folder / f"rank-{rank}.json").write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
