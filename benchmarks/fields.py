@@ -1,138 +1,380 @@
-"""Shuffled samples of 30 to 100 KB out of tar and MDS shards, beside a loop of `pread` over the same index.
+"""Shuffled samples with fields, and windows of tokens, out of the page cache: gdsdata beside what else reads them.
 
-    python benchmarks/fields.py [--folder F] [--rounds 5]
+    python benchmarks/fields.py [--only tar mds litdata files tokens index] [--folder F] [--rounds 5]
 
-Writes 256 MB of shards of each kind, once, and reads each of them from the page cache in every round, the rows in
-random order, batches of 64 as they are stored. What each row gives was compared with what was written.
+Made once, 256 MB of each: samples of 30 to 100 KB as tar, MDS and LitData shards and as files of their own, and Megatron's
+pairs of tokens, read as windows of 1025 and 2049. Every row (field_peers.py) has a process of its own; what it gives is
+compared with what was written, by checksums; then all take turns in random order, a memory copy with them. Peers that
+are not installed are named with what installs them:
+
+    pip install --no-deps webdataset braceexpand mosaicml-streaming litdata spdl spdl-core spdl-io megatron-core ...
 """
 
 import argparse
+import contextlib
 import io
 import json
+import multiprocessing
 import os
 import random
+import shutil
 import statistics
 import struct
 import sys
 import tarfile
+import tempfile
 import time
 import zlib
+from itertools import accumulate
 from pathlib import Path
 
+import field_peers as peers
 import numpy as np
-import torch
+from torch.utils import _pytree as pytree
 
-from gdsdata import GDSDataset
-from gdsdata.formats import Mds, Tar
+from gdsdata.bench import limits, measure
+from gdsdata.formats import Tar
 
-SAMPLES, SHARDS, BATCH = 4000, 4, 64
+SAMPLES, SHARDS = 4000, 4
+TOKENS = 128_000_000
+SEQ_LENS = (1024, 2048)
+EPOCHS, WARM_UP_BATCHES = 3, 32  # of a turn; what a loader has ready before is not counted
+TURN_S, PATIENCE_S = 20, 60  # at most for a turn; for making and checking a row
+LIMIT_S = 0.5
+
+processes = multiprocessing.get_context("forkserver")
 
 
-def payloads():
+# ------------------------------------------------------------------------------------------------------------- data
+
+
+def payloads(samples):
     rng = np.random.default_rng(0)
-    for _ in range(SAMPLES):
+    for _ in range(samples):
         yield rng.integers(0, 256, rng.integers(30_000, 100_000), np.uint8).tobytes()
 
 
-def write_tar(folder):
-    contents = payloads()
-    for shard in range(SHARDS):
-        with tarfile.open(folder / f"{shard:05}.tar", "w", format=tarfile.USTAR_FORMAT) as archive:
-            for i in range(SAMPLES // SHARDS):
-                content = next(contents)
-                member = tarfile.TarInfo(f"{shard:03}{i:05}.jpg")
-                member.size = len(content)
-                archive.addfile(member, io.BytesIO(content))
+def shards_of(samples):
+    contents = payloads(samples)
+    return [[next(contents) for _ in range(samples // SHARDS)] for _ in range(SHARDS)]
 
 
-def write_mds(folder):
-    """As MosaicML's writer does: a table of offsets, then samples of one column of bytes behind its size."""
-    contents, listed = payloads(), []
-    config = b'{"column_names": ["jpg"], "column_encodings": ["bytes"], "column_sizes": [null]}'
-    for shard in range(SHARDS):
-        samples = [next(contents) for _ in range(SAMPLES // SHARDS)]
-        samples = [struct.pack("<I", len(one)) + one for one in samples]
-        begin = 4 + 4 * (len(samples) + 1) + len(config)
-        offsets = begin + np.cumsum([0, *map(len, samples)])
-        name = f"shard.{shard:05}.mds"
-        table = struct.pack("<I", len(samples)) + offsets.astype("<u4").tobytes()
-        (folder / name).write_bytes(table + config + b"".join(samples))
-        raw = {"basename": name, "bytes": int(offsets[-1]), "hashes": {}}
-        one = {"column_names": ["jpg"], "column_encodings": ["bytes"], "column_sizes": [None], "format": "mds"}
-        one |= {"compression": None, "hashes": [], "raw_data": raw, "samples": len(samples), "version": 2}
-        listed.append(one | {"size_limit": 1 << 26, "zip_data": None})
+def write_tar(folder, samples):
+    for number, shard in enumerate(shards_of(samples)):
+        write_one_tar(folder / f"{number:05}.tar", shard, f"{number:03}")
+
+
+def write_one_tar(path, contents, prefix):
+    """As WebDataset's writer does: a time with fractions, and so a pax header before every member."""
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as archive:
+        for i, content in enumerate(contents):
+            member = tarfile.TarInfo(f"{prefix}{i:05}.jpg")
+            member.size, member.mtime = len(content), 1.75e9 + 0.5
+            archive.addfile(member, io.BytesIO(content))
+
+
+def packed_shard(samples, config=b""):
+    """As MosaicML's and LitData's: a table of offsets, what describes the columns, then each sample behind its size."""
+    samples = [struct.pack("<I", len(one)) + one for one in samples]
+    begin = 4 + 4 * (len(samples) + 1) + len(config)
+    offsets = np.cumsum([begin, *map(len, samples)]).astype("<u4")
+    return struct.pack("<I", len(samples)) + offsets.tobytes() + config + b"".join(samples)
+
+
+def write_mds(folder, samples):
+    columns = {"column_names": ["jpg"], "column_encodings": ["bytes"], "column_sizes": [None]}
+    listed = []
+    for number, shard in enumerate(shards_of(samples)):
+        name, packed = f"shard.{number:05}.mds", packed_shard(shard, json.dumps(columns).encode())
+        (folder / name).write_bytes(packed)
+        raw = {"basename": name, "bytes": len(packed), "hashes": {}}
+        one = {"format": "mds", "compression": None, "hashes": [], "raw_data": raw, "samples": len(shard)}
+        listed.append(columns | one | {"version": 2, "size_limit": 1 << 26, "zip_data": None})
     (folder / "index.json").write_text(json.dumps({"shards": listed, "version": 2}))
 
 
-def batches_of_gdsdata(folder, shards):
-    dataset = GDSDataset(folder, BATCH, shards, device="cpu")
-    while True:
-        for batch in dataset:
-            yield batch["jpg"].values, batch["jpg"].offsets
+def write_litdata(folder, samples):
+    listed = []
+    for number, shard in enumerate(shards_of(samples)):
+        name, packed = f"chunk-0-{number}.bin", packed_shard(shard)
+        (folder / name).write_bytes(packed)
+        listed.append({"chunk_bytes": len(packed), "chunk_size": len(shard), "dim": None, "filename": name})
+    spec = pytree.treespec_dumps(pytree.tree_flatten({"jpg": 0})[1])
+    config = {"chunk_bytes": 1 << 26, "chunk_size": None, "compression": None, "data_format": ["bytes"]}
+    config |= {"data_spec": spec, "encryption": None, "item_loader": "PyTreeLoader"}
+    (folder / "index.json").write_text(json.dumps({"chunks": listed, "config": config, "updated_at": "1"}))
 
 
-def batches_of_pread(folder, shards):
-    """What one would write by hand: a permutation, one read a sample into a batch that is there."""
-    index = shards.index(sorted(map(str, folder.iterdir())))
-    descriptors = [os.open(path, os.O_RDONLY) for path in index.paths]
-    for epoch in range(1 << 30):
-        order = np.random.default_rng(epoch).permutation(len(index))
-        for first in range(0, len(order), BATCH):
-            files, begins, lengths = index.extents(order[first : first + BATCH])
-            offsets = np.cumsum([0, *lengths[:, 0]])
-            values = torch.empty(int(offsets[-1]), dtype=torch.uint8)
-            view = memoryview(values.numpy())
-            places = files.tolist(), begins[:, 0].tolist(), offsets[:-1].tolist(), offsets[1:].tolist()
-            for file, begin, at, end in zip(*places, strict=True):
-                os.preadv(descriptors[file], [view[at:end]], begin)
-            yield values, torch.from_numpy(offsets)
+def write_files(folder, samples):
+    for i, content in enumerate(payloads(samples)):
+        (folder / f"{i:05}.jpg").write_bytes(content)
 
 
-def checksums(batches, samples):
-    found = []
-    while len(found) < samples:
-        values, offsets = next(batches)
-        found += [zlib.crc32(one.numpy()) for one in values.split(offsets.diff().tolist())]
-    return sorted(found)
+def documents(tokens):
+    """uint16 tokens, none of them 0, and the lengths of the documents, 500 to 5000 tokens, that they are."""
+    rng = np.random.default_rng(0)
+    lengths = []
+    while (left := tokens - sum(lengths)) > 0:
+        lengths += np.minimum(rng.integers(500, 5000, left // 5000 + 1), left).tolist()
+    return rng.integers(1, 50_000, tokens, np.uint16), np.array(lengths)
 
 
-def samples_per_s(batches, epochs):
-    next(batches)
-    count, size_bytes, started = 0, 0, time.perf_counter()
-    while count < epochs * SAMPLES:
-        values, offsets = next(batches)
-        count, size_bytes = count + len(offsets) - 1, size_bytes + values.nbytes
+def write_tokens(folder, tokens):
+    values, lengths = documents(tokens)
+    values.tofile(folder / "tokens.bin")
+    pointers = 2 * (np.cumsum(lengths) - lengths)
+    head = struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, 8, len(lengths), len(lengths) + 1)
+    arrays = (lengths.astype("<i4"), pointers.astype("<i8"), np.arange(len(lengths) + 1, dtype="<i8"))
+    (folder / "tokens.idx").write_bytes(head + b"".join(array.tobytes() for array in arrays))
+
+
+WRITERS = {"tar": write_tar, "mds": write_mds, "litdata": write_litdata, "files": write_files, "tokens": write_tokens}
+
+
+def made(kind, folder, count):
+    """The folder of such data, written where it is not there."""
+    folder = folder / f"{kind}-{count}"
+    if not folder.exists():
+        unfinished = folder.with_suffix(".unfinished")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        WRITERS[kind](unfinished, count)
+        unfinished.rename(folder)
+    shutil.rmtree(folder / "cache", ignore_errors=True)  # what an interrupted run left
+    return folder
+
+
+# ----------------------------------------------------------------------------------------------------- verification
+
+
+def windows(tokens, seq_len):
+    """int64 (n, seq_len + 1): the windows of tokens laid end to end."""
+    count = (len(tokens) - 1) // seq_len
+    return np.lib.stride_tricks.sliding_window_view(tokens, seq_len + 1)[: count * seq_len : seq_len].astype(np.int64)
+
+
+def expected_checksums(row, data):
+    """What a sample's bytes may be, each once, from what was written and nothing else."""
+    if data.kind != "tokens":
+        return {zlib.crc32(content) for content in payloads(data.samples)}
+    values, lengths = documents(os.path.getsize(data.folder / "tokens.bin") // 2)
+    texts = np.split(values, np.cumsum(lengths)[:-1])
+    if issubclass(row, peers.MegatronIndexed):
+        places = peers.inner_windows(lengths, data.seq_len)
+        return {zlib.crc32(texts[i][at : at + data.seq_len + 1].astype(np.int64)) for i, at in places.tolist()}
+    if issubclass(row, (peers.OursAsMegatron, peers.MegatronGpt)):
+        order = np.arange(len(texts), dtype=np.int32)
+        np.random.RandomState(peers.MEGATRON_SEED).shuffle(order)
+        values = np.concatenate([texts[i] for i in order])
+    return set(map(zlib.crc32, windows(values, data.seq_len)))
+
+
+def check(row, made_row, data):
+    """Reads until everything has come; an epoch or two, for some mix across its end.
+
+    Raises:
+        ValueError: it gives other bytes than were written, or not all of them.
+    """
+    expected = expected_checksums(row, data)
+    missing, seen = set(expected), 0
+    with contextlib.closing(made_row.batches()) as batches:
+        while missing:
+            batch = next(batches)
+            found = set(map(zlib.crc32, peers.samples_of(batch)))
+            if not found <= expected:
+                raise ValueError(f"{len(found - expected)} samples of a batch are not what was written")
+            missing -= found
+            seen += peers.count_of(batch)
+            if seen > 3 * len(expected):
+                raise ValueError(f"{len(missing)} of {len(expected)} samples did not come in three epochs")
+
+
+# ------------------------------------------------------------------------------------------------------------- rows
+
+
+def serve(connection, place, data):
+    """The process of one row: made and checked, then samples/s for each "go" that comes."""
+    os.dup2(2, 1)  # what libraries print is no result
+    try:
+        row = peers.ROWS[data.kind][place]
+        made_row = row(data)
+        check(row, made_row, data)
+        connection.send(None)
+        while connection.recv() == "go":
+            connection.send((samples_per_s(made_row, data), made_row.served()))
+    except Exception as error:
+        connection.send(f"{type(error).__name__}: {error}")
+    finally:
+        shutil.rmtree(data.folder / "cache" / str(os.getpid()), ignore_errors=True)
+        connection.close()
+        sys.stderr.flush()
+        os._exit(0)  # some libraries' threads outlive the interpreter's patience
+
+
+def samples_per_s(row, data):
+    with contextlib.closing(row.batches()) as batches:
+        for _ in range(WARM_UP_BATCHES):
+            next(batches)
+        count, started = 0, time.perf_counter()
+        while count < EPOCHS * data.samples and time.perf_counter() - started < TURN_S:
+            count += peers.count_of(next(batches))
+        return count / (time.perf_counter() - started)
+
+
+class Turns:
+    """A row's process, seen from here."""
+
+    def __init__(self, place, data):
+        self.row, self.rates, self.served = peers.ROWS[data.kind][place], [], {}
+        self.connection, other = processes.Pipe()
+        self.process = processes.Process(target=serve, args=(other, place, data))
+        self.process.start()
+        other.close()
+        self.error = self.answer()
+
+    def answer(self):
+        if not self.connection.poll(PATIENCE_S):
+            self.process.kill()
+            return f"no answer for {PATIENCE_S} s"
+        try:
+            return self.connection.recv()
+        except EOFError:
+            self.process.join()
+            return f"its process ended with {self.process.exitcode}"
+
+    def take(self):
+        self.connection.send("go")
+        answer = self.answer()
+        if isinstance(answer, str):
+            self.error = answer
+        else:
+            self.rates.append(answer[0])
+            self.served = answer[1]
+
+    def end(self):
+        with contextlib.suppress(OSError):
+            self.connection.send("end")
+        self.process.join(10)
+        self.process.kill()
+
+
+def measured(data, title, rounds, sample_bytes):
+    """Prints the table of one kind."""
+    turns = [Turns(place, data) for place in range(len(peers.ROWS[data.kind]))]
+    copies, share = [], 1.0
+    for _ in range(rounds):
+        share = min(share, measure.warm(data.files))
+        for turn in random.sample(turns, len(turns)):
+            if turn.error is None:
+                turn.take()
+        copies.append(limits.memory_copy(LIMIT_S)["gb_per_s"])
+    for turn in turns:
+        turn.end()
+    shutil.rmtree(data.folder / "cache", ignore_errors=True)
+    copy = statistics.median(copies)
+    print(f"\n{title}: {share:.0%} in the page cache; a memory copy by two threads moves {copy:.1f} GB/s\n")
+    print("| row | samples/s | lowest, highest | GB/s as stored | of the copy | gdsdata is | served by |")
+    print("|---|---|---|---|---|---|---|")
+    ours = statistics.median(turns[0].rates) if turns[0].rates else None
+    for turn in turns:
+        print(table_row(turn, ours, sample_bytes, copy))
+
+
+def table_row(turn, ours, sample_bytes, copy):
+    if turn.error is not None:
+        remedy = f"not installed: pip install {turn.row.package}" if is_missing(turn) else f"failed: {turn.error}"
+        return f"| {turn.row.name} | {remedy} | | | | | |"
+    rate = statistics.median(turn.rates)
+    gb_per_s = rate * sample_bytes / 1e9
+    beside = f"{ours / rate:.2f} x" if ours else ""
+    spread = f"{min(turn.rates):,.0f}, {max(turn.rates):,.0f}"
+    cells = [turn.row.name, f"{rate:,.0f}", spread, f"{gb_per_s:.2f}", f"{gb_per_s / copy:.2f}", beside]
+    return f"| {' | '.join(cells)} | {', '.join(turn.served)} |"
+
+
+def is_missing(turn):
+    return turn.row.package and turn.error.startswith("ModuleNotFoundError")
+
+
+# ------------------------------------------------------------------------------------------------ the index of a tar
+
+
+def index_s(path, kept_in):
+    started = time.perf_counter()
+    index = Tar(index_cache=kept_in).index([path])
     elapsed = time.perf_counter() - started
-    return count / elapsed, size_bytes / elapsed / 1e9
+    return elapsed, (index.begin_bytes.tolist(), index.length_bytes.tolist())
+
+
+def tarfile_index_s(path):
+    started = time.perf_counter()
+    with tarfile.open(path, "r:") as archive:
+        members = [(member.offset_data, member.size) for member in archive]
+    elapsed = time.perf_counter() - started
+    return elapsed, tuple([[value] for value in column] for column in zip(*members, strict=True))
+
+
+def measured_index(folder, samples, rounds):
+    """Prints how long a tar of all samples takes to index; in a process that has indexed nothing yet."""
+    path = folder / f"index-{samples}.tar"
+    if not path.exists():
+        write_one_tar(path, payloads(samples), "")
+    share = measure.warm([path])
+    with tempfile.TemporaryDirectory(dir=folder) as kept_in:
+        rows = {
+            "gdsdata, its headers": (index_s, path, None),
+            "gdsdata, kept of the last time": (index_s, path, kept_in),
+            "Python's tarfile": (tarfile_index_s, path),
+        }
+        found = {name: [] for name in rows}
+        with processes.Pool(1, maxtasksperchild=1) as fresh:
+            fresh.apply(*call(rows["gdsdata, kept of the last time"]))
+            for _ in range(rounds):
+                for name in random.sample(list(rows), len(rows)):
+                    found[name].append(fresh.apply(*call(rows[name])))
+    extents = [extent for runs in found.values() for _, extent in runs]
+    if any(extent != extents[0] for extent in extents):
+        sys.exit(f"the indexes of {path} differ")
+    size = os.path.getsize(path)
+    print(f"\nIndex of one tar of {size / 1e6:.0f} MB, {samples} members with pax headers: {share:.0%} in the page cache\n")
+    print("| row | ms | lowest, highest |\n|---|---|---|")
+    for name, runs in found.items():
+        ms = sorted(1000 * seconds for seconds, _ in runs)
+        print(f"| {name} | {statistics.median(ms):.1f} | {ms[0]:.1f}, {ms[-1]:.1f} |")
+
+
+def call(row):
+    function, *arguments = row
+    return function, tuple(str(one) if isinstance(one, Path) else one for one in arguments)
+
+
+# ------------------------------------------------------------------------------------------------------------- main
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=Path("outputs/fields"), help="where shards are kept")
+    parser.add_argument("--folder", type=Path, default=Path("outputs/fields"), help="where the data is kept")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", nargs="*", default=[*WRITERS, "index"], help="of the kinds, and index")
+    parser.add_argument("--samples", type=int, default=SAMPLES)
+    parser.add_argument("--tokens", type=int, default=TOKENS)
     chosen = parser.parse_args()
-    kinds = {"tar": (Tar(), write_tar), "mds": (Mds(), write_mds)}
-    rows, expected = {}, sorted(map(zlib.crc32, payloads()))
-    for kind, (shards, write) in kinds.items():
-        folder = chosen.folder / kind
-        if not folder.exists():
-            folder.mkdir(parents=True)
-            write(folder)
-        for path in folder.iterdir():
-            path.read_bytes()
-        for name, make in (("gdsdata", batches_of_gdsdata), ("pread loop", batches_of_pread)):
-            rows[kind, name] = make(folder, shards)
-            if checksums(make(folder, shards), SAMPLES) != expected:
-                sys.exit(f"{name} gives other bytes of {kind} than were written")
-    found = {key: [] for key in rows}
-    for _ in range(chosen.rounds):
-        for key in random.sample(list(rows), len(rows)):
-            found[key].append(samples_per_s(rows[key], 3))
-    print("| shards | row | samples/s | GB/s | x pread loop |\n|---|---|---|---|---|")
-    for (kind, name), runs in found.items():
-        rate, gb = (statistics.median(part) for part in zip(*runs, strict=True))
-        beside = statistics.median(run[0] for run in found[kind, "pread loop"])
-        print(f"| {kind} | {name} | {rate:,.0f} | {gb:.2f} | {rate / beside:.2f} |")
+    chosen.folder.mkdir(parents=True, exist_ok=True)
+    machine, versions = measure.machine(), measure.versions()
+    print(f"{machine['cpu']}, {machine['cores']} cores, load {machine['load_before']:.1f}, torch {versions['torch']}")
+    for kind in chosen.only:
+        if kind == "index":
+            measured_index(chosen.folder, chosen.samples, chosen.rounds)
+        elif kind == "tokens":
+            folder = made(kind, chosen.folder, chosen.tokens)
+            for seq_len in SEQ_LENS:
+                data = peers.Data(kind, folder, (chosen.tokens - 1) // seq_len, seq_len)
+                measured(data, f"Windows of {seq_len + 1} tokens", chosen.rounds, 2 * (seq_len + 1))
+        else:
+            folder = made(kind, chosen.folder, chosen.samples)
+            sample_bytes = sum(map(len, payloads(chosen.samples))) / chosen.samples
+            data = peers.Data(kind, folder, chosen.samples)
+            measured(data, f"{kind}, {chosen.samples} samples", chosen.rounds, sample_bytes)
 
 
 if __name__ == "__main__":
