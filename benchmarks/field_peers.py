@@ -1,14 +1,13 @@
 """The rows of benchmarks/fields.py: GDSDataset, loops by hand, and other projects' loaders, set as their guides say.
 
 A row is made once in a process of its own, and then asked for `batches()` again and again: an endless run of shuffled
-epochs, until it is closed. A batch is what the loader makes at least cost and a training loop could use: (values,
-offsets) of a whole batch, a list of buffers, or (B, tokens). To worker processes a batch of few tensors is the cheap one,
-for they travel in shared memory; without workers it is the list.
+epochs, until it is closed. A batch is what a training loop could use and the loader makes at least cost: (values,
+offsets) of a whole batch, a list of buffers, or (B, tokens). From worker processes few tensors come at least cost, for
+they travel in shared memory; without workers it is the list.
 """
 
 import itertools
 import os
-import random
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -42,7 +41,7 @@ class Data(NamedTuple):
 
     @property
     def files(self):
-        return sorted(str(path) for path in self.folder.iterdir() if path.name not in ("index.json", "cache"))
+        return sorted(str(path) for path in self.folder.iterdir() if path.is_file() and path.name != "index.json")
 
 
 def count_of(batch):
@@ -283,18 +282,14 @@ class Spdl(Row):
     threads = 2
 
     def open(self):
-        from spdl.pipeline import PipelineBuilder
+        import spdl.pipeline
 
-        files = Files(self.data.files)
-        self.builder = (
-            PipelineBuilder()
-            .add_source(shuffled_batches(len(files)))
-            .pipe(files.__getitems__, concurrency=self.threads)
-            .add_sink(AHEAD)
-        )
+        self.spdl, self.files = spdl.pipeline, Files(self.data.files)
 
     def batches(self):
-        pipeline = self.builder.build(num_threads=self.threads)
+        builder = self.spdl.PipelineBuilder().add_source(shuffled_batches(len(self.files)))
+        read = builder.pipe(self.files.__getitems__, concurrency=self.threads).add_sink(AHEAD)
+        pipeline = read.build(num_threads=self.threads)
         with pipeline.auto_stop():
             yield from pipeline
 
@@ -302,7 +297,8 @@ class Spdl(Row):
 class Dali(Row):
     """DALI's reader of tar shards, which mixes what it reads in order; batches are its own until the next one."""
 
-    name, package = "DALI readers.webdataset, cpu", "nvidia-dali-cuda130"
+    name, package = "DALI readers.webdataset, read", "nvidia-dali-cuda130"
+    maps = False
 
     def open(self):
         from nvidia.dali import fn, pipeline_def
@@ -310,7 +306,11 @@ class Dali(Row):
         @pipeline_def(batch_size=BATCH, num_threads=2, device_id=None, prefetch_queue_depth=AHEAD)
         def samples():
             return fn.readers.webdataset(
-                paths=self.data.files, ext=["jpg"], random_shuffle=True, initial_fill=SHUFFLE_BUFFER
+                paths=self.data.files,
+                ext=["jpg"],
+                random_shuffle=True,
+                initial_fill=SHUFFLE_BUFFER,
+                dont_use_mmap=not self.maps,
             )
 
         self.pipeline = samples()
@@ -320,6 +320,12 @@ class Dali(Row):
         while True:
             (batch,) = self.pipeline.run()
             yield DaliBatch(batch)
+
+
+class DaliMapped(Dali):
+    """Its samples are views of mapped files, so nothing is moved yet: no loader that reads can be faster."""
+
+    name, maps = "DALI readers.webdataset, mapped (moves no bytes)", True
 
 
 class DaliBatch(list):
@@ -359,6 +365,7 @@ class MegatronGpt(Row):
             blend=([prefix], None),
             split="1",
             tokenizer=MegatronTokenizer(),
+            path_to_cache=str(self.data.folder / "cache" / str(os.getpid())),
             reset_position_ids=False,
             reset_attention_mask=False,
             eod_mask_loss=False,
@@ -399,7 +406,7 @@ def inner_windows(lengths, seq_len):
 
 
 ROWS = {
-    "tar": [Ours, Pread, PreadAhead, *with_workers(WebDataset, (0, 1, 2)), Dali],
+    "tar": [Ours, Pread, PreadAhead, *with_workers(WebDataset, (0, 1, 2)), Dali, DaliMapped],
     "mds": [Ours, Pread, *with_workers(Mosaic, (0, 1, 2)), *with_workers(MosaicPy1s, (0, 2))],
     "litdata": [Ours, Pread, *with_workers(Lit, (0, 1, 2))],
     "files": [*with_workers(FilesLoader, (0, 1, 2)), Spdl],

@@ -2,10 +2,10 @@
 
     python benchmarks/fields.py [--only tar mds litdata files tokens index] [--folder F] [--rounds 5]
 
-Made once, 256 MB of each: samples of 30 to 100 KB as tar, MDS and LitData shards and as files of their own, and Megatron's
-pairs of tokens, read as windows of 1025 and 2049. Every row (field_peers.py) has a process of its own; what it gives is
-compared with what was written, by checksums; then all take turns in random order, a memory copy with them. Peers that
-are not installed are named with what installs them:
+Made once, 256 MB of each: samples of 30 to 100 KB as tar, MDS and LitData shards and as files of their own, and a pair
+of Megatron's, read as windows of 1025 and 2049 tokens. What every row (field_peers.py) gives is compared with what was
+written, by checksums; then all take turns in random order, a memory copy with them. Peers that are not installed are
+named with what installs them:
 
     pip install --no-deps webdataset braceexpand mosaicml-streaming litdata spdl spdl-core spdl-io megatron-core ...
 """
@@ -14,7 +14,6 @@ import argparse
 import contextlib
 import io
 import json
-import multiprocessing
 import os
 import random
 import shutil
@@ -25,12 +24,12 @@ import tarfile
 import tempfile
 import time
 import zlib
-from itertools import accumulate
 from pathlib import Path
 
 import field_peers as peers
 import numpy as np
 from torch.utils import _pytree as pytree
+from turns import Turns, processes, take_all
 
 from gdsdata.bench import limits, measure
 from gdsdata.formats import Tar
@@ -39,11 +38,8 @@ SAMPLES, SHARDS = 4000, 4
 TOKENS = 128_000_000
 SEQ_LENS = (1024, 2048)
 EPOCHS, WARM_UP_BATCHES = 3, 32  # of a turn; what a loader has ready before is not counted
-TURN_S, PATIENCE_S = 20, 60  # at most for a turn; for making and checking a row
+TURN_S = 20  # at most
 LIMIT_S = 0.5
-
-processes = multiprocessing.get_context("forkserver")
-
 
 # ------------------------------------------------------------------------------------------------------------- data
 
@@ -169,13 +165,13 @@ def expected_checksums(row, data):
     return set(map(zlib.crc32, windows(values, data.seq_len)))
 
 
-def check(row, made_row, data):
+def check(made_row, data):
     """Reads until everything has come; an epoch or two, for some mix across its end.
 
     Raises:
         ValueError: it gives other bytes than were written, or not all of them.
     """
-    expected = expected_checksums(row, data)
+    expected = expected_checksums(type(made_row), data)
     missing, seen = set(expected), 0
     with contextlib.closing(made_row.batches()) as batches:
         while missing:
@@ -192,23 +188,11 @@ def check(row, made_row, data):
 # ------------------------------------------------------------------------------------------------------------- rows
 
 
-def serve(connection, place, data):
-    """The process of one row: made and checked, then samples/s for each "go" that comes."""
-    os.dup2(2, 1)  # what libraries print is no result
-    try:
-        row = peers.ROWS[data.kind][place]
-        made_row = row(data)
-        check(row, made_row, data)
-        connection.send(None)
-        while connection.recv() == "go":
-            connection.send((samples_per_s(made_row, data), made_row.served()))
-    except Exception as error:
-        connection.send(f"{type(error).__name__}: {error}")
-    finally:
-        shutil.rmtree(data.folder / "cache" / str(os.getpid()), ignore_errors=True)
-        connection.close()
-        sys.stderr.flush()
-        os._exit(0)  # some libraries' threads outlive the interpreter's patience
+def prepared(place, data):
+    """In its own process: the row, made and checked; what it returns takes a turn."""
+    made_row = peers.ROWS[data.kind][place](data)
+    check(made_row, data)
+    return lambda: (samples_per_s(made_row, data), made_row.served())
 
 
 def samples_per_s(row, data):
@@ -221,52 +205,14 @@ def samples_per_s(row, data):
         return count / (time.perf_counter() - started)
 
 
-class Turns:
-    """A row's process, seen from here."""
-
-    def __init__(self, place, data):
-        self.row, self.rates, self.served = peers.ROWS[data.kind][place], [], {}
-        self.connection, other = processes.Pipe()
-        self.process = processes.Process(target=serve, args=(other, place, data))
-        self.process.start()
-        other.close()
-        self.error = self.answer()
-
-    def answer(self):
-        if not self.connection.poll(PATIENCE_S):
-            self.process.kill()
-            return f"no answer for {PATIENCE_S} s"
-        try:
-            return self.connection.recv()
-        except EOFError:
-            self.process.join()
-            return f"its process ended with {self.process.exitcode}"
-
-    def take(self):
-        self.connection.send("go")
-        answer = self.answer()
-        if isinstance(answer, str):
-            self.error = answer
-        else:
-            self.rates.append(answer[0])
-            self.served = answer[1]
-
-    def end(self):
-        with contextlib.suppress(OSError):
-            self.connection.send("end")
-        self.process.join(10)
-        self.process.kill()
-
-
 def measured(data, title, rounds, sample_bytes):
     """Prints the table of one kind."""
-    turns = [Turns(place, data) for place in range(len(peers.ROWS[data.kind]))]
+    rows = peers.ROWS[data.kind]
+    turns = [Turns(row.name, row.package, prepared, place, data) for place, row in enumerate(rows)]
     copies, share = [], 1.0
     for _ in range(rounds):
         share = min(share, measure.warm(data.files))
-        for turn in random.sample(turns, len(turns)):
-            if turn.error is None:
-                turn.take()
+        take_all(turns)
         copies.append(limits.memory_copy(LIMIT_S)["gb_per_s"])
     for turn in turns:
         turn.end()
@@ -275,25 +221,24 @@ def measured(data, title, rounds, sample_bytes):
     print(f"\n{title}: {share:.0%} in the page cache; a memory copy by two threads moves {copy:.1f} GB/s\n")
     print("| row | samples/s | lowest, highest | GB/s as stored | of the copy | gdsdata is | served by |")
     print("|---|---|---|---|---|---|---|")
-    ours = statistics.median(turns[0].rates) if turns[0].rates else None
+    ours = median_rate(turns[0]) if rows[0] is peers.Ours and turns[0].results else None
     for turn in turns:
-        print(table_row(turn, ours, sample_bytes, copy))
+        print(table_row(turn, ours, sample_bytes, copy), flush=True)
+
+
+def median_rate(turn):
+    return statistics.median(rate for rate, _ in turn.results)
 
 
 def table_row(turn, ours, sample_bytes, copy):
     if turn.error is not None:
-        remedy = f"not installed: pip install {turn.row.package}" if is_missing(turn) else f"failed: {turn.error}"
-        return f"| {turn.row.name} | {remedy} | | | | | |"
-    rate = statistics.median(turn.rates)
+        return f"| {turn.name} | {turn.why_not} | | | | | |"
+    rate, rates = median_rate(turn), [rate for rate, _ in turn.results]
     gb_per_s = rate * sample_bytes / 1e9
     beside = f"{ours / rate:.2f} x" if ours else ""
-    spread = f"{min(turn.rates):,.0f}, {max(turn.rates):,.0f}"
-    cells = [turn.row.name, f"{rate:,.0f}", spread, f"{gb_per_s:.2f}", f"{gb_per_s / copy:.2f}", beside]
-    return f"| {' | '.join(cells)} | {', '.join(turn.served)} |"
-
-
-def is_missing(turn):
-    return turn.row.package and turn.error.startswith("ModuleNotFoundError")
+    cells = [turn.name, f"{rate:,.0f}", f"{min(rates):,.0f}, {max(rates):,.0f}", f"{gb_per_s:.2f}"]
+    served = {path for _, served in turn.results for path in served}
+    return f"| {' | '.join(cells)} | {gb_per_s / copy:.2f} | {beside} | {', '.join(sorted(served))} |"
 
 
 # ------------------------------------------------------------------------------------------------ the index of a tar
@@ -336,7 +281,8 @@ def measured_index(folder, samples, rounds):
     if any(extent != extents[0] for extent in extents):
         sys.exit(f"the indexes of {path} differ")
     size = os.path.getsize(path)
-    print(f"\nIndex of one tar of {size / 1e6:.0f} MB, {samples} members with pax headers: {share:.0%} in the page cache\n")
+    title = f"Index of one tar of {size / 1e6:.0f} MB, {samples} members with pax headers"
+    print(f"\n{title}: {share:.0%} in the page cache\n")
     print("| row | ms | lowest, highest |\n|---|---|---|")
     for name, runs in found.items():
         ms = sorted(1000 * seconds for seconds, _ in runs)

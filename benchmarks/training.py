@@ -1,0 +1,480 @@
+"""What loaders leave of a training loop: a device that takes steps of a given length, one a batch, and how idle it is.
+
+    python benchmarks/training.py [--device cuda] [--case arrays images] [--step-ms 5 2 0] [--only gdsdata ...]
+
+`arrays`: int64 arrays of 2 MiB in WebDataset tars, and as npy files of their own for those who read files; 32 a batch,
+67 MB. `images`: JPEGs in tars, decoded on the device, 64 a batch. All out of the page cache, shuffled. A step is products
+of matrices that take so many milliseconds when nothing else runs, behind a sum over the batch, so that it needs all of it; of 0 ms
+there is none, which measures the loader alone. On the CPU a step is one thread's work.
+
+    idle = 1 - steps x a step's time alone / time of the loop
+    slower = a step's time in the loop / alone, by events on the device: what loaders take from the steps themselves
+
+A step's time alone is measured before each turn, on a batch that stays. Rows take turns in random order, each in a
+process of its own, and what they give is compared with what was written. Peers that are not installed are named with
+what installs them.
+"""
+
+import argparse
+import io
+import itertools
+import os
+import statistics
+import tarfile
+import time
+from collections import deque
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+from turns import Turns, take_all
+
+from gdsdata import GDSDataset
+from gdsdata.bench import device as devices
+from gdsdata.bench import measure
+from gdsdata.formats import Tar
+
+SHARDS = 8
+AHEAD = 4  # batches that a loader has ready or under way, where that can be said
+SHUFFLE_BUFFER = 256  # samples, of those who mix what they read in order
+ALONE_S = 0.5
+IMAGE_SIZE = (384, 512)
+BITS, BIT_PIXELS = 16, 16  # an image says its number in squares along its upper edge
+MOST_DIFFERENCE = 12.0  # of 255, on average over an image: the noise that JPEG takes away, and decoders' rounding
+COMPARED = 8  # every so many-th image is compared in full, for to make one again takes longer than to decode it
+
+
+class Work(NamedTuple):
+    """What a row is to do.
+
+    Attributes:
+        case: arrays or images.
+        folder: of shards/*.tar, and of files/*.npy for arrays.
+        samples: in all. batch: samples in one.
+        elements: int64 numbers of an array.
+        device: as torch names it.
+        threads: or processes, that a loader may use.
+        step_ms: (S,) of the loops that a turn consists of. steps: of each.
+    """
+
+    case: str
+    folder: Path
+    samples: int
+    batch: int
+    elements: int
+    device: str
+    threads: int
+    step_ms: tuple
+    steps: int
+
+    @property
+    def extension(self):
+        return {"arrays": "bin", "images": "jpg"}[self.case]
+
+    @property
+    def shards(self):
+        return sorted(map(str, (self.folder / "shards").iterdir()))
+
+    @property
+    def files(self):
+        return sorted(map(str, (self.folder / "files").iterdir()))
+
+    @property
+    def on_gpu(self):
+        return devices.is_cuda(self.device)
+
+
+# ------------------------------------------------------------------------------------------------------------- data
+
+
+def array(number, elements):
+    return np.arange(number, number + elements, dtype=np.int64)
+
+
+def image(number):
+    """uint8 (3, height, width): waves, some noise, and the number in black and white squares."""
+    height, width = IMAGE_SIZE
+    rng = np.random.default_rng(number)
+    y, x = np.mgrid[:height, :width]
+    waves = [np.sin(x / rng.uniform(5, 50)) + np.sin(y / rng.uniform(5, 50)) for _ in range(3)]
+    pixels = 128 + 40 * np.stack(waves) + rng.normal(0, 12, (3, height, width))
+    for bit in range(BITS):
+        pixels[:, :BIT_PIXELS, bit * BIT_PIXELS : (bit + 1) * BIT_PIXELS] = 255 * (number >> bit & 1)
+    return torch.from_numpy(pixels.clip(0, 255).astype(np.uint8))
+
+
+def content(work, number):
+    if work.case == "arrays":
+        return array(number, work.elements).tobytes()
+    import torchvision
+
+    return torchvision.io.encode_jpeg(image(number), quality=90).numpy().tobytes()
+
+
+def write(work):
+    """The shards, and the files of arrays, where they are not there yet."""
+    for kind in ("shards", "files"):
+        (work.folder / kind).mkdir(parents=True, exist_ok=True)
+    if (work.folder / "done").exists():
+        return
+    for shard, numbers in enumerate(np.array_split(np.arange(work.samples), SHARDS)):
+        with tarfile.open(work.folder / "shards" / f"{shard:05}.tar", "w") as archive:
+            for number in numbers.tolist():
+                data = content(work, number)
+                member = tarfile.TarInfo(f"{number:06}.{work.extension}")
+                member.size = len(data)
+                archive.addfile(member, io.BytesIO(data))
+                if work.case == "arrays":
+                    np.save(work.folder / "files" / f"{number:06}.npy", array(number, work.elements))
+    (work.folder / "done").touch()
+
+
+def numbers_of(work, batch):
+    """Which samples are in a batch: whole arrays are compared, and some images, loosely.
+
+    Raises:
+        ValueError: a sample is not what was written.
+    """
+    if work.case == "arrays":
+        steps = torch.arange(work.elements, device=batch.device)
+        if batch.shape[1:] != steps.shape or not torch.equal(batch, batch[:, :1] + steps):
+            raise ValueError(f"an array of a batch {tuple(batch.shape)} is not what was written")
+        return batch[:, 0].tolist()
+    batch = batch.cpu() if batch.shape[1] == 3 else batch.permute(0, 3, 1, 2).cpu()
+    middles = batch[:, 1, BIT_PIXELS // 2, BIT_PIXELS // 2 : BITS * BIT_PIXELS : BIT_PIXELS] > 127
+    numbers = (middles * 2 ** torch.arange(BITS)).sum(1).tolist()
+    for number, pixels in zip(numbers, batch, strict=True):
+        if number % COMPARED:
+            continue
+        difference = (pixels.float() - image(number).float()).abs().mean()
+        if difference > MOST_DIFFERENCE:
+            raise ValueError(f"image {number} differs from what was written by {difference:.1f} of 255 on average")
+    return numbers
+
+
+# ------------------------------------------------------------------------------------------------------------- rows
+
+
+def arrays_in(values, work):
+    """int64 (B, elements) of the bytes of a batch, laid end to end."""
+    return values.reshape(-1).view(torch.int64).view(-1, work.elements)
+
+
+def gdsdata_row(work):
+    decode = {"jpg": "image"} if work.case == "images" else None
+    dataset = GDSDataset(
+        work.shards,
+        work.batch,
+        Tar(index_cache=None),
+        device=work.device,
+        decode=decode,
+        drop_last=True,
+        prefetch=AHEAD,
+    )
+    while True:
+        for batch in dataset:
+            yield arrays_in(batch["bin"].values, work) if work.case == "arrays" else batch["jpg"]
+
+
+def dali_reader(work, outputs):
+    """Batches of a pipeline's one output, whose function names its reader "reader"."""
+    from nvidia.dali import pipeline_def
+    from nvidia.dali.plugin.pytorch import DALIGenericIterator
+
+    options = dict(num_threads=work.threads, device_id=devices.index(work.device), prefetch_queue_depth=AHEAD)
+    pipeline = pipeline_def(batch_size=work.batch, **options)(outputs)()
+    while True:
+        for (batch,) in DALIGenericIterator(pipeline, ["batch"], reader_name="reader", auto_reset=True):
+            yield batch["batch"]
+
+
+def dali_row(work):
+    from nvidia.dali import fn, types
+
+    def outputs():
+        stored = fn.readers.webdataset(
+            paths=work.shards,
+            ext=[work.extension],
+            random_shuffle=True,
+            initial_fill=SHUFFLE_BUFFER,
+            pad_last_batch=True,
+            name="reader",
+        )
+        if work.case == "images":
+            return fn.decoders.image(stored, device="mixed" if work.on_gpu else "cpu", output_type=types.RGB)
+        return stored.gpu() if work.on_gpu else stored
+
+    batches = dali_reader(work, outputs)
+    return (arrays_in(batch, work) for batch in batches) if work.case == "arrays" else batches
+
+
+def dali_numpy_row(work):
+    from nvidia.dali import fn
+
+    def outputs():
+        stored = fn.readers.numpy(files=work.files, random_shuffle=True, pad_last_batch=True, name="reader")
+        return stored.gpu() if work.on_gpu else stored
+
+    return dali_reader(work, outputs)
+
+
+class Files(Dataset):
+    def __init__(self, files):
+        self.files = files
+
+    def __len__(self):
+        return len(self.files)
+
+    def __getitem__(self, place):
+        return torch.from_numpy(np.load(self.files[place]))
+
+
+def loader_options(work):
+    return dict(num_workers=work.threads, persistent_workers=True, pin_memory=work.on_gpu, prefetch_factor=2)
+
+
+def epochs_ahead(loader, work):
+    """A loader's epochs, each batch copied on a stream of its own while the step before it runs."""
+    batches = itertools.chain.from_iterable(itertools.repeat(loader))
+    if not work.on_gpu:
+        yield from batches
+        return
+    beside, flying = torch.cuda.Stream(), deque()
+    while True:
+        while len(flying) < 2:
+            with torch.cuda.stream(beside):
+                flying.append((next(batches).to(work.device, non_blocking=True), beside.record_event()))
+        batch, copied = flying.popleft()
+        torch.cuda.current_stream().wait_event(copied)
+        batch.record_stream(torch.cuda.current_stream())
+        yield batch
+
+
+def dataloader_row(work):
+    loader = DataLoader(Files(work.files), work.batch, shuffle=True, drop_last=True, **loader_options(work))
+    return epochs_ahead(loader, work)
+
+
+class FromTar:
+    """A batch of WebDataset's samples, put together in a worker."""
+
+    def __init__(self, case):
+        self.case = case
+
+    def __call__(self, samples):
+        if self.case == "images":
+            import torchvision
+
+            encoded = [torch.frombuffer(bytearray(one["jpg"]), dtype=torch.uint8) for one in samples]
+            return torch.stack([torchvision.io.decode_jpeg(one) for one in encoded])
+        return torch.from_numpy(np.stack([np.frombuffer(one["bin"], np.int64) for one in samples]))
+
+
+def first(batch):
+    return batch
+
+
+def webdataset_row(work):
+    import webdataset
+
+    shards = webdataset.WebDataset(work.shards, shardshuffle=SHARDS, empty_check=False).shuffle(SHUFFLE_BUFFER)
+    batches = shards.batched(work.batch, collation_fn=FromTar(work.case), partial=False)
+    loader = webdataset.WebLoader(batches, batch_size=None, collate_fn=first, **loader_options(work))
+    return epochs_ahead(loader, work)
+
+
+def spdl_row(work):
+    """Threads that read a batch's files, and one that copies batches to the GPU on a stream of its own."""
+    import spdl.io
+    from spdl.pipeline import PipelineBuilder
+
+    def orders():
+        for epoch in itertools.count():
+            order = np.random.default_rng(epoch).permutation(work.samples)
+            whole = len(order) // work.batch * work.batch
+            yield from order[:whole].reshape(-1, work.batch)
+
+    files = work.files
+
+    def read(numbers):
+        return torch.from_numpy(np.stack([np.load(files[number]) for number in numbers]))
+
+    builder = PipelineBuilder().add_source(orders()).pipe(read, concurrency=work.threads)
+    if work.on_gpu:
+        torch.cuda.set_device(devices.index(work.device))
+        builder = builder.pipe(spdl.io.transfer_tensor)
+    pipeline = builder.add_sink(AHEAD).build(num_threads=work.threads)
+    with pipeline.auto_stop():
+        yield from pipeline
+
+
+DALI = "nvidia-dali-cuda130"
+ROWS = {  # by name: what pip installs, the cases, and what makes its endless batches
+    "gdsdata": ("", ("arrays", "images"), gdsdata_row),
+    "DALI readers.webdataset": (DALI, ("arrays", "images"), dali_row),
+    "DALI readers.numpy": (DALI, ("arrays",), dali_numpy_row),
+    "DataLoader over files": ("", ("arrays",), dataloader_row),
+    "WebDataset": ("webdataset", ("arrays", "images"), webdataset_row),
+    "SPDL over files": ("spdl", ("arrays",), spdl_row),
+}
+
+
+# ------------------------------------------------------------------------------------------------------------ steps
+
+
+class Step:
+    """Matmuls that take ``ms`` when nothing else runs, behind a sum over the batch."""
+
+    def __init__(self, work, ms):
+        width, dtype = (4096, torch.bfloat16) if work.on_gpu else (192, torch.float32)
+        self.matrix = torch.randn(width, width, device=work.device).to(dtype)
+        self.result = torch.empty_like(self.matrix)
+        self.seen = torch.zeros((), dtype=torch.int64, device=work.device)
+        self.count, self.device = 0, work.device
+        if ms:
+            self.count = 1000
+            self.take()  # warm
+            self.count = max(1, round(ms * self.count / self.take()))
+
+    def take(self):
+        """Milliseconds of the matmuls alone."""
+        devices.synchronize(self.device)
+        started = time.perf_counter()
+        self(None)
+        devices.synchronize(self.device)
+        return 1000 * (time.perf_counter() - started)
+
+    def __call__(self, batch):
+        if batch is not None:
+            self.seen += batch.sum()
+        for _ in range(self.count):
+            torch.mm(self.matrix, self.matrix, out=self.result)
+
+
+def mark(work):
+    if not work.on_gpu:
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def seconds_between(begin, end):
+    return end - begin if isinstance(end, float) else begin.elapsed_time(end) / 1000
+
+
+def loop(work, step, batches, steps):
+    """(seconds a step of the whole loop, seconds of the step itself). The host runs two steps ahead at most."""
+    marks = []
+    devices.synchronize(work.device)
+    started = time.perf_counter()
+    for batch in itertools.islice(batches, steps):
+        begin = mark(work)
+        step(batch)
+        marks.append((begin, mark(work)))
+        if work.on_gpu and len(marks) > 2:
+            marks[-3][1].synchronize()
+    devices.synchronize(work.device)
+    elapsed = time.perf_counter() - started
+    return elapsed / len(marks), sum(seconds_between(*pair) for pair in marks) / len(marks)
+
+
+def prepared(name, work):
+    """In its own process: the row, made and checked; what it returns takes a turn."""
+    torch.set_num_threads(1)
+    devices.open_context(work.device)
+    steps = {ms: Step(work, ms) for ms in work.step_ms}
+    batches = ROWS[name][2](work)
+    missing = set(range(work.samples))
+    for _ in range(3 * work.samples // work.batch):  # what is mixed as it is read may come late
+        kept = next(batches).clone()
+        missing -= set(numbers_of(work, kept))
+    if len(missing) > 0.1 * work.samples:
+        raise ValueError(f"{len(missing)} of {work.samples} samples did not come in three epochs")
+
+    def turn():
+        found = []
+        for ms, step in steps.items():
+            alone, _ = loop(work, step, itertools.repeat(kept), max(10, int(1000 * ALONE_S / (ms or 1))))
+            for _ in range(AHEAD):  # what was ready before it began is not counted
+                step(next(batches))
+            found.append((alone, *loop(work, step, batches, work.steps)))
+        return found
+
+    return turn
+
+
+# ------------------------------------------------------------------------------------------------------------- main
+
+
+def measured(work, names, rounds):
+    """Prints the tables of one case, one for each length of a step."""
+    write(work)
+    chosen = {name: row for name, row in ROWS.items() if work.case in row[1] and (not names or name in names)}
+    turns = [Turns(name, package, prepared, name, work) for name, (package, _, _) in chosen.items()]
+    share = 1.0
+    for _ in range(rounds):
+        share = min(share, measure.warm(work.shards + work.files))
+        take_all(turns)
+    for turn in turns:
+        turn.end()
+    for place, ms in enumerate(work.step_ms):
+        said = f"steps of {ms:g} ms" if ms else "no steps"
+        print(f"\n{work.case}, {said} on {work.device}, batches of {work.batch}; {share:.0%} in the page cache\n")
+        print("| row | batches/s | step alone, ms | idle % (lowest, highest) | steps slower |\n|---|---|---|---|---|")
+        for turn in turns:
+            print(table_row(turn, place, ms), flush=True)
+
+
+def table_row(turn, place, ms):
+    if turn.error is not None:
+        return f"| {turn.name} | {turn.why_not} | | | |"
+    runs = [result[place] for result in turn.results]
+    rate = statistics.median(1 / whole for _, whole, _ in runs)
+    if not ms:
+        return f"| {turn.name} | {rate:,.1f} | | | |"
+    alone = 1000 * statistics.median(alone for alone, _, _ in runs)
+    idle = sorted(100 * (1 - alone / whole) for alone, whole, _ in runs)
+    slower = statistics.median(step / alone for alone, _, step in runs)
+    spread = f"{statistics.median(idle):.1f} ({idle[0]:.1f}, {idle[-1]:.1f})"
+    return f"| {turn.name} | {rate:,.1f} | {alone:.2f} | {spread} | {slower:.2f} x |"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--case", nargs="*", default=["arrays", "images"])
+    parser.add_argument("--step-ms", nargs="*", type=float, default=[5.0, 2.0, 0.0], help="0: no steps")
+    parser.add_argument("--steps", type=int, default=300, help="of each loop")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--folder", type=Path, default=Path("outputs/training"), help="where the data is kept")
+    parser.add_argument("--samples", type=int, default=2048)
+    parser.add_argument("--batch", type=int, help="32 arrays, 64 images")
+    parser.add_argument("--array-kib", type=int, default=2048)
+    parser.add_argument("--threads", type=int, default=max(1, min(16, len(os.sched_getaffinity(0)) // 2)))
+    parser.add_argument("--only", nargs="*", default=[], help=f"of {', '.join(ROWS)}")
+    chosen = parser.parse_args()
+    devices.check(chosen.device)
+    machine, versions = measure.machine(), measure.versions()
+    model = devices.describe(chosen.device).get("model", "no GPU")
+    load = machine["load_before"]
+    print(f"{machine['cpu']}, {machine['cores']} cores, load {load:.1f}, {model}, torch {versions['torch']}")
+    for case in chosen.case:
+        work = Work(
+            case,
+            chosen.folder / f"{case}-{chosen.samples}-{chosen.array_kib}",
+            chosen.samples,
+            chosen.batch or {"arrays": 32, "images": 64}[case],
+            chosen.array_kib * 128,
+            chosen.device,
+            chosen.threads,
+            tuple(chosen.step_ms),
+            chosen.steps,
+        )
+        measured(work, chosen.only, chosen.rounds)
+
+
+if __name__ == "__main__":
+    main()

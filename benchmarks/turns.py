@@ -1,0 +1,82 @@
+"""Rows of a benchmark that take turns, each in a process of its own: their memory, threads and imports stay apart."""
+
+import contextlib
+import multiprocessing
+import os
+import random
+import sys
+
+PATIENCE_S = 120  # for making and checking a row, and for a turn
+
+processes = multiprocessing.get_context("forkserver")
+
+
+class Turns:
+    """A row's process, seen from outside.
+
+    Args:
+        name: for the table.
+        package: what pip installs, where the row is another project's.
+        make, arguments: a function of a module's top level and what it is called with, there. It makes and checks the
+            row, and returns the function that takes a turn, whose results `results` collects.
+    """
+
+    def __init__(self, name, package, make, *arguments):
+        self.name, self.package, self.results = name, package, []
+        self.connection, other = processes.Pipe()
+        self.process = processes.Process(target=_serve, args=(other, make, arguments))
+        self.process.start()
+        other.close()
+        self.error, _ = self._answer()
+
+    def _answer(self):
+        """What went wrong, if anything, and the result."""
+        if not self.connection.poll(PATIENCE_S):
+            self.process.kill()
+            return f"no answer for {PATIENCE_S} s", None
+        try:
+            return self.connection.recv()
+        except EOFError:
+            self.process.join()
+            return f"its process ended with {self.process.exitcode}", None
+
+    def take(self):
+        self.connection.send("go")
+        self.error, result = self._answer()
+        if self.error is None:
+            self.results.append(result)
+
+    def end(self):
+        with contextlib.suppress(OSError):
+            self.connection.send("end")
+        self.process.join(10)
+        self.process.kill()
+
+    @property
+    def why_not(self):
+        """For the table: why there are no results."""
+        if self.package and self.error.startswith("ModuleNotFoundError"):
+            return f"not installed: pip install {self.package}"
+        return f"failed: {self.error}"
+
+
+def take_all(turns):
+    """A turn of each row that has not failed, in random order."""
+    for turn in random.sample(turns, len(turns)):
+        if turn.error is None:
+            turn.take()
+
+
+def _serve(connection, make, arguments):
+    os.dup2(2, 1)  # what libraries print is no result
+    try:
+        take = make(*arguments)
+        connection.send((None, None))
+        while connection.recv() == "go":
+            connection.send((None, take()))
+    except Exception as error:
+        connection.send((f"{type(error).__name__}: {error}".splitlines()[0], None))
+    finally:
+        connection.close()
+        sys.stderr.flush()
+        os._exit(0)  # some libraries' threads outlive the interpreter's patience
