@@ -1,0 +1,465 @@
+"""Damaged files for every parser: each must be read within its bounds, or refused with its path, soon and in little memory.
+
+    python tests/fuzz.py all --seconds 600                 # or a target: python tests/fuzz.py --help names them
+    python tests/fuzz.py tar --seconds 60 --seed 7 --corpus FOLDER --findings FOLDER
+    python tests/fuzz.py tar --repeat FOLDER               # what a finding's line says
+
+An input is a folder of small files. Inputs begin as what the tests' own writers write; one that reaches a line of the
+parser that none reached before is kept, and changed further. A process of its own reads them, so that a crash and a hang
+are found with their input too. Findings: an exception that is no refusal, or a refusal without the path; a crash; an
+extent that leaves its file; a file opened, a module imported or a program run that is none of the parser's business; more
+than a second of the processor, 64 MiB touched or 4 GiB reserved for an input of at most 256 KiB.
+
+To add a target, write a `Target` and name it in `TARGETS`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import encodings.cp437  # noqa: F401, of names in zip files; what is imported while a parser runs is a finding
+import hashlib
+import multiprocessing
+import os
+import random
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import CodeType, FrameType, ModuleType
+from typing import Any
+
+import numpy as np
+from fuzz_targets import MTIME_NS, TARGETS, Files, Target
+
+from gdsdata.errors import CorruptData, IoError
+
+_MOST_SECONDS = 1.0  # of the processor, for one input
+_HANGS_AFTER_S = 20.0
+_MOST_TOUCHED_BYTES = 64 * 2**20
+_MOST_RESERVED_BYTES = 4 * 2**30
+_LARGEST_INPUT_BYTES = 2**18
+
+# ------------------------------------------------------------------------------------------------ changes of bytes
+
+_WIDTHS = (1, 2, 4, 8)
+_NUMBERS = [n for bits in (7, 8, 15, 16, 24, 31, 32, 62, 63, 64) for n in (2**bits - 1, 2**bits, 2**bits + 1)]
+_NUMBERS += [*range(17), 64, 65, 100, 255, 511, 512, 513, 4095, 4096, 4097, 10**18, 10**19, 10**30]
+_DIGITS = frozenset(b"0123456789")
+# A range written this many times is deep where it nests, and long where it does not.
+_MANY_TIMES = (2, 10, 100, 1000, 20_000)
+
+
+def mutated(files: Files, others: Sequence[Files], tokens: Sequence[bytes], dice: random.Random) -> Files:
+    """One or a few changes of one or two of the files; ``others`` are what ranges are taken from."""
+    changed = dict(files)
+    for _ in range(dice.choice((1, 1, 1, 2, 3, 6))):
+        name = dice.choice(sorted(changed))
+        data = bytearray(changed[name])
+        change = dice.choice(_CHANGES)
+        change(data, dice, dice.choice(others).get(name, b""), tokens)
+        changed[name] = bytes(data[:_LARGEST_INPUT_BYTES])
+    return changed
+
+
+def _flip(data: bytearray, dice: random.Random, *_: Any) -> None:
+    if data:
+        data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
+
+
+def _set_byte(data: bytearray, dice: random.Random, *_: Any) -> None:
+    if data:
+        data[dice.randrange(len(data))] = dice.randrange(256)
+
+
+def _set_number(data: bytearray, dice: random.Random, *_: Any) -> None:
+    """A number that is little, a limit, the file's own size, or off by some from what was there."""
+    width = dice.choice(_WIDTHS)
+    if len(data) < width:
+        return
+    at, order = dice.randrange(len(data) - width + 1), dice.choice(("little", "big"))
+    there = int.from_bytes(data[at : at + width], order)
+    value = dice.choice((dice.choice(_NUMBERS), len(data), there + dice.randint(-16, 16), -dice.choice(_NUMBERS)))
+    data[at : at + width] = (value % (1 << 8 * width)).to_bytes(width, order)
+
+
+def _set_digits(data: bytearray, dice: random.Random, *_: Any) -> None:
+    """Another number in the place of one in text: JSON's, a header's."""
+    places = [i for i, octet in enumerate(data[:65536]) if octet in _DIGITS]
+    if not places:
+        return
+    begin = end = dice.choice(places)
+    while begin and data[begin - 1] in _DIGITS:
+        begin -= 1
+    while end < len(data) and data[end] in _DIGITS:
+        end += 1
+    value = dice.choice((dice.choice(_NUMBERS), int(data[begin:end][:18]) + dice.randint(-2, 2)))
+    text = dice.choice((b"%d", b"%o", b"%d.5", b"-%d")) % abs(value)
+    # As wide as before, for fields of fixed width; or as long as it is.
+    data[begin:end] = text.rjust(end - begin, b"0")[: end - begin] if dice.random() < 0.5 else text
+
+
+def _cut_off(data: bytearray, dice: random.Random, *_: Any) -> None:
+    del data[dice.randrange(len(data) + 1) :]
+
+
+def _range(data: bytes | bytearray, dice: random.Random) -> tuple[int, int]:
+    begin = dice.randrange(len(data) + 1)
+    return begin, min(len(data), begin + dice.choice((1, 2, 4, 8, 16, 64, 512, dice.randrange(1 + len(data)))))
+
+
+def _cut_out(data: bytearray, dice: random.Random, *_: Any) -> None:
+    begin, end = _range(data, dice)
+    del data[begin:end]
+
+
+def _insert(data: bytearray, dice: random.Random, *_: Any) -> None:
+    at = dice.randrange(len(data) + 1)
+    count = dice.choice((1, 2, 4, 8, 100, 512))
+    data[at:at] = dice.choice((dice.randbytes(count), bytes(count), b"\xff" * count))
+
+
+def _repeat(data: bytearray, dice: random.Random, *_: Any) -> None:
+    begin, end = _range(data, dice)
+    times = min(dice.choice(_MANY_TIMES), _LARGEST_INPUT_BYTES // max(1, end - begin))
+    data[end:end] = data[begin:end] * times
+
+
+def _splice(data: bytearray, dice: random.Random, other: bytes, *_: Any) -> None:
+    begin, end = _range(other, dice)
+    at = dice.randrange(len(data) + 1)
+    data[at : at + dice.choice((0, end - begin))] = other[begin:end]
+
+
+def _put_token(data: bytearray, dice: random.Random, other: bytes, tokens: Sequence[bytes]) -> None:
+    token = dice.choice(tokens or (b"\0",))
+    at = dice.randrange(len(data) + 1)
+    data[at : at + dice.choice((0, len(token)))] = token * dice.choice((1, 1, 1, 1, *_MANY_TIMES))
+
+
+_CHANGES: list[Callable[..., None]] = [
+    *(_flip, _set_byte, _set_number, _set_number, _set_digits, _set_digits),
+    *(_cut_off, _cut_out, _insert, _repeat, _splice, _put_token, _put_token),
+]
+
+# --------------------------------------------------------------------------------------------- what a parser reaches
+
+
+class Lines:
+    """Which lines of some modules run, in any thread.
+
+    Code of which every line has run is not looked at again, so that a parser is soon nearly as fast as without.
+    """
+
+    def __init__(self, modules: Sequence[ModuleType]) -> None:
+        self._files = {module.__file__ for module in modules}
+        self._missing: dict[CodeType, set[int]] = {}
+        self.reached = 0
+
+    def __enter__(self) -> None:
+        threading.settrace(self._call)
+        sys.settrace(self._call)
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+        threading.settrace(None)  # type: ignore[arg-type]
+
+    def _call(self, frame: FrameType, event: str, _: Any) -> Any:
+        code = frame.f_code
+        if code.co_filename not in self._files:
+            return None
+        missing = self._missing.get(code)
+        if missing is None:
+            missing = self._missing[code] = {line for _, _, line in code.co_lines() if line is not None}
+        return self._line if missing else None
+
+    def _line(self, frame: FrameType, event: str, _: Any) -> Any:
+        if event == "line":
+            missing = self._missing[frame.f_code]
+            if frame.f_lineno in missing:
+                missing.discard(frame.f_lineno)
+                self.reached += 1
+        return self._line
+
+
+class Escaped(BaseException):
+    """A parser does what none has any reason to; nothing of ours catches it."""
+
+
+class Guard:
+    """Refuses, while a parser runs, what no parser does: programs, imports, code, and files outside the input's folder."""
+
+    _FORBIDDEN = ("os.", "subprocess.", "socket.", "shutil.", "ctypes.", "import", "exec", "pty.", "webbrowser.")
+    _ALLOWED = ("os.scandir", "os.listdir")
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = str(folder)
+        self._armed = False
+        self.seen: str | None = None
+        sys.addaudithook(self._hook)  # for as long as the process lives
+
+    def __enter__(self) -> None:
+        self.seen, self._armed = None, True
+
+    def __exit__(self, *_: object) -> None:
+        self._armed = False
+
+    def _hook(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if not self._armed:
+            return
+        if event == "open":
+            wrong = not isinstance(arguments[0], int) and not os.fsdecode(arguments[0]).startswith(self._folder)
+        else:
+            wrong = event.startswith(self._FORBIDDEN) and event not in self._ALLOWED
+        if wrong:
+            self.seen = f"{event} {arguments!r:.200}"  # also where the parser caught what is raised here
+            raise Escaped(self.seen)
+
+
+# ---------------------------------------------------------------------------------------------------- one input
+
+
+def outcome(target: Target, folder: Path, guard: Guard) -> str | None:
+    """What is wrong with how ``target`` reads the input in ``folder``; None: nothing."""
+    touched, cpu_s = _peak_bytes(), time.process_time()
+    wrong = None
+    try:
+        with guard:
+            target.read(folder)
+    except (CorruptData, IoError) as error:
+        if not error.path.startswith(str(folder)):
+            wrong = f"{type(error).__name__} without a path: {error}"
+    except FileNotFoundError:
+        pass
+    except ValueError as error:
+        if type(error) is not ValueError or str(folder) not in str(error):
+            wrong = _described(error)
+    except target.refusals:
+        pass
+    except BaseException as error:
+        wrong = _described(error)
+    cpu_s, touched = time.process_time() - cpu_s, _peak_bytes() - touched
+    if guard.seen:
+        wrong = f"not a parser's business: {guard.seen}"
+    if cpu_s > _MOST_SECONDS:
+        wrong = wrong or f"took {cpu_s:.1f} s of the processor"
+    if touched > _MOST_TOUCHED_BYTES:
+        wrong = wrong or f"took {touched / 2**20:.0f} MiB of memory"
+    return wrong
+
+
+def _described(error: BaseException) -> str:
+    """The error, and where in gdsdata it was raised."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "/gdsdata/" in frame.filename]
+    where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "outside gdsdata"
+    return f"{type(error).__name__} at {where}: {error!s:.300}"
+
+
+def _peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def write_input(files: Files, folder: Path) -> None:
+    """``files`` are all that ``folder`` holds afterwards."""
+    for entry in os.scandir(folder):
+        if entry.name not in files:
+            os.unlink(entry.path)
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+        os.utime(folder / name, ns=(MTIME_NS, MTIME_NS))
+
+
+def read_input(folder: Path) -> Files:
+    return {entry.name: Path(entry.path).read_bytes() for entry in os.scandir(folder) if entry.is_file()}
+
+
+# ------------------------------------------------------------------------------------------- a process, and its keeper
+
+
+@dataclass
+class Report:
+    """What came of a target's inputs; ``findings``: what was wrong, and the folder of the input that shows it."""
+
+    target: str
+    inputs: int = 0
+    seconds: float = 0.0
+    lines: int = 0
+    kept: int = 0
+    findings: dict[str, Path] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        rate = self.inputs / max(self.seconds, 1e-9)
+        text = f"{self.target}: {self.inputs} inputs, {rate:.0f}/s, {self.lines} lines reached, {self.kept} inputs kept"
+        for wrong, folder in self.findings.items():
+            text += f"\n  {wrong}\n    python tests/fuzz.py {self.target} --repeat {folder}"
+        return text + (f"\n  {len(self.findings)} findings" if self.findings else ", no findings")
+
+
+def seeds_of(target: Target, folder: Path) -> list[Files]:
+    """What the target's writers write."""
+    seeds = []
+    for i, write in enumerate(target.seeds):
+        (folder / str(i)).mkdir(parents=True)
+        write(folder / str(i))
+        seeds.append(read_input(folder / str(i)))
+    return seeds
+
+
+def fuzz(target: Target, seconds: float, seed: int, work: Path, findings: Path, corpus: Path | None, run: Any) -> Report:
+    """Read changed inputs for so long, in this process; ``run.value`` counts them, for who watches."""
+    warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", "gdsdata: ")  # what it tells its user
+    np.seterr(all="raise")
+    dice = random.Random(seed)
+    current = work / "input"
+    shutil.rmtree(work, ignore_errors=True)
+    current.mkdir(parents=True)
+    inputs = seeds_of(target, work / "seeds")
+    for files in inputs:  # what is imported and made once is no input's
+        write_input(files, current)
+        with contextlib.suppress(ValueError, *target.refusals):
+            target.read(current)
+    report, lines, guard = Report(target.name), Lines(target.modules), Guard(work)
+    if corpus is not None and (corpus / target.name).is_dir():
+        inputs += [read_input(folder) for folder in sorted((corpus / target.name).iterdir())]
+    untried = list(inputs)
+    _limit_memory()
+    began_s = time.monotonic()
+    while untried or time.monotonic() - began_s < seconds:
+        if untried:
+            files = untried.pop()
+        else:
+            some = inputs[-16:] if dice.random() < 0.5 else inputs  # those that reached something last, more often
+            files = mutated(dice.choice(some), inputs, target.tokens, dice)
+            if dice.random() < 0.8:
+                files = target.mend(files)
+        write_input(files, current)
+        reached = lines.reached
+        with lines:
+            wrong = outcome(target, current, guard)
+        report.inputs += 1
+        run.value += 1
+        if wrong:
+            _save(report, wrong, files, findings)
+        elif lines.reached > reached:
+            inputs.append(files)
+            if corpus is not None:
+                _store(files, corpus / target.name)
+    report.seconds, report.lines, report.kept = time.monotonic() - began_s, lines.reached, len(inputs)
+    return report
+
+
+def _limit_memory() -> None:
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is what is in use now
+    in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (in_use + _MOST_RESERVED_BYTES, resource.RLIM_INFINITY))
+
+
+def _save(report: Report, wrong: str, files: Files, findings: Path) -> None:
+    """Once for each place and kind."""
+    kind = wrong.split(": ")[0]
+    if not any(known.split(": ")[0] == kind for known in report.findings):
+        report.findings[wrong] = _store(files, findings / report.target)
+
+
+def _store(files: Files, folder: Path) -> Path:
+    digest = hashlib.sha256(repr(sorted(files.items())).encode()).hexdigest()[:16]
+    (folder / digest).mkdir(parents=True, exist_ok=True)
+    write_input(files, folder / digest)
+    return folder / digest
+
+
+_processes = multiprocessing.get_context("spawn")
+
+
+def watched(target: Target, seconds: float, seed: int, findings: Path, corpus: Path | None) -> Report:
+    """`fuzz` in a process of its own; one that crashes or hangs is a finding, and another one goes on."""
+    total = Report(target.name)
+    work = Path(tempfile.mkdtemp(prefix="gdsdata-fuzz-"))
+    try:
+        while total.seconds < seconds:
+            _add(total, _one_process(target, seconds - total.seconds, seed, work, findings, corpus))
+            seed += 1
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return total
+
+
+def _one_process(
+    target: Target, seconds: float, seed: int, work: Path, findings: Path, corpus: Path | None
+) -> Report:
+    run = _processes.Value("q", 0)
+    receiver, sender = _processes.Pipe(duplex=False)
+    arguments = (sender, target.name, seconds, seed, work, findings, corpus, run)
+    process = _processes.Process(target=_answer, args=arguments, daemon=True)
+    process.start()
+    sender.close()
+    began_s = moved_s = time.monotonic()
+    inputs, wrong = 0, None
+    while not receiver.poll(0.2):
+        if run.value != inputs:
+            inputs, moved_s = run.value, time.monotonic()
+        elif time.monotonic() - moved_s > _HANGS_AFTER_S + 20 * (inputs == 0):  # it imports torch first
+            wrong = f"hangs: still runs after {_HANGS_AFTER_S:.0f} s"
+            process.kill()
+            break
+    try:
+        report = receiver.recv()
+    except EOFError:
+        process.join()
+        report = Report(target.name, run.value, time.monotonic() - began_s)
+        wrong = wrong or f"crashes: {_name_of_signal(process.exitcode)}"
+        _save(report, wrong, read_input(work / "input"), findings)
+    process.join()
+    return report
+
+
+def _answer(sender: Any, name: str, *arguments: Any) -> None:
+    sender.send(fuzz(TARGETS[name], *arguments))
+
+
+def _name_of_signal(exit_code: int | None) -> str:
+    return signal.Signals(-exit_code).name if exit_code is not None and exit_code < 0 else f"exit code {exit_code}"
+
+
+def _add(total: Report, more: Report) -> None:
+    total.inputs, total.seconds = total.inputs + more.inputs, total.seconds + more.seconds
+    total.lines, total.kept = max(total.lines, more.lines), max(total.kept, more.kept)
+    known = {wrong.split(": ")[0] for wrong in total.findings}
+    total.findings |= {wrong: at for wrong, at in more.findings.items() if wrong.split(": ")[0] not in known}
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("target", choices=[*TARGETS, "all"])
+    parser.add_argument("--seconds", type=float, default=60.0, help="for each target")
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
+    parser.add_argument("--corpus", type=Path, help="where inputs that reach new lines come from, and are kept")
+    parser.add_argument("--findings", type=Path, default=Path("fuzz-findings"))
+    parser.add_argument("--repeat", type=Path, help="read this input once, here, with the whole traceback")
+    given = parser.parse_args(arguments)
+    if given.repeat is not None:
+        with tempfile.TemporaryDirectory() as folder:  # a parser may write beside its input
+            write_input(read_input(given.repeat), Path(folder))
+            TARGETS[given.target].read(Path(folder))
+        print("it was read")
+        return 0
+    found = 0
+    for name in TARGETS if given.target == "all" else [given.target]:
+        print(f"{name}: seed {given.seed}", end="\r", flush=True)
+        report = watched(TARGETS[name], given.seconds, given.seed, given.findings.resolve(), given.corpus)
+        print(report, flush=True)
+        found += len(report.findings)
+    return min(found, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

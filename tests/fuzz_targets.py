@@ -1,0 +1,486 @@
+"""What `fuzz.py` reads: for every parser its seeds, how an input is read and checked, and what a change must not spoil."""
+
+import json
+import pickle
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import test_formats
+import test_litdata
+import test_mds
+import test_megatron
+import test_tar
+import test_tfrecord
+import torch
+from safetensors.torch import save_file
+
+import gdsdata
+from gdsdata.checkpoint import layout_safetensors, layout_torch, unpickling
+from gdsdata.checkpoint.reading import Stored
+from gdsdata.errors import IoError
+from gdsdata.formats import LitData, Mds, Megatron, Npy, Tar, TFRecord, Tokens, fields, litdata, mds, npy
+from gdsdata.formats import index as indexes
+from gdsdata.formats import megatron, shards, tar, tfrecord, tokens
+from gdsdata.formats.crc32c import crc32c
+from gdsdata.formats.fields import FieldIndex
+from gdsdata.formats.index import Format, Index
+from gdsdata.formats.megatron import WindowIndex
+
+Files = dict[str, bytes]  # by name, all of one folder
+# The same for every file of every input, for indexes that name it.
+MTIME_NS = 1_700_000_000_000_000_000
+
+
+def unchanged(files: Files) -> Files:
+    return files
+
+
+@dataclass(frozen=True)
+class Target:
+    """A parser.
+
+    Attributes:
+        name: on the command line.
+        modules: whose lines are counted.
+        seeds: each writes a sound input into a folder.
+        read: parses what a folder holds, and checks what comes of it; raises what the parser raises.
+        mend: puts right, in a changed input, checksums and lengths behind which a parser would not look.
+        tokens: bytes that mean something to the parser.
+        refusals: what it may raise beside `CorruptData`, `IoError`, `FileNotFoundError` and a `ValueError` with the path.
+    """
+
+    name: str
+    modules: Sequence[ModuleType]
+    seeds: Sequence[Callable[[Path], object]]
+    read: Callable[[Path], object]
+    mend: Callable[[Files], Files] = unchanged
+    tokens: Sequence[bytes] = ()
+    refusals: tuple[type[BaseException], ...] = ()
+
+
+# --------------------------------------------------------------------------------------------------- what is checked
+
+_MOST_ASKED = 512
+
+
+def each(readings: Iterable[Callable[[], object]]) -> None:
+    """Do all of them, and raise the first one's refusal after that."""
+    refusal = None
+    for reading in readings:
+        try:
+            reading()
+        except (ValueError, IoError, FileNotFoundError) as error:
+            refusal = refusal or error
+    if refusal is not None:
+        raise refusal
+
+
+def check(index: Index | FieldIndex | WindowIndex) -> None:
+    """The first and the last samples lie in files that are as large as the index says."""
+    sizes = np.array([Path(path).stat().st_size for path in index.paths])
+    assert (sizes == index.size_bytes).all(), "files are of another size than the index says"
+    assert len(index) == index.first_sample[-1] and (np.diff(index.first_sample) >= 0).all()
+    last = np.arange(max(0, len(index) - _MOST_ASKED), len(index))
+    for samples in (np.arange(min(len(index), _MOST_ASKED)), last):
+        if isinstance(index, Index):
+            file, begin = index.extents(samples)
+            length = np.full(len(begin), index.sample.bytes)
+        elif isinstance(index, FieldIndex):
+            file, begin, length = index.extents(samples)
+            file = file[:, None]
+        else:
+            file, begin, length, pieces = index.extents(samples)
+            assert pieces.sum() == len(begin)
+        there = length >= 0
+        assert ((begin >= 0) & (begin + length <= sizes[file]))[there].all(), "an extent leaves its file"
+    index.spacing_bytes, list(index.runs(0, min(len(index), _MOST_ASKED)))
+    if not isinstance(index, Index):
+        index.most_bytes(min(len(index), 7))
+
+
+def indexing(pattern: str, *formats: Format) -> Callable[[Path], None]:
+    """`Target.read` by each of the formats, of the folder's files that fit the pattern."""
+
+    def read(folder: Path) -> None:
+        paths = sorted(map(str, folder.glob(pattern)))
+        each(lambda format=format: check(format.index(paths)) for format in formats)
+
+    return read
+
+
+def check_stored(found: Any) -> None:
+    """Every tensor that a nest of containers says it has lies in its record, and that in its file."""
+    seen: set[int] = set()
+    left = [found]
+    while left:
+        value = left.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, Stored):
+            record = value.record
+            assert 0 <= value.offset and value.offset + value.span_bytes <= record.size_bytes, f"{value} leaves its record"
+            assert 0 <= record.offset <= record.offset + record.size_bytes <= Path(record.path).stat().st_size
+        elif isinstance(value, dict):
+            left.extend(value.values())
+        elif isinstance(value, (list, tuple)):
+            left.extend(value)
+
+
+# ------------------------------------------------------------------------------------------------------------- arrays
+
+_NPY_TOKENS = (
+    *(b"'descr'", b"'fortran_order'", b"'shape'", b"True", b"()", b"(", b"-", b"[", b"{", b"'", b"\\", b"\n", b"0x", b"_"),
+    *(b"'|O'", b"'>f8'", b"'<U9'", b"'<M8[s]'", b"'(2,3)f4'", b"'f4,f4'", b"'V0'", b"'S0'", b"1_0", b"9" * 20, b"1e9"),
+)
+
+
+def mend_npy(files: Files) -> Files:
+    data = files["x.npy"]
+    end = data.find(b"\n") + 1
+    if data[6:8] != b"\1\0" or not 10 <= end < 2**16:
+        return files
+    return {**files, "x.npy": data[:8] + struct.pack("<H", end - 10) + data[10:]}
+
+
+def npy_seed(array: np.ndarray, version: tuple[int, int] = (1, 0)) -> Callable[[Path], object]:
+    return lambda folder: test_formats.write_npy(folder / "x.npy", array, version)
+
+
+NPY = Target(
+    "npy",
+    (npy, indexes),
+    [
+        npy_seed(np.arange(12, dtype="<f4").reshape(3, 4)),
+        npy_seed(np.asfortranarray(np.ones((2, 3, 2), ">i2")), (2, 0)),
+        npy_seed(np.float64(3), (3, 0)),
+    ],
+    indexing("x.npy", Npy("file"), Npy("row"), Tokens(seq_len=2)),
+    mend_npy,
+    _NPY_TOKENS,
+)
+
+
+def mend_tokens(files: Files) -> Files:
+    data = files["x.bin"]
+    return {"x.bin": data[:8] + struct.pack("<i", (len(data) - 1024) // 2) + data[12:]} if len(data) > 1024 else files
+
+
+TOKENS = Target(
+    "tokens",
+    (tokens, indexes),
+    [
+        lambda folder: test_formats.write(folder / "x.bin", test_formats.llm_c_head(20240520, 40), bytes(80)),
+        lambda folder: test_formats.write(folder / "x.bin", test_formats.llm_c_head(20240801, 9), bytes(36)),
+        lambda folder: test_formats.write(folder / "x.bin", np.arange(30, dtype="<u2")),
+    ],
+    indexing("x.bin", Tokens(seq_len=4), Tokens("uint16", seq_len=3, stride=1), Tokens("<i8", seq_len=1, raw=True)),
+    mend_tokens,
+)
+
+# ---------------------------------------------------------------------------------------------------------------- tar
+
+
+def tar_seed(kind: str) -> Callable[[Path], object]:
+    def write(folder: Path) -> None:
+        names = ["0.x", "0.y", "a/1.x", "a/1.y", "__meta__/2.x", "dots.tar.gz"]
+        names += [] if kind == "ustar" else ["n" * 130 + ".x", "é.x"]
+        test_tar.shard(folder / "x.tar", [(name, name.encode() * 40) for name in names], kind)
+        (folder / "x.tar.idx").write_bytes(np.array([0, 1024, 2048], "<u8").tobytes())
+        (folder / "x.idx").write_text("v1.2 2\n.x 1024 120 0.x .y 2048 120 0.y\n.x 4096 9 1.x\n")
+
+    return write
+
+
+def mend_tar(files: Files) -> Files:
+    """Checksums of what looks like a header."""
+    data = files["x.tar"]
+    records = [data[at : at + 512] for at in range(0, len(data), 512)]
+    mended = (test_tar.with_checksum(one) if one[257:262] == b"ustar" and len(one) == 512 else one for one in records)
+    return {**files, "x.tar": b"".join(mended)}
+
+
+_TAR_TOKENS = (
+    *(b"ustar\x0000", b"ustar  \0", b"11 path=a.x\n", b"12 size=700\n", b"19 path=../../a.x\n", b"20 GNU.sparse.map=0\n"),
+    *(b"size=", b"path=", b"x", b"g", b"L", b"K", b"S", b"M", b"\x80" + b"\0" * 11, b"/", b"..", b".", b"v1.1", b" "),
+)
+
+
+def read_tar(folder: Path) -> None:
+    paths = [str(folder / "x.tar")]
+    each(lambda wanted=wanted: check(Tar(wanted, index_cache=None).index(paths)) for wanted in (None, ("x", "y")))
+
+
+TAR = Target("tar", (tar, fields), list(map(tar_seed, test_tar.FORMATS)), read_tar, mend_tar, _TAR_TOKENS)
+
+_KEPT_NAME = ".x.tar.gdsdata-index"
+
+
+def kept_seed(folder: Path) -> None:
+    tar_seed("pax")(folder)
+    Tar(index_cache="beside").index([str(folder / "x.tar")])
+
+
+def mend_kept(files: Files) -> Files:
+    """Of which tar it is, and the checksum of it all."""
+    kept = files[_KEPT_NAME]
+    checked = struct.pack("<2q", len(files["x.tar"]), MTIME_NS) + kept[40:]
+    return {**files, _KEPT_NAME: kept[:16] + struct.pack("<I", zlib.crc32(checked)) + bytes(4) + checked}
+
+
+TAR_INDEX = Target(
+    "tar-index",
+    (tar, fields),
+    [kept_seed],
+    lambda folder: check(Tar(index_cache="beside").index([str(folder / "x.tar")])),
+    mend_kept,
+    (b'["x", "y"]', b'"x"', b"[", b"{}", b"null", b"1", b", "),
+)
+
+# ----------------------------------------------------------------------------------------------------- MDS and LitData
+
+_JSON_TOKENS = (
+    *(b"null", b"true", b"-1", b"1e400", b"NaN", b"[", b"]", b"{", b"}", b"[]", b"{}", b'""', b'"a"', b"\\u0000", b"\\ud800"),
+    *(b'"../x"', b'"/etc/passwd"', b'"."', b'"index.json"', b",", b":", b"9" * 5000),
+)
+
+
+def mend_sizes(listed: str, shards_of: Callable[[Any], Iterable[tuple[dict, str, str]]]) -> Callable[[Files], Files]:
+    """Files' sizes in ``listed``: where they stand (a dict and a key), and of which file."""
+
+    def mend(files: Files) -> Files:
+        try:
+            content = json.loads(files[listed])
+            for record, key, name in shards_of(content):
+                record[key] = len(files.get(name, b""))
+            return {**files, listed: json.dumps(content).encode()}
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            return files
+
+    return mend
+
+
+def mds_seed(encodings: dict[str, str], sizes: list[int | None], *samples: list[bytes]) -> Callable[[Path], object]:
+    return lambda folder: test_mds.write_mds(folder, encodings, sizes, [list(samples), list(samples[:2])])
+
+
+MDS = Target(
+    "mds",
+    (mds, shards, fields, indexes),
+    [
+        test_mds.write_plain,
+        lambda folder: test_mds.write_arrays(folder, [np.ones((2, 3), "u1"), np.ones((4, 1), "u1")], [np.ones((1, 1), "u1")]),
+        lambda folder: test_mds.write_arrays(folder, [np.arange(i, dtype="i4") for i in (1, 300, 2)]),
+        mds_seed({"a": "ndarray:float32:2,2", "b": "ndarray:int16"}, [16, None], [bytes(16), b"\4\2" + bytes(4)]),
+    ],
+    indexing("*", Mds(), Mds(allow_pickle=True)),
+    mend_sizes("index.json", lambda content: ((s["raw_data"], "bytes", s["raw_data"]["basename"]) for s in content["shards"])),
+    (*_JSON_TOKENS, b'"ndarray"', b'"ndarray:uint8:1"', b'"pkl"', b'"int"', b'"zstd"', b'"raw_data"', b'"column_sizes"'),
+)
+
+LITDATA = Target(
+    "litdata",
+    (litdata, shards, fields, indexes),
+    [
+        test_litdata.write_plain,
+        lambda folder: test_litdata.write(
+            folder,
+            [0, {"x": 0}],
+            ["tensor", "numpy"],
+            [[[test_litdata.pack_array(np.ones((2, i), "f4"), kind, ">") for kind in ("tensor", "numpy")] for i in (1, 2)]],
+        ),
+        lambda folder: test_litdata.write_tokens(folder, [[5, 6], [7]]),
+    ],
+    indexing("*", LitData(), LitData(window_tokens=3, allow_pickle=True)),
+    mend_sizes("index.json", lambda content: ((one, "chunk_bytes", one["filename"]) for one in content["chunks"])),
+    (*_JSON_TOKENS, b'"tensor"', b'"no_header_numpy:3"', b'"pickle"', b'"TokensLoader"', b"builtins.dict", b"LDARW01\0"),
+)
+
+# -------------------------------------------------------------------------------------------- Megatron-LM and TFRecord
+
+
+def mend_megatron(files: Files) -> Files:
+    """The number of sequences that makes up the file."""
+    data = files["x.idx"]
+    if len(data) < 34:
+        return files
+    (bounds,) = struct.unpack_from("<Q", data, 26)
+    sequences = (len(data) - 34 - 8 * bounds) // 12
+    return {**files, "x.idx": data[:18] + struct.pack("<q", sequences) + data[26:]} if 0 <= sequences < 2**40 else files
+
+
+MEGATRON = Target(
+    "megatron",
+    (megatron, fields, indexes),
+    [
+        lambda folder: test_megatron.write_pair(folder, "x", [3, 0, 8, 5]),
+        lambda folder: test_megatron.write_pair(folder, "x", [30, 1], code=4, modes=b"\0\1"),
+    ],
+    indexing(
+        "*",
+        Megatron(),
+        Megatron(seq_len=2),
+        Megatron(seq_len=4, seed=1, num_samples=30, drop_last=False),
+        Megatron(seq_len=3, split=(0.2, 0.9)),
+    ),
+    mend_megatron,
+)
+
+
+def mend_tfrecord(files: Files) -> Files:
+    data, at = bytearray(files["x.tfrecord"]), 0
+    while at + 12 <= len(data):
+        length = data[at : at + 8]
+        data[at + 8 : at + 12] = test_tfrecord.masked(bytes(length))
+        begin, end = at + 12, at + 12 + int.from_bytes(length, "little")
+        if end + 4 <= len(data):
+            data[end : end + 4] = tfrecord.masked(crc32c([bytes(data[begin:end])])).tobytes()
+        at = end + 4
+    return {"x.tfrecord": bytes(data)}
+
+
+TFRECORD = Target(
+    "tfrecord",
+    (tfrecord, fields),
+    [
+        lambda folder: test_formats.write(folder / "x.tfrecord", *map(test_tfrecord.record, (b"", b"abc", b"d" * 300))),
+        lambda folder: test_formats.write(folder / "x.tfrecord", test_tfrecord.record_unchecked(bytes(70_000))),
+    ],
+    indexing("x.tfrecord", TFRecord(), TFRecord(check_data=True)),
+    mend_tfrecord,
+    (b"\x1f\x8b", b"\x78\x9c"),
+)
+
+# -------------------------------------------------------------------------------------------------------- checkpoints
+
+_DATA_BYTES = 88
+
+
+def safetensors_seed(folder: Path) -> None:
+    save_file({"a": torch.ones(4, 4), "b": torch.ones(3, dtype=torch.float64)}, folder / "x.safetensors", {"k": "v"})
+    index = {"weight_map": {"a": "x.safetensors", "b": "x.safetensors"}}
+    (folder / "x.safetensors.index.json").write_text(json.dumps(index))
+
+
+def mend_safetensors(files: Files) -> Files:
+    """The header's length, where the data is what the seed has."""
+    data = files["x.safetensors"]
+    length = max(0, len(data) - 8 - _DATA_BYTES)
+    return {**files, "x.safetensors": struct.pack("<Q", length) + data[8:]}
+
+
+def read_safetensors(folder: Path) -> None:
+    path = folder / "x.safetensors"
+    each(
+        [
+            lambda: check_stored(layout_safetensors.read_header(str(path))),
+            lambda: gdsdata.load(path, verify=True),
+            lambda: gdsdata.load(f"{path}.index.json", only=["a"]),
+        ]
+    )
+
+
+SAFETENSORS = Target(
+    "safetensors",
+    (layout_safetensors,),
+    [safetensors_seed, lambda folder: (safetensors_seed(folder), gdsdata.save({"a": torch.ones(11, 2)}, folder / "x.safetensors"))],
+    read_safetensors,
+    mend_safetensors,
+    (*_JSON_TOKENS, b'"F32"', b'"BF16"', b"[0,8]", b'"shape"', b'"data_offsets"', b'"__metadata__"', b'"gdsdata_crc32"'),
+)
+
+
+def plain_state() -> dict:
+    base = torch.arange(16.0)
+    return {
+        "views": [base, base.reshape(4, 4).t(), base[3:9:2]],
+        "parameter": torch.nn.Parameter(torch.ones(16)),
+        "newer": torch.zeros(64, dtype=torch.float8_e4m3fn),
+        "values": [None, True, 3, 2.5, "text", b"bytes", {"nested": (1, [2])}, {4: 5, (6, 7): 8}, 2**70],
+    }
+
+
+def unusual_state() -> dict:
+    return {
+        "conjugate": torch.ones(8, dtype=torch.complex64).conj(),
+        "storage": torch.arange(16.0).untyped_storage(),
+        "device": torch.device("cpu"),
+        "size": torch.Size((1, 2)),
+    }
+
+
+def read_torch(path: Path) -> None:
+    """What is found in it; and, where all of it is plain, what loading makes of it. Else it is torch's to load."""
+    archive = layout_torch.open_archive(str(path))
+    each([lambda: archive.storages])
+    found = layout_torch.unpickle_structure(archive)
+    check_stored(found)
+    if found is not None:
+        each([lambda: gdsdata.load(path, verify=True), lambda: gdsdata.load(path, only=["*"])])
+
+
+TORCH_REFUSALS = (unpickling.NotPlain, pickle.UnpicklingError)
+
+TORCH = Target(
+    "torch",
+    (layout_torch, unpickling),
+    [
+        lambda folder: torch.save(plain_state(), folder / "x.pt"),
+        lambda folder: torch.save(torch.ones(300), folder / "x.pt"),
+        lambda folder: gdsdata.save(plain_state(), folder / "x.pt"),
+    ],
+    lambda folder: read_torch(folder / "x.pt"),
+    tokens=(b"PK\1\2", b"PK\3\4", b"PK\5\6", b"PK\6\6", b"PK\6\7", b"\1\0\x10\0", b"data.pkl", b"data/0", b"byteorder", b"big"),
+    refusals=TORCH_REFUSALS,
+)
+
+_STORAGES = [64, 64, 64, 64]
+
+
+def pickle_seed(state: Callable[[], Any]) -> Callable[[Path], object]:
+    return lambda folder: (folder / "data.pkl").write_bytes(layout_torch.pickled_by_storages(state())[0])
+
+
+def read_pickle(folder: Path) -> None:
+    """In a sound archive, whose storages the seeds fit."""
+    layout = layout_torch.Layout((folder / "data.pkl").read_bytes(), _STORAGES)
+    archive = bytearray(layout.end)
+    for at, part in layout.frame([zlib.crc32(bytes(size)) for size in _STORAGES]):
+        archive[at : at + len(part)] = part
+    (folder / "x.pt").write_bytes(archive)
+    read_torch(folder / "x.pt")
+
+
+class _RunsWhatItNames:
+    def __reduce__(self) -> tuple:
+        return open, ("/etc/hostname",)
+
+
+_PICKLE_TOKENS = (
+    *(bytes([octet]) for octet in range(128, 151)),
+    *(octet.encode() for octet in "(.012FIJKLMNPQRSTUVX]abcdeghijlopqrstu}BCGc"),
+    *(b"cos\nsystem\n", b"cbuiltins\neval\n", b"ctorch\nload\n", b"ccollections\nOrderedDict\n", b"cio\nopen\n"),
+    *(b"X\4\0\0\0exit\x85R", b"X\x0b\0\0\0/etc/passwd\x85R", b"}b", b"N\x86b", b")\x81", b"r\xff\xff\xff\x7f", b"j\xff\xff\xff\x7f"),
+    *(b"ctorch._utils\n_rebuild_tensor_v2\n", b"ctorch._utils\n_rebuild_parameter\n", b"ctorch\nFloatStorage\n", b"\x85", b"q\xff"),
+    pickle.dumps(_RunsWhatItNames(), 2)[2:-1],
+)
+
+PICKLE = Target(
+    "pickle",
+    (unpickling, layout_torch),
+    [pickle_seed(plain_state), pickle_seed(unusual_state), pickle_seed(lambda: torch.ones(16))],
+    read_pickle,
+    tokens=_PICKLE_TOKENS,
+    refusals=TORCH_REFUSALS,
+)
+
+TARGETS = {
+    target.name: target
+    for target in (NPY, TOKENS, TAR, TAR_INDEX, MDS, LITDATA, MEGATRON, TFRECORD, SAFETENSORS, TORCH, PICKLE)
+}
