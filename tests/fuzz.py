@@ -198,7 +198,7 @@ class Guard:
     """Refuses, while a parser runs, what no parser does: programs, imports, code, and files outside the input's folder."""
 
     _FORBIDDEN = ("os.", "subprocess.", "socket.", "shutil.", "ctypes.", "import", "exec", "pty.", "webbrowser.")
-    _ALLOWED = ("os.scandir", "os.listdir")
+    _WITHIN_THE_FOLDER = ("open", "os.mkdir", "os.rename", "os.remove", "os.scandir", "os.listdir")
 
     def __init__(self, folder: Path) -> None:
         self._folder = str(folder)
@@ -215,10 +215,10 @@ class Guard:
     def _hook(self, event: str, arguments: tuple[Any, ...]) -> None:
         if not self._armed:
             return
-        if event == "open":
+        if event in self._WITHIN_THE_FOLDER:
             wrong = not isinstance(arguments[0], int) and not os.fsdecode(arguments[0]).startswith(self._folder)
         else:
-            wrong = event.startswith(self._FORBIDDEN) and event not in self._ALLOWED
+            wrong = event.startswith(self._FORBIDDEN)
         if wrong:
             self.seen = f"{event} {arguments!r:.200}"  # also where the parser caught what is raised here
             raise Escaped(self.seen)
@@ -415,7 +415,9 @@ def _one_process(
         report = receiver.recv()
     except EOFError:
         process.join()
-        report = Report(target.name, run.value, time.monotonic() - began_s)
+        if not inputs and not (inputs := run.value):
+            raise RuntimeError(f"{target.name}: its process ended before it had read an input") from None
+        report = Report(target.name, inputs, time.monotonic() - began_s)
         wrong = wrong or f"crashes: {_name_of_signal(process.exitcode)}"
         _save(report, wrong, read_input(work / "input"), findings)
     process.join()

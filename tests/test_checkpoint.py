@@ -6,9 +6,11 @@ import errno
 import json
 import os
 import pickle
+import resource
 import struct
 import zipfile
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,6 +24,7 @@ import gdsdata
 from gdsdata import EngineOptions
 from gdsdata.checkpoint import layout_safetensors
 from gdsdata.checkpoint.reading import Reading
+from gdsdata.checkpoint.unpickling import NotPlain, Unusual, _claims_too_much, storages_of, unpickle_plain
 from gdsdata.engine import shared_engine
 from gdsdata.errors import CorruptData
 
@@ -441,6 +444,33 @@ def test_what_only_torch_can_read_is_left_to_it_and_named(tmp_path, kind):
     into = {"a": torch.zeros(5)}
     gdsdata.load(path, into=into, strict=False)
     assert torch.equal(into["a"], state["a"])
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [b"r\xff\xff\xff\x0f", b"p268435455\n", b"B\xff\xff\xff\xff", b"\x8e" + struct.pack("<Q", 2**32)],
+    ids=["memo", "memo-in-text", "bytes", "many-bytes"],
+)
+@pytest.mark.parametrize("before", [b"", b"X\x02\0\0\0r.", b"K.M..J....G........", b"F1.\n", b"N" * 3000])
+def test_a_pickle_that_claims_gigabytes_is_given_none(claim, before):
+    pickled = b"\x80\x02(" + before + b"N" + claim + b"l."
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (in_use + 512 * MIB, limits[1]))
+    try:
+        with pytest.raises(NotPlain, match="it speaks of more than it can have"):
+            storages_of(pickled)
+        with pytest.raises(Unusual) as caught:
+            unpickle_plain(pickled, None, None, None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+    assert not isinstance(caught.value.__cause__, MemoryError)
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_no_pickle_of_a_picklers_claims_too_much(protocol):
+    value = [0, -1, 2**40, 2**3000, 1.5, None, True, b"bytes" * 100, "r" * 300, "é", bytearray(9), (1, 2, 3, 4), {1}, Unusual]
+    assert not _claims_too_much(pickle.dumps([value, value, [[i] for i in range(70_000)]], protocol))
 
 
 def test_a_file_that_is_not_there_says_so(tmp_path):
