@@ -1,14 +1,14 @@
-"""Damaged files for every parser: each must be read within its bounds, or refused with its path, soon and in little memory.
+"""Damaged files for every parser: each is read within its bounds, or refused with its path, soon and in little memory.
 
     python tests/fuzz.py all --seconds 600                 # or a target: python tests/fuzz.py --help names them
     python tests/fuzz.py tar --seconds 60 --seed 7 --corpus FOLDER --findings FOLDER
     python tests/fuzz.py tar --repeat FOLDER               # what a finding's line says
 
 An input is a folder of small files. Inputs begin as what the tests' own writers write; one that reaches a line of the
-parser that none reached before is kept, and changed further. A process of its own reads them, so that a crash and a hang
-are found with their input too. Findings: an exception that is no refusal, or a refusal without the path; a crash; an
-extent that leaves its file; a file opened, a module imported or a program run that is none of the parser's business; more
-than a second of the processor, 64 MiB touched or 4 GiB reserved for an input of at most 256 KiB.
+parser that none reached before is kept, and changed further. A process of its own reads them, so that a crash and a
+hang are found with their input too. Findings: an exception that is no refusal, or a refusal without the path; a crash;
+an extent that leaves its file; a file opened, a module imported or a program run that is none of the parser's business;
+more than a second of the processor, 64 MiB touched or 4 GiB reserved for an input of at most 256 KiB a file.
 
 To add a target, write a `Target` and name it in `TARGETS`.
 """
@@ -195,7 +195,7 @@ class Escaped(BaseException):
 
 
 class Guard:
-    """Refuses, while a parser runs, what no parser does: programs, imports, code, and files outside the input's folder."""
+    """Refuses, while a parser runs, what no parser does: programs, imports, code, files outside the input's folder."""
 
     _FORBIDDEN = ("os.", "subprocess.", "socket.", "shutil.", "ctypes.", "import", "exec", "pty.", "webbrowser.")
     _WITHIN_THE_FOLDER = ("open", "os.mkdir", "os.rename", "os.remove", "os.scandir", "os.listdir")
@@ -313,7 +313,9 @@ def seeds_of(target: Target, folder: Path) -> list[Files]:
     return seeds
 
 
-def fuzz(target: Target, seconds: float, seed: int, work: Path, findings: Path, corpus: Path | None, run: Any) -> Report:
+def fuzz(
+    target: Target, seconds: float, seed: int, work: Path, findings: Path, corpus: Path | None, run: Any
+) -> Report:
     """Read changed inputs for so long, in this process; ``run.value`` counts them, for who watches."""
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", "gdsdata: ")  # what it tells its user
@@ -393,9 +395,7 @@ def watched(target: Target, seconds: float, seed: int, findings: Path, corpus: P
     return total
 
 
-def _one_process(
-    target: Target, seconds: float, seed: int, work: Path, findings: Path, corpus: Path | None
-) -> Report:
+def _one_process(target: Target, seconds: float, seed: int, work: Path, findings: Path, corpus: Path | None) -> Report:
     run = _processes.Value("q", 0)
     receiver, sender = _processes.Pipe(duplex=False)
     arguments = (sender, target.name, seconds, seed, work, findings, corpus, run)

@@ -1,4 +1,4 @@
-"""What `fuzz.py` reads: for every parser its seeds, how an input is read and checked, and what a change must not spoil."""
+"""What `fuzz.py` reads: for every parser its seeds, how an input is read and checked, what a change must not spoil."""
 
 import json
 import pickle
@@ -24,9 +24,28 @@ import gdsdata
 from gdsdata.checkpoint import layout_safetensors, layout_torch, unpickling
 from gdsdata.checkpoint.reading import Stored
 from gdsdata.errors import IoError
-from gdsdata.formats import LitData, Mds, Megatron, Npy, Tar, TFRecord, Tokens, fields, litdata, mds, npy
+from gdsdata.formats import (
+    LitData,
+    Mds,
+    Megatron,
+    Npy,
+    Tar,
+    TFRecord,
+    Tokens,
+    fields,
+    litdata,
+    mds,
+    megatron,
+    npy,
+    shards,
+    tar,
+    tar_index,
+    tar_members,
+    tar_reading,
+    tfrecord,
+    tokens,
+)
 from gdsdata.formats import index as indexes
-from gdsdata.formats import megatron, shards, tar, tfrecord, tokens
 from gdsdata.formats.crc32c import crc32c
 from gdsdata.formats.fields import FieldIndex
 from gdsdata.formats.index import Format, Index
@@ -52,7 +71,7 @@ class Target:
         read: parses what a folder holds, and checks what comes of it; raises what the parser raises.
         mend: puts right, in a changed input, checksums and lengths behind which a parser would not look.
         tokens: bytes that mean something to the parser.
-        refusals: what it may raise beside `CorruptData`, `IoError`, `FileNotFoundError` and a `ValueError` with the path.
+        refusals: what it may raise beside `CorruptData`, `IoError`, `FileNotFoundError` and `ValueError`.
     """
 
     name: str
@@ -125,7 +144,8 @@ def check_stored(found: Any) -> None:
         seen.add(id(value))
         if isinstance(value, Stored):
             record = value.record
-            assert 0 <= value.offset and value.offset + value.span_bytes <= record.size_bytes, f"{value} leaves its record"
+            end = value.offset + value.span_bytes
+            assert 0 <= value.offset and end <= record.size_bytes, f"{value} leaves its record"
             assert 0 <= record.offset <= record.offset + record.size_bytes <= Path(record.path).stat().st_size
         elif isinstance(value, dict):
             left.extend(value.values())
@@ -136,7 +156,22 @@ def check_stored(found: Any) -> None:
 # ------------------------------------------------------------------------------------------------------------- arrays
 
 _NPY_TOKENS = (
-    *(b"'descr'", b"'fortran_order'", b"'shape'", b"True", b"()", b"(", b"-", b"[", b"{", b"'", b"\\", b"\n", b"0x", b"_"),
+    *(
+        b"'descr'",
+        b"'fortran_order'",
+        b"'shape'",
+        b"True",
+        b"()",
+        b"(",
+        b"-",
+        b"[",
+        b"{",
+        b"'",
+        b"\\",
+        b"\n",
+        b"0x",
+        b"_",
+    ),
     *(b"'|O'", b"'>f8'", b"'<U9'", b"'<M8[s]'", b"'(2,3)f4'", b"'f4,f4'", b"'V0'", b"'S0'", b"1_0", b"9" * 20, b"1e9"),
 )
 
@@ -207,7 +242,14 @@ def mend_tar(files: Files) -> Files:
 
 
 _TAR_TOKENS = (
-    *(b"ustar\x0000", b"ustar  \0", b"11 path=a.x\n", b"12 size=700\n", b"19 path=../../a.x\n", b"20 GNU.sparse.map=0\n"),
+    *(
+        b"ustar\x0000",
+        b"ustar  \0",
+        b"11 path=a.x\n",
+        b"12 size=700\n",
+        b"19 path=../../a.x\n",
+        b"20 GNU.sparse.map=0\n",
+    ),
     *(b"size=", b"path=", b"x", b"g", b"L", b"K", b"S", b"M", b"\x80" + b"\0" * 11, b"/", b"..", b".", b"v1.1", b" "),
 )
 
@@ -217,7 +259,14 @@ def read_tar(folder: Path) -> None:
     each(lambda wanted=wanted: check(Tar(wanted, index_cache=None).index(paths)) for wanted in (None, ("x", "y")))
 
 
-TAR = Target("tar", (tar, fields), list(map(tar_seed, test_tar.FORMATS)), read_tar, mend_tar, _TAR_TOKENS)
+TAR = Target(
+    "tar",
+    (tar, tar_members, tar_reading, fields),
+    list(map(tar_seed, test_tar.FORMATS)),
+    read_tar,
+    mend_tar,
+    _TAR_TOKENS,
+)
 
 _KEPT_NAME = ".x.tar.gdsdata-index"
 
@@ -236,7 +285,7 @@ def mend_kept(files: Files) -> Files:
 
 TAR_INDEX = Target(
     "tar-index",
-    (tar, fields),
+    (tar, tar_index, fields),
     [kept_seed],
     lambda folder: check(Tar(index_cache="beside").index([str(folder / "x.tar")])),
     mend_kept,
@@ -246,8 +295,8 @@ TAR_INDEX = Target(
 # ----------------------------------------------------------------------------------------------------- MDS and LitData
 
 _JSON_TOKENS = (
-    *(b"null", b"true", b"-1", b"1e400", b"NaN", b"[", b"]", b"{", b"}", b"[]", b"{}", b'""', b'"a"', b"\\u0000", b"\\ud800"),
-    *(b'"../x"', b'"/etc/passwd"', b'"."', b'"index.json"', b",", b":", b"9" * 5000),
+    *(b"null", b"true", b"-1", b"1e400", b"NaN", b"[", b"]", b"{", b"}", b"[]", b"{}", b'""', b'"a"'),
+    *(b"\\u0000", b"\\ud800", b'"../x"', b'"/etc/passwd"', b'"."', b'"index.json"', b",", b":", b"9" * 5000),
 )
 
 
@@ -275,13 +324,26 @@ MDS = Target(
     (mds, shards, fields, indexes),
     [
         test_mds.write_plain,
-        lambda folder: test_mds.write_arrays(folder, [np.ones((2, 3), "u1"), np.ones((4, 1), "u1")], [np.ones((1, 1), "u1")]),
+        lambda folder: test_mds.write_arrays(
+            folder, [np.ones((2, 3), "u1"), np.ones((4, 1), "u1")], [np.ones((1, 1), "u1")]
+        ),
         lambda folder: test_mds.write_arrays(folder, [np.arange(i, dtype="i4") for i in (1, 300, 2)]),
         mds_seed({"a": "ndarray:float32:2,2", "b": "ndarray:int16"}, [16, None], [bytes(16), b"\4\2" + bytes(4)]),
     ],
     indexing("*", Mds(), Mds(allow_pickle=True)),
-    mend_sizes("index.json", lambda content: ((s["raw_data"], "bytes", s["raw_data"]["basename"]) for s in content["shards"])),
-    (*_JSON_TOKENS, b'"ndarray"', b'"ndarray:uint8:1"', b'"pkl"', b'"int"', b'"zstd"', b'"raw_data"', b'"column_sizes"'),
+    mend_sizes(
+        "index.json", lambda content: ((s["raw_data"], "bytes", s["raw_data"]["basename"]) for s in content["shards"])
+    ),
+    (
+        *_JSON_TOKENS,
+        b'"ndarray"',
+        b'"ndarray:uint8:1"',
+        b'"pkl"',
+        b'"int"',
+        b'"zstd"',
+        b'"raw_data"',
+        b'"column_sizes"',
+    ),
 )
 
 LITDATA = Target(
@@ -293,13 +355,26 @@ LITDATA = Target(
             folder,
             [0, {"x": 0}],
             ["tensor", "numpy"],
-            [[[test_litdata.pack_array(np.ones((2, i), "f4"), kind, ">") for kind in ("tensor", "numpy")] for i in (1, 2)]],
+            [
+                [
+                    [test_litdata.pack_array(np.ones((2, i), "f4"), kind, ">") for kind in ("tensor", "numpy")]
+                    for i in (1, 2)
+                ]
+            ],
         ),
         lambda folder: test_litdata.write_tokens(folder, [[5, 6], [7]]),
     ],
     indexing("*", LitData(), LitData(window_tokens=3, allow_pickle=True)),
     mend_sizes("index.json", lambda content: ((one, "chunk_bytes", one["filename"]) for one in content["chunks"])),
-    (*_JSON_TOKENS, b'"tensor"', b'"no_header_numpy:3"', b'"pickle"', b'"TokensLoader"', b"builtins.dict", b"LDARW01\0"),
+    (
+        *_JSON_TOKENS,
+        b'"tensor"',
+        b'"no_header_numpy:3"',
+        b'"pickle"',
+        b'"TokensLoader"',
+        b"builtins.dict",
+        b"LDARW01\0",
+    ),
 )
 
 # -------------------------------------------------------------------------------------------- Megatron-LM and TFRecord
@@ -389,10 +464,13 @@ def read_safetensors(folder: Path) -> None:
 SAFETENSORS = Target(
     "safetensors",
     (layout_safetensors,),
-    [safetensors_seed, lambda folder: (safetensors_seed(folder), gdsdata.save({"a": torch.ones(11, 2)}, folder / "x.safetensors"))],
+    [
+        safetensors_seed,
+        lambda folder: (safetensors_seed(folder), gdsdata.save({"a": torch.ones(11, 2)}, folder / "x.safetensors")),
+    ],
     read_safetensors,
     mend_safetensors,
-    (*_JSON_TOKENS, b'"F32"', b'"BF16"', b"[0,8]", b'"shape"', b'"data_offsets"', b'"__metadata__"', b'"gdsdata_crc32"'),
+    (*_JSON_TOKENS, b'"F32"', b'"BF16"', b"[0,8]", b'"shape"', b'"data_offsets"', b'"__metadata__"'),
 )
 
 
@@ -436,7 +514,18 @@ TORCH = Target(
         lambda folder: gdsdata.save(plain_state(), folder / "x.pt"),
     ],
     lambda folder: read_torch(folder / "x.pt"),
-    tokens=(b"PK\1\2", b"PK\3\4", b"PK\5\6", b"PK\6\6", b"PK\6\7", b"\1\0\x10\0", b"data.pkl", b"data/0", b"byteorder", b"big"),
+    tokens=(
+        b"PK\1\2",
+        b"PK\3\4",
+        b"PK\5\6",
+        b"PK\6\6",
+        b"PK\6\7",
+        b"\1\0\x10\0",
+        b"data.pkl",
+        b"data/0",
+        b"byteorder",
+        b"big",
+    ),
     refusals=TORCH_REFUSALS,
 )
 
@@ -466,8 +555,14 @@ _PICKLE_TOKENS = (
     *(bytes([octet]) for octet in range(128, 151)),
     *(octet.encode() for octet in "(.012FIJKLMNPQRSTUVX]abcdeghijlopqrstu}BCGc"),
     *(b"cos\nsystem\n", b"cbuiltins\neval\n", b"ctorch\nload\n", b"ccollections\nOrderedDict\n", b"cio\nopen\n"),
-    *(b"X\4\0\0\0exit\x85R", b"X\x0b\0\0\0/etc/passwd\x85R", b"}b", b"N\x86b", b")\x81", b"r\xff\xff\xff\x7f", b"j\xff\xff\xff\x7f"),
-    *(b"ctorch._utils\n_rebuild_tensor_v2\n", b"ctorch._utils\n_rebuild_parameter\n", b"ctorch\nFloatStorage\n", b"\x85", b"q\xff"),
+    *(b"X\4\0\0\0exit\x85R", b"X\x0b\0\0\0/etc/passwd\x85R", b"}b", b"N\x86b", b")\x81", b"\x85", b"q\xff"),
+    *(
+        b"r\xff\xff\xff\x7f",
+        b"j\xff\xff\xff\x7f",
+        b"ctorch._utils\n_rebuild_tensor_v2\n",
+        b"ctorch._utils\n_rebuild_parameter\n",
+        b"ctorch\nFloatStorage\n",
+    ),
     pickle.dumps(_RunsWhatItNames(), 2)[2:-1],
 )
 

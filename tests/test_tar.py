@@ -9,6 +9,7 @@ import random
 import re
 import struct
 import tarfile
+import time
 
 import numpy as np
 import pytest
@@ -19,7 +20,10 @@ from hypothesis import strategies as st
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.formats import tar
 from gdsdata.formats.fields import FieldIndex
-from gdsdata.formats.tar import Tar, dali_offsets, energon_offsets, pack_members, read_members, unpack_members
+from gdsdata.formats.tar import Tar
+from gdsdata.formats.tar_index import pack_members, unpack_members
+from gdsdata.formats.tar_members import Members, read_members
+from gdsdata.formats.tar_reading import dali_offsets, energon_offsets
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 every_format = pytest.mark.parametrize("kind", FORMATS)
@@ -73,7 +77,7 @@ def with_checksum(record: bytes, signed: bool = False) -> bytes:
     return record[:148] + b"%06o\0 " % total + record[156:]
 
 
-def parse(content: bytes) -> tar.Members:
+def parse(content: bytes) -> Members:
     return read_members(lambda length, offset: content[offset : offset + length], len(content), "x.tar")
 
 
@@ -483,6 +487,19 @@ def fuzz(rounds: int, seed: int) -> None:
         survives(mutated(dice.choice(seeds)[:8192] + END, dice))
 
 
+    def test_what_a_global_header_says_is_not_paid_for_by_every_member(self):
+        said = b"".join(b"18 keyword%06d=\n" % i for i in range(50_000)) + b"16 path=0/a.bin\n"
+        members = b"".join(header(f"{i}.bin") for i in range(3000))
+        began_s = time.process_time()
+        with pytest.raises(CorruptData, match="a second time"):
+            parse(extended(b"g", said) + members + END)
+        assert time.process_time() - began_s < 2
+
+    def test_a_name_longer_than_any_is_refused(self):
+        with pytest.raises(CorruptData, match="of 20004 bytes is absurd"):
+            parse(extended(b"L", b"n" * 20_000 + b".bin") + header() + END)
+
+
 class TestFuzz:
     @pytest.mark.parametrize("seed", range(4))
     def test_mutated_files_are_refused_cleanly_or_read_within_their_bounds(self, seed):
@@ -596,9 +613,36 @@ class TestIndexCache:
 
     def test_extensions_that_are_no_text_are_kept(self):
         members = parse(pack([("a.\udcff\udc80", b"")], "gnu"))
-        kept = unpack_members(pack_members(members, 5, 6), 5, 6)
+        kept = unpack_members(pack_members(members, 2048, 6), 2048, 6)
         assert kept.extensions == members.extensions == ("\udcff\udc80",)
-        assert unpack_members(pack_members(members, 5, 6), 5, 7) is None
+        assert unpack_members(pack_members(members, 2048, 6), 2048, 7) is None
+
+    @pytest.mark.parametrize(
+        "lie",
+        [
+            {"extensions": ("x", 3)},
+            {"extensions": ("x",)},
+            {"sample": [1, 1]},
+            {"sample": [0, 2]},
+            {"sample": [0, -1]},
+            {"sample": [-1, 0]},
+            {"extension": [0, 2]},
+            {"extension": [-1, 0]},
+            {"begin_bytes": [512, 2000]},
+            {"begin_bytes": [0, 1536]},
+            {"begin_bytes": [512, 2**63 - 1]},
+            {"length_bytes": [3, -1]},
+            {"length_bytes": [3, 2**63 - 1]},
+        ],
+    )
+    def test_an_index_that_lies_with_a_sound_checksum_is_made_again(self, lie):
+        def members(**parts):
+            extensions = parts.pop("extensions", ("x", "y"))
+            sound = {"sample": [0, 1], "extension": [0, 1], "begin_bytes": [512, 1536], "length_bytes": [3, 512]}
+            return Members(extensions, *(np.array(column, np.int64) for column in {**sound, **parts}.values()))
+
+        assert unpack_members(pack_members(members(), 2048, 6), 2048, 6) is not None
+        assert unpack_members(pack_members(members(**lie), 2048, 6), 2048, 6) is None
 
 
 class TestReading:

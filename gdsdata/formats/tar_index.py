@@ -1,0 +1,111 @@
+"""What is kept of a tar, so that its headers are followed once: its members, while its size and mtime are the same."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+import struct
+import warnings
+import zlib
+
+import numpy as np
+
+from gdsdata.formats.tar_members import RECORD_BYTES, Members
+
+# Magic with the version, and CRC-32 of all that follows: size in bytes and mtime in ns of the tar, number of members,
+# bytes of the extensions, these (JSON), and the members' columns.
+_KEPT = struct.Struct("<16s I 4x 4q")
+_KEPT_MAGIC = b"gdsdata tar v1\r\n"
+_KEPT_CHECKED = 24  # where the bytes begin that the checksum covers
+_KEPT_COLUMNS = 4
+
+
+def pack_members(members: Members, size_bytes: int, mtime_ns: int) -> bytes:
+    """What `unpack_members` reads: ``members`` of a tar of this size and last modification."""
+    names = json.dumps(members.extensions).encode()
+    columns = np.stack(members[1:]).astype("<i8").tobytes()
+    said = (size_bytes, mtime_ns, len(members.sample), len(names))
+    checksum = zlib.crc32(_KEPT.pack(b"", 0, *said)[_KEPT_CHECKED:] + names + columns)
+    return _KEPT.pack(_KEPT_MAGIC, checksum, *said) + names + columns
+
+
+def unpack_members(kept: bytes, size_bytes: int, mtime_ns: int) -> Members | None:
+    """What was kept of a tar of this size and last modification; None: ``kept`` is of another, or damaged."""
+    if len(kept) < _KEPT.size or not kept.startswith(_KEPT_MAGIC):
+        return None
+    _, checksum, size, mtime, count, names_bytes = _KEPT.unpack_from(kept)
+    if (size, mtime) != (size_bytes, mtime_ns) or checksum != zlib.crc32(memoryview(kept)[_KEPT_CHECKED:]):
+        return None
+    columns_at = _KEPT.size + names_bytes
+    if min(count, names_bytes) < 0 or len(kept) != columns_at + count * _KEPT_COLUMNS * 8:
+        return None
+    try:
+        extensions = tuple(json.loads(kept[_KEPT.size : columns_at]))
+    except (ValueError, TypeError, RecursionError):
+        return None
+    columns = np.frombuffer(kept, "<i8", offset=columns_at).reshape(_KEPT_COLUMNS, count)
+    members = Members(extensions, *columns.astype(np.int64, copy=False))
+    return members if _can_be_of(members, size_bytes) else None
+
+
+def _can_be_of(members: Members, size_bytes: int) -> bool:
+    """Whether a tar of this size can have them: beside the data, an index may be another's work, checksum and all."""
+    names, sample, extension, begin, length = members
+    steps = np.diff(sample, prepend=-1)
+    return bool(
+        all(type(name) is str for name in names)
+        and ((steps == 0) | (steps == 1)).all()
+        and (sample >= 0).all()
+        and ((extension >= 0) & (extension < len(names))).all()
+        and ((length >= 0) & (length <= size_bytes) & (begin >= RECORD_BYTES) & (begin <= size_bytes - length)).all()
+    )
+
+
+def place_of(path: str, index_cache: str | None) -> str | None:
+    """Where the index of ``path`` is kept."""
+    if index_cache is None:
+        return None
+    folder, name = os.path.split(os.path.abspath(path))
+    if index_cache == "beside":
+        return os.path.join(folder, f".{name}.gdsdata-index")  # hidden: a folder's other files are data
+    if index_cache == "user":
+        above = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+        index_cache = os.path.join(above, "gdsdata", "tar")
+    digest = hashlib.sha256(os.fsencode(os.path.join(folder, name))).hexdigest()[:32]
+    return os.path.join(index_cache, f"{digest}.gdsdata-index")
+
+
+def kept_members(kept_at: str | None, size_bytes: int, mtime_ns: int) -> Members | None:
+    """What `keep` has kept there of a tar of this size and last modification, if it has."""
+    if kept_at is None:
+        return None
+    try:
+        with open(kept_at, "rb") as file:
+            # A member takes more of its tar than of its index.
+            return unpack_members(file.read(_KEPT.size + size_bytes), size_bytes, mtime_ns)
+    except OSError:
+        return None
+
+
+def keep(kept_at: str | None, kept: bytes) -> None:
+    """Under its name as a whole or not at all. Not synced: after a crash its checksum tells, and it is made again."""
+    if kept_at is None:
+        return
+    temporary = f"{kept_at}.{secrets.token_hex(4)}.tmp"
+    try:
+        os.makedirs(os.path.dirname(kept_at), exist_ok=True)
+        try:
+            with open(temporary, "xb") as file:
+                file.write(kept)
+            os.replace(temporary, kept_at)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+    except OSError as error:
+        folder = os.path.dirname(kept_at)
+        message = f"the index of tar files cannot be kept in {folder}, and will be made again: {error.strerror}"
+        warnings.warn(message, stacklevel=4)

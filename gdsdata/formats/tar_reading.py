@@ -1,0 +1,109 @@
+"""Reads a tar's headers out of a file, ahead of who follows them; other projects' indexes say where they may lie.
+
+Headers are the truth: DALI's wds2idx has written wrong offsets for pax headers
+(https://github.com/NVIDIA/DALI/pull/4226). Sources of the indexes: Megatron-Energon ``itar.py``; DALI ``wds2idx.py``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+
+import numpy as np
+
+from gdsdata.formats.tar_members import WINDOW_BYTES
+
+_LARGEST_INDEX_BYTES = 2**26  # of another project's
+_DALI_MEMBER_WORDS = {b"v1.1": 3, b"v1.2": 4}
+# Of file systems that do not know RWF_NOWAIT.
+_CANNOT_SAY = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+
+
+class HeaderReader:
+    """Reads headers: page cache first; where that misses, storage is told what will be wanted before the read waits.
+
+    From header to header alone, each would wait for the one before it: 1.1 s for a cold tar of 270 MB in small members,
+    where reading ahead takes 0.3, and reading ahead at the offsets of another project's index 0.2.
+    """
+
+    _SMALL_BYTES = 256 * 1024  # members this small are had sooner by reading all than by waiting for each header
+    _AHEAD_BYTES = 8 * 2**20
+    _REQUEST_BYTES = 2**20  # the kernel cuts longer ones
+    _HINTED = 1024  # headers asked for at a time
+    _AROUND_BYTES = 4096  # of a hint: the headers lie in front of a payload's offset, or behind a sample's
+
+    def __init__(self, descriptor: int, path: str, size_bytes: int) -> None:
+        self._descriptor, self._path, self._size_bytes = descriptor, path, size_bytes
+        self._reads = 0
+        self._asked_until = 0
+        self._hints: np.ndarray | None = None
+        self._buffers = [bytearray(WINDOW_BYTES)]
+        self._knows_cached = True
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # readahead is this class's business
+
+    def read(self, length: int, offset: int) -> bytes:
+        """`Read`, of the file."""
+        self._reads += 1
+        if self._knows_cached and length == WINDOW_BYTES:
+            try:
+                if os.preadv(self._descriptor, self._buffers, offset, os.RWF_NOWAIT) == length:
+                    return bytes(self._buffers[0])
+            except BlockingIOError:
+                pass
+            except OSError as error:
+                if error.errno not in _CANNOT_SAY:
+                    raise
+                self._knows_cached = False
+        self._ask_ahead(offset)
+        return os.pread(self._descriptor, length, offset)
+
+    def _ask_ahead(self, offset: int) -> None:
+        if self._hints is None:
+            self._hints = _foreign_hints(self._path, self._size_bytes)
+        if len(self._hints):
+            self._ask_for_hints(offset)
+        elif offset < self._reads * self._SMALL_BYTES:
+            until = min(offset + self._AHEAD_BYTES, self._size_bytes)
+            for begin in range(max(offset, self._asked_until), until, self._REQUEST_BYTES):
+                os.posix_fadvise(self._descriptor, begin, self._REQUEST_BYTES, os.POSIX_FADV_WILLNEED)
+                self._asked_until = begin + self._REQUEST_BYTES
+
+    def _ask_for_hints(self, offset: int) -> None:
+        first, last = np.searchsorted(self._hints, (max(offset, self._asked_until), self._size_bytes))
+        for hint in self._hints[first : min(last, first + self._HINTED)].tolist():
+            begin = max(hint - self._AROUND_BYTES, 0)
+            os.posix_fadvise(self._descriptor, begin, 2 * self._AROUND_BYTES, os.POSIX_FADV_WILLNEED)
+            self._asked_until = hint + 1
+
+
+def _foreign_hints(path: str, size_bytes: int) -> np.ndarray:
+    """Where the headers of ``path`` may lie (int64, bytes, ascending), as Energon or DALI wrote it down; or none."""
+    folder, name = os.path.split(path)
+    for index_path, parse in (
+        (f"{path}.idx", energon_offsets),
+        (os.path.join(folder, name[:1] + name[1:].split(".")[0] + ".idx"), dali_offsets),
+    ):
+        with contextlib.suppress(OSError), open(index_path, "rb") as file:
+            # No index is longer than its tar; what is longer than this is not worth its memory.
+            if os.fstat(file.fileno()).st_size <= min(size_bytes, _LARGEST_INDEX_BYTES):
+                return np.sort(parse(file.read(_LARGEST_INDEX_BYTES)))
+    return np.empty(0, np.int64)
+
+
+def energon_offsets(index: bytes) -> np.ndarray:
+    """Energon's ``.tar.idx``: where each sample's first header lies, then where the last one ends (int64, bytes)."""
+    return np.frombuffer(index[: len(index) // 8 * 8], "<u8").astype(np.int64)
+
+
+def dali_offsets(index: bytes) -> np.ndarray:
+    """DALI's index, text: where each payload lies (int64, bytes); none where it is of another kind.
+
+    A line ``v1.2 N``, then one a sample, with extension, offset, size and name of each member; ``v1.1`` has no names.
+    """
+    version, *_ = index[:5].split(b" ")
+    if version not in _DALI_MEMBER_WORDS:
+        return np.empty(0, np.int64)
+    words = (line.split()[1 :: _DALI_MEMBER_WORDS[version]] for line in index.splitlines()[1:])
+    # A name with a blank in it shifts the words of its line: what is no offset is left out.
+    return np.array([int(word) for line in words for word in line if word.isdigit() and len(word) < 19], np.int64)
