@@ -44,6 +44,7 @@ from gdsdata.errors import CorruptData, IoError
 
 _MOST_SECONDS = 1.0  # of the processor, for one input
 _HANGS_AFTER_S = 20.0
+_BEGINS_AFTER_S = 300.0  # at most: it imports torch first
 _MOST_TOUCHED_BYTES = 64 * 2**20
 _MOST_RESERVED_BYTES = 4 * 2**30
 _LARGEST_INPUT_BYTES = 2**18
@@ -385,7 +386,7 @@ _processes = multiprocessing.get_context("spawn")
 def watched(target: Target, seconds: float, seed: int, findings: Path, corpus: Path | None) -> Report:
     """`fuzz` in a process of its own; one that crashes or hangs is a finding, and another one goes on."""
     total = Report(target.name)
-    work = Path(tempfile.mkdtemp(prefix="gdsdata-fuzz-"))
+    work = Path(tempfile.mkdtemp(prefix="gdsdata-fuzz-", dir=_memory()))
     try:
         while total.seconds < seconds:
             _add(total, _one_process(target, seconds - total.seconds, seed, work, findings, corpus))
@@ -407,7 +408,7 @@ def _one_process(target: Target, seconds: float, seed: int, work: Path, findings
     while not receiver.poll(0.2):
         if run.value != inputs:
             inputs, moved_s = run.value, time.monotonic()
-        elif time.monotonic() - moved_s > _HANGS_AFTER_S + 20 * (inputs == 0):  # it imports torch first
+        elif time.monotonic() - moved_s > (_HANGS_AFTER_S if inputs else _BEGINS_AFTER_S):
             wrong = f"hangs: still runs after {_HANGS_AFTER_S:.0f} s"
             process.kill()
             break
@@ -422,6 +423,11 @@ def _one_process(target: Target, seconds: float, seed: int, work: Path, findings
         _save(report, wrong, read_input(work / "input"), findings)
     process.join()
     return report
+
+
+def _memory() -> str | None:
+    """A folder that no disk is behind, if there is one."""
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 def _answer(sender: Any, name: str, *arguments: Any) -> None:

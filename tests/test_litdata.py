@@ -30,6 +30,13 @@ TORCH_CODES = {1: "f4", 3: "f8", 5: "c8", 7: "c16", 9: "f2", 11: "u1", 12: "i1",
 NUMPY_CODES = dict(enumerate(["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16", "?"]))
 
 
+# One key of two million characters, above leaves that would all have it in their names.
+_LEAF = {"type": None, "children_spec": []}
+_LIST = {"type": "builtins.list", "children_spec": [_LEAF] * 1000}
+_DICT = {"type": "builtins.dict", "context": json.dumps(["k" * 1_999_998]), "children_spec": [_LIST]}
+LONG_NAMES = json.dumps([1, _DICT])
+
+
 def pack_array(array: np.ndarray, kind: str = "numpy", order: str = "<") -> bytes:
     codes = NUMPY_CODES if kind == "numpy" else TORCH_CODES
     (code,) = [code for code, name in codes.items() if np.dtype(name) == array.dtype]
@@ -296,6 +303,7 @@ class TestIndexJson:
             (["config", "data_format", 0], "no_header_numpy:-1", "leaf 'image' has the unknown dtype"),
             (["config", "data_format"], ["int"] * 2, "data_spec names 3 leaves .*, and data_format has 2"),
             (["config", "data_spec"], "{", "data_spec is no tree"),
+            (["config", "data_spec"], LONG_NAMES, "a leaf's name of 2000000 characters"),
             (["config", "data_spec"], "[1, " + '{"children_spec": [' * 900, "data_spec is no tree"),
             (["config", "data_spec"], '[1, {"type": "builtins.dict", "children_spec": []}]', "data_spec is no tree"),
             (["chunks"], None, "chunks is None, not of type list"),

@@ -367,8 +367,9 @@ class TestIndexJson:
     def test_a_shard_listed_twice_is_corrupt(self, tmp_path):
         path = write_plain(tmp_path)
         edit_json(tmp_path / "index.json", lambda content: content["shards"].append(content["shards"][0]))
-        with pytest.raises(CorruptData, match="lists a shard twice"):
+        with pytest.raises(CorruptData, match="is listed twice") as caught:
             Mds().index([path])
+        assert caught.value.path == str(tmp_path / "shard.00000.mds")
 
     def test_a_missing_shard_is_named(self, tmp_path):
         path = write_plain(tmp_path)

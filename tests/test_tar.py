@@ -487,20 +487,20 @@ def fuzz(rounds: int, seed: int) -> None:
         survives(mutated(dice.choice(seeds)[:8192] + END, dice))
 
 
+class TestFuzz:
     def test_what_a_global_header_says_is_not_paid_for_by_every_member(self):
         said = b"".join(b"18 keyword%06d=\n" % i for i in range(50_000)) + b"16 path=0/a.bin\n"
-        members = b"".join(header(f"{i}.bin") for i in range(3000))
+        said = said.ljust(-(-len(said) // 512) * 512, b"\0")
+        members = header() * 30_000
         began_s = time.process_time()
         with pytest.raises(CorruptData, match="a second time"):
             parse(extended(b"g", said) + members + END)
-        assert time.process_time() - began_s < 2
+        assert time.process_time() - began_s < 3  # 0.3; it was 9
 
     def test_a_name_longer_than_any_is_refused(self):
-        with pytest.raises(CorruptData, match="of 20004 bytes is absurd"):
-            parse(extended(b"L", b"n" * 20_000 + b".bin") + header() + END)
+        with pytest.raises(CorruptData, match="of 20480 bytes is absurd"):
+            parse(extended(b"L", b"n" * 20_476 + b".bin") + header() + END)
 
-
-class TestFuzz:
     @pytest.mark.parametrize("seed", range(4))
     def test_mutated_files_are_refused_cleanly_or_read_within_their_bounds(self, seed):
         fuzz(2000, seed)

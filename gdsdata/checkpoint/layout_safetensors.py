@@ -22,6 +22,8 @@ from gdsdata.options import EngineOptions
 
 CHECKSUMS = "gdsdata_crc32"
 LONGEST_HEADER_BYTES = 100_000_000  # as the reference implementation has it
+_MOST_AXES = 64  # more than any tensor has, and few enough to multiply
+_LARGEST_SIZE = 2**63 - 1  # torch's
 
 DTYPES = {
     "BOOL": torch.bool,
@@ -120,8 +122,10 @@ def read_index(path: str) -> dict[str, Stored]:
         with open(path, encoding="utf-8") as file:
             of_tensor = json.load(file)["weight_map"]
         files = {name: os.path.join(os.path.dirname(path), of_tensor[name]) for name in of_tensor}
-        if any(os.path.basename(file) != file for file in of_tensor.values()):
+        if any(os.path.basename(file) != file or file in ("", ".", "..") for file in of_tensor.values()):
             raise ValueError("it names files outside its folder")
+        if not all(file.isprintable() for file in of_tensor.values()):  # as no zero byte and no half of a character is
+            raise ValueError("it names files by what is no name")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptData(f"'{path}' is no index of safetensors files: {error!r}", path) from error
     headers = {file: read_header(file) for file in dict.fromkeys(files.values())}
@@ -178,11 +182,15 @@ def _stored(
     dtype, shape, (begin, end) = DTYPES.get(said["dtype"]), said["shape"], said["data_offsets"]
     if dtype is None:
         raise ValueError(f"tensor {name!r} is of dtype {said['dtype']!r}, which torch does not have")
-    if not all(isinstance(size, int) and size >= 0 for size in (begin, end, *shape)):
+    if len(shape) > _MOST_AXES:
+        raise ValueError(f"tensor {name!r} has {len(shape)} axes, more than {_MOST_AXES}")
+    if not all(type(size) is int and 0 <= size <= _LARGEST_SIZE for size in (begin, end, *shape)):
         raise ValueError(f"tensor {name!r} has a size or an offset that is none")
     if end - begin != math.prod(shape) * dtype.itemsize:
         raise ValueError(f"tensor {name!r} of shape {shape} and dtype {said['dtype']} has {end - begin} bytes")
     if crc32 is not None and not isinstance(crc32, int):
         raise ValueError(f"tensor {name!r} has a checksum that is none")
     stride = tuple(math.prod(max(size, 1) for size in shape[axis + 1 :]) for axis in range(len(shape)))
+    if math.prod(max(size, 1) for size in shape) > _LARGEST_SIZE:  # also of one without elements
+        raise ValueError(f"tensor {name!r} of shape {shape} is absurd")
     return Stored(Record(path, data_begin + begin, end - begin, crc32, of_file), 0, dtype, tuple(shape), stride)

@@ -33,6 +33,7 @@ from gdsdata.options import EngineOptions
 _PREFIX = "archive/"
 _VERSION = b"3\n"  # of the format, as torch.save writes it
 _SMALL_ALIGNMENT = 64
+_LONGEST_BYTE_ORDER = 16  # "little", and a file may say that it is gigabytes
 
 _LOCAL_HEADER = struct.Struct("<4s22xHH")  # of a record: its magic, the lengths of name and extra field
 
@@ -357,15 +358,15 @@ def pickled_by_storages(value: Any) -> tuple[bytes, list[torch.UntypedStorage]]:
 def _contents_of(archive: Slice) -> tuple[dict[str, Record], bytes]:
     """The records by name without the archive's own, and the pickle."""
     records, prefix = _records_of(archive)
-    contents = {
-        name: archive.at(records[prefix + name].offset - archive.begin, records[prefix + name].size_bytes)
-        for name in ("data.pkl", "byteorder")
-        if prefix + name in records
-    }
-    order = contents.get("byteorder", b"little")
+
+    def content(name: str, most_bytes: int) -> bytes:
+        record = records[prefix + name]
+        return archive.at(record.offset - archive.begin, min(record.size_bytes, most_bytes))
+
+    order = content("byteorder", _LONGEST_BYTE_ORDER) if prefix + "byteorder" in records else b"little"
     if order != sys.byteorder.encode():
         raise NotPlain(f"its byte order is {order.decode(errors='replace')}")
-    return {name.removeprefix(prefix): record for name, record in records.items()}, contents["data.pkl"]
+    return {name.removeprefix(prefix): record for name, record in records.items()}, content("data.pkl", archive.size_bytes)
 
 
 def _records_of(archive: Slice) -> tuple[dict[str, Record], str]:

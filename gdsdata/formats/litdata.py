@@ -6,6 +6,7 @@ serializers). What it calls a chunk is a shard here.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import reprlib
@@ -52,6 +53,8 @@ _NO_HEADER = "no_header_"
 _PICKLE = "pickle"
 # The last bytes of shards of newer versions, whose rows are Arrow's.
 _ARROW_MAGIC = b"LDARW01\0"
+# Of a leaf. What stands once in index.json would be in the names of all that it holds.
+_LONGEST_NAME = 1000
 _LOADERS = ("PyTreeLoader", "TokensLoader")
 # Types of data_spec whose context lists the keys of their children.
 _DICTS = ("builtins.dict", "collections.OrderedDict")
@@ -186,7 +189,7 @@ def _refuse_other_layouts(config: dict[str, Any], path: str) -> None:
     if config.get("encryption") is not None:
         raise _other_layout(path, "encryption")
     if config.get("compression_level") not in (None, "chunk"):
-        raise _other_layout(path, f"compression within its shards (compression_level={config['compression_level']!r})")
+        raise _other_layout(path, f"compression within its shards (compression_level={reprlib.repr(config['compression_level'])})")
     if (loader := config.get("item_loader", _LOADERS[0])) not in _LOADERS:
         raise _other_layout(path, f"the layout of {reprlib.repr(loader)}")
 
@@ -228,7 +231,7 @@ def _shard(record: dict[str, Any], config: dict[str, Any], path: str) -> Shard:
 def _leaf_names(spec: str | None, count: int, path: str) -> list[str]:
     """The names of ``count`` leaves, by the tree of data_spec (torch.utils._pytree's JSON)."""
     try:
-        names = [str(i) for i in range(count)] if spec is None else list(_walk(json.loads(spec)[1], (), path))
+        names = [str(i) for i in range(count)] if spec is None else list(itertools.islice(_walk(json.loads(spec)[1], (), path), count + 1))
     except (ValueError, LookupError, TypeError, RecursionError) as reason:
         raise CorruptData(f"{path}: data_spec is no tree: {reason}; write it again", path) from None
     if len(names) != count or len(set(names)) < count:
@@ -243,7 +246,9 @@ def _leaf_names(spec: str | None, count: int, path: str) -> list[str]:
 def _walk(node: Any, way: tuple[str, ...], path: str) -> Iterator[str]:
     children = member(checked(node, dict, path, "a node"), "children_spec", list, path)
     if node.get("type") is None:
-        yield ".".join(way) or "0"
+        if len(name := ".".join(way)) > _LONGEST_NAME:
+            raise ValueError(f"a leaf's name of {len(name)} characters")
+        yield name or "0"
         return
     keys = json.loads(node["context"]) if node["type"] in _DICTS else range(len(children))
     for key, child in zip(keys, children, strict=True):

@@ -263,7 +263,7 @@ class _Cut(NamedTuple):
     windows: int
     run_token: np.ndarray
     run_bytes: np.ndarray
-    shuffled: np.ndarray
+    shuffled: np.ndarray | None
 
 
 def _cut(pair: Sequences, wanted: Megatron) -> _Cut:
@@ -274,8 +274,9 @@ def _cut(pair: Sequences, wanted: Megatron) -> _Cut:
     targets = max(0, tokens - 1)
     windows = targets // seq_len if wanted.drop_last else -(-targets // seq_len)
     order = np.tile(_arange(len(pair.lengths)), epochs)
-    shuffled = _arange(windows)
+    shuffled = None
     if wanted.seed is not None:
+        shuffled = _arange(windows)
         earlier = epochs - last_by_itself
         state = np.random.RandomState(wanted.seed)
         _shuffle_apart(order, earlier * len(pair.lengths), state)

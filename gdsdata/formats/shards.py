@@ -359,8 +359,11 @@ def stat_shards(shards: Sequence[Shard], least_bytes: int) -> tuple[np.ndarray, 
     """
     if not shards:
         raise ValueError(f"the {INDEX_NAME} lists no shards: write some samples first")
-    if len({shard.path for shard in shards}) < len(shards):
-        raise CorruptData(f"the {INDEX_NAME} lists a shard twice ({shards[0].path} or another); write it again")
+    seen: set[str] = set()
+    for shard in shards:
+        if shard.path in seen:
+            raise CorruptData(f"{shard.path} is listed twice in its {INDEX_NAME}; write it again", shard.path)
+        seen.add(shard.path)
     _, size_bytes, mtime_ns = read_heads([shard.path for shard in shards], 0)
     for shard, size in zip(shards, size_bytes.tolist(), strict=True):
         if size != shard.size_bytes:
