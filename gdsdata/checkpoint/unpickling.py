@@ -269,6 +269,8 @@ def storages_of(pickled: bytes) -> list[SavedStorage]:
         asked.append(SavedStorage(key, dtype, size_bytes, location))
         return _Anything()
 
+    kinds: dict[str, type] = {}  # this pickle's own, for it may change them
+
     class Scan(pickle.Unpickler):
         def persistent_load(self, saved: Any) -> _Anything:
             return ask(saved)
@@ -276,7 +278,10 @@ def storages_of(pickled: bytes) -> list[SavedStorage]:
         def find_class(self, module: str, name: str) -> type:
             if name in _LOOKS_AT_VALUES:
                 raise NotPlain("it has sparse tensors, which torch checks")
-            return type(name, (_Anything,), {"__module__": module})
+            kind = name if name in _STORAGE_DTYPES else "other"
+            if kind not in kinds:
+                kinds[kind] = type(kind, (_Anything,), {})
+            return kinds[kind]
 
     try:
         Scan(io.BytesIO(pickled)).load()
