@@ -41,13 +41,19 @@ direct_refusals = _engine.direct_refusals
 noted_fallbacks = _engine.noted_fallbacks
 cufile_dma_is_possible = _engine.cufile_dma_is_possible
 
-# DLPack's type codes (dlpack.h): 0 int, 1 uint, 2 float, 5 complex, 6 bool.
+# DLPack's type codes (dlpack.h): 0 int, 1 uint, 2 float, 4 bfloat, 5 complex, 6 bool, and one for each float of 8 bits.
 _DLPACK_TYPES = {
     **{getattr(torch, f"int{bits}"): (0, bits) for bits in (8, 16, 32, 64)},
     **{getattr(torch, f"uint{bits}"): (1, bits) for bits in (8, 16, 32, 64)},
     **{getattr(torch, f"float{bits}"): (2, bits) for bits in (16, 32, 64)},
     **{getattr(torch, f"complex{bits}"): (5, bits) for bits in (64, 128)},
+    torch.bfloat16: (4, 16),
     torch.bool: (6, 8),
+    torch.float8_e4m3fn: (10, 8),
+    torch.float8_e4m3fnuz: (11, 8),
+    torch.float8_e5m2: (12, 8),
+    torch.float8_e5m2fnuz: (13, 8),
+    torch.float8_e8m0fnu: (14, 8),
 }
 # Well below the system's own limit of mappings a process (65530), which others need too.
 _MOST_MAPPED_FILES = 30_000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +32,7 @@ class Ragged(NamedTuple):
     """Values of B samples, one behind the other.
 
     Attributes:
-        values: of all of them, of one dimension.
+        values: of all of them: of one dimension, or more where samples are rows of a shape (`Field.row_shape`).
         offsets: int64 (B + 1,), on the CPU: sample i has ``values[offsets[i] : offsets[i + 1]]``.
     """
 
@@ -47,7 +48,7 @@ class Ragged(NamedTuple):
         return torch.nested.nested_tensor_from_jagged(self.values, self.offsets.to(self.values.device))
 
     def as_padded(self) -> torch.Tensor:
-        """``(B, longest)``, with zeros behind each sample's values."""
+        """``(B, longest, ...)``, with zeros behind each sample's values."""
         return torch.nn.utils.rnn.pad_sequence(self.as_list(), batch_first=True)
 
 
@@ -239,11 +240,15 @@ class FieldBatches:
         if dtype.newbyteorder("=") != dtype:
             width = dtype.itemsize // (2 if dtype.kind == "c" else 1)
             flat = flat.view(-1, width).flip(1).view(-1)
-        typed = flat.view(torch_equivalent(dtype))
+        typed = flat.view(field.view_as or torch_equivalent(dtype))
+        if field.shape is not None and field.fortran_order:
+            backwards = typed.view(len(lengths), *reversed(field.shape))
+            return backwards.permute(0, *range(len(field.shape), 0, -1))
         if field.shape is not None:
             return typed.view(len(lengths), *field.shape)
-        offsets = torch.from_numpy(np.cumsum([0, *(lengths // dtype.itemsize)]))
-        return self._ragged_as(Ragged(typed, offsets))
+        row_bytes = dtype.itemsize * math.prod(field.row_shape)
+        offsets = torch.from_numpy(np.cumsum([0, *(lengths // row_bytes)]))
+        return self._ragged_as(Ragged(typed.view(-1, *field.row_shape), offsets))
 
     def statistics(self) -> dict[str, Any]:
         """As `GDSDataset.stats` has them."""

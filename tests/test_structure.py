@@ -108,7 +108,7 @@ MAY_IMPORT = {
     "doctor": {"calibration", "engine", "options", "errors"},
     "calibration": {"engine", "formats", "options", "errors"},
     "tensor": {"calibration", "engine", "options", "errors"},  # read_tensor, write_tensor
-    "checkpoint": {"engine", "options", "errors"},
+    "checkpoint": {"engine", "formats", "options", "errors"},  # of formats, the header of safetensors alone
     "dataset": {
         *("decoders", "field_batches", "formats", "order", "lanes", "ranks", "open_pieces", "shuffles"),
         *("calibration", "engine", "options", "errors"),

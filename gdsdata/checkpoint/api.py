@@ -16,6 +16,7 @@ from gdsdata.checkpoint.nests import LEFT_OUT, Path, mapped, name_of, places
 from gdsdata.checkpoint.pause import collector_paused
 from gdsdata.checkpoint.reading import Reading, Stored
 from gdsdata.errors import CorruptData
+from gdsdata.formats import safetensors_header
 from gdsdata.options import EngineOptions
 
 
@@ -195,7 +196,7 @@ def _kind_of(path: str) -> str:
         return "index"
     with open(path, "rb") as file:
         head = file.read(9)
-    if layout_safetensors.recognises(head):
+    if safetensors_header.recognises(head):
         return "safetensors"
     if path.endswith(".safetensors"):
         raise CorruptData(f"'{path}' does not begin as a safetensors file does", path, 0, len(head))

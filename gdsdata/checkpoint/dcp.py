@@ -40,6 +40,7 @@ from gdsdata.checkpoint.pause import collector_paused
 from gdsdata.checkpoint.reading import Reading, Record, Stored, bytes_of
 from gdsdata.checkpoint.writing import Extent, Writing, reached, sync_folder
 from gdsdata.errors import CorruptData
+from gdsdata.formats import safetensors_header
 from gdsdata.options import EngineOptions
 
 # ------------------------------------------------------------------------------------------------ writing
@@ -283,7 +284,7 @@ class GDSStorageReader(FileSystemReader):
         info = self.storage_data[index]
         with open(self._path_of(info), "rb") as file:
             file.seek(info.offset)
-            return layout_safetensors.recognises(file.read(9))
+            return safetensors_header.recognises(file.read(9))
 
     def _in_safetensors(self, index: MetadataIndex) -> Stored:
         """Those that `FileSystemWriter` wrote in this format all have the beginning of their file for a place."""

@@ -1,6 +1,6 @@
 """safetensors: u64 N, JSON of N bytes, data. One file, or many and a ``*.index.json`` that names each tensor's file.
 
-Source: the format's own description, github.com/huggingface/safetensors. Checksums are gdsdata's addition, as JSON
+The header is `formats.safetensors_header`'s. Checksums are gdsdata's addition, as JSON
 under ``gdsdata_crc32`` in the header's metadata, which other readers pass over.
 """
 
@@ -15,41 +15,15 @@ from typing import Any
 
 import torch
 
-from gdsdata.checkpoint.reading import Record, Seen, Stored, bytes_of, seen
+from gdsdata.checkpoint.reading import Record, Stored, bytes_of, seen
 from gdsdata.checkpoint.writing import PAGE_BYTES, Writing, reached
 from gdsdata.errors import CorruptData
+from gdsdata.formats import safetensors_header
+from gdsdata.formats.safetensors_header import DTYPES, LENGTH_BYTES, Tensor
 from gdsdata.options import EngineOptions
 
 CHECKSUMS = "gdsdata_crc32"
-LONGEST_HEADER_BYTES = 100_000_000  # as the reference implementation has it
-_MOST_AXES = 64  # more than any tensor has, and few enough to multiply
-_LARGEST_SIZE = 2**63 - 1  # torch's
-
-DTYPES = {
-    "BOOL": torch.bool,
-    "U8": torch.uint8,
-    "I8": torch.int8,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "F8_E8M0": torch.float8_e8m0fnu,
-    "I16": torch.int16,
-    "U16": torch.uint16,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I32": torch.int32,
-    "U32": torch.uint32,
-    "F32": torch.float32,
-    "C64": torch.complex64,
-    "F64": torch.float64,
-    "I64": torch.int64,
-    "U64": torch.uint64,
-}
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
-
-
-def recognises(head: bytes) -> bool:
-    """Whether a file that begins so can be one."""
-    return len(head) >= 9 and head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= LONGEST_HEADER_BYTES
 
 
 def save(tensors: Mapping[str, torch.Tensor], path: str, options: EngineOptions) -> None:
@@ -143,54 +117,37 @@ def read_header(path: str, begin: int = 0) -> dict[str, Stored]:
         FileNotFoundError, OSError: the file is not to be had.
     """
     with open(path, "rb") as file:
-        size_bytes = os.fstat(file.fileno()).st_size
+        of_file = seen(file.fileno())
         file.seek(begin)
-        head = file.read(8)
-        length = int.from_bytes(head, "little")
-        if len(head) < 8 or length > min(LONGEST_HEADER_BYTES, size_bytes - begin - 8):
-            raise CorruptData(f"'{path}' of {size_bytes} bytes says that its header has {length}", path, begin, 8)
-        text = file.read(length)
-        return parse_header(text, path, begin + 8 + length, size_bytes, seen(file.fileno()))
+        data_begin = safetensors_header.data_offset(file.read(LENGTH_BYTES), path, of_file[0], begin)
+        text = file.read(data_begin - begin - LENGTH_BYTES)
+    header = safetensors_header.parse(text, path, data_begin, of_file[0])
+    checksums = _checksums(header.metadata, path)
+    return {
+        name: _stored(
+            tensor, Record(path, data_begin + tensor.begin_bytes, tensor.length_bytes, checksums.get(name), of_file)
+        )
+        for name, tensor in header.tensors.items()
+    }
 
 
-def parse_header(
-    text: bytes, path: str, data_begin: int, size_bytes: int, of_file: Seen | None = None
-) -> dict[str, Stored]:
-    """What `read_header` does once it has the header's bytes; ``data_begin`` is where the data begins in the file."""
+def _checksums(metadata: Any, path: str) -> dict[str, int]:
+    """By tensor.
+
+    Raises:
+        CorruptData: what stands there are none.
+    """
     try:
-        header = json.loads(text)
-        metadata = header.pop("__metadata__", {})
         checksums = json.loads(metadata.get(CHECKSUMS, "{}"))
-        tensors = {
-            name: _stored(name, said, path, data_begin, checksums.get(name), of_file) for name, said in header.items()
-        }
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CorruptData(f"'{path}': its header is not one of safetensors: {error!r}", path, 8, len(text)) from error
-    end = data_begin
-    for name, stored in sorted(tensors.items(), key=lambda item: (item[1].record.offset, item[1].record.size_bytes)):
-        if stored.record.offset != end:
-            raise CorruptData(f"'{path}': tensor {name!r} does not begin where the one before ends", path, end)
-        end += stored.record.size_bytes
-    if end != size_bytes:
-        raise CorruptData(f"'{path}' has {size_bytes} bytes, and its tensors end at {end}", path, end)
-    return tensors
+        lost = [name for name, crc32 in checksums.items() if type(crc32) is not int]
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise CorruptData(f"'{path}': its header is not one of safetensors: {error!r}", path) from error
+    if lost:
+        raise CorruptData(f"'{path}': tensor {lost[0]!r} has a checksum that is none", path)
+    return checksums
 
 
-def _stored(
-    name: str, said: dict[str, Any], path: str, data_begin: int, crc32: Any, of_file: Seen | None
-) -> Stored:
-    dtype, shape, (begin, end) = DTYPES.get(said["dtype"]), said["shape"], said["data_offsets"]
-    if dtype is None:
-        raise ValueError(f"tensor {name!r} is of dtype {said['dtype']!r}, which torch does not have")
-    if len(shape) > _MOST_AXES:
-        raise ValueError(f"tensor {name!r} has {len(shape)} axes, more than {_MOST_AXES}")
-    if not all(type(size) is int and 0 <= size <= _LARGEST_SIZE for size in (begin, end, *shape)):
-        raise ValueError(f"tensor {name!r} has a size or an offset that is none")
-    if end - begin != math.prod(shape) * dtype.itemsize:
-        raise ValueError(f"tensor {name!r} of shape {shape} and dtype {said['dtype']} has {end - begin} bytes")
-    if crc32 is not None and not isinstance(crc32, int):
-        raise ValueError(f"tensor {name!r} has a checksum that is none")
+def _stored(tensor: Tensor, record: Record) -> Stored:
+    shape = tensor.shape
     stride = tuple(math.prod(max(size, 1) for size in shape[axis + 1 :]) for axis in range(len(shape)))
-    if math.prod(max(size, 1) for size in shape) > _LARGEST_SIZE:  # also of one without elements
-        raise ValueError(f"tensor {name!r} of shape {shape} is absurd")
-    return Stored(Record(path, data_begin + begin, end - begin, crc32, of_file), 0, dtype, tuple(shape), stride)
+    return Stored(record, 0, tensor.dtype, shape, stride)

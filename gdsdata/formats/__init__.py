@@ -6,8 +6,21 @@ from gdsdata.formats.megatron import Megatron
 from gdsdata.formats.npy import Npy
 from gdsdata.formats.records import Records
 from gdsdata.formats.registry import recognise, register
+from gdsdata.formats.safetensors_files import Safetensors
 from gdsdata.formats.tar import Tar
 from gdsdata.formats.tfrecord import TFRecord
 from gdsdata.formats.tokens import Tokens
 
-__all__ = ["LitData", "Mds", "Megatron", "Npy", "Records", "TFRecord", "Tar", "Tokens", "recognise", "register"]
+__all__ = [
+    "LitData",
+    "Mds",
+    "Megatron",
+    "Npy",
+    "Records",
+    "Safetensors",
+    "TFRecord",
+    "Tar",
+    "Tokens",
+    "recognise",
+    "register",
+]

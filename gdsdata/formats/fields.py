@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from gdsdata.formats.index import runs_of_files
 
@@ -23,11 +24,17 @@ class Field:
         dtype: of its elements as stored, with their byte order; None: its bytes mean nothing to the format.
         shape: of one sample's value, which then no sample lacks; ``()`` is one element, None one dimension of as many
             elements as its bytes hold.
+        row_shape: where ``shape`` is None: of what that one dimension counts, which then is the first of several.
+        fortran_order: the first axis varies fastest in the file.
+        view_as: what the stored bits are, where numpy has no such dtype: bfloat16 in a ``dtype`` of uint16.
     """
 
     name: str
     dtype: np.dtype | None = None
     shape: tuple[int, ...] | None = None
+    row_shape: tuple[int, ...] = ()
+    fortran_order: bool = False
+    view_as: torch.dtype | None = None
 
 
 @dataclass(frozen=True, eq=False)

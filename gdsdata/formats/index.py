@@ -36,6 +36,7 @@ class Sample:
         shape: as stored; ``()`` is one element.
         fortran_order: the first axis varies fastest in the file.
         result_dtype: of the batch's tensor, where it is not the stored one.
+        view_as: what the stored bits are, where numpy has no such dtype: bfloat16 in a ``dtype`` of uint16.
 
     Raises:
         ValueError: torch has no equivalent of ``dtype``.
@@ -45,6 +46,7 @@ class Sample:
     shape: tuple[int, ...]
     fortran_order: bool = False
     result_dtype: torch.dtype | None = None
+    view_as: torch.dtype | None = None
 
     def __post_init__(self) -> None:
         torch_equivalent(self.dtype)
@@ -57,7 +59,7 @@ class Sample:
     @property
     def stored_torch_dtype(self) -> torch.dtype:
         """The torch dtype of the stored values, in native byte order."""
-        return torch_equivalent(self.dtype)
+        return self.view_as or torch_equivalent(self.dtype)
 
     @property
     def torch_dtype(self) -> torch.dtype:

@@ -118,9 +118,9 @@ def read_header(head: bytes, path: str, size_bytes: int) -> Header:
         CorruptData, ValueError: as `parse_header`; also `CorruptData` for a file shorter than its header says.
         FileNotFoundError, IoError: a header longer than ``head`` is not to be had.
     """
-    header_bytes = _header_bytes(head, path)
-    if header_bytes > len(head):
-        (head,), _, _ = read_heads([path], header_bytes)
+    head_bytes = header_bytes(head, path)
+    if head_bytes > len(head):
+        (head,), _, _ = read_heads([path], head_bytes)
     header = parse_header(head, path)
     if header.data_offset + header.data_bytes > size_bytes:
         raise CorruptData(
@@ -144,7 +144,7 @@ def parse_header(head: bytes, path: str) -> Header:
         CorruptData: ``head`` is no npy header, ends within it, or the header lies or makes no sense.
         ValueError: the file is sound but not a tensor: a pickle, records, strings, dates.
     """
-    data_offset = _header_bytes(head, path)
+    data_offset = header_bytes(head, path)
     if len(head) < data_offset:
         raise _corrupt(path, f"it is {data_offset} bytes long, but ends after {len(head)}", len(head))
     try:
@@ -160,7 +160,7 @@ def _corrupt(path: str, reason: str, length: int) -> CorruptData:
     return CorruptData(message, path, 0, length)
 
 
-def _header_bytes(head: bytes, path: str) -> int:
+def header_bytes(head: bytes, path: str) -> int:
     """Length of the whole header, which is the offset of the data, from the first 12 bytes."""
     if not head.startswith(MAGIC):
         raise _corrupt(path, f"it starts with {head[:6]!r}, not with {MAGIC!r}", len(MAGIC))
