@@ -4,6 +4,7 @@ from gdsdata.formats.litdata import LitData
 from gdsdata.formats.mds import Mds
 from gdsdata.formats.megatron import Megatron
 from gdsdata.formats.npy import Npy
+from gdsdata.formats.npz import Npz
 from gdsdata.formats.records import Records
 from gdsdata.formats.registry import recognise, register
 from gdsdata.formats.safetensors_files import Safetensors
@@ -16,6 +17,7 @@ __all__ = [
     "Mds",
     "Megatron",
     "Npy",
+    "Npz",
     "Records",
     "Safetensors",
     "TFRecord",

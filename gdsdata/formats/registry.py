@@ -11,12 +11,13 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from gdsdata.errors import IoError
-from gdsdata.formats import megatron, npy, safetensors_files, shards, tfrecord
+from gdsdata.formats import megatron, npy, npz, safetensors_files, shards, tfrecord
 from gdsdata.formats.index import Format, read_heads
 from gdsdata.formats.litdata import LitData
 from gdsdata.formats.mds import Mds
 from gdsdata.formats.megatron import Megatron
 from gdsdata.formats.npy import Npy
+from gdsdata.formats.npz import Npz
 from gdsdata.formats.safetensors_files import Safetensors
 from gdsdata.formats.tar import Tar
 from gdsdata.formats.tfrecord import TFRecord
@@ -99,6 +100,7 @@ _recognisers = [
     Recogniser("MDS's index.json", lambda head, path: _is_index(head, path, _INDEX_OF_MDS), Mds),
     Recogniser("LitData's index.json", lambda head, path: _is_index(head, path, _INDEX_OF_LITDATA), LitData),
     Recogniser("Megatron's .idx", lambda head, path: head.startswith(megatron.MAGIC), Megatron),
+    Recogniser("npz", npz.recognises, Npz),
     Recogniser("safetensors", safetensors_files.recognises, Safetensors),
     Recogniser("TFRecord", lambda head, path: tfrecord.recognises(head), TFRecord),
 ]

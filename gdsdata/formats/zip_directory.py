@@ -1,0 +1,186 @@
+"""What lies where in a zip, from the directory at its end. Pure; `npz` reads the files.
+
+Python's zipfile takes 90 us a file for that, and a folder of a hundred thousand samples is indexed at every start.
+Source of the format: PKWARE's APPNOTE.TXT, 4.3 (the structures), 4.4 (their fields), 4.5.3 (64-bit sizes and offsets).
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from gdsdata.errors import CorruptData
+
+# Flags, method, the two sizes, lengths of name, extra field and comment, offset of the local header.
+_ENTRY = struct.Struct("<4s4xHH8xII HHH8xI")
+# Lengths of name and extra field.
+_LOCAL = struct.Struct("<4s22xHH")
+# Entries, the directory's size and offset, length of the comment.
+_END = struct.Struct("<4s6xHIIH")
+_LOCATOR64 = struct.Struct("<4s4xQ4x")
+_END64 = struct.Struct("<4s28xQQQ")
+_EXTRA = struct.Struct("<HH")
+_ENTRY_MAGIC, _LOCAL_MAGIC, _END_MAGIC = b"PK\1\2", b"PK\3\4", b"PK\5\6"
+_LOCATOR64_MAGIC, _END64_MAGIC = b"PK\6\7", b"PK\6\6"
+
+LOCAL_BYTES = _LOCAL.size
+# Of the structures behind the directory: with the longest comment, and more than they take without one.
+LONGEST_END_BYTES = _END64.size + _LOCATOR64.size + _END.size + 0xFFFF
+USUAL_END_BYTES = 1024
+# Of some hundred thousand members; a length that lies must not become memory.
+_LONGEST_DIRECTORY_BYTES = 64 * 2**20
+_ENCRYPTED, _NAME_IS_UTF8 = 1, 1 << 11
+_STORED = 0
+_METHODS = {8: "deflated", 12: "bzip2", 14: "LZMA", 93: "zstd"}
+_ZIP64, _MOST_32, _MOST_16 = 1, 0xFFFFFFFF, 0xFFFF
+
+
+class Directory(NamedTuple):
+    """Where the directory lies in its file, and how many entries it has."""
+
+    offset: int
+    length_bytes: int
+    entries: int
+
+
+class Member(NamedTuple):
+    """An entry of the directory.
+
+    Attributes:
+        name: as it is written in the file.
+        size_bytes: of its content.
+        header_offset: of its local header, behind which the content follows.
+        hindrance: why the content does not lie there as it is ("it is deflated"), or "".
+    """
+
+    name: str
+    size_bytes: int
+    header_offset: int
+    hindrance: str
+
+
+def find_directory(tail: bytes, path: str, size_bytes: int) -> Directory | None:
+    """The place of the directory, from the last bytes of a file of ``size_bytes``; None: they do not tell, but as
+    many as `LONGEST_END_BYTES` might.
+
+    Raises:
+        CorruptData: the file does not end as a zip does, or the directory would not lie where its end says.
+    """
+    tail_offset = size_bytes - len(tail)
+    at = tail.rfind(_END_MAGIC)
+    while at >= 0 and not _ends_with(tail, at):
+        at = tail.rfind(_END_MAGIC, 0, at)
+    if at < 0:
+        if len(tail) < min(size_bytes, LONGEST_END_BYTES):
+            return None
+        raise _corrupt(path, "it does not end as a zip does, so it was cut short", tail_offset, len(tail))
+    _, entries, length, offset, _ = _END.unpack_from(tail, at)
+    end = tail_offset + at
+    if entries == _MOST_16 or _MOST_32 in (length, offset):
+        end, entries, length, offset = _find_end64(tail, at, path, tail_offset)
+    if offset + length != end or entries * _ENTRY.size > length or length > _LONGEST_DIRECTORY_BYTES:
+        reason = f"its directory cannot be {entries} entries in {length} bytes at {offset}, for that ends at {end}"
+        raise _corrupt(path, reason, end, size_bytes - end)
+    return Directory(offset, length, entries)
+
+
+def _ends_with(tail: bytes, at: int) -> bool:
+    """Whether the end of a directory, with its comment, is at ``at``."""
+    return at + _END.size <= len(tail) and at + _END.size + _END.unpack_from(tail, at)[-1] == len(tail)
+
+
+def _find_end64(tail: bytes, at: int, path: str, tail_offset: int) -> tuple[int, int, int, int]:
+    """Where it is, and what it says: entries, length, offset; ``at`` is the place of the shorter end behind it."""
+    locator_at = at - _LOCATOR64.size
+    magic, end = _LOCATOR64.unpack_from(tail, locator_at) if locator_at >= 0 else (b"", 0)
+    if magic == _LOCATOR64_MAGIC and 0 <= end - tail_offset <= locator_at - _END64.size:
+        magic, *said = _END64.unpack_from(tail, end - tail_offset)
+        if magic == _END64_MAGIC:
+            return end, *said
+    raise _corrupt(path, "the 64-bit end of its directory is not there", tail_offset + at, _END.size)
+
+
+def parse_directory(data: bytes, directory: Directory, path: str) -> list[Member]:
+    """The entries of a directory, whose bytes are ``data``.
+
+    Raises:
+        CorruptData: an entry is none, lies before the file's begin or behind the directory's, or has a name that leads
+            out of a folder; or two have one name.
+    """
+    members = []
+    at = 0
+    for _ in range(directory.entries):
+        if at + _ENTRY.size > len(data) or not data.startswith(_ENTRY_MAGIC, at):
+            raise _corrupt(path, f"entry {len(members)} of its directory is none", directory.offset + at, _ENTRY.size)
+        _, flags, method, packed_bytes, size_bytes, name_bytes, extra_bytes, comment_bytes, header_offset = (
+            _ENTRY.unpack_from(data, at)
+        )
+        name_at = at + _ENTRY.size
+        extra_at = name_at + name_bytes
+        end = extra_at + extra_bytes + comment_bytes
+        if end > len(data):
+            reason = f"entry {len(members)} would end behind its directory"
+            raise _corrupt(path, reason, directory.offset + at, len(data) - at)
+        if _MOST_32 in (packed_bytes, size_bytes, header_offset):
+            size_bytes, packed_bytes, header_offset = _longer(
+                data[extra_at : extra_at + extra_bytes], size_bytes, packed_bytes, header_offset
+            )
+        name = _decoded(data[name_at:extra_at], flags)
+        if header_offset + LOCAL_BYTES + name_bytes + packed_bytes > directory.offset:
+            reason = f"{packed_bytes} bytes of {name!r} cannot follow its header at {header_offset}"
+            raise _corrupt(path, reason, directory.offset + at, end - at)
+        if "\0" in name or name.startswith("/") or ".." in name.split("/"):
+            raise _corrupt(path, f"the name {name[:80]!r} leads out of a folder", directory.offset + at, end - at)
+        hindrance = _hindrance(flags, method)
+        if not hindrance and size_bytes != packed_bytes:
+            reason = f"{name!r} of {size_bytes} bytes is stored in {packed_bytes}"
+            raise _corrupt(path, reason, directory.offset + at, end - at)
+        members.append(Member(name, size_bytes, header_offset, hindrance))
+        at = end
+    if at != len(data):
+        raise _corrupt(path, "its directory is longer than its entries", directory.offset + at, len(data) - at)
+    if len({member.name for member in members}) < len(members):
+        raise _corrupt(path, "its directory has a name twice", directory.offset, directory.length_bytes)
+    return members
+
+
+def _longer(extra: bytes, *said: int) -> list[int]:
+    """The numbers that are ``said``; those that 32 bits do not hold stand in the extra field, in this order."""
+    at = 0
+    while at + _EXTRA.size <= len(extra):
+        kind, length = _EXTRA.unpack_from(extra, at)
+        at += _EXTRA.size
+        if kind == _ZIP64:
+            words = iter(struct.unpack_from(f"<{min(length, len(extra) - at) // 8}Q", extra, at))
+            return [next(words, one) if one == _MOST_32 else one for one in said]
+        at += length
+    return list(said)  # of exactly 4 GiB - 1, or lies, which do not fit
+
+
+def _decoded(name: bytes, flags: int) -> str:
+    return name.decode("utf-8", "replace") if flags & _NAME_IS_UTF8 else name.decode("cp437")
+
+
+def _hindrance(flags: int, method: int) -> str:
+    if flags & _ENCRYPTED:
+        return "it is encrypted"
+    return "" if method == _STORED else f"it is {_METHODS.get(method, f'packed by method {method}')}"
+
+
+def content_offset(local: bytes, member: Member, directory: Directory, path: str) -> int:
+    """Where the content of a member begins, from the first `LOCAL_BYTES` of its local header.
+
+    Raises:
+        CorruptData: there is no local header, or the content would reach into the directory.
+    """
+    magic, name_bytes, extra_bytes = _LOCAL.unpack(local) if len(local) == LOCAL_BYTES else (b"", 0, 0)
+    begin = member.header_offset + LOCAL_BYTES + name_bytes + extra_bytes
+    if magic != _LOCAL_MAGIC or begin + member.size_bytes > directory.offset:
+        reason = f"there is no header of {member.name!r} and of its {member.size_bytes} bytes"
+        raise _corrupt(path, reason, member.header_offset, LOCAL_BYTES)
+    return begin
+
+
+def _corrupt(path: str, reason: str, offset: int, length: int) -> CorruptData:
+    message = f"{path}: damaged at bytes {offset} to {offset + length}: {reason}; write the file again"
+    return CorruptData(message, path, offset, length)
