@@ -1,6 +1,7 @@
 """LitData: where each leaf of each sample lies, and what is refused with which words."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -262,6 +263,22 @@ class TestIndexJson:
             LitData().index([path])
         assert read_column(LitData(allow_pickle=True).index([path]), "x") == [b"cos\nsystem\n"]
 
+    @pytest.mark.filterwarnings("ignore:gdsdata. .* compressed shards were unpacked")
+    def test_compressed_shards_are_unpacked_once_by_the_size_that_they_had_before(self, tmp_path):
+        zstandard = pytest.importorskip("zstandard")
+        path = write_plain(tmp_path / "data")
+        expected = read_column(LitData().index([path]), "text")
+        edit_json(tmp_path / "data/index.json", set_at(["config", "compression"], "zstd:4"))
+        for i in range(2):
+            shard = tmp_path / f"data/chunk-0-{i}.bin"
+            packed = zstandard.ZstdCompressor(4).compress(shard.read_bytes())
+            (tmp_path / f"data/chunk-0-{i}.zstd:4.bin").write_bytes(packed)
+            shard.unlink()
+            edit_json(tmp_path / "data/index.json", set_at(["chunks", i, "filename"], f"chunk-0-{i}.zstd:4.bin"))
+        for _ in range(2):
+            index = LitData(unpacked=str(tmp_path / "kept")).index([path])
+            assert read_column(index, "text") == expected and len(os.listdir(tmp_path / "kept")) == 2
+
     def test_compressed_shards_say_what_unpacks_them_and_are_read_once_unpacked(self, tmp_path):
         path = write_plain(tmp_path)
         edit_json(tmp_path / "index.json", set_at(["config", "compression"], "zstd"))
@@ -269,7 +286,7 @@ class TestIndexJson:
             edit_json(tmp_path / "index.json", set_at(["chunks", i, "filename"], f"chunk-0-{i}.zstd.bin"))
         (tmp_path / "chunk-0-1.bin").rename(tmp_path / "kept")
         with pytest.raises(ValueError, match=rf"\(zstd -d {tmp_path}/chunk-0-1.zstd.bin -o {tmp_path}/chunk-0-1.bin\)"):
-            LitData().index([path])
+            LitData(unpacked=None).index([path])
         (tmp_path / "kept").rename(tmp_path / "chunk-0-1.bin")
         assert len(LitData().index([path])) == 10
 

@@ -32,11 +32,11 @@ from gdsdata.formats.shards import (
     index_shards,
     member,
     read_json,
-    refuse_compressed,
     shard_path,
     stat_shards,
     table_size,
 )
+from gdsdata.formats.unpacking import unpacked
 
 # By code. What would be torch's bfloat16 has no equivalent in numpy, and LitData cannot write it either.
 _TORCH_DTYPES = [
@@ -74,6 +74,8 @@ class LitData:
             do not overlap, and none crosses a shard's end.
         allow_pickle: give the bytes of leaves that are pickles, too. Nothing here unpickles them, which would run
             whatever code they name.
+        unpacked: where shards that are compressed as a whole (zstd) are unpacked, as `Mds` has it; ``"user"`` is
+            ``~/.cache/gdsdata/litdata``.
 
     Raises:
         ValueError: ``window_tokens`` is less than 1.
@@ -81,6 +83,7 @@ class LitData:
 
     window_tokens: int | None = None
     allow_pickle: bool = False
+    unpacked: str | None = "user"
 
     def __post_init__(self) -> None:
         if self.window_tokens is not None and self.window_tokens < 1:
@@ -95,9 +98,10 @@ class LitData:
         Raises:
             CorruptData: index.json or a shard is damaged, or they do not fit each other.
             ValueError: no index.json, pickles, several datasets of unlike samples, shards that are encrypted, or of
-                another layout (Parquet, Arrow), or compressed without lying unpacked beside that; ``window_tokens``
-                missing, of no use, or longer than every shard.
-            FileNotFoundError, IoError: a file is not to be had.
+                another layout (Parquet, Arrow), or compressed otherwise than by zstd; ``window_tokens`` missing, of
+                no use, or longer than every shard.
+            ImportError: shards are compressed with zstd, and the extra ``gdsdata[zstd]`` is lacking.
+            FileNotFoundError, IoError: a file is not to be had, or there is no space for unpacked shards.
         """
         found: list[Shard] = []
         tokens: list[int] = []
@@ -117,6 +121,7 @@ class LitData:
                 if samples["item_loader"] == "TokensLoader":
                     tokens.append(count_member(record, "dim", path))
         columns = self._columns(samples, path)
+        found = unpacked(found, self.unpacked, "litdata")
         if samples["item_loader"] == "TokensLoader":
             return self._index_tokens(found, tokens, columns, path)
         if self.window_tokens is not None:
@@ -223,9 +228,7 @@ def _shard(record: dict[str, Any], config: dict[str, Any], path: str) -> Shard:
     if not (compression := member(config, "compression", (str, type(None)), path)):
         return Shard(packed, size_bytes, samples)
     # "chunk-0-0.zstd.bin", unpacked "chunk-0-0.bin"
-    unpacked = shard_path(name.replace(f".{compression}", ""), path)
-    refuse_compressed(packed, unpacked, compression)
-    return Shard(unpacked, size_bytes, samples)
+    return Shard(shard_path(name.replace(f".{compression}", ""), path), size_bytes, samples, packed, compression)
 
 
 def _leaf_names(spec: str | None, count: int, path: str) -> list[str]:

@@ -29,9 +29,9 @@ from gdsdata.formats.shards import (
     index_shards,
     member,
     read_json,
-    refuse_compressed,
     shard_path,
 )
+from gdsdata.formats.unpacking import unpacked
 
 _VERSION = 2
 
@@ -62,9 +62,14 @@ class Mds:
     Args:
         allow_pickle: give the bytes of columns that are pickles ("pkl"), too. Nothing here unpickles them, which would
             run whatever code they name.
+        unpacked: where shards that are compressed as a whole (zstd, gz, bz2) are unpacked, once, by the processor, and
+            kept while the compressed file is the same. ``"user"``: in ``~/.cache/gdsdata/mds`` (``XDG_CACHE_HOME``
+            moves it); ``"beside"``: in hidden files beside the data; else in the folder of this path; None: such
+            shards are refused. Those that already lie unpacked beside themselves are read there in any case.
     """
 
     allow_pickle: bool = False
+    unpacked: str | None = "user"
 
     def index(self, paths: list[str]) -> FieldIndex:
         """Find the samples of the shards that an index.json lists.
@@ -76,8 +81,9 @@ class Mds:
         Raises:
             CorruptData: index.json or a shard is damaged, or they do not fit each other.
             ValueError: no index.json, an encoding that is not known, a pickle, shards of unlike columns, or that are
-                compressed and do not lie unpacked beside that, or are not MDS (JSON, CSV).
-            FileNotFoundError, IoError: a file is not to be had.
+                compressed otherwise (br, snappy), or are not MDS (JSON, CSV).
+            ImportError: shards are compressed with zstd, and the extra ``gdsdata[zstd]`` is lacking.
+            FileNotFoundError, IoError: a file is not to be had, or there is no space for unpacked shards.
         """
         found: list[Shard] = []
         columns: list[Column] = []
@@ -91,7 +97,7 @@ class Mds:
                         f"datasets"
                     )
                 found.append(shard)
-        return index_shards(found, columns)
+        return index_shards(unpacked(found, self.unpacked, "mds"), columns)
 
     def _columns(self, declared: list[tuple[str, str, int | None]], path: str) -> list[Column]:
         columns = [_column(name, encoding, size, path) for name, encoding, size in declared]
@@ -124,7 +130,7 @@ def _listed(path: str) -> list[tuple[list[tuple[str, str, int | None]], Shard]]:
         )
         if packed := member(record, "zip_data", (dict, type(None)), path):
             compression = member(record, "compression", str, path)
-            refuse_compressed(shard_path(packed.get("basename"), path), shard.path, compression)
+            shard = shard._replace(packed=shard_path(packed.get("basename"), path), compression=compression)
         listed.append((_declared(record, path), shard))
     return listed
 

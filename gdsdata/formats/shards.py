@@ -31,11 +31,17 @@ _TABLES_AT_ONCE = 64
 
 
 class Shard(NamedTuple):
-    """A shard as index.json has it: where it is, how long, and how many samples it holds."""
+    """A shard as index.json has it: where it is, how long, and how many samples it holds.
+
+    Of one that was written compressed as a whole, that is what it is once unpacked; ``packed`` is the path of the file
+    that there is, and ``compression`` says how it was written ("zstd:7").
+    """
 
     path: str
     size_bytes: int
     samples: int
+    packed: str | None = None
+    compression: str = ""
 
 
 class ArrayHeads(NamedTuple):
@@ -161,21 +167,6 @@ def _is_encodable(name: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def refuse_compressed(packed: str, path: str, compression: str) -> None:
-    """Refuse a shard that is there as ``packed`` alone. Where ``path`` lies beside it unpacked, nothing is wrong.
-
-    Raises:
-        ValueError: with what unpacks it.
-    """
-    if os.path.exists(path):
-        return
-    command = f"zstd -d {packed} -o {path}" if compression.startswith("zstd") else f"unpack it as {path}"
-    raise ValueError(
-        f"{packed} is compressed as a whole ({compression}), so none of its samples can be read by itself: unpack the "
-        f"shards once, beside themselves ({command}), or write them without compression"
-    )
 
 
 # --- tables and samples ----------------------------------------------------------------------------------------------

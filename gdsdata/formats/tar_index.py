@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import json
 import os
-import secrets
 import struct
 import warnings
 import zlib
 
 import numpy as np
 
+from gdsdata.formats import caches
 from gdsdata.formats.tar_members import RECORD_BYTES, Members
 
 # Magic with the version, and CRC-32 of all that follows: size in bytes and mtime in ns of the tar, number of members,
@@ -66,16 +64,7 @@ def _can_be_of(members: Members, size_bytes: int) -> bool:
 
 def place_of(path: str, index_cache: str | None) -> str | None:
     """Where the index of ``path`` is kept."""
-    if index_cache is None:
-        return None
-    folder, name = os.path.split(os.path.abspath(path))
-    if index_cache == "beside":
-        return os.path.join(folder, f".{name}.gdsdata-index")  # hidden: a folder's other files are data
-    if index_cache == "user":
-        above = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-        index_cache = os.path.join(above, "gdsdata", "tar")
-    digest = hashlib.sha256(os.fsencode(os.path.join(folder, name))).hexdigest()[:32]
-    return os.path.join(index_cache, f"{digest}.gdsdata-index")
+    return None if index_cache is None else caches.place_of(path, index_cache, "tar", "gdsdata-index")
 
 
 def kept_members(kept_at: str | None, size_bytes: int, mtime_ns: int) -> Members | None:
@@ -94,17 +83,9 @@ def keep(kept_at: str | None, kept: bytes) -> None:
     """Under its name as a whole or not at all. Not synced: after a crash its checksum tells, and it is made again."""
     if kept_at is None:
         return
-    temporary = f"{kept_at}.{secrets.token_hex(4)}.tmp"
     try:
-        os.makedirs(os.path.dirname(kept_at), exist_ok=True)
-        try:
-            with open(temporary, "xb") as file:
-                file.write(kept)
-            os.replace(temporary, kept_at)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
+        with caches.written(kept_at) as file:
+            file.write(kept)
     except OSError as error:
         folder = os.path.dirname(kept_at)
         message = f"the index of tar files cannot be kept in {folder}, and will be made again: {error.strerror}"

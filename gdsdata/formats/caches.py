@@ -1,0 +1,46 @@
+"""Files that are kept for the next time: where, and how they come there whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+from collections.abc import Iterator
+from typing import BinaryIO
+
+
+def folder_of(where: str, kind: str) -> str:
+    """The folder that ``where`` means: ``"user"`` is ``~/.cache/gdsdata/KIND`` (``XDG_CACHE_HOME`` moves it)."""
+    if where != "user":
+        return where
+    above = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return os.path.join(above, "gdsdata", kind)
+
+
+def place_of(path: str, where: str, kind: str, ending: str) -> str:
+    """Where what belongs to the file ``path`` is kept: in a folder (`folder_of`), or ``"beside"`` it."""
+    folder, name = os.path.split(os.path.abspath(path))
+    if where == "beside":
+        return os.path.join(folder, f".{name}.{ending}")  # hidden: a folder's other files are data
+    digest = hashlib.sha256(os.fsencode(os.path.join(folder, name))).hexdigest()[:32]
+    return os.path.join(folder_of(where, kind), f"{digest}.{ending}")
+
+
+@contextlib.contextmanager
+def written(path: str) -> Iterator[BinaryIO]:
+    """A file to write, which has the name ``path`` behind the block; after an exception in it there is none.
+
+    Raises:
+        OSError: of any step, and nothing is left.
+    """
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    temporary = f"{path}.{secrets.token_hex(4)}.tmp"
+    try:
+        with open(temporary, "xb") as file:
+            yield file
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
