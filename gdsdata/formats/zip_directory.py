@@ -32,7 +32,7 @@ _LONGEST_DIRECTORY_BYTES = 64 * 2**20
 _ENCRYPTED, _NAME_IS_UTF8 = 1, 1 << 11
 _STORED = 0
 _METHODS = {8: "deflated", 12: "bzip2", 14: "LZMA", 93: "zstd"}
-_ZIP64, _MOST_32, _MOST_16 = 1, 0xFFFFFFFF, 0xFFFF
+_ZIP64, _MOST_32 = 1, 0xFFFFFFFF
 
 
 class Directory(NamedTuple):
@@ -70,14 +70,14 @@ def find_directory(tail: bytes, path: str, size_bytes: int) -> Directory | None:
     at = tail.rfind(_END_MAGIC)
     while at >= 0 and not _ends_with(tail, at):
         at = tail.rfind(_END_MAGIC, 0, at)
+    if at < _END64.size + _LOCATOR64.size and len(tail) < min(size_bytes, LONGEST_END_BYTES):
+        return None
     if at < 0:
-        if len(tail) < min(size_bytes, LONGEST_END_BYTES):
-            return None
         raise _corrupt(path, "it does not end as a zip does, so it was cut short", tail_offset, len(tail))
     _, entries, length, offset, _ = _END.unpack_from(tail, at)
     end = tail_offset + at
-    if entries == _MOST_16 or _MOST_32 in (length, offset):
-        end, entries, length, offset = _find_end64(tail, at, path, tail_offset)
+    if tail[:at][-_LOCATOR64.size :].startswith(_LOCATOR64_MAGIC):
+        end, entries, length, offset = _find_end64(tail, at - _LOCATOR64.size, path, tail_offset)
     if offset + length != end or entries * _ENTRY.size > length or length > _LONGEST_DIRECTORY_BYTES:
         reason = f"its directory cannot be {entries} entries in {length} bytes at {offset}, for that ends at {end}"
         raise _corrupt(path, reason, end, size_bytes - end)
@@ -89,15 +89,14 @@ def _ends_with(tail: bytes, at: int) -> bool:
     return at + _END.size <= len(tail) and at + _END.size + _END.unpack_from(tail, at)[-1] == len(tail)
 
 
-def _find_end64(tail: bytes, at: int, path: str, tail_offset: int) -> tuple[int, int, int, int]:
-    """Where it is, and what it says: entries, length, offset; ``at`` is the place of the shorter end behind it."""
-    locator_at = at - _LOCATOR64.size
-    magic, end = _LOCATOR64.unpack_from(tail, locator_at) if locator_at >= 0 else (b"", 0)
-    if magic == _LOCATOR64_MAGIC and 0 <= end - tail_offset <= locator_at - _END64.size:
+def _find_end64(tail: bytes, locator_at: int, path: str, tail_offset: int) -> tuple[int, int, int, int]:
+    """Where it is, and what it says: entries, length, offset; ``locator_at`` is the place of what leads there."""
+    _, end = _LOCATOR64.unpack_from(tail, locator_at)
+    if 0 <= end - tail_offset <= locator_at - _END64.size:
         magic, *said = _END64.unpack_from(tail, end - tail_offset)
         if magic == _END64_MAGIC:
             return end, *said
-    raise _corrupt(path, "the 64-bit end of its directory is not there", tail_offset + at, _END.size)
+    raise _corrupt(path, "the 64-bit end of its directory is not there", tail_offset + locator_at, _LOCATOR64.size)
 
 
 def parse_directory(data: bytes, directory: Directory, path: str) -> list[Member]:

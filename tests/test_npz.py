@@ -1,0 +1,286 @@
+"""npz as data: rows of arrays and files as samples, against numpy, and damage."""
+
+import io
+import struct
+import tracemalloc
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+from shard_files import mutations
+from test_formats import read
+
+from gdsdata import GDSDataset
+from gdsdata.errors import CorruptData
+from gdsdata.formats import Npz, recognise
+from gdsdata.formats.fields import FieldIndex
+from gdsdata.formats.zip_directory import USUAL_END_BYTES
+
+
+def write(path, **arrays) -> str:
+    np.savez(path, **arrays)
+    return str(path)
+
+
+def npy(array) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    return buffer.getvalue()
+
+
+def batches_of(paths, format, batch_size: int = 4, **options) -> list:
+    return list(GDSDataset(paths, batch_size, format, shuffle=False, device="cpu", **options))
+
+
+def assert_within(index, size_bytes: int) -> None:
+    """The extents of an index of one file lie in it."""
+    if isinstance(index, FieldIndex):
+        begins, ends = index.begin_bytes, index.begin_bytes + index.length_bytes
+    else:
+        begins, ends = index.base_bytes, index.base_bytes + len(index) * index.stride_bytes
+    assert index.size_bytes[0] == size_bytes and (begins > 0).all() and (ends <= size_bytes).all()
+
+
+class TestRows:
+    @pytest.mark.parametrize("dtype", ["?", "u1", "<i2", ">i4", "<u8", "<f2", ">f8", "<c8", ">c16"])
+    def test_rows_are_those_that_numpy_wrote(self, tmp_path, dtype):
+        x = np.arange(30).reshape(5, 3, 2).astype(dtype)
+        path = write(tmp_path / "a.npz", other=np.ones(3), x=x)
+        rows = torch.cat(batches_of(path, Npz("rows", "x"))).numpy()
+        assert rows.dtype == x.dtype.newbyteorder("=") and np.array_equal(rows, x)
+        (batch,) = batches_of(path, Npz("rows", ("x",)), 5)
+        assert np.array_equal(batch["x"].numpy(), x)
+
+    def test_rows_run_through_the_files_in_order(self, tmp_path):
+        arrays = [np.arange(count * 3).reshape(count, 3) + 100 * i for i, count in enumerate((4, 0, 1, 7))]
+        paths = [write(tmp_path / f"{i}.npz", y=np.ones(i), x=x) for i, x in enumerate(arrays)]
+        index = Npz("rows", array="x").index(paths)
+        assert index.first_sample.tolist() == [0, 4, 4, 5, 12]
+        assert np.array_equal(read(index, range(12)), np.concatenate(arrays))
+
+    def test_rows_of_several_arrays_come_together(self, tmp_path):
+        x, y = np.arange(18.0).reshape(9, 2), np.arange(9)
+        batches = batches_of(write(tmp_path / "a.npz", x=x, y=y), Npz("rows", ("y", "x")))
+        assert [list(batch) for batch in batches] == [["y", "x"]] * 3
+        assert np.array_equal(torch.cat([batch["x"] for batch in batches]).numpy(), x)
+        assert np.array_equal(torch.cat([batch["y"] for batch in batches]).numpy(), y)
+
+    def test_rows_in_fortran_order_are_refused(self, tmp_path):
+        path = write(tmp_path / "a.npz", x=np.ones((3, 2), order="F"))
+        with pytest.raises(ValueError, match="'x' is in Fortran order.*ascontiguousarray"):
+            Npz("rows", "x").index([path])
+
+
+class TestFiles:
+    def test_each_file_is_a_sample_of_all_its_arrays(self, tmp_path):
+        chance = np.random.default_rng(0)
+        arrays = [
+            {
+                "c": chance.random((2, 3, 4)),
+                "fortran": np.asfortranarray(chance.random((2, 3, 4), np.float32)),
+                "big": chance.integers(100, size=5).astype(">i4"),
+                "one": np.array(i),
+                "none": np.zeros((0, 3)),
+                "big/fortran": np.asfortranarray(chance.random((2, 3))).astype(">f8"),
+            }
+            for i in range(6)
+        ]
+        paths = [write(tmp_path / f"{i}.npz", **one) for i, one in enumerate(arrays)]
+        batches = batches_of(paths, None)
+        assert len(batches) == 2 and batches[0].keys() == arrays[0].keys()
+        for name in arrays[0]:
+            got = torch.cat([batch[name] for batch in batches]).numpy()
+            expected = np.stack([one[name] for one in arrays])
+            assert got.dtype == expected.dtype.newbyteorder("=") and np.array_equal(got, expected), name
+
+    def test_arrays_that_differ_along_the_first_axis_are_ragged_rows(self, tmp_path):
+        arrays = [np.arange(count * 2.0).reshape(count, 2) for count in (3, 0, 5)]
+        paths = [write(tmp_path / f"{i}.npz", x=x, y=x[:, 0]) for i, x in enumerate(arrays)]
+        (batch,) = batches_of(paths, Npz())
+        assert [one.tolist() for one in batch["x"].as_list()] == [x.tolist() for x in arrays]
+        assert [one.tolist() for one in batch["y"].as_list()] == [x[:, 0].tolist() for x in arrays]
+
+    def test_fortran_order_in_one_file_alone_is_refused(self, tmp_path):
+        paths = [write(tmp_path / f"{i}.npz", x=np.ones((2, 3), order="CF"[i])) for i in range(2)]
+        with pytest.raises(ValueError, match="unlike arrays named 'x': .*a?0.npz, .* in Fortran order in .*1.npz"):
+            Npz().index(paths)
+
+    def test_arrays_without_names_have_numpys(self, tmp_path):
+        np.savez(tmp_path / "a.npz", np.arange(3), np.ones(2))
+        (batch,) = batches_of(tmp_path / "a.npz", Npz())
+        assert batch["arr_0"].tolist() == [[0, 1, 2]] and batch["arr_1"].tolist() == [[1, 1]]
+
+    def test_files_that_were_saved_unlike_one_another_are_read_by_their_own_directories(self, tmp_path):
+        paths = []
+        for i, names in enumerate(["xyz", "zyx", "xyz", "xyza", "xyz"]):
+            paths.append(write(tmp_path / f"{i}.npz", **{name: np.full(4, 100 * i + ord(name)) for name in names}))
+        (batch,) = batches_of(paths, Npz("file", ("x", "y", "z")), 5)
+        for name in "xyz":
+            assert np.array_equal(batch[name].numpy(), [[100 * i + ord(name)] * 4 for i in range(5)])
+
+
+class TestZip:
+    def test_files_are_recognised_by_magic_and_name(self, tmp_path):
+        assert recognise([write(tmp_path / "a.npz", x=np.ones(2))]) == Npz("file")
+        torch.save({"x": torch.ones(2)}, tmp_path / "b.pt")
+        with pytest.raises(ValueError, match="does not tell its format"):
+            recognise([str(tmp_path / "b.pt")])
+
+    @pytest.mark.parametrize("comment_bytes", [0, 1, 30, USUAL_END_BYTES, 65535])
+    def test_a_comment_may_follow_the_directory_whatever_it_says(self, tmp_path, comment_bytes):
+        path = write(tmp_path / "a.npz", x=np.arange(4))
+        with zipfile.ZipFile(path, "a") as archive:
+            archive.comment = (b"PK\5\6" + bytes(18) + b"!" * 65535)[:comment_bytes]
+        assert torch.cat(batches_of(path, Npz("rows", "x"))).tolist() == [0, 1, 2, 3]
+
+    def test_many_members_make_a_directory_longer_than_the_usual_end(self, tmp_path):
+        arrays = {f"array number {i}": np.full(3, i) for i in range(300)}
+        (batch,) = batches_of(write(tmp_path / "a.npz", **arrays), Npz())
+        assert [int(batch[name][0, 0]) for name in arrays] == list(range(300))
+
+    @pytest.mark.parametrize("limit", ["ZIP64_LIMIT", "ZIP_FILECOUNT_LIMIT"])
+    def test_a_directory_of_64_bits_is_read(self, tmp_path, monkeypatch, limit):
+        monkeypatch.setattr(zipfile, limit, 1)
+        path = write(tmp_path / "a.npz", x=np.arange(4), y=np.ones(2))
+        assert b"PK\6\6" in (tmp_path / "a.npz").read_bytes()
+        assert torch.cat(batches_of(path, Npz("rows", "x"))).tolist() == [0, 1, 2, 3]
+
+    def test_arrays_behind_four_gib_are_found(self, tmp_path):
+        path = tmp_path / "a.npz"
+        head = np.lib.format.header_data_from_array_1_0(np.empty(0, "u1")) | {"shape": (2**32 + 5,)}
+        with zipfile.ZipFile(path, "w") as archive, archive.open("big.npy", "w", force_zip64=True) as file:
+            np.lib.format.write_array_header_1_0(file, head)
+            begin = file._fileobj.tell()
+            npy_bytes = file._file_size
+            file._fileobj.seek(2**32 + 5, 1)  # a hole, which no disk holds
+            file._file_size += 2**32 + 5
+        with zipfile.ZipFile(path, "a") as archive:
+            archive.writestr("x.npy", npy(np.arange(3)))
+        assert npy_bytes == 128
+        index = Npz("rows", "big").index([str(path)])
+        assert (int(index.base_bytes[0]), len(index)) == (begin, 2**32 + 5)
+        assert torch.cat(batches_of(path, Npz("rows", "x"))).tolist() == [0, 1, 2]
+
+    def test_members_that_are_no_arrays_are_passed_over(self, tmp_path):
+        path = write(tmp_path / "a.npz", x=np.arange(4))
+        with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("README", "text" * 100)
+        (batch,) = batches_of(path, Npz())
+        assert list(batch) == ["x"]
+
+    def test_a_header_longer_than_usual_is_read_whole(self, tmp_path):
+        shape = (1,) * 40 + (3,)
+        path = write(tmp_path / "a.npz", **{"x" * 300: np.arange(3).reshape(shape)})
+        (batch,) = batches_of(path, Npz())
+        assert batch["x" * 300].shape == (1, *shape)
+
+    def test_compressed_arrays_are_refused_with_what_to_do_unless_others_are_wanted(self, tmp_path):
+        np.savez_compressed(tmp_path / "a.npz", x=np.arange(100))
+        path = str(tmp_path / "a.npz")
+        with pytest.raises(ValueError, match=r"'x.npy' lie there as they are, for it is deflated.*with numpy.savez$"):
+            Npz().index([path])
+        with zipfile.ZipFile(path, "a") as archive:
+            archive.writestr("y.npy", npy(np.arange(4)))
+        assert torch.cat(batches_of(path, Npz("rows", "y"))).tolist() == [0, 1, 2, 3]
+
+    def test_pickles_and_records_are_refused(self, tmp_path):
+        path = write(tmp_path / "a.npz", x=np.array([{}, None]), y=np.ones(2))
+        with pytest.raises(ValueError, match="'x.npy' at .*: it holds Python objects, a pickle"):
+            Npz().index([path])
+        assert len(Npz("file", "y").index([path])) == 1
+        with pytest.raises(ValueError, match="it holds records"):
+            Npz().index([write(tmp_path / "b.npz", x=np.zeros(2, "i4,f4"))])
+
+
+class TestDamage:
+    @pytest.mark.parametrize("name", ["../x", "a/../../x", "/x", "x\0y"])
+    def test_a_name_that_leads_out_of_a_folder_is_corrupt(self, tmp_path, name):
+        path = tmp_path / "a.npz"
+        write(path, **{"n" * len(name): np.ones(2)})
+        path.write_bytes(path.read_bytes().replace(b"n" * len(name), name.encode()))
+        with pytest.raises(CorruptData, match="leads out of a folder") as caught:
+            Npz().index([str(path)])
+        assert caught.value.path == str(path) and caught.value.offset > 0
+
+    @pytest.mark.parametrize("keep", [0, 1, 21, 100, -1])
+    def test_a_file_that_was_cut_short_is_corrupt(self, tmp_path, keep):
+        path = tmp_path / "a.npz"
+        write(path, x=np.arange(1000))
+        path.write_bytes(path.read_bytes()[:keep])
+        with pytest.raises(CorruptData, match="does not end as a zip does") as caught:
+            Npz().index([str(path)])
+        assert caught.value.path == str(path)
+
+    def test_names_that_come_twice_are_corrupt(self, tmp_path):
+        path = tmp_path / "a.npz"
+        write(path, x=np.ones(2), y=np.ones(2))
+        path.write_bytes(path.read_bytes().replace(b"y.npy", b"x.npy"))
+        with pytest.raises(CorruptData, match="a name twice"):
+            Npz().index([str(path)])
+
+    def test_a_header_that_says_more_than_its_member_has_is_corrupt(self, tmp_path):
+        path = tmp_path / "a.npz"
+        write(path, x=np.arange(8), y=np.arange(100))
+        path.write_bytes(path.read_bytes().replace(b"(8,)", b"(9,)"))
+        with pytest.raises(CorruptData, match="'x.npy' says 72 bytes of data behind 128, and all of it has 192"):
+            Npz("file", "x").index([str(path)])
+
+    @pytest.mark.parametrize(
+        ("at", "value"),
+        [(8, b"\xfe\xff"), (10, b"\xfe\xff"), (12, b"\xfe\xff\xff\xff"), (16, b"\xfe\xff\xff\xff"), (12, bytes(4))],
+    )
+    def test_an_end_that_lies_is_corrupt_and_takes_no_memory(self, tmp_path, at, value):
+        path = tmp_path / "a.npz"
+        write(path, x=np.arange(8))
+        data = bytearray(path.read_bytes())
+        end = len(data) - 22
+        data[end + at : end + at + len(value)] = value
+        path.write_bytes(data)
+        tracemalloc.start()
+        try:
+            index = Npz().index([str(path)])
+            assert at == 8  # entries on this disk, of which there is one
+            assert_within(index, len(data))
+        except CorruptData as error:
+            assert error.path == str(path) and "its directory" in str(error)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 2**20
+
+    def test_a_directory_of_64_bits_that_lies_takes_no_memory(self, tmp_path):
+        path = tmp_path / "a.npz"
+        end64 = struct.pack("<4s28xQQQ", b"PK\6\6", 2**40, 46 * 2**40, 0)
+        locator = struct.pack("<4s4xQ4x", b"PK\6\7", 46 * 2**40)
+        end = struct.pack("<4s6xHIIH", b"PK\5\6", 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0)
+        with open(path, "wb") as file:
+            file.seek(46 * 2**30)  # a hole
+            file.write(end64 + locator + end)
+        for offset in (46 * 2**40, 46 * 2**30):
+            with open(path, "r+b") as file:
+                file.seek(46 * 2**30 + 32)
+                file.write(struct.pack("<QQ", 2**30, 46 * 2**30) + bytes(8))
+                file.write(struct.pack("<4s4xQ4x", b"PK\6\7", offset))
+            tracemalloc.start()
+            with pytest.raises(CorruptData, match="64-bit end of its directory is not there|its directory cannot be"):
+                Npz().index([str(path)])
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            assert peak < 2**20
+
+    @pytest.mark.parametrize("seed", range(4))
+    def test_whatever_is_damaged_no_extent_leaves_its_file(self, tmp_path, seed):
+        path, whole = tmp_path / "a.npz", tmp_path / "0.npz"
+        write(path, x=np.arange(12).reshape(4, 3), y=np.arange(4))
+        whole.write_bytes(path.read_bytes())
+        outcomes = set()
+        for damaged in mutations(path.read_bytes(), seed, 200):
+            path.write_bytes(damaged)
+            for format in (Npz("rows", "x"), Npz("rows", ("x", "y")), Npz()):
+                try:
+                    assert_within(format.index([str(path)]), len(damaged))
+                    outcomes.add("read")
+                    format.index([str(whole), str(path)])  # what is known of another file does not hide damage
+                except ValueError as error:
+                    outcomes.add(type(error).__name__)
+        assert {"read", "CorruptData"} <= outcomes <= {"read", "CorruptData", "ValueError"}
