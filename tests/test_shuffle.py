@@ -9,8 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-import torch.distributed
 from helpers import MIB, arrays, assert_same_batches, drop_cache, random_bytes, served_by, write_records
 
 from gdsdata import EngineOptions, GDSDataset, Lanes, shuffles
