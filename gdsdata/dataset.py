@@ -13,9 +13,9 @@ from torch.utils.dlpack import from_dlpack
 
 from gdsdata import engine, shuffles
 from gdsdata.calibration import calibrated
-from gdsdata.decoders import Decoder, decoder_of
+from gdsdata.decoders import Decoder, Image, decoder_of
 from gdsdata.errors import GdsdataError, StallError
-from gdsdata.field_batches import FieldBatches, RaggedAs, WindowBatches, check_ragged_as, moved
+from gdsdata.field_batches import FieldBatches, RaggedAs, WindowBatches, check_ragged_as
 from gdsdata.formats import recognise
 from gdsdata.formats.fields import FieldIndex
 from gdsdata.formats.index import Format, Index
@@ -75,8 +75,10 @@ class GDSDataset(IterableDataset):
             and offsets), ``"nested"`` a nested tensor of torch's (jagged), ``"padded"`` a tensor ``(B, longest)`` with
             zeros behind shorter ones, ``"list"`` a tensor for each sample.
         decode: of fields by name: a name of `gdsdata.decoders` (``"cls"``, ``"txt"``, ``"json"``, ``"npy"``,
-            ``"image"``), or a function that takes the bytes of each sample (uint8, on the CPU) and returns what the
-            batch has. They are called on the consumer's thread; tensors then go to ``device``, with the other fields.
+            ``"image"``, ``"encoded"``) or a `gdsdata.decoders.Image`, which run ahead of the consumer on threads of
+            their own; or a function that takes the bytes of each sample (uint8, on the CPU) and returns what the batch
+            has, called on the consumer's thread. With a GPU these fields' bytes, and no others, are read to pinned host
+            memory; what is made of them goes to ``device``. At most ``prefetch`` batches are decoded ahead.
         options: of the engine.
         uneven: what becomes of samples that are left when the last batch is shared among ranks: ``"drop"`` leaves out
             fewer than ``world_size`` of them, ``"pad"`` gives fewer than ``world_size`` samples twice, ``"repeat"``
@@ -123,7 +125,7 @@ class GDSDataset(IterableDataset):
         zero_copy: bool = False,
         residency: str | None = None,
         ragged: RaggedAs = "flat",
-        decode: Mapping[str, str | Decoder] | None = None,
+        decode: Mapping[str, str | Decoder | Image] | None = None,
         options: EngineOptions | None = None,
         uneven: str = "drop",
         device_mesh: DeviceMesh | None = None,
@@ -368,12 +370,11 @@ class GDSDataset(IterableDataset):
             files = pieces.files
         if isinstance(index, FieldIndex):
             timeout_s = self.options.stall_timeout_s
+            host = engine.kept_engine(self._options_of_batches, torch.device("cpu")) if self._reads_to_both else None
             batches = FieldBatches(
-                shared, files, index, self._read_to, self.prefetch, timeout_s, self.ragged, self.decode
+                shared, files, index, self.device, self.prefetch, timeout_s, self.ragged, self.decode, host
             )
-            if self._read_to == self.device:
-                return batches, batches.next
-            return batches, lambda: moved(batches.next(), self.device)
+            return batches, batches.next
         if isinstance(index, WindowIndex):
             batches = WindowBatches(
                 shared, files, index, self.device, self.prefetch, self.options.stall_timeout_s
@@ -422,18 +423,22 @@ class GDSDataset(IterableDataset):
         return take
 
     @property
-    def _read_to(self) -> torch.device:
-        """Decoders want bytes on the CPU."""
-        return torch.device("cpu") if self.decode else self.device
+    def _reads_to_both(self) -> bool:
+        """Decoders want bytes on the CPU; the other fields go to the GPU as they are."""
+        return bool(self.decode) and self.device.type == "cuda"
+
+    @property
+    def _options_of_batches(self) -> EngineOptions:
+        """Of lanes' batches, which come from memory: what ``direct="always"`` asks for is asked of their pieces."""
+        if isinstance(self._shuffle, Lanes) and self.options.direct == "always":
+            return replace(self.options, direct="auto")
+        return self.options
 
     def _open(self) -> tuple[Any, Any, Any]:
         """The engine, its table of the files and its memory: kept from epoch to epoch, but not across a fork."""
         if self._opened is None or self._opened[0] != os.getpid():
             largest = self._index.paths[int(self._index.size_bytes.argmax())]
-            options = calibrated(self.options, largest, self._read_to)
-            if isinstance(self._shuffle, Lanes) and options.direct == "always":
-                options = replace(options, direct="auto")  # that is for pieces: batches come from memory
-            shared = engine.shared_engine(options, self._read_to)
+            shared = engine.shared_engine(calibrated(self._options_of_batches, largest, self.device), self.device)
             on_cuda, pool = self.device.type == "cuda", None
             if isinstance(self._index, Index):
                 pool = engine.buffer_pool(shared, self._index.sample, self._batch_size, self.prefetch, on_cuda)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import importlib
 import json
+import os
+import re
 from collections.abc import Callable, Sequence
-from types import ModuleType
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
 
+from gdsdata import engine, images
 from gdsdata.formats import npy
 from gdsdata.formats.index import torch_equivalent
+
+T = TypeVar("T")
 
 # Of each sample its bytes, uint8 of one dimension, on the CPU; returns what the batch then has for the field.
 Decoder = Callable[[Sequence[torch.Tensor]], Any]
@@ -50,52 +56,158 @@ def decode_npy(samples: Sequence[torch.Tensor]) -> torch.Tensor | list[torch.Ten
     return _stacked(_each(samples, _decode_one_npy))
 
 
-def decode_image(samples: Sequence[torch.Tensor]) -> torch.Tensor | list[torch.Tensor]:
-    """JPEG, PNG, WebP and what else torchvision decodes: uint8 (B, 3, height, width) where all are of one size, else a
-    list. Needs the extra ``gdsdata[images]``.
+def keep_encoded(samples: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Each one's bytes as they are, uint8 of one dimension: in host memory, which is pinned where the data set's device
+    is a GPU, for a decoder that comes later (`gdsdata.integrations.dali`).
     """
-    vision = _torchvision()
-    return _stacked(_each(samples, lambda sample: vision.decode_image(sample, mode=vision.ImageReadMode.RGB)))
+    return list(samples)
 
 
-DECODERS: dict[str, Decoder] = {
+class Threads:
+    """Threads among which the samples of batches are shared; as many as there are cores."""
+
+    def __init__(self) -> None:
+        self._count = len(os.sched_getaffinity(0))
+        self._pool = ThreadPoolExecutor(self._count, thread_name_prefix="gdsdata-decode")
+
+    def each(self, work: Callable[[int], T], count: int) -> list[T]:
+        """``work(i)`` for i from 0 to ``count``, in this order; raises the first one's error."""
+        bounds = [count * i // self._count for i in range(self._count + 1)]
+        shares = [self._pool.submit(list, map(work, range(*share))) for share in pairwise(bounds)]
+        return [value for share in shares for value in share.result()]
+
+    def close(self, wait: bool) -> None:
+        self._pool.shutdown(wait=wait)
+
+
+@dataclass(frozen=True)
+class Image:
+    """JPEG, PNG, WebP, GIF, decoded to uint8 by torchcodec (from 0.16 on) or torchvision; ``"image"`` is its defaults.
+
+    A batch is uint8 ``(B, 3, height, width)`` with ``resize`` or where all are of one size, else a list of
+    ``(3, height, width)``. From the CPU its memory is as decoders leave it, mostly with the channels innermost
+    (``torch.channels_last``).
+
+    What EXIF says is turned comes upright. Transparency is dropped, colours of other kinds (grey, palette, CMYK) become
+    RGB, 16 bits become 8, and of a film the first picture comes. On a GPU, JPEGs are decoded by nvJPEG, whose values
+    differ from the CPU's by a few levels; what `images.is_plain_jpeg` excludes is decoded on the CPU and copied.
+
+    Attributes:
+        resize: (height, width) of all of them, whatever their proportions: bilinear, antialiased, as
+            ``torch.nn.functional.interpolate``.
+        mode: ``"RGB"``, or ``"GRAY"`` with one channel instead of three.
+    """
+
+    resize: tuple[int, int] | None = None
+    mode: Literal["RGB", "GRAY"] = "RGB"
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("RGB", "GRAY"):
+            raise ValueError(f'Image(mode={self.mode!r}): it is "RGB" or "GRAY"')
+        if self.resize is not None and (len(self.resize) != 2 or min(self.resize) < 1):
+            raise ValueError(f"Image(resize={self.resize!r}): it is (height, width) in pixels")
+
+    def decode(
+        self, samples: Sequence[torch.Tensor], device: torch.device, threads: Threads
+    ) -> torch.Tensor | list[torch.Tensor]:
+        """The images on ``device``; on a GPU, for the current stream.
+
+        Raises:
+            Undecodable: one is no image, or damaged.
+        """
+        if device.type == "cuda":
+            return _stacked([self._fitted(image) for image in self._decoded_on_gpu(samples, device, threads)])
+        return _joined(threads.each(lambda i: self._fitted(self._decoded(samples, i)), len(samples)), threads)
+
+    def _decoded(self, samples: Sequence[torch.Tensor], i: int) -> torch.Tensor:
+        return _value_of(samples, i, lambda sample: images.codec().decode(sample, self.mode))
+
+    def _fitted(self, image: torch.Tensor) -> torch.Tensor:
+        return image if self.resize is None else images.resized(image, self.resize)
+
+    def _decoded_on_gpu(
+        self, samples: Sequence[torch.Tensor], device: torch.device, threads: Threads
+    ) -> list[torch.Tensor]:
+        plain, refused, decoded = [i for i, sample in enumerate(samples) if images.is_plain_jpeg(sample)], "", {}
+        if plain:
+            try:
+                there = images.codec().decode_jpegs([samples[i] for i in plain], self.mode, device)
+                decoded = dict(zip(plain, there, strict=True))
+            except RuntimeError as error:  # without saying of which: the CPU finds it, or takes it
+                refused = _first_line(error)
+        others = [i for i in range(len(samples)) if i not in decoded]
+        on_cpu = threads.each(lambda k: self._decoded(samples, others[k]), len(others))
+        if refused:
+            engine.warn_once(f"JPEGs that the GPU refused were decoded on the CPU: {refused}")
+        decoded.update((i, image.to(device)) for i, image in zip(others, on_cpu, strict=True))
+        return [decoded[i] for i in range(len(samples))]
+
+
+DECODERS: dict[str, Decoder | Image] = {
     "cls": decode_cls,
     "txt": decode_txt,
     "json": decode_json,
     "npy": decode_npy,
-    "image": decode_image,
+    "encoded": keep_encoded,
+    "image": Image(),
 }
 
 
-def decoder_of(said: str | Decoder) -> Decoder:
+def decoder_of(said: str | Decoder | Image) -> Decoder | Image:
     """The decoder of that name, or the one that is given.
 
     Raises:
         ValueError: there is none of that name.
         ImportError: it needs an extra that is not installed.
     """
-    if callable(said):
-        return said
-    if said not in DECODERS:
-        raise ValueError(f"decode={said!r}: it is a function or one of {', '.join(map(repr, DECODERS))}")
-    if said == "image":
-        _torchvision()
-    return DECODERS[said]
+    if isinstance(said, str) and said not in DECODERS or not (isinstance(said, (str, Image)) or callable(said)):
+        names = ", ".join(map(repr, DECODERS))
+        raise ValueError(f"decode={said!r}: it is a function, a gdsdata.decoders.Image or one of {names}")
+    decoder = DECODERS[said] if isinstance(said, str) else said
+    if isinstance(decoder, Image):
+        images.codec()
+    return decoder
 
 
-def _each(samples: Sequence[torch.Tensor], decode: Callable[[torch.Tensor], Any]) -> list[Any]:
-    values = []
-    for i, sample in enumerate(samples):
-        try:
-            values.append(decode(sample))
-        except (ValueError, RuntimeError, RecursionError) as error:  # torchvision's are RuntimeErrors
-            raise Undecodable(i, str(error).splitlines()[0]) from error
-    return values
+def runs_ahead(decoder: Decoder | Image) -> bool:
+    """Whether it is one of this module's: any thread may run it at any time. A user's function may not be like that."""
+    return isinstance(decoder, Image) or decoder in DECODERS.values()
+
+
+def _each(samples: Sequence[torch.Tensor], decode: Callable[[torch.Tensor], T]) -> list[T]:
+    return [_value_of(samples, i, decode) for i in range(len(samples))]
+
+
+def _value_of(samples: Sequence[torch.Tensor], i: int, decode: Callable[[torch.Tensor], T]) -> T:
+    try:
+        return decode(samples[i])
+    except (ValueError, RuntimeError, RecursionError) as error:  # torchvision's are RuntimeErrors
+        raise Undecodable(i, _first_line(error)) from error
+
+
+def _first_line(error: Exception) -> str:
+    """What it says, without the place in the library's source that torch's put before it."""
+    return re.sub(r"^.*?\.cpp:\d+, ", "", str(error).partition("\n")[0])
+
+
+def _are_alike(values: Sequence[torch.Tensor]) -> bool:
+    return all(one.shape == values[0].shape and one.dtype == values[0].dtype for one in values)
 
 
 def _stacked(values: list[torch.Tensor]) -> torch.Tensor | list[torch.Tensor]:
-    alike = all(one.shape == values[0].shape and one.dtype == values[0].dtype for one in values)
-    return torch.stack(values) if alike else values
+    return torch.stack(values) if _are_alike(values) else values
+
+
+def _joined(decoded: list[torch.Tensor], threads: Threads) -> torch.Tensor | list[torch.Tensor]:
+    """`_stacked`, in the memory format of the first, by ``threads``: torch's own copies would wake as many again."""
+    if not _are_alike(decoded):
+        return decoded
+    is_channels_last = decoded[0][None].is_contiguous(memory_format=torch.channels_last)
+    memory_format = torch.channels_last if is_channels_last else torch.contiguous_format
+    batch = torch.empty((len(decoded), *decoded[0].shape), dtype=torch.uint8, memory_format=memory_format)
+    places = batch.numpy()
+    threads.each(lambda i: np.copyto(places[i], decoded[i].numpy()), len(decoded))
+    return batch
 
 
 def _bytes_of(sample: torch.Tensor) -> bytes:
@@ -111,10 +223,3 @@ def _decode_one_npy(sample: torch.Tensor) -> torch.Tensor:
     values = data.view(header.dtype).reshape(header.shape, order="F" if header.fortran_order else "C")
     torch_equivalent(header.dtype)  # says what torch lacks
     return torch.from_numpy(np.ascontiguousarray(values, header.dtype.newbyteorder("=")))
-
-
-def _torchvision() -> ModuleType:
-    try:
-        return importlib.import_module("torchvision.io")
-    except ImportError as error:
-        raise ImportError(f"decoding images needs torchvision ({error}): pip install 'gdsdata[images]'") from error

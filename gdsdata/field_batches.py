@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
 from typing import Any, Literal, NamedTuple
@@ -14,14 +14,16 @@ import numpy as np
 import torch
 
 from gdsdata import engine
-from gdsdata.decoders import Decoder, Undecodable
+from gdsdata.decoders import Decoder, Image, Threads, Undecodable, keep_encoded, runs_ahead
 from gdsdata.errors import CorruptData, EngineClosed, StallError
 from gdsdata.formats.fields import Field, FieldIndex
 from gdsdata.formats.index import torch_equivalent
 from gdsdata.formats.megatron import WindowIndex
 
-# Batches that are read at the same time: while one of them is planned and handed over, another is copied.
+# Batches that are read at the same time: while one of them is planned and handed over, another is copied; and, where
+# they are decoded too, a third one keeps the threads busy.
 _AT_A_TIME = 2
+_DECODED_AT_A_TIME = 3
 # Each field's values begin at a multiple of it, so that any dtype may be their view.
 _ALIGNMENT_BYTES = 64
 
@@ -71,6 +73,14 @@ def moved(value: Any, device: torch.device) -> Any:
     return [moved(one, device) for one in value] if isinstance(value, list) else value
 
 
+def _tensors_of(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (dict, list, tuple)):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _tensors_of(one)
+
+
 def check_ragged_as(ragged: str) -> None:
     """
     Raises:
@@ -88,19 +98,38 @@ class _Planned(NamedTuple):
     length_bytes: np.ndarray
 
 
+class _Destination(NamedTuple):
+    """Where fields are read to: the engine that does it, its device, and which columns of a plan they are."""
+
+    engine: Any
+    device: torch.device
+    columns: list[int]
+
+
+class _Read(NamedTuple):
+    """The memory that some fields of a batch are read to, and what the engine is asked for."""
+
+    memory: torch.Tensor
+    engine: Any
+    transfers: tuple[Any, ...]
+
+
 class _Begun(NamedTuple):
-    """A batch on its way: its memory, where each field's values begin there, and the sizes of each sample's."""
+    """A batch on its way: each sample's sizes (B, K), the memory of each column's values, and what there is when all is
+    there: bytes by route, and by its name each field that is decoded ahead.
+    """
 
     planned: _Planned
-    memory: torch.Tensor
-    field_begins: np.ndarray
     length_bytes: np.ndarray
-    done: Future[tuple[Any, dict[str, int]]]
+    flat: dict[int, torch.Tensor]
+    done: Future[tuple[dict[str, int], dict[str, Any]]]
 
 
-def _read(memory: torch.Tensor, shared: Any, *transfers: Any) -> tuple[Any, dict[str, int]]:
-    """Keeps ``memory`` as long as it is written, whoever has given up waiting."""
-    return shared.read_many(*transfers)
+def _use_own_stream(device: torch.device) -> None:
+    """What this thread gives the GPU waits for no other's work, and holds none up."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        torch.cuda.set_stream(torch.cuda.Stream(device))
 
 
 class FieldBatches:
@@ -114,7 +143,9 @@ class FieldBatches:
         prefetch: batches in flight or ready ahead of the consumer.
         stall_timeout_s: raise `StallError` where a batch takes so long.
         ragged_as: what becomes of a field whose sizes differ, and that ``decode`` does not name.
-        decode: decoders of fields; the engine is then one of the CPU.
+        decode: decoders of fields, which are read to the host's memory.
+        host: where ``device`` is a GPU and there are decoders: an engine of the CPU, for their fields. Their memory is
+            pinned; torch keeps what was once pinned, and gives it out again when nobody has a view of it any more.
     """
 
     def __init__(
@@ -126,15 +157,24 @@ class FieldBatches:
         prefetch: int,
         stall_timeout_s: float,
         ragged_as: RaggedAs,
-        decode: Mapping[str, Decoder],
+        decode: Mapping[str, Decoder | Image],
+        host: Any = None,
     ) -> None:
-        self._engine, self._files, self._device = shared, files, device
+        self._files, self._device = files, device
         self._paths, self._fields = index.paths, getattr(index, "fields", ())
         self._prefetch, self._stall_timeout_s = prefetch, stall_timeout_s
         self._ragged_as, self._decode = _RAGGED_AS[ragged_as], decode
+        columns = range(max(1, len(self._fields)))
+        on_host = [k for k in columns if host is not None and self._fields[k].name in decode]
+        elsewhere = [k for k in columns if k not in on_host]
+        wanted = _Destination(host, torch.device("cpu"), on_host), _Destination(shared, device, elsewhere)
+        self._destinations = [one for one in wanted if one.columns]
+        self._ahead = [k for k, field in enumerate(self._fields) if runs_ahead(decode.get(field.name))]
+        self._threads = Threads() if any(isinstance(one, Image) for one in decode.values()) else None
         self._planned: deque[_Planned] = deque()
         self._begun: deque[_Begun] = deque()
-        self._readers = ThreadPoolExecutor(min(prefetch, _AT_A_TIME), thread_name_prefix="gdsdata-fields")
+        at_a_time = min(prefetch, _DECODED_AT_A_TIME if self._ahead else _AT_A_TIME)
+        self._readers = ThreadPoolExecutor(at_a_time, "gdsdata-fields", _use_own_stream, (device,))
         self._closed = self._is_stalled = False
         self._bytes = dict.fromkeys(engine.ROUTES, 0)
         self._batches = self._stalls = self._ready = 0
@@ -165,12 +205,16 @@ class FieldBatches:
         self._wait_for(begun.done)
         self._begin_some()
         self._batches += 1
-        _, routes = begun.done.result()
+        routes, decoded = begun.done.result()
         for route, count in routes.items():
             self._bytes[route] += count
+        if self._device.type == "cuda":
+            for tensor in _tensors_of(decoded):
+                if tensor.device.type == "cuda":  # memory of the stream that decoded it, and now used on this one
+                    tensor.record_stream(torch.cuda.current_stream(self._device))
         return self._values_of(begun)
 
-    def _wait_for(self, done: Future[tuple[Any, dict[str, int]]]) -> None:
+    def _wait_for(self, done: Future[Any]) -> None:
         if done.done():
             return
         started = time.monotonic()
@@ -189,42 +233,76 @@ class FieldBatches:
     def _begin(self, planned: _Planned) -> _Begun:
         """Asks for it, behind what the current stream has been given, whose memory it may get."""
         length_bytes = np.maximum(planned.length_bytes, 0)
+        flat: dict[int, torch.Tensor] = {}
+        reads = [self._read_of(planned, length_bytes, there, flat) for there in self._destinations]
+        done = self._readers.submit(self._fetch, reads, planned, length_bytes, flat)
+        return _Begun(planned, length_bytes, flat, done)
+
+    def _read_of(
+        self, planned: _Planned, length_bytes: np.ndarray, there: _Destination, flat: dict[int, torch.Tensor]
+    ) -> _Read:
+        """Lays some fields out in memory of theirs, field after field, and puts each one's part of it into ``flat``."""
+        length_bytes = length_bytes[:, there.columns]
         field_bytes = length_bytes.sum(0)
-        field_begins = np.cumsum([0, *(-(-field_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES)])
-        memory = torch.empty(int(field_begins[-1]), dtype=torch.uint8, device=self._device)
-        places = field_begins[:-1] + np.cumsum(length_bytes, 0) - length_bytes
+        begins = np.cumsum([0, *(-(-field_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES)])
+        is_pinned = there.device != self._device
+        memory = torch.empty(int(begins[-1]), dtype=torch.uint8, device=there.device, pin_memory=is_pinned)
+        for k, begin, size in zip(there.columns, begins.tolist(), field_bytes.tolist(), strict=False):
+            flat[k] = memory[begin : begin + size]
+        places = begins[:-1] + np.cumsum(length_bytes, 0) - length_bytes
         wanted = length_bytes > 0
-        done = self._readers.submit(
-            _read,
-            memory,
-            self._engine,
+        transfers = (
             self._files,
             np.broadcast_to(planned.file[:, None], wanted.shape)[wanted],
-            planned.begin_bytes[wanted],
+            planned.begin_bytes[:, there.columns][wanted],
             length_bytes[wanted],
             (memory.data_ptr() + places[wanted]).astype(np.uint64),
             False,
-            self._engine.mark(engine.stream_of(self._device)),
+            there.engine.mark(engine.stream_of(there.device)),
             False,
         )
-        return _Begun(planned, memory, field_begins, length_bytes, done)
+        return _Read(memory, there.engine, transfers)
+
+    def _fetch(
+        self, reads: list[_Read], planned: _Planned, length_bytes: np.ndarray, flat: dict[int, torch.Tensor]
+    ) -> tuple[dict[str, int], dict[str, Any]]:
+        """On a thread of its own: reads, whoever has given up waiting, and decodes; the host waits for the GPU, so that
+        what is there is there for every stream, and nothing reads the pinned bytes any more.
+        """
+        bytes_of = dict.fromkeys(engine.ROUTES, 0)
+        for read in reads:
+            _, routes = read.engine.read_many(*read.transfers)
+            for route, count in routes.items():
+                bytes_of[route] += count
+        decoded = {self._fields[k].name: self._decoded(planned, k, length_bytes, flat) for k in self._ahead}
+        if decoded and self._device.type == "cuda":
+            arrived = torch.cuda.Event(blocking=True)  # sleeps, and leaves the core to others
+            arrived.record()
+            arrived.synchronize()
+        return bytes_of, decoded
 
     def _values_of(self, begun: _Begun) -> dict[str, Any]:
+        _, decoded = begun.done.result()
         values = {}
         for k, field in enumerate(self._fields):
-            lengths = begun.length_bytes[:, k]
-            begin = int(begun.field_begins[k])
-            flat = begun.memory[begin : begin + int(lengths.sum())]
-            if field.name in self._decode:
-                values[field.name] = self._decoded(begun.planned, k, flat.split(lengths.tolist()))
+            if field.name in decoded:
+                values[field.name] = decoded[field.name]
+            elif field.name in self._decode:
+                values[field.name] = self._decoded(begun.planned, k, begun.length_bytes, begun.flat)
             else:
-                values[field.name] = self._values_of_field(field, flat, lengths)
+                values[field.name] = self._values_of_field(field, begun.flat[k], begun.length_bytes[:, k])
         return values
 
-    def _decoded(self, planned: _Planned, k: int, samples: Sequence[torch.Tensor]) -> Any:
+    def _decoded(
+        self, planned: _Planned, k: int, length_bytes: np.ndarray, flat: Mapping[int, torch.Tensor]
+    ) -> Any:
+        """What the decoder makes of the field of column ``k``, on the data set's device."""
         name = self._fields[k].name
+        decoder, samples = self._decode[name], flat[k].split(length_bytes[:, k].tolist())
         try:
-            return self._decode[name](samples)
+            if isinstance(decoder, Image):
+                return decoder.decode(samples, self._device, self._threads)
+            return decoder(samples) if decoder is keep_encoded else moved(decoder(samples), self._device)
         except Undecodable as error:
             path = self._paths[planned.file[error.sample]]
             begin, length = planned.begin_bytes[error.sample, k], planned.length_bytes[error.sample, k]
@@ -268,6 +346,8 @@ class FieldBatches:
         for begun in self._begun:
             begun.done.cancel()
         self._readers.shutdown(wait=not self._is_stalled)
+        if self._threads is not None:
+            self._threads.close(wait=not self._is_stalled)
         self._begun.clear()
 
 
@@ -298,5 +378,5 @@ class WindowBatches(FieldBatches):
         )
 
     def _values_of(self, begun: _Begun) -> torch.Tensor:
-        tokens = begun.memory[: int(begun.length_bytes.sum())].view(self._sample.stored_torch_dtype)
+        tokens = begun.flat[0].view(self._sample.stored_torch_dtype)
         return tokens.view(-1, *self._sample.shape).to(self._sample.torch_dtype)

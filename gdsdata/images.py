@@ -1,0 +1,132 @@
+"""Single images: the library that decodes them, which of them a GPU decodes, and how they are resized."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch.nn.functional import interpolate
+
+# Of JPEG's markers (ITU-T T.81, table B.1) those of frames in baseline, extended and progressive Huffman coding.
+_FRAMES = (0xC0, 0xC1, 0xC2)
+_START, _END, _APP1 = b"\xff\xd8", b"\xff\xd9", 0xE1
+_EXIF, _RIFF = b"Exif\0\0", b"RIFF"
+_ORIENTATION = 0x0112  # the tag in EXIF's first directory; 1 is upright
+_RGB_TO_GRAY = (0.299, 0.587, 0.114)  # ITU-R BT.601, as JPEG's own luma
+
+
+class Codec(NamedTuple):
+    """A library that decodes images.
+
+    Attributes:
+        name: of its package.
+        decode: of an image's bytes (uint8, on the CPU) and a mode ("RGB" or "GRAY"), the pixels: uint8 ``(3 or 1,
+            height, width)`` on the CPU, turned as its EXIF orientation says. Raises RuntimeError or ValueError.
+        decode_jpegs: of the bytes of several JPEGs (on the CPU), a mode and a CUDA device, the pixels of each there.
+            The current stream waits for them. Raises RuntimeError, and then gives none of them.
+    """
+
+    name: str
+    decode: Callable[[torch.Tensor, str], torch.Tensor]
+    decode_jpegs: Callable[[Sequence[torch.Tensor], str, torch.device], list[torch.Tensor]]
+
+
+@functools.cache
+def codec() -> Codec:
+    """torchcodec from 0.16 on where it is installed, else torchvision, whose decoders it replaces.
+
+    Raises:
+        ImportError: neither is installed.
+    """
+    try:
+        return _torchcodec()
+    except (ImportError, AttributeError, RuntimeError, OSError):  # not there, or older, or without its libraries
+        pass
+    try:
+        return _torchvision()
+    except ImportError as error:
+        message = f"decoding images needs torchvision or torchcodec ({error}): pip install 'gdsdata[images]'"
+        raise ImportError(message) from error
+
+
+def _torchcodec() -> Codec:
+    library = importlib.import_module("torchcodec.decoders")
+    decode_image, decode_jpeg = library.decode_image, library.decode_jpeg
+
+    def decode(content: torch.Tensor, mode: str) -> torch.Tensor:
+        image = decode_image(content, mode=mode)
+        return image[0] if image.dim() == 4 else image  # the first picture of a film
+
+    return Codec(
+        "torchcodec", decode, lambda contents, mode, device: decode_jpeg(list(contents), mode=mode, device=device)
+    )
+
+
+def _torchvision() -> Codec:
+    library = importlib.import_module("torchvision.io")
+    modes = library.ImageReadMode
+
+    def decode(content: torch.Tensor, mode: str) -> torch.Tensor:
+        asked = "RGB" if content[:4].numpy().tobytes() == _RIFF else mode  # WebP: it has no grey of its own
+        image = library.decode_image(content, mode=modes[asked], apply_exif_orientation=True)
+        image = image[0] if image.dim() == 4 else image
+        if image.dtype == torch.uint16:
+            image = ((image.to(torch.int32) * 255 + 32895) >> 16).to(torch.uint8)  # rounds x / 257
+        return gray(image) if mode == "GRAY" and len(image) != 1 else image
+
+    def decode_jpegs(contents: Sequence[torch.Tensor], mode: str, device: torch.device) -> list[torch.Tensor]:
+        return library.decode_jpeg(list(contents), mode=modes[mode], device=device)
+
+    return Codec("torchvision", decode, decode_jpegs)
+
+
+def gray(image: torch.Tensor) -> torch.Tensor:
+    """uint8 (1, height, width), the luma of ``image`` (3, height, width)."""
+    weights = torch.tensor(_RGB_TO_GRAY, device=image.device).view(3, 1, 1)
+    return (image * weights).sum(0, keepdim=True).round().to(torch.uint8)
+
+
+def resized(image: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+    """``image`` (uint8, (C, height, width)) in ``size`` (height, width): bilinear, and antialiased."""
+    if image.shape[1:] == size:
+        return image
+    if image.device.type == "cpu":
+        return interpolate(image[None], size, mode="bilinear", antialias=True)[0]
+    floats = interpolate(image[None].float(), size, mode="bilinear", antialias=True)[0]  # CUDA's takes no integers
+    return floats.round().clamp(0, 255).to(torch.uint8)
+
+
+def is_plain_jpeg(content: torch.Tensor) -> bool:
+    """Whether it is a JPEG that GPUs decode as the CPU does: in Huffman coding, of 8 bits, not CMYK, upright, and not
+    cut off.
+
+    Its markers are looked at up to the frame's, which says the rest; an EXIF segment comes before it.
+    """
+    data = memoryview(content.numpy())
+    if data[:2] != _START or data[-2:] != _END:
+        return False
+    at = 2
+    while at + 10 <= len(data) and data[at] == 0xFF:
+        marker, length = data[at + 1], int.from_bytes(data[at + 2 : at + 4], "big")
+        if marker in _FRAMES:
+            return data[at + 4] == 8 and data[at + 9] in (1, 3)
+        if marker == _APP1 and data[at + 4 : at + 10] == _EXIF and _orientation(data[at + 10 : at + 2 + length]) != 1:
+            return False
+        at += 2 + length
+    return False
+
+
+def _orientation(tiff: memoryview) -> int:
+    """What the first directory of EXIF's TIFF says; 1 where it does not."""
+    order = "little" if tiff[:2] == b"II" else "big"
+    first = int.from_bytes(tiff[4:8], order)
+    for i in range(int.from_bytes(tiff[first : first + 2], order)):
+        entry = tiff[first + 2 + 12 * i : first + 14 + 12 * i]
+        if int.from_bytes(entry[:2], order) == _ORIENTATION:
+            return int.from_bytes(entry[8:10], order)
+        if len(entry) < 12:
+            break
+    return 1

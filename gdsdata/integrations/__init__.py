@@ -1,0 +1,1 @@
+"""gdsdata in other frameworks, each imported only when it is asked for."""
