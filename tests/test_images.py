@@ -342,11 +342,12 @@ class Photos:
         return FieldIndex(paths, *seen, np.array([0, len(begins)]), self.FIELDS, begins, self.lengths)
 
 
-def photos_on(device, folder, contents, decode, **arguments):
+def photos_on(device, folder, contents, decode=None, **arguments):
     samples = [(one, i.to_bytes(8, "little"), bytes([i]) * (i % 7)) for i, one in enumerate(contents)]
     (folder / "photos").write_bytes(b"".join(part for one in samples for part in one))
+    decoders_of = {"jpg": decode} if decode else None
     return GDSDataset(
-        folder / "photos", 8, Photos(samples), shuffle=False, device=device, decode={"jpg": decode}, **arguments
+        folder / "photos", 8, Photos(samples), shuffle=False, device=device, decode=decoders_of, **arguments
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,7 +13,9 @@ from gdsdata.dataset import GDSDataset
 from gdsdata.field_batches import Ragged
 
 
-def source(dataset: GDSDataset, fields: str | Sequence[str] | None = None) -> Source:
+def source(
+    dataset: GDSDataset, fields: str | Sequence[str] | None = None, prefetch_queue_depth: int = 2
+) -> Source:
     """What ``nvidia.dali.fn.external_source`` takes batches of a data set from.
 
     Give it ``batch=True`` and ``no_copy=True``, and ``num_outputs`` where ``fields`` is a sequence::
@@ -33,26 +36,29 @@ def source(dataset: GDSDataset, fields: str | Sequence[str] | None = None) -> So
     - A tensor ``(B, ...)`` goes as a whole. One on a GPU needs ``device="gpu"`` there, and so an `external_source` of
       its own. What its streams were given for it is waited for first, because DALI uses streams of its own.
 
-    Views are DLPack's, which own what they show: a batch's memory stays as it is until DALI has let go of the last of
-    them, however many batches ahead its ``prefetch_queue_depth`` reaches. That many batches are in memory besides those
-    that the data set reads ahead.
+    Views are DLPack's, which own what they show: a batch's host memory stays as it is until DALI has let go of the last
+    of them, however many batches ahead it works. A GPU may still read what DALI has let go of, so batches there are
+    kept for ``prefetch_queue_depth`` more of them: by DALI's own rule their memory is then no longer used.
 
     Args:
         dataset: whose batches are a dict of fields, or (with ``fields=None``) one tensor.
         fields: the name of one, or the names of several in the order of the outputs.
+        prefetch_queue_depth: the pipeline's; where it has one for the CPU and one for the GPU, their product.
 
     Returns:
-        A callable without arguments that returns the next batch, and raises StopIteration behind the last one of an epoch.
-        When the pipeline is reset (``auto_reset=True`` of DALI's iterators, or ``pipe.reset()``), the next epoch follows.
+        A callable without arguments that returns the next batch, and raises StopIteration behind the last one of an
+        epoch. When the pipeline is reset (``pipe.reset()``, or ``auto_reset=True`` of DALI's iterators), the next epoch
+        follows.
     """
-    return Source(dataset, fields)
+    return Source(dataset, fields, prefetch_queue_depth)
 
 
 class Source:
     """What `source` returns."""
 
-    def __init__(self, dataset: GDSDataset, fields: str | Sequence[str] | None) -> None:
+    def __init__(self, dataset: GDSDataset, fields: str | Sequence[str] | None, prefetch_queue_depth: int) -> None:
         self._dataset, self._fields = dataset, fields
+        self._on_gpu: deque[list[torch.Tensor]] = deque(maxlen=prefetch_queue_depth + 1)
         self._batches: Iterator[Any] | None = None
 
     def __call__(self) -> Any:
@@ -69,27 +75,27 @@ class Source:
         if batch is None:
             self._batches = None
             raise StopIteration
-        if self._fields is None or isinstance(self._fields, str):
-            return _handed_over(batch, self._fields)
-        return tuple(_handed_over(batch, field) for field in self._fields)
+        is_one = self._fields is None or isinstance(self._fields, str)
+        names = [self._fields] if is_one else self._fields
+        values = [_as_dali_takes_it(batch if name is None else batch[name], name) for name in names]
+        self._on_gpu.append([value for value in values if isinstance(value, torch.Tensor) and value.is_cuda])
+        for tensor in self._on_gpu[-1]:
+            torch.cuda.current_stream(tensor.device).synchronize()
+        given = [list(map(to_dlpack, one)) if isinstance(one, list) else to_dlpack(one) for one in values]
+        return given[0] if is_one else tuple(given)
 
 
-def _handed_over(batch: Any, field: str | None) -> Any:
-    value = batch if field is None else batch[field]
-    if isinstance(value, Ragged) and value.values.device.type == "cpu":
+def _as_dali_takes_it(value: Any, field: str | None) -> torch.Tensor | list[torch.Tensor]:
+    kind = type(value).__name__
+    if isinstance(value, Ragged):
+        kind = f"a Ragged on {value.values.device}"
         value = value.as_list()
     if isinstance(value, torch.Tensor) and not value.is_nested:
-        if value.device.type == "cuda":
-            torch.cuda.current_stream(value.device).synchronize()
-        return to_dlpack(value.contiguous())
-    if isinstance(value, list) and all(isinstance(one, torch.Tensor) and one.device.type == "cpu" for one in value):
-        return [to_dlpack(one) for one in value]
+        return value.contiguous()
+    if isinstance(value, list) and all(isinstance(one, torch.Tensor) and not one.is_cuda for one in value):
+        return value
+    name = "the batch" if field is None else f"field {field!r}"
     raise ValueError(
-        f"DALI cannot take {'the batch' if field is None else f'field {field!r}'}, which is {_kind_of(value)}, as it is: "
-        "it takes a tensor (B, ...), or a tensor in host memory for each sample; encoded images come as such with "
-        f"decode={{{field!r}: 'encoded'}}"
+        f"DALI cannot take {name} ({kind}) as it is: it takes a tensor (B, ...), or for each sample a tensor in host "
+        f"memory, as encoded images are with decode={{{field!r}: 'encoded'}}"
     )
-
-
-def _kind_of(value: Any) -> str:
-    return f"a Ragged on {value.values.device}" if isinstance(value, Ragged) else f"a {type(value).__name__}"
