@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -80,6 +81,36 @@ class Threads:
         self._pool.shutdown(wait=wait)
 
 
+class _Batch:
+    """Images of a batch as its threads bring them: in one tensor, as far as they are of the first one's size.
+
+    Each is copied there while it is in the processor's caches, and its own memory is free for the next one's. NumPy
+    copies it, because torch would wake as many threads again for each of these threads.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._others: list[torch.Tensor | None] = [None] * count
+        self._together: torch.Tensor | None = None
+        self._making = threading.Lock()
+
+    def put(self, i: int, image: torch.Tensor) -> None:
+        with self._making:
+            if self._together is None:
+                is_channels_last = image[None].is_contiguous(memory_format=torch.channels_last)
+                memory_format = torch.channels_last if is_channels_last else torch.contiguous_format
+                shape = (len(self._others), *image.shape)
+                self._together = torch.empty(shape, dtype=image.dtype, memory_format=memory_format)
+        if image.shape == self._together.shape[1:]:
+            np.copyto(self._together[i].numpy(), image.numpy())
+        else:
+            self._others[i] = image
+
+    def images(self) -> torch.Tensor | list[torch.Tensor]:
+        if all(one is None for one in self._others):
+            return self._together
+        return [self._together[i] if one is None else one for i, one in enumerate(self._others)]
+
+
 @dataclass(frozen=True)
 class Image:
     """JPEG, PNG, WebP, GIF, decoded to uint8 by torchcodec (from 0.16 on) or torchvision; ``"image"`` is its defaults.
@@ -117,7 +148,9 @@ class Image:
         """
         if device.type == "cuda":
             return _stacked([self._fitted(image) for image in self._decoded_on_gpu(samples, device, threads)])
-        return _joined(threads.each(lambda i: self._fitted(self._decoded(samples, i)), len(samples)), threads)
+        batch = _Batch(len(samples))
+        threads.each(lambda i: batch.put(i, self._fitted(self._decoded(samples, i))), len(samples))
+        return batch.images()
 
     def _decoded(self, samples: Sequence[torch.Tensor], i: int) -> torch.Tensor:
         return _value_of(samples, i, lambda sample: images.codec().decode(sample, self.mode))
@@ -190,24 +223,9 @@ def _first_line(error: Exception) -> str:
     return re.sub(r"^.*?\.cpp:\d+, ", "", str(error).partition("\n")[0])
 
 
-def _are_alike(values: Sequence[torch.Tensor]) -> bool:
-    return all(one.shape == values[0].shape and one.dtype == values[0].dtype for one in values)
-
-
 def _stacked(values: list[torch.Tensor]) -> torch.Tensor | list[torch.Tensor]:
-    return torch.stack(values) if _are_alike(values) else values
-
-
-def _joined(decoded: list[torch.Tensor], threads: Threads) -> torch.Tensor | list[torch.Tensor]:
-    """`_stacked`, in the memory format of the first, by ``threads``: torch's own copies would wake as many again."""
-    if not _are_alike(decoded):
-        return decoded
-    is_channels_last = decoded[0][None].is_contiguous(memory_format=torch.channels_last)
-    memory_format = torch.channels_last if is_channels_last else torch.contiguous_format
-    batch = torch.empty((len(decoded), *decoded[0].shape), dtype=torch.uint8, memory_format=memory_format)
-    places = batch.numpy()
-    threads.each(lambda i: np.copyto(places[i], decoded[i].numpy()), len(decoded))
-    return batch
+    alike = all(one.shape == values[0].shape and one.dtype == values[0].dtype for one in values)
+    return torch.stack(values) if alike else values
 
 
 def _bytes_of(sample: torch.Tensor) -> bytes:
