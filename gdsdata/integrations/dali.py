@@ -29,7 +29,8 @@ def source(
 
         pipe = pipeline(dali.source(data, ["jpg", "cls"]))
 
-    The pipeline's ``batch_size`` is the data set's at least. Nothing is copied for it:
+    The pipeline's ``batch_size`` is the data set's at least; DALI's image decoders need ``nvidia-nvimgcodec-cu13`` (or
+    ``-cu12``) beside ``nvidia-dali-cuda130``. Nothing is copied for it:
 
     - Encoded images (``decode={"jpg": "encoded"}``, or any field whose size differs, from a data set on the CPU) go to
       DALI as views of the batch's host memory, one a sample, which is pinned where the data set's device is a GPU.
