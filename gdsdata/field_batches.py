@@ -170,7 +170,7 @@ class FieldBatches:
         wanted = _Destination(host, torch.device("cpu"), on_host), _Destination(shared, device, elsewhere)
         self._destinations = [one for one in wanted if one.columns]
         self._ahead = [k for k, field in enumerate(self._fields) if runs_ahead(decode.get(field.name))]
-        self._threads = Threads() if any(isinstance(one, Image) for one in decode.values()) else None
+        self._threads = Threads(prefetch + 2) if any(isinstance(one, Image) for one in decode.values()) else None
         self._planned: deque[_Planned] = deque()
         self._begun: deque[_Begun] = deque()
         at_a_time = min(prefetch, _DECODED_AT_A_TIME if self._ahead else _AT_A_TIME)

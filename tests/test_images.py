@@ -1,6 +1,7 @@
 """Encoded images: what they are decoded to, by which library, on which device, and what is said of damaged ones."""
 
 import contextlib
+import gc
 import io
 import os
 import threading
@@ -187,6 +188,19 @@ def test_decoding_runs_ahead_on_other_threads_and_no_further_than_prefetch(tmp_p
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("gdsdata-")]
 
 
+def test_a_batch_that_is_kept_stays_as_it_is_and_the_memory_of_others_is_used_again(tmp_path):
+    contents = [encoded(photo(seed=i), "PNG") for i in range(80)]
+    kept = [batch["x"] for batch in read(tmp_path, contents, 4, decode={"x": "image"}, prefetch=2)]
+    assert torch.equal(torch.cat(kept), torch.stack([codec.decode(sample(one), "RGB") for one in contents]))
+    one = kept[3][2]  # and so does a view of one
+    expected, places = one.clone(), set()
+    del kept
+    gc.collect()
+    for batch in read(tmp_path, contents, 4, decode={"x": "image"}, prefetch=2):
+        places.add(batch["x"].data_ptr())
+    assert torch.equal(one, expected) and len(places) <= 6, "20 batches, of which at most 2 + 2 were there at once"
+
+
 def test_a_users_function_runs_on_the_thread_that_takes_the_batch(tmp_path):
     seen = []
 
@@ -298,7 +312,7 @@ class Gpu:
 
 @pytest.fixture
 def threads():
-    threads = Threads()
+    threads = Threads(most_kept=1)
     yield threads
     threads.close(wait=True)
 
