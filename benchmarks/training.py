@@ -2,10 +2,10 @@
 
     python benchmarks/training.py [--device cuda] [--case arrays images] [--step-ms 5 2 0] [--only gdsdata ...]
 
-`arrays`: int64 arrays of 2 MiB in WebDataset tars, and as npy files of their own for those who read files; 32 a batch,
-67 MB. `images`: JPEGs in tars, decoded on the device, 64 a batch. All out of the page cache, shuffled. A step is products
-of matrices that take so many milliseconds when nothing else runs, behind a sum over the batch, so that it needs all of it; of 0 ms
-there is none, which measures the loader alone. On the CPU a step is one thread's work.
+`arrays`: int64 arrays of 2 MiB in WebDataset tars, and as npy files of their own for those who read files; 32 a
+batch, 67 MB. `images`: JPEGs in tars, decoded on the device, 64 a batch. All out of the page cache, shuffled. A step
+is products of matrices that take so many milliseconds when nothing else runs, behind a sum over the batch, so that it
+needs all of it; of 0 ms there is none, which measures the loader alone. On the CPU a step is one thread's work.
 
     idle = 1 - steps x a step's time alone / time of the loop
     slower = a step's time in the loop / alone, by events on the device: what loaders take from the steps themselves
