@@ -4,8 +4,9 @@
 
 `arrays`: int64 arrays of 2 MiB in WebDataset tars, and as npy files of their own for those who read files; 32 a
 batch, 67 MB. `images`: JPEGs in tars, decoded on the device, 64 a batch. All out of the page cache, shuffled. A step
-is products of matrices that take so many milliseconds when nothing else runs, behind a sum over the batch, so that it
-needs all of it; of 0 ms there is none, which measures the loader alone. On the CPU a step is one thread's work.
+is products of matrices that take so many milliseconds when nothing else runs, behind a sum over a part of the batch,
+so that it waits for it; of 0 ms there is none, which measures the loader alone. On the CPU a step is one thread's
+work.
 
     idle = 1 - steps x a step's time alone / time of the loop
     slower = a step's time in the loop / alone, by events on the device: what loaders take from the steps themselves
@@ -40,6 +41,7 @@ SHARDS = 8
 AHEAD = 4  # batches that a loader has ready or under way, where that can be said
 SHUFFLE_BUFFER = 256  # samples, of those who mix what they read in order
 ALONE_S = 0.5
+PART = 4096  # of a batch's values, a step looks at every so many-th
 IMAGE_SIZE = (384, 512)
 BITS, BIT_PIXELS = 16, 16  # an image says its number in squares along its upper edge
 MOST_DIFFERENCE = 12.0  # of 255, on average over an image: the noise that JPEG takes away, and decoders' rounding
@@ -325,7 +327,7 @@ ROWS = {  # by name: what pip installs, the cases, and what makes its endless ba
 
 
 class Step:
-    """Matmuls that take ``ms`` when nothing else runs, behind a sum over the batch."""
+    """Products of matrices that take ``ms`` when nothing else runs, behind a sum over a part of the batch."""
 
     def __init__(self, work, ms):
         width, dtype = (4096, torch.bfloat16) if work.on_gpu else (192, torch.float32)
@@ -339,7 +341,7 @@ class Step:
             self.count = max(1, round(ms * self.count / self.take()))
 
     def take(self):
-        """Milliseconds of the matmuls alone."""
+        """Milliseconds, without a batch."""
         devices.synchronize(self.device)
         started = time.perf_counter()
         self(None)
@@ -348,7 +350,7 @@ class Step:
 
     def __call__(self, batch):
         if batch is not None:
-            self.seen += batch.sum()
+            self.seen += batch.reshape(-1)[::PART].sum()
         for _ in range(self.count):
             torch.mm(self.matrix, self.matrix, out=self.result)
 
@@ -397,7 +399,7 @@ def prepared(name, work):
     def turn():
         found = []
         for ms, step in steps.items():
-            alone, _ = loop(work, step, itertools.repeat(kept), max(10, int(1000 * ALONE_S / (ms or 1))))
+            alone, _ = loop(work, step, itertools.repeat(kept), 1 + int(1000 * ALONE_S / ms)) if ms else (0.0, 0.0)
             for _ in range(AHEAD):  # what was ready before it began is not counted
                 step(next(batches))
             found.append((alone, *loop(work, step, batches, work.steps)))
