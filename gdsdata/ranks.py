@@ -36,7 +36,19 @@ def rank_and_world_size(
         return _place_in(device_mesh, dp_dim)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    return _of_environment()
+
+
+def _of_environment() -> tuple[int, int]:
+    rank, world_size = (os.environ.get(name) for name in ("RANK", "WORLD_SIZE"))
+    said = f"of the environment, RANK is {rank!r} and WORLD_SIZE {world_size!r}"
+    try:
+        found = int(rank or 0), int(world_size or 1)
+    except ValueError:
+        raise ValueError(f"{said}, which are no numbers: set both, or neither, or pass rank and world_size") from None
+    if found[1] > 1 and not rank:  # or all would read what rank 0 reads
+        raise ValueError(f"{said}: set both, or neither, or pass rank and world_size")
+    return found
 
 
 def _place_in(mesh: DeviceMesh, dp_dim: str | int | Sequence[str | int] | None) -> tuple[int, int]:
@@ -54,6 +66,7 @@ def _place_in(mesh: DeviceMesh, dp_dim: str | int | Sequence[str | int] | None) 
     if coordinate is None:
         raise ValueError("this process is not in the device_mesh, so it has no share of the data")
     rank, world_size = 0, 1
+    used: set[int] = set()
     for dim in [dp_dim] if isinstance(dp_dim, (str, int)) else dp_dim:
         if dim in names:
             at = names.index(dim)
@@ -61,5 +74,8 @@ def _place_in(mesh: DeviceMesh, dp_dim: str | int | Sequence[str | int] | None) 
             at = dim
         else:
             raise ValueError(f"dp_dim={dp_dim!r}: the device_mesh has the dimensions {names or range(mesh.ndim)}")
+        if at % mesh.ndim in used:
+            raise ValueError(f"dp_dim={dp_dim!r} names a dimension of the device_mesh twice")
+        used.add(at % mesh.ndim)
         rank, world_size = rank * mesh.size(at % mesh.ndim) + coordinate[at], world_size * mesh.size(at % mesh.ndim)
     return rank, world_size

@@ -27,7 +27,7 @@ from gdsdata.checkpoint import layout_safetensors
 from gdsdata.checkpoint.reading import Reading
 from gdsdata.checkpoint.unpickling import NotPlain, Unusual, _claims_too_much, storages_of, unpickle_plain
 from gdsdata.engine import shared_engine
-from gdsdata.errors import CorruptData
+from gdsdata.errors import CorruptData, IoError
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 DTYPES = [
@@ -488,6 +488,15 @@ def test_a_file_that_is_not_there_says_so(tmp_path):
             gdsdata.load(tmp_path / name)
 
 
+def test_a_file_that_the_system_refuses_is_an_io_error_with_its_path(tmp_path):
+    long = "x" * 300
+    (tmp_path / "x.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": long}}))
+    for path, words in ((tmp_path, "Is a directory"), (tmp_path / "x.safetensors.index.json", "File name too long")):
+        with pytest.raises(IoError, match=f"reading '.*' failed: {words}") as caught:
+            gdsdata.load(path)
+        assert caught.value.path == str(tmp_path if path == tmp_path else tmp_path / long)
+
+
 # ------------------------------------------------------------------------------------------------ safetensors
 
 SAFE_DTYPES = [dtype for dtype in DTYPES if dtype not in (torch.complex128,)]
@@ -520,7 +529,8 @@ def test_shards_come_together_by_their_index(tmp_path):
     assert list(gdsdata.load(tmp_path / "model-2.safetensors", only=["2.3"])) == ["2.3"]
     with pytest.raises(FileNotFoundError):
         gdsdata.load(index)
-    for bad in ("[]", "{", '{"weight_map": {"a": "../x.safetensors"}}', '{"weight_map": {"a": 3}}'):
+    names = [json.dumps({"weight_map": {"a": name}}) for name in ("../x.safetensors", "..", ".", "", "\0", "\ud800", 3)]
+    for bad in ("[]", "{", *names):
         index.write_text(bad)
         with pytest.raises(CorruptData, match="is no index of safetensors files"):
             gdsdata.load(index)

@@ -14,7 +14,7 @@ from gdsdata import engine
 from gdsdata.checkpoint import layout_safetensors, layout_torch
 from gdsdata.checkpoint.nests import LEFT_OUT, Path, mapped, name_of, places
 from gdsdata.checkpoint.pause import collector_paused
-from gdsdata.checkpoint.reading import Reading, Stored
+from gdsdata.checkpoint.reading import Reading, Stored, opened
 from gdsdata.errors import CorruptData
 from gdsdata.formats import safetensors_header
 from gdsdata.options import EngineOptions
@@ -194,7 +194,7 @@ def _kind_of(path: str) -> str:
     """One of "torch", "safetensors" and "index"."""
     if path.endswith(".json"):
         return "index"
-    with open(path, "rb") as file:
+    with opened(path) as file:
         head = file.read(9)
     if safetensors_header.recognises(head):
         return "safetensors"

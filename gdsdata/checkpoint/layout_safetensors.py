@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from gdsdata.checkpoint.reading import Record, Stored, bytes_of, seen
+from gdsdata.checkpoint.reading import Record, Stored, bytes_of, opened, seen
 from gdsdata.checkpoint.writing import PAGE_BYTES, Writing, reached
 from gdsdata.errors import CorruptData
 from gdsdata.formats import safetensors_header
@@ -90,10 +90,10 @@ def read_index(path: str) -> dict[str, Stored]:
 
     Raises:
         CorruptData: the index is not one, or a file has not the tensor that it is named for.
-        FileNotFoundError: a file is missing.
+        FileNotFoundError, IoError: a file is not to be had.
     """
     try:
-        with open(path, encoding="utf-8") as file:
+        with opened(path) as file:
             of_tensor = json.load(file)["weight_map"]
         files = {name: os.path.join(os.path.dirname(path), of_tensor[name]) for name in of_tensor}
         if any(os.path.basename(file) != file or file in ("", ".", "..") for file in of_tensor.values()):
@@ -114,9 +114,9 @@ def read_header(path: str, begin: int = 0) -> dict[str, Stored]:
 
     Raises:
         CorruptData: the header is not one, or the tensors do not lie one behind the other up to the file's end.
-        FileNotFoundError, OSError: the file is not to be had.
+        FileNotFoundError, IoError: the file is not to be had.
     """
-    with open(path, "rb") as file:
+    with opened(path) as file:
         of_file = seen(file.fileno())
         file.seek(begin)
         data_begin = safetensors_header.data_offset(file.read(LENGTH_BYTES), path, of_file[0], begin)

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from gdsdata.checkpoint import zip_layout
-from gdsdata.checkpoint.reading import Reading, Record, Stored, bytes_of_storage, seen
+from gdsdata.checkpoint.reading import Reading, Record, Stored, bytes_of_storage, opened, seen
 from gdsdata.checkpoint.unpickling import NotPlain, SavedStorage, Unusual, storages_of, unpickle_plain
 from gdsdata.checkpoint.writing import PAGE_BYTES, Extent, Writing, reached
 from gdsdata.errors import CorruptData
@@ -85,9 +85,9 @@ def open_archive(path: str) -> Archive:
     Raises:
         NotPlain: it is an older or an unusual file: torch.load reads those.
         CorruptData: the zip's records do not lie in the file.
-        FileNotFoundError, OSError: the file is not to be had.
+        FileNotFoundError, IoError: the file is not to be had.
     """
-    with open(path, "rb") as file:
+    with opened(path) as file:
         return Archive(path, *_contents_of(Slice(path, file.fileno(), 0, os.fstat(file.fileno()).st_size)))
 
 
@@ -366,7 +366,8 @@ def _contents_of(archive: Slice) -> tuple[dict[str, Record], bytes]:
     order = content("byteorder", _LONGEST_BYTE_ORDER) if prefix + "byteorder" in records else b"little"
     if order != sys.byteorder.encode():
         raise NotPlain(f"its byte order is {order.decode(errors='replace')}")
-    return {name.removeprefix(prefix): record for name, record in records.items()}, content("data.pkl", archive.size_bytes)
+    pickled = content("data.pkl", archive.size_bytes)
+    return {name.removeprefix(prefix): record for name, record in records.items()}, pickled
 
 
 def _records_of(archive: Slice) -> tuple[dict[str, Record], str]:

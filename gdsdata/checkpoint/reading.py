@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import functools
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -16,7 +18,7 @@ import torch
 from gdsdata import engine
 from gdsdata.checkpoint.nests import Path, name_of
 from gdsdata.checkpoint.pause import collector_resumed
-from gdsdata.errors import CorruptData
+from gdsdata.errors import CorruptData, IoError
 from gdsdata.options import EngineOptions
 
 Seen = tuple[int, int]  # a file's size in bytes, and when it was last changed, in ns
@@ -25,6 +27,23 @@ Seen = tuple[int, int]  # a file's size in bytes, and when it was last changed, 
 def seen(descriptor: int) -> Seen:
     status = os.fstat(descriptor)
     return status.st_size, status.st_mtime_ns
+
+
+@contextlib.contextmanager
+def opened(path: str) -> Iterator[BinaryIO]:
+    """The file, to be read.
+
+    Raises:
+        FileNotFoundError: as the system raises it.
+        IoError: any other refusal, also one of what is read meanwhile.
+    """
+    try:
+        with open(path, "rb") as file:
+            yield file
+    except (FileNotFoundError, IoError):
+        raise
+    except OSError as error:
+        raise IoError(error.errno or errno.EIO, f"reading '{path}' failed: {error.strerror or error}", path) from error
 
 
 class Sealed:

@@ -106,13 +106,14 @@ class LitData:
         found: list[Shard] = []
         tokens: list[int] = []
         samples: dict[str, Any] = {}
-        for path in index_files(paths, "LitData"):
+        index_paths = index_files(paths, "LitData")
+        for path in index_paths:
             content = read_json(path)
             config = member(content, "config", dict, path)
             _refuse_other_layouts(config, path)
             if samples and (other := _samples(config, path)) != samples:
                 raise ValueError(
-                    f"{path} has samples {other}, and {paths[0]} {samples}: read them as separate datasets"
+                    f"{path} has samples {other}, and {index_paths[0]} {samples}: read them as separate datasets"
                 )
             samples = _samples(config, path)
             for record in member(content, "chunks", list, path):
@@ -193,8 +194,8 @@ def _other_layout(path: str, what: str) -> ValueError:
 def _refuse_other_layouts(config: dict[str, Any], path: str) -> None:
     if config.get("encryption") is not None:
         raise _other_layout(path, "encryption")
-    if config.get("compression_level") not in (None, "chunk"):
-        raise _other_layout(path, f"compression within its shards (compression_level={reprlib.repr(config['compression_level'])})")
+    if (level := config.get("compression_level")) not in (None, "chunk"):
+        raise _other_layout(path, f"compression within its shards (compression_level={reprlib.repr(level)})")
     if (loader := config.get("item_loader", _LOADERS[0])) not in _LOADERS:
         raise _other_layout(path, f"the layout of {reprlib.repr(loader)}")
 
@@ -234,7 +235,8 @@ def _shard(record: dict[str, Any], config: dict[str, Any], path: str) -> Shard:
 def _leaf_names(spec: str | None, count: int, path: str) -> list[str]:
     """The names of ``count`` leaves, by the tree of data_spec (torch.utils._pytree's JSON)."""
     try:
-        names = [str(i) for i in range(count)] if spec is None else list(itertools.islice(_walk(json.loads(spec)[1], (), path), count + 1))
+        leaves = map(str, range(count)) if spec is None else _walk(json.loads(spec)[1], (), path)
+        names = list(itertools.islice(leaves, count + 1))  # one more than there may be tells
     except (ValueError, LookupError, TypeError, RecursionError) as reason:
         raise CorruptData(f"{path}: data_spec is no tree: {reason}; write it again", path) from None
     if len(names) != count or len(set(names)) < count:

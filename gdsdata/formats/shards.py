@@ -26,8 +26,9 @@ MOST_AXES = 64
 LARGEST_BYTES = 2**32 - 1
 # Read of an array's head at first: up to 16 axes of MDS's usual widths, 8 of LitData's.
 _ARRAY_HEAD_BYTES = 40
-# Shards whose tables are in memory together (`read_heads` asks the disk for them side by side).
+# Shards whose tables are in memory together (`read_heads` asks the disk for them side by side), and their bytes.
 _TABLES_AT_ONCE = 64
+_TABLES_AT_ONCE_BYTES = 2**26
 
 
 class Shard(NamedTuple):
@@ -406,10 +407,15 @@ def index_shards(shards: Sequence[Shard], columns: Sequence[Column]) -> FieldInd
 
 def _tables(shards: Sequence[Shard]) -> Iterator[tuple[Shard, np.ndarray]]:
     """Each shard with the offsets of its samples."""
-    for first in range(0, len(shards), _TABLES_AT_ONCE):
+    first = 0
+    while first < len(shards):
         some = shards[first : first + _TABLES_AT_ONCE]
-        heads, _, _ = read_heads([shard.path for shard in some], max(table_size(shard.samples) for shard in some))
+        longest_bytes = max(table_size(shard.samples) for shard in some)
+        if len(some) * longest_bytes > _TABLES_AT_ONCE_BYTES:  # of each so much is read, whatever its own takes
+            some, longest_bytes = some[:1], table_size(some[0].samples)
+        heads, _, _ = read_heads([shard.path for shard in some], longest_bytes)
         yield from ((shard, parse_table(head, shard)) for shard, head in zip(some, heads, strict=True))
+        first += len(some)
 
 
 def _read_array_heads(reader: _Reader, begin: np.ndarray, array: ArrayFormat) -> np.ndarray:
@@ -466,6 +472,8 @@ class _Reader:
             IoError: any other refusal.
         """
         places = offsets.tolist()
+        if not places:
+            return np.empty((0, count), np.uint8)
         try:
             if self._descriptor is None:
                 self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
