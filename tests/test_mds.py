@@ -567,6 +567,24 @@ class TestCompressed:
         with pytest.raises(IoError, match="cannot be unpacked into .*; choose another with unpacked="):
             Mds(unpacked=str(tmp_path / "file")).index([pack_shards(data, "gz")])
 
+    @pytest.mark.parametrize("name", ["/etc/passwd", "../shard.00000.mds.gz", "", None])
+    def test_a_compressed_shard_outside_the_folder_is_refused(self, data, name):
+        source = pack_shards(data, "gz")
+        edit_json(data / "index.json", set_at(["shards", 0, "zip_data", "basename"], name))
+        with pytest.raises(CorruptData, match="no path below this folder|a shard's name is None"):
+            Mds().index([source])
+
+    def test_what_a_killed_process_left_is_removed_when_it_is_old(self, data, tmp_path):
+        source, kept = pack_shards(data, "gz"), tmp_path / "kept"
+        (shard, _) = Mds(unpacked=str(kept)).index([source]).paths
+        left = [kept / f"{os.path.basename(shard)}.{name}.tmp" for name in ("old", "new")]
+        for path in (*left, kept / "another file"):
+            path.touch()
+        os.utime(left[0], (0, 0))
+        os.unlink(shard)
+        Mds(unpacked=str(kept)).index([source])
+        assert not left[0].exists() and left[1].exists() and (kept / "another file").exists()
+
     def test_a_missing_package_is_told_with_its_extra(self, data, monkeypatch):
         source = pack_shards(data, "zstd")
         for name in ("zstandard", "compression"):

@@ -238,12 +238,27 @@ class TestDamage:
         with pytest.raises(CorruptData, match="a name twice"):
             Npz().index([str(path)])
 
-    def test_a_header_that_says_more_than_its_member_has_is_corrupt(self, tmp_path):
+    def test_a_header_that_says_more_or_less_than_its_member_has_is_corrupt(self, tmp_path):
         path = tmp_path / "a.npz"
         write(path, x=np.arange(8), y=np.arange(100))
-        path.write_bytes(path.read_bytes().replace(b"(8,)", b"(9,)"))
-        with pytest.raises(CorruptData, match="'x.npy' says 72 bytes of data behind 128, and all of it has 192"):
-            Npz("file", "x").index([str(path)])
+        whole = path.read_bytes()
+        for rows in (7, 9):
+            path.write_bytes(whole.replace(b"(8,)", b"(%d,)" % rows))
+            said = f"'x.npy' says {8 * rows} bytes of data behind 128, and all of it has 192"
+            with pytest.raises(CorruptData, match=said):
+                Npz("file", "x").index([str(path)])
+
+    def test_an_entry_that_leads_to_another_member_is_corrupt(self, tmp_path):
+        path = tmp_path / "a.npz"
+        write(path, x=np.arange(8), y=np.arange(8))
+        data = path.read_bytes()
+        first, second = (data.index(b"PK\1\2"), data.rindex(b"PK\1\2"))
+        offset = slice(second + 42, second + 46)
+        assert data[offset] != data[first + 42 : first + 46]
+        path.write_bytes(data[: offset.start] + data[first + 42 : first + 46] + data[offset.stop :])
+        with pytest.raises(CorruptData, match="there is no header of 'y.npy'") as caught:
+            Npz().index([str(path)])
+        assert (caught.value.path, caught.value.offset) == (str(path), 0)
 
     @pytest.mark.parametrize(
         ("at", "value"),

@@ -19,7 +19,6 @@ from gdsdata.formats.fields import FieldIndex
 from gdsdata.formats.index import Index
 from gdsdata.formats.zip_directory import (
     ENTRY_STAMP_AT,
-    LOCAL_BYTES,
     LOCAL_STAMP_AT,
     LONGEST_END_BYTES,
     STAMP_BYTES,
@@ -180,12 +179,12 @@ def _read_array(file: _File, member: Member, directory: Directory) -> Array:
             f"numpy.savez_compressed leaves it: save it once more with numpy.savez"
         )
     head = file.read(member.header_offset, _HEAD_BYTES)
-    begin = content_offset(head[:LOCAL_BYTES], member, directory, file.path)
+    begin = content_offset(head, member, directory, file.path)
     head = head[begin - member.header_offset :][: member.size_bytes]
     if len(head) < min(_NPY_HEAD_BYTES, member.size_bytes):
         head = file.read(begin, min(_NPY_HEAD_BYTES, member.size_bytes))
     header = _parse_header(head, file, member, begin)
-    if header.data_offset + header.data_bytes > member.size_bytes:
+    if header.data_offset + header.data_bytes != member.size_bytes:
         raise CorruptData(
             f"{file.path}: the npy header of {member.name!r} says {header.data_bytes} bytes of data behind "
             f"{header.data_offset}, and all of it has {member.size_bytes}; write the file again",

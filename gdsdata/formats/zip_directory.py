@@ -48,7 +48,7 @@ class Member(NamedTuple):
     """An entry of the directory.
 
     Attributes:
-        name: as it is written in the file.
+        name: as text, and as the bytes that the file has.
         size_bytes: of its content.
         header_offset: of its local header, behind which the content follows.
         entry_offset: of the entry itself.
@@ -56,6 +56,7 @@ class Member(NamedTuple):
     """
 
     name: str
+    name_bytes: bytes
     size_bytes: int
     header_offset: int
     entry_offset: int
@@ -127,7 +128,8 @@ def parse_directory(data: bytes, directory: Directory, path: str) -> list[Member
             size_bytes, packed_bytes, header_offset = _longer(
                 data[extra_at : extra_at + extra_bytes], size_bytes, packed_bytes, header_offset
             )
-        name = _decoded(data[name_at:extra_at], flags)
+        raw_name = data[name_at:extra_at]
+        name = _decoded(raw_name, flags)
         if header_offset + LOCAL_BYTES + name_bytes + packed_bytes > directory.offset:
             reason = f"{packed_bytes} bytes of {name!r} cannot follow its header at {header_offset}"
             raise _corrupt(path, reason, directory.offset + at, end - at)
@@ -137,7 +139,7 @@ def parse_directory(data: bytes, directory: Directory, path: str) -> list[Member
         if not hindrance and size_bytes != packed_bytes:
             reason = f"{name!r} of {size_bytes} bytes is stored in {packed_bytes}"
             raise _corrupt(path, reason, directory.offset + at, end - at)
-        members.append(Member(name, size_bytes, header_offset, directory.offset + at, hindrance))
+        members.append(Member(name, raw_name, size_bytes, header_offset, directory.offset + at, hindrance))
         at = end
     if at != len(data):
         raise _corrupt(path, "its directory is longer than its entries", directory.offset + at, len(data) - at)
@@ -170,14 +172,20 @@ def _hindrance(flags: int, method: int) -> str:
 
 
 def content_offset(local: bytes, member: Member, directory: Directory, path: str) -> int:
-    """Where the content of a member begins, from the first `LOCAL_BYTES` of its local header.
+    """Where the content of a member begins, from its local header (`LOCAL_BYTES`), with as much of its name as follows.
 
     Raises:
-        CorruptData: there is no local header, or the content would reach into the directory.
+        CorruptData: that is no local header, or another member's, or the content would reach into the directory.
     """
-    magic, name_bytes, extra_bytes = _LOCAL.unpack(local) if len(local) == LOCAL_BYTES else (b"", 0, 0)
-    begin = member.header_offset + LOCAL_BYTES + name_bytes + extra_bytes
-    if magic != _LOCAL_MAGIC or begin + member.size_bytes > directory.offset:
+    magic, name_length, extra_length = _LOCAL.unpack_from(local) if len(local) >= LOCAL_BYTES else (b"", 0, 0)
+    is_its_own = member.name_bytes.startswith(local[LOCAL_BYTES:][:name_length])
+    begin = member.header_offset + LOCAL_BYTES + name_length + extra_length
+    if (
+        magic != _LOCAL_MAGIC
+        or name_length != len(member.name_bytes)
+        or not is_its_own
+        or begin + member.size_bytes > directory.offset
+    ):
         reason = f"there is no header of {member.name!r} and of its {member.size_bytes} bytes"
         raise _corrupt(path, reason, member.header_offset, LOCAL_BYTES)
     return begin
