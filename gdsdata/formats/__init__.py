@@ -1,5 +1,6 @@
 """File formats: each finds the samples of its files and says where they lie (`index.Index`, `fields.FieldIndex`)."""
 
+from gdsdata.formats.arrow import Arrow
 from gdsdata.formats.litdata import LitData
 from gdsdata.formats.mds import Mds
 from gdsdata.formats.megatron import Megatron
@@ -13,6 +14,7 @@ from gdsdata.formats.tfrecord import TFRecord
 from gdsdata.formats.tokens import Tokens
 
 __all__ = [
+    "Arrow",
     "LitData",
     "Mds",
     "Megatron",

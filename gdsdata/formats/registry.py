@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from gdsdata.errors import IoError
-from gdsdata.formats import megatron, npy, npz, safetensors_files, shards, tfrecord
+from gdsdata.formats import arrow, megatron, npy, npz, safetensors_files, shards, tfrecord
+from gdsdata.formats.arrow import Arrow
 from gdsdata.formats.index import Format, read_heads
 from gdsdata.formats.litdata import LitData
 from gdsdata.formats.mds import Mds
@@ -103,6 +104,7 @@ _recognisers = [
     Recogniser("npz", npz.recognises, Npz),
     Recogniser("safetensors", safetensors_files.recognises, Safetensors),
     Recogniser("TFRecord", lambda head, path: tfrecord.recognises(head), TFRecord),
+    Recogniser("Arrow", arrow.recognises, Arrow),
 ]
 
 
@@ -132,6 +134,7 @@ def recognise(paths: Sequence[str]) -> Format:
         ValueError: it has no magic that tells; bare tokens and records cannot be known from their bytes.
         FileNotFoundError, IoError: the file is not to be had.
     """
+    paths = list(itertools.filterfalse(arrow.is_beside, paths)) or paths
     telling = next(filter(_tells, paths), paths[0])
     other = next(itertools.filterfalse(_tells, paths), paths[0])  # for an index that no format here is told by
     for path in dict.fromkeys((telling, other)):

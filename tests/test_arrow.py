@@ -1,0 +1,225 @@
+"""Arrow files and streams: the rows are those that pyarrow reads, and nothing is believed that a file says wrongly."""
+
+import random
+import subprocess
+import sys
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+from tables import awkward, damaged, pa, read_all, rows_of
+
+import gdsdata
+from gdsdata.errors import CorruptData
+from gdsdata.formats import Arrow, recognise
+from gdsdata.formats.fields import Field
+
+WRITERS = {"stream": pa.ipc.new_stream, "file": pa.ipc.new_file}
+
+
+def write(path, table, kind="stream", rows_a_batch=7, **options):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with WRITERS[kind](str(path), table.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
+        writer.write_table(table, max_chunksize=rows_a_batch)
+    return str(path)
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+@pytest.mark.parametrize("rows_a_batch", [1, 7, 1000])
+def test_rows_are_those_that_pyarrow_reads(tmp_path, kind, rows_a_batch):
+    table = awkward(41)
+    write(tmp_path / "a.arrow", table, kind, rows_a_batch)
+    assert read_all(tmp_path / "a.arrow") == rows_of(table)
+
+
+def test_files_follow_one_another_and_may_be_empty(tmp_path):
+    tables = [awkward(rows, seed) for seed, rows in enumerate((3, 0, 10))]
+    for i, table in enumerate(tables):
+        write(tmp_path / f"{i}.arrow", table, "file" if i % 2 else "stream")
+    assert read_all(tmp_path) == rows_of(pa.concat_tables(tables))
+
+
+def test_a_shuffled_epoch_has_every_row_once(tmp_path):
+    write(tmp_path / "a.arrow", pa.table({"id": range(100), "text": [str(i) for i in range(100)]}))
+    batches = gdsdata.GDSDataset(tmp_path, batch_size=16, device="cpu", decode={"text": "txt"})
+    pairs = [pair for batch in batches for pair in zip(batch["id"].tolist(), batch["text"], strict=True)]
+    assert sorted(pairs) == [(i, str(i)) for i in range(100)] and pairs != sorted(pairs)
+
+
+def test_dtypes_and_shapes_are_the_columns(tmp_path):
+    path = write(tmp_path / "a.arrow", awkward(4))
+    fields = {field.name: (field.dtype, field.shape) for field in Arrow().index([path]).fields}
+    assert fields == {
+        "i64": (np.dtype("i8"), ()),
+        "u8": (np.dtype("u1"), ()),
+        "f16": (np.dtype("f2"), ()),
+        "day": (np.dtype("i4"), ()),
+        "time": (np.dtype("i8"), ()),
+        "box": (np.dtype("f4"), (2, 3)),
+        "hash": (np.dtype("u1"), (5,)),
+        "text": (None, None),
+        "blob": (None, None),
+        "tokens": (np.dtype("u2"), None),
+        "far": (np.dtype("f8"), None),
+        "image.bytes": (None, None),
+        "image.path": (None, None),
+        "image.in.w": (None, None),
+    }
+
+
+def test_null_is_a_field_that_the_sample_lacks(tmp_path):
+    path = write(tmp_path / "a.arrow", pa.table({"text": ["a", None, ""]}))
+    assert Arrow().index([path]).length_bytes.tolist() == [[1], [-1], [0]]
+
+
+def test_fixed_shape_tensors_have_their_shape(tmp_path):
+    values = np.arange(24, dtype=np.float32).reshape(4, 2, 3)
+    table = pa.table({"t": pa.FixedShapeTensorArray.from_numpy_ndarray(values)})
+    write(tmp_path / "a.arrow", table, rows_a_batch=3)
+    (batch,) = gdsdata.GDSDataset(tmp_path / "a.arrow", batch_size=4, shuffle=False, device="cpu")
+    assert torch.equal(batch["t"], torch.from_numpy(values))
+
+
+def test_columns_choose_and_order_fields_and_leave_out_what_cannot_be_read(tmp_path):
+    table = pa.table(
+        {
+            "flag": [True, False],
+            "map": pa.array([[("a", 1)], []], pa.map_(pa.string(), pa.int8())),
+            "nothing": pa.nulls(2),
+            "either": pa.UnionArray.from_sparse(pa.array([0, 1], pa.int8()), [pa.array([1, 2]), pa.array(["a", "b"])]),
+            "one": pa.UnionArray.from_dense(
+                pa.array([0, 0], pa.int8()), pa.array([0, 1], pa.int32()), [pa.array([1, 2])]
+            ),
+            "cost": pa.array([1, 2], pa.decimal128(5, 2)),
+            "word": pa.array(["a", "b"]).dictionary_encode(),
+            "deep": [[[1]], [[2, 3]]],
+            "boxes": [[{"x": 1}], []],
+            "b": [3, 4],
+            "a": ["x", "yy"],
+        }
+    )
+    write(tmp_path / "a.arrow", table)
+    assert read_all(tmp_path, format=Arrow(columns=["a", "b"])) == {"a": [[120], [121, 121]], "b": [3, 4]}
+    for name in table.column_names[:-2]:
+        with pytest.raises(ValueError, match=f"column '{name}' (is|has)"):
+            Arrow(columns=(name,)).index([str(tmp_path / "a.arrow")])
+
+
+def test_the_name_of_a_struct_means_its_members(tmp_path):
+    path = write(tmp_path / "a.arrow", awkward(3))
+    names = [field.name for field in Arrow(columns=("image", "u8")).index([path]).fields]
+    assert names == ["image.bytes", "image.path", "image.in.w", "u8"]
+
+
+@pytest.mark.parametrize(
+    "table, options, said",
+    [
+        (pa.table({"x": [1, None]}), {}, "column 'x' has nulls.*fill_null"),
+        (pa.table({"x": pa.array([[1, None]], pa.list_(pa.int8()))}), {}, "column 'x' has nulls"),
+        (pa.table({"x": pa.array([[1, None]], pa.list_(pa.int8(), 2))}), {}, "column 'x' has nulls"),
+        (pa.table({"x": [1, 2]}), {"compression": "zstd"}, "compressed.*compression=None"),
+        (pa.table({"x": pa.array(["a"], pa.string_view())}), {}, "column 'x' is of the type string_view"),
+        (pa.table([[1], [2]], names=["x", "x"]), {}, "two columns 'x'"),
+        (pa.table({}), {}, "no columns"),
+    ],
+)
+def test_what_is_no_tensor_is_refused_with_the_reason(tmp_path, table, options, said):
+    path = write(tmp_path / "a.arrow", table, **options)
+    with pytest.raises(ValueError, match=said) as caught:
+        Arrow().index([path])
+    assert not isinstance(caught.value, CorruptData) and path in str(caught.value)
+
+
+def test_a_column_that_is_not_there_and_unlike_files_are_told(tmp_path):
+    paths = [write(tmp_path / f"{i}.arrow", table) for i, table in enumerate((pa.table({"x": [1]}), awkward(1)))]
+    with pytest.raises(ValueError, match="no column 'y': it has 'x'"):
+        Arrow(columns=("y",)).index(paths)
+    with pytest.raises(ValueError, match="separate datasets"):
+        Arrow().index(paths)
+    for wrong in ("x", (), ("x", "x")):
+        with pytest.raises(ValueError, match="each once"):
+            Arrow(columns=wrong)
+
+
+@pytest.mark.parametrize("name", ["data-00000-of-00001.arrow", "imdb-train.arrow"])
+def test_a_folder_of_hugging_face_is_recognised(tmp_path, name):
+    write(tmp_path / name, pa.table({"text": ["a", "b"]}))
+    (tmp_path / "dataset_info.json").write_text("{}")
+    (tmp_path / "state.json").write_text("{}")
+    assert read_all(tmp_path) == {"text": [[97], [98]]}
+
+
+def test_a_file_is_recognised_by_its_magic(tmp_path):
+    assert recognise([write(tmp_path / "any", pa.table({"x": [1]}), "file")]) == Arrow()
+
+
+def test_without_pyarrow_the_error_names_the_extra(tmp_path):
+    write(tmp_path / "a.arrow", pa.table({"x": [1]}))
+    program = (
+        "import sys; sys.modules['pyarrow'] = None\n"
+        "import gdsdata\n"
+        f"try: gdsdata.GDSDataset({str(tmp_path)!r}, device='cpu')\n"
+        "except ImportError as error: print(error)"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "pip install 'gdsdata[tables]'" in ran.stdout, ran.stderr
+
+
+class TestDamage:
+    @pytest.mark.parametrize("kind", WRITERS)
+    def test_a_file_cut_short_anywhere_is_told(self, tmp_path, kind):
+        path = tmp_path / "a.arrow"
+        write(path, awkward(9), kind)
+        sound = path.read_bytes()
+        for length in {0, 1, 7, 8, 9, len(sound) - 1, *range(0, len(sound), 97)}:
+            path.write_bytes(sound[:length])
+            with pytest.raises(CorruptData) as caught:
+                Arrow().index([str(path)])
+            assert caught.value.path == str(path)
+
+    def test_bytes_behind_a_streams_end_are_told(self, tmp_path):
+        path = tmp_path / "a.arrow"
+        write(path, awkward(9))
+        path.write_bytes(path.read_bytes() * 2)
+        with pytest.raises(CorruptData, match="end mark"):
+            Arrow().index([str(path)])
+
+    @pytest.mark.parametrize("kind", WRITERS)
+    def test_whatever_metadata_say_extents_lie_in_the_file(self, tmp_path, kind):
+        """There are no checksums: damage that still makes sense gives other rows, and never an extent outside."""
+        path = tmp_path / "a.arrow"
+        write(path, awkward(20), kind)
+        sound, rng = path.read_bytes(), random.Random(kind)
+        tracemalloc.start()
+        for _ in range(200):
+            path.write_bytes(damaged(sound, rng))
+            try:
+                index = Arrow().index([str(path)])
+            except ValueError as error:  # a CorruptData is one
+                assert str(path) in str(error)
+            else:
+                there = index.length_bytes >= 0
+                assert (index.begin_bytes[there] >= 0).all() and (index.length_bytes >= -1).all()
+                assert (index.begin_bytes[there] + index.length_bytes[there] <= index.size_bytes[0]).all()
+        assert tracemalloc.get_traced_memory()[1] < 8 * 2**20
+        tracemalloc.stop()
+
+    def test_a_length_of_metadata_that_lies_is_not_read(self, tmp_path):
+        path = tmp_path / "a.arrow"
+        with open(path, "wb") as stream:
+            stream.write(b"\xff\xff\xff\xff" + (2**31 - 8).to_bytes(4, "little"))
+            stream.truncate(2**33)  # so long that the length fits
+        tracemalloc.start()
+        with pytest.raises(CorruptData, match="no message begins here"):
+            Arrow().index([str(path)])
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+        tracemalloc.stop()
+
+    def test_a_field_name_and_dtype_stay_with_their_values(self, tmp_path):
+        path = write(tmp_path / "a.arrow", pa.table({"x": pa.array([5, 6], pa.int32())}))
+        index = Arrow().index([path])
+        begin = index.begin_bytes[:, 0]
+        content = (tmp_path / "a.arrow").read_bytes()
+        assert index.fields == (Field("x", np.dtype("i4"), ()),)
+        assert [int.from_bytes(content[at : at + 4], "little") for at in begin] == [5, 6]
