@@ -14,6 +14,7 @@ from gdsdata.engine import record_stream
 from gdsdata.field_batches import Ragged
 from gdsdata.lanes import Lanes
 from gdsdata.options import EngineOptions
+from gdsdata.row_groups import RowGroups
 from gdsdata.tensor import Engine, read_tensor, write_tensor
 
 __version__ = "0.1.0"
@@ -26,6 +27,7 @@ __all__ = [
     "GDSStorageWriter",
     "Lanes",
     "Ragged",
+    "RowGroups",
     "formats",
     "install_torch_hooks",
     "load",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import astuple, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,17 +15,20 @@ from gdsdata import engine, shuffles
 from gdsdata.calibration import calibrated
 from gdsdata.decoders import Decoder, Image, decoder_of
 from gdsdata.errors import GdsdataError, StallError
-from gdsdata.field_batches import FieldBatches, RaggedAs, WindowBatches, check_ragged_as
+from gdsdata.field_batches import FieldBatches, RaggedAs, WindowBatches, check_ragged_as, moved
 from gdsdata.formats import recognise
 from gdsdata.formats.fields import FieldIndex
 from gdsdata.formats.index import Format, Index
 from gdsdata.formats.megatron import WindowIndex
+from gdsdata.formats.parquet import TableIndex
 from gdsdata.formats.registry import Source, list_files
 from gdsdata.lanes import Lanes
 from gdsdata.open_pieces import OpenPieces
 from gdsdata.options import EngineOptions
 from gdsdata.order import Order
 from gdsdata.ranks import rank_and_world_size
+from gdsdata.row_groups import InOrder, RowGroups, RowGroupShuffle, UpcomingGroups
+from gdsdata.table_batches import TableBatches, most_held_bytes
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -98,6 +101,9 @@ class GDSDataset(IterableDataset):
       and why. Where torch.distributed is initialised, as it must be for several ranks, all of its processes have to
       make the data set, and take what the first one found. A state that is loaded brings its own.
     - False: the order of the files.
+    - Of Parquet, True, ``"lanes"`` and ``"auto"`` all mean: a new order of the row groups, and of the rows of some of
+      them at a time (see `gdsdata.row_groups`). A `RowGroups` is the same with numbers of its own. ``"uniform"`` is
+      refused: it would decode a row group for each of its rows.
 
     On a GPU, ``next`` does not wait until a batch's bytes have arrived there: it makes the current stream wait, so use
     a batch on that stream, or on one that waits for it. A batch is torch's own memory (but see ``zero_copy``).
@@ -114,7 +120,7 @@ class GDSDataset(IterableDataset):
         source: Source,
         batch_size: int = 64,
         format: Format | None = None,
-        shuffle: bool | str | Lanes = True,
+        shuffle: bool | str | Lanes | RowGroups = True,
         seed: int = 0,
         device: torch.device | str | None = None,
         drop_last: bool = False,
@@ -174,21 +180,23 @@ class GDSDataset(IterableDataset):
             self._open()  # its memory is pinned while the program still prepares
 
     def _index_files(self) -> None:
-        self._index: Index | FieldIndex | WindowIndex | None = self._format.index(self._paths)
+        self._index: Index | FieldIndex | WindowIndex | TableIndex | None = self._format.index(self._paths)
         if isinstance(self._index, WindowIndex) and not self._index.is_even:
             raise ValueError(f"{self._format}: last windows are shorter, which no batch holds: leave drop_last True")
-        names = {field.name for field in self._index.fields} if isinstance(self._index, FieldIndex) else set()
+        names = {field.name for field in getattr(self._index, "fields", ())}
         if self.residency is not None and not isinstance(self._index, Index):
             raise ValueError(f"residency={self.residency!r} is for samples of one size: leave it out for fields")
         if lost := sorted(self.decode.keys() - names):
             raise ValueError(f"decode= names {lost[0]!r}, but the samples' fields are {sorted(names) or 'none'}")
-        if self._shuffle_asked == "auto":
+        if isinstance(self._index, TableIndex):
+            self._is_auto = False  # there is nothing to choose
+        elif self._shuffle_asked == "auto":
             self._shuffle_asked, self._shuffle_reason = shuffles.choose(self._index, self._world_size)
         self._make_order(shuffles.shape_of(self._shuffle_asked, self._index, self._step_samples))
         self._opened: tuple[int, Any, Any, Any] | None = None  # process, engine, file table, pool
         self._residence: Any = None
 
-    def _make_order(self, shuffle: bool | Lanes) -> None:
+    def _make_order(self, shuffle: bool | Lanes | RowGroupShuffle) -> None:
         self._order = Order(
             len(self._index),
             self._batch_size,
@@ -278,7 +286,7 @@ class GDSDataset(IterableDataset):
         """What must be equal for the same positions to mean the same samples."""
         return {
             "samples": self.samples,
-            "shuffle": list(astuple(self._shuffle)) if isinstance(self._shuffle, Lanes) else self._shuffle,
+            "shuffle": shuffles.identity_of(self._shuffle),
             "seed": self._seed,
             "drop_last": self._drop_last,
             "uneven": self._uneven,
@@ -311,18 +319,20 @@ class GDSDataset(IterableDataset):
         index, order, epoch = self._index, self._order, self._epoch
         total = len(range(worker, len(order), workers))
         pieces = self._open_pieces(index, epoch, workers)
-        batches, take = self._prefetcher(index, pieces)
+        batches, take = self._prefetcher(index, epoch, pieces)
         self._running = batches
+        reach = batches.reach if isinstance(index, TableIndex) else pieces.reach if pieces else None
         transform = self.transform
         planned, plan_batches = done, self.prefetch
         try:
             while done < total:
+                if reach is not None:
+                    reach(worker + done * workers)
                 # A plan ahead of the consumer; the first is short, for the first batch waits for it.
                 count = min(plan_batches, total - planned)
                 if planned - done > plan_batches // 2 + self.prefetch:
                     count = 0
                 if pieces is not None:
-                    pieces.reach(worker + done * workers)
                     in_memory = pieces.steps_in_memory(worker + planned * workers, count, workers)
                     count = max(in_memory, 1 if planned == done else 0)
                 if count:
@@ -362,12 +372,26 @@ class GDSDataset(IterableDataset):
             self._epoch, self._yielded = epoch + 1, 0
 
     def _prefetcher(
-        self, index: Index | FieldIndex | WindowIndex, pieces: OpenPieces | None
+        self, index: Index | FieldIndex | WindowIndex | TableIndex, epoch: int, pieces: OpenPieces | None
     ) -> tuple[Any, Callable[[], Any]]:
         """What is given plans, and what gives the next batch as the user keeps it."""
         shared, files, pool = self._open()
         if pieces is not None:
             files = pieces.files
+        if isinstance(index, TableIndex):
+            batches = TableBatches(
+                shared,
+                files,
+                index,
+                self.prefetch,
+                self.options.stall_timeout_s,
+                self.ragged,
+                self.decode,
+                self._upcoming(index, epoch),
+            )
+            if self.device.type == "cpu":
+                return batches, batches.next
+            return batches, lambda: moved(batches.next(), self.device)
         if isinstance(index, FieldIndex):
             timeout_s = self.options.stall_timeout_s
             host = engine.kept_engine(self._options_of_batches, torch.device("cpu")) if self._reads_to_both else None
@@ -394,7 +418,16 @@ class GDSDataset(IterableDataset):
         )
         return batches, self._take_of(batches, index.sample.torch_dtype if index.sample.torch_dtype != dtype else None)
 
-    def _open_pieces(self, index: Index | FieldIndex | WindowIndex, epoch: int, workers: int) -> OpenPieces | None:
+    def _upcoming(self, index: TableIndex, epoch: int) -> UpcomingGroups:
+        """What can say which row groups are needed next."""
+        if not self._shuffle:
+            return InOrder(index.group_first_row, self._step_samples, self._rank, self._world_size)
+        permutation = self._shuffle.permutation(len(index), self._step_samples, self._seed, epoch)
+        return permutation.of_rank(self._rank, self._world_size)
+
+    def _open_pieces(
+        self, index: Index | FieldIndex | WindowIndex | TableIndex, epoch: int, workers: int
+    ) -> OpenPieces | None:
         """What reads the pieces of a lane shuffle; None where a step needs several windows."""
         if not isinstance(self._shuffle, Lanes) or not self._shuffle.holds(self._step_samples) or self.residency:
             return None
@@ -428,6 +461,11 @@ class GDSDataset(IterableDataset):
         return bool(self.decode) and self.device.type == "cuda"
 
     @property
+    def _read_to(self) -> torch.device:
+        """What pyarrow decodes it wants on the CPU."""
+        return torch.device("cpu") if isinstance(self._index, TableIndex) else self.device
+
+    @property
     def _options_of_batches(self) -> EngineOptions:
         """Of lanes' batches, which come from memory: what ``direct="always"`` asks for is asked of their pieces."""
         if isinstance(self._shuffle, Lanes) and self.options.direct == "always":
@@ -438,7 +476,7 @@ class GDSDataset(IterableDataset):
         """The engine, its table of the files and its memory: kept from epoch to epoch, but not across a fork."""
         if self._opened is None or self._opened[0] != os.getpid():
             largest = self._index.paths[int(self._index.size_bytes.argmax())]
-            shared = engine.shared_engine(calibrated(self._options_of_batches, largest, self.device), self.device)
+            shared = engine.shared_engine(calibrated(self._options_of_batches, largest, self._read_to), self._read_to)
             on_cuda, pool = self.device.type == "cuda", None
             if isinstance(self._index, Index):
                 pool = engine.buffer_pool(shared, self._index.sample, self._batch_size, self.prefetch, on_cuda)
@@ -450,7 +488,7 @@ class GDSDataset(IterableDataset):
 
     @property
     def _shuffle_name(self) -> str:
-        return str(self._shuffle) if isinstance(self._shuffle, Lanes) else "uniform" if self._shuffle else "none"
+        return {True: "uniform", False: "none"}.get(self._shuffle, str(self._shuffle))
 
     def _add_to_totals(self, batches: Any) -> None:
         self._totals = _sum(self._totals, batches.statistics())
@@ -467,10 +505,11 @@ class GDSDataset(IterableDataset):
             mean_ready: batches ready when the consumer came, on average. Near ``prefetch``: the consumer is slower
                 than the data. Near 0: the data is slower.
             ring_full_s: time in which the workers had nothing to do for this data set because every slot was ready.
-            shuffle: "uniform", "none" or the `Lanes`, and why.
+            shuffle: "uniform", "none", the `Lanes` or the `RowGroups`, and why.
             piece_bytes: read in pieces for a lane shuffle, by route, by iterators that have ended; ``bytes`` counts
                 them again, as page_cache, when they go from memory into batches. piece_memory_bytes: that took.
-            ring_bytes: memory of the ring at most, besides batches that you keep.
+            ring_bytes: memory of the ring at most, besides batches that you keep. Of Parquet, with the decoded row
+                groups that are held, about: how much strings take is known when they are decoded.
             residency: with ``residency="pinned"``: ready, registered_bytes, and error (why it will not be ready).
             engine: of the engine, which data sets with equal options share: backend, workers, queue_depth,
                 segment_bytes, bounce_bytes (at most, staging memory included), bytes by route, storage_bytes (asked of
@@ -487,6 +526,8 @@ class GDSDataset(IterableDataset):
             result["ring_bytes"] = pool.max_kept_bytes
         else:
             result["ring_bytes"] = self.prefetch * self._index.most_bytes(self._batch_size)
+        if isinstance(self._index, TableIndex):
+            result["ring_bytes"] += most_held_bytes(self._index, self._upcoming(self._index, 0))
         result["piece_bytes"], result["piece_memory_bytes"] = dict(self._piece_bytes), self._piece_memory_bytes
         result["shuffle"] = f"{self._shuffle_name}: {self._shuffle_reason}"
         if self._residence is not None:

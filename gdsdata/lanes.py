@@ -126,7 +126,6 @@ class LanePermutation:
         key = epoch_key(seed, epoch)
         self._shape, self._samples, self._step_samples = shape, samples, step_samples
         self._lane_samples = samples // shape.lanes
-        self._in_steps = samples // step_samples * step_samples  # positions in whole steps
         self._whole_pieces = samples // shape.piece_samples
         self._lane_pieces = self._whole_pieces // shape.lanes
         self._short_samples = self._lane_samples - self._lane_pieces * shape.piece_samples
@@ -141,7 +140,8 @@ class LanePermutation:
         """The ids (int64 (m,)) at ``positions`` (int64 (m,)), each in ``range(samples)``."""
         line = positions.copy()  # the samples that no lane has lie at the line's end, as at the epoch's
         in_lanes = np.flatnonzero(positions < self._shape.lanes * self._lane_samples)
-        start, size, turn = self._pieces_of(*self._lanes_of(positions[in_lanes]))
+        lanes = lane_places(positions[in_lanes], self._samples, self._step_samples, self._shape.lanes)
+        start, size, turn = self._pieces_of(*lanes)
         line[in_lanes] = start + permuted(turn, size, mixed(self._piece_key ^ start.view(np.uint64)))
         return self._ids(line)
 
@@ -186,17 +186,6 @@ class LanePermutation:
         first = self._ids(start)
         return _cut(first, size, self._samples - first, np.zeros_like(first))
 
-    def _lanes_of(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The lane of each position, and the place in it."""
-        lanes = self._shape.lanes
-        a_step = self._step_samples // lanes
-        step, within = np.divmod(positions, self._step_samples)
-        # The last, partial step has fewer of each lane.
-        last = self._lane_samples % a_step or 1
-        size = np.where(positions < self._in_steps, a_step, last)
-        lane, place = np.divmod(within, size)
-        return lane, step * a_step + place
-
     def _pieces_of(self, lane: np.ndarray, place: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Where the piece of each lane's place starts on the line, its samples, and how many of them came before."""
         k, m, short = self._shape.window_pieces, self._shape.piece_samples, self._short_samples
@@ -229,6 +218,26 @@ class LanePermutation:
         ids += self._shift
         ids -= np.where(ids >= self._samples, self._samples, 0)
         return ids
+
+
+def lane_places(
+    positions: np.ndarray, samples: int, step_samples: int, lanes: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The lane of each position, and the place in it: int64 (m,) each.
+
+    Args:
+        positions: int64 (m,), below ``samples // lanes * lanes``.
+        samples: of an epoch.
+        step_samples: in a global batch, which has equally many of each lane, lane after lane.
+        lanes: how many there are.
+    """
+    a_step = step_samples // lanes
+    step, within = np.divmod(positions, step_samples)
+    # The last, partial step has fewer of each lane.
+    last = samples // lanes % a_step or 1
+    size = np.where(positions < samples // step_samples * step_samples, a_step, last)
+    lane, place = np.divmod(within, size)
+    return lane, step * a_step + place
 
 
 def _cut(start: np.ndarray, size: np.ndarray, at: np.ndarray, then: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

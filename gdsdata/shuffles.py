@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import astuple
 
 import numpy as np
 import torch
@@ -13,8 +14,10 @@ from gdsdata.calibration import records_of
 from gdsdata.formats.fields import FieldIndex
 from gdsdata.formats.index import Index
 from gdsdata.formats.megatron import WindowIndex
+from gdsdata.formats.parquet import TableIndex
 from gdsdata.lanes import Lanes
 from gdsdata.options import MIB, EngineOptions
+from gdsdata.row_groups import RowGroups, RowGroupShuffle
 
 # Below this much data the pieces would be of a few samples, and an epoch is over in a moment.
 _LEAST_BYTES = 256 * MIB
@@ -25,12 +28,18 @@ _CLEARLY_FASTER = 2.0
 _BATCHES, _BATCH_SAMPLES, _BATCH_PIECES = 4, 256, 8
 
 
-def shape_of(asked: bool | str | Lanes, index: Index | FieldIndex | WindowIndex, step_samples: int) -> bool | Lanes:
+def shape_of(
+    asked: bool | str | Lanes | RowGroups, index: Index | FieldIndex | WindowIndex | TableIndex, step_samples: int
+) -> bool | Lanes | RowGroupShuffle:
     """What `order.Order` takes: True for ``"uniform"``, and `Lanes` that fit the data for ``"lanes"``.
+
+    Of tables, a `RowGroupShuffle` for all but False.
 
     Raises:
         ValueError: ``asked`` is nothing of the kind.
     """
+    if isinstance(index, TableIndex):
+        return _of_row_groups(asked, index, step_samples)
     if asked == "lanes":
         return Lanes.fitting(len(index), index.spacing_bytes, step_samples)
     if asked == "uniform":
@@ -38,6 +47,26 @@ def shape_of(asked: bool | str | Lanes, index: Index | FieldIndex | WindowIndex,
     if isinstance(asked, (bool, Lanes)):
         return asked
     raise ValueError(f'shuffle={asked!r} must be True or "uniform", "lanes" or a Lanes, "auto", or False')
+
+
+def identity_of(shuffle: bool | Lanes | RowGroupShuffle) -> bool | list[int]:
+    """Plain numbers that are equal for what orders alike."""
+    if isinstance(shuffle, RowGroupShuffle):
+        return shuffle.identity
+    return list(astuple(shuffle)) if isinstance(shuffle, Lanes) else shuffle
+
+
+def _of_row_groups(
+    asked: bool | str | Lanes | RowGroups, index: TableIndex, step_samples: int
+) -> bool | RowGroupShuffle:
+    if asked is False or len(index) == 0:
+        return False
+    if asked in (True, "auto", "lanes"):
+        asked = RowGroups.fitting(len(index), len(index.group_file), index.spacing_bytes, step_samples)
+    if isinstance(asked, RowGroups):
+        return RowGroupShuffle(asked, index.group_first_row)
+    reason = ": a row group would be decoded for each of its rows" if asked == "uniform" else ""
+    raise ValueError(f"shuffle={asked!r} is not for tables{reason}: use True, or a RowGroups")
 
 
 def choose(index: Index | FieldIndex | WindowIndex, ranks: int) -> tuple[str, str]:

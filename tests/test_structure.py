@@ -111,7 +111,7 @@ MAY_IMPORT = {
     "checkpoint": {"engine", "formats", "options", "errors"},  # of formats, the header of safetensors alone
     "dataset": {
         *("decoders", "field_batches", "formats", "order", "lanes", "ranks", "open_pieces", "shuffles"),
-        *("calibration", "engine", "options", "errors"),
+        *("row_groups", "table_batches", "calibration", "engine", "options", "errors"),
     },
     "decoders": {"engine", "formats", "images", "errors"},
     "field_batches": {"decoders", "formats", "engine", "options", "errors"},
@@ -120,8 +120,10 @@ MAY_IMPORT = {
     "open_pieces": {"engine", "formats", "lanes", "options", "errors"},
     "order": {"errors"},
     "lanes": {"order", "errors"},
+    "row_groups": {"lanes", "order", "errors"},
+    "table_batches": {"decoders", "field_batches", "formats", "row_groups", "engine", "errors"},
     "ranks": set(),
-    "shuffles": {"calibration", "engine", "formats", "lanes", "options"},
+    "shuffles": {"calibration", "engine", "formats", "lanes", "options", "row_groups"},
     "engine": {"_engine", "formats", "options", "errors"},  # of formats, the types alone
     "options": {"errors"},
     "errors": set(),

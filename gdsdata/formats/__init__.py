@@ -6,6 +6,7 @@ from gdsdata.formats.mds import Mds
 from gdsdata.formats.megatron import Megatron
 from gdsdata.formats.npy import Npy
 from gdsdata.formats.npz import Npz
+from gdsdata.formats.parquet import Parquet
 from gdsdata.formats.records import Records
 from gdsdata.formats.registry import recognise, register
 from gdsdata.formats.safetensors_files import Safetensors
@@ -20,6 +21,7 @@ __all__ = [
     "Megatron",
     "Npy",
     "Npz",
+    "Parquet",
     "Records",
     "Safetensors",
     "TFRecord",

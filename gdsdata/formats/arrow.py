@@ -20,15 +20,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from gdsdata.errors import CorruptData, IoError
+from gdsdata.errors import IoError
 from gdsdata.formats.columns import (
     Column,
     arrow_module,
     check_alike,
     checked_names,
     columns_of,
+    damaged,
     is_bytes,
     is_list,
+    nulls_among_numbers,
     storage_of,
     value_bytes,
 )
@@ -149,7 +151,7 @@ def _read(descriptor: int, path: str, offset: int, count: int) -> bytes:
         message = f"indexing {path}: reading {count} bytes at {offset} failed: {error.strerror}"
         raise IoError(error.errno, message, path, offset, count) from error
     if len(data) < count:
-        raise _corrupt(path, offset, count, "the file has become shorter while it was indexed")
+        raise damaged(path, offset, count, "the file has become shorter while it was indexed")
     return data
 
 
@@ -182,9 +184,9 @@ def find_rows(
             begins.append(np.stack([begin for begin, _ in extents], 1))
             lengths.append(np.stack([length for _, length in extents], 1))
         elif message.kind != _DICTIONARY or columns is None:
-            raise _corrupt(path, message.at, 0, f"a message of type {message.kind} stands where none belongs")
+            raise damaged(path, message.at, 0, f"a message of type {message.kind} stands where none belongs")
     if columns is None:
-        raise _corrupt(path, 0, size_bytes, "it has no schema")
+        raise damaged(path, 0, size_bytes, "it has no schema")
     fields = tuple(placed.column.field for placed in columns)
     return fields, np.concatenate(begins), np.concatenate(lengths)
 
@@ -247,30 +249,30 @@ def _messages(read: Read, size_bytes: int, path: str) -> Iterator[_Message]:
     is_file = size_bytes >= len(MAGIC) and read(0, len(MAGIC)) == MAGIC
     at = _STREAM_AT if is_file else 0
     if is_file and read(max(0, size_bytes - len(MAGIC)), len(MAGIC)) != MAGIC:
-        raise _corrupt(path, 0, size_bytes, "it does not end with the magic of an Arrow file: it was cut short")
+        raise damaged(path, 0, size_bytes, "it does not end with the magic of an Arrow file: it was cut short")
     while True:
         if at + _FRAME.size > size_bytes:
             reason = "the file ends without an end mark: it was cut short, or its writer was not closed"
-            raise _corrupt(path, at, size_bytes - at, reason)
+            raise damaged(path, at, size_bytes - at, reason)
         prefix = read(at, _FRAME.size)
         continues, metadata_bytes = _FRAME.unpack(prefix)
         body_at = at + _FRAME.size + metadata_bytes
         if continues != _CONTINUES or not 0 <= metadata_bytes <= _LONGEST_METADATA_BYTES or body_at > size_bytes:
-            raise _corrupt(path, at, _FRAME.size, f"no message begins here (its metadata would have {metadata_bytes})")
+            raise damaged(path, at, _FRAME.size, f"no message begins here (its metadata would have {metadata_bytes})")
         if metadata_bytes == 0:
             break
         frame = prefix + read(at + _FRAME.size, metadata_bytes)
         try:
             message = _parsed(frame, at, body_at)
         except struct.error as error:
-            raise _corrupt(path, at, len(frame), f"the metadata of a message lie ({error})") from error
+            raise damaged(path, at, len(frame), f"the metadata of a message lie ({error})") from error
         if not 0 <= message.body_bytes <= size_bytes - body_at:
             reason = f"a message has {message.body_bytes} bytes by its metadata, and {size_bytes - body_at} are left"
-            raise _corrupt(path, body_at, size_bytes - body_at, reason)
+            raise damaged(path, body_at, size_bytes - body_at, reason)
         yield message
         at = body_at + message.body_bytes
     if not is_file and body_at < size_bytes:
-        raise _corrupt(path, body_at, size_bytes - body_at, "more follows the stream's end mark")
+        raise damaged(path, body_at, size_bytes - body_at, "more follows the stream's end mark")
 
 
 def _parsed(frame: bytes, at: int, body_at: int) -> _Message:
@@ -308,7 +310,7 @@ def _placed_columns(message: _Message, wanted: Sequence[str] | None, path: str) 
         schema = ipc.read_schema(arrow.py_buffer(message.frame))
         is_big_endian = message.header.integer(0, "h") != 0
     except (arrow.ArrowException, OSError, ValueError, KeyError, struct.error, MemoryError) as error:
-        raise _corrupt(path, message.at, len(message.frame), f"the schema cannot be read ({error})") from error
+        raise damaged(path, message.at, len(message.frame), f"the schema cannot be read ({error})") from error
     if is_big_endian:
         raise ValueError(f"{path} was written with big-endian values: write it again on a little-endian machine")
     columns = {column.places: column for column in columns_of(schema, wanted, path)}
@@ -411,7 +413,7 @@ def _extents_of(
         rows = message.header.integer(0, "q")
         batch = _Batch(message, rows, message.header.pairs(1), message.header.pairs(2), read, path)
     except struct.error as error:
-        raise _corrupt(path, message.at, len(message.frame), f"the metadata of a record batch lie ({error})") from error
+        raise damaged(path, message.at, len(message.frame), f"the metadata of a record batch lie ({error})") from error
     if is_compressed:
         raise ValueError(
             f"{path}: its record batches are compressed, so values cannot be read by themselves: write it with "
@@ -435,7 +437,7 @@ class _Batch(NamedTuple):
         self._check_nodes(placed)
         name, size = placed.column.field.name, value_bytes(placed.column.field)
         if any(self._node(node)[1] for node, _ in placed.above):
-            raise ValueError(_nulls_among_numbers(self.path, name))
+            raise nulls_among_numbers(self.path, name)
         begin, length = self._buffer(placed.values)
         self._check(self.rows * size <= length, f"{self.rows} values of column {name!r} have {length} bytes")
         return begin + size * np.arange(self.rows, dtype=np.int64), np.full(self.rows, size, np.int64)
@@ -469,9 +471,10 @@ class _Batch(NamedTuple):
             self._check(is_whole, f"a column has {length} values with {nulls} nulls")
         for node, a_row in placed.inner:
             length, nulls = self._node(node)
-            self._check(length >= self.rows * a_row and nulls >= 0, f"its lists have {length} values with {nulls} nulls")
+            is_enough = length >= self.rows * a_row and nulls >= 0
+            self._check(is_enough, f"its lists have {length} values with {nulls} nulls")
             if nulls:
-                raise ValueError(_nulls_among_numbers(self.path, placed.column.field.name))
+                raise nulls_among_numbers(self.path, placed.column.field.name)
 
     def _node(self, number: int) -> tuple[int, int]:
         self._check(number < len(self.nodes), f"it has {len(self.nodes)} nodes")
@@ -495,13 +498,4 @@ class _Batch(NamedTuple):
 
     def _check(self, is_true: bool, reason: str) -> None:
         if not is_true:
-            raise _corrupt(self.path, self.message.at, len(self.message.frame), f"the record batch here lies: {reason}")
-
-
-def _nulls_among_numbers(path: str, name: str) -> str:
-    return f"{path}: column {name!r} has nulls, which a tensor has no value for: fill them (fill_null) or leave it out"
-
-
-def _corrupt(path: str, offset: int, length: int, reason: str) -> CorruptData:
-    message = f"{path} is damaged at bytes {offset} to {offset + length}: {reason}; write or copy it again"
-    return CorruptData(message, path, offset, length)
+            raise damaged(self.path, self.message.at, len(self.message.frame), f"the record batch here lies: {reason}")

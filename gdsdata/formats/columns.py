@@ -181,6 +181,19 @@ def value_bytes(field: Field) -> int:
     return (1 if field.dtype is None else field.dtype.itemsize) * math.prod(field.shape or ())
 
 
+def nulls_among_numbers(path: str, name: str) -> ValueError:
+    """The error where a column whose values are of one size, or its lists, lack some."""
+    return ValueError(
+        f"{path}: column {name!r} has nulls, which a tensor has no value for: fill them (fill_null) or leave it out"
+    )
+
+
+def damaged(path: str, offset: int, length: int, reason: str) -> CorruptData:
+    """The error where some bytes of a file are not what they should be."""
+    message = f"{path} is damaged at bytes {offset} to {offset + length}: {reason}; write or copy it again"
+    return CorruptData(message, path, offset, length)
+
+
 def check_alike(first: Sequence[Field], other: Sequence[Field], paths: tuple[str, str]) -> None:
     """
     Raises:

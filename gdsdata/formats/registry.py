@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from gdsdata.errors import IoError
-from gdsdata.formats import arrow, megatron, npy, npz, safetensors_files, shards, tfrecord
+from gdsdata.formats import arrow, megatron, npy, npz, parquet, safetensors_files, shards, tfrecord
 from gdsdata.formats.arrow import Arrow
 from gdsdata.formats.index import Format, read_heads
 from gdsdata.formats.litdata import LitData
@@ -19,6 +19,7 @@ from gdsdata.formats.mds import Mds
 from gdsdata.formats.megatron import Megatron
 from gdsdata.formats.npy import Npy
 from gdsdata.formats.npz import Npz
+from gdsdata.formats.parquet import Parquet
 from gdsdata.formats.safetensors_files import Safetensors
 from gdsdata.formats.tar import Tar
 from gdsdata.formats.tfrecord import TFRecord
@@ -104,6 +105,7 @@ _recognisers = [
     Recogniser("npz", npz.recognises, Npz),
     Recogniser("safetensors", safetensors_files.recognises, Safetensors),
     Recogniser("TFRecord", lambda head, path: tfrecord.recognises(head), TFRecord),
+    Recogniser("Parquet", lambda head, path: head.startswith(parquet.MAGIC), Parquet),
     Recogniser("Arrow", arrow.recognises, Arrow),
 ]
 

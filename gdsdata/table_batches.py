@@ -1,0 +1,218 @@
+"""Batches of rows of tables: row groups are read by the engine and decoded by pyarrow ahead, and rows gathered."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from gdsdata import engine
+from gdsdata.decoders import Decoder, Undecodable
+from gdsdata.errors import CorruptData
+from gdsdata.field_batches import FieldBatches, Ragged, RaggedAs
+from gdsdata.formats.columns import arrow_module
+from gdsdata.formats.index import torch_equivalent
+from gdsdata.formats.parquet import TableIndex, Values
+from gdsdata.row_groups import UpcomingGroups
+
+# Row groups that are read and decoded at the same time, each by a thread.
+_DECODERS = 4
+# Tables whose decoded row groups all fit into it keep them to the epoch's end.
+_KEPT_BYTES = 2**31
+
+Routes = dict[str, int]
+
+
+class _Planned(NamedTuple):
+    """One batch of B rows: their row groups and places there, int64 (B,) each."""
+
+    group: np.ndarray
+    row: np.ndarray
+
+
+class _Begun(NamedTuple):
+    planned: _Planned
+    done: Future[tuple[list[Any], Routes]]
+
+
+class TableBatches(FieldBatches):
+    """What `GDSDataset` takes its batches from where samples are rows of tables.
+
+    Batches are on the CPU. `reach` says which row groups are held; a batch that needs another one has it decoded then.
+
+    Args:
+        shared, files, index, prefetch, stall_timeout_s, ragged_as, decode: as for `FieldBatches`.
+        upcoming: the epoch.
+    """
+
+    def __init__(
+        self,
+        shared: Any,
+        files: Any,
+        index: TableIndex,
+        prefetch: int,
+        stall_timeout_s: float,
+        ragged_as: RaggedAs,
+        decode: Mapping[str, Decoder],
+        upcoming: UpcomingGroups,
+    ) -> None:
+        device = torch.device("cpu")
+        super().__init__(shared, files, index, device, prefetch, stall_timeout_s, ragged_as, decode)
+        self._index, self._upcoming = index, upcoming
+        self._held_steps = _steps_held(upcoming, prefetch)
+        self._keeps_all = int(index.decoded_bytes.sum()) <= _KEPT_BYTES
+        self._look_at = 0
+        self._held: dict[int, Future[tuple[list[Values], Routes]]] = {}
+        self._uncounted: list[Future[tuple[list[Values], Routes]]] = []
+        threads = min(_DECODERS, len(os.sched_getaffinity(0)))
+        self._decoders = ThreadPoolExecutor(threads, thread_name_prefix="gdsdata-row-groups")
+
+    def reach(self, step: int) -> None:
+        """Say that ``step`` of the epoch is about to be read: what it and those behind it need is decoded."""
+        if step < self._look_at:
+            return
+        groups = self._upcoming.groups(step, step + self._held_steps).tolist()
+        self._look_at = step + max(1, self._held_steps // 5)
+        if not self._keeps_all:
+            for group in self._held.keys() - set(groups):
+                self._held.pop(group).cancel()
+        for group in groups:
+            self._decoded_group(group)
+
+    def plan(self, group: np.ndarray, row: np.ndarray, sizes: np.ndarray) -> None:
+        """Batches of ``sizes`` rows each, which follow one another (`TableIndex.extents`)."""
+        ends = np.cumsum(sizes)[:-1]
+        self._planned.extend(map(_Planned, np.split(group, ends), np.split(row, ends)))
+        self._begin_some()
+
+    def statistics(self) -> dict[str, Any]:
+        """As `FieldBatches` has them, but ``bytes`` are those of the row groups that were read."""
+        counted = [done for done in self._uncounted if done.done()]
+        for done in counted:
+            self._uncounted.remove(done)
+            if not done.cancelled() and not done.exception():
+                for route, count in done.result()[1].items():
+                    self._bytes[route] += count
+        return super().statistics()
+
+    def close(self) -> None:
+        """As `FieldBatches.close`; what is not yet being decoded is not."""
+        self._decoders.shutdown(wait=False, cancel_futures=True)
+        super().close()
+        self._decoders.shutdown(wait=not self._is_stalled)
+        self._held.clear()
+
+    def _begin(self, planned: _Planned) -> _Begun:
+        groups = {group: self._decoded_group(group) for group in np.unique(planned.group).tolist()}
+        return _Begun(planned, self._readers.submit(self._gather, planned, groups))
+
+    def _decoded_group(self, group: int) -> Future[tuple[list[Values], Routes]]:
+        if group not in self._held:
+            self._held[group] = self._decoders.submit(self._read_group, group)
+            self._uncounted.append(self._held[group])
+        return self._held[group]
+
+    def _read_group(self, group: int) -> tuple[list[Values], Routes]:
+        begins, lengths = self._index.begin_bytes[group], self._index.length_bytes[group]
+        memory = np.empty(int(lengths.sum()), np.uint8)
+        places = np.cumsum(lengths) - lengths
+        _, routes = self._engine.read_many(
+            self._files,
+            np.full(len(begins), self._index.group_file[group], np.int32),
+            begins,
+            lengths,
+            (memory.ctypes.data + places).astype(np.uint64),
+            False,
+            self._engine.mark(engine.stream_of(self._device)),
+            False,
+        )
+        stored = [memoryview(memory)[place : place + length] for place, length in zip(places, lengths, strict=True)]
+        return self._index.decode(group, stored), routes
+
+    def _gather(
+        self, planned: _Planned, groups: dict[int, Future[tuple[list[Values], Routes]]]
+    ) -> tuple[list[Any], Routes]:
+        """The values of a batch's rows: of each field a tensor, or a `Ragged`."""
+        order = np.argsort(planned.group, kind="stable")
+        numbers, first = np.unique(planned.group[order], return_index=True)
+        places = np.split(order, first[1:])
+        parts = [
+            (groups[number].result()[0], planned.row[place], place)
+            for number, place in zip(numbers.tolist(), places, strict=True)
+        ]
+        fields = range(len(self._fields))
+        return [self._gathered(k, [(values[k], rows, place) for values, rows, place in parts]) for k in fields], {}
+
+    def _gathered(self, k: int, parts: list[tuple[Values, np.ndarray, np.ndarray]]) -> torch.Tensor | Ragged:
+        field, rows = self._fields[k], sum(len(place) for _, _, place in parts)
+        if field.shape is None:
+            return _gathered_ragged(parts, np.dtype(np.uint8) if field.dtype is None else field.dtype)
+        tensor = torch.empty((rows, *field.shape), dtype=torch_equivalent(field.dtype))
+        array = tensor.numpy()
+        for values, there, place in parts:
+            array[place] = values[there]
+        return tensor
+
+    def _values_of(self, begun: _Begun) -> dict[str, Any]:
+        columns, _ = begun.done.result()
+        values = {}
+        for field, column in zip(self._fields, columns, strict=True):
+            if field.name in self._decode:
+                values[field.name] = self._decoded_rows(field.name, begun.planned, column)
+            else:
+                values[field.name] = self._ragged_as(column) if isinstance(column, Ragged) else column
+        return values
+
+    def _decoded_rows(self, name: str, planned: _Planned, column: torch.Tensor | Ragged) -> Any:
+        if isinstance(column, Ragged):
+            width = column.values.element_size()
+            samples = column.values.view(torch.uint8).split((column.offsets.diff() * width).tolist())
+        else:
+            samples = column.reshape(len(column), -1).view(torch.uint8).unbind()
+        try:
+            return self._decode[name](samples)
+        except Undecodable as error:
+            group, row = int(planned.group[error.sample]), int(planned.row[error.sample])
+            path = self._paths[self._index.group_file[group]]
+            where = f"row {row} of {self._index.name_of(group)}"
+            raise CorruptData(f"{where}: column {name!r} cannot be decoded: {error}", path) from error
+
+
+def most_held_bytes(index: TableIndex, upcoming: UpcomingGroups) -> int:
+    """Of decoded row groups that `TableBatches` holds, about: what an epoch's first steps need, or all."""
+    total_bytes = int(index.decoded_bytes.sum())
+    if total_bytes <= _KEPT_BYTES:
+        return total_bytes
+    return int(index.decoded_bytes[upcoming.groups(0, _steps_held(upcoming, 0))].sum())
+
+
+def _steps_held(upcoming: UpcomingGroups, prefetch: int) -> int:
+    """Steps ahead whose row groups are held: `TableBatches.reach` looks again when a fifth of them is past."""
+    return max(prefetch + 2, upcoming.steps_ahead * 5 // 4)
+
+
+def _gathered_ragged(parts: list[tuple[Values, np.ndarray, np.ndarray]], dtype: np.dtype) -> Ragged:
+    """Values of the rows of pyarrow's arrays, in the order of their places in the batch."""
+    arrow = arrow_module()
+    taken = arrow.concat_arrays([values.take(arrow.array(rows)) for values, rows, _ in parts])
+    places = np.concatenate([place for _, _, place in parts])
+    back = np.empty_like(places)
+    back[places] = np.arange(len(places))
+    batch = taken.take(arrow.array(back))
+    offsets = np.frombuffer(batch.buffers()[1], np.int64)[batch.offset : batch.offset + len(batch) + 1]
+    if arrow.types.is_large_list(batch.type):
+        elements = batch.values
+        elements = getattr(elements, "storage", elements)
+        if arrow.types.is_boolean(elements.type):
+            stored = elements.to_numpy(zero_copy_only=False)
+        else:
+            stored = np.frombuffer(elements.buffers()[1] or b"", dtype)[elements.offset :]
+    else:
+        stored = np.frombuffer(batch.buffers()[2] or b"", dtype)
+    values = torch.empty(int(offsets[-1] - offsets[0]), dtype=torch_equivalent(dtype))
+    values.numpy()[:] = stored[offsets[0] : offsets[-1]]
+    return Ragged(values, torch.from_numpy(offsets - offsets[0]))
