@@ -107,7 +107,8 @@ class TableBatches(FieldBatches):
         self._held.clear()
 
     def _begin(self, planned: _Planned) -> _Begun:
-        groups = {group: self._decoded_group(group) for group in np.unique(planned.group).tolist()}
+        needed = np.flatnonzero(np.bincount(planned.group)).tolist()
+        groups = {group: self._decoded_group(group) for group in needed}
         return _Begun(planned, self._readers.submit(self._gather, planned, groups))
 
     def _decoded_group(self, group: int) -> Future[tuple[list[Values], Routes]]:

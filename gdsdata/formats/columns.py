@@ -99,6 +99,8 @@ def field_of(name: str, kind: pyarrow.DataType) -> Field | None:
     if shape is not None and kind.permutation not in (None, list(range(len(shape)))):
         return None
     kind = storage_of(kind)
+    if types.is_dictionary(kind):
+        kind = kind.value_type
     if is_bytes(kind):
         return Field(name)
     if is_list(kind):

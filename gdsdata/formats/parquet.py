@@ -295,20 +295,21 @@ def _index_file(path: str, wanted: Sequence[str] | None) -> _Found:
         columns, tuple(paths[i] for i in chosen), metadata, [], [], [], [], [], status.st_size, status.st_mtime_ns
     )
     for number, group in enumerate(groups):
+        rows = group.num_rows
+        if rows == 0:  # what its columns say means nothing
+            continue
         try:
             leaves = [_Leaf.of(group.column(i)) for i in chosen]
-            rows = group.num_rows
         except _errors_of_pyarrow() as error:
             reason = f"row group {number} cannot be read ({_line_of(error)})"
             raise damaged(path, footer_at, len(footer), reason) from error
         for leaf in leaves:
             leaf.check(number, rows, footer_at, path)
-        if rows:
-            found.rows.append(rows)
-            found.numbers.append(number)
-            found.begins.append([leaf.begin for leaf in leaves])
-            found.lengths.append([leaf.length for leaf in leaves])
-            found.decoded.append(_decoded_bytes(columns, leaves, rows, number, path))
+        found.rows.append(rows)
+        found.numbers.append(number)
+        found.begins.append([leaf.begin for leaf in leaves])
+        found.lengths.append([leaf.length for leaf in leaves])
+        found.decoded.append(_decoded_bytes(columns, leaves, rows, number, path))
     return found
 
 
@@ -373,7 +374,7 @@ class _Leaf(NamedTuple):
             raise ValueError(f"{path}: column {self.name!r} lies in {self.other_file!r}, which is not followed")
         is_inside = len(MAGIC) <= self.begin <= self.begin + self.length <= footer_at and self.length >= 0
         fits = self.values == rows if self.is_flat else self.values >= rows
-        if not is_inside or rows < 0 or not fits or (rows and not self.length):
+        if not is_inside or rows < 0 or not fits or not self.length:
             raise CorruptData(
                 f"{path} is damaged: by its footer, row group {number} has {rows} rows, and of column {self.name!r} "
                 f"{self.values} values in {self.length} bytes at {self.begin}, with {footer_at} bytes before the "

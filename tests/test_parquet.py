@@ -1,0 +1,460 @@
+"""Parquet files: rows are those that pyarrow reads, every row group is decoded once, and damage is told."""
+
+import random
+import threading
+
+import numpy as np
+import pytest
+import torch
+from helpers import peak_bytes, reset_peak
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tables import awkward, damaged, pa, read_all, rows_in, rows_of
+
+import gdsdata
+from gdsdata import table_batches
+from gdsdata.errors import CorruptData, EngineClosed
+from gdsdata.formats import Parquet, recognise
+from gdsdata.formats.parquet import TableIndex
+from gdsdata.order import Order
+from gdsdata.row_groups import InOrder, RowGroupPermutation, RowGroups, RowGroupShuffle
+
+pq = pytest.importorskip("pyarrow.parquet")
+
+
+def write(path, table, group_rows=10, **options) -> str:
+    """A file with row groups of so many rows, or of the numbers of a list."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with pq.ParquetWriter(str(path), table.schema, **options) as writer:
+        sizes = [group_rows] * -(-len(table) // group_rows) if isinstance(group_rows, int) else group_rows
+        first = 0
+        for size in sizes:
+            writer.write_table(table.slice(first, size), row_group_size=max(size, 1))
+            first += size
+    return str(path)
+
+
+def numbered(rows: int) -> pa.Table:
+    return pa.table({"id": pa.array(range(rows), pa.int64()), "text": pa.array(map(str, range(rows)), pa.string())})
+
+
+def ids_of(source, **arguments) -> list[list[int]]:
+    return [batch["id"].tolist() for batch in gdsdata.GDSDataset(source, device="cpu", **arguments)]
+
+
+@pytest.fixture
+def decoded_groups(monkeypatch) -> list[int]:
+    """The row groups that were decoded, in that order."""
+    groups, decode, adding = [], TableIndex.decode, threading.Lock()
+
+    def noted(self, group, stored):
+        with adding:
+            groups.append(group)
+        return decode(self, group, stored)
+
+    monkeypatch.setattr(TableIndex, "decode", noted)
+    return groups
+
+
+class TestRows:
+    @pytest.mark.parametrize("group_rows", [1, 7, 1000, [3, 0, 30, 1, 7]])
+    def test_are_those_that_pyarrow_reads(self, tmp_path, group_rows):
+        table = awkward(41)
+        path = write(tmp_path / "a.parquet", table, group_rows)
+        assert rows_of(pq.read_table(path)) == rows_of(table)
+        assert read_all(path) == rows_of(table)
+
+    @pytest.mark.parametrize("codec", ["none", "snappy", "gzip", "brotli", "zstd", "lz4"])
+    @pytest.mark.parametrize("version", ["1.0", "2.0"])
+    def test_are_read_with_every_codec_and_page_version(self, tmp_path, codec, version):
+        table = awkward(41)
+        options = {"compression": codec, "data_page_version": version, "write_page_checksum": True}
+        assert read_all(write(tmp_path / "a.parquet", table, **options)) == rows_of(table)
+
+    @pytest.mark.parametrize(
+        "encoding", ["PLAIN", "BYTE_STREAM_SPLIT", "DELTA_BINARY_PACKED", "DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"]
+    )
+    def test_are_read_with_every_encoding(self, tmp_path, encoding):
+        table = awkward(41)
+        suits = table.select(["text", "blob"] if "BYTE_ARRAY" in encoding else ["i64", "time"])
+        path = write(tmp_path / "a.parquet", suits, use_dictionary=False, column_encoding=encoding)
+        assert read_all(path) == rows_of(suits)
+
+    def test_of_several_files_follow_one_another_and_files_may_be_empty(self, tmp_path):
+        tables = [awkward(rows, seed) for seed, rows in enumerate((3, 0, 25))]
+        for i, table in enumerate(tables):
+            write(tmp_path / f"{i}.parquet", table)
+        assert read_all(tmp_path) == rows_of(pa.concat_tables(tables))
+
+    def test_of_dictionaries_booleans_and_fixed_shape_tensors_are_decoded(self, tmp_path):
+        values = np.arange(24, dtype=np.float32).reshape(4, 2, 3)
+        table = pa.table(
+            {
+                "word": pa.array(["a", None, "bb", "a"]).dictionary_encode(),
+                "flag": [True, False, True, True],
+                "flags": [[True], [], [False, True], None],
+                "t": pa.FixedShapeTensorArray.from_numpy_ndarray(values),
+            }
+        )
+        write(tmp_path / "a.parquet", table, 3)
+        (batch,) = gdsdata.GDSDataset(tmp_path, batch_size=4, shuffle=False, device="cpu", decode={"word": "txt"})
+        assert batch["word"] == ["a", "", "bb", "a"]
+        assert batch["flag"].dtype == torch.bool and batch["flag"].tolist() == [True, False, True, True]
+        assert [one.tolist() for one in batch["flags"].as_list()] == [[True], [], [False, True], []]
+        assert torch.equal(batch["t"], torch.from_numpy(values))
+
+    def test_have_only_the_columns_that_are_wanted_and_read_no_others(self, tmp_path):
+        table = awkward(30).append_column("cost", pa.array([1] * 30, pa.decimal128(5, 2)))
+        path = write(tmp_path / "a.parquet", table)
+        dataset = gdsdata.GDSDataset(path, 5, format=Parquet(columns=["image", "u8"]), shuffle=False, device="cpu")
+        expected = rows_of(table)
+        assert rows_in(dataset) == {name: expected[name] for name in ("image.bytes", "image.path", "image.in.w", "u8")}
+        read_bytes = sum(dataset.stats()["bytes"].values())
+        metadata = pq.read_metadata(path)
+        groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+        stored = [group.column(i) for group in groups for i in range(group.num_columns)]
+        wanted = [one for one in stored if one.path_in_schema.split(".")[0] in ("image", "u8")]
+        assert read_bytes == sum(one.total_compressed_size for one in wanted)
+
+    def test_can_be_kept_and_written_to(self, tmp_path):
+        path = write(tmp_path / "a.parquet", numbered(40))
+        batches = list(gdsdata.GDSDataset(path, 10, shuffle=False, device="cpu"))
+        for batch in batches:
+            batch["id"].add_(1)
+            batch["text"].values.zero_()
+        assert torch.cat([batch["id"] for batch in batches]).tolist() == list(range(1, 41))
+
+    @pytest.mark.parametrize("ragged, kind", [("list", list), ("padded", torch.Tensor), ("nested", torch.Tensor)])
+    def test_come_as_ragged_says(self, tmp_path, ragged, kind):
+        path = write(tmp_path / "a.parquet", pa.table({"l": [[1, 2], [3]]}))
+        (batch,) = gdsdata.GDSDataset(path, 2, shuffle=False, device="cpu", ragged=ragged)
+        assert isinstance(batch["l"], kind) and [one.tolist()[:1] for one in batch["l"]] == [[1], [3]]
+
+    def test_that_cannot_be_decoded_are_told_by_file_row_group_and_row(self, tmp_path):
+        path = write(tmp_path / "a.parquet", pa.table({"j": ["1"] * 13 + ["{"]}))
+        with pytest.raises(CorruptData, match=f"row 3 of row group 1 of {path}: column 'j' cannot be decoded"):
+            list(gdsdata.GDSDataset(path, 14, shuffle=False, device="cpu", decode={"j": "json"}))
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        "column, said",
+        [
+            (pa.array([1, 2], pa.decimal128(5, 2)), "column 'x' is of the type decimal128.*columns=\\('y',\\)"),
+            (pa.array([[[1]], []]), "column 'x' is of the type list<"),
+            (pa.array([[("a", 1)], []], pa.map_(pa.string(), pa.int8())), "column 'x' is of the type map<"),
+        ],
+    )
+    def test_name_the_column_and_how_to_leave_it_out(self, tmp_path, column, said):
+        path = write(tmp_path / "a.parquet", pa.table({"x": column, "y": [1, 2]}))
+        with pytest.raises(ValueError, match=said):
+            Parquet().index([path])
+        assert read_all(path, format=Parquet(("y",))) == {"y": [1, 2]}
+
+    @pytest.mark.parametrize(
+        "column",
+        [pa.array([1, None]), pa.array([[1, None], []]), pa.array([[1, None], [1, 2]], pa.list_(pa.int8(), 2))],
+        ids=["number", "list", "fixed"],
+    )
+    def test_of_nulls_among_numbers_come_with_the_batch(self, tmp_path, column):
+        path = write(tmp_path / "a.parquet", pa.table({"x": column}))
+        with pytest.raises(ValueError, match="column 'x' has nulls.*fill_null") as caught:
+            read_all(path)
+        assert path in str(caught.value) and not isinstance(caught.value, CorruptData)
+
+    @pytest.mark.parametrize("shuffle", ["uniform", gdsdata.Lanes(1, 1, 1), "other"])
+    def test_of_shuffles_that_would_decode_a_row_group_for_each_row(self, tmp_path, shuffle):
+        path = write(tmp_path / "a.parquet", numbered(9))
+        with pytest.raises(ValueError, match="is not for tables.*RowGroups"):
+            gdsdata.GDSDataset(path, 3, shuffle=shuffle, device="cpu")
+
+    def test_of_unlike_files(self, tmp_path):
+        write(tmp_path / "a.parquet", numbered(9))
+        write(tmp_path / "b.parquet", pa.table({"id": pa.array([1], pa.int32())}))
+        with pytest.raises(ValueError, match="separate datasets"):
+            gdsdata.GDSDataset(tmp_path, 3, device="cpu")
+
+    def test_of_encrypted_files(self, tmp_path):
+        path = tmp_path / "a.parquet"
+        write(path, numbered(9))
+        content = path.read_bytes()
+        path.write_bytes(content[:-4] + b"PARE")
+        with pytest.raises(ValueError, match="is encrypted"):
+            Parquet().index([str(path)])
+
+    def test_of_row_groups_too_large_for_memory(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("gdsdata.formats.parquet._LARGEST_GROUP_BYTES", 100)
+        with pytest.raises(ValueError, match="row group 0 of 10 rows would take .* write smaller row groups"):
+            Parquet().index([write(tmp_path / "a.parquet", numbered(20))])
+
+
+@st.composite
+def shuffles(draw):
+    """Arguments of `RowGroupPermutation` but for the epoch."""
+    lanes, a_lane = draw(st.integers(1, 9)), draw(st.integers(1, 5))
+    sizes = draw(st.lists(st.integers(1, 40), min_size=1, max_size=30))
+    return {
+        "shape": RowGroups(lanes, draw(st.integers(1, 90))),
+        "group_first_row": np.cumsum([0, *sizes]),
+        "step_samples": lanes * a_lane,
+        "seed": draw(st.integers(-(2**70), 2**70)),
+    }
+
+
+def epoch_of(permutation, group_first_row) -> np.ndarray:
+    return permutation(np.arange(group_first_row[-1]))
+
+
+class TestRowGroupPermutation:
+    @given(shuffles(), st.integers(0, 2**40))
+    @settings(max_examples=150, deadline=None)
+    def test_reaches_every_row_once(self, arguments, epoch):
+        ids = epoch_of(RowGroupPermutation(**arguments, epoch=epoch), arguments["group_first_row"])
+        assert ids.dtype == np.int64 and (np.sort(ids) == np.arange(len(ids))).all()
+
+    @given(shuffles(), st.data())
+    @settings(max_examples=50, deadline=None)
+    def test_evaluates_each_position_alone(self, arguments, data):
+        rows = int(arguments["group_first_row"][-1])
+        positions = np.array(data.draw(st.lists(st.integers(0, rows - 1), max_size=20)), np.int64)
+        permutation, before = RowGroupPermutation(**arguments, epoch=3), positions.copy()
+        assert (permutation(positions) == epoch_of(permutation, arguments["group_first_row"])[positions]).all()
+        assert (positions == before).all()
+
+    @given(shuffles(), st.sampled_from([1, 2, 3, 4, 8]), st.data())
+    @settings(max_examples=150, deadline=None)
+    def test_says_before_which_row_groups_a_ranks_steps_need(self, arguments, world_size, data):
+        first_row, step_samples = arguments["group_first_row"], arguments["step_samples"] * world_size
+        arguments["step_samples"] = step_samples
+        permutation = RowGroupPermutation(**arguments, epoch=1)
+        ids, rank = epoch_of(permutation, first_row), data.draw(st.integers(0, world_size - 1))
+        steps = len(ids) // step_samples
+        begin = data.draw(st.integers(0, steps))
+        end = data.draw(st.integers(begin, begin + 5))
+        share = step_samples // world_size
+        used = [ids[step * step_samples + rank * share :][:share] for step in range(begin, min(end, steps - 1) + 1)]
+        needed = set((np.searchsorted(first_row, np.concatenate([[], *used]), side="right") - 1).tolist())
+        assert needed <= set(permutation.of_rank(rank, world_size).groups(begin, end).tolist())
+
+    @given(shuffles(), st.integers(1, 4), st.integers(0, 9), st.integers(0, 9))
+    @settings(max_examples=100, deadline=None)
+    def test_of_files_in_their_order_says_exactly_which_they_are(self, arguments, world_size, begin, more):
+        first_row = arguments["group_first_row"]
+        step_samples = arguments["step_samples"] * world_size
+        share = step_samples // world_size
+        for rank in range(world_size):
+            starts = [step * step_samples + rank * share for step in range(begin, begin + more + 1)]
+            used = [i for start in starts for i in range(start, min(start + share, first_row[-1]))]
+            needed = np.unique(np.searchsorted(first_row, used, side="right") - 1).tolist()
+            assert InOrder(first_row, step_samples, rank, world_size).groups(begin, begin + more).tolist() == needed
+
+    def test_mixes_the_rows_of_a_window(self):
+        first_row = np.arange(0, 8 * 16 * 100 + 1, 100)
+        permutation = RowGroupPermutation(RowGroups(8, 400), first_row, 64, 0, 0)
+        batches = epoch_of(permutation, first_row).reshape(-1, 64) // 100
+        assert np.mean([len(np.unique(batch)) for batch in batches]) > 24  # of some 8 * 5
+        assert (np.diff(np.sort(batches[50])) == 0).mean() < 0.7
+
+    def test_every_row_is_as_likely_at_every_position(self):
+        first_row, epochs = np.array([0, 3, 4, 11, 20, 29]), 1500
+        shape = RowGroups(2, 6)
+        permutations = (RowGroupPermutation(shape, first_row, 4, 11, epoch) for epoch in range(epochs))
+        ids = np.stack([epoch_of(permutation, first_row) for permutation in permutations])
+        table = np.stack([np.bincount(column, minlength=29) for column in ids.T])
+        chi_square, degrees = ((table - epochs / 29) ** 2).sum() / (epochs / 29), 29 * 28
+        assert abs(chi_square - degrees) / (2 * degrees) ** 0.5 < 6
+
+    @pytest.mark.parametrize("world_size", [1, 2, 4, 8])
+    def test_gives_ranks_row_groups_of_their_own_but_for_the_lanes_edges(self, world_size):
+        first_row = np.arange(0, 200 * 50 + 1, 50)
+        shuffle = RowGroupShuffle(RowGroups(8, 150), first_row)
+        owners = np.zeros(200, int)
+        for rank in range(world_size):
+            order = Order(10_000, 64 // world_size, shuffle, 0, False, rank, world_size)
+            ids, _ = order.plan(3, 0, len(order))
+            owners[np.unique(ids // 50)] += 1
+        assert owners.min() >= 1 and (owners > 1).sum() <= world_size + 1 and owners.max() <= 2
+
+    def test_depends_on_seed_and_epoch(self):
+        first_row = np.arange(0, 1001, 10)
+        shuffle = RowGroupShuffle(RowGroups(4, 50), first_row)
+        epochs = [shuffle.permutation(1000, 8, seed, epoch) for seed in (0, 1) for epoch in (0, 1)]
+        assert len({tuple(epoch_of(epoch, first_row)) for epoch in epochs}) == 4
+
+    @pytest.mark.parametrize("step_samples, lanes", [(1024, 8), (6, 6), (7 * 11, 7), (13, 1)])
+    def test_fits_lanes_to_the_batch(self, step_samples, lanes):
+        assert RowGroups.fitting(10**6, 100, 100, step_samples).lanes == lanes
+
+    def test_fits_windows_and_then_lanes_to_memory(self):
+        def shape(row_bytes):
+            return RowGroups.fitting(10**8, 1000, row_bytes, 64)
+
+        assert shape(10) == RowGroups(8, 16 * 10**5)
+        assert shape(400) == RowGroups(8, 4 * 10**5)
+        assert shape(1100) == RowGroups(8, 10**5)
+        assert shape(2500) == RowGroups(2, 10**5)
+        assert shape(10**6) == RowGroups(1, 10**5)
+
+    @pytest.mark.parametrize("lanes, window_rows", [(0, 1), (1, 0), (1, 2**31 + 1)])
+    def test_refuses_shapes_out_of_range(self, lanes, window_rows):
+        with pytest.raises(ValueError, match="must be in"):
+            RowGroups(lanes, window_rows)
+
+
+class TestEpochs:
+    @pytest.mark.parametrize("shuffle", [True, "auto", "lanes", RowGroups(2, 30), False])
+    def test_have_every_row_once_and_values_stay_together(self, tmp_path, shuffle):
+        path = write(tmp_path / "a.parquet", numbered(500), [7, 100, 1, 92, 200, 100])
+        dataset = gdsdata.GDSDataset(path, 16, shuffle=shuffle, device="cpu", decode={"text": "txt"})
+        orders = []
+        for _ in range(2):
+            pairs = [pair for batch in dataset for pair in zip(batch["id"].tolist(), batch["text"], strict=True)]
+            assert sorted(pairs) == [(i, str(i)) for i in range(500)]
+            orders.append(pairs)
+        assert (orders[0] == orders[1]) == (shuffle is False)
+        assert dataset.stats()["shuffle"].startswith("none" if shuffle is False else "RowGroups(lanes=")
+
+    @pytest.mark.parametrize("world_size", [1, 2, 4, 8])
+    def test_continue_where_they_stopped_on_any_number_of_ranks(self, tmp_path, world_size):
+        path = write(tmp_path / "a.parquet", numbered(1000), [100, 300, 50, 550])
+        whole = ids_of(path, batch_size=64, seed=5)
+        for stop in random.Random(world_size).sample(range(1, 15), 2):
+            one = gdsdata.GDSDataset(path, 64, seed=5, device="cpu")
+            batches = iter(one)
+            for _ in range(stop):
+                next(batches)
+            state = one.state_dict()
+            shares = []
+            for rank in range(world_size):
+                dataset = gdsdata.GDSDataset(
+                    path, 64 // world_size, seed=5, device="cpu", rank=rank, world_size=world_size
+                )
+                dataset.load_state_dict(state)
+                shares.append([batch["id"].tolist() for batch in dataset])
+            steps = [sum(parts, []) for parts in zip(*shares, strict=True)]
+            assert steps[: 15 - stop] == whole[stop:15]
+
+    def test_of_other_row_groups_do_not_continue(self, tmp_path):
+        states = []
+        for i, group_rows in enumerate((10, 20)):
+            path = write(tmp_path / f"{i}.parquet", numbered(100), group_rows)
+            dataset = gdsdata.GDSDataset(path, 8, shuffle=RowGroups(8, 10), device="cpu")
+            states.append(dataset.state_dict())
+        with pytest.raises(ValueError, match="another data set or order"):
+            dataset.load_state_dict(states[0])
+
+    @pytest.mark.parametrize("shuffle", [False, RowGroups(4, 200)])
+    @pytest.mark.parametrize("batch_size", [16, 128])
+    def test_decode_a_row_group_once_but_for_lanes_edges(
+        self, tmp_path, monkeypatch, decoded_groups, shuffle, batch_size
+    ):
+        monkeypatch.setattr(table_batches, "_KEPT_BYTES", 0)
+        path = write(tmp_path / "a.parquet", numbered(8000), 100)
+        dataset = gdsdata.GDSDataset(path, batch_size, shuffle=shuffle, device="cpu")
+        most = 0
+        for _ in dataset:
+            most = max(most, len(dataset._running._held))
+        assert set(decoded_groups) == set(range(80))
+        assert len(decoded_groups) <= (80 if shuffle is False else 80 + 4 + 1)
+        assert most <= 5 * 4 + 4
+
+    def test_that_fit_into_memory_decode_a_row_group_once(self, tmp_path, decoded_groups):
+        path = write(tmp_path / "a.parquet", numbered(1000), 100)
+        ids_of(path, batch_size=64)
+        assert sorted(decoded_groups) == list(range(10))
+
+    def test_break_off_and_close(self, tmp_path):
+        path = write(tmp_path / "a.parquet", numbered(10_000), 100)
+        dataset = gdsdata.GDSDataset(path, 64, device="cpu")
+        batches = iter(dataset)
+        next(batches)
+        running = dataset._running
+        batches.close()
+        with pytest.raises(EngineClosed):
+            running.next()
+        assert sum(dataset.stats()["bytes"].values()) > 0
+
+    def test_are_the_same_in_a_dataloader(self, tmp_path):
+        path = write(tmp_path / "a.parquet", numbered(300), 30)
+        dataset = gdsdata.GDSDataset(path, 16, device="cpu")
+        loader = torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=2)
+        assert [batch["id"].tolist() for batch in loader] == ids_of(path, batch_size=16)
+
+    def test_of_no_rows_are_told(self, tmp_path):
+        with pytest.raises(ValueError, match="0 samples"):
+            gdsdata.GDSDataset(write(tmp_path / "a.parquet", numbered(0)), 2, device="cpu")
+
+
+class TestDamage:
+    def test_a_file_cut_short_anywhere_is_told(self, tmp_path):
+        path = tmp_path / "a.parquet"
+        write(path, awkward(9))
+        sound = path.read_bytes()
+        for length in {0, 3, 4, 8, 11, 12, len(sound) - 1, *range(0, len(sound), 397)}:
+            path.write_bytes(sound[:length])
+            with pytest.raises(CorruptData) as caught:
+                Parquet().index([str(path)])
+            assert caught.value.path == str(path)
+
+    def test_a_footers_length_that_lies_is_not_read(self, tmp_path):
+        path = tmp_path / "a.parquet"
+        with open(path, "wb") as stream:
+            stream.write(b"PAR1")
+            stream.truncate(2**33)
+            stream.seek(0, 2)
+            stream.write((2**31).to_bytes(4, "little") + b"PAR1")
+        with pytest.raises(CorruptData, match="its footer would have"):
+            Parquet().index([str(path)])
+
+    def test_a_row_group_that_is_damaged_is_named(self, tmp_path):
+        path = tmp_path / "a.parquet"
+        write(path, numbered(50), write_page_checksum=True, compression="none", use_dictionary=False)
+        column = pq.read_metadata(path).row_group(3).column(0)
+        content = bytearray(path.read_bytes())
+        content[column.data_page_offset + column.total_compressed_size - 1] ^= 1
+        path.write_bytes(content)
+        dataset = gdsdata.GDSDataset(path, 10, shuffle=False, device="cpu")
+        batches = iter(dataset)
+        assert [next(batches)["id"].tolist()[0] for _ in range(3)] == [0, 10, 20]
+        with pytest.raises(CorruptData, match=f"row group 3 of {path}, at bytes .* CRC") as caught:
+            next(batches)
+        assert caught.value.path == str(path) and caught.value.offset > 0
+
+    def test_a_file_that_is_replaced_is_told(self, tmp_path):
+        path = tmp_path / "a.parquet"
+        write(path, numbered(50))
+        dataset = gdsdata.GDSDataset(path, 10, device="cpu")
+        write(path, numbered(60))
+        with pytest.raises(CorruptData, match=str(path)):
+            list(dataset)
+        assert sum(len(batch["id"]) for batch in dataset) == 60  # the next look is a new one
+
+    @pytest.mark.parametrize("part", ["footer", "data"])
+    def test_whatever_bytes_say_rows_are_right_or_an_error_names_the_file(self, tmp_path, part):
+        """Pages have checksums here; where those are not to blame, what is decoded has the right number of rows."""
+        path = tmp_path / "a.parquet"
+        write(path, awkward(40), write_page_checksum=True)
+        sound, rng = path.read_bytes(), random.Random(part)
+        expected = rows_of(pq.read_table(path))
+        footer_at = len(sound) - 8 - int.from_bytes(sound[-8:-4], "little")
+        reset_peak()
+        before = peak_bytes()
+        right = wrong = 0
+        for _ in range(150):
+            if part == "footer":
+                path.write_bytes(sound[:footer_at] + damaged(sound[footer_at:], rng))
+            else:
+                path.write_bytes(damaged(sound[:footer_at], rng) + sound[footer_at:])
+            try:
+                rows = read_all(path, batch_size=40)
+            except ValueError as error:  # a CorruptData is one
+                assert str(path) in str(error) or "0 samples" in str(error)
+                wrong += 1
+            else:
+                right += part == "footer" or rows == expected
+        assert wrong > 20 and (part == "footer" or right + wrong == 150)
+        assert peak_bytes() - before < 256 * 2**20
+
+
+def test_a_file_is_recognised_by_its_magic(tmp_path):
+    assert recognise([write(tmp_path / "any", numbered(3))]) == Parquet()
