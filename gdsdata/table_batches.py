@@ -23,6 +23,8 @@ from gdsdata.row_groups import UpcomingGroups
 _DECODERS = 4
 # Tables whose decoded row groups all fit into it keep them to the epoch's end.
 _KEPT_BYTES = 2**31
+# Of an epoch, to say how much memory it takes.
+_PLACES_ASKED = 64
 
 Routes = dict[str, int]
 
@@ -78,8 +80,8 @@ class TableBatches(FieldBatches):
         groups = self._upcoming.groups(step, step + self._held_steps).tolist()
         self._look_at = step + max(1, self._held_steps // 5)
         if not self._keeps_all:
-            for group in self._held.keys() - set(groups):
-                self._held.pop(group).cancel()
+            for group in self._held.keys() - set(groups):  # a batch that has begun keeps what it needs
+                del self._held[group]
         for group in groups:
             self._decoded_group(group)
 
@@ -183,12 +185,14 @@ class TableBatches(FieldBatches):
             raise CorruptData(f"{where}: column {name!r} cannot be decoded: {error}", path) from error
 
 
-def most_held_bytes(index: TableIndex, upcoming: UpcomingGroups) -> int:
-    """Of decoded row groups that `TableBatches` holds, about: what an epoch's first steps need, or all."""
+def most_held_bytes(index: TableIndex, upcoming: UpcomingGroups, steps: int, prefetch: int) -> int:
+    """Of decoded row groups that `TableBatches` holds, about: the most at some places of an epoch of so many steps."""
     total_bytes = int(index.decoded_bytes.sum())
     if total_bytes <= _KEPT_BYTES:
         return total_bytes
-    return int(index.decoded_bytes[upcoming.groups(0, _steps_held(upcoming, 0))].sum())
+    held = _steps_held(upcoming, prefetch)
+    places = range(0, steps, max(1, steps // _PLACES_ASKED))
+    return max(int(index.decoded_bytes[upcoming.groups(step, step + held)].sum()) for step in places)
 
 
 def _steps_held(upcoming: UpcomingGroups, prefetch: int) -> int:

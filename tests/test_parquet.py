@@ -256,7 +256,7 @@ class TestRowGroupPermutation:
         assert (np.diff(np.sort(batches[50])) == 0).mean() < 0.7
 
     def test_every_row_is_as_likely_at_every_position(self):
-        first_row, epochs = np.array([0, 3, 4, 11, 20, 29]), 1500
+        first_row, epochs = np.array([0, 3, 4, 11, 20, 29]), 600
         shape = RowGroups(2, 6)
         permutations = (RowGroupPermutation(shape, first_row, 4, 11, epoch) for epoch in range(epochs))
         ids = np.stack([epoch_of(permutation, first_row) for permutation in permutations])
@@ -362,6 +362,23 @@ class TestEpochs:
         path = write(tmp_path / "a.parquet", numbered(1000), 100)
         ids_of(path, batch_size=64)
         assert sorted(decoded_groups) == list(range(10))
+
+    @pytest.mark.parametrize("shuffle", [False, RowGroups(3, 20)])
+    @pytest.mark.parametrize("uneven", ["pad", "repeat"])
+    def test_end_with_rows_that_no_lane_has_or_that_come_again(self, tmp_path, monkeypatch, shuffle, uneven):
+        monkeypatch.setattr(table_batches, "_KEPT_BYTES", 0)
+        path = write(tmp_path / "a.parquet", numbered(101), 4)
+        arguments = {"batch_size": 4, "shuffle": shuffle, "uneven": uneven, "world_size": 3}
+        ids = [i for rank in range(3) for batch in ids_of(path, rank=rank, **arguments) for i in batch]
+        assert set(ids) == set(range(101)) and len(ids) == (102 if uneven == "pad" else 108)
+
+    @pytest.mark.parametrize("shuffle", [False, RowGroups(4, 300)])
+    def test_hold_no_more_memory_than_they_say(self, tmp_path, monkeypatch, shuffle):
+        monkeypatch.setattr(table_batches, "_KEPT_BYTES", 0)
+        path = write(tmp_path / "a.parquet", pa.table({"id": range(20_000)}), 100)
+        dataset = gdsdata.GDSDataset(path, 32, shuffle=shuffle, device="cpu")
+        most_bytes = max(len(dataset._running._held) * 800 for _ in dataset)
+        assert 2 * most_bytes > dataset.stats()["ring_bytes"] > 0.8 * most_bytes
 
     def test_break_off_and_close(self, tmp_path):
         path = write(tmp_path / "a.parquet", numbered(10_000), 100)

@@ -305,6 +305,8 @@ def _index_file(path: str, wanted: Sequence[str] | None) -> _Found:
             raise damaged(path, footer_at, len(footer), reason) from error
         for leaf in leaves:
             leaf.check(number, rows, footer_at, path)
+        if sum(leaf.length for leaf in leaves) > footer_at:
+            raise damaged(path, footer_at, len(footer), f"by its footer, columns of row group {number} overlap")
         found.rows.append(rows)
         found.numbers.append(number)
         found.begins.append([leaf.begin for leaf in leaves])
