@@ -508,8 +508,8 @@ class GDSDataset(IterableDataset):
             shuffle: "uniform", "none", the `Lanes` or the `RowGroups`, and why.
             piece_bytes: read in pieces for a lane shuffle, by route, by iterators that have ended; ``bytes`` counts
                 them again, as page_cache, when they go from memory into batches. piece_memory_bytes: that took.
-            ring_bytes: memory of the ring at most, besides batches that you keep. Of Parquet, with the decoded row
-                groups that are held, about: how much strings take is known when they are decoded.
+            ring_bytes: memory of the ring at most, besides batches that you keep, and what fields were decoded to. Of
+                Parquet, with the decoded row groups that are held, about: strings' sizes are known when they are there.
             residency: with ``residency="pinned"``: ready, registered_bytes, and error (why it will not be ready).
             engine: of the engine, which data sets with equal options share: backend, workers, queue_depth,
                 segment_bytes, bounce_bytes (at most, staging memory included), bytes by route, storage_bytes (asked of

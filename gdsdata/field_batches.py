@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -127,9 +128,8 @@ class _Begun(NamedTuple):
 
 def _use_own_stream(device: torch.device) -> None:
     """What this thread gives the GPU waits for no other's work, and holds none up."""
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-        torch.cuda.set_stream(torch.cuda.Stream(device))
+    torch.cuda.set_device(device)
+    torch.cuda.set_stream(torch.cuda.Stream(device))
 
 
 class FieldBatches:
@@ -174,7 +174,8 @@ class FieldBatches:
         self._planned: deque[_Planned] = deque()
         self._begun: deque[_Begun] = deque()
         at_a_time = min(prefetch, _DECODED_AT_A_TIME if self._ahead else _AT_A_TIME)
-        self._readers = ThreadPoolExecutor(at_a_time, "gdsdata-fields", _use_own_stream, (device,))
+        set_up = partial(_use_own_stream, device) if self._ahead and device.type == "cuda" else None
+        self._readers = ThreadPoolExecutor(at_a_time, "gdsdata-fields", set_up)
         self._closed = self._is_stalled = False
         self._bytes = dict.fromkeys(engine.ROUTES, 0)
         self._batches = self._stalls = self._ready = 0
@@ -298,11 +299,8 @@ class FieldBatches:
     ) -> Any:
         """What the decoder makes of the field of column ``k``, on the data set's device."""
         name = self._fields[k].name
-        decoder, samples = self._decode[name], flat[k].split(length_bytes[:, k].tolist())
         try:
-            if isinstance(decoder, Image):
-                return decoder.decode(samples, self._device, self._threads)
-            return decoder(samples) if decoder is keep_encoded else moved(decoder(samples), self._device)
+            return self._made_of(name, flat[k].split(length_bytes[:, k].tolist()))
         except Undecodable as error:
             path = self._paths[planned.file[error.sample]]
             begin, length = planned.begin_bytes[error.sample, k], planned.length_bytes[error.sample, k]
@@ -312,6 +310,12 @@ class FieldBatches:
                 int(begin),
                 int(length),
             ) from error
+
+    def _made_of(self, name: str, samples: Sequence[torch.Tensor]) -> Any:
+        decoder = self._decode[name]
+        if isinstance(decoder, Image):
+            return decoder.decode(samples, self._device, self._threads)
+        return decoder(samples) if decoder is keep_encoded else moved(decoder(samples), self._device)
 
     def _values_of_field(self, field: Field, flat: torch.Tensor, lengths: np.ndarray) -> Any:
         dtype = np.dtype(np.uint8) if field.dtype is None else field.dtype

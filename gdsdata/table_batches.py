@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from gdsdata import engine
-from gdsdata.decoders import Decoder, Undecodable
+from gdsdata.decoders import Decoder, Image, Undecodable
 from gdsdata.errors import CorruptData
 from gdsdata.field_batches import FieldBatches, Ragged, RaggedAs
 from gdsdata.formats.columns import arrow_module
@@ -38,7 +38,7 @@ class _Planned(NamedTuple):
 
 class _Begun(NamedTuple):
     planned: _Planned
-    done: Future[tuple[list[Any], Routes]]
+    done: Future[tuple[Routes, list[Any]]]
 
 
 class TableBatches(FieldBatches):
@@ -59,12 +59,12 @@ class TableBatches(FieldBatches):
         prefetch: int,
         stall_timeout_s: float,
         ragged_as: RaggedAs,
-        decode: Mapping[str, Decoder],
+        decode: Mapping[str, Decoder | Image],
         upcoming: UpcomingGroups,
     ) -> None:
         device = torch.device("cpu")
         super().__init__(shared, files, index, device, prefetch, stall_timeout_s, ragged_as, decode)
-        self._index, self._upcoming = index, upcoming
+        self._engine, self._index, self._upcoming = shared, index, upcoming
         self._held_steps = _steps_held(upcoming, prefetch)
         self._keeps_all = int(index.decoded_bytes.sum()) <= _KEPT_BYTES
         self._look_at = 0
@@ -138,8 +138,8 @@ class TableBatches(FieldBatches):
 
     def _gather(
         self, planned: _Planned, groups: dict[int, Future[tuple[list[Values], Routes]]]
-    ) -> tuple[list[Any], Routes]:
-        """The values of a batch's rows: of each field a tensor, or a `Ragged`."""
+    ) -> tuple[Routes, list[Any]]:
+        """The values of a batch's rows: of each field a tensor, or a `Ragged`. What was read for them is counted before."""
         order = np.argsort(planned.group, kind="stable")
         numbers, first = np.unique(planned.group[order], return_index=True)
         places = np.split(order, first[1:])
@@ -148,7 +148,7 @@ class TableBatches(FieldBatches):
             for number, place in zip(numbers.tolist(), places, strict=True)
         ]
         fields = range(len(self._fields))
-        return [self._gathered(k, [(values[k], rows, place) for values, rows, place in parts]) for k in fields], {}
+        return {}, [self._gathered(k, [(values[k], rows, place) for values, rows, place in parts]) for k in fields]
 
     def _gathered(self, k: int, parts: list[tuple[Values, np.ndarray, np.ndarray]]) -> torch.Tensor | Ragged:
         field, rows = self._fields[k], sum(len(place) for _, _, place in parts)
@@ -161,7 +161,7 @@ class TableBatches(FieldBatches):
         return tensor
 
     def _values_of(self, begun: _Begun) -> dict[str, Any]:
-        columns, _ = begun.done.result()
+        _, columns = begun.done.result()
         values = {}
         for field, column in zip(self._fields, columns, strict=True):
             if field.name in self._decode:
@@ -177,7 +177,7 @@ class TableBatches(FieldBatches):
         else:
             samples = column.reshape(len(column), -1).view(torch.uint8).unbind()
         try:
-            return self._decode[name](samples)
+            return self._made_of(name, samples)
         except Undecodable as error:
             group, row = int(planned.group[error.sample]), int(planned.row[error.sample])
             path = self._paths[self._index.group_file[group]]

@@ -14,9 +14,10 @@ from helpers import eventually
 from test_fields import Members, decoded
 
 import gdsdata
-from gdsdata import GDSDataset, decoders, images
+from gdsdata import EngineOptions, GDSDataset, decoders, engine, images
 from gdsdata.decoders import Image, Threads
 from gdsdata.errors import CorruptData
+from gdsdata.field_batches import FieldBatches
 from gdsdata.formats.fields import Field, FieldIndex
 
 PIL = pytest.importorskip("PIL.Image")
@@ -372,6 +373,37 @@ def test_fields_beside_an_image_come_as_they_are(tmp_path):
     assert torch.cat([batch["number"] for batch in batches]).tolist() == list(range(20))
     more = [one.tolist() for batch in batches for one in batch["more"].as_list()]
     assert more == [[i] * (i % 7) for i in range(20)]
+
+
+def test_only_what_is_decoded_is_read_to_the_host(tmp_path):
+    class Counting:
+        """The CPU's engine, in the place of a GPU's and of the host's."""
+
+        def __init__(self):
+            self.lengths = []
+            self.mark = real.mark
+
+        def read_many(self, files, file, begin_bytes, length_bytes, *others):
+            self.lengths.append(sorted(length_bytes.tolist()))
+            return real.read_many(files, file, begin_bytes, length_bytes, *others)
+
+    real = engine.shared_engine(EngineOptions(), CPU)
+    samples = [(b"image" * (i + 2), i.to_bytes(8, "little"), b"more") for i in range(6)]
+    (tmp_path / "photos").write_bytes(b"".join(part for one in samples for part in one))
+    index, device, host = Photos(samples).index([str(tmp_path / "photos")]), Counting(), Counting()
+    batches = FieldBatches(
+        device, engine.file_table(index), index, CPU, 2, 60, "list", {"jpg": decoders.keep_encoded}, host
+    )
+    batches.plan(*index.extents(np.arange(6)), np.array([4, 2]))
+    found = [batches.next() for _ in range(2)]
+    bytes_read = sum(batches.statistics()["bytes"].values())
+    batches.close()
+    assert [one.numpy().tobytes() for batch in found for one in batch["jpg"]] == [one[0] for one in samples]
+    assert torch.cat([batch["number"] for batch in found]).tolist() == list(range(6))
+    assert all(one.numpy().tobytes() == b"more" for batch in found for one in batch["more"])
+    assert sorted(host.lengths) == [[10, 15, 20, 25], [30, 35]]
+    assert sorted(device.lengths) == [[4, 4, 4, 4, 8, 8, 8, 8], [4, 4, 8, 8]]
+    assert bytes_read == sum(len(part) for one in samples for part in one)
 
 
 GPU_DECODERS = {"as they are": Image(), "resized": Image(resize=(24, 32)), "gray": Image(mode="GRAY")}
