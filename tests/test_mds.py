@@ -647,6 +647,7 @@ class TestMosaic:
         assert [json.loads(data) for data in read_column(index, "j")] == [sample["j"] for sample in samples]
         assert same(list(map(decode_array, read_column(index, "unlike"))), [sample["unlike"] for sample in samples])
 
+    @pytest.mark.filterwarnings("ignore:gdsdata. .* compressed shards were unpacked")
     @pytest.mark.parametrize("compression", ["zstd", "zstd:3", "gz", "bz2:1"])
     def test_its_compressed_shards_are_read(self, write, tmp_path, compression):
         path = write({"a": "int"}, [{"a": i} for i in range(5000)], compression=compression)

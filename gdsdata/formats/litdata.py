@@ -74,7 +74,7 @@ class LitData:
             do not overlap, and none crosses a shard's end.
         allow_pickle: give the bytes of leaves that are pickles, too. Nothing here unpickles them, which would run
             whatever code they name.
-        unpacked: where shards that are compressed as a whole (zstd) are unpacked, as `Mds` has it; ``"user"`` is
+        unpacked: where shards that are compressed as a whole (zstd, ``compression_level="chunk"``) are unpacked, as `Mds` has it; ``"user"`` is
             ``~/.cache/gdsdata/litdata``.
 
     Raises:
@@ -195,7 +195,8 @@ def _refuse_other_layouts(config: dict[str, Any], path: str) -> None:
     if config.get("encryption") is not None:
         raise _other_layout(path, "encryption")
     if (level := config.get("compression_level")) not in (None, "chunk"):
-        raise _other_layout(path, f"compression within its shards (compression_level={reprlib.repr(level)})")
+        said = f"compression within its shards (compression_level={reprlib.repr(level)}, not 'chunk')"
+        raise _other_layout(path, said)
     if (loader := config.get("item_loader", _LOADERS[0])) not in _LOADERS:
         raise _other_layout(path, f"the layout of {reprlib.repr(loader)}")
 
