@@ -74,8 +74,8 @@ class LitData:
             do not overlap, and none crosses a shard's end.
         allow_pickle: give the bytes of leaves that are pickles, too. Nothing here unpickles them, which would run
             whatever code they name.
-        unpacked: where shards that are compressed as a whole (zstd, ``compression_level="chunk"``) are unpacked, as `Mds` has it; ``"user"`` is
-            ``~/.cache/gdsdata/litdata``.
+        unpacked: where shards that are compressed as a whole (zstd, ``compression_level="chunk"``) are unpacked, as
+            `Mds` has it; ``"user"`` is ``~/.cache/gdsdata/litdata``.
 
     Raises:
         ValueError: ``window_tokens`` is less than 1.
