@@ -1,8 +1,8 @@
 """gdsdata: training data and checkpoints at the storage's speed.
 
-Start with `GDSDataset` for training data, and with `save` and `load` for checkpoints (`GDSStorageWriter` and
-`GDSStorageReader` for those of torch.distributed.checkpoint); `read_tensor` and `write_tensor` move single tensors,
-`Engine` many.
+Start with `GDSDataset` for training data (`Mix` for several), and with `save` and `load` for checkpoints
+(`GDSStorageWriter` and `GDSStorageReader` for those of torch.distributed.checkpoint); `read_tensor` and `write_tensor`
+move single tensors, `Engine` many.
 """
 
 from typing import Any
@@ -13,6 +13,7 @@ from gdsdata.dataset import GDSDataset
 from gdsdata.engine import record_stream
 from gdsdata.field_batches import Ragged
 from gdsdata.lanes import Lanes
+from gdsdata.mix import Mix
 from gdsdata.options import EngineOptions
 from gdsdata.row_groups import RowGroups
 from gdsdata.tensor import Engine, read_tensor, write_tensor
@@ -26,6 +27,7 @@ __all__ = [
     "GDSStorageReader",
     "GDSStorageWriter",
     "Lanes",
+    "Mix",
     "Ragged",
     "RowGroups",
     "formats",

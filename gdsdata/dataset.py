@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.dlpack import from_dlpack
@@ -26,6 +27,7 @@ from gdsdata.lanes import Lanes
 from gdsdata.open_pieces import OpenPieces
 from gdsdata.options import EngineOptions
 from gdsdata.order import Order
+from gdsdata.progress import Begun, Progress
 from gdsdata.ranks import rank_and_world_size
 from gdsdata.row_groups import InOrder, RowGroups, RowGroupShuffle, UpcomingGroups
 from gdsdata.table_batches import TableBatches, most_held_bytes
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
 
 # Samples planned at a time, when an epoch is under way: numpy's cost a call is then spread over many batches.
 _PLAN_SAMPLES = 4096
-_MOST_WORKERS = 1024
 _COUNTS = ("batches", "stalls", "stall_s", "ring_full_s")
 
 
@@ -162,13 +163,7 @@ class GDSDataset(IterableDataset):
         self._shuffle_asked, self._shuffle_reason = shuffle, "as asked for"
         self._is_auto = shuffle == "auto"
         self._index_files()
-        # Shared with a DataLoader's worker processes: the next epoch's workers are other processes, and must find the
-        # epoch that those before them reached. One place a worker, for one may end an epoch before another begins it.
-        self._epochs = torch.zeros(_MOST_WORKERS, dtype=torch.int64).share_memory_()
-        self._yielded = 0  # batches of this epoch that the newest iterator gave
-        self._newest: object | None = None  # of the iterators: the others no longer move the state
-        self._resume_at = 0  # where the next iterator starts
-        self._resume_workers: int | None = None
+        self._progress = Progress()
         self._totals: dict[str, Any] = {
             "bytes": dict.fromkeys(engine.ROUTES, 0),
             **dict.fromkeys(_COUNTS, 0),
@@ -213,21 +208,19 @@ class GDSDataset(IterableDataset):
     def _step_samples(self) -> int:
         return self._batch_size * self._world_size
 
-    @property
-    def _epoch(self) -> int:
-        worker = get_worker_info()
-        return int(self._epochs[worker.id if worker else 0])
-
-    @_epoch.setter
-    def _epoch(self, epoch: int) -> None:
-        worker = get_worker_info()
-        first = worker.id if worker else 0
-        is_last = worker is None or first == worker.num_workers - 1  # speaks for those of a later, larger number too
-        self._epochs[first : None if is_last else first + 1] = epoch
-
     def __len__(self) -> int:
         """Batches of this rank in an epoch."""
         return len(self._order)
+
+    @property
+    def rank(self) -> int:
+        """Whose batches these are, of `world_size`."""
+        return self._rank
+
+    @property
+    def world_size(self) -> int:
+        """How many share each step."""
+        return self._world_size
 
     @property
     def samples(self) -> int:
@@ -238,21 +231,14 @@ class GDSDataset(IterableDataset):
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, and with it the order, of the next iterator, from its first batch."""
-        self._epoch, self._yielded, self._resume_at, self._resume_workers = epoch, 0, 0, None
+        self._progress.go_to(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the newest iterator is: O(1) in size, and plain numbers.
 
         It counts the batches that were handed out, not those read ahead, and can be taken at any moment.
         """
-        worker = get_worker_info()
-        return {
-            "version": 1,
-            "epoch": self._epoch,
-            "batches": self._yielded,
-            "workers": worker.num_workers if worker else 0,
-            **self._identity(),
-        }
+        return {"version": 1, **self._progress.state(), **self._identity()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Make the next iterator continue with exactly the batch after those that ``state`` counts.
@@ -278,9 +264,7 @@ class GDSDataset(IterableDataset):
             self._shuffle_asked = Lanes(*shuffle) if isinstance(shuffle, list) else shuffle
             self._shuffle_reason = "of the state that was loaded"
             self._make_order(self._shuffle_asked)
-        self._epoch = state["epoch"]
-        self._yielded = self._resume_at = state["batches"]
-        self._resume_workers = state["workers"]
+        self._progress.load(state)
 
     def _identity(self) -> dict[str, Any]:
         """What must be equal for the same positions to mean the same samples."""
@@ -295,48 +279,54 @@ class GDSDataset(IterableDataset):
 
     def __iter__(self) -> Iterator[Any]:
         """The rest of this epoch, after `load_state_dict`, or the whole of it."""
-        start, self._resume_at = self._resume_at, 0
-        worker = get_worker_info()
-        workers = worker.num_workers if worker else 0
-        if worker and self.device.type != "cpu":
+        if get_worker_info() and self.device.type != "cpu":
             raise ValueError(
                 f"device={self.device} does not work in a DataLoader's worker processes: use num_workers=0 (the "
                 "engine's own threads read ahead) or device='cpu'"
             )
-        if start and self._resume_workers != workers:
-            raise ValueError(
-                f"the state was taken with num_workers={self._resume_workers} and cannot be resumed with {workers}, "
-                "because each worker counts its own batches"
-            )
-        self._yielded = start
-        self._newest = iteration = object()
-        return self._batches(iteration, start, worker.id if worker else 0, max(workers, 1))
+        return self._epoch_from(self._progress.begin())
 
-    def _batches(self, iteration: object, done: int, worker: int, workers: int) -> Iterator[Any]:
-        """Batches ``worker + i * workers`` of this epoch, for i from ``done`` on."""
+    def _epoch_from(self, begun: Begun) -> Iterator[Any]:
         if self._index is None:
             self._index_files()
-        index, order, epoch = self._index, self._order, self._epoch
-        total = len(range(worker, len(order), workers))
-        pieces = self._open_pieces(index, epoch, workers)
+        epoch = self._progress.epoch
+        numbers = range(begun.worker, len(self._order), begun.workers)[begun.start :]
+        yield from self.batches(epoch, numbers, lambda given: self._progress.handed_out(begun, begun.start + given))
+        self._progress.ended(begun, epoch)
+
+    def batches(
+        self, epoch: int, numbers: range | np.ndarray, handed_out: Callable[[int], object] = lambda given: None
+    ) -> Iterator[Any]:
+        """Some batches of an epoch, read ahead as those of an iterator are, which they leave alone: so is the state.
+
+        Args:
+            epoch: chooses the order.
+            numbers: of the batches, ascending, each in ``range(len(self))``; an array is int64.
+            handed_out: called before each batch with how many there are with it.
+        """
+        if self._index is None:
+            self._index_files()
+        index, order = self._index, self._order
+        done, total = 0, len(numbers)
+        pieces = self._open_pieces(index, epoch)
         batches, take = self._prefetcher(index, epoch, pieces)
         self._running = batches
         reach = batches.reach if isinstance(index, TableIndex) else pieces.reach if pieces else None
         transform = self.transform
-        planned, plan_batches = done, self.prefetch
+        planned, plan_batches = 0, self.prefetch
         try:
             while done < total:
                 if reach is not None:
-                    reach(worker + done * workers)
+                    reach(int(numbers[done]))
                 # A plan ahead of the consumer; the first is short, for the first batch waits for it.
                 count = min(plan_batches, total - planned)
                 if planned - done > plan_batches // 2 + self.prefetch:
                     count = 0
                 if pieces is not None:
-                    in_memory = pieces.steps_in_memory(worker + planned * workers, count, workers)
+                    in_memory = pieces.steps_in_memory(numbers[planned : planned + count])
                     count = max(in_memory, 1 if planned == done else 0)
                 if count:
-                    samples, sizes = order.plan(epoch, worker + planned * workers, count, workers)
+                    samples, sizes = order.samples_of(epoch, numbers[planned : planned + count])
                     batches.plan(*(pieces or index).extents(samples), sizes)
                     planned += count
                     plan_batches = max(self.prefetch, min(2 * plan_batches, _PLAN_SAMPLES // self._batch_size))
@@ -344,8 +334,7 @@ class GDSDataset(IterableDataset):
                 if transform is not None:
                     batch = transform(batch)
                 done += 1
-                if self._newest is iteration:
-                    self._yielded = done
+                handed_out(done)
                 yield batch
                 batch = None  # what the consumer has dropped must not live on here
         except (GdsdataError, FileNotFoundError) as error:
@@ -368,8 +357,6 @@ class GDSDataset(IterableDataset):
                     engine.warn_once(fallback)
             if self._residence is not None and self._residence.error:
                 engine.warn_once(f'residency="pinned" is not to be had: {self._residence.error}')
-        if self._newest is iteration:
-            self._epoch, self._yielded = epoch + 1, 0
 
     def _prefetcher(
         self, index: Index | FieldIndex | WindowIndex | TableIndex, epoch: int, pieces: OpenPieces | None
@@ -426,13 +413,14 @@ class GDSDataset(IterableDataset):
         return permutation.of_rank(self._rank, self._world_size)
 
     def _open_pieces(
-        self, index: Index | FieldIndex | WindowIndex | TableIndex, epoch: int, workers: int
+        self, index: Index | FieldIndex | WindowIndex | TableIndex, epoch: int
     ) -> OpenPieces | None:
         """What reads the pieces of a lane shuffle; None where a step needs several windows."""
         if not isinstance(self._shuffle, Lanes) or not self._shuffle.holds(self._step_samples) or self.residency:
             return None
-        # Several worker processes read the same pieces, which the storage then gives once.
-        options = self.options if workers == 1 else replace(self.options, direct="never")
+        worker, options = get_worker_info(), self.options
+        if worker and worker.num_workers > 1:  # they read the same pieces, which the storage then gives once
+            options = replace(options, direct="never")
         permutation = self._shuffle.permutation(len(index), self._step_samples, self._seed, epoch)
         lanes = self._shuffle.of_rank(self._rank, self._world_size)
         return OpenPieces(index, permutation, lanes, options, self.options.stall_timeout_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import mmap
 import os
@@ -134,17 +135,14 @@ class OpenPieces:
             if due not in self._windows:
                 self._windows[due] = self._openers.submit(self._open, due)
 
-    def steps_in_memory(self, first: int, count: int, stride: int) -> int:
-        """How many of the steps ``first``, ``first + stride`` and so on, at most ``count``, need not be waited for."""
+    def steps_in_memory(self, steps: range | np.ndarray) -> int:
+        """How many of these steps, from the first on (they ascend), need not be waited for."""
         there = None
         for window, opened in sorted(self._windows.items()):
             if not opened.done():
                 break
             there = window
-        if there is None:
-            return 0
-        end = self._permutation.steps_within(there)
-        return max(0, min(count, -((first - end) // stride)))
+        return 0 if there is None else bisect.bisect_left(steps, self._permutation.steps_within(there))
 
     def extents(self, samples: np.ndarray) -> tuple[np.ndarray, ...]:
         """What the index's ``extents`` says, but in memory where they are there. Waits for the windows of `reach`.

@@ -134,6 +134,13 @@ def _feistel(x: np.ndarray, a: np.ndarray, b: np.ndarray, keys: Iterable[np.ndar
     return left
 
 
+def as_array(numbers: range | np.ndarray) -> np.ndarray:
+    """A range as int64 (m,); an array as it is."""
+    if isinstance(numbers, range):
+        return np.arange(numbers.start, numbers.stop, numbers.step, dtype=np.int64)
+    return numbers
+
+
 class Shuffle(Protocol):
     """A way to shuffle that `Order` can take in the place of the uniform one."""
 
@@ -230,12 +237,17 @@ class Order:
         end = first_batch + batches * step
         if not 0 <= first_batch <= end < len(self) + step:
             raise ValueError(f"range({first_batch}, {end}, {step}) reaches outside the epoch's {len(self)} batches")
+        return self.samples_of(epoch, range(first_batch, end, step))
+
+    def samples_of(self, epoch: int, numbers: range | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """`plan`, of batches by their ``numbers`` (an array is int64), which ascend and are not checked."""
+        numbers = as_array(numbers)
         size, step_size = self._batch_size, self._batch_size * self._world_size
-        whole = np.arange(first_batch, min(end, self._whole_steps), step, dtype=np.int64)
+        whole = numbers[: np.searchsorted(numbers, self._whole_steps)]
         starts = whole * step_size + self._rank * size
         positions = (starts[:, None] + np.arange(size, dtype=np.int64)).ravel()
-        sizes = np.full(batches, size, dtype=np.int64)
-        if len(whole) < batches:  # the last, partial step is among them
+        sizes = np.full(len(numbers), size, dtype=np.int64)
+        if len(whole) < len(numbers):  # the last, partial step is among them
             start = self._whole_steps * step_size + self._rank * self._last_size
             last = np.arange(start, start + self._last_size, dtype=np.int64)
             positions = np.append(positions, last % self._samples)  # what comes once more is the epoch's first

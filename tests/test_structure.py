@@ -110,9 +110,11 @@ MAY_IMPORT = {
     "tensor": {"calibration", "engine", "options", "errors"},  # read_tensor, write_tensor
     "checkpoint": {"engine", "formats", "options", "errors"},  # of formats, the header of safetensors alone
     "dataset": {
-        *("decoders", "field_batches", "formats", "order", "lanes", "ranks", "open_pieces", "shuffles"),
+        *("decoders", "field_batches", "formats", "order", "lanes", "ranks", "open_pieces", "shuffles", "progress"),
         *("row_groups", "table_batches", "calibration", "engine", "options", "errors"),
     },
+    "mix": {"dataset", "order", "progress"},
+    "progress": set(),
     "decoders": {"engine", "formats", "images", "errors"},
     "field_batches": {"decoders", "formats", "engine", "options", "errors"},
     "formats": {"errors"},

@@ -1,0 +1,291 @@
+"""Mix: proportions at every prefix, the same whatever interrupts, moves or shares it."""
+
+import itertools
+import math
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers import eventually, in_new_process
+from hypothesis import given
+from hypothesis import strategies as st
+from test_tfrecord import record
+from torch.utils.data import DataLoader
+
+from gdsdata import GDSDataset, Mix
+from gdsdata.errors import CorruptData
+from gdsdata.formats import Records, TFRecord
+from gdsdata.mix import Blend
+
+StatefulDataLoader = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+
+COUNTS = (90, 41, 23)  # records of the three sources, whose batches have 4, 3 and 2 of them
+SIZES = (4, 3, 2)
+WIDTHS = (3, 1, 2)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Three files of int64 records of 3, 1 and 2 numbers, each of which tells its source and sample."""
+    folder = tmp_path_factory.mktemp("mix")
+    for source, (count, width) in enumerate(zip(COUNTS, WIDTHS, strict=True)):
+        (1000 * source + np.arange(count * width).reshape(count, width) // width).tofile(folder / f"{source}.bin")
+    return folder
+
+
+def sources(folder, **arguments):
+    sizes = arguments.pop("sizes", SIZES)
+    return [
+        GDSDataset(folder / f"{i}.bin", sizes[i], Records("i8", (WIDTHS[i],)), seed=5, device="cpu", **arguments)
+        for i in range(3)
+    ]
+
+
+def mix(folder, weights=(0.5, 0.3, 0.2), stop="all_exhausted", **arguments):
+    return Mix(sources(folder, **arguments), weights, stop)
+
+
+def taken(batches):
+    """Of each batch: its source, and the samples in order."""
+    return [(int(batch[0, 0]) // 1000, (batch[:, 0] % 1000).tolist()) for batch in batches]
+
+
+def epochs(dataset, number):
+    return [batch for _ in range(number) for batch in taken(dataset)]
+
+
+# ---------------------------------------------------------------------------------------------------- proportions
+
+some_weights = st.lists(st.floats(1e-3, 1e3) | st.sampled_from([0.0, 1.0, 1e-9]), min_size=1, max_size=9).filter(any)
+
+
+@given(some_weights, st.integers(0, 2**40))
+def test_every_prefix_has_each_source_by_its_weight(weights, begin):
+    blend, positions = Blend(weights), begin + np.arange(2000)
+    order, turns = blend.sources(positions)
+    shares = np.array(weights) / sum(weights)
+    had = np.array(blend.counts(begin)) + np.cumsum(order[:, None] == np.arange(len(weights)), 0)
+    drift = 3 * begin * 2.0**-31  # shares are whole multiples of 2 ** -31
+    bound = (1 if len(weights) <= 3 else 1.68) + drift
+    assert (np.abs(had - (positions[:, None] + 1) * shares) < bound + 1e-6).all()
+    assert had[-1].tolist() == blend.counts(begin + 2000)
+    assert (turns == had[np.arange(2000), order] - 1).all()
+    assert not had[:, np.array(weights) == 0].any()
+
+
+@given(some_weights, st.integers(1, 500))
+def test_the_place_of_a_turn_is_found(weights, turns):
+    source = int(np.argmax(weights))
+    blend = Blend(weights)
+    first, last = blend.first_with(source, turns), blend.last_with(source, turns)
+    assert blend.counts(first)[source] == turns == blend.counts(last)[source]
+    assert blend.counts(first - 1)[source] == turns - 1 and blend.counts(last + 1)[source] == turns + 1
+
+
+def test_batches_come_whole_from_one_source_by_the_weights(folder):
+    got = taken(mix(folder, (0.5, 0.3, 0.2), stop=40))
+    assert [sum(source == i for source, _ in got) for i in range(3)] == [20, 12, 8]
+    assert all(len(samples) <= SIZES[source] for source, samples in got)
+
+
+def test_a_source_of_weight_0_never_comes(folder):
+    assert {source for source, _ in taken(mix(folder, (1, 0, 1)))} == {0, 2}
+
+
+def test_without_weights_all_sources_end_together(folder):
+    blended = Mix(sources(folder))
+    got = taken(blended)
+    per_source = [sorted(sample for i, samples in got for sample in samples if i == source) for source in range(3)]
+    missing = [count - len(set(found)) for count, found in zip(COUNTS, per_source, strict=True)]
+    assert min(missing) == 0 and all(few <= 2 * size for few, size in zip(missing, SIZES, strict=True))
+    assert len(got) == len(blended)
+
+
+# ------------------------------------------------------------------------------------------------- where epochs end
+
+
+def test_the_first_source_that_is_exhausted_ends_the_epoch(folder):
+    blended = mix(folder, (1, 1, 1), stop="first_exhausted")
+    got = taken(blended)
+    samples = [sample for source, some in got for sample in some if source == 2]
+    assert sorted(samples) == list(range(23))  # the third has the fewest batches: each sample once
+    assert len(got) == len(blended) and 3 * 12 <= len(got) <= 3 * 13
+
+
+def test_the_last_source_that_is_exhausted_ends_the_epoch_and_shorter_ones_start_over(folder):
+    blended = mix(folder, (1, 1, 1), stop="all_exhausted")
+    got = taken(blended)
+    of = [[samples for source, samples in got if source == i] for i in range(3)]
+    assert sorted(itertools.chain(*of[0])) == list(range(90)) and got[-1][0] == 0
+    alone = sources(folder)[2]
+    assert of[2] == [samples for _, samples in epochs(alone, 2)][: len(of[2])] and len(of[2]) > len(alone)
+    assert len(got) == len(blended)
+
+
+def test_a_number_of_batches_ends_the_epoch_and_the_next_goes_on_with_what_is_left(folder):
+    blended = mix(folder, (1, 1, 2), stop=7)
+    long = mix(folder, (1, 1, 2), stop=21)
+    assert len(blended) == 7 and epochs(blended, 3) == taken(long)
+
+
+def test_set_epoch_begins_any_epoch(folder):
+    blended = mix(folder)
+    whole = epochs(blended, 3)
+    again = mix(folder)
+    again.set_epoch(2)
+    assert taken(again) == whole[2 * len(blended) :]
+    with pytest.raises(ValueError, match="epoch=-1"):
+        blended.set_epoch(-1)
+
+
+def test_iterating_leaves_the_sources_own_places_alone(folder):
+    blended = mix(folder)
+    before = [source.state_dict() for source in blended.sources]
+    list(blended)
+    assert [source.state_dict() for source in blended.sources] == before
+
+
+# -------------------------------------------------------------------------------------------------- resume, ranks
+
+
+@pytest.mark.parametrize("stop", ["first_exhausted", "all_exhausted", 50])
+def test_a_run_cut_anywhere_goes_on_as_if_it_had_not_been(folder, stop):
+    whole = epochs(mix(folder, stop=stop), 3)
+    rng = np.random.default_rng(3)
+    for cut in rng.integers(1, len(whole), 8).tolist():
+        first, got = mix(folder, stop=stop), []
+        while len(got) < cut:
+            got += taken(itertools.islice(iter(first), cut - len(got)))
+        second = mix(folder, stop=stop)
+        second.load_state_dict(first.state_dict())
+        assert got + epochs(second, 4)[: len(whole) - cut] == whole
+
+
+def test_ranks_take_the_same_source_at_the_same_step_and_share_its_samples(folder):
+    ranks = [taken(mix(folder, (0.5, 0.3, 0.2), rank=rank, world_size=2)) for rank in range(2)]
+    whole = taken(mix(folder, (0.5, 0.3, 0.2), sizes=[2 * size for size in SIZES]))
+    assert len(ranks[0]) == len(ranks[1]) == len(whole)
+    for (source, one), (other_source, other), (expected, samples) in zip(*ranks, whole, strict=True):
+        assert source == other_source == expected and len(one) == len(other)
+        assert one + other == samples[: 2 * len(one)]
+
+
+def test_a_state_goes_on_with_other_ranks_at_the_same_global_batch(folder):
+    arguments = dict(drop_last=True, stop="all_exhausted")
+    first = mix(folder, sizes=(4, 4, 2), **arguments)
+    before = taken(itertools.islice(iter(first), 11))
+    ranks = [mix(folder, sizes=(2, 2, 1), rank=rank, world_size=2, **arguments) for rank in range(2)]
+    for one in ranks:
+        one.load_state_dict(first.state_dict())
+    rest = [(i, a + b) for (i, a), (_, b) in zip(*map(taken, ranks), strict=True)]
+    assert before + rest == taken(mix(folder, sizes=(4, 4, 2), **arguments))
+
+
+def test_a_state_of_another_mix_is_refused(folder):
+    state = mix(folder).state_dict()
+    with pytest.raises(ValueError, match="weights was"):
+        mix(folder, (1, 1, 1)).load_state_dict(state)
+    with pytest.raises(ValueError, match="stop was 'all_exhausted'"):
+        mix(folder, stop=9).load_state_dict(state)
+    other = mix(folder)
+    other.sources[1]._seed = 6
+    with pytest.raises(ValueError, match="source 1: .* seed was 5 and is 6"):
+        other.load_state_dict(state)
+    with pytest.raises(ValueError, match="of 2 sources"):
+        mix(folder).load_state_dict({**state, "sources": state["sources"][:2]})
+    with pytest.raises(ValueError, match="no state of a Mix"):
+        mix(folder).load_state_dict(mix(folder).sources[0].state_dict())
+
+
+# ------------------------------------------------------------------------------------------------------ DataLoader
+
+
+def loaded(folder, workers, number):
+    return epochs(DataLoader(mix(folder), batch_size=None, num_workers=workers), number)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_dataloader_gives_the_same_batches_in_the_same_order(folder, workers):
+    assert in_new_process(loaded, folder, workers, 2) == epochs(mix(folder), 2)
+
+
+def cut_stateful(folder, workers, cut):
+    loader = StatefulDataLoader(mix(folder), batch_size=None, num_workers=workers)
+    got = taken(itertools.islice(iter(loader), cut))
+    return got, loader.state_dict()
+
+
+def resumed_stateful(folder, workers, state):
+    loader = StatefulDataLoader(mix(folder), batch_size=None, num_workers=workers)
+    loader.load_state_dict(state)
+    return epochs(loader, 2)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stateful_loader_goes_on_with_the_next_batch(folder, workers):
+    got, state = in_new_process(cut_stateful, folder, workers, 17)
+    assert got + in_new_process(resumed_stateful, folder, workers, state) == epochs(mix(folder), 2)
+
+
+# ---------------------------------------------------------------------------------------------------- ends, errors
+
+
+def test_breaking_off_ends_the_sources_readers(tmp_path):
+    (tmp_path / "a.tfrecord").write_bytes(b"".join(record(bytes([i])) for i in range(50)))
+    fields = [GDSDataset(tmp_path / "a.tfrecord", 2, TFRecord(), seed=i, device="cpu") for i in range(2)]
+    for _ in range(10):
+        batches = iter(Mix(fields, [1, 1]))
+        next(batches), next(batches)
+        batches.close()
+    assert eventually(lambda: not [one for one in threading.enumerate() if one.name.startswith("gdsdata-fields")])
+    assert all(source._running is None for source in fields)
+
+
+def test_the_error_of_a_source_is_raised_at_its_batch_and_the_mix_goes_on_when_it_is_mended(folder, tmp_path):
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    blended = mix(tmp_path, (2, 1, 1))
+    whole = taken(mix(tmp_path, (2, 1, 1)))
+    (tmp_path / "1.bin").write_bytes(b"")
+    with pytest.raises(CorruptData, match=r"1\.bin"):
+        list(blended)
+    (tmp_path / "1.bin").write_bytes((folder / "1.bin").read_bytes())
+    assert taken(blended) == whole
+
+
+@pytest.mark.parametrize("weights", [(1, -1, 1), (0, 0, 0), (math.nan, 1, 1), (math.inf, 1, 1)])
+def test_weights_that_are_none_are_refused(folder, weights):
+    with pytest.raises(ValueError, match="finite, at least 0, and not all 0"):
+        mix(folder, weights)
+
+
+def test_mistakes_are_told_at_once(folder):
+    some = sources(folder)
+    with pytest.raises(ValueError, match="2 weights for 3 sources"):
+        Mix(some, [1, 1])
+    with pytest.raises(ValueError, match="no sources"):
+        Mix([])
+    with pytest.raises(ValueError, match="source 1 is a list"):
+        Mix([some[0], [1]])
+    with pytest.raises(ValueError, match="source 1 is of rank 1 of 2, and source 0 of rank 0 of 1"):
+        Mix([some[0], *sources(folder, rank=1, world_size=2)])
+    for stop in ("last", 0, -3, True, 2.5):
+        with pytest.raises(ValueError, match="stop="):
+            Mix(some, stop=stop)
+
+
+def test_stats_count_batches_by_source(folder):
+    blended = mix(folder, (2, 1, 1), stop=8)
+    list(blended)
+    stats = blended.stats()
+    assert stats["batches"] == [4, 2, 2] == [one["batches"] for one in stats["sources"]]
+    assert stats["stall_s"] == sum(one["stall_s"] for one in stats["sources"])
+
+
+def test_sources_of_other_fields_come_as_they_are(folder, tmp_path):
+    (tmp_path / "a.tfrecord").write_bytes(20 * record(b"abc"))
+    fields = GDSDataset(tmp_path / "a.tfrecord", 4, TFRecord(), device="cpu")
+    kinds = [type(batch) for batch in Mix([sources(folder)[0], fields], [1, 1], stop=6)]
+    assert kinds.count(dict) == 3 and kinds.count(torch.Tensor) == 3
