@@ -15,8 +15,8 @@ from torch.utils.dlpack import from_dlpack
 from gdsdata import engine, shuffles
 from gdsdata.calibration import calibrated
 from gdsdata.decoders import Decoder, Image, decoder_of
-from gdsdata.errors import GdsdataError, StallError
-from gdsdata.field_batches import FieldBatches, RaggedAs, WindowBatches, check_ragged_as, moved
+from gdsdata.errors import CorruptData, GdsdataError, IoError, StallError
+from gdsdata.field_batches import Collate, FieldBatches, RaggedAs, WindowBatches, check_ragged_as, moved
 from gdsdata.formats import recognise
 from gdsdata.formats.fields import FieldIndex
 from gdsdata.formats.index import Format, Index
@@ -30,6 +30,7 @@ from gdsdata.order import Order
 from gdsdata.progress import Begun, Progress
 from gdsdata.ranks import rank_and_world_size
 from gdsdata.row_groups import InOrder, RowGroups, RowGroupShuffle, UpcomingGroups
+from gdsdata.skipped import ON_ERROR, Skipped, first_recognised, index_sound, nothing_left
 from gdsdata.table_batches import TableBatches, most_held_bytes
 
 if TYPE_CHECKING:
@@ -87,6 +88,13 @@ class GDSDataset(IterableDataset):
         uneven: what becomes of samples that are left when the last batch is shared among ranks: ``"drop"`` leaves out
             fewer than ``world_size`` of them, ``"pad"`` gives fewer than ``world_size`` samples twice, ``"repeat"``
             gives so many twice that the last batch is whole. Ranks have equally many batches in any case.
+        collate: of samples with fields: called with a list of a batch's samples, on the consumer's thread; what it
+            returns is the batch. A sample is a dict of the fields that it has, by their names: what ``decode`` made of
+            it, else a tensor (of its shape; of one dimension where sizes differ). Tensors are on ``device``, or with
+            ``decode`` on the CPU, and those of the result (in dicts, lists and tuples too) then go to ``device``.
+            ``transform`` comes behind it and gets the batch. Samples of one size lie in a batch already, so they have
+            ``transform`` alone.
+        on_error: ``"skip"`` leaves out what is bad, counts and names it (`stats`), and warns: see below.
         device_mesh, dp_dim: in the place of ``rank`` and ``world_size``: the mesh that FSDP or tensor parallelism uses,
             and the dimension of it (or several, the outermost first) along which the data is shared. Processes that
             differ along other dimensions alone get the same batches. A mesh of one dimension needs no ``dp_dim``.
@@ -105,6 +113,16 @@ class GDSDataset(IterableDataset):
     - Of Parquet, True, ``"lanes"`` and ``"auto"`` all mean: a new order of the row groups, and of the rows of some of
       them at a time (see `gdsdata.row_groups`). A `RowGroups` is the same with numbers of its own. ``"uniform"`` is
       refused: it would decode a row group for each of its rows.
+
+    With ``on_error="skip"``, these are left out; all else, a stall and a missing file too, stays an error:
+
+    - Files (of MDS and LitData: shards) that their format refuses as damaged when they are indexed: all their samples.
+      What is left is the data set, so all ranks have to see the same files, and a state fits that left out the same.
+    - Samples whose bytes a decoder refuses (`gdsdata.decoders.Undecodable`), and samples that cannot be read: for an
+      error of the storage, or because their file was changed since. Their batch is read once more, sample by sample,
+      and is smaller by those that fail again. It keeps its place, so each rank has as many batches as before, and what
+      is resumed the same ones. A batch of which nothing is left is an error (`CorruptData`): without it ranks would
+      wait for each other.
 
     On a GPU, ``next`` does not wait until a batch's bytes have arrived there: it makes the current stream wait, so use
     a batch on that stream, or on one that waits for it. A batch is torch's own memory (but see ``zero_copy``).
@@ -137,6 +155,8 @@ class GDSDataset(IterableDataset):
         uneven: str = "drop",
         device_mesh: DeviceMesh | None = None,
         dp_dim: str | int | Sequence[str | int] | None = None,
+        collate: Collate | None = None,
+        on_error: str = "raise",
     ) -> None:
         super().__init__()
         if prefetch < 1:
@@ -149,6 +169,10 @@ class GDSDataset(IterableDataset):
         if residency is not None and self.device.type != "cuda":
             raise ValueError(f'residency="pinned" is for CUDA devices: on {self.device} files are mapped anyway')
         check_ragged_as(ragged)
+        if on_error not in ON_ERROR:
+            raise ValueError(f"on_error={on_error!r} is none of {', '.join(map(repr, ON_ERROR))}")
+        self.collate = collate
+        self._skipped = Skipped() if on_error == "skip" else None
         self.residency = residency
         self.ragged = ragged
         self.decode = {name: decoder_of(said) for name, said in (decode or {}).items()}
@@ -157,7 +181,7 @@ class GDSDataset(IterableDataset):
         self.zero_copy = zero_copy
         self.options = options or EngineOptions()
         self._paths = list_files(source)
-        self._format = format or recognise(self._paths)
+        self._format = format or (first_recognised if self._skipped else recognise)(self._paths)
         self._rank, self._world_size = rank_and_world_size(rank, world_size, device_mesh, dp_dim)
         self._batch_size, self._seed, self._drop_last, self._uneven = batch_size, seed, drop_last, uneven
         self._shuffle_asked, self._shuffle_reason = shuffle, "as asked for"
@@ -175,9 +199,14 @@ class GDSDataset(IterableDataset):
             self._open()  # its memory is pinned while the program still prepares
 
     def _index_files(self) -> None:
-        self._index: Index | FieldIndex | WindowIndex | TableIndex | None = self._format.index(self._paths)
+        self._index: Index | FieldIndex | WindowIndex | TableIndex | None = self._indexed()
         if isinstance(self._index, WindowIndex) and not self._index.is_even:
             raise ValueError(f"{self._format}: last windows are shorter, which no batch holds: leave drop_last True")
+        if self.collate is not None and not isinstance(self._index, (FieldIndex, TableIndex)):
+            raise ValueError(
+                f"collate= is for samples with fields: of {self._format} a batch is one tensor already, and transform= "
+                "gets that"
+            )
         names = {field.name for field in getattr(self._index, "fields", ())}
         if self.residency is not None and not isinstance(self._index, Index):
             raise ValueError(f"residency={self.residency!r} is for samples of one size: leave it out for fields")
@@ -190,6 +219,13 @@ class GDSDataset(IterableDataset):
         self._make_order(shuffles.shape_of(self._shuffle_asked, self._index, self._step_samples))
         self._opened: tuple[int, Any, Any, Any] | None = None  # process, engine, file table, pool
         self._residence: Any = None
+
+    def _indexed(self) -> Index | FieldIndex | WindowIndex | TableIndex:
+        if self._skipped is None:
+            return self._format.index(self._paths)
+        index, refusals = index_sound(self._format, self._paths)
+        self._skipped.leave_out_files(refusals, len(self._paths))
+        return index
 
     def _make_order(self, shuffle: bool | Lanes | RowGroupShuffle) -> None:
         self._order = Order(
@@ -309,7 +345,8 @@ class GDSDataset(IterableDataset):
         index, order = self._index, self._order
         done, total = 0, len(numbers)
         pieces = self._open_pieces(index, epoch)
-        batches, take = self._prefetcher(index, epoch, pieces)
+        upcoming = self._upcoming(index, epoch) if isinstance(index, TableIndex) else None
+        batches, take = self._prefetcher(index, pieces, upcoming)
         self._running = batches
         reach = batches.reach if isinstance(index, TableIndex) else pieces.reach if pieces else None
         transform = self.transform
@@ -330,7 +367,12 @@ class GDSDataset(IterableDataset):
                     batches.plan(*(pieces or index).extents(samples), sizes)
                     planned += count
                     plan_batches = max(self.prefetch, min(2 * plan_batches, _PLAN_SAMPLES // self._batch_size))
-                batch = take()
+                try:
+                    batch = take()
+                except (IoError, CorruptData):
+                    if self._skipped is None or isinstance(index, (FieldIndex, TableIndex)):  # whose batches do it
+                        raise
+                    batch = self._sample_by_sample(index, order.samples_of(epoch, numbers[done : done + 1])[0])
                 if transform is not None:
                     batch = transform(batch)
                 done += 1
@@ -358,45 +400,61 @@ class GDSDataset(IterableDataset):
             if self._residence is not None and self._residence.error:
                 engine.warn_once(f'residency="pinned" is not to be had: {self._residence.error}')
 
+    def _sample_by_sample(self, index: Index | WindowIndex, samples: np.ndarray) -> torch.Tensor:
+        """A batch of those of ``samples`` that can be read."""
+        one_each, take = self._prefetcher(index, batch_samples=1)
+        one_each.plan(*index.extents(samples), np.ones(len(samples), np.int64))
+        kept, last_error = [], None
+        try:
+            for _ in samples:
+                try:
+                    kept.append(take().clone())  # the ring's own memory is for whole batches
+                except (IoError, CorruptData) as error:
+                    self._skipped.leave_out_sample(error)
+                    last_error = error
+        finally:
+            self._totals = _sum(self._totals, {**one_each.statistics(), "batches": 1})
+            one_each.close()
+        if not kept:
+            raise nothing_left(len(samples), last_error)
+        return torch.cat(kept)
+
     def _prefetcher(
-        self, index: Index | FieldIndex | WindowIndex | TableIndex, epoch: int, pieces: OpenPieces | None
+        self,
+        index: Index | FieldIndex | WindowIndex | TableIndex,
+        pieces: OpenPieces | None = None,
+        upcoming: UpcomingGroups | None = None,
+        batch_samples: int | None = None,
     ) -> tuple[Any, Callable[[], Any]]:
         """What is given plans, and what gives the next batch as the user keeps it."""
         shared, files, pool = self._open()
         if pieces is not None:
             files = pieces.files
+        timeout_s = self.options.stall_timeout_s
         if isinstance(index, TableIndex):
             batches = TableBatches(
-                shared,
-                files,
-                index,
-                self.prefetch,
-                self.options.stall_timeout_s,
-                self.ragged,
-                self.decode,
-                self._upcoming(index, epoch),
+                *(shared, files, index, self.prefetch, timeout_s, self.ragged, self.decode, upcoming),
+                *(self.collate, self._skipped),
             )
             if self.device.type == "cpu":
                 return batches, batches.next
             return batches, lambda: moved(batches.next(), self.device)
         if isinstance(index, FieldIndex):
-            timeout_s = self.options.stall_timeout_s
             host = engine.kept_engine(self._options_of_batches, torch.device("cpu")) if self._reads_to_both else None
             batches = FieldBatches(
-                shared, files, index, self.device, self.prefetch, timeout_s, self.ragged, self.decode, host
+                *(shared, files, index, self.device, self.prefetch, timeout_s, self.ragged, self.decode, host),
+                *(self.collate, self._skipped),
             )
             return batches, batches.next
         if isinstance(index, WindowIndex):
-            batches = WindowBatches(
-                shared, files, index, self.device, self.prefetch, self.options.stall_timeout_s
-            )
+            batches = WindowBatches(shared, files, index, self.device, self.prefetch, timeout_s)
             return batches, batches.next
         batches, dtype = engine.make_batches(
             shared,
             files,
             pool,
             index.sample,
-            batch_samples=self._batch_size,
+            batch_samples=batch_samples or self._batch_size,
             slots=self.prefetch,
             stall_timeout_s=self.options.stall_timeout_s,
             on_cuda=self.device.type == "cuda",
@@ -499,6 +557,9 @@ class GDSDataset(IterableDataset):
             ring_bytes: memory of the ring at most, besides batches that you keep, and what fields were decoded to. Of
                 Parquet, with the decoded row groups that are held, about: strings' sizes are known when they are there.
             residency: with ``residency="pinned"``: ready, registered_bytes, and error (why it will not be ready).
+            skipped: with ``on_error="skip"``: how many ``files`` and ``samples`` are left out (samples anew in each
+                epoch), and ``named``: (path, offset, reason) of the first 100. Of a DataLoader's workers each has its
+                own.
             engine: of the engine, which data sets with equal options share: backend, workers, queue_depth,
                 segment_bytes, bounce_bytes (at most, staging memory included), bytes by route, storage_bytes (asked of
                 the disk: alignment and gaps make it more), transfers and the requests they were coalesced into,
@@ -519,6 +580,8 @@ class GDSDataset(IterableDataset):
             result["ring_bytes"] += most_held_bytes(self._index, upcoming, len(self), self.prefetch)
         result["piece_bytes"], result["piece_memory_bytes"] = dict(self._piece_bytes), self._piece_memory_bytes
         result["shuffle"] = f"{self._shuffle_name}: {self._shuffle_reason}"
+        if self._skipped is not None:
+            result["skipped"] = self._skipped.report()
         if self._residence is not None:
             residence = self._residence
             result["residency"] = {

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as NotYet
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -15,11 +12,13 @@ import numpy as np
 import torch
 
 from gdsdata import engine
+from gdsdata.batches_ahead import BatchesAhead
 from gdsdata.decoders import Decoder, Image, Threads, Undecodable, keep_encoded, runs_ahead
-from gdsdata.errors import CorruptData, EngineClosed, StallError
+from gdsdata.errors import CorruptData
 from gdsdata.formats.fields import Field, FieldIndex
 from gdsdata.formats.index import torch_equivalent
 from gdsdata.formats.megatron import WindowIndex
+from gdsdata.skipped import Skipped
 
 # Batches that are read at the same time: while one of them is planned and handed over, another is copied; and, where
 # they are decoded too, a third one keeps the threads busy.
@@ -29,6 +28,8 @@ _DECODED_AT_A_TIME = 3
 _ALIGNMENT_BYTES = 64
 
 RaggedAs = Literal["flat", "nested", "padded", "list"]
+# Of each sample a dict of the fields that it has; returns the batch.
+Collate = Callable[[list[dict[str, Any]]], Any]
 
 
 class Ragged(NamedTuple):
@@ -117,13 +118,13 @@ class _Read(NamedTuple):
 
 class _Begun(NamedTuple):
     """A batch on its way: each sample's sizes (B, K), the memory of each column's values, and what there is when all is
-    there: bytes by route, and by its name each field that is decoded ahead.
+    there: bytes by route, and by its column each field that is decoded ahead.
     """
 
     planned: _Planned
     length_bytes: np.ndarray
     flat: dict[int, torch.Tensor]
-    done: Future[tuple[dict[str, int], dict[str, Any]]]
+    done: Future[tuple[dict[str, int], dict[int, Any]]]
 
 
 def _use_own_stream(device: torch.device) -> None:
@@ -132,7 +133,7 @@ def _use_own_stream(device: torch.device) -> None:
     torch.cuda.set_stream(torch.cuda.Stream(device))
 
 
-class FieldBatches:
+class FieldBatches(BatchesAhead):
     """What `GDSDataset` takes its batches from where samples have fields.
 
     Args:
@@ -146,6 +147,8 @@ class FieldBatches:
         decode: decoders of fields, which are read to the host's memory.
         host: where ``device`` is a GPU and there are decoders: an engine of the CPU, for their fields. Their memory is
             pinned; torch keeps what was once pinned, and gives it out again when nobody has a view of it any more.
+        collate: makes the batch of its samples.
+        skipped: takes note of bad samples, which are left out; None: they are errors.
     """
 
     def __init__(
@@ -159,11 +162,12 @@ class FieldBatches:
         ragged_as: RaggedAs,
         decode: Mapping[str, Decoder | Image],
         host: Any = None,
+        collate: Collate | None = None,
+        skipped: Skipped | None = None,
     ) -> None:
         self._files, self._device = files, device
         self._paths, self._fields = index.paths, getattr(index, "fields", ())
-        self._prefetch, self._stall_timeout_s = prefetch, stall_timeout_s
-        self._ragged_as, self._decode = _RAGGED_AS[ragged_as], decode
+        self._ragged_as, self._decode, self._collate = _RAGGED_AS[ragged_as], decode, collate
         columns = range(max(1, len(self._fields)))
         on_host = [k for k in columns if host is not None and self._fields[k].name in decode]
         elsewhere = [k for k in columns if k not in on_host]
@@ -171,65 +175,15 @@ class FieldBatches:
         self._destinations = [one for one in wanted if one.columns]
         self._ahead = [k for k, field in enumerate(self._fields) if runs_ahead(decode.get(field.name))]
         self._threads = Threads(prefetch + 2) if any(isinstance(one, Image) for one in decode.values()) else None
-        self._planned: deque[_Planned] = deque()
-        self._begun: deque[_Begun] = deque()
         at_a_time = min(prefetch, _DECODED_AT_A_TIME if self._ahead else _AT_A_TIME)
         set_up = partial(_use_own_stream, device) if self._ahead and device.type == "cuda" else None
-        self._readers = ThreadPoolExecutor(at_a_time, "gdsdata-fields", set_up)
-        self._closed = self._is_stalled = False
-        self._bytes = dict.fromkeys(engine.ROUTES, 0)
-        self._batches = self._stalls = self._ready = 0
-        self._stall_s = 0.0
+        readers = ThreadPoolExecutor(at_a_time, "gdsdata-fields", set_up)
+        super().__init__(prefetch, stall_timeout_s, readers, skipped)
 
     def plan(self, file: np.ndarray, begin_bytes: np.ndarray, length_bytes: np.ndarray, sizes: np.ndarray) -> None:
         """Batches of ``sizes`` samples each, whose extents follow one another (`FieldIndex.extents`)."""
-        first = 0
-        for size in sizes.tolist():
-            here = slice(first, first + size)
-            self._planned.append(_Planned(file[here], begin_bytes[here], length_bytes[here]))
-            first += size
-        self._begin_some()
-
-    def next(self) -> dict[str, Any]:
-        """The next batch, whose bytes are in place, for every stream.
-
-        Raises:
-            FileNotFoundError, IoError, CorruptData: a file is not to be had, or not as it was indexed.
-            StallError: nothing has come for ``stall_timeout_s``.
-            EngineClosed: these batches were closed.
-        """
-        if self._closed:
-            raise EngineClosed("the data set's iterator was closed")
-        self._begin_some()
-        begun = self._begun.popleft()
-        self._ready += sum(one.done.done() for one in (begun, *self._begun))
-        self._wait_for(begun.done)
-        self._begin_some()
-        self._batches += 1
-        routes, decoded = begun.done.result()
-        for route, count in routes.items():
-            self._bytes[route] += count
-        if self._device.type == "cuda":
-            for tensor in _tensors_of(decoded):
-                if tensor.device.type == "cuda":  # memory of the stream that decoded it, and now used on this one
-                    tensor.record_stream(torch.cuda.current_stream(self._device))
-        return self._values_of(begun)
-
-    def _wait_for(self, done: Future[Any]) -> None:
-        if done.done():
-            return
-        started = time.monotonic()
-        try:
-            done.exception(self._stall_timeout_s)
-        except NotYet:
-            self._is_stalled = True
-            raise StallError(f"no batch for {self._stall_timeout_s} s, which is options.stall_timeout_s") from None
-        self._stalls += 1
-        self._stall_s += time.monotonic() - started
-
-    def _begin_some(self) -> None:
-        while self._planned and len(self._begun) < self._prefetch:
-            self._begun.append(self._begin(self._planned.popleft()))
+        ends = np.cumsum(sizes)[:-1]
+        self._plan(map(_Planned, *(np.split(column, ends) for column in (file, begin_bytes, length_bytes))))
 
     def _begin(self, planned: _Planned) -> _Begun:
         """Asks for it, behind what the current stream has been given, whose memory it may get."""
@@ -266,7 +220,7 @@ class FieldBatches:
 
     def _fetch(
         self, reads: list[_Read], planned: _Planned, length_bytes: np.ndarray, flat: dict[int, torch.Tensor]
-    ) -> tuple[dict[str, int], dict[str, Any]]:
+    ) -> tuple[dict[str, int], dict[int, Any]]:
         """On a thread of its own: reads, whoever has given up waiting, and decodes; the host waits for the GPU, so that
         what is there is there for every stream, and nothing reads the pinned bytes any more.
         """
@@ -275,35 +229,79 @@ class FieldBatches:
             _, routes = read.engine.read_many(*read.transfers)
             for route, count in routes.items():
                 bytes_of[route] += count
-        decoded = {self._fields[k].name: self._decoded(planned, k, length_bytes, flat) for k in self._ahead}
+        decoded = {k: self._decoded(planned, k, length_bytes, flat) for k in self._ahead}
         if decoded and self._device.type == "cuda":
             arrived = torch.cuda.Event(blocking=True)  # sleeps, and leaves the core to others
             arrived.record()
             arrived.synchronize()
         return bytes_of, decoded
 
-    def _values_of(self, begun: _Begun) -> dict[str, Any]:
-        _, decoded = begun.done.result()
-        values = {}
+    def _arrive(self, begun: _Begun) -> None:
+        super()._arrive(begun)
+        if self._device.type == "cuda":
+            for tensor in _tensors_of(begun.done.result()[1]):
+                if tensor.device.type == "cuda":  # memory of the stream that decoded it, and now used on this one
+                    tensor.record_stream(torch.cuda.current_stream(self._device))
+
+    def _values_of(self, begun: _Begun) -> Any:
+        if self._collate is not None:
+            return moved(self._collate(self._samples_of(begun)), self._device)
+        return {
+            field.name: self._decoded_of(begun, k)
+            if field.name in self._decode
+            else self._values_of_field(field, begun.flat[k], begun.length_bytes[:, k], self._ragged_as)
+            for k, field in enumerate(self._fields)
+        }
+
+    def _check(self, begun: _Begun) -> None:
         for k, field in enumerate(self._fields):
-            if field.name in decoded:
-                values[field.name] = decoded[field.name]
-            elif field.name in self._decode:
-                values[field.name] = self._decoded(begun.planned, k, begun.length_bytes, begun.flat)
+            if field.name in self._decode:
+                self._decoded_of(begun, k)
+
+    def _samples_of(self, begun: _Begun) -> list[dict[str, Any]]:
+        """Of each sample a dict of the fields that it has."""
+        samples: list[dict[str, Any]] = [{} for _ in begun.length_bytes]
+        for k, field in enumerate(self._fields):
+            there = self._decoded_samples(begun.planned, k)
+            if field.name in self._decode:
+                values = self._decoded_of(begun, k)
+                if not hasattr(values, "__len__") or len(values) != len(there):
+                    raise ValueError(
+                        f"collate= gets samples one by one, but the decoder of field {field.name!r} made "
+                        f"{type(values).__name__} of {len(there)} of them: have it return a value for each"
+                    )
             else:
-                values[field.name] = self._values_of_field(field, begun.flat[k], begun.length_bytes[:, k])
-        return values
+                of_all = self._values_of_field(field, begun.flat[k], begun.length_bytes[:, k], Ragged.as_list)
+                values = [of_all[i] for i in there]
+            for i, value in zip(there, values, strict=True):
+                samples[i][field.name] = value
+        return samples
+
+    def _decoded_samples(self, planned: _Planned, k: int) -> Sequence[int]:
+        """Whose field a decoder sees: all, or for `Collate` those that have it."""
+        if self._collate is None:
+            return range(len(planned.file))
+        return np.flatnonzero(planned.length_bytes[:, k] >= 0).tolist()
+
+    def _decoded_of(self, begun: _Begun, k: int) -> Any:
+        """What has been decoded ahead, or is now."""
+        _, decoded = begun.done.result()
+        if k in decoded:
+            return decoded[k]
+        return self._decoded(begun.planned, k, begun.length_bytes, begun.flat)
 
     def _decoded(
         self, planned: _Planned, k: int, length_bytes: np.ndarray, flat: Mapping[int, torch.Tensor]
     ) -> Any:
         """What the decoder makes of the field of column ``k``, on the data set's device."""
-        name = self._fields[k].name
+        name, wanted = self._fields[k].name, self._decoded_samples(planned, k)
+        of_all = flat[k].split(length_bytes[:, k].tolist())
         try:
-            return self._made_of(name, flat[k].split(length_bytes[:, k].tolist()))
+            return self._made_of(name, [of_all[i] for i in wanted]) if len(wanted) else []
         except Undecodable as error:
-            path = self._paths[planned.file[error.sample]]
-            begin, length = planned.begin_bytes[error.sample, k], planned.length_bytes[error.sample, k]
+            sample = wanted[error.sample]
+            path = self._paths[planned.file[sample]]
+            begin, length = planned.begin_bytes[sample, k], planned.length_bytes[sample, k]
             raise CorruptData(
                 f"{path}: field {name!r} of {length} bytes at offset {begin} cannot be decoded: {error}",
                 path,
@@ -317,7 +315,10 @@ class FieldBatches:
             return decoder.decode(samples, self._device, self._threads)
         return decoder(samples) if decoder is keep_encoded else moved(decoder(samples), self._device)
 
-    def _values_of_field(self, field: Field, flat: torch.Tensor, lengths: np.ndarray) -> Any:
+    @staticmethod
+    def _values_of_field(
+        field: Field, flat: torch.Tensor, lengths: np.ndarray, ragged_as: Callable[[Ragged], Any]
+    ) -> Any:
         dtype = np.dtype(np.uint8) if field.dtype is None else field.dtype
         if dtype.newbyteorder("=") != dtype:
             width = dtype.itemsize // (2 if dtype.kind == "c" else 1)
@@ -330,29 +331,13 @@ class FieldBatches:
             return typed.view(len(lengths), *field.shape)
         row_bytes = dtype.itemsize * math.prod(field.row_shape)
         offsets = torch.from_numpy(np.cumsum([0, *(lengths // row_bytes)]))
-        return self._ragged_as(Ragged(typed.view(-1, *field.row_shape), offsets))
-
-    def statistics(self) -> dict[str, Any]:
-        """As `GDSDataset.stats` has them."""
-        return {
-            "bytes": dict(self._bytes),
-            "batches": self._batches,
-            "stalls": self._stalls,
-            "stall_s": self._stall_s,
-            "mean_ready": self._ready / self._batches if self._batches else 0.0,
-            "ring_full_s": 0.0,
-        }
+        return ragged_as(Ragged(typed.view(-1, *field.row_shape), offsets))
 
     def close(self) -> None:
-        """Returns when nothing is being read any more, but for what has stalled, which is not waited for."""
-        self._closed = True
-        self._planned.clear()
-        for begun in self._begun:
-            begun.done.cancel()
-        self._readers.shutdown(wait=not self._is_stalled)
+        """As `BatchesAhead.close`, and decoding has ended."""
+        super().close()
         if self._threads is not None:
             self._threads.close(wait=not self._is_stalled)
-        self._begun.clear()
 
 
 class WindowBatches(FieldBatches):

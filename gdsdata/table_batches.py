@@ -13,11 +13,12 @@ import torch
 from gdsdata import engine
 from gdsdata.decoders import Decoder, Image, Undecodable
 from gdsdata.errors import CorruptData
-from gdsdata.field_batches import FieldBatches, Ragged, RaggedAs
+from gdsdata.field_batches import Collate, FieldBatches, Ragged, RaggedAs
 from gdsdata.formats.columns import arrow_module
 from gdsdata.formats.index import torch_equivalent
 from gdsdata.formats.parquet import TableIndex, Values
 from gdsdata.row_groups import UpcomingGroups
+from gdsdata.skipped import Skipped
 
 # Row groups that are read and decoded at the same time, each by a thread.
 _DECODERS = 4
@@ -47,7 +48,7 @@ class TableBatches(FieldBatches):
     Batches are on the CPU. `reach` says which row groups are held; a batch that needs another one has it decoded then.
 
     Args:
-        shared, files, index, prefetch, stall_timeout_s, ragged_as, decode: as for `FieldBatches`.
+        shared, files, index, prefetch, stall_timeout_s, ragged_as, decode, collate, skipped: as for `FieldBatches`.
         upcoming: the epoch.
     """
 
@@ -61,9 +62,13 @@ class TableBatches(FieldBatches):
         ragged_as: RaggedAs,
         decode: Mapping[str, Decoder | Image],
         upcoming: UpcomingGroups,
+        collate: Collate | None,
+        skipped: Skipped | None,
     ) -> None:
         device = torch.device("cpu")
-        super().__init__(shared, files, index, device, prefetch, stall_timeout_s, ragged_as, decode)
+        super().__init__(
+            shared, files, index, device, prefetch, stall_timeout_s, ragged_as, decode, None, collate, skipped
+        )
         self._engine, self._index, self._upcoming = shared, index, upcoming
         self._held_steps = _steps_held(upcoming, prefetch)
         self._keeps_all = int(index.decoded_bytes.sum()) <= _KEPT_BYTES
@@ -88,8 +93,7 @@ class TableBatches(FieldBatches):
     def plan(self, group: np.ndarray, row: np.ndarray, sizes: np.ndarray) -> None:
         """Batches of ``sizes`` rows each, which follow one another (`TableIndex.extents`)."""
         ends = np.cumsum(sizes)[:-1]
-        self._planned.extend(map(_Planned, np.split(group, ends), np.split(row, ends)))
-        self._begin_some()
+        self._plan(map(_Planned, np.split(group, ends), np.split(row, ends)))
 
     def statistics(self) -> dict[str, Any]:
         """As `FieldBatches` has them, but ``bytes`` are those of the row groups that were read."""
@@ -160,15 +164,25 @@ class TableBatches(FieldBatches):
             array[place] = values[there]
         return tensor
 
-    def _values_of(self, begun: _Begun) -> dict[str, Any]:
+    def _values_of(self, begun: _Begun) -> Any:
         _, columns = begun.done.result()
+        ragged_as = self._ragged_as if self._collate is None else Ragged.as_list
         values = {}
         for field, column in zip(self._fields, columns, strict=True):
             if field.name in self._decode:
                 values[field.name] = self._decoded_rows(field.name, begun.planned, column)
             else:
-                values[field.name] = self._ragged_as(column) if isinstance(column, Ragged) else column
-        return values
+                values[field.name] = ragged_as(column) if isinstance(column, Ragged) else column
+        if self._collate is None:
+            return values
+        rows = zip(*values.values(), strict=True)
+        return self._collate([dict(zip(values, row, strict=True)) for row in rows])
+
+    def _check(self, begun: _Begun) -> None:
+        _, columns = begun.done.result()
+        for field, column in zip(self._fields, columns, strict=True):
+            if field.name in self._decode:
+                self._decoded_rows(field.name, begun.planned, column)
 
     def _decoded_rows(self, name: str, planned: _Planned, column: torch.Tensor | Ragged) -> Any:
         if isinstance(column, Ragged):

@@ -5,6 +5,7 @@ import io
 import os
 import tarfile
 import threading
+from collections import namedtuple
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 import gdsdata
 from gdsdata import EngineOptions, GDSDataset, Ragged
 from gdsdata.errors import CorruptData, StallError
-from gdsdata.field_batches import FieldBatches
+from gdsdata.field_batches import FieldBatches, moved
 from gdsdata.formats.fields import Field, FieldIndex
 
 FIELDS = (Field("image"), Field("label", np.dtype("<i8"), ()), Field("points", np.dtype("<f4")))
@@ -272,6 +273,64 @@ def test_mistakes_in_decode_are_told_at_once(tmp_path):
         decoded(tmp_path, [b"1"], "jpg")
     with pytest.raises(ValueError, match="names 'y'"):
         GDSDataset(tmp_path / "members", 1, Members("x", [b"1"]), device="cpu", decode={"y": "cls"})
+
+
+def test_collate_gets_samples_with_the_fields_that_they_have_and_its_result_is_the_batch(tmp_path):
+    paths, lengths, samples = write(tmp_path, [9])
+    lengths[0][2, 0] = -1
+    content = np.random.default_rng(0).integers(0, 256, int(np.maximum(lengths[0], 0).sum()), np.uint8).tobytes()
+    (tmp_path / "00.bin").write_bytes(content)
+    index = Lines(lengths).index(paths)
+    batches = list(GDSDataset(paths, 4, Lines(lengths), device="cpu", shuffle=False, collate=lambda some: some))
+    assert [len(batch) for batch in batches] == [4, 4, 1]
+    for i, sample in enumerate(one for batch in batches for one in batch):
+        assert list(sample) == [field.name for k, field in enumerate(FIELDS) if lengths[0][i, k] >= 0]
+        for k, field in enumerate(FIELDS):
+            if field.name in sample:
+                begin = index.begin_bytes[i, k]
+                assert sample[field.name].contiguous().numpy().tobytes() == content[begin:][: lengths[0][i, k]]
+    assert sample["label"].shape == () and sample["points"].dtype == torch.float32
+
+
+def test_collate_gets_decoded_values_and_transform_what_it_made(tmp_path):
+    contents = [b"3", b"1", b"2"]
+    (tmp_path / "members").write_bytes(b"".join(contents))
+    index = Members("x", contents)
+    index.lengths[1] = -1
+    made = []
+
+    def collate(some):
+        made.append(some)
+        return [one.get("x", -1) for one in some], len(some)
+
+    data = GDSDataset(
+        *(tmp_path / "members", 3, index), device="cpu", shuffle=False, decode={"x": "cls"}, collate=collate,
+        transform=lambda batch: batch[1],
+    )  # fmt: skip
+    assert list(data) == [3]
+    assert [list(one) for one in made[0]] == [["x"], [], ["x"]] and int(made[0][0]["x"]) == 3
+
+
+def test_a_decoder_that_makes_one_thing_of_many_samples_cannot_be_collated(tmp_path):
+    (tmp_path / "members").write_bytes(b"ab")
+    format = Members("x", [b"a", b"b"])
+    decode = {"x": lambda samples: len(samples)}
+    with pytest.raises(ValueError, match="decoder of field 'x' made int of 2"):
+        list(GDSDataset(tmp_path / "members", 2, format, device="cpu", decode=decode, collate=list))
+
+
+def test_samples_of_one_size_refuse_collate_and_name_transform(tmp_path):
+    np.arange(8).tofile(tmp_path / "a.bin")
+    with pytest.raises(ValueError, match="one tensor already, and transform= gets that"):
+        GDSDataset(tmp_path / "a.bin", 2, gdsdata.formats.Records("i8", ()), device="cpu", collate=list)
+
+
+def test_what_collate_makes_moves_as_a_whole():
+    pair = namedtuple("pair", ("a", "b"))
+    batch = [{"x": torch.ones(2)}, (torch.ones(1), "name"), pair(torch.ones(1), 3)]
+    found = moved(batch, torch.device("meta"))
+    assert found[0]["x"].is_meta and found[1][0].is_meta and found[1][1] == "name"
+    assert isinstance(found[2], pair) and found[2].a.is_meta and found[2].b == 3
 
 
 def test_a_tar_of_a_folder_is_recognised_and_decoded(tmp_path):

@@ -76,6 +76,7 @@ class LitData:
             whatever code they name.
         unpacked: where shards that are compressed as a whole (zstd, ``compression_level="chunk"``) are unpacked, as
             `Mds` has it; ``"user"`` is ``~/.cache/gdsdata/litdata``.
+        without: paths of shards that are left out.
 
     Raises:
         ValueError: ``window_tokens`` is less than 1.
@@ -84,6 +85,7 @@ class LitData:
     window_tokens: int | None = None
     allow_pickle: bool = False
     unpacked: str | None = "user"
+    without: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.window_tokens is not None and self.window_tokens < 1:
@@ -118,7 +120,10 @@ class LitData:
             samples = _samples(config, path)
             for record in member(content, "chunks", list, path):
                 record = checked(record, dict, path, "a chunk")
-                found.append(_shard(record, config, path))
+                shard = _shard(record, config, path)
+                if shard.is_one_of(self.without):
+                    continue
+                found.append(shard)
                 if samples["item_loader"] == "TokensLoader":
                     tokens.append(count_member(record, "dim", path))
         columns = self._columns(samples, path)

@@ -66,10 +66,12 @@ class Mds:
             kept while the compressed file is the same. ``"user"``: in ``~/.cache/gdsdata/mds`` (``XDG_CACHE_HOME``
             moves it); ``"beside"``: in hidden files beside the data; else in the folder of this path; None: such
             shards are refused. Those that already lie unpacked beside themselves are read there in any case.
+        without: paths of shards that are left out.
     """
 
     allow_pickle: bool = False
     unpacked: str | None = "user"
+    without: tuple[str, ...] = ()
 
     def index(self, paths: list[str]) -> FieldIndex:
         """Find the samples of the shards that an index.json lists.
@@ -96,7 +98,8 @@ class Mds:
                         f"{found[0].path} has the columns {first}, and {shard.path} {declared}: read them as separate "
                         f"datasets"
                     )
-                found.append(shard)
+                if not shard.is_one_of(self.without):
+                    found.append(shard)
         return index_shards(unpacked(found, self.unpacked, "mds"), columns)
 
     def _columns(self, declared: list[tuple[str, str, int | None]], path: str) -> list[Column]:

@@ -44,6 +44,10 @@ class Shard(NamedTuple):
     packed: str | None = None
     compression: str = ""
 
+    def is_one_of(self, paths: Sequence[str]) -> bool:
+        """Whether one of ``paths`` is the file that there is, or the one that it is unpacked."""
+        return self.path in paths or self.packed in paths
+
 
 class ArrayHeads(NamedTuple):
     """What the heads of n arrays say: each is ``axes_at`` bytes, and then the sizes of its axes."""

@@ -65,7 +65,7 @@ class Tar:
                 more fields than samples have.
             FileNotFoundError, IoError: a file is not to be had.
         """
-        paths = [path for path in paths if not path.endswith(".idx")] or paths
+        paths = self.data_files(paths)
         size_bytes, mtime_ns = np.empty(len(paths), np.int64), np.empty(len(paths), np.int64)
         names, counts, tables = self.fields, [], []
         extensions: dict[str, None] = {}  # that some sample has, for the error
@@ -94,6 +94,11 @@ class Tar:
             begin_bytes=begin_bytes,
             length_bytes=length_bytes,
         )
+
+    @staticmethod
+    def data_files(paths: list[str]) -> list[str]:
+        """Without indexes of other projects, unless there is nothing else."""
+        return [path for path in paths if not path.endswith(".idx")] or paths
 
 
 def first_extensions(members: Members, path: str) -> tuple[str, ...]:

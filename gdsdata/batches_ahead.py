@@ -1,0 +1,162 @@
+"""What all batches that Python begins have in common: they are begun in order, a few ahead of who takes them."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotYet
+from typing import Any, Protocol
+
+import numpy as np
+
+from gdsdata import engine
+from gdsdata.errors import CorruptData, EngineClosed, IoError, StallError
+from gdsdata.skipped import Skipped, nothing_left
+
+# A sample that was read by itself fails again with its batch where errors come and go.
+_MOST_ATTEMPTS = 3
+
+
+class Begun(Protocol):
+    """A batch on its way.
+
+    Attributes:
+        planned: columns, each with a row for a sample.
+        done: bytes by route, and what else there is when all is there.
+    """
+
+    planned: Any
+    done: Future[tuple[dict[str, int], Any]]
+
+
+class BatchesAhead(ABC):
+    """Batches that are begun in the order of their plan and taken in that order.
+
+    Args:
+        prefetch: batches in flight or ready ahead of the consumer.
+        stall_timeout_s: raise `StallError` where a batch takes so long.
+        readers: threads on which batches come.
+        skipped: takes note of bad samples, which are left out; None: they are errors.
+    """
+
+    def __init__(
+        self, prefetch: int, stall_timeout_s: float, readers: ThreadPoolExecutor, skipped: Skipped | None
+    ) -> None:
+        self._prefetch, self._stall_timeout_s, self._readers, self._skipped = prefetch, stall_timeout_s, readers, skipped
+        self._planned: deque[Any] = deque()
+        self._begun: deque[Begun] = deque()
+        self._closed = self._is_stalled = False
+        self._bytes = dict.fromkeys(engine.ROUTES, 0)
+        self._batches = self._stalls = self._ready = 0
+        self._stall_s = 0.0
+
+    @abstractmethod
+    def _begin(self, planned: Any) -> Begun:
+        """Ask for a batch."""
+
+    @abstractmethod
+    def _values_of(self, begun: Begun) -> Any:
+        """The batch, as its user gets it, of one that has come."""
+
+    def _check(self, begun: Begun) -> None:
+        """Raise what is wrong with a sample that has come."""
+        self._values_of(begun)
+
+    def next(self) -> Any:
+        """The next batch, whose bytes are in place, for every stream.
+
+        Raises:
+            FileNotFoundError, IoError, CorruptData: a file is not to be had, or not as it was indexed. Where bad
+                samples are skipped: nothing is left of the batch.
+            StallError: nothing has come for ``stall_timeout_s``.
+            EngineClosed: these batches were closed.
+        """
+        if self._closed:
+            raise EngineClosed("the data set's iterator was closed")
+        self._begin_some()
+        begun = self._begun.popleft()
+        self._ready += sum(one.done.done() for one in (begun, *self._begun))
+        self._wait_for(begun.done)
+        self._begin_some()
+        self._batches += 1
+        for _ in range(_MOST_ATTEMPTS):
+            try:
+                return self._finished(begun)
+            except (IoError, CorruptData):
+                if self._skipped is None:
+                    raise
+            begun = self._begin(self._without_bad(begun.planned))
+        return self._finished(begun)
+
+    def _finished(self, begun: Begun) -> Any:
+        self._arrive(begun)
+        return self._values_of(begun)
+
+    def _arrive(self, begun: Begun) -> None:
+        self._wait_for(begun.done)
+        routes, _ = begun.done.result()
+        for route, count in routes.items():
+            self._bytes[route] += count
+
+    def _without_bad(self, planned: Any) -> Any:
+        """Those samples of a batch that by themselves are sound; a stall, or a missing file, is still an error."""
+        kept, last_error = [], None
+        for i in range(len(planned[0])):
+            try:
+                alone = self._begin(_of_samples(planned, slice(i, i + 1)))
+                self._arrive(alone)
+                self._check(alone)
+                kept.append(i)
+            except (IoError, CorruptData) as error:
+                self._skipped.leave_out_sample(error)
+                last_error = error
+        if not kept:
+            raise nothing_left(len(planned[0]), last_error)
+        return _of_samples(planned, np.array(kept))
+
+    def _wait_for(self, done: Future[Any]) -> None:
+        if done.done():
+            return
+        started = time.monotonic()
+        try:
+            done.exception(self._stall_timeout_s)
+        except NotYet:
+            self._is_stalled = True
+            raise StallError(f"no batch for {self._stall_timeout_s} s, which is options.stall_timeout_s") from None
+        self._stalls += 1
+        self._stall_s += time.monotonic() - started
+
+    def _plan(self, planned: Iterable[Any]) -> None:
+        self._planned.extend(planned)
+        self._begin_some()
+
+    def _begin_some(self) -> None:
+        while self._planned and len(self._begun) < self._prefetch:
+            self._begun.append(self._begin(self._planned.popleft()))
+
+    def statistics(self) -> dict[str, Any]:
+        """As `GDSDataset.stats` has them."""
+        return {
+            "bytes": dict(self._bytes),
+            "batches": self._batches,
+            "stalls": self._stalls,
+            "stall_s": self._stall_s,
+            "mean_ready": self._ready / self._batches if self._batches else 0.0,
+            "ring_full_s": 0.0,
+        }
+
+    def close(self) -> None:
+        """Returns when nothing is being read any more, but for what has stalled, which is not waited for."""
+        self._closed = True
+        self._planned.clear()
+        for begun in self._begun:
+            begun.done.cancel()
+        self._readers.shutdown(wait=not self._is_stalled)
+        self._begun.clear()
+
+
+def _of_samples(planned: Any, samples: slice | np.ndarray) -> Any:
+    return type(planned)(*(column[samples] for column in planned))
