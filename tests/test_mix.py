@@ -203,22 +203,22 @@ def test_a_state_of_another_mix_is_refused(folder):
 
 
 def loaded(folder, workers, number):
-    return epochs(DataLoader(mix(folder), batch_size=None, num_workers=workers), number)
+    return epochs(DataLoader(mix(folder, stop=31), batch_size=None, num_workers=workers), number)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_dataloader_gives_the_same_batches_in_the_same_order(folder, workers):
-    assert in_new_process(loaded, folder, workers, 2) == epochs(mix(folder), 2)
+    assert in_new_process(loaded, folder, workers, 2) == epochs(mix(folder, stop=31), 2)
 
 
 def cut_stateful(folder, workers, cut):
-    loader = StatefulDataLoader(mix(folder), batch_size=None, num_workers=workers)
+    loader = StatefulDataLoader(mix(folder, stop=31), batch_size=None, num_workers=workers)
     got = taken(itertools.islice(iter(loader), cut))
     return got, loader.state_dict()
 
 
 def resumed_stateful(folder, workers, state):
-    loader = StatefulDataLoader(mix(folder), batch_size=None, num_workers=workers)
+    loader = StatefulDataLoader(mix(folder, stop=31), batch_size=None, num_workers=workers)
     loader.load_state_dict(state)
     return epochs(loader, 2)
 
@@ -226,7 +226,7 @@ def resumed_stateful(folder, workers, state):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_stateful_loader_goes_on_with_the_next_batch(folder, workers):
     got, state = in_new_process(cut_stateful, folder, workers, 17)
-    assert got + in_new_process(resumed_stateful, folder, workers, state) == epochs(mix(folder), 2)
+    assert got + in_new_process(resumed_stateful, folder, workers, state) == epochs(mix(folder, stop=31), 2)
 
 
 # ---------------------------------------------------------------------------------------------------- ends, errors
