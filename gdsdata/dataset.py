@@ -93,7 +93,7 @@ class GDSDataset(IterableDataset):
             it, else a tensor (of its shape; of one dimension where sizes differ). Tensors are on ``device``, or with
             ``decode`` on the CPU, and those of the result (in dicts, lists and tuples too) then go to ``device``.
             ``transform`` comes behind it and gets the batch. Samples of one size lie in a batch already, so they have
-            ``transform`` alone.
+            ``transform`` alone. It takes the place of ``ragged``.
         on_error: ``"skip"`` leaves out what is bad, counts and names it (`stats`), and warns: see below.
         device_mesh, dp_dim: in the place of ``rank`` and ``world_size``: the mesh that FSDP or tensor parallelism uses,
             and the dimension of it (or several, the outermost first) along which the data is shared. Processes that
@@ -315,11 +315,6 @@ class GDSDataset(IterableDataset):
 
     def __iter__(self) -> Iterator[Any]:
         """The rest of this epoch, after `load_state_dict`, or the whole of it."""
-        if get_worker_info() and self.device.type != "cpu":
-            raise ValueError(
-                f"device={self.device} does not work in a DataLoader's worker processes: use num_workers=0 (the "
-                "engine's own threads read ahead) or device='cpu'"
-            )
         return self._epoch_from(self._progress.begin())
 
     def _epoch_from(self, begun: Begun) -> Iterator[Any]:
@@ -339,7 +334,15 @@ class GDSDataset(IterableDataset):
             epoch: chooses the order.
             numbers: of the batches, ascending, each in ``range(len(self))``; an array is int64.
             handed_out: called before each batch with how many there are with it.
+
+        Raises:
+            ValueError: on a GPU, in a DataLoader's worker process.
         """
+        if get_worker_info() and self.device.type != "cpu":
+            raise ValueError(
+                f"device={self.device} does not work in a DataLoader's worker processes: use num_workers=0 (the "
+                "engine's own threads read ahead) or device='cpu'"
+            )
         if self._index is None:
             self._index_files()
         index, order = self._index, self._order
