@@ -50,6 +50,10 @@ test: $(READY) build/.system-tests  ## set up what is missing, then the C++ engi
 	@$(CPP_TESTS) run VARIANT=plain
 	@$(VENV_PYTHON) -m pytest $(ARGS)
 
+.PHONY: fuzz
+fuzz: $(READY)  ## damaged files for every parser: ARGS="all --seconds 600", or a target's name
+	@$(VENV_PYTHON) tests/fuzz.py $(or $(ARGS),all)
+
 .PHONY: lint
 lint: $(INSTALLED)  ## ruff and clang-format; make format mends what they can mend
 	@$(VENV_PYTHON) -m ruff check .
