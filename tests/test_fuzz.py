@@ -15,7 +15,7 @@ from helpers import MIB, in_new_process
 from gdsdata.errors import CorruptData
 
 SEED = 20
-SECONDS_EACH = 0.4
+SECONDS_EACH = 0.25
 
 
 class Count:
