@@ -8,6 +8,8 @@ import sys
 
 PATIENCE_S = 120  # for making and checking a row, and for a turn
 
+MOST_SAID = 300  # characters of an error, in a table
+
 processes = multiprocessing.get_context("forkserver")
 
 
@@ -75,7 +77,8 @@ def _serve(connection, make, arguments):
         while connection.recv() == "go":
             connection.send((None, take()))
     except Exception as error:
-        connection.send((f"{type(error).__name__}: {error}".splitlines()[0], None))
+        said = " ".join(str(error).replace("|", "/").split())
+        connection.send((f"{type(error).__name__}: {said[:MOST_SAID]}", None))
     finally:
         connection.close()
         sys.stderr.flush()

@@ -1,0 +1,68 @@
+"""Scripts in benchmarks/, on little data. A row has figures only when all that it read was what had been written."""
+
+import os
+import subprocess
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+
+import pytest
+from helpers import REPOSITORY
+
+BENCHMARKS = REPOSITORY / "benchmarks"
+pytestmark = pytest.mark.skipif(not BENCHMARKS.is_dir(), reason="there are no sources here")
+
+
+def rows_of(script, *arguments):
+    """The rows of all the tables that it printed: {first cell: the other cells}, of equal ones the last."""
+    paths = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
+    ran = subprocess.run(
+        [sys.executable, BENCHMARKS / script, "--rounds", "1", *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert ran.returncode == 0, ran.stderr
+    lines = [line.strip("|").split("|") for line in ran.stdout.splitlines() if line.startswith("| ")]
+    return {first.strip(): [cell.strip() for cell in rest] for first, *rest in lines}
+
+
+def figure(cell):
+    return float(cell.replace(",", ""))
+
+
+@pytest.mark.slow
+def test_samples_with_fields_are_verified_beside_a_loop_by_hand(tmp_path):
+    rows = rows_of("fields.py", "--folder", tmp_path, "--only", "tar", "index", "--samples", 100)
+    for name in ("gdsdata", "pread loop", "pread loop, 2 threads ahead"):
+        assert figure(rows[name][0]) > 0, rows[name]
+    assert "page_cache" in rows["gdsdata"][-1]
+    assert figure(rows["gdsdata, its headers"][0]) > figure(rows["gdsdata, kept of the last time"][0]) / 10
+    if find_spec("webdataset") is None:
+        assert rows["WebDataset, 2 workers"][0] == "not installed: pip install webdataset"
+
+
+@pytest.mark.parametrize("row", ["Ours", "Pread"])
+def test_a_row_that_gives_other_bytes_than_were_written_is_refused(tmp_path, monkeypatch, row):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    fields, peers = import_module("fields"), import_module("field_peers")
+    data = peers.Data("litdata", fields.made("litdata", tmp_path, 100), 100)
+    fields.check(getattr(peers, row)(data), data)
+    shard = data.folder / "chunk-0-2.bin"
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(ValueError, match="1 samples of a batch are not what was written"):
+        fields.check(getattr(peers, row)(data), data)
+
+
+@pytest.mark.slow
+def test_a_training_loop_says_how_idle_its_device_is(tmp_path):
+    small = ("--array-kib", 16, "--batch", 4, "--samples", 32, "--steps", 20, "--step-ms", 2)
+    only = ("gdsdata", "DataLoader over files")
+    rows = rows_of("training.py", "--device", "cpu", "--folder", tmp_path, "--case", "arrays", *small, "--only", *only)
+    for name in only:
+        batches_per_s, alone_ms, idle, slower = rows[name]
+        assert figure(batches_per_s) > 0 and figure(alone_ms) > 0 and figure(slower.rstrip("x ")) > 0, rows[name]
+        assert figure(idle.split()[0]) < 100
