@@ -7,7 +7,7 @@ of Megatron's, read as windows of 1025 and 2049 tokens. What every row (field_pe
 written, by checksums; then all take turns in random order, a memory copy with them. Peers that are not installed are
 named with what installs them:
 
-    pip install --no-deps webdataset braceexpand mosaicml-streaming litdata spdl spdl-core spdl-io megatron-core ...
+    pip install webdataset mosaicml-streaming litdata spdl megatron-core nvidia-dali-cuda130
 """
 
 import argparse
