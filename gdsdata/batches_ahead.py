@@ -16,9 +16,6 @@ from gdsdata import engine
 from gdsdata.errors import CorruptData, EngineClosed, IoError, StallError
 from gdsdata.skipped import Skipped, nothing_left
 
-# A sample that was read by itself fails again with its batch where errors come and go.
-_MOST_ATTEMPTS = 3
-
 
 class Begun(Protocol):
     """A batch on its way.
@@ -45,7 +42,8 @@ class BatchesAhead(ABC):
     def __init__(
         self, prefetch: int, stall_timeout_s: float, readers: ThreadPoolExecutor, skipped: Skipped | None
     ) -> None:
-        self._prefetch, self._stall_timeout_s, self._readers, self._skipped = prefetch, stall_timeout_s, readers, skipped
+        self._prefetch, self._stall_timeout_s = prefetch, stall_timeout_s
+        self._readers, self._skipped = readers, skipped
         self._planned: deque[Any] = deque()
         self._begun: deque[Begun] = deque()
         self._closed = self._is_stalled = False
@@ -60,6 +58,11 @@ class BatchesAhead(ABC):
     @abstractmethod
     def _values_of(self, begun: Begun) -> Any:
         """The batch, as its user gets it, of one that has come."""
+
+    def _joined(self, parts: list[Begun]) -> Begun:
+        """One batch of batches that have come."""
+        planned = [part.planned for part in parts]
+        return self._begin(type(planned[0])(*map(np.concatenate, zip(*planned, strict=True))))
 
     def _check(self, begun: Begun) -> None:
         """Raise what is wrong with a sample that has come."""
@@ -82,16 +85,13 @@ class BatchesAhead(ABC):
         self._wait_for(begun.done)
         self._begin_some()
         self._batches += 1
-        for _ in range(_MOST_ATTEMPTS):
-            try:
-                return self._finished(begun)
-            except (IoError, CorruptData):
-                if self._skipped is None:
-                    raise
-            begun = self._begin(self._without_bad(begun.planned))
-        return self._finished(begun)
-
-    def _finished(self, begun: Begun) -> Any:
+        try:
+            self._arrive(begun)
+            return self._values_of(begun)
+        except (IoError, CorruptData):
+            if self._skipped is None:
+                raise
+        begun = self._joined(self._without_bad(begun.planned))
         self._arrive(begun)
         return self._values_of(begun)
 
@@ -101,21 +101,22 @@ class BatchesAhead(ABC):
         for route, count in routes.items():
             self._bytes[route] += count
 
-    def _without_bad(self, planned: Any) -> Any:
-        """Those samples of a batch that by themselves are sound; a stall, or a missing file, is still an error."""
-        kept, last_error = [], None
+    def _without_bad(self, planned: Any) -> list[Begun]:
+        """Of those samples of a batch that by themselves are sound; a stall, or a missing file, is still an error."""
+        kept: list[Begun] = []
+        last_error = None
         for i in range(len(planned[0])):
             try:
-                alone = self._begin(_of_samples(planned, slice(i, i + 1)))
+                alone = self._begin(type(planned)(*(column[i : i + 1] for column in planned)))
                 self._arrive(alone)
                 self._check(alone)
-                kept.append(i)
+                kept.append(alone)
             except (IoError, CorruptData) as error:
                 self._skipped.leave_out_sample(error)
                 last_error = error
         if not kept:
             raise nothing_left(len(planned[0]), last_error)
-        return _of_samples(planned, np.array(kept))
+        return kept
 
     def _wait_for(self, done: Future[Any]) -> None:
         if done.done():
@@ -157,6 +158,3 @@ class BatchesAhead(ABC):
         self._readers.shutdown(wait=not self._is_stalled)
         self._begun.clear()
 
-
-def _of_samples(planned: Any, samples: slice | np.ndarray) -> Any:
-    return type(planned)(*(column[samples] for column in planned))

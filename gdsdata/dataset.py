@@ -579,7 +579,7 @@ class GDSDataset(IterableDataset):
         else:
             result["ring_bytes"] = self.prefetch * self._index.most_bytes(self._batch_size)
         if isinstance(self._index, TableIndex):
-            upcoming = self._upcoming(self._index, self._epoch)
+            upcoming = self._upcoming(self._index, self._progress.epoch)
             result["ring_bytes"] += most_held_bytes(self._index, upcoming, len(self), self.prefetch)
         result["piece_bytes"], result["piece_memory_bytes"] = dict(self._piece_bytes), self._piece_memory_bytes
         result["shuffle"] = f"{self._shuffle_name}: {self._shuffle_reason}"

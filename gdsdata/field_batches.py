@@ -72,7 +72,10 @@ def moved(value: Any, device: torch.device) -> Any:
         return value.to(device, non_blocking=True)
     if isinstance(value, dict):
         return {name: moved(one, device) for name, one in value.items()}
-    return [moved(one, device) for one in value] if isinstance(value, list) else value
+    if isinstance(value, (list, tuple)):
+        values = [moved(one, device) for one in value]
+        return type(value)(*values) if hasattr(value, "_fields") else type(value)(values)
+    return value
 
 
 def _tensors_of(value: Any) -> Iterator[torch.Tensor]:
@@ -252,6 +255,15 @@ class FieldBatches(BatchesAhead):
             else self._values_of_field(field, begun.flat[k], begun.length_bytes[:, k], self._ragged_as)
             for k, field in enumerate(self._fields)
         }
+
+    def _joined(self, parts: list[_Begun]) -> _Begun:
+        """Out of their memory: what came once is not read again."""
+        planned = _Planned(*map(np.concatenate, zip(*(part.planned for part in parts), strict=True)))
+        length_bytes = np.concatenate([part.length_bytes for part in parts])
+        flat = {k: torch.cat([part.flat[k] for part in parts]) for k in parts[0].flat}
+        done: Future[tuple[dict[str, int], dict[int, Any]]] = Future()
+        done.set_result(({}, {}))
+        return _Begun(planned, length_bytes, flat, done)
 
     def _check(self, begun: _Begun) -> None:
         for k, field in enumerate(self._fields):

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from gdsdata import engine
+from gdsdata.batches_ahead import BatchesAhead
 from gdsdata.decoders import Decoder, Image, Undecodable
 from gdsdata.errors import CorruptData
 from gdsdata.field_batches import Collate, FieldBatches, Ragged, RaggedAs
@@ -143,7 +144,7 @@ class TableBatches(FieldBatches):
     def _gather(
         self, planned: _Planned, groups: dict[int, Future[tuple[list[Values], Routes]]]
     ) -> tuple[Routes, list[Any]]:
-        """The values of a batch's rows: of each field a tensor, or a `Ragged`. What was read for them is counted before."""
+        """The values of a batch's rows, of each field a tensor or a `Ragged`; what was read for them counts elsewhere."""
         order = np.argsort(planned.group, kind="stable")
         numbers, first = np.unique(planned.group[order], return_index=True)
         places = np.split(order, first[1:])
@@ -177,6 +178,8 @@ class TableBatches(FieldBatches):
             return values
         rows = zip(*values.values(), strict=True)
         return self._collate([dict(zip(values, row, strict=True)) for row in rows])
+
+    _joined = BatchesAhead._joined  # row groups are held
 
     def _check(self, begun: _Begun) -> None:
         _, columns = begun.done.result()

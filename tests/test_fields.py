@@ -10,7 +10,7 @@ from collections import namedtuple
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gdsdata
@@ -94,6 +94,7 @@ def test_the_order_of_the_files_is_kept_without_a_shuffle(tmp_path):
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=12), st.integers(1, 5))
+@settings(deadline=None)
 def test_offsets_are_those_of_the_samples(tmp_path_factory, counts, batch_size):
     folder = tmp_path_factory.mktemp("lines")
     paths, lengths, samples = write(folder, [*counts, 1], most=9)
@@ -392,6 +393,7 @@ def test_every_shuffle_gives_every_sample_of_every_file_once(tmp_path, shuffle):
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=6), st.data())
+@settings(deadline=None)
 def test_runs_cover_the_bytes_of_their_samples(tmp_path_factory, counts, drawn):
     paths, lengths, _ = write(tmp_path_factory.mktemp("runs"), [*counts, 1], most=9)
     index = Lines(lengths).index(paths)

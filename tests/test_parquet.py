@@ -38,6 +38,16 @@ def numbered(rows: int) -> pa.Table:
     return pa.table({"id": pa.array(range(rows), pa.int64()), "text": pa.array(map(str, range(rows)), pa.string())})
 
 
+def with_a_damaged_row_group(path):
+    """Rows 0 to 49, ten a row group, of which that of rows 30 to 39 is damaged."""
+    write(path, numbered(50), write_page_checksum=True, compression="none", use_dictionary=False)
+    column = pq.read_metadata(path).row_group(3).column(0)
+    content = bytearray(path.read_bytes())
+    content[column.data_page_offset + column.total_compressed_size - 1] ^= 1
+    path.write_bytes(content)
+    return path
+
+
 def ids_of(source, **arguments) -> list[list[int]]:
     return [batch["id"].tolist() for batch in gdsdata.GDSDataset(source, device="cpu", **arguments)]
 
@@ -129,6 +139,14 @@ class TestRows:
         path = write(tmp_path / "a.parquet", pa.table({"l": [[1, 2], [3]]}))
         (batch,) = gdsdata.GDSDataset(path, 2, shuffle=False, device="cpu", ragged=ragged)
         assert isinstance(batch["l"], kind) and [one.tolist()[:1] for one in batch["l"]] == [[1], [3]]
+
+    def test_come_one_by_one_to_collate(self, tmp_path):
+        write(tmp_path / "a.parquet", numbered(25))
+        data = gdsdata.GDSDataset(
+            tmp_path, 10, shuffle=False, device="cpu", decode={"text": "txt"}, collate=lambda samples: samples
+        )
+        found = [(int(sample["id"]), sample["text"]) for batch in data for sample in batch]
+        assert found == [(i, str(i)) for i in range(25)]
 
     def test_that_cannot_be_decoded_are_told_by_file_row_group_and_row(self, tmp_path):
         path = write(tmp_path / "a.parquet", pa.table({"j": ["1"] * 13 + ["{"]}))
@@ -424,18 +442,29 @@ class TestDamage:
             Parquet().index([str(path)])
 
     def test_a_row_group_that_is_damaged_is_named(self, tmp_path):
-        path = tmp_path / "a.parquet"
-        write(path, numbered(50), write_page_checksum=True, compression="none", use_dictionary=False)
-        column = pq.read_metadata(path).row_group(3).column(0)
-        content = bytearray(path.read_bytes())
-        content[column.data_page_offset + column.total_compressed_size - 1] ^= 1
-        path.write_bytes(content)
+        path = with_a_damaged_row_group(tmp_path / "a.parquet")
         dataset = gdsdata.GDSDataset(path, 10, shuffle=False, device="cpu")
         batches = iter(dataset)
         assert [next(batches)["id"].tolist()[0] for _ in range(3)] == [0, 10, 20]
         with pytest.raises(CorruptData, match=f"row group 3 of {path}, at bytes .* CRC") as caught:
             next(batches)
         assert caught.value.path == str(path) and caught.value.offset > 0
+
+    @pytest.mark.filterwarnings("ignore:gdsdata")
+    def test_a_row_group_that_is_damaged_is_left_out_where_that_is_asked_for(self, tmp_path):
+        data = gdsdata.GDSDataset(with_a_damaged_row_group(tmp_path / "a.parquet"), 15, shuffle=False, device="cpu", on_error="skip")
+        ids = [batch["id"].tolist() for batch in data]
+        assert sum(ids, []) == [*range(30), *range(40, 50)] and len(ids) == 4
+        skipped = data.stats()["skipped"]
+        assert skipped["samples"] == 10 and "row group 3" in skipped["named"][0][2]
+
+    @pytest.mark.filterwarnings("ignore:gdsdata")
+    def test_a_file_that_is_no_longer_whole_is_left_out_where_that_is_asked_for(self, tmp_path):
+        write(tmp_path / "a.parquet", numbered(20))
+        (tmp_path / "b.parquet").write_bytes((tmp_path / "a.parquet").read_bytes()[:-20])
+        data = gdsdata.GDSDataset(tmp_path, 10, shuffle=False, device="cpu", on_error="skip")
+        assert sum((batch["id"].tolist() for batch in data), []) == list(range(20))
+        assert data.stats()["skipped"]["files"] == 1
 
     def test_a_file_that_is_replaced_is_told(self, tmp_path):
         path = tmp_path / "a.parquet"

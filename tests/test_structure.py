@@ -125,7 +125,7 @@ MAY_IMPORT = {
     "order": {"errors"},
     "lanes": {"order", "errors"},
     "row_groups": {"lanes", "order", "errors"},
-    "table_batches": {"decoders", "field_batches", "formats", "row_groups", "engine", "errors", "skipped"},
+    "table_batches": {"batches_ahead", "decoders", "field_batches", "formats", "row_groups", "engine", "errors", "skipped"},
     "ranks": set(),
     "shuffles": {"calibration", "engine", "formats", "lanes", "options", "row_groups"},
     "engine": {"_engine", "formats", "options", "errors"},  # of formats, the types alone
