@@ -452,7 +452,8 @@ class TestDamage:
 
     @pytest.mark.filterwarnings("ignore:gdsdata")
     def test_a_row_group_that_is_damaged_is_left_out_where_that_is_asked_for(self, tmp_path):
-        data = gdsdata.GDSDataset(with_a_damaged_row_group(tmp_path / "a.parquet"), 15, shuffle=False, device="cpu", on_error="skip")
+        path = with_a_damaged_row_group(tmp_path / "a.parquet")
+        data = gdsdata.GDSDataset(path, 15, shuffle=False, device="cpu", on_error="skip")
         ids = [batch["id"].tolist() for batch in data]
         assert sum(ids, []) == [*range(30), *range(40, 50)] and len(ids) == 4
         skipped = data.stats()["skipped"]

@@ -125,7 +125,10 @@ MAY_IMPORT = {
     "order": {"errors"},
     "lanes": {"order", "errors"},
     "row_groups": {"lanes", "order", "errors"},
-    "table_batches": {"batches_ahead", "decoders", "field_batches", "formats", "row_groups", "engine", "errors", "skipped"},
+    "table_batches": {
+        *("batches_ahead", "decoders", "field_batches", "formats", "row_groups", "skipped"),
+        *("engine", "errors"),
+    },
     "ranks": set(),
     "shuffles": {"calibration", "engine", "formats", "lanes", "options", "row_groups"},
     "engine": {"_engine", "formats", "options", "errors"},  # of formats, the types alone
