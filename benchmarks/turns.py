@@ -82,4 +82,6 @@ def _serve(connection, make, arguments):
     finally:
         connection.close()
         sys.stderr.flush()
+        for worker in multiprocessing.active_children():  # a loader's; nothing else would end them
+            worker.kill()
         os._exit(0)  # some libraries' threads outlive the interpreter's patience
