@@ -144,7 +144,7 @@ class TableBatches(FieldBatches):
     def _gather(
         self, planned: _Planned, groups: dict[int, Future[tuple[list[Values], Routes]]]
     ) -> tuple[Routes, list[Any]]:
-        """The values of a batch's rows: of each field a tensor, or a `Ragged`. No routes: they count with row groups."""
+        """The values of a batch's rows: of each field a tensor, or a `Ragged`. Routes count with row groups."""
         order = np.argsort(planned.group, kind="stable")
         numbers, first = np.unique(planned.group[order], return_index=True)
         places = np.split(order, first[1:])
