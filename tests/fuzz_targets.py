@@ -11,6 +11,9 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import tables
 import test_formats
 import test_litdata
 import test_mds
@@ -21,22 +24,34 @@ import torch
 from safetensors.torch import save_file
 
 import gdsdata
+from gdsdata import engine
 from gdsdata.checkpoint import layout_safetensors, layout_torch, unpickling
 from gdsdata.checkpoint.reading import Stored
 from gdsdata.errors import IoError
 from gdsdata.formats import (
+    Arrow,
     LitData,
     Mds,
     Megatron,
     Npy,
+    Npz,
+    Parquet,
+    Safetensors,
     Tar,
     TFRecord,
     Tokens,
+    arrays,
+    arrow,
+    columns,
     fields,
     litdata,
     mds,
     megatron,
     npy,
+    npz,
+    parquet,
+    safetensors_files,
+    safetensors_header,
     shards,
     tar,
     tar_index,
@@ -44,12 +59,15 @@ from gdsdata.formats import (
     tar_reading,
     tfrecord,
     tokens,
+    zip_directory,
 )
 from gdsdata.formats import index as indexes
 from gdsdata.formats.crc32c import crc32c
 from gdsdata.formats.fields import FieldIndex
 from gdsdata.formats.index import Format, Index
 from gdsdata.formats.megatron import WindowIndex
+from gdsdata.formats.parquet import TableIndex
+from gdsdata.options import EngineOptions
 
 Files = dict[str, bytes]  # by name, all of one folder
 # The same for every file of every input, for indexes that name it.
@@ -466,7 +484,7 @@ def read_safetensors(folder: Path) -> None:
 
 SAFETENSORS = Target(
     "safetensors",
-    (layout_safetensors,),
+    (layout_safetensors, safetensors_header),
     [
         safetensors_seed,
         lambda folder: (safetensors_seed(folder), gdsdata.save({"a": torch.ones(11, 2)}, folder / "x.safetensors")),
@@ -578,7 +596,80 @@ PICKLE = Target(
     refusals=TORCH_REFUSALS,
 )
 
+# ------------------------------------------------------------------------------- arrays by name, rows of tables
+
+
+def reading(name: str, *formats: Format) -> Callable[[Path], None]:
+    """`Target.read` by each of the formats, and then of every sample: of those too whose values others decode."""
+
+    def read_all(path: str, format: Format) -> None:
+        engine.kept_engine(EngineOptions(), torch.device("cpu"))  # else each input would make one anew
+        data = gdsdata.GDSDataset(path, 8, format, shuffle=False, device="cpu")
+        if not isinstance(data._index, TableIndex):
+            check(data._index)
+        for _ in data:
+            pass
+
+    return lambda folder: each(lambda format=format: read_all(str(folder / name), format) for format in formats)
+
+
+SAFETENSORS_DATA = Target(
+    "safetensors-data",
+    (safetensors_header, safetensors_files, arrays),
+    [safetensors_seed, lambda folder: save_file({"a": torch.ones(11, 2)}, folder / "x.safetensors")],
+    reading("x.safetensors", Safetensors("file"), Safetensors("rows", "a")),
+    mend_safetensors,
+    SAFETENSORS.tokens,
+)
+
+NPZ = Target(
+    "npz",
+    (npz, zip_directory, arrays, npy),
+    [
+        lambda folder: np.savez(folder / "x.npz", a=np.ones((4, 3)), b=np.arange(4, dtype=">i2")),
+        lambda folder: np.savez(folder / "x.npz", a=np.asfortranarray(np.ones((2, 3, 4)))),
+        lambda folder: np.savez_compressed(folder / "x.npz", a=np.ones(9)),
+    ],
+    reading("x.npz", Npz("file"), Npz("rows", "a")),
+    tokens=TORCH.tokens[:6] + (b"a.npy", b"\x93NUMPY", b"descr", b"|O", b"<f8", b"(4, 3)"),
+)
+
+
+def arrow_seed(file_format: bool) -> Callable[[Path], object]:
+    def write(folder: Path) -> None:
+        table, new = tables.awkward(9), pa.ipc.new_file if file_format else pa.ipc.new_stream
+        with pa.OSFile(str(folder / "x.arrow"), "wb") as sink, new(sink, table.schema) as writer:
+            writer.write_table(table, 4)
+
+    return write
+
+
+ARROW = Target(
+    "arrow",
+    (arrow, columns),
+    [arrow_seed(False), arrow_seed(True)],
+    reading("x.arrow", Arrow(), Arrow(columns=("i64", "text"))),
+    tokens=(b"ARROW1", b"\xff\xff\xff\xff", b"\xff\xff\xff\x7f", bytes(8)),
+)
+
+PARQUET = Target(
+    "parquet",
+    (parquet, columns),
+    [
+        lambda folder, codec=codec: pq.write_table(
+            tables.awkward(9), folder / "x.parquet", row_group_size=4, compression=codec
+        )
+        for codec in ("none", "snappy")
+    ],
+    reading("x.parquet", Parquet(), Parquet(columns=("i64", "text"))),
+    tokens=(b"PAR1", b"PARE"),
+)
+
 TARGETS = {
     target.name: target
-    for target in (NPY, TOKENS, TAR, TAR_INDEX, MDS, LITDATA, MEGATRON, TFRECORD, SAFETENSORS, TORCH, PICKLE)
+    for target in (
+        *(NPY, TOKENS, TAR, TAR_INDEX, MDS, LITDATA, MEGATRON, TFRECORD),
+        *(SAFETENSORS_DATA, NPZ, ARROW, PARQUET),
+        *(SAFETENSORS, TORCH, PICKLE),
+    )
 }
