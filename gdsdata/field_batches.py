@@ -369,6 +369,7 @@ class WindowBatches(FieldBatches):
     ) -> None:
         super().__init__(shared, files, index, device, prefetch, stall_timeout_s, "flat", {})
         self._sample = index.sample
+        self._widened_dtype = torch.empty(0, dtype=index.sample.torch_dtype).numpy().dtype
 
     def plan(
         self, file: np.ndarray, begin_bytes: np.ndarray, length_bytes: np.ndarray, pieces: np.ndarray, sizes: np.ndarray
@@ -378,6 +379,18 @@ class WindowBatches(FieldBatches):
             file, begin_bytes[:, None], length_bytes[:, None], np.add.reduceat(pieces, np.cumsum([0, *sizes[:-1]]))
         )
 
+    def _fetch(
+        self, reads: list[_Read], planned: _Planned, length_bytes: np.ndarray, flat: dict[int, torch.Tensor]
+    ) -> tuple[dict[str, int], dict[int, Any]]:
+        """On the CPU tokens are widened here, by NumPy, where torch would wait for a thread on each core."""
+        bytes_of, _ = super()._fetch(reads, planned, length_bytes, flat)
+        if self._device.type != "cpu":
+            return bytes_of, {}
+        tokens = flat[0].numpy().view(self._sample.dtype)
+        return bytes_of, {0: torch.from_numpy(tokens.astype(self._widened_dtype))}
+
     def _values_of(self, begun: _Begun) -> torch.Tensor:
-        tokens = begun.flat[0].view(self._sample.stored_torch_dtype)
-        return tokens.view(-1, *self._sample.shape).to(self._sample.torch_dtype)
+        _, widened = begun.done.result()
+        stored = begun.flat[0].view(self._sample.stored_torch_dtype)
+        tokens = widened[0] if widened else stored.to(self._sample.torch_dtype)
+        return tokens.view(-1, *self._sample.shape)

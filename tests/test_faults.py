@@ -252,7 +252,7 @@ def test_a_file_truncated_while_it_is_iterated_is_corrupt_at_the_batch_that_lack
     )
     batches = iter(dataset)
     first = arrays(next(batches) for _ in range(4))
-    time.sleep(0.02)  # now the two read ahead are there, and copied from a mapping where records are small
+    time.sleep(0.1)  # now the two read ahead are there, and copied from a mapping where records are small
     os.truncate(tmp_path / "0.bin", left_bytes)
     got, error = until_error(batches, CorruptData)
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from gdsdata import GDSDataset
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.formats.fields import Field, FieldIndex
+from gdsdata.formats.index import Index
 from gdsdata.formats.megatron import MAGIC, Megatron, WindowIndex, parse_index
 
 # Hypothesis runs one test function many times with one tmp_path; every example here overwrites what it reads.
@@ -61,8 +62,12 @@ def write_pair(folder, name, lengths, code=8, first=0, **parts) -> str:
     return str(folder / f"{name}.idx")
 
 
-def read_windows(index: WindowIndex, samples) -> list[list[int]]:
+def read_windows(index: WindowIndex | Index, samples) -> list[list[int]]:
     """The samples as an engine would read them: by their extents, and nothing else."""
+    if isinstance(index, Index):
+        data = [np.fromfile(path, np.uint8) for path in index.paths]
+        places = zip(*index.extents(np.asarray(samples, np.int64)), strict=True)
+        return [data[file][at : at + index.sample.bytes].view(index.sample.dtype).tolist() for file, at in places]
     files, offsets, lengths, pieces = index.extents(np.asarray(samples, np.int64))
     assert (files.dtype, offsets.dtype, lengths.dtype, pieces.dtype) == (np.int32, np.int64, np.int64, np.int64)
     assert len(files) == len(offsets) == len(lengths) == pieces.sum() and len(pieces) == len(samples)
@@ -161,8 +166,13 @@ class TestWindows:
 
     def test_lie_in_one_piece_where_their_sequences_do(self, tmp_path):
         path = write_pair(tmp_path, "a", [3, 0, 4, 5, 1, 7])
-        *_, pieces = Megatron(4).index([path]).extents(np.arange(4))
-        assert pieces.tolist() == [1, 1, 1, 1]
+        other = write_pair(tmp_path, "c", [9, 2], first=50)
+        empty = write_pair(tmp_path, "d", [2])  # too short for a window
+        index = Megatron(4).index([path, other, empty])
+        assert isinstance(index, Index) and index.stride_bytes.tolist() == [8, 8, 8]
+        windows = windows_by_the_rules([3, 0, 4, 5, 1, 7], 4)
+        assert read_windows(index, range(len(index))) == [*windows, [*range(50, 55)], [*range(54, 59)]]
+        assert isinstance(Megatron(4, seed=1).index([path]), WindowIndex)
         gap = write_pair(tmp_path, "b", [3, 3], pointers=[0, 8])
         (tmp_path / "b.bin").write_bytes(np.array([0, 1, 2, 99, 3, 4, 5], "u2").tobytes())
         index = Megatron(5).index([gap])
@@ -192,11 +202,12 @@ class TestWindows:
             file.truncate(sum(lengths) * 4)  # a hole, which takes no room
         index = Megatron(2**30, seed).index([str(tmp_path / "a.idx")])
         assert len(index) == (6 * (2**31 - 1) - 1) // 2**30 == 11
+        if seed is None:
+            assert index.extents(np.arange(11))[1].tolist() == [i * 2**32 for i in range(11)]
+            return
         _, offsets, lengths_bytes, pieces = index.extents(np.arange(11))
         assert np.add.reduceat(lengths_bytes, np.cumsum(pieces) - pieces).tolist() == [(2**30 + 1) * 4] * 11
         assert offsets.min() >= 0 and (offsets + lengths_bytes).max() <= index.size_bytes[0]
-        if seed is None:
-            assert offsets.tolist() == [i * 2**32 for i in range(11)]
 
     def test_of_a_split_are_those_of_its_sequences(self, tmp_path):
         lengths = [7] * 10

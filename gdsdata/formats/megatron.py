@@ -17,7 +17,7 @@ import torch
 
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.formats.fields import Field, FieldIndex
-from gdsdata.formats.index import Sample, first_samples, read_heads
+from gdsdata.formats.index import Index, Sample, first_samples, read_heads
 
 MAGIC = b"MMIDIDX\0\0"
 
@@ -99,11 +99,12 @@ class Megatron:
         if not 0 <= self.split[0] <= self.split[1] <= 1:
             raise ValueError(f"{self}: split is where the part begins and where it ends, from 0 to 1")
 
-    def index(self, paths: list[str]) -> FieldIndex | WindowIndex:
+    def index(self, paths: list[str]) -> Index | FieldIndex | WindowIndex:
         """Find the sequences or the windows of ``paths``: ``.idx`` files, ``.bin`` files, or both; each pair once.
 
         Returns:
-            A `FieldIndex` of one field, "tokens", with ``seq_len`` None, else a `WindowIndex`; of the ``.bin`` files.
+            A `FieldIndex` of one field, "tokens", with ``seq_len`` None, else a `WindowIndex`, or an `Index` where
+            windows are in order and each is one piece; of the ``.bin`` files.
 
         Raises:
             CorruptData: an ``.idx`` file lies about itself, or points beyond its ``.bin`` file.
@@ -144,7 +145,7 @@ class Megatron:
 
     def _windows(
         self, paths: list[str], size_bytes: np.ndarray, mtime_ns: np.ndarray, pairs: list[Sequences]
-    ) -> WindowIndex:
+    ) -> Index | WindowIndex:
         dtype = pairs[0].dtype
         if dtype.kind not in "iu":
             raise ValueError(f"{paths[0]} holds {dtype}, and windows are of integers: leave seq_len out")
@@ -156,7 +157,7 @@ class Megatron:
                 f"no window of {self.seq_len + 1} tokens (seq_len + 1) in {len(paths)} files such as {paths[0]}, which "
                 f"have {first_token[-1]} in all: use a shorter seq_len, a larger split, or drop_last=False"
             )
-        return WindowIndex(
+        index = WindowIndex(
             paths=paths,
             size_bytes=size_bytes,
             mtime_ns=mtime_ns,
@@ -169,6 +170,7 @@ class Megatron:
             run_bytes=np.concatenate([cut.run_bytes for cut in cuts]),
             shuffled=None if self.seed is None else np.concatenate([cut.shuffled for cut in cuts]),
         )
+        return index.strided() or index
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,6 +242,18 @@ class WindowIndex:
         (window_tokens,) = self.sample.shape
         needed = np.diff(self.first_sample) * (window_tokens - 1) + 1
         return bool((needed <= np.diff(self.file_token))[np.diff(self.first_sample) > 0].all())
+
+    def strided(self) -> Index | None:
+        """The same where each file's tokens lie in one run, and windows of one length in their order; else None."""
+        has_run = np.diff(self.file_token) > 0
+        if self.shuffled is not None or len(self.run_bytes) != has_run.sum() or not self.is_even:
+            return None
+        base_bytes = np.zeros(len(self.paths), np.int64)
+        base_bytes[has_run] = self.run_bytes
+        stride_bytes = np.full(len(self.paths), self.spacing_bytes)
+        return Index(
+            self.paths, self.size_bytes, self.mtime_ns, self.first_sample, base_bytes, stride_bytes, self.sample
+        )
 
     def most_bytes(self, samples: int) -> int:
         """Of so many windows."""
