@@ -54,6 +54,10 @@ test: $(READY) build/.system-tests  ## set up what is missing, then the C++ engi
 fuzz: $(READY)  ## damaged files for every parser: ARGS="all --seconds 600", or a target's name
 	@$(VENV_PYTHON) tests/fuzz.py $(or $(ARGS),all)
 
+.PHONY: test-slow
+test-slow: $(READY) build/.system-tests  ## the tests that `make test` leaves out: three hundred kills, builds without liburing, benchmarks
+	@$(VENV_PYTHON) -m pytest -m slow $(ARGS)
+
 .PHONY: lint
 lint: $(INSTALLED)  ## ruff and clang-format; make format mends what they can mend
 	@$(VENV_PYTHON) -m ruff check .

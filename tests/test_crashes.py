@@ -191,13 +191,21 @@ def crash_points(tmp_path_factory) -> Path:
     return library
 
 
+MORE_KILLS = {"folder": 150, "pt": 60, "safetensors": 40, "dcp": 50}
+
+
 @pytest.mark.parametrize("loses", [False, True], ids=["what was written stays", "what was not synced is lost"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_save_killed_at_any_step_leaves_the_old_or_the_new_one(tmp_path, crash_points, kind, loses):
     run(f"kill_at_every_step({kind!r}, Path({str(tmp_path)!r}), {loses})", 110, LD_PRELOAD=str(crash_points))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("kind", "kills"), [("folder", 150), ("pt", 60), ("safetensors", 40), ("dcp", 50)])
+@pytest.mark.parametrize(
+    ("kind", "kills"),
+    [
+        *[(kind, 8) for kind in KINDS],
+        *[pytest.param(*both, marks=pytest.mark.slow) for both in MORE_KILLS.items()],
+    ],
+)
 def test_saves_killed_at_random_moments_leave_the_old_or_the_new_one(tmp_path, kind, kills):
     run(f"kill_at_random({kind!r}, Path({str(tmp_path)!r}), {kills}, seed=0)", 110)
