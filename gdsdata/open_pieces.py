@@ -83,7 +83,7 @@ class OpenPieces:
         permutation: the epoch.
         lanes: those that this process reads.
         options: of the engine that reads pieces, which is one of the CPU. Pieces that are in the page cache are copied.
-        stall_timeout_s: raise `StallError` where a window takes so long.
+        stall_timeout_s: raise `StallError` where nothing has been read for so long.
 
     Attributes:
         files: the index's and those in memory, for who reads what `extents` says.
@@ -151,7 +151,7 @@ class OpenPieces:
             samples: int64 (m,), of steps of the windows that `reach` has come to.
 
         Raises:
-            StallError: a window takes longer than ``stall_timeout_s``.
+            StallError: nothing has been read for ``stall_timeout_s``.
         """
         file, begin_bytes, *more = self._index.extents(samples)
         length_bytes = more[0] if more else np.int64(self._index.sample.bytes)
@@ -184,11 +184,15 @@ class OpenPieces:
         self._windows.clear()
 
     def _wait_for(self, opened: Future[_Window]) -> _Window:
-        try:
-            return opened.result(self._stall_timeout_s)
-        except NotYet:
-            self._is_stalled = True
-            raise StallError(f"no pieces for {self._stall_timeout_s} s, which is options.stall_timeout_s") from None
+        while True:
+            before_bytes = sum(self._bytes.values())
+            try:
+                return opened.result(self._stall_timeout_s)
+            except NotYet:
+                if sum(self._bytes.values()) > before_bytes:
+                    continue
+                self._is_stalled = True
+                raise StallError(f"no pieces for {self._stall_timeout_s} s, which is options.stall_timeout_s") from None
 
     def _open(self, number: int) -> _Window:
         """Read a window, in the order of first use."""

@@ -12,7 +12,7 @@ import pytest
 from helpers import MIB, arrays, assert_same_batches, drop_cache, random_bytes, served_by, write_records
 
 from gdsdata import EngineOptions, GDSDataset, Lanes, shuffles
-from gdsdata.errors import CorruptData
+from gdsdata.errors import CorruptData, StallError
 from gdsdata.formats import Npy, Records
 from gdsdata.open_pieces import OpenPieces
 
@@ -204,10 +204,19 @@ def test_pieces_that_fail_are_read_sample_by_sample(folder, monkeypatch):
     assert sum(dataset.stats()["piece_bytes"].values()) == 0
 
 
+def test_storage_that_gives_no_piece_is_a_stall_and_one_that_is_slow_is_none(folder):
+    late = EngineOptions(direct="always", faults="late=1,late_ms=700", stall_timeout_s=0.2)
+    with pytest.raises(StallError, match="no pieces for 0.2 s"):
+        next(iter(read(folder, options=late)))
+    slow = EngineOptions(direct="always", faults="late=1,late_ms=30", stall_timeout_s=0.2)
+    assert rows(arrays(read(folder, options=slow))) == stored(folder)
+
+
 def test_a_loop_left_early_ends_the_threads_that_read_ahead(folder):
+    before = set(threading.enumerate())
     for _ in read(folder):
         break
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("gdsdata-pieces")]
+    assert not [thread for thread in {*threading.enumerate()} - before if thread.name.startswith("gdsdata-pieces")]
 
 
 # ------------------------------------------------------------------------------------------------------------- auto
