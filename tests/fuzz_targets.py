@@ -50,6 +50,7 @@ from gdsdata.formats import (
     npy,
     npz,
     parquet,
+    parquet_footer,
     safetensors_files,
     safetensors_header,
     shards,
@@ -654,7 +655,7 @@ ARROW = Target(
 
 PARQUET = Target(
     "parquet",
-    (parquet, columns),
+    (parquet, parquet_footer, columns),
     [
         lambda folder, codec=codec: pq.write_table(
             tables.awkward(9), folder / "x.parquet", row_group_size=4, compression=codec

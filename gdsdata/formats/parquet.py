@@ -31,6 +31,7 @@ from gdsdata.formats.columns import (
 )
 from gdsdata.formats.fields import Field
 from gdsdata.formats.index import first_samples
+from gdsdata.formats.parquet_footer import StoredColumn, row_groups_of
 
 if TYPE_CHECKING:
     import pyarrow
@@ -280,14 +281,16 @@ class _Found(NamedTuple):
 
 def _index_file(path: str, wanted: Sequence[str] | None) -> _Found:
     footer, footer_at, status = _footer_of(path)
+    groups = row_groups_of(footer, footer_at, path)
     parquet, arrow = arrow_module("pyarrow.parquet"), arrow_module()
     try:
         metadata = parquet.read_metadata(arrow.BufferReader(MAGIC + footer))  # as of a file without data
         schema = metadata.schema.to_arrow_schema()
-        groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
         paths = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
     except _errors_of_pyarrow() as error:
         raise damaged(path, footer_at, len(footer), f"the footer cannot be read ({_line_of(error)})") from error
+    if metadata.num_row_groups != len(groups) or any(len(group.columns) != len(paths) for group in groups):
+        raise damaged(path, footer_at, len(footer), f"not all of its row groups have the schema's {len(paths)} columns")
     columns = columns_of(schema, wanted, path)
     names = [column.field.name for column in columns]
     chosen = [i for i, leaf in enumerate(paths) if any(leaf == name or leaf.startswith(f"{name}.") for name in names)]
@@ -295,14 +298,10 @@ def _index_file(path: str, wanted: Sequence[str] | None) -> _Found:
         columns, tuple(paths[i] for i in chosen), metadata, [], [], [], [], [], status.st_size, status.st_mtime_ns
     )
     for number, group in enumerate(groups):
-        rows = group.num_rows
+        rows = group.rows
         if rows == 0:  # what its columns say means nothing
             continue
-        try:
-            leaves = [_Leaf.of(group.column(i)) for i in chosen]
-        except _errors_of_pyarrow() as error:
-            reason = f"row group {number} cannot be read ({_line_of(error)})"
-            raise damaged(path, footer_at, len(footer), reason) from error
+        leaves = [_Leaf.of(paths[i], group.columns[i]) for i in chosen]
         for leaf in leaves:
             leaf.check(number, rows, footer_at, path)
         if sum(leaf.length for leaf in leaves) > footer_at:
@@ -349,29 +348,29 @@ class _Leaf(NamedTuple):
     is_flat: bool
     unpacked_bytes: int
     other_file: str
+    is_encrypted: bool
 
     @classmethod
-    def of(cls, column: pyarrow.parquet.ColumnChunkMetaData) -> _Leaf:
-        begins = [column.data_page_offset]
-        if column.has_dictionary_page and column.dictionary_page_offset:
-            begins.append(column.dictionary_page_offset)
-        name = column.path_in_schema
+    def of(cls, name: str, stored: StoredColumn) -> _Leaf:
         return cls(
             name,
-            min(begins),
-            column.total_compressed_size,
-            column.num_values,
+            min(stored.data_page_offset, stored.dictionary_page_offset or stored.data_page_offset),
+            stored.compressed_bytes,
+            stored.values,
             "." not in name,
-            column.total_uncompressed_size,
-            column.file_path,
+            stored.uncompressed_bytes,
+            stored.file_path,
+            stored.is_encrypted,
         )
 
     def check(self, number: int, rows: int, footer_at: int, path: str) -> None:
         """
         Raises:
             CorruptData: it lies outside the data, or has another number of values than the row group has rows.
-            ValueError: it lies in another file.
+            ValueError: it lies in another file, or is encrypted.
         """
+        if self.is_encrypted:
+            raise ValueError(f"{path}: column {self.name!r} is encrypted: write it without, or leave it out (columns=)")
         if self.other_file:
             raise ValueError(f"{path}: column {self.name!r} lies in {self.other_file!r}, which is not followed")
         is_inside = len(MAGIC) <= self.begin <= self.begin + self.length <= footer_at and self.length >= 0
