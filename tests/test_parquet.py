@@ -16,6 +16,7 @@ from gdsdata import table_batches
 from gdsdata.errors import CorruptData, EngineClosed
 from gdsdata.formats import Parquet, recognise
 from gdsdata.formats.parquet import TableIndex
+from gdsdata.formats.parquet_footer import row_groups_of
 from gdsdata.order import Order
 from gdsdata.row_groups import InOrder, RowGroupPermutation, RowGroups, RowGroupShuffle
 
@@ -501,6 +502,137 @@ class TestDamage:
                 right += part == "footer" or rows == expected
         assert wrong > 20 and (part == "footer" or right + wrong == 150)
         assert peak_bytes() - before < 256 * 2**20
+
+
+def footer_of(content: bytes) -> bytes:
+    return content[-8 - int.from_bytes(content[-8:-4], "little") : -8]
+
+
+def with_footer(content: bytes, footer: bytes) -> bytes:
+    return content[: -8 - len(footer_of(content))] + footer + len(footer).to_bytes(4, "little") + b"PAR1"
+
+
+def said_by_pyarrow(path) -> list:
+    """What `row_groups_of` should give of the file's footer."""
+    metadata = pq.read_metadata(path)
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    return [(group.num_rows, [_column(group.column(i)) for i in range(group.num_columns)]) for group in groups]
+
+
+def _column(said) -> tuple:
+    sizes = (said.num_values, said.total_compressed_size, said.total_uncompressed_size)
+    return (*sizes, said.data_page_offset, said.dictionary_page_offset, said.file_path, False)
+
+
+# Of Thrift's compact protocol: kinds of values, and structs of fields (number, kind, bytes).
+I64, BINARY, LIST, STRUCT = 6, 8, 9, 12
+
+
+def thrift(*fields: tuple[int, int, bytes]) -> bytes:
+    return b"".join(bytes([kind, 2 * number]) + value for number, kind, value in fields) + b"\0"
+
+
+def footer_with(*column: tuple[int, int, bytes], metadata: bytes = b"") -> bytes:
+    """A row group of one row and one column, with more fields in the ``ColumnChunk`` and its ``ColumnMetaData``."""
+    numbers = [(number, I64, bytes([2 * number])) for number in (5, 6, 7, 9)]
+    chunk = thrift((3, STRUCT, metadata + thrift(*numbers)), *column)
+    return thrift((4, LIST, b"\x1c" + thrift((1, LIST, b"\x1c" + chunk), (3, I64, b"\2"))))
+
+
+class TestFooters:
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"write_page_index": True},
+            {"version": "1.0", "write_statistics": False, "compression": "none"},
+            {"version": "2.4", "use_dictionary": False, "data_page_version": "2.0"},
+            {"use_dictionary": ["text"], "sorting_columns": [pq.SortingColumn(0)], "write_page_checksum": True},
+            {"store_schema": False, "compression": {"i64": "zstd"}},
+        ],
+    )
+    @pytest.mark.parametrize("group_rows", [1, 40])
+    def test_are_read_as_pyarrow_reads_them(self, tmp_path, options, group_rows):
+        path = tmp_path / "a.parquet"
+        write(path, awkward(40), group_rows, **options)
+        found = row_groups_of(footer_of(path.read_bytes()), 0, str(path))
+        assert len(found) == 40 // group_rows and found == said_by_pyarrow(path)
+
+    def test_cut_short_anywhere_are_told(self, tmp_path):
+        path = tmp_path / "a.parquet"
+        write(path, awkward(9), 9)
+        footer = footer_of(path.read_bytes())
+        for length in range(len(footer)):
+            with pytest.raises(CorruptData, match="a.parquet is damaged at bytes 77 to ") as caught:
+                row_groups_of(footer[:length], 77, str(path))
+            assert (caught.value.path, caught.value.offset, caught.value.length) == (str(path), 77, length)
+
+    def test_with_whatever_bytes_are_read_or_told(self, tmp_path):
+        path = tmp_path / "a.parquet"
+        write(path, awkward(9), 3)
+        sound, rng, told = footer_of(path.read_bytes()), random.Random(0), 0
+        for _ in range(2000):
+            try:
+                row_groups_of(damaged(sound, rng), 0, str(path))
+            except CorruptData:
+                told += 1
+        assert told > 500
+
+    @pytest.mark.parametrize(
+        "footer, said",
+        [
+            (b"\x15" + b"\x80" * 11 + b"\0\0", "an integer of 12 bytes"),
+            (footer_with(metadata=b"\x56" + b"\xff" * 9 + b"\2\6\0"), "more than 64 bits"),
+            (footer_with(metadata=b"\x56" + b"\xff" * 10 + b"\1\6\0"), "more than 10 bytes"),
+            (thrift((2, LIST, b"\xfc\xff\xff\xff\xff\x0f")), "4294967295 values in 1 bytes"),
+            (thrift((4, LIST, b"\xfc\xff\xff\xff\xff\x0f")), "4294967295 values in 1 bytes"),
+            (thrift((6, BINARY, b"\xff\xff\xff\xff\x0f")), "its footer is longer"),
+            (b"\x1c" * 10_000, "more than 32 values within one another"),
+            (b"\x19" * 10_000, "more than 32 values within one another"),
+            (thrift((4, LIST, b"\x15\0")), "a list of the kind 5"),
+            (thrift((9, 14, b"")), "a value of the kind 14"),
+            (thrift(), "lacks a field that it must have \\(number 4\\)"),
+            (thrift((4, LIST, b"\x1c" + thrift((1, LIST, b"\x0c")))), "lacks .* \\(number 3\\)"),
+        ],
+    )
+    def test_that_lie_are_told(self, footer, said):
+        with pytest.raises(CorruptData, match=said):
+            row_groups_of(footer, 0, "a.parquet")
+
+    @pytest.mark.parametrize(
+        "kind, value",
+        [(1, b""), (2, b""), (3, b"\xff"), (4, b"\x80\1"), (7, b"\xff" * 8), (13, b"\xff" * 16), (12, b"\x11\0")]
+        + [(8, b"\2\xff\xff"), (9, b"\x21\1\2"), (10, b"\x15\x80\1"), (11, b"\0"), (11, b"\1\x81\1a\1")],
+    )
+    def test_of_a_later_version_have_fields_that_are_stepped_over(self, kind, value):
+        assert row_groups_of(footer_with((50, kind, value)), 0, "x") == [(1, [(5, 7, 6, 9, None, "", False)])]
+
+    def test_with_damaged_size_statistics_do_not_end_the_process(self, tmp_path):
+        """pyarrow's ``metadata.row_group(0).column(0)`` does, of this file."""
+        path = tmp_path / "a.parquet"
+        write(path, pa.table({"id": range(10)}))
+        sound = path.read_bytes()
+        two, one = b"\x29\x06\x19\x26\x00\x14", b"\x29\x06\x19\x16\x94\x00"  # how many rows have each level
+        assert sound.count(two) == 1
+        path.write_bytes(sound.replace(two, one))
+        with pytest.raises(CorruptData, match=f"row group 0 of {path}, .* histogram size mismatch"):
+            read_all(path)
+
+    def test_with_row_groups_of_other_columns_than_the_schemas_are_told(self, tmp_path):
+        paths = [tmp_path / name for name in ("one", "two")]
+        for path, columns in zip(paths, (["id"], ["id", "text"]), strict=True):
+            write(path, numbered(10).select(columns), store_schema=False)
+        one, two = (path.read_bytes() for path in paths)
+        # A FileMetaData has its version, the schema, the number of rows (here 10), a row group, and who wrote it.
+        (_, groups), (schema, _) = (footer_of(content).split(b"\x16\x14\x19\x1c", 1) for content in (one, two))
+        groups = groups[: groups.index(b"parquet-cpp") - 2]  # of a field and its length
+        paths[0].write_bytes(with_footer(one, schema + b"\x16\x14\x19\x1c" + groups + b"\0"))
+        with pytest.raises(CorruptData, match="not all of its row groups have the schema's 2 columns"):
+            Parquet().index([str(paths[0])])
+
+    @pytest.mark.parametrize("crypto", [(8, STRUCT, thrift((1, STRUCT, thrift()))), (9, BINARY, b"\1x")])
+    def test_tell_columns_that_are_encrypted(self, crypto):
+        ((_, (column,)),) = row_groups_of(footer_with(crypto), 0, "a.parquet")
+        assert column.is_encrypted
 
 
 def test_a_file_is_recognised_by_its_magic(tmp_path):
