@@ -1,5 +1,6 @@
 """Parquet files: rows are those that pyarrow reads, every row group is decoded once, and damage is told."""
 
+import base64
 import random
 import threading
 
@@ -629,10 +630,22 @@ class TestFooters:
         with pytest.raises(CorruptData, match="not all of its row groups have the schema's 2 columns"):
             Parquet().index([str(paths[0])])
 
-    @pytest.mark.parametrize("crypto", [(8, STRUCT, thrift((1, STRUCT, thrift()))), (9, BINARY, b"\1x")])
-    def test_tell_columns_that_are_encrypted(self, crypto):
-        ((_, (column,)),) = row_groups_of(footer_with(crypto), 0, "a.parquet")
-        assert column.is_encrypted
+    def test_of_an_encrypted_column_name_it_and_others_are_read(self, tmp_path):
+        encryption = pytest.importorskip("pyarrow.parquet.encryption")
+
+        class Keys(encryption.KmsClient):
+            def wrap_key(self, key_bytes, master_key_identifier):
+                return base64.b64encode(key_bytes)
+
+        options = encryption.EncryptionConfiguration(
+            footer_key="footer", column_keys={"column": ["text"]}, plaintext_footer=True
+        )
+        factory = encryption.CryptoFactory(lambda configuration: Keys())
+        properties = factory.file_encryption_properties(encryption.KmsConnectionConfig(), options)
+        path = write(tmp_path / "a.parquet", numbered(10), encryption_properties=properties)
+        with pytest.raises(ValueError, match=f"{path}: column 'text' is encrypted"):
+            Parquet().index([path])
+        assert read_all(path, format=Parquet(columns=("id",))) == {"id": list(range(10))}
 
 
 def test_a_file_is_recognised_by_its_magic(tmp_path):

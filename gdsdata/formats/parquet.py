@@ -80,7 +80,7 @@ class Parquet:
 
         Raises:
             CorruptData: a footer is damaged or lies.
-            ValueError: a type that is refused, nulls among numbers, an encrypted file, a column that is not there, a
+            ValueError: a type that is refused, nulls among numbers, what is encrypted, a column that is not there, a
                 row group that takes more than 4 GiB, or files with unlike columns.
             ImportError: pyarrow is not installed.
             FileNotFoundError, IoError: a file is not to be had.
