@@ -206,12 +206,14 @@ def test_own_safetensors_file_is_loaded(tmp_path):
         data.describe_safetensors(str(mine), "", "test")
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(330)
 def test_quick_checkpoint_saves_and_loads_every_bit(tmp_path):
     out, size = tmp_path / "out", 16 * MIB
     rows = "case.rows=[gdsdata_pt,gdsdata_safetensors,torch,torch_mmap,safetensors,dcp,dcp_async]"
     done = bench(
         "case=checkpoint", "quick=true", rows, f"case.state_bytes={size}", "case.tensors=40", "case.overwrite=true",
-        f"data.folder={tmp_path}/data", f"hydra.run.dir={out}", cwd=tmp_path,
+        f"data.folder={tmp_path}/data", f"hydra.run.dir={out}", cwd=tmp_path, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr + (out / "rows.log").read_text()
     results = results_in(out)
