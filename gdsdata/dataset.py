@@ -90,8 +90,8 @@ class GDSDataset(IterableDataset):
             gives so many twice that the last batch is whole. Ranks have equally many batches in any case.
         collate: of samples with fields: called with a list of a batch's samples, on the consumer's thread; what it
             returns is the batch. A sample is a dict of the fields that it has, by their names: what ``decode`` made of
-            it, else a tensor (of its shape; of one dimension where sizes differ). Tensors are on ``device``, or with
-            ``decode`` on the CPU, and those of the result (in dicts, lists and tuples too) then go to ``device``.
+            it, else a tensor (of its shape; of one dimension where sizes differ). Tensors are on ``device``, where
+            those of the result (in dicts, lists and tuples too) go as well; of ``"encoded"`` they are in host memory.
             ``transform`` comes behind it and gets the batch. Samples of one size lie in a batch already, so they have
             ``transform`` alone. It takes the place of ``ragged``.
         on_error: ``"skip"`` leaves out what is bad, counts and names it (`stats`), and warns: see below.

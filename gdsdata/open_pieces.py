@@ -7,6 +7,7 @@ import dataclasses
 import mmap
 import os
 import threading
+import weakref
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
@@ -52,12 +53,9 @@ class _Memory:
     def __init__(self, size_bytes: int) -> None:
         self.size_bytes = size_bytes
         self._descriptor = os.memfd_create("gdsdata-pieces", os.MFD_CLOEXEC)
-        try:
-            os.ftruncate(self._descriptor, size_bytes)
-            self._mapping = mmap.mmap(self._descriptor, size_bytes)
-        except OSError:
-            os.close(self._descriptor)
-            raise
+        weakref.finalize(self, os.close, self._descriptor)
+        os.ftruncate(self._descriptor, size_bytes)
+        self._mapping = mmap.mmap(self._descriptor, size_bytes)
         with suppress(OSError):
             self._mapping.madvise(mmap.MADV_HUGEPAGE)
         self.address = np.frombuffer(self._mapping, np.uint8).ctypes.data
@@ -66,9 +64,6 @@ class _Memory:
     def path(self) -> str:
         """As long as this object lives."""
         return f"/proc/self/fd/{self._descriptor}"
-
-    def __del__(self) -> None:
-        os.close(self._descriptor)
 
 
 class OpenPieces:
