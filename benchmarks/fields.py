@@ -208,7 +208,7 @@ def samples_per_s(row, data):
 def measured(data, title, rounds, sample_bytes):
     """Prints the table of one kind."""
     rows = peers.ROWS[data.kind]
-    turns = [Turns(row.name, row.package, prepared, place, data) for place, row in enumerate(rows)]
+    turns = [Turns(row.name, row.package, prepared, place, data).made() for place, row in enumerate(rows)]
     copies, share = [], 1.0
     for _ in range(rounds):
         share = min(share, measure.warm(data.files))

@@ -11,7 +11,8 @@ work.
     idle = 1 - steps x a step's time alone / time of the loop
     slower = a step's time in the loop / alone, by events on the device: what loaders take from the steps themselves
 
-A step's time alone is measured before each turn, on a batch that stays. Rows take turns in random order, each in a
+A step's time alone is measured before and after each loop, on a batch that stays: the mean of both. The first row is
+the limit: the same batches out of pinned memory, where they are ready. Rows take turns in random order, each in a
 process of its own, and what they give is compared with what was written. Peers that are not installed are named with
 what installs them.
 """
@@ -21,9 +22,12 @@ import io
 import itertools
 import os
 import statistics
+import sys
 import tarfile
 import time
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -121,10 +125,11 @@ def write(work):
         (work.folder / kind).mkdir(parents=True, exist_ok=True)
     if (work.folder / "done").exists():
         return
+    many = ThreadPoolExecutor()
     for shard, numbers in enumerate(np.array_split(np.arange(work.samples), SHARDS)):
         with tarfile.open(work.folder / "shards" / f"{shard:05}.tar", "w") as archive:
-            for number in numbers.tolist():
-                data = content(work, number)
+            contents = many.map(partial(content, work), numbers.tolist())
+            for number, data in zip(numbers.tolist(), contents, strict=True):
                 member = tarfile.TarInfo(f"{number:06}.{work.extension}")
                 member.size = len(data)
                 archive.addfile(member, io.BytesIO(data))
@@ -278,6 +283,13 @@ def first(batch):
     return batch
 
 
+def pinned_row(work):
+    """The limit: batches that are ready in pinned memory."""
+    batches = np.arange(work.samples).reshape(-1, work.batch)
+    ready = [torch.from_numpy(np.stack([array(number, work.elements) for number in batch])) for batch in batches]
+    return epochs_ahead([batch.pin_memory() for batch in ready] if work.on_gpu else ready, work)
+
+
 def webdataset_row(work):
     import webdataset
 
@@ -314,6 +326,7 @@ def spdl_row(work):
 
 DALI = "nvidia-dali-cuda130"
 ROWS = {  # by name: what pip installs, the cases, and what makes its endless batches
+    "limit: ready in pinned memory": ("", ("arrays",), pinned_row),
     "gdsdata": ("", ("arrays", "images"), gdsdata_row),
     "DALI readers.webdataset": (DALI, ("arrays", "images"), dali_row),
     "DALI readers.numpy": (DALI, ("arrays",), dali_numpy_row),
@@ -387,7 +400,7 @@ def prepared(name, work):
     """In its own process: the row, made and checked; what it returns takes a turn."""
     torch.set_num_threads(1)
     devices.open_context(work.device)
-    steps = {ms: Step(work, ms) for ms in work.step_ms}
+    steps = {}  # measured when nothing else runs, in the first turn
     batches = ROWS[name][2](work)
     missing = set(range(work.samples))
     for _ in range(3 * work.samples // work.batch):  # what is mixed as it is read may come late
@@ -396,13 +409,19 @@ def prepared(name, work):
     if len(missing) > 0.1 * work.samples:
         raise ValueError(f"{len(missing)} of {work.samples} samples did not come in three epochs")
 
+    def alone(step, ms):
+        """Seconds of a step, with nothing to be loaded."""
+        return loop(work, step, itertools.repeat(kept), 1 + int(1000 * ALONE_S / ms))[0] if ms else 0.0
+
     def turn():
         found = []
-        for ms, step in steps.items():
-            alone, _ = loop(work, step, itertools.repeat(kept), 1 + int(1000 * ALONE_S / ms)) if ms else (0.0, 0.0)
+        for ms in work.step_ms:
+            step = steps[ms] = steps.get(ms) or Step(work, ms)
+            before = alone(step, ms)
             for _ in range(AHEAD):  # what was ready before it began is not counted
                 step(next(batches))
-            found.append((alone, *loop(work, step, batches, work.steps)))
+            in_loop = loop(work, step, batches, work.steps)
+            found.append(((before + alone(step, ms)) / 2, *in_loop))
         return found
 
     return turn
@@ -416,8 +435,10 @@ def measured(work, names, rounds):
     write(work)
     chosen = {name: row for name, row in ROWS.items() if work.case in row[1] and (not names or name in names)}
     turns = [Turns(name, package, prepared, name, work) for name, (package, _, _) in chosen.items()]
+    turns = [turn.made() for turn in turns]
     share = 1.0
-    for _ in range(rounds):
+    for done in range(rounds):
+        print(f"{work.case}: {done} of {rounds} rounds", file=sys.stderr)
         share = min(share, measure.warm(work.shards + work.files))
         take_all(turns)
     for turn in turns:

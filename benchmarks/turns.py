@@ -29,7 +29,11 @@ class Turns:
         self.process = processes.Process(target=_serve, args=(other, make, arguments))
         self.process.start()
         other.close()
+
+    def made(self):
+        """Itself, when the row is made and checked, or has failed."""
         self.error, _ = self._answer()
+        return self
 
     def _answer(self):
         """What went wrong, if anything, and the result."""
