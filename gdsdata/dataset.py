@@ -222,9 +222,12 @@ class GDSDataset(IterableDataset):
 
     def _indexed(self) -> Index | FieldIndex | WindowIndex | TableIndex:
         if self._skipped is None:
-            return self._format.index(self._paths)
-        index, refusals = index_sound(self._format, self._paths)
-        self._skipped.leave_out_files(refusals, len(self._paths))
+            index = self._format.index(self._paths)
+        else:
+            index, refusals = index_sound(self._format, self._paths)
+            self._skipped.leave_out_files(refusals, len(self._paths))
+        if not len(index):
+            raise ValueError(f"no samples in {self._paths[0]} (of {len(self._paths)} files)")
         return index
 
     def _make_order(self, shuffle: bool | Lanes | RowGroupShuffle) -> None:

@@ -324,6 +324,7 @@ def fuzz(
     """Read changed inputs for so long, in this process; ``run.value`` counts them, for who watches."""
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", "gdsdata: ")  # what it tells its user
+    warnings.filterwarnings("ignore", "Data type alias 'a'", DeprecationWarning)  # of a dtype that NumPy still takes
     np.seterr(all="raise")
     dice = random.Random(seed)
     current = work / "input"

@@ -529,7 +529,7 @@ TORCH_REFUSALS = (unpickling.NotPlain, pickle.UnpicklingError)
 
 TORCH = Target(
     "torch",
-    (layout_torch, unpickling),
+    (layout_torch, unpickling, zip_directory),
     [
         lambda folder: torch.save(plain_state(), folder / "x.pt"),
         lambda folder: torch.save(torch.ones(300), folder / "x.pt"),

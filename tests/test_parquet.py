@@ -418,7 +418,7 @@ class TestEpochs:
         assert [batch["id"].tolist() for batch in loader] == ids_of(path, batch_size=16)
 
     def test_of_no_rows_are_told(self, tmp_path):
-        with pytest.raises(ValueError, match="0 samples"):
+        with pytest.raises(ValueError, match=r"no samples in .*a.parquet \(of 1 files\)"):
             gdsdata.GDSDataset(write(tmp_path / "a.parquet", numbered(0)), 2, device="cpu")
 
 
@@ -497,7 +497,7 @@ class TestDamage:
             try:
                 rows = read_all(path, batch_size=40)
             except ValueError as error:  # a CorruptData is one
-                assert str(path) in str(error) or "0 samples" in str(error)
+                assert str(path) in str(error)
                 wrong += 1
             else:
                 right += part == "footer" or rows == expected

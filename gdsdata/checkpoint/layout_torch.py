@@ -13,9 +13,7 @@ import io
 import itertools
 import os
 import pickle
-import struct
 import sys
-import zipfile
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -28,6 +26,7 @@ from gdsdata.checkpoint.reading import Reading, Record, Stored, bytes_of_storage
 from gdsdata.checkpoint.unpickling import NotPlain, SavedStorage, Unusual, storages_of, unpickle_plain
 from gdsdata.checkpoint.writing import PAGE_BYTES, Extent, Writing, reached
 from gdsdata.errors import CorruptData
+from gdsdata.formats.zip_directory import LOCAL_BYTES, content_offset, read_directory
 from gdsdata.options import EngineOptions
 
 _PREFIX = "archive/"
@@ -35,7 +34,6 @@ _VERSION = b"3\n"  # of the format, as torch.save writes it
 _SMALL_ALIGNMENT = 64
 _LONGEST_BYTE_ORDER = 16  # "little", and a file may say that it is gigabytes
 
-_LOCAL_HEADER = struct.Struct("<4s22xHH")  # of a record: its magic, the lengths of name and extra field
 
 
 @dataclass(frozen=True)
@@ -122,7 +120,7 @@ _ENDS_BYTES = 1024
 
 
 class Slice:
-    """Bytes of an open file that are a file by themselves, as far as `zipfile` asks.
+    """Bytes of an open file that are a file by themselves.
 
     Args:
         path, descriptor: of the file.
@@ -133,7 +131,6 @@ class Slice:
         self.path, self.begin, self.size_bytes = path, begin, size_bytes
         self.seen = seen(descriptor)
         self._descriptor = descriptor
-        self._at = 0
 
     def ask_for_ends(self) -> None:
         self.ask_for((0, self._tail_offset))
@@ -166,20 +163,6 @@ class Slice:
     @property
     def _tail_offset(self) -> int:
         return max(self.size_bytes - _ENDS_BYTES, 0)
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._at = offset + (0, self._at, self.size_bytes)[whence]
-        if self._at < 0:
-            raise OSError(f"'{self.path}': a place before the beginning")
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def read(self, size_bytes: int = -1) -> bytes:
-        found = self.at(self._at, self.size_bytes if size_bytes < 0 else size_bytes)
-        self._at += len(found)
-        return found
 
 
 def read_storages(
@@ -373,28 +356,24 @@ def _contents_of(archive: Slice) -> tuple[dict[str, Record], bytes]:
 def _records_of(archive: Slice) -> tuple[dict[str, Record], str]:
     """The zip's records by name, and what every name begins with."""
     path = archive.path
-    try:
-        entries = zipfile.ZipFile(archive).infolist()  # type: ignore[arg-type]
-    except (zipfile.BadZipFile, ValueError, NotImplementedError, OverflowError) as error:
-        if recognises(archive.at(0, 4)):
-            raise CorruptData(f"'{path}' is a zip file that was cut or damaged: {error}", path) from error
-        raise NotPlain("it is no zip file") from error
-    archive.ask_for(entry.header_offset for entry in entries)
+    if not recognises(archive.at(0, 4)):
+        raise NotPlain("it is no zip file")
     records = {}
-    for entry in entries:
-        if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size:
-            raise NotPlain(f"record {entry.filename!r} is compressed")
-        header = archive.at(entry.header_offset, _LOCAL_HEADER.size)
-        if len(header) < _LOCAL_HEADER.size or not recognises(header):
-            raise CorruptData(f"'{path}': record {entry.filename!r} is not where its zip says", path)
-        _, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(header)
-        begin = entry.header_offset + _LOCAL_HEADER.size + name_bytes + extra_bytes
-        if begin + entry.file_size > archive.size_bytes:
-            size_bytes = archive.size_bytes
-            raise CorruptData(f"'{path}' of {size_bytes} bytes ends before its record {entry.filename!r} does", path)
-        # Zero is what torch writes where it was told to take no checksums.
-        crc32 = entry.CRC if entry.CRC != 0 or entry.file_size == 0 else None
-        records[entry.filename] = Record(path, archive.begin + begin, entry.file_size, crc32, archive.seen)
+    try:
+        directory, members = read_directory(archive.at, path, archive.size_bytes)
+        archive.ask_for(member.header_offset for member in members)
+        for member in members:
+            if member.hindrance:
+                raise NotPlain(f"of record {member.name!r}, {member.hindrance}")
+            begin = content_offset(archive.at(member.header_offset, LOCAL_BYTES), member, directory, path)
+            # Zero is what torch writes where it was told to take no checksums.
+            crc32 = member.crc32 if member.crc32 != 0 or member.size_bytes == 0 else None
+            records[member.name] = Record(path, archive.begin + begin, member.size_bytes, crc32, archive.seen)
+    except CorruptData as error:
+        if archive.begin == 0:
+            raise
+        message = f"{error} (counted from {archive.begin}, where its archive begins)"
+        raise CorruptData(message, path, archive.begin + error.offset, error.length) from None
     pickles = [name for name in records if name.endswith("/data.pkl") and name.count("/") == 1]
     if len(pickles) != 1 or "constants.pkl" in {name.rpartition("/")[2] for name in records}:
         raise NotPlain("it is a TorchScript archive, or no archive of torch's")

@@ -20,14 +20,12 @@ from gdsdata.formats.index import Index
 from gdsdata.formats.zip_directory import (
     ENTRY_STAMP_AT,
     LOCAL_STAMP_AT,
-    LONGEST_END_BYTES,
     STAMP_BYTES,
     USUAL_END_BYTES,
     Directory,
     Member,
     content_offset,
-    find_directory,
-    parse_directory,
+    read_directory,
 )
 
 _NPY = ".npy"
@@ -146,17 +144,7 @@ def _layout(file: _File, parsed: _Parsed, arrays: dict[str, Array]) -> _Layout:
 
 def _wanted_members(file: _File, wanted: set[str] | None) -> _Parsed:
     """What the directory of a file says, and storage is asked for the headers of what is wanted."""
-    tail = file.read(max(0, file.size_bytes - USUAL_END_BYTES), USUAL_END_BYTES)
-    directory = find_directory(tail, file.path, file.size_bytes)
-    if directory is None:
-        tail = file.read(max(0, file.size_bytes - LONGEST_END_BYTES), LONGEST_END_BYTES)
-        directory = find_directory(tail, file.path, file.size_bytes)
-    tail_offset = file.size_bytes - len(tail)
-    if directory.offset >= tail_offset:
-        data = tail[directory.offset - tail_offset :][: directory.length_bytes]
-    else:
-        data = file.read(directory.offset, directory.length_bytes)
-    entries = parse_directory(data, directory, file.path)
+    directory, entries = read_directory(file.read, file.path, file.size_bytes)
     members = [
         entry
         for entry in entries

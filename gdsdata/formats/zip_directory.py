@@ -1,4 +1,4 @@
-"""What lies where in a zip, from the directory at its end. Pure; `npz` reads the files.
+"""What lies where in a zip, from the directory at its end: of npz files, and of torch's.
 
 Source of the format: PKWARE's APPNOTE.TXT, 4.3 (the structures), 4.4 (their fields), 4.5.3 (64-bit sizes and offsets).
 """
@@ -6,12 +6,13 @@ Source of the format: PKWARE's APPNOTE.TXT, 4.3 (the structures), 4.4 (their fie
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import NamedTuple
 
 from gdsdata.errors import CorruptData
 
-# Flags, method, the two sizes, lengths of name, extra field and comment, offset of the local header.
-_ENTRY = struct.Struct("<4s4xHH8xII HHH8xI")
+# Flags, method, checksum, the two sizes, lengths of name, extra field and comment, offset of the local header.
+_ENTRY = struct.Struct("<4s4xHH4xIII HHH8xI")
 # Lengths of name and extra field.
 _LOCAL = struct.Struct("<4s22xHH")
 # Entries, the directory's size and offset, length of the comment.
@@ -50,6 +51,7 @@ class Member(NamedTuple):
     Attributes:
         name: as text, and as the bytes that the file has.
         size_bytes: of its content.
+        crc32: of its content, as the entry says.
         header_offset: of its local header, behind which the content follows.
         entry_offset: of the entry itself.
         hindrance: why the content does not lie there as it is ("it is deflated"), or "".
@@ -58,9 +60,31 @@ class Member(NamedTuple):
     name: str
     name_bytes: bytes
     size_bytes: int
+    crc32: int
     header_offset: int
     entry_offset: int
     hindrance: str
+
+
+def read_directory(
+    read: Callable[[int, int], bytes], path: str, size_bytes: int
+) -> tuple[Directory, list[Member]]:
+    """The directory of a file of ``size_bytes`` and its entries; ``read`` gives bytes, by offset and length.
+
+    Raises:
+        CorruptData: as `find_directory` and `parse_directory` do.
+    """
+    for most_bytes in (USUAL_END_BYTES, LONGEST_END_BYTES):
+        tail_offset = max(0, size_bytes - most_bytes)
+        tail = read(tail_offset, size_bytes - tail_offset)
+        directory = find_directory(tail, path, size_bytes)
+        if directory is not None:
+            break
+    if directory.offset >= tail_offset:
+        data = tail[directory.offset - tail_offset :][: directory.length_bytes]
+    else:
+        data = read(directory.offset, directory.length_bytes)
+    return directory, parse_directory(data, directory, path)
 
 
 def find_directory(tail: bytes, path: str, size_bytes: int) -> Directory | None:
@@ -115,7 +139,7 @@ def parse_directory(data: bytes, directory: Directory, path: str) -> list[Member
     for _ in range(directory.entries):
         if at + _ENTRY.size > len(data) or not data.startswith(_ENTRY_MAGIC, at):
             raise _corrupt(path, f"entry {len(members)} of its directory is none", directory.offset + at, _ENTRY.size)
-        _, flags, method, packed_bytes, size_bytes, name_bytes, extra_bytes, comment_bytes, header_offset = (
+        _, flags, method, crc32, packed_bytes, size_bytes, name_bytes, extra_bytes, comment_bytes, header_offset = (
             _ENTRY.unpack_from(data, at)
         )
         name_at = at + _ENTRY.size
@@ -139,7 +163,7 @@ def parse_directory(data: bytes, directory: Directory, path: str) -> list[Member
         if not hindrance and size_bytes != packed_bytes:
             reason = f"{name!r} of {size_bytes} bytes is stored in {packed_bytes}"
             raise _corrupt(path, reason, directory.offset + at, end - at)
-        members.append(Member(name, raw_name, size_bytes, header_offset, directory.offset + at, hindrance))
+        members.append(Member(name, raw_name, size_bytes, crc32, header_offset, directory.offset + at, hindrance))
         at = end
     if at != len(data):
         raise _corrupt(path, "its directory is longer than its entries", directory.offset + at, len(data) - at)
