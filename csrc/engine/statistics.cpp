@@ -31,6 +31,8 @@ LatencySummary percentiles(const std::vector<const WorkerCounters*>& workers) {
   return summary;
 }
 
+double seconds(const Counter& nanoseconds) { return static_cast<double>(nanoseconds.get()) / 1e9; }
+
 }  // namespace
 
 EngineStatistics summarize(const std::vector<const WorkerCounters*>& workers) {
@@ -43,7 +45,9 @@ EngineStatistics summarize(const std::vector<const WorkerCounters*>& workers) {
     sum.segments += worker->segments.get();
     sum.errors += worker->errors.get();
     sum.retries += worker->retries.get();
-    sum.worker_idle_s += static_cast<double>(worker->idle_ns.get()) / 1e9;
+    sum.worker_idle_s += seconds(worker->idle_ns);
+    sum.worker_storage_s += seconds(worker->storage_ns);
+    sum.worker_link_s += seconds(worker->link_ns);
   }
   sum.segment_latency = percentiles(workers);
   return sum;

@@ -54,7 +54,9 @@ struct WorkerCounters {
   Counter segments;
   Counter errors;
   Counter retries;  // requests that a backend could not bring to the device, made again by way of the host
-  Counter idle_ns;  // waiting for work
+  Counter idle_ns;     // waiting for work
+  Counter storage_ns;  // in backends: reading and writing, or waiting for it
+  Counter link_ns;     // waiting for copies between the host and a device
   LatencyHistogram segment_latency;
 };
 
@@ -66,7 +68,7 @@ struct LatencySummary {
 struct EngineStatistics {
   RouteBytes bytes;
   uint64_t storage_bytes = 0, transfers = 0, requests = 0, segments = 0, errors = 0, retries = 0;
-  double worker_idle_s = 0;
+  double worker_idle_s = 0, worker_storage_s = 0, worker_link_s = 0;
   LatencySummary segment_latency;
 };
 

@@ -17,6 +17,10 @@ constexpr std::chrono::milliseconds kShortReapTimeout{1};
 // microseconds (benchmarks/notes/gpu.md).
 constexpr size_t kMostAtOnce = 8;
 constexpr std::chrono::milliseconds kFewReapTimeout{1};
+
+uint64_t ns_since(std::chrono::steady_clock::time_point began) {
+  return static_cast<uint64_t>((std::chrono::steady_clock::now() - began).count());
+}
 }  // namespace
 
 Worker::Worker(const EngineOptions& options, const Selection& selection, Device& device, SegmentQueue& queue)
@@ -40,7 +44,7 @@ void Worker::run() {
     if (parked_ == nullptr && host_.waiting.empty() && device_lane_.waiting.empty()) {  // no room, no more work
       const auto asked = Clock::now();
       taken = queue_.pop(segment, /*wait=*/!busy);
-      if (!busy) counters_.idle_ns.add(static_cast<uint64_t>((Clock::now() - asked).count()));
+      if (!busy) counters_.idle_ns.add(ns_since(asked));
     }
     if (!taken && !busy) break;
     if (taken) {
@@ -180,7 +184,9 @@ void Worker::write_what_was_copied(bool wait) {
     try {
       if (!active.copied->done()) {
         if (!wait) return;
+        const auto asked = Clock::now();
         active.copied->wait();
+        counters_.link_ns.add(ns_since(asked));
       }
       left_.clear();
       for (const Transfer& part : parts_of(active)) {
@@ -242,7 +248,9 @@ void Worker::wait_for_staging() {
     return exchange_all(/*idle=*/true);
   }
   try {
+    const auto asked = Clock::now();
     copying_.front().event->wait();
+    counters_.link_ns.add(ns_since(asked));
   } catch (const Failure&) {  // the device is lost: whoever uses it next is told
   }
   reclaim_staging();
@@ -346,6 +354,8 @@ void Worker::exchange_all(bool idle) {
 // Whether anything was taken or completed.
 bool Worker::exchange(Lane& lane, std::chrono::milliseconds patience) {
   drop_abandoned(lane);
+  if (!lane.busy()) return false;
+  const auto asked = Clock::now();
   size_t taken = 0;
   if (!lane.waiting.empty()) {
     const size_t offered = std::min(lane.waiting.size(), options_.io.queue_depth);
@@ -360,6 +370,7 @@ bool Worker::exchange(Lane& lane, std::chrono::milliseconds patience) {
   size_t count = lane.backend->reap(completions_, few, few > 1 ? std::min(patience, kFewReapTimeout) : patience);
   if (count == 0 && few > 1) count = lane.backend->reap(completions_, 1, patience);
   lane.in_flight -= count;
+  counters_.storage_ns.add(ns_since(asked));
   for (size_t i = 0; i < count; ++i) completed(lane, completions_[i]);
   return taken + count > 0;
 }

@@ -190,6 +190,23 @@ TEST(Engine, JoinsColdNeighboursIntoFewRequests) {
   EXPECT_EQ(engine->statistics().requests, 1u);
 }
 
+TEST(Engine, CountsTheTimeThatStorageTakes) {
+  TemporaryFolder folder;
+  const std::string path = folder.write("a", random_bytes(1 << 20, 1));
+  const auto storage_s = [&](DirectMode direct, const std::string& faults) {
+    const auto engine = make_engine(direct, faults, 1);
+    Bytes memory(1 << 20);
+    auto group = std::make_shared<Group>();
+    group->files = table_of({path});
+    group->transfers.push_back({0, 0, memory.size(), memory.data()});
+    engine->run(group);
+    return engine->statistics().worker_storage_s;
+  };
+  EXPECT_EQ(storage_s(DirectMode::kAuto, ""), 0) << "all of it is in the page cache";
+  EXPECT_GE(storage_s(DirectMode::kAlways, "late=1,late_ms=50"), 0.05);
+  EXPECT_LT(storage_s(DirectMode::kAlways, "late=1,late_ms=50"), 5);
+}
+
 TEST(Engine, KeepsTheFirstErrorOfAGroupAndGoesOnWithOthers) {
   TemporaryFolder folder;
   const Bytes content = random_bytes(1 << 20, 1);

@@ -709,6 +709,27 @@ TEST_F(Staged, ARequestOfPartsForDifferentPlacesLeavesTheirNeighboursAlone) {
   }
 }
 
+TEST_F(Staged, CountsTheTimeThatItWaitsForTheLink) {
+  if (real_cuda()) GTEST_SKIP() << "the link's speed is its own";
+  const TemporaryFolder folder;
+  const Bytes content = random_bytes(4 << 20, 1);
+  const auto files = table_of({folder.write("a", content)});
+  const auto engine = make_engine({.workers = 1, .staging_bytes = 1 << 20, .segment_bytes = 1 << 18});
+  Memory memory(*device_, content.size());
+  const auto link_s = [&](uint64_t delay_us) {
+    set_delay_us(delay_us);
+    const double before = engine->statistics().worker_link_s;
+    auto group = std::make_shared<Group>();
+    group->files = files;
+    group->transfers = {{0, 0, content.size(), memory.data()}};
+    EXPECT_TRUE(run(engine, group));
+    return engine->statistics().worker_link_s - before;
+  };
+  const double slow = link_s(20000), fast = link_s(0);
+  EXPECT_GT(slow, 0.01) << "memory for a quarter of it, and each copy takes 10 ms on average";
+  EXPECT_LT(fast, slow / 2);
+}
+
 TEST_F(Staged, ReadsWaitForWhatStillUsesTheMemory) {
   const TemporaryFolder folder;
   const Bytes content = random_bytes(500'000, 1);
