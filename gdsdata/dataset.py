@@ -29,6 +29,7 @@ from gdsdata.options import EngineOptions
 from gdsdata.order import Order
 from gdsdata.progress import Begun, Progress
 from gdsdata.ranks import rank_and_world_size
+from gdsdata.report import Report, Reporter, StepTimes, WorkerTimes, diagnose, marked
 from gdsdata.row_groups import InOrder, RowGroups, RowGroupShuffle, UpcomingGroups
 from gdsdata.skipped import ON_ERROR, Skipped, first_recognised, index_sound, nothing_left
 from gdsdata.table_batches import TableBatches, most_held_bytes
@@ -95,6 +96,7 @@ class GDSDataset(IterableDataset):
             ``transform`` comes behind it and gets the batch. Samples of one size lie in a batch already, so they have
             ``transform`` alone. It takes the place of ``ragged``.
         on_error: ``"skip"`` leaves out what is bad, counts and names it (`stats`), and warns: see below.
+        report_every_s: every so many seconds, and after each epoch, print to stderr what `report` says.
         device_mesh, dp_dim: in the place of ``rank`` and ``world_size``: the mesh that FSDP or tensor parallelism uses,
             and the dimension of it (or several, the outermost first) along which the data is shared. Processes that
             differ along other dimensions alone get the same batches. A mesh of one dimension needs no ``dp_dim``.
@@ -157,6 +159,7 @@ class GDSDataset(IterableDataset):
         dp_dim: str | int | Sequence[str | int] | None = None,
         collate: Collate | None = None,
         on_error: str = "raise",
+        report_every_s: float | None = None,
     ) -> None:
         super().__init__()
         if prefetch < 1:
@@ -195,6 +198,9 @@ class GDSDataset(IterableDataset):
         }
         self._piece_bytes, self._piece_memory_bytes = dict.fromkeys(engine.ROUTES, 0), 0  # of iterators that have ended
         self._running: Any = None  # the newest iterator's prefetcher
+        self._times, self._reporter = StepTimes(), Reporter(report_every_s, self.report)
+        self._workers = WorkerTimes()  # of iterators that have ended
+        self._workers_before: tuple[Any, WorkerTimes] | None = None  # the engine, and its at the newest one's begin
         if self.device.type == "cuda" and get_worker_info() is None:
             self._open()  # its memory is pinned while the program still prepares
 
@@ -327,6 +333,7 @@ class GDSDataset(IterableDataset):
         numbers = range(begun.worker, len(self._order), begun.workers)[begun.start :]
         yield from self.batches(epoch, numbers, lambda given: self._progress.handed_out(begun, begun.start + given))
         self._progress.ended(begun, epoch)
+        self._reporter.epoch_ended()
 
     def batches(
         self, epoch: int, numbers: range | np.ndarray, handed_out: Callable[[int], object] = lambda given: None
@@ -355,8 +362,9 @@ class GDSDataset(IterableDataset):
         batches, take = self._prefetcher(index, pieces, upcoming)
         self._running = batches
         reach = batches.reach if isinstance(index, TableIndex) else pieces.reach if pieces else None
-        transform = self.transform
+        transform, times = self.transform, self._times
         planned, plan_batches = 0, self.prefetch
+        times.asked()
         try:
             while done < total:
                 if reach is not None:
@@ -374,16 +382,23 @@ class GDSDataset(IterableDataset):
                     planned += count
                     plan_batches = max(self.prefetch, min(2 * plan_batches, _PLAN_SAMPLES // self._batch_size))
                 try:
-                    batch = take()
+                    with marked("gdsdata: waiting for a batch"):
+                        batch = take()
                 except (IoError, CorruptData):
                     if self._skipped is None or isinstance(index, (FieldIndex, TableIndex)):  # whose batches do it
                         raise
                     batch = self._sample_by_sample(index, order.samples_of(epoch, numbers[done : done + 1])[0])
                 if transform is not None:
-                    batch = transform(batch)
+                    batch = times.transformed(transform, batch)
                 done += 1
                 handed_out(done)
+                times.handed_out()
+                if self._workers_before is None:  # now, for what they waited before the first batch is not counted yet
+                    shared, _, _ = self._open()
+                    self._workers_before = shared, WorkerTimes.of(shared.statistics())
+                self._reporter.handed_out()
                 yield batch
+                times.trained()
                 batch = None  # what the consumer has dropped must not live on here
         except (GdsdataError, FileNotFoundError) as error:
             if isinstance(error, StallError):
@@ -393,6 +408,7 @@ class GDSDataset(IterableDataset):
         finally:
             self._add_to_totals(batches)
             batches.close()
+            self._workers, self._workers_before = self._worker_times(), None
             if pieces is not None:
                 pieces.close()
                 self._piece_bytes = _sum_of_routes(self._piece_bytes, pieces.bytes)
@@ -547,6 +563,23 @@ class GDSDataset(IterableDataset):
         if self._running is batches:
             self._running = None
 
+    def report(self) -> Report:
+        """Where the time of the loop over this data set went so far: how much of it was waiting for input, what for,
+        and what would help.
+
+        Of a `Mix`, the turns of the other data sets count as training. Inside a DataLoader's workers nothing is counted
+        here.
+        """
+        stats = self.stats()
+        shuffle = self._shuffle_name
+        return diagnose(self._times, self._worker_times(), stats["bytes"], stats["ring_full_s"], shuffle)
+
+    def _worker_times(self) -> WorkerTimes:
+        if self._workers_before is None:
+            return self._workers
+        shared, before = self._workers_before
+        return self._workers.plus(WorkerTimes.of(shared.statistics()).minus(before))
+
     def stats(self) -> dict[str, Any]:
         """What has happened since this data set was made, over all its iterators.
 
@@ -569,8 +602,9 @@ class GDSDataset(IterableDataset):
             engine: of the engine, which data sets with equal options share: backend, workers, queue_depth,
                 segment_bytes, bounce_bytes (at most, staging memory included), bytes by route, storage_bytes (asked of
                 the disk: alignment and gaps make it more), transfers and the requests they were coalesced into,
-                segments, errors, retries (by way of the host, of what cuFile could not do), worker_idle_s,
-                segment_latency.
+                segments, errors, retries (by way of the host, of what cuFile could not do), segment_latency; of all
+                workers together worker_idle_s and worker_active_s, and of the latter worker_storage_s and worker_link_s
+                (waiting for copies to or from the GPU).
         """
         running = self._running
         if self._index is None:
@@ -609,7 +643,8 @@ class GDSDataset(IterableDataset):
 
     def __getstate__(self) -> dict[str, Any]:
         """For worker processes: all but what belongs to this one."""
-        return {**self.__dict__, "_opened": None, "_running": None, "_residence": None}
+        of_here = dict.fromkeys(("_opened", "_running", "_residence", "_workers_before"))
+        return {**self.__dict__, **of_here}
 
 
 def _sum(totals: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:

@@ -108,11 +108,12 @@ MAY_IMPORT = {
     "doctor": {"calibration", "engine", "options", "errors"},
     "calibration": {"engine", "formats", "options", "errors"},
     "tensor": {"calibration", "engine", "options", "errors"},  # read_tensor, write_tensor
-    "checkpoint": {"engine", "formats", "options", "errors"},  # of formats, what says where things lie: headers of safetensors, zips
+    "checkpoint": {"engine", "formats", "options", "errors", "report"},  # of formats: headers, directories
     "dataset": {
         *("decoders", "field_batches", "formats", "order", "lanes", "ranks", "open_pieces", "shuffles", "progress"),
-        *("row_groups", "skipped", "table_batches", "calibration", "engine", "options", "errors"),
+        *("row_groups", "skipped", "table_batches", "calibration", "engine", "options", "errors", "report"),
     },
+    "report": set(),
     "mix": {"dataset", "order", "progress"},
     "progress": set(),
     "skipped": {"engine", "formats", "errors"},

@@ -46,6 +46,7 @@ EngineStatistics summarize(const std::vector<const WorkerCounters*>& workers) {
     sum.errors += worker->errors.get();
     sum.retries += worker->retries.get();
     sum.worker_idle_s += seconds(worker->idle_ns);
+    sum.worker_active_s += seconds(worker->active_ns);
     sum.worker_storage_s += seconds(worker->storage_ns);
     sum.worker_link_s += seconds(worker->link_ns);
   }

@@ -54,9 +54,10 @@ struct WorkerCounters {
   Counter segments;
   Counter errors;
   Counter retries;  // requests that a backend could not bring to the device, made again by way of the host
-  Counter idle_ns;     // waiting for work
-  Counter storage_ns;  // in backends: reading and writing, or waiting for it
-  Counter link_ns;     // waiting for copies between the host and a device
+  Counter idle_ns;     // waiting for work; counted when it has come
+  Counter active_ns;   // the rest of the time
+  Counter storage_ns;  // of that, in backends: reading and writing, or waiting for it
+  Counter link_ns;     // of that, waiting for copies between the host and a device
   LatencyHistogram segment_latency;
 };
 
@@ -68,7 +69,7 @@ struct LatencySummary {
 struct EngineStatistics {
   RouteBytes bytes;
   uint64_t storage_bytes = 0, transfers = 0, requests = 0, segments = 0, errors = 0, retries = 0;
-  double worker_idle_s = 0, worker_storage_s = 0, worker_link_s = 0;
+  double worker_idle_s = 0, worker_active_s = 0, worker_storage_s = 0, worker_link_s = 0;
   LatencySummary segment_latency;
 };
 

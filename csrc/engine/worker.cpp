@@ -18,9 +18,9 @@ constexpr std::chrono::milliseconds kShortReapTimeout{1};
 constexpr size_t kMostAtOnce = 8;
 constexpr std::chrono::milliseconds kFewReapTimeout{1};
 
-uint64_t ns_since(std::chrono::steady_clock::time_point began) {
-  return static_cast<uint64_t>((std::chrono::steady_clock::now() - began).count());
-}
+using Time = std::chrono::steady_clock::time_point;
+
+uint64_t ns_between(Time begin, Time end) { return static_cast<uint64_t>((end - begin).count()); }
 }  // namespace
 
 Worker::Worker(const EngineOptions& options, const Selection& selection, Device& device, SegmentQueue& queue)
@@ -37,14 +37,20 @@ void Worker::run() {
       no_device = failure.error();
     }
   }
+  auto counted_at = Clock::now();  // what comes after it is not in active_ns yet
   while (true) {
+    const auto now = Clock::now();
+    counters_.active_ns.add(ns_between(counted_at, now));
+    counted_at = now;
     const bool busy = parked_ != nullptr || host_.busy() || device_lane_.busy() || !leaving_.empty();
     Segment segment;
     bool taken = false;
     if (parked_ == nullptr && host_.waiting.empty() && device_lane_.waiting.empty()) {  // no room, no more work
-      const auto asked = Clock::now();
       taken = queue_.pop(segment, /*wait=*/!busy);
-      if (!busy) counters_.idle_ns.add(ns_since(asked));
+      if (!busy) {
+        counted_at = Clock::now();
+        counters_.idle_ns.add(ns_between(now, counted_at));
+      }
     }
     if (!taken && !busy) break;
     if (taken) {
@@ -186,7 +192,7 @@ void Worker::write_what_was_copied(bool wait) {
         if (!wait) return;
         const auto asked = Clock::now();
         active.copied->wait();
-        counters_.link_ns.add(ns_since(asked));
+        counters_.link_ns.add(ns_between(asked, Clock::now()));
       }
       left_.clear();
       for (const Transfer& part : parts_of(active)) {
@@ -250,7 +256,7 @@ void Worker::wait_for_staging() {
   try {
     const auto asked = Clock::now();
     copying_.front().event->wait();
-    counters_.link_ns.add(ns_since(asked));
+    counters_.link_ns.add(ns_between(asked, Clock::now()));
   } catch (const Failure&) {  // the device is lost: whoever uses it next is told
   }
   reclaim_staging();
@@ -370,7 +376,7 @@ bool Worker::exchange(Lane& lane, std::chrono::milliseconds patience) {
   size_t count = lane.backend->reap(completions_, few, few > 1 ? std::min(patience, kFewReapTimeout) : patience);
   if (count == 0 && few > 1) count = lane.backend->reap(completions_, 1, patience);
   lane.in_flight -= count;
-  counters_.storage_ns.add(ns_since(asked));
+  counters_.storage_ns.add(ns_between(asked, Clock::now()));
   for (size_t i = 0; i < count; ++i) completed(lane, completions_[i]);
   return taken + count > 0;
 }

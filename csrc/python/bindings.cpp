@@ -153,6 +153,7 @@ py::dict to_dict(const EngineStatistics& statistics) {
   result["errors"] = statistics.errors;
   result["retries"] = statistics.retries;
   result["worker_idle_s"] = statistics.worker_idle_s;
+  result["worker_active_s"] = statistics.worker_active_s;
   result["worker_storage_s"] = statistics.worker_storage_s;
   result["worker_link_s"] = statistics.worker_link_s;
   result["segment_latency"] = to_dict(statistics.segment_latency);

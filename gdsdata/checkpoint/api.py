@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import functools
 import os
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from gdsdata.checkpoint.reading import Reading, Stored, opened
 from gdsdata.errors import CorruptData
 from gdsdata.formats import safetensors_header
 from gdsdata.options import EngineOptions
+from gdsdata.report import note_checkpoint_stall
 
 
 @collector_paused()
@@ -44,7 +46,9 @@ def save(value: Any, path: str | os.PathLike[str], *, options: EngineOptions | N
     """
     path = os.fspath(path)
     layout = layout_safetensors if path.endswith(".safetensors") else layout_torch
+    started = time.perf_counter()
     layout.save(value, path, options or EngineOptions())
+    note_checkpoint_stall(time.perf_counter() - started)
 
 
 @collector_paused()

@@ -30,6 +30,7 @@ from gdsdata.checkpoint.staging import Staged, Staging, pieces
 from gdsdata.checkpoint.writing import Writing, crc32_of_all
 from gdsdata.errors import CorruptData, EngineClosed, SaveAborted
 from gdsdata.options import EngineOptions
+from gdsdata.report import note_checkpoint_stall
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
@@ -158,6 +159,7 @@ class AsyncCheckpointer:
             self._forget(ended)
             raise
         handle.stall_s = time.perf_counter() - started
+        note_checkpoint_stall(handle.stall_s)
         return handle
 
     def restore(

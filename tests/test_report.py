@@ -1,0 +1,226 @@
+"""`GDSDataset.report`: staged bottlenecks are named as what they are, and the numbers add up."""
+
+import re
+import time
+
+import pytest
+import torch
+from helpers import require_direct, write_records
+from test_fields import Members
+
+import gdsdata
+from gdsdata import EngineOptions, GDSDataset
+from gdsdata.formats import Records
+from gdsdata.report import (
+    CHECKPOINTS,
+    CPU,
+    LINK,
+    RING,
+    SMALL_READS,
+    STORAGE,
+    TRAINING,
+    TRANSFORM,
+    Report,
+    StepTimes,
+    WorkerTimes,
+    diagnose,
+    note_checkpoint_stall,
+)
+
+
+def records(folder, count, record_bytes, **arguments):
+    path = folder / "records"
+    if not path.exists():
+        write_records(path, count, record_bytes)
+    if "options" in arguments:
+        require_direct(path)
+    return GDSDataset(path, 8, Records("u1", (record_bytes,)), device="cpu", **arguments)
+
+
+def slow_disk(**more):
+    return EngineOptions(backend="posix", direct="always", faults="late=1,late_ms=4", workers=1, **more)
+
+
+def report_of(data, step=lambda batch: None):
+    for batch in data:
+        step(batch)
+    return data.report()
+
+
+# ------------------------------------------------------------------------------------------------- staged bottlenecks
+
+
+def test_a_slow_training_step_is_what_limits(tmp_path):
+    report = report_of(records(tmp_path, 400, 4096), lambda batch: time.sleep(0.02))
+    assert report.limiter == TRAINING and report.input_share < 0.02 and report.gain == 0
+    assert report.batches == 50 and report.step_s > 0.02
+
+
+def test_a_slow_transform_is_named(tmp_path):
+    data = records(tmp_path, 400, 4096, transform=lambda batch: time.sleep(0.003) or batch)
+    report = report_of(data, lambda batch: time.sleep(0.001))
+    assert report.limiter == TRANSFORM and 0.6 < report.input_share < 0.9
+    assert report.gain == pytest.approx(report.input_share, abs=0.1)
+
+
+def test_a_slow_disk_is_named(tmp_path):
+    report = report_of(records(tmp_path, 96, 1 << 20, shuffle=False, options=slow_disk()))
+    assert report.limiter == STORAGE and report.input_share > 0.8 and report.gain > 0.8
+    assert report.bytes["direct"] == 96 << 20
+    assert report.gb_per_s == pytest.approx((96 << 20) / 1e9 / (report.batches * report.step_s))
+
+
+def test_small_records_in_random_order_on_a_disk_are_named(tmp_path):
+    options = slow_disk(queue_depth=4)
+    report = report_of(records(tmp_path, 600, 512, options=options))
+    assert report.limiter == SMALL_READS and "lanes" in report.suggestion and report.gain > 0.5
+    in_order = report_of(records(tmp_path, 600, 512, shuffle=False, options=options))
+    assert in_order.limiter == STORAGE
+
+
+def test_a_ring_that_is_too_small_for_bursts_is_named(tmp_path):
+    data = records(tmp_path, 96, 1 << 20, shuffle=False, prefetch=1, options=slow_disk())
+    taken = 0
+
+    def in_bursts(batch):
+        nonlocal taken
+        taken += 1
+        if taken % 4 == 0:
+            time.sleep(0.5)
+
+    report = report_of(data, in_bursts)
+    assert report.limiter == RING and "prefetch" in report.suggestion and 0 < report.gain <= report.input_share
+
+
+def test_a_slow_decoder_is_the_processor(tmp_path):
+    contents = [b"x" * 100] * 200
+    (tmp_path / "members").write_bytes(b"".join(contents))
+    decode = {"x": lambda samples: time.sleep(0.003) or len(samples)}
+    data = GDSDataset(tmp_path / "members", 8, Members("x", contents), device="cpu", decode=decode)
+    report = report_of(data, lambda batch: time.sleep(0.001))
+    assert report.limiter == CPU and report.input_share > 0.5
+
+
+def test_saves_that_keep_the_loop_are_named(tmp_path):
+    state = {"model": {"weights": torch.ones(1 << 22)}}
+    data = records(tmp_path, 160, 4096)
+    with gdsdata.AsyncCheckpointer(tmp_path / "checkpoints", staging_bytes="1MiB", keep_last=1) as checkpointer:
+        report = report_of(data, lambda batch: checkpointer.save(data.state_dict()["batches"], state))
+    assert report.limiter == CHECKPOINTS and report.checkpoint_share > 0.5
+    assert report.gain == report.checkpoint_share
+    report = report_of(records(tmp_path, 160, 4096), lambda batch: gdsdata.save(state, tmp_path / "x.pt"))
+    assert report.limiter == CHECKPOINTS
+
+
+# ------------------------------------------------------------------------------------- what is worked out from numbers
+
+
+def diagnosed(input_s=5.0, training_s=5.0, transform_s=0.0, checkpoint_s=0.0, ring_full_s=0.0, shuffle="none", **found):
+    times, workers = StepTimes(100, input_s, transform_s, training_s, checkpoint_s), WorkerTimes(**found)
+    return diagnose(times, workers, {"page_cache": 10**9, "direct": 0}, ring_full_s, shuffle)
+
+
+@pytest.mark.parametrize(
+    ("limiter", "found"),
+    [
+        (LINK, {"active_s": 8, "link_s": 6, "storage_s": 1}),
+        (STORAGE, {"active_s": 8, "link_s": 1, "storage_s": 6}),
+        (CPU, {"active_s": 8, "link_s": 1, "storage_s": 1}),
+        (CPU, {"active_s": 0.5, "storage_s": 0.4}),  # they do next to nothing, and the loop waits
+        (TRAINING, {"input_s": 0.1, "active_s": 8, "storage_s": 8}),
+        (TRANSFORM, {"transform_s": 3, "active_s": 8, "storage_s": 8}),
+        (RING, {"ring_full_s": 3, "active_s": 8, "storage_s": 8}),
+        (CHECKPOINTS, {"input_s": 0.1, "checkpoint_s": 2}),
+        (STORAGE, {"checkpoint_s": 2, "active_s": 8, "storage_s": 8}),
+        (SMALL_READS, {"active_s": 8, "storage_s": 8, "requests": 10, "storage_bytes": 40960, "shuffle": "uniform"}),
+        (STORAGE, {"active_s": 8, "storage_s": 8, "requests": 10, "storage_bytes": 1 << 20, "shuffle": "uniform"}),
+    ],
+)
+def test_what_takes_most_of_the_waiting_is_the_limiter(limiter, found):
+    report = diagnosed(**found)
+    assert report.limiter == limiter and report.suggestion
+    assert 0 <= report.gain <= max(report.input_share, report.checkpoint_share)
+
+
+def test_the_numbers_are_those_of_the_times():
+    report = diagnosed(3.0, 5.0, checkpoint_s=1.0, active_s=8, storage_s=8)
+    assert (report.batches, report.step_s, report.input_share, report.checkpoint_share) == (100, 0.08, 0.375, 0.125)
+    assert report.gb_per_s == 1 / 8
+    said = str(report)
+    assert "100 steps of 80 ms, 37.5% of it waiting for input, 12.5% saves; 0.125 GB/s (page_cache 100%)" in said
+    assert "limited by storage" in said and "\n" not in said
+
+
+def test_nothing_was_taken_yet(tmp_path):
+    data = records(tmp_path, 16, 64)
+    assert data.report().batches == 0 and "no batch" in str(data.report())
+    next(iter(data))
+    assert data.report().batches == 1 and "1 steps" in str(data.report())
+
+
+def test_times_go_on_over_epochs_and_what_lies_between_them_is_nobodys(tmp_path):
+    data = records(tmp_path, 80, 64)
+    for _ in range(2):
+        for _ in data:
+            time.sleep(0.001)
+        time.sleep(0.2)
+    report = data.report()
+    assert report.batches == 20 and report.batches * report.step_s < 0.2
+
+
+def test_a_save_counts_where_it_was_made():
+    times = StepTimes()
+    times.asked()
+    note_checkpoint_stall(100.0)  # while the loop waits: another thread's
+    times.handed_out()
+    note_checkpoint_stall(0.25)
+    times.trained()
+    assert times.checkpoint_s == 0.25
+
+
+# -------------------------------------------------------------------------------------------------------- where it goes
+
+
+def test_it_is_printed_again_and_again_and_after_each_epoch(tmp_path, capfd):
+    list(records(tmp_path, 80, 64))
+    assert capfd.readouterr().err == ""
+    list(records(tmp_path, 80, 64, report_every_s=3600))
+    assert len(re.findall("^gdsdata: 10 steps", capfd.readouterr().err, re.MULTILINE)) == 1
+    for _ in records(tmp_path, 80, 64, report_every_s=0.02):
+        time.sleep(0.01)
+    assert 3 <= len(capfd.readouterr().err.splitlines()) <= 6
+
+
+def test_workers_of_a_loader_print_nothing_and_work(tmp_path, capfd):
+    data = records(tmp_path, 80, 64, report_every_s=0.0)
+    loader = torch.utils.data.DataLoader(data, batch_size=None, num_workers=2)
+    assert len(list(loader)) == 10
+    assert "gdsdata:" not in capfd.readouterr().err
+
+
+REPORT = Report(7, 0.5, 0.25, 0.0, STORAGE, "x", 0.25, {"page_cache": 5, "direct": 10**12}, 1.5)
+
+
+def test_scalars_are_numbers_by_flat_names():
+    scalars = REPORT.scalars()
+    assert all(type(value) is float for value in scalars.values())
+    assert scalars["gdsdata/step_s"] == 0.5 and scalars["gdsdata/bytes/direct"] == 1e12
+
+
+def test_the_text_for_prometheus_is_in_its_format():
+    text = REPORT.prometheus(job='a "b"\\\n', rank="3")
+    assert text.endswith("\n")
+    name, label = "[a-zA-Z_:][a-zA-Z0-9_:]*", r'[a-zA-Z_]\w*="(?:[^"\\\n]|\\["\\n])*"'
+    for line in text.splitlines():
+        assert re.fullmatch(rf"# TYPE {name} (gauge|counter)|{name}\{{{label}(,{label})*\}} \S+", line), line
+    assert 'gdsdata_bytes_total{job="a \\"b\\"\\\\\\n",rank="3",route="direct"} 1000000000000' in text
+    assert 'limiter="storage"} 1' in text and "gdsdata_step_s 0.5\n" in REPORT.prometheus()
+    with pytest.raises(ValueError, match="a-b"):
+        REPORT.prometheus(**{"a-b": "x"})
+
+
+def test_a_profile_shows_where_the_loop_waited(tmp_path):
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        list(records(tmp_path, 80, 64))
+    waits = [event for event in profile.events() if event.name == "gdsdata: waiting for a batch"]
+    assert len(waits) == 10
