@@ -3,20 +3,25 @@
 Start with `GDSDataset` for training data (`Mix` for several), and with `save` and `load` for checkpoints
 (`GDSStorageWriter` and `GDSStorageReader` for those of torch.distributed.checkpoint); `read_tensor` and `write_tensor`
 move single tensors, `Engine` many.
+
+What is named here is imported when it is first asked for: a program pays for what it uses.
 """
 
-from typing import Any
+import importlib
+from typing import TYPE_CHECKING, Any
 
-from gdsdata import formats
-from gdsdata.checkpoint import AsyncCheckpointer, install_torch_hooks, load, save, torch_hooks
-from gdsdata.dataset import GDSDataset
-from gdsdata.engine import record_stream
-from gdsdata.field_batches import Ragged
-from gdsdata.lanes import Lanes
-from gdsdata.mix import Mix
-from gdsdata.options import EngineOptions
-from gdsdata.row_groups import RowGroups
-from gdsdata.tensor import Engine, read_tensor, write_tensor
+if TYPE_CHECKING:  # for tools that read and do not run
+    from gdsdata import decoders, errors, formats
+    from gdsdata.checkpoint import AsyncCheckpointer, install_torch_hooks, load, save, torch_hooks
+    from gdsdata.checkpoint.dcp import GDSStorageReader, GDSStorageWriter
+    from gdsdata.dataset import GDSDataset
+    from gdsdata.engine import record_stream
+    from gdsdata.field_batches import Ragged
+    from gdsdata.lanes import Lanes
+    from gdsdata.mix import Mix
+    from gdsdata.options import EngineOptions
+    from gdsdata.row_groups import RowGroups
+    from gdsdata.tensor import Engine, read_tensor, write_tensor
 
 __version__ = "0.1.0"
 __all__ = [
@@ -30,6 +35,8 @@ __all__ = [
     "Mix",
     "Ragged",
     "RowGroups",
+    "decoders",
+    "errors",
     "formats",
     "install_torch_hooks",
     "load",
@@ -40,11 +47,31 @@ __all__ = [
     "write_tensor",
 ]
 
+_HOMES = {
+    "checkpoint": ("AsyncCheckpointer", "install_torch_hooks", "load", "save", "torch_hooks"),
+    "checkpoint.dcp": ("GDSStorageReader", "GDSStorageWriter"),
+    "dataset": ("GDSDataset",),
+    "engine": ("record_stream",),
+    "field_batches": ("Ragged",),
+    "lanes": ("Lanes",),
+    "mix": ("Mix",),
+    "options": ("EngineOptions",),
+    "row_groups": ("RowGroups",),
+    "tensor": ("Engine", "read_tensor", "write_tensor"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
 
 def __getattr__(name: str) -> Any:
-    """torch.distributed.checkpoint, which takes a second to import, is imported when it is first asked for."""
-    if name in ("GDSStorageReader", "GDSStorageWriter"):
-        from gdsdata.checkpoint import dcp
+    if name in _HOME_OF:
+        found = getattr(importlib.import_module(f"gdsdata.{_HOME_OF[name]}"), name)
+    elif name in __all__:
+        found = importlib.import_module(f"gdsdata.{name}")
+    else:
+        raise AttributeError(f"module 'gdsdata' has no attribute {name!r}")
+    globals()[name] = found
+    return found
 
-        return getattr(dcp, name)
-    raise AttributeError(f"module 'gdsdata' has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
