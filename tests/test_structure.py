@@ -105,7 +105,7 @@ MAY_IMPORT = {
     "__init__": EVERYTHING,
     "bench": EVERYTHING,
     "integrations": EVERYTHING,
-    "doctor": {"calibration", "engine", "options", "errors"},
+    "doctor": {"calibration", "engine", "options", "errors", "tensor"},
     "calibration": {"engine", "formats", "options", "errors"},
     "tensor": {"calibration", "engine", "options", "errors"},  # read_tensor, write_tensor
     "checkpoint": {"engine", "formats", "options", "errors", "report"},  # of formats: headers, directories

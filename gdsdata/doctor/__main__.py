@@ -1,0 +1,74 @@
+"""``python -m gdsdata.doctor [PATH] [--test] [--require gds] [--json]``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+
+from gdsdata.doctor import REQUIREMENTS, diagnose, locate, this_host, transfers, works
+from gdsdata.doctor.evidence import ThisHost
+from gdsdata.doctor.report import as_json, as_text
+
+_DESCRIPTION = """What this machine can do, which path would serve PATH, and what to do about each no. Exit status: 0
+where PATH can be read in the way that was asked for, 1 where not, 2 for a wrong argument."""
+
+
+def main(arguments: list[str] | None = None, host: ThisHost | None = None) -> int:
+    """The exit status."""
+    parser = argparse.ArgumentParser(prog="python -m gdsdata.doctor", description=_DESCRIPTION)
+    parser.add_argument("path", nargs="?", default=".", help="a file, or a folder of files (default: the current one)")
+    parser.add_argument(
+        "--require",
+        choices=list(REQUIREMENTS),
+        default="any",
+        help="what has to work for exit status 0: any path, into the GPU, O_DIRECT, io_uring, or GPUDirect Storage",
+    )
+    parser.add_argument(
+        "--test", action="store_true", help="write and read a temporary file beside PATH by each path, and verify it"
+    )
+    parser.add_argument("--pid", type=int, help="a process whose cuFile statistics are asked for a fallback to the CPU")
+    parser.add_argument("--json", action="store_true", help="findings as JSON (fields: gdsdata/doctor/report.py)")
+    given = parser.parse_args(arguments)
+    host = host or this_host()
+    host.pid = given.pid
+    try:
+        place = locate(host, given.path)
+    except (FileNotFoundError, NotADirectoryError):
+        parser.error(f"there is no '{given.path}'")
+    findings = diagnose(host, place)
+    good, rows = works(findings, given.require), []
+    if given.test:
+        if place.silence:
+            parser.error(f"--test: {place.silence}")
+        try:
+            rows = transfers.run(place.path)
+        except OSError as error:
+            parser.error(f"--test needs a folder that may be written: {error}")
+        findings.append(transfers.cpu_use(rows))
+        good = good and transfers.verified(rows, given.require)
+    if given.json:
+        print(as_json(place.path, given.require, good, findings, rows))
+    else:
+        print(as_text(findings, rows, max(60, shutil.get_terminal_size((120, 24)).columns)))
+        print(f"{'works' if good else 'does not work'}: '{place.path}', as asked for by --require {given.require}")
+    return 0 if good else 1
+
+
+def run() -> None:
+    """Ends the process itself where something was left behind that might never let it end."""
+    host = this_host()
+    try:
+        status = main(host=host)
+    except KeyboardInterrupt:
+        status = 130
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if host.left_behind:
+        os._exit(status)
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,209 @@
+"""Where evidence comes from: files below a root folder, the output of tools, and probes of this process's own.
+
+A check asks a `Host` and nothing else. `ThisHost` is the machine that it runs on; `RecordedHost` is a folder with the
+same files in it, so that a check can be tried on machines that are not at hand. Whatever is not there, may not be
+read or does not answer in time is None, and never an exception.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+MOST_TEXT_BYTES = 1 << 20
+TOOL_LIMIT_S = 5.0
+STATUS_LIMIT_S = 2.0
+_MORE_TOOLS = ":/usr/sbin:/sbin:/usr/local/cuda/gds/tools"
+
+
+def within(limit_s: float, call: Callable[[], Any]) -> Any:
+    """What ``call`` returns or raises, if it comes in time.
+
+    A system call on a dead mount cannot be interrupted, so the thread that makes it is left behind; it is a daemon.
+
+    Raises:
+        TimeoutError: it took longer than ``limit_s``.
+    """
+    ended: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            ended.put((call(), None))
+        except BaseException as error:
+            ended.put((None, error))
+
+    threading.Thread(target=run, daemon=True, name="gdsdata-doctor").start()
+    try:
+        result, error = ended.get(timeout=limit_s)
+    except queue.Empty:
+        raise TimeoutError(f"no answer within {limit_s:g} s") from None
+    if error is not None:
+        raise error
+    return result
+
+
+class Host:
+    """A machine, as its files say: what is below ``root`` is what is below / there.
+
+    Attributes:
+        pid: of a process whose cuFile statistics are asked for.
+    """
+
+    def __init__(self, root: str | os.PathLike[str] = "/") -> None:
+        self.root = os.path.realpath(root)
+        self.pid: int | None = None
+
+    def text(self, path: str) -> str | None:
+        """A file's text without the white space around it, NULs as line ends; None where it cannot be read."""
+        try:
+            with open(self._below(path), "rb") as file:
+                return file.read(MOST_TEXT_BYTES).replace(b"\0", b"\n").decode(errors="replace").strip()
+        except OSError:
+            return None
+
+    def number(self, path: str) -> int | None:
+        """A file that holds one whole number; None where it does not."""
+        try:
+            return int(self.text(path) or "")
+        except ValueError:
+            return None
+
+    def names(self, folder: str) -> list[str]:
+        """What is in a folder, sorted; empty where there is none."""
+        try:
+            return sorted(os.listdir(self._below(folder)))
+        except OSError:
+            return []
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(self._below(path))
+
+    def real(self, path: str) -> str | None:
+        """Where a path leads when links are followed, as that host names it; None where that is nowhere."""
+        real = os.path.realpath(self._below(path))
+        if not os.path.exists(real) or not (real + "/").startswith(self.root.rstrip("/") + "/"):
+            return None
+        return "/" + os.path.relpath(real, self.root)
+
+    def environment(self, name: str) -> str:
+        """A variable of the environment; empty where it is not set."""
+        raise NotImplementedError
+
+    def tool(self, *command: str) -> str | None:
+        """What a program prints; None where there is none, or it fails, or does not end in time."""
+        raise NotImplementedError
+
+    def probe(self, name: str, path: str = "") -> dict[str, Any] | None:
+        """What trying it out says (`gdsdata.doctor.probes`); None where it cannot be tried."""
+        raise NotImplementedError
+
+    def _below(self, path: str) -> str:
+        return os.path.join(self.root, path.lstrip("/"))
+
+
+class RecordedHost(Host):
+    """A folder of evidence: proc/, sys/, etc/ as on the host, ``environ`` (NAME=VALUE lines), ``tools/COMMAND LINE``
+    with what the command printed, and ``probes/NAME.json``.
+    """
+
+    def environment(self, name: str) -> str:
+        lines = (self.text("environ") or "").splitlines()
+        return next((line.partition("=")[2] for line in lines if line.partition("=")[0] == name), "")
+
+    def tool(self, *command: str) -> str | None:
+        return self.text(f"tools/{' '.join(command)}")
+
+    def probe(self, name: str, path: str = "") -> dict[str, Any] | None:
+        text = self.text(f"probes/{name}.json")
+        return None if text is None else json.loads(text)
+
+
+class ThisHost(Host):
+    """The machine that this process runs on. What it was asked is kept, so that two checks cost one look.
+
+    Args:
+        probes: what can be tried out, by name; each is given the path.
+        limits_s: how long each of these may take.
+
+    Attributes:
+        left_behind: what did not answer in time. It may keep a thread that cannot be ended, and with it the
+            interpreter's own end.
+    """
+
+    def __init__(
+        self,
+        probes: Mapping[str, Callable[[str], dict[str, Any]]],
+        limits_s: Mapping[str, float],
+        root: str | os.PathLike[str] = "/",
+        tool_limit_s: float = TOOL_LIMIT_S,
+    ) -> None:
+        super().__init__(root)
+        self.left_behind: list[str] = []
+        self._probes, self._limits_s, self._tool_limit_s = probes, limits_s, tool_limit_s
+        self._known: dict[tuple[str, ...], Any] = {}
+
+    def environment(self, name: str) -> str:
+        return os.environ.get(name, "")
+
+    def tool(self, *command: str) -> str | None:
+        return self._once(("tool", *command), lambda: _run(command, self._tool_limit_s))
+
+    def probe(self, name: str, path: str = "") -> dict[str, Any] | None:
+        return self._once(("probe", name, path), lambda: self._probe(name, path))
+
+    def _probe(self, name: str, path: str) -> dict[str, Any] | None:
+        try:
+            return within(self._limits_s[name], lambda: self._probes[name](path))
+        except TimeoutError as error:
+            self.left_behind.append(name)
+            return {"error": str(error), "timed_out": True}
+
+    def _once(self, key: tuple[str, ...], ask: Callable[[], Any]) -> Any:
+        if key not in self._known:
+            self._known[key] = ask()
+        return self._known[key]
+
+
+def _run(command: tuple[str, ...], limit_s: float) -> str | None:
+    """Started as a session of its own, so that what the tool itself starts ends with it. One that even SIGKILL does not
+    end (it waits for a dead device) is left behind.
+    """
+    environment = {**os.environ, "LC_ALL": "C", "PATH": os.environ.get("PATH", "") + _MORE_TOOLS}
+    name = _found(command[0], environment["PATH"])
+    if name is None:
+        return None
+    try:
+        process = subprocess.Popen(
+            [name, *command[1:]],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            start_new_session=True,
+        )
+    except OSError:
+        return None
+    try:
+        printed, _ = process.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        return None
+    return printed.decode(errors="replace").strip() if process.returncode == 0 else None
+
+
+def _found(program: str, search: str) -> str | None:
+    """Asks only folders that are named in full: a tool of the working folder is nobody's evidence."""
+    for folder in search.split(":"):
+        candidate = Path(folder) / program
+        if folder.startswith("/") and os.access(candidate, os.X_OK) and candidate.is_file():
+            return str(candidate)
+    return None

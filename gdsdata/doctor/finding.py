@@ -1,0 +1,68 @@
+"""What a check answers: yes, no or unknown, with what was seen and what to do about it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gdsdata.doctor.evidence import Host
+from gdsdata.doctor.place import Place
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report.
+
+    Attributes:
+        name: of the check, for programs.
+        question: what was asked, in a few words. A yes is always the good answer.
+        answer: "yes", "no" or "unknown".
+        evidence: what was seen.
+        remedy: what to do about it; empty where there is nothing to do.
+    """
+
+    name: str
+    question: str
+    answer: str
+    evidence: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A finding without its question, as a check returns it."""
+
+    answer: str
+    evidence: str
+    remedy: str = ""
+
+
+def yes(evidence: str, remedy: str = "") -> Answer:
+    return Answer("yes", evidence, remedy)
+
+
+def no(evidence: str, remedy: str) -> Answer:
+    return Answer("no", evidence, remedy)
+
+
+def unknown(evidence: str, remedy: str = "") -> Answer:
+    return Answer("unknown", evidence, remedy)
+
+
+Check = Callable[[Host, Place], Finding]
+
+
+def check(question: str) -> Callable[[Callable[[Host, Place], Answer]], Check]:
+    """Makes a check of a function from evidence to an answer; the check has the function's name."""
+
+    def decorate(function: Callable[[Host, Place], Answer]) -> Check:
+        @functools.wraps(function)
+        def asked(host: Host, place: Place) -> Finding:
+            found = function(host, place)
+            return Finding(function.__name__, question, found.answer, found.evidence, found.remedy)
+
+        asked.question = question  # type: ignore[attr-defined]
+        return asked
+
+    return decorate

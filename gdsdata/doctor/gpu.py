@@ -1,0 +1,226 @@
+"""Checks of the GPU, its driver, and what cuFile needs of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from typing import Any
+
+from gdsdata.doctor.evidence import Host
+from gdsdata.doctor.finding import Answer, check, no, unknown, yes
+from gdsdata.doctor.place import Place, gpus
+
+OLDEST_CAPABILITY = (6, 0)
+# By file system, the module that has to have called nvidia-fs: the keys of nvidia-fs's own table (nvfs-mod.c).
+_MODULES = {"lustre": "lnet", "wekafs": "wekafsio", "gpfs": "mmfslinux", "beegfs": "beegfs", "nfs": "rpcrdma"}
+_MODULES["nfs4"] = "rpcrdma"
+
+
+@check("driver's module and library")
+def driver(host: Host, place: Place) -> Answer:
+    """The user library refuses a module of another version ("Driver/library version mismatch", as nvidia-smi says),
+    which is how a machine is after an upgrade until its next boot.
+    """
+    module = _driver_version(host)
+    if module is None:
+        seen = f"GPU {', '.join(gpus(host))}, but no" if gpus(host) else "no"
+        return no(f"{seen} /proc/driver/nvidia/version", "install NVIDIA's driver, or load it: modprobe nvidia")
+    library = version_of_library(host, "libcuda.so.1")
+    if not library:
+        return unknown(f"module {module}; libcuda.so.1 was not found", "in a container: run it with --gpus all")
+    if library != module:
+        remedy = "reboot, or load the module again; in a container, start it anew after the driver's upgrade"
+        return no(f"module {module}, libcuda {library}", remedy)
+    return yes(f"both are {module}")
+
+
+@check("CUDA of torch and driver")
+def cuda(host: Host, place: Place) -> Answer:
+    """A driver runs programs of its own CUDA major version and of older ones (CUDA Compatibility guide, "minor version
+    compatibility": docs.nvidia.com/deploy/cuda-compatibility).
+    """
+    found = host.probe("cuda") or {}
+    if "torch" not in found:
+        return unknown(found.get("error", "torch could not be asked"))
+    if not found["torch_cuda"]:
+        remedy = "install a torch that is built with CUDA: pytorch.org/get-started"
+        return no(f"torch {found['torch']} is built without CUDA", remedy)
+    said = f"torch {found['torch']} with CUDA {found['torch_cuda']}"
+    if not found["driver_cuda"]:
+        return unknown(f"{said}; there is no libcuda.so.1 that could say its own")
+    major, minor = found["driver_cuda"] // 1000, found["driver_cuda"] % 1000 // 10
+    said += f", driver with CUDA {major}.{minor}"
+    if major < int(found["torch_cuda"].split(".")[0]):
+        return no(said, f"upgrade the driver, or install a torch that is built for CUDA {major}")
+    return yes(said)
+
+
+@check("GPU supported by cuFile")
+def gpu_supported(host: Host, place: Place) -> Answer:
+    """GPUDirect Storage wants data-centre or workstation cards (Tesla, Quadro, RTX) of compute capability 6 and more;
+    on GeForce cuFile works in compatibility mode (GPUDirect Storage overview and release notes, docs.nvidia.com).
+    """
+    printed = host.tool("nvidia-smi", "--query-gpu=name,compute_cap,pci.bus_id", "--format=csv,noheader")
+    rows = [[field.strip() for field in line.split(",")] for line in (printed or "").splitlines()]
+    rows = [row for row in rows if len(row) == 3]
+    if not rows:
+        if not gpus(host) and _driver_version(host) is None:
+            return no("no NVIDIA GPU on the PCI bus", "batches are made on the CPU; nothing is wrong with that")
+        return unknown("nvidia-smi does not list the GPUs", "see that nvidia-smi works")
+    said = "; ".join(f"{name} ({capability})" for name, capability, _ in rows)
+    if all(_is_supported(name, capability) for name, capability, _ in rows):
+        return yes(said)
+    return no(said, 'use backend="auto": bytes go by way of pinned host memory, often as fast')
+
+
+def _is_supported(name: str, capability: str) -> bool:
+    numbers = tuple(int(part) for part in re.findall(r"\d+", capability))
+    return numbers >= OLDEST_CAPABILITY and not re.search(r"GeForce|TITAN|MX\d", name)
+
+
+@check("nvidia-fs or P2PDMA")
+def peer_to_peer(host: Host, place: Place) -> Answer:
+    """Either way needs more than a loaded module.
+
+    nvidia-fs: /proc/driver/nvidia-fs/modules lists who registered with it (nvfs-proc.c of NVIDIA/gds-nvidia-fs); a disk
+    or network whose module is not there (a stock rpcrdma, say) goes through the host. P2PDMA: cufile.json has to say
+    both ``properties.use_pci_p2pdma`` and ``block.nvme.use_pci_p2pdma``, ``block`` beside ``properties`` and not in
+    ``fs``; a kernel with CONFIG_PCI_P2PDMA; the open driver (GPUDirect Storage installation guide, "PCI P2PDMA").
+    """
+    where, config = cufile_configuration(host)
+    if config.get("properties", {}).get("force_compat_mode") is True:
+        return no(f"force_compat_mode in {where}", "set properties.force_compat_mode to false there")
+    nvfs = re.search(r"version:\s*([\d.]+)", host.text("/proc/driver/nvidia-fs/version") or "")
+    registered = [line.split(":")[0] for line in (host.text("/proc/driver/nvidia-fs/modules") or "").splitlines()]
+    needed = _module_of(place)
+    if nvfs and (not needed or needed in registered):
+        return yes(f"nvidia-fs {nvfs[1]}, registered with it: {', '.join(registered) or 'not to be seen'}")
+    p2pdma = _p2pdma(host, where, config)
+    if place.mount and place.mount.kind in _MODULES:  # P2PDMA is for disks
+        p2pdma = None
+    if p2pdma is not None and (p2pdma.answer != "no" or not nvfs):
+        return p2pdma
+    if nvfs:
+        evidence = f"nvidia-fs {nvfs[1]} is loaded, but {needed} has not registered ({', '.join(registered) or 'none'})"
+        return no(evidence, f"load a {needed} that is built for nvidia-fs (MLNX_OFED, DOCA or the vendor's client)")
+    return no(
+        "nvidia-fs is not loaded, and cufile.json has no use_pci_p2pdma",
+        "modprobe nvidia-fs (package nvidia-gds), or configure P2PDMA; until then bytes go by way of the host",
+    )
+
+
+def _module_of(place: Place) -> str:
+    if place.block.startswith("nvme"):
+        return "nvme"
+    return _MODULES.get(place.mount.kind, "") if place.mount else ""
+
+
+def _p2pdma(host: Host, where: str, config: dict[str, Any]) -> Answer | None:
+    """None where nobody asked for it."""
+    wanted = host.environment("CUFILE_USE_PCIP2PDMA").lower() == "true"
+    wanted = wanted or config.get("properties", {}).get("use_pci_p2pdma") is True
+    if not wanted:
+        return None
+    if config.get("block", {}).get("nvme", {}).get("use_pci_p2pdma") is not True:
+        misplaced = "block" in config.get("fs", {})
+        why = "block stands inside fs, where it is not read" if misplaced else "block.nvme.use_pci_p2pdma is not true"
+        return no(f"{where}: {why}", 'write "block": {"nvme": {"use_pci_p2pdma": true}} beside "properties"')
+    version = host.text("/proc/driver/nvidia/version") or ""
+    if version and "Open Kernel Module" not in version:
+        return no("P2PDMA is configured, and the driver is not the open one", "install the open kernel module (-open)")
+    release = host.text("/proc/sys/kernel/osrelease") or ""
+    kernel = host.text(f"/boot/config-{release}") or host.text(f"/lib/modules/{release}/config")
+    if kernel is None:
+        evidence = f"P2PDMA is configured in {where}; the configuration of kernel {release} cannot be read"
+        return unknown(evidence, "see that it has CONFIG_PCI_P2PDMA=y")
+    if "CONFIG_PCI_P2PDMA=y" not in kernel.splitlines():
+        return no(f"kernel {release} has no CONFIG_PCI_P2PDMA", "boot a kernel that has it (Linux 6.2 or later)")
+    return yes(f"P2PDMA is configured in {where}, and kernel {release} has it")
+
+
+@check("cuFile found")
+def cufile(host: Host, place: Place) -> Answer:
+    """Where the engine looks (csrc/backend/cufile_api.cpp). The version is in the file's name, or the wheel's."""
+    named = host.environment("GDSDATA_LIBCUFILE")
+    if named:
+        return (
+            yes(f"GDSDATA_LIBCUFILE names {named}")
+            if host.exists(named)
+            else no(f"GDSDATA_LIBCUFILE names {named}, which is not there", "name a libcufile.so.0, or unset it")
+        )
+    path = _library(host, "libcufile.so.0")
+    if path:
+        version = version_of_library(host, "libcufile.so.0")
+        return yes(f"{path}, version {version or 'not in its name'}")
+    wheel = host.probe("wheels")
+    if wheel and wheel.get("libcufile"):
+        return yes(f"{wheel['libcufile']}, version {wheel.get('version') or 'not known'}")
+    if wheel is None or "error" in wheel or host.tool("ldconfig", "-p") is None:
+        return unknown("neither ldconfig nor Python's packages could be asked")
+    return no("no libcufile.so.0 in ldconfig's list or Python's packages", "pip install nvidia-cufile, or nvidia-gds")
+
+
+@check("BAR1 large enough")
+def bar1(host: Host, place: Place) -> Answer:
+    """Memory that is registered with cuFile lies in BAR1 (error 5016 where it does not fit). 256 MiB is what a card has
+    without a resizable BAR. The largest prefetchable range in sysfs is BAR1: /sys/bus/pci/devices/*/resource has start,
+    end and flags in each line, and flag 0x2000 is IORESOURCE_PREFETCH (include/linux/ioport.h).
+    """
+    sizes = {address: size for address in gpus(host) if (size := _bar1_bytes(host, address))}
+    if not sizes:
+        return unknown("no GPU's resources are to be seen" if gpus(host) else "there is no GPU")
+    said = ", ".join(f"{address}: {size // 2**20} MiB" for address, size in sizes.items())
+    if min(sizes.values()) > 256 * 2**20:
+        return yes(said)
+    remedy = (
+        "turn on Above 4G Decoding and Resizable BAR in the firmware (workstation cards: displaymodeselector), or "
+        "keep max_device_pinned_mem_size_kb in cufile.json below it"
+    )
+    return no(said, remedy)
+
+
+def _bar1_bytes(host: Host, address: str) -> int:
+    sizes = [0]
+    for line in (host.text(f"/sys/bus/pci/devices/{address}/resource") or "").splitlines()[:6]:
+        start, end, flags = (int(number, 16) for number in line.split())
+        if flags & 0x2000:
+            sizes.append(end - start + 1)
+    return max(sizes)
+
+
+def cufile_configuration(host: Host) -> tuple[str, dict[str, Any]]:
+    """The file that cuFile takes its settings from, and these; they are JSON with comments."""
+    named = host.environment("CUFILE_ENV_PATH_JSON")
+    for path in [named] if named else ["/etc/cufile.json", "/usr/local/cuda/gds/cufile.json"]:
+        text = host.text(path)
+        if text is None:
+            continue
+        bare = re.sub(r'("(?:\\.|[^"\\])*")|//[^\n]*|/\*.*?\*/', lambda found: found[1] or "", text, flags=re.DOTALL)
+        try:
+            config = json.loads(re.sub(r",(\s*[}\]])", r"\1", bare))
+        except ValueError:
+            continue
+        return path, config if isinstance(config, dict) else {}
+    return "cufile.json", {}
+
+
+def version_of_library(host: Host, name: str) -> str:
+    """What follows .so. in the name of the file that a library's link leads to; empty where that says nothing."""
+    path = _library(host, name)
+    found = re.search(r"\.so\.(\d+\.[\d.]+)$", os.path.basename(host.real(path) or "")) if path else None
+    return found[1] if found else ""
+
+
+def _library(host: Host, name: str) -> str:
+    """Its path, as the loader's cache has it."""
+    for line in (host.tool("ldconfig", "-p") or "").splitlines():
+        found, arrow, path = line.partition("=>")
+        if arrow and found.split()[:1] == [name] and ("x86-64" in found or "AArch64" in found or "(libc6)" in found):
+            return path.strip()
+    return ""
+
+
+def _driver_version(host: Host) -> str | None:
+    found = re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)\s", host.text("/proc/driver/nvidia/version") or "")
+    return found[1] if found else None

@@ -1,0 +1,101 @@
+"""Checks of the network cards that a network file system comes through."""
+
+from __future__ import annotations
+
+import re
+
+from gdsdata.doctor.evidence import Host
+from gdsdata.doctor.finding import Answer, check, no, unknown, yes
+from gdsdata.doctor.place import NETWORK_KINDS, Place
+
+_CLASS = "/sys/class/infiniband"
+
+
+@check("RDMA devices up")
+def rdma(host: Host, place: Place) -> Answer:
+    """``state`` of a port is "4: ACTIVE" when it works (Documentation/ABI/stable/sysfs-class-infiniband). One is
+    enough: many servers have ports without a cable.
+    """
+    needed = place.mount is not None and place.mount.kind in NETWORK_KINDS
+    ports = _ports(host)
+    if not ports:
+        if needed:
+            return no(
+                "there is no RDMA device", "install the card's driver (mlx5_ib; MLNX_OFED or DOCA), modprobe rdma_ucm"
+            )
+        return unknown("there is no RDMA device; a local disk needs none")
+    said, up = [], False
+    for device, port in ports:
+        state, rate, layer = (
+            host.text(f"{_CLASS}/{device}/ports/{port}/{name}") for name in ("state", "rate", "link_layer")
+        )
+        up = up or (state or "").endswith("ACTIVE")
+        said.append(f"{device}/{port} {(state or 'unknown').split(': ')[-1]}, {rate}, {layer}")
+    if not up:
+        return no(
+            "; ".join(said), "look at cable and switch: ibstat; ip link set DEVICE up; for InfiniBand a subnet manager"
+        )
+    return yes("; ".join(said))
+
+
+@check("no loss (pause frames)")
+def pause_frames(host: Host, place: Place) -> Answer:
+    """InfiniBand has credits and loses nothing. RoCE wants a network that is lossless by pause frames, of the link
+    (``ethtool -a``) or of a priority (rx_prio3_pause and the like in ``ethtool -S``; mlx5 counters in
+    Documentation/networking/device_drivers/ethernet/mellanox). A sequence that arrived out of order
+    (hw_counters/out_of_sequence, packet_seq_err) is a loss that somebody had to send again.
+    """
+    ethernet = [
+        (device, port)
+        for device, port in _ports(host)
+        if _layer(host, device, port) == "Ethernet" and _up(host, device, port)
+    ]
+    if not ethernet:
+        if any(_up(host, device, port) for device, port in _ports(host)):
+            return yes("InfiniBand, which has credits")
+        return unknown("no RDMA device is up")
+    lossy, quiet, said = [], [], []
+    for device, port in ethernet:
+        lost = sum(
+            host.number(f"{_CLASS}/{device}/ports/{port}/hw_counters/{name}") or 0
+            for name in ("out_of_sequence", "packet_seq_err")
+        )
+        pauses, allowed = _pauses(host, device)
+        said.append(f"{device}: {'unknown' if pauses is None else pauses} pause frames, {lost} out of sequence")
+        if lost:
+            lossy.append(device)
+        if not pauses and not allowed:
+            quiet.append(device)
+    if lossy:
+        remedy = (
+            "turn priority flow control on at card and switch: mlnx_qos -i DEVICE --pfc 0,0,0,1,0,0,0,0 --trust dscp"
+        )
+        return no("; ".join(said), remedy)
+    if quiet:
+        return unknown("; ".join(said), "look at ethtool -a and mlnx_qos -i: nothing was lost or paused so far")
+    return yes("; ".join(said))
+
+
+def _pauses(host: Host, device: str) -> tuple[int | None, bool]:
+    """Pause frames so far, None where nobody says, and whether pausing of the whole link is on."""
+    count, allowed = None, False
+    for interface in host.names(f"{_CLASS}/{device}/device/net"):
+        counters = host.tool("ethtool", "-S", interface)
+        if counters is not None:
+            found = re.findall(r"^\s*[rt]x_(?:prio\d_|global_)?pause(?:_ctrl_phy)?:\s*(\d+)", counters, re.MULTILINE)
+            count = (count or 0) + sum(map(int, found))
+        settings = host.tool("ethtool", "-a", interface) or ""
+        allowed = allowed or bool(re.search(r"^(?:RX|TX):\s*on", settings, re.MULTILINE))
+    return count, allowed
+
+
+def _ports(host: Host) -> list[tuple[str, str]]:
+    return [(nic, port) for nic in host.names(_CLASS) for port in host.names(f"{_CLASS}/{nic}/ports")]
+
+
+def _layer(host: Host, device: str, port: str) -> str | None:
+    return host.text(f"{_CLASS}/{device}/ports/{port}/link_layer")
+
+
+def _up(host: Host, device: str, port: str) -> bool:
+    return (host.text(f"{_CLASS}/{device}/ports/{port}/state") or "").endswith("ACTIVE")

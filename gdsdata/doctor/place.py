@@ -1,0 +1,147 @@
+"""Where a path lies: its mount, the block device below that, and the PCI devices that serve it."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+from gdsdata.doctor.evidence import Host
+
+_PCI_DEVICE = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+# Of file systems whose bytes come over a network, by the name the kernel has for each.
+NETWORK_KINDS = {"nfs", "nfs4", "lustre", "wekafs", "beegfs", "gpfs", "ceph", "cifs", "9p", "glusterfs", "daos"}
+
+
+@dataclass(frozen=True)
+class Mount:
+    """One line of /proc/self/mountinfo: where, "major:minor", file system, what is mounted, options by name."""
+
+    at: str
+    device: str
+    kind: str
+    source: str
+    options: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A path, and what serves it.
+
+    Attributes:
+        path: absolute, links followed where they could be.
+        silence: why the path could not be looked at; empty where it could.
+        mount: None where no mount is known.
+        block: name of its block device ("nvme0n1p1"); empty for a network, or memory.
+        controllers: addresses of PCI devices that its bytes come from: disks, or the RDMA devices of a network.
+    """
+
+    path: str
+    silence: str = ""
+    mount: Mount | None = None
+    block: str = ""
+    controllers: tuple[str, ...] = ()
+
+
+def place_of(host: Host, path: str, silence: str = "") -> Place:
+    """Asks no file of the path's own file system, which may be dead."""
+    mount = _mount_of(host, path)
+    block = _block_of(host, mount) if mount else ""
+    found = sorted({pci for disk in _disks_below(host, block) for pci in _controllers(host, disk)}) if block else []
+    if mount and mount.kind in NETWORK_KINDS:
+        found = sorted({pci_chain(host, f"/sys/class/infiniband/{nic}/device")[-1] for nic in rdma_devices(host)})
+    return Place(path, silence, mount, block, tuple(found))
+
+
+def mounts(host: Host) -> list[Mount]:
+    """In the order of mounting. Format: proc_pid_mountinfo(5)."""
+    found = []
+    for line in (host.text("/proc/self/mountinfo") or "").splitlines():
+        before, dash, after = line.partition(" - ")
+        fields, rest = before.split(), after.split(" ")
+        if not dash or len(fields) < 6 or len(rest) < 2:
+            continue
+        options = {}
+        for option in [*fields[5].split(","), *(rest[2].split(",") if len(rest) > 2 else [])]:
+            name, _, value = option.partition("=")
+            options[name] = value
+        found.append(Mount(_unescaped(fields[4]), fields[2], rest[0], _unescaped(rest[1]), options))
+    return found
+
+
+def _mount_of(host: Host, path: str) -> Mount | None:
+    """The innermost; of several at one place the last, which hides the others."""
+    best = None
+    for mount in mounts(host):
+        holds = (path.rstrip("/") + "/").startswith(mount.at.rstrip("/") + "/")
+        if holds and (best is None or len(mount.at) >= len(best.at)):
+            best = mount
+    return best
+
+
+def _unescaped(field: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), field)
+
+
+def _block_of(host: Host, mount: Mount) -> str:
+    """By device number; btrfs has numbers of its own, and so the name of what is mounted counts too."""
+    real = host.real(f"/sys/dev/block/{mount.device}")
+    if real:
+        return os.path.basename(real)
+    if not mount.source.startswith("/dev/"):
+        return ""
+    name = os.path.basename(mount.source)
+    if host.exists(f"/sys/class/block/{name}"):
+        return name
+    mapped = (disk for disk in host.names("/sys/class/block") if disk.startswith("dm-"))
+    return next((disk for disk in mapped if host.text(f"/sys/class/block/{disk}/dm/name") == name), "")
+
+
+def _disks_below(host: Host, block: str) -> list[str]:
+    """sysfs folders of the whole disks of a partition, a RAID or a logical volume."""
+    real = host.real(f"/sys/class/block/{block}")
+    if real is None:
+        return []
+    parts = host.names(f"{real}/slaves")
+    if parts:
+        return [disk for part in parts for disk in _disks_below(host, part)]
+    return [os.path.dirname(real) if host.exists(f"{real}/partition") else real]
+
+
+def _controllers(host: Host, disk: str) -> list[str]:
+    """A disk's PCI device; of an NVMe namespace with several paths, those of its controllers."""
+    chain = _PCI_DEVICE.findall(disk)
+    if chain:
+        return chain[-1:]
+    siblings = (name for name in host.names(os.path.dirname(disk)) if re.fullmatch(r"nvme\d+", name))
+    paths = (host.real(f"/sys/class/nvme/{name}") or "" for name in siblings)
+    return [chain[-1] for chain in map(_PCI_DEVICE.findall, paths) if chain]
+
+
+def rdma_devices(host: Host) -> list[str]:
+    """Those of /sys/class/infiniband that are PCI devices."""
+    return [
+        nic for nic in host.names("/sys/class/infiniband") if pci_chain(host, f"/sys/class/infiniband/{nic}/device")
+    ]
+
+
+def pci_chain(host: Host, path: str) -> list[str]:
+    """Addresses of a PCI device and of the bridges above it, the root port first; empty where it is none."""
+    return _PCI_DEVICE.findall(host.real(path) or "")
+
+
+def pci_address(text: str) -> str:
+    """As sysfs writes it: nvidia-smi has eight digits of the domain, and capitals."""
+    domain, _, rest = text.strip().lower().partition(":")
+    return f"{domain[-4:]}:{rest}"
+
+
+def gpus(host: Host) -> list[str]:
+    """Addresses of NVIDIA's display and 3-D controllers (PCI classes 0x0300 and 0x0302; vendor 0x10de)."""
+    folder = "/sys/bus/pci/devices"
+    return [
+        address
+        for address in host.names(folder)
+        if host.text(f"{folder}/{address}/vendor") == "0x10de"
+        and (host.text(f"{folder}/{address}/class") or "")[:6] in ("0x0300", "0x0302")
+    ]

@@ -1,0 +1,204 @@
+"""What can only be known by trying it on this machine. Each probe takes the path and returns plain values, or "error".
+
+They raise whatever happens to them; `attempt` makes an "error" of it. Reads are of `READ_BYTES` at most.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+import stat
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from importlib import metadata
+from typing import Any
+
+import torch
+
+from gdsdata import calibration, engine
+from gdsdata.errors import BackendUnavailable
+from gdsdata.options import EngineOptions
+
+READ_BYTES = 65536
+_FILES_LOOKED_AT = 1000
+
+
+class NothingToRead(Exception):
+    """There is no file that the probe could be tried on."""
+
+
+@contextlib.contextmanager
+def file_at(path: str) -> Iterator[str]:
+    """The path itself, or of a folder a file of `READ_BYTES` and more, or one that is made in it and goes again."""
+    if not os.path.isdir(path):
+        if not os.path.getsize(path):
+            raise NothingToRead("it is empty")
+        yield path
+        return
+    with os.scandir(path) as entries:
+        for entry, _ in zip(entries, range(_FILES_LOOKED_AT), strict=False):
+            if (
+                entry.is_file(follow_symlinks=False)
+                and entry.stat().st_size >= READ_BYTES
+                and os.access(entry, os.R_OK)
+            ):
+                yield entry.path
+                return
+    try:
+        file = tempfile.NamedTemporaryFile(dir=path, prefix=".gdsdata-doctor-")  # noqa: SIM115
+    except OSError as error:
+        raise NothingToRead(f"no file of {READ_BYTES} bytes, and none can be made: {error}") from error
+    with file:
+        file.write(bytes(READ_BYTES))
+        file.flush()
+        yield file.name
+
+
+def attempt(probe: Callable[[str], dict[str, Any]]) -> Callable[[str], dict[str, Any]]:
+    """The probe, with what it raises as "error"; "empty" says that it was the file that was lacking."""
+
+    @functools.wraps(probe)
+    def tried(path: str) -> dict[str, Any]:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of fallbacks, which the findings tell
+                return probe(path)
+        except NothingToRead as error:
+            return {"error": str(error), "empty": True}
+        except Exception as error:
+            return {"error": str(error) or type(error).__name__, "refused": _is_refusal(error)}
+
+    return tried
+
+
+def _is_refusal(error: Exception) -> bool:
+    return isinstance(error, OSError) and not isinstance(error, (PermissionError, FileNotFoundError))
+
+
+def cuda(path: str) -> dict[str, Any]:
+    """CUDA versions of torch and of the driver, which says it without being initialised."""
+    version = ctypes.c_int(0)
+    with contextlib.suppress(OSError, AttributeError):
+        if ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version)) != 0:
+            version.value = 0
+    return {"torch": torch.__version__, "torch_cuda": torch.version.cuda, "driver_cuda": version.value}
+
+
+def gpu(path: str) -> dict[str, Any]:
+    if not torch.cuda.is_available():
+        built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
+        return {"error": f"torch {torch.__version__} with {built} sees none", "none": True}
+    try:
+        device = engine.resolved("cuda")
+    except BackendUnavailable as error:
+        return {"error": str(error)}
+    return {"device": str(device), "name": torch.cuda.get_device_name(device)}
+
+
+def wheels(path: str) -> dict[str, Any]:
+    """libcufile as Python's packages bring it: nvidia-cufile, nvidia-cufile-cu12."""
+    for name in ("nvidia-cufile", "nvidia-cufile-cu12", "nvidia-cufile-cu13"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found = metadata.distribution(name)
+            for file in found.files or ():
+                if file.name == "libcufile.so.0":
+                    return {"libcufile": str(file.locate()), "version": found.version}
+    return {}
+
+
+def io_uring(path: str) -> dict[str, Any]:
+    shared = engine.shared_engine(EngineOptions(), torch.device("cpu"))
+    return {"backend": shared.backend, "workers": shared.workers, "fallback_reason": shared.fallback_reason}
+
+
+def direct(path: str) -> dict[str, Any]:
+    with file_at(path) as file:
+        size = os.path.getsize(file)
+        if size < READ_BYTES:
+            raise NothingToRead(f"it has {size} bytes, too few to tell")
+        read_direct(file)
+    return {"bytes": READ_BYTES}
+
+
+def read_direct(file: str) -> None:
+    options = EngineOptions(direct="always", workers=1)
+    _read(file, torch.empty(READ_BYTES, dtype=torch.uint8), options)
+
+
+def reading(path: str) -> dict[str, Any]:
+    device = engine.resolved("cuda") if torch.cuda.is_available() else torch.device("cpu")
+    with file_at(path) as file:
+        into = torch.empty(min(READ_BYTES, os.path.getsize(file)), dtype=torch.uint8, device=device)
+        shared, count = _read(file, into, calibration.calibrated(EngineOptions(), file, device, measure=False))
+    return {"device": str(device), "bytes": count, "backend": shared.backend, "device_backend": shared.device_backend}
+
+
+def gds(path: str) -> dict[str, Any]:
+    """With cuFile alone, and only where there is something that could go by DMA: its driver takes a while to open."""
+    if not torch.cuda.is_available():
+        return {"error": "there is no GPU"}
+    if not engine.cufile_dma_is_possible():
+        return {"error": "neither nvidia-fs nor P2PDMA is configured"}
+    options = EngineOptions(backend="cufile", direct="always", strict=True)
+    with file_at(path) as file:
+        size = min(READ_BYTES, os.path.getsize(file))
+        _, count = _read(file, torch.empty(size, dtype=torch.uint8, device=engine.resolved("cuda")), options)
+    return {"bytes": count}
+
+
+def _read(file: str, into: torch.Tensor, options: EngineOptions) -> tuple[Any, dict[str, int]]:
+    """The engine that read the file's beginning, and the bytes by way."""
+    shared = engine.shared_engine(options, into.device)
+    before = shared.statistics()["bytes"]
+    shared.read(file, 0, into.nbytes, into.data_ptr(), shared.mark(engine.stream_of(into.device)), False)
+    after = shared.statistics()["bytes"]
+    return shared, {way: after[way] - before[way] for way in after}
+
+
+def kept_calibration(path: str) -> dict[str, Any]:
+    if not torch.cuda.is_available():
+        return {"error": "on the CPU nothing has to be measured"}
+    place = calibration.place_of(path, engine.resolved("cuda"))
+    found = calibration.load().get(place)
+    return {"place": place, "kept": asdict(found) if found else None}
+
+
+_AT_FDCWD, _STATX_DIOALIGN, _STATX_BYTES = -100, 0x2000, 256
+_MEMORY_ALIGNMENT_AT, _OFFSET_ALIGNMENT_AT = 152, 156
+
+
+def alignment(path: str) -> dict[str, Any]:
+    """By statx(2), whose structure has stx_mask at 0, and stx_dio_mem_align and stx_dio_offset_align at 152 and 156."""
+    statx = ctypes.CDLL(None, use_errno=True).statx
+    with file_at(path) as file:
+        if not stat.S_ISREG(os.stat(file).st_mode):
+            return {"error": "statx says it of files alone"}
+        buffer = ctypes.create_string_buffer(_STATX_BYTES)
+        if statx(_AT_FDCWD, os.fsencode(file), 0, _STATX_DIOALIGN, buffer) != 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), file)
+
+    def number(at: int) -> int:
+        return int.from_bytes(buffer.raw[at : at + 4], "little")
+
+    if not number(0) & _STATX_DIOALIGN:
+        return {"error": "statx of this kernel or file system does not say"}
+    return {"memory_bytes": number(_MEMORY_ALIGNMENT_AT), "offset_bytes": number(_OFFSET_ALIGNMENT_AT)}
+
+
+PROBES: dict[str, Callable[[str], dict[str, Any]]] = {
+    "cuda": attempt(cuda),
+    "gpu": attempt(gpu),
+    "wheels": attempt(wheels),
+    "io_uring": attempt(io_uring),
+    "direct": attempt(direct),
+    "alignment": attempt(alignment),
+    "reading": attempt(reading),
+    "gds": attempt(gds),
+    "calibration": attempt(kept_calibration),
+}
+# A GPU that nobody holds open takes seconds to begin with, eight of them more.
+LIMITS_S = {**dict.fromkeys(PROBES, 10.0), "gpu": 30.0, "gds": 30.0, "reading": 30.0}

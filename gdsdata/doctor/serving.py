@@ -1,0 +1,129 @@
+"""Checks of what the engine makes of it all: which way the path's bytes really go."""
+
+from __future__ import annotations
+
+import re
+
+from gdsdata.doctor.evidence import Host
+from gdsdata.doctor.finding import Answer, check, no, unknown, yes
+from gdsdata.doctor.place import Place
+
+
+@check("GPU")
+def gpu(host: Host, place: Place) -> Answer:
+    """By making something on it, as a program that trains does."""
+    found = host.probe("gpu")
+    if found is None:
+        return unknown("it was not tried")
+    if "device" in found:
+        return yes(f"{found['device']} is current: {found['name']}")
+    if found.get("timed_out"):
+        return unknown(found["error"], "see that nvidia-smi answers, and look at the kernel's log (dmesg) for Xid")
+    remedy = "see that nvidia-smi works, and that no other program holds the GPU"
+    return no(found["error"], "batches are made on the CPU" if found.get("none") else remedy)
+
+
+@check("read by gdsdata")
+def reading(host: Host, place: Place) -> Answer:
+    """By the engine, with its defaults, into the GPU where there is one: the path that would serve it."""
+    if place.silence:
+        return no(place.silence, "see that its server is there, or name another path")
+    found = host.probe("reading", place.path)
+    if found is None:
+        return unknown("it was not tried")
+    if "error" in found:
+        remedy = "name a file that may be read, or a folder that may be written"
+        return unknown(found["error"], remedy) if found.get("empty") else no(found["error"], remedy)
+    ways = ", ".join(f"{count} bytes by {way}" for way, count in found["bytes"].items() if count)
+    backend = found["backend"] + (f" and {found['device_backend']}" if found["device_backend"] else "")
+    return yes(f"{ways}, into {found['device']}; the engine's backend is {backend}")
+
+
+@check("GPUDirect Storage")
+def gds(host: Host, place: Place) -> Answer:
+    """By a read with cuFile that tolerates no other way, judged by cuFile's own count of what went by DMA: libcufile
+    reads by way of the host without a word (gdscheck's "supports GDS" is no proof either).
+    """
+    if place.silence:
+        return unknown(place.silence)
+    found = host.probe("gds", place.path)
+    if found is None:
+        return unknown("it was not tried")
+    if found.get("bytes", {}).get("gds"):
+        return yes(f"{found['bytes']['gds']} bytes went by DMA")
+    if found.get("empty") or found.get("timed_out"):
+        return unknown(found["error"])
+    remedy = "bytes go by way of the host's pinned memory; each other no says what the direct way lacks"
+    ways = ", ".join(f"{count} bytes by {way}" for way, count in found.get("bytes", {}).items() if count)
+    return no(found.get("error") or ways, remedy)
+
+
+@check("no CPU fallback in cuFile")
+def fallback(host: Host, place: Place) -> Answer:
+    """By its own statistics: of a process that runs (``--pid``: ``gds_stats -l 3``, where ``posix=`` counts what went
+    by way of the host, with "cufile_stats": 3 in cufile.json), or nvidia-fs's, of all processes together (nvfs-stat.c
+    of NVIDIA/gds-nvidia-fs). ``--test`` compares the CPU's use, too.
+    """
+    if host.pid is not None:
+        printed = host.tool("gds_stats", "-p", str(host.pid), "-l", "3")
+        counts = None if printed is None else cufile_operations(printed)
+        if counts is None:
+            return unknown(
+                f"gds_stats says nothing of process {host.pid}", "set profile.cufile_stats to 3 in cufile.json"
+            )
+        total, through_host = counts
+        said = f"of {total} operations of process {host.pid}, {through_host} went through the host"
+        if total == 0:
+            return unknown(said)
+        return no(said, "look at its cufile.log for the reason") if through_host else yes(said)
+    text = host.text("/proc/driver/nvidia-fs/stats")
+    if text is None:
+        return unknown(
+            "there is no /proc/driver/nvidia-fs/stats", "with --pid of a program that uses cuFile it is asked"
+        )
+    if "IO stats: Enabled" not in text:
+        remedy = "echo 1 > /sys/module/nvidia_fs/parameters/rw_stats_enabled, as root, or name a process with --pid"
+        return unknown("nvidia-fs does not count: IO stats are disabled", remedy)
+    done = sum(int(count) for count in re.findall(r"^(?:Reads|Writes|Batches)\s*:.*?\bok=(\d+)", text, re.MULTILINE))
+    using = re.search(r"Active Process: (\d+)", text)
+    said = f"{done} operations went through nvidia-fs, {using[1] if using else '?'} processes use it"
+    if done:
+        return yes(said)
+    if using and int(using[1]):
+        return no(said, "these processes read by way of the host, or not at all: look at their cufile.log")
+    return unknown(said)
+
+
+def cufile_operations(printed: str) -> tuple[int, int] | None:
+    """All operations and those through the host, of the lines ``GPU 0 Read: ... n=7302 posix=0 ...  Write: ... n=0
+    posix=0 ...`` of ``gds_stats -l 3``; None where there are none.
+    """
+    pairs = re.findall(r"\b(?:Read|Write):[^:]*?\bn=(\d+)\s+posix=(\d+)", printed)
+    if not pairs:
+        return None
+    return sum(int(total) for total, _ in pairs), sum(int(through_host) for _, through_host in pairs)
+
+
+@check("calibration")
+def calibration(host: Host, place: Place) -> Answer:
+    """What was kept of an earlier measurement (`gdsdata.calibration`)."""
+    if place.silence:
+        return unknown(place.silence)
+    found = host.probe("calibration", place.path)
+    if found is None or "place" not in found:
+        return unknown((found or {}).get("error", "it was not looked for"))
+    kept = found["kept"]
+    if kept is None:
+        remedy = "it is measured when a data set of 256 MiB and more is opened for this GPU"
+        return unknown(f"nothing is kept for {found['place']}", remedy)
+    said = ", ".join(
+        f"{name}={kept[name] or 'default'}" for name in ("backend", "workers", "queue_depth", "segment_bytes")
+    )
+    rates = ", ".join(f"{rate} GB/s ({what})" for what, rate in kept["gb_per_s"].items())
+    best = kept["backend"] == "auto" or gds(host, place).answer == "yes"
+    evidence = f"{found['place']}: {said}; measured in {kept['seconds']} s: {rates}"
+    if not best:
+        return no(
+            evidence + "; cuFile was the best then, and is not to be had now", "mend GPUDirect Storage, or delete it"
+        )
+    return yes(evidence)

@@ -1,0 +1,96 @@
+"""Checks of what the system lets this process do."""
+
+from __future__ import annotations
+
+import re
+
+from gdsdata.doctor.evidence import Host
+from gdsdata.doctor.finding import Answer, check, no, unknown, yes
+from gdsdata.doctor.place import Place
+from gdsdata.options import EngineOptions
+
+_MOST_WORKERS = 8
+_CAP_IPC_LOCK = 14
+_SECCOMP_FILTER = "2"
+
+
+@check("io_uring")
+def io_uring(host: Host, place: Place) -> Answer:
+    """The engine's own attempt where it can be made. Else by kernel.io_uring_disabled (0 all may, 1 only a group or
+    CAP_SYS_ADMIN, 2 nobody: admin-guide/sysctl/kernel) and the seccomp filter, which Docker's profile makes forbid it.
+    """
+    remedy = "permit io_uring's calls (containers: seccomp; kernel.io_uring_disabled), on a kernel of 5.11 or newer"
+    disabled = host.text("/proc/sys/kernel/io_uring_disabled")
+    filtered = status_field(host, "Seccomp") == _SECCOMP_FILTER
+    found = host.probe("io_uring")
+    if found and "backend" in found:
+        if not found["fallback_reason"]:
+            return yes(f"the engine runs on it, {found['workers']} workers")
+        hints = [f"kernel.io_uring_disabled={disabled}"] if disabled not in (None, "0") else []
+        hints += ["this process has a seccomp filter"] if filtered else []
+        return no("; ".join([found["fallback_reason"], *hints]), remedy)
+    if disabled in ("1", "2"):
+        return no(f"kernel.io_uring_disabled={disabled}", "sysctl kernel.io_uring_disabled=0, or run as its group")
+    said = (found or {}).get("error", "it was not tried")
+    return unknown(f"{said}; {'a seccomp filter may forbid it' if filtered else 'nothing forbids it'}")
+
+
+@check("locked memory")
+def locked_memory(host: Host, place: Place) -> Answer:
+    """io_uring registers bounce memory and RDMA its buffers, both against RLIMIT_MEMLOCK (io_uring_register(2)); who
+    has CAP_IPC_LOCK has no limit. A control group's limit counts all of it. What the engine takes at most is
+    workers * bounce_bytes; less is not fatal, it then works with memory that is not registered.
+    """
+    needed = _MOST_WORKERS * EngineOptions().bounce_bytes
+    limit = re.search(r"Max locked memory\s+(\S+)", host.text("/proc/self/limits") or "")
+    if not limit:
+        return unknown("/proc/self/limits does not say")
+    capabilities = int(status_field(host, "CapEff") or "0", 16)
+    said = f"limit {limit[1]} bytes"
+    group = _group_limit_bytes(host)
+    if group is not None:
+        said += f"; control group {group / 1e9:.1f} GB"
+        if group < 2 * needed:
+            return no(said, f"give the container more memory: the engine's own may be {needed / 1e9:.2f} GB")
+    if limit[1] == "unlimited" or int(limit[1]) >= needed:
+        return yes(said)
+    if capabilities >> _CAP_IPC_LOCK & 1:
+        return yes(f"{said}, which CAP_IPC_LOCK overrides")
+    return no(said, f"ulimit -l unlimited (docker run --ulimit memlock=-1); {needed} bytes at most are registered")
+
+
+def _group_limit_bytes(host: Host) -> int | None:
+    """Of the control group's memory, version 2 and then 1, in which a number near 2**63 is no limit."""
+    limits = (host.number(f"/sys/fs/cgroup/{name}") for name in ("memory.max", "memory/memory.limit_in_bytes"))
+    return next((limit for limit in limits if limit is not None and limit < 2**60), None)
+
+
+@check("no security module")
+def security(host: Host, place: Place) -> Answer:
+    """SELinux: /sys/fs/selinux/enforce; AppArmor: /proc/self/attr/current, "PROFILE (enforce)"; seccomp:
+    proc_pid_status(5), 2 is a filter; kernel_lockdown(7): [integrity] and up load only signed modules, so not an
+    nvidia-fs of one's own.
+    """
+    status = status_field(host, "Seccomp")
+    context = (host.text("/proc/self/attr/current") or "").strip("\n")
+    lockdown = re.search(r"\[(\w+)\]", host.text("/sys/kernel/security/lockdown") or "")
+    found = []
+    if host.text("/sys/fs/selinux/enforce") == "1" and "unconfined" not in context:
+        found.append((f"SELinux enforces {context}", "look for denials: ausearch -m avc"))
+    if context.endswith("(enforce)") and not context.startswith("unconfined"):
+        found.append((f"AppArmor enforces {context}", "docker run --security-opt apparmor=unconfined"))
+    if status == _SECCOMP_FILTER:
+        found.append(("a seccomp filter", "docker run --security-opt seccomp=PROFILE.json with io_uring's calls"))
+    if lockdown and lockdown[1] != "none":
+        found.append((f"kernel lockdown: {lockdown[1]}", "sign nvidia-fs (mokutil), or turn Secure Boot off"))
+    if found:
+        return no("; ".join(what for what, _ in found), "if something is refused: " + "; ".join(do for _, do in found))
+    if not status:
+        return unknown("/proc/self/status does not say")
+    return yes("no seccomp filter, no enforcing SELinux or AppArmor profile, no lockdown")
+
+
+def status_field(host: Host, name: str) -> str:
+    """Of /proc/self/status; empty where it is not there."""
+    found = re.search(rf"^{name}:\s*(\S+)", host.text("/proc/self/status") or "", re.MULTILINE)
+    return found[1] if found else ""
