@@ -17,14 +17,16 @@ def iommu(host: Host, place: Place) -> Answer:
     """Peer-to-peer through a translating IOMMU is not guaranteed to work, nor to be fast (GPUDirect Storage
     troubleshooting guide: iommu=off is best, iommu=pt works on some platforms). What the kernel did with a GPU is the
     type of its group: "identity" is passthrough, "DMA" and "DMA-FQ" translate (Documentation/ABI/testing/
-    sysfs-kernel-iommu_groups). Without a GPU it is the default domain of any PCI device.
+    sysfs-kernel-iommu_groups).
     """
     if not host.exists("/sys/class/iommu"):
         return unknown("/sys/class/iommu is not to be seen")
     if not host.names("/sys/class/iommu"):
         return yes("no IOMMU is in use")
+    if not gpus(host):
+        return unknown("there is no GPU for it to matter to")
     types = {}
-    for address in gpus(host) or host.names(_DEVICES):
+    for address in gpus(host):
         group = host.real(f"{_DEVICES}/{address}/iommu_group")
         kind = host.text(f"{group}/type") if group else None
         if kind:
@@ -52,6 +54,8 @@ def acs(host: Host, place: Place) -> Answer:
     above = {
         bridge for end in [*gpus(host), *place.controllers] for bridge in pci_chain(host, f"{_DEVICES}/{end}")[:-1]
     }
+    if not above:
+        return yes("no bridge is above GPUs and storage")
     listed = host.text("/proc/driver/nvidia-fs/bridges")
     if listed is not None:
         active, source = set(listed.split()) & above, "/proc/driver/nvidia-fs/bridges"

@@ -140,7 +140,7 @@ def reading(path: str) -> dict[str, Any]:
 def gds(path: str) -> dict[str, Any]:
     """With cuFile alone, and only where there is something that could go by DMA: its driver takes a while to open."""
     if not torch.cuda.is_available():
-        return {"error": "there is no GPU"}
+        return {"error": "torch sees no GPU"}
     if not engine.cufile_dma_is_possible():
         return {"error": "neither nvidia-fs nor P2PDMA is configured"}
     options = EngineOptions(backend="cufile", direct="always", strict=True)
