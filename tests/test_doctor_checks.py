@@ -507,7 +507,10 @@ def test_statistics_of_one_process_tell_what_went_through_the_host(tmp_path):
 
 
 def test_operations_are_counted_over_gpus_reads_and_writes():
-    one = "GPU {} Read: bw=1.5 util(%)=9 n=10 posix={} err=0 MiB=1 Write: bw=0 util(%)=0 n=5 posix=1 err=0 MiB=0 BufRegister: n=2 err=0"
+    one = (
+        "GPU {} Read: bw=1.5 util(%)=9 n=10 posix={} err=0 MiB=1 "
+        "Write: bw=0 util(%)=0 n=5 posix=1 err=0 MiB=0 BufRegister: n=2 err=0"
+    )
     assert cufile_operations(f"{one.format(0, 0)}\n{one.format(1, 4)}") == (30, 6)
     assert cufile_operations("cuFile STATS VERSION : 8\nGLOBAL STATS:\n") is None
 

@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None, host: ThisHost | None = None) -> in
         if place.silence:
             parser.error(f"--test: {place.silence}")
         try:
-            rows = transfers.run(place.path)
+            rows = transfers.run(place.path, size_bytes=transfers.TEST_BYTES)
         except OSError as error:
             parser.error(f"--test needs a folder that may be written: {error}")
         findings.append(transfers.cpu_use(rows))

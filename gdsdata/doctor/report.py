@@ -20,7 +20,8 @@ def as_text(findings: Sequence[Finding], transfers: Sequence[Transfer], columns:
     by_name = {finding.name: finding for finding in findings}
     lines = []
     for heading, checks in CHECKS.items():
-        lines += [heading, *(line for check in checks for line in _entry(by_name[check.__name__], columns))]
+        found = [by_name[check.__name__] for check in checks if check.__name__ in by_name]
+        lines += [heading, *(line for finding in found for line in _entry(finding, columns))]
     of_groups = {check.__name__ for checks in CHECKS.values() for check in checks}
     others = [finding for finding in findings if finding.name not in of_groups]
     if transfers or others:
