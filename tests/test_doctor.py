@@ -1,5 +1,6 @@
 """The doctor on this machine: as a program, in time whatever hangs, and with transfers that are verified."""
 
+import concurrent.futures
 import json
 import os
 import signal
@@ -332,6 +333,16 @@ def test_a_way_that_fails_is_not_run_and_says_why(tmp_path, file):
     assert left_in(tmp_path) == ["x"]
 
 
+def test_a_transfer_that_does_not_end_is_left_behind(tmp_path, file, monkeypatch):
+    never = concurrent.futures.Future()
+    monkeypatch.setattr(transfers, "TRANSFER_LIMIT_S", 0.1)
+    monkeypatch.setattr(Engine, "read", lambda *_, **__: never)
+    rows = transfers.run(str(file), [POSIX], size_bytes=MIB)
+    assert [row.outcome for row in rows] == ["verified", "not run"] and "no end within" in rows[1].error
+    assert transfers.abandoned(rows) and not transfers.abandoned(rows[:1])
+    assert left_in(tmp_path) == ["x"]
+
+
 def test_a_folder_that_may_not_be_written_is_misuse_of_test(file, capsys, monkeypatch):
     def refuse(*_, **__):
         raise PermissionError(13, "Permission denied")
@@ -342,7 +353,7 @@ def test_a_folder_that_may_not_be_written_is_misuse_of_test(file, capsys, monkey
     assert ended.value.code == 2 and "may be written" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_nothing_is_left_when_the_test_is_interrupted(tmp_path, number):
     script = """
 import os, sys, time

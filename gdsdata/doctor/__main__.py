@@ -46,6 +46,8 @@ def main(arguments: list[str] | None = None, host: ThisHost | None = None) -> in
             rows = transfers.run(place.path, size_bytes=transfers.TEST_BYTES)
         except OSError as error:
             parser.error(f"--test needs a folder that may be written: {error}")
+        if transfers.abandoned(rows):
+            host.left_behind.append("test")
         findings.append(transfers.cpu_use(rows))
         good = good and transfers.verified(rows, given.require)
     if given.json:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from gdsdata import engine
+from gdsdata.doctor.evidence import within
 from gdsdata.doctor.finding import Finding
 from gdsdata.errors import GdsdataError
 from gdsdata.options import MIB, EngineOptions
@@ -25,6 +26,8 @@ from gdsdata.tensor import Engine
 
 TEST_BYTES = 64 * MIB
 TRANSFER_LIMIT_S = 60.0
+_ENDING_LIMIT_S = 5.0
+_SILENCE = f"no end within {TRANSFER_LIMIT_S:g} s"
 _VIA_HOST, _CUFILE = "GPU by way of the host", "cuFile"
 _CHEAPER = 0.5  # of the host's way, what direct transfers may cost in CPU time at most: see `cpu_use`
 
@@ -128,19 +131,25 @@ def cpu_use(rows: Sequence[Transfer]) -> Finding:
     return Finding("cpu_use", question, "yes", said)
 
 
+def abandoned(rows: Sequence[Transfer]) -> bool:
+    """Whether a transfer is still under way, and may never end."""
+    return any(row.error == _SILENCE for row in rows)
+
+
 @contextlib.contextmanager
 def _folder_beside(path: str) -> Iterator[str]:
-    """A folder of its own, so that nothing else can be removed at the end. SIGTERM ends it as Ctrl-C does."""
+    """A folder of its own, so that nothing else can be removed at the end. Signals end it as Ctrl-C does."""
     beside = path if os.path.isdir(path) else os.path.dirname(os.path.abspath(path))
     in_main = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGTERM, _interrupt) if in_main else None
+    before = {number: signal.signal(number, _interrupt) for number in (signal.SIGTERM, signal.SIGHUP) if in_main}
     folder = tempfile.mkdtemp(dir=beside, prefix=".gdsdata-doctor-")
     try:
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        if in_main:
-            signal.signal(signal.SIGTERM, before)
+        with contextlib.suppress(TimeoutError):
+            within(_ENDING_LIMIT_S, lambda: shutil.rmtree(folder, ignore_errors=True))
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _interrupt(number: int, frame: Any) -> None:
@@ -163,8 +172,11 @@ def _write_and_read(path: str, way: Way, size_bytes: int) -> list[Transfer]:
                 rows.append(_measured(moved, way, "read", size_bytes, lambda: moved.read(path, into=read)))
                 rows[1] = _checked(rows[1], read.cpu(), wrote.cpu())
             finally:
-                moved.close()
-    except (GdsdataError, OSError, RuntimeError, MemoryError, concurrent.futures.TimeoutError) as error:
+                with contextlib.suppress(TimeoutError):
+                    within(_ENDING_LIMIT_S, moved.close)
+    except concurrent.futures.TimeoutError:
+        rows += [Transfer(way.name, direction, error=_SILENCE) for direction in ("write", "read")[len(rows) :]]
+    except (GdsdataError, OSError, RuntimeError, MemoryError) as error:
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
         rows += [Transfer(way.name, direction, error=why) for direction in ("write", "read")[len(rows) :]]
     return rows
