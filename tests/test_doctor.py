@@ -56,6 +56,20 @@ def test_a_folder_without_files_is_tried_with_one_that_goes_again(tmp_path):
     assert left_in(tmp_path) == []
 
 
+def test_files_below_a_folder_that_may_not_be_written_are_read(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(probes.tempfile, "NamedTemporaryFile", refuse)
+    found = probes.PROBES["reading"](str(tmp_path))
+    assert found["empty"] and "Permission denied" in found["error"]
+    (tmp_path / "class").mkdir()
+    (tmp_path / "class" / "short").write_bytes(bytes(5))
+    assert sum(probes.PROBES["reading"](str(tmp_path))["bytes"].values()) == 5
+    (tmp_path / "class" / "long").write_bytes(bytes(MIB))
+    assert sum(probes.PROBES["reading"](str(tmp_path))["bytes"].values()) == probes.READ_BYTES
+
+
 def test_examining_takes_less_than_two_seconds(file):
     if torch.cuda.is_available():
         torch.cuda.init()  # not the doctor's

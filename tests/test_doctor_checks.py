@@ -298,6 +298,12 @@ CASES = {
         ("yes", "container", {}, "version 1.11.1.6"),
         ("no", "laptop", {}, "no libcufile.so.0"),
         (
+            "yes",
+            "laptop",
+            {"environ": "LD_LIBRARY_PATH=/opt/lib", "opt/lib/libcufile.so.0": ""},
+            "/opt/lib/libcufile.so.0",
+        ),
+        (
             "no",
             "nfs_rdma",
             {"environ": "GDSDATA_LIBCUFILE=/opt/libcufile.so.0\n"},

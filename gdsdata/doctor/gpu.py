@@ -213,12 +213,15 @@ def version_of_library(host: Host, name: str) -> str:
 
 
 def _library(host: Host, name: str) -> str:
-    """Its path, as the loader's cache has it."""
+    """Its path, in the loader's order; empty where it has none. cuFile is also looked for where CUDA installs it."""
+    folders = [folder for folder in host.environment("LD_LIBRARY_PATH").split(":") if folder.startswith("/")]
+    listed = []
     for line in (host.tool("ldconfig", "-p") or "").splitlines():
         found, arrow, path = line.partition("=>")
         if arrow and found.split()[:1] == [name] and ("x86-64" in found or "AArch64" in found or "(libc6)" in found):
-            return path.strip()
-    return ""
+            listed.append(path.strip())
+    candidates = [*(f"{folder}/{name}" for folder in folders), *listed, f"/usr/local/cuda/lib64/{name}"]
+    return next((path for path in candidates if host.exists(path)), "")
 
 
 def _driver_version(host: Host) -> str | None:

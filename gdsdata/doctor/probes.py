@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import itertools
 import os
 import stat
 import tempfile
@@ -33,29 +34,47 @@ class NothingToRead(Exception):
 
 @contextlib.contextmanager
 def file_at(path: str) -> Iterator[str]:
-    """The path itself, or of a folder a file of `READ_BYTES` and more, or one that is made in it and goes again."""
+    """The path itself, or of a folder a file below it of `READ_BYTES` and more, or one that is made in it and goes
+    again; or, where that may not be, a shorter one.
+
+    Raises:
+        NothingToRead: it is empty.
+    """
     if not os.path.isdir(path):
         if not os.path.getsize(path):
             raise NothingToRead("it is empty")
         yield path
         return
-    with os.scandir(path) as entries:
-        for entry, _ in zip(entries, range(_FILES_LOOKED_AT), strict=False):
-            if (
-                entry.is_file(follow_symlinks=False)
-                and entry.stat().st_size >= READ_BYTES
-                and os.access(entry, os.R_OK)
-            ):
-                yield entry.path
-                return
+    shorter = None
+    for entry in itertools.islice(_files_below(path), _FILES_LOOKED_AT):
+        size = entry.stat().st_size if os.access(entry, os.R_OK) else 0
+        if size >= READ_BYTES:
+            yield entry.path
+            return
+        shorter = entry.path if size else shorter
     try:
         file = tempfile.NamedTemporaryFile(dir=path, prefix=".gdsdata-doctor-")  # noqa: SIM115
     except OSError as error:
-        raise NothingToRead(f"no file of {READ_BYTES} bytes, and none can be made: {error}") from error
+        if shorter is None:
+            raise NothingToRead(f"there is no file to read, and none can be made: {error}") from error
+        yield shorter
+        return
     with file:
         file.write(bytes(READ_BYTES))
         file.flush()
         yield file.name
+
+
+def _files_below(folder: str) -> Iterator[os.DirEntry[str]]:
+    """Files, nearer ones first, as they are come upon: a folder on a network may hold millions."""
+    folders = [folder]
+    for inner in folders:
+        with contextlib.suppress(OSError), os.scandir(inner) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                elif entry.is_file(follow_symlinks=False):
+                    yield entry
 
 
 def attempt(probe: Callable[[str], dict[str, Any]]) -> Callable[[str], dict[str, Any]]:
