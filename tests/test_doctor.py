@@ -164,6 +164,25 @@ def test_json_has_every_finding_with_its_fields(file, capsys):
     assert {finding["answer"] for finding in document["findings"]} <= {"yes", "no", "unknown"}
 
 
+def test_a_recorded_host_says_what_the_host_said(tmp_path, file):
+    """So that all of what a check knows goes through its host."""
+    host = doctor.this_host()
+    place = doctor.locate(host, file)
+    said = doctor.diagnose(host, place)
+    host.record(tmp_path / "record")
+    replayed = doctor.RecordedHost(tmp_path / "record")
+    assert doctor.place_of(replayed, place.path) == place
+    assert doctor.diagnose(replayed, place) == said
+
+
+def test_recording_writes_over_nothing(tmp_path, file, capsys):
+    assert program.main([str(file), "--record", str(tmp_path / "record")]) == 0
+    assert (tmp_path / "record/proc/self/mountinfo").read_text()
+    with pytest.raises(SystemExit) as ended:
+        program.main([str(file), "--record", str(tmp_path)])
+    assert ended.value.code == 2 and "not there yet" in capsys.readouterr().err
+
+
 # --- nothing hangs ----------------------------------------------------------------------------------------------------
 
 

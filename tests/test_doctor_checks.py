@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gdsdata.doctor import CHECKS, RecordedHost, diagnose, works
+from gdsdata.doctor import CHECKS, RecordedHost, ThisHost, diagnose, works
 from gdsdata.doctor.pcie import between
 from gdsdata.doctor.place import mounts, place_of
+from gdsdata.doctor.probes import LIMITS_S, PROBES
 from gdsdata.doctor.serving import cufile_operations
 
 EVIDENCE = Path(__file__).parent / "evidence"
@@ -241,7 +242,14 @@ CASES = {
         ("yes", "nfs_rdma", {}, "nvidia-fs 2.24, registered with it: nvme, rpcrdma"),
         ("no", "nfs_rdma", {"proc/driver/nvidia-fs/modules": "nvme: 1.0\n"}, "rpcrdma has not registered (nvme)"),
         ("no", "container", {}, "nvidia-fs is not loaded"),
-        ("no", "nfs_rdma", {"etc/cufile.json": '{"properties": {"force_compat_mode": true}}'}, "force_compat_mode"),
+        (
+            "no",
+            "nfs_rdma",
+            {"etc/cufile.json": '{"properties": {"force_compat_mode": true}}'},
+            "is forced (/etc/cufile.json",
+        ),
+        ("no", "nfs_rdma", {"environ": "CUFILE_FORCE_COMPAT_MODE=true"}, "is forced"),
+        ("no", "container", {"etc/cufile.json": '{"properties": {'}, "/etc/cufile.json (not valid JSON"),
         (
             "yes",
             "local_nvme",
@@ -596,3 +604,20 @@ def test_a_path_that_does_not_answer_is_not_asked_again(check, tmp_path):
     found = finding(host, check, PATHS["nfs_rdma"], silence="no answer within 2 s")
     assert found.answer in ("no", "unknown")
     assert "no answer within 2 s" in found.evidence or check == "alignment"
+
+
+@pytest.mark.parametrize("name", sorted(PATHS))
+def test_a_record_of_a_host_says_what_the_host_said(tmp_path, name):
+    """Links and all, of hosts that have what this one lacks."""
+    recorded = RecordedHost(EVIDENCE / name)
+    host = ThisHost(
+        {probe: lambda path, probe=probe: recorded.probe(probe) for probe in PROBES}, LIMITS_S, EVIDENCE / name
+    )
+    host.environment, host.tool = recorded.environment, recorded.tool
+    place = place_of(host, PATHS[name])
+    said = diagnose(host, place)
+    host.record(tmp_path / "record")
+    shutil.copytree(EVIDENCE / name / "tools", tmp_path / "record/tools")
+    again = RecordedHost(tmp_path / "record")
+    assert place_of(again, PATHS[name]) == place
+    assert diagnose(again, place) == said == diagnose(recorded, place)

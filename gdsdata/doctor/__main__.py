@@ -30,6 +30,9 @@ def main(arguments: list[str] | None = None, host: ThisHost | None = None) -> in
     )
     parser.add_argument("--pid", type=int, help="a process whose cuFile statistics are asked for a fallback to the CPU")
     parser.add_argument("--json", action="store_true", help="findings as JSON (fields: gdsdata/doctor/report.py)")
+    parser.add_argument(
+        "--record", metavar="FOLDER", help="keep what was seen in a new folder, for somebody else to look at"
+    )
     given = parser.parse_args(arguments)
     host = host or this_host()
     host.pid = given.pid
@@ -38,6 +41,11 @@ def main(arguments: list[str] | None = None, host: ThisHost | None = None) -> in
     except (FileNotFoundError, NotADirectoryError):
         parser.error(f"there is no '{given.path}'")
     findings = diagnose(host, place)
+    if given.record:
+        try:
+            host.record(given.record)
+        except OSError as error:
+            parser.error(f"--record needs a folder that is not there yet: {error}")
     good, rows = works(findings, given.require), []
     if given.test:
         if place.silence:

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 MOST_TEXT_BYTES = 1 << 20
-TOOL_LIMIT_S = 5.0
+TOOL_LIMIT_S = 10.0
 STATUS_LIMIT_S = 2.0
+_MOST_LINKS = 256  # and folders, on the way to one file
 _MORE_TOOLS = ":/usr/sbin:/sbin:/usr/local/cuda/gds/tools"
 
 
@@ -149,9 +150,49 @@ class ThisHost(Host):
         self.left_behind: list[str] = []
         self._probes, self._limits_s, self._tool_limit_s = probes, limits_s, tool_limit_s
         self._known: dict[tuple[str, ...], Any] = {}
+        self._asked: dict[str, str] = {}  # paths, with the text of those that were read
+
+    def text(self, path: str) -> str | None:
+        found = super().text(path)
+        self._asked[path] = found or ""
+        return found
+
+    def names(self, folder: str) -> list[str]:
+        found = super().names(folder)
+        for name in found:
+            self._asked.setdefault(f"{folder}/{name}", "")
+        return found
+
+    def exists(self, path: str) -> bool:
+        self._asked.setdefault(path, "")
+        return super().exists(path)
+
+    def real(self, path: str) -> str | None:
+        self._asked.setdefault(path, "")
+        return super().real(path)
 
     def environment(self, name: str) -> str:
-        return os.environ.get(name, "")
+        return self._once(("environment", name), lambda: os.environ.get(name, ""))
+
+    def record(self, folder: str | os.PathLike[str]) -> None:
+        """Write what was asked so far, such that a `RecordedHost` of ``folder`` says the same.
+
+        Raises:
+            OSError: it cannot be written there, or there is something already.
+        """
+        base = Path(folder)
+        base.mkdir(parents=True)
+        for path, text in list(self._asked.items()):
+            _copy(self.root, base, path, text)
+        lines = []
+        for (kind, *name), said in self._known.items():
+            if kind == "environment" and said:
+                lines.append(f"{name[0]}={said}\n")
+            elif kind == "tool" and said is not None:
+                _write(base / "tools" / " ".join(name), said)
+            elif kind == "probe":
+                _write(base / "probes" / f"{name[0]}.json", json.dumps(said))
+        _write(base / "environ", "".join(lines))
 
     def tool(self, *command: str) -> str | None:
         return self._once(("tool", *command), lambda: _run(command, self._tool_limit_s))
@@ -170,6 +211,44 @@ class ThisHost(Host):
         if key not in self._known:
             self._known[key] = ask()
         return self._known[key]
+
+
+def _copy(root: str, base: Path, path: str, text: str) -> None:
+    """A file with ``text``, or a folder, of the same path below ``base``, and each link on the way to it."""
+    at, rest = "", path.strip("/").split("/")
+    for _ in range(_MOST_LINKS):
+        if not rest:
+            return
+        name, *rest = rest
+        if name in ("", "."):
+            continue
+        if name == "..":
+            at = os.path.dirname(at)
+            continue
+        here = f"{at}/{name}"
+        original, copy = f"{root.rstrip('/')}{here}", Path(f"{base}{here}")
+        if os.path.islink(original):
+            target = os.readlink(original)
+            rest = [*target.strip("/").split("/"), *rest]
+            if target.startswith("/"):
+                target, at = os.path.relpath(f"{base}{target}", copy.parent), ""
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                copy.symlink_to(target)
+            continue
+        if os.path.isdir(original):
+            copy.mkdir(parents=True, exist_ok=True)
+        elif os.path.exists(original):
+            if text or not copy.exists():
+                _write(copy, text)
+        else:
+            return
+        at = here
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
 
 
 def _run(command: tuple[str, ...], limit_s: float) -> str | None:

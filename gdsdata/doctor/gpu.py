@@ -13,8 +13,14 @@ from gdsdata.doctor.place import Place, gpus
 
 OLDEST_CAPABILITY = (6, 0)
 # By file system, the module that has to have called nvidia-fs: the keys of nvidia-fs's own table (nvfs-mod.c).
-_MODULES = {"lustre": "lnet", "wekafs": "wekafsio", "gpfs": "mmfslinux", "beegfs": "beegfs", "nfs": "rpcrdma"}
-_MODULES["nfs4"] = "rpcrdma"
+_MODULES = {
+    "nfs": "rpcrdma",
+    "nfs4": "rpcrdma",
+    "lustre": "lnet",
+    "wekafs": "wekafsio",
+    "gpfs": "mmfslinux",
+    "beegfs": "beegfs",
+}
 
 
 @check("driver's module and library")
@@ -89,25 +95,32 @@ def peer_to_peer(host: Host, place: Place) -> Answer:
     ``fs``; a kernel with CONFIG_PCI_P2PDMA; the open driver (GPUDirect Storage installation guide, "PCI P2PDMA").
     """
     where, config = cufile_configuration(host)
-    if config.get("properties", {}).get("force_compat_mode") is True:
-        return no(f"force_compat_mode in {where}", "set properties.force_compat_mode to false there")
+    if _is_set(host, config, "force_compat_mode", "CUFILE_FORCE_COMPAT_MODE"):
+        return no(
+            f"compatibility mode is forced ({where}, or CUFILE_FORCE_COMPAT_MODE)", "set force_compat_mode to false"
+        )
     nvfs = re.search(r"version:\s*([\d.]+)", host.text("/proc/driver/nvidia-fs/version") or "")
     registered = [line.split(":")[0] for line in (host.text("/proc/driver/nvidia-fs/modules") or "").splitlines()]
     needed = _module_of(place)
     if nvfs and (not needed or needed in registered):
         return yes(f"nvidia-fs {nvfs[1]}, registered with it: {', '.join(registered) or 'not to be seen'}")
-    p2pdma = _p2pdma(host, where, config)
-    if place.mount and place.mount.kind in _MODULES:  # P2PDMA is for disks
-        p2pdma = None
+    is_disk = place.mount is None or place.mount.kind not in _MODULES  # P2PDMA is for disks
+    p2pdma = _p2pdma(host, where, config) if is_disk else None
     if p2pdma is not None and (p2pdma.answer != "no" or not nvfs):
         return p2pdma
     if nvfs:
         evidence = f"nvidia-fs {nvfs[1]} is loaded, but {needed} has not registered ({', '.join(registered) or 'none'})"
         return no(evidence, f"load a {needed} that is built for nvidia-fs (MLNX_OFED, DOCA or the vendor's client)")
     return no(
-        "nvidia-fs is not loaded, and cufile.json has no use_pci_p2pdma",
+        f"nvidia-fs is not loaded, and {where} has no use_pci_p2pdma",
         "modprobe nvidia-fs (package nvidia-gds), or configure P2PDMA; until then bytes go by way of the host",
     )
+
+
+def _is_set(host: Host, config: dict[str, Any], name: str, variable: str) -> bool:
+    """A switch under "properties"; the variable of the environment goes before (NVIDIA/gds-nvidia-fs issue 78)."""
+    said = host.environment(variable).lower()
+    return said == "true" if said else config.get("properties", {}).get(name) is True
 
 
 def _module_of(place: Place) -> str:
@@ -118,9 +131,7 @@ def _module_of(place: Place) -> str:
 
 def _p2pdma(host: Host, where: str, config: dict[str, Any]) -> Answer | None:
     """None where nobody asked for it."""
-    wanted = host.environment("CUFILE_USE_PCIP2PDMA").lower() == "true"
-    wanted = wanted or config.get("properties", {}).get("use_pci_p2pdma") is True
-    if not wanted:
+    if not _is_set(host, config, "use_pci_p2pdma", "CUFILE_USE_PCIP2PDMA"):
         return None
     if config.get("block", {}).get("nvme", {}).get("use_pci_p2pdma") is not True:
         misplaced = "block" in config.get("fs", {})
@@ -143,12 +154,10 @@ def _p2pdma(host: Host, where: str, config: dict[str, Any]) -> Answer | None:
 def cufile(host: Host, place: Place) -> Answer:
     """Where the engine looks (csrc/backend/cufile_api.cpp). The version is in the file's name, or the wheel's."""
     named = host.environment("GDSDATA_LIBCUFILE")
+    if named and host.exists(named):
+        return yes(f"GDSDATA_LIBCUFILE names {named}")
     if named:
-        return (
-            yes(f"GDSDATA_LIBCUFILE names {named}")
-            if host.exists(named)
-            else no(f"GDSDATA_LIBCUFILE names {named}, which is not there", "name a libcufile.so.0, or unset it")
-        )
+        return no(f"GDSDATA_LIBCUFILE names {named}, which is not there", "name a libcufile.so.0, or unset it")
     path = _library(host, "libcufile.so.0")
     if path:
         version = version_of_library(host, "libcufile.so.0")
@@ -190,19 +199,22 @@ def _bar1_bytes(host: Host, address: str) -> int:
 
 
 def cufile_configuration(host: Host) -> tuple[str, dict[str, Any]]:
-    """The file that cuFile takes its settings from, and these; they are JSON with comments."""
+    """The file that cuFile takes its settings from, and these; it is JSON with comments."""
     named = host.environment("CUFILE_ENV_PATH_JSON")
     for path in [named] if named else ["/etc/cufile.json", "/usr/local/cuda/gds/cufile.json"]:
         text = host.text(path)
-        if text is None:
-            continue
-        bare = re.sub(r'("(?:\\.|[^"\\])*")|//[^\n]*|/\*.*?\*/', lambda found: found[1] or "", text, flags=re.DOTALL)
-        try:
-            config = json.loads(re.sub(r",(\s*[}\]])", r"\1", bare))
-        except ValueError:
-            continue
-        return path, config if isinstance(config, dict) else {}
+        if text is not None:
+            return _parsed(path, text)
     return "cufile.json", {}
+
+
+def _parsed(path: str, text: str) -> tuple[str, dict[str, Any]]:
+    bare = re.sub(r'("(?:\\.|[^"\\])*")|//[^\n]*|/\*.*?\*/', lambda found: found[1] or "", text, flags=re.DOTALL)
+    try:
+        config = json.loads(re.sub(r",(\s*[}\]])", r"\1", bare))
+    except ValueError as error:
+        return f"{path} (not valid JSON: {error})", {}
+    return path, config if isinstance(config, dict) else {}
 
 
 def version_of_library(host: Host, name: str) -> str:
