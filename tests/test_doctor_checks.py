@@ -411,6 +411,7 @@ CASES = {
     "security": [
         ("yes", "nfs_rdma", {}, "no lockdown"),
         ("no", "container", {}, "AppArmor enforces docker-default (enforce); a seccomp filter"),
+        ("no", "nfs_rdma", {"proc/self/attr/apparmor/current": "mine (enforce)\n"}, "AppArmor enforces mine (enforce)"),
         ("no", "laptop", {}, "kernel lockdown: integrity"),
         (
             "no",

@@ -72,13 +72,14 @@ def security(host: Host, place: Place) -> Answer:
     nvidia-fs of one's own.
     """
     status = status_field(host, "Seccomp")
-    context = (host.text("/proc/self/attr/current") or "").strip("\n")
+    attributes = [host.text(f"/proc/self/attr/{name}") for name in ("apparmor/current", "current")]
+    profile, context = attributes[0] or attributes[1] or "", attributes[1] or ""  # the first where modules are stacked
     lockdown = re.search(r"\[(\w+)\]", host.text("/sys/kernel/security/lockdown") or "")
     found = []
     if host.text("/sys/fs/selinux/enforce") == "1" and "unconfined" not in context:
         found.append((f"SELinux enforces {context}", "look for denials: ausearch -m avc"))
-    if context.endswith("(enforce)") and not context.startswith("unconfined"):
-        found.append((f"AppArmor enforces {context}", "docker run --security-opt apparmor=unconfined"))
+    if profile.endswith("(enforce)") and not profile.startswith("unconfined"):
+        found.append((f"AppArmor enforces {profile}", "docker run --security-opt apparmor=unconfined"))
     if status == _SECCOMP_FILTER:
         found.append(("a seccomp filter", "docker run --security-opt seccomp=PROFILE.json with io_uring's calls"))
     if lockdown and lockdown[1] != "none":
