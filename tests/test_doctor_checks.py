@@ -24,10 +24,13 @@ BY_NAME = {check.__name__: check for group in CHECKS.values() for check in group
 ROUTES = dict.fromkeys(["page_cache", "direct", "buffered", "gds", "gds_compat", "pinned_page_cache"], 0)
 
 
+def copied(tmp_path, name):
+    return shutil.copytree(EVIDENCE / name, tmp_path / name, symlinks=True)
+
+
 def amended(tmp_path, name, changes):
     """A copy of a recorded host with other texts in some files (a dict is JSON), or without them (None)."""
-    folder = tmp_path / name
-    shutil.copytree(EVIDENCE / name, folder, symlinks=True)
+    folder = copied(tmp_path, name)
     for path, text in changes.items():
         place = folder / path
         if text is None:
@@ -431,7 +434,8 @@ ALL_CASES = [
 
 @pytest.mark.parametrize(("check", "answer", "name", "changes", "says"), ALL_CASES)
 def test_check_says(tmp_path, check, answer, name, changes, says):
-    found = finding(amended(tmp_path, name, changes), check, PATHS[name])
+    host = amended(tmp_path, name, changes) if changes else RecordedHost(EVIDENCE / name)
+    found = finding(host, check, PATHS[name])
     assert (found.name, found.answer) == (check, answer), found
     assert says in found.evidence
     assert found.remedy or answer != "no"
@@ -509,7 +513,7 @@ def test_evidence_that_cannot_be_understood_is_an_unknown_and_the_others_go_on(t
 
 
 def test_statistics_of_one_process_tell_what_went_through_the_host(tmp_path):
-    host = amended(tmp_path, "nfs_rdma", {})
+    host = RecordedHost(copied(tmp_path, "nfs_rdma"))
     host.pid = 4242
     found = finding(host, "fallback", PATHS["nfs_rdma"])
     assert (found.answer, found.evidence) == ("yes", "of 102400 operations of process 4242, 0 went through the host")
@@ -600,7 +604,7 @@ def test_links_that_lead_out_of_the_evidence_lead_nowhere(tmp_path):
 
 @pytest.mark.parametrize("check", ["reading", "gds", "direct", "alignment", "calibration", "file_system"])
 def test_a_path_that_does_not_answer_is_not_asked_again(check, tmp_path):
-    host = amended(tmp_path, "nfs_rdma", {})
+    host = RecordedHost(copied(tmp_path, "nfs_rdma"))
     host.probe = lambda *_: pytest.fail("the path was asked")
     found = finding(host, check, PATHS["nfs_rdma"], silence="no answer within 2 s")
     assert found.answer in ("no", "unknown")
