@@ -10,7 +10,7 @@ import time
 
 import pytest
 import torch
-from helpers import lack_of_uring, refuses_direct, run_script, start_script
+from helpers import REFUSES_DIRECT, lack_of_uring, refuses_direct, run_script, start_script
 
 from gdsdata import calibration, doctor
 from gdsdata.doctor import __main__ as program
@@ -85,6 +85,13 @@ def test_what_refuses_direct_io_is_a_no_with_the_systems_reason(file, monkeypatc
     monkeypatch.setattr(probes, "read_direct", refuse)
     finding = answers(file)["direct"]
     assert finding.answer == "no" and "Invalid argument" in finding.evidence and "page cache" in finding.remedy
+
+
+@pytest.mark.skipif(not REFUSES_DIRECT.exists(), reason=f"there is no {REFUSES_DIRECT}")
+def test_a_file_that_refuses_direct_io_is_a_no_and_is_read_all_the_same():
+    found = answers(REFUSES_DIRECT)
+    assert found["direct"].answer == "no" and "refuses" in found["direct"].evidence
+    assert found["reading"].answer == "yes" and "buffered" in found["reading"].evidence
 
 
 @pytest.mark.parametrize(("content", "reading", "says"), [(b"x", "yes", "1 bytes"), (b"", "unknown", "empty")])

@@ -95,7 +95,9 @@ def attempt(probe: Callable[[str], dict[str, Any]]) -> Callable[[str], dict[str,
 
 
 def _is_refusal(error: Exception) -> bool:
-    return isinstance(error, OSError) and not isinstance(error, (PermissionError, FileNotFoundError))
+    """Of the system's or the engine's, of a file that was there and might be read."""
+    is_absent = isinstance(error, (PermissionError, FileNotFoundError))
+    return isinstance(error, (OSError, BackendUnavailable)) and not is_absent
 
 
 def cuda(path: str) -> dict[str, Any]:
