@@ -363,10 +363,12 @@ def main(settings, folder):
     from rich.console import Console
 
     from .checkpoint import Checkpoint
+    from .latency import Latency
     from .load import Load
     from .loader import Loader
 
-    case = {"loader": Loader, "load": Load, "checkpoint": Checkpoint}[settings.case.name]
+    cases = {"loader": Loader, "load": Load, "checkpoint": Checkpoint, "latency": Latency}
+    case = cases[settings.case.name]
     with report.Progress() as progress:
         results = case(settings, folder, progress).measure()
     written = report.write(results, Path(folder))

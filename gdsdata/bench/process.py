@@ -75,7 +75,8 @@ class RowProcess:
         self.send("run", **command)
         result = self.receive(sample_memory=True)
         result |= self.ask("close")
-        used = measure.machine_cpu_seconds() - machine - result["cpu_seconds"] - (measure.cpu_seconds() - here)
+        own = result["cpu_seconds"] + result.pop("untimed_cpu_seconds", 0.0) + measure.cpu_seconds() - here
+        used = measure.machine_cpu_seconds() - machine - own
         result["others_cores"] = max(0.0, used) / (time.monotonic() - clock)
         result["peak_bytes"] = self.peak_bytes - before
         return result | opened

@@ -48,6 +48,15 @@ def columns_of(case, kind):
     return [column for column in COLUMNS[case] if column[0] not in LEFT_OUT.get(kind, ())]
 
 
+def layout(case):
+    """Who lays out a case's tables, notes and picture: a module with PICTURE, columns_of, tables, notes and plot."""
+    if case == "latency":
+        from . import latency_report
+
+        return latency_report
+    return sys.modules[__name__]
+
+
 def is_ours(key):
     return key.split("_")[0] == "gdsdata"
 
@@ -163,10 +172,11 @@ def show(results, console):
     from rich import box
     from rich.table import Table
 
-    for title, limit, rows in tables(results):
+    laid = layout(results["case"])
+    for title, limit, rows in laid.tables(results):
         table = Table(title=title, caption=limit, box=box.SIMPLE_HEAD, title_justify="left", caption_justify="left")
         table.add_column("", no_wrap=True)
-        columns = columns_of(results["case"], rows[0]["data"])
+        columns = laid.columns_of(results["case"], rows[0]["data"])
         for name, _ in columns:
             justify = "left" if name == "path" else "right"
             table.add_column(name, justify=justify, no_wrap=name != "path", overflow="fold")
@@ -192,19 +202,19 @@ def markdown(results):
     ]
     for kind, about in results["data"].items():
         lines.append(f"- Data, {kind}: {about['summary']}; {about['file_system']} on {about['device']}")
-    case = results["case"]
+    case, laid = results["case"], layout(results["case"])
     verified = "all rows gave the bytes that plain reading gives"
     lines += [
         f"- Bytes: {verified if results['verified'] else '**NOT VERIFIED: see the rows marked FAILED**'}",
         "- Engine: "
         + (", ".join(f"{name}={value}" for name, value in results["config"]["engine"].items()) or "defaults"),
         "",
-        "![GB per second by row](results.png)",
+        f"![{laid.PICTURE}](results.png)",
         "",
     ]
-    for title, limit, rows in tables(results):
+    for title, limit, rows in laid.tables(results):
         lines += [f"## {title}", "", f"{limit[0].upper()}{limit[1:]}.", ""]
-        columns = columns_of(case, rows[0]["data"])
+        columns = laid.columns_of(case, rows[0]["data"])
         names = [name for name, _ in columns]
         lines += ["| | " + " | ".join(names) + " |"]
         lines += ["|---|" + "|".join("---" if name == "path" else "---:" for name in names) + "|"]
@@ -232,7 +242,7 @@ def markdown(results):
                         f"| {kind}, {table} | {name} | {limit['gb_per_s']:.2f} | {number(limit.get('per_s'))} |"
                     )
     lines += ["", "## Notes", "", *[f"- {note}" for note in results["notes"]]]
-    lines += [f"- {text}" for text in NOTES[case](results)]
+    lines += [f"- {text}" for text in laid.notes(results)]
     lines += ["", "| row | what it is |", "|---|---|"]
     settings = {row["name"]: row["setting"] for row in results["rows"]}
     lines += [
@@ -353,8 +363,13 @@ def checkpoint_notes(results):
 NOTES = {"loader": loader_notes, "load": load_notes, "checkpoint": checkpoint_notes}
 
 
+def notes(results):
+    return NOTES[results["case"]](results)
+
+
 # ------------------------------------------------------------------------------------------------ the picture
 
+PICTURE = "GB per second by row"
 OURS, OTHERS, LIMIT = "#1f6f8b", "#b9c4c9", "#c0392b"
 
 
@@ -405,7 +420,7 @@ def write(results, folder):
     """results.json, results.png and report.md in `folder`; the path of the last."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "results.json").write_text(json.dumps(results, indent=1) + "\n")
-    plot(results, folder / "results.png")
+    layout(results["case"]).plot(results, folder / "results.png")
     report = folder / "report.md"
     report.write_text(markdown(results))
     return report.resolve()

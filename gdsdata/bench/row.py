@@ -3,7 +3,7 @@
 Every row has a process of its own, kept over its runs, so that rows can take turns while their memory, page tables and
 imports stay apart. Commands:
 
-    {"do": "load", "case", "peer": name, "device", ...}    the rest is the case's: LoaderRow, LoadRow, CheckpointRow
+    {"do": "load", "case", "peer": name, "device", ...}    the rest is the case's: LoaderRow, LoadRow, ...
     {"do": "verify", ...}                      compares what the row gives with plain reading
     {"do": "prepare", "touched_bytes"}         gives memory back, touches what will be wanted, warms CUDA's context
     {"do": "open", ...}                        loader, cold: times the first batch from construction, reads some more
@@ -75,6 +75,10 @@ def row_class(case):
         from .checkpoint import CheckpointRow
 
         return CheckpointRow
+    if case == "latency":
+        from .latency import LatencyRow
+
+        return LatencyRow
     from .load import LoadRow
 
     return LoadRow

@@ -25,7 +25,7 @@ def setting(default, help_text):
 class CaseSettings:
     """What every case has."""
 
-    name: str = setting("", "what is measured; the group sets it: case=loader, case=load or case=checkpoint")
+    name: str = setting("", "what is measured; the group sets it: case=loader, load, checkpoint or latency")
     rows: list[str] = setting(
         [],
         "only these rows, e.g. [gdsdata,numpy]; empty: all. package.module:Class adds one of your own (see peers.py)",
@@ -84,7 +84,33 @@ class CheckpointSettings(CaseSettings):
     )
 
 
-CASES = {"loader": LoaderSettings, "load": LoadSettings, "checkpoint": CheckpointSettings}
+@dataclass
+class LatencySettings(CaseSettings):
+    """One tensor, read or written again and again."""
+
+    name: str = setting("latency", "what is measured; the group sets it")
+    work: list[str] = setting(["read", "write"], "read: a file into a tensor; write: a tensor until it is on storage")
+    sizes_bytes: list[int] = setting([2**12, 2**16, 2**20, 2**24, 2**27], "of the tensor: a table row for each size")
+    iterations: int = setting(
+        100, "reads or writes that are timed in each of the `repeats` runs. How they are done is set by engine.workers, "
+        "engine.queue_depth, engine.segment_bytes and engine.direct (auto: page cache first; always, never: O_DIRECT)",
+    )  # fmt: skip
+    warm_up: int = setting(5, "iterations before those, in each run")
+    run_seconds: float = setting(5.0, "a run ends after this many seconds, if iterations take longer; at most 240")
+    writes: list[str] = setting(
+        ["replaced", "in_place"], "replaced: a new file takes the old one's name; in_place: over the bytes of a file"
+    )
+    verify: bool = setting(
+        False, "compare all bytes of every iteration, untimed, each time other ones; false: of two before timing"
+    )
+
+
+CASES = {
+    "loader": LoaderSettings,
+    "load": LoadSettings,
+    "checkpoint": CheckpointSettings,
+    "latency": LatencySettings,
+}
 
 
 LISTS = {
@@ -95,6 +121,7 @@ LISTS = {
         "work": ["save", "load", "async"],
         "dtypes": ["bfloat16", "float16", "float32", "float64", "int64", "int32", "int16", "int8", "uint8"],
     },
+    "latency": {"cache": ["warm", "cold"], "work": ["read", "write"], "writes": ["replaced", "in_place"]},
 }
 LEAST_TENSOR_BYTES = 32 * 2**10  # on the average: some are of 16 KiB
 
@@ -142,6 +169,9 @@ def made_small(settings):
         case.cold_samples = min(case.cold_samples or 1024, 1024)
     elif case.name == "load":
         case.tensor_bytes = min(case.tensor_bytes, 4 * 2**20)
+    elif case.name == "latency":
+        case.iterations, case.run_seconds = min(case.iterations, 20), min(case.run_seconds, 0.5)
+        case.sizes_bytes = [size for size in case.sizes_bytes if size <= 2**20] or [2**20]
     else:
         case.state_bytes = min(case.state_bytes, 64 * 2**20)
     data.size_bytes = min(data.size_bytes, 16 * 2**20)
@@ -181,6 +211,8 @@ def check(settings):
         raise ValueError(f"case.tensor_bytes={case.tensor_bytes}: must be even, an element has 2 bytes")
     if case.name == "checkpoint":
         check_checkpoint(case, data)
+    if case.name == "latency":
+        check_latency(case, data)
     device.check(settings.device.name)
     return settings
 
@@ -195,6 +227,15 @@ def check_checkpoint(case, data):
         )
     if data.path:
         raise ValueError(f"data.path={data.path}: case=checkpoint makes what it saves; data.folder= says where")
+
+
+def check_latency(case, data):
+    if not case.sizes_bytes or min(case.sizes_bytes) < 1:
+        raise ValueError(f"case.sizes_bytes={list(case.sizes_bytes)}: name one size at least, of 1 byte or more")
+    if case.run_seconds > 240:
+        raise ValueError(f"case.run_seconds={case.run_seconds}: at most 240; repeats= takes more runs")
+    if data.path:
+        raise ValueError(f"data.path={data.path}: case=latency makes its files; data.folder= says where")
 
 
 def settings_from(config):
@@ -266,7 +307,7 @@ def help_text():
         "its own (hydra.run.dir=) and prints the tables.",
         "",
         "  case=loader | load | checkpoint    shuffled batches; one big file into tensors; saving and loading a state",
-        "                                     (default: loader)",
+        "       latency                       (default: loader); one tensor, read and written again and again",
         "  data=tokens | npy | all            case=loader: which data set (default: all)",
         "  device=cpu | cuda                  where to (default: cpu)",
         "  engine=auto | posix | uring        how gdsdata's engine reads (default: auto, what a user gets)",

@@ -1,0 +1,193 @@
+"""Tables, notes and picture of case=latency: all sizes of one kind of work and one state stand in one table."""
+
+from . import report
+from .latency import size_text
+from .report import number, two_digits
+
+STATES = {
+    "warm": "read, file in the page cache",
+    "cold": "read, file not in the page cache",
+    "replaced": "write to a new file that takes the old one's name, until on storage",
+    "in_place": "write over the bytes of a file, until on storage",
+}
+
+
+def in_us(name):
+    return lambda row: two_digits(row["latency_s"][name] * 1e6)
+
+
+def interval(name, factor):
+    """The mean and how far its interval reaches to either side."""
+
+    def cell(row):
+        found = row[name]
+        if found["mean_high"] is None:
+            return two_digits(found["mean"] * factor)
+        reach = (found["mean_high"] - found["mean"]) * factor
+        return f"{two_digits(found['mean'] * factor)} ± {reach:{',.0f' if reach >= 10 else '.2g'}}"
+
+    return cell
+
+
+def stdev(row):
+    found = row["latency_s"]["stdev"]
+    return two_digits(found and found * 1e6)
+
+
+COLUMNS = [
+    ("size", lambda row: size_text(row["tensor_bytes"])),
+    ("n", lambda row: number(row["latency_s"]["count"])),
+    ("mean µs", interval("latency_s", 1e6)),
+    ("stdev", stdev),
+    ("p50", in_us("median")),
+    ("p90", in_us("p90")),
+    ("p99", in_us("p99")),
+    ("mean GB/s", interval("bandwidth_gb_per_s", 1)),
+    ("p50 GB/s", lambda row: two_digits(row["bandwidth_gb_per_s"]["median"])),
+    ("CPU s/GB", lambda row: two_digits(row["cpu_s_per_gb"]["median"])),
+    ("path", lambda row: row["path"]),
+    ("x peer", lambda row: number(row["ratio_to_best_peer"], "{:.2f}")),
+    *report.RATIOS[1:],
+]
+PICTURE = "Latency by size of the tensor"
+
+
+def columns_of(case, kind):
+    return COLUMNS
+
+
+def tables(results):
+    """[(title, limits' text, rows)]: a table for each kind of work and state, sizes in ascending order."""
+    grouped = {}
+    for row in results["rows"]:
+        grouped.setdefault((row["work"], row["cache"]), []).append(row)
+    found = []
+    for (work, cache), rows in grouped.items():
+        there = f"{'to' if work == 'read' else 'from'} {results['device']['name']}"
+        limits = {row["tensor_bytes"]: row["limit"] for row in rows}
+        text = "; ".join(f"{size_text(size)} {limit_text(limit)}" for size, limit in limits.items())
+        found.append((f"{STATES[cache]}, {there}", f"limits: {text}", rows))
+    return found
+
+
+def limit_text(limit):
+    if limit["gb_per_s"] is None:
+        return f"not known ({limit['name']})"
+    return f"{two_digits(limit['gb_per_s'])} GB/s ({limit['name']})"
+
+
+def notes(results):
+    config = results["config"]["case"]
+    yield (
+        f"Each row ran {config['repeats']} times in turn with the others, in a process of its own, each time "
+        f"{config['warm_up']} iterations that do not count and then {config['iterations']}, or fewer where "
+        f"{config['run_seconds']:g} s were over; n are those of all runs."
+    )
+    yield (
+        "Latency: of one call after the other, never two at a time, from before the file is opened until the device has "
+        "the tensor, or storage has the bytes (fsync). Dropping pages and comparing bytes are neither timed nor counted "
+        "as CPU time."
+    )
+    yield (
+        "mean ± reach of its 95 % confidence interval (Student's t over all n, which takes iterations for independent: "
+        "the spread from run to run is in results.json, and is larger on a machine that others use). p99 of fewer than "
+        "100 is about the largest. GB/s: 1e9 bytes of the tensor by each iteration's latency; x peer (the best of plain Python) and x limit "
+        "are of bytes by seconds of a whole run, the median of runs."
+    )
+    every = "and each timed iteration's" if config["verify"] else "those of timed iterations were not looked at"
+    yield f"Bytes: two reads or writes of each row were compared whole with plain reading before timing; {every}."
+    yield (
+        "Writes: `replaced` is what write_tensor does for a whole file; after a crash the name has the old bytes or the "
+        "new ones. `in_place` makes no such promise."
+    )
+    yield f"{report.COLD_NOTE} The same file is read again and again."
+    yield (
+        "x limit, warm: a memory copy by two threads, on a GPU a pinned copy of 256 MiB. Else: a file of the same size "
+        "by O_DIRECT through the kernel's AIO, its requests at once (1 MiB, 32 in flight at most), with nothing opened, "
+        "allocated or renamed within the time."
+    )
+    yield report.CPU_NOTE.replace("from construction until all is closed", "of the timed calls alone")
+    if results["device"]["name"] != "cpu":
+        yield "On the GPU an iteration ends when the device has done all of it (one synchronize)."
+
+
+# ------------------------------------------------------------------------------------------------ the picture
+
+STYLES = {"gdsdata": ("#1f6f8b", "o"), "gdsdata_engine": ("#5aa9c4", "s")}
+OTHER_STYLES = [("#d08c3f", "^"), ("#7d6b91", "D"), ("#6b8e4e", "v"), ("#8c8c8c", "x")]
+
+
+def style_of(key, keys):
+    """The same in every panel."""
+    others = [one for one in keys if one not in STYLES]
+    return STYLES[key] if key in STYLES else OTHER_STYLES[others.index(key) % len(OTHER_STYLES)]
+
+
+def plot(results, path):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    drawn = [(title, [row for row in rows if row["latency_s"]]) for title, _, rows in tables(results)]
+    drawn = [(title, rows) for title, rows in drawn if rows]
+    if not drawn:
+        return
+    names = {row["key"]: row["name"] for _, rows in drawn for row in rows}
+    across = min(2, len(drawn))
+    down = -(-len(drawn) // across)
+    figure, axes = pyplot.subplots(
+        down, across, figsize=(6.2 * across, 4.2 * down + 0.6), squeeze=False, layout="constrained"
+    )
+    for axis in axes.flat[len(drawn) :]:
+        axis.axis("off")
+    lines = {}
+    for axis, (title, rows) in zip(axes.flat, drawn, strict=False):
+        panel(axis, title, rows, names, lines)
+    figure.legend(
+        lines.values(), lines.keys(), loc="outside lower center", ncols=min(5, len(lines)), frameon=False, fontsize=9
+    )
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)
+
+
+def panel(axis, title, rows, names, lines):
+    """Medians over size with their bands; `lines` collects one of each kind for the legend."""
+    from matplotlib.ticker import FuncFormatter, NullLocator
+
+    sizes = sorted({row["tensor_bytes"] for row in rows})
+    for key in dict.fromkeys(row["key"] for row in rows):
+        ones = [row for row in rows if row["key"] == key]
+        colour, marker = style_of(key, names)
+        at = [row["tensor_bytes"] for row in ones]
+        times = {name: [row["latency_s"][name] * 1e6 for row in ones] for name in ("median", "p99")}
+        axis.fill_between(at, times["median"], times["p99"], color=colour, alpha=0.13, linewidth=0)
+        (line,) = axis.plot(at, times["median"], color=colour, marker=marker, markersize=5, linewidth=1.6)
+        lines[f"{names[key]}: median, band to p99"] = line
+    limits = {row["tensor_bytes"]: row["limit"]["gb_per_s"] for row in rows if row["limit"]["gb_per_s"]}
+    if limits:
+        at = sorted(limits)
+        (line,) = axis.plot(
+            at, [size / limits[size] / 1e3 for size in at], color=report.LIMIT, linestyle="--", linewidth=1.2
+        )
+        lines["limit (see report)"] = line
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log")
+    axis.set_xticks(sizes, [size_text(size) for size in sizes])
+    axis.xaxis.set_minor_locator(NullLocator())
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: time_text(value)))
+    axis.tick_params(labelsize=8)
+    axis.grid(True, which="major", color="#e4e4e4", linewidth=0.7)
+    axis.set_axisbelow(True)
+    axis.set_title(title, loc="left", fontsize=10, fontweight="bold", wrap=True)
+    axis.set_xlabel("size of the tensor (log scale)", fontsize=9)
+    axis.set_ylabel("latency (log scale)", fontsize=9)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def time_text(microseconds):
+    """An axis' label with its unit."""
+    for unit, name in ((1e6, "s"), (1e3, "ms"), (1, "µs")):
+        if microseconds >= unit:
+            return f"{microseconds / unit:g} {name}"
+    return f"{microseconds * 1e3:g} ns"
