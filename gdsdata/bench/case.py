@@ -372,7 +372,7 @@ def main(settings, folder):
     with report.Progress() as progress:
         results = case(settings, folder, progress).measure()
     written = report.write(results, Path(folder))
-    console = Console(width=None if sys.stdout.isatty() else 150)
+    console = Console(width=None if sys.stdout.isatty() else 165)
     report.show(results, console)
     failures = dict.fromkeys((row["data"], row["name"], row["error"]) for row in results["rows"] if row["error"])
     for kind, name, error in failures:

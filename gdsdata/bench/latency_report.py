@@ -7,8 +7,8 @@ from .report import number, two_digits
 STATES = {
     "warm": "read, file in the page cache",
     "cold": "read, file not in the page cache",
-    "replaced": "write to a new file that takes the old one's name, until on storage",
-    "in_place": "write over the bytes of a file, until on storage",
+    "replaced": "write, a new file in the old one's place, synced",
+    "in_place": "write over the bytes of a file, synced",
 }
 
 
@@ -42,8 +42,8 @@ COLUMNS = [
     ("p50", in_us("median")),
     ("p90", in_us("p90")),
     ("p99", in_us("p99")),
-    ("mean GB/s", interval("bandwidth_gb_per_s", 1)),
-    ("p50 GB/s", lambda row: two_digits(row["bandwidth_gb_per_s"]["median"])),
+    ("mean MB/s", interval("bandwidth_gb_per_s", 1e3)),
+    ("p50 MB/s", lambda row: two_digits(row["bandwidth_gb_per_s"]["median"] * 1e3)),
     ("CPU s/GB", lambda row: two_digits(row["cpu_s_per_gb"]["median"])),
     ("path", lambda row: row["path"]),
     ("x peer", lambda row: number(row["ratio_to_best_peer"], "{:.2f}")),
@@ -91,7 +91,7 @@ def notes(results):
     yield (
         "mean ± reach of its 95 % confidence interval (Student's t over all n, which takes iterations for independent: "
         "the spread from run to run is in results.json, and is larger on a machine that others use). p99 of fewer than "
-        "100 is about the largest. GB/s: 1e9 bytes of the tensor by each iteration's latency; x peer (the best of plain Python) and x limit "
+        "100 is about the largest. MB/s: 1e6 bytes of the tensor by each iteration's latency; x peer (the best of plain Python) and x limit "
         "are of bytes by seconds of a whole run, the median of runs."
     )
     every = "and each timed iteration's" if config["verify"] else "those of timed iterations were not looked at"
@@ -115,6 +115,7 @@ def notes(results):
 
 STYLES = {"gdsdata": ("#1f6f8b", "o"), "gdsdata_engine": ("#5aa9c4", "s")}
 OTHER_STYLES = [("#d08c3f", "^"), ("#7d6b91", "D"), ("#6b8e4e", "v"), ("#8c8c8c", "x")]
+SHIFT = 0.22  # doublings of size, from one row's markers to the next one's
 
 
 def style_of(key, keys):
@@ -147,47 +148,54 @@ def plot(results, path):
     figure.legend(
         lines.values(), lines.keys(), loc="outside lower center", ncols=min(5, len(lines)), frameon=False, fontsize=9
     )
+    figure.suptitle("Markers: median latency. Bars: from there to p99.", fontsize=9, x=0.01, ha="left")
     figure.savefig(path, dpi=130)
     pyplot.close(figure)
 
 
 def panel(axis, title, rows, names, lines):
-    """Medians over size with their bands; `lines` collects one of each kind for the legend."""
-    from matplotlib.ticker import FuncFormatter, NullLocator
+    """Medians over size, with bars to p99; `lines` collects one of each kind for the legend."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
     sizes = sorted({row["tensor_bytes"] for row in rows})
-    for key in dict.fromkeys(row["key"] for row in rows):
+    keys = list(dict.fromkeys(row["key"] for row in rows))
+    for place, key in enumerate(keys):
         ones = [row for row in rows if row["key"] == key]
         colour, marker = style_of(key, names)
-        at = [row["tensor_bytes"] for row in ones]
-        times = {name: [row["latency_s"][name] * 1e6 for row in ones] for name in ("median", "p99")}
-        axis.fill_between(at, times["median"], times["p99"], color=colour, alpha=0.13, linewidth=0)
-        (line,) = axis.plot(at, times["median"], color=colour, marker=marker, markersize=5, linewidth=1.6)
-        lines[f"{names[key]}: median, band to p99"] = line
+        beside = 2 ** (SHIFT * (place - (len(keys) - 1) / 2))  # so that bars stand side by side
+        at = [row["tensor_bytes"] * beside for row in ones]
+        medians = [row["latency_s"]["median"] for row in ones]
+        above = [row["latency_s"]["p99"] - median for row, median in zip(ones, medians, strict=True)]
+        lines[names[key]] = axis.errorbar(
+            at, medians, yerr=[[0] * len(ones), above], color=colour, marker=marker, markersize=5, linewidth=1.6,
+            elinewidth=1.0, capsize=2.5,
+        )  # fmt: skip
     limits = {row["tensor_bytes"]: row["limit"]["gb_per_s"] for row in rows if row["limit"]["gb_per_s"]}
     if limits:
         at = sorted(limits)
-        (line,) = axis.plot(
-            at, [size / limits[size] / 1e3 for size in at], color=report.LIMIT, linestyle="--", linewidth=1.2
+        (lines["limit (see report)"],) = axis.plot(
+            at, [size / limits[size] / 1e9 for size in at], color=report.LIMIT, linestyle="--", linewidth=1.2, zorder=1
         )
-        lines["limit (see report)"] = line
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
     axis.set_xticks(sizes, [size_text(size) for size in sizes])
     axis.xaxis.set_minor_locator(NullLocator())
+    low, high = axis.get_ylim()
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 1e3 else (1,)))
     axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: time_text(value)))
+    axis.yaxis.set_minor_formatter(NullFormatter())
     axis.tick_params(labelsize=8)
     axis.grid(True, which="major", color="#e4e4e4", linewidth=0.7)
     axis.set_axisbelow(True)
-    axis.set_title(title, loc="left", fontsize=10, fontweight="bold", wrap=True)
-    axis.set_xlabel("size of the tensor (log scale)", fontsize=9)
-    axis.set_ylabel("latency (log scale)", fontsize=9)
+    axis.set_title(title, loc="left", fontsize=10, fontweight="bold")
+    axis.set_xlabel("size of the tensor (bytes, log scale)", fontsize=9)
+    axis.set_ylabel("latency (s, log scale)", fontsize=9)
     axis.spines[["top", "right"]].set_visible(False)
 
 
-def time_text(microseconds):
+def time_text(seconds):
     """An axis' label with its unit."""
-    for unit, name in ((1e6, "s"), (1e3, "ms"), (1, "µs")):
-        if microseconds >= unit:
-            return f"{microseconds / unit:g} {name}"
-    return f"{microseconds * 1e3:g} ns"
+    for unit, name in ((1, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if seconds >= 0.999 * unit:
+            return f"{seconds / unit:g} {name}"
+    return f"{seconds * 1e9:g} ns"
