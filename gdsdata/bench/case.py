@@ -143,7 +143,7 @@ class Case:
         """Everything; the results as one plain dict."""
         started = time.monotonic()
         results = {
-            "schema": 2,
+            "schema": report.SCHEMA,
             "case": self.case.name,
             "when": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "command": [Path(sys.executable).name, "-m", "gdsdata.bench", *sys.argv[1:]],

@@ -13,7 +13,7 @@ import statistics
 import numpy as np
 
 CONFIDENCE = 0.95
-INTERVALS = 512  # of Simpson's rule: an even number
+INTERVALS = 128  # of Simpson's rule: an even number
 PERCENTILES = {"median": 50, "p90": 90, "p99": 99}
 
 
@@ -31,7 +31,7 @@ def t_quantile(confidence, dof):
     low, high = 0.0, 2.0
     while t_probability(high, dof) < confidence:
         low, high = high, 2 * high
-    for _ in range(60):
+    for _ in range(45):
         middle = (low + high) / 2
         low, high = (middle, high) if t_probability(middle, dof) < confidence else (low, middle)
     return high

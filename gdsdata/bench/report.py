@@ -5,6 +5,8 @@ import json
 import sys
 import time
 
+SCHEMA = 2  # of results.json (docs/bench_results.md): raised when a field changes its meaning or goes
+
 # (heading, its cell); the rates of a row have one spread, in whichever unit.
 RATIOS = [("x best peer", lambda row: number(row["ratio_to_best_peer"], "{:.2f}"))]
 RATIOS += [("x limit", lambda row: number(row["ratio_to_limit"], "{:.2f}"))]

@@ -1,0 +1,289 @@
+"""`python -m gdsdata.bench.compare A B`: what changed from run A of a case to run B, and what may be chance.
+
+A and B are results.json files, or the folders they are in. Rows are matched by data, dtype, cache and key, and compared
+by time: of the same bytes, and in case=latency the median of one call. A row is called slower or faster when all of this
+holds, for which both runs' repeats count (each is one value, however many iterations it has):
+
+- there are 3 repeats or more on either side;
+- Welch's interval of the ratio of times (of their logarithms, at 99 %) does not contain 1;
+- each run's median lies outside the other's range;
+- the time has changed by 2 % or more.
+
+Where nothing changed, about one row in a hundred is so called, or fewer. Three repeats that scatter by 2 % show a change from
+some 8 % on; more repeats (case.repeats=) show smaller ones. What repeats of one run cannot show is a machine that was
+slower throughout the other: so the change of the machine's own limit, which was measured between the rows, stands beside
+each row, and the report says where it accounts for half of a change or more.
+"""
+
+import argparse
+import json
+import math
+import statistics
+import sys
+from pathlib import Path
+
+from . import intervals, report
+
+CONFIDENCE = 0.99
+LEAST_REPEATS = 3
+LEAST_CHANGE = 0.02
+TOO_FEW = "too few repeats to tell"
+PARTS = {  # of results.json, that are compared first: {part: (what to say, names that may differ)}
+    "machine": ("NOT THE SAME MACHINE", {"load_before"}),
+    "device": ("NOT THE SAME DEVICE", set()),
+    "versions": ("Versions differ", set()),
+    "data": ("Data differ", {"first_file"}),
+    "config": ("Settings differ", set()),
+}
+
+
+# ------------------------------------------------------------------------------------------------ reading
+
+
+def load(path):
+    """(results, the file they came from). ValueError where they are none that this version writes."""
+    file = Path(path) / "results.json" if Path(path).is_dir() else Path(path)
+    try:
+        results = json.loads(file.read_text())
+    except OSError as error:
+        raise ValueError(f"{file}: {error.strerror}; give a results.json, or the folder of a run") from None
+    except ValueError as error:
+        raise ValueError(f"{file} is no results.json of gdsdata.bench: {error}") from None
+    if not isinstance(results, dict) or not {"schema", "case", "rows"} <= results.keys():
+        raise ValueError(f"{file} is no results.json of gdsdata.bench: it has no schema, case and rows")
+    if results["schema"] != report.SCHEMA:
+        raise ValueError(
+            f"{file} has schema {results['schema']}, and this gdsdata reads {report.SCHEMA}: measure again, or compare "
+            "with the version that wrote it"
+        )
+    return results, file
+
+
+def row_name(row):
+    return row["data"], row["dtype"], row["cache"], row["key"]
+
+
+# ------------------------------------------------------------------------------------------------ what changed
+
+
+def time_of(case, run):
+    """(value, its unit): the time of a run's work."""
+    if case == "latency":
+        return run["latency_s"]["median"], "s"
+    return run["seconds"] / run["bytes"] * 1e9, "s/GB"
+
+
+def judged(before, after):
+    """What two runs' repeats (positive numbers, small is good) say: verdict, and the change in percent with its interval."""
+    found = {"verdict": TOO_FEW, "change_percent": None, "low_percent": None, "high_percent": None}
+    if not before or not after:
+        return found
+    found["change_percent"] = percent(statistics.median(after) / statistics.median(before))
+    if min(len(before), len(after)) < LEAST_REPEATS:
+        return found
+    ratio, low, high = intervals.ratio_interval(before, after, CONFIDENCE)
+    found |= {"change_percent": percent(ratio), "low_percent": percent(low), "high_percent": percent(high)}
+    found["verdict"] = "no change beyond noise"
+    if low > 1 and ratio >= 1 + LEAST_CHANGE and apart(before, after):
+        found["verdict"] = "slower"
+    if high < 1 and ratio <= 1 / (1 + LEAST_CHANGE) and apart(after, before):
+        found["verdict"] = "faster"
+    return found
+
+
+def apart(smaller, larger):
+    """Whether either one's median lies outside the other's range: one value that is far off moves neither."""
+    return statistics.median(smaller) < min(larger) and statistics.median(larger) > max(smaller)
+
+
+def percent(ratio):
+    return (ratio - 1) * 100
+
+
+def compared(case, old, new):
+    """One row of both runs."""
+    found = {name: new[name] for name in ("data", "dtype", "cache", "key", "name")}
+    failed = [name for name, row in (("A", old), ("B", new)) if row["error"]]
+    found |= {"error": new["error"] or old["error"], "a": None, "b": None, "unit": None, "limit_percent": None}
+    if failed:
+        return found | judged([], []) | {"verdict": f"failed in {' and '.join(failed)}", "cpu": None}
+    times = [[time_of(case, run) for run in row["runs"]] for row in (old, new)]
+    values = [[value for value, _ in ones] for ones in times]
+    found |= judged(*values)
+    found |= {name: statistics.median(ones) for name, ones in zip("ab", values, strict=True)}
+    found |= {"unit": times[1][0][1], "repeats": [len(ones) for ones in values]}
+    found["cpu"] = judged(*([run["cpu_seconds"] / run["bytes"] for run in row["runs"]] for row in (old, new)))
+    found["path"] = [old["path"], new["path"]]
+    limits = [row["limit"]["gb_per_s"] for row in (old, new)]
+    if all(limits):
+        found["limit_percent"] = percent(limits[0] / limits[1])  # of the time at the limit
+    return found
+
+
+def with_the_machine(row):
+    """Whether the limit's own change accounts for half of the row's, or more."""
+    if row["limit_percent"] is None or row["verdict"] not in ("slower", "faster"):
+        return False
+    own, limit = (math.log1p(row[name] / 100) for name in ("change_percent", "limit_percent"))
+    return limit / own >= 0.5
+
+
+def flat(value, name=""):
+    """{dotted name: value} of nested dicts."""
+    if not isinstance(value, dict):
+        return {name: value}
+    return {at: one for key, inner in value.items() for at, one in flat(inner, f"{name}.{key}" if name else key).items()}
+
+
+def differences(a, b):
+    """{part: {dotted name: [A's, B's]}} of what should be the same, or be known to differ."""
+    found = {}
+    for part, (_, may_differ) in PARTS.items():
+        old, new = flat(a.get(part, {})), flat(b.get(part, {}))
+        names = [name for name in {**old, **new} if name.rpartition(".")[2] not in may_differ]
+        found[part] = {name: [old.get(name), new.get(name)] for name in names if old.get(name) != new.get(name)}
+    return {part: ones for part, ones in found.items() if ones}
+
+
+def compare(a, b):
+    """What `--json` prints. ValueError where the two are of different cases."""
+    if a["case"] != b["case"]:
+        raise ValueError(f"A is of case={a['case']} and B of case={b['case']}: compare two runs of one case")
+    old, new = ({row_name(row): row for row in results["rows"]} for results in (a, b))
+    rows = [compared(a["case"], old[name], row) for name, row in new.items() if name in old]
+    verdicts = [row["verdict"] for row in rows]
+    return {
+        "case": a["case"],
+        "when": [a.get("when"), b.get("when")],
+        "broken_off": ["verified" not in results for results in (a, b)],
+        "differences": differences(a, b),
+        "rule": {
+            "confidence": CONFIDENCE,
+            "least_repeats": LEAST_REPEATS,
+            "least_change_percent": LEAST_CHANGE * 100,
+        },
+        "rows": [row | {"with_the_machine": with_the_machine(row)} for row in rows],
+        "only_in_a": [list(name) for name in old if name not in new],
+        "only_in_b": [list(name) for name in new if name not in old],
+        "verdicts": {verdict: verdicts.count(verdict) for verdict in dict.fromkeys(verdicts)},
+        "busy": [[note for note in one.get("notes", []) if note.startswith("Other programs")] for one in (a, b)],
+    }
+
+
+def slower_than(found, limit_percent):
+    """Rows that are called slower and by more than that, and rows that only B failed."""
+    return [
+        row
+        for row in found["rows"]
+        if row["verdict"] == "failed in B" or (row["verdict"] == "slower" and row["change_percent"] > limit_percent)
+    ]
+
+
+# ------------------------------------------------------------------------------------------------ saying it
+
+
+def signed(value):
+    return "-" if value is None else f"{value:+.1f} %"
+
+
+def shown_time(value, unit):
+    if value is None:
+        return "-"
+    return f"{report.two_digits(value * 1e6)} µs" if unit == "s" else f"{report.two_digits(1 / value)} GB/s"
+
+
+def said(row):
+    """The verdict, and what explains it."""
+    text = row["verdict"]
+    if row["with_the_machine"]:
+        text += "; so is the machine's limit"
+    if row["error"]:
+        text += f": {row['error']}"
+    elif row["path"][0].split()[:1] != row["path"][1].split()[:1]:
+        text += f"; served by {row['path'][1]}, before by {row['path'][0]}"
+    return text
+
+
+def show(found, console):
+    from rich import box
+    from rich.table import Table
+
+    def say(text, style=None):
+        console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+    for part, ones in found["differences"].items():
+        heading, _ = PARTS[part]
+        say(f"{heading}:", style="bold")
+        for name, (old, new) in ones.items():
+            say(f"  {name}: {old} -> {new}")
+    for name, off, busy in zip("AB", found["broken_off"], found["busy"], strict=True):
+        if off:
+            say(f"{name} was broken off: only the rows that it had are compared.", style="bold")
+        for note in busy:
+            say(f"In {name}: {note}")
+    table = Table(title=f"case={found['case']}: B against A", box=box.SIMPLE_HEAD, title_justify="left")
+    for name in ("", "row", "A", "B", "time", "99 % interval", "CPU", "limit", "verdict"):
+        table.add_column(name, justify="left" if name in ("", "row", "verdict") else "right", no_wrap=name != "verdict")
+    for row in found["rows"]:
+        interval = "-"
+        if row["low_percent"] is not None:
+            interval = f"{signed(row['low_percent'])} .. {signed(row['high_percent'])}"
+        cpu = row["cpu"] or {"verdict": ""}
+        table.add_row(
+            f"{row['data']} {row['dtype']}, {row['cache']}",
+            row["name"],
+            shown_time(row["a"], row["unit"]),
+            shown_time(row["b"], row["unit"]),
+            signed(row["change_percent"]),
+            interval,
+            signed(cpu["change_percent"]) if cpu["verdict"] in ("slower", "faster") else "",
+            signed(row["limit_percent"]),
+            said(row),
+            style="bold" if row["verdict"] in ("slower", "faster") or row["verdict"].startswith("failed") else None,
+        )
+    console.print(table)
+    for name, ones in (("A", found["only_in_a"]), ("B", found["only_in_b"])):
+        for data, dtype, cache, key in ones:
+            say(f"Only in {name}: {data} {dtype}, {cache}: {key}")
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in found["verdicts"].items()) or "no row is in both"
+    say(f"{len(found['rows'])} rows in both: {counts}.")
+    say(
+        "time, CPU, limit: more (+) or less (-) of it in B. CPU: where beyond noise. limit: at what the machine could do. "
+        f"By chance alone about {1 - CONFIDENCE:.0%} of rows are called slower or faster; python -m gdsdata.bench.compare "
+        "--help says the rule."
+    )
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(
+        prog="python -m gdsdata.bench.compare",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("a", metavar="A", help="results.json, or its folder: before")
+    parser.add_argument("b", metavar="B", help="the same: after")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    parser.add_argument(
+        "--fail-if-slower", type=float, metavar="PERCENT",
+        help="exit status 1 where a row is called slower and takes more than PERCENT more time, or where only B failed it",
+    )  # fmt: skip
+    asked = parser.parse_args(arguments)
+    try:
+        (a, _), (b, _) = load(asked.a), load(asked.b)
+        found = compare(a, b)
+    except ValueError as error:
+        print(f"gdsdata.bench.compare: {error}", file=sys.stderr)
+        return 2
+    if asked.json:
+        print(json.dumps(found, indent=1))
+    else:
+        from rich.console import Console
+
+        show(found, Console(width=None if sys.stdout.isatty() else 165))
+    if asked.fail_if_slower is None:
+        return 0
+    return 1 if slower_than(found, asked.fail_if_slower) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
