@@ -1,18 +1,18 @@
 """`python -m gdsdata.bench.compare A B`: what changed from run A of a case to run B, and what may be chance.
 
-A and B are results.json files, or the folders they are in. Rows are matched by data, dtype, cache and key, and compared
-by time: of the same bytes, and in case=latency the median of one call. A row is called slower or faster when all of this
-holds, for which both runs' repeats count (each is one value, however many iterations it has):
+A and B are results.json files, or the folders they are in. Rows are matched by data, dtype, cache and key, and
+compared by time: of the same bytes, and in case=latency the median of one call. Each repeat is one value, however many
+iterations it has. A row is called slower or faster when all of this holds:
 
 - there are 3 repeats or more on either side;
 - Welch's interval of the ratio of times (of their logarithms, at 99 %) does not contain 1;
 - each run's median lies outside the other's range;
 - the time has changed by 2 % or more.
 
-Where nothing changed, about one row in a hundred is so called, or fewer. Three repeats that scatter by 2 % show a change from
-some 8 % on; more repeats (case.repeats=) show smaller ones. What repeats of one run cannot show is a machine that was
-slower throughout the other: so the change of the machine's own limit, which was measured between the rows, stands beside
-each row, and the report says where it accounts for half of a change or more.
+Where nothing changed, about one row in a hundred is so called, or fewer. Three repeats that scatter by 3 % show a
+slowdown of 20 % four times in five, and five always: more repeats (case.repeats=) show smaller changes. What repeats of
+one run cannot show is a machine that was slower throughout the other one: so the change of the machine's own limit,
+which was measured between the rows, stands beside each row, and the verdict says where that accounts for half of it.
 """
 
 import argparse
@@ -74,7 +74,7 @@ def time_of(case, run):
 
 
 def judged(before, after):
-    """What two runs' repeats (positive numbers, small is good) say: verdict, and the change in percent with its interval."""
+    """What two runs' repeats (positive, small is good) say: a verdict, and the change in percent with its interval."""
     found = {"verdict": TOO_FEW, "change_percent": None, "low_percent": None, "high_percent": None}
     if not before or not after:
         return found
@@ -132,7 +132,10 @@ def flat(value, name=""):
     """{dotted name: value} of nested dicts."""
     if not isinstance(value, dict):
         return {name: value}
-    return {at: one for key, inner in value.items() for at, one in flat(inner, f"{name}.{key}" if name else key).items()}
+    found = {}
+    for key, inner in value.items():
+        found |= flat(inner, f"{name}.{key}" if name else key)
+    return found
 
 
 def differences(a, b):
@@ -248,9 +251,9 @@ def show(found, console):
     counts = ", ".join(f"{count} {verdict}" for verdict, count in found["verdicts"].items()) or "no row is in both"
     say(f"{len(found['rows'])} rows in both: {counts}.")
     say(
-        "time, CPU, limit: more (+) or less (-) of it in B. CPU: where beyond noise. limit: at what the machine could do. "
-        f"By chance alone about {1 - CONFIDENCE:.0%} of rows are called slower or faster; python -m gdsdata.bench.compare "
-        "--help says the rule."
+        "time, CPU, limit: more (+) or less (-) of it in B. CPU: where beyond noise. limit: at what the machine could "
+        f"do. By chance alone about {1 - CONFIDENCE:.0%} of rows are called slower or faster; python -m "
+        "gdsdata.bench.compare --help says the rule."
     )
 
 
@@ -265,7 +268,7 @@ def main(arguments=None):
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     parser.add_argument(
         "--fail-if-slower", type=float, metavar="PERCENT",
-        help="exit status 1 where a row is called slower and takes more than PERCENT more time, or where only B failed it",
+        help="exit status 1 where a row is called slower, by more than PERCENT of its time, or where only B failed it",
     )  # fmt: skip
     asked = parser.parse_args(arguments)
     try:

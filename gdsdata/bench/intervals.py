@@ -1,9 +1,9 @@
 """What repeated measurements say, and how sure: mean, percentiles, and Student's intervals.
 
 Student's t is computed here rather than looked up: scipy is no dependency, a table ends somewhere, and a normal
-approximation is far too sure for three repeats (1.96 in place of 4.30). With t = sqrt(dof) tan(a) the distribution is an
-integral of a power of the cosine over a short stretch, which Simpson's rule gives to ten digits for any `dof` from 1 on,
-whole or not; so one method serves every number of measurements.
+approximation is far too sure for three repeats (1.96 in place of 4.30). With t = sqrt(dof) tan(a) the distribution is
+an integral of a power of the cosine over a short stretch, which Simpson's rule gives to seven digits for any `dof` from
+1 on, whole or not; so one method serves every number of measurements.
 """
 
 import functools
@@ -67,7 +67,7 @@ def ratio_interval(before, after, confidence):
 def described(values):
     """What the bench reports of many measurements of one thing, in their unit.
 
-    Percentiles lie between two values where they fall there (numpy's default); p99 of fewer than 100 is near the largest.
+    Percentiles lie between two values where they fall there (numpy's default); p99 of fewer than 100 is near the max.
     """
     interval = mean_interval(values)
     return {

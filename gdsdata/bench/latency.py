@@ -5,8 +5,8 @@ Each size of each kind of work is a source of its own, with its tables:
     read   warm: the file is in the page cache; cold: its pages are dropped before each read
     write  until the bytes are on storage. replaced: a new file takes the old one's name; in_place: over a file's bytes
 
-Only reads and writes themselves are timed, and only their CPU time is counted: not the dropping of pages before them and
-the comparing of bytes behind them. How the engine works is set by engine.workers, queue_depth, segment_bytes and direct.
+Only reads and writes themselves are timed, and only their CPU time is counted: not the dropping of pages before them
+and the comparing of bytes behind them. engine.workers, queue_depth, segment_bytes and direct set how the engine works.
 """
 
 import collections

@@ -1,9 +1,9 @@
 """gdsdata's ways to read or write one tensor, and those of plain Python.
 
-A peer is a class: `Peer(path, tensor_bytes, state, device, engine)` may keep memory. `read()` gives a uint8 tensor on the
-device with the file's first `tensor_bytes` bytes, and opens the file within it, as a program does that wants one tensor.
-`write(tensor)` returns when the bytes are on storage: in state `replaced` in a new file that then takes the old one's
-name, which a crash cannot leave half done, and in state `in_place` over the bytes of a file that is there.
+A peer is a class: `Peer(path, tensor_bytes, state, device, engine)` may keep memory. `read()` gives a uint8 tensor on
+the device with the file's first `tensor_bytes` bytes, and opens the file within it, as a program does that wants one
+tensor. `write(tensor)` returns when the bytes are on storage: in state `replaced` in a new file that then takes the old
+one's name, which a crash cannot leave half done, and in state `in_place` over the bytes of a file that is there.
 `served()` counts bytes by path, where the library does.
 """
 
@@ -59,7 +59,7 @@ class LatencyPeer:
 
 class Ours(LatencyPeer):
     key, name = "gdsdata", "gdsdata"
-    setting = "gdsdata.read_tensor and write_tensor; with engine.* settings, gdsdata.Engine and a new tensor for each read"
+    setting = "gdsdata.read_tensor and write_tensor; with engine.* settings, gdsdata.Engine and a new tensor a read"
 
     def __init__(self, *arguments):
         import gdsdata

@@ -84,27 +84,27 @@ def notes(results):
         f"{config['run_seconds']:g} s were over; n are those of all runs."
     )
     yield (
-        "Latency: of one call after the other, never two at a time, from before the file is opened until the device has "
-        "the tensor, or storage has the bytes (fsync). Dropping pages and comparing bytes are neither timed nor counted "
-        "as CPU time."
+        "Latency: of one call after the other, never two at a time, from before the file is opened until the device "
+        "has the tensor, or storage has the bytes (fsync). Dropping pages and comparing bytes are neither timed nor "
+        "counted as CPU time."
     )
     yield (
         "mean ± reach of its 95 % confidence interval (Student's t over all n, which takes iterations for independent: "
         "the spread from run to run is in results.json, and is larger on a machine that others use). p99 of fewer than "
-        "100 is about the largest. MB/s: 1e6 bytes of the tensor by each iteration's latency; x peer (the best of plain Python) and x limit "
-        "are of bytes by seconds of a whole run, the median of runs."
+        "100 is about the largest. MB/s: 1e6 bytes of the tensor by each iteration's latency. x peer (the best row of "
+        "plain Python) and x limit are of bytes by seconds of a whole run, the median of runs."
     )
     every = "and each timed iteration's" if config["verify"] else "those of timed iterations were not looked at"
     yield f"Bytes: two reads or writes of each row were compared whole with plain reading before timing; {every}."
     yield (
-        "Writes: `replaced` is what write_tensor does for a whole file; after a crash the name has the old bytes or the "
-        "new ones. `in_place` makes no such promise."
+        "Writes: a new file in the old one's place is what write_tensor does for a whole file; after a crash the name "
+        "has the old bytes or the new ones. Over the bytes of a file there is no such promise."
     )
     yield f"{report.COLD_NOTE} The same file is read again and again."
     yield (
         "x limit, warm: a memory copy by two threads, on a GPU a pinned copy of 256 MiB. Else: a file of the same size "
-        "by O_DIRECT through the kernel's AIO, its requests at once (1 MiB, 32 in flight at most), with nothing opened, "
-        "allocated or renamed within the time."
+        "by O_DIRECT through the kernel's AIO, its requests at once (1 MiB, 32 in flight at most), with nothing "
+        "opened, allocated or renamed within the time."
     )
     yield report.CPU_NOTE.replace("from construction until all is closed", "of the timed calls alone")
     if results["device"]["name"] != "cpu":

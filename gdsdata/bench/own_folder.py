@@ -14,7 +14,8 @@ NAMED = 5  # strangers, in an error
 
 
 class OwnFolder:
-    """`path` while this is entered. Files in it that are not its own are never touched: where there are any, it refuses.
+    """`path` while this is entered. Files in it that are not its own are never touched: where there are any, it
+    refuses.
 
     What a killed run left is removed, by its names; a run that is still there is not disturbed.
 

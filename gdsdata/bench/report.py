@@ -1,9 +1,11 @@
-"""What a run leaves: tables on the terminal, results.json, results.png and report.md; and progress while it works."""
+"""What a run leaves: tables on the terminal, results.json, results.png, report.md and .html; and progress meanwhile."""
 
 import contextlib
 import json
 import sys
 import time
+
+from . import page
 
 SCHEMA = 2  # of results.json (docs/bench_results.md): raised when a field changes its meaning or goes
 
@@ -419,10 +421,12 @@ def plot(results, path):
 
 
 def write(results, folder):
-    """results.json, results.png and report.md in `folder`; the path of the last."""
+    """results.json, results.png, report.md and report.html in `folder`; the path of report.md."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "results.json").write_text(json.dumps(results, indent=1) + "\n")
     layout(results["case"]).plot(results, folder / "results.png")
     report = folder / "report.md"
-    report.write_text(markdown(results))
+    text = markdown(results)
+    report.write_text(text)
+    (folder / "report.html").write_text(page.page(text, folder))
     return report.resolve()

@@ -92,9 +92,10 @@ class LatencySettings(CaseSettings):
     work: list[str] = setting(["read", "write"], "read: a file into a tensor; write: a tensor until it is on storage")
     sizes_bytes: list[int] = setting([2**12, 2**16, 2**20, 2**24, 2**27], "of the tensor: a table row for each size")
     iterations: int = setting(
-        100, "reads or writes that are timed in each of the `repeats` runs. How they are done is set by engine.workers, "
+        100,
+        "reads or writes that are timed in each of the `repeats` runs. How they are done is set by engine.workers, "
         "engine.queue_depth, engine.segment_bytes and engine.direct (auto: page cache first; always, never: O_DIRECT)",
-    )  # fmt: skip
+    )
     warm_up: int = setting(5, "iterations before those, in each run")
     run_seconds: float = setting(5.0, "a run ends after this many seconds, if iterations take longer; at most 240")
     writes: list[str] = setting(
@@ -303,8 +304,8 @@ def help_text():
         "python -m gdsdata.bench [name=value ...]",
         "",
         "Measures gdsdata beside the libraries and the best hand-written code for the same work, on the same files,",
-        "and beside what this machine can do at most. Writes report.md, results.json and results.png to a folder of",
-        "its own (hydra.run.dir=) and prints the tables.",
+        "and beside what this machine can do at most. Writes report.md, report.html, results.json and results.png to",
+        "a folder of its own (hydra.run.dir=) and prints the tables.",
         "",
         "  case=loader | load | checkpoint    shuffled batches; one big file into tensors; saving and loading a state",
         "       latency                       (default: loader); one tensor, read and written again and again",
