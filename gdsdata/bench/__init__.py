@@ -6,12 +6,16 @@ peers       GDSDataset and the other loaders, behind one small interface; dali h
 load        case=load: one big file into tensors
 load_peers  read_tensor and the other ways to do that
 checkpoint  case=checkpoint: a state saved, loaded, and saved behind the program; checkpoint_peers has who does it
+latency     case=latency: one tensor again and again, by size; latency_peers has who reads and writes it,
+            latency_report its tables and picture, own_folder where its files are and how they go
+compare     python -m gdsdata.bench.compare A B: what changed between two runs, and what may be chance
 process     the process of one row, as the bench sees it
 row         the same from inside
 device      the GPU: context, synchronizing, pinned memory
 limits      what the machine can do at most
 measure     CPU time, memory, the page cache's state
 data        data sets, made or the user's own, and what their batches must be
-report      tables, JSON, picture, markdown
+intervals   mean, percentiles, Student's intervals
+report      tables, JSON, picture, markdown; page has report.html
 settings    what can be set, and the text of --help
 """

@@ -1,0 +1,299 @@
+"""case=latency of the bench: bytes, refusals, what it leaves behind, and what it reports."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from gdsdata.bench import case, data, device, intervals, latency, latency_peers, latency_report, report, settings
+from gdsdata.bench.own_folder import MARKER, OwnFolder
+
+MIB = 2**20
+
+
+def small(tmp_path, **fields):
+    """Settings for a run of a second or two in this process."""
+    chosen = settings.Settings(engine={}, case=settings.LatencySettings())
+    chosen.data.folder = str(tmp_path / "data")
+    chosen.case.repeats, chosen.case.limit_seconds, chosen.case.warm_up = 1, 0.02, 1
+    chosen.case.sizes_bytes, chosen.case.iterations = [4096], 6
+    for name, value in fields.items():
+        assert hasattr(chosen.case, name)
+        setattr(chosen.case, name, value)
+    return settings.check(chosen)
+
+
+def results_in(folder):
+    return json.loads((folder / "results.json").read_text())
+
+
+# ------------------------------------------------------------------------------------------------ whole runs
+
+
+def test_every_row_is_verified_timed_and_reported_and_no_file_is_left(tmp_path, capsys):
+    chosen = small(tmp_path, sizes_bytes=[100_001, 4096], repeats=2, verify=True)
+    assert case.main(chosen, tmp_path) == 0, capsys.readouterr().out
+    results = results_in(tmp_path)
+    assert results["verified"] is True and os.listdir(tmp_path / "data") == []
+    found = {}
+    for row in results["rows"]:
+        found.setdefault((row["data"], row["cache"]), set()).add(row["key"])
+        timed = row["latency_s"]
+        assert timed["count"] == 12 and row["checked_bytes"] in (2 * row["tensor_bytes"], 4 * row["tensor_bytes"])
+        assert 0 < timed["min"] <= timed["median"] <= timed["p90"] <= timed["p99"] <= timed["max"] < 10
+        assert timed["mean_low"] < timed["mean"] < timed["mean_high"]
+        assert sum(run["seconds"] for run in row["runs"]) == pytest.approx(timed["mean"] * 12)
+        assert row["bandwidth_gb_per_s"]["max"] == pytest.approx(row["tensor_bytes"] / timed["min"] / 1e9)
+        assert [run["latency_s"]["count"] for run in row["runs"]] == [6, 6]
+        if report.is_ours(row["key"]):
+            assert sum(row["served_bytes"].values()) == 12 * row["tensor_bytes"], "by the engine's own count"
+    everything = {"gdsdata", "gdsdata_engine", "python"}
+    assert found["read 4 KiB", "warm"] == found["read 100,001 B", "warm"] == everything
+    assert {"replaced", "in_place"} == {cache for kind, cache in found if kind.startswith("write")}
+    assert found["write 100,001 B", "in_place"] == everything, "O_DIRECT writes no part of a page"
+    assert [kind for kind in results["data"] if kind.startswith("read")] == ["read 4 KiB", "read 100,001 B"]
+    written = (tmp_path / "report.md").read_text()
+    for part in (
+        "read, file in the page cache, to cpu",
+        "write over the bytes of a file, synced, from cpu",
+        "| 4 KiB |",
+    ):
+        assert part in written
+    assert (tmp_path / "results.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_engines_settings_reach_it(tmp_path):
+    chosen = small(tmp_path, work=["read"], cache=["warm"], rows=["gdsdata", "gdsdata_engine"])
+    chosen.engine = {"direct": "always", "workers": 1, "queue_depth": 2, "backend": "posix"}
+    assert case.main(chosen, tmp_path) == 0
+    rows = results_in(tmp_path)["rows"]
+    assert len(rows) == 2 and all(row["path"] in ("direct", "buffered") for row in rows), "and not page_cache"
+
+
+def test_a_run_ends_when_its_seconds_are_over(tmp_path):
+    chosen = small(tmp_path, work=["write"], writes=["replaced"], rows=["python"], iterations=10**6, run_seconds=0.3)
+    started = time.monotonic()
+    assert case.main(chosen, tmp_path) == 0
+    (row,) = results_in(tmp_path)["rows"]
+    assert latency.LEAST_ITERATIONS <= row["latency_s"]["count"] < 10**6 and time.monotonic() - started < 60
+
+
+WRONG = """
+import os
+from gdsdata.bench.latency_peers import Python
+
+class Stale(Python):
+    "Gives what it read first, for ever."
+    kept = None
+
+    def read(self):
+        self.kept = super().read() if self.kept is None else self.kept
+        return self.kept
+
+class Lazy(Python):
+    "Writes once."
+    done = False
+
+    def write(self, tensor):
+        if not self.done:
+            super().write(tensor)
+        self.done = True
+
+class Long(Python):
+    "Cuts what lies behind the tensor."
+
+    def store(self, view):
+        super().store(view)
+        os.truncate(self.path, len(view))
+"""
+
+
+@pytest.mark.parametrize(
+    "peer, work, states, said",
+    [
+        ("Stale", "read", {"cache": ["warm"]}, "warm: 4,096 of 4,096 bytes are wrong, the first at 0"),
+        ("Lazy", "write", {"writes": ["replaced"]}, "replaced: 4,096 of 4,096 bytes are wrong, the first at 0"),
+        ("Long", "write", {"writes": ["in_place"]}, "in_place: 0 bytes lie behind the tensor, and not as they lay"),
+    ],
+)
+def test_a_row_with_wrong_bytes_fails_and_its_files_go(tmp_path, monkeypatch, capsys, peer, work, states, said):
+    (tmp_path / "wrong_latency.py").write_text(WRONG)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    chosen = small(tmp_path, work=[work], rows=[f"wrong_latency:{peer}"], **states)
+    assert case.main(chosen, tmp_path) == 1
+    assert said in capsys.readouterr().out
+    assert results_in(tmp_path)["rows"][0]["latency_s"] is None, "what fails is not timed"
+    assert os.listdir(tmp_path / "data") == []
+
+
+@pytest.mark.parametrize("state", ["warm", "cold", "replaced", "in_place"])
+@pytest.mark.parametrize("peer", latency_peers.ROWS)
+@pytest.mark.parametrize("size", [1, 4095, 4096, 4097, 3 * MIB])
+def test_peers_move_all_bytes_in_every_state(tmp_path, peer, state, size):
+    work = "read" if state in latency_peers.STATES["read"] else "write"
+    path = str(tmp_path / "tensor.bin")
+    if not peer.can(work, state, size):
+        pytest.skip("not this row's")
+    expected = latency.random_bytes(size, seed=1)
+    with open(path, "wb") as file:
+        file.write(expected.numpy() if work == "read" else bytes(size + (4096 if state == "in_place" else 0)))
+    opened = peer(path, size, state, "cpu")
+    try:
+        if work == "read":
+            assert torch.equal(opened.read(), expected)
+        else:
+            opened.write(expected)
+            with open(path, "rb") as file:
+                assert file.read() == bytes(expected.numpy()) + bytes(4096 if state == "in_place" else 0)
+    except OSError as error:
+        if peer.direct and error.errno == 22:
+            pytest.skip("the file system refuses O_DIRECT")
+        raise
+    finally:
+        opened.close()
+    assert os.listdir(tmp_path) == ["tensor.bin"]
+
+
+@pytest.mark.filterwarnings("ignore:'pin_memory'")
+def test_python_goes_by_way_of_pinned_memory_to_a_gpu(tmp_path, monkeypatch):
+    sent = []
+    monkeypatch.setattr(device, "pinned", lambda shape, dtype: torch.empty(shape, dtype=dtype))
+    monkeypatch.setattr(device, "send", lambda tensor, name: sent.append(name) or tensor.clone())
+    path = tmp_path / "tensor.bin"
+    path.write_bytes(bytes(range(200)))
+    opened = latency_peers.Python(str(path), 200, "replaced", "cuda")
+    assert opened.read().tolist() == list(range(200)) and sent == ["cuda"]
+    opened.write(torch.full((200,), 7, dtype=torch.uint8))
+    assert path.read_bytes() == bytes([7]) * 200
+
+
+# ------------------------------------------------------------------------------------------------ its folder
+
+
+def test_a_folder_with_other_files_is_refused_by_name_and_nothing_is_removed(tmp_path):
+    folder = tmp_path / "data" / latency.FOLDER
+    folder.mkdir(parents=True)
+    (folder / "thesis.tex").write_text("years of work")
+    (folder / "tensor-read-4096.bin").write_text("named like one of ours, but no marker says so")
+    with pytest.raises(
+        data.DataError, match=r"not the bench's: tensor-read-4096\.bin, thesis\.tex\. Nothing was remov"
+    ):
+        case.main(small(tmp_path), tmp_path)
+    assert sorted(os.listdir(folder)) == ["tensor-read-4096.bin", "thesis.tex"]
+    (folder / MARKER).write_text("{}")
+    with pytest.raises(data.DataError, match=r"not the bench's: thesis\.tex\. Nothing"):
+        case.main(small(tmp_path), tmp_path)
+    assert (folder / "thesis.tex").read_text() == "years of work" and len(os.listdir(folder)) == 3
+
+
+def test_folders_and_links_are_never_its_own(tmp_path):
+    precious = tmp_path / "precious"
+    precious.write_text("x")
+    folder = tmp_path / "own"
+    folder.mkdir()
+    (folder / MARKER).write_text("{}")
+    (folder / "tensor-a.bin").symlink_to(precious)
+    (folder / "tensor-b.bin").mkdir()
+    with pytest.raises(data.DataError, match=r"tensor-a\.bin, tensor-b\.bin"), OwnFolder(folder):
+        pass
+    (tmp_path / "link").symlink_to(tmp_path)
+    with pytest.raises(data.DataError, match="is a link or a file"), OwnFolder(tmp_path / "link"):
+        pass
+    assert precious.read_text() == "x" and (folder / "tensor-b.bin").is_dir()
+
+
+def test_files_go_after_an_error_and_strangers_that_came_meanwhile_stay(tmp_path):
+    folder = tmp_path / "own"
+    with pytest.raises(RuntimeError, match="in the middle"), OwnFolder(folder) as own:
+        (folder / "tensor-read-1.bin").write_bytes(b"1")
+        (folder / "tensor-read-1.bin.77-0.tmp").write_bytes(b"1")
+        raise RuntimeError("in the middle")
+    assert not folder.exists() and own.strangers == []
+    with OwnFolder(folder) as own:
+        (folder / "tensor-read-1.bin").write_bytes(b"1")
+        (folder / "stranger").write_bytes(b"2")
+    assert os.listdir(folder) == ["stranger"] and own.strangers == ["stranger"]
+
+
+def test_an_empty_folder_that_was_there_stays_there(tmp_path):
+    with OwnFolder(tmp_path):
+        assert os.listdir(tmp_path) == [MARKER]
+    assert tmp_path.is_dir() and os.listdir(tmp_path) == []
+
+
+def test_what_a_killed_run_left_is_removed_and_a_living_one_is_not_disturbed(tmp_path):
+    folder = tmp_path / "own"
+    code = f"from gdsdata.bench.own_folder import OwnFolder; import sys\nwith OwnFolder({str(folder)!r}):\n"
+    code += f"    open({str(folder / 'tensor-write-5.bin')!r}, 'w').close(); print(flush=True); sys.stdin.read()\n"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], **pipes) as child:
+        child.stdout.readline()
+        with pytest.raises(data.DataError, match=rf"another run \(process {child.pid}\) is at work there"):
+            OwnFolder(folder).__enter__()
+        assert sorted(os.listdir(folder)) == [MARKER, "tensor-write-5.bin"]
+        child.send_signal(signal.SIGKILL)
+    with OwnFolder(folder):
+        assert os.listdir(folder) == [MARKER]
+    assert not folder.exists()
+
+
+def test_an_error_in_mid_run_leaves_no_file(tmp_path, monkeypatch):
+    def broken(self, source, results):
+        assert os.path.exists(source.path)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(latency.Latency, "one_source", broken)
+    with pytest.raises(KeyboardInterrupt):
+        case.main(small(tmp_path), tmp_path)
+    assert os.listdir(tmp_path / "data") == []
+
+
+# ------------------------------------------------------------------------------------------------ settings and report
+
+
+@pytest.mark.parametrize(
+    "fields, said",
+    [
+        ({"sizes_bytes": []}, r"case\.sizes_bytes=\[\]: name one size at least"),
+        ({"sizes_bytes": [4096, 0]}, r"case\.sizes_bytes=\[4096, 0\]: .* of 1 byte or more"),
+        ({"run_seconds": 1000.0}, r"case\.run_seconds=1000\.0: at most 240"),
+        ({"iterations": 0}, r"case\.iterations=0: must be more than 0"),
+        ({"work": ["append"]}, r"case\.work=append: use read or write"),
+        ({"writes": []}, r"case\.writes=\[\]: name at least one of replaced, in_place"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(tmp_path, fields, said):
+    with pytest.raises(ValueError, match=said):
+        small(tmp_path, **fields)
+
+
+def test_files_of_the_users_own_are_refused(tmp_path):
+    chosen = small(tmp_path)
+    chosen.data.path = "/x"
+    with pytest.raises(ValueError, match=r"data\.path=/x: case=latency makes its files"):
+        settings.check(chosen)
+
+
+def test_quick_takes_small_sizes_and_few_iterations():
+    chosen = settings.made_small(settings.Settings(engine={}, case=settings.LatencySettings()))
+    assert chosen.case.sizes_bytes == [4096, 65536, MIB] and chosen.case.iterations == 20
+    chosen.case.sizes_bytes = [2**30]
+    assert settings.made_small(chosen).case.sizes_bytes == [MIB]
+
+
+def test_sizes_are_said_exactly():
+    said = [latency.size_text(size) for size in (1, 1000, 4096, 6144, 100_001, MIB, 3 * 2**29, 2**30 + 1)]
+    assert said == ["1 B", "1,000 B", "4 KiB", "6 KiB", "100,001 B", "1 MiB", "1.5 GiB", "1,073,741,825 B"]
+
+
+def test_a_cell_says_the_mean_and_how_far_its_interval_reaches():
+    row = {"latency_s": intervals.described([1e-3, 2e-3, 3e-3])}
+    assert latency_report.interval("latency_s", 1e6)(row) == "2,000 ± 2,484"
+    assert latency_report.interval("latency_s", 1e6)({"latency_s": intervals.described([2e-3])}) == "2,000"
+    assert [latency_report.time_text(value) for value in (2.0, 0.005, 1e-6, 5e-7)] == ["2 s", "5 ms", "1 µs", "500 ns"]
