@@ -67,6 +67,17 @@ def test_every_row_is_verified_timed_and_reported_and_no_file_is_left(tmp_path, 
     assert (tmp_path / "results.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.gpu
+def test_every_row_is_verified_on_a_gpu(tmp_path):
+    chosen = small(tmp_path, sizes_bytes=[100_001, 4 * MIB], verify=True)
+    chosen.device.name = "cuda"
+    assert case.main(chosen, tmp_path) == 0
+    results = results_in(tmp_path)
+    assert results["verified"] is True and results["device"]["model"]
+    assert {row["key"] for row in results["rows"]} == {peer.key for peer in latency_peers.ROWS}
+    assert "read, file in the page cache, to cuda" in (tmp_path / "report.md").read_text()
+
+
 def test_the_engines_settings_reach_it(tmp_path):
     chosen = small(tmp_path, work=["read"], cache=["warm"], rows=["gdsdata", "gdsdata_engine"])
     chosen.engine = {"direct": "always", "workers": 1, "queue_depth": 2, "backend": "posix"}
@@ -241,6 +252,19 @@ def test_what_a_killed_run_left_is_removed_and_a_living_one_is_not_disturbed(tmp
     with OwnFolder(folder):
         assert os.listdir(folder) == [MARKER]
     assert not folder.exists()
+
+
+def test_files_that_others_put_there_meanwhile_are_named(tmp_path, monkeypatch):
+    one_source = latency.Latency.one_source
+
+    def intruded(self, source, results):
+        one_source(self, source, results)
+        (self.own.path / "stranger").write_text("x")
+
+    monkeypatch.setattr(latency.Latency, "one_source", intruded)
+    assert case.main(small(tmp_path, work=["read"], cache=["warm"], rows=["python"]), tmp_path) == 0
+    assert os.listdir(tmp_path / "data" / "latency") == ["stranger"]
+    assert any("others put stranger there meanwhile" in note for note in results_in(tmp_path)["notes"])
 
 
 def test_an_error_in_mid_run_leaves_no_file(tmp_path, monkeypatch):

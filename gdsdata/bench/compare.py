@@ -10,9 +10,11 @@ iterations it has. A row is called slower or faster when all of this holds:
 - the time has changed by 2 % or more.
 
 Where nothing changed, about one row in a hundred is so called, or fewer. Three repeats that scatter by 3 % show a
-slowdown of 20 % four times in five, and five always: more repeats (case.repeats=) show smaller changes. What repeats of
-one run cannot show is a machine that was slower throughout the other one: so the change of the machine's own limit,
-which was measured between the rows, stands beside each row, and the verdict says where that accounts for half of it.
+slowdown of 20 % four times in five, and five always: more repeats (case.repeats=) show smaller changes.
+
+Repeats of one run cannot show that the machine was another one throughout the other run. What was measured between them
+can: where the machine's own limit, or the median of the table's other rows that are not gdsdata's, changed half as much
+as a row or more, it is called slower (faster) with the machine, and no failure for --fail-if-slower.
 """
 
 import argparse
@@ -83,7 +85,7 @@ def judged(before, after):
         return found
     ratio, low, high = intervals.ratio_interval(before, after, CONFIDENCE)
     found |= {"change_percent": percent(ratio), "low_percent": percent(low), "high_percent": percent(high)}
-    found["verdict"] = "no change beyond noise"
+    found["verdict"] = "within noise"
     if low > 1 and ratio >= 1 + LEAST_CHANGE and apart(before, after):
         found["verdict"] = "slower"
     if high < 1 and ratio <= 1 / (1 + LEAST_CHANGE) and apart(after, before):
@@ -104,7 +106,8 @@ def compared(case, old, new):
     """One row of both runs."""
     found = {name: new[name] for name in ("data", "dtype", "cache", "key", "name")}
     failed = [name for name, row in (("A", old), ("B", new)) if row["error"]]
-    found |= {"error": new["error"] or old["error"], "a": None, "b": None, "unit": None, "limit_percent": None}
+    found |= {"error": new["error"] or old["error"], "a": None, "b": None, "unit": None}
+    found |= {"limit_percent": None, "peers_percent": None}
     if failed:
         return found | judged([], []) | {"verdict": f"failed in {' and '.join(failed)}", "cpu": None}
     times = [[time_of(case, run) for run in row["runs"]] for row in (old, new)]
@@ -120,12 +123,29 @@ def compared(case, old, new):
     return found
 
 
-def with_the_machine(row):
-    """Whether the limit's own change accounts for half of the row's, or more."""
-    if row["limit_percent"] is None or row["verdict"] not in ("slower", "faster"):
-        return False
-    own, limit = (math.log1p(row[name] / 100) for name in ("change_percent", "limit_percent"))
-    return limit / own >= 0.5
+def beside_the_machine(rows):
+    """The rows, with what peers of their tables did; those that changed with the machine are called so."""
+    for row in rows:
+        peers = [
+            peer["change_percent"]
+            for peer in rows
+            if peer is not row
+            and not report.is_ours(peer["key"])
+            and peer["change_percent"] is not None
+            and row_name(peer)[:3] == row_name(row)[:3]
+        ]
+        row["peers_percent"] = statistics.median(peers) if peers else None
+    for row in rows:
+        if row["verdict"] in ("slower", "faster") and moved_with_the_machine(row):
+            row["verdict"] += " with the machine"
+    return rows
+
+
+def moved_with_the_machine(row):
+    """Whether the change of the limit or of the peers accounts for half of the row's, or more."""
+    own = math.log1p(row["change_percent"] / 100)
+    controls = [row[name] for name in ("limit_percent", "peers_percent") if row[name] is not None]
+    return any(math.log1p(control / 100) / own >= 0.5 for control in controls)
 
 
 def flat(value, name=""):
@@ -153,7 +173,7 @@ def compare(a, b):
     if a["case"] != b["case"]:
         raise ValueError(f"A is of case={a['case']} and B of case={b['case']}: compare two runs of one case")
     old, new = ({row_name(row): row for row in results["rows"]} for results in (a, b))
-    rows = [compared(a["case"], old[name], row) for name, row in new.items() if name in old]
+    rows = beside_the_machine([compared(a["case"], old[name], row) for name, row in new.items() if name in old])
     verdicts = [row["verdict"] for row in rows]
     return {
         "case": a["case"],
@@ -165,7 +185,7 @@ def compare(a, b):
             "least_repeats": LEAST_REPEATS,
             "least_change_percent": LEAST_CHANGE * 100,
         },
-        "rows": [row | {"with_the_machine": with_the_machine(row)} for row in rows],
+        "rows": rows,
         "only_in_a": [list(name) for name in old if name not in new],
         "only_in_b": [list(name) for name in new if name not in old],
         "verdicts": {verdict: verdicts.count(verdict) for verdict in dict.fromkeys(verdicts)},
@@ -198,8 +218,6 @@ def shown_time(value, unit):
 def said(row):
     """The verdict, and what explains it."""
     text = row["verdict"]
-    if row["with_the_machine"]:
-        text += "; so is the machine's limit"
     if row["error"]:
         text += f": {row['error']}"
     elif row["path"][0].split()[:1] != row["path"][1].split()[:1]:
@@ -225,7 +243,7 @@ def show(found, console):
         for note in busy:
             say(f"In {name}: {note}")
     table = Table(title=f"case={found['case']}: B against A", box=box.SIMPLE_HEAD, title_justify="left")
-    for name in ("", "row", "A", "B", "time", "99 % interval", "CPU", "limit", "verdict"):
+    for name in ("", "row", "A", "B", "time", "99 % interval", "CPU", "limit", "peers", "verdict"):
         table.add_column(name, justify="left" if name in ("", "row", "verdict") else "right", no_wrap=name != "verdict")
     for row in found["rows"]:
         interval = "-"
@@ -241,8 +259,9 @@ def show(found, console):
             interval,
             signed(cpu["change_percent"]) if cpu["verdict"] in ("slower", "faster") else "",
             signed(row["limit_percent"]),
+            signed(row["peers_percent"]),
             said(row),
-            style="bold" if row["verdict"] in ("slower", "faster") or row["verdict"].startswith("failed") else None,
+            style="bold" if row["verdict"] in ("slower", "faster") or row["error"] else None,
         )
     console.print(table)
     for name, ones in (("A", found["only_in_a"]), ("B", found["only_in_b"])):
@@ -251,9 +270,9 @@ def show(found, console):
     counts = ", ".join(f"{count} {verdict}" for verdict, count in found["verdicts"].items()) or "no row is in both"
     say(f"{len(found['rows'])} rows in both: {counts}.")
     say(
-        "time, CPU, limit: more (+) or less (-) of it in B. CPU: where beyond noise. limit: at what the machine could "
-        f"do. By chance alone about {1 - CONFIDENCE:.0%} of rows are called slower or faster; python -m "
-        "gdsdata.bench.compare --help says the rule."
+        "time, CPU: more (+) or less (-) of it in B; CPU where beyond noise. limit, peers: time at the machine's "
+        f"limit, and of the table's other rows that are not gdsdata's. By chance about {1 - CONFIDENCE:.0%} of rows "
+        "are called slower or faster: --help says the rule."
     )
 
 
@@ -282,7 +301,7 @@ def main(arguments=None):
     else:
         from rich.console import Console
 
-        show(found, Console(width=None if sys.stdout.isatty() else 165))
+        show(found, Console(width=None if sys.stdout.isatty() else 180))
     if asked.fail_if_slower is None:
         return 0
     return 1 if slower_than(found, asked.fail_if_slower) else 0

@@ -69,7 +69,10 @@ class Latency(case.Case):
         self.latencies = collections.defaultdict(list)  # seconds, by row
         with OwnFolder(folder / FOLDER) as own:
             self.own = own
-            return super().measure()
+            results = super().measure()
+        if own.strangers:
+            results["notes"].append(f"{own.path} stays: others put {', '.join(own.strangers)} there meanwhile.")
+        return results
 
     def sources(self):
         for work in self.case.work:
@@ -78,7 +81,7 @@ class Latency(case.Case):
                 source = TensorFile(work, size, str(self.own.path / f"tensor-{work}-{size}.bin"))
                 data.write_synced(source.path, random_bytes(size, self.case.seed).numpy())
                 yield source
-                os.unlink(source.path)
+                Path(source.path).unlink(missing_ok=True)
 
     def about(self, source):
         system, disk = measure.file_system(source.path)
