@@ -215,6 +215,15 @@ def test_rows_that_fail_and_runs_that_were_broken_off_are_said(tmp_path, capsys)
     assert "B was broken off" in said
 
 
+def test_cpu_time_below_the_clocks_tick_is_not_compared_and_the_rest_is(tmp_path, capsys):
+    rows = [made_row("gdsdata", [1.0, 1.01, 0.99]), made_row("gdsdata", [1.5, 1.51, 1.49])]
+    rows[1]["runs"][0]["cpu_seconds"] = 0.0
+    a, b = (written(tmp_path / name, made_results(row)) for name, row in zip("ab", rows, strict=True))
+    assert compare.main([a, b, "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["rows"]
+    assert found["verdict"] == "slower" and found["cpu"]["verdict"] == compare.TOO_FEW
+
+
 def test_another_path_is_said(tmp_path, capsys):
     a = written(tmp_path / "a", made_results(made_row("gdsdata", [1.0] * 3)))
     b = written(tmp_path / "b", made_results(made_row("gdsdata", [1.0] * 3, path="buffered 70%, direct 30%")))

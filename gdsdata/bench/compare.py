@@ -2,7 +2,7 @@
 
 A and B are results.json files, or the folders they are in. Rows are matched by data, dtype, cache and key, and
 compared by time: of the same bytes, and in case=latency the median of one call. Each repeat is one value, however many
-iterations it has. A row is called slower or faster when all of this holds:
+iterations it has, and a run's is their geometric mean. A row is called slower or faster when all of this holds:
 
 - there are 3 repeats or more on either side;
 - Welch's interval of the ratio of times (of their logarithms, at 99 %) does not contain 1;
@@ -80,7 +80,7 @@ def judged(before, after):
     found = {"verdict": TOO_FEW, "change_percent": None, "low_percent": None, "high_percent": None}
     if not before or not after:
         return found
-    found["change_percent"] = percent(statistics.median(after) / statistics.median(before))
+    found["change_percent"] = percent(statistics.geometric_mean(after) / statistics.geometric_mean(before))
     if min(len(before), len(after)) < LEAST_REPEATS:
         return found
     ratio, low, high = intervals.ratio_interval(before, after, CONFIDENCE)
@@ -113,9 +113,11 @@ def compared(case, old, new):
     times = [[time_of(case, run) for run in row["runs"]] for row in (old, new)]
     values = [[value for value, _ in ones] for ones in times]
     found |= judged(*values)
-    found |= {name: statistics.median(ones) for name, ones in zip("ab", values, strict=True)}
+    found |= {name: statistics.geometric_mean(ones) for name, ones in zip("ab", values, strict=True)}
     found |= {"unit": times[1][0][1], "repeats": [len(ones) for ones in values]}
-    found["cpu"] = judged(*([run["cpu_seconds"] / run["bytes"] for run in row["runs"]] for row in (old, new)))
+    used = [[run["cpu_seconds"] / run["bytes"] for run in row["runs"]] for row in (old, new)]
+    # Short runs can come to less than the clock's tick, and a run of nothing has no ratio to another.
+    found["cpu"] = judged(*used) if min(map(min, used)) > 0 else judged([], [])
     found["path"] = [old["path"], new["path"]]
     limits = [row["limit"]["gb_per_s"] for row in (old, new)]
     if all(limits):
@@ -270,9 +272,9 @@ def show(found, console):
     counts = ", ".join(f"{count} {verdict}" for verdict, count in found["verdicts"].items()) or "no row is in both"
     say(f"{len(found['rows'])} rows in both: {counts}.")
     say(
-        "time, CPU: more (+) or less (-) of it in B; CPU where beyond noise. limit, peers: time at the machine's "
-        f"limit, and of the table's other rows that are not gdsdata's. By chance about {1 - CONFIDENCE:.0%} of rows "
-        "are called slower or faster: --help says the rule."
+        "A, B: geometric means of the repeats. time, CPU: more (+) or less (-) of it in B; CPU where beyond noise. "
+        "limit, peers: time at the machine's limit, and of the table's other rows that are not gdsdata's. By chance "
+        f"about {1 - CONFIDENCE:.0%} of rows are called slower or faster: --help says the rule."
     )
 
 
