@@ -102,7 +102,7 @@ def shared_engine(options: EngineOptions, device: torch.device) -> _engine.Engin
         if engine is None:
             if ordinal >= 0:
                 _initialise_cuda(device)
-                _engine.set_cufile_search_path(_cufile_of_wheels())
+                _engine.set_cufile_search_path(cufile_of_wheels())
             fields = asdict(options)
             del fields["stall_timeout_s"], fields["calibrate"]
             engine = _engines[key] = _engine.Engine(cuda_ordinal=ordinal, **fields)
@@ -162,7 +162,7 @@ def _initialise_cuda(device: torch.device) -> None:
         raise BackendUnavailable(f"device={device} cannot be used here: {why}", (why,)) from error
 
 
-def _cufile_of_wheels() -> list[str]:
+def cufile_of_wheels() -> list[str]:
     """libcufile as torch's own dependencies bring it, which no loader's path knows."""
     nvidia = importlib.util.find_spec("nvidia")
     folders = list(nvidia.submodule_search_locations or []) if nvidia is not None else []

@@ -289,9 +289,10 @@ def unnamed(results, fields):
     return sorted(found)
 
 
-@pytest.mark.parametrize("name", ["loader", "load", "latency"])
+@pytest.mark.parametrize("name", ["loader", "load", "latency", "io"])
 def test_results_have_no_field_that_the_page_does_not_name(tmp_path, name):
     rows = {"loader": ["gdsdata", "index_select"], "load": ["gdsdata", "readinto"], "latency": ["gdsdata", "python"]}
+    rows["io"] = ["gdsdata_batch", "pread"]
     chosen = settings.made_small(settings.Settings(engine={}, case=settings.CASES[name](rows=rows[name])))
     chosen.data.folder, chosen.data.size_bytes, chosen.data.kind = str(tmp_path / "data"), 4 * MIB, "tokens"
     chosen.case.limit_seconds = 0.05

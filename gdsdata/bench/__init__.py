@@ -8,6 +8,7 @@ load_peers  read_tensor and the other ways to do that
 checkpoint  case=checkpoint: a state saved, loaded, and saved behind the program; checkpoint_peers has who does it
 latency     case=latency: one tensor again and again, by size; latency_peers has who reads and writes it,
             latency_report its tables and picture, own_folder where its files are and how they go
+io          case=io: transfers of one size; io_peers has who carries them, pattern the bytes, sweep the picture
 compare     python -m gdsdata.bench.compare A B: what changed between two runs, and what may be chance
 process     the process of one row, as the bench sees it
 row         the same from inside

@@ -5,7 +5,7 @@ import json
 import sys
 import time
 
-from . import page
+from . import page, sweep
 
 SCHEMA = 2  # of results.json (docs/bench_results.md): raised when a field changes its meaning or goes
 
@@ -22,6 +22,7 @@ COST = [
     ("peak MB", lambda row: number(row["peak_bytes"] / 1e6)),
     ("path", lambda row: row["path"]),
 ]
+QUANTILES = {"p50": "p50_us", "p90": "p90_us", "p99": "p99_us", "p99.9": "p99_9_us"}
 COLUMNS = {
     "loader": [
         ("samples/s", lambda row: number(row["samples_per_s"]["median"])),
@@ -43,7 +44,34 @@ COLUMNS = {
         ("x mapped", lambda row: number(row["ratio_to_mapped"], "{:.2f}")),
         *RATIOS,
     ],
+    "io": [
+        ("IoType", lambda row: row["io_type"]),
+        ("XferType", lambda row: row["xfer_type"]),
+        ("Threads", lambda row: number(row["threads"])),
+        ("DataSetSize (KiB)", lambda row: number(row["file_bytes"] / 2**10)),
+        ("IOSize (KiB)", lambda row: number(row["io_bytes"] / 2**10)),
+        ("GiB/sec", lambda row: two_digits(row["gb_per_s"]["median"] * 1e9 / 2**30)),
+        ("spread", lambda row: spread(row)),
+        ("Avg_Latency (usecs)", lambda row: two_digits(row["latency_us"]["median"])),
+        *((name, lambda row, key=key: two_digits(row[key]["median"])) for name, key in QUANTILES.items()),
+        ("a call", lambda row: number(row["transfers_per_call"])),
+        ("IOPS", lambda row: number(row["iops"]["median"])),
+        ("ops", lambda row: number(row["ops"]["median"])),
+        ("total_time (secs)", lambda row: two_digits(row["seconds"]["median"])),
+        ("user s", lambda row: two_digits(row["cpu_user_s"]["median"])),
+        ("sys s", lambda row: two_digits(row["cpu_system_s"]["median"])),
+        ("requests/op", lambda row: two_digits(row["requests_per_op"] and row["requests_per_op"]["median"])),
+        COST[2],
+        *RATIOS,
+    ],
 }
+# On the terminal, where there is less room: their titles say it, or report.md.
+NOT_SHOWN = {
+    "io": (
+        "IoType", "Threads", "DataSetSize (KiB)", "IOSize (KiB)", "spread", "p90", "p99.9", "a call", "ops",
+        "total_time (secs)", "requests/op",
+    )
+}  # fmt: skip
 OF_ASYNC = ("then ms", "step ms", "beside it")
 LEFT_OUT = {"save": (*OF_ASYNC, "x mapped"), "load": OF_ASYNC, "async": ("x mapped",)}  # columns, by kind of work
 
@@ -129,7 +157,13 @@ def checkpoint_title(about, kind, dtype, cache, device):
     return f"{what}: {about['state_bytes'] / 2**20:,.0f} MiB of {dtype} in {about['tensors']:,} tensors, {there}"
 
 
-TITLES = {"loader": loader_title, "load": load_title, "checkpoint": checkpoint_title}
+def io_title(about, kind, dtype, cache, device):
+    size = f"{about['file_bytes'] / 2**20:,.0f} MiB"
+    how = {"warm": "out of the page cache", "cold": "past the page cache", "direct": "past the page cache, synced"}
+    return f"{kind}, {dtype} in flight, {how[cache]}, file of {size}"
+
+
+TITLES = {"loader": loader_title, "load": load_title, "checkpoint": checkpoint_title, "io": io_title}
 
 
 def tables(results):
@@ -180,10 +214,11 @@ def show(results, console):
     for title, limit, rows in laid.tables(results):
         table = Table(title=title, caption=limit, box=box.SIMPLE_HEAD, title_justify="left", caption_justify="left")
         table.add_column("", no_wrap=True)
-        columns = laid.columns_of(results["case"], rows[0]["data"])
+        hidden = NOT_SHOWN.get(results["case"], ())
+        columns = [one for one in laid.columns_of(results["case"], rows[0]["data"]) if one[0] not in hidden]
         for name, _ in columns:
-            justify = "left" if name == "path" else "right"
-            table.add_column(name, justify=justify, no_wrap=name != "path", overflow="fold")
+            justify = "left" if name in ("path", "XferType") else "right"
+            table.add_column(name.replace(" (", "\n("), justify=justify, no_wrap=name != "path", overflow="fold")
         for row in rows:
             table.add_row(*cells(row, columns), style="bold" if is_ours(row["key"]) else None)
         console.print(table)
@@ -207,9 +242,13 @@ def markdown(results):
     for kind, about in results["data"].items():
         lines.append(f"- Data, {kind}: {about['summary']}; {about['file_system']} on {about['device']}")
     case, laid = results["case"], layout(results["case"])
-    verified = "all rows gave the bytes that plain reading gives"
+    verified = {
+        True: "all rows gave the bytes that plain reading gives",
+        False: "**NOT VERIFIED: see the rows marked FAILED**",
+        None: "not compared, for case.verify=false",
+    }[results["verified"]]
     lines += [
-        f"- Bytes: {verified if results['verified'] else '**NOT VERIFIED: see the rows marked FAILED**'}",
+        f"- Bytes: {verified}",
         "- Engine: "
         + (", ".join(f"{name}={value}" for name, value in results["config"]["engine"].items()) or "defaults"),
         "",
@@ -364,7 +403,46 @@ def checkpoint_notes(results):
         yield GPU_NOTE
 
 
-NOTES = {"loader": loader_notes, "load": load_notes, "checkpoint": checkpoint_notes}
+def io_notes(results):
+    config = results["config"]["case"]
+    runs = "one pass over the file" if config["duration_s"] is None else f"{config['duration_s']:g} s"
+    yield (
+        f"Each row ran {config['repeats']} times in turn with the others, {runs} each, in a process of its own; the "
+        "table shows medians. Opening and allocating come before the clock, a write's fsync is within it."
+    )
+    yield (
+        "Latency is that of a call of Python, from before it to when all of its transfers (`a call`: so many at most) "
+        "have ended; of futures, from submission to when the future is done. With many in flight it includes their "
+        "waiting for each other, and for Python."
+    )
+    yield (
+        "In flight: threads, a transfer each; one thread's futures; or `batch_calls` calls that share the depth. "
+        "Threads and futures pay for Python with every transfer: small ones are better carried by batches."
+    )
+    yield (
+        "requests/op: what the engine asked storage for, for each transfer: below 1 where neighbours of one call were "
+        "joined, above where a transfer was cut (`engine.request_bytes`); 0 out of the page cache. It joins no others: "
+        "coalesce_gap_bytes is 0 here unless it is set."
+    )
+    yield (
+        "Bytes follow from their place in the file. Each row was compared in a pass of its own (of 4,096 transfers at "
+        "most), and after each timed run what its last calls had read, or all that it had written, once more."
+        if config["verify"]
+        else "Bytes were not compared."
+    )
+    yield (
+        "Writes go to a new file of allocated space, past the page cache, again and again until the time is over, and "
+        "are synced once at the end; those of gdsdata.Engine.write (futures) each by itself, as its promise is."
+    )
+    yield (
+        f"{COLD_NOTE} Warm: the whole file was read once. x limit: the kernel's native AIO from one thread, the same "
+        "transfers, as many in flight; warm, a memory copy by two threads (what stays in a CPU cache can pass it), to "
+        "a GPU a pinned copy."
+    )
+    yield "user s, sys s: of the row's process in a run, the io_uring threads among them."
+
+
+NOTES = {"loader": loader_notes, "load": load_notes, "checkpoint": checkpoint_notes, "io": io_notes}
 
 
 def notes(results):
@@ -424,7 +502,9 @@ def write(results, folder):
     """results.json, results.png, report.md and report.html in `folder`; the path of report.md."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "results.json").write_text(json.dumps(results, indent=1) + "\n")
-    layout(results["case"]).plot(results, folder / "results.png")
+    laid = layout(results["case"])
+    draw = sweep.plot if sweep.is_one(results) else laid.plot
+    draw(results, folder / "results.png")
     report = folder / "report.md"
     text = markdown(results)
     report.write_text(text)

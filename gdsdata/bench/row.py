@@ -10,6 +10,7 @@ imports stay apart. Commands:
     {"do": "run", ...}                         times from construction, or from what open left; all stays open ...
     {"do": "close"}                            ... until here, where the process tree's CPU time is taken
     {"do": "write" | "begin" | "compare", ...} checkpoint: files to load; what a save finds; all bits of what was loaded
+                                               (io, compare: what a timed run has read last, or written)
 
 Two more need no row: "device" says what the device is, "pinned_copy" measures copies of pinned memory to it.
 """
@@ -79,6 +80,10 @@ def row_class(case):
         from .latency import LatencyRow
 
         return LatencyRow
+    if case == "io":
+        from .io import IoRow
+
+        return IoRow
     from .load import LoadRow
 
     return LoadRow

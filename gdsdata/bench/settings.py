@@ -25,7 +25,7 @@ def setting(default, help_text):
 class CaseSettings:
     """What every case has."""
 
-    name: str = setting("", "what is measured; the group sets it: case=loader, load, checkpoint or latency")
+    name: str = setting("", "what is measured; the group sets it: case=loader, load, checkpoint, latency or io")
     rows: list[str] = setting(
         [],
         "only these rows, e.g. [gdsdata,numpy]; empty: all. package.module:Class adds one of your own (see peers.py)",
@@ -106,11 +106,43 @@ class LatencySettings(CaseSettings):
     )
 
 
+@dataclass
+class IoSettings(CaseSettings):
+    """Transfers of one size between a file and memory: gdsio's matrix, beside plain threads and kvikio."""
+
+    name: str = setting("io", "what is measured; the group sets it")
+    direction: list[str] = setting(
+        ["read", "write", "randread", "randwrite"],
+        "from the file's start on, or in random order; each transfer of it once, and again",
+    )
+    xfer: list[str] = setting(
+        ["cpu", "cpu_gpu", "gpu"],
+        "between storage and the CPU's memory, the GPU's by way of the CPU's, the GPU's straight (cuFile); without "
+        "a GPU the first only. `cache` says whether reads find the file in the page cache (warm) or not (cold)",
+    )
+    submit: list[str] = setting(
+        ["sync", "async", "batch"],
+        "transfers in flight are those of `threads` threads, of one thread's futures, or of calls that carry many each",
+    )
+    file_bytes: int = setting(512 * 2**20, "size of the file that is read or written, and removed at the end")
+    io_bytes: list[int] = setting([2**20], "size of one transfer; several: a table each, and a picture over them")
+    depth: list[int] = setting([32], "transfers in flight; several: a table each, and a line each in the picture")
+    threads: int | None = setting(
+        None, "sync: threads, each with one transfer in flight; null: as many as depth, at most 256"
+    )
+    batch_calls: int = setting(
+        4, "batch: calls that share the depth, so that storage has work while one returns; 1: a batch after the other"
+    )
+    duration_s: float | None = setting(2.0, "of each run; null: one pass over the file")
+    verify: bool = setting(True, "compare what is read and, read back, what is written, untimed")
+
+
 CASES = {
     "loader": LoaderSettings,
     "load": LoadSettings,
     "checkpoint": CheckpointSettings,
     "latency": LatencySettings,
+    "io": IoSettings,
 }
 
 
@@ -123,7 +155,14 @@ LISTS = {
         "dtypes": ["bfloat16", "float16", "float32", "float64", "int64", "int32", "int16", "int8", "uint8"],
     },
     "latency": {"cache": ["warm", "cold"], "work": ["read", "write"], "writes": ["replaced", "in_place"]},
+    "io": {
+        "cache": ["warm", "cold"],
+        "direction": ["read", "write", "randread", "randwrite"],
+        "xfer": ["cpu", "cpu_gpu", "gpu"],
+        "submit": ["sync", "async", "batch"],
+    },
 }
+MOST_DEPTH, MOST_THREADS, PAGE_BYTES = 4096, 256, 4096  # of case=io; the engine's own limit is 4096 in flight
 LEAST_TENSOR_BYTES = 32 * 2**10  # on the average: some are of 16 KiB
 
 
@@ -173,6 +212,9 @@ def made_small(settings):
     elif case.name == "latency":
         case.iterations, case.run_seconds = min(case.iterations, 20), min(case.run_seconds, 0.5)
         case.sizes_bytes = [size for size in case.sizes_bytes if size <= 2**20] or [2**20]
+    elif case.name == "io":
+        case.file_bytes = min(case.file_bytes, max(16 * 2**20, *case.io_bytes))
+        case.duration_s = min(case.duration_s or 0.1, 0.1)
     else:
         case.state_bytes = min(case.state_bytes, 64 * 2**20)
     data.size_bytes = min(data.size_bytes, 16 * 2**20)
@@ -214,6 +256,8 @@ def check(settings):
         check_checkpoint(case, data)
     if case.name == "latency":
         check_latency(case, data)
+    if case.name == "io":
+        check_io(case, data)
     device.check(settings.device.name)
     return settings
 
@@ -237,6 +281,25 @@ def check_latency(case, data):
         raise ValueError(f"case.run_seconds={case.run_seconds}: at most 240; repeats= takes more runs")
     if data.path:
         raise ValueError(f"data.path={data.path}: case=latency makes its files; data.folder= says where")
+
+
+def check_io(case, data):
+    for name in ("io_bytes", "depth"):
+        values = getattr(case, name)
+        if not values or len(set(values)) < len(values):
+            raise ValueError(f"case.{name}={values}: name at least one, and none twice")
+    for name, most in (("depth", MOST_DEPTH), ("threads", MOST_THREADS), ("batch_calls", MOST_THREADS)):
+        values = getattr(case, name)
+        for value in values if isinstance(values, list) else [values or 1]:
+            if not 1 <= value <= most:
+                raise ValueError(f"case.{name}={value}: must be from 1 to {most}")
+    for name, size in (*(("io_bytes", size) for size in case.io_bytes), ("file_bytes", case.file_bytes)):
+        if size < PAGE_BYTES or size % PAGE_BYTES:
+            raise ValueError(f"case.{name}={size}: must be a multiple of {PAGE_BYTES}, as O_DIRECT wants it")
+    if max(case.io_bytes) > case.file_bytes:
+        raise ValueError(f"case.io_bytes={max(case.io_bytes)}: more than case.file_bytes={case.file_bytes}")
+    if data.path:
+        raise ValueError(f"data.path={data.path}: case=io makes the file that it reads; data.folder= says where")
 
 
 def settings_from(config):
@@ -309,6 +372,7 @@ def help_text():
         "",
         "  case=loader | load | checkpoint    shuffled batches; one big file into tensors; saving and loading a state",
         "       latency                       (default: loader); one tensor, read and written again and again",
+        "  case=io                            transfers of one size, by type, direction and depth (default: loader)",
         "  data=tokens | npy | all            case=loader: which data set (default: all)",
         "  device=cpu | cuda                  where to (default: cpu)",
         "  engine=auto | posix | uring        how gdsdata's engine reads (default: auto, what a user gets)",

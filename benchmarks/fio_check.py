@@ -1,0 +1,173 @@
+"""case=io beside fio: the same file, size, depth and direction, past the page cache, in turns; medians and their ratio.
+
+    python benchmarks/fio_check.py [--folder F] [--rounds 7] [--seconds 1.5] [--io-depth 32] [--json FILE]
+
+fio (apt-get install fio) runs its io_uring engine three ways: as it is; in huge pages, which is what case=io's buffers
+are in; and so, but handing over and taking back several transfers at a time, as batches of case=io do. Sequential
+transfers are of 1 MiB, random ones of 4 KiB. What is written goes to a new file of allocated space, and one fsync at
+the end is in the time of both. What case=io reads and writes is compared, between the turns.
+"""
+
+import argparse
+import json
+import os
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from gdsdata.bench import io_peers, measure
+from gdsdata.bench.pattern import Pattern
+from gdsdata.bench.process import RowFailed, RowProcess
+
+SIZES = {"read": 2**20, "write": 2**20, "randread": 4096, "randwrite": 4096}
+OURS = {  # {name: (row of case=io, engine settings)}; benchmarks/notes/io.md says why these
+    "gdsdata_batch": ("gdsdata_batch", {}),
+    "gdsdata_batch, engine.segment_bytes=8388608": ("gdsdata_batch", {"segment_bytes": 8 * 2**20}),
+    "gdsdata_batch, engine.workers=4": ("gdsdata_batch", {"workers": 4}),
+    "pread": ("pread", {}),
+}
+HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}  # glibc 2.35: madvise(MADV_HUGEPAGE) for what malloc maps
+BESIDE = "fio, huge pages"  # what the others are divided by
+BATCH_CALLS = 4
+GIB = 2**30
+
+
+def fio_ways(depth):
+    """{name: (options, environment)}"""
+    share = max(1, depth // BATCH_CALLS)
+    batches = [f"--iodepth_batch_submit={share}", f"--iodepth_batch_complete_min={share}"]
+    aligned = ["--iomem_align=2M"]
+    return {
+        "fio": ([], {}),
+        BESIDE: (aligned, HUGE_PAGES),
+        f"fio, huge pages, by {share}": ([*aligned, *batches], HUGE_PAGES),
+    }
+
+
+def run_fio(work, options, environment):
+    """One turn: {gib_per_s, iops, latency_us, p99_us, cpu_s (a second)}."""
+    command = [
+        "fio", "--name=turn", f"--filename={work.path}", f"--size={work.file_bytes}", f"--rw={work.direction}",
+        f"--bs={work.io_bytes}", f"--iodepth={work.depth}", "--ioengine=io_uring", "--direct=1", "--time_based",
+        f"--runtime={round(work.duration_s * 1e6)}us", "--fallocate=none", "--end_fsync=1", f"--randseed={work.seed}",
+        "--output-format=json", *options,
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, timeout=120)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: exit status {done.returncode}: {done.stderr or done.stdout}")
+    job = json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0]
+    found = job["write" if work.writes else "read"]
+    return {
+        "gib_per_s": found["bw_bytes"] / GIB,
+        "iops": found["iops"],
+        "latency_us": found["lat_ns"]["mean"] / 1e3,
+        "p99_us": found["clat_ns"]["percentile"]["99.000000"] / 1e3,
+        "cpu_s": (job["usr_cpu"] + job["sys_cpu"]) / 100,
+    }
+
+
+def run_ours(process, work):
+    """One turn of a row of case=io, compared."""
+    process.ask("prepare", touched_bytes=work.io_bytes * work.depth)
+    found = process.run(work=work.as_dict())
+    process.ask("compare")
+    return {
+        "gib_per_s": found["bytes"] / found["seconds"] / GIB,
+        "iops": found["iops"],
+        "latency_us": found["latency_us"],
+        "p99_us": found["p99_us"],
+        "cpu_s": (found["cpu_user_s"] + found["cpu_system_s"]) / found["seconds"],
+    }
+
+
+def take_turn(name, work, processes):
+    """On a file as the other rows find it."""
+    if not work.writes:
+        measure.drop([work.path])
+    try:
+        if name in processes:
+            return run_ours(processes[name], work)
+        if work.writes:
+            os.close(io_peers.new_file(work.path, work.file_bytes))
+        return run_fio(work, *fio_ways(work.depth)[name])
+    finally:
+        if work.writes:
+            Path(work.path).unlink(missing_ok=True)
+
+
+def compared(direction, arguments, folder, processes):
+    """All turns of one direction: {row: [what each turn gave]}."""
+    path = folder / ("written.bin" if direction.endswith("write") else "read.bin")
+    work = io_peers.Work(
+        str(path), direction, "direct" if direction.endswith("write") else "cold", arguments.file_bytes,
+        SIZES[direction], arguments.io_depth, arguments.io_depth, BATCH_CALLS, arguments.seconds, 0,
+    )  # fmt: skip
+    names = [*fio_ways(work.depth), *processes]
+    turns = {name: [] for name in names}
+    for _ in range(arguments.rounds):
+        for name in random.sample(names, len(names)):
+            turns[name].append(take_turn(name, work, processes))
+    return turns
+
+
+def show(direction, depth, turns):
+    size = "1 MiB" if SIZES[direction] == 2**20 else "4 KiB"
+    print(f"\n## {direction}, {size}, {depth} in flight, O_DIRECT, medians of {len(turns['fio'])} turns\n")
+    print("| | GiB/s | least | most | IOPS | latency us | p99 us | CPU | x fio, huge pages |")
+    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|")
+    middle = {
+        name: {key: statistics.median(turn[key] for turn in ones) for key in ones[0]} for name, ones in turns.items()
+    }
+    for name, found in middle.items():
+        rates = [turn["gib_per_s"] for turn in turns[name]]
+        print(
+            f"| {name} | {found['gib_per_s']:.3f} | {min(rates):.3f} | {max(rates):.3f} | {found['iops']:,.0f} | "
+            f"{found['latency_us']:,.0f} | {found['p99_us']:,.0f} | {found['cpu_s']:.0%} | "
+            f"{found['gib_per_s'] / middle[BESIDE]['gib_per_s']:.3f} |",
+            flush=True,
+        )
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, help="on the disk to measure (default: the temporary folder)")
+    parser.add_argument("--file-bytes", type=int, default=512 * 2**20)
+    parser.add_argument("--io-depth", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=1.5, help="of a turn")
+    parser.add_argument("--only", nargs="+", choices=SIZES, default=list(SIZES))
+    parser.add_argument("--json", type=Path, help="every turn's figures")
+    arguments = parser.parse_args()
+    if shutil.which("fio") is None:
+        sys.exit("fio_check: there is no fio in PATH; it comes with `apt-get install fio`")
+    print(f"fio: {subprocess.run(['fio', '--version'], capture_output=True, text=True).stdout.strip()}")
+    print(f"machine: {measure.machine()}")
+    found = {}
+    with (
+        tempfile.TemporaryDirectory(prefix="fio-check-", dir=arguments.folder) as folder,
+        open(os.devnull, "wb") as log,
+    ):
+        folder = Path(folder)
+        Pattern(0).write_file(folder / "read.bin", arguments.file_bytes)
+        processes = {name: RowProcess(log) for name in OURS}
+        try:
+            for name, (key, engine) in OURS.items():
+                processes[name].ask("load", case="io", peer=key, device="cpu", engine=engine)
+            for direction in arguments.only:
+                found[direction] = compared(direction, arguments, folder, processes)
+                show(direction, arguments.io_depth, found[direction])
+        except (RowFailed, RuntimeError, OSError) as failed:
+            sys.exit(f"fio_check: {failed}")
+        finally:
+            for process in processes.values():
+                process.end()
+    if arguments.json:
+        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
