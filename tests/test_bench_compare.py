@@ -251,6 +251,7 @@ def test_files_that_cannot_be_compared_are_refused(tmp_path, capsys, content, sa
 
 # ------------------------------------------------------------------------------------------------ docs/bench_results.md
 
+LONGER = ("loader", "latency", "io")
 SPREAD = {"median", "min", "max"}
 DESCRIBED = set(intervals.described([1.0, 2.0]))
 
@@ -289,7 +290,7 @@ def unnamed(results, fields):
     return sorted(found)
 
 
-@pytest.mark.parametrize("name", ["loader", "load", "latency", "io"])
+@pytest.mark.parametrize("name", ["load", *(pytest.param(one, marks=pytest.mark.slow) for one in LONGER)])
 def test_results_have_no_field_that_the_page_does_not_name(tmp_path, name):
     rows = {"loader": ["gdsdata", "index_select"], "load": ["gdsdata", "readinto"], "latency": ["gdsdata", "python"]}
     rows["io"] = ["gdsdata_batch", "pread"]

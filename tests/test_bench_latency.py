@@ -35,6 +35,7 @@ def results_in(folder):
 # ------------------------------------------------------------------------------------------------ whole runs
 
 
+@pytest.mark.slow
 def test_every_row_is_verified_timed_and_reported_and_no_file_is_left(tmp_path, capsys):
     chosen = small(tmp_path, sizes_bytes=[100_001, 4096], repeats=2, verify=True)
     assert case.main(chosen, tmp_path) == 0, capsys.readouterr().out
