@@ -109,6 +109,7 @@ def test_quick_runs_on_a_gpu(tmp_path):
         assert "pinned copy to the GPU" in (out / "report.md").read_text()
 
 
+@pytest.mark.slow
 def test_quick_load_compares_all_bytes_and_says_its_path(tmp_path):
     out = tmp_path / "out"
     done = bench("case=load", "quick=true", f"data.folder={tmp_path}/data", f"hydra.run.dir={out}", cwd=tmp_path)

@@ -191,6 +191,7 @@ def test_only_what_was_written_is_compared(tmp_path):
 # ------------------------------------------------------------------------------------------------ whole runs
 
 
+@pytest.mark.slow
 def test_quick_run_sweeps_verifies_draws_and_leaves_nothing(tmp_path):
     out, folder = tmp_path / "out", tmp_path / "data"
     folder.mkdir()
@@ -256,6 +257,7 @@ def test_the_picture_of_a_sweep_has_a_line_for_each_depth_and_a_point_for_each_s
     assert [sweep.size_text(size) for size in (512, 4096, MIB, 3 * 2**29)] == ["512 B", "4 KiB", "1 MiB", "1.5 GiB"]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_not_compared_says_so_and_is_no_failure(tmp_path, capsys):
     rows = ["gdsdata_batch", "pread"]
     chosen = small(

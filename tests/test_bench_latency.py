@@ -79,6 +79,7 @@ def test_every_row_is_verified_on_a_gpu(tmp_path):
     assert "read, file in the page cache, to cuda" in (tmp_path / "report.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_engines_settings_reach_it(tmp_path):
     chosen = small(tmp_path, work=["read"], cache=["warm"], rows=["gdsdata", "gdsdata_engine"])
     chosen.engine = {"direct": "always", "workers": 1, "queue_depth": 2, "backend": "posix"}

@@ -256,6 +256,7 @@ def test_records_of_four_gib_and_more_are_found_where_they_are(tmp_path):
             assert long.read(10) == contents[1]
 
 
+@pytest.mark.slow
 def test_many_records_are_found(tmp_path):
     gdsdata.save([torch.tensor(float(i)) for i in range(66_000)], tmp_path / "x.pt")
     assert np.array_equal(torch.stack(gdsdata.load(tmp_path / "x.pt")).numpy(), np.arange(66_000, dtype=np.float32))

@@ -194,7 +194,13 @@ def crash_points(tmp_path_factory) -> Path:
 MORE_KILLS = {"folder": 150, "pt": 60, "safetensors": 40, "dcp": 50}
 
 
-@pytest.mark.parametrize("loses", [False, True], ids=["what was written stays", "what was not synced is lost"])
+LOSES = [
+    pytest.param(False, id="what was written stays", marks=pytest.mark.slow),
+    pytest.param(True, id="what was not synced is lost"),
+]
+
+
+@pytest.mark.parametrize("loses", LOSES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_save_killed_at_any_step_leaves_the_old_or_the_new_one(tmp_path, crash_points, kind, loses):
     run(f"kill_at_every_step({kind!r}, Path({str(tmp_path)!r}), {loses})", 110, LD_PRELOAD=str(crash_points))
@@ -203,7 +209,7 @@ def test_a_save_killed_at_any_step_leaves_the_old_or_the_new_one(tmp_path, crash
 @pytest.mark.parametrize(
     ("kind", "kills"),
     [
-        *[(kind, 8) for kind in KINDS],
+        *[(kind, 4) for kind in KINDS],
         *[pytest.param(*both, marks=pytest.mark.slow) for both in MORE_KILLS.items()],
     ],
 )
