@@ -11,10 +11,10 @@ work.
     idle = 1 - steps x a step's time alone / time of the loop
     slower = a step's time in the loop / alone, by events on the device: what loaders take from the steps themselves
 
-A step's time alone is measured before and after each loop, on a batch that stays: the mean of both. The first row is
-the limit: the same batches out of pinned memory, where they are ready. Rows take turns in random order, each in a
-process of its own, and what they give is compared with what was written. Peers that are not installed are named with
-what installs them.
+A step's time alone is measured before and after each loop, on a batch that stays: the mean of both. Of arrays, the
+first row is the limit: the same batches out of pinned memory, where they are ready. Rows take turns in random order,
+each in a process of its own, and what they give is compared with what was written. Peers that are not installed are
+named with what installs them.
 """
 
 import argparse
@@ -125,9 +125,8 @@ def write(work):
         (work.folder / kind).mkdir(parents=True, exist_ok=True)
     if (work.folder / "done").exists():
         return
-    many = ThreadPoolExecutor()
     for shard, numbers in enumerate(np.array_split(np.arange(work.samples), SHARDS)):
-        with tarfile.open(work.folder / "shards" / f"{shard:05}.tar", "w") as archive:
+        with ThreadPoolExecutor() as many, tarfile.open(work.folder / "shards" / f"{shard:05}.tar", "w") as archive:
             contents = many.map(partial(content, work), numbers.tolist())
             for number, data in zip(numbers.tolist(), contents, strict=True):
                 member = tarfile.TarInfo(f"{number:06}.{work.extension}")
@@ -285,7 +284,8 @@ def first(batch):
 
 def pinned_row(work):
     """The limit: batches that are ready in pinned memory."""
-    batches = np.arange(work.samples).reshape(-1, work.batch)
+    whole = work.samples // work.batch
+    batches = np.arange(whole * work.batch).reshape(whole, work.batch)
     ready = [torch.from_numpy(np.stack([array(number, work.elements) for number in batch])) for batch in batches]
     return epochs_ahead([batch.pin_memory() for batch in ready] if work.on_gpu else ready, work)
 

@@ -98,6 +98,14 @@ def test_a_change_of_one_percent_is_none_however_sure():
     assert compare.judged([1.0, 1.0001, 0.9999], [1.03, 1.0301, 1.0299])["verdict"] == "slower"
 
 
+def test_a_change_that_one_repeat_of_the_other_run_reaches_is_within_noise():
+    before, after = [1.0] * 9 + [1.2], [1.1] * 10
+    low = intervals.ratio_interval(before, after, compare.CONFIDENCE)[1]
+    assert low > 1, "Welch's interval alone would call it slower"
+    assert compare.judged(before, after)["verdict"] == "within noise"
+    assert compare.judged(before, [1.25] * 10)["verdict"] == "slower"
+
+
 def test_two_repeats_are_too_few():
     found = compare.judged([1.0, 1.0], [2.0, 2.0, 2.0])
     assert (found["verdict"], found["change_percent"], found["low_percent"]) == (compare.TOO_FEW, 100.0, None)

@@ -10,7 +10,18 @@ import time
 import pytest
 import torch
 
-from gdsdata.bench import case, data, device, intervals, latency, latency_peers, latency_report, report, settings
+from gdsdata.bench import (
+    case,
+    data,
+    device,
+    intervals,
+    latency,
+    latency_peers,
+    latency_report,
+    measure,
+    report,
+    settings,
+)
 from gdsdata.bench.own_folder import MARKER, OwnFolder
 
 MIB = 2**20
@@ -314,7 +325,7 @@ def test_quick_takes_small_sizes_and_few_iterations():
 
 
 def test_sizes_are_said_exactly():
-    said = [latency.size_text(size) for size in (1, 1000, 4096, 6144, 100_001, MIB, 3 * 2**29, 2**30 + 1)]
+    said = [measure.size_text(size) for size in (1, 1000, 4096, 6144, 100_001, MIB, 3 * 2**29, 2**30 + 1)]
     assert said == ["1 B", "1,000 B", "4 KiB", "6 KiB", "100,001 B", "1 MiB", "1.5 GiB", "1,073,741,825 B"]
 
 

@@ -64,7 +64,7 @@ class Io(case.Case):
         folder = Path(wanted).expanduser() if wanted else data.default_folder()
         folder.mkdir(parents=True, exist_ok=True)
         self.points = {
-            f"{size_text(io_bytes)} x {depth}": (io_bytes, depth)
+            f"{measure.size_text(io_bytes)} x {depth}": (io_bytes, depth)
             for io_bytes in self.case.io_bytes
             for depth in self.case.depth
         }
@@ -94,7 +94,7 @@ class Io(case.Case):
 
     def about(self, source):
         system, disk = measure.file_system(source.files[0])
-        size = size_text(source.file_bytes)
+        size = measure.size_text(source.file_bytes)
         state = "new each time, its space allocated" if source.writes else "its bytes follow from their offset"
         summary = f"one file of {size}, {state}"
         return {"summary": summary, "file_bytes": source.file_bytes, "file_system": system, "device": disk}
@@ -198,13 +198,6 @@ def ended_in_order():
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def size_text(size_bytes):
-    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if size_bytes >= unit and size_bytes % unit == 0:
-            return f"{size_bytes // unit:,} {name}"
-    return f"{size_bytes:,} B"
 
 
 def native_aio(work, seconds):

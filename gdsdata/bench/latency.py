@@ -27,15 +27,6 @@ REQUEST_BYTES, MOST_DEPTH = 2**20, 32  # of the O_DIRECT reads and writes that a
 TOUCHED_BYTES = 64 * 2**20  # and twice the tensor
 
 
-def size_text(size_bytes):
-    """Exactly, and as a user would write it: 4 KiB, 1.5 MiB, 1,000 B."""
-    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        text = f"{size_bytes / unit:.4g}"
-        if size_bytes >= unit and float(text) * unit == size_bytes:
-            return f"{text} {name}"
-    return f"{size_bytes:,} B"
-
-
 def random_bytes(count, seed):
     return torch.from_numpy(np.random.Generator(np.random.SFC64(seed)).integers(0, 256, count, np.uint8))
 
@@ -50,7 +41,7 @@ class TensorFile:
 
     @property
     def kind(self):
-        return f"{self.work} {size_text(self.tensor_bytes)}"
+        return f"{self.work} {measure.size_text(self.tensor_bytes)}"
 
     @property
     def files(self):

@@ -1,7 +1,7 @@
 """Tables, notes and picture of case=latency: all sizes of one kind of work and one state stand in one table."""
 
 from . import report
-from .latency import size_text
+from .measure import size_text
 from .report import number, two_digits
 
 STATES = {

@@ -241,3 +241,12 @@ def versions():
         except metadata.PackageNotFoundError:
             found[name] = "not installed (run from its sources)" if name == "gdsdata" else "missing"
     return found
+
+
+def size_text(size_bytes):
+    """Exactly, and as a user would write it: 4 KiB, 1.5 MiB, 1,000 B."""
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        text = f"{size_bytes / unit:.4g}"
+        if size_bytes >= unit and float(text) * unit == size_bytes:
+            return f"{text} {name}"
+    return f"{size_bytes:,} B"

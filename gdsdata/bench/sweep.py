@@ -2,20 +2,14 @@
 
 import math
 
+from . import measure
+
 PANEL_INCHES = (2.9, 2.3)
 COLOURS = "viridis"
 
 
 def is_one(results):
     return len({(row["io_bytes"], row["depth"]) for row in results["rows"] if "io_bytes" in row}) > 1
-
-
-def size_text(size_bytes):
-    """For an axis, where there is little room."""
-    for unit, name in ((2**30, "Gi"), (2**20, "Mi"), (2**10, "Ki")):
-        if size_bytes >= unit:
-            return f"{size_bytes / unit:g} {name}B"
-    return f"{size_bytes} B"
 
 
 def grids(results):
@@ -57,7 +51,7 @@ def plot(results, path):
             for depth, points in sorted(panels[name].items()):
                 draw_line(axis, sorted(points, key=lambda point: point[0]), colours[depth])
             axis.set_xscale("log", base=2)
-            axis.set_xticks(sizes, [size_text(size) for size in sizes], fontsize=8)
+            axis.set_xticks(sizes, [measure.size_text(size) for size in sizes], fontsize=8)
             axis.set_yscale("log")
             axis.set_ylim(*decades(panels))
             axis.yaxis.set_major_formatter(lambda rate, place: f"{rate:g}")

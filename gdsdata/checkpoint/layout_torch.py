@@ -34,8 +34,6 @@ _VERSION = b"3\n"  # of the format, as torch.save writes it
 _SMALL_ALIGNMENT = 64
 _LONGEST_BYTE_ORDER = 16  # "little", and a file may say that it is gigabytes
 
-
-
 @dataclass(frozen=True)
 class Archive:
     """A file of torch.save's.
