@@ -3,6 +3,9 @@
 import concurrent.futures
 import contextlib
 import errno
+import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -269,3 +272,44 @@ def use_after_a_fork(folder: Path) -> list[int]:
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_makes_its_own_and_the_parents_goes_on(tmp_path):
     assert in_new_process(use_after_a_fork, tmp_path) == [0, 0, 0]
+
+
+# -------------------------------------------------------------------------------------------- workers share the work
+
+SLOW_READS = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <sys/uio.h>
+#include <unistd.h>
+ssize_t preadv64(int fd, const struct iovec *memory, int count, off_t offset) {
+    usleep(100000);
+    ssize_t (*plain)(int, const struct iovec *, int, off_t) = dlsym(RTLD_NEXT, "preadv64");
+    return plain(fd, memory, count, offset);
+}
+ssize_t preadv(int fd, const struct iovec *memory, int count, off_t offset) {
+    return preadv64(fd, memory, count, offset);
+}
+"""
+
+
+def test_workers_that_can_do_one_request_at_a_time_take_one_segment_each(tmp_path):
+    """16 reads of 0.1 s by 8 workers: 0.2 s. One that took as many as io_uring's does would leave others without."""
+    (tmp_path / "x").write_bytes(random_bytes(16 * MIB))
+    require_direct(tmp_path / "x")
+    (tmp_path / "slow.c").write_text(SLOW_READS)
+    compiler, library = os.environ.get("CC", "cc"), str(tmp_path / "slow.so")
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, str(tmp_path / "slow.c"), "-ldl"], check=True)
+    script = """
+import sys, time, torch, gdsdata
+options = gdsdata.EngineOptions(backend="posix", workers=8, direct="always", segment_bytes=2**20)
+with gdsdata.Engine(options) as engine:
+    for _ in range(2):
+        began = time.perf_counter()
+        engine.read(sys.argv[1], into=torch.empty(2**24, dtype=torch.uint8)).result()
+        print(time.perf_counter() - began)
+"""
+    environment = {**os.environ, "LD_PRELOAD": library}
+    command = [sys.executable, "-c", script, str(tmp_path / "x")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    took = float(done.stdout.split()[-1])
+    assert 0.2 <= took < 0.5, "less: the reads were not slow"

@@ -155,7 +155,17 @@ bool SegmentQueue::pop(Segment& segment, bool wait) {
     filled_.wait(lock, [&] { return filled() || closed_; });
     --waiting_workers_;
   }
-  if (!filled()) return false;
+  return take_next(segment);
+}
+
+bool SegmentQueue::pop_spare(Segment& segment) {
+  std::lock_guard lock(mutex_);
+  return waiting_workers_ == 0 && take_next(segment);
+}
+
+bool SegmentQueue::take_next(Segment& segment) {
+  Waiting &training = of(Priority::kTraining), &background = of(Priority::kBackground);
+  if (training.empty() && background.empty()) return false;
   Waiting* next = &training;
   if (!background.empty() && (training.empty() || ++passed_over_ > kPassedOver)) {
     passed_over_ = 0;

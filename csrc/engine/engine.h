@@ -41,6 +41,7 @@ class SegmentQueue {
   void push_for_storage(Segment segment);
   // Waits when asked to; false when there is none (or, waiting, when the queue was closed).
   bool pop(Segment& segment, bool wait);
+  bool pop_spare(Segment& segment);  // one that no worker waits for
   bool pop_fresh(Segment& segment, Priority lowest);
   void close();
 
@@ -53,6 +54,7 @@ class SegmentQueue {
     bool empty() const { return for_storage.empty() && fresh.empty(); }
   };
   Waiting& of(Priority priority) { return waiting_segments_[static_cast<size_t>(priority)]; }
+  bool take_next(Segment& segment);
   static Segment take_from(std::deque<Segment>& segments);
   std::mutex mutex_;
   std::condition_variable filled_;

@@ -17,6 +17,9 @@ constexpr std::chrono::milliseconds kShortReapTimeout{1};
 // microseconds (benchmarks/notes/gpu.md).
 constexpr size_t kMostAtOnce = 8;
 constexpr std::chrono::milliseconds kFewReapTimeout{1};
+// The kernel joins requests for neighbouring bytes that it is given in one go: as many are gathered, where there are
+// (benchmarks/notes/io.md).
+constexpr size_t kGivenAtOnce = 8;
 
 using Time = std::chrono::steady_clock::time_point;
 
@@ -27,16 +30,6 @@ Worker::Worker(const EngineOptions& options, const Selection& selection, Device&
     : options_(options), selection_(selection), device_(device), queue_(queue), staged_(!device.host_addressable()) {}
 
 void Worker::run() {
-  std::optional<Error> no_device;
-  if (staged_) {
-    try {
-      device_.bind_thread();
-      stream_ = device_.make_stream();
-      staging_ = std::make_unique<Staging>(device_, options_.staging_bytes);
-    } catch (const Failure& failure) {
-      no_device = failure.error();
-    }
-  }
   auto counted_at = Clock::now();  // what comes after it is not in active_ns yet
   while (true) {
     const auto now = Clock::now();
@@ -55,7 +48,7 @@ void Worker::run() {
     if (!taken && !busy) break;
     if (taken) {
       parked_ = &begin(std::move(segment));
-      parked_->error = no_device;
+      if (staged_) parked_->error = open_device();
     }
     if (parked_ != nullptr) {
       if (start(*parked_)) {
@@ -64,6 +57,7 @@ void Worker::run() {
         wait_for_staging();
       }
     }
+    if (taken) gather();
     const bool idle = !taken && parked_ == nullptr;
     write_what_was_copied(/*wait=*/idle);
     exchange_all(idle);
@@ -73,6 +67,32 @@ void Worker::run() {
       copy.event->wait();
     } catch (const Failure&) {  // the device is lost, and its copies with it
     }
+  }
+}
+
+// When its first segment comes: pinned memory takes the driver milliseconds, in which no other worker gets any.
+std::optional<Error> Worker::open_device() {
+  if (staging_ != nullptr) return std::nullopt;
+  try {
+    device_.bind_thread();
+    stream_ = device_.make_stream();
+    staging_ = std::make_unique<Staging>(device_, options_.staging_bytes);
+  } catch (const Failure& failure) {
+    return failure.error();  // the next segment asks again
+  }
+  return std::nullopt;
+}
+
+void Worker::gather() {
+  if (host_.waiting.empty()) return;  // else there is a backend
+  const size_t at_once = std::min(kGivenAtOnce, host_.backend->capabilities().queue_depth);
+  size_t gathered = 0;
+  Segment segment;
+  while (parked_ == nullptr && host_.waiting.size() > gathered && host_.waiting.size() < at_once) {
+    gathered = host_.waiting.size();
+    if (!queue_.pop_spare(segment)) return;
+    Active& active = begin(std::move(segment));
+    if (!start(active)) parked_ = &active;
   }
 }
 

@@ -12,6 +12,7 @@
 #include <chrono>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "backend/page_cache.h"
@@ -66,10 +67,13 @@ class Worker {
     Request request;
   };
 
+  std::optional<Error> open_device();
   Active& begin(Segment segment);
   std::span<Transfer> parts_of(Active& active);
   // False where there is no staging memory for it yet.
   bool start(Active& active);
+  // More segments, where that makes more requests that the backend is given in one go.
+  void gather();
   void start_read(Active& active, std::span<Transfer> parts);
   void start_write(Active& active, std::span<Transfer> parts);
   std::span<Transfer> for_staging(Active& active, std::span<Transfer> parts);

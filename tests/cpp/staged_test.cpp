@@ -8,6 +8,8 @@
 #include <condition_variable>
 #include <cstring>
 #include <deque>
+#include <fstream>
+#include <iterator>
 #include <numeric>
 #include <set>
 #include <thread>
@@ -95,6 +97,44 @@ TEST(SegmentQueue, BackgroundThatGoesToStorageDoesNotGoBeforeTraining) {
   push(queue, group_of(Priority::kTraining), 8);
   for (int turn = 1; turn <= 8; ++turn) ASSERT_EQ(popped(queue), Priority::kTraining) << "turn " << turn;
   EXPECT_EQ(popped(queue), Priority::kBackground);
+}
+
+TEST(SegmentQueue, WhatIsSpareGoesInTheSameTurns) {
+  SegmentQueue queue;
+  Segment segment;
+  EXPECT_FALSE(queue.pop_spare(segment));
+  push(queue, group_of(Priority::kBackground), 1);
+  push(queue, group_of(Priority::kTraining), 1);
+  for (const Priority next : {Priority::kTraining, Priority::kBackground}) {
+    ASSERT_TRUE(queue.pop_spare(segment));
+    EXPECT_EQ(segment.group->priority, next);
+  }
+}
+
+bool sleeps(pid_t thread) {
+  std::ifstream file("/proc/self/task/" + std::to_string(thread) + "/stat");
+  const std::string stat(std::istreambuf_iterator<char>(file), {});
+  return stat.substr(stat.rfind(')') + 2, 1) == "S";
+}
+
+TEST(SegmentQueue, NothingIsSpareWhileAWorkerWaits) {
+  SegmentQueue queue;
+  std::atomic<pid_t> thread{0};
+  std::atomic<int> took{0};
+  std::thread worker([&] {
+    thread = ::gettid();
+    Segment segment;
+    while (queue.pop(segment, /*wait=*/true)) ++took;
+  });
+  for (int turn = 1; turn <= 20; ++turn) {
+    while (thread == 0 || !sleeps(thread)) std::this_thread::yield();
+    push(queue, group_of(Priority::kTraining), 1);
+    Segment segment;
+    EXPECT_FALSE(queue.pop_spare(segment));
+    while (took < turn) std::this_thread::yield();
+  }
+  queue.close();
+  worker.join();
 }
 
 TEST(SegmentQueue, WhoeverHelpsTrainingTakesNothingOfTheBackground) {
