@@ -4,6 +4,7 @@ import errno
 import io
 import os
 import pickle
+import pickletools
 import shutil
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -142,6 +143,59 @@ def test_values_are_cast_to_the_dtype_of_the_tensor_that_is_there(tmp_path):
     dcp.load(ours, storage_reader=GDSStorageReader(tmp_path))
     dcp.load(torchs, storage_reader=FileSystemReader(tmp_path))
     assert_same(ours, torchs)
+
+
+def noted_places(folder) -> dict:
+    """By name, where the writer says that each tensor's bytes lie in its archive, and more."""
+    with open(folder / ".metadata", "rb") as file:
+        stored = pickle.load(file).storage_data
+    return {index.fqn: info for index, info in stored.items() if hasattr(info, "gdsdata_place")}
+
+
+def test_metadata_says_where_tensors_lie_so_that_archives_are_not_opened(tmp_path, monkeypatch):
+    state = odd()
+    save(state, GDSStorageWriter(tmp_path))
+    assert {"text", "none"}.isdisjoint(noted_places(tmp_path)) and len(noted_places(tmp_path)) > 20
+    monkeypatch.setattr(GDSStorageReader, "_stored_tensor", lambda *_: pytest.fail("an archive was taken apart"))
+    assert_same(loaded(state, GDSStorageReader(tmp_path, verify=True)), state)
+
+
+def test_metadata_names_nothing_of_gdsdata_that_who_reads_it_would_need(tmp_path):
+    save(odd(), GDSStorageWriter(tmp_path))
+    with open(tmp_path / ".metadata", "rb") as file:
+        texts = [said for _, said, _ in pickletools.genops(file) if isinstance(said, str)]
+    assert not [said for said in texts if said.split(".")[0].split(" ")[0] == "gdsdata"]
+
+
+def test_data_files_of_another_checkpoint_are_an_error_and_no_other_bytes(tmp_path):
+    """As `cp step-200/* latest/` makes, which leaves .metadata behind."""
+    weights = {"weight": torch.ones(5000), "bias": torch.ones(4)}
+    save(weights, GDSStorageWriter(tmp_path / "old"))
+    save({"more": torch.zeros(10**5), **weights}, GDSStorageWriter(tmp_path / "new"))
+    shutil.copy(tmp_path / "new" / "__0_0.distcp", tmp_path / "old")
+    with pytest.raises(CheckpointException, match="CorruptData"):
+        loaded(weights, GDSStorageReader(tmp_path / "old"))
+
+
+SIZE = object()  # the file's
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [None, (), (1, 2), (-1, 0, torch.float32, (50,), (1,), SIZE), (0, 0, torch.float32, (10**9,), (1,), SIZE),
+     (0, 0, torch.float32, (50,), (7,), SIZE), (0, 0, "float32", (50,), (1,), SIZE),
+     (0, 0, torch.float32, ("a",), (1,), SIZE), (0, 0, torch.float32, (50,), (1,), 1000)],
+)  # fmt: skip
+def test_a_place_that_cannot_be_is_looked_up_in_the_archive(tmp_path, lie):
+    state = {"weight": torch.arange(50.0)}
+    save(state, GDSStorageWriter(tmp_path))
+    with open(tmp_path / ".metadata", "rb") as file:
+        metadata = pickle.load(file)
+    (info,) = metadata.storage_data.values()
+    size = (tmp_path / info.relative_path).stat().st_size
+    info.gdsdata_place = lie and tuple(size if one is SIZE else one for one in lie)
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(metadata))
+    assert_same(loaded(state, GDSStorageReader(tmp_path)), state)
 
 
 def test_long_tensors_begin_on_a_page_of_their_file(tmp_path):

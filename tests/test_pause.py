@@ -2,12 +2,14 @@
 
 import gc
 import os
+import pickle
 import signal
 import threading
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from helpers import eventually
 
 import gdsdata
 from gdsdata.checkpoint import pause
@@ -216,6 +218,71 @@ def seen_in_waits(monkeypatch):
     monkeypatch.setattr(engine, "Output", Output)
     monkeypatch.setattr(reading.Reading, "_read", read)
     return found
+
+
+class SeesTheCollectorPlanning(dcp.DefaultLoadPlanner):
+    fails = False
+
+    def create_local_plan(self):
+        self.seen = gc.isenabled()
+        if self.fails:
+            raise KeyError("a planner of its own")
+        return super().create_local_plan()
+
+
+def test_the_collector_waits_while_a_load_of_dcp_is_planned(tmp_path):
+    dcp.save(STATE, storage_writer=gdsdata.GDSStorageWriter(tmp_path))
+    planner = SeesTheCollectorPlanning()
+    dcp.load(STATE, storage_reader=gdsdata.GDSStorageReader(tmp_path), planner=planner)
+    assert planner.seen is False and gc.isenabled()
+
+
+def test_who_looks_at_the_metadata_alone_has_the_collector_again_soon(tmp_path):
+    dcp.save(STATE, storage_writer=gdsdata.GDSStorageWriter(tmp_path))
+    gdsdata.GDSStorageReader(tmp_path).read_metadata()
+    assert eventually(gc.isenabled)
+
+
+def test_a_long_pause_ends_by_itself():
+    long = pause.LongPause()
+    long.begin(0.05)
+    assert eventually(gc.isenabled)
+    long.begin(60)
+    assert not gc.isenabled()
+    long.end()
+    assert gc.isenabled()
+
+
+def test_a_reader_that_has_loaded_is_pickled(tmp_path):
+    dcp.save(STATE, storage_writer=gdsdata.GDSStorageWriter(tmp_path))
+    reader = gdsdata.GDSStorageReader(tmp_path)
+    dcp.load(STATE, storage_reader=reader)
+    assert pickle.loads(pickle.dumps(reader)).path == reader.path
+
+
+def test_a_planner_that_fails_leaves_the_collector_off_for_no_longer_than_the_pause_lasts(tmp_path):
+    dcp.save(STATE, storage_writer=gdsdata.GDSStorageWriter(tmp_path))
+    reader, planner = gdsdata.GDSStorageReader(tmp_path), SeesTheCollectorPlanning()
+    planner.fails = True
+    with pytest.raises(dcp.api.CheckpointException):
+        dcp.load(STATE, storage_reader=reader, planner=planner)
+    assert planner.seen is False and eventually(gc.isenabled)
+
+
+def test_the_collector_is_on_where_there_is_no_checkpoint_to_plan_for(tmp_path):
+    with pytest.raises(dcp.api.CheckpointException):
+        dcp.load(STATE, storage_reader=gdsdata.GDSStorageReader(tmp_path))
+    assert gc.isenabled()
+
+
+def test_a_long_pause_that_is_begun_again_lasts_anew_and_ends_once():
+    long = pause.LongPause()
+    long.begin(60)
+    long.begin(60)
+    assert not gc.isenabled()
+    long.end()
+    long.end()
+    assert gc.isenabled()
 
 
 def test_the_collector_is_on_while_storage_is_waited_for(tmp_path, seen_in_waits):

@@ -4,8 +4,24 @@
 move it.
 """
 
-from gdsdata.checkpoint.api import load, save
-from gdsdata.checkpoint.asynchronous import AsyncCheckpointer
-from gdsdata.checkpoint.hooks import install_torch_hooks, torch_hooks
+from typing import TYPE_CHECKING
+
+from gdsdata.lazy import lazily
+
+if TYPE_CHECKING:  # for tools that read and do not run
+    from gdsdata.checkpoint.api import load, save
+    from gdsdata.checkpoint.asynchronous import AsyncCheckpointer
+    from gdsdata.checkpoint.hooks import install_torch_hooks, torch_hooks
 
 __all__ = ["AsyncCheckpointer", "install_torch_hooks", "load", "save", "torch_hooks"]
+
+__getattr__, __dir__ = lazily(
+    __name__,
+    {
+        "AsyncCheckpointer": "asynchronous",
+        "install_torch_hooks": "hooks",
+        "load": "api",
+        "save": "api",
+        "torch_hooks": "hooks",
+    },
+)

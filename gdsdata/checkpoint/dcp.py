@@ -10,6 +10,7 @@ import contextlib
 import fnmatch
 import functools
 import io
+import math
 import os
 import pickle
 import uuid
@@ -36,8 +37,8 @@ from torch.futures import Future
 
 from gdsdata import engine
 from gdsdata.checkpoint import layout_safetensors, layout_torch
-from gdsdata.checkpoint.pause import collector_paused
-from gdsdata.checkpoint.reading import Reading, Record, Stored, bytes_of
+from gdsdata.checkpoint.pause import LongPause, collector_paused
+from gdsdata.checkpoint.reading import Reading, Record, Seen, Stored, bytes_of
 from gdsdata.checkpoint.writing import Extent, Writing, reached, sync_folder
 from gdsdata.errors import CorruptData
 from gdsdata.formats import safetensors_header
@@ -93,27 +94,33 @@ class GDSStorageWriter(FileSystemWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         name = f"{plan.storage_data.prefix}{self._number()}.distcp"
         archives: list[tuple[layout_torch.Layout, list[torch.Tensor]]] = []
+        plain: list[tuple[_StorageInfo, torch.Tensor]] = []  # what is in them
         others: list[Extent] = []
         results = []
         begin = end = 0
         for item in plan.items:
             data = planner.resolve_data(item)
+            info = _StorageInfo(name, begin, 0)
             if item.type != WriteItemType.BYTE_IO and _is_plain(data):
                 tensor = _without_gaps(data.detach())
                 pickled = layout_torch.pickled_tensor(tensor.dtype, tuple(tensor.shape), tensor.stride())
                 layout = layout_torch.Layout(pickled, [tensor.nbytes], begin)
                 archives.append((layout, [reached(bytes_of(tensor))]))
+                plain.append((info, tensor))
                 end = layout.end
             else:
                 content = data if item.type == WriteItemType.BYTE_IO else _saved_by_torch(data)
                 end = begin + content.getbuffer().nbytes
                 if end > begin:
                     others.append((begin, torch.frombuffer(content.getbuffer(), dtype=torch.uint8)))
-            info = _StorageInfo(name, begin, end - begin)
-            results.append(WriteResult(index=item.index, size_in_bytes=end - begin, storage_data=info))
+            info.length = end - begin
+            results.append(WriteResult(index=item.index, size_in_bytes=info.length, storage_data=info))
             begin = end
         if results:
-            layout_torch.write_archives(os.path.join(self.path, name), archives, others, self.options)
+            path = os.path.join(self.path, name)
+            checksums = layout_torch.write_archives(path, archives, others, self.options)
+            for (info, tensor), (layout, _), (crc32,) in zip(plain, archives, checksums, strict=True):
+                _note_place(info, layout.offsets[0], crc32, tensor, end)
         return _done(results)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
@@ -175,6 +182,27 @@ def _saved_by_torch(data: torch.Tensor) -> io.BytesIO:
     return content
 
 
+_PLACE = "gdsdata_place"  # an attribute more of what ``.metadata`` has of a tensor, which others do not look at
+
+
+def _note_place(info: _StorageInfo, offset: int, crc32: int, tensor: torch.Tensor, file_bytes: int) -> None:
+    """Of a tensor's bytes in a file of that size, so that its archive is not to be taken apart for them."""
+    place = (offset - info.offset, crc32, tensor.dtype, tuple(tensor.shape), tensor.stride(), file_bytes)
+    setattr(info, _PLACE, place)
+
+
+def _noted_place(info: _StorageInfo, path: str, seen: Seen) -> Stored | None:
+    """None where it is not noted, or lies, or is of another file than the one that is there now."""
+    try:
+        begin, crc32, dtype, shape, stride, file_bytes = getattr(info, _PLACE)
+        size_bytes = math.prod(shape) * dtype.itemsize
+        stored = Stored(Record(path, info.offset + begin, size_bytes, crc32, seen), 0, dtype, shape, stride)
+        lies_within = 0 <= begin <= begin + size_bytes <= info.length and stored.span_bytes == size_bytes
+    except (AttributeError, TypeError, ValueError):
+        return None
+    return stored if lies_within and file_bytes == seen[0] else None
+
+
 def _done(value):  # type: ignore[no-untyped-def]
     future: Future = Future()
     future.set_result(value)
@@ -182,6 +210,9 @@ def _done(value):  # type: ignore[no-untyped-def]
 
 
 # ------------------------------------------------------------------------------------------------ reading
+
+# Python's collector waits at most so long while a planner gets ready, and while it and those of other ranks plan.
+_PLANNER_SET_UP_S, _PLANNED_S = 0.25, 2.0
 
 # Tensors that are not read in place go by way of so much memory at a time (and one of them).
 _OWN_BYTES = 1 << 30
@@ -214,13 +245,24 @@ class GDSStorageReader(FileSystemReader):
         super().__init__(path)
         self.verify = verify
         self.options = options or EngineOptions()
+        self._planning = LongPause()
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        self._planning.begin(_PLANNER_SET_UP_S)  # no longer: who only wants to see the metadata calls this, too
+        try:
+            return super().read_metadata(*args, **kwargs)
+        except BaseException:
+            self._planning.end()
+            raise
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         super().set_up_storage_reader(metadata, is_coordinator, *args, **kwargs)
         self._headers: dict[tuple[str, int], dict[str, Stored]] = {}  # of safetensors files
+        self._planning.begin(_PLANNED_S)  # until `read_data`: planners make many objects for each tensor
 
     @collector_paused()
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        self._planning.end()
         reading = Reading(self.options, self.verify)
         stored: dict[MetadataIndex, Stored | None] = {}
         left_to_torch = []
@@ -230,7 +272,9 @@ class GDSStorageReader(FileSystemReader):
             for item in plan.items:
                 index, info = item.storage_index, self.storage_data[item.storage_index]
                 if index in archives and index not in stored:
-                    stored[index] = self._stored_tensor(index, archives[index])
+                    archive = archives[index]
+                    noted = _noted_place(info, archive.path, archive.seen)
+                    stored[index] = noted or self._stored_tensor(index, archive)
                 if info.transform_descriptors or stored.get(index, True) is None:
                     left_to_torch.append(item)
                 elif item.type == LoadItemType.BYTE_IO:
@@ -266,7 +310,8 @@ class GDSStorageReader(FileSystemReader):
             path = self._path_of(info)
             _check_size(index, info, path, sizes[path])
             archives[index] = layout_torch.Slice(path, descriptors[path], info.offset, info.length)
-            archives[index].ask_for_ends()  # of all, before the first is waited for
+            if not hasattr(info, _PLACE):
+                archives[index].ask_for_ends()  # of all, before the first is waited for
         return archives
 
     def _stored_tensor(self, index: MetadataIndex, archive: layout_torch.Slice) -> Stored | None:

@@ -34,6 +34,7 @@ _VERSION = b"3\n"  # of the format, as torch.save writes it
 _SMALL_ALIGNMENT = 64
 _LONGEST_BYTE_ORDER = 16  # "little", and a file may say that it is gigabytes
 
+
 @dataclass(frozen=True)
 class Archive:
     """A file of torch.save's.
@@ -282,8 +283,11 @@ def write_archives(
     archives: Sequence[tuple[Layout, Sequence[torch.Tensor]]],
     others: Sequence[Extent],
     options: EngineOptions,
-) -> None:
+) -> list[list[int]]:
     """A file of archives, each with its storages (uint8, one dimension), and of other bytes.
+
+    Returns:
+        The CRC-32 of each archive's storages.
 
     Raises:
         IoError: the file cannot be written, or space is lacking.
@@ -291,11 +295,12 @@ def write_archives(
     ends = [layout.end for layout, _ in archives] + [offset + content.nbytes for offset, content in others]
     storages = [extent for layout, flat in archives for extent in zip(layout.offsets, flat, strict=True)]
     with Writing(path, max(ends, default=0), options) as writing:
-        checksums = iter(writing.write([*storages, *others], with_checksums=True))
-        writing.write_bytes(
-            part for layout, flat in archives for part in layout.frame(list(itertools.islice(checksums, len(flat))))
-        )
+        taken = iter(writing.write([*storages, *others], with_checksums=True))
+        checksums = [list(itertools.islice(taken, len(flat))) for _, flat in archives]
+        layouts = [layout for layout, _ in archives]
+        writing.write_bytes(part for one in map(Layout.frame, layouts, checksums) for part in one)
         writing.commit()
+    return checksums
 
 
 @functools.lru_cache(maxsize=1024)  # the same layer comes again and again

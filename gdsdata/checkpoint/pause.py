@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 
 _lock = threading.RLock()  # a signal handler may save, too
-_pausing: set[int] = set()  # threads
+_pausing: set[object] = set()  # threads, and each `LongPause`
 _was_enabled = False
 
 
@@ -28,6 +28,30 @@ def collector_resumed() -> contextlib._GeneratorContextManager[None]:
     return _while(pausing=False)
 
 
+class LongPause:
+    """A pause from one call of a library to another, which does not come where the library has failed in between."""
+
+    def __init__(self) -> None:
+        self._timer: threading.Timer | None = None
+
+    def begin(self, most_s: float) -> None:
+        """It ends by itself after so many seconds. One that has begun goes on for so long from now."""
+        timer = threading.Timer(most_s, _set, (self, False))
+        timer.daemon = True
+        with _lock:  # which the timer needs: it cannot end what has not begun
+            before, self._timer = self._timer, timer
+            if before is not None:
+                before.cancel()
+            timer.start()  # first: what is paused without it might stay so
+            _set(self, True)
+
+    def end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None  # it has a lock, and what has one cannot be pickled
+        _set(self, False)
+
+
 @contextlib.contextmanager
 def _while(pausing: bool) -> Iterator[None]:
     thread = threading.get_ident()
@@ -39,18 +63,18 @@ def _while(pausing: bool) -> Iterator[None]:
         _set(thread, before)
 
 
-def _set(thread: int, pausing: bool) -> None:
+def _set(who: object, pausing: bool) -> None:
     """In such an order that Ctrl-C at a call in it does not leave the collector off."""
     global _was_enabled
     with _lock:
         if pausing:
             if not _pausing:
                 _was_enabled = gc.isenabled()
-            _pausing.add(thread)
+            _pausing.add(who)
             gc.disable()
-        elif thread in _pausing:
+        elif who in _pausing:
             try:
-                _pausing.remove(thread)
+                _pausing.remove(who)
             finally:
                 if not _pausing and _was_enabled:
                     gc.enable()
