@@ -13,29 +13,29 @@ from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.dlpack import from_dlpack
 
 from gdsdata import engine, shuffles
-from gdsdata.calibration import calibrated
-from gdsdata.decoders import Decoder, Image, decoder_of
 from gdsdata.errors import CorruptData, GdsdataError, IoError, StallError
-from gdsdata.field_batches import Collate, FieldBatches, RaggedAs, WindowBatches, check_ragged_as, moved
-from gdsdata.formats import recognise
-from gdsdata.formats.fields import FieldIndex
-from gdsdata.formats.index import Format, Index
-from gdsdata.formats.megatron import WindowIndex
-from gdsdata.formats.parquet import TableIndex
-from gdsdata.formats.registry import Source, list_files
-from gdsdata.lanes import Lanes
-from gdsdata.open_pieces import OpenPieces
+from gdsdata.formats.index import Format, Index, has_fields, is_of_windows, is_table
+from gdsdata.formats.registry import Source, list_files, recognise
 from gdsdata.options import EngineOptions
 from gdsdata.order import Order
 from gdsdata.progress import Begun, Progress
 from gdsdata.ranks import rank_and_world_size
 from gdsdata.report import Report, Reporter, StepTimes, WorkerTimes, diagnose, marked
-from gdsdata.row_groups import InOrder, RowGroups, RowGroupShuffle, UpcomingGroups
-from gdsdata.skipped import ON_ERROR, Skipped, first_recognised, index_sound, nothing_left
-from gdsdata.table_batches import TableBatches, most_held_bytes
 
+# What only some data sets need is imported where they need it, for a program's start: benchmarks/notes/startup.md.
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+
+    from gdsdata.decoders import Decoder, Image
+    from gdsdata.field_batches import Collate, RaggedAs
+    from gdsdata.formats.fields import FieldIndex
+    from gdsdata.formats.megatron import WindowIndex
+    from gdsdata.formats.parquet import TableIndex
+    from gdsdata.lanes import Lanes
+    from gdsdata.lent_memory import LentMemory
+    from gdsdata.open_pieces import OpenPieces
+    from gdsdata.row_groups import RowGroups, RowGroupShuffle, UpcomingGroups
+    from gdsdata.skipped import Skipped
 
 # Samples planned at a time, when an epoch is under way: numpy's cost a call is then spread over many batches.
 _PLAN_SAMPLES = 4096
@@ -171,20 +171,20 @@ class GDSDataset(IterableDataset):
             raise ValueError(f'residency={residency!r} must be None or "pinned"')
         if residency is not None and self.device.type != "cuda":
             raise ValueError(f'residency="pinned" is for CUDA devices: on {self.device} files are mapped anyway')
-        check_ragged_as(ragged)
-        if on_error not in ON_ERROR:
-            raise ValueError(f"on_error={on_error!r} is none of {', '.join(map(repr, ON_ERROR))}")
+        _check_ragged_as(ragged)
+        if on_error not in ("raise", "skip"):
+            raise ValueError(f"on_error={on_error!r} is none of 'raise', 'skip'")
         self.collate = collate
-        self._skipped = Skipped() if on_error == "skip" else None
+        self._skipped = _skipped() if on_error == "skip" else None
         self.residency = residency
         self.ragged = ragged
-        self.decode = {name: decoder_of(said) for name, said in (decode or {}).items()}
+        self.decode = _decoders_of(decode) if decode else {}
         self.transform = transform
         self.prefetch = prefetch
         self.zero_copy = zero_copy
         self.options = options or EngineOptions()
         self._paths = list_files(source)
-        self._format = format or (first_recognised if self._skipped else recognise)(self._paths)
+        self._format = format or self._recognised()
         self._rank, self._world_size = rank_and_world_size(rank, world_size, device_mesh, dp_dim)
         self._batch_size, self._seed, self._drop_last, self._uneven = batch_size, seed, drop_last, uneven
         self._shuffle_asked, self._shuffle_reason = shuffle, "as asked for"
@@ -206,9 +206,9 @@ class GDSDataset(IterableDataset):
 
     def _index_files(self) -> None:
         self._index: Index | FieldIndex | WindowIndex | TableIndex | None = self._indexed()
-        if isinstance(self._index, WindowIndex) and not self._index.is_even:
+        if is_of_windows(self._index) and not self._index.is_even:
             raise ValueError(f"{self._format}: last windows are shorter, which no batch holds: leave drop_last True")
-        if self.collate is not None and not isinstance(self._index, (FieldIndex, TableIndex)):
+        if self.collate is not None and not (has_fields(self._index) or is_table(self._index)):
             raise ValueError(
                 f"collate= is for samples with fields: of {self._format} a batch is one tensor already, and transform= "
                 "gets that"
@@ -218,18 +218,28 @@ class GDSDataset(IterableDataset):
             raise ValueError(f"residency={self.residency!r} is for samples of one size: leave it out for fields")
         if lost := sorted(self.decode.keys() - names):
             raise ValueError(f"decode= names {lost[0]!r}, but the samples' fields are {sorted(names) or 'none'}")
-        if isinstance(self._index, TableIndex):
+        if is_table(self._index):
             self._is_auto = False  # there is nothing to choose
         elif self._shuffle_asked == "auto":
             self._shuffle_asked, self._shuffle_reason = shuffles.choose(self._index, self._world_size)
         self._make_order(shuffles.shape_of(self._shuffle_asked, self._index, self._step_samples))
         self._opened: tuple[int, Any, Any, Any] | None = None  # process, engine, file table, pool
         self._residence: Any = None
+        self._lent: LentMemory | None = None
+
+    def _recognised(self) -> Format:
+        if self._skipped is None:
+            return recognise(self._paths)
+        from gdsdata.skipped import first_recognised
+
+        return first_recognised(self._paths)
 
     def _indexed(self) -> Index | FieldIndex | WindowIndex | TableIndex:
         if self._skipped is None:
             index = self._format.index(self._paths)
         else:
+            from gdsdata.skipped import index_sound
+
             index, refusals = index_sound(self._format, self._paths)
             self._skipped.leave_out_files(refusals, len(self._paths))
         if not len(index):
@@ -306,7 +316,7 @@ class GDSDataset(IterableDataset):
             raise ValueError(f"the state is of another data set or order, and cannot be resumed here: {said}")
         if self._is_auto:
             shuffle = state["shuffle"]
-            self._shuffle_asked = Lanes(*shuffle) if isinstance(shuffle, list) else shuffle
+            self._shuffle_asked = shuffles.of_identity(shuffle)
             self._shuffle_reason = "of the state that was loaded"
             self._make_order(self._shuffle_asked)
         self._progress.load(state)
@@ -358,10 +368,10 @@ class GDSDataset(IterableDataset):
         index, order = self._index, self._order
         done, total = 0, len(numbers)
         pieces = self._open_pieces(index, epoch)
-        upcoming = self._upcoming(index, epoch) if isinstance(index, TableIndex) else None
+        upcoming = self._upcoming(index, epoch) if is_table(index) else None
         batches, take = self._prefetcher(index, pieces, upcoming)
         self._running = batches
-        reach = batches.reach if isinstance(index, TableIndex) else pieces.reach if pieces else None
+        reach = batches.reach if is_table(index) else pieces.reach if pieces else None
         transform, times = self.transform, self._times
         planned, plan_batches = 0, self.prefetch
         times.asked()
@@ -385,7 +395,7 @@ class GDSDataset(IterableDataset):
                     with marked("gdsdata: waiting for a batch"):
                         batch = take()
                 except (IoError, CorruptData):
-                    if self._skipped is None or isinstance(index, (FieldIndex, TableIndex)):  # whose batches do it
+                    if self._skipped is None or has_fields(index) or is_table(index):  # whose batches do it
                         raise
                     batch = self._sample_by_sample(index, order.samples_of(epoch, numbers[done : done + 1])[0])
                 if transform is not None:
@@ -438,8 +448,17 @@ class GDSDataset(IterableDataset):
             self._totals = _sum(self._totals, {**one_each.statistics(), "batches": 1})
             one_each.close()
         if not kept:
+            from gdsdata.skipped import nothing_left
+
             raise nothing_left(len(samples), last_error)
         return torch.cat(kept)
+
+    def _lent_memory(self) -> LentMemory:
+        if self._lent is None:
+            from gdsdata.lent_memory import LentMemory
+
+            self._lent = LentMemory(self.prefetch + 2)
+        return self._lent
 
     def _prefetcher(
         self,
@@ -453,7 +472,10 @@ class GDSDataset(IterableDataset):
         if pieces is not None:
             files = pieces.files
         timeout_s = self.options.stall_timeout_s
-        if isinstance(index, TableIndex):
+        if is_table(index):
+            from gdsdata.field_batches import moved
+            from gdsdata.table_batches import TableBatches
+
             batches = TableBatches(
                 *(shared, files, index, self.prefetch, timeout_s, self.ragged, self.decode, upcoming),
                 *(self.collate, self._skipped),
@@ -461,15 +483,20 @@ class GDSDataset(IterableDataset):
             if self.device.type == "cpu":
                 return batches, batches.next
             return batches, lambda: moved(batches.next(), self.device)
-        if isinstance(index, FieldIndex):
+        if has_fields(index):
+            from gdsdata.field_batches import FieldBatches
+
             host = engine.kept_engine(self._options_of_batches, torch.device("cpu")) if self._reads_to_both else None
             batches = FieldBatches(
                 *(shared, files, index, self.device, self.prefetch, timeout_s, self.ragged, self.decode, host),
-                *(self.collate, self._skipped),
+                *(self.collate, self._skipped, self._lent_memory()),
             )
             return batches, batches.next
-        if isinstance(index, WindowIndex):
-            batches = WindowBatches(shared, files, index, self.device, self.prefetch, timeout_s)
+        if is_of_windows(index):
+            from gdsdata.field_batches import WindowBatches
+
+            lent = self._lent_memory()
+            batches = WindowBatches(shared, files, index, self.device, self.prefetch, timeout_s, lent)
             return batches, batches.next
         batches, dtype = engine.make_batches(
             shared,
@@ -488,6 +515,8 @@ class GDSDataset(IterableDataset):
     def _upcoming(self, index: TableIndex, epoch: int) -> UpcomingGroups:
         """What can say which row groups are needed next."""
         if not self._shuffle:
+            from gdsdata.row_groups import InOrder
+
             return InOrder(index.group_first_row, self._step_samples, self._rank, self._world_size)
         permutation = self._shuffle.permutation(len(index), self._step_samples, self._seed, epoch)
         return permutation.of_rank(self._rank, self._world_size)
@@ -496,8 +525,10 @@ class GDSDataset(IterableDataset):
         self, index: Index | FieldIndex | WindowIndex | TableIndex, epoch: int
     ) -> OpenPieces | None:
         """What reads the pieces of a lane shuffle; None where a step needs several windows."""
-        if not isinstance(self._shuffle, Lanes) or not self._shuffle.holds(self._step_samples) or self.residency:
+        if not shuffles.is_lanes(self._shuffle) or not self._shuffle.holds(self._step_samples) or self.residency:
             return None
+        from gdsdata.open_pieces import OpenPieces
+
         worker, options = get_worker_info(), self.options
         if worker and worker.num_workers > 1:  # they read the same pieces, which the storage then gives once
             options = replace(options, direct="never")
@@ -531,20 +562,28 @@ class GDSDataset(IterableDataset):
     @property
     def _read_to(self) -> torch.device:
         """What pyarrow decodes it wants on the CPU."""
-        return torch.device("cpu") if isinstance(self._index, TableIndex) else self.device
+        return torch.device("cpu") if is_table(self._index) else self.device
 
     @property
     def _options_of_batches(self) -> EngineOptions:
         """Of lanes' batches, which come from memory: what ``direct="always"`` asks for is asked of their pieces."""
-        if isinstance(self._shuffle, Lanes) and self.options.direct == "always":
+        if shuffles.is_lanes(self._shuffle) and self.options.direct == "always":
             return replace(self.options, direct="auto")
         return self.options
+
+    @property
+    def _calibrated_options(self) -> EngineOptions:
+        if self._read_to.type == "cpu":  # for which nothing is calibrated
+            return self._options_of_batches
+        from gdsdata.calibration import calibrated
+
+        largest = self._index.paths[int(self._index.size_bytes.argmax())]
+        return calibrated(self._options_of_batches, largest, self._read_to)
 
     def _open(self) -> tuple[Any, Any, Any]:
         """The engine, its table of the files and its memory: kept from epoch to epoch, but not across a fork."""
         if self._opened is None or self._opened[0] != os.getpid():
-            largest = self._index.paths[int(self._index.size_bytes.argmax())]
-            shared = engine.shared_engine(calibrated(self._options_of_batches, largest, self._read_to), self._read_to)
+            shared = engine.shared_engine(self._calibrated_options, self._read_to)
             on_cuda, pool = self.device.type == "cuda", None
             if isinstance(self._index, Index):
                 pool = engine.buffer_pool(shared, self._index.sample, self._batch_size, self.prefetch, on_cuda)
@@ -615,7 +654,9 @@ class GDSDataset(IterableDataset):
             result["ring_bytes"] = pool.max_kept_bytes
         else:
             result["ring_bytes"] = self.prefetch * self._index.most_bytes(self._batch_size)
-        if isinstance(self._index, TableIndex):
+        if is_table(self._index):
+            from gdsdata.table_batches import most_held_bytes
+
             upcoming = self._upcoming(self._index, self._progress.epoch)
             result["ring_bytes"] += most_held_bytes(self._index, upcoming, len(self), self.prefetch)
         result["piece_bytes"], result["piece_memory_bytes"] = dict(self._piece_bytes), self._piece_memory_bytes
@@ -643,8 +684,27 @@ class GDSDataset(IterableDataset):
 
     def __getstate__(self) -> dict[str, Any]:
         """For worker processes: all but what belongs to this one."""
-        of_here = dict.fromkeys(("_opened", "_running", "_residence", "_workers_before"))
+        of_here = dict.fromkeys(("_opened", "_running", "_residence", "_workers_before", "_lent"))
         return {**self.__dict__, **of_here}
+
+
+def _skipped() -> Skipped:
+    from gdsdata.skipped import Skipped
+
+    return Skipped()
+
+
+def _check_ragged_as(ragged: str) -> None:
+    if ragged != "flat":
+        from gdsdata.field_batches import check_ragged_as
+
+        check_ragged_as(ragged)
+
+
+def _decoders_of(decode: Mapping[str, str | Decoder | Image]) -> dict[str, Decoder | Image]:
+    from gdsdata.decoders import decoder_of
+
+    return {name: decoder_of(said) for name, said in decode.items()}
 
 
 def _sum(totals: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from gdsdata.errors import CorruptData
 from gdsdata.formats.fields import Field, FieldIndex
 from gdsdata.formats.index import torch_equivalent
 from gdsdata.formats.megatron import WindowIndex
+from gdsdata.lent_memory import LentMemory
 from gdsdata.skipped import Skipped
 
 # Batches that are read at the same time: while one of them is planned and handed over, another is copied; and, where
@@ -152,6 +153,7 @@ class FieldBatches(BatchesAhead):
             pinned; torch keeps what was once pinned, and gives it out again when nobody has a view of it any more.
         collate: makes the batch of its samples.
         skipped: takes note of bad samples, which are left out; None: they are errors.
+        lent: memory of batches on the CPU, kept from epoch to epoch.
     """
 
     def __init__(
@@ -167,8 +169,10 @@ class FieldBatches(BatchesAhead):
         host: Any = None,
         collate: Collate | None = None,
         skipped: Skipped | None = None,
+        lent: LentMemory | None = None,
     ) -> None:
         self._files, self._device = files, device
+        self._lent = lent or LentMemory(prefetch + 2)
         self._paths, self._fields = index.paths, getattr(index, "fields", ())
         self._ragged_as, self._decode, self._collate = _RAGGED_AS[ragged_as], decode, collate
         columns = range(max(1, len(self._fields)))
@@ -203,8 +207,7 @@ class FieldBatches(BatchesAhead):
         length_bytes = length_bytes[:, there.columns]
         field_bytes = length_bytes.sum(0)
         begins = np.cumsum([0, *(-(-field_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES)])
-        is_pinned = there.device != self._device
-        memory = torch.empty(int(begins[-1]), dtype=torch.uint8, device=there.device, pin_memory=is_pinned)
+        memory = self._memory_for(int(begins[-1]), there.device)
         for k, begin, size in zip(there.columns, begins.tolist(), field_bytes.tolist(), strict=False):
             flat[k] = memory[begin : begin + size]
         places = begins[:-1] + np.cumsum(length_bytes, 0) - length_bytes
@@ -220,6 +223,11 @@ class FieldBatches(BatchesAhead):
             False,
         )
         return _Read(memory, there.engine, transfers)
+
+    def _memory_for(self, size_bytes: int, device: torch.device) -> torch.Tensor:
+        if device.type == self._device.type == "cpu":
+            return self._lent.take(size_bytes)
+        return torch.empty(size_bytes, dtype=torch.uint8, device=device, pin_memory=device != self._device)
 
     def _fetch(
         self, reads: list[_Read], planned: _Planned, length_bytes: np.ndarray, flat: dict[int, torch.Tensor]
@@ -366,8 +374,9 @@ class WindowBatches(FieldBatches):
         device: torch.device,
         prefetch: int,
         stall_timeout_s: float,
+        lent: LentMemory | None = None,
     ) -> None:
-        super().__init__(shared, files, index, device, prefetch, stall_timeout_s, "flat", {})
+        super().__init__(shared, files, index, device, prefetch, stall_timeout_s, "flat", {}, lent=lent)
         self._sample = index.sample
         self._widened_dtype = torch.empty(0, dtype=index.sample.torch_dtype).numpy().dtype
 

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import time
 from dataclasses import astuple
+from typing import TYPE_CHECKING, TypeGuard
 
 import numpy as np
 import torch
 import torch.distributed
 
 from gdsdata import engine
-from gdsdata.calibration import records_of
-from gdsdata.formats.fields import FieldIndex
-from gdsdata.formats.index import Index
-from gdsdata.formats.megatron import WindowIndex
-from gdsdata.formats.parquet import TableIndex
-from gdsdata.lanes import Lanes
+from gdsdata.formats.index import Index, is_table
 from gdsdata.options import MIB, EngineOptions
-from gdsdata.row_groups import RowGroups, RowGroupShuffle
+
+if TYPE_CHECKING:
+    from gdsdata.formats.fields import FieldIndex
+    from gdsdata.formats.megatron import WindowIndex
+    from gdsdata.formats.parquet import TableIndex
+    from gdsdata.lanes import Lanes
+    from gdsdata.row_groups import RowGroups, RowGroupShuffle
 
 # Below this much data the pieces would be of a few samples, and an epoch is over in a moment.
 _LEAST_BYTES = 256 * MIB
@@ -38,27 +40,51 @@ def shape_of(
     Raises:
         ValueError: ``asked`` is nothing of the kind.
     """
-    if isinstance(index, TableIndex):
+    if is_table(index):
         return _of_row_groups(asked, index, step_samples)
-    if asked == "lanes":
-        return Lanes.fitting(len(index), index.spacing_bytes, step_samples)
+    if isinstance(asked, bool):
+        return asked
     if asked == "uniform":
         return True
-    if isinstance(asked, (bool, Lanes)):
+    from gdsdata.lanes import Lanes
+
+    if asked == "lanes":
+        return Lanes.fitting(len(index), index.spacing_bytes, step_samples)
+    if isinstance(asked, Lanes):
         return asked
     raise ValueError(f'shuffle={asked!r} must be True or "uniform", "lanes" or a Lanes, "auto", or False')
 
 
 def identity_of(shuffle: bool | Lanes | RowGroupShuffle) -> bool | list[int]:
     """Plain numbers that are equal for what orders alike."""
-    if isinstance(shuffle, RowGroupShuffle):
-        return shuffle.identity
-    return list(astuple(shuffle)) if isinstance(shuffle, Lanes) else shuffle
+    if isinstance(shuffle, bool):
+        return shuffle
+    return list(astuple(shuffle)) if is_lanes(shuffle) else shuffle.identity
+
+
+def of_identity(identity: bool | list[int]) -> bool | Lanes:
+    """What `identity_of` was asked of, where that is for other than tables."""
+    if isinstance(identity, bool):
+        return identity
+    from gdsdata.lanes import Lanes
+
+    return Lanes(*identity)
+
+
+def is_lanes(shuffle: bool | Lanes | RowGroupShuffle) -> TypeGuard[Lanes]:
+    """Without importing them for a data set that has none."""
+    if isinstance(shuffle, bool):
+        return False
+    from gdsdata.lanes import Lanes
+
+    return isinstance(shuffle, Lanes)
 
 
 def _of_row_groups(
     asked: bool | str | Lanes | RowGroups, index: TableIndex, step_samples: int
 ) -> bool | RowGroupShuffle:
+    from gdsdata.row_groups import RowGroups, RowGroupShuffle
+
     if asked is False or len(index) == 0:
         return False
     if asked in (True, "auto", "lanes"):
@@ -100,6 +126,8 @@ def _choose(index: Index | FieldIndex | WindowIndex) -> tuple[str, str]:
     total_bytes = int(index.size_bytes.sum())
     if total_bytes < _LEAST_BYTES:
         return "uniform", f"all files have {total_bytes / MIB:.0f} MiB, less than {_LEAST_BYTES // MIB}"
+    from gdsdata.calibration import records_of
+
     path = index.paths[largest]
     singly = _gb_per_s(index if isinstance(index, Index) else records_of(path, sample_bytes), _BATCH_SAMPLES)
     in_pieces = _gb_per_s(records_of(path, MIB), _BATCH_PIECES)

@@ -11,13 +11,12 @@ from gdsdata.engine import warn_once
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.formats import recognise
 from gdsdata.formats.index import Format, Index
-from gdsdata.formats.shards import INDEX_NAME
+from gdsdata.formats.magics import SHARDS_INDEX
 
 if TYPE_CHECKING:
     from gdsdata.formats.fields import FieldIndex
     from gdsdata.formats.megatron import WindowIndex
 
-ON_ERROR = ("raise", "skip")
 _MOST_NAMED = 100
 # Files that are asked for their format where the first ones do not tell it.
 _MOST_ASKED = 100
@@ -105,7 +104,8 @@ def index_sound(format: Format, paths: list[str]) -> tuple[Index | FieldIndex | 
             try:
                 format.index([path])
             except CorruptData as refusal:
-                refusals.setdefault(refusal.path or path, refusal)  # a pair of files is one, whichever names it
+                # A pair of files is one, whichever names it.
+                refusals.setdefault(refusal.path or path, _to_keep(refusal))
                 continue
             except ValueError:
                 pass  # sound, but by itself no data set
@@ -123,13 +123,18 @@ def _index_sound_shards(format: Any, paths: list[str]) -> tuple[FieldIndex, list
         try:
             return replace(format, without=(*format.without, *left_out)).index(paths), refusals
         except CorruptData as refusal:
-            if refusal.path in ("", *left_out) or os.path.basename(refusal.path) == INDEX_NAME:
+            if refusal.path in ("", *left_out) or os.path.basename(refusal.path) == SHARDS_INDEX:
                 raise
-            refusals.append(refusal)
+            refusals.append(_to_keep(refusal))
         except ValueError:
             if refusals:
                 raise _all_refused(refusals) from None
             raise
+
+
+def _to_keep(error: CorruptData) -> CorruptData:
+    """Without its traceback, whose frames would keep all that its callers have."""
+    return CorruptData(str(error), error.path, error.offset, error.length)
 
 
 def _all_refused(refusals: list[CorruptData]) -> CorruptData:

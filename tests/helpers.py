@@ -5,8 +5,10 @@ import mmap
 import multiprocessing
 import multiprocessing.connection
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable
@@ -182,6 +184,34 @@ def run_script(script: str, *arguments: Any, timeout_s: float = 30) -> tuple[int
     return process.returncode, stdout, stderr
 
 
+def torchrun(
+    ranks: int, script: str | Path, *arguments: Any, timeout_s: float = 80, restarts: int = 0, **environment: str
+) -> tuple[int, str]:
+    """Exit code and output of so many ranks on this machine; a hang fails, and ends them all.
+
+    ``environment`` is added to that of this process.
+    """
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    paths = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
+    process = subprocess.Popen(
+        [*command, f"--max-restarts={restarts}", str(script), *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "GLOO_SOCKET_IFNAME": "lo", **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        said, _ = process.communicate(timeout=timeout_s)
+    except BaseException as error:  # a test's own timeout too, and Ctrl-C
+        os.killpg(process.pid, signal.SIGKILL)
+        said, _ = process.communicate()
+        if isinstance(error, subprocess.TimeoutExpired):
+            pytest.fail(f"{ranks} ranks still ran after {timeout_s} s:\n{said}")
+        raise
+    return process.returncode, said
+
+
 def exit_code_of_fork(child: Callable[[], Any], timeout_s: float = 10) -> int:
     """Fork, and run ``child`` in the child only; its exit code: 0, 1 for an exception, -N for signal N.
 
@@ -232,6 +262,11 @@ def reset_peak() -> None:
 def _status_bytes(field: str) -> int:
     (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{field}:"))
     return int(line.split()[1]) * 1024
+
+
+def reading_threads() -> set[threading.Thread]:
+    """Those that now read batches with fields, other tests' stalled ones among them."""
+    return {thread for thread in threading.enumerate() if thread.name.startswith("gdsdata-fields")}
 
 
 def eventually(condition: Callable[[], bool], timeout_s: float = 5) -> bool:

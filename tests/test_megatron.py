@@ -15,7 +15,8 @@ from gdsdata import GDSDataset
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.formats.fields import Field, FieldIndex
 from gdsdata.formats.index import Index
-from gdsdata.formats.megatron import MAGIC, Megatron, WindowIndex, parse_index
+from gdsdata.formats.magics import MEGATRON
+from gdsdata.formats.megatron import Megatron, WindowIndex, parse_index
 
 # Hypothesis runs one test function many times with one tmp_path; every example here overwrites what it reads.
 many = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -43,7 +44,7 @@ MEGATRONS_WINDOWS = [
 ]
 
 
-def idx(lengths, code=8, *, pointers=None, bounds=None, modes=b"", magic=MAGIC, version=1, counts=None) -> bytes:
+def idx(lengths, code=8, *, pointers=None, bounds=None, modes=b"", magic=MEGATRON, version=1, counts=None) -> bytes:
     """An .idx file of sequences of ``lengths`` that lie one behind the other; every part of it may lie."""
     lengths = np.asarray(lengths, np.int64)
     if pointers is None:

@@ -2,13 +2,12 @@
 
 import itertools
 import math
-import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from helpers import eventually, in_new_process
+from helpers import eventually, in_new_process, reading_threads
 from hypothesis import given
 from hypothesis import strategies as st
 from test_tfrecord import record
@@ -235,11 +234,12 @@ def test_a_stateful_loader_goes_on_with_the_next_batch(folder, workers):
 def test_breaking_off_ends_the_sources_readers(tmp_path):
     (tmp_path / "a.tfrecord").write_bytes(b"".join(record(bytes([i])) for i in range(50)))
     fields = [GDSDataset(tmp_path / "a.tfrecord", 2, TFRecord(), seed=i, device="cpu") for i in range(2)]
+    before = reading_threads()
     for _ in range(10):
         batches = iter(Mix(fields, [1, 1]))
         next(batches), next(batches)
         batches.close()
-    assert eventually(lambda: not [one for one in threading.enumerate() if one.name.startswith("gdsdata-fields")])
+    assert eventually(lambda: reading_threads() <= before)
     assert all(source._running is None for source in fields)
 
 

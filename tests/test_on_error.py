@@ -1,10 +1,13 @@
 """on_error="skip": what is bad is left out, counted and named; ranks, order and resume stay as they were."""
 
+import gc
 import os
+import weakref
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from test_fields import Members
 from test_litdata import write_plain as write_litdata
 from test_mds import write_mds
@@ -104,6 +107,28 @@ def test_ranks_and_resume_agree_on_what_is_left(tmp_path, kind):
     again = read(tmp_path, 1, rank=0, world_size=2, **arguments)
     again.load_state_dict(first.state_dict())
     assert list(map(numbers, again)) == batches[0][1:]
+
+
+@pytest.mark.filterwarnings("ignore:gdsdata")
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_left_out_keeps_nothing_of_who_asked_for_the_batches(tmp_path, kind):
+    """An error's traceback would: the caller's frame, with the iterator that it dropped and its threads."""
+    write, arguments, _ = KINDS[kind]
+    write(tmp_path)
+
+    def break_off():
+        data, local = read(tmp_path, 1, **arguments), torch.zeros(1)
+        next(iter(data))
+        assert data.stats()["skipped"]["files"]
+        return data, weakref.ref(local)
+
+    gc.collect()
+    gc.disable()
+    try:
+        data, local = break_off()
+        assert local() is None and data._running is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.filterwarnings("ignore:gdsdata")

@@ -108,9 +108,10 @@ MAY_IMPORT = {
     "doctor": {"calibration", "engine", "options", "errors", "tensor"},
     "calibration": {"engine", "formats", "options", "errors"},
     "tensor": {"calibration", "engine", "options", "errors"},  # read_tensor, write_tensor
-    "checkpoint": {"engine", "formats", "options", "errors", "report"},  # of formats: headers, directories
+    "checkpoint": {"engine", "formats", "lazy", "options", "errors", "report"},  # of formats: headers, directories
     "dataset": {
         *("decoders", "field_batches", "formats", "order", "lanes", "ranks", "open_pieces", "shuffles", "progress"),
+        "lent_memory",
         *("row_groups", "skipped", "table_batches", "calibration", "engine", "options", "errors", "report"),
     },
     "report": set(),
@@ -119,8 +120,12 @@ MAY_IMPORT = {
     "skipped": {"engine", "formats", "errors"},
     "decoders": {"engine", "formats", "images", "errors"},
     "batches_ahead": {"engine", "skipped", "errors"},
-    "field_batches": {"batches_ahead", "decoders", "formats", "engine", "options", "errors", "skipped"},
-    "formats": {"errors"},
+    "lent_memory": set(),
+    "field_batches": {
+        *("batches_ahead", "decoders", "formats", "lent_memory", "engine", "options", "errors", "skipped"),
+    },
+    "formats": {"errors", "lazy"},
+    "lazy": set(),
     "images": set(),
     "open_pieces": {"engine", "formats", "lanes", "options", "errors"},
     "order": {"errors"},

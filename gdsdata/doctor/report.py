@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import textwrap
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from gdsdata.doctor.transfers import Transfer
 
 VERSION = 1
 _ANSWER_COLUMNS, _QUESTION_COLUMNS = 9, 30
+_wrapped = functools.partial(textwrap.wrap, break_on_hyphens=False, break_long_words=False)  # paths stay whole
 
 
 def as_text(findings: Sequence[Finding], transfers: Sequence[Transfer], columns: int = 120) -> str:
@@ -31,10 +33,10 @@ def as_text(findings: Sequence[Finding], transfers: Sequence[Transfer], columns:
 
 def _entry(finding: Finding, columns: int) -> list[str]:
     asked = f"  {finding.answer:{_ANSWER_COLUMNS}}{finding.question:{_QUESTION_COLUMNS}}"
-    lines = textwrap.wrap(finding.evidence, columns, initial_indent=asked, subsequent_indent=" " * len(asked))
+    lines = _wrapped(finding.evidence, columns, initial_indent=asked, subsequent_indent=" " * len(asked))
     if finding.remedy:
         arrow = " " * (len(asked) - 3) + "-> "
-        lines += textwrap.wrap(finding.remedy, columns, initial_indent=arrow, subsequent_indent=" " * len(asked))
+        lines += _wrapped(finding.remedy, columns, initial_indent=arrow, subsequent_indent=" " * len(asked))
     return lines
 
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from gdsdata.errors import IoError
+from gdsdata.formats import magics
 from gdsdata.formats.columns import (
     Column,
     arrow_module,
@@ -40,14 +41,10 @@ from gdsdata.formats.index import first_samples
 if TYPE_CHECKING:
     import pyarrow
 
-MAGIC = b"ARROW1"
 _STREAM_AT = 8  # in a file: behind the magic, on a multiple of 8
 _FRAME = struct.Struct("<Ii")
-_CONTINUES = 0xFFFFFFFF
 # Schemas of thousands of columns take far less; a length that lies must not become memory.
 _LONGEST_METADATA_BYTES = 2**26
-# What `datasets` leaves beside its files.
-_BESIDE = ("dataset_info.json", "state.json", "dataset_dict.json")
 
 _SCHEMA, _DICTIONARY, _RECORDS = 1, 2, 3  # types of messages
 
@@ -90,7 +87,7 @@ class Arrow:
             ImportError: pyarrow is not installed.
             FileNotFoundError, IoError: a file is not to be had.
         """
-        paths = [path for path in paths if not is_beside(path)] or paths
+        paths = [path for path in paths if not magics.is_beside_arrow(path)] or paths
         size_bytes, mtime_ns = np.empty(len(paths), np.int64), np.empty(len(paths), np.int64)
         fields, wanted, counts = (), self.columns, []
         begins, lengths = [], []
@@ -112,18 +109,6 @@ class Arrow:
             begin_bytes=np.concatenate(begins),
             length_bytes=np.concatenate(lengths),
         )
-
-
-def is_beside(path: str) -> bool:
-    """Whether it is what ``datasets`` leaves beside its files."""
-    return os.path.basename(path) in _BESIDE
-
-
-def recognises(head: bytes, path: str) -> bool:
-    """Whether a file that begins so is an Arrow file, or a stream, whose first bytes alone tell little."""
-    if head.startswith(MAGIC):
-        return True
-    return path.endswith(".arrow") and head[:4] == _CONTINUES.to_bytes(4, "little")
 
 
 class _Found(NamedTuple):
@@ -246,9 +231,9 @@ class _Message(NamedTuple):
 
 def _messages(read: Read, size_bytes: int, path: str) -> Iterator[_Message]:
     """The messages of a stream, or of a file, in which the same stream lies."""
-    is_file = size_bytes >= len(MAGIC) and read(0, len(MAGIC)) == MAGIC
+    is_file = size_bytes >= len(magics.ARROW) and read(0, len(magics.ARROW)) == magics.ARROW
     at = _STREAM_AT if is_file else 0
-    if is_file and read(max(0, size_bytes - len(MAGIC)), len(MAGIC)) != MAGIC:
+    if is_file and read(max(0, size_bytes - len(magics.ARROW)), len(magics.ARROW)) != magics.ARROW:
         raise damaged(path, 0, size_bytes, "it does not end with the magic of an Arrow file: it was cut short")
     while True:
         if at + _FRAME.size > size_bytes:
@@ -257,7 +242,8 @@ def _messages(read: Read, size_bytes: int, path: str) -> Iterator[_Message]:
         prefix = read(at, _FRAME.size)
         continues, metadata_bytes = _FRAME.unpack(prefix)
         body_at = at + _FRAME.size + metadata_bytes
-        if continues != _CONTINUES or not 0 <= metadata_bytes <= _LONGEST_METADATA_BYTES or body_at > size_bytes:
+        is_sound = continues == magics.ARROW_CONTINUES and 0 <= metadata_bytes <= _LONGEST_METADATA_BYTES
+        if not is_sound or body_at > size_bytes:
             raise damaged(path, at, _FRAME.size, f"no message begins here (its metadata would have {metadata_bytes})")
         if metadata_bytes == 0:
             break

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -51,6 +52,7 @@ class FieldIndex:
         length_bytes: int64 (N, K), how many they are; -1: the sample does not have this field.
     """
 
+    kind: ClassVar[str] = "fields"
     paths: list[str]
     size_bytes: np.ndarray
     mtime_ns: np.ndarray

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeGuard
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from gdsdata.errors import CorruptData, IoError
 if TYPE_CHECKING:
     from gdsdata.formats.fields import FieldIndex
     from gdsdata.formats.megatron import WindowIndex
+    from gdsdata.formats.parquet import TableIndex
 
 _TORCH_DTYPES = {
     np.dtype(name): getattr(torch, name)
@@ -96,6 +97,7 @@ class Index:
         sample: what each of them is.
     """
 
+    kind: ClassVar[str] = "samples"
     paths: list[str]
     size_bytes: np.ndarray
     mtime_ns: np.ndarray
@@ -163,6 +165,21 @@ class Format(Protocol):
             ValueError: the files are sound, but not what this format was told, or unlike each other.
             FileNotFoundError, IoError: a file is not to be had.
         """
+
+
+# An index says by its `kind` what it is, so that who is given one imports no module for those that it never meets.
+
+
+def has_fields(index: Any) -> TypeGuard[FieldIndex]:
+    return index.kind == "fields"
+
+
+def is_of_windows(index: Any) -> TypeGuard[WindowIndex]:
+    return index.kind == "windows"
+
+
+def is_table(index: Any) -> TypeGuard[TableIndex]:
+    return index.kind == "table"
 
 
 def first_samples(counts: Sequence[int]) -> np.ndarray:

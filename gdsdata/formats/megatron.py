@@ -10,16 +10,15 @@ import os
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
 
 from gdsdata.errors import CorruptData, IoError
+from gdsdata.formats import magics
 from gdsdata.formats.fields import Field, FieldIndex
 from gdsdata.formats.index import Index, Sample, first_samples, read_heads
-
-MAGIC = b"MMIDIDX\0\0"
 
 _OLD_MAGIC = b"TNTIDX\0\0"
 # Magic, version, code of the dtype, number of sequences, number of document bounds. What follows lies unaligned.
@@ -193,6 +192,7 @@ class WindowIndex:
         shuffled: int32 or int64 (N,), which window of its file each sample is; None: they are in order.
     """
 
+    kind: ClassVar[str] = "windows"
     paths: list[str]
     size_bytes: np.ndarray
     mtime_ns: np.ndarray
@@ -364,8 +364,8 @@ def parse_head(head: bytes, path: str, size_bytes: int) -> Head:
     """
     if head.startswith(_OLD_MAGIC):
         raise ValueError(f"{path} is of the old format (TNTIDX) that Megatron-LM no longer reads: preprocess again")
-    if not head.startswith(MAGIC):
-        raise _corrupt(path, f"it starts with {head[:9]!r}, not with {MAGIC!r}", 0, len(MAGIC))
+    if not head.startswith(magics.MEGATRON):
+        raise _corrupt(path, f"it starts with {head[:9]!r}, not with {magics.MEGATRON!r}", 0, len(magics.MEGATRON))
     if len(head) < _HEAD.size:
         raise _corrupt(path, f"its head takes {_HEAD.size} bytes, but it ends at {len(head)}", 0, len(head))
     _, version, code, sequences, document_bounds = _HEAD.unpack_from(head)

@@ -15,9 +15,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from gdsdata.errors import CorruptData
+from gdsdata.formats import magics
 from gdsdata.formats.index import Index, Sample, first_samples, read_heads, torch_equivalent
-
-MAGIC = b"\x93NUMPY"
 
 # Where the length of the dict lies, how it is packed, and how the dict is encoded.
 _LAYOUTS = {b"\x01\x00": ("<H", "latin1"), b"\x02\x00": ("<I", "latin1"), b"\x03\x00": ("<I", "utf8")}
@@ -162,8 +161,8 @@ def _corrupt(path: str, reason: str, length: int) -> CorruptData:
 
 def header_bytes(head: bytes, path: str) -> int:
     """Length of the whole header, which is the offset of the data, from the first 12 bytes."""
-    if not head.startswith(MAGIC):
-        raise _corrupt(path, f"it starts with {head[:6]!r}, not with {MAGIC!r}", len(MAGIC))
+    if not head.startswith(magics.NPY):
+        raise _corrupt(path, f"it starts with {head[:6]!r}, not with {magics.NPY!r}", len(magics.NPY))
     version = head[6:_LENGTH_AT]
     if version not in _LAYOUTS:
         raise _corrupt(path, f"version bytes {version!r} are none of 1.0, 2.0 and 3.0", _LENGTH_AT)

@@ -67,11 +67,6 @@ class Npz:
         return index_arrays(_read_files(paths, wanted), self.mode, self.array)
 
 
-def recognises(head: bytes, path: str) -> bool:
-    """Whether a file that begins so is one: torch's files and others are zips too, so the name decides."""
-    return head.startswith(b"PK") and path.endswith(".npz")
-
-
 def _read_files(paths: list[str], wanted: set[str] | None) -> Iterator[ArrayFile]:
     """Each of the files, with the arrays of these names that it has; None: with all."""
     known = _Layout([], {}, -1)

@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from gdsdata.errors import CorruptData, IoError
+from gdsdata.formats import magics
 from gdsdata.formats.columns import (
     Column,
     arrow_module,
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     import pyarrow
     import pyarrow.parquet
 
-MAGIC = b"PAR1"
 _ENCRYPTED = b"PARE"
 _TAIL_BYTES = 8
 # Footers of thousands of row groups and columns take far less; a length that lies must not become memory.
@@ -135,6 +135,7 @@ class TableIndex:
         files: what pyarrow has to know of each file.
     """
 
+    kind: ClassVar[str] = "table"
     paths: list[str]
     size_bytes: np.ndarray
     mtime_ns: np.ndarray
@@ -284,7 +285,7 @@ def _index_file(path: str, wanted: Sequence[str] | None) -> _Found:
     groups = row_groups_of(footer, footer_at, path)
     parquet, arrow = arrow_module("pyarrow.parquet"), arrow_module()
     try:
-        metadata = parquet.read_metadata(arrow.BufferReader(MAGIC + footer))  # as of a file without data
+        metadata = parquet.read_metadata(arrow.BufferReader(magics.PARQUET + footer))  # as of a file without data
         schema = metadata.schema.to_arrow_schema()
         paths = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
     except _errors_of_pyarrow() as error:
@@ -323,11 +324,11 @@ def _footer_of(path: str) -> tuple[bytes, int, os.stat_result]:
         head, tail = os.pread(descriptor, 4, 0), os.pread(descriptor, _TAIL_BYTES, max(0, size_bytes - _TAIL_BYTES))
         if tail[4:] == _ENCRYPTED:
             raise ValueError(f"{path} is encrypted, which is not read: write it without encryption")
-        if head != MAGIC or tail[4:] != MAGIC or size_bytes < len(MAGIC) + _TAIL_BYTES:
+        if head != magics.PARQUET or tail[4:] != magics.PARQUET or size_bytes < len(magics.PARQUET) + _TAIL_BYTES:
             raise damaged(path, 0, size_bytes, "it does not begin and end with Parquet's magic: it was cut short")
         footer_bytes = int.from_bytes(tail[:4], "little") + _TAIL_BYTES
         footer_at = size_bytes - footer_bytes
-        if footer_at < len(MAGIC) or footer_bytes > _LONGEST_FOOTER_BYTES:
+        if footer_at < len(magics.PARQUET) or footer_bytes > _LONGEST_FOOTER_BYTES:
             raise damaged(path, size_bytes - _TAIL_BYTES, _TAIL_BYTES, f"its footer would have {footer_bytes} bytes")
         footer = os.pread(descriptor, footer_bytes, footer_at)
     except OSError as error:
@@ -373,7 +374,7 @@ class _Leaf(NamedTuple):
             raise ValueError(f"{path}: column {self.name!r} is encrypted: write it without, or leave it out (columns=)")
         if self.other_file:
             raise ValueError(f"{path}: column {self.name!r} lies in {self.other_file!r}, which is not followed")
-        is_inside = len(MAGIC) <= self.begin <= self.begin + self.length <= footer_at and self.length >= 0
+        is_inside = len(magics.PARQUET) <= self.begin <= self.begin + self.length <= footer_at and self.length >= 0
         fits = self.values == rows if self.is_flat else self.values >= rows
         if not is_inside or rows < 0 or not fits or not self.length:
             raise CorruptData(

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import DTypeLike
 
 from gdsdata.formats.index import Index, Sample, count_items, first_samples, read_heads
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+else:
+    DTypeLike = Any  # for who asks for hints at run time: numpy.typing takes as long to import as all of this
 
 
 @dataclass(frozen=True)

@@ -5,25 +5,15 @@ from __future__ import annotations
 import glob
 import itertools
 import os
-import re
 import stat
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from gdsdata import formats
 from gdsdata.errors import IoError
-from gdsdata.formats import arrow, megatron, npy, npz, parquet, safetensors_files, shards, tfrecord
-from gdsdata.formats.arrow import Arrow
+from gdsdata.formats import magics
 from gdsdata.formats.index import Format, read_heads
-from gdsdata.formats.litdata import LitData
-from gdsdata.formats.mds import Mds
-from gdsdata.formats.megatron import Megatron
-from gdsdata.formats.npy import Npy
-from gdsdata.formats.npz import Npz
-from gdsdata.formats.parquet import Parquet
-from gdsdata.formats.safetensors_files import Safetensors
-from gdsdata.formats.tar import Tar
-from gdsdata.formats.tfrecord import TFRecord
-from gdsdata.formats.tokens import Tokens, has_llm_c_magic
+from gdsdata.formats.magics import HEAD_BYTES
 
 Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -81,32 +71,19 @@ class Recogniser(NamedTuple):
     make: Callable[[], Format]
 
 
-HEAD_BYTES = 512  # a tar's magic lies 257 bytes into its first header
-
-_INDEX_OF_MDS = re.compile(rb'\s*\{\s*"(shards|version)"')
-_INDEX_OF_LITDATA = re.compile(rb'\s*\{\s*"(chunks|config)"')
-
-
-def _is_index(head: bytes, path: str, begins: re.Pattern[bytes]) -> bool:
-    return os.path.basename(path) == shards.INDEX_NAME and begins.match(head) is not None
-
-
-def _is_tar(head: bytes, path: str) -> bool:
-    return head[257:262] == b"ustar" or path.endswith((".tar", ".tar.gz", ".tgz"))  # which `Tar` refuses with a reason
-
-
+# Asked in this order. What makes a format is a function, so that its module is imported for files of its own alone.
 _recognisers = [
-    Recogniser("npy", lambda head, path: head.startswith(npy.MAGIC), lambda: Npy("file")),
-    Recogniser("llm.c's tokens", lambda head, path: has_llm_c_magic(head), Tokens),
-    Recogniser("WebDataset's tar", _is_tar, Tar),
-    Recogniser("MDS's index.json", lambda head, path: _is_index(head, path, _INDEX_OF_MDS), Mds),
-    Recogniser("LitData's index.json", lambda head, path: _is_index(head, path, _INDEX_OF_LITDATA), LitData),
-    Recogniser("Megatron's .idx", lambda head, path: head.startswith(megatron.MAGIC), Megatron),
-    Recogniser("npz", npz.recognises, Npz),
-    Recogniser("safetensors", safetensors_files.recognises, Safetensors),
-    Recogniser("TFRecord", lambda head, path: tfrecord.recognises(head), TFRecord),
-    Recogniser("Parquet", lambda head, path: head.startswith(parquet.MAGIC), Parquet),
-    Recogniser("Arrow", arrow.recognises, Arrow),
+    Recogniser("npy", magics.is_npy, lambda: formats.Npy("file")),
+    Recogniser("llm.c's tokens", magics.is_llm_c, lambda: formats.Tokens()),
+    Recogniser("WebDataset's tar", magics.is_tar, lambda: formats.Tar()),
+    Recogniser("MDS's index.json", magics.is_mds, lambda: formats.Mds()),
+    Recogniser("LitData's index.json", magics.is_litdata, lambda: formats.LitData()),
+    Recogniser("Megatron's .idx", magics.is_megatron, lambda: formats.Megatron()),
+    Recogniser("npz", magics.is_npz, lambda: formats.Npz()),
+    Recogniser("safetensors", magics.is_safetensors, lambda: formats.Safetensors()),
+    Recogniser("Parquet", magics.is_parquet, lambda: formats.Parquet()),
+    Recogniser("Arrow", magics.is_arrow, lambda: formats.Arrow()),
+    Recogniser("TFRecord", magics.is_tfrecord, lambda: formats.TFRecord()),
 ]
 
 
@@ -126,7 +103,7 @@ def register(name: str, recognises: Callable[[bytes, str], bool], make: Callable
 
 def _tells(path: str) -> bool:
     """Whether it says what the files beside it are."""
-    return os.path.basename(path) == shards.INDEX_NAME or path.endswith(".idx")
+    return os.path.basename(path) == magics.SHARDS_INDEX or path.endswith(".idx")
 
 
 def recognise(paths: Sequence[str]) -> Format:
@@ -136,7 +113,7 @@ def recognise(paths: Sequence[str]) -> Format:
         ValueError: it has no magic that tells; bare tokens and records cannot be known from their bytes.
         FileNotFoundError, IoError: the file is not to be had.
     """
-    paths = list(itertools.filterfalse(arrow.is_beside, paths)) or paths
+    paths = list(itertools.filterfalse(magics.is_beside_arrow, paths)) or paths
     telling = next(filter(_tells, paths), paths[0])
     other = next(itertools.filterfalse(_tells, paths), paths[0])  # for an index that no format here is told by
     for path in dict.fromkeys((telling, other)):

@@ -54,11 +54,6 @@ class Safetensors:
         return index_arrays(_read_headers(paths), self.mode, self.tensor)
 
 
-def recognises(head: bytes, path: str) -> bool:
-    """Whether a file that begins so (with 512 bytes, or all it has) is one, by its name or else by its header."""
-    return path.endswith(".safetensors") or (safetensors_header.recognises(head) and head[9:10] in (b'"', b"}", b" "))
-
-
 def _read_headers(paths: list[str]) -> Iterator[ArrayFile]:
     for first in range(0, len(paths), _HEADS_AT_ONCE):
         some = paths[first : first + _HEADS_AT_ONCE]

@@ -17,8 +17,7 @@ import numpy as np
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.formats.fields import Field, FieldIndex
 from gdsdata.formats.index import first_samples, read_heads
-
-INDEX_NAME = "index.json"
+from gdsdata.formats.magics import SHARDS_INDEX
 
 # numpy's and torch's own limit.
 MOST_AXES = 64
@@ -97,10 +96,10 @@ def index_files(paths: Sequence[str], reader: str) -> list[str]:
     Raises:
         ValueError: none is.
     """
-    found = [path for path in paths if os.path.basename(path) == INDEX_NAME]
+    found = [path for path in paths if os.path.basename(path) == SHARDS_INDEX]
     if not found:
         raise ValueError(
-            f"{reader}: none of the {len(paths)} files such as {paths[0] if paths else None} is called {INDEX_NAME}, "
+            f"{reader}: none of the {len(paths)} files such as {paths[0] if paths else None} is called {SHARDS_INDEX}, "
             f"which says what shards there are: pass the folder that has it, or its own path"
         )
     return found
@@ -213,7 +212,7 @@ def check_count(head: bytes, shard: Shard) -> None:
     """
     count = int.from_bytes(head[:4], "little")
     if count != shard.samples:
-        raise _corrupt(shard.path, f"it says that it holds {count} samples, and {INDEX_NAME} {shard.samples}", 0, 4)
+        raise _corrupt(shard.path, f"it says that it holds {count} samples, and {SHARDS_INDEX} {shard.samples}", 0, 4)
 
 
 def table_size(samples: int) -> int:
@@ -354,19 +353,19 @@ def stat_shards(shards: Sequence[Shard], least_bytes: int) -> tuple[np.ndarray, 
         FileNotFoundError, IoError: a file is not to be had.
     """
     if not shards:
-        raise ValueError(f"the {INDEX_NAME} lists no shards: write some samples first")
+        raise ValueError(f"the {SHARDS_INDEX} lists no shards: write some samples first")
     seen: set[str] = set()
     for shard in shards:
         if shard.path in seen:
-            raise CorruptData(f"{shard.path} is listed twice in its {INDEX_NAME}; write it again", shard.path)
+            raise CorruptData(f"{shard.path} is listed twice in its {SHARDS_INDEX}; write it again", shard.path)
         seen.add(shard.path)
     _, size_bytes, mtime_ns = read_heads([shard.path for shard in shards], 0)
     for shard, size in zip(shards, size_bytes.tolist(), strict=True):
         if size != shard.size_bytes:
-            reason = f"{INDEX_NAME} says {shard.size_bytes} bytes, and it has {size}"
+            reason = f"{SHARDS_INDEX} says {shard.size_bytes} bytes, and it has {size}"
             raise _corrupt(shard.path, reason, min(size, shard.size_bytes), abs(size - shard.size_bytes))
         if table_size(shard.samples) + shard.samples * least_bytes > size:
-            reason = f"{INDEX_NAME} says {shard.samples} samples, which take more than the {size} bytes that it has"
+            reason = f"{SHARDS_INDEX} says {shard.samples} samples, which take more than the {size} bytes that it has"
             raise _corrupt(shard.path, reason, 0, size)
     return size_bytes, mtime_ns
 

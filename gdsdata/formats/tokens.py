@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import DTypeLike
 
 from gdsdata.errors import CorruptData
-from gdsdata.formats import npy
+from gdsdata.formats import magics, npy
 from gdsdata.formats.index import Index, Sample, count_items, first_samples, read_heads
 
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+else:
+    DTypeLike = Any  # for who asks for hints at run time: numpy.typing takes as long to import as all of this
+
 _BARE_DTYPE = np.dtype("<u2")
-_LLM_C_DTYPES = {20240520: np.dtype("<u2"), 20240801: np.dtype("<u4")}
 _LLM_C_HEADER_BYTES = 256 * 4
 
 
@@ -97,9 +100,9 @@ class Tokens:
 
     def _layout(self, head: bytes, path: str, size_bytes: int) -> _Layout:
         """Where the tokens of one file lie, told by its magic: OLMo's bare files are called .npy as well."""
-        if head.startswith(npy.MAGIC):
+        if magics.is_npy(head, path):
             layout = _npy_layout(head, path, size_bytes)
-        elif has_llm_c_magic(head):
+        elif magics.is_llm_c(head, path):
             layout = _llm_c_layout(head, path, size_bytes)
         else:
             dtype = _BARE_DTYPE if self.dtype is None else np.dtype(self.dtype)
@@ -109,11 +112,6 @@ class Tokens:
         return layout
 
 
-def has_llm_c_magic(head: bytes) -> bool:
-    """Whether a file that starts with ``head`` has llm.c's header."""
-    return int.from_bytes(head[:4], "little") in _LLM_C_DTYPES
-
-
 def _llm_c_layout(head: bytes, path: str, size_bytes: int) -> _Layout:
     if len(head) < _LLM_C_HEADER_BYTES:
         message = f"{path}: llm.c's header takes {_LLM_C_HEADER_BYTES} bytes, but the file ends at {size_bytes}"
@@ -121,7 +119,7 @@ def _llm_c_layout(head: bytes, path: str, size_bytes: int) -> _Layout:
     magic, version, tokens = struct.unpack_from("<3i", head)
     if version != 1:
         raise CorruptData(f"{path}: version {version} of llm.c's header, not 1: write the file again", path, 4, 4)
-    dtype = _LLM_C_DTYPES[magic]
+    dtype = np.dtype(magics.LLM_C_DTYPES[magic])
     if _LLM_C_HEADER_BYTES + tokens * dtype.itemsize != size_bytes:
         raise CorruptData(
             f"{path}: llm.c's header counts {tokens} {dtype.str} tokens, but {size_bytes - _LLM_C_HEADER_BYTES} bytes "
