@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
+# Files of tests at a time: they wait as much as they compute.
+JOBS ?= 2
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -38,7 +40,7 @@ endif
 .PHONY: help
 help:  ## this list
 	@echo "gdsdata: make <target>. PYTHON= makes the environment from another interpreter, VENV= uses another"
-	@echo "environment, ARGS= passes arguments on, GDSDATA_REQUIRE_GPU=1 fails tests that find no GPU."
+	@echo "environment, ARGS= passes arguments on, JOBS= are files of tests at a time, GDSDATA_REQUIRE_GPU=1 fails tests that find no GPU."
 	@sed -n 's/^\([a-z-]*\):.*  ## /  \1\t/p' $(MAKEFILE_LIST) | expand -t 18
 
 .PHONY: bench
@@ -48,7 +50,7 @@ bench: $(READY)  ## set up what is missing, then the benchmark: ARGS="case=loade
 .PHONY: test
 test: $(READY) build/.system-tests  ## set up what is missing, then the C++ engine's tests, then pytest: ARGS="-k npy"
 	@$(CPP_TESTS) run VARIANT=plain
-	@$(VENV_PYTHON) -m pytest $(ARGS)
+	@$(VENV_PYTHON) -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 .PHONY: fuzz
 fuzz: $(READY)  ## damaged files for every parser: ARGS="all --seconds 600", or a target's name

@@ -18,15 +18,11 @@ named with what installs them.
 """
 
 import argparse
-import io
 import itertools
 import os
 import statistics
 import sys
-import tarfile
 import time
-from collections import deque
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -38,16 +34,14 @@ from turns import Turns, take_all
 
 from gdsdata import GDSDataset
 from gdsdata.bench import device as devices
-from gdsdata.bench import measure
+from gdsdata.bench import image_shards, measure
 from gdsdata.formats import Tar
 
-SHARDS = 8
 AHEAD = 4  # batches that a loader has ready or under way, where that can be said
 SHUFFLE_BUFFER = 256  # samples, of those who mix what they read in order
 ALONE_S = 0.5
 PART = 4096  # of a batch's values, a step looks at every so many-th
 IMAGE_SIZE = (384, 512)
-BITS, BIT_PIXELS = 16, 16  # an image says its number in squares along its upper edge
 MOST_DIFFERENCE = 12.0  # of 255, on average over an image: the noise that JPEG takes away, and decoders' rounding
 COMPARED = 8  # every so many-th image is compared in full, for to make one again takes longer than to decode it
 
@@ -99,24 +93,10 @@ def array(number, elements):
     return np.arange(number, number + elements, dtype=np.int64)
 
 
-def image(number):
-    """uint8 (3, height, width): waves, some noise, and the number in black and white squares."""
-    height, width = IMAGE_SIZE
-    rng = np.random.default_rng(number)
-    y, x = np.mgrid[:height, :width]
-    waves = [np.sin(x / rng.uniform(5, 50)) + np.sin(y / rng.uniform(5, 50)) for _ in range(3)]
-    pixels = 128 + 40 * np.stack(waves) + rng.normal(0, 12, (3, height, width))
-    for bit in range(BITS):
-        pixels[:, :BIT_PIXELS, bit * BIT_PIXELS : (bit + 1) * BIT_PIXELS] = 255 * (number >> bit & 1)
-    return torch.from_numpy(pixels.clip(0, 255).astype(np.uint8))
-
-
 def content(work, number):
     if work.case == "arrays":
         return array(number, work.elements).tobytes()
-    import torchvision
-
-    return torchvision.io.encode_jpeg(image(number), quality=90).numpy().tobytes()
+    return image_shards.encoded(number, IMAGE_SIZE)
 
 
 def write(work):
@@ -125,15 +105,9 @@ def write(work):
         (work.folder / kind).mkdir(parents=True, exist_ok=True)
     if (work.folder / "done").exists():
         return
-    for shard, numbers in enumerate(np.array_split(np.arange(work.samples), SHARDS)):
-        with ThreadPoolExecutor() as many, tarfile.open(work.folder / "shards" / f"{shard:05}.tar", "w") as archive:
-            contents = many.map(partial(content, work), numbers.tolist())
-            for number, data in zip(numbers.tolist(), contents, strict=True):
-                member = tarfile.TarInfo(f"{number:06}.{work.extension}")
-                member.size = len(data)
-                archive.addfile(member, io.BytesIO(data))
-                if work.case == "arrays":
-                    np.save(work.folder / "files" / f"{number:06}.npy", array(number, work.elements))
+    image_shards.write_shards(work.folder / "shards", work.samples, partial(content, work), work.extension)
+    for number in range(work.samples if work.case == "arrays" else 0):
+        np.save(work.folder / "files" / f"{number:06}.npy", array(number, work.elements))
     (work.folder / "done").touch()
 
 
@@ -149,12 +123,11 @@ def numbers_of(work, batch):
             raise ValueError(f"an array of a batch {tuple(batch.shape)} is not what was written")
         return batch[:, 0].tolist()
     batch = batch.cpu() if batch.shape[1] == 3 else batch.permute(0, 3, 1, 2).cpu()
-    middles = batch[:, 1, BIT_PIXELS // 2, BIT_PIXELS // 2 : BITS * BIT_PIXELS : BIT_PIXELS] > 127
-    numbers = (middles * 2 ** torch.arange(BITS)).sum(1).tolist()
+    numbers = image_shards.numbers_in(batch)
     for number, pixels in zip(numbers, batch, strict=True):
         if number % COMPARED:
             continue
-        difference = (pixels.float() - image(number).float()).abs().mean()
+        difference = (pixels.float() - image_shards.image(number, IMAGE_SIZE).float()).abs().mean()
         if difference > MOST_DIFFERENCE:
             raise ValueError(f"image {number} differs from what was written by {difference:.1f} of 255 on average")
     return numbers
@@ -243,19 +216,7 @@ def loader_options(work):
 
 def epochs_ahead(loader, work):
     """A loader's epochs, each batch copied on a stream of its own while the step before it runs."""
-    batches = itertools.chain.from_iterable(itertools.repeat(loader))
-    if not work.on_gpu:
-        yield from batches
-        return
-    beside, flying = torch.cuda.Stream(), deque()
-    while True:
-        while len(flying) < 2:
-            with torch.cuda.stream(beside):
-                flying.append((next(batches).to(work.device, non_blocking=True), beside.record_event()))
-        batch, copied = flying.popleft()
-        torch.cuda.current_stream().wait_event(copied)
-        batch.record_stream(torch.cuda.current_stream())
-        yield batch
+    return devices.copied_ahead(itertools.chain.from_iterable(itertools.repeat(loader)), work.device)
 
 
 def dataloader_row(work):
@@ -271,10 +232,7 @@ class FromTar:
 
     def __call__(self, samples):
         if self.case == "images":
-            import torchvision
-
-            encoded = [torch.frombuffer(bytearray(one["jpg"]), dtype=torch.uint8) for one in samples]
-            return torch.stack([torchvision.io.decode_jpeg(one) for one in encoded])
+            return torch.stack([image_shards.decoded(one["jpg"]) for one in samples])
         return torch.from_numpy(np.stack([np.frombuffer(one["bin"], np.int64) for one in samples]))
 
 
@@ -293,8 +251,8 @@ def pinned_row(work):
 def webdataset_row(work):
     import webdataset
 
-    shards = webdataset.WebDataset(work.shards, shardshuffle=SHARDS, empty_check=False).shuffle(SHUFFLE_BUFFER)
-    batches = shards.batched(work.batch, collation_fn=FromTar(work.case), partial=False)
+    shards = webdataset.WebDataset(work.shards, shardshuffle=len(work.shards), empty_check=False)
+    batches = shards.shuffle(SHUFFLE_BUFFER).batched(work.batch, collation_fn=FromTar(work.case), partial=False)
     loader = webdataset.WebLoader(batches, batch_size=None, collate_fn=first, **loader_options(work))
     return epochs_ahead(loader, work)
 
@@ -368,32 +326,20 @@ class Step:
             torch.mm(self.matrix, self.matrix, out=self.result)
 
 
-def mark(work):
-    if not work.on_gpu:
-        return time.perf_counter()
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
-
-
-def seconds_between(begin, end):
-    return end - begin if isinstance(end, float) else begin.elapsed_time(end) / 1000
-
-
 def loop(work, step, batches, steps):
     """(seconds a step of the whole loop, seconds of the step itself). The host runs two steps ahead at most."""
     marks = []
     devices.synchronize(work.device)
     started = time.perf_counter()
     for batch in itertools.islice(batches, steps):
-        begin = mark(work)
+        begin = devices.mark(work.device)
         step(batch)
-        marks.append((begin, mark(work)))
-        if work.on_gpu and len(marks) > 2:
-            marks[-3][1].synchronize()
+        marks.append((begin, devices.mark(work.device)))
+        if len(marks) > 2:
+            devices.wait_for(marks[-3][1])
     devices.synchronize(work.device)
     elapsed = time.perf_counter() - started
-    return elapsed / len(marks), sum(seconds_between(*pair) for pair in marks) / len(marks)
+    return elapsed / len(marks), sum(devices.seconds_between(*pair) for pair in marks) / len(marks)
 
 
 def prepared(name, work):

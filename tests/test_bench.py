@@ -13,7 +13,19 @@ import numpy as np
 import pytest
 import torch
 
-from gdsdata.bench import case, checkpoint_peers, data, device, limits, load_peers, measure, peers, report, settings
+from gdsdata.bench import (
+    case,
+    case_settings,
+    checkpoint_peers,
+    data,
+    device,
+    limits,
+    load_peers,
+    measure,
+    peers,
+    report,
+    settings,
+)
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 MIB = 2**20
@@ -26,7 +38,7 @@ def bench(*overrides, cwd, timeout=110):
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout)
 
 
-def small(tmp_path, cls=settings.LoaderSettings, **fields):
+def small(tmp_path, cls=case_settings.LoaderSettings, **fields):
     """Settings for a run of a second or two in this process."""
     chosen = settings.made_small(settings.Settings(engine={}, case=cls()))
     chosen.data.folder = str(tmp_path / "data")
@@ -51,6 +63,7 @@ def on_disk(tmp_path):
 # ------------------------------------------------------------------------------------------------ whole runs
 
 
+@pytest.mark.slow
 def test_quick_run_makes_all_artefacts_and_verifies_bytes(tmp_path):
     out = tmp_path / "out"
     rows = "case.rows=[gdsdata,index_select,read_ring]"
@@ -164,7 +177,7 @@ def test_a_wrong_byte_of_a_big_file_fails_the_bench(tmp_path, monkeypatch, capsy
     (tmp_path / "wrong_load.py").write_text(WRONG_LOAD)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     rows = ["readinto", "wrong_load:Wrong", "wrong_load:Short"]
-    chosen = small(tmp_path, settings.LoadSettings, case_rows=rows, case_cache=["warm"])
+    chosen = small(tmp_path, case_settings.LoadSettings, case_rows=rows, case_cache=["warm"])
     assert case.main(chosen, tmp_path) == 1
     said = capsys.readouterr().out
     assert re.search("FAILED: safetensors, wrong: ValueError: tensor '.+': its bytes are not what the file", said)
@@ -186,6 +199,7 @@ def test_checksum_shows_any_changed_byte_wherever_it_lies_in_memory(size):
     assert (data.checksum(memory[3 : 3 + cut]) + data.checksum(memory[3 + cut :], cut // 8)) % 2**64 == whole
 
 
+@pytest.mark.slow
 def test_own_safetensors_file_is_loaded(tmp_path):
     mine = tmp_path / "mine.safetensors"
     header = {"b": {"dtype": "U8", "shape": [3], "data_offsets": [8, 11]}, "__metadata__": {"a": "b"}}
@@ -194,7 +208,7 @@ def test_own_safetensors_file_is_loaded(tmp_path):
     mine.write_bytes(len(text).to_bytes(8, "little") + text + bytes(range(11)))
     found = data.describe_safetensors(str(mine), "", "test")
     assert found.tensors == {"a": (0, 8), "b": (8, 11)} and found.bytes == 11 and found.dtype == "f32, u8"
-    chosen = small(tmp_path, settings.LoadSettings, data_path=str(mine), case_cache=["warm"])
+    chosen = small(tmp_path, case_settings.LoadSettings, data_path=str(mine), case_cache=["warm"])
     assert case.main(chosen, tmp_path) == 0
     keys = {row["key"] for row in results_in(tmp_path)["rows"]}
     assert {"gdsdata", "readinto"} <= keys and not keys & {"torch_load", "torch_load_mmap"}
@@ -299,7 +313,7 @@ def test_a_wrong_bit_of_a_checkpoint_fails_the_bench(tmp_path, monkeypatch, caps
     (tmp_path / "wrong_checkpoint.py").write_text(WRONG_CHECKPOINTS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     chosen = small(
-        tmp_path, settings.CheckpointSettings, case_rows=[f"wrong_checkpoint:{peer}"], case_work=[work],
+        tmp_path, case_settings.CheckpointSettings, case_rows=[f"wrong_checkpoint:{peer}"], case_work=[work],
         case_cache=["warm"], case_tensors=11, case_state_bytes=MIB,
     )  # fmt: skip
     assert case.main(chosen, tmp_path) == 1
@@ -385,19 +399,19 @@ def test_libraries_that_make_tensors_of_their_own_are_copied_into_those_that_are
     ],
 )
 def test_settings_of_a_checkpoint_that_make_no_sense_are_refused(fields, said):
-    chosen = settings.Settings(engine={}, case=settings.CheckpointSettings(**fields))
+    chosen = settings.Settings(engine={}, case=case_settings.CheckpointSettings(**fields))
     with pytest.raises(ValueError, match=said):
         settings.check(chosen)
 
 
 def test_a_checkpoint_is_refused_where_files_are_given_or_the_disk_is_full(tmp_path, monkeypatch):
-    chosen = settings.Settings(engine={}, case=settings.CheckpointSettings())
+    chosen = settings.Settings(engine={}, case=case_settings.CheckpointSettings())
     chosen.data.path = "/x"
     with pytest.raises(ValueError, match=r"data\.path=/x: case=checkpoint makes what it saves"):
         settings.check(chosen)
     monkeypatch.setattr(data.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 10 * MIB}))
     with pytest.raises(data.DataError, match=r"10 MiB free and case\.work=\[save\] needs .* case\.state_bytes= to le"):
-        case.main(small(tmp_path, settings.CheckpointSettings), tmp_path)
+        case.main(small(tmp_path, case_settings.CheckpointSettings), tmp_path)
 
 
 def test_raw_writes_fill_the_file_once_and_leave_none(tmp_path, monkeypatch):
@@ -421,7 +435,7 @@ def test_raw_writes_fill_the_file_once_and_leave_none(tmp_path, monkeypatch):
 
 def test_files_in_memory_have_no_cold_tables(tmp_path, monkeypatch):
     monkeypatch.setattr(measure, "file_system", lambda path: ("tmpfs", "tmpfs"))
-    chosen = small(tmp_path, settings.LoadSettings, case_rows=["readinto"])
+    chosen = small(tmp_path, case_settings.LoadSettings, case_rows=["readinto"])
     assert case.main(chosen, tmp_path) == 0
     results = results_in(tmp_path)
     assert [row["cache"] for row in results["rows"]] == ["warm"]
@@ -518,7 +532,7 @@ def test_wrong_overrides_are_refused_with_a_reason(tmp_path, monkeypatch, capsys
 
 def test_help_explains_every_setting():
     text = settings.help_text()
-    groups = [("case", cls) for cls in settings.CASES.values()]
+    groups = [("case", cls) for cls in case_settings.CASES.values()]
     groups += [("data", settings.DataSettings), ("device", settings.DeviceSettings)]
     groups += [("engine", settings.engine_schema())]
     for group, cls in groups:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gdsdata.bench import case, compare, intervals, page, report, settings
+from gdsdata.bench import case, case_settings, compare, intervals, page, report, settings
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 MIB = 2**20
@@ -259,7 +259,7 @@ def test_files_that_cannot_be_compared_are_refused(tmp_path, capsys, content, sa
 
 # ------------------------------------------------------------------------------------------------ docs/bench_results.md
 
-LONGER = ("loader", "latency", "io")
+LONGER = ("loader", "latency", "tensor", "io", "train", "startup")
 SPREAD = {"median", "min", "max"}
 DESCRIBED = set(intervals.described([1.0, 2.0]))
 
@@ -301,12 +301,18 @@ def unnamed(results, fields):
 @pytest.mark.parametrize("name", ["load", *(pytest.param(one, marks=pytest.mark.slow) for one in LONGER)])
 def test_results_have_no_field_that_the_page_does_not_name(tmp_path, name):
     rows = {"loader": ["gdsdata", "index_select"], "load": ["gdsdata", "readinto"], "latency": ["gdsdata", "python"]}
-    rows["io"] = ["gdsdata_batch", "pread"]
-    chosen = settings.made_small(settings.Settings(engine={}, case=settings.CASES[name](rows=rows[name])))
+    rows |= {"io": ["gdsdata_batch", "pread"], "tensor": ["gdsdata_engine", "python"]}
+    rows["train"] = ["ceiling", "gdsdata", "dataloader", "gdsdata_saving"]
+    rows["startup"] = ["gdsdata", "dataloader_0"]
+    chosen = settings.made_small(settings.Settings(engine={}, case=case_settings.CASES[name](rows=rows[name])))
     chosen.data.folder, chosen.data.size_bytes, chosen.data.kind = str(tmp_path / "data"), 4 * MIB, "tokens"
     chosen.case.limit_seconds = 0.05
     if name == "latency":
         chosen.case.sizes_bytes = [4096, 100_001]
+    if name == "train":
+        chosen.case.work = ["volumes"]
+    if name == "tensor":
+        chosen.case.size_bytes = MIB
     assert case.main(settings.check(chosen), tmp_path) == 0
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["schema"] == report.SCHEMA and unnamed(results, documented()) == []

@@ -12,7 +12,7 @@ import pytest
 import torch
 from test_bench import MIB, REPOSITORY, bench, results_in, small
 
-from gdsdata.bench import case, io, io_peers, limits, report, settings, sweep
+from gdsdata.bench import case, case_settings, io, io_peers, limits, report, settings, sweep
 from gdsdata.bench.io_peers import Memory, Work
 from gdsdata.bench.pattern import Pattern
 
@@ -260,8 +260,8 @@ def test_the_picture_of_a_sweep_has_a_line_for_each_depth_and_a_point_for_each_s
 def test_a_run_that_is_not_compared_says_so_and_is_no_failure(tmp_path, capsys):
     rows = ["gdsdata_batch", "pread"]
     chosen = small(
-        tmp_path, settings.IoSettings, case_rows=rows, case_verify=False, case_direction=["read"], case_cache=["warm"],
-        case_duration_s=None, case_file_bytes=MIB, case_io_bytes=[65536],
+        tmp_path, case_settings.IoSettings, case_rows=rows, case_verify=False, case_direction=["read"],
+        case_cache=["warm"], case_duration_s=None, case_file_bytes=MIB, case_io_bytes=[65536],
     )  # fmt: skip
     assert case.main(chosen, tmp_path) == 0
     results = results_in(tmp_path)
@@ -290,7 +290,7 @@ def test_a_row_that_leaves_a_transfer_out_fails_the_bench(tmp_path, monkeypatch,
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.syspath_prepend(tmp_path)
     chosen = small(
-        tmp_path, settings.IoSettings, case_rows=["lazy_io:Lazy"], case_file_bytes=MIB, case_io_bytes=[65536],
+        tmp_path, case_settings.IoSettings, case_rows=["lazy_io:Lazy"], case_file_bytes=MIB, case_io_bytes=[65536],
         case_cache=["warm"], case_depth=[2],
     )  # fmt: skip
     assert case.main(chosen, tmp_path) == 1
@@ -337,13 +337,13 @@ def test_a_run_that_is_told_to_end_removes_its_files(tmp_path):
     ],
 )
 def test_settings_that_make_no_sense_are_refused(fields, said):
-    chosen = settings.Settings(engine={}, case=settings.IoSettings(**fields))
+    chosen = settings.Settings(engine={}, case=case_settings.IoSettings(**fields))
     with pytest.raises(ValueError, match=said):
         settings.check(chosen)
 
 
 def test_a_file_of_the_users_is_refused(tmp_path):
-    chosen = settings.Settings(engine={}, case=settings.IoSettings())
+    chosen = settings.Settings(engine={}, case=case_settings.IoSettings())
     chosen.data.path = "/x"
     with pytest.raises(ValueError, match=r"data\.path=/x: case=io makes the file that it reads; data\.folder= says"):
         settings.check(chosen)

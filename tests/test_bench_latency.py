@@ -12,6 +12,7 @@ import torch
 
 from gdsdata.bench import (
     case,
+    case_settings,
     data,
     device,
     intervals,
@@ -29,7 +30,7 @@ MIB = 2**20
 
 def small(tmp_path, **fields):
     """Settings for a run of a second or two in this process."""
-    chosen = settings.Settings(engine={}, case=settings.LatencySettings())
+    chosen = settings.Settings(engine={}, case=case_settings.LatencySettings())
     chosen.data.folder = str(tmp_path / "data")
     chosen.case.repeats, chosen.case.limit_seconds, chosen.case.warm_up = 1, 0.02, 1
     chosen.case.sizes_bytes, chosen.case.iterations = [4096], 6
@@ -318,7 +319,7 @@ def test_files_of_the_users_own_are_refused(tmp_path):
 
 
 def test_quick_takes_small_sizes_and_few_iterations():
-    chosen = settings.made_small(settings.Settings(engine={}, case=settings.LatencySettings()))
+    chosen = settings.made_small(settings.Settings(engine={}, case=case_settings.LatencySettings()))
     assert chosen.case.sizes_bytes == [4096, 65536, MIB] and chosen.case.iterations == 20
     chosen.case.sizes_bytes = [2**30]
     assert settings.made_small(chosen).case.sizes_bytes == [MIB]

@@ -8,7 +8,16 @@ load_peers  read_tensor and the other ways to do that
 checkpoint  case=checkpoint: a state saved, loaded, and saved behind the program; checkpoint_peers has who does it
 latency     case=latency: one tensor again and again, by size; latency_peers has who reads and writes it,
             latency_report its tables and picture, own_folder where its files are and how they go
+tensor      case=tensor: one big tensor loaded and stored, measured as latency does; tensor_peers has who does it,
+            tensor_report its tables, laid out as DeepNVMe's, and picture
 io          case=io: transfers of one size; io_peers has who carries them, pattern the bytes, sweep the picture
+train       case=train: a training loop from files to weights; train_peers has who feeds it and saves its checkpoints,
+            train_models what is trained, train_data and image_shards what is read, train_report tables and picture
+tune        case=tune: the best options for a path and device; search has how it looks for them, tune_work what is
+            measured, tune_report its answer and picture
+all         case=all: every other case, one after the other; all_report has the page
+startup     case=startup: a training script's start, by part; startup_peers is that script, by each library,
+            startup_report its tables and picture
 compare     python -m gdsdata.bench.compare A B: what changed between two runs, and what may be chance
 process     the process of one row, as the bench sees it
 row         the same from inside

@@ -87,6 +87,8 @@ def path_text(served, otherwise):
 class Case:
     """A case says which rows there are, what a run is, and what of its rows is reported."""
 
+    no_peers = ()  # keys of rows that nobody's own work is compared with
+
     def __init__(self, settings, folder, progress):
         self.settings, self.folder, self.progress = settings, Path(folder), progress
         self.case, self.device = settings.case, settings.device.name
@@ -204,13 +206,12 @@ class Case:
     def wanted(self, source, cache):
         """The keys of the table's rows; those whose packages are missing are left out, and a note says so."""
         classes = {peer.key: peer for peer in self.rows_for(source, cache)}
-        missing = {key: why for key, peer in classes.items() if (why := self.missing(peer))}
         keys = list(classes)
         if self.case.rows:
             keys = [key for key in keys if key in self.case.rows] + [key for key in self.case.rows if ":" in key]
-        for key in keys:
-            if key in missing:
-                self.notes.append(f"Row {key} was left out: {missing[key]}.")
+        missing = {key: why for key in keys if key in classes and (why := self.missing(classes[key]))}
+        for key, why in missing.items():
+            self.notes.append(f"Row {key} was left out: {why}.")
         return [key for key in keys if key not in missing]
 
     def missing(self, peer):
@@ -300,6 +301,11 @@ class Case:
                         except RowFailed as failed:
                             row.error = str(failed)
                     advance(1)
+        self.note_surroundings(table)
+        return limits.over_turns(turns)
+
+    def note_surroundings(self, table):
+        """What of the page cache and of other programs a reader of the table should know."""
         residents = [run["resident_before"] for row in table.rows for run in row.runs]
         if residents and table.cache == "cold" and max(residents) > COLD_MEANS:
             self.notes.append(
@@ -314,7 +320,6 @@ class Case:
         others = [run["others_cores"] for row in table.rows for run in row.runs]
         if others and statistics.median(others) > BUSY_CORES:
             self.busy.append((statistics.median(others), table.full_name))
-        return limits.over_turns(turns)
 
     def warmed(self, source):
         """Puts the files into the page cache where they are not; how much of them is there."""
@@ -327,7 +332,7 @@ class Case:
         """The rows with their ratios to the best peer and to the limit."""
         rows = [self.summary(row) for row in table.rows]
         rates = {row["key"]: row["gb_per_s"]["median"] for row in rows if row["gb_per_s"]}
-        others = {key: rate for key, rate in rates.items() if not report.is_ours(key)}
+        others = {key: rate for key, rate in rates.items() if not report.is_ours(key) and key not in self.no_peers}
         best = max(others, key=others.get) if others else None
         for row in rows:
             rate = rates.get(row["key"])
@@ -362,14 +367,8 @@ def main(settings, folder):
     """Runs the case and writes its report into `folder`; the process's exit status."""
     from rich.console import Console
 
-    from .checkpoint import Checkpoint
-    from .io import Io
-    from .latency import Latency
-    from .load import Load
-    from .loader import Loader
-
-    cases = {"loader": Loader, "load": Load, "checkpoint": Checkpoint, "latency": Latency, "io": Io}
-    case = cases[settings.case.name]
+    name = settings.case.name
+    case = getattr(importlib.import_module(f".{name}", __package__), name.capitalize())
     with report.Progress() as progress:
         results = case(settings, folder, progress).measure()
     written = report.write(results, Path(folder))

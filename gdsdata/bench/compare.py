@@ -2,7 +2,8 @@
 
 A and B are results.json files, or the folders they are in. Rows are matched by data, dtype, cache and key, and
 compared by time: of the same bytes, and in case=latency the median of one call. Each repeat is one value, however many
-iterations it has, and a run's is their geometric mean. A row is called slower or faster when all of this holds:
+iterations it has, and a run's is their geometric mean. Two runs of case=all are compared case by case. A row is called
+slower or faster when all of this holds:
 
 - there are 3 repeats or more on either side;
 - Welch's interval of the ratio of times (of their logarithms, at 99 %) does not contain 1;
@@ -72,6 +73,8 @@ def time_of(case, run):
     """(value, its unit): the time of a run's work."""
     if case == "latency":
         return run["latency_s"]["median"], "s"
+    if case == "startup":
+        return run["seconds"], "s"
     return run["seconds"] / run["bytes"] * 1e9, "s/GB"
 
 
@@ -115,7 +118,7 @@ def compared(case, old, new):
     found |= judged(*values)
     found |= {name: statistics.geometric_mean(ones) for name, ones in zip("ab", values, strict=True)}
     found |= {"unit": times[1][0][1], "repeats": [len(ones) for ones in values]}
-    used = [[run["cpu_seconds"] / run["bytes"] for run in row["runs"]] for row in (old, new)]
+    used = [[run["cpu_seconds"] / (run["bytes"] or 1) for run in row["runs"]] for row in (old, new)]
     # Short runs can come to less than the clock's tick, and a run of nothing has no ratio to another.
     found["cpu"] = judged(*used) if min(map(min, used)) > 0 else judged([], [])
     found["path"] = [old["path"], new["path"]]
@@ -195,8 +198,28 @@ def compare(a, b):
     }
 
 
+def compare_all(a, b, a_folder, b_folder):
+    """The same of two runs of case=all, case by case; a case of one run only, or without results, is named."""
+    old, new = ({row["name"]: row for row in results["rows"]} for results in (a, b))
+    found = {"case": "all", "when": [a.get("when"), b.get("when")], "cases": {}, "failed": []}
+    for name in [name for name in new if name in old]:
+        try:
+            results = [
+                load(folder / one["folder"])[0] for folder, one in ((a_folder, old[name]), (b_folder, new[name]))
+            ]
+            found["cases"][name] = compare(*results)
+        except ValueError as error:
+            found["failed"].append({"case": name, "error": str(error), "only_b": not old[name]["error"]})
+    found["only_in_a"] = [name for name in old if name not in new]
+    found["only_in_b"] = [name for name in new if name not in old]
+    return found
+
+
 def slower_than(found, limit_percent):
-    """Rows that are called slower and by more than that, and rows that only B failed."""
+    """Rows that are called slower and by more than that, and rows (of case=all also cases) that only B failed."""
+    if found["case"] == "all":
+        inner = [row for one in found["cases"].values() for row in slower_than(one, limit_percent)]
+        return inner + [one for one in found["failed"] if one["only_b"]]
     return [
         row
         for row in found["rows"]
@@ -225,6 +248,22 @@ def said(row):
     elif row["path"][0].split()[:1] != row["path"][1].split()[:1]:
         text += f"; served by {row['path'][1]}, before by {row['path'][0]}"
     return text
+
+
+def show_all(found, console):
+    for one in found["cases"].values():
+        show(one, console)
+    for one in found["failed"]:
+        console.print(f"case={one['case']} cannot be compared: {one['error']}", style="bold", markup=False)
+    for run, names in (("A", found["only_in_a"]), ("B", found["only_in_b"])):
+        for name in names:
+            console.print(f"Only in {run}: case={name}", markup=False)
+    counts = {}
+    for one in found["cases"].values():
+        for verdict, count in one["verdicts"].items():
+            counts[verdict] = counts.get(verdict, 0) + count
+    said = ", ".join(f"{count} {verdict}" for verdict, count in counts.items()) or "no row is in both"
+    console.print(f"All of {len(found['cases'])} cases: {said}.", style="bold", markup=False)
 
 
 def show(found, console):
@@ -293,8 +332,9 @@ def main(arguments=None):
     )  # fmt: skip
     asked = parser.parse_args(arguments)
     try:
-        (a, _), (b, _) = load(asked.a), load(asked.b)
-        found = compare(a, b)
+        (a, a_file), (b, b_file) = load(asked.a), load(asked.b)
+        of_all = a["case"] == b["case"] == "all"
+        found = compare_all(a, b, a_file.parent, b_file.parent) if of_all else compare(a, b)
     except ValueError as error:
         print(f"gdsdata.bench.compare: {error}", file=sys.stderr)
         return 2
@@ -303,7 +343,8 @@ def main(arguments=None):
     else:
         from rich.console import Console
 
-        show(found, Console(width=None if sys.stdout.isatty() else 180))
+        console = Console(width=None if sys.stdout.isatty() else 180)
+        show_all(found, console) if of_all else show(found, console)
     if asked.fail_if_slower is None:
         return 0
     return 1 if slower_than(found, asked.fail_if_slower) else 0

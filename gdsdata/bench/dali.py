@@ -23,31 +23,33 @@ class Dali(peers.Peer):
     def expected_ids(self, epoch, batches):
         return super().expected_ids(0, batches)  # the list's order, in every epoch
 
+    def outputs(self):
+        """What the pipeline gives, of a reader named "reader" whose epochs all start with a whole batch."""
+        from nvidia.dali import fn
+
+        order = peers.shuffled(self.source.samples, self.seed, 0).tolist()
+        batch = fn.readers.numpy(
+            device=self.reader_device,
+            files=[self.source.files[index] for index in order],
+            name="reader",
+            pad_last_batch=True,  # so that the next epoch starts with the first file
+            **({"dont_use_mmap": False} if self.reader_device == "cpu" else {}),
+        )
+        return batch.gpu() if self.on_gpu else batch
+
     def make(self):
-        from nvidia.dali import fn, pipeline_def
+        from nvidia.dali import pipeline_def
         from nvidia.dali.plugin.base_iterator import LastBatchPolicy
         from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
-        order = peers.shuffled(self.source.samples, self.seed, 0).tolist()
-
-        @pipeline_def(
+        pipeline = pipeline_def(
             batch_size=self.batch_size,
             num_threads=min(MOST_THREADS, len(os.sched_getaffinity(0))),
             device_id=peers.device.index(self.device),
             prefetch_queue_depth=3,
-        )
-        def volumes():
-            batch = fn.readers.numpy(
-                device=self.reader_device,
-                files=[self.source.files[index] for index in order],
-                name="reader",
-                pad_last_batch=True,  # so that the next epoch starts with the first file
-                **({"dont_use_mmap": False} if self.reader_device == "cpu" else {}),
-            )
-            return batch.gpu() if self.on_gpu else batch
-
+        )(self.outputs)()
         return DALIGenericIterator(
-            volumes(), ["batch"], reader_name="reader", last_batch_policy=LastBatchPolicy.PARTIAL, auto_reset=True
+            pipeline, ["batch"], reader_name="reader", last_batch_policy=LastBatchPolicy.PARTIAL, auto_reset=True
         )
 
     def epoch(self, epoch):

@@ -61,6 +61,8 @@ class Source:
         what = f"windows of {self.shape[0]} {self.dtype} tokens at stride {self.stride}"
         if self.kind == "npy":
             what = f"volumes of {'x'.join(map(str, self.shape))} {np.dtype(self.dtype).name}"
+        if self.kind == "images":
+            what = f"JPEGs of {self.shape[1]}x{self.shape[2]} pixels in tars"
         return (
             f"{self.samples:,} {what}, {self.file_bytes / 2**20:,.0f} MiB in {len(self.files):,} file(s); {self.origin}"
         )
@@ -282,7 +284,7 @@ def complete(target, manifest_path, parameters):
         return False
     if manifest.get("parameters") != parameters:
         return False
-    files = sorted(target.glob("*.npy")) if target.is_dir() else [target]
+    files = sorted(target.glob("*")) if target.is_dir() else [target]
     try:
         return len(files) == manifest["files"] and sum(file.stat().st_size for file in files) == manifest["bytes"]
     except OSError:
@@ -334,7 +336,7 @@ def keep(folder, name, parameters, size_bytes, write):
         os.rename(temporary, target)
     finally:
         remove(temporary)
-    files = sorted(target.glob("*.npy")) if target.is_dir() else [target]
+    files = sorted(target.glob("*")) if target.is_dir() else [target]
     manifest = {
         "parameters": parameters,
         "files": len(files),

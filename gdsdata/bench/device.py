@@ -1,5 +1,6 @@
 """The device that batches and tensors are delivered on, and what of CUDA the hand-written loaders need."""
 
+import collections
 import re
 import time
 
@@ -32,6 +33,11 @@ def is_cuda(name):
     return torch.device(name).type == "cuda"
 
 
+def kind(name):
+    """As a reader calls it: CPU or GPU."""
+    return "GPU" if is_cuda(name) else "CPU"
+
+
 def index(name):
     """The number of a CUDA device; None on the CPU."""
     return (torch.device(name).index or 0) if is_cuda(name) else None
@@ -54,6 +60,26 @@ def wait_for_stream(name):
     """Until what the current stream was given has been done; what other streams do meanwhile does not count."""
     if is_cuda(name):
         torch.cuda.current_stream(torch.device(name)).synchronize()
+
+
+def mark(name):
+    """The moment at which the current stream gets here; on the CPU, now."""
+    if not is_cuda(name):
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(torch.cuda.current_stream(torch.device(name)))
+    return event
+
+
+def wait_for(mark):
+    """Until the device has got to the mark."""
+    if isinstance(mark, torch.cuda.Event):
+        mark.synchronize()
+
+
+def seconds_between(begin, end):
+    """Of two marks that the device has got to."""
+    return end - begin if isinstance(end, float) else begin.elapsed_time(end) / 1000
 
 
 def reserve(name, size_bytes):
@@ -102,6 +128,28 @@ def send(tensor, name):
 def record(event, name):
     """Also right in a thread that was started since: such a thread is on device 0."""
     event.record(torch.cuda.current_stream(torch.device(name)))
+
+
+def copied_ahead(batches, name, ahead=2):
+    """Batches of pinned memory on the device, each copied on a stream of its own while the step before it runs."""
+    if not is_cuda(name):
+        yield from batches
+        return
+    beside, flying, batches = torch.cuda.Stream(torch.device(name)), collections.deque(), iter(batches)
+    ended = False
+    while flying or not ended:
+        while not ended and len(flying) < ahead:
+            batch = next(batches, None)
+            ended = batch is None
+            if not ended:
+                with torch.cuda.stream(beside):
+                    flying.append((send(batch, name), beside.record_event()))
+        if flying:
+            batch, copied = flying.popleft()
+            current = torch.cuda.current_stream(torch.device(name))
+            current.wait_event(copied)
+            batch.record_stream(current)
+            yield batch
 
 
 class PinnedSlots:

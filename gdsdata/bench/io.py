@@ -28,7 +28,7 @@ from pathlib import Path
 
 import numpy as np
 
-from . import case, data, device, io_peers, limits, measure, row, settings
+from . import case, case_settings, data, device, io_peers, limits, measure, row
 from .io_peers import Memory, Work
 from .pattern import Pattern
 
@@ -119,7 +119,7 @@ class Io(case.Case):
 
     def work(self, table, cache=None):
         source, (io_bytes, depth) = table.source, self.points[table.dtype]
-        threads = self.case.threads or min(depth, settings.MOST_THREADS)
+        threads = self.case.threads or min(depth, case_settings.MOST_THREADS)
         return Work(
             source.path, source.direction, cache or table.cache, source.file_bytes, io_bytes, depth, threads,
             self.case.batch_calls, self.case.duration_s, self.case.seed,

@@ -21,7 +21,7 @@ from gdsdata.engine import (
 )
 from gdsdata.options import EngineOptions
 
-from . import case, device, limits, settings
+from . import case, case_settings, device, limits
 
 RANDOM = {"randread": True, "randwrite": True, "read": False, "write": False}
 
@@ -218,7 +218,7 @@ class Futures(Batches):
     def open(self):
         if self.work.writes:  # there at its full length, or the first write would be taken for the whole file
             os.close(new_file(self.work.path, self.work.file_bytes))
-        self.engine = gdsdata.Engine(self.options, most_calls=min(self.work.depth, settings.MOST_THREADS))
+        self.engine = gdsdata.Engine(self.options, most_calls=min(self.work.depth, case_settings.MOST_THREADS))
 
     def start(self, place, offset):
         part = self.memory.tensor[self.memory.range(place)]

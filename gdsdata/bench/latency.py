@@ -53,12 +53,14 @@ class TensorFile:
 
 
 class Latency(case.Case):
+    folder_name, peers = FOLDER, latency_peers
+
     def measure(self):
         settings = self.settings.data
         folder = Path(settings.folder).expanduser() if settings.folder else data.default_folder()
         folder.mkdir(parents=True, exist_ok=True)
         self.latencies = collections.defaultdict(list)  # seconds, by row
-        with OwnFolder(folder / FOLDER) as own:
+        with OwnFolder(folder / self.folder_name) as own:
             self.own = own
             results = super().measure()
         if own.strangers:
@@ -93,14 +95,14 @@ class Latency(case.Case):
 
     def rows_for(self, source, cache):
         refused = limits.direct_alignment(source.path) is None
-        rows = [peer for peer in latency_peers.ROWS if peer.can(source.work, cache, source.tensor_bytes)]
+        rows = [peer for peer in self.peers.ROWS if peer.can(source.work, cache, source.tensor_bytes)]
         left_out = [peer.key for peer in rows if refused and peer.direct]
         if left_out:
             self.notes.append(f"Left out, for the file system refuses O_DIRECT: {', '.join(left_out)}.")
         return [peer for peer in rows if peer.key not in left_out]
 
     def find(self, key):
-        return latency_peers.find(key)
+        return self.peers.find(key)
 
     def load_command(self, source):
         return {
@@ -122,11 +124,14 @@ class Latency(case.Case):
         source, state = row.table.source, row.table.cache
         if state == "warm":
             self.warmed(source)
-        asked = {name: getattr(self.case, name) for name in ("iterations", "warm_up", "run_seconds", "verify")}
-        found = row.process.run(state=state, **asked)
+        found = row.process.run(state=state, **self.iterations())
         latencies = found.pop("latencies_s")
         self.latencies[row] += latencies
         return found | {"latency_s": intervals.described(latencies)}
+
+    def iterations(self):
+        """What a run is told of them."""
+        return {name: getattr(self.case, name) for name in ("iterations", "warm_up", "run_seconds", "verify")}
 
     def summary(self, row):
         size, latencies = row.table.source.tensor_bytes, self.latencies[row]
@@ -184,9 +189,13 @@ class Latency(case.Case):
 class LatencyRow(row.Row):
     """`tensor` is what is written. With `verify` its bytes, and the file's, are other ones at each iteration."""
 
+    peers = latency_peers
+    torch_threads = 1  # those that compared bytes would still spin while the next call is timed
+
     def __init__(self, peer, work, path, tensor_bytes, seed, engine, device):
-        super().__init__(peer, latency_peers.find(peer), device)
-        torch.set_num_threads(1)  # those that compared bytes would still spin while the next call is timed
+        super().__init__(peer, self.peers.find(peer), device)
+        if self.torch_threads:
+            torch.set_num_threads(self.torch_threads)
         self.work, self.path, self.tensor_bytes = work, path, tensor_bytes
         self.seed, self.engine = seed, engine
         self.tensor = self.expected = None
@@ -278,8 +287,9 @@ class LatencyRow(row.Row):
 
     def compare(self, came):
         if self.work == "write":
+            came = torch.empty(os.path.getsize(self.path), dtype=torch.uint8)
             with open(self.path, "rb", buffering=0) as file:
-                came = torch.frombuffer(bytearray(file.read()), dtype=torch.uint8)
+                data.read_exactly(file, came)
             measure.drop([self.path])  # the next write must not find its pages in memory because it was looked at
             tail = came[self.tensor_bytes :]
             if tail.any() or len(tail) != (measure.PAGE if self.state == "in_place" else 0):

@@ -28,6 +28,8 @@ class LatencyPeer:
     way = ""  # how its bytes go, where it does not count them: "" is by read and write
     work = ("read", "write")
     states = ("warm", "cold", "replaced", "in_place")
+    devices = ("cpu", "cuda")  # where the tensor may be
+    tried = False  # case=tensor: only trying shows whether it can be had here
     direct = False  # needs a file system with O_DIRECT
 
     def __init__(self, path, tensor_bytes, state, device_name, engine=None):
@@ -37,6 +39,11 @@ class LatencyPeer:
     @classmethod
     def can(cls, work, state, tensor_bytes):
         return work in cls.work and state in cls.states
+
+    @classmethod
+    def lacks(cls):
+        """Why it cannot be had here, though the package is installed; "" where it can."""
+        return ""
 
     def read(self):
         raise NotImplementedError
@@ -139,15 +146,8 @@ class Python(LatencyPeer):
         if self.state == "in_place":
             self.put(self.path, os.O_WRONLY, view)
             return
-        temporary = f"{self.path}.{os.getpid()}.tmp"
-        try:
+        with replaced(self.path) as temporary:
             self.put(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, view)
-            os.rename(temporary, self.path)
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
-            raise
-        sync_folder(os.path.dirname(self.path))
 
     def put(self, path, flags, view):
         fd, done = os.open(path, flags | self.flags, 0o644), 0
@@ -171,8 +171,11 @@ class PythonDirect(Python):
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
-        _, self.memory = limits.huge_pages(-(-self.tensor_bytes // PAGE) * PAGE)
-        self.aligned = torch.from_numpy(self.memory)[: self.tensor_bytes]
+        if self.pinned is not None and self.tensor_bytes % PAGE == 0:  # which begins at a page
+            self.memory, self.aligned = self.pinned.numpy(), self.pinned
+        else:
+            _, self.memory = limits.huge_pages(-(-self.tensor_bytes // PAGE) * PAGE)
+            self.aligned = torch.from_numpy(self.memory)[: self.tensor_bytes]
 
     @classmethod
     def can(cls, work, state, tensor_bytes):
@@ -195,8 +198,23 @@ class PythonDirect(Python):
         return self.aligned.copy_(tensor)
 
 
-def sync_folder(folder):
-    fd = os.open(folder, os.O_RDONLY)
+@contextlib.contextmanager
+def replaced(path):
+    """The name of a file to write and sync: then it takes the path's name, and that is on storage too."""
+    temporary = f"{path}.{os.getpid()}.tmp"
+    try:
+        yield temporary
+        os.rename(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+    sync(os.path.dirname(path))
+
+
+def sync(path):
+    """A file's bytes, or a folder's names."""
+    fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
     finally:

@@ -104,11 +104,17 @@ class Loader(case.Case):
 
 class LoaderRow(row.Row):
     def __init__(self, peer, source, batch_size, seed, engine, device):
-        super().__init__(peer, peers.find(peer), device)
         self.source = data.Source(**source)
-        self.truth = data.Truth(self.source)
+        super().__init__(peer, self.find(peer), device)
+        self.truth = self.plain_reading()
         self.batch_size, self.seed, self.engine = batch_size, seed, engine
         self.iterator = None
+
+    def find(self, key):
+        return peers.find(key)
+
+    def plain_reading(self):
+        return data.Truth(self.source)
 
     def construct(self, dtype):
         """Also settles the peer; the first epoch that counts."""

@@ -26,6 +26,19 @@ def cpu_seconds():
     return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
+def tree_cpu_seconds(pid):
+    """User + system seconds of a process and its descendants, of those too that still run (in ticks of 10 ms)."""
+    total = 0
+    for one in [pid, *descendants(pid)]:
+        try:
+            with open(f"/proc/{one}/stat") as stat:
+                times = stat.read().rpartition(")")[2].split()[11:15]  # utime, stime, and those of children waited for
+        except OSError:  # it ended meanwhile
+            continue
+        total += sum(map(int, times))
+    return total / os.sysconf("SC_CLK_TCK")
+
+
 def machine_cpu_seconds():
     """CPU seconds that anything on this machine has used, and that a hypervisor gave to others (from /proc/stat)."""
     with open("/proc/stat") as stat:
@@ -228,7 +241,7 @@ def machine():
 
 def versions():
     found = {"python": sys.version.split()[0]}
-    libraries = r"(safetensors|instanttensor|fastsafetensors|torchsnapshot|torch[-_.]checkpointing|"
+    libraries = r"(safetensors|deepspeed|instanttensor|fastsafetensors|torchsnapshot|torch[-_.]checkpointing|"
     libraries += r"(lib)?kvikio-cu\d+|nvidia-dali-cuda\d+)"
     found |= {
         name: one.version

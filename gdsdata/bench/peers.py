@@ -93,6 +93,10 @@ class Peer:
         """What else results.json should say of it."""
         return {}
 
+    def verdict(self):
+        """What the loader itself says of the loop that it feeds: one line, or "" where it says nothing."""
+        return ""
+
     def may_stay_open(self):
         """Whether the files' pages can be dropped from the cache while this is open: not those that it maps."""
         return self.path != "mmap"
@@ -112,20 +116,22 @@ class Ours(Peer):
 
     more = {}  # arguments
 
-    def open(self):
-        import gdsdata
+    def layout(self):
+        """The format."""
+        from gdsdata import formats
 
         source = self.source
         if source.kind == "npy":
-            layout = gdsdata.formats.Npy(mode="file")
-        else:
-            layout = gdsdata.formats.Tokens(
-                source.dtype, seq_len=source.shape[0] - 1, stride=source.stride, raw=self.dtype == "raw"
-            )
+            return formats.Npy(mode="file")
+        return formats.Tokens(source.dtype, seq_len=source.shape[0] - 1, stride=source.stride, raw=self.dtype == "raw")
+
+    def open(self):
+        import gdsdata
+
         self.dataset = gdsdata.GDSDataset(
-            source.files,
+            self.source.files,
             batch_size=self.batch_size,
-            format=layout,
+            format=self.layout(),
             shuffle=True,
             seed=self.seed,
             device=self.device,
@@ -157,6 +163,9 @@ class Ours(Peer):
     def facts(self):
         engine = self.dataset.stats()["engine"]
         return {"engine_depth": engine["workers"] * engine["queue_depth"]}
+
+    def verdict(self):
+        return str(self.dataset.report())
 
     def close(self):
         close = getattr(getattr(self, "dataset", None), "close", None)
@@ -269,12 +278,14 @@ class Loader(Peer):
     batched = False
     path = "mmap"
 
-    def open(self):
+    def make_dataset(self):
         if self.source.kind == "npy":
             self.path = "read"
-            dataset = (BatchedVolumeDataset if self.batched else VolumeDataset)(self.source)
-        else:
-            dataset = (BatchedWindowDataset if self.batched else WindowDataset)(self.source, self.widens_here)
+            return (BatchedVolumeDataset if self.batched else VolumeDataset)(self.source)
+        return (BatchedWindowDataset if self.batched else WindowDataset)(self.source, self.widens_here)
+
+    def open(self):
+        dataset = self.make_dataset()
         self.generator = torch.Generator()
         self.loader = DataLoader(
             dataset,

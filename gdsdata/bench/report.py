@@ -1,6 +1,7 @@
 """What a run leaves: tables on the terminal, results.json, results.png, report.md and .html; and progress meanwhile."""
 
 import contextlib
+import importlib
 import json
 import sys
 import time
@@ -65,12 +66,16 @@ COLUMNS = {
         *RATIOS,
     ],
 }
+TEXTS = ("path", "XferType", "main table", "best peer", "bytes")  # columns
 # On the terminal, where there is less room: their titles say it, or report.md.
 NOT_SHOWN = {
     "io": (
         "IoType", "Threads", "DataSetSize (KiB)", "IOSize (KiB)", "spread", "p90", "p99.9", "a call", "ops",
         "total_time (secs)", "requests/op",
-    )
+    ),
+    "train": ("spread", "on device ms", "x best peer", "saves"),
+    "all": ("main table", "x limit, all", "x best peer, all"),
+    "startup": ("Python", "CUDA", "model", "spread s", "CPU s", "peak MB"),
 }  # fmt: skip
 OF_ASYNC = ("then ms", "step ms", "beside it")
 LEFT_OUT = {"save": (*OF_ASYNC, "x mapped"), "load": OF_ASYNC, "async": ("x mapped",)}  # columns, by kind of work
@@ -81,11 +86,12 @@ def columns_of(case, kind):
 
 
 def layout(case):
-    """Who lays out a case's tables, notes and picture: a module with PICTURE, columns_of, tables, notes and plot."""
-    if case == "latency":
-        from . import latency_report
+    """Who lays out a case's tables, notes and picture: a module with PICTURE, columns_of, tables, notes and plot.
 
-        return latency_report
+    One with a `page_text` lays its whole page out; one with `answers` says behind the tables what came out.
+    """
+    if case in ("all", "latency", "startup", "tensor", "train", "tune"):
+        return importlib.import_module(f".{case}_report", __package__)
     return sys.modules[__name__]
 
 
@@ -129,6 +135,13 @@ class Progress:
 
     def step(self, name):
         return self.count(name, 1)
+
+    def say(self, text):
+        """A line above the bars."""
+        if self.bars.disable:
+            print(f"gdsdata.bench: {text}", file=sys.stderr, flush=True)
+        else:
+            self.bars.console.print(text, markup=False, highlight=False)
 
 
 # ------------------------------------------------------------------------------------------------ tables
@@ -206,6 +219,20 @@ def cells(row, columns):
     return [name, *(cell(row) for _, cell in columns)]
 
 
+def answers_of(results):
+    laid = layout(results["case"])
+    return laid.answers(results) if hasattr(laid, "answers") else []
+
+
+def answer_lines(results):
+    lines = []
+    for heading, text, copies in answers_of(results):
+        lines += [f"## {heading}", "", f"**{text}**", ""]
+        for caption, kind, copy in copies:
+            lines += [f"{caption}:", "", f"```{kind}", *copy.splitlines(), "```", ""]
+    return lines
+
+
 def show(results, console):
     from rich import box
     from rich.table import Table
@@ -217,19 +244,24 @@ def show(results, console):
         hidden = NOT_SHOWN.get(results["case"], ())
         columns = [one for one in laid.columns_of(results["case"], rows[0]["data"]) if one[0] not in hidden]
         for name, _ in columns:
-            justify = "left" if name in ("path", "XferType") else "right"
+            justify = "left" if name in TEXTS else "right"
             table.add_column(name.replace(" (", "\n("), justify=justify, no_wrap=name != "path", overflow="fold")
         for row in rows:
             table.add_row(*cells(row, columns), style="bold" if is_ours(row["key"]) else None)
         console.print(table)
+    for heading, text, copies in answers_of(results):
+        console.print(f"{heading}: {text}\n", style="bold", markup=False, highlight=False, soft_wrap=True)
+        for caption, _, copy in copies:
+            console.print(f"# {caption}\n{copy}\n", markup=False, highlight=False, soft_wrap=True)
     for note in results["notes"]:
         console.print(f"Note: {note}", markup=False)
 
 
-def markdown(results):
+def heading(results):
+    """The page's head: what ran, when, and on what."""
     machine, versions = results["machine"], results["versions"]
     memory = machine["memory_bytes"] / 2**30
-    lines = [
+    return [
         f"# gdsdata bench: {results['case']}",
         "",
         f"{results['when']}, {results['seconds']:.0f} s, `{' '.join(results['command'])}`",
@@ -239,6 +271,22 @@ def markdown(results):
         f"- Device: {device_text(results['device'])}",
         "- Versions: " + ", ".join(f"{name} {version}" for name, version in versions.items()),
     ]
+
+
+def table_lines(rows, columns):
+    names = [name for name, _ in columns]
+    lines = ["| | " + " | ".join(names) + " |"]
+    lines += ["|---|" + "|".join("---" if name in TEXTS else "---:" for name in names) + "|"]
+    for row in rows:
+        text = [cell.replace("|", "/").replace("__", r"\_\_") for cell in cells(row, columns)]
+        if is_ours(row["key"]):
+            text[0] = f"**{text[0]}**"
+        lines.append("| " + " | ".join(text) + " |")
+    return lines
+
+
+def markdown(results):
+    lines = heading(results)
     for kind, about in results["data"].items():
         lines.append(f"- Data, {kind}: {about['summary']}; {about['file_system']} on {about['device']}")
     case, laid = results["case"], layout(results["case"])
@@ -257,24 +305,17 @@ def markdown(results):
     ]
     for title, limit, rows in laid.tables(results):
         lines += [f"## {title}", "", f"{limit[0].upper()}{limit[1:]}.", ""]
-        columns = laid.columns_of(case, rows[0]["data"])
-        names = [name for name, _ in columns]
-        lines += ["| | " + " | ".join(names) + " |"]
-        lines += ["|---|" + "|".join("---" if name == "path" else "---:" for name in names) + "|"]
-        for row in rows:
-            text = [cell.replace("|", "/").replace("__", r"\_\_") for cell in cells(row, columns)]
-            if is_ours(row["key"]):
-                text[0] = f"**{text[0]}**"
-            lines.append("| " + " | ".join(text) + " |")
-        lines.append("")
+        lines += [*table_lines(rows, laid.columns_of(case, rows[0]["data"])), ""]
+    lines += answer_lines(results)
     failed = [row for row in results["rows"] if row["error"]]
     if failed:
         lines += ["## Failed", ""]
         lines += [
             f"- {row['data']} {row['dtype']} {row['cache']}, {row['name']}: `{row['error']}`" for row in failed
         ] + [""]
-    lines += ["## The machine's limits", "", "Medians of the turns they took among the rows.", ""]
-    lines += ["| table | limit | GB/s | per second |", "|---|---|---:|---:|"]
+    if any(ones for found in results["limits"].values() for ones in found.values()):
+        lines += ["## The machine's limits", "", "Medians of the turns they took among the rows.", ""]
+        lines += ["| table | limit | GB/s | per second |", "|---|---|---:|---:|"]
     for kind, found in results["limits"].items():
         for table, ones in found.items():
             for name, limit in ones.items():
@@ -506,7 +547,7 @@ def write(results, folder):
     draw = sweep.plot if sweep.is_one(results) else laid.plot
     draw(results, folder / "results.png")
     report = folder / "report.md"
-    text = markdown(results)
+    text = laid.page_text(results, folder) if hasattr(laid, "page_text") else markdown(results)
     report.write_text(text)
     (folder / "report.html").write_text(page.page(text, folder))
     return report.resolve()

@@ -17,6 +17,7 @@ Two more need no row: "device" says what the device is, "pinned_copy" measures c
 
 import ctypes
 import gc
+import importlib
 import json
 import os
 import sys
@@ -68,25 +69,7 @@ class Row:
 
 
 def row_class(case):
-    if case == "loader":
-        from .loader import LoaderRow
-
-        return LoaderRow
-    if case == "checkpoint":
-        from .checkpoint import CheckpointRow
-
-        return CheckpointRow
-    if case == "latency":
-        from .latency import LatencyRow
-
-        return LatencyRow
-    if case == "io":
-        from .io import IoRow
-
-        return IoRow
-    from .load import LoadRow
-
-    return LoadRow
+    return getattr(importlib.import_module(f".{case}", __package__), f"{case.capitalize()}Row")
 
 
 def main():

@@ -1,0 +1,189 @@
+"""case=all: every other case, each by a command of its own in a subfolder of the run's folder, and one page of them.
+
+A case that fails, or that is killed, stops no other; its row says why. What each case was given is its command, which
+results.json has: the settings that differ from the defaults, and its part of `case.settings`.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+
+from gdsdata.options import EngineOptions
+
+from . import case_settings, measure, report
+from .io import ended_in_order
+from .tune import quoted
+
+OUTPUT = "output.log"  # in a case's folder: what it printed
+LAST_LINES = 3  # of that, where it left nothing else
+
+
+class All:
+    def __init__(self, settings, folder, progress):
+        self.settings, self.folder, self.progress = settings, Path(folder), progress
+
+    def measure(self):
+        with ended_in_order():
+            return self.measure_all()
+
+    def measure_all(self):
+        started, settings = time.monotonic(), self.settings
+        names = settings.case.cases or case_settings.single_cases()
+        results = {
+            "schema": report.SCHEMA,
+            "case": "all",
+            "when": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "command": [Path(sys.executable).name, "-m", "gdsdata.bench", *sys.argv[1:]],
+            "machine": measure.machine(),
+            "versions": measure.versions(),
+            "config": settings.as_dict(),
+            "device": {"name": settings.device.name},
+            "data": {},
+            "limits": {},
+            "notes": [],
+            "rows": [],
+        }
+        for place, name in enumerate(names):
+            self.progress.say(f"case={name}, {place + 1} of {len(names)}")
+            row, found = self.one_case(name)
+            results["rows"].append(row)
+            if found:
+                results["device"] = found.get("device", results["device"])
+                results["notes"] += [f"{name}: {note}" for note in worth_telling(found)]
+            # What is done stays, if the rest is broken off.
+            (self.folder / "results.json").write_text(json.dumps(results, indent=1))
+        verified = [row["verified"] for row in results["rows"] if row["verified"] is not None]
+        return results | {
+            "seconds": time.monotonic() - started,
+            "verified": not any(row["error"] for row in results["rows"]) and (all(verified) if verified else None),
+        }
+
+    def one_case(self, name):
+        """Its row, and its results or None."""
+        folder, started = self.folder / name, time.monotonic()
+        folder.mkdir(parents=True, exist_ok=True)
+        for of_before in ("results.json", "results.png", "report.md", "report.html"):
+            (folder / of_before).unlink(missing_ok=True)
+        command = [sys.executable, "-m", "gdsdata.bench", *self.overrides(name), f"hydra.run.dir={quoted(str(folder))}"]
+        with self.progress.step(f"case={name}"):
+            status = self.run(command, folder / OUTPUT)
+        found, error = None, None
+        with contextlib.suppress(OSError, ValueError):
+            found = json.loads((folder / "results.json").read_text())
+        if found is None or "verified" not in found:
+            lines = (folder / OUTPUT).read_text(errors="replace").strip().splitlines()[-LAST_LINES:]
+            error = f"it ended with {status} before its report: {' / '.join(lines)}"
+        elif status:
+            failed = dict.fromkeys(f"{row['name']}: {row['error']}" for row in found["rows"] if row["error"])
+            error = "; ".join(failed) or f"it ended with {status}; see {name}/{OUTPUT}"
+        row = {
+            "data": name, "dtype": "", "cache": "", "key": "gdsdata", "name": name, "setting": description(name),
+            "folder": name, "command": ["python", *command[1:]], "status": status, "error": error,
+            "took_s": time.monotonic() - started, "verified": found.get("verified", False) if found else False,
+        }  # fmt: skip
+        return row | summary(found), found
+
+    def overrides(self, name):
+        """What the case is told: quick, device, and all else that is not as it would be without."""
+        settings = self.settings
+        yield f"case={name}"
+        if settings.quick:
+            yield "quick=true"
+        yield f"device.name={settings.device.name}"
+        parts = {"data": (settings.data, type(settings.data)())}
+        parts["case"] = settings.case, case_settings.AllSettings()
+        for group, (chosen, default) in parts.items():
+            for item in dataclasses.fields(chosen):
+                value = getattr(chosen, item.name)
+                is_its_own = item.name in ("cases", "settings", "name")
+                is_its_own |= (name, item.name) == ("tune", "repeats")  # which are pairs there
+                if not is_its_own and value != getattr(default, item.name):
+                    yield f"{group}.{item.name}={written(value)}"
+        for item in dataclasses.fields(EngineOptions):
+            value = settings.engine.get(item.name, item.default)
+            if value != item.default:
+                yield f"engine.{item.name}={written(value)}"
+        for one in settings.case.settings:
+            if one.startswith(f"{name}."):
+                yield f"case.{one.removeprefix(f'{name}.')}"
+
+    def run(self, command, output):
+        """Its exit status; its progress is passed on line by line, and all of what it says is kept."""
+        paths = [str(Path(__file__).resolve().parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+        with open(output, "wb") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=subprocess.PIPE, env=environment)
+
+            def pass_on():
+                for line in process.stderr:
+                    log.write(line)
+                    log.flush()
+                    self.progress.say(line.decode(errors="replace").rstrip().removeprefix("gdsdata.bench: "))
+
+            passing = threading.Thread(target=pass_on)
+            passing.start()
+            try:
+                return process.wait()
+            finally:
+                if process.poll() is None:  # this one was told to end
+                    process.terminate()
+                    process.wait()
+                passing.join()
+
+
+def description(name):
+    return (case_settings.CASES[name].__doc__ or "").strip().splitlines()[0]
+
+
+def written(value):
+    """For Hydra's command line."""
+    if isinstance(value, list):
+        return f"[{','.join(map(written, value))}]"
+    if isinstance(value, bool) or value is None:
+        return "null" if value is None else str(value).lower()
+    return quoted(value) if isinstance(value, str) else str(value)
+
+
+def summary(found):
+    """What one line says of a case: its main table, and how ours stand to the best peer and the limit in all tables."""
+    said = {
+        "title": None, "ours": None, "gb_per_s": None, "best_peer": None, "ratio_to_best_peer": None,
+        "ratio_to_limit": None, "tables": 0, "ratios_to_best_peer": [], "ratios_to_limit": [],
+    }  # fmt: skip
+    if not found or "verified" not in found:
+        return said
+    tables = report.layout(found["case"]).tables(found)
+    said["tables"] = len(tables)
+    for title, _, rows in tables:
+        best = best_of_ours(rows)
+        if best is None:
+            continue
+        said["ratios_to_best_peer"] += [best["ratio_to_best_peer"]] if best.get("ratio_to_best_peer") else []
+        said["ratios_to_limit"] += [best["ratio_to_limit"]] if best.get("ratio_to_limit") else []
+        if said["title"] is None:
+            names = {row["key"]: row["name"] for row in rows}
+            said |= {"title": title, "ours": best["name"], "gb_per_s": best["gb_per_s"]}
+            said |= {name: best.get(name) for name in ("ratio_to_best_peer", "ratio_to_limit")}
+            said["best_peer"] = names.get(best.get("best_peer"))
+    return said
+
+
+def worth_telling(found):
+    """Lines of a case for the notes of all: what it answers, and what makes its figures doubtful."""
+    if "verified" not in found:
+        return []
+    answers = [f"{heading}: {text}" for heading, text, _ in report.answers_of(found)]
+    return answers + [note for note in found["notes"] if note.startswith("Other programs")]
+
+
+def best_of_ours(rows):
+    """The fastest of gdsdata's rows. Where a table has several sizes, of the largest: the others have more to do."""
+    ours = [row for row in rows if report.is_ours(row["key"]) and row.get("gb_per_s")]
+    return max(ours, key=lambda row: (row.get("tensor_bytes") or 0, row["gb_per_s"]["median"]), default=None)

@@ -1,0 +1,254 @@
+"""case=startup of the bench: its parts and its floor, bytes, failures, refusals; and what a start imports."""
+
+import json
+import time
+
+import numpy as np
+import pytest
+from helpers import run_script
+
+from gdsdata.bench import case, case_settings, data, settings, startup, startup_peers, startup_report
+from gdsdata.bench.process import RowFailed
+from gdsdata.bench.startup_peers import OWN_PARTS, PARTS
+
+MIB = 2**20
+
+
+def small(tmp_path, **fields):
+    """Settings for a run of few starts, each of which takes as long as importing torch does."""
+    chosen = settings.Settings(engine={}, case=case_settings.StartupSettings())
+    chosen.data.folder, chosen.data.size_bytes = str(tmp_path / "data"), MIB
+    chosen.data.seq_len = 64
+    chosen.case.repeats, chosen.case.cache, chosen.case.state_bytes = 1, ["warm"], [MIB]
+    chosen.case.warm_up = 0
+    chosen.case.batch_size, chosen.case.workers, chosen.case.rows = 8, [0], ["gdsdata"]
+    for name, value in fields.items():
+        assert hasattr(chosen.case, name)
+        setattr(chosen.case, name, value)
+    settings.check(chosen)
+    return chosen
+
+
+def results_in(folder):
+    return json.loads((folder / "results.json").read_text())
+
+
+# ------------------------------------------------------------------------------------------------ whole runs
+
+
+def test_parts_add_up_to_the_whole_above_a_floor_and_every_byte_is_compared(tmp_path, capsys):
+    assert case.main(small(tmp_path), tmp_path) == 0, capsys.readouterr().out
+    results = results_in(tmp_path)
+    floor, ours = results["rows"]
+    assert (floor["key"], ours["key"]) == ("floor", "gdsdata") and results["verified"] is True
+    for row in (floor, ours):
+        (run,) = row["runs"]
+        assert sum(run["parts_s"].values()) == pytest.approx(run["seconds"])
+        assert run["seconds"] == pytest.approx(run["to_first_batch_s"] + run["parts_s"]["first_step"])
+        assert set(run["parts_s"]) == set(PARTS) - {"context"}
+        assert all(seconds >= 0 for seconds in run["parts_s"].values()) and run["parts_s"]["torch"] > 0.1
+        assert row["above_floor_s"]["median"] == pytest.approx(run["seconds"] - floor["runs"][0]["seconds"])
+    assert sum(floor["runs"][0]["parts_s"][name] for name in OWN_PARTS) < 0.05
+    assert floor["own_s"]["median"] < ours["own_s"]["median"] < ours["seconds"]["median"]
+    assert floor["checked_bytes"] == 0 and abs(ours["checked_bytes"] - MIB) < 64 * 1024
+    assert ours["path"].startswith("page_cache"), "the kernel may take some pages before they are read"
+    assert sum(ours["served_bytes"].values()) > 0.9 * MIB, "the checkpoint's bytes too"
+    assert not (tmp_path / "data" / "startup").exists(), "tokens are kept, checkpoints are not"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_every_row_warm_and_cold_with_a_checkpoint_and_without(tmp_path, capsys):
+    chosen = small(tmp_path, rows=[], cache=["warm", "cold"], state_bytes=[0, MIB], workers=[0, 1], repeats=1)
+    assert case.main(chosen, tmp_path) == 0, capsys.readouterr().out
+    results = results_in(tmp_path)
+    keys = {(row["data"], row["key"]) for row in results["rows"]}
+    without = {key for kind, key in keys if kind == "no checkpoint"}
+    assert without == {"floor", "gdsdata", "dataloader_0", "dataloader_1"}
+    assert {"dataloader_0_mmap"} <= {key for kind, key in keys if kind == "checkpoint of 1 MiB"}
+    for row in results["rows"]:
+        assert row["verified"] and ("restore" in row["parts_s"]) == (row["data"] == "checkpoint of 1 MiB")
+    written = (tmp_path / "report.md").read_text()
+    title = "start to first step, no checkpoint, cold cache, on cpu"
+    for part in (title, "of the DataLoaders", "| library |", "stay warm"):
+        assert part in written
+    assert "data:image/png" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(150)
+def test_a_quick_run_takes_less_than_a_minute(tmp_path):
+    chosen = settings.Settings(engine={}, case=case_settings.StartupSettings(), quick=True)
+    chosen.data.folder = str(tmp_path / "data")
+    started = time.monotonic()
+    assert case.main(settings.made_small(settings.check(chosen)), tmp_path) == 0
+    assert time.monotonic() - started < 60
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(300)
+def test_rows_are_verified_on_a_gpu_and_have_its_context_as_a_part(tmp_path, capsys):
+    chosen = small(tmp_path, rows=["gdsdata", "dataloader_0"])
+    chosen.device.name = "cuda"
+    assert case.main(chosen, tmp_path) == 0, capsys.readouterr().out
+    results = results_in(tmp_path)
+    assert results["verified"] is True and results["device"]["model"]
+    for row in results["rows"]:
+        assert row["parts_s"]["context"]["median"] > 0
+    assert "on cuda" in (tmp_path / "report.md").read_text()
+
+
+# ------------------------------------------------------------------------------------------------ failures
+
+WRONG = """
+from gdsdata.bench.process import RowFailed
+from gdsdata.bench.startup_peers import Ours
+
+class Zeros(Ours):
+    "Its first batch is none of the file's."
+
+    def first_batch(self):
+        return super().first_batch().zero_() - 1
+
+class Forgets(Ours):
+    "Does not restore the last tensor."
+
+    def restore(self, model, optimizer):
+        super().restore(model, optimizer)
+        model[-1].data.zero_()
+
+class Fails(Ours):
+    def import_library(self):
+        raise RuntimeError("no such library")
+
+class Dies(Ours):
+    def import_library(self):
+        import os
+
+        os._exit(7)
+"""
+
+
+@pytest.fixture
+def wrong_starts(tmp_path, monkeypatch):
+    (tmp_path / "wrong_starts.py").write_text(WRONG)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Fails", "library: RuntimeError: no such library"),
+        ("Dies", "the script ended with 7 before its last part; see rows.log"),
+    ],
+)
+def test_a_script_that_fails_says_in_which_part_and_leaves_its_trace(tmp_path, wrong_starts, name, message):
+    with open(tmp_path / "rows.log", "wb") as log:
+        script = startup.Script(log)
+        script.send("load", peer=f"wrong_starts:{name}", told={"device": "cpu"})
+        with pytest.raises(RowFailed) as failed:
+            script.start()
+    assert str(failed.value) == message
+    assert ("no such library" in (tmp_path / "rows.log").read_text()) == (name == "Fails")
+
+
+@pytest.mark.slow
+def test_wrong_bytes_are_found_in_the_batch_and_in_the_checkpoint(tmp_path, wrong_starts, capsys):
+    chosen = small(tmp_path, rows=["wrong_starts:Zeros", "wrong_starts:Forgets"])
+    assert case.main(chosen, tmp_path) == 1
+    floor, zeros, forgets = results_in(tmp_path)["rows"]
+    assert floor["error"] is None and not zeros["verified"] and not forgets["verified"]
+    assert zeros["error"].startswith("first batch: 8 of its 8 windows are none of ")
+    assert "restore: 1 of " in forgets["error"] and "are not what the checkpoint holds" in forgets["error"]
+    assert "FAILED: checkpoint of 1 MiB" in capsys.readouterr().out
+
+
+def test_one_window_or_one_tensor_that_differs_is_found(tmp_path):
+    checked = startup.Startup(small(tmp_path, batch_size=2), tmp_path, None)
+    tokens = type("Tokens", (), {"files": ["t.bin"]})
+    source = startup.Beginning(tokens, MIB, tensor_bytes=MIB, checksums={"a": 1, "b": 2}, windows={10, 11, 12})
+    batch = {"shape": [2, 65], "dtype": "torch.int64", "device": "cpu"}
+    right = {"batch": batch, "windows": [10, 12], "restored": {"a": 1, "b": 2}}
+    assert checked.check(source, "gdsdata", right) == MIB + 2 * 65 * 2
+    for wrong, message in (
+        ({"windows": [10, 13]}, "first batch: 1 of its 2 windows are none of t.bin"),
+        ({"batch": batch | {"shape": [1, 65]}}, r"\[1, 65\] on cpu, torch.int64 \[2, 65\] on cpu were due"),
+        ({"batch": batch | {"device": "cuda"}}, "on cuda, torch.int64"),
+        ({"restored": {"a": 1}}, "restore: 1 of 2 tensors are not what the checkpoint holds, the first of them 'b'"),
+    ):
+        with pytest.raises(RowFailed, match=message):
+            checked.check(source, "gdsdata", right | wrong)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"state_bytes": []}, r"case.state_bytes=\[\]: name at least one"),
+        ({"workers": [1, 1]}, r"case.workers=\[1, 1\]: name at least one, and none twice"),
+        ({"workers": [-1]}, "case.workers=-1: must be from 0 to 256"),
+        ({"batch_size": 10**6}, "too few for a batch of case.batch_size=1000000"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(tmp_path, fields, message):
+    with pytest.raises(ValueError, match=message):
+        small(tmp_path, **fields)
+
+
+def test_an_unknown_row_is_refused_with_those_that_there_are(tmp_path):
+    with pytest.raises(ValueError, match="there is no row 'dataloder_0'; there are floor, gdsdata, dataloader_0"):
+        case.main(small(tmp_path, rows=["dataloder_0"]), tmp_path)
+
+
+# ------------------------------------------------------------------------------------------------ what it is made of
+
+
+def test_the_state_has_about_the_bytes_that_were_asked_for():
+    for state_bytes in (2**20, 2**24, 2**30, 2**33):
+        count, width = startup_peers.layers_of(state_bytes, 1024)
+        assert abs(count * width * width * 12 - state_bytes) <= max(width * width * 6, state_bytes * 0.01)
+    assert startup_peers.layers_of(0, 16) == (1, 16)
+
+
+def test_windows_are_those_that_both_kinds_of_data_sets_have(tmp_path):
+    path = tmp_path / "tokens.bin"
+    np.arange(1000, dtype=np.uint16).tofile(path)
+    tokens = data.describe_tokens([str(path)], "uint16", 64, None, "made")
+    assert len(startup.windows_of(tokens, 64)) == len(startup_peers.Windows(str(path), 64)) == (1000 - 1) // 64
+
+
+def test_every_part_has_a_title_and_a_colour():
+    assert set(PARTS) == set(startup_report.TITLES) == set(startup_report.COLOURS) and set(OWN_PARTS) < set(PARTS)
+
+
+# ------------------------------------------------------------------------------------------------ what a start imports
+
+FIRST_BATCH = """
+import sys
+import numpy as np
+import gdsdata
+from pathlib import Path
+
+folder = Path(sys.argv[1])
+if sys.argv[2] == "npy":
+    np.save(folder / "0.npy", np.zeros((8, 4), np.float32))
+    data = gdsdata.GDSDataset(folder / "0.npy", 1, device="cpu")
+else:
+    np.zeros(4096, np.uint16).tofile(folder / "0.bin")
+    data = gdsdata.GDSDataset(folder / "0.bin", 4, gdsdata.formats.Tokens("uint16", 64), device="cpu")
+next(iter(data))
+print(*sorted(name for name in sys.modules if name.startswith("gdsdata.")))
+print(*sorted({"pyarrow", "zstandard", "torchvision", "torchcodec", "numpy.typing"} & sys.modules.keys()))
+"""
+NEEDED = {
+    *("dataset", "engine", "_engine", "errors", "options", "order", "progress", "ranks", "report", "shuffles", "lazy"),
+    *("formats", "formats.index", "formats.magics", "formats.registry", "formats.npy"),
+}
+
+
+@pytest.mark.parametrize(("kind", "more"), [("npy", set()), ("tokens", {"formats.tokens"})])
+def test_a_first_batch_imports_no_format_and_no_part_that_it_does_not_need(tmp_path, kind, more):
+    code, out, error = run_script(FIRST_BATCH, tmp_path, kind, timeout_s=60)
+    assert code == 0, error
+    ours, others = out.splitlines()
+    assert set(ours.split()) == {f"gdsdata.{name}" for name in NEEDED | more} and others == ""
