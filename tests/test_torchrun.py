@@ -4,16 +4,12 @@ A start costs seconds, so one run of so many ranks does everything (`torchrun_sc
 """
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from itertools import chain, pairwise
 
 import pytest
 import torch
 import torchrun_script as script
-from helpers import REPOSITORY
+from helpers import torchrun
 
 from gdsdata import Ragged
 
@@ -30,22 +26,8 @@ def folder(tmp_path_factory):
 def run(folder, ranks, device, states):
     """What each of the ranks found, that go on from these states."""
     (folder / "states.json").write_text(json.dumps(states))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    paths = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
-    process = subprocess.Popen(
-        [*command, script.__file__, folder, device],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "GLOO_SOCKET_IFNAME": "lo"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        said, _ = process.communicate(timeout=PATIENCE_S)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        pytest.fail(f"{ranks} ranks still ran after {PATIENCE_S} s:\n{process.communicate()[0]}")
-    assert process.returncode == 0, said
+    exit_code, said = torchrun(ranks, script.__file__, folder, device, timeout_s=PATIENCE_S)
+    assert exit_code == 0, said
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
 
 
