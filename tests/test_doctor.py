@@ -396,8 +396,9 @@ def test_a_folder_that_may_not_be_written_is_misuse_of_test(file, capsys, monkey
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_nothing_is_left_when_the_test_is_interrupted(tmp_path, number):
     script = """
-import os, sys, time
+import os, signal, sys, time
 from gdsdata.doctor import __main__ as program, transfers
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that runs the tests in the background ignores it
 plain = transfers._measured
 def slow(*arguments):
     row = plain(*arguments)
