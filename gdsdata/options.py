@@ -23,7 +23,8 @@ class EngineOptions:
         segment_bytes: what a worker takes from a batch at a time, at most: a batch is shared by all workers, but not in
             segments of less than 1 MiB. 0: 1 MiB, 4 MiB on the way to a GPU, and 8 MiB for writes from the CPU.
         request_bytes: longest single request to storage.
-        bounce_bytes: page-aligned memory of one worker that O_DIRECT reads into; taken when first needed.
+        bounce_bytes: page-aligned memory of one worker that O_DIRECT reads into and writes from; taken when first
+            needed. 0: 64 MiB shared out among the workers, but 16 MiB at least for each.
         staging_bytes: pinned memory of one worker where bytes stop over on their way to a GPU.
         coalesce_gap_bytes: extents at most so far apart are read by one request.
         direct: ``"auto"`` copies what is in the page cache and reads the rest with O_DIRECT where the file system
@@ -41,7 +42,7 @@ class EngineOptions:
     queue_depth: int = 0
     segment_bytes: int = 0
     request_bytes: int = MIB
-    bounce_bytes: int = 16 * MIB
+    bounce_bytes: int = 0
     staging_bytes: int = 13 * MIB
     coalesce_gap_bytes: int = 16384
     direct: str = "auto"

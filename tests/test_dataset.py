@@ -648,3 +648,14 @@ def test_an_epoch_whose_batches_are_dropped_takes_bounded_memory(tmp_path, backe
     stated = (4 + 2) * 8 * MIB + 2 * 8 * MIB  # prefetch + 2 batches, two workers' bounce memory; rounded up to pages
     assert 0 <= allowed - stated < MIB
     assert grown < allowed + slack
+
+
+@pytest.mark.parametrize(
+    ("workers", "request_mib", "stated_mib"), [(1, 1, 64), (2, 1, 64), (4, 1, 64), (8, 1, 128), (4, 32, 4 * 32)]
+)
+def test_bounce_memory_is_shared_out_among_workers_and_holds_a_request(
+    tmp_path, records, workers, request_mib, stated_mib
+):
+    options = EngineOptions(workers=workers, request_bytes=request_mib * MIB)
+    stated = read(tmp_path, options=options).stats()["engine"]["bounce_bytes"]
+    assert 0 <= stated - stated_mib * MIB < MIB

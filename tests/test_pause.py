@@ -80,6 +80,33 @@ def test_a_thread_that_waits_lets_others_collect_and_pauses_again_behind_it():
         assert not gc.isenabled()
 
 
+def test_what_was_held_off_does_not_come_before_storage_is_asked():
+    collections = []
+
+    def note(phase, info):
+        collections.append(info["generation"])
+
+    def make(count):
+        return [[i] for i in range(count)]
+
+    gc.collect()
+    kept = []
+    while gc.get_count()[1] <= gc.get_threshold()[1]:  # until the next collection is one of older objects, too
+        kept.append(make(100))
+    with collector_paused():
+        kept.append(make(10_000))
+        gc.callbacks.append(note)
+        try:
+            with collector_resumed():
+                asked = make(100)
+                before, collections[:] = set(collections), []
+                others = [make(1000) for _ in range(100)]
+                assert collections, "others' garbage is collected meanwhile"
+        finally:
+            gc.callbacks.remove(note)
+    assert before == {0} and kept and others and asked
+
+
 def test_the_pause_of_threads_ends_with_the_last_one():
     inside, go_on = threading.Barrier(3), [threading.Event(), threading.Event()]
     seen_in_wait = []
@@ -220,7 +247,7 @@ def seen_in_waits(monkeypatch):
     return found
 
 
-class SeesTheCollectorPlanning(dcp.DefaultLoadPlanner):
+class SeesTheCollectorPlanning:
     fails = False
 
     def create_local_plan(self):
@@ -230,11 +257,20 @@ class SeesTheCollectorPlanning(dcp.DefaultLoadPlanner):
         return super().create_local_plan()
 
 
-def test_the_collector_waits_while_a_load_of_dcp_is_planned(tmp_path):
-    dcp.save(STATE, storage_writer=gdsdata.GDSStorageWriter(tmp_path))
-    planner = SeesTheCollectorPlanning()
-    dcp.load(STATE, storage_reader=gdsdata.GDSStorageReader(tmp_path), planner=planner)
-    assert planner.seen is False and gc.isenabled()
+class LoadPlanner(SeesTheCollectorPlanning, dcp.DefaultLoadPlanner):
+    pass
+
+
+class SavePlanner(SeesTheCollectorPlanning, dcp.DefaultSavePlanner):
+    pass
+
+
+def test_the_collector_waits_while_dcp_plans(tmp_path):
+    saving, loading = SavePlanner(), LoadPlanner()
+    dcp.save(STATE, storage_writer=gdsdata.GDSStorageWriter(tmp_path), planner=saving)
+    assert saving.seen is False and gc.isenabled()
+    dcp.load(STATE, storage_reader=gdsdata.GDSStorageReader(tmp_path), planner=loading)
+    assert loading.seen is False and gc.isenabled()
 
 
 def test_who_looks_at_the_metadata_alone_has_the_collector_again_soon(tmp_path):
@@ -253,19 +289,24 @@ def test_a_long_pause_ends_by_itself():
     assert gc.isenabled()
 
 
-def test_a_reader_that_has_loaded_is_pickled(tmp_path):
-    dcp.save(STATE, storage_writer=gdsdata.GDSStorageWriter(tmp_path))
-    reader = gdsdata.GDSStorageReader(tmp_path)
+def test_a_reader_and_a_writer_that_have_done_their_work_are_pickled(tmp_path):
+    writer, reader = gdsdata.GDSStorageWriter(tmp_path), gdsdata.GDSStorageReader(tmp_path)
+    dcp.save(STATE, storage_writer=writer)
     dcp.load(STATE, storage_reader=reader)
-    assert pickle.loads(pickle.dumps(reader)).path == reader.path
+    assert [pickle.loads(pickle.dumps(one)).path for one in (writer, reader)] == [tmp_path, tmp_path]
 
 
 def test_a_planner_that_fails_leaves_the_collector_off_for_no_longer_than_the_pause_lasts(tmp_path):
-    dcp.save(STATE, storage_writer=gdsdata.GDSStorageWriter(tmp_path))
-    reader, planner = gdsdata.GDSStorageReader(tmp_path), SeesTheCollectorPlanning()
+    planner = SavePlanner()
     planner.fails = True
     with pytest.raises(dcp.api.CheckpointException):
-        dcp.load(STATE, storage_reader=reader, planner=planner)
+        dcp.save(STATE, storage_writer=gdsdata.GDSStorageWriter(tmp_path), planner=planner)
+    assert planner.seen is False and eventually(gc.isenabled)
+    dcp.save(STATE, storage_writer=gdsdata.GDSStorageWriter(tmp_path))
+    planner = LoadPlanner()
+    planner.fails = True
+    with pytest.raises(dcp.api.CheckpointException):
+        dcp.load(STATE, storage_reader=gdsdata.GDSStorageReader(tmp_path), planner=planner)
     assert planner.seen is False and eventually(gc.isenabled)
 
 

@@ -44,6 +44,10 @@ from gdsdata.errors import CorruptData
 from gdsdata.formats import safetensors_header
 from gdsdata.options import EngineOptions
 
+# Python's collector waits at most so long while a planner gets ready, and while it and those of other ranks plan: they
+# make many objects for each tensor.
+_PLANNER_SET_UP_S, _PLANNED_S = 0.25, 2.0
+
 # ------------------------------------------------------------------------------------------------ writing
 
 
@@ -81,6 +85,11 @@ class GDSStorageWriter(FileSystemWriter):
     ) -> None:
         super().__init__(path, overwrite=overwrite, cache_staged_state_dict=cache_staged_state_dict)
         self.options = options or EngineOptions()
+        self._planning = LongPause()
+
+    def set_up_storage_writer(self, *args: Any, **kwargs: Any) -> None:
+        super().set_up_storage_writer(*args, **kwargs)
+        self._planning.begin(_PLANNED_S)  # until `write_data`
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         folder = Path(self.path)
@@ -92,6 +101,7 @@ class GDSStorageWriter(FileSystemWriter):
 
     @collector_paused()
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        self._planning.end()
         name = f"{plan.storage_data.prefix}{self._number()}.distcp"
         archives: list[tuple[layout_torch.Layout, list[torch.Tensor]]] = []
         plain: list[tuple[_StorageInfo, torch.Tensor]] = []  # what is in them
@@ -123,6 +133,7 @@ class GDSStorageWriter(FileSystemWriter):
                 _note_place(info, layout.offsets[0], crc32, tensor, end)
         return _done(results)
 
+    @collector_paused()
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         metadata.version = CURRENT_DCP_VERSION
         metadata.storage_data = {one.index: one.storage_data for of_rank in results for one in of_rank}
@@ -211,9 +222,6 @@ def _done(value):  # type: ignore[no-untyped-def]
 
 # ------------------------------------------------------------------------------------------------ reading
 
-# Python's collector waits at most so long while a planner gets ready, and while it and those of other ranks plan.
-_PLANNER_SET_UP_S, _PLANNED_S = 0.25, 2.0
-
 # Tensors that are not read in place go by way of so much memory at a time (and one of them).
 _OWN_BYTES = 1 << 30
 
@@ -258,7 +266,7 @@ class GDSStorageReader(FileSystemReader):
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         super().set_up_storage_reader(metadata, is_coordinator, *args, **kwargs)
         self._headers: dict[tuple[str, int], dict[str, Stored]] = {}  # of safetensors files
-        self._planning.begin(_PLANNED_S)  # until `read_data`: planners make many objects for each tensor
+        self._planning.begin(_PLANNED_S)  # until `read_data`
 
     @collector_paused()
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:

@@ -24,7 +24,11 @@ def collector_paused() -> contextlib._GeneratorContextManager[None]:
 
 
 def collector_resumed() -> contextlib._GeneratorContextManager[None]:
-    """Within `collector_paused`, while its thread waits for storage: others may train, and make garbage, meanwhile."""
+    """Within `collector_paused`, while its thread waits for storage: others may train, and make garbage, meanwhile.
+
+    The youngest objects, those of the pause, are looked through at once: else the next object would bring on the full
+    collection that was held off, in this thread, and before it has asked storage for anything.
+    """
     return _while(pausing=False)
 
 
@@ -56,6 +60,8 @@ class LongPause:
 def _while(pausing: bool) -> Iterator[None]:
     thread = threading.get_ident()
     before = thread in _pausing
+    if before and not pausing:
+        gc.collect(0)
     try:
         _set(thread, pausing)
         yield

@@ -7,9 +7,8 @@ import re
 from gdsdata.doctor.evidence import Host
 from gdsdata.doctor.finding import Answer, check, no, unknown, yes
 from gdsdata.doctor.place import Place
-from gdsdata.options import EngineOptions
 
-_MOST_WORKERS = 8
+_MOST_BOUNCE_BYTES = 8 * 16 << 20  # of as many workers as the engine takes by itself
 _CAP_IPC_LOCK = 14
 _SECCOMP_FILTER = "2"
 
@@ -41,7 +40,6 @@ def locked_memory(host: Host, place: Place) -> Answer:
     has CAP_IPC_LOCK has no limit. A control group's limit counts all of it. What the engine takes at most is
     workers * bounce_bytes; less is not fatal, it then works with memory that is not registered.
     """
-    needed = _MOST_WORKERS * EngineOptions().bounce_bytes
     limit = re.search(r"Max locked memory\s+(\S+)", host.text("/proc/self/limits") or "")
     if not limit:
         return unknown("/proc/self/limits does not say")
@@ -50,13 +48,15 @@ def locked_memory(host: Host, place: Place) -> Answer:
     group = _group_limit_bytes(host)
     if group is not None:
         said += f"; control group {group / 1e9:.1f} GB"
-        if group < 2 * needed:
-            return no(said, f"give the container more memory: the engine's own may be {needed / 1e9:.2f} GB")
-    if limit[1] == "unlimited" or int(limit[1]) >= needed:
+        if group < 2 * _MOST_BOUNCE_BYTES:
+            most = f"the engine's own may be {_MOST_BOUNCE_BYTES / 1e9:.2f} GB"
+            return no(said, f"give the container more memory: {most}")
+    if limit[1] == "unlimited" or int(limit[1]) >= _MOST_BOUNCE_BYTES:
         return yes(said)
     if capabilities >> _CAP_IPC_LOCK & 1:
         return yes(f"{said}, which CAP_IPC_LOCK overrides")
-    return no(said, f"ulimit -l unlimited (docker run --ulimit memlock=-1); {needed} bytes at most are registered")
+    most = f"{_MOST_BOUNCE_BYTES} bytes at most are registered"
+    return no(said, f"ulimit -l unlimited (docker run --ulimit memlock=-1); {most}")
 
 
 def _group_limit_bytes(host: Host) -> int | None:
