@@ -306,11 +306,13 @@ class Case:
 
     def note_surroundings(self, table):
         """What of the page cache and of other programs a reader of the table should know."""
-        residents = [run["resident_before"] for row in table.rows for run in row.runs]
+        of_rows = {row.key: [run["resident_before"] for run in row.runs] for row in table.rows if row.runs}
+        residents = [share for shares in of_rows.values() for share in shares]
         if residents and table.cache == "cold" and max(residents) > COLD_MEANS:
+            not_cold = ", ".join(key for key, shares in of_rows.items() if max(shares) > COLD_MEANS)
             self.notes.append(
-                f"{table.full_name}: up to {max(residents):.0%} of the files stayed in the page cache when dropped "
-                "(mapped by another process, or files that are not yours): these runs were not cold."
+                f"{table.full_name}: up to {max(residents):.0%} of the files of {not_cold} stayed in the page cache "
+                "when dropped (mapped by a process, or files that are not yours): these runs were not cold."
             )
         if residents and table.cache == "warm" and min(residents) < WARM_MEANS:
             self.notes.append(

@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import sysconfig
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -581,11 +582,32 @@ class Truth:
     def __init__(self, source):
         self.source = source
         self.first_ids = np.concatenate([[0], np.cumsum(source.counts)])
+        self.ids = None  # by checksum, once they are asked for
 
     def batch(self, ids, dtype):
         rows = [self.sample(int(index)) for index in ids]
         rows = np.stack(rows)
         return rows.astype(np.int64) if dtype == "int64" else rows
+
+    def ids_of(self, batch, seen):
+        """Which samples a batch's are, by their bytes, of those that are not in `seen`.
+
+        Raises ValueError for one that is none of them.
+        """
+        if self.ids is None:
+            self.ids = {}
+            for index in range(self.source.samples):
+                self.ids.setdefault(zlib.crc32(np.ascontiguousarray(self.sample(index))), []).append(index)
+        found, seen = [], set(seen)
+        for place, one in enumerate(batch):
+            alike = self.ids.get(zlib.crc32(np.ascontiguousarray(one)), [])
+            left = [index for index in alike if index not in seen]
+            if not left:
+                why = "came before in the epoch" if alike else "is none of the data's"
+                raise ValueError(f"the sample at place {place} of a batch {why}")
+            found.append(left[0])
+            seen.add(left[0])
+        return found
 
     def sample(self, index):
         source = self.source

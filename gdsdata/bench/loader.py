@@ -2,10 +2,11 @@
 
 import gc
 import time
+from pathlib import Path
 
 import numpy as np
 
-from . import case, data, device, limits, measure, peers, row
+from . import case, copies, data, device, limits, measure, peers, row
 
 VERIFIED_BYTES = 160 * 2**20  # batches that are kept for verifying take no more than this
 # Read before a cold run, so that it times the storage and not memory that is touched for the first time.
@@ -14,7 +15,16 @@ OPENING_BATCHES = 8
 TOUCHED_BYTES = 512 * 2**20
 
 
+def stored_as(peer):
+    """The format of copies.py that the row's class reads; "" for the data as it is."""
+    return getattr(peer, "stored_as", "")
+
+
 class Loader(case.Case):
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.copies = {}  # by format
+
     def sources(self):
         settings = self.settings.data
         if settings.path and settings.kind == "all":
@@ -55,6 +65,27 @@ class Loader(case.Case):
     def rows_for(self, source, cache):
         return peers.rows_for(source.kind, cache, device.is_cuda(self.device))
 
+    def missing(self, peer):
+        if stored_as(peer) and self.settings.data.path and peer.key not in self.case.rows:
+            return f"it reads copies of your files, as {stored_as(peer)}, which are made if case.rows names it"
+        return super().missing(peer)
+
+    def start(self, source, names):
+        """Behind the copies of the data that some rows read."""
+        folder = Path(self.settings.data.folder or data.default_folder()).expanduser()
+        for kind in dict.fromkeys(filter(None, map(self.copy_for, names))):
+            with self.progress.bytes(f"data: {source.kind} as {kind}", source.samples * source.sample_bytes) as advance:
+                self.copies[kind] = copies.copied(source, kind, folder, advance)
+        return super().start(source, names)
+
+    def copy_for(self, key):
+        """The format that the row of that key reads; yours, which only its own process may import, reads the data."""
+        return "" if ":" in key else stored_as(self.find(key))
+
+    def read_by(self, row):
+        """The Source whose files the row reads."""
+        return self.copies.get(self.copy_for(row.key), row.table.source)
+
     def find(self, key):
         return peers.find(key)
 
@@ -64,6 +95,7 @@ class Loader(case.Case):
             "batch_size": self.batch_size(source),
             "seed": self.case.seed,
             "engine": self.settings.engine,
+            "copies": {kind: copy.as_dict() for kind, copy in self.copies.items()},
         }
 
     def verify_command(self, row):
@@ -75,14 +107,14 @@ class Loader(case.Case):
         return TOUCHED_BYTES
 
     def run(self, row):
-        table = row.table
+        table, files = row.table, self.read_by(row)
         if table.cache == "warm":
-            resident = self.warmed(table.source)
+            resident = self.warmed(files)
             limits = {"epochs": self.case.epochs, "seconds": self.case.run_seconds, "samples": None}
             return row.process.run(dtype=table.dtype, **limits) | {"resident_before": resident}
-        measure.drop(table.source.files)
+        measure.drop(files.files)
         opened = row.process.ask("open", dtype=table.dtype, batches=OPENING_BATCHES)
-        resident = measure.drop(table.source.files)
+        resident = measure.drop(files.files)
         limits = {"epochs": 1, "seconds": self.case.cold_seconds, "samples": self.cold_samples(table.source)}
         return row.process.run(opened, dtype=table.dtype, **limits) | {"resident_before": resident}
 
@@ -103,10 +135,12 @@ class Loader(case.Case):
 
 
 class LoaderRow(row.Row):
-    def __init__(self, peer, source, batch_size, seed, engine, device):
+    def __init__(self, peer, source, batch_size, seed, engine, device, copies=None):
         self.source = data.Source(**source)
         super().__init__(peer, self.find(peer), device)
         self.truth = self.plain_reading()
+        if stored_as(self.peer_class):
+            self.source = data.Source(**copies[stored_as(self.peer_class)])
         self.batch_size, self.seed, self.engine = batch_size, seed, engine
         self.iterator = None
 
@@ -133,6 +167,7 @@ class LoaderRow(row.Row):
             for epoch in (start, start + 1):
                 due = min(batches, -(-self.source.samples // self.batch_size))
                 place, kept, expected = -1, [], self.peer.expected_ids(epoch, due)
+                self.seen = set()
                 for place, (ids, batch) in enumerate(zip(expected, self.peer.epoch(epoch), strict=False)):
                     kept.append((place, ids, batch))
                     if not self.peer.keeps_batches:
@@ -149,8 +184,12 @@ class LoaderRow(row.Row):
             self.close()
 
     def compare(self, epoch, place, ids, batch, dtype):
-        expected = self.truth.batch(ids, dtype)
+        """`ids` None: whatever samples these are, none may have come before in the epoch."""
         got = batch.cpu().numpy()
+        if ids is None:
+            ids = self.truth.ids_of(got, self.seen)
+            self.seen.update(ids)
+        expected = self.truth.batch(ids, dtype)
         if got.shape != expected.shape or got.dtype != expected.dtype:
             raise ValueError(
                 f"epoch {epoch}, batch {place}: {got.dtype} {got.shape} came, {expected.dtype} {expected.shape} was due"
@@ -193,7 +232,6 @@ class LoaderRow(row.Row):
         now = time.perf_counter
         samples_an_epoch = self.source.samples
         limit = -(-min(samples or samples_an_epoch, samples_an_epoch) // self.batch_size)
-        whole = limit * self.batch_size >= samples_an_epoch
         read, first_batch_s, cut, start = 0, None, False, 0
         started = now()
         if self.peer is None:
@@ -206,13 +244,12 @@ class LoaderRow(row.Row):
         for epoch in range(start, start + epochs):
             batches = 0
             self.iterator = iter(self.peer.epoch(epoch))
-            for _ in self.iterator:
-                batches += 1
+            for batch in self.iterator:
+                batches, read = batches + 1, read + len(batch)
                 if first_batch_s is None:
                     first_batch_s = self.now() - started
                 if now() > end or batches == limit:
                     break
-            read += samples_an_epoch if whole and batches == limit else batches * self.batch_size
             if now() > end:
                 cut = batches < limit
                 break

@@ -577,14 +577,14 @@ class ReadRing8(ReadRing):
 
 def rows_for(kind, cache, on_gpu=False):
     """The classes measured beside each other."""
-    from . import dali
+    from . import dali, shard_peers
 
     ours = [Ours, *([OursPinned] if on_gpu and cache == "warm" else [])]
     loaders = [LoaderBatched, Loader, *map(loader_with, worker_counts(on_gpu))]
     if kind == "npy":
         many_cores = len(os.sched_getaffinity(0)) >= 2 * ReadRing8.threads
         rings = [ReadRing, *([ReadRing8] if on_gpu and many_cores else [])]
-        return [*ours, *rings, *(dali.ROWS if on_gpu else []), *loaders]
+        return [*ours, *rings, *(dali.ROWS if on_gpu else []), *loaders, *shard_peers.rows_for(on_gpu)]
     cold = [IndexSelectRandom] if cache == "cold" else []
     return [*ours, IndexSelect, *cold, NumpyGather, *loaders]
 

@@ -1,0 +1,125 @@
+"""case=loader of the bench: volumes copied into other loaders' formats, and the loaders that read those."""
+
+import dataclasses
+import importlib.util
+import io
+import tarfile
+
+import numpy as np
+import pytest
+from test_bench import results_in, small
+
+from gdsdata.bench import case, copies, data, loader, peers, settings, shard_peers
+
+SHAPE = [4, 8, 16]
+PACKAGES = {peer.key: peer.package for peer in shard_peers.rows_for(on_gpu=False)}
+
+
+def volumes(folder, count=20):
+    wanted = settings.DataSettings(folder=str(folder), shape=SHAPE, size_bytes=count * 4 * int(np.prod(SHAPE)))
+    return data.source_for("npy", wanted)
+
+
+def needs(package):
+    if package and importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+
+
+def row_of(source, folder, peer):
+    """A row in this process; `peer` is a key, or a class."""
+    key = peer if isinstance(peer, str) else f"{__name__}:{peer.__qualname__}"
+    kind = loader.stored_as(peers.find(key))
+    made = {kind: copies.copied(source, kind, folder).as_dict()} if kind else {}
+    return loader.LoaderRow(key, dataclasses.asdict(source), 3, 1, {}, "cpu", copies=made)
+
+
+def test_a_tar_has_the_arrays_and_is_made_once(tmp_path):
+    source = volumes(tmp_path)
+    copy = copies.copied(source, "tar", tmp_path)
+    found = []
+    for file in copy.files:
+        with tarfile.open(file) as archive:
+            found += [np.load(io.BytesIO(archive.extractfile(member).read())) for member in archive.getmembers()]
+    assert len(found) == copy.samples == 20
+    assert all(np.array_equal(one, np.load(path)) for one, path in zip(found, source.files, strict=True))
+    before = [data.os.stat(file).st_mtime_ns for file in copy.files]
+    assert copies.copied(source, "tar", tmp_path) == copy
+    assert [data.os.stat(file).st_mtime_ns for file in copy.files] == before
+
+
+def test_a_copy_of_files_that_have_changed_is_made_anew(tmp_path):
+    source = volumes(tmp_path)
+    before = copies.copied(source, "tar", tmp_path)
+    np.save(source.files[0], np.ones(SHAPE, np.float32))
+    after = copies.copied(source, "tar", tmp_path)
+    assert not set(after.files) & set(before.files)
+
+
+@pytest.mark.parametrize("key", PACKAGES)
+def test_a_rows_batches_are_the_datas_own(tmp_path, key):
+    needs(PACKAGES[key])
+    row = row_of(volumes(tmp_path), tmp_path, key)
+    checked = row.verify("float32", batches=5)
+    assert checked["checked_batches"] == 10
+    run = row.run("float32", epochs=2, seconds=60, samples=None)
+    row.close()
+    assert run["samples"] >= 20 and run["bytes"] == run["samples"] * 4 * np.prod(SHAPE)
+
+
+class Doubling(shard_peers.OursInTars):
+    """Gives each sample twice in an epoch, in an order of its own."""
+
+    def expected_ids(self, epoch, batches):
+        return [None] * batches
+
+    def epoch(self, epoch):
+        for batch in super().epoch(epoch):
+            yield from (batch, batch)
+
+
+class Damaging(Doubling):
+    def epoch(self, epoch):
+        for batch in shard_peers.OursInTars.epoch(self, epoch):
+            changed = batch.clone()
+            changed[-1].view(-1)[-1] += 1
+            yield changed
+
+
+@pytest.mark.parametrize(
+    ("peer", "words"), [(Doubling, "came before in the epoch"), (Damaging, "is none of the data's")]
+)
+def test_what_a_row_with_an_order_of_its_own_gives_wrong_is_found(tmp_path, peer, words):
+    row = row_of(volumes(tmp_path), tmp_path, peer)
+    with pytest.raises(ValueError, match=words):
+        row.verify("float32", batches=4)
+
+
+def test_samples_that_are_alike_are_told_apart_by_how_many_came(tmp_path):
+    source = volumes(tmp_path, count=3)
+    np.save(source.files[1], np.load(source.files[0]))
+    truth = data.Truth(source)
+    twice = np.stack([np.load(source.files[0])] * 2)
+    assert truth.ids_of(twice, set()) == [0, 1]
+    with pytest.raises(ValueError, match="came before"):
+        truth.ids_of(twice, {0})
+
+
+def test_a_run_names_the_shards_row_and_verifies_it(tmp_path, capsys):
+    rows = ["gdsdata", "gdsdata_tar"]
+    chosen = small(tmp_path, data_kind="npy", data_shape=SHAPE, case_cache=["warm"], case_rows=rows)
+    assert case.main(chosen, tmp_path) == 0, capsys.readouterr().out
+    results = results_in(tmp_path)
+    assert [row["key"] for row in results["rows"]] == rows and results["verified"] is True
+    assert all(sum(row["served_bytes"].values()) > 0 for row in results["rows"])
+
+
+def test_your_own_files_are_copied_only_when_a_row_is_named(tmp_path):
+    source = volumes(tmp_path)
+    chosen = small(tmp_path, data_kind="npy", data_path=str(tmp_path / "*.npy"), case_rows=[])
+    asked = loader.Loader(chosen, tmp_path, None)
+    assert not any(map(asked.copy_for, asked.wanted(source, "warm")))
+    assert any("copies of your files, as tar" in note for note in asked.notes)
+    chosen.case.rows = ["gdsdata_tar"]
+    assert asked.wanted(source, "warm") == ["gdsdata_tar"]
+    chosen.data.path, chosen.case.rows = None, []
+    assert "gdsdata_tar" in asked.wanted(source, "warm")
