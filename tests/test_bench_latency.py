@@ -9,6 +9,7 @@ import time
 
 import pytest
 import torch
+from helpers import eventually
 
 from gdsdata.bench import (
     case,
@@ -266,6 +267,18 @@ def test_what_a_killed_run_left_is_removed_and_a_living_one_is_not_disturbed(tmp
     with OwnFolder(folder):
         assert os.listdir(folder) == [MARKER]
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_run_that_is_told_to_end_removes_its_folder(tmp_path, number):
+    own = tmp_path / "data" / "latency"
+    settings = ["case=latency", "device=cpu", f"data.folder={tmp_path}/data", f"hydra.run.dir={tmp_path}/out"]
+    command = [sys.executable, "-m", "gdsdata.bench", *settings]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
+        assert eventually(lambda: own.exists() and len(os.listdir(own)) > 1, timeout_s=60)
+        run.send_signal(number)
+        assert run.wait(60) == 128 + number
+    assert not own.exists()
 
 
 def test_files_that_others_put_there_meanwhile_are_named(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from test_bench import results_in, small
 
-from gdsdata.bench import case, copies, data, loader, peers, settings, shard_peers
+from gdsdata.bench import case, case_settings, copies, data, loader, peers, settings, shard_peers, train
 
 SHAPE = [4, 8, 16]
 PACKAGES = {peer.key: peer.package for peer in shard_peers.rows_for(on_gpu=False)}
@@ -28,7 +28,7 @@ def needs(package):
 def row_of(source, folder, peer):
     """A row in this process; `peer` is a key, or a class."""
     key = peer if isinstance(peer, str) else f"{__name__}:{peer.__qualname__}"
-    kind = loader.stored_as(peers.find(key))
+    kind = copies.stored_as(peers.find(key))
     made = {kind: copies.copied(source, kind, folder).as_dict()} if kind else {}
     return loader.LoaderRow(key, dataclasses.asdict(source), 3, 1, {}, "cpu", copies=made)
 
@@ -117,9 +117,31 @@ def test_your_own_files_are_copied_only_when_a_row_is_named(tmp_path):
     source = volumes(tmp_path)
     chosen = small(tmp_path, data_kind="npy", data_path=str(tmp_path / "*.npy"), case_rows=[])
     asked = loader.Loader(chosen, tmp_path, None)
-    assert not any(map(asked.copy_for, asked.wanted(source, "warm")))
+    assert not any(asked.copy_for(source, key) for key in asked.wanted(source, "warm"))
     assert any("copies of your files, as tar" in note for note in asked.notes)
     chosen.case.rows = ["gdsdata_tar"]
     assert asked.wanted(source, "warm") == ["gdsdata_tar"]
     chosen.data.path, chosen.case.rows = None, []
     assert "gdsdata_tar" in asked.wanted(source, "warm")
+
+
+@pytest.mark.parametrize(("key", "package"), [("webdataset", "webdataset"), ("spdl", "spdl")])
+def test_a_training_loops_batches_are_the_datas_own(tmp_path, key, package):
+    needs(package)
+    wanted = settings.DataSettings(folder=str(tmp_path), shape=[16, 32, 32], size_bytes=16 * 4 * 16 * 32 * 32)
+    source = data.source_for("npy", wanted)
+    made = {"tar": copies.copied(source, "tar", tmp_path).as_dict()}
+    row = train.TrainRow(
+        key, "volumes", 1, str(tmp_path), source=dataclasses.asdict(source), copies=made, batch_size=3, seed=1,
+        engine={}, device="cpu",
+    )  # fmt: skip
+    assert row.verify("float32", batches=2, trial_steps=1)["checked_batches"] == 4
+
+
+def test_a_training_run_copies_volumes_for_the_rows_that_read_shards(tmp_path):
+    chosen = small(tmp_path, case_settings.TrainSettings, case_work=["volumes"], data_shape=[16, 32, 32])
+    one = train.Train(chosen, tmp_path, None)
+    work = train.Work("volumes", data.source_for("npy", chosen.data))
+    kinds = {peer.key: one.copy_for(work, peer.key) for peer in one.rows_for(work, "warm")}
+    assert kinds.pop("webdataset") == "tar" and not any(kinds.values())
+    assert one.copy_for(train.Work("images", work.source), "webdataset") == "", "of tars that are there"

@@ -1,3 +1,4 @@
+import signal
 import sys
 
 import hydra
@@ -32,12 +33,19 @@ def measure(config):
     sys.exit(status)
 
 
+def end(number, _):
+    """As Ctrl-C does: what the run has made is removed on the way out."""
+    sys.exit(128 + number)
+
+
 def main():
     try:
         folder = settings.configs_folder()
     except FileNotFoundError as error:
         sys.exit(f"gdsdata.bench: {error}")
     register()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, end)
     hydra.main(version_base="1.3", config_path=str(folder), config_name="config")(measure)()
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import io
 import os
+from pathlib import Path
 
 import numpy as np
 
@@ -66,3 +67,45 @@ def copied(source, kind, folder, progress=lambda count: None):
     origin = f"{source.origin}, as {kind}: {made}"
     file_bytes = sum(map(os.path.getsize, files))
     return dataclasses.replace(source, kind=kind, files=files, headers=[], file_bytes=file_bytes, origin=origin)
+
+
+def stored_as(peer):
+    """The format that the row's class reads; "" for the data as it is."""
+    return getattr(peer, "stored_as", "")
+
+
+class Copying:
+    """Comes before `case.Case`, whose sources are, or have, a Source: makes the copies that its rows read."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.copies = {}  # Source by format
+
+    def missing(self, peer):
+        if stored_as(peer) and self.settings.data.path and peer.key not in self.case.rows:
+            return f"it reads copies of your files, as {stored_as(peer)}, which are made if case.rows names it"
+        return super().missing(peer)
+
+    def copy_for(self, source, key):
+        """The format that the row of that key reads; yours, which only its own process may import, reads the data."""
+        classes = {peer.key: peer for peer in self.rows_for(source, "cold")}
+        return stored_as(classes.get(key))
+
+    def start(self, source, names):
+        original = getattr(source, "source", source)
+        folder = Path(self.settings.data.folder or data.default_folder()).expanduser()
+        kinds = {kind for name in names if (kind := self.copy_for(source, name))}
+        total = original.samples * original.sample_bytes
+        self.copies = {}
+        for kind in sorted(kinds):
+            with self.progress.bytes(f"data: {source.kind} as {kind}", total) as advance:
+                self.copies[kind] = copied(original, kind, folder, advance)
+        return super().start(source, names)
+
+    def read_by(self, row):
+        """What has the files that the row reads."""
+        return self.copies.get(self.copy_for(row.table.source, row.key), row.table.source)
+
+    def copies_told(self):
+        """For the row's process."""
+        return {kind: copy.as_dict() for kind, copy in self.copies.items()}

@@ -2,11 +2,11 @@
 
 import gc
 import time
-from pathlib import Path
 
 import numpy as np
 
 from . import case, copies, data, device, limits, measure, peers, row
+from .copies import stored_as
 
 VERIFIED_BYTES = 160 * 2**20  # batches that are kept for verifying take no more than this
 # Read before a cold run, so that it times the storage and not memory that is touched for the first time.
@@ -15,16 +15,7 @@ OPENING_BATCHES = 8
 TOUCHED_BYTES = 512 * 2**20
 
 
-def stored_as(peer):
-    """The format of copies.py that the row's class reads; "" for the data as it is."""
-    return getattr(peer, "stored_as", "")
-
-
-class Loader(case.Case):
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
-        self.copies = {}  # by format
-
+class Loader(copies.Copying, case.Case):
     def sources(self):
         settings = self.settings.data
         if settings.path and settings.kind == "all":
@@ -65,27 +56,6 @@ class Loader(case.Case):
     def rows_for(self, source, cache):
         return peers.rows_for(source.kind, cache, device.is_cuda(self.device))
 
-    def missing(self, peer):
-        if stored_as(peer) and self.settings.data.path and peer.key not in self.case.rows:
-            return f"it reads copies of your files, as {stored_as(peer)}, which are made if case.rows names it"
-        return super().missing(peer)
-
-    def start(self, source, names):
-        """Behind the copies of the data that some rows read."""
-        folder = Path(self.settings.data.folder or data.default_folder()).expanduser()
-        for kind in dict.fromkeys(filter(None, map(self.copy_for, names))):
-            with self.progress.bytes(f"data: {source.kind} as {kind}", source.samples * source.sample_bytes) as advance:
-                self.copies[kind] = copies.copied(source, kind, folder, advance)
-        return super().start(source, names)
-
-    def copy_for(self, key):
-        """The format that the row of that key reads; yours, which only its own process may import, reads the data."""
-        return "" if ":" in key else stored_as(self.find(key))
-
-    def read_by(self, row):
-        """The Source whose files the row reads."""
-        return self.copies.get(self.copy_for(row.key), row.table.source)
-
     def find(self, key):
         return peers.find(key)
 
@@ -95,7 +65,7 @@ class Loader(case.Case):
             "batch_size": self.batch_size(source),
             "seed": self.case.seed,
             "engine": self.settings.engine,
-            "copies": {kind: copy.as_dict() for kind, copy in self.copies.items()},
+            "copies": self.copies_told(),
         }
 
     def verify_command(self, row):
@@ -139,8 +109,8 @@ class LoaderRow(row.Row):
         self.source = data.Source(**source)
         super().__init__(peer, self.find(peer), device)
         self.truth = self.plain_reading()
-        if stored_as(self.peer_class):
-            self.source = data.Source(**copies[stored_as(self.peer_class)])
+        if kind := stored_as(self.peer_class):
+            self.source = data.Source(**copies[kind])
         self.batch_size, self.seed, self.engine = batch_size, seed, engine
         self.iterator = None
 

@@ -241,8 +241,8 @@ def machine():
 
 def versions():
     found = {"python": sys.version.split()[0]}
-    libraries = r"(safetensors|deepspeed|instanttensor|fastsafetensors|torchsnapshot|torch[-_.]checkpointing|webdataset|"
-    libraries += r"mosaicml-streaming|litdata|spdl|(lib)?kvikio-cu\d+|nvidia-dali-cuda\d+)"
+    libraries = r"(safetensors|deepspeed|instanttensor|fastsafetensors|torchsnapshot|torch[-_.]checkpointing|"
+    libraries += r"webdataset|mosaicml-streaming|litdata|spdl|(lib)?kvikio-cu\d+|nvidia-dali-cuda\d+)"
     found |= {
         name: one.version
         for one in metadata.distributions()

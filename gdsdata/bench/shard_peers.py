@@ -149,7 +149,7 @@ class Spdl(peers.Peer):
     """Threads that read a batch each; to a GPU by way of pinned memory."""
 
     key, name, package, path = "spdl", "SPDL", "spdl", "read"
-    setting = "SPDL's pipeline: as many threads as cores (8 at most), each of which reads files into a new batch, in order"
+    setting = "SPDL's pipeline: as many threads as cores (8 at most), each reading files into a new batch, in order"
 
     def open(self):
         self.read = peers.VolumeReader(self.source)
@@ -163,13 +163,16 @@ class Spdl(peers.Peer):
         return batch
 
     def epoch(self, epoch):
+        return map(self.deliver, self.in_host_memory(epoch))
+
+    def in_host_memory(self, epoch):
         from spdl.pipeline import PipelineBuilder
 
         order = peers.shuffled(self.source.samples, self.seed, epoch).split(self.batch_size)
         builder = PipelineBuilder().add_source(order).pipe(self.batch, concurrency=self.threads, output_order="input")
         pipeline = builder.add_sink(AHEAD).build(num_threads=self.threads)
         with pipeline.auto_stop():
-            yield from map(self.deliver, pipeline)
+            yield from pipeline
 
 
 def rows_for(on_gpu):

@@ -118,9 +118,11 @@ class Script:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self.log, env=environment)
         try:
             output, _ = process.communicate(timeout=SLOWEST_S)
-        except subprocess.TimeoutExpired:
+        except BaseException as error:
             process.kill()
             process.communicate()
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
             raise RowFailed(f"no first step within {SLOWEST_S} s: the script was ended") from None
         try:
             answer = json.loads(output)

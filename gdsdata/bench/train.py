@@ -21,6 +21,7 @@ import torch
 from . import (
     case,
     checkpoint_peers,
+    copies,
     data,
     device,
     image_shards,
@@ -60,7 +61,7 @@ class Work:
         return self.source.file_bytes
 
 
-class Train(case.Case):
+class Train(copies.Copying, case.Case):
     no_peers = (peers.Ceiling.key,)
 
     def measure(self):
@@ -149,6 +150,7 @@ class Train(case.Case):
             "batch_size": self.batch_size(source.kind),
             "seed": self.case.seed,
             "engine": self.settings.engine,
+            "copies": self.copies_told(),
         }
 
     def verify_command(self, row):
@@ -163,8 +165,8 @@ class Train(case.Case):
         return TOUCHED_BYTES
 
     def run(self, row):
-        files = row.table.source.files
-        resident = self.warmed(row.table.source) if row.table.cache == "warm" else measure.drop(files)
+        read = self.read_by(row)
+        resident = self.warmed(read) if row.table.cache == "warm" else measure.drop(read.files)
         asked = {name: getattr(self.case, name) for name in ("steps", "warm_up", "run_seconds", "checkpoint_every")}
         return row.process.run(dtype=row.table.dtype, **asked) | {"resident_before": resident}
 

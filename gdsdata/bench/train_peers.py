@@ -12,7 +12,7 @@ import os
 import torch
 from torch.utils.data import Dataset
 
-from . import case, checkpoint_peers, dali, data, device, image_shards, peers
+from . import case, checkpoint_peers, dali, data, device, image_shards, peers, shard_peers
 
 SHUFFLE_BUFFER = 256  # samples, of those who mix what they read in order
 
@@ -181,6 +181,18 @@ class DaliVolumes(Fed, dali.DaliMapped):
     key = "dali"
 
 
+class WebDatasetVolumes(InWorkers, shard_peers.WebDataset):
+    setting = f"{shard_peers.WebDataset.setting}, with the number of workers with which the loop was fastest"
+
+    def epoch(self, epoch):
+        return device.copied_ahead(self.loader, self.device)
+
+
+class SpdlVolumes(Fed, shard_peers.Spdl):
+    def epoch(self, epoch):
+        return device.copied_ahead(self.in_host_memory(epoch), self.device)
+
+
 class TorchSave(checkpoint_peers.AsyncPeer):
     key, name = "torch_save", "torch.save"
     setting = "torch.save over the file of the save before, which is not synced"
@@ -215,7 +227,7 @@ def saving(loader, saver, key):
 
 OURS = [Ours, saving(Ours, checkpoint_peers.OursAsync, "gdsdata_saving")]
 LOADERS = [Loader, saving(Loader, TorchSave, "dataloader_torch_save"), saving(Loader, DcpAsync, "dataloader_dcp")]
-MORE = {"text": [], "volumes": [DaliVolumes], "images": [WebDataset, DaliImages]}
+MORE = {"text": [], "volumes": [DaliVolumes, WebDatasetVolumes, SpdlVolumes], "images": [WebDataset, DaliImages]}
 
 
 def rows_for(work, saves, on_gpu):

@@ -116,6 +116,8 @@ def notes(results):
     for row in results["rows"]:
         if row.get("verdict"):
             yield f"{row['data']}, {row['cache']}, {row['name']} says of its loop, warm-up included: {row['verdict']}"
+    epochs = [f"{kind} {about['samples'] // about['batch_size']:,}" for kind, about in results["data"].items()]
+    yield f"Batches of an epoch: {', '.join(epochs)}. A loader that begins anew with each one does so as often."
     if results["device"]["name"] != "cpu":
         yield "The host is let two steps ahead of the device; CUDA's context was made and used before."
 
