@@ -313,3 +313,25 @@ with gdsdata.Engine(options) as engine:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
     took = float(done.stdout.split()[-1])
     assert 0.2 <= took < 0.5, "less: the reads were not slow"
+
+
+def test_a_call_does_not_wait_for_another_ones_storage(tmp_path):
+    """One worker: while it sleeps for the first one's bytes, those of later calls are asked for, too."""
+    path = tmp_path / "x"
+    path.write_bytes(bytes(4096))
+    options = EngineOptions(workers=1, direct="always", faults="late=1,late_ms=20")
+
+    def read_ten(engine, after_s):
+        time.sleep(after_s)
+        for _ in range(10):
+            engine.read(path, into=torch.empty(4096, dtype=torch.uint8)).result()
+
+    took = []
+    with gdsdata.Engine(options) as engine, concurrent.futures.ThreadPoolExecutor(4) as callers:
+        engine.read(path, into=torch.empty(4096, dtype=torch.uint8)).result()
+        for _ in range(5):  # others may keep the machine busy
+            began = time.perf_counter()
+            for call in [callers.submit(read_ten, engine, 0.005 * i) for i in range(4)]:
+                call.result()
+            took.append(time.perf_counter() - began)
+    assert 0.2 <= min(took) < 0.35, f"{took}: in turns they took 0.41"

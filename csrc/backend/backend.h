@@ -21,7 +21,7 @@ struct Capabilities {
   bool reaches_device = false;
 };
 
-// One thread uses one instance, the thread that made it.
+// One thread uses one instance, the thread that made it; but for interrupt.
 class Backend {
  public:
   virtual ~Backend() = default;  // nothing is in flight
@@ -33,6 +33,9 @@ class Backend {
   virtual size_t submit(std::span<const Request> requests) = 0;
   // Gives completions, in any order; waits for `min` of them (0: none) at most `timeout`.
   virtual size_t reap(std::span<Completion> completions, size_t min, std::chrono::milliseconds timeout) = 0;
+  // From any thread: the reap that waits, or else the next one, comes back with what there is. Nothing where reap never
+  // waits, or only for moments.
+  virtual void interrupt() {}
 };
 
 // Whether a file's bytes are asked of the disk past the page cache.

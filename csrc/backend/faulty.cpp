@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <sstream>
-#include <thread>
 #include <utility>
 
 #include "base/file.h"
@@ -76,9 +75,11 @@ size_t FaultyBackend::reap(std::span<Completion> completions, size_t min, std::c
     // Everything the inner backend has goes through the plan into `held_`.
     const size_t inner_in_flight = extents_.size() - held_.size();
     scratch_.resize(inner_in_flight);
-    const bool wait = held_.empty() && given < min;
-    const size_t arrived = inner_->reap(scratch_, wait ? std::min<size_t>(1, inner_in_flight) : 0,
-                                        wait ? timeout : std::chrono::milliseconds(0));
+    const bool wait = given < min && inner_in_flight > 0;
+    auto until = deadline;
+    for (const Held& held : held_) until = std::min(until, held.until);
+    const auto patience = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now());
+    const size_t arrived = inner_->reap(scratch_, wait ? 1 : 0, std::max(patience, std::chrono::milliseconds(0)));
     for (size_t i = 0; i < arrived; ++i) {
       Completion completion = std::move(scratch_[i]);
       if (completed_++ == plan_.fail_at || plan_.happens(plan_.fail)) {
@@ -106,9 +107,23 @@ size_t FaultyBackend::reap(std::span<Completion> completions, size_t min, std::c
         ++held;
       }
     }
-    if (given >= min || given == completions.size() || extents_.empty() || Clock::now() >= deadline) return given;
-    if (due != Clock::time_point::max()) std::this_thread::sleep_until(std::min(due, deadline));
+    std::unique_lock lock(mutex_);
+    const bool interrupted = std::exchange(interrupted_, false);
+    if (given >= min || given == completions.size() || extents_.empty() || interrupted || Clock::now() >= deadline) {
+      return given;
+    }
+    if (extents_.size() == held_.size())
+      wakes_.wait_until(lock, std::min(due, deadline), [this] { return interrupted_; });
   }
+}
+
+void FaultyBackend::interrupt() {
+  {
+    std::lock_guard lock(mutex_);
+    interrupted_ = true;
+  }
+  wakes_.notify_one();
+  inner_->interrupt();
 }
 
 }  // namespace gdsdata

@@ -2,9 +2,11 @@
 // and a plan, by a seed, that also makes single transfers short or interrupted.
 #pragma once
 
+#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <mutex>
 #include <random>
 #include <string>
 #include <unordered_map>
@@ -41,6 +43,7 @@ class FaultyBackend final : public Backend {
   void expect_memory(std::span<std::byte> memory) override { inner_->expect_memory(memory); }
   size_t submit(std::span<const Request> requests) override;
   size_t reap(std::span<Completion> completions, size_t min, std::chrono::milliseconds timeout) override;
+  void interrupt() override;
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -59,6 +62,9 @@ class FaultyBackend final : public Backend {
   std::deque<Held> held_;
   std::vector<Completion> scratch_;
   int64_t completed_ = 0;
+  std::mutex mutex_;
+  std::condition_variable wakes_;
+  bool interrupted_ = false;
 };
 
 }  // namespace gdsdata

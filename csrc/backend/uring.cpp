@@ -16,7 +16,10 @@ std::unique_ptr<Backend> make_uring_backend(const BackendOptions&) {
 #else
 
 #include <liburing.h>
+#include <poll.h>
+#include <sys/eventfd.h>
 #include <sys/uio.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
@@ -64,8 +67,14 @@ class UringBackend final : public Backend {
   explicit UringBackend(const BackendOptions& options)
       : options_(options), arena_(*host_device(), options.bounce_bytes), flights_(options.queue_depth) {
     if (!options.faults.empty()) faults_ = FaultPlan::parse(options.faults);
-    const int result = make_ring(static_cast<unsigned>(options.queue_depth), ring_);
+    const int result = make_ring(static_cast<unsigned>(options.queue_depth + 1), ring_);  // and the poll of wake_fd_
     if (result < 0) throw Failure({ErrorCode::kUnavailable, refusal_of(-result)});
+    wake_fd_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (wake_fd_ < 0) {
+      const int reason = errno;
+      io_uring_queue_exit(&ring_);
+      throw Failure({ErrorCode::kUnavailable, refusal_of(reason)});
+    }
     for (size_t i = flights_.size(); i-- > 0;) idle_.push_back(i);
     // Registered memory spares the kernel pinning pages at each request. Where the limit of locked memory
     // forbids it, requests work without.
@@ -79,7 +88,10 @@ class UringBackend final : public Backend {
     register_memory();
   }
 
-  ~UringBackend() override { io_uring_queue_exit(&ring_); }
+  ~UringBackend() override {
+    io_uring_queue_exit(&ring_);
+    ::close(wake_fd_);
+  }
 
   Capabilities capabilities() const override { return {"uring", options_.queue_depth, options_.request_bytes}; }
 
@@ -111,14 +123,22 @@ class UringBackend final : public Backend {
         completed_.pop_front();
       }
       const bool nothing_in_flight = idle_.size() == flights_.size();
-      if (given >= min || given == completions.size() || nothing_in_flight) return given;
+      const bool interrupted = std::exchange(interrupted_, false);
+      if (given >= min || given == completions.size() || nothing_in_flight || interrupted) return given;
       const auto left = deadline - std::chrono::steady_clock::now();
       if (left.count() <= 0) return given;
       wait(left, min - given);
     }
   }
 
+  void interrupt() override {
+    constexpr uint64_t kOnce = 1;
+    [[maybe_unused]] const auto written = ::write(wake_fd_, &kOnce, sizeof kOnce);  // full: it is told already
+  }
+
  private:
+  static constexpr uint64_t kWake = UINT64_MAX;  // in the place of a flight's index
+
   void prepare(size_t index) {
     const Flight::Step& step = flights_[index].next();
     io_uring_sqe* entry = io_uring_get_sqe(&ring_);  // there is one: entries and flights are equally many
@@ -158,9 +178,15 @@ class UringBackend final : public Backend {
     io_uring_cqe* answer = nullptr;
     bool again = false;
     while (io_uring_peek_cqe(&ring_, &answer) == 0) {
-      const size_t index = io_uring_cqe_get_data64(answer);
+      const uint64_t index = io_uring_cqe_get_data64(answer);
       const int result = answer->res;
       io_uring_cqe_seen(&ring_, answer);
+      if (index == kWake) {
+        uint64_t wakes = 0;
+        interrupted_ = ::read(wake_fd_, &wakes, sizeof wakes) > 0;
+        polls_wake_ = result < 0;  // the kernel cannot: without it, then
+        continue;
+      }
       Flight& flight = flights_[index];
       flight.advance(result);
       if (flight.ended()) {
@@ -175,6 +201,15 @@ class UringBackend final : public Backend {
   }
 
   void wait(std::chrono::nanoseconds left, size_t answers) {
+    if (!polls_wake_) {
+      io_uring_sqe* entry = io_uring_get_sqe(&ring_);
+      if (entry != nullptr) {  // null: the kernel is too busy for what it has been given already
+        io_uring_prep_poll_add(entry, wake_fd_, POLLIN);
+        io_uring_sqe_set_data64(entry, kWake);
+        polls_wake_ = true;
+        io_uring_submit(&ring_);
+      }
+    }
     __kernel_timespec limit{};
     limit.tv_sec = left.count() / 1'000'000'000;
     limit.tv_nsec = left.count() % 1'000'000'000;
@@ -191,6 +226,9 @@ class UringBackend final : public Backend {
   std::vector<Flight> flights_;
   std::vector<size_t> idle_;  // indices of flights
   std::deque<Completion> completed_;
+  int wake_fd_ = -1;         // readable once interrupt was called
+  bool polls_wake_ = false;  // the kernel looks at it, and has an answer then
+  bool interrupted_ = false;
 };
 
 }  // namespace

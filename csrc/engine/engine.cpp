@@ -71,8 +71,8 @@ size_t default_workers(const std::string& backend) {
   return backend == "uring" ? std::clamp<size_t>(cores - 1, 1, 8) : 8;
 }
 
-// So much on its way keeps a disk busy while a worker copies: with 16 MiB a single one's saves took an eighth to a third
-// longer than with 64, and its reads an eighth (benchmarks/notes/checkpoints.md).
+// So much on its way keeps a disk busy while a worker copies: with 16 MiB a single one's saves took an eighth to a
+// third longer than with 64, and its reads an eighth (benchmarks/notes/checkpoints.md).
 uint64_t default_bounce_bytes(size_t workers) { return std::max<uint64_t>((64 << 20) / workers, 16 << 20); }
 
 }  // namespace
@@ -124,7 +124,7 @@ void SegmentQueue::push_fresh(std::vector<Segment>& segments) {
   size_t to_wake = 0;
   {
     std::lock_guard lock(mutex_);
-    to_wake = std::min(waiting_workers_, segments.size());
+    to_wake = claim_workers(segments.size());
     auto& fresh = of(segments.front().group->priority).fresh;
     for (Segment& segment : segments) fresh.push_back(std::move(segment));
   }
@@ -136,10 +136,33 @@ void SegmentQueue::push_for_storage(Segment segment) {
   size_t to_wake = 0;
   {
     std::lock_guard lock(mutex_);
-    to_wake = std::min<size_t>(waiting_workers_, 1);
+    to_wake = claim_workers(1);
     of(segment.group->priority).for_storage.push_back(std::move(segment));
   }
   wake(to_wake);
+}
+
+size_t SegmentQueue::claim_workers(size_t segments) {
+  const size_t idle = std::min(waiting_workers_, segments);
+  for (size_t rest = segments - idle; rest > 0 && !sleeping_.empty(); --rest) {
+    sleeping_.back()->interrupt();
+    sleeping_.pop_back();
+  }
+  return idle;
+}
+
+bool SegmentQueue::sleeps(Backend& backend) {
+  std::lock_guard lock(mutex_);
+  if (std::any_of(waiting_segments_.begin(), waiting_segments_.end(), [](const auto& of) { return !of.empty(); })) {
+    return false;
+  }
+  sleeping_.push_back(&backend);
+  return true;
+}
+
+void SegmentQueue::wakes(Backend& backend) {
+  std::lock_guard lock(mutex_);
+  std::erase(sleeping_, &backend);
 }
 
 void SegmentQueue::wake(size_t workers) {

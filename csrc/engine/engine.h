@@ -43,10 +43,16 @@ class SegmentQueue {
   bool pop(Segment& segment, bool wait);
   bool pop_spare(Segment& segment);  // one that no worker waits for
   bool pop_fresh(Segment& segment, Priority lowest);
+  // A worker that could take a segment is about to wait for its backend: false where there is one to take. What comes
+  // until `wakes` interrupts the backend, if no other worker waits for it.
+  bool sleeps(Backend& backend);
+  void wakes(Backend& backend);
   void close();
 
  private:
   static constexpr size_t kPassedOver = 8;
+  // With the lock: how many idle workers are to be woken for so many segments; backends are interrupted for the others.
+  size_t claim_workers(size_t segments);
   void wake(size_t workers);
   struct Waiting {
     std::deque<Segment> for_storage;  // go first: their groups are the oldest
@@ -61,6 +67,7 @@ class SegmentQueue {
   std::array<Waiting, 2> waiting_segments_;  // by priority
   size_t passed_over_ = 0;                    // turns that the background has waited
   size_t waiting_workers_ = 0;
+  std::vector<Backend*> sleeping_;  // backends that are waited for
   bool closed_ = false;
 };
 

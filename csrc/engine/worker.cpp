@@ -38,7 +38,7 @@ void Worker::run() {
     const bool busy = parked_ != nullptr || host_.busy() || device_lane_.busy() || !leaving_.empty();
     Segment segment;
     bool taken = false;
-    if (parked_ == nullptr && host_.waiting.empty() && device_lane_.waiting.empty()) {  // no room, no more work
+    if (has_room()) {  // else no more work
       taken = queue_.pop(segment, /*wait=*/!busy);
       if (!busy) {
         counted_at = Clock::now();
@@ -393,12 +393,21 @@ bool Worker::exchange(Lane& lane, std::chrono::milliseconds patience) {
   if (lane.in_flight == 0) return taken > 0;
   completions_.resize(options_.io.queue_depth);
   const size_t few = patience.count() > 0 ? std::clamp<size_t>(lane.in_flight / 4, 1, kMostAtOnce) : 0;
-  size_t count = lane.backend->reap(completions_, few, few > 1 ? std::min(patience, kFewReapTimeout) : patience);
-  if (count == 0 && few > 1) count = lane.backend->reap(completions_, 1, patience);
+  size_t count = reap(lane, few, few > 1 ? std::min(patience, kFewReapTimeout) : patience);
+  if (count == 0 && few > 1) count = reap(lane, 1, patience);
   lane.in_flight -= count;
   counters_.storage_ns.add(ns_between(asked, Clock::now()));
   for (size_t i = 0; i < count; ++i) completed(lane, completions_[i]);
   return taken + count > 0;
+}
+
+// Sleeps for no longer than until there is a segment to take.
+size_t Worker::reap(Lane& lane, size_t min, std::chrono::milliseconds patience) {
+  if (min == 0 || !has_room()) return lane.backend->reap(completions_, min, patience);
+  if (!queue_.sleeps(*lane.backend)) return lane.backend->reap(completions_, 0, {});
+  const size_t count = lane.backend->reap(completions_, min, patience);
+  queue_.wakes(*lane.backend);
+  return count;
 }
 
 void Worker::completed(Lane& lane, Completion& completion) {

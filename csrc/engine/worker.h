@@ -86,6 +86,9 @@ class Worker {
   void add_request(Active& active, Lane& lane, uint32_t file, Request request);
   bool make_backend_once(Lane& lane, const std::string& name, Active& active);
   bool exchange(Lane& lane, std::chrono::milliseconds patience);
+  size_t reap(Lane& lane, size_t min, std::chrono::milliseconds patience);
+  // For another segment.
+  bool has_room() const { return parked_ == nullptr && host_.waiting.empty() && device_lane_.waiting.empty(); }
   void exchange_all(bool idle);
   void drop_abandoned(Lane& lane);
   void completed(Lane& lane, Completion& completion);

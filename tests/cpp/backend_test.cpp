@@ -4,8 +4,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <map>
+#include <thread>
 
 #include "backend/bounce.h"
 #include "backend/faulty.h"
@@ -183,6 +185,41 @@ TEST_P(Conformance, ReportsAnErrorOfTheSystemWithPathAndExtent) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Conformance, ::testing::ValuesIn(cases()), name_of);
+
+// Of bytes that nobody has written yet: a pipe in the place of the file.
+TEST(Uring, AReapThatWaitsIsInterruptedFromAnotherThread) {
+  if (const std::string refusal = uring_refusal(); !refusal.empty()) GTEST_SKIP() << refusal;
+  BackendOptions options;
+  options.direct = DirectMode::kNever;
+  const auto backend = make_uring_backend(options);
+  const TemporaryFolder folder;
+  const auto file = File::open_for_reading(folder.write("a", Bytes(5)));
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  ASSERT_EQ(::dup2(ends[0], file->buffered()), file->buffered());
+  Bytes memory(5);
+  const Piece piece{0, 5, memory.data()};
+  const Request request{7, Direction::kRead, Conversion::kNone, file.get(), 0, 5, {&piece, 1}};
+  ASSERT_EQ(backend->submit({&request, 1}), 1u);
+  std::vector<Completion> room(4);
+  for (int i = 0; i < 3; ++i) {
+    const auto began = std::chrono::steady_clock::now();
+    std::thread other([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(30));
+      backend->interrupt();
+    });
+    EXPECT_EQ(backend->reap(room, 1, kLong), 0u);
+    other.join();
+    EXPECT_LT(std::chrono::steady_clock::now() - began, kLong / 2);
+  }
+  backend->interrupt();
+  EXPECT_EQ(backend->reap(room, 1, kLong), 0u) << "nobody waited: the next reap comes back";
+  ASSERT_EQ(::write(ends[1], "bytes", 5), 5);
+  EXPECT_EQ(backend->reap(room, 1, kLong), 1u);
+  EXPECT_EQ(std::memcmp(memory.data(), "bytes", 5), 0);
+  ::close(ends[0]);
+  ::close(ends[1]);
+}
 
 TEST(Faulty, FailsEachCompletionInTurnAndOnlyThat) {
   TemporaryFolder folder;
