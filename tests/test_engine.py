@@ -335,3 +335,22 @@ def test_a_call_does_not_wait_for_another_ones_storage(tmp_path):
                 call.result()
             took.append(time.perf_counter() - began)
     assert 0.2 <= min(took) < 0.35, f"{took}: in turns they took 0.41"
+
+
+def resident_growth_of_a_read(path):
+    def resident_bytes():
+        status = Path("/proc/self/status").read_text()
+        return int(status.partition("VmRSS:")[2].split()[0]) * 1024
+
+    options = EngineOptions(workers=1, direct="always")
+    target, before = torch.zeros(MIB, dtype=torch.uint8), resident_bytes()
+    with gdsdata.Engine(options) as engine:
+        engine.read(path, into=target).result()
+        return resident_bytes() - before
+
+
+def test_a_small_read_does_not_take_all_bounce_memory(tmp_path):
+    """64 MiB of one worker: to zero them takes longer than the read."""
+    (tmp_path / "x").write_bytes(random_bytes(MIB))
+    require_direct(tmp_path / "x")
+    assert in_new_process(resident_growth_of_a_read, tmp_path / "x") < 32 * MIB

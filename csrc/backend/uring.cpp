@@ -21,6 +21,7 @@ std::unique_ptr<Backend> make_uring_backend(const BackendOptions&) {
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <deque>
@@ -77,8 +78,9 @@ class UringBackend final : public Backend {
     }
     for (size_t i = flights_.size(); i-- > 0;) idle_.push_back(i);
     // Registered memory spares the kernel pinning pages at each request. Where the limit of locked memory
-    // forbids it, requests work without.
-    registered_.push_back({arena_.data(), arena_.size_bytes()});
+    // forbids it, requests work without. It is taken at once, so not all of it: the rest, which the arena gives out
+    // last, when it is needed.
+    registered_.push_back({arena_.data(), std::min(arena_.size_bytes(), kRegisteredBytes)});
     register_memory();
   }
 
@@ -137,6 +139,7 @@ class UringBackend final : public Backend {
   }
 
  private:
+  static constexpr uint64_t kRegisteredBytes = 16 << 20;
   static constexpr uint64_t kWake = UINT64_MAX;  // in the place of a flight's index
 
   void prepare(size_t index) {
