@@ -130,6 +130,7 @@ class Slice:
         self.path, self.begin, self.size_bytes = path, begin, size_bytes
         self.seen = seen(descriptor)
         self._descriptor = descriptor
+        self._tail_offset = max(size_bytes - _ENDS_BYTES, 0)
 
     def ask_for_ends(self) -> None:
         self.ask_for((0, self._tail_offset))
@@ -146,9 +147,10 @@ class Slice:
         end = min(offset + size_bytes, self.size_bytes)
         if not 0 <= offset < end:
             return b""
-        for begin, known in ((0, self._head), (self._tail_offset, self._tail)):
-            if begin <= offset and end <= begin + len(known):
-                return known[offset - begin : end - begin]
+        if end <= len(self._head):
+            return self._head[offset:end]
+        if offset >= self._tail_offset and end <= self._tail_offset + len(self._tail):
+            return self._tail[offset - self._tail_offset : end - self._tail_offset]
         return os.pread(self._descriptor, end - offset, self.begin + offset)
 
     @functools.cached_property
@@ -158,10 +160,6 @@ class Slice:
     @functools.cached_property
     def _tail(self) -> bytes:
         return os.pread(self._descriptor, self.size_bytes - self._tail_offset, self.begin + self._tail_offset)
-
-    @property
-    def _tail_offset(self) -> int:
-        return max(self.size_bytes - _ENDS_BYTES, 0)
 
 
 def read_storages(

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import torch
@@ -46,15 +46,13 @@ def opened(path: str) -> Iterator[BinaryIO]:
         raise IoError(error.errno or errno.EIO, f"reading '{path}' failed: {error.strerror or error}", path) from error
 
 
-class Sealed:
-    """What a pickle may not change: its unpickler calls this for the instructions that would."""
-
-    def __setstate__(self, state: Any) -> None:
-        raise TypeError(f"a {type(self).__name__} is not to be changed")
+def sealed(self: Any, state: Any) -> None:
+    """The `__setstate__` of what a pickle makes and may not change: unpicklers call it where it says so."""
+    raise TypeError(f"a {type(self).__name__} is not to be changed")
 
 
-@dataclass(frozen=True)
-class Record(Sealed):
+# Tuples, because some thousand are made before a checkpoint's first byte is asked for.
+class Record(NamedTuple):
     """Bytes of a file that have one checksum: a storage in an archive of torch's, a tensor in a safetensors file.
 
     Attributes:
@@ -69,9 +67,10 @@ class Record(Sealed):
     crc32: int | None = None
     seen: Seen | None = None
 
+    __setstate__ = sealed
 
-@dataclass(frozen=True)
-class Stored(Sealed):
+
+class Stored(NamedTuple):
     """A tensor as a file has it.
 
     Attributes:
@@ -88,13 +87,17 @@ class Stored(Sealed):
     stride: tuple[int, ...]
     location: str = "cpu"
 
+    __setstate__ = sealed
+
     @property
     def span_bytes(self) -> int:
         """From its first element to the end of its last one."""
-        if 0 in self.shape:
-            return 0
-        last = sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
-        return (last + 1) * self.dtype.itemsize
+        elements = 1
+        for size, step in zip(self.shape, self.stride, strict=True):
+            if size == 0:
+                return 0
+            elements += (size - 1) * step
+        return elements * self.dtype.itemsize
 
     @property
     def size_bytes(self) -> int:
@@ -162,21 +165,28 @@ class Reading:
 
     def bytes_into(self, target: torch.Tensor, record: Record, offset: int, name: str) -> None:
         """``target.nbytes`` bytes from ``offset`` of the record on; ``target``: uint8, one dimension, contiguous."""
-        if target.nbytes == 0:
-            return
-        device = target.device
-        if not engine.reaches(device):  # torch goes the rest of the way
+        if not engine.reaches(target.device):  # torch goes the rest of the way
             on_cpu = torch.empty_like(target, device="cpu")
             self.afterwards(functools.partial(target.copy_, on_cpu))
-            target, device = on_cpu, on_cpu.device
-        extents = self._by_device.setdefault(device, _Extents())
+            target = on_cpu
+        self._memory_of(target, record, offset, name)
+
+    def _memory_of(self, target: torch.Tensor, record: Record, offset: int, name: str) -> None:
+        """All elements of a tensor that lie in memory without gaps, as they lie there."""
+        size_bytes = target.nbytes
+        if size_bytes == 0:
+            return
+        device = target.device
+        extents = self._by_device.get(device)
+        if extents is None:
+            extents = self._by_device[device] = _Extents()
         extents.names.append(name)
         extents.records.append(record)
         extents.offsets.append(record.offset + offset)
-        extents.sizes_bytes.append(target.nbytes)
+        extents.sizes_bytes.append(size_bytes)
         extents.addresses.append(target.data_ptr())
         extents.targets.append(target)
-        extents.bytes += target.nbytes
+        extents.bytes += size_bytes
         if extents.bytes >= _BATCH_BYTES:
             call = self._reader_of(device, self._by_device.pop(device))
             self._begun.append(self._batches.submit(call))
@@ -187,21 +197,29 @@ class Reading:
         They are read in place where file and ``target`` have the same dtype and rows in common that are long enough,
         else by way of memory of their own.
         """
-        target = target.detach()
-        if target.numel() == 0:
-            return
         plain = target.layout == torch.strided and not target.is_conj() and not target.is_neg()
         if plain and target.dtype == stored.dtype:
-            if target.is_contiguous() and target.stride() == stored.stride:
-                return self.bytes_into(bytes_of(target), stored.record, stored.offset, name)
+            if target.stride() == stored.stride and target.is_contiguous():
+                return self._all_of(target, stored, name)
+            if target.numel() == 0:
+                return None
             rows = _Rows(stored, target.stride())
             if not rows.sizes:
-                return self.bytes_into(bytes_of(target), stored.record, stored.offset, name)
+                return self._all_of(target, stored, name)
             if engine.reaches(target.device) and self._is_read_in_place(rows, stored, target.device):
                 return self._rows_into(target, rows, stored, name)
+        target = target.detach()
+        if target.numel() == 0:
+            return None
         values = self._values(stored, target.device, name)
         self.own_bytes += values.nbytes
         return self.afterwards(functools.partial(target.copy_, values))
+
+    def _all_of(self, target: torch.Tensor, stored: Stored, name: str) -> None:
+        if engine.reaches(target.device):
+            self._memory_of(target, stored.record, stored.offset, name)
+        else:
+            self.bytes_into(bytes_of(target.detach()), stored.record, stored.offset, name)
 
     def _is_read_in_place(self, rows: _Rows, stored: Stored, device: torch.device) -> bool:
         if self._verify and stored.size_bytes == stored.record.size_bytes:

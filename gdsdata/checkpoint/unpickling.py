@@ -11,17 +11,15 @@ import io
 import pickle
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from gdsdata.checkpoint.reading import Record, Sealed, Stored
+from gdsdata.checkpoint.reading import Record, Stored, sealed
 from gdsdata.errors import CorruptData
 
 
-@dataclass(frozen=True)
-class SavedStorage(Sealed):
+class SavedStorage(NamedTuple):
     """A storage that the pickle asks for.
 
     Attributes:
@@ -35,6 +33,8 @@ class SavedStorage(Sealed):
     dtype: torch.dtype
     size_bytes: int
     location: str
+
+    __setstate__ = sealed
 
 
 class NotPlain(Exception):
@@ -214,7 +214,7 @@ def _within(
     record: Record, storage: SavedStorage, dtype: torch.dtype, offset: int, shape: Any, stride: Any
 ) -> Stored:
     stored = Stored(record, offset * dtype.itemsize, dtype, tuple(shape), tuple(stride), storage.location)
-    least = min((offset, *stored.shape, *stored.stride))
+    least = min(offset, *shape, *stride, 0)
     if len(shape) != len(stride) or least < 0 or stored.offset + stored.span_bytes > record.size_bytes:
         raise CorruptData(
             f"'{record.path}': a tensor of {dtype}, shape {stored.shape}, strides {stored.stride} and offset {offset} "
