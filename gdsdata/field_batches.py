@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotYet
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -120,6 +124,36 @@ class _Read(NamedTuple):
     transfers: tuple[Any, ...]
 
 
+class _Reads:
+    """What the engine reads of a batch while nobody waits: a `Future` of its bytes by route, and of nothing else."""
+
+    def __init__(self, reads: Sequence[_Read]) -> None:
+        self._begun = [read.engine.begin_read(*read.transfers, read.memory) for read in reads]
+
+    def done(self) -> bool:
+        return all(read.ended() for read in self._begun)
+
+    def exception(self, timeout: float) -> None:
+        ends = time.monotonic() + timeout
+        for read in self._begun:
+            if not read.wait(max(0.0, ends - time.monotonic())):
+                raise NotYet
+
+    def result(self) -> tuple[dict[str, int], dict[int, Any]]:
+        """Of what is done; copies to a GPU are waited for."""
+        self.exception(threading.TIMEOUT_MAX)
+        return _sum_of([read.routes() for read in self._begun]), {}
+
+    def cancel(self) -> None:
+        for read in self._begun:
+            read.cancel()
+
+    def let_go(self) -> None:
+        """Nobody asks any more, and nobody waits; the engine may still write into the memory."""
+        for read in self._begun:
+            read.let_go()
+
+
 class _Begun(NamedTuple):
     """A batch on its way: each sample's sizes (B, K), the memory of each column's values, and what there is when all is
     there: bytes by route, and by its column each field that is decoded ahead.
@@ -128,7 +162,11 @@ class _Begun(NamedTuple):
     planned: _Planned
     length_bytes: np.ndarray
     flat: dict[int, torch.Tensor]
-    done: Future[tuple[dict[str, int], dict[int, Any]]]
+    done: Future[tuple[dict[str, int], dict[int, Any]]] | _Reads
+
+
+def _sum_of(routes: Sequence[dict[str, int]]) -> dict[str, int]:
+    return routes[0] if len(routes) == 1 else {route: sum(one[route] for one in routes) for route in engine.ROUTES}
 
 
 def _use_own_stream(device: torch.device) -> None:
@@ -197,8 +235,13 @@ class FieldBatches(BatchesAhead):
         length_bytes = np.maximum(planned.length_bytes, 0)
         flat: dict[int, torch.Tensor] = {}
         reads = [self._read_of(planned, length_bytes, there, flat) for there in self._destinations]
-        done = self._readers.submit(self._fetch, reads, planned, length_bytes, flat)
+        ahead = self._has_work_ahead()
+        done = self._readers.submit(self._fetch, reads, planned, length_bytes, flat) if ahead else _Reads(reads)
         return _Begun(planned, length_bytes, flat, done)
+
+    def _has_work_ahead(self) -> bool:
+        """Whether there is more to a batch than reading it, for a thread of its own."""
+        return bool(self._ahead)
 
     def _read_of(
         self, planned: _Planned, length_bytes: np.ndarray, there: _Destination, flat: dict[int, torch.Tensor]
@@ -218,9 +261,7 @@ class FieldBatches(BatchesAhead):
             planned.begin_bytes[:, there.columns][wanted],
             length_bytes[wanted],
             (memory.data_ptr() + places[wanted]).astype(np.uint64),
-            False,
             there.engine.mark(engine.stream_of(there.device)),
-            False,
         )
         return _Read(memory, there.engine, transfers)
 
@@ -235,11 +276,7 @@ class FieldBatches(BatchesAhead):
         """On a thread of its own: reads, whoever has given up waiting, and decodes; the host waits for the GPU, so that
         what is there is there for every stream, and nothing reads the pinned bytes any more.
         """
-        bytes_of = dict.fromkeys(engine.ROUTES, 0)
-        for read in reads:
-            _, routes = read.engine.read_many(*read.transfers)
-            for route, count in routes.items():
-                bytes_of[route] += count
+        bytes_of, _ = _Reads(reads).result()
         decoded = {k: self._decoded(planned, k, length_bytes, flat) for k in self._ahead}
         if decoded and self._device.type == "cuda":
             arrived = torch.cuda.Event(blocking=True)  # sleeps, and leaves the core to others
@@ -355,6 +392,14 @@ class FieldBatches(BatchesAhead):
 
     def close(self) -> None:
         """As `BatchesAhead.close`, and decoding has ended."""
+        reads = [begun.done for begun in self._begun if isinstance(begun.done, _Reads)]
+        for one in reads:
+            one.cancel()
+        for one in reads:
+            if not self._is_stalled:
+                with contextlib.suppress(NotYet):
+                    one.exception(self._stall_timeout_s)
+            one.let_go()
         super().close()
         if self._threads is not None:
             self._threads.close(wait=not self._is_stalled)
@@ -388,13 +433,14 @@ class WindowBatches(FieldBatches):
             file, begin_bytes[:, None], length_bytes[:, None], np.add.reduceat(pieces, np.cumsum([0, *sizes[:-1]]))
         )
 
+    def _has_work_ahead(self) -> bool:
+        return self._device.type == "cpu"
+
     def _fetch(
         self, reads: list[_Read], planned: _Planned, length_bytes: np.ndarray, flat: dict[int, torch.Tensor]
     ) -> tuple[dict[str, int], dict[int, Any]]:
         """On the CPU tokens are widened here, by NumPy, where torch would wait for a thread on each core."""
         bytes_of, _ = super()._fetch(reads, planned, length_bytes, flat)
-        if self._device.type != "cpu":
-            return bytes_of, {}
         tokens = flat[0].numpy().view(self._sample.dtype)
         return bytes_of, {0: torch.from_numpy(tokens.astype(self._widened_dtype))}
 

@@ -1,24 +1,27 @@
 """GDSDataset over samples with fields: what comes is what the files hold, in every form, on every path."""
 
 import dataclasses
+import gc
 import io
 import os
 import tarfile
-import threading
+import time
+import weakref
 from collections import namedtuple
 
 import numpy as np
 import pytest
 import torch
-from helpers import reading_threads
+from helpers import reading_threads, require_direct
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gdsdata
-from gdsdata import EngineOptions, GDSDataset, Ragged
+from gdsdata import EngineOptions, GDSDataset, Ragged, engine
 from gdsdata.errors import CorruptData, StallError
 from gdsdata.field_batches import FieldBatches, moved
 from gdsdata.formats.fields import Field, FieldIndex
+from gdsdata.lent_memory import LentMemory
 
 FIELDS = (Field("image"), Field("label", np.dtype("<i8"), ()), Field("points", np.dtype("<f4")))
 
@@ -194,6 +197,9 @@ def test_pinned_residency_is_refused_for_fields(tmp_path):
     paths, lengths, _ = write(tmp_path, [4])
     with pytest.raises(ValueError, match="samples of one size"):
         GDSDataset(paths, 2, Lines(lengths), residency="pinned", device="cuda")
+
+
+CPU = torch.device("cpu")
 
 
 class Members:
@@ -428,24 +434,67 @@ class Fixed:
         return self.found
 
 
-def test_a_stall_is_told_and_the_memory_kept_until_it_is_over():
-    over, seen = threading.Event(), []
+@pytest.mark.parametrize("ends", ["closed", "dropped"])
+def test_a_stall_is_told_and_its_memory_kept(tmp_path, ends):
+    (tmp_path / "x").write_bytes(bytes(8192))
+    require_direct(tmp_path / "x")
+    lent = []
 
-    class Stuck:
-        def mark(self, stream):
-            return None
+    class Lent(LentMemory):
+        def take(self, size_bytes):
+            memory = super().take(size_bytes)
+            lent.append(weakref.ref(memory))
+            return memory
 
-        def read_many(self, *transfers):
-            over.wait(30)
-            seen.append(True)
-            return None, {}
-
-    sizes = np.array([[4]])
-    index = FieldIndex(["x"], np.array([4]), np.array([0]), np.array([0, 1]), (Field("x"),), sizes - 4, sizes)
-    batches = FieldBatches(Stuck(), None, index, torch.device("cpu"), 1, 0.05, "flat", {})
-    batches.plan(*index.extents(np.array([0])), np.array([1]))
+    sizes = np.full((2, 1), 4096)
+    index = FieldIndex(
+        *([str(tmp_path / "x")], np.array([8192]), np.array([os.stat(tmp_path / "x").st_mtime_ns])),
+        *(np.array([0, 2]), (Field("x"),), np.array([[0], [4096]]), sizes),
+    )
+    late = EngineOptions(direct="always", workers=1, faults="late=1,late_ms=8000")
+    shared = engine.shared_engine(late, CPU)
+    batches = FieldBatches(shared, engine.file_table(index), index, CPU, 2, 0.05, "flat", {}, lent=Lent(4))
+    batches.plan(*index.extents(np.arange(2)), np.array([1, 1]))
+    while shared.statistics()["requests"] < 2:  # what is not begun need not be kept
+        time.sleep(0.01)
     with pytest.raises(StallError):
         batches.next()
-    batches.close()
-    assert not seen, "closing waited for what has stalled"
-    over.set()
+    began = time.monotonic()
+    if ends == "closed":
+        batches.close()
+        assert time.monotonic() - began < 4, "closing waited for what has stalled"
+    del batches
+    gc.collect()
+    assert time.monotonic() - began < 7, "it has not stalled for long enough to tell"
+    assert len(lent) == 2 and all(memory() is not None for memory in lent), "the engine still writes there"
+
+
+def test_reads_that_nobody_takes_give_their_memory_back(tmp_path):
+    class Counted:
+        """Stands for memory."""
+
+    (tmp_path / "x").write_bytes(bytes(8192))
+    table = engine.Files().table_of({str(tmp_path / "x"): None})
+    shared = engine.shared_engine(EngineOptions(), CPU)
+    target = torch.ones(8192, dtype=torch.uint8)
+    alive = []
+    for taken in (False, True):
+        memory = Counted()
+        alive.append(weakref.ref(memory))
+        begun = shared.begin_read(
+            table,
+            np.zeros(1, np.int32),
+            np.zeros(1, np.int64),
+            np.full(1, 8192),
+            np.array([target.data_ptr()], np.uint64),
+            shared.mark(0),
+            memory,
+        )
+        del memory
+        assert alive[-1]() is not None
+        if taken:
+            assert begun.wait(10) and begun.ended() and sum(begun.routes().values()) == 8192
+            assert not target.any()
+        else:
+            del begun
+        assert alive[-1]() is None

@@ -383,9 +383,9 @@ def test_only_what_is_decoded_is_read_to_the_host(tmp_path):
             self.lengths = []
             self.mark = real.mark
 
-        def read_many(self, files, file, begin_bytes, length_bytes, *others):
+        def begin_read(self, files, file, begin_bytes, length_bytes, *others):
             self.lengths.append(sorted(length_bytes.tolist()))
-            return real.read_many(files, file, begin_bytes, length_bytes, *others)
+            return real.begin_read(files, file, begin_bytes, length_bytes, *others)
 
     real = engine.shared_engine(EngineOptions(), CPU)
     samples = [(b"image" * (i + 2), i.to_bytes(8, "little"), b"more") for i in range(6)]

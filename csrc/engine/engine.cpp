@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
-#include <exception>
 #include <utility>
 
 #include "backend/faulty.h"
@@ -70,6 +69,8 @@ size_t default_workers(const std::string& backend) {
   const size_t cores = std::max(1U, std::thread::hardware_concurrency());
   return backend == "uring" ? std::clamp<size_t>(cores - 1, 1, 8) : 8;
 }
+
+constexpr std::chrono::nanoseconds kForEver = std::chrono::hours(24 * 365);
 
 // So much on its way keeps a disk busy while a worker copies: with 16 MiB a single one's saves took an eighth to a
 // third longer than with 64, and its reads an eighth (benchmarks/notes/checkpoints.md).
@@ -349,46 +350,58 @@ bool Engine::help(Priority lowest) {
 }
 
 void Engine::run(std::shared_ptr<Group> group, const std::function<void()>& poll) {
+  Pending pending(*this, std::move(group));
+  try {
+    pending.wait(kForEver, poll);
+  } catch (...) {
+    pending.cancel();  // what is in flight still uses the caller's memory: wait for it
+    pending.wait(kForEver);
+    for (const auto& copy : pending.group().copies()) copy->wait();
+    throw;
+  }
+  pending.finish();
+}
+
+Pending::Pending(Engine& engine, std::shared_ptr<Group> group) : engine_(engine), group_(std::move(group)) {
+  group_->on_done = [state = state_] {
+    const std::lock_guard lock(state->mutex);
+    state->ended.store(true, std::memory_order_release);
+    state->changed.notify_all();
+  };
+  engine_.submit(group_);
+}
+
+bool Pending::wait(std::chrono::nanoseconds patience, const std::function<void()>& poll) {
   constexpr std::chrono::milliseconds kPollInterval{50};
-  std::mutex mutex;
-  std::condition_variable ended;
-  bool done = false;
-  group->on_done = [&] {
-    std::lock_guard lock(mutex);
-    done = true;
-    ended.notify_one();  // under the lock: the waiter owns these, and leaves as soon as it sees done
-  };
-  submit(group);
-  std::exception_ptr interrupted;
-  const auto poll_once = [&] {
-    if (!poll || interrupted) return;
-    try {
+  const auto begun = std::chrono::steady_clock::now();
+  auto polled = begun;
+  const auto left = [&](auto now) { return patience - (now - begun); };
+  const auto poll_once = [&](auto now) {
+    if (poll && now - polled >= kPollInterval) {
+      polled = now;
       poll();
-    } catch (...) {
-      interrupted = std::current_exception();
-      group->cancel();  // what is in flight still uses the caller's memory: wait for it
     }
   };
-  std::unique_lock lock(mutex);
-  auto polled = std::chrono::steady_clock::now();
-  for (bool helped = true; helped && !done;) {  // rather than sleep
+  while (!ended() && engine_.help(group_->priority)) {  // rather than sleep
+    const auto now = std::chrono::steady_clock::now();
+    poll_once(now);
+    if (left(now).count() <= 0) return ended();
+  }
+  std::unique_lock lock(state_->mutex);
+  while (!ended()) {
+    const auto now = std::chrono::steady_clock::now();
+    if (left(now).count() <= 0) return false;
+    state_->changed.wait_for(lock, std::min<std::chrono::nanoseconds>(left(now), kPollInterval));
     lock.unlock();
-    helped = help(group->priority);
-    if (std::chrono::steady_clock::now() - polled > kPollInterval) {
-      poll_once();
-      polled = std::chrono::steady_clock::now();
-    }
+    poll_once(std::chrono::steady_clock::now());
     lock.lock();
   }
-  while (!ended.wait_for(lock, kPollInterval, [&] { return done; })) {
-    lock.unlock();
-    poll_once();
-    lock.lock();
-  }
-  lock.unlock();
-  for (const auto& copy : group->copies()) copy->wait();
-  if (interrupted) std::rethrow_exception(interrupted);
-  if (group->error) throw Failure(*group->error);
+  return true;
+}
+
+void Pending::finish() {
+  for (const auto& copy : group_->copies()) copy->wait();
+  if (group_->error) throw Failure(*group_->error);
 }
 
 uint64_t Engine::bounce_bytes() const {

@@ -7,6 +7,8 @@
 #pragma once
 
 #include <array>
+#include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -72,6 +74,32 @@ class SegmentQueue {
 };
 
 class Worker;
+class Engine;
+
+// A group on its way, for whoever waits for it. Goes before the group's memory does: `ended` tells when that may be.
+class Pending {
+ public:
+  // Submits it.
+  Pending(Engine& engine, std::shared_ptr<Group> group);
+  bool ended() const { return state_->ended.load(std::memory_order_acquire); }
+  // Until it has ended, or `patience` is over: whether it has. Does the workers' work meanwhile. `poll` is called now
+  // and then, and what it throws is thrown on, with the group still on its way.
+  bool wait(std::chrono::nanoseconds patience, const std::function<void()>& poll = {});
+  // When it has ended: waits for its copies to the device, and throws the group's error as Failure.
+  void finish();
+  void cancel() { group_->cancel(); }
+  const Group& group() const { return *group_; }
+
+ private:
+  struct State {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::atomic<bool> ended{false};
+  };
+  Engine& engine_;
+  const std::shared_ptr<Group> group_;
+  const std::shared_ptr<State> state_ = std::make_shared<State>();
+};
 
 class Engine {
  public:

@@ -8,15 +8,21 @@ namespace gdsdata {
 
 namespace {
 
-Moved move(Engine& engine, Direction direction, std::shared_ptr<FileTable> files, std::vector<Transfer> transfers,
-           bool with_checksums, const Caller& caller) {
+std::shared_ptr<Group> group_of(Direction direction, std::shared_ptr<FileTable> files, std::vector<Transfer> transfers,
+                                const Caller& caller) {
   auto group = std::make_shared<Group>();
   group->files = std::move(files);
   group->direction = direction;
   group->transfers = std::move(transfers);
-  group->with_checksums = with_checksums;
   group->priority = caller.priority;
   group->before = caller.before;
+  return group;
+}
+
+Moved move(Engine& engine, Direction direction, std::shared_ptr<FileTable> files, std::vector<Transfer> transfers,
+           bool with_checksums, const Caller& caller) {
+  const auto group = group_of(direction, std::move(files), std::move(transfers), caller);
+  group->with_checksums = with_checksums;
   engine.run(group, caller.poll);
   return {with_checksums ? group->checksums() : std::vector<uint32_t>(), group->bytes};
 }
@@ -42,6 +48,11 @@ void read_range(Engine& engine, const std::string& path, uint64_t offset, uint64
 Moved read_many(Engine& engine, std::shared_ptr<FileTable> files, std::vector<Transfer> transfers, bool with_checksums,
                 const Caller& caller) {
   return move(engine, Direction::kRead, std::move(files), std::move(transfers), with_checksums, caller);
+}
+
+std::shared_ptr<Group> group_of_reads(std::shared_ptr<FileTable> files, std::vector<Transfer> transfers,
+                                      const Caller& caller) {
+  return group_of(Direction::kRead, std::move(files), std::move(transfers), caller);
 }
 
 void write_range(Engine& engine, const std::string& path, uint64_t offset, uint64_t length, const Caller& caller) {

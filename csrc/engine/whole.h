@@ -33,6 +33,9 @@ struct Moved {
 // Many at a time: each transfer's length from its file, to its memory on the engine's device.
 Moved read_many(Engine& engine, std::shared_ptr<FileTable> files, std::vector<Transfer> transfers, bool with_checksums,
                 const Caller& caller);
+// The same, not begun: for Pending.
+std::shared_ptr<Group> group_of_reads(std::shared_ptr<FileTable> files, std::vector<Transfer> transfers,
+                                      const Caller& caller);
 
 // Over what is there, on storage when it returns. Not atomic: a crash meanwhile leaves a mixture.
 void write_range(Engine& engine, const std::string& path, uint64_t offset, uint64_t length, const Caller& caller);

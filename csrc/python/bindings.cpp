@@ -295,6 +295,67 @@ Caller caller_of(uintptr_t address, const Mark& before, bool background) {
   return {memory_at(address), before.events, background ? Priority::kBackground : Priority::kTraining, check_signals};
 }
 
+// A read on its way. Keeps `memory`, an object of Python's, until nothing is written there any more.
+class BegunRead {
+ public:
+  BegunRead(std::shared_ptr<Engine> engine, std::shared_ptr<Group> group, py::object memory)
+      : engine_(std::move(engine)), pending_(*engine_, std::move(group)), memory_(std::move(memory)) {}
+  ~BegunRead() { let_go(kPatience); }
+  BegunRead(const BegunRead&) = delete;
+  BegunRead& operator=(const BegunRead&) = delete;
+
+  bool ended() const { return pending_.ended(); }
+
+  // Whether it has ended within so long.
+  bool wait(double seconds) {
+    const auto patience = std::chrono::nanoseconds(static_cast<int64_t>(seconds * 1e9));
+    return finished_ || finished_within(patience, check_signals);
+  }
+
+  // Of one that has ended.
+  py::dict routes() const {
+    if (error_) throw Failure(*error_);
+    return by_route(pending_.group().bytes);
+  }
+
+  void cancel() { pending_.cancel(); }
+  void let_go() { let_go(std::chrono::milliseconds(0)); }
+
+ private:
+  static constexpr std::chrono::milliseconds kPatience{500};
+
+  bool finished_within(std::chrono::nanoseconds patience, const Poll& poll) {
+    std::optional<Error> error;
+    {
+      const WithoutGil nogil;
+      if (!pending_.wait(patience, poll)) return false;
+      try {
+        pending_.finish();
+      } catch (const Failure& failure) {
+        error = failure.error();
+      }
+    }
+    error_ = std::move(error);
+    finished_ = true;
+    memory_ = {};
+    return true;
+  }
+
+  // What storage does not give back for so long keeps its memory for ever. So does a forked child, where nothing ends.
+  void let_go(std::chrono::nanoseconds patience) {
+    if (finished_) return;
+    pending_.cancel();
+    if (engine_->forked() || !finished_within(patience, {})) memory_.release();
+    finished_ = true;
+  }
+
+  const std::shared_ptr<Engine> engine_;
+  Pending pending_;
+  py::object memory_;
+  bool finished_ = false;
+  std::optional<Error> error_;
+};
+
 // `file` is empty where all is in one.
 std::vector<Transfer> transfers_of(size_t files, const Array<int32_t>& file, const Array<int64_t>& offset,
                                    const Array<int64_t>& length, const Array<uint64_t>& address) {
@@ -364,6 +425,15 @@ PYBIND11_MODULE(_engine, module) {
              }
              return std::make_pair(array_of(moved.checksums), by_route(moved.bytes));
            })
+      .def("begin_read",
+           [](std::shared_ptr<Engine> engine, std::shared_ptr<FileTable> files, const Array<int32_t>& file,
+              const Array<int64_t>& offset, const Array<int64_t>& length, const Array<uint64_t>& address,
+              const Mark& before, py::object memory) {
+             std::vector<Transfer> transfers = transfers_of(files->size(), file, offset, length, address);
+             Caller caller = caller_of(0, before, /*background=*/false);
+             auto group = group_of_reads(std::move(files), std::move(transfers), caller);
+             return std::make_unique<BegunRead>(std::move(engine), std::move(group), std::move(memory));
+           })
       .def("write_range",
            [](Engine& engine, const std::string& path, uint64_t offset, uint64_t length, uintptr_t address,
               const Mark& before, bool background) {
@@ -377,6 +447,13 @@ PYBIND11_MODULE(_engine, module) {
       });
 
   py::class_<Mark>(module, "Mark");
+
+  py::class_<BegunRead>(module, "BegunRead")
+      .def("ended", &BegunRead::ended)
+      .def("wait", &BegunRead::wait, py::arg("seconds"))
+      .def("routes", &BegunRead::routes)
+      .def("cancel", &BegunRead::cancel)
+      .def("let_go", py::overload_cast<>(&BegunRead::let_go));
 
   py::class_<Output>(module, "Output")
       .def(py::init([](const std::string& path, uint64_t length) {

@@ -224,6 +224,52 @@ TEST(Engine, KeepsTheFirstErrorOfAGroupAndGoesOnWithOthers) {
   EXPECT_NO_THROW(engine->run(bad)) << "a group may be used again after an error";
 }
 
+std::shared_ptr<Group> group_of_one(const std::string& path, Bytes& memory) {
+  auto group = std::make_shared<Group>();
+  group->files = table_of({path});
+  group->transfers.push_back({0, 0, memory.size(), memory.data()});
+  return group;
+}
+
+TEST(Pending, EndsWhetherSomebodyWaitsOrNot) {
+  TemporaryFolder folder;
+  const Bytes content = random_bytes(1 << 20, 1);
+  const std::string path = folder.write("a", content);
+  const auto engine = make_engine();
+  Bytes first(content.size()), second(content.size());
+  Pending waited(*engine, group_of_one(path, first)), looked_at(*engine, group_of_one(path, second));
+  EXPECT_TRUE(waited.wait(std::chrono::seconds(60)));
+  EXPECT_TRUE(waited.ended());
+  EXPECT_NO_THROW(waited.finish());
+  while (!looked_at.ended()) std::this_thread::yield();
+  EXPECT_EQ(first, content);
+  EXPECT_EQ(second, content);
+  RouteBytes bytes = looked_at.group().bytes;
+  EXPECT_EQ(bytes[Route::kPageCache], content.size());
+}
+
+TEST(Pending, IsWaitedForNoLongerThanItsCallerHasPatience) {
+  TemporaryFolder folder;
+  const std::string path = folder.write("a", random_bytes(1 << 20, 1));
+  const auto engine = make_engine(DirectMode::kAlways, "late=1,late_ms=300");
+  Bytes memory(1 << 20);
+  Pending pending(*engine, group_of_one(path, memory));
+  EXPECT_FALSE(pending.wait(std::chrono::milliseconds(0)));
+  EXPECT_FALSE(pending.wait(std::chrono::milliseconds(20)));
+  EXPECT_THROW(pending.wait(std::chrono::seconds(60), [] { throw std::runtime_error("Ctrl-C"); }), std::runtime_error);
+  EXPECT_FALSE(pending.ended()) << "what a poll throws does not end it";
+  EXPECT_TRUE(pending.wait(std::chrono::seconds(60)));
+}
+
+TEST(Pending, ThrowsTheErrorOfItsGroupInItsEnd) {
+  TemporaryFolder folder;
+  const auto engine = make_engine();
+  Bytes memory(1000);
+  Pending pending(*engine, group_of_one(folder.file("missing"), memory));
+  EXPECT_TRUE(pending.wait(std::chrono::seconds(60)));
+  EXPECT_EQ(error_of([&] { pending.finish(); }).code, ErrorCode::kNotFound);
+}
+
 TEST(Engine, ReportsAFileTruncatedUnderItsMapping) {
   for (const uint64_t length : {1000, 300'000}) {
     TemporaryFolder folder;
