@@ -1,17 +1,20 @@
 """case=io of the bench: rows of every type and direction, their bytes, what is refused, and what is left behind."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+import types
 
 import numpy as np
 import pytest
 import torch
-from test_bench import MIB, REPOSITORY, bench, results_in, small
+from test_bench import MIB, REPOSITORY, bench, on_disk, results_in, small
 
+from gdsdata import engine
 from gdsdata.bench import case, case_settings, io, io_peers, limits, report, settings, sweep
 from gdsdata.bench.io_peers import Memory, Work
 from gdsdata.bench.pattern import Pattern
@@ -145,11 +148,107 @@ def test_rows_follow_the_transfer_types():
 
     every = ["cpu", "cpu_gpu", "gpu"], ["sync", "async", "batch"]
     assert keys(*every, "cold", False) == ["gdsdata_sync", "gdsdata_async", "gdsdata_batch", "pread", "kvikio"]
-    on_gpu = ["gdsdata_cufile_sync", "gdsdata_cufile_async", "gdsdata_cufile_batch"]
+    on_gpu = ["gdsdata_cufile_sync", "gdsdata_cufile_async", "gdsdata_cufile_batch", "kvikio_cufile"]
     assert set(keys(*every, "cold", True)) - set(keys(*every, "cold", False)) == set(on_gpu)
     assert keys(["gpu"], ["sync"], "direct", True) == on_gpu[:1]
+    assert keys(["gpu"], ["batch"], "warm", True) == [], "nor does kvikio by cuFile"
     assert keys(["gpu"], ["sync"], "warm", True) == [], "cuFile does not read the page cache"
     assert keys(["cpu"], ["sync"], "cold", True) == []
+
+
+# ------------------------------------------------------------------------------------------------ the page cache
+
+BUFFERED = """
+import os
+from gdsdata.bench.io_peers import Plain
+
+class Buffered(Plain):
+    key = name = "buffered"
+
+    def open_to_read(self, flags):
+        return os.open(self.work.path, os.O_RDONLY)
+"""
+
+
+def test_reads_that_fill_the_page_cache_are_marked_and_nobody_is_compared_with_them(tmp_path, monkeypatch):
+    on_disk(tmp_path)
+    (tmp_path / "buffered_io.py").write_text(BUFFERED)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    chosen = small(
+        tmp_path, case_settings.IoSettings, case_rows=["pread", "buffered_io:Buffered"], case_file_bytes=4 * MIB,
+        case_io_bytes=[65536], case_direction=["read"], case_cache=["cold", "warm"], case_depth=[2],
+    )  # fmt: skip
+    assert case.main(chosen, tmp_path) == 0
+    results = results_in(tmp_path)
+    rows = {(row["key"], row["cache"]): row for row in results["rows"]}
+    buffered, direct = rows["buffered_io:Buffered", "cold"], rows["pread", "cold"]
+    assert buffered["through_cache"] and buffered["xfer_type"] == "page cache->CPU"
+    assert buffered["cached_share"]["median"] > 0.9
+    assert not direct["through_cache"] and direct["cached_share"]["max"] == 0
+    assert not any(row["through_cache"] for (_, cache), row in rows.items() if cache == "warm"), "they are to"
+    assert direct["best_peer"] == buffered["best_peer"] == "pread"
+    said = r"read 64 KiB x 2, cold: of what buffered moved, up to \d+% was in the page cache afterwards"
+    assert any(re.search(said, note) for note in results["notes"])
+    assert "| buffered (page cache) |" in (tmp_path / "report.md").read_text()
+
+
+class StandIn:
+    """kvikio's interface, over os.preadv; `old` knows nothing of O_DIRECT."""
+
+    CompatMode = types.SimpleNamespace(ON="ON", AUTO="AUTO")
+
+    def __init__(self, compat=False, old=False):
+        self.set_to = {"gds_threshold": 16384, "compat_mode": "AUTO", "num_threads": 1}
+        self.set_to |= {} if old else {"auto_direct_io_read": False, "auto_direct_io_write": True}
+        self.compat = compat
+        self.defaults = types.SimpleNamespace(
+            set=self.set, get=self.set_to.__getitem__, is_compat_mode_preferred=self.prefers_compat
+        )
+
+    def set(self, options):
+        assert options.keys() <= self.set_to.keys()
+        self.set_to |= options
+
+    def prefers_compat(self):
+        return self.compat or self.set_to["compat_mode"] == "ON"
+
+    def CuFile(self, path, flags):
+        opened = dict(self.set_to)
+        direct = opened.get("auto_direct_io_read") or opened.get("auto_direct_io_write")
+        return types.SimpleNamespace(is_direct_io_supported=lambda: bool(direct), close=lambda: None)
+
+
+def kvikio_path(monkeypatch, tmp_path, peer=io_peers.Kvikio, device_name="cpu", stand_in=None, **changes):
+    """What the row says of its way, and kvikio's settings when it had opened its file."""
+    stand_in = stand_in or StandIn()
+    monkeypatch.setitem(sys.modules, "kvikio", stand_in)
+    monkeypatch.setitem(sys.modules, "kvikio.defaults", stand_in.defaults)
+    memory = types.SimpleNamespace(tensor=None, array=None)
+    work = made(tmp_path / "file", work_on(tmp_path / "file", **changes))
+    return peer(work, memory, device_name, {}).path, stand_in.set_to
+
+
+def test_kvikio_goes_past_the_page_cache_where_it_is_to(tmp_path, monkeypatch):
+    path, found = kvikio_path(monkeypatch, tmp_path)
+    assert path == "POSIX, O_DIRECT" and found["auto_direct_io_read"] and found["num_threads"] == 3
+    assert kvikio_path(monkeypatch, tmp_path, direction="write")[0] == "POSIX, O_DIRECT"
+    path, found = kvikio_path(monkeypatch, tmp_path, cache="warm")
+    assert path == "POSIX" and not found["auto_direct_io_read"]
+    old = StandIn(old=True)
+    assert kvikio_path(monkeypatch, tmp_path, stand_in=old)[0] == "POSIX", "it cannot, and its path says so"
+
+
+def test_kvikio_over_the_hosts_memory_is_posix_and_only_straight_to_a_gpu_cufile(tmp_path, monkeypatch):
+    path, found = kvikio_path(monkeypatch, tmp_path, device_name="cuda")
+    assert path == "POSIX, O_DIRECT" and found["compat_mode"] == "ON", "storage->CPU->GPU"
+    straight = {"peer": io_peers.KvikioCuFile, "device_name": "cuda"}
+    for dma, said in ((True, "cuFile"), (False, "cuFile, compatibility mode")):
+        monkeypatch.setattr(engine, "cufile_dma_is_possible", lambda dma=dma: dma)
+        path, found = kvikio_path(monkeypatch, tmp_path, **straight)
+        assert path == said and found["gds_threshold"] == 0 and found["compat_mode"] == "AUTO"
+    compat = StandIn(compat=True)
+    assert kvikio_path(monkeypatch, tmp_path, stand_in=compat, **straight)[0] == "POSIX, O_DIRECT"
 
 
 # ------------------------------------------------------------------------------------------------ the file's bytes
@@ -242,9 +341,11 @@ def test_the_picture_of_a_sweep_has_a_line_for_each_depth_and_a_point_for_each_s
         ]
     }
     results["rows"][0]["gb_per_s"] = None  # it failed
+    results["rows"] += [dict(results["rows"][-1], name="cached", through_cache=True)]
     assert sweep.is_one(results) and not sweep.is_one({"rows": results["rows"][:1]})
     found = sweep.grids(results)
     assert list(found) == [("read", "warm"), ("read", "cold"), ("write", "direct")]
+    assert list(found["write", "direct"]) == ["a", "b"], "what went through the page cache is no point of O_DIRECT"
     assert [size for size, _ in found["read", "warm"]["a"][1]] == [65536, MIB]
     assert [size for size, _ in found["write", "direct"]["b"][32]] == [4096, 65536, MIB]
     assert found["write", "direct"]["b"][32][0][1]["median"] == pytest.approx(1e9 / 2**30)

@@ -21,6 +21,7 @@ startup     case=startup: a training script's start, by part; startup_peers is t
 compare     python -m gdsdata.bench.compare A B: what changed between two runs, and what may be chance
 process     the process of one row, as the bench sees it
 row         the same from inside
+kvikio_ways kvikio's settings, and what carries its bytes
 device      the GPU: context, synchronizing, pinned memory
 limits      what the machine can do at most
 measure     CPU time, memory, the page cache's state

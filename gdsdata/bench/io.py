@@ -8,6 +8,7 @@ several values make a table for each pair, and a picture of throughput over size
     CPU->storage, GPU->CPU->storage, GPU->storage     O_DIRECT into a new file of allocated space; synced in the time
 
 each synchronous (a thread a transfer), asynchronous (one thread, a future a transfer) or by batches (io_peers.py).
+A row that leaves in the page cache what it was to move past it is marked, and no other is compared with it.
 
 The file's bytes follow from their offset (pattern.Pattern). Reads are compared in a pass that is not timed, and what
 the last calls of a timed run brought once more; writes are read back and compared, in both.
@@ -140,12 +141,35 @@ class Io(case.Case):
             resident = self.warmed(source) if row.table.cache == "warm" else measure.drop(source.files)
         try:
             result = row.process.run(work=self.work(row.table).as_dict())
+            result["cached_share"] = self.cached_share(row.table, result["bytes"], resident or 0.0)
             if self.case.verify:
                 row.process.ask("compare")
         finally:
             if source.writes:
                 Path(source.path).unlink(missing_ok=True)
         return result | {"resident_before": resident}
+
+    def cached_share(self, table, moved_bytes, resident_before):
+        """Of what a run moved past the page cache, the share that is there all the same; None where all is memory."""
+        path, size = table.source.path, table.source.file_bytes
+        if table.cache == "warm" or measure.file_system(path)[0] in case.IN_MEMORY:
+            return None
+        came = measure.resident_bytes(path)[0] - resident_before * size
+        return max(0.0, came / min(size, moved_bytes))
+
+    def note_surroundings(self, table):
+        super().note_surroundings(table)
+        for one in filter(went_through_cache, table.rows):
+            share = max(run["cached_share"] for run in one.runs)
+            self.notes.append(
+                f"{table.full_name}: of what {one.described['name']} moved, up to {min(share, 1.0):.0%} was in the "
+                "page cache afterwards: it did not go past it, or not always, so that memory served what storage was "
+                "asked for. Its figures are no storage's, and no other row is compared with them."
+            )
+
+    def compared(self, table, limit, limit_name):
+        self.no_peers = [one.key for one in table.rows if went_through_cache(one)]
+        return super().compared(table, limit, limit_name)
 
     def take_limits(self, table, seconds):
         if table.cache == "warm":
@@ -169,6 +193,8 @@ class Io(case.Case):
         return row.summary() | {
             "io_type": IO_TYPES[source.direction],
             "xfer_type": self.xfer_type(row),
+            "through_cache": went_through_cache(row),
+            "cached_share": measure.spread([run["cached_share"] for run in runs]),
             "file_bytes": source.file_bytes,
             "io_bytes": io_bytes,
             "depth": depth,
@@ -179,12 +205,18 @@ class Io(case.Case):
 
     def xfer_type(self, row):
         source, peer = row.table.source, self.find(row.key)
-        way = ["page cache" if row.table.cache == "warm" else "storage", "CPU"]
+        from_cache = row.table.cache == "warm" or (went_through_cache(row) and not source.writes)
+        way = ["page cache" if from_cache else "storage", "CPU"]
         if source.device != "cpu":
             way = [way[0], "GPU"] if peer.xfer == "gpu" else [*way, "GPU"]
         if source.writes:
             way.reverse()
         return "->".join(way) + {"sync": "", "async": ", async", "batch": ", batch"}[peer.submit]
+
+
+def went_through_cache(row):
+    """Whether some run of it that was to go past the page cache left there what it moved."""
+    return any((run["cached_share"] or 0.0) > case.COLD_MEANS for run in row.runs)
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from gdsdata.engine import (
 )
 from gdsdata.options import EngineOptions
 
-from . import case, case_settings, device, limits
+from . import case, case_settings, device, kvikio_ways, limits
 
 RANDOM = {"randread": True, "randwrite": True, "read": False, "write": False}
 
@@ -357,20 +357,25 @@ class Plain(IoPeer):
 
 
 class Kvikio(IoPeer):
+    """By POSIX, with O_DIRECT but for the page cache; to and from a GPU by way of kvikio's pinned memory."""
+
     key, name, package, submit, xfer = "kvikio", "kvikio", "kvikio", "batch", "any"
-    setting = "kvikio.CuFile.pread and pwrite, batches of futures; as many threads as case.threads, at most 64"
+    setting = "kvikio.CuFile.pread and pwrite by POSIX (O_DIRECT, but for the page cache), batches of futures; as many "
+    setting += "threads as case.threads, at most 64"
+    options = {"compat_mode": "ON"}
 
     def __init__(self, work, memory, device_name, engine):
         super().__init__(work, memory, device_name, engine)
         import kvikio
-        import kvikio.defaults
 
-        kvikio.defaults.set({"num_threads": min(work.threads, 64)})
-        self.path = "POSIX" if kvikio.defaults.is_compat_mode_preferred() else "cuFile"
+        on_gpu = device.is_cuda(device_name)
+        kvikio_ways.configure(self.options | {"num_threads": min(work.threads, 64)})
+        kvikio_ways.go_past_page_cache(work.cache != "warm")
         if work.writes:
             os.close(new_file(work.path, work.file_bytes))
         self.file = kvikio.CuFile(work.path, "r+" if work.writes else "r")
-        self.part = memory.tensor if device.is_cuda(device_name) else memory.array
+        self.path = kvikio_ways.way(self.file, on_gpu, work.writes)
+        self.part = memory.tensor if on_gpu else memory.array
 
     def move(self, place, offsets):
         device.wait_for_stream(self.device)  # which has made what is to be written
@@ -391,7 +396,17 @@ class Kvikio(IoPeer):
         self.file.close()
 
 
-ROWS = [Threads, Futures, Batches, CuFileThreads, CuFileFutures, CuFileBatches, Plain, Kvikio]
+class KvikioCuFile(Kvikio):
+    key, name, xfer, caches = "kvikio_cufile", "kvikio cuFile", "gpu", CuFile.caches
+    setting = "the same by cuFile, which is given transfers of every size"
+    options = {"compat_mode": "AUTO", "gds_threshold": 0}  # which would send those of less than 16 KiB by POSIX
+
+    @classmethod
+    def lacks(cls):
+        return CuFile.lacks()
+
+
+ROWS = [Threads, Futures, Batches, CuFileThreads, CuFileFutures, CuFileBatches, Plain, Kvikio, KvikioCuFile]
 
 
 def rows_for(xfer, submit, cache, on_gpu):

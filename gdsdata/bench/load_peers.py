@@ -11,7 +11,7 @@ import threading
 
 import torch
 
-from . import case, device
+from . import case, device, kvikio_ways
 from .data import read_exactly
 
 WHOLE = ""  # the name of a tensor that is the whole file's data
@@ -110,16 +110,11 @@ class Kvikio(LoadPeer):
 
     def load(self):
         import kvikio
-        import kvikio.defaults
 
-        options = dict(self.options)
-        if "compat_mode" in options:
-            options["compat_mode"] = getattr(kvikio.CompatMode, options["compat_mode"])
-        if options:
-            kvikio.defaults.set(options)
-        self.path = "POSIX" if kvikio.defaults.is_compat_mode_preferred() else "cuFile"
+        kvikio_ways.configure(self.options)
         tensor, source = self.buffer(), self.source
         with kvikio.CuFile(source.path, "r") as file:
+            self.path = kvikio_ways.way(file, device.is_cuda(self.device), writes=False)
             got = file.read(tensor, source.bytes, source.start)
         if got != source.bytes:
             raise EOFError(f"{source.path}: kvikio read {got:,} of {source.bytes:,} bytes")

@@ -215,8 +215,13 @@ def spread(row):
 def cells(row, columns):
     if row["error"]:
         return [row["name"], "FAILED", *["-"] * (len(columns) - 1)]
-    name = row["name"] + (" (cut off)" if row.get("cut") and row["cache"] == "cold" else "")
-    return [name, *(cell(row) for _, cell in columns)]
+    return [shown_name(row), *(cell(row) for _, cell in columns)]
+
+
+def shown_name(row):
+    """With what a reader has to know before its figures."""
+    cut = " (cut off)" if row.get("cut") and row["cache"] == "cold" else ""
+    return row["name"] + cut + (" (page cache)" if row.get("through_cache") else "")
 
 
 def answers_of(results):
@@ -476,7 +481,11 @@ def io_notes(results):
         "are synced once at the end; those of gdsdata.Engine.write (futures) each by itself, as its promise is."
     )
     yield (
-        f"{COLD_NOTE} Warm: the whole file was read once. x limit: the kernel's native AIO from one thread, the same "
+        f"{COLD_NOTE} What a row left of the file in the page cache is looked at after each run past it: one that left "
+        "more than 2% of what it moved is marked (page cache)."
+    )
+    yield (
+        "Warm: the whole file was read once. x limit: the kernel's native AIO from one thread, the same "
         "transfers, as many in flight; warm, a memory copy by two threads (what stays in a CPU cache can pass it), to "
         "a GPU a pinned copy."
     )
@@ -529,7 +538,7 @@ def plot(results, path):
             axis.axvline(limit, color=LIMIT, linestyle="--", linewidth=1.2, zorder=0)
             largest = max(largest, limit)
         axis.set_xlim(0, largest * 1.22)
-        axis.set_yticks(range(len(rows)), [row["name"] for row in rows], fontsize=8)
+        axis.set_yticks(range(len(rows)), [shown_name(row) for row in rows], fontsize=8)
         axis.set_ylim(len(rows) - 0.4, -0.6)
         axis.tick_params(axis="x", labelsize=8)
         axis.set_title(title, loc="left", fontsize=10, fontweight="bold", pad=8)

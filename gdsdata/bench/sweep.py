@@ -16,6 +16,8 @@ def grids(results):
     """{(what is read or written, state of the page cache): {row's name: {depth: [(I/O bytes, its GiB/s)]}}}"""
     found = {}
     for row in results["rows"]:
+        if row.get("through_cache"):  # where it was to go past it: no point of that state
+            continue
         lines = found.setdefault((row["data"], row["cache"]), {}).setdefault(row["name"], {})
         if row["gb_per_s"]:
             rates = {name: rate * 1e9 / 2**30 for name, rate in row["gb_per_s"].items()}

@@ -7,7 +7,7 @@ import os
 
 import torch
 
-from . import case, device, latency_peers
+from . import case, device, kvikio_ways, latency_peers
 from .io_peers import CuFile
 from .latency_peers import LatencyPeer, OursEngine
 from .load_peers import KvikioTuned
@@ -67,10 +67,7 @@ class Kvikio(Library):
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
-        import kvikio.defaults
-
-        kvikio.defaults.set(KvikioTuned.options)
-        self.way = "POSIX" if kvikio.defaults.is_compat_mode_preferred() else "cuFile"
+        kvikio_ways.configure(KvikioTuned.options)
         self.tensor = self.empty()
 
     def read(self):
@@ -85,7 +82,9 @@ class Kvikio(Library):
     def opened(self, path, mode):
         import kvikio
 
-        return kvikio.CuFile(path, mode)
+        file = kvikio.CuFile(path, mode)
+        self.way = kvikio_ways.way(file, device.is_cuda(self.device), mode != "r")
+        return file
 
     def plain(self, tensor):
         return tensor if device.is_cuda(self.device) else tensor.numpy()
@@ -95,13 +94,6 @@ class Kvikio(Library):
             raise OSError(f"{self.path}: kvikio moved {moved:,} of {self.tensor_bytes:,} bytes")
 
 
-def cufile_way():
-    """What moves bytes where a library was told to use cuFile, and does not count them."""
-    from gdsdata.engine import cufile_dma_is_possible
-
-    return "cuFile" if cufile_dma_is_possible() else "cuFile, compatibility mode"
-
-
 class TorchGds(Library):
     key, name = "torch_gds", "torch.cuda.gds"
     setting = "torch.cuda.gds.GdsFile.load_storage into, save_storage out of registered memory that is kept; then fsync"
@@ -109,7 +101,7 @@ class TorchGds(Library):
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
-        self.way, self.tensor = cufile_way(), self.empty()
+        self.way, self.tensor = kvikio_ways.cufile_way(), self.empty()
         torch.cuda.gds.gds_register_buffer(self.tensor.untyped_storage())
 
     def read(self):
@@ -174,7 +166,7 @@ class DeepNvmeGds(DeepNvme):
     devices = ("cuda",)
 
     def locked_memory(self):
-        self.way = cufile_way()
+        self.way = kvikio_ways.cufile_way()
         memory = self.empty()
         self.handle.pin_device_tensor(memory)
         return memory
