@@ -155,7 +155,10 @@ class Process:
             "served": {"direct": 10**8}, "path": "",
         }  # fmt: skip
 
-    def end(self):
+    def dismiss(self):
+        pass
+
+    def end(self, within_s):
         pass
 
 

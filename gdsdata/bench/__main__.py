@@ -30,12 +30,19 @@ def measure(config):
     except (ValueError, data.DataError, FileNotFoundError) as error:
         print(f"gdsdata.bench: {error}", file=sys.stderr)
         status = 2
+    if status == case.INTERRUPTED:
+        interrupted()
     sys.exit(status)
 
 
 def end(number, _):
     """As Ctrl-C does: what the run has made is removed on the way out."""
     sys.exit(128 + number)
+
+
+def interrupted():
+    print("gdsdata.bench: interrupted", file=sys.stderr)
+    sys.exit(128 + signal.SIGINT)
 
 
 def main():
@@ -46,7 +53,10 @@ def main():
     register()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, end)
-    hydra.main(version_base="1.3", config_path=str(folder), config_name="config")(measure)()
+    try:
+        hydra.main(version_base="1.3", config_path=str(folder), config_name="config")(measure)()
+    except KeyboardInterrupt:
+        interrupted()
 
 
 if __name__ == "__main__":

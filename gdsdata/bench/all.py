@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from gdsdata.options import EngineOptions
 
-from . import case_settings, measure, report
+from . import case, case_settings, measure, report
 from .io import ended_in_order
 from .tune import quoted
 
@@ -28,6 +29,7 @@ LAST_LINES = 3  # of that, where it left nothing else
 class All:
     def __init__(self, settings, folder, progress):
         self.settings, self.folder, self.progress = settings, Path(folder), progress
+        self.broken_off = False
 
     def measure(self):
         with ended_in_order():
@@ -53,14 +55,23 @@ class All:
         for place, name in enumerate(names):
             self.progress.say(f"case={name}, {place + 1} of {len(names)}")
             row, found = self.one_case(name)
+            if self.broken_off and not has_report(found):
+                break
             results["rows"].append(row)
             if found:
                 results["device"] = found.get("device", results["device"])
                 results["notes"] += [f"{name}: {note}" for note in worth_telling(found)]
-            # What is done stays, if the rest is broken off.
+            # What is done stays, if the rest is killed.
             (self.folder / "results.json").write_text(json.dumps(results, indent=1))
+            if self.broken_off:
+                break
+        if self.broken_off:
+            if not results["rows"]:
+                raise KeyboardInterrupt
+            results["notes"].insert(0, report.BROKEN_OFF)
         verified = [row["verified"] for row in results["rows"] if row["verified"] is not None]
         return results | {
+            "broken_off": self.broken_off,
             "seconds": time.monotonic() - started,
             "verified": not any(row["error"] for row in results["rows"]) and (all(verified) if verified else None),
         }
@@ -77,12 +88,13 @@ class All:
         found, error = None, None
         with contextlib.suppress(OSError, ValueError):
             found = json.loads((folder / "results.json").read_text())
-        if found is None or "verified" not in found:
+        if not has_report(found):
             lines = (folder / OUTPUT).read_text(errors="replace").strip().splitlines()[-LAST_LINES:]
             error = f"it ended with {status} before its report: {' / '.join(lines)}"
         elif status:
             failed = dict.fromkeys(f"{row['name']}: {row['error']}" for row in found["rows"] if row["error"])
-            error = "; ".join(failed) or f"it ended with {status}; see {name}/{OUTPUT}"
+            told = None if status == case.INTERRUPTED else f"it ended with {status}; see {name}/{OUTPUT}"
+            error = "; ".join(failed) or told
         row = {
             "data": name, "dtype": "", "cache": "", "key": "gdsdata", "name": name, "setting": description(name),
             "folder": name, "command": ["python", *command[1:]], "status": status, "error": error,
@@ -119,7 +131,10 @@ class All:
         paths = [str(Path(__file__).resolve().parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
         with open(output, "wb") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=subprocess.PIPE, env=environment)
+            # In a session of its own: Ctrl-C is passed on to it, once, and it writes its report.
+            process = subprocess.Popen(
+                command, stdout=log, stderr=subprocess.PIPE, env=environment, start_new_session=True
+            )
 
             def pass_on():
                 for line in process.stderr:
@@ -130,6 +145,10 @@ class All:
             passing = threading.Thread(target=pass_on)
             passing.start()
             try:
+                return process.wait()
+            except KeyboardInterrupt:
+                self.broken_off = True
+                process.send_signal(signal.SIGINT)
                 return process.wait()
             finally:
                 if process.poll() is None:  # this one was told to end
@@ -157,7 +176,7 @@ def summary(found):
         "title": None, "ours": None, "gb_per_s": None, "best_peer": None, "ratio_to_best_peer": None,
         "ratio_to_limit": None, "tables": 0, "ratios_to_best_peer": [], "ratios_to_limit": [],
     }  # fmt: skip
-    if not found or "verified" not in found:
+    if not has_report(found):
         return said
     tables = report.layout(found["case"]).tables(found)
     said["tables"] = len(tables)
@@ -177,10 +196,15 @@ def summary(found):
 
 def worth_telling(found):
     """Lines of a case for the notes of all: what it answers, and what makes its figures doubtful."""
-    if "verified" not in found:
+    if not has_report(found):
         return []
     answers = [f"{heading}: {text}" for heading, text, _ in report.answers_of(found)]
     return answers + [note for note in found["notes"] if note.startswith("Other programs")]
+
+
+def has_report(found):
+    """Whether a case came to its end, or so far that it reports what it has: before that, results.json has less."""
+    return bool(found) and "verified" in found
 
 
 def best_of_ours(rows):

@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import importlib.util
 import json
+import signal
 import statistics
 import sys
 import time
@@ -12,13 +13,15 @@ from pathlib import Path
 
 from . import limits, measure, report
 from .device import is_cuda
-from .process import RowFailed, RowProcess
+from .process import ENDING_SECONDS, RowFailed, RowProcess, without_interrupts
 
 COLD_MEANS = 0.02  # a cold run starts with no more than this share of the files resident
 WARM_MEANS = 0.999
 BUSY_CORES = 0.25
 IN_MEMORY = ("tmpfs", "ramfs")
 MOST_DEPTH = 1024  # of the O_DIRECT reads that are measured as a limit
+INTERRUPTED = 128 + signal.SIGINT  # as a shell says it
+PATIENCE_SECONDS = 2  # with rows that are in the middle of something when the bench is interrupted
 
 
 class Row:
@@ -95,6 +98,7 @@ class Case:
         self.notes = []
         self.busy = []  # (cores that other programs used, during which table)
         self.processes = {}
+        self.broken_off = False
 
     # What each case has of its own:
 
@@ -142,8 +146,8 @@ class Case:
     # What is shared:
 
     def measure(self):
-        """Everything; the results as one plain dict."""
-        started = time.monotonic()
+        """Everything; the results as one plain dict. Interrupted: the tables that have figures, if there are any."""
+        started, ending_s = time.monotonic(), ENDING_SECONDS
         results = {
             "schema": report.SCHEMA,
             "case": self.case.name,
@@ -170,16 +174,22 @@ class Case:
                 if not results["rows"]:
                     wanted = f"case.rows={self.case.rows}, case.cache={self.case.cache}, device.name={self.device}"
                     raise ValueError(f"{wanted}: nothing to measure. {' '.join(self.notes)}".rstrip())
+            except KeyboardInterrupt:
+                ending_s = PATIENCE_SECONDS
+                if not results["rows"]:
+                    raise
+                self.broken_off = True
+                self.progress.say("broken off: what was measured is reported")
             finally:
-                for process in self.processes.values():
-                    process.end()
+                self.end_processes(ending_s)
         if self.busy:
             self.notes.append(
                 f"Other programs kept up to {max(self.busy)[0]:.1f} cores busy during "
                 f"{'; '.join(name for _, name in self.busy)}: take the figures with care, and those of rows with "
                 "several threads or workers most of all."
             )
-        results["notes"] = list(dict.fromkeys(self.notes))
+        results["broken_off"] = self.broken_off
+        results["notes"] = list(dict.fromkeys([report.BROKEN_OFF] * self.broken_off + self.notes))
         results["seconds"] = time.monotonic() - started
         results["verified"] = bool(results["rows"]) and all(row["verified"] for row in results["rows"])
         return results
@@ -188,6 +198,15 @@ class Case:
         if name not in self.processes:
             self.processes[name] = RowProcess(self.log)
         return self.processes[name]
+
+    def end_processes(self, within_s):
+        """All at once, for some take their time."""
+        ends = time.monotonic() + within_s
+        with without_interrupts():
+            for process in self.processes.values():
+                process.dismiss()
+            for process in self.processes.values():
+                process.end(max(0.0, ends - time.monotonic()))
 
     def caches(self, source):
         """The states of the page cache that the source can have here."""
@@ -237,8 +256,10 @@ class Case:
             found = self.time_table(table)
             results["limits"][source.kind][table.name] = found
             results["rows"] += self.compared(table, *self.limit_for(table, found))
-            # What is done stays, if the rest is broken off.
+            # What is done stays, if the rest is killed.
             (self.folder / "results.json").write_text(json.dumps(results | {"notes": self.notes}, indent=1))
+            if self.broken_off:
+                raise KeyboardInterrupt
 
     def start(self, source, names):
         """{key: what its process says of the row, or RowFailed}; all at once, for their imports take the time."""
@@ -288,7 +309,19 @@ class Case:
 
     def time_table(self, table):
         """Fills the rows' runs, and returns the limits measured between them."""
-        source, turns = table.source, []
+        turns = []
+        try:
+            self.take_turns(table, turns)
+        except KeyboardInterrupt:
+            whole = min((len(row.runs) for row in table.rows if not row.error), default=0)
+            if not whole:
+                raise
+            self.broken_off = True
+            self.notes.append(f"{table.full_name}: broken off after {whole} of {self.case.repeats} turns.")
+        self.note_surroundings(table)
+        return limits.over_turns(turns)
+
+    def take_turns(self, table, turns):
         with self.progress.count(table.full_name, (len(table.rows) + 1) * self.case.repeats) as advance:
             for _ in range(self.case.repeats):
                 turns.append(self.take_limits(table, self.case.limit_seconds / self.case.repeats))
@@ -296,13 +329,11 @@ class Case:
                 for row in table.rows:
                     if not row.error:
                         try:
-                            row.process.ask("prepare", touched_bytes=self.touched_bytes(source))
+                            row.process.ask("prepare", touched_bytes=self.touched_bytes(table.source))
                             row.runs.append(self.run(row))
                         except RowFailed as failed:
                             row.error = str(failed)
                     advance(1)
-        self.note_surroundings(table)
-        return limits.over_turns(turns)
 
     def note_surroundings(self, table):
         """What of the page cache and of other programs a reader of the table should know."""
@@ -381,5 +412,7 @@ def main(settings, folder):
         console.print(
             f"FAILED: {kind}, {name}: {error}", style="bold red", markup=False, highlight=False, soft_wrap=True
         )
-    print(f"Report: {written}")
+    print(f"Report: {written}", flush=True)
+    if results["broken_off"]:
+        return INTERRUPTED
     return 1 if failures or results["verified"] is False else 0  # None: that was not wanted

@@ -1,8 +1,10 @@
 """The process of one row (row.py), seen from the bench."""
 
+import contextlib
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -13,8 +15,22 @@ from . import measure
 SAMPLING_SECONDS = 0.02
 
 
+ENDING_SECONDS = 10
+
+
 class RowFailed(Exception):
     pass
+
+
+@contextlib.contextmanager
+def without_interrupts():
+    """Ctrl-C waits until this is over. A process that is started in it never sees one, and nor do those of its own: a
+    terminal tells all of them at once, and it is the bench that ends them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class RowProcess:
@@ -24,14 +40,15 @@ class RowProcess:
         package_parent = str(Path(__file__).resolve().parents[2])
         paths = [package_parent, *filter(None, [os.environ.get("PYTHONPATH")])]
         self.log = log
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "gdsdata.bench.row"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-            bufsize=0,
-        )
+        with without_interrupts():
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "gdsdata.bench.row"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+                bufsize=0,
+            )
         self.pending = b""
         self.peak_bytes = 0
 
@@ -81,10 +98,14 @@ class RowProcess:
         result["peak_bytes"] = self.peak_bytes - before
         return result | opened
 
-    def end(self):
+    def dismiss(self):
+        """It ends when it has done what it was told last."""
         self.process.stdin.close()
+
+    def end(self, within_s=ENDING_SECONDS):
+        self.dismiss()
         try:
-            self.process.wait(10)
+            self.process.wait(within_s)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()

@@ -8,6 +8,7 @@ import time
 
 from . import page, sweep
 
+BROKEN_OFF = "This run was broken off (Ctrl-C): what it had not measured by then is missing."
 SCHEMA = 2  # of results.json (docs/bench_results.md): raised when a field changes its meaning or goes
 
 # (heading, its cell); the rates of a row have one spread, in whichever unit.
@@ -271,6 +272,7 @@ def heading(results):
         "",
         f"{results['when']}, {results['seconds']:.0f} s, `{' '.join(results['command'])}`",
         "",
+        *([f"**{BROKEN_OFF}**", ""] if results.get("broken_off") else []),
         f"- Machine: {machine['cpu']}{' (virtual)' if machine['virtual'] else ''}, {machine['cores']} cores, "
         f"{memory:.0f} GiB, kernel {machine['kernel']}, load {machine['load_before']:.1f} before the run",
         f"- Device: {device_text(results['device'])}",

@@ -24,7 +24,7 @@ import torch
 from . import case, data, measure, startup_peers
 from .io import ended_in_order
 from .own_folder import OwnFolder
-from .process import RowFailed
+from .process import RowFailed, without_interrupts
 from .startup_peers import OWN_PARTS, PARTS
 
 FOLDER = "startup"  # within data.folder
@@ -104,7 +104,10 @@ class Script:
             checked["checked_bytes"] += check(self.start())
         return checked
 
-    def end(self):
+    def dismiss(self):
+        pass
+
+    def end(self, within_s=0):
         pass
 
     def start(self):
@@ -115,12 +118,14 @@ class Script:
         environment.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package has its modules compiled
         command = [sys.executable, str(SCRIPT), json.dumps(self.told)]
         spawned = time.monotonic()
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self.log, env=environment)
+        with without_interrupts():
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self.log, env=environment)
         try:
             output, _ = process.communicate(timeout=SLOWEST_S)
         except BaseException as error:
             process.kill()
-            process.communicate()
+            process.wait()
+            process.stdout.close()  # not read to its end, which its workers would keep open for seconds
             if not isinstance(error, subprocess.TimeoutExpired):
                 raise
             raise RowFailed(f"no first step within {SLOWEST_S} s: the script was ended") from None

@@ -1,0 +1,196 @@
+"""Ctrl-C on the bench: one line at its end, nothing left behind, and a report of what was measured until then."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from helpers import eventually
+from test_bench import REPOSITORY, results_in, small
+from test_bench_all import case_results
+
+from gdsdata.bench import all as bench_all
+from gdsdata.bench import case, case_settings, latency, process, report, startup
+
+SIGINT_BIT = 1 << (signal.SIGINT - 1)
+LATENCY = ["case=latency", "case.rows=[python,gdsdata]", "case.sizes_bytes=[4096,8192,16384,32768]", "case.repeats=1"]
+LATENCY += ["case.iterations=1000000", "case.run_seconds=1", "case.limit_seconds=0.1", "case.work=[write]"]
+ONE_ROW = {"case_work": ["read"], "case_cache": ["warm"], "case_rows": ["python"]}
+QUICK = ["quick=true", "data.size_bytes=4194304"]
+
+
+class Bench:
+    """A run of the bench that can be interrupted as a terminal does: with all that it has started."""
+
+    def __init__(self, tmp_path, *settings):
+        self.out, self.data = tmp_path / "out", tmp_path / "data"
+        command = [sys.executable, "-m", "gdsdata.bench", "device=cpu", *settings]
+        command += [f"data.folder={self.data}", f"hydra.run.dir={self.out}"]
+        paths = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+        self.said = tmp_path / "said"
+        with default_interrupts(), open(self.said, "w") as said:
+            self.process = subprocess.Popen(
+                command, cwd=tmp_path, env=environment, stdout=said, stderr=said, start_new_session=True
+            )
+
+    def interrupt_when(self, condition):
+        """Its status and what it has said."""
+        try:
+            assert eventually(condition, timeout_s=60), "it has come so far"
+            time.sleep(0.3)
+            os.killpg(self.process.pid, signal.SIGINT)
+            status = self.process.wait(30)
+        finally:
+            self.process.kill()
+            self.process.wait()
+        return status, self.said.read_text()
+
+
+class default_interrupts:
+    """A shell that runs the tests in the background has had its processes ignore them."""
+
+    def __enter__(self):
+        self.before = signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def __exit__(self, *_):
+        signal.signal(signal.SIGINT, self.before)
+
+
+def blocks_interrupts(pid):
+    with open(f"/proc/{pid}/status") as status:
+        (mask,) = [line.split()[1] for line in status if line.startswith("SigBlk:")]
+    return bool(int(mask, 16) & SIGINT_BIT)
+
+
+def test_what_was_measured_is_reported_and_the_end_is_one_line(tmp_path):
+    run = Bench(tmp_path, *LATENCY)
+    status, said = run.interrupt_when((run.out / "results.json").exists)
+    assert status == 130 and said.splitlines()[-1] == "gdsdata.bench: interrupted"
+    assert "Traceback" not in said + (run.out / "rows.log").read_text()
+    results = results_in(run.out)
+    kinds = {row["data"] for row in results["rows"]}
+    assert results["broken_off"] is True and "write 4 KiB" in kinds and "write 32 KiB" not in kinds
+    written = (run.out / "report.md").read_text()
+    assert report.BROKEN_OFF in written and "| 4 KiB |" in written and (run.out / "report.html").exists()
+    assert (run.out / "results.png").read_bytes().startswith(b"\x89PNG")
+    assert os.listdir(run.data) == [], "its files are gone"
+
+
+def test_where_nothing_was_measured_the_line_is_all(tmp_path):
+    run = Bench(tmp_path, *LATENCY)
+    status, said = run.interrupt_when(lambda: (run.data / "latency").exists())
+    assert status == 130 and said.splitlines()[-1] == "gdsdata.bench: interrupted"
+    assert "Traceback" not in said + (run.out / "rows.log").read_text()
+    assert not (run.out / "report.md").exists() and os.listdir(run.data) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [
+    ["case=loader", "data=tokens", "case.rows=[dataloader_2]"],
+    ["case=startup", "case.rows=[dataloader_2]", "case.workers=[2]", "case.state_bytes=[0]"],
+], ids=lambda settings: settings[0])  # fmt: skip
+def test_workers_of_a_row_say_nothing_either(tmp_path, settings):
+    run = Bench(tmp_path, *QUICK, *settings, "case.repeats=50", "case.cache=[warm]")
+    status, said = run.interrupt_when(lambda: (run.out / "rows.log").exists() and time.sleep(6) is None)
+    assert status == 130 and said.splitlines()[-1] == "gdsdata.bench: interrupted"
+    assert "Traceback" not in said + (run.out / "rows.log").read_text()
+
+
+def test_a_rows_process_leaves_interrupts_to_the_bench(tmp_path):
+    with open(tmp_path / "log", "wb") as log:
+        row = process.RowProcess(log)
+        try:
+            os.kill(row.process.pid, signal.SIGINT)
+            assert row.ask("device", device="cpu")
+            assert blocks_interrupts(row.process.pid) and not blocks_interrupts(os.getpid())
+        finally:
+            row.end()
+    assert (tmp_path / "log").read_bytes() == b""
+
+
+def test_a_starting_script_leaves_interrupts_to_the_bench(tmp_path, monkeypatch):
+    shows = tmp_path / "shows.py"
+    shows.write_text("""
+import json, signal
+held = signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+print(json.dumps({"held": held}))
+""")
+    monkeypatch.setattr(startup, "SCRIPT", shows)
+    script = startup.Script(None)
+    script.told = {}
+    assert script.start()["held"] is True
+
+
+def interrupted_at(monkeypatch, number):
+    """The bench is interrupted in the place of that run."""
+    runs, run = [], latency.Latency.run
+
+    def break_off(self, row):
+        runs.append(row)
+        if len(runs) == number:
+            raise KeyboardInterrupt
+        return run(self, row)
+
+    monkeypatch.setattr(latency.Latency, "run", break_off)
+
+
+def latency_settings(tmp_path, **fields):
+    chosen = small(tmp_path, case_settings.LatencySettings, **ONE_ROW, **fields)
+    chosen.case.iterations, chosen.case.sizes_bytes = 6, [4096, 8192]
+    return chosen
+
+
+def test_a_table_with_a_whole_turn_is_reported_with_the_turns_it_has(tmp_path, monkeypatch, capsys):
+    interrupted_at(monkeypatch, 3)
+    assert case.main(latency_settings(tmp_path, case_repeats=5), tmp_path) == 130
+    results = results_in(tmp_path)
+    (row,) = results["rows"]
+    assert len(row["runs"]) == 2 and row["latency_s"]["count"] == 12 and results["verified"]
+    assert any("read 4 KiB uint8, warm: broken off after 2 of 5 turns" in note for note in results["notes"])
+    assert f"Note: {report.BROKEN_OFF}" in capsys.readouterr().out.replace("\n", " ")
+
+
+def test_a_table_without_a_whole_turn_is_not_reported(tmp_path, monkeypatch):
+    interrupted_at(monkeypatch, 2)
+    assert case.main(latency_settings(tmp_path, case_repeats=1), tmp_path) == 130
+    assert [row["data"] for row in results_in(tmp_path)["rows"]] == ["read 4 KiB"]
+
+
+def test_without_any_figure_an_interrupt_stays_one(tmp_path, monkeypatch):
+    interrupted_at(monkeypatch, 1)
+    with pytest.raises(KeyboardInterrupt):
+        case.main(latency_settings(tmp_path, case_repeats=5), tmp_path)
+    assert not (tmp_path / "report.md").exists() and os.listdir(tmp_path / "data") == []
+
+
+def test_a_run_that_ends_by_itself_was_not_broken_off(tmp_path):
+    assert case.main(latency_settings(tmp_path, case_repeats=1), tmp_path) == 0
+    assert results_in(tmp_path)["broken_off"] is False
+    assert report.BROKEN_OFF not in (tmp_path / "report.md").read_text()
+
+
+def test_all_passes_it_on_once_and_its_page_has_what_is_there(tmp_path, monkeypatch):
+    """The case that is under way writes its own report, and no further one begins."""
+    interrupts = f"import os, signal; os.kill({os.getpid()}, signal.SIGINT)"
+    script = f"{interrupts}\nimport sys, time\ntry:\n    time.sleep(30)\nexcept KeyboardInterrupt:\n    sys.exit(130)"
+    begun, run = [], bench_all.All.run
+
+    def stand_in(self, command, output):
+        begun.append(output.parent.name)
+        (output.parent / "results.json").write_text(json.dumps(case_results()))
+        if len(begun) == 2:
+            return run(self, [sys.executable, "-c", script], output)
+        return 0
+
+    monkeypatch.setattr(bench_all.All, "run", stand_in)
+    chosen = small(tmp_path, case_settings.AllSettings, case_cases=["load", "latency", "io"])
+    with default_interrupts():
+        assert case.main(chosen, tmp_path) == 130
+    results = results_in(tmp_path)
+    assert begun == ["load", "latency"] == [row["name"] for row in results["rows"]]
+    assert not any(row["error"] for row in results["rows"]) and results["broken_off"] is True
+    assert report.BROKEN_OFF in (tmp_path / "report.md").read_text()
