@@ -4,9 +4,10 @@ import functools
 import re
 import time
 
+import fake_gpu
 import pytest
 import torch
-from helpers import require_direct, write_records
+from helpers import in_new_process, require_direct, write_records
 from test_fields import Members
 
 import gdsdata
@@ -29,13 +30,13 @@ from gdsdata.report import (
 )
 
 
-def records(folder, count, record_bytes, **arguments):
+def records(folder, count, record_bytes, device="cpu", **arguments):
     path = folder / "records"
     if not path.exists():
         write_records(path, count, record_bytes)
     if "options" in arguments:
         require_direct(path)
-    return GDSDataset(path, 8, Records("u1", (record_bytes,)), device="cpu", **arguments)
+    return GDSDataset(path, 8, Records("u1", (record_bytes,)), device=device, **arguments)
 
 
 def slow_disk(**more):
@@ -121,6 +122,43 @@ def test_a_slow_decoder_is_the_processor(tmp_path):
     data = GDSDataset(tmp_path / "members", 8, Members("x", contents), device="cpu", decode=decode)
     report = report_of(data, lambda batch: time.sleep(0.001))
     assert report.limiter == CPU and report.input_share > 0.5
+
+
+@pytest.fixture(scope="module")
+def fake_driver(tmp_path_factory):
+    return fake_gpu.build(tmp_path_factory.mktemp("fake_driver"))
+
+
+def over_a_link(driver, folder, bytes_per_s):
+    fake_gpu.install(driver).fake_cuda_set_link_bytes_per_s(bytes_per_s)
+    options = slow_disk(calibrate=False)
+    return report_of(records(folder, 64, 1 << 20, fake_gpu.DEVICE, shuffle=False, options=options))
+
+
+@staged
+def test_a_slow_link_is_named(tmp_path, fake_driver):
+    slow = in_new_process(over_a_link, fake_driver, tmp_path, 60_000_000)
+    assert slow.limiter == LINK and slow.input_share > 0.8 and slow.gain > 0.8
+    assert slow.bytes["direct"] == 64 << 20 and 0.05 < slow.gb_per_s < 0.1  # the last copies are still under way
+    fast = in_new_process(over_a_link, fake_driver, tmp_path, 10_000_000_000)
+    assert fast.limiter == STORAGE and fast.gb_per_s > 2 * slow.gb_per_s
+
+
+@pytest.mark.gpu
+@staged
+def test_a_link_that_others_fill_is_named(tmp_path):
+    pinned = torch.empty(64 << 20, dtype=torch.uint8, pin_memory=True)
+    there, streams = torch.empty_like(pinned, device="cuda"), [torch.cuda.Stream() for _ in range(4)]
+    list(records(tmp_path, 512, 1 << 20, "cuda", shuffle=False))  # what a first time takes is not the link's
+    data = records(tmp_path, 512, 1 << 20, "cuda", shuffle=False)
+    for stream in streams:
+        with torch.cuda.stream(stream):
+            for _ in range(250):  # for a second or two
+                there.copy_(pinned, non_blocking=True)
+    report = report_of(data)
+    assert not all(stream.query() for stream in streams), "the link was free before the end"
+    torch.cuda.synchronize()
+    assert report.limiter == LINK and report.input_share > 0.5
 
 
 @staged

@@ -142,6 +142,8 @@ class Driver {
   std::map<std::string, Fault> faults;
   int broken = kSuccess;
   uint64_t delay_us = kDelayUs;
+  uint64_t link_bytes_per_s = 0;     // 0: no limit
+  Clock::time_point link_free = {};  // from when on
   bool read_only_register = true;
   bool one_address = false;
   std::mt19937_64 random{1};
@@ -220,6 +222,12 @@ class Driver {
   void put(Stream& stream, Work work) {
     if (work.kind == Work::kCopy || work.kind == Work::kGather) {
       work.due = Clock::now() + std::chrono::microseconds(random() % (delay_us + 1));
+    }
+    if (work.kind == Work::kCopy && link_bytes_per_s > 0) {
+      const std::chrono::duration<double> takes(static_cast<double>(work.bytes) /
+                                                static_cast<double>(link_bytes_per_s));
+      link_free = std::max(link_free, Clock::now()) + std::chrono::duration_cast<Clock::duration>(takes);
+      work.due = std::max(work.due, link_free);
     }
     stream.works.push_back(std::move(work));
     changed.notify_all();
@@ -695,6 +703,7 @@ void fake_cuda_reset() {
   driver.faults.clear();
   driver.broken = kSuccess;
   driver.delay_us = kDelayUs;
+  driver.link_bytes_per_s = 0;
   driver.read_only_register = true;
   driver.one_address = false;
 }
@@ -703,6 +712,12 @@ void fake_cuda_set_delay_us(uint64_t most) {
   Driver& driver = ::driver();
   std::lock_guard lock(driver.mutex);
   driver.delay_us = most;
+}
+
+void fake_cuda_set_link_bytes_per_s(uint64_t most) {
+  Driver& driver = ::driver();
+  std::lock_guard lock(driver.mutex);
+  driver.link_bytes_per_s = most;
 }
 
 void fake_cuda_set_seed(uint64_t seed) {

@@ -23,6 +23,8 @@ void fake_cuda_break(int code);
 void fake_cuda_reset();
 // Each copy and each kernel waits up to so long before it begins.
 void fake_cuda_set_delay_us(uint64_t most);
+// All copies together move so many bytes a second at most, whatever their streams: a link. 0: as many as they can.
+void fake_cuda_set_link_bytes_per_s(uint64_t most);
 void fake_cuda_set_seed(uint64_t seed);
 // Whether memory that is mapped read-only can be registered, as attribute 113 says.
 void fake_cuda_set_read_only_register(int supported);

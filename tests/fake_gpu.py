@@ -1,0 +1,52 @@
+"""A "cuda:0" for data sets where there is no GPU: the engine over tests/cpp/fake_cuda, whose memory torch takes for the
+CPU's.
+
+Only for a process of its own (`helpers.in_new_process`): the engine looks its driver up once.
+"""
+
+import ctypes
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gdsdata import dataset, engine
+
+DEVICE = "cuda:0"
+_SOURCE = Path(__file__).parent / "cpp" / "fake_cuda.cpp"
+
+
+def build(folder: Path) -> Path:
+    """The fake driver, compiled."""
+    library = folder / "libfakecuda.so"
+    flags = ["-std=c++20", "-O2", "-fPIC", "-shared", "-pthread"]
+    subprocess.run([os.environ.get("CXX", "c++"), *flags, _SOURCE, "-o", library, "-ldl"], check=True)
+    return library
+
+
+def install(library: Path) -> ctypes.CDLL:
+    """What the fake offers its tests (tests/cpp/fake_cuda.h); from here on the engine takes it for the driver."""
+    os.environ["GDSDATA_LIBCUDA"] = str(library)
+    engine._initialise_cuda = lambda device: None
+    engine.stream_of = lambda device: 0  # the device's own
+    dataset.from_dlpack = _from_dlpack
+    fake = ctypes.CDLL(str(library))
+    fake.fake_cuda_set_link_bytes_per_s.argtypes = [ctypes.c_uint64]
+    return fake
+
+
+class _Head(ctypes.Structure):
+    """How a DLTensor begins (dlpack.h)."""
+
+    _fields_ = [("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32)]
+
+
+def _from_dlpack(capsule: Any) -> torch.Tensor:
+    pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer_of.restype, pointer_of.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    head = _Head.from_address(pointer_of(capsule, b"dltensor"))
+    assert head.device_type == 2  # kDLCUDA
+    head.device_type, head.device_id = 1, 0  # kDLCPU
+    return torch.utils.dlpack.from_dlpack(capsule)
