@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # for tools that read and do not run
     from gdsdata.options import EngineOptions
     from gdsdata.row_groups import RowGroups
     from gdsdata.tensor import Engine, read_tensor, write_tensor
+    from gdsdata.trace import profile
 
 __version__ = "0.1.0"
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "formats",
     "install_torch_hooks",
     "load",
+    "profile",
     "read_tensor",
     "record_stream",
     "save",
@@ -58,6 +60,7 @@ _HOMES = {
     "options": ("EngineOptions",),
     "row_groups": ("RowGroups",),
     "tensor": ("Engine", "read_tensor", "write_tensor"),
+    "trace": ("profile",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

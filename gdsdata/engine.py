@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -86,6 +86,10 @@ def _close_batches() -> None:
 _engines: weakref.WeakValueDictionary[tuple[int, int, EngineOptions], _engine.Engine] = weakref.WeakValueDictionary()
 _making_engine = threading.Lock()
 _warned: set[str] = set()
+# Of each worker, 2 MiB: seconds of a machine at its fastest, minutes of most.
+_MOST_SPANS = 1 << 16
+# Whose spans are kept, by name: all engines of the process that asked, until it asks for them.
+_spanned: tuple[int, list[tuple[str, _engine.Engine]]] | None = None
 
 
 def shared_engine(options: EngineOptions, device: torch.device) -> _engine.Engine:
@@ -106,9 +110,56 @@ def shared_engine(options: EngineOptions, device: torch.device) -> _engine.Engin
             fields = asdict(options)
             del fields["stall_timeout_s"], fields["calibrate"]
             engine = _engines[key] = _engine.Engine(cuda_ordinal=ordinal, **fields)
+            if _spanned is not None and _spanned[0] == os.getpid():
+                _keep_spans_of(key, engine)
     if engine.fallback_reason:
         warn_once(engine.fallback_reason)
     return engine
+
+
+def begin_spans() -> None:
+    """Keep what the workers of this process's engines do, from now on, anew."""
+    global _spanned
+    with _making_engine:
+        _spanned = (os.getpid(), [])
+        for key, engine in list(_engines.items()):
+            if key[0] == os.getpid():
+                _keep_spans_of(key, engine)
+
+
+def _keep_spans_of(key: tuple[int, int, EngineOptions], engine: _engine.Engine) -> None:
+    engine.begin_spans(_MOST_SPANS)
+    _spanned[1].append(("cpu" if key[1] < 0 else f"cuda:{key[1]}", engine))
+
+
+class WorkerSpans(NamedTuple):
+    """What one worker did.
+
+    Attributes:
+        name: its own, for people.
+        spans: "page cache", "storage" or "link", begin and end in ns on the monotonic clock, bytes delivered in it.
+            They do not overlap.
+        dropped: how many came after these.
+    """
+
+    name: str
+    spans: list[tuple[str, int, int, int]]
+    dropped: int
+
+
+def end_spans() -> list[WorkerSpans]:
+    """What was kept since `begin_spans`, of workers that did anything."""
+    global _spanned
+    with _making_engine:
+        (process, engines), _spanned = _spanned or (0, []), None
+        if process != os.getpid():
+            return []
+        found = []
+        for device, engine in engines:
+            *of_workers, of_guest = engine.end_spans()
+            found += [WorkerSpans(f"gdsdata worker {i} ({device})", *kept) for i, kept in enumerate(of_workers)]
+            found.append(WorkerSpans(f"gdsdata in whoever waits ({device})", *of_guest))
+    return [worker for worker in found if worker.spans]
 
 
 def kept_engine(options: EngineOptions, device: torch.device) -> _engine.Engine:

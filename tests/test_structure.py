@@ -115,6 +115,7 @@ MAY_IMPORT = {
         *("row_groups", "skipped", "table_batches", "calibration", "engine", "options", "errors", "report"),
     },
     "report": set(),
+    "trace": {"engine"},
     "mix": {"dataset", "order", "progress"},
     "progress": set(),
     "skipped": {"engine", "formats", "errors"},

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <numeric>
 #include <optional>
 #include <span>
 
@@ -36,6 +37,7 @@ struct RouteBytes {
     for (size_t i = 0; i < kRouteCount; ++i) bytes[i] += other.bytes[i];
     return *this;
   }
+  uint64_t total() const { return std::accumulate(bytes.begin(), bytes.end(), uint64_t{0}); }
 };
 
 // An extent of a file and the memory it is read into or written from.

@@ -416,4 +416,18 @@ EngineStatistics Engine::statistics() const {
   return summarize(counters);
 }
 
+void Engine::begin_spans(size_t most_a_worker) {
+  if (forked()) return;
+  for (auto& worker : running_->workers) worker->spans().begin(most_a_worker);
+  running_->guest->spans().begin(most_a_worker);
+}
+
+std::vector<Spans> Engine::end_spans() {
+  std::vector<Spans> spans;
+  if (forked()) return spans;
+  for (auto& worker : running_->workers) spans.push_back(worker->spans().end());
+  spans.push_back(running_->guest->spans().end());
+  return spans;
+}
+
 }  // namespace gdsdata

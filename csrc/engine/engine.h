@@ -22,6 +22,7 @@
 #include "backend/select.h"
 #include "device/device.h"
 #include "engine/group.h"
+#include "engine/spans.h"
 #include "engine/statistics.h"
 
 namespace gdsdata {
@@ -128,6 +129,10 @@ class Engine {
   const std::shared_ptr<Device>& device() const;
   uint64_t bounce_bytes() const;  // host memory that its workers take at most
   EngineStatistics statistics() const;
+  // What its workers do from now on is kept, up to so many spans of each.
+  void begin_spans(size_t most_a_worker);
+  // Of each worker, and last of whoever lent its thread.
+  std::vector<Spans> end_spans();
   bool forked() const;
 
  private:

@@ -210,9 +210,7 @@ void Worker::write_what_was_copied(bool wait) {
     try {
       if (!active.copied->done()) {
         if (!wait) return;
-        const auto asked = Clock::now();
-        active.copied->wait();
-        counters_.link_ns.add(ns_between(asked, Clock::now()));
+        wait_for_link(*active.copied);
       }
       left_.clear();
       for (const Transfer& part : parts_of(active)) {
@@ -240,7 +238,11 @@ void Worker::serve_from_memory(Active& active, std::span<const Transfer> parts) 
     left_.assign(parts.begin(), parts.end());
     return;
   }
-  active.error = page_cache_.serve(parts, part_files_, group.conversion, group.past_caches_, left_, active.bytes);
+  const auto asked = Clock::now();
+  RouteBytes bytes;
+  active.error = page_cache_.serve(parts, part_files_, group.conversion, group.past_caches_, left_, bytes);
+  active.bytes += bytes;
+  if (const uint64_t copied = bytes.total(); copied > 0) spans_.add(Work::kPageCache, asked, Clock::now(), copied);
   if (active.error) left_.clear();
 }
 
@@ -267,6 +269,14 @@ File& Worker::Active::file(uint32_t index) {
   return *files.back();
 }
 
+void Worker::wait_for_link(Event& event) {
+  const auto asked = Clock::now();
+  event.wait();
+  const auto ended = Clock::now();
+  counters_.link_ns.add(ns_between(asked, ended));
+  spans_.add(Work::kLink, asked, ended, 0);
+}
+
 // Copies end in the order in which they were asked for. Where none is under way, storage holds all the memory.
 void Worker::wait_for_staging() {
   if (copying_.empty()) {
@@ -274,9 +284,7 @@ void Worker::wait_for_staging() {
     return exchange_all(/*idle=*/true);
   }
   try {
-    const auto asked = Clock::now();
-    copying_.front().event->wait();
-    counters_.link_ns.add(ns_between(asked, Clock::now()));
+    wait_for_link(*copying_.front().event);
   } catch (const Failure&) {  // the device is lost: whoever uses it next is told
   }
   reclaim_staging();
@@ -396,7 +404,12 @@ bool Worker::exchange(Lane& lane, std::chrono::milliseconds patience) {
   size_t count = reap(lane, few, few > 1 ? std::min(patience, kFewReapTimeout) : patience);
   if (count == 0 && few > 1) count = reap(lane, 1, patience);
   lane.in_flight -= count;
-  counters_.storage_ns.add(ns_between(asked, Clock::now()));
+  const auto ended = Clock::now();
+  counters_.storage_ns.add(ns_between(asked, ended));
+  RouteBytes bytes;
+  for (size_t i = 0; i < count; ++i) bytes += completions_[i].bytes;
+  const bool looked = taken + count == 0 && patience.count() == 0;  // and found nothing
+  if (!looked) spans_.add(Work::kStorage, asked, ended, bytes.total());
   for (size_t i = 0; i < count; ++i) completed(lane, completions_[i]);
   return taken + count > 0;
 }

@@ -18,6 +18,7 @@
 #include "backend/page_cache.h"
 #include "base/extent_math.h"
 #include "engine/engine.h"
+#include "engine/spans.h"
 #include "engine/staging.h"
 
 namespace gdsdata {
@@ -33,6 +34,7 @@ class Worker {
   bool help(Priority lowest);
 
   const WorkerCounters& counters() const { return counters_; }
+  SpanLog& spans() { return spans_; }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -79,6 +81,7 @@ class Worker {
   std::span<Transfer> for_staging(Active& active, std::span<Transfer> parts);
   std::optional<Error> open_files(Active& active, std::span<const Transfer> parts);
   void serve_from_memory(Active& active, std::span<const Transfer> parts);
+  void wait_for_link(Event& event);
   void wait_for_staging();
   void reclaim_staging();
   void request(Active& active, std::span<const Transfer> left);
@@ -106,6 +109,7 @@ class Worker {
   const bool staged_;  // the processor cannot write the device
   PageCache page_cache_;
   WorkerCounters counters_;
+  SpanLog spans_;
 
   std::unique_ptr<Stream> stream_;
   std::unique_ptr<Staging> staging_;

@@ -171,6 +171,19 @@ py::dict to_dict(const PrefetchStatistics& statistics) {
   return result;
 }
 
+// Of each worker its spans (what, begin and end in ns, bytes), and how many there were besides.
+py::list to_list(const std::vector<Spans>& of_workers) {
+  py::list result;
+  for (const Spans& of_worker : of_workers) {
+    py::list spans;
+    for (const Span& span : of_worker.spans) {
+      spans.append(py::make_tuple(kWorkNames[static_cast<size_t>(span.work)], span.begin_ns, span.end_ns, span.bytes));
+    }
+    result.append(py::make_tuple(spans, of_worker.dropped));
+  }
+  return result;
+}
+
 // -1: the processor, else a CUDA device.
 std::shared_ptr<Device> device_of(int cuda_ordinal) {
   return cuda_ordinal < 0 ? host_device() : cuda_device(cuda_ordinal);
@@ -405,6 +418,8 @@ PYBIND11_MODULE(_engine, module) {
       .def_property_readonly("bounce_bytes", &Engine::bounce_bytes)
       .def_property_readonly("forked", &Engine::forked)
       .def("statistics", [](const Engine& engine) { return to_dict(engine.statistics()); })
+      .def("begin_spans", &Engine::begin_spans, py::arg("most_a_worker"))
+      .def("end_spans", [](Engine& engine) { return to_list(engine.end_spans()); })
       .def("mark", &mark, py::arg("stream"))
       .def("read",
            [](Engine& engine, const std::string& path, uint64_t offset, uint64_t length, uintptr_t address,

@@ -770,6 +770,31 @@ TEST_F(Staged, CountsTheTimeThatItWaitsForTheLink) {
   EXPECT_LT(fast, slow / 2);
 }
 
+TEST_F(Staged, SpansHoldTheWaitForTheLink) {
+  if (real_cuda()) GTEST_SKIP() << "the link's speed is its own";
+  const TemporaryFolder folder;
+  const Bytes content = random_bytes(4 << 20, 1);
+  const auto engine = make_engine({.workers = 1, .staging_bytes = 1 << 20, .segment_bytes = 1 << 18});
+  Memory memory(*device_, content.size());
+  auto group = std::make_shared<Group>();
+  group->files = table_of({folder.write("a", content)});
+  group->transfers = {{0, 0, content.size(), memory.data()}};
+  set_delay_us(20000);
+  const double before = engine->statistics().worker_link_s;
+  engine->begin_spans(1000);
+  ASSERT_TRUE(run(engine, group));
+  int64_t link_ns = 0;
+  uint64_t bytes = 0;
+  const Spans kept = engine->end_spans().front();
+  for (const gdsdata::Span& span : kept.spans) {
+    if (span.work == Work::kLink) link_ns += span.end_ns - span.begin_ns;
+    bytes += span.bytes;
+  }
+  EXPECT_NEAR(static_cast<double>(link_ns) / 1e9, engine->statistics().worker_link_s - before, 1e-6);
+  EXPECT_GT(link_ns, 10'000'000);
+  EXPECT_EQ(bytes, content.size());
+}
+
 TEST_F(Staged, ReadsWaitForWhatStillUsesTheMemory) {
   const TemporaryFolder folder;
   const Bytes content = random_bytes(500'000, 1);

@@ -1,0 +1,52 @@
+// What a worker's time went into, span by span, for a profiler's trace: kept only while somebody asks for it.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+namespace gdsdata {
+
+enum class Work : uint8_t {
+  kPageCache,  // copying out of it
+  kStorage,    // in a backend: reading and writing, or waiting for it
+  kLink,       // waiting for copies between the host and a device
+};
+inline constexpr std::array<const char*, 3> kWorkNames = {"page cache", "storage", "link"};
+
+// On the steady clock, which is CLOCK_MONOTONIC.
+struct Span {
+  Work work;
+  int64_t begin_ns, end_ns;
+  uint64_t bytes;  // delivered in it
+};
+
+struct Spans {
+  std::vector<Span> spans;
+  uint64_t dropped = 0;  // that came when there were as many as were asked for
+};
+
+// One thread adds to it; any begins and ends it.
+class SpanLog {
+ public:
+  using Time = std::chrono::steady_clock::time_point;
+
+  void begin(size_t most);  // anew
+  Spans end();
+  void add(Work work, Time begin, Time end, uint64_t bytes) {
+    if (on_.load(std::memory_order_relaxed)) keep(work, begin, end, bytes);
+  }
+
+ private:
+  void keep(Work work, Time begin, Time end, uint64_t bytes);
+  std::atomic<bool> on_{false};
+  std::mutex mutex_;
+  size_t most_ = 0;
+  Spans kept_;
+};
+
+}  // namespace gdsdata
