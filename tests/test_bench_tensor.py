@@ -143,7 +143,7 @@ class Short(Library):
     "peer, work, said",
     [
         ("Stale", "load", "1,048,576 of 1,048,576 bytes are wrong, the first at 0"),
-        ("Short", "store", "1,048,575 bytes came on cpu, 1,048,576 were due"),
+        ("Short", "store", "the file has 1,048,575 bytes, 1,048,576 were due"),
     ],
 )
 def test_a_row_with_wrong_bytes_fails_is_not_timed_and_its_files_go(tmp_path, monkeypatch, capsys, peer, work, said):

@@ -23,6 +23,7 @@ process     the process of one row, as the bench sees it
 row         the same from inside
 kvikio_ways kvikio's settings, and what carries its bytes
 device      the GPU: context, synchronizing, pinned memory
+pieces      long tensors made, changed and compared, by several threads
 limits      what the machine can do at most
 measure     CPU time, memory, the page cache's state
 data        data sets, made or the user's own, and what their batches must be

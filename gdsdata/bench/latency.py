@@ -20,15 +20,12 @@ import torch
 
 from . import case, data, device, intervals, latency_peers, limits, measure, row
 from .own_folder import OwnFolder
+from .pieces import add_one, random_bytes, wrong_in_file, wrong_in_tensor
 
 FOLDER = "latency"  # within data.folder
 LEAST_ITERATIONS = 5  # of a run, however long they take
 REQUEST_BYTES, MOST_DEPTH = 2**20, 32  # of the O_DIRECT reads and writes that are measured as a limit
 TOUCHED_BYTES = 64 * 2**20  # and twice the tensor
-
-
-def random_bytes(count, seed):
-    return torch.from_numpy(np.random.Generator(np.random.SFC64(seed)).integers(0, 256, count, np.uint8))
 
 
 @dataclass
@@ -211,7 +208,7 @@ class LatencyRow(row.Row):
         if self.work == "write":
             # What lies behind the tensor in a file is why a write goes over its bytes, and not to a file of its own.
             os.truncate(self.path, self.tensor_bytes + (measure.PAGE if state == "in_place" else 0))
-        if check or self.work == "write":
+        if self.expected is None and (check or self.work == "write"):
             self.expected = random_bytes(self.tensor_bytes, self.seed)
         if self.work == "write":
             self.tensor = self.expected.to(self.device, copy=True)
@@ -219,21 +216,26 @@ class LatencyRow(row.Row):
         self.resident, self.cpu_used = [], 0.0
 
     def close(self):
+        self.close_peer()
+        self.expected = None
+
+    def close_peer(self):
         super().close()
-        self.tensor = self.expected = None
+        self.tensor = None
 
     def verify(self, states):
         """One read or write in each state, every byte compared with plain reading, and one more of other bytes."""
         checked = 0
-        for state in states:
-            if self.peer_class.can(self.work, state, self.tensor_bytes):
-                try:
+        try:
+            for state in states:
+                if self.peer_class.can(self.work, state, self.tensor_bytes):
                     self.get_ready(state, check=True)
                     for _ in range(2):
                         self.once()
                         checked += self.tensor_bytes
-                finally:
-                    self.close()
+                    self.close_peer()
+        finally:
+            self.close()
         return {"checked_bytes": checked}
 
     def run(self, state, iterations, warm_up, run_seconds, verify):
@@ -278,31 +280,37 @@ class LatencyRow(row.Row):
 
     def change(self):
         """Other bytes than before, in all places: those of an earlier iteration must not pass for new ones."""
-        self.expected.add_(1)
+        add_one(self.expected, None if self.work == "write" else self.path)
         if self.work == "write":
             self.tensor.add_(1)
-        else:
-            with open(self.path, "r+b", buffering=0) as file:
-                file.write(memoryview(self.expected.numpy()))
 
     def compare(self, came):
         if self.work == "write":
-            came = torch.empty(os.path.getsize(self.path), dtype=torch.uint8)
-            with open(self.path, "rb", buffering=0) as file:
-                data.read_exactly(file, came)
+            self.check_file_size()
+            wrong, first = wrong_in_file(self.path, self.expected)
             measure.drop([self.path])  # the next write must not find its pages in memory because it was looked at
-            tail = came[self.tensor_bytes :]
-            if tail.any() or len(tail) != (measure.PAGE if self.state == "in_place" else 0):
-                raise ValueError(f"{self.state}: {len(tail)} bytes lie behind the tensor, and not as they lay there")
-            came = came[: self.tensor_bytes]
+        else:
+            self.check_size(came)
+            wrong, first = wrong_in_tensor(came, self.expected)
+        if wrong:
+            raise ValueError(
+                f"{self.state}: {wrong:,} of {self.tensor_bytes:,} bytes are wrong, the first at {first:,}"
+            )
+
+    def check_file_size(self):
+        """And what lies behind the tensor."""
+        with open(self.path, "rb", buffering=0) as file:
+            size = os.path.getsize(self.path)
+            if size < self.tensor_bytes and self.state != "in_place":
+                raise ValueError(f"{self.state}: the file has {size:,} bytes, {self.tensor_bytes:,} were due")
+            file.seek(self.tensor_bytes)
+            tail = file.read()
+        if any(tail) or len(tail) != (measure.PAGE if self.state == "in_place" else 0):
+            raise ValueError(f"{self.state}: {len(tail)} bytes lie behind the tensor, and not as they lay there")
+
+    def check_size(self, came):
         wanted = torch.device(self.device)
-        if came.nbytes != self.tensor_bytes or (self.work == "read" and came.device.type != wanted.type):
+        if came.nbytes != self.tensor_bytes or came.device.type != wanted.type:
             raise ValueError(
                 f"{self.state}: {came.nbytes:,} bytes came on {came.device}, {self.tensor_bytes:,} were due on {wanted}"
-            )
-        wrong = torch.nonzero(came.cpu() != self.expected)
-        if len(wrong):
-            place = int(wrong[0])
-            raise ValueError(
-                f"{self.state}: {len(wrong):,} of {self.tensor_bytes:,} bytes are wrong, the first at {place:,}"
             )
