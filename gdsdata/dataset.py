@@ -642,8 +642,8 @@ class GDSDataset(IterableDataset):
                 segment_bytes, bounce_bytes (at most, staging memory included), bytes by route, storage_bytes (asked of
                 the disk: alignment and gaps make it more), transfers and the requests they were coalesced into,
                 segments, errors, retries (by way of the host, of what cuFile could not do), segment_latency; of all
-                workers together worker_idle_s and worker_active_s, and of the latter worker_storage_s and worker_link_s
-                (waiting for copies to or from the GPU).
+                workers together worker_idle_s and worker_active_s, and of the latter worker_storage_s, worker_link_s
+                (waiting for copies to or from the GPU) and worker_device_s (for the GPU's own work before these).
         """
         running = self._running
         if self._index is None:

@@ -137,8 +137,8 @@ class WorkerSpans(NamedTuple):
 
     Attributes:
         name: its own, for people.
-        spans: "page cache", "storage" or "link", begin and end in ns on the monotonic clock, bytes delivered in it.
-            They do not overlap.
+        spans: "page cache", "storage", "link" or "device", begin and end in ns on the monotonic clock, bytes delivered
+            in it. They do not overlap.
         dropped: how many came after these.
     """
 

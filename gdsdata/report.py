@@ -102,21 +102,23 @@ class WorkerTimes(NamedTuple):
 
     Attributes:
         active_s: doing anything at all.
-        storage_s: of that, reading, or waiting for storage. link_s: waiting for copies to the GPU. The rest is the
-            processor's: copies out of the page cache, conversions.
+        storage_s: of that, reading, or waiting for storage. link_s: waiting for copies to the GPU. device_s: waiting
+            until the GPU is done with batches whose memory comes next. The rest is the processor's: copies out of the
+            page cache, conversions.
         requests, storage_bytes: that storage was asked for.
     """
 
     active_s: float = 0.0
     storage_s: float = 0.0
     link_s: float = 0.0
+    device_s: float = 0.0
     requests: int = 0
     storage_bytes: int = 0
 
     @classmethod
     def of(cls, engine_stats: Mapping[str, Any]) -> WorkerTimes:
         """Of ``stats()["engine"]``, since the engine was made."""
-        times = (engine_stats[f"worker_{what}_s"] for what in ("active", "storage", "link"))
+        times = (engine_stats[f"worker_{what}_s"] for what in ("active", "storage", "link", "device"))
         return cls(*times, engine_stats["requests"], engine_stats["storage_bytes"])
 
     def plus(self, other: WorkerTimes) -> WorkerTimes:
@@ -136,7 +138,8 @@ class Report:
         input_share: of the steps' time, in which the loop waited for its input, 0 to 1. On a GPU the host's waiting:
             work that is queued there may go on meanwhile.
         checkpoint_share: in which saves kept it.
-        limiter: what the steps would be faster without: ``"training"`` (the input is there when it is asked for),
+        limiter: what the steps would be faster without: ``"training"`` (the input is there when it is asked for, or
+            waits for the GPU to be done with batches before it),
             ``"storage"``, ``"small reads"`` (storage, by their number), ``"link"`` (copies to the GPU), ``"CPU"``
             (copying, converting, decoding), ``"transform"``, ``"ring too small"`` or ``"checkpoints"``.
         suggestion: what would help.
@@ -225,7 +228,7 @@ def diagnose(
         input_share,
         checkpoint_share,
         limiter,
-        _SUGGESTIONS[limiter],
+        _GPU_IS_BEHIND if limiter == TRAINING and input_share >= _NOTICED else _SUGGESTIONS[limiter],
         gain,
         dict(bytes_of),
         sum(bytes_of.values()) / 1e9 / elapsed_s,
@@ -242,6 +245,8 @@ _SUGGESTIONS = {
     LINK: "copies to the GPU wait for its link: fewer bytes a sample (a smaller dtype) would help",
     CPU: "the processor copies, converts or decodes: more cores or EngineOptions.workers would help",
 }
+# The loop waits, but what it waits for is its own work of earlier steps.
+_GPU_IS_BEHIND = "the GPU is behind the loop, and batches wait for it"
 
 
 def _limiter(times: StepTimes, workers: WorkerTimes, ring_full_s: float, shuffle: str) -> str:
@@ -255,8 +260,10 @@ def _limiter(times: StepTimes, workers: WorkerTimes, ring_full_s: float, shuffle
         return TRANSFORM
     if ring_full_s > wait_s / 2:
         return RING
-    copying_s = workers.active_s - workers.storage_s - workers.link_s
-    longest_s, longest = max((workers.storage_s, STORAGE), (workers.link_s, LINK), (copying_s, CPU))
+    copying_s = workers.active_s - workers.storage_s - workers.link_s - workers.device_s
+    longest_s, longest = max(
+        (workers.storage_s, STORAGE), (workers.link_s, LINK), (workers.device_s, TRAINING), (copying_s, CPU)
+    )
     if longest_s < _SOME * elapsed_s:  # then it is what Python does with what the engine brings
         return CPU
     is_random = shuffle == "uniform" and workers.requests > 0

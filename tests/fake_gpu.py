@@ -32,8 +32,10 @@ def install(library: Path) -> ctypes.CDLL:
     engine._initialise_cuda = lambda device: None
     engine.stream_of = lambda device: 0  # the device's own
     dataset.from_dlpack = _from_dlpack
+    torch.set_num_threads(1)  # which copies batches in the place of the GPU, beside the loop
     fake = ctypes.CDLL(str(library))
     fake.fake_cuda_set_link_bytes_per_s.argtypes = [ctypes.c_uint64]
+    fake.fake_cuda_keep_busy.argtypes = [ctypes.c_int, ctypes.c_uint64]
     return fake
 
 

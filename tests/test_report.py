@@ -144,6 +144,31 @@ def test_a_slow_link_is_named(tmp_path, fake_driver):
     assert fast.limiter == STORAGE and fast.gb_per_s > 2 * slow.gb_per_s
 
 
+def over_a_busy_gpu(driver, folder, prefetch):
+    fake = fake_gpu.install(driver)
+    options = EngineOptions(workers=1, calibrate=False)
+    data = records(folder, 160, 1 << 20, fake_gpu.DEVICE, shuffle=False, prefetch=prefetch, options=options)
+    return report_of(data, lambda batch: fake.fake_cuda_keep_busy(0, 30_000))
+
+
+@staged
+@pytest.mark.parametrize("prefetch", [1, 4])
+def test_a_loop_that_waits_for_its_own_work_on_the_gpu_is_limited_by_that(tmp_path, fake_driver, prefetch):
+    report = in_new_process(over_a_busy_gpu, fake_driver, tmp_path, prefetch)
+    assert report.limiter == TRAINING and report.input_share > 0.5 and report.gain == 0
+    assert "GPU is behind" in report.suggestion
+
+
+@pytest.mark.gpu
+@staged
+def test_a_loop_that_does_not_wait_for_its_gpu_is_limited_by_that(tmp_path):
+    list(records(tmp_path, 512, 1 << 20, "cuda", shuffle=False))
+    data = records(tmp_path, 512, 1 << 20, "cuda", shuffle=False)
+    report = report_of(data, lambda batch: torch.cuda._sleep(30_000_000))  # 15 ms or more
+    torch.cuda.synchronize()
+    assert report.limiter == TRAINING and report.gain == 0
+
+
 @pytest.mark.gpu
 @staged
 def test_a_link_that_others_fill_is_named(tmp_path):
@@ -186,6 +211,8 @@ def diagnosed(input_s=5.0, training_s=5.0, transform_s=0.0, checkpoint_s=0.0, ri
     [
         (LINK, {"active_s": 8, "link_s": 6, "storage_s": 1}),
         (STORAGE, {"active_s": 8, "link_s": 1, "storage_s": 6}),
+        (TRAINING, {"active_s": 8, "device_s": 6, "link_s": 1, "storage_s": 1}),
+        (CPU, {"active_s": 8, "device_s": 2, "link_s": 2, "storage_s": 1}),
         (CPU, {"active_s": 8, "link_s": 1, "storage_s": 1}),
         (CPU, {"active_s": 0.5, "storage_s": 0.4}),  # they do next to nothing, and the loop waits
         (TRAINING, {"input_s": 0.1, "active_s": 8, "storage_s": 8}),

@@ -15,8 +15,9 @@ enum class Work : uint8_t {
   kPageCache,  // copying out of it
   kStorage,    // in a backend: reading and writing, or waiting for it
   kLink,       // waiting for copies between the host and a device
+  kDevice,     // waiting for a device's work before these copies
 };
-inline constexpr std::array<const char*, 3> kWorkNames = {"page cache", "storage", "link"};
+inline constexpr std::array<const char*, 4> kWorkNames = {"page cache", "storage", "link", "device"};
 
 // On the steady clock, which is CLOCK_MONOTONIC.
 struct Span {

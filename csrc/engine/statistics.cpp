@@ -49,6 +49,7 @@ EngineStatistics summarize(const std::vector<const WorkerCounters*>& workers) {
     sum.worker_active_s += seconds(worker->active_ns);
     sum.worker_storage_s += seconds(worker->storage_ns);
     sum.worker_link_s += seconds(worker->link_ns);
+    sum.worker_device_s += seconds(worker->device_ns);
   }
   sum.segment_latency = percentiles(workers);
   return sum;

@@ -58,6 +58,7 @@ struct WorkerCounters {
   Counter active_ns;   // the rest of the time
   Counter storage_ns;  // of that, in backends: reading and writing, or waiting for it
   Counter link_ns;     // of that, waiting for copies between the host and a device
+  Counter device_ns;   // of that, waiting for a device's work before these copies
   LatencyHistogram segment_latency;
 };
 
@@ -69,7 +70,8 @@ struct LatencySummary {
 struct EngineStatistics {
   RouteBytes bytes;
   uint64_t storage_bytes = 0, transfers = 0, requests = 0, segments = 0, errors = 0, retries = 0;
-  double worker_idle_s = 0, worker_active_s = 0, worker_storage_s = 0, worker_link_s = 0;
+  double worker_idle_s = 0, worker_active_s = 0, worker_storage_s = 0;
+  double worker_link_s = 0, worker_device_s = 0;
   LatencySummary segment_latency;
 };
 

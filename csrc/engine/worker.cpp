@@ -210,7 +210,7 @@ void Worker::write_what_was_copied(bool wait) {
     try {
       if (!active.copied->done()) {
         if (!wait) return;
-        wait_for_link(*active.copied);
+        wait_for_copy(active.segment.group->before, *active.copied);
       }
       left_.clear();
       for (const Transfer& part : parts_of(active)) {
@@ -269,9 +269,20 @@ File& Worker::Active::file(uint32_t index) {
   return *files.back();
 }
 
-void Worker::wait_for_link(Event& event) {
+// Until it is done with memory that is written next, or has written what is read: work of others, not the link's.
+void Worker::wait_for_device(const Events& uses) {
+  if (std::all_of(uses.begin(), uses.end(), [](const auto& event) { return event->done(); })) return;
   const auto asked = Clock::now();
-  event.wait();
+  for (const auto& event : uses) event->wait();
+  const auto ended = Clock::now();
+  counters_.device_ns.add(ns_between(asked, ended));
+  spans_.add(Work::kDevice, asked, ended, 0);
+}
+
+void Worker::wait_for_copy(const Events& before, Event& copied) {
+  wait_for_device(before);
+  const auto asked = Clock::now();
+  copied.wait();
   const auto ended = Clock::now();
   counters_.link_ns.add(ns_between(asked, ended));
   spans_.add(Work::kLink, asked, ended, 0);
@@ -284,7 +295,7 @@ void Worker::wait_for_staging() {
     return exchange_all(/*idle=*/true);
   }
   try {
-    wait_for_link(*copying_.front().event);
+    wait_for_copy(copying_.front().before, *copying_.front().event);
   } catch (const Failure&) {  // the device is lost: whoever uses it next is told
   }
   reclaim_staging();
@@ -344,7 +355,7 @@ void Worker::request(Active& active, std::span<const Transfer> left) {
 void Worker::request_of_device(Active& active, std::span<const Transfer> left) {
   if (!make_backend_once(device_lane_, selection_.device_backend, active)) return;
   const Group& group = *active.segment.group;
-  for (const auto& event : group.before) event->wait();
+  wait_for_device(group.before);
   ranges_.clear();
   parts_.clear();
   for (const Transfer& transfer : left) split(transfer, options_.io.request_bytes, group.conversion, parts_);
@@ -488,7 +499,7 @@ void Worker::end(Active& active) {
   if (active.place.memory != nullptr) {
     copy_to_device(active);
     if (active.copied != nullptr) {
-      copying_.push_back({active.copied, std::move(active.place)});
+      copying_.push_back({active.segment.group->before, active.copied, std::move(active.place)});
       active.place = {};
     } else if (active.place.memory != nullptr) {
       staging_->give_back(active.place);

@@ -81,7 +81,8 @@ class Worker {
   std::span<Transfer> for_staging(Active& active, std::span<Transfer> parts);
   std::optional<Error> open_files(Active& active, std::span<const Transfer> parts);
   void serve_from_memory(Active& active, std::span<const Transfer> parts);
-  void wait_for_link(Event& event);
+  void wait_for_device(const Events& uses);
+  void wait_for_copy(const Events& before, Event& copied);
   void wait_for_staging();
   void reclaim_staging();
   void request(Active& active, std::span<const Transfer> left);
@@ -114,6 +115,7 @@ class Worker {
   std::unique_ptr<Stream> stream_;
   std::unique_ptr<Staging> staging_;
   struct Copy {
+    Events before;  // what else it waits for
     std::shared_ptr<Event> event;
     Staging::Place place;
   };

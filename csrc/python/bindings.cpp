@@ -156,6 +156,7 @@ py::dict to_dict(const EngineStatistics& statistics) {
   result["worker_active_s"] = statistics.worker_active_s;
   result["worker_storage_s"] = statistics.worker_storage_s;
   result["worker_link_s"] = statistics.worker_link_s;
+  result["worker_device_s"] = statistics.worker_device_s;
   result["segment_latency"] = to_dict(statistics.segment_latency);
   return result;
 }

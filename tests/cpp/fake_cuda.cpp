@@ -82,7 +82,7 @@ struct Context {
 };
 
 struct Work {
-  enum Kind { kCopy, kGather, kRecord, kWait } kind;
+  enum Kind { kCopy, kGather, kRecord, kWait, kBusy } kind;
   std::byte* target = nullptr;
   const std::byte* source = nullptr;
   uint64_t bytes = 0;
@@ -97,6 +97,7 @@ struct Stream {
   Context* context;
   std::deque<Work> works = {};  // the front one may be running
   bool destroyed = false;
+  Clock::time_point busy_until = {};
 };
 
 struct Event {
@@ -718,6 +719,16 @@ void fake_cuda_set_link_bytes_per_s(uint64_t most) {
   Driver& driver = ::driver();
   std::lock_guard lock(driver.mutex);
   driver.link_bytes_per_s = most;
+}
+
+void fake_cuda_keep_busy(int device, uint64_t us) {
+  Driver& driver = ::driver();
+  std::lock_guard lock(driver.mutex);
+  Stream& stream = driver.defaults[device];
+  stream.busy_until = std::max(stream.busy_until, Clock::now()) + std::chrono::microseconds(us);
+  Work work{Work::kBusy};
+  work.due = stream.busy_until;
+  driver.put(stream, std::move(work));
 }
 
 void fake_cuda_set_seed(uint64_t seed) {

@@ -25,6 +25,8 @@ void fake_cuda_reset();
 void fake_cuda_set_delay_us(uint64_t most);
 // All copies together move so many bytes a second at most, whatever their streams: a link. 0: as many as they can.
 void fake_cuda_set_link_bytes_per_s(uint64_t most);
+// A program's own work, in the stream that a device has from the beginning: so long, behind what is there already.
+void fake_cuda_keep_busy(int device, uint64_t us);
 void fake_cuda_set_seed(uint64_t seed);
 // Whether memory that is mapped read-only can be registered, as attribute 113 says.
 void fake_cuda_set_read_only_register(int supported);

@@ -770,6 +770,29 @@ TEST_F(Staged, CountsTheTimeThatItWaitsForTheLink) {
   EXPECT_LT(fast, slow / 2);
 }
 
+TEST_F(Staged, TellsTheWaitForTheDevicesOwnWorkFromThatForTheLink) {
+  SKIP_WITH_REAL_CUDA();
+  const TemporaryFolder folder;
+  const Bytes content = random_bytes(4 << 20, 1);
+  const std::string path = folder.write("a", content);
+  const auto engine = make_engine({.workers = 1, .staging_bytes = 1 << 20, .segment_bytes = 1 << 18});
+  Memory memory(*device_, content.size());
+  const auto behind_work = [&](uint64_t busy_us) -> Caller {
+    FAKE(cuda, fake_cuda_keep_busy)(0, busy_us);
+    return {memory.data(), {device_->foreign_stream(0)->record()}, Priority::kTraining, {}};
+  };
+  const auto device_s = [&](const auto& call) {
+    const EngineStatistics before = engine->statistics();
+    call();
+    const EngineStatistics after = engine->statistics();
+    EXPECT_LT(after.worker_link_s - before.worker_link_s, 0.05);
+    return after.worker_device_s - before.worker_device_s;
+  };
+  EXPECT_GT(device_s([&] { read_range(*engine, path, 0, content.size(), behind_work(100'000)); }), 0.05);
+  EXPECT_GT(device_s([&] { write_range(*engine, path, 0, content.size(), behind_work(100'000)); }), 0.05);
+  EXPECT_LT(device_s([&] { read_range(*engine, path, 0, content.size(), behind_work(0)); }), 0.05);
+}
+
 TEST_F(Staged, SpansHoldTheWaitForTheLink) {
   if (real_cuda()) GTEST_SKIP() << "the link's speed is its own";
   const TemporaryFolder folder;
