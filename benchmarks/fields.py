@@ -218,7 +218,7 @@ def measured(data, title, rounds, sample_bytes):
         turn.end()
     shutil.rmtree(data.folder / "cache", ignore_errors=True)
     copy = statistics.median(copies)
-    print(f"\n{title}: {share:.0%} in the page cache; a memory copy by two threads moves {copy:.1f} GB/s\n")
+    print(f"\n{title}: {share:.0%} in the page cache; a memory copy by a thread a core moves {copy:.1f} GB/s\n")
     print("| row | samples/s | lowest, highest | GB/s as stored | of the copy | gdsdata is | served by |")
     print("|---|---|---|---|---|---|---|")
     ours = median_rate(turns[0]) if rows[0] is peers.Ours and turns[0].results else None

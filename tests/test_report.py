@@ -2,7 +2,9 @@
 
 import functools
 import re
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import fake_gpu
 import pytest
@@ -172,17 +174,26 @@ def test_a_loop_that_does_not_wait_for_its_gpu_is_limited_by_that(tmp_path):
 @pytest.mark.gpu
 @staged
 def test_a_link_that_others_fill_is_named(tmp_path):
-    pinned = torch.empty(64 << 20, dtype=torch.uint8, pin_memory=True)
-    there, streams = torch.empty_like(pinned, device="cuda"), [torch.cuda.Stream() for _ in range(4)]
     list(records(tmp_path, 512, 1 << 20, "cuda", shuffle=False))  # what a first time takes is not the link's
     data = records(tmp_path, 512, 1 << 20, "cuda", shuffle=False)
-    for stream in streams:
-        with torch.cuda.stream(stream):
-            for _ in range(250):  # for a second or two
-                there.copy_(pinned, non_blocking=True)
-    report = report_of(data)
-    assert not all(stream.query() for stream in streams), "the link was free before the end"
-    torch.cuda.synchronize()
+    over = threading.Event()
+
+    def fill_the_link():
+        pinned = torch.empty(64 << 20, dtype=torch.uint8, pin_memory=True)
+        there, stream = torch.empty_like(pinned, device="cuda"), torch.cuda.Stream()
+        while not over.is_set():
+            with torch.cuda.stream(stream):
+                for _ in range(8):
+                    there.copy_(pinned, non_blocking=True)
+            stream.synchronize()
+
+    with ThreadPoolExecutor(4) as others:
+        filling = [others.submit(fill_the_link) for _ in range(4)]
+        try:
+            report = report_of(data)
+        finally:
+            over.set()
+    assert [one.result() for one in filling] == [None] * 4
     assert report.limiter == LINK and report.input_share > 0.5
 
 

@@ -102,8 +102,8 @@ def notes(results):
     )
     yield f"{report.COLD_NOTE} The same file is read again and again."
     yield (
-        "x limit, warm: a memory copy by two threads, on a GPU a pinned copy of 256 MiB. Else: a file of the same size "
-        "by O_DIRECT through the kernel's AIO, its requests at once (1 MiB, 32 in flight at most), with nothing "
+        "x limit, warm: a memory copy by a thread a core, on a GPU a pinned copy of 256 MiB. Else: a file of the same "
+        "size by O_DIRECT through the kernel's AIO, its requests at once (1 MiB, 32 in flight at most), with nothing "
         "opened, allocated or renamed within the time."
     )
     yield report.CPU_NOTE.replace("from construction until all is closed", "of the timed calls alone")

@@ -38,9 +38,12 @@ FILES = 256  # at most so many files are opened
 WRITES = ((2**20, 32), (8 * 2**20, 8))  # (bytes of a request, in flight)
 
 
-def memory_copy(seconds, threads=2, each_bytes=128 * 2**20):
-    """GB/s (bytes copied, counted once) of `threads` threads between buffers larger than the caches, touched before."""
-    threads = min(threads, len(os.sched_getaffinity(0)))
+COPYING_THREADS = 8  # at most: with ten and twelve no more came through (benchmarks/notes/checkpoints.md)
+
+
+def memory_copy(seconds, each_bytes=64 * 2**20):
+    """GB/s (bytes copied, counted once) of a thread a core between buffers larger than the caches, touched before."""
+    threads = min(COPYING_THREADS, len(os.sched_getaffinity(0)))
     pairs = [(np.ones(each_bytes, np.uint8), np.ones(each_bytes, np.uint8)) for _ in range(threads)]
     copied = [0] * threads
     end = time.perf_counter() + seconds

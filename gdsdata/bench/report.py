@@ -394,7 +394,7 @@ def loader_notes(results):
         "samples are all over a small file, such a row reads the whole set, and finds the rest of its epoch in the "
         "page cache."
     )
-    warm = "a memory copy by two threads of the samples' bytes; what stays in a CPU cache can pass it"
+    warm = "a memory copy by a thread a core of the samples' bytes; what stays in a CPU cache can pass it"
     warm = warm if results["device"]["name"] == "cpu" else "see above"
     yield f"x limit: warm, {warm}. Cold, the faster of fetching each sample by O_DIRECT and of reading the set once."
 
@@ -413,7 +413,7 @@ def load_notes(results):
     if results["device"]["name"] != "cpu":
         yield GPU_NOTE
     else:
-        yield "x limit, warm: a memory copy by two threads."
+        yield "x limit, warm: a memory copy by a thread a core."
     yield f"{COLD_NOTE} x limit, cold: O_DIRECT reads of 1 MiB from end to end, 32 in flight."
 
 
@@ -488,8 +488,8 @@ def io_notes(results):
     )
     yield (
         "Warm: the whole file was read once. x limit: the kernel's native AIO from one thread, the same "
-        "transfers, as many in flight; warm, a memory copy by two threads (what stays in a CPU cache can pass it), to "
-        "a GPU a pinned copy."
+        "transfers, as many in flight; warm, a memory copy by a thread a core (what stays in a CPU cache can pass "
+        "it), to a GPU a pinned copy."
     )
     yield "user s, sys s: of the row's process in a run, the io_uring threads among them."
 

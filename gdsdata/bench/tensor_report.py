@@ -114,7 +114,7 @@ def notes(results):
     yield f"{report.COLD_NOTE} The same file is loaded again and again."
     yield (
         "x Python: by the row of plain Python, as DeepNVMe's `Speedup over Python`. x limit, warm: a memory copy by "
-        "two threads, on a GPU a pinned copy of 256 MiB. Else: a file of the same size by O_DIRECT through the "
+        "a thread a core, on a GPU a pinned copy of 256 MiB. Else: a file of the same size by O_DIRECT through the "
         "kernel's AIO (1 MiB, 32 in flight), synced where it is written, nothing opened or renamed within the time."
     )
     yield report.CPU_NOTE.replace("from construction until all is closed", "of the timed calls alone")
