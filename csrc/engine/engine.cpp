@@ -343,6 +343,15 @@ void Engine::submit(std::shared_ptr<Group> group) {
   running_->queue.push_fresh(segments);
 }
 
+void Engine::prepare() {
+  if (forked() || device()->host_addressable()) return;
+  auto group = std::make_shared<Group>();  // of nothing
+  group->on_done = [] {};
+  std::vector<Segment> segments(options().workers, Segment{group, 0, 0, {}, {}, false});
+  group->open_segments_ = segments.size();
+  running_->queue.push_fresh(segments);
+}
+
 bool Engine::help(Priority lowest) {
   if (!device()->host_addressable()) return false;
   std::unique_lock lock(running_->guest_mutex, std::try_to_lock);

@@ -119,6 +119,10 @@ class Engine {
   // while it waits; when that throws, what has not started is cancelled, and it is thrown on.
   void run(std::shared_ptr<Group> group, const std::function<void()>& poll = {});
 
+  // Has workers that have nothing to do take the memory that copies to the device need, which they else take when their
+  // first segment comes: the driver is slow to give it. Never blocks; an error comes with that segment.
+  void prepare();
+
   // Does a piece of the workers' work, of no lower priority, on the calling thread: copies a segment out of the page
   // cache. False where there is nothing of that kind to do, or the processor cannot write the device. For consumers
   // that would otherwise sleep, and be woken.

@@ -422,6 +422,7 @@ PYBIND11_MODULE(_engine, module) {
       .def("begin_spans", &Engine::begin_spans, py::arg("most_a_worker"))
       .def("end_spans", [](Engine& engine) { return to_list(engine.end_spans()); })
       .def("mark", &mark, py::arg("stream"))
+      .def("prepare", &Engine::prepare)
       .def("read",
            [](Engine& engine, const std::string& path, uint64_t offset, uint64_t length, uintptr_t address,
               const Mark& before, bool background) {

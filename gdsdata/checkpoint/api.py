@@ -99,6 +99,8 @@ def load(
     target = engine.resolved(device)
     reading = Reading(options or EngineOptions(), verify)
     kind = _kind_of(path)
+    if kind != "index":
+        reading.expect(os.path.getsize(path), target if into is None else _first_device(into))
     if kind == "torch" and only is None and into is None and dtype is None:
         return _load_torch(path, reading, target, weights_only)
     if isinstance(only, str):
@@ -169,6 +171,7 @@ def load_over(
             if isinstance(leaf, (Stored, torch.Tensor)) or isinstance(there[one], torch.Tensor):
                 _check_fits(path, name_of(one), there[one], leaf)
     reading = Reading(options, verify)
+    reading.expect(os.path.getsize(path), _first_device(targets))
     new: dict[torch.device, dict[Path, Stored]] = {}
     for place in places(chosen):
         target = there.get(place.path)
@@ -187,6 +190,13 @@ def load_over(
         return made.get(path, leaf)
 
     return mapped(chosen, in_its_place)
+
+
+def _first_device(nest: Any) -> torch.device:
+    """Of its tensors."""
+    tensors = (place.leaf for place in places(nest) if isinstance(place.leaf, torch.Tensor))
+    first = next(tensors, None)
+    return torch.device("cpu") if first is None else first.device
 
 
 def _like(location: str) -> torch.device:

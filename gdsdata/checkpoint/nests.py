@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 _NESTS = (dict, collections.OrderedDict, list, tuple)
 
@@ -23,8 +22,7 @@ def name_of(path: Path) -> str:
     return ".".join(map(str, path))
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Where a leaf is: ``holder[path[-1]]``; ``holder`` is None for what is no nest itself."""
 
     path: Path

@@ -163,6 +163,11 @@ class Reading:
         self._files = engine.Files()
         self.own_bytes = 0
 
+    def expect(self, size_bytes: int, device: torch.device) -> None:
+        """So much is to be read to there, from where is still looked up: its engine gets ready meanwhile."""
+        if device.type == "cuda" and size_bytes >= _BATCH_BYTES:
+            engine.kept_engine(self._options, device).prepare()
+
     def bytes_into(self, target: torch.Tensor, record: Record, offset: int, name: str) -> None:
         """``target.nbytes`` bytes from ``offset`` of the record on; ``target``: uint8, one dimension, contiguous."""
         if not engine.reaches(target.device):  # torch goes the rest of the way

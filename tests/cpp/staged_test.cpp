@@ -712,6 +712,29 @@ INSTANTIATE_TEST_SUITE_P(All, StagedOverFaults,
                                             ::testing::Values("", "seed=3,shorten=0.3,interrupt=0.2",
                                                               "seed=3,late=0.2,late_ms=1,reorder=0.5")));
 
+TEST_F(Staged, WorkersAreMadeReadyBeforeTheirFirstSegmentWhereThatIsAskedFor) {
+  if (real_cuda()) GTEST_SKIP() << "only the fake driver counts";
+  const auto objects = [] { return FAKE(cuda, fake_cuda_live_objects)(); };
+  TemporaryFolder folder;
+  const Bytes content = random_bytes(3 * kSegmentBytes, 1);
+  const auto engine = make_engine({.workers = 3});
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_EQ(objects().registrations, before_.registrations) << "memory is taken before it is needed";
+  engine->prepare();
+  engine->prepare();
+  for (int tries = 0; objects().registrations == before_.registrations && tries < 5000; ++tries) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  EXPECT_GE(objects().registrations, before_.registrations + 1);
+  Memory memory(*device_, content.size());
+  auto group = std::make_shared<Group>();
+  group->files = table_of({folder.write("a", content)});
+  group->transfers.push_back({0, 0, content.size(), memory.data()});
+  ASSERT_TRUE(run(engine, group));
+  EXPECT_EQ(memory.content(), content);
+  EXPECT_LE(objects().registrations, before_.registrations + 3 + 1) << "a worker has taken more than its own";
+}
+
 TEST_F(Staged, RefusesStagingMemoryThatHoldsNoSegment) {
   make_engine({.staging_bytes = kLeastStagingBytes});
   const Error error = error_of([&] { make_engine({.staging_bytes = kLeastStagingBytes - 1}); });
