@@ -1,5 +1,6 @@
 """`AsyncCheckpointer`: what is saved in the background comes back, errors are told, and folders stay in order."""
 
+import ctypes
 import errno
 import json
 import os
@@ -316,6 +317,22 @@ def test_a_forked_child_keeps_no_share_in_the_folder(tmp_path):
             with pytest.raises(IoError, match="saves checkpoints"):
                 second.save(2, {"a": 2}).result()  # the child's end of the lock is gone, and not its parent's
             first.close()
+            second.save(2, {"a": 2}).result()
+    finally:
+        os.write(writer, b"x")
+        os.waitpid(child, 0)
+
+
+def test_a_child_that_was_not_told_of_its_fork_keeps_no_share_in_the_folder(tmp_path):
+    first = AsyncCheckpointer(tmp_path)
+    first.save(1, {"a": 1}).result()
+    reader, writer = os.pipe()
+    if (child := ctypes.PyDLL(None).fork()) == 0:  # as between the fork and the exec of a subprocess
+        os.read(reader, 1)
+        os._exit(0)
+    try:
+        first.close()
+        with AsyncCheckpointer(tmp_path) as second:
             second.save(2, {"a": 2}).result()
     finally:
         os.write(writer, b"x")

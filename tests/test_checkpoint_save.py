@@ -168,7 +168,8 @@ def disk_of(size, folder):
     try:
         yield folder
     finally:
-        subprocess.run(["umount", folder], check=True)
+        # A file that was replaced last is closed behind its save, and keeps the file system until then.
+        assert eventually(lambda: subprocess.run(["umount", folder], capture_output=True).returncode == 0, 30)
 
 
 @pytest.fixture

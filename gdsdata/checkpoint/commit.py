@@ -63,7 +63,7 @@ class Manifest:
 
 # A forked child has a share in each lock, and would keep it when its parent lets go, or has crashed.
 _locked: weakref.WeakSet[Folder] = weakref.WeakSet()
-os.register_at_fork(after_in_child=lambda: [folder.unlock() for folder in list(_locked)])
+os.register_at_fork(after_in_child=lambda: [folder.drop_lock() for folder in list(_locked)])
 
 
 class Folder:
@@ -129,6 +129,13 @@ class Folder:
         _locked.add(self)
 
     def unlock(self) -> None:
+        """Also where a child has a share in it, which it has until it has been told of its fork, or runs a program."""
+        if self._lock is not None:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
+        self.drop_lock()
+
+    def drop_lock(self) -> None:
+        """This process's share in it."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
