@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -141,7 +140,7 @@ class _Reads:
 
     def result(self) -> tuple[dict[str, int], dict[int, Any]]:
         """Of what is done; copies to a GPU are waited for."""
-        self.exception(threading.TIMEOUT_MAX)
+        self.exception(math.inf)
         return _sum_of([read.routes() for read in self._begun]), {}
 
     def cancel(self) -> None:

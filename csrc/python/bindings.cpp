@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <map>
 #include <optional>
@@ -322,7 +323,8 @@ class BegunRead {
 
   // Whether it has ended within so long.
   bool wait(double seconds) {
-    const auto patience = std::chrono::nanoseconds(static_cast<int64_t>(seconds * 1e9));
+    constexpr double kLongest = 1e9;  // of what a duration holds
+    const auto patience = std::chrono::nanoseconds(static_cast<int64_t>(std::min(seconds, kLongest) * 1e9));
     return finished_ || finished_within(patience, check_signals);
   }
 
