@@ -12,7 +12,7 @@ from collections import namedtuple
 import numpy as np
 import pytest
 import torch
-from helpers import reading_threads, require_direct
+from helpers import exit_code_of_fork, reading_threads, require_direct
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -467,6 +467,24 @@ def test_a_stall_is_told_and_its_memory_kept(tmp_path, ends):
     gc.collect()
     assert time.monotonic() - began < 7, "it has not stalled for long enough to tell"
     assert len(lent) == 2 and all(memory() is not None for memory in lent), "the engine still writes there"
+
+
+def test_a_forked_child_does_not_wait_for_its_parents_reads(tmp_path):
+    (tmp_path / "x").write_bytes(bytes(8192))
+    require_direct(tmp_path / "x")
+    shared = engine.shared_engine(EngineOptions(direct="always", workers=1, faults="late=1,late_ms=500"), CPU)
+    target = torch.ones(8192, dtype=torch.uint8)
+    begun = shared.begin_read(
+        engine.Files().table_of({str(tmp_path / "x"): None}),
+        np.zeros(1, np.int32),
+        np.zeros(1, np.int64),
+        np.full(1, 8192),
+        np.array([target.data_ptr()], np.uint64),
+        shared.mark(0),
+        target,
+    )
+    assert exit_code_of_fork(lambda: begun.wait(20)) == 0
+    assert begun.wait(20) and not target.any()
 
 
 def test_reads_that_nobody_takes_give_their_memory_back(tmp_path):

@@ -382,6 +382,7 @@ Pending::Pending(Engine& engine, std::shared_ptr<Group> group) : engine_(engine)
 
 bool Pending::wait(std::chrono::nanoseconds patience, const std::function<void()>& poll) {
   constexpr std::chrono::milliseconds kPollInterval{50};
+  if (engine_.forked()) return false;  // nothing ends here, and locks may be held for ever
   const auto begun = std::chrono::steady_clock::now();
   auto polled = begun;
   const auto left = [&](auto now) { return patience - (now - begun); };

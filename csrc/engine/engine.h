@@ -83,7 +83,8 @@ class Pending {
   // Submits it.
   Pending(Engine& engine, std::shared_ptr<Group> group);
   bool ended() const { return state_->ended.load(std::memory_order_acquire); }
-  // Until it has ended, or `patience` is over: whether it has. Does the workers' work meanwhile. `poll` is called now
+  // Until it has ended, or `patience` is over: whether it has; false at once in a forked child. Does the workers' work
+  // meanwhile. `poll` is called now
   // and then, and what it throws is thrown on, with the group still on its way.
   bool wait(std::chrono::nanoseconds patience, const std::function<void()>& poll = {});
   // When it has ended: waits for its copies to the device, and throws the group's error as Failure.
