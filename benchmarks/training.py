@@ -36,6 +36,7 @@ from gdsdata import GDSDataset
 from gdsdata.bench import device as devices
 from gdsdata.bench import image_shards, measure
 from gdsdata.formats import Tar
+from gdsdata.integrations import dali
 
 AHEAD = 4  # batches that a loader has ready or under way, where that can be said
 SHUFFLE_BUFFER = 256  # samples, of those who mix what they read in order
@@ -141,9 +142,8 @@ def arrays_in(values, work):
     return values.reshape(-1).view(torch.int64).view(-1, work.elements)
 
 
-def gdsdata_row(work):
-    decode = {"jpg": "image"} if work.case == "images" else None
-    dataset = GDSDataset(
+def gdsdata_dataset(work, decode):
+    return GDSDataset(
         work.shards,
         work.batch,
         Tar(index_cache=None),
@@ -152,25 +152,44 @@ def gdsdata_row(work):
         drop_last=True,
         prefetch=AHEAD,
     )
+
+
+def gdsdata_row(work):
+    dataset = gdsdata_dataset(work, {"jpg": "image"} if work.case == "images" else None)
     while True:
         for batch in dataset:
             yield arrays_in(batch["bin"].values, work) if work.case == "arrays" else batch["jpg"]
 
 
-def dali_reader(work, outputs):
-    """Batches of a pipeline's one output, whose function names its reader "reader"."""
+def dali_batches(work, outputs, **epochs):
+    """Batches of a pipeline's one output; ``epochs`` tells DALI's iterator where they end."""
     from nvidia.dali import pipeline_def
     from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
     options = dict(num_threads=work.threads, device_id=devices.index(work.device), prefetch_queue_depth=AHEAD)
     pipeline = pipeline_def(batch_size=work.batch, **options)(outputs)()
+    iterator = DALIGenericIterator(pipeline, ["batch"], auto_reset=True, **epochs)
     while True:
-        for (batch,) in DALIGenericIterator(pipeline, ["batch"], reader_name="reader", auto_reset=True):
+        for (batch,) in iterator:
             yield batch["batch"]
 
 
-def dali_row(work):
+def dali_decoded(work, encoded):
     from nvidia.dali import fn, types
+
+    return fn.decoders.image(encoded, device="mixed" if work.on_gpu else "cpu", output_type=types.RGB)
+
+
+def gdsdata_dali_row(work):
+    """Encoded images out of gdsdata's pinned memory, decoded by DALI."""
+    from nvidia.dali import fn
+
+    batches = dali.source(gdsdata_dataset(work, {"jpg": "encoded"}), "jpg", prefetch_queue_depth=AHEAD)
+    return dali_batches(work, lambda: dali_decoded(work, fn.external_source(batches, batch=True, no_copy=True)))
+
+
+def dali_row(work):
+    from nvidia.dali import fn
 
     def outputs():
         stored = fn.readers.webdataset(
@@ -182,10 +201,10 @@ def dali_row(work):
             name="reader",
         )
         if work.case == "images":
-            return fn.decoders.image(stored, device="mixed" if work.on_gpu else "cpu", output_type=types.RGB)
+            return dali_decoded(work, stored)
         return stored.gpu() if work.on_gpu else stored
 
-    batches = dali_reader(work, outputs)
+    batches = dali_batches(work, outputs, reader_name="reader")
     return (arrays_in(batch, work) for batch in batches) if work.case == "arrays" else batches
 
 
@@ -196,7 +215,7 @@ def dali_numpy_row(work):
         stored = fn.readers.numpy(files=work.files, random_shuffle=True, pad_last_batch=True, name="reader")
         return stored.gpu() if work.on_gpu else stored
 
-    return dali_reader(work, outputs)
+    return dali_batches(work, outputs, reader_name="reader")
 
 
 class Files(Dataset):
@@ -286,6 +305,7 @@ DALI = "nvidia-dali-cuda130"
 ROWS = {  # by name: what pip installs, the cases, and what makes its endless batches
     "limit: ready in pinned memory": ("", ("arrays",), pinned_row),
     "gdsdata": ("", ("arrays", "images"), gdsdata_row),
+    "gdsdata, decoded by DALI": (DALI, ("images",), gdsdata_dali_row),
     "DALI readers.webdataset": (DALI, ("arrays", "images"), dali_row),
     "DALI readers.numpy": (DALI, ("arrays",), dali_numpy_row),
     "DataLoader over files": ("", ("arrays",), dataloader_row),
