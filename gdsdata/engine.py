@@ -356,13 +356,9 @@ def make_batches(
     """A prefetcher of batches of ``sample``, and the dtype of their tensors. ``owner`` is kept to the interpreter's
     end, for a daemon thread may be taking them for it.
 
-    That is ``sample.torch_dtype`` where the engine can convert on the way, else the dtype of what is stored. On a GPU
-    it is what is stored: fewer bytes over the link, and the GPU casts faster.
+    Which one that is says `conversion_on`.
     """
-    conversion = conversion_of(sample)
-    if on_cuda and conversion in _WIDENED.values():
-        conversion = "none"
-    dtype = sample.torch_dtype if conversion in _WIDENED.values() else sample.stored_torch_dtype
+    conversion, dtype = conversion_on(on_cuda, sample)
     strides, step = [], 1
     for size in sample.shape if sample.fortran_order else reversed(sample.shape):
         strides.append(step)
@@ -389,6 +385,16 @@ def make_batches(
     if owner is not None:
         _owners_of_batches.add(owner)
     return batches, dtype
+
+
+def conversion_on(on_cuda: bool, sample: Sample) -> tuple[str, torch.dtype]:
+    """What the engine does with each element of what it reads, and the dtype that comes of it: ``sample.torch_dtype``
+    where it widens them. Not to a GPU, which is sent fewer bytes and casts faster.
+    """
+    conversion = conversion_of(sample)
+    if conversion not in _WIDENED.values():
+        return conversion, sample.stored_torch_dtype
+    return ("none", sample.stored_torch_dtype) if on_cuda else (conversion, sample.torch_dtype)
 
 
 def conversion_of(sample: Sample) -> str:

@@ -116,18 +116,19 @@ class _Destination(NamedTuple):
 
 
 class _Read(NamedTuple):
-    """The memory that some fields of a batch are read to, and what the engine is asked for."""
+    """The memory that some fields of a batch are read to, what the engine is asked for, and what it makes of it."""
 
     memory: torch.Tensor
     engine: Any
     transfers: tuple[Any, ...]
+    conversion: str
 
 
 class _Reads:
     """What the engine reads of a batch while nobody waits: a `Future` of its bytes by route, and of nothing else."""
 
     def __init__(self, reads: Sequence[_Read]) -> None:
-        self._begun = [read.engine.begin_read(*read.transfers, read.memory) for read in reads]
+        self._begun = [read.engine.begin_read(*read.transfers, read.memory, read.conversion) for read in reads]
 
     def done(self) -> bool:
         return all(read.ended() for read in self._begun)
@@ -212,6 +213,7 @@ class FieldBatches(BatchesAhead):
         self._lent = lent or LentMemory(prefetch + 2)
         self._paths, self._fields = index.paths, getattr(index, "fields", ())
         self._ragged_as, self._decode, self._collate = _RAGGED_AS[ragged_as], decode, collate
+        self._conversion, self._growth = "none", 1  # by the engine, on the way: each byte stored becomes so many
         columns = range(max(1, len(self._fields)))
         on_host = [k for k in columns if host is not None and self._fields[k].name in decode]
         elsewhere = [k for k in columns if k not in on_host]
@@ -234,25 +236,21 @@ class FieldBatches(BatchesAhead):
         length_bytes = np.maximum(planned.length_bytes, 0)
         flat: dict[int, torch.Tensor] = {}
         reads = [self._read_of(planned, length_bytes, there, flat) for there in self._destinations]
-        ahead = self._has_work_ahead()
-        done = self._readers.submit(self._fetch, reads, planned, length_bytes, flat) if ahead else _Reads(reads)
+        done = self._readers.submit(self._fetch, reads, planned, length_bytes, flat) if self._ahead else _Reads(reads)
         return _Begun(planned, length_bytes, flat, done)
-
-    def _has_work_ahead(self) -> bool:
-        """Whether there is more to a batch than reading it, for a thread of its own."""
-        return bool(self._ahead)
 
     def _read_of(
         self, planned: _Planned, length_bytes: np.ndarray, there: _Destination, flat: dict[int, torch.Tensor]
     ) -> _Read:
         """Lays some fields out in memory of theirs, field after field, and puts each one's part of it into ``flat``."""
         length_bytes = length_bytes[:, there.columns]
-        field_bytes = length_bytes.sum(0)
+        result_bytes = length_bytes * self._growth
+        field_bytes = result_bytes.sum(0)
         begins = np.cumsum([0, *(-(-field_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES)])
         memory = self._memory_for(int(begins[-1]), there.device)
         for k, begin, size in zip(there.columns, begins.tolist(), field_bytes.tolist(), strict=False):
             flat[k] = memory[begin : begin + size]
-        places = begins[:-1] + np.cumsum(length_bytes, 0) - length_bytes
+        places = begins[:-1] + np.cumsum(result_bytes, 0) - result_bytes
         wanted = length_bytes > 0
         transfers = (
             self._files,
@@ -262,7 +260,7 @@ class FieldBatches(BatchesAhead):
             (memory.data_ptr() + places[wanted]).astype(np.uint64),
             there.engine.mark(engine.stream_of(there.device)),
         )
-        return _Read(memory, there.engine, transfers)
+        return _Read(memory, there.engine, transfers, self._conversion)
 
     def _memory_for(self, size_bytes: int, device: torch.device) -> torch.Tensor:
         if device.type == self._device.type == "cpu":
@@ -422,7 +420,8 @@ class WindowBatches(FieldBatches):
     ) -> None:
         super().__init__(shared, files, index, device, prefetch, stall_timeout_s, "flat", {}, lent=lent)
         self._sample = index.sample
-        self._widened_dtype = torch.empty(0, dtype=index.sample.torch_dtype).numpy().dtype
+        self._conversion, self._dtype = engine.conversion_on(device.type == "cuda", index.sample)
+        self._growth = self._dtype.itemsize // index.sample.dtype.itemsize
 
     def plan(
         self, file: np.ndarray, begin_bytes: np.ndarray, length_bytes: np.ndarray, pieces: np.ndarray, sizes: np.ndarray
@@ -432,19 +431,5 @@ class WindowBatches(FieldBatches):
             file, begin_bytes[:, None], length_bytes[:, None], np.add.reduceat(pieces, np.cumsum([0, *sizes[:-1]]))
         )
 
-    def _has_work_ahead(self) -> bool:
-        return self._device.type == "cpu"
-
-    def _fetch(
-        self, reads: list[_Read], planned: _Planned, length_bytes: np.ndarray, flat: dict[int, torch.Tensor]
-    ) -> tuple[dict[str, int], dict[int, Any]]:
-        """On the CPU tokens are widened here, by NumPy, where torch would wait for a thread on each core."""
-        bytes_of, _ = super()._fetch(reads, planned, length_bytes, flat)
-        tokens = flat[0].numpy().view(self._sample.dtype)
-        return bytes_of, {0: torch.from_numpy(tokens.astype(self._widened_dtype))}
-
     def _values_of(self, begun: _Begun) -> torch.Tensor:
-        _, widened = begun.done.result()
-        stored = begun.flat[0].view(self._sample.stored_torch_dtype)
-        tokens = widened[0] if widened else stored.to(self._sample.torch_dtype)
-        return tokens.view(-1, *self._sample.shape)
+        return begun.flat[0].view(self._dtype).to(self._sample.torch_dtype).view(-1, *self._sample.shape)

@@ -8,10 +8,11 @@ import sys
 import numpy as np
 import pytest
 import torch
+from helpers import require_direct
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gdsdata import GDSDataset
+from gdsdata import EngineOptions, GDSDataset
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.formats.fields import Field, FieldIndex
 from gdsdata.formats.index import Index
@@ -404,6 +405,21 @@ def test_a_data_set_gives_the_windows_that_the_rules_say(tmp_path, seed):
     expected = windows_by_the_rules(lengths, 16, seed)
     assert [window for batch in batches for window in batch.tolist()] == expected[: 4 * len(batches)]
     assert data.stats()["bytes"]["page_cache"] + data.stats()["bytes"]["direct"] > 0
+
+
+@pytest.mark.parametrize("direct", ["auto", "always"])
+@pytest.mark.parametrize("code", [code for code, dtype in CODES.items() if dtype[0] != "f"])
+def test_windows_in_pieces_are_widened_on_every_way(tmp_path, code, direct):
+    lengths = np.random.default_rng(3).integers(0, 900, 80).tolist()
+    write_pair(tmp_path, "a", lengths, code)
+    require_direct(tmp_path / "a.bin")
+    options = EngineOptions(direct=direct)
+    data = GDSDataset(tmp_path, 4, Megatron(seq_len=500, seed=2), device="cpu", shuffle=False, options=options)
+    found = torch.cat(list(data)[:-1])
+    expected = np.array(windows_by_the_rules(lengths, 500, 2)[: len(found)]).astype(CODES[code])
+    assert found.dtype == torch.int64 and len(found) > 50
+    assert np.array_equal(found.numpy(), expected)
+    assert data.stats()["bytes"]["direct" if direct == "always" else "page_cache"] >= expected.nbytes
 
 
 def test_a_data_set_gives_each_window_once_whatever_its_shuffle(tmp_path):

@@ -444,15 +444,19 @@ PYBIND11_MODULE(_engine, module) {
              }
              return std::make_pair(array_of(moved.checksums), by_route(moved.bytes));
            })
-      .def("begin_read",
-           [](std::shared_ptr<Engine> engine, std::shared_ptr<FileTable> files, const Array<int32_t>& file,
-              const Array<int64_t>& offset, const Array<int64_t>& length, const Array<uint64_t>& address,
-              const Mark& before, py::object memory) {
-             std::vector<Transfer> transfers = transfers_of(files->size(), file, offset, length, address);
-             Caller caller = caller_of(0, before, /*background=*/false);
-             auto group = group_of_reads(std::move(files), std::move(transfers), caller);
-             return std::make_unique<BegunRead>(std::move(engine), std::move(group), std::move(memory));
-           })
+      .def(
+          "begin_read",
+          [](std::shared_ptr<Engine> engine, std::shared_ptr<FileTable> files, const Array<int32_t>& file,
+             const Array<int64_t>& offset, const Array<int64_t>& length, const Array<uint64_t>& address,
+             const Mark& before, py::object memory, const std::string& conversion) {
+            std::vector<Transfer> transfers = transfers_of(files->size(), file, offset, length, address);
+            Caller caller = caller_of(0, before, /*background=*/false);
+            auto group = group_of_reads(std::move(files), std::move(transfers), caller);
+            group->conversion = conversion_of(conversion);
+            return std::make_unique<BegunRead>(std::move(engine), std::move(group), std::move(memory));
+          },
+          py::arg("files"), py::arg("file"), py::arg("offset"), py::arg("length"), py::arg("address"),
+          py::arg("before"), py::arg("memory"), py::arg("conversion") = "none")
       .def("write_range",
            [](Engine& engine, const std::string& path, uint64_t offset, uint64_t length, uintptr_t address,
               const Mark& before, bool background) {
