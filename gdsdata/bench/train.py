@@ -50,7 +50,7 @@ class Work:
 
     kind: str
     source: data.Source
-    repeats: int = 1
+    repeats: float = 1
 
     @property
     def files(self):
@@ -109,7 +109,7 @@ class Train(copies.Copying, case.Case):
         if found["step_s"] > REACHED * wanted_s:
             self.notes.append(
                 f"{work.kind}: a step took {found['step_s'] * 1e3:.3g} ms by itself with its body gone through "
-                f"{work.repeats} time(s), where case.step_ms={self.case.step_ms:g} was wanted: a smaller "
+                f"{work.repeats:g} time(s), where case.step_ms={self.case.step_ms:g} was wanted: a smaller "
                 "case.batch_size= makes it shorter."
             )
 

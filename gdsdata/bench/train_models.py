@@ -1,8 +1,8 @@
 """What case=train trains, in torch alone: a GPT over bytes, and convolutional nets over volumes and images.
 
 A batch is one tensor as its loader gives it, and all of it is used; what a net is to say of volumes or images follows
-from the batch itself, so no labels have to travel. A body of layers is gone through `repeats` times, with the same
-weights: steps grow longer, and the state that a checkpoint holds does not.
+from the batch itself, so no labels have to travel. A body of layers is gone through `repeats` times, whole or in
+part, with the same weights: steps grow longer, and the state that a checkpoint holds does not.
 """
 
 import contextlib
@@ -25,6 +25,13 @@ HEAD_WIDTH, BYTES = 32, 256
 LEARNING_RATE = 3e-4
 CALIBRATED = 5  # steps that are timed for their median
 MOST_REPEATS = 10_000
+
+
+def through(body, x, repeats):
+    """What the layers of ``body`` make of ``x``, from the first one on and so often."""
+    for layer in itertools.islice(itertools.cycle(body), round(repeats * len(body))):
+        x = layer(x)
+    return x
 
 
 class Attention(nn.Module):
@@ -58,8 +65,7 @@ class Gpt(nn.Module):
     def forward(self, batch, repeats):
         tokens = batch.long()
         x = self.tokens(tokens[:, :-1]) + self.places.weight
-        for _ in range(repeats):
-            x = self.body(x)
+        x = through(self.body, x, repeats)
         said = self.head(x)
         return functional.cross_entropy(said.flatten(0, 1).float(), tokens[:, 1:].flatten())
 
@@ -96,8 +102,7 @@ class Net(nn.Module):
             values = x.flatten(2)
             wanted = torch.cat([values.mean(2), values.std(2)], 1)
         x = self.patches(x)
-        for _ in range(repeats):
-            x = self.body(x)
+        x = through(self.body, x, repeats)
         return functional.mse_loss(self.head(x.flatten(2).mean(2)).float(), wanted)
 
 
@@ -123,7 +128,7 @@ class Training:
     Args:
         work: text, volumes or images.
         sample_shape: of one sample, as in a batch (B, *sample_shape).
-        repeats: how often the body is gone through.
+        repeats: how often the body is gone through, a multiple of one layer's share of it.
         seed: of the weights; `state_dict`s of equal seeds are equal.
     """
 
@@ -166,7 +171,9 @@ class Training:
         return sorted(found)[CALIBRATED // 2]
 
     def repeats_for(self, batch, wanted_s):
-        """How often to go through the body for a step of `wanted_s`, from what one of few and of more take."""
+        """How often to go through the body for a step of `wanted_s`, from what one of few and of more take: once at
+        least.
+        """
         self.repeats = 1
         self.step_s(batch)  # the first ones choose kernels and take memory
         once = self.step_s(batch)
@@ -176,4 +183,6 @@ class Training:
             if longer >= wanted_s or self.repeats == MOST_REPEATS:
                 break
         each = (longer - once) / (self.repeats - 1)
-        return max(1, min(MOST_REPEATS, 1 + round((wanted_s - once) / each))) if each > 0 else 1
+        layers = len(self.model.body)
+        more_layers = round((wanted_s - once) / each * layers) if each > 0 else 0
+        return max(1, min(MOST_REPEATS, 1 + more_layers / layers))

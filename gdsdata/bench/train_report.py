@@ -54,7 +54,7 @@ def tables(results):
         grouped.setdefault((row["data"], row["cache"]), []).append(row)
     for (work, cache), rows in grouped.items():
         about = results["data"][work]
-        times = "" if about["repeats"] == 1 else f", body x {about['repeats']}"
+        times = "" if about["repeats"] == 1 else f", body x {about['repeats']:g}"
         title = (
             f"{work}: {MODELS[work]}{times}, {about['batch_size']} x {size_text(about['sample_bytes'])} a step, "
             f"on {results['device']['name']}, {cache} cache"
