@@ -110,7 +110,7 @@ def load(
         return only is None or any(fnmatch.fnmatchcase(name_of(place), pattern) for pattern in only)
 
     saved, stored_of = _structure(kind, path, weights_only)
-    chosen = mapped(saved, lambda place, leaf: leaf if matches(place) else LEFT_OUT)
+    chosen = saved if only is None else mapped(saved, lambda place, leaf: leaf if matches(place) else LEFT_OUT)
     if chosen is LEFT_OUT:
         chosen = {}
     if into is None:
@@ -122,7 +122,7 @@ def load(
     found = [(place, stored_of(place.path, leaves[place.path])) for place in targets if place.path in leaves]
     for place, leaf in found:  # all, before the first is changed
         if isinstance(place.leaf, torch.Tensor) or isinstance(leaf, (Stored, torch.Tensor)):
-            _check_fits(path, name_of(place.path), place.leaf, leaf, dtype)
+            _check_fits(path, place.path, place.leaf, leaf, dtype)
     for place, leaf in found:
         if isinstance(place.leaf, torch.Tensor):
             _fill_tensor(place.leaf, leaf, name_of(place.path), reading)
@@ -169,7 +169,7 @@ def load_over(
         _check_names(path, {one for one in there if one[0] == name}, set(found))
         for one, leaf in found.items():
             if isinstance(leaf, (Stored, torch.Tensor)) or isinstance(there[one], torch.Tensor):
-                _check_fits(path, name_of(one), there[one], leaf)
+                _check_fits(path, one, there[one], leaf)
     reading = Reading(options, verify)
     reading.expect(os.path.getsize(path), _first_device(targets))
     new: dict[torch.device, dict[Path, Stored]] = {}
@@ -314,16 +314,16 @@ def _fill_tensor(target: torch.Tensor, leaf: Stored | torch.Tensor, name: str, r
 def _fits(target: Any, leaf: Stored | torch.Tensor, dtype: torch.dtype | None = None) -> bool:
     if not isinstance(target, torch.Tensor):
         return False
-    return tuple(target.shape) == tuple(leaf.shape) and target.dtype in (leaf.dtype, dtype)
+    return target.shape == leaf.shape and target.dtype in (leaf.dtype, dtype)  # torch.Size is a tuple
 
 
-def _check_fits(path: str, name: str, target: Any, leaf: Any, dtype: torch.dtype | None = None) -> None:
+def _check_fits(path: str, place: Path, target: Any, leaf: Any, dtype: torch.dtype | None = None) -> None:
     if isinstance(target, torch.Tensor) != isinstance(leaf, (Stored, torch.Tensor)):
-        raise ValueError(f"{name} is a tensor in one of '{path}' and into, and none in the other")
+        raise ValueError(f"{name_of(place)} is a tensor in one of '{path}' and into, and none in the other")
     if not _fits(target, leaf, dtype):
         raise ValueError(
-            f"{name} in '{path}' has shape {tuple(leaf.shape)} and dtype {leaf.dtype}, and the tensor to fill "
-            f"{tuple(target.shape)} and {target.dtype} (dtype= allows a cast to it)"
+            f"{name_of(place)} in '{path}' has shape {tuple(leaf.shape)} and dtype {leaf.dtype}, and the tensor to "
+            f"fill {tuple(target.shape)} and {target.dtype} (dtype= allows a cast to it)"
         )
 
 

@@ -41,7 +41,10 @@ def places(nest: Any, path: Path = (), holder: Any = None) -> Iterator[Place]:
         yield Place(path, holder, nest)
         return
     for key, value in _children(nest):
-        yield from places(value, (*path, key), nest)
+        if _is_nest(value):
+            yield from places(value, (*path, key), nest)
+        else:
+            yield Place((*path, key), nest, value)
 
 
 def mapped(nest: Any, change: Callable[[Path, Any], Any], path: Path = ()) -> Any:
