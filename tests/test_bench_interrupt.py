@@ -173,6 +173,25 @@ def test_a_run_that_ends_by_itself_was_not_broken_off(tmp_path):
     assert report.BROKEN_OFF not in (tmp_path / "report.md").read_text()
 
 
+@pytest.mark.parametrize("earlier", [False, True], ids=["everything measured", "for the second time"])
+def test_an_interrupt_while_processes_end_loses_no_report(tmp_path, monkeypatch, earlier):
+    dismiss = process.RowProcess.dismiss
+
+    def interrupted(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        dismiss(self)
+
+    monkeypatch.setattr(process.RowProcess, "dismiss", interrupted)
+    if earlier:
+        interrupted_at(monkeypatch, 2)
+    with default_interrupts():
+        status = case.main(latency_settings(tmp_path, case_repeats=1), tmp_path)
+    results = results_in(tmp_path)
+    assert status == (130 if earlier else 0) and results["broken_off"] is earlier
+    assert [row["data"] for row in results["rows"]] == ["read 4 KiB", "read 8 KiB"][: 1 if earlier else 2]
+    assert (tmp_path / "report.md").exists()
+
+
 def test_all_passes_it_on_once_and_its_page_has_what_is_there(tmp_path, monkeypatch):
     """The case that is under way writes its own report, and no further one begins."""
     interrupts = f"import os, signal; os.kill({os.getpid()}, signal.SIGINT)"

@@ -181,7 +181,8 @@ class Case:
                 self.broken_off = True
                 self.progress.say("broken off: what was measured is reported")
             finally:
-                self.end_processes(ending_s)
+                with contextlib.suppress(KeyboardInterrupt):  # nothing is measured any more
+                    self.end_processes(ending_s)
         if self.busy:
             self.notes.append(
                 f"Other programs kept up to {max(self.busy)[0]:.1f} cores busy during "
