@@ -279,8 +279,8 @@ class TrainSettings(CaseSettings):
     run_seconds: float = setting(60.0, "a run ends after this many seconds, if its steps take longer; at most 240")
     step_ms: float | None = setting(
         None,
-        "time of a step by itself, reached by going through the model's body again and again, alike in every row; a "
-        "model cannot take less than once through. null: once",
+        "time of a step by itself at least, reached by going through the model's body again and again, alike in every "
+        "row; a step takes one layer more than that at most, and no less than the body once. null: once",
     )
     batch_size: int | None = setting(None, "samples a batch; null: 32 windows, 16 volumes, 64 images; on the CPU 8")
     checkpoint_every: int | None = setting(

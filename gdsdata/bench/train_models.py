@@ -7,6 +7,7 @@ part, with the same weights: steps grow longer, and the state that a checkpoint 
 
 import contextlib
 import itertools
+import math
 
 import torch
 from torch import nn
@@ -25,6 +26,7 @@ HEAD_WIDTH, BYTES = 32, 256
 LEARNING_RATE = 3e-4
 CALIBRATED = 5  # steps that are timed for their median
 MOST_REPEATS = 10_000
+ROUNDED = 0.05  # layers that a step may lack
 
 
 def through(body, x, repeats):
@@ -171,8 +173,8 @@ class Training:
         return sorted(found)[CALIBRATED // 2]
 
     def repeats_for(self, batch, wanted_s):
-        """How often to go through the body for a step of `wanted_s`, from what one of few and of more take: once at
-        least.
+        """How often to go through the body, once at least, for a step that is no shorter than `wanted_s`, from what one
+        of few and of more take.
         """
         self.repeats = 1
         self.step_s(batch)  # the first ones choose kernels and take memory
@@ -184,5 +186,5 @@ class Training:
                 break
         each = (longer - once) / (self.repeats - 1)
         layers = len(self.model.body)
-        more_layers = round((wanted_s - once) / each * layers) if each > 0 else 0
+        more_layers = math.ceil((wanted_s - once) / each * layers - ROUNDED) if each > 0 else 0
         return max(1, min(MOST_REPEATS, 1 + more_layers / layers))
