@@ -22,6 +22,14 @@ def lack_of_gpu() -> str:
     return "" if torch.cuda.is_available() else f"torch {torch.__version__} sees no CUDA device"
 
 
+@pytest.fixture(scope="session")
+def fake_driver(tmp_path_factory):
+    """The path of the fake CUDA driver, for `fake_gpu.install`."""
+    import fake_gpu
+
+    return fake_gpu.build(tmp_path_factory.mktemp("fake_driver"))
+
+
 # First of all hooks: before the fixtures of the test, which might already need the GPU.
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):

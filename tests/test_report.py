@@ -126,11 +126,6 @@ def test_a_slow_decoder_is_the_processor(tmp_path):
     assert report.limiter == CPU and report.input_share > 0.5
 
 
-@pytest.fixture(scope="module")
-def fake_driver(tmp_path_factory):
-    return fake_gpu.build(tmp_path_factory.mktemp("fake_driver"))
-
-
 def over_a_link(driver, folder, bytes_per_s):
     fake_gpu.install(driver).fake_cuda_set_link_bytes_per_s(bytes_per_s)
     options = slow_disk(calibrate=False)

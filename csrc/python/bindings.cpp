@@ -265,7 +265,9 @@ class Batches {
       streams.push_back(stream);
       const auto consumer = device_->foreign_stream(stream);
       batch->buffer->uses = batch->copies;  // in case of an error below
-      for (const auto& copy : batch->copies) consumer->wait(*copy);
+      for (const auto& copy : batch->copies) {
+        if (!copy->done()) consumer->wait(*copy);  // which takes the device microseconds, were it done already
+      }
       batch->buffer->uses.clear();
     }
     auto lease = std::make_unique<Lease>(device_, std::move(batch->buffer), std::move(streams), leased_);
