@@ -19,7 +19,7 @@ SIGINT_BIT = 1 << (signal.SIGINT - 1)
 LATENCY = ["case=latency", "case.rows=[python,gdsdata]", "case.sizes_bytes=[4096,8192,16384,32768]", "case.repeats=1"]
 LATENCY += ["case.iterations=1000000", "case.run_seconds=1", "case.limit_seconds=0.1", "case.work=[write]"]
 ONE_ROW = {"case_work": ["read"], "case_cache": ["warm"], "case_rows": ["python"]}
-QUICK = ["quick=true", "data.size_bytes=4194304"]
+LONG = ["data.size_bytes=4194304", "case.repeats=5000", "case.cache=[warm]"]
 
 
 class Bench:
@@ -90,14 +90,16 @@ def test_where_nothing_was_measured_the_line_is_all(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", [
-    ["case=loader", "data=tokens", "case.rows=[dataloader_2]"],
+    ["case=loader", "data=tokens", "case.rows=[dataloader_2]", "case.epochs=1000000", "case.run_seconds=60"],
     ["case=startup", "case.rows=[dataloader_2]", "case.workers=[2]", "case.state_bytes=[0]"],
 ], ids=lambda settings: settings[0])  # fmt: skip
 def test_workers_of_a_row_say_nothing_either(tmp_path, settings):
-    run = Bench(tmp_path, *QUICK, *settings, "case.repeats=50", "case.cache=[warm]")
+    run = Bench(tmp_path, *LONG, *settings)
     status, said = run.interrupt_when(lambda: (run.out / "rows.log").exists() and time.sleep(6) is None)
     assert status == 130 and said.splitlines()[-1] == "gdsdata.bench: interrupted"
-    assert "Traceback" not in said + (run.out / "rows.log").read_text()
+    assert "Traceback" not in said
+    # Threads of torch's that lend a worker's memory say in the log that the other end has gone.
+    assert "KeyboardInterrupt" not in (run.out / "rows.log").read_text()
 
 
 def test_a_rows_process_leaves_interrupts_to_the_bench(tmp_path):

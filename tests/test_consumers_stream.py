@@ -15,12 +15,10 @@ def waits_of_batches(driver, folder, link_bytes_per_s, patience_s):
     """How often the driver was told to have a stream wait, for batches that are asked for so long after the first."""
     fake = fake_gpu.install(driver)
     fake.fake_cuda_set_link_bytes_per_s(link_bytes_per_s)
-    write_records(folder / "records", BATCHES * BATCH_SAMPLES, RECORD_BYTES)
-    form = Records("u1", (RECORD_BYTES,))
-    options = EngineOptions(workers=2, calibrate=False)
-    data = GDSDataset(
-        folder / "records", BATCH_SAMPLES, form, device=fake_gpu.DEVICE, prefetch=BATCHES, shuffle=False, options=options
-    )
+    path, form = folder / "records", Records("u1", (RECORD_BYTES,))
+    write_records(path, BATCHES * BATCH_SAMPLES, RECORD_BYTES)
+    arguments = dict(prefetch=BATCHES, shuffle=False, options=EngineOptions(workers=2, calibrate=False))
+    data = GDSDataset(path, BATCH_SAMPLES, form, device=fake_gpu.DEVICE, **arguments)
     batches = iter(data)
     kept = [next(batches)]
     time.sleep(patience_s)
