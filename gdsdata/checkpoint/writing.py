@@ -61,7 +61,13 @@ class Writing:
 
     def write_bytes(self, parts: Iterable[tuple[int, bytes]]) -> None:
         """Parts, and where they go in the file."""
-        self.write([(offset, torch.frombuffer(bytearray(content), dtype=torch.uint8)) for offset, content in parts])
+        long = []
+        for offset, content in parts:
+            if len(content) >= PAGE_BYTES:
+                long.append((offset, torch.frombuffer(bytearray(content), dtype=torch.uint8)))
+            elif content:
+                self._rest.append((offset, content))
+        self.write(long)
 
     def commit(self) -> None:
         """Puts it on storage, and then under its name."""
@@ -71,28 +77,41 @@ class Writing:
 
     def _write_from(self, device: torch.device, extents: Sequence[Extent], with_checksums: bool) -> list[int]:
         cuts = [_whole_pages(offset, tensor.nbytes) for offset, tensor in extents]
-        cut = list(zip(extents, cuts, strict=True))
-        heads = _contents_of([tensor[:begin] for (_, tensor), (begin, _) in cut])
-        tails = _contents_of([tensor[end:] for (_, tensor), (_, end) in cut])
-        for ((offset, _), (_, end)), head, tail in zip(cut, heads, tails, strict=True):
-            self._rest += [(at, content) for at, content in ((offset, head), (offset + end, tail)) if content]
-        middles = [(offset + begin, tensor[begin:end]) for (offset, tensor), (begin, end) in cut]
-        checksums = self._write_where_it_lies(device, middles, with_checksums)
+        ends = [  # what fills no page: of which extent, and from where to where in it
+            (i, begin, end)
+            for i, ((_, tensor), cut) in enumerate(zip(extents, cuts, strict=True))
+            for begin, end in ((0, cut[0]), (cut[1], tensor.nbytes))
+            if begin < end
+        ]
+        contents = _contents_of([extents[i][1][begin:end] for i, begin, end in ends])
+        self._rest += [(extents[i][0] + begin, content) for (i, begin, _), content in zip(ends, contents, strict=True)]
+        checksums = self._write_where_it_lies(
+            device,
+            [offset + begin for (offset, _), (begin, _) in zip(extents, cuts, strict=True)],
+            [end - begin for begin, end in cuts],
+            [tensor.data_ptr() + begin for (_, tensor), (begin, _) in zip(extents, cuts, strict=True)],
+            with_checksums,
+        )
         if not with_checksums:
             return []
-        return [
-            crc32_of_all((zlib.crc32(head), len(head)), (checksum, middle.nbytes), (zlib.crc32(tail), len(tail)))
-            for head, checksum, (_, middle), tail in zip(heads, checksums, middles, tails, strict=True)
-        ]
+        parts = [[(checksum, end - begin)] for checksum, (begin, end) in zip(checksums, cuts, strict=True)]
+        for (i, begin, _), content in zip(ends, contents, strict=True):
+            parts[i].insert(0 if begin == 0 else len(parts[i]), (zlib.crc32(content), len(content)))
+        return [crc32_of_all(*one) for one in parts]
 
-    def _write_where_it_lies(self, device: torch.device, extents: Sequence[Extent], with_checksums: bool) -> list[int]:
+    def _write_where_it_lies(
+        self,
+        device: torch.device,
+        offsets: Sequence[int],
+        sizes_bytes: Sequence[int],
+        addresses: Sequence[int],
+        with_checksums: bool,
+    ) -> list[int]:
         shared = engine.kept_engine(self._options, device)
-        offsets = np.array([offset for offset, _ in extents], np.int64)
-        sizes_bytes = np.array([tensor.nbytes for _, tensor in extents], np.int64)
-        addresses = np.array([tensor.data_ptr() for _, tensor in extents], np.uint64)
+        wanted = np.array(offsets, np.int64), np.array(sizes_bytes, np.int64), np.array(addresses, np.uint64)
         before = shared.mark(engine.stream_of(device))
         with collector_resumed():
-            checksums = self._output.write(shared, offsets, sizes_bytes, addresses, with_checksums, before, True)
+            checksums = self._output.write(shared, *wanted, with_checksums, before, True)
         return checksums.tolist()
 
     def _write_rest(self) -> None:
@@ -108,12 +127,12 @@ class Writing:
             begin = places[offset // PAGE_BYTES] + offset % PAGE_BYTES
             memory[begin : begin + len(content)] = content
         flat = torch.frombuffer(memory, dtype=torch.uint8)
-        extents = []
+        runs = []
         for _, run in itertools.groupby(places, key=lambda page: page * PAGE_BYTES - places[page]):
             pages = list(run)
             offset, end = pages[0] * PAGE_BYTES, min((pages[-1] + 1) * PAGE_BYTES, self._size_bytes)
-            extents.append((offset, flat[places[pages[0]] :][: end - offset]))
-        self._write_where_it_lies(flat.device, extents, with_checksums=False)
+            runs.append((offset, end - offset, flat.data_ptr() + places[pages[0]]))
+        self._write_where_it_lies(flat.device, *zip(*runs, strict=True), with_checksums=False)
 
 
 def _whole_pages(offset: int, size_bytes: int) -> tuple[int, int]:
@@ -132,6 +151,8 @@ def _contents_of(tensors: Sequence[torch.Tensor]) -> list[bytes]:
 
 def crc32_of_all(*parts: tuple[int, int]) -> int:
     """The CRC-32 of what follows one another, from that and the length of each."""
+    if len(parts) == 1:
+        return parts[0][0]
     return functools.reduce(lambda joined, part: engine.crc32_joined(joined, *part), parts, 0)
 
 
