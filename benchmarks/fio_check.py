@@ -6,6 +6,9 @@ fio (apt-get install fio) runs its io_uring engine three ways: as it is; in huge
 are in; and so, but handing over and taking back several transfers at a time, as batches of case=io do. Sequential
 transfers are of 1 MiB, random ones of 4 KiB. What is written goes to a new file of allocated space, and one fsync at
 the end is in the time of both. What case=io reads and writes is compared, between the turns.
+
+`at the disk` is how many requests the disk had at a time, on average: what the kernel counts of their durations, by the
+time of the turn.
 """
 
 import argparse
@@ -56,7 +59,9 @@ def run_fio(work, options, environment):
         f"--runtime={round(work.duration_s * 1e6)}us", "--fallocate=none", "--end_fsync=1", f"--randseed={work.seed}",
         "--output-format=json", *options,
     ]  # fmt: skip
+    before = requests_s(work.path)
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, timeout=120)
+    taken = requests_s(work.path) - before
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}: exit status {done.returncode}: {done.stderr or done.stdout}")
     job = json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0]
@@ -67,13 +72,16 @@ def run_fio(work, options, environment):
         "latency_us": found["lat_ns"]["mean"] / 1e3,
         "p99_us": found["clat_ns"]["percentile"]["99.000000"] / 1e3,
         "cpu_s": (job["usr_cpu"] + job["sys_cpu"]) / 100,
+        "at_the_disk": taken / (found["runtime"] / 1e3),
     }
 
 
 def run_ours(process, work):
     """One turn of a row of case=io, compared."""
     process.ask("prepare", touched_bytes=work.io_bytes * work.depth)
+    before = requests_s(Path(work.path).parent)
     found = process.run(work=work.as_dict())
+    taken = requests_s(Path(work.path).parent) - before
     process.ask("compare")
     return {
         "gib_per_s": found["bytes"] / found["seconds"] / GIB,
@@ -81,7 +89,20 @@ def run_ours(process, work):
         "latency_us": found["latency_us"],
         "p99_us": found["p99_us"],
         "cpu_s": (found["cpu_user_s"] + found["cpu_system_s"]) / found["seconds"],
+        "at_the_disk": taken / found["seconds"],
     }
+
+
+def requests_s(path):
+    """Seconds that all requests of the disk that holds ``path`` took, added up, since the system began (Linux's
+    Documentation/block/stat.rst); nan where it is on none.
+    """
+    device = os.stat(path).st_dev
+    try:
+        fields = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/stat").read_text().split()
+    except FileNotFoundError:
+        return float("nan")
+    return (int(fields[3]) + int(fields[7])) / 1e3  # of reads and of writes
 
 
 def take_turn(name, work, processes):
@@ -117,8 +138,8 @@ def compared(direction, arguments, folder, processes):
 def show(direction, depth, turns):
     size = "1 MiB" if SIZES[direction] == 2**20 else "4 KiB"
     print(f"\n## {direction}, {size}, {depth} in flight, O_DIRECT, medians of {len(turns['fio'])} turns\n")
-    print("| | GiB/s | least | most | IOPS | latency us | p99 us | CPU | x fio, huge pages |")
-    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|")
+    print("| | GiB/s | least | most | IOPS | latency us | p99 us | CPU | at the disk | x fio, huge pages |")
+    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
     middle = {
         name: {key: statistics.median(turn[key] for turn in ones) for key in ones[0]} for name, ones in turns.items()
     }
@@ -127,7 +148,7 @@ def show(direction, depth, turns):
         print(
             f"| {name} | {found['gib_per_s']:.3f} | {min(rates):.3f} | {max(rates):.3f} | {found['iops']:,.0f} | "
             f"{found['latency_us']:,.0f} | {found['p99_us']:,.0f} | {found['cpu_s']:.0%} | "
-            f"{found['gib_per_s'] / middle[BESIDE]['gib_per_s']:.3f} |",
+            f"{found['at_the_disk']:.1f} | {found['gib_per_s'] / middle[BESIDE]['gib_per_s']:.3f} |",
             flush=True,
         )
 
