@@ -61,6 +61,8 @@ _WIDENED = {"u1": "u8_to_i64", "u2": "u16_to_i64", "i2": "i16_to_i64", "i4": "i3
 
 # Closed before the interpreter goes: a thread that waits for a batch must not come back to find it gone.
 _open_batches: weakref.WeakSet[_engine.Batches] = weakref.WeakSet()
+# The same of threads that wait for reads to end.
+_open_endings: weakref.WeakSet[_engine.Endings] = weakref.WeakSet()
 # Kept until the interpreter is gone: freeing a tensor lets the GIL go, and a daemon thread that then asks for it back
 # ends the process.
 _owners_of_batches: weakref.WeakSet[object] = weakref.WeakSet()
@@ -75,6 +77,8 @@ def _close_batches() -> None:
         waited_until = time.monotonic() + 1.0
         while batches.inside_next and time.monotonic() < waited_until:
             time.sleep(0.002)  # lets the thread come back, and have its EngineClosed
+    for endings in list(_open_endings):
+        endings.close()
     _engine.begin_exit()  # other calls that wait: reads and writes on daemon threads
     waited_until = time.monotonic() + 1.0
     while _engine.waiting_calls() and time.monotonic() < waited_until:
@@ -258,6 +262,18 @@ def file_table(
     size_bytes = np.concatenate([index.size_bytes, np.fromiter(memory.values(), np.int64, len(memory))])
     any_time = np.full(len(memory), _engine.ANY_TIME, np.int64)
     return _engine.FileTable([*index.paths, *memory], size_bytes, np.concatenate([index.mtime_ns, any_time]))
+
+
+def table_of_one(path: str) -> _engine.FileTable:
+    """A file as a worker finds it when it is first read: if there is none, that is its error."""
+    return _engine.FileTable(path)
+
+
+def endings_of(engine: _engine.Engine) -> _engine.Endings:
+    """What tells a thread of reads that have ended (csrc/engine/endings.h). It is closed when the program ends."""
+    endings = _engine.Endings(engine)
+    _open_endings.add(endings)
+    return endings
 
 
 class Files:

@@ -14,6 +14,7 @@ from gdsdata.calibration import calibrated
 from gdsdata.engine import kept_engine, reaches, resolved, shared_engine, stream_of
 from gdsdata.errors import EngineClosed
 from gdsdata.options import EngineOptions
+from gdsdata.read_calls import ReadCalls
 
 _PRIORITIES = ("background", "training")
 
@@ -31,13 +32,16 @@ class Engine:
     On a GPU, a call comes behind what the current stream has been given before it: a tensor that is still being
     computed can be written, and one that is still being read can be read into.
 
+    A read is of the file that has the name when it is asked for. The eight files of a device that were read last stay
+    open until it is closed.
+
     It shares workers and pinned memory with all users of equal ``options`` in this process. Where training data and
     these calls both wait, a call of priority "background" (the default) gets every ninth turn at least, so that a
     checkpoint does not starve training, and still ends.
 
     Args:
         options: of the engine.
-        most_calls: that are under way at a time; more of them wait their turn.
+        most_calls: reads that are under way at a time (for each device), and writes; more of them wait their turn.
     """
 
     def __init__(self, options: EngineOptions | None = None, most_calls: int = 16) -> None:
@@ -46,7 +50,9 @@ class Engine:
         self.options = options or EngineOptions()
         self._process = os.getpid()
         self._engines: dict[torch.device, Any] = {}
-        self._calls = ThreadPoolExecutor(most_calls, thread_name_prefix="gdsdata")
+        self._reads: dict[torch.device, ReadCalls] = {}
+        self._most_calls = most_calls
+        self._writes = ThreadPoolExecutor(most_calls, thread_name_prefix="gdsdata")
         self._closed = False
 
     def read(
@@ -67,7 +73,11 @@ class Engine:
         _check_plain(into, "read into")
         if not into.is_contiguous():
             raise ValueError(f"a tensor of strides {into.stride()} is not contiguous: read into a contiguous one")
-        return self._call(_read, into, path, offset, priority)
+        engine, before = self._asked(into, path, offset, priority)
+        reads = self._reads.get(into.device)
+        if reads is None:
+            reads = self._reads[into.device] = ReadCalls(engine, self._most_calls, owner=self)
+        return reads.read(os.fspath(path), into, offset, before, priority == "background")
 
     def write(
         self, path: str | os.PathLike[str], tensor: torch.Tensor, offset: int = 0, priority: str = "background"
@@ -82,12 +92,18 @@ class Engine:
             DeviceError: the GPU's driver refused.
         """
         _check_plain(tensor, "write")
-        return self._call(_write, _plain(tensor), path, offset, priority)
+        plain = _plain(tensor)
+        engine, before = self._asked(plain, path, offset, priority)
+        return self._writes.submit(_write, engine, plain, os.fspath(path), offset, before, priority == "background")
 
     def close(self) -> None:
         """Wait for all calls to end; no more are taken."""
         self._closed = True
-        self._calls.shutdown(wait=True)
+        if self._process == os.getpid():
+            for reads in self._reads.values():
+                reads.close()
+        self._reads.clear()
+        self._writes.shutdown(wait=True)
         self._engines.clear()
 
     def __enter__(self) -> Engine:
@@ -100,7 +116,8 @@ class Engine:
         """By device ("cpu", "cuda:0"): the engine's counts, as under "engine" in `GDSDataset.stats`."""
         return {str(device): engine.statistics() for device, engine in self._engines.items()}
 
-    def _call(self, call: Any, tensor: torch.Tensor, path: Any, offset: int, priority: str) -> Future[Any]:
+    def _asked(self, tensor: torch.Tensor, path: Any, offset: int, priority: str) -> tuple[Any, Any]:
+        """The engine of the tensor's device, and what the current stream has been given there until now."""
         if self._closed:
             raise EngineClosed("this Engine was closed; make another one")
         if self._process != os.getpid():
@@ -112,8 +129,7 @@ class Engine:
         if engine is None:  # the first path's file system decides, as it does for data sets
             options = calibrated(self.options, os.fspath(path), tensor.device, measure=False)
             engine = self._engines[tensor.device] = shared_engine(options, tensor.device)
-        before = engine.mark(stream_of(tensor.device))
-        return self._calls.submit(call, engine, tensor, os.fspath(path), offset, before, priority == "background")
+        return engine, engine.mark(stream_of(tensor.device))
 
 
 def read_tensor(

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import contextlib
+import ctypes
 import errno
 import os
 import subprocess
@@ -10,13 +11,16 @@ import threading
 import time
 from pathlib import Path
 
+import fake_gpu
 import pytest
 import torch
 from helpers import MIB, exit_code_of_fork, in_new_process, random_bytes, require_direct, threads
 
 import gdsdata
 from gdsdata import EngineOptions
+from gdsdata.engine import shared_engine
 from gdsdata.errors import BackendUnavailable, CorruptData, EngineClosed, IoError
+from gdsdata.read_calls import ReadCalls
 
 
 def tensor_of(i: int) -> torch.Tensor:
@@ -95,6 +99,59 @@ def test_a_call_returns_before_storage_does_and_the_future_after(tmp_path, late)
         assert time.monotonic() - began < 0.2 and not future.done()
         assert bytes(future.result().numpy()) == (tmp_path / "x").read_bytes()
         assert time.monotonic() - began >= 0.29
+
+
+def test_a_late_read_holds_up_no_other_ones_future(tmp_path):
+    (tmp_path / "x").write_bytes(random_bytes(MIB))
+    require_direct(tmp_path / "x")
+    some_late = EngineOptions(direct="always", faults="late=0.5,late_ms=500,seed=3", coalesce_gap_bytes=0)
+    with gdsdata.Engine(some_late) as engine:
+        into = torch.empty(16, 4096, dtype=torch.uint8)
+        futures = [engine.read(tmp_path / "x", part, 8192 * i) for i, part in enumerate(into)]
+        time.sleep(0.25)
+        done = [future.done() for future in futures]
+        first_late = done.index(False)
+        assert any(done[first_late:])
+        concurrent.futures.wait(futures)
+
+
+def test_the_file_is_the_one_that_has_the_name_when_it_is_asked_for(tmp_path):
+    path = tmp_path / "x"
+    with gdsdata.Engine() as engine:
+        for content in (b"first", b"other", b"longer than those"):  # put there as a whole, then changed in place
+            (tmp_path / "new").write_bytes(content)
+            (tmp_path / "new").rename(path)
+            for found in (content, content[::-1]):
+                path.write_bytes(found)
+                into = torch.empty(len(found), dtype=torch.uint8)
+                assert bytes(engine.read(path, into).result().numpy()) == found
+        path.write_bytes(b"short")
+        with pytest.raises(CorruptData):
+            engine.read(path, torch.empty(6, dtype=torch.uint8)).result()
+        path.unlink()
+        with pytest.raises(FileNotFoundError):
+            engine.read(path, torch.empty(1, dtype=torch.uint8)).result()
+
+
+def descriptors_kept(folder: Path) -> tuple[int, int]:
+    def count() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    into, many = torch.empty(1, dtype=torch.uint8), [folder / str(i) for i in range(100)]
+    with gdsdata.Engine(EngineOptions(workers=1)) as engine:
+        engine.read(many[0], into).result()
+        before = count()
+        for path in many:
+            engine.read(path, into).result()
+        kept = count() - before
+    return kept, count() - before
+
+
+def test_few_of_the_files_that_were_read_stay_open(tmp_path):
+    for i in range(100):
+        (tmp_path / str(i)).write_bytes(b"x")
+    kept, after = in_new_process(descriptors_kept, tmp_path)
+    assert kept <= 24 and after <= 0
 
 
 def test_what_waits_its_turn_can_be_cancelled_as_any_future(tmp_path, late):
@@ -240,6 +297,44 @@ def test_a_closed_engine_leaves_no_thread(tmp_path):
     assert in_new_process(left_by_engines, tmp_path) <= 0
 
 
+def left_by_dropped_engines(folder: Path) -> int:
+    before = threads()
+    for i in range(5):
+        engine = gdsdata.Engine(EngineOptions(workers=2))
+        engine.write(folder / "x", tensor_of(i)).result()
+        future = engine.read(folder / "x", torch.empty_like(tensor_of(i)))
+        del engine
+        assert torch.equal(future.result(), tensor_of(i))
+    deadline = time.monotonic() + 5
+    while threads() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return threads() - before
+
+
+def test_one_that_is_dropped_ends_its_reads_and_leaves_no_thread(tmp_path):
+    torch.ones(10).add_(1)
+    assert in_new_process(left_by_dropped_engines, tmp_path) <= 0
+
+
+@pytest.mark.parametrize("late_ms", [0, 30_000])
+def test_a_program_may_end_with_one_open_and_reads_on_their_way(tmp_path, late_ms):
+    (tmp_path / "x").write_bytes(bytes(4096))
+    require_direct(tmp_path / "x")
+    script = """
+import sys, torch, gdsdata
+faults = f"late=1,late_ms={sys.argv[2]}" if sys.argv[2] != "0" else ""
+engine = gdsdata.Engine(gdsdata.EngineOptions(direct="always", faults=faults))
+into = torch.zeros(4096, dtype=torch.uint8)
+future = engine.read(sys.argv[1], into)
+if not faults:
+    future.result()
+print("ended")
+"""
+    command = [sys.executable, "-c", script, str(tmp_path / "x"), str(late_ms)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ended\n", "")
+
+
 def test_one_that_was_never_used_makes_nothing(tmp_path):
     before = threading.active_count()
     with gdsdata.Engine() as engine:
@@ -354,3 +449,43 @@ def test_a_small_read_does_not_take_all_bounce_memory(tmp_path):
     (tmp_path / "x").write_bytes(random_bytes(MIB))
     require_direct(tmp_path / "x")
     assert in_new_process(resident_growth_of_a_read, tmp_path / "x") < 32 * MIB
+
+
+# ------------------------------------------------------------------------------------------------ over a fake GPU
+
+
+class DeviceMemory:
+    """What a read asks of a tensor, of memory that the fake driver gave."""
+
+    def __init__(self, fake, size_bytes):
+        self.nbytes, self._address = size_bytes, ctypes.c_uint64()
+        context = ctypes.c_void_p()
+        for code in (
+            fake.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0),
+            fake.cuCtxSetCurrent(context),
+            fake.cuMemAlloc_v2(ctypes.byref(self._address), ctypes.c_size_t(size_bytes)),
+        ):
+            assert code == 0
+
+    def data_ptr(self):
+        return self._address.value
+
+
+def reads_over_a_slow_link(driver: Path, path: Path) -> list[bool]:
+    fake = fake_gpu.install(driver)
+    shared = shared_engine(EngineOptions(workers=2), torch.device(fake_gpu.DEVICE))
+    targets = [DeviceMemory(fake, 100_000) for _ in range(6)]
+    fake.fake_cuda_set_link_bytes_per_s(2_000_000)
+    calls = ReadCalls(shared, 3, owner=shared_engine)
+    futures = [calls.read(str(path), into, 1000 * i, shared.mark(0), False) for i, into in enumerate(targets)]
+    calls.close()
+    content = path.read_bytes()
+    return [
+        future.result() is into and ctypes.string_at(into.data_ptr(), into.nbytes) == content[1000 * i :][:100_000]
+        for i, (future, into) in enumerate(zip(futures, targets, strict=True))
+    ]
+
+
+def test_reads_to_a_gpu_are_done_when_their_copies_are(tmp_path, fake_driver):
+    (tmp_path / "x").write_bytes(random_bytes(200_000))
+    assert in_new_process(reads_over_a_slow_link, fake_driver, tmp_path / "x") == [True] * 6

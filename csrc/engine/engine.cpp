@@ -371,11 +371,15 @@ void Engine::run(std::shared_ptr<Group> group, const std::function<void()>& poll
   pending.finish();
 }
 
-Pending::Pending(Engine& engine, std::shared_ptr<Group> group) : engine_(engine), group_(std::move(group)) {
-  group_->on_done = [state = state_] {
-    const std::lock_guard lock(state->mutex);
-    state->ended.store(true, std::memory_order_release);
-    state->changed.notify_all();
+Pending::Pending(Engine& engine, std::shared_ptr<Group> group, std::function<void()> on_end)
+    : engine_(engine), group_(std::move(group)) {
+  group_->on_done = [state = state_, on_end = std::move(on_end)] {
+    {
+      const std::lock_guard lock(state->mutex);
+      state->ended.store(true, std::memory_order_release);
+      state->changed.notify_all();
+    }
+    if (on_end) on_end();
   };
   engine_.submit(group_);
 }

@@ -80,12 +80,11 @@ class Engine;
 // A group on its way, for whoever waits for it. Goes before the group's memory does: `ended` tells when that may be.
 class Pending {
  public:
-  // Submits it.
-  Pending(Engine& engine, std::shared_ptr<Group> group);
+  // Submits it. `on_end`, if any, is called once when it has ended, on the worker that ended it; must not block.
+  Pending(Engine& engine, std::shared_ptr<Group> group, std::function<void()> on_end = {});
   bool ended() const { return state_->ended.load(std::memory_order_acquire); }
   // Until it has ended, or `patience` is over: whether it has; false at once in a forked child. Does the workers' work
-  // meanwhile. `poll` is called now
-  // and then, and what it throws is thrown on, with the group still on its way.
+  // meanwhile. `poll` is called now and then, and what it throws is thrown on, with the group still on its way.
   bool wait(std::chrono::nanoseconds patience, const std::function<void()>& poll = {});
   // When it has ended: waits for its copies to the device, and throws the group's error as Failure.
   void finish();

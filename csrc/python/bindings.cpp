@@ -14,6 +14,7 @@
 #include "backend/cufile_api.h"
 #include "base/crc32.h"
 #include "base/fallbacks.h"
+#include "engine/endings.h"
 #include "engine/engine.h"
 #include "engine/prefetcher.h"
 #include "engine/whole.h"
@@ -315,8 +316,11 @@ Caller caller_of(uintptr_t address, const Mark& before, bool background) {
 // A read on its way. Keeps `memory`, an object of Python's, until nothing is written there any more.
 class BegunRead {
  public:
-  BegunRead(std::shared_ptr<Engine> engine, std::shared_ptr<Group> group, py::object memory)
-      : engine_(std::move(engine)), pending_(*engine_, std::move(group)), memory_(std::move(memory)) {}
+  BegunRead(std::shared_ptr<Engine> engine, std::shared_ptr<Group> group, py::object memory,
+            std::function<void()> on_end = {})
+      : engine_(std::move(engine)),
+        pending_(*engine_, std::move(group), std::move(on_end)),
+        memory_(std::move(memory)) {}
   ~BegunRead() { let_go(kPatience); }
   BegunRead(const BegunRead&) = delete;
   BegunRead& operator=(const BegunRead&) = delete;
@@ -373,6 +377,21 @@ class BegunRead {
   bool finished_ = false;
   std::optional<Error> error_;
 };
+
+// A range of the only one of `files`; `endings` tells of its end by `number`.
+std::unique_ptr<BegunRead> begin_range(std::shared_ptr<Engine> engine, std::shared_ptr<FileTable> files,
+                                       uint64_t offset, uint64_t length, uintptr_t address, const Mark& before,
+                                       bool background, py::object memory, Endings& endings, int64_t number) {
+  auto group =
+      group_of_reads(std::move(files), {{0, offset, length, memory_at(address)}}, caller_of(0, before, background));
+  auto on_end = endings.expect(number);
+  try {
+    return std::make_unique<BegunRead>(std::move(engine), std::move(group), std::move(memory), std::move(on_end));
+  } catch (...) {
+    endings.not_begun();
+    throw;
+  }
+}
 
 // `file` is empty where all is in one.
 std::vector<Transfer> transfers_of(size_t files, const Array<int32_t>& file, const Array<int64_t>& offset,
@@ -459,6 +478,7 @@ PYBIND11_MODULE(_engine, module) {
           },
           py::arg("files"), py::arg("file"), py::arg("offset"), py::arg("length"), py::arg("address"),
           py::arg("before"), py::arg("memory"), py::arg("conversion") = "none")
+      .def("begin_range", &begin_range)
       .def("write_range",
            [](Engine& engine, const std::string& path, uint64_t offset, uint64_t length, uintptr_t address,
               const Mark& before, bool background) {
@@ -472,6 +492,15 @@ PYBIND11_MODULE(_engine, module) {
       });
 
   py::class_<Mark>(module, "Mark");
+
+  py::class_<Endings>(module, "Endings")
+      .def(py::init<std::shared_ptr<Engine>>())
+      .def("take",
+           [](Endings& endings) {
+             const WithoutGil nogil;
+             return endings.take([] { return ending.load(); });
+           })
+      .def("close", &Endings::close);
 
   py::class_<BegunRead>(module, "BegunRead")
       .def("ended", &BegunRead::ended)
@@ -515,7 +544,11 @@ PYBIND11_MODULE(_engine, module) {
       });
 
   module.attr("ANY_TIME") = FileIdentity::kAnyTime;
-  py::class_<FileTable, std::shared_ptr<FileTable>>(module, "FileTable").def(py::init(&make_file_table));
+  py::class_<FileTable, std::shared_ptr<FileTable>>(module, "FileTable")
+      .def(py::init(&make_file_table))
+      .def(py::init([](const std::string& path) {  // whatever it is when it is opened
+        return std::make_shared<FileTable>(std::vector{path}, std::vector<FileIdentity>());
+      }));
 
   py::class_<BufferPool, std::shared_ptr<BufferPool>>(module, "BufferPool")
       .def(py::init([](const Engine& engine, size_t batch_bytes, size_t max_kept) {

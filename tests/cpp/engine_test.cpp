@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "base/crc32.h"
+#include "engine/endings.h"
 #include "engine/prefetcher.h"
 #include "engine/ring.h"
 #include "engine/whole.h"
@@ -268,6 +269,53 @@ TEST(Pending, ThrowsTheErrorOfItsGroupInItsEnd) {
   Pending pending(*engine, group_of_one(folder.file("missing"), memory));
   EXPECT_TRUE(pending.wait(std::chrono::seconds(60)));
   EXPECT_EQ(error_of([&] { pending.finish(); }).code, ErrorCode::kNotFound);
+}
+
+TEST(Endings, TellOfEachGroupOnceAndOfNoneWhenAllHaveCome) {
+  TemporaryFolder folder;
+  const Bytes content = random_bytes(1 << 16, 1);
+  const std::string path = folder.write("a", content);
+  for (const char* faults : {"", "late=0.5,late_ms=20,seed=1"}) {
+    const auto engine = make_engine(*faults == 0 ? DirectMode::kAuto : DirectMode::kAlways, faults);
+    Endings endings(engine);
+    std::vector<Bytes> memory(20, Bytes(content.size()));
+    std::vector<std::unique_ptr<Pending>> pending;
+    for (size_t i = 0; i < memory.size(); ++i) {
+      pending.push_back(std::make_unique<Pending>(*engine, group_of_one(path, memory[i]), endings.expect(i)));
+    }
+    endings.close();
+    std::vector<int> told(memory.size());
+    while (true) {
+      const auto numbers = endings.take([] { return false; });
+      if (numbers.empty()) break;
+      for (const int64_t number : numbers) {
+        EXPECT_TRUE(pending[number]->ended());
+        ++told[number];
+      }
+    }
+    EXPECT_EQ(told, std::vector<int>(memory.size(), 1));
+    for (const Bytes& one : memory) EXPECT_EQ(one, content);
+  }
+}
+
+TEST(Endings, AreWaitedForNoLongerByWhoeverGivesUp) {
+  TemporaryFolder folder;
+  const std::string path = folder.write("a", random_bytes(1 << 16, 1));
+  const auto engine = make_engine(DirectMode::kAlways, "late=1,late_ms=400");
+  Endings endings(engine);
+  Bytes memory(1 << 16);
+  Pending pending(*engine, group_of_one(path, memory), endings.expect(7));
+  std::thread closing([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    endings.close();
+  });
+  EXPECT_TRUE(endings.take([] { return true; }).empty());
+  closing.join();
+  EXPECT_FALSE(pending.ended());
+  EXPECT_EQ(endings.take([] { return false; }), std::vector<int64_t>{7});
+  endings.expect(8);
+  endings.not_begun();
+  EXPECT_TRUE(endings.take([] { return false; }).empty());
 }
 
 TEST(Engine, ReportsAFileTruncatedUnderItsMapping) {

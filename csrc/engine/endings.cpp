@@ -1,0 +1,56 @@
+#include "engine/endings.h"
+
+#include <chrono>
+#include <utility>
+
+namespace gdsdata {
+
+Endings::~Endings() {
+  // In a forked child, the thread that slept here is gone, and so would whoever waits for it to leave wait for ever.
+  if (engine_->forked()) new std::shared_ptr<State>(state_);
+}
+
+std::function<void()> Endings::expect(int64_t number) {
+  const std::lock_guard lock(state_->mutex);
+  ++state_->expected;
+  return [state = state_, number] {
+    const std::lock_guard lock(state->mutex);
+    state->ended.push_back(number);
+    if (state->ended.size() == 1) state->changed.notify_one();
+  };
+}
+
+void Endings::not_begun() {
+  const std::lock_guard lock(state_->mutex);
+  --state_->expected;
+  state_->changed.notify_one();
+}
+
+std::vector<int64_t> Endings::take(const std::function<bool()>& gives_up) {
+  constexpr std::chrono::milliseconds kPollInterval{50};
+  std::vector<int64_t> ended;
+  std::unique_lock lock(state_->mutex);
+  while (true) {
+    ended.swap(state_->ended);
+    state_->expected -= ended.size();
+    if (!ended.empty() || (state_->closed && (state_->expected == 0 || gives_up()))) return ended;
+    lock.unlock();
+    const bool helped = engine_->help(Priority::kBackground);  // rather than sleep
+    lock.lock();
+    if (helped || !state_->ended.empty()) continue;
+    if (state_->closed) {
+      state_->changed.wait_for(lock, kPollInterval);
+    } else {
+      state_->changed.wait(lock);
+    }
+  }
+}
+
+void Endings::close() {
+  if (engine_->forked()) return;
+  const std::lock_guard lock(state_->mutex);
+  state_->closed = true;
+  state_->changed.notify_one();
+}
+
+}  // namespace gdsdata

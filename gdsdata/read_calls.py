@@ -1,0 +1,125 @@
+"""Reads on their way, each with a future but without a thread: one thread tells all futures of an engine."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import itertools
+import math
+import os
+import threading
+import weakref
+from collections import deque
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+import torch
+
+from gdsdata.engine import endings_of, table_of_one
+
+# Of the files that were read last so many stay open, for to open and map one takes longer than a small read.
+_KEPT_FILES = 8
+
+
+class _Call(NamedTuple):
+    future: Future[torch.Tensor]
+    files: Any
+    into: torch.Tensor
+    offset: int
+    before: Any
+    is_background: bool
+
+
+class ReadCalls:
+    """Reads by one engine.
+
+    Args:
+        shared: the engine.
+        most: under way at a time; more of them wait their turn.
+        owner: when it goes, so does the thread, behind all that was asked for.
+    """
+
+    def __init__(self, shared: Any, most: int, owner: object) -> None:
+        self._shared, self._most = shared, most
+        self._endings = endings_of(shared)
+        self._changing = threading.Lock()
+        self._waiting: deque[_Call] = deque()
+        self._under_way: dict[int, tuple[_Call, Any]] = {}
+        self._numbers = itertools.count()
+        self._kept: dict[str, tuple[tuple[int, ...], Any]] = {}  # by path: the file as it was seen, and its table
+        # Reads of a program that ends are let go of, so nobody waits for this thread then (`engine.endings_of`).
+        self._thread = threading.Thread(target=self._tell_futures, name="gdsdata-reads", daemon=True)
+        self._thread.start()
+        self._end = weakref.finalize(owner, self._endings.close)
+
+    def read(
+        self, path: str, into: torch.Tensor, offset: int, before: Any, is_background: bool
+    ) -> Future[torch.Tensor]:
+        """The future's result is ``into``, when its bytes are in place."""
+        with self._changing:
+            call = _Call(Future(), self._table_of(path), into, offset, before, is_background)
+            self._waiting.append(call)
+            self._begin_some()
+        return call.future
+
+    def _table_of(self, path: str) -> Any:
+        """The one that is kept, where the file of that name is still the same."""
+        try:
+            status = os.stat(path)
+        except OSError:
+            return table_of_one(path)
+        seen = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+        kept = self._kept.pop(path, None)
+        if kept is None or kept[0] != seen:
+            kept = seen, table_of_one(path)
+        self._kept[path] = kept
+        if len(self._kept) > _KEPT_FILES:
+            del self._kept[next(iter(self._kept))]
+        return kept[1]
+
+    def close(self) -> None:
+        """Waits for all that was asked for, and for the thread."""
+        while True:
+            with self._changing:
+                calls = [*self._waiting, *(call for call, _ in self._under_way.values())]
+            if not calls:
+                break
+            concurrent.futures.wait([call.future for call in calls])
+        self._end()
+        self._thread.join()
+        self._kept.clear()
+
+    def _begin_some(self) -> None:
+        """As many of those that wait as may be under way."""
+        while self._waiting and len(self._under_way) < self._most:
+            call = self._waiting.popleft()
+            if not call.future.set_running_or_notify_cancel():
+                continue
+            number, into = next(self._numbers), call.into
+            try:
+                begun = self._shared.begin_range(
+                    *(call.files, call.offset, into.nbytes, into.data_ptr(), call.before, call.is_background),
+                    *(into, self._endings, number),
+                )
+            except Exception as error:
+                call.future.set_exception(error)
+            else:
+                self._under_way[number] = call, begun
+
+    def _tell_futures(self) -> None:
+        while numbers := self._endings.take():
+            with self._changing:
+                ended = [self._under_way.pop(number) for number in numbers]
+                self._begin_some()
+            for call, begun in ended:
+                try:
+                    begun.wait(math.inf)  # for copies to a GPU
+                    begun.routes()
+                except Exception as error:
+                    call.future.set_exception(error)
+                else:
+                    call.future.set_result(call.into)
+            del ended, call, begun  # and their tensors, while it sleeps
+        for _, begun in self._under_way.values():  # the program ends, and nobody asks for these any more
+            begun.cancel()
+        for _, begun in self._under_way.values():
+            begun.let_go()
