@@ -41,7 +41,7 @@ class ReadCalls:
     def __init__(self, shared: Any, most: int, owner: object) -> None:
         self._shared, self._most = shared, most
         self._endings = endings_of(shared)
-        self._changing = threading.Lock()
+        self._changing = threading.RLock()  # a future's callback may read
         self._waiting: deque[_Call] = deque()
         self._under_way: dict[int, tuple[_Call, Any]] = {}
         self._numbers = itertools.count()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -51,6 +52,7 @@ class Engine:
         self._process = os.getpid()
         self._engines: dict[torch.device, Any] = {}
         self._reads: dict[torch.device, ReadCalls] = {}
+        self._making_reads = threading.Lock()
         self._most_calls = most_calls
         self._writes = ThreadPoolExecutor(most_calls, thread_name_prefix="gdsdata")
         self._closed = False
@@ -74,9 +76,10 @@ class Engine:
         if not into.is_contiguous():
             raise ValueError(f"a tensor of strides {into.stride()} is not contiguous: read into a contiguous one")
         engine, before = self._asked(into, path, offset, priority)
-        reads = self._reads.get(into.device)
-        if reads is None:
-            reads = self._reads[into.device] = ReadCalls(engine, self._most_calls, owner=self)
+        with self._making_reads:
+            reads = self._reads.get(into.device)
+            if reads is None:
+                reads = self._reads[into.device] = ReadCalls(engine, self._most_calls, owner=self)
         return reads.read(os.fspath(path), into, offset, before, priority == "background")
 
     def write(

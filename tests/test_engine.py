@@ -115,6 +115,21 @@ def test_a_late_read_holds_up_no_other_ones_future(tmp_path):
         concurrent.futures.wait(futures)
 
 
+def test_a_callback_of_a_future_may_read(tmp_path):
+    (tmp_path / "x").write_bytes(random_bytes(1000))
+    into, last = torch.empty(1000, 1, dtype=torch.uint8), concurrent.futures.Future()
+    with gdsdata.Engine(most_calls=2) as engine:
+
+        def read_next(i, before=None):
+            if i == len(into):
+                return last.set_result(None)
+            engine.read(tmp_path / "x", into[i], i).add_done_callback(lambda done: read_next(i + 1, done.result()))
+
+        read_next(0)
+        last.result(20)
+    assert bytes(into.flatten().numpy()) == (tmp_path / "x").read_bytes()
+
+
 def test_the_file_is_the_one_that_has_the_name_when_it_is_asked_for(tmp_path):
     path = tmp_path / "x"
     with gdsdata.Engine() as engine:
