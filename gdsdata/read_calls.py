@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from gdsdata.engine import endings_of, table_of_one
+from gdsdata.errors import EngineClosed
 
 # Of the files that were read last so many stay open, for to open and map one takes longer than a small read.
 _KEPT_FILES = 8
@@ -45,6 +46,7 @@ class ReadCalls:
         self._waiting: deque[_Call] = deque()
         self._under_way: dict[int, tuple[_Call, Any]] = {}
         self._numbers = itertools.count()
+        self._is_closed = False
         self._kept: dict[str, tuple[tuple[int, ...], Any]] = {}  # by path: the file as it was seen, and its table
         # Reads of a program that ends are let go of, so nobody waits for this thread then (`engine.endings_of`).
         self._thread = threading.Thread(target=self._tell_futures, name="gdsdata-reads", daemon=True)
@@ -54,8 +56,14 @@ class ReadCalls:
     def read(
         self, path: str, into: torch.Tensor, offset: int, before: Any, is_background: bool
     ) -> Future[torch.Tensor]:
-        """The future's result is ``into``, when its bytes are in place."""
+        """The future's result is ``into``, when its bytes are in place.
+
+        Raises:
+            EngineClosed: after `close`.
+        """
         with self._changing:
+            if self._is_closed:
+                raise EngineClosed("this Engine was closed; make another one")
             call = _Call(Future(), self._table_of(path), into, offset, before, is_background)
             self._waiting.append(call)
             self._begin_some()
@@ -77,13 +85,11 @@ class ReadCalls:
         return kept[1]
 
     def close(self) -> None:
-        """Waits for all that was asked for, and for the thread."""
-        while True:
-            with self._changing:
-                calls = [*self._waiting, *(call for call, _ in self._under_way.values())]
-            if not calls:
-                break
-            concurrent.futures.wait([call.future for call in calls])
+        """Waits for all that was asked for, and for the thread; no more are taken."""
+        with self._changing:
+            self._is_closed = True
+            calls = [*self._waiting, *(call for call, _ in self._under_way.values())]
+        concurrent.futures.wait([call.future for call in calls])
         self._end()
         self._thread.join()
         self._kept.clear()

@@ -77,6 +77,7 @@ class Engine:
             raise ValueError(f"a tensor of strides {into.stride()} is not contiguous: read into a contiguous one")
         engine, before = self._asked(into, path, offset, priority)
         with self._making_reads:
+            self._check_open()  # once more: another thread may have closed it
             reads = self._reads.get(into.device)
             if reads is None:
                 reads = self._reads[into.device] = ReadCalls(engine, self._most_calls, owner=self)
@@ -101,10 +102,12 @@ class Engine:
 
     def close(self) -> None:
         """Wait for all calls to end; no more are taken."""
-        self._closed = True
-        if self._process == os.getpid():
+        if self._process == os.getpid():  # in a forked child nothing is under way, and locks may be held for ever
+            with self._making_reads:
+                self._closed = True
             for reads in self._reads.values():
                 reads.close()
+        self._closed = True
         self._reads.clear()
         self._writes.shutdown(wait=True)
         self._engines.clear()
@@ -119,10 +122,13 @@ class Engine:
         """By device ("cpu", "cuda:0"): the engine's counts, as under "engine" in `GDSDataset.stats`."""
         return {str(device): engine.statistics() for device, engine in self._engines.items()}
 
-    def _asked(self, tensor: torch.Tensor, path: Any, offset: int, priority: str) -> tuple[Any, Any]:
-        """The engine of the tensor's device, and what the current stream has been given there until now."""
+    def _check_open(self) -> None:
         if self._closed:
             raise EngineClosed("this Engine was closed; make another one")
+
+    def _asked(self, tensor: torch.Tensor, path: Any, offset: int, priority: str) -> tuple[Any, Any]:
+        """The engine of the tensor's device, and what the current stream has been given there until now."""
+        self._check_open()
         if self._process != os.getpid():
             raise EngineClosed("this Engine was made in another process; make one in this one")
         if priority not in _PRIORITIES:

@@ -295,6 +295,25 @@ def test_close_waits_for_what_was_asked_and_takes_no_more(tmp_path, late):
     engine.close()  # twice is once
 
 
+def test_reads_asked_for_while_it_is_closed_end_or_are_refused(tmp_path):
+    (tmp_path / "x").write_bytes(bytes(100))
+    for _ in range(30):
+        engine, futures = gdsdata.Engine(), []
+
+        def read_until_it_is_closed(engine=engine, futures=futures):
+            with contextlib.suppress(EngineClosed):
+                while True:
+                    futures.append(engine.read(tmp_path / "x", torch.empty(100, dtype=torch.uint8)))
+
+        readers = [threading.Thread(target=read_until_it_is_closed) for _ in range(3)]
+        for reader in readers:
+            reader.start()
+        engine.close()
+        for reader in readers:
+            reader.join()
+        assert all(future.result(20) is not None for future in futures)
+
+
 def left_by_engines(folder: Path) -> int:
     before = threads()
     for i in range(20):
@@ -360,6 +379,7 @@ def test_one_that_was_never_used_makes_nothing(tmp_path):
 def use_after_a_fork(folder: Path) -> list[int]:
     engine = gdsdata.Engine(EngineOptions(workers=2))
     engine.write(folder / "x", tensor_of(0)).result()
+    engine.read(folder / "x", torch.empty_like(tensor_of(0))).result()  # whose thread is asleep at the fork
 
     def use_the_parents() -> None:
         with contextlib.suppress(EngineClosed):
@@ -487,18 +507,21 @@ class DeviceMemory:
 
 
 def reads_over_a_slow_link(driver: Path, path: Path) -> list[bool]:
+    """Of each whether its bytes were there at the moment that its future was done."""
     fake = fake_gpu.install(driver)
     shared = shared_engine(EngineOptions(workers=2), torch.device(fake_gpu.DEVICE))
     targets = [DeviceMemory(fake, 100_000) for _ in range(6)]
     fake.fake_cuda_set_link_bytes_per_s(2_000_000)
-    calls = ReadCalls(shared, 3, owner=shared_engine)
-    futures = [calls.read(str(path), into, 1000 * i, shared.mark(0), False) for i, into in enumerate(targets)]
+    calls, content, there = ReadCalls(shared, 3, owner=shared_engine), path.read_bytes(), {}
+
+    def note(i, into):
+        there[i] = ctypes.string_at(into.data_ptr(), into.nbytes) == content[1000 * i :][:100_000]
+
+    for i, into in enumerate(targets):
+        future = calls.read(str(path), into, 1000 * i, shared.mark(0), False)
+        future.add_done_callback(lambda future, i=i: note(i, future.result()))
     calls.close()
-    content = path.read_bytes()
-    return [
-        future.result() is into and ctypes.string_at(into.data_ptr(), into.nbytes) == content[1000 * i :][:100_000]
-        for i, (future, into) in enumerate(zip(futures, targets, strict=True))
-    ]
+    return [there[i] for i in range(len(targets))]
 
 
 def test_reads_to_a_gpu_are_done_when_their_copies_are(tmp_path, fake_driver):

@@ -108,7 +108,7 @@ MAY_IMPORT = {
     "doctor": {"calibration", "engine", "options", "errors", "tensor"},
     "calibration": {"engine", "formats", "options", "errors"},
     "tensor": {"calibration", "engine", "options", "errors", "read_calls"},  # read_tensor, write_tensor
-    "read_calls": {"engine"},
+    "read_calls": {"engine", "errors"},
     "checkpoint": {"engine", "formats", "lazy", "options", "errors", "report"},  # of formats: headers, directories
     "dataset": {
         *("decoders", "field_batches", "formats", "order", "lanes", "ranks", "open_pieces", "shuffles", "progress"),
