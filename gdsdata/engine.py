@@ -10,7 +10,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -222,6 +222,20 @@ def cufile_of_wheels() -> list[str]:
     nvidia = importlib.util.find_spec("nvidia")
     folders = list(nvidia.submodule_search_locations or []) if nvidia is not None else []
     return sorted(str(path) for folder in folders for path in Path(folder).glob("*/lib/libcufile.so.0"))
+
+
+def read_each(descriptor: int, path: str, offsets: Sequence[int], size_bytes: int) -> list[bytes]:
+    """What lies at many places of a file; zeros behind its end. All are asked for before one is waited for.
+
+    Args:
+        descriptor: of the file. path: of it, for errors.
+        offsets: in bytes. size_bytes: at each of them.
+
+    Raises:
+        IoError: the storage refuses it.
+    """
+    found = _engine.read_each(descriptor, path, np.array(offsets, np.int64), size_bytes).tobytes()
+    return [found[begin : begin + size_bytes] for begin in range(0, len(found), size_bytes)]
 
 
 def stream_of(device: torch.device) -> int:

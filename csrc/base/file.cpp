@@ -5,6 +5,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
@@ -260,6 +261,30 @@ std::shared_ptr<void> File::companion(const std::function<std::shared_ptr<void>(
 }
 
 std::vector<std::string> direct_refusals() { return refusals().reasons(); }
+
+void read_each(int fd, const std::string& path, std::span<const int64_t> offsets, size_t length, std::byte* out) {
+  std::fill_n(out, offsets.size() * length, std::byte{0});
+  bool asked = false;
+  for (size_t i = 0; i < offsets.size(); ++i, out += length) {
+    for (size_t done = 0; done < length;) {
+      const iovec rest{out + done, length - done};
+      const int64_t offset = offsets[i] + static_cast<int64_t>(done);
+      const ssize_t moved = ::preadv2(fd, &rest, 1, offset, asked ? 0 : RWF_NOWAIT);
+      if (moved > 0) {
+        done += static_cast<size_t>(moved);
+      } else if (!asked) {  // or the file ends here, or its system does not know RWF_NOWAIT
+        asked = true;
+        for (const int64_t later : offsets.subspan(i)) {
+          ::posix_fadvise(fd, later, static_cast<off_t>(length), POSIX_FADV_WILLNEED);
+        }
+      } else if (moved == 0) {
+        break;
+      } else if (errno != EINTR) {
+        throw Failure(system_error("read", path, errno, offsets[i], length));
+      }
+    }
+  }
+}
 
 int64_t process_id() { return ::getpid(); }
 

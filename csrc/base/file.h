@@ -5,12 +5,14 @@
 #include <sys/types.h>
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <list>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -105,6 +107,10 @@ class File {
 
 // Why direct I/O was refused, a line a file system; empty where it never was.
 std::vector<std::string> direct_refusals();
+
+// `length` bytes from each of `offsets` on into `out`, one behind the other: zeros where the file has ended. Where one
+// of them is not in memory, it and all that follow are asked for before it is waited for. Throws Failure.
+void read_each(int fd, const std::string& path, std::span<const int64_t> offsets, size_t length, std::byte* out);
 
 int64_t process_id();
 

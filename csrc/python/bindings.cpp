@@ -581,6 +581,16 @@ PYBIND11_MODULE(_engine, module) {
 
   module.def("crc32_joined", &crc32_joined, py::arg("of_first"), py::arg("of_second"), py::arg("second_length"));
   module.attr("ROUTES") = py::cast(kRouteNames).cast<py::tuple>();
+  module.def(
+      "read_each",
+      [](int descriptor, const std::string& path, const Array<int64_t>& offset, size_t length) {
+        Array<uint8_t> found(static_cast<py::ssize_t>(static_cast<size_t>(offset.size()) * length));
+        auto* const out = reinterpret_cast<std::byte*>(found.mutable_data());
+        const WithoutGil nogil;
+        read_each(descriptor, path, span_of(offset), length, out);
+        return found;
+      },
+      py::arg("descriptor"), py::arg("path"), py::arg("offset"), py::arg("length"));
   module.def("direct_refusals", &direct_refusals);
   module.def("set_cufile_search_path", &set_cufile_search_path);
   module.def("cufile_dma_is_possible", &cufile_dma_is_possible);

@@ -8,6 +8,7 @@ part, with the same weights: steps grow longer, and the state that a checkpoint 
 import contextlib
 import itertools
 import math
+import statistics
 
 import torch
 from torch import nn
@@ -24,7 +25,8 @@ LEAST_SIDE = 8
 HIDDEN = {"cuda": 4096, "cpu": 64}  # of a head that has most of the weights: checkpoints are of some size
 HEAD_WIDTH, BYTES = 32, 256
 LEARNING_RATE = 3e-4
-CALIBRATED = 5  # steps that are timed for their median
+CALIBRATED = 5  # steps that are timed for their median, behind
+UNTIMED = 2  # of which the device gets each part when the host has it
 MOST_REPEATS = 10_000
 ROUNDED = 0.05  # layers that a step may lack
 
@@ -162,15 +164,13 @@ class Training:
         return found
 
     def step_s(self, batch):
-        """Seconds of a step by itself, the median of some."""
-        found = []
-        for _ in range(CALIBRATED):
-            begin = device.mark(self.device)
+        """Seconds from a step's end to the next one's, the median of some: as in a loop, nobody waits between them."""
+        ends = []
+        for _ in range(UNTIMED + 1 + CALIBRATED):
             self.step(batch)
-            end = device.mark(self.device)
-            device.synchronize(self.device)
-            found.append(device.seconds_between(begin, end))
-        return sorted(found)[CALIBRATED // 2]
+            ends.append(device.mark(self.device))
+        device.synchronize(self.device)
+        return statistics.median(itertools.starmap(device.seconds_between, itertools.pairwise(ends[UNTIMED:])))
 
     def repeats_for(self, batch, wanted_s):
         """How often to go through the body, once at least, for a step that is no shorter than `wanted_s`, from what one

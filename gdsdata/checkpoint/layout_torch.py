@@ -15,12 +15,13 @@ import os
 import pickle
 import sys
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from gdsdata import engine
 from gdsdata.checkpoint import zip_layout
 from gdsdata.checkpoint.reading import Reading, Record, Stored, bytes_of_storage, opened, seen
 from gdsdata.checkpoint.unpickling import NotPlain, SavedStorage, Unusual, storages_of, unpickle_plain
@@ -133,14 +134,14 @@ class Slice:
         self._tail_offset = max(size_bytes - _ENDS_BYTES, 0)
 
     def ask_for_ends(self) -> None:
-        self.ask_for((0, self._tail_offset))
-
-    def ask_for(self, offsets: Iterable[int]) -> None:
-        """Has storage bring what lies there, and waits for nothing: all of it comes at once."""
+        """Has storage bring what lies there, and waits for nothing."""
         with contextlib.suppress(OSError):  # a hint: who does not take it is waited for later
-            for offset in offsets:
-                if 0 <= offset < self.size_bytes:
-                    os.posix_fadvise(self._descriptor, self.begin + offset, _ENDS_BYTES, os.POSIX_FADV_WILLNEED)
+            for offset in (0, self._tail_offset):
+                os.posix_fadvise(self._descriptor, self.begin + offset, _ENDS_BYTES, os.POSIX_FADV_WILLNEED)
+
+    def at_each(self, offsets: Sequence[int], size_bytes: int) -> list[bytes]:
+        """What lies at places within it, all of which are asked for before one is waited for."""
+        return engine.read_each(self._descriptor, self.path, [self.begin + offset for offset in offsets], size_bytes)
 
     def at(self, offset: int, size_bytes: int) -> bytes:
         """Fewer than ``size_bytes`` where it ends, and none of what is not in it."""
@@ -362,11 +363,11 @@ def _records_of(archive: Slice) -> tuple[dict[str, Record], str]:
     records = {}
     try:
         directory, members = read_directory(archive.at, path, archive.size_bytes)
-        archive.ask_for(member.header_offset for member in members)
-        for member in members:
+        headers = archive.at_each([member.header_offset for member in members], LOCAL_BYTES)
+        for member, header in zip(members, headers, strict=True):
             if member.hindrance:
                 raise NotPlain(f"of record {member.name!r}, {member.hindrance}")
-            begin = content_offset(archive.at(member.header_offset, LOCAL_BYTES), member, directory, path)
+            begin = content_offset(header, member, directory, path)
             # Zero is what torch writes where it was told to take no checksums.
             crc32 = member.crc32 if member.crc32 != 0 or member.size_bytes == 0 else None
             records[member.name] = Record(path, archive.begin + begin, member.size_bytes, crc32, archive.seen)
@@ -376,6 +377,6 @@ def _records_of(archive: Slice) -> tuple[dict[str, Record], str]:
         message = f"{error} (counted from {archive.begin}, where its archive begins)"
         raise CorruptData(message, path, archive.begin + error.offset, error.length) from None
     pickles = [name for name in records if name.endswith("/data.pkl") and name.count("/") == 1]
-    if len(pickles) != 1 or "constants.pkl" in {name.rpartition("/")[2] for name in records}:
+    if len(pickles) != 1 or any(name.endswith("constants.pkl") for name in records):
         raise NotPlain("it is a TorchScript archive, or no archive of torch's")
     return records, pickles[0].removesuffix("data.pkl")

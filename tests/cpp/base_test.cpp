@@ -148,6 +148,38 @@ TEST(File, NamesWhatItCouldNotOpen) {
   EXPECT_EQ(error_of([] { File::open_for_reading("/"); }).code, ErrorCode::kInvalidArgument);
 }
 
+TEST(File, ReadsEachOfManyPlacesInMemoryOrNotAndZerosBehindItsEnd) {
+  TemporaryFolder folder;
+  const Bytes content = random_bytes(1 << 20, 3);
+  const std::string path = folder.write("a", content);
+  const Descriptor file(::open(path.c_str(), O_RDONLY));
+  const std::vector<int64_t> offsets{700'001, 0, (1 << 20) - 5, 4095, 0, 5 << 20};
+  constexpr size_t kLength = 30;
+  for (const bool in_memory : {true, false}) {
+    if (!in_memory) {
+      ASSERT_EQ(::fsync(file.get()), 0);
+      ::posix_fadvise(file.get(), 0, 0, POSIX_FADV_DONTNEED);
+    }
+    Bytes found(offsets.size() * kLength, std::byte{1});
+    read_each(file.get(), path, offsets, kLength, found.data());
+    for (size_t i = 0; i < offsets.size(); ++i) {
+      for (size_t j = 0; j < kLength; ++j) {
+        const size_t at = static_cast<size_t>(offsets[i]) + j;
+        ASSERT_EQ(found[i * kLength + j], at < content.size() ? content[at] : std::byte{0}) << i << " " << j;
+      }
+    }
+  }
+}
+
+TEST(File, NamesThePlaceThatCouldNotBeRead) {
+  Bytes found(30);
+  const std::vector<int64_t> offsets{4096};
+  const Error error = error_of([&] { read_each(-1, "gone", offsets, found.size(), found.data()); });
+  EXPECT_EQ(error.code, ErrorCode::kIo);
+  EXPECT_EQ(error.offset, 4096u);
+  EXPECT_NE(error.message.find("gone"), std::string::npos) << error.message;
+}
+
 TEST(FileTable, ServesMoreFilesThanItKeepsOpen) {
   TemporaryFolder folder;
   std::vector<std::string> paths;
