@@ -48,7 +48,11 @@ def lines(gpu_bytes, cpu_bytes):
                 *of_ours("load to a GPU, cold", "cold", RAW_READ, 0.97),
             ],
         ),
-        ("gpu-async", arguments("cuda", gpu_bytes, "async", "gdsdata_async", "dcp_async"), stall),
+        (
+            "gpu-async",
+            arguments("cuda", gpu_bytes, "async", "gdsdata_async", "gdsdata_async_device", "dcp_async"),
+            stall,
+        ),
         (
             "cpu-save",
             arguments("cpu", cpu_bytes, "save", "torch"),

@@ -20,7 +20,8 @@ from test_checkpoint_save import disk_of
 
 import gdsdata
 from gdsdata import AsyncCheckpointer, EngineOptions, GDSDataset
-from gdsdata.checkpoint.staging import pieces
+from gdsdata.checkpoint import staging
+from gdsdata.checkpoint.staging import Staged, pieces
 from gdsdata.errors import CorruptData, EngineClosed, IoError
 from gdsdata.formats import Records
 
@@ -179,18 +180,18 @@ def test_pieces_cover_every_byte_once_and_are_no_longer_than_they_may_be(gaps_an
     assert covered == sizes
 
 
-@pytest.mark.parametrize("staging", ["4KiB", "64KiB", 3 * MIB, "1GiB"])
-def test_a_state_larger_than_the_staging_memory_flows_through_it(tmp_path, staging):
+@pytest.mark.parametrize("staging_bytes", ["4KiB", "64KiB", 3 * MIB, "1GiB"])
+def test_a_state_larger_than_the_staging_memory_flows_through_it(tmp_path, staging_bytes):
     state = {"a": torch.arange(2_000_003), "small": [torch.full((i,), i) for i in range(50)]}
-    if staging == "4KiB":
+    if staging_bytes == "4KiB":
         state["a"] = state["a"][:20_000].clone()
-    with AsyncCheckpointer(tmp_path, staging_bytes=staging) as checkpointer:
+    with AsyncCheckpointer(tmp_path, staging_bytes=staging_bytes) as checkpointer:
         for step in range(2):
             state["a"][0] = step
             checkpointer.save(step, {"state": state})
             state["a"][0] = -1
         checkpointer.wait()
-        most = {"4KiB": 4096, "64KiB": 65536, "1GiB": 64 * MIB}.get(staging, staging)
+        most = {"4KiB": 4096, "64KiB": 65536, "1GiB": 64 * MIB}.get(staging_bytes, staging_bytes)
         assert 0 < checkpointer._staging.size_bytes <= most
         found = {"state": {"a": torch.zeros_like(state["a"]), "small": [torch.zeros_like(x) for x in state["small"]]}}
         assert checkpointer.restore(found) == 1
@@ -209,13 +210,92 @@ def test_several_saves_may_be_under_way(tmp_path):
 
 
 def test_arguments_out_of_range_are_told(tmp_path):
-    for arguments in ({"keep_last": 0}, {"keep_every": 0}, {"staging_bytes": "many"}, {"staging_bytes": 0}):
-        with pytest.raises(ValueError, match=next(iter(arguments))):
-            AsyncCheckpointer(tmp_path, **arguments)
+    for name, value in {"keep_last": 0, "keep_every": 0, "staging_bytes": 0, "device_staging_bytes": -1}.items():
+        with pytest.raises(ValueError, match=f"{name}={value}"):
+            AsyncCheckpointer(tmp_path, **{name: value})
+    with pytest.raises(ValueError, match="staging_bytes='many'"):
+        AsyncCheckpointer(tmp_path, staging_bytes="many")
     with AsyncCheckpointer(tmp_path) as checkpointer, pytest.raises(ValueError, match="step=-1"):
         checkpointer.save(-1, {})
     with pytest.raises(EngineClosed, match="make a new one"):
         checkpointer.save(1, {})
+
+
+# ------------------------------------------------------------------------------------------------ copied where they are
+
+
+class Gate:
+    """Holds up staging, while it is shut."""
+
+    def __init__(self, monkeypatch):
+        self.opened, self.reached, copy_from = threading.Event(), threading.Event(), Staged.copy_from
+
+        def held_up(staged, storages):
+            self.reached.set()
+            assert self.opened.wait(60)
+            copy_from(staged, storages)
+
+        monkeypatch.setattr(Staged, "copy_from", held_up)
+
+
+def test_a_save_waits_for_no_staging_where_devices_have_room_for_a_copy(tmp_path, monkeypatch):
+    gate, state = Gate(monkeypatch), {"a": torch.zeros(1 << 20), "b": [torch.zeros(5), 1]}
+    with AsyncCheckpointer(tmp_path, device_staging_bytes="16MiB") as checkpointer:
+        for step in (1, 2):
+            state["a"].fill_(step)
+            state["b"][0].fill_(step)
+            handle = checkpointer.save(step, {"state": state})
+            state["a"].fill_(-1)
+            state["b"][0].fill_(-1)
+        assert gate.reached.wait(60) and not handle.done()
+        gate.opened.set()
+        for step in (1, 2):
+            assert checkpointer.restore({"state": state}, step) == step
+            assert state["a"].eq(step).all() and state["b"][0].eq(step).all()
+
+
+def test_states_that_find_no_room_on_their_devices_are_staged_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(staging, "_MOST_COPIED_ON_CPU_BYTES", 5 * MIB)
+    state, copied = {"a": torch.zeros(1 << 20)}, []
+    with AsyncCheckpointer(tmp_path, staging_bytes="64KiB", device_staging_bytes="1GiB", keep_last=9) as checkpointer:
+        take = checkpointer._snapshots.take
+        monkeypatch.setattr(checkpointer._snapshots, "take", lambda of: copied.append(taken := take(of)) or taken)
+        for step in range(6):  # some meet the copy of the save before
+            state["a"].fill_(step)
+            checkpointer.save(step, state)
+            state["a"].fill_(-1)
+        checkpointer.wait()
+        assert copied[0] is not None and None in copied
+        checkpointer.save(6, state).result()
+        assert copied[-1] is not None, "what was staged has given its room back"
+        for step in range(6):
+            assert checkpointer.restore(state, step) == step and state["a"].eq(step).all()
+
+
+def test_a_device_that_is_full_is_told_of_and_states_are_staged_at_once(tmp_path, monkeypatch):
+    def fail(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    state = {"a": torch.ones(1000)}
+    with AsyncCheckpointer(tmp_path, device_staging_bytes="1GiB") as checkpointer:
+        with monkeypatch.context() as patched, pytest.warns(RuntimeWarning, match="device_staging_bytes allows"):
+            patched.setattr(torch.Tensor, "clone", fail)
+            checkpointer.save(1, state).result()
+        assert checkpointer.restore({"a": torch.zeros(1000)}) == 1
+        assert checkpointer._snapshots.take([state["a"].view(torch.uint8)]) is not None
+
+
+def test_an_error_while_a_copy_is_staged_is_told_at_the_next_call(tmp_path, monkeypatch):
+    state = {"a": torch.ones(5000)}
+    with AsyncCheckpointer(tmp_path, device_staging_bytes="1GiB") as checkpointer:
+        with monkeypatch.context() as patched:
+            patched.setattr(Staged, "copy_from", lambda *_: 1 / 0)
+            handle = checkpointer.save(1, state)
+            assert eventually(handle.done)
+        with pytest.raises(RuntimeError, match="could not be copied: ZeroDivisionError"):
+            checkpointer.save(2, state)
+        checkpointer.save(3, state).result()
+        assert checkpointer.steps() == [3] and not checkpointer._snapshots._taken
 
 
 # ------------------------------------------------------------------------------------------------ the folder
@@ -470,12 +550,13 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path):
         checkpointer.save(1, {"a": 1}).result()
 
 
-def test_a_program_that_ends_without_closing_has_saved(tmp_path):
+@pytest.mark.parametrize("device_staging_bytes", [0, 1 << 30])
+def test_a_program_that_ends_without_closing_has_saved(tmp_path, device_staging_bytes):
     script = """
 import gdsdata, sys, torch
-gdsdata.AsyncCheckpointer(sys.argv[1]).save(3, {"a": torch.ones(1 << 20)})
+gdsdata.AsyncCheckpointer(sys.argv[1], device_staging_bytes=int(sys.argv[2])).save(3, {"a": torch.ones(1 << 20)})
 """
-    code, _, stderr = run_script(script, tmp_path)
+    code, _, stderr = run_script(script, tmp_path, device_staging_bytes)
     assert code == 0 and stderr == ""
     assert AsyncCheckpointer(tmp_path).steps() == [3]
 
@@ -491,11 +572,11 @@ def test_an_error_in_the_block_is_the_one_that_is_told(tmp_path):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("staging", ["2MiB", "1GiB"])
-def test_tensors_of_a_gpu_are_saved_as_they_were_when_save_was_called(tmp_path, staging):
+@pytest.mark.parametrize("staging_bytes", ["2MiB", "1GiB"])
+def test_tensors_of_a_gpu_are_saved_as_they_were_when_save_was_called(tmp_path, staging_bytes):
     state = {"a": torch.zeros(3 << 20, device="cuda"), "b": [torch.zeros(5, device="cuda"), torch.zeros(3 << 20)]}
     tensors = [state["a"], *state["b"]]  # the last piece has tensors of the CPU alone
-    with AsyncCheckpointer(tmp_path, staging_bytes=staging) as checkpointer:
+    with AsyncCheckpointer(tmp_path, staging_bytes=staging_bytes) as checkpointer:
         for step in range(1, 4):
             torch.cuda._sleep(20_000_000)
             for tensor in tensors:
@@ -505,6 +586,27 @@ def test_tensors_of_a_gpu_are_saved_as_they_were_when_save_was_called(tmp_path, 
                 for tensor in tensors:
                     tensor.fill_(-1)
             torch.cuda.synchronize()
+        for step in range(1, 4):
+            assert checkpointer.restore({"state": state}, step) == step
+            assert all(tensor.eq(step).all() for tensor in tensors)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("is_side_stream", [False, True])
+def test_a_save_waits_for_no_gpu_where_that_has_room_for_a_copy(tmp_path, is_side_stream):
+    state = {"a": torch.zeros(3 << 20, device="cuda"), "b": [torch.zeros(5, device="cuda"), torch.zeros(5)]}
+    tensors = [state["a"], *state["b"]]
+    stream = torch.cuda.Stream() if is_side_stream else torch.cuda.current_stream()
+    with AsyncCheckpointer(tmp_path, device_staging_bytes="1GiB") as checkpointer, torch.cuda.stream(stream):
+        checkpointer.save(0, {"state": state}).result()  # the first one makes memory
+        for step in range(1, 4):
+            torch.cuda._sleep(2_000_000_000)  # a second
+            for tensor in tensors:
+                tensor.fill_(step)
+            handle = checkpointer.save(step, {"state": state})
+            assert handle.stall_s < 0.3 and not stream.query()
+            for tensor in tensors:
+                tensor.fill_(-1)
         for step in range(1, 4):
             assert checkpointer.restore({"state": state}, step) == step
             assert all(tensor.eq(step).all() for tensor in tensors)

@@ -109,9 +109,10 @@ class Checkpoint(case.Case):
         return ["+".join(self.case.dtypes)]
 
     def rows_for(self, source, cache):
+        every = checkpoint_peers.ASYNC_ROWS if source.kind == "async" else checkpoint_peers.ROWS
+        rows = [peer for peer in every if device.is_cuda(self.device) or peer.on_cpu]
         if source.kind == "async":
-            return checkpoint_peers.ASYNC_ROWS
-        rows = [peer for peer in checkpoint_peers.ROWS if device.is_cuda(self.device) or peer.on_cpu]
+            return rows
         if source.kind == "load":
             return [peer for peer in rows if peer.loads]
         return [peer for peer in rows if peer.saves and (peer.replaces or cache != "replaced")]

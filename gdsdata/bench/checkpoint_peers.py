@@ -432,6 +432,7 @@ class OursAsync(AsyncPeer):
     key, name = "gdsdata_async", "gdsdata.AsyncCheckpointer"
     setting = "gdsdata.AsyncCheckpointer with keep_last=1 and staging_bytes= for the whole state"
     durable = prunes = True
+    copies_on_device = False
 
     @classmethod
     def lacks(cls):
@@ -444,7 +445,12 @@ class OursAsync(AsyncPeer):
 
         self.folder, self.counts = folder, self.opened.enter_context(Counts())
         staging_bytes = state_bytes + STAGING_SPARE_BYTES
-        self.checkpointer = gdsdata.AsyncCheckpointer(folder, keep_last=1, staging_bytes=staging_bytes)
+        self.checkpointer = gdsdata.AsyncCheckpointer(
+            folder,
+            keep_last=1,
+            staging_bytes=staging_bytes,
+            device_staging_bytes=state_bytes if self.copies_on_device else 0,
+        )
         self.opened.callback(self.checkpointer.close)
 
     def save(self, state, step):
@@ -462,6 +468,12 @@ class OursAsync(AsyncPeer):
 
     def stated_bytes(self):
         return self.counts.memory_bytes()
+
+
+class OursAsyncOnDevice(OursAsync):
+    key, name = "gdsdata_async_device", "gdsdata.AsyncCheckpointer, by a copy on the GPU"
+    setting = f"{OursAsync.setting}, and device_staging_bytes= as well"
+    on_cpu, copies_on_device = False, True
 
 
 class TorchAsync(AsyncPeer):
@@ -515,7 +527,7 @@ class TorchAsync(AsyncPeer):
         return self.saved
 
 
-ASYNC_ROWS = [OursAsync, TorchAsync]
+ASYNC_ROWS = [OursAsync, OursAsyncOnDevice, TorchAsync]
 
 
 def stock_tensors(folder, into):

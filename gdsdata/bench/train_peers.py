@@ -225,15 +225,17 @@ def saving(loader, saver, key):
     return type(f"{loader.__name__}And{saver.__name__}", (loader,), attributes)
 
 
-OURS = [Ours, saving(Ours, checkpoint_peers.OursAsync, "gdsdata_saving")]
+OursSavingOnDevice = saving(Ours, checkpoint_peers.OursAsyncOnDevice, "gdsdata_saving_device")
+OURS = [Ours, saving(Ours, checkpoint_peers.OursAsync, "gdsdata_saving"), OursSavingOnDevice]
 LOADERS = [Loader, saving(Loader, TorchSave, "dataloader_torch_save"), saving(Loader, DcpAsync, "dataloader_dcp")]
 MORE = {"text": [], "volumes": [DaliVolumes, WebDatasetVolumes, SpdlVolumes], "images": [WebDataset, DaliImages]}
+ONLY_ON_GPU = {OursSavingOnDevice, DaliVolumes}
 
 
 def rows_for(work, saves, on_gpu):
     """The classes measured beside each other; with `saves` also those that save checkpoints."""
-    rows = [Ceiling, *OURS, *LOADERS, *(peer for peer in MORE[work] if on_gpu or peer is not DaliVolumes)]
-    return [peer for peer in rows if saves or saver_of(peer) is None]
+    rows = [Ceiling, *OURS, *LOADERS, *MORE[work]]
+    return [peer for peer in rows if (on_gpu or peer not in ONLY_ON_GPU) and (saves or saver_of(peer) is None)]
 
 
 def saver_of(peer):

@@ -26,7 +26,7 @@ from gdsdata.checkpoint.commit import Folder, Manifest, SavedFile
 from gdsdata.checkpoint.nests import mapped, places
 from gdsdata.checkpoint.pause import collector_paused
 from gdsdata.checkpoint.reading import bytes_of_storage
-from gdsdata.checkpoint.staging import Staged, Staging, pieces
+from gdsdata.checkpoint.staging import Snapshots, Staged, Staging, pieces
 from gdsdata.checkpoint.writing import Writing, crc32_of_all
 from gdsdata.errors import CorruptData, EngineClosed, SaveAborted
 from gdsdata.options import EngineOptions
@@ -85,13 +85,15 @@ class AsyncCheckpointer:
     save with torch.distributed.checkpoint and `GDSStorageWriter`.
 
     Memory: ``staging_bytes`` at most, pinned where CUDA is used, made when the first saves need it and kept for the
-    next ones, and the engine's own (`EngineOptions`).
+    next ones, and the engine's own (`EngineOptions`); and what ``device_staging_bytes`` allows, of torch's on GPUs.
 
     Args:
         folder: of the checkpoints, on storage that all ranks see. Only one may save into it at a time.
         keep_last: so many of the newest are kept; a save that is complete removes older ones.
         keep_every: those of steps that are multiples of it are kept as well, for ever.
         staging_bytes: most memory for states on their way: a number, or as "8GiB". A larger state flows through.
+        device_staging_bytes: most memory of each GPU for copies of states: `save` then waits for nothing that GPUs or
+            storage do. A state that does not fit into what is left of it is copied to the host's memory first.
         process_group: of gloo, with all ranks; None: one is made, by all ranks together.
         timeout_s: for which ranks wait for one another.
         options: of the engine.
@@ -107,6 +109,7 @@ class AsyncCheckpointer:
         keep_last: int = 3,
         keep_every: int | None = None,
         staging_bytes: int | str = "8GiB",
+        device_staging_bytes: int | str = 0,
         process_group: Any = None,
         timeout_s: float = 1800.0,
         options: EngineOptions | None = None,
@@ -116,10 +119,14 @@ class AsyncCheckpointer:
         self.keep_last, self.keep_every = keep_last, keep_every
         self.options = options or EngineOptions()
         self._folder = Folder(os.fspath(folder), self.options)
-        self._staging = Staging(_bytes_of(staging_bytes))
+        self._staging = Staging(_bytes_of("staging_bytes", staging_bytes))
+        on_devices = _bytes_of("device_staging_bytes", device_staging_bytes) if device_staging_bytes else 0
+        self._snapshots = Snapshots(on_devices)
         self._ranks = _Ranks(process_group, timeout_s)
         self._saves = ThreadPoolExecutor(1, thread_name_prefix="gdsdata-save")  # waited for before the program ends
-        self._writers = _Writers(2)  # pieces at a time, so that storage does not wait for the next one
+        self._writers = _Threads(2, "gdsdata-write")  # pieces at a time, so that storage does not wait for the next one
+        self._stagers = _Threads(1, "gdsdata-stage")
+        self._stagings: list[Future[None]] = []  # of snapshots, under way
         self._under_way: list[Future[str]] = []  # saves, and those that only take part
         self._unseen: list[Future[str]] = []  # of saves whose error nobody has been told yet
         self._locked = self._closed = False
@@ -127,8 +134,9 @@ class AsyncCheckpointer:
     def save(self, step: int, state: Mapping[str, Any]) -> SaveHandle:
         """Take a copy of ``state`` and write it in the background; everything in it may change when this returns.
 
-        On a GPU the copy comes behind what the current stream has been given before. This waits for the copy, and,
-        where earlier saves or this one fill the staging memory, for storage to take some of it.
+        On a GPU the copy comes behind what the current stream has been given before. This waits for the copy to the
+        host, and, where earlier saves or this one fill the staging memory, for storage to take some of it; with
+        ``device_staging_bytes`` for neither, and what the current stream is given next comes behind the copy.
 
         Args:
             step: of the training: a number of 0 or more.
@@ -145,16 +153,23 @@ class AsyncCheckpointer:
             self._check()
             if step < 0:
                 raise ValueError(f"step={step} must be 0 or more")
-            job = _Job(step, {name: _local(_state_of(one)) for name, one in state.items()}, self._staging)
+            states = {name: _local(_state_of(one)) for name, one in state.items()}
+            job = _Job(step, states, self._staging, self._snapshots)
         except Exception as error:
             if not self._closed:
                 self._submit(_NoJob(step, error))  # the other ranks wait for this one
             raise
+        if not job.is_copied:
+            wait(self._stagings)  # which need memory that this one would keep until they have been written
         ended = self._submit(job)
         self._unseen.append(ended)
         handle = SaveHandle(step, job.size_bytes, ended, lambda: self._forget(ended))
         try:
-            job.stage()
+            if job.is_copied:
+                self._stagings = [one for one in self._stagings if not one.done()]
+                self._stagings.append(self._stagers.submit(job.stage))
+            else:
+                job.stage()
         except BaseException:  # which is told now
             self._forget(ended)
             raise
@@ -240,6 +255,7 @@ class AsyncCheckpointer:
             self._closed = True
             self._saves.shutdown()
             self._writers.close()
+            self._stagers.close()
             self._folder.unlock()
 
     def __enter__(self) -> AsyncCheckpointer:
@@ -321,10 +337,14 @@ class AsyncCheckpointer:
 
 
 class _Job:
-    """A state on its way from the caller's thread, which stages it, to the one that writes it."""
+    """A state on its way from the caller's thread to the one that writes it.
+
+    Attributes:
+        is_copied: the caller may go on before it has been staged.
+    """
 
     @collector_paused()
-    def __init__(self, step: int, state: dict[str, Any], staging: Staging) -> None:
+    def __init__(self, step: int, state: dict[str, Any], staging: Staging, snapshots: Snapshots) -> None:
         self.step = step
         pickled, storages = layout_torch.pickled_by_storages(state)
         self._storages = [bytes_of_storage(storage) for storage in storages]
@@ -335,35 +355,47 @@ class _Job:
         self._off = threading.Event()  # nobody will write what is staged
         # Writing begins when the state is staged, or has no room: two threads that ask for the GIL hold each other up.
         self._begun = threading.Event()
+        self._snapshot = snapshots.take(self._storages)
+        self.is_copied = self._snapshot is not None
+        if self._snapshot is not None:
+            self._storages = self._snapshot.storages
 
     def stage(self) -> None:
-        """Copies the state, as fast as there is room; ends early where its save has failed."""
+        """Copies the state to the host, as fast as there is room; ends early where its save has failed."""
         copied: dict[torch.device, torch.cuda.Event] = {}  # behind which all that was asked of each GPU is there
         try:
-            sizes = [one.nbytes for one in self._storages]
-            for piece in pieces(self.layout.offsets, sizes, self._staging.piece_bytes):
-                memory = self._staging.take(self._off.is_set, self._begun.set)
-                if memory is None:
-                    return
-                staged = Staged(piece, memory)
-                try:
-                    staged.copy_from(self._storages)
-                finally:
-                    copied |= staged.copied
-                    self._staged.put(staged)
+            try:
+                with self._snapshot.streams() if self._snapshot else contextlib.nullcontext():
+                    self._stage_pieces(copied)
+            finally:
+                for event in copied.values():
+                    event.synchronize()
         except BaseException as error:
             self._staged.put(error)
             raise
         finally:
-            for event in copied.values():
-                event.synchronize()
             self._storages = []
+            if self._snapshot:
+                self._snapshot.release()
             if self._off.is_set():
                 self.give_up()
             self._staged.put(None)  # the last of all: whoever writes waits for it
             self._begun.set()
 
-    def write(self, path: str, writers: _Writers, options: EngineOptions) -> int:
+    def _stage_pieces(self, copied: dict[torch.device, torch.cuda.Event]) -> None:
+        sizes = [one.nbytes for one in self._storages]
+        for piece in pieces(self.layout.offsets, sizes, self._staging.piece_bytes):
+            memory = self._staging.take(self._off.is_set, self._begun.set)
+            if memory is None:
+                return
+            staged = Staged(piece, memory)
+            try:
+                staged.copy_from(self._storages)
+            finally:
+                copied |= staged.copied
+                self._staged.put(staged)
+
+    def write(self, path: str, writers: _Threads, options: EngineOptions) -> int:
         """The file, on storage; returns its bytes.
 
         Raises:
@@ -421,13 +453,13 @@ class _Job:
             self._staging.give_back(staged.memory)
 
 
-class _Writers:
-    """Threads that call what they are given, to the program's very end: an executor takes nothing any more by then."""
+class _Threads:
+    """They call what they are given, to the program's very end: an executor takes nothing any more by then."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, name: str) -> None:
         calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         for _ in range(count):
-            threading.Thread(target=_make_calls, args=(calls,), name="gdsdata-write", daemon=True).start()
+            threading.Thread(target=_make_calls, args=(calls,), name=name, daemon=True).start()
         self._calls = calls
         self.close = weakref.finalize(self, lambda: [calls.put(None) for _ in range(count)])
 
@@ -453,7 +485,7 @@ class _NoJob:
     def __init__(self, step: int, error: Exception) -> None:
         self.step, self._error = step, error
 
-    def write(self, path: str, writers: _Writers, options: EngineOptions) -> int:
+    def write(self, path: str, writers: _Threads, options: EngineOptions) -> int:
         raise self._error
 
     def give_up(self) -> None:
@@ -552,10 +584,10 @@ def _gathered(value: Any, group: Any, count: int) -> list[Any]:
 # ------------------------------------------------------------------------------------------------ states
 
 
-def _bytes_of(size: int | str) -> int:
+def _bytes_of(name: str, size: int | str) -> int:
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", str(size))
     if found is None or found[2].upper() not in _UNITS or float(found[1]) <= 0:
-        raise ValueError(f"staging_bytes={size!r} must be a number of bytes, or have a unit as in '8GiB' or '500MB'")
+        raise ValueError(f"{name}={size!r} must be a number of bytes, or have a unit as in '8GiB' or '500MB'")
     return int(float(found[1]) * _UNITS[found[2].upper()])
 
 

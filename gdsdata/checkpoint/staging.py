@@ -1,7 +1,10 @@
-"""Host memory of a fixed size that states pass through on their way to files, so that training can go on."""
+"""Memory of a fixed size that states pass through on their way to files, so that training can go on: the host's, and
+the devices' own, from which they are staged behind the program.
+"""
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import mmap
 import threading
@@ -11,8 +14,10 @@ from dataclasses import dataclass, field
 import torch
 
 from gdsdata.checkpoint.writing import PAGE_BYTES
+from gdsdata.engine import warn_once
 
 _PIECE_BYTES = 32 << 20  # several are under way to storage, and a small state does not take much
+_MOST_COPIED_ON_CPU_BYTES = 16 << 20  # counters and generators, beside tensors on GPUs
 
 
 @dataclass(frozen=True)
@@ -135,6 +140,73 @@ class Staging:
     @property
     def size_bytes(self) -> int:
         return self._made * self.piece_bytes
+
+
+class Snapshot:
+    """Copies of storages where these are. Hold it until they have been staged, and `release` it then.
+
+    Attributes:
+        storages: the copies, on each GPU behind what its current stream had been given when they were asked for.
+    """
+
+    def __init__(self, storages: list[torch.Tensor], given_back: Callable[[], object]) -> None:
+        self.storages, self._given_back = storages, given_back
+        devices = dict.fromkeys(one.device for one in storages if one.device.type == "cuda")
+        self._made = {device: torch.cuda.current_stream(device).record_event() for device in devices}
+
+    @contextlib.contextmanager
+    def streams(self) -> Iterator[None]:
+        """Of each GPU the current one is nobody else's, and behind the copies."""
+        with contextlib.ExitStack() as current:
+            for device, event in self._made.items():
+                stream = torch.cuda.Stream(device)
+                stream.wait_event(event)
+                current.enter_context(torch.cuda.stream(stream))
+            yield
+
+    def release(self) -> None:
+        """When nothing reads the copies any more."""
+        self.storages = []
+        self._given_back()
+
+
+class Snapshots:
+    """Makes them, where there is room.
+
+    Args:
+        most_bytes: on each GPU, of all that have not been released; 0: none is made.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most = most_bytes
+        self._taken: collections.Counter[torch.device] = collections.Counter()
+        self._lock = threading.Lock()
+
+    def take(self, storages: Sequence[torch.Tensor]) -> Snapshot | None:
+        """Of these (uint8, one dimension). None where they do not fit, or much of them is on the CPU."""
+        sizes: collections.Counter[torch.device] = collections.Counter()
+        for one in storages:
+            sizes[one.device] += one.nbytes
+        with self._lock:
+            if not all(self._taken[device] + size <= self._most_on(device) for device, size in sizes.items()):
+                return None
+            self._taken += sizes
+        try:
+            return Snapshot([one.clone() for one in storages], lambda: self._give_back(sizes))
+        except torch.OutOfMemoryError:
+            self._give_back(sizes)
+            warn_once("a GPU has no memory for a state's copy, which device_staging_bytes allows: save() waits instead")
+            return None
+        except BaseException:
+            self._give_back(sizes)
+            raise
+
+    def _most_on(self, device: torch.device) -> int:
+        return self._most if device.type == "cuda" else min(self._most, _MOST_COPIED_ON_CPU_BYTES)
+
+    def _give_back(self, sizes: collections.Counter[torch.device]) -> None:
+        with self._lock:
+            self._taken -= sizes
 
 
 def _make_buffer(size_bytes: int) -> torch.Tensor:
