@@ -1,6 +1,7 @@
 // A GPU, by the driver's interface. Every call makes the device's primary context current for its own time only: the
 // thread may be anybody's, and torch's, on another GPU.
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <map>
 #include <mutex>
@@ -118,10 +119,12 @@ class CudaEvent final : public Event {
   CudaEvent& operator=(const CudaEvent&) = delete;
 
   bool done() override {
+    if (done_.load(std::memory_order_acquire)) return true;  // workers have asked: a consumer need not
     const Current current(gpu_);
     const CudaApi::Result result = gpu_.api.event_query(event_);
     if (result == CudaApi::kNotReady) return false;
     gpu_.api.check(result, "asking for an event on " + gpu_.name());
+    done_.store(true, std::memory_order_release);
     return true;
   }
   // Sleeps between looks: a thread that spins would take a core from the program.
@@ -138,6 +141,7 @@ class CudaEvent final : public Event {
   static constexpr std::chrono::microseconds kLongestSleep{200};
   Gpu& gpu_;
   const CudaApi::Event event_;
+  std::atomic<bool> done_{false};  // it is recorded once
 };
 
 class CudaStream final : public Stream {

@@ -16,9 +16,10 @@ from torch.nn import functional
 
 from . import device
 
-# On a GPU wide enough that its kernels take longer than giving it their work: else the host would set a step's time.
-WIDTH = {"text": {"cuda": 512, "cpu": 32}, "volumes": {"cuda": 128, "cpu": 16}, "images": {"cuda": 256, "cpu": 16}}
-LAYERS = {"text": 4, "volumes": 2, "images": 2}
+# On a GPU wide enough that its kernels take longer than giving it their work: else the host would set a step's time
+# (benchmarks/notes/gpu.md).
+WIDTH = {"text": {"cuda": 512, "cpu": 32}, "volumes": {"cuda": 256, "cpu": 16}, "images": {"cuda": 256, "cpu": 16}}
+LAYERS = {"text": 4, "volumes": 1, "images": 2}
 # Voxels or pixels that the first convolution makes one of, in each direction.
 PATCH = {"volumes": {"cuda": 4, "cpu": 8}, "images": {"cuda": 8, "cpu": 8}}
 LEAST_SIDE = 8
