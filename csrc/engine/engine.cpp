@@ -125,12 +125,29 @@ void SegmentQueue::push_fresh(std::vector<Segment>& segments) {
   size_t to_wake = 0;
   {
     std::lock_guard lock(mutex_);
-    to_wake = claim_workers(segments.size());
-    auto& fresh = of(segments.front().group->priority).fresh;
+    const Group& group = *segments.front().group;
+    const bool patient = group.patient;
+    auto& fresh = of(group.priority).fresh;
     for (Segment& segment : segments) fresh.push_back(std::move(segment));
+    to_wake = claim_workers(patient ? 1 : waiting_segments());
   }
   segments.clear();
   wake(to_wake);
+}
+
+void SegmentQueue::hurry() {
+  size_t to_wake = 0;
+  {
+    std::lock_guard lock(mutex_);
+    to_wake = claim_workers(waiting_segments());
+  }
+  wake(to_wake);
+}
+
+size_t SegmentQueue::waiting_segments() const {
+  size_t count = 0;
+  for (const Waiting& waiting : waiting_segments_) count += waiting.size();
+  return count;
 }
 
 void SegmentQueue::push_for_storage(Segment segment) {
@@ -341,6 +358,10 @@ void Engine::submit(std::shared_ptr<Group> group) {
   if (segments.empty()) segments.push_back({group, 0, 0, {}, {}, false});  // it still ends on a worker
   group->open_segments_ = segments.size();
   running_->queue.push_fresh(segments);
+}
+
+void Engine::hurry() {
+  if (!forked()) running_->queue.hurry();
 }
 
 void Engine::prepare() {

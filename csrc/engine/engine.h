@@ -42,6 +42,7 @@ class SegmentQueue {
  public:
   void push_fresh(std::vector<Segment>& segments);  // takes them all, at least one, of one group
   void push_for_storage(Segment segment);
+  void hurry();  // patient groups' segments get all the workers that there are, too
   // Waits when asked to; false when there is none (or, waiting, when the queue was closed).
   bool pop(Segment& segment, bool wait);
   bool pop_spare(Segment& segment);  // one that no worker waits for
@@ -60,10 +61,12 @@ class SegmentQueue {
   struct Waiting {
     std::deque<Segment> for_storage;  // go first: their groups are the oldest
     std::deque<Segment> fresh;
-    bool empty() const { return for_storage.empty() && fresh.empty(); }
+    size_t size() const { return for_storage.size() + fresh.size(); }
+    bool empty() const { return size() == 0; }
   };
   Waiting& of(Priority priority) { return waiting_segments_[static_cast<size_t>(priority)]; }
   bool take_next(Segment& segment);
+  size_t waiting_segments() const;
   static Segment take_from(std::deque<Segment>& segments);
   std::mutex mutex_;
   std::condition_variable filled_;
@@ -118,6 +121,9 @@ class Engine {
   // Submits and waits until every byte is in place; throws the group's error as Failure. Calls `poll` now and then
   // while it waits; when that throws, what has not started is cancelled, and it is thrown on.
   void run(std::shared_ptr<Group> group, const std::function<void()>& poll = {});
+
+  // Somebody waits for a patient group after all.
+  void hurry();
 
   // Has workers that have nothing to do take the memory that copies to the device need, which they else take when their
   // first segment comes: the driver is slow to give it. Never blocks; an error comes with that segment.

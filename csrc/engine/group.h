@@ -29,6 +29,7 @@ class Group {
   Direction direction = Direction::kRead;
   Conversion conversion = Conversion::kNone;  // for a device that the processor cannot write: of equal size
   Priority priority = Priority::kTraining;
+  bool patient = false;  // nobody waits for it soon: a worker more will do, rather than all that have nothing to do
   Events before;  // device memory is touched behind these only
   bool with_checksums = false;  // without conversion; taken on the way, so that all of it passes the host
   // Called once, when all transfers have ended, on the worker that ended the last one, and let go after that:

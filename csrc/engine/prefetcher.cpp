@@ -200,6 +200,7 @@ void Prefetcher::Core::submit(size_t index, std::span<const int32_t> files, std:
     slot.group->conversion = options_.conversion;
   }
   slot.group->before = slot.buffer->uses;
+  slot.group->patient = 2 * ring_.count(Ring::State::kReady) >= ring_.slots();
   // Keeps this alive while reads into its slot are in flight.
   slot.group->on_done = [self = shared_from_this(), index] { self->slot_done(index); };
   slot.group->transfers.clear();
@@ -254,6 +255,7 @@ std::optional<Prefetcher::Batch> Prefetcher::Core::next(const std::function<void
   ++calls_;
   if (!ring_.head_ready()) {
     const auto began = Clock::now();
+    engine_->hurry();
     if (!help_until_head(lock)) wait_for_head(lock, poll);
     ++statistics_.stalls;
     statistics_.stall_s += std::chrono::duration<double>(Clock::now() - began).count();

@@ -99,6 +99,44 @@ TEST(SegmentQueue, BackgroundThatGoesToStorageDoesNotGoBeforeTraining) {
   EXPECT_EQ(popped(queue), Priority::kBackground);
 }
 
+TEST(SegmentQueue, APatientGroupGetsAWorkerMoreUntilSomebodyIsInAHurry) {
+  using namespace std::chrono_literals;
+  SegmentQueue queue;
+  std::atomic<int> about_to_wait{0}, took{0};
+  std::atomic<bool> over{false};
+  std::vector<std::jthread> workers;
+  for (int i = 0; i < 6; ++i) {
+    workers.emplace_back([&] {
+      ++about_to_wait;
+      Segment segment;
+      if (!queue.pop(segment, /*wait=*/true)) return;
+      ++took;
+      while (!over) std::this_thread::sleep_for(1ms);
+    });
+  }
+  const auto after = [&](int count) {
+    const auto until = std::chrono::steady_clock::now() + 10s;
+    while (took < count && std::chrono::steady_clock::now() < until) std::this_thread::sleep_for(1ms);
+    std::this_thread::sleep_for(50ms);  // for those who should not come
+    return took.load();
+  };
+  while (about_to_wait < 6) std::this_thread::sleep_for(1ms);
+  std::this_thread::sleep_for(100ms);
+  const auto patient = group_of(Priority::kTraining);
+  patient->patient = true;
+  push(queue, patient, 2);
+  EXPECT_EQ(after(1), 1);
+  push(queue, patient, 2);
+  EXPECT_EQ(after(2), 2) << "the first worker has not come back: another one is needed";
+  queue.hurry();
+  EXPECT_EQ(after(4), 4);
+  push(queue, patient, 1);
+  push(queue, group_of(Priority::kBackground), 1);
+  EXPECT_EQ(after(6), 6);
+  over = true;
+  queue.close();
+}
+
 TEST(SegmentQueue, WhatIsSpareGoesInTheSameTurns) {
   SegmentQueue queue;
   Segment segment;
