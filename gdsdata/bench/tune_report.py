@@ -2,6 +2,7 @@
 
 import json
 import statistics
+import textwrap
 
 from . import report
 from .measure import size_text
@@ -10,6 +11,7 @@ STATES = {"warm": "files in the page cache", "cold": "files not in the page cach
 COLUMNS = [*report.RATE[:2], *report.COST, report.RATIOS[1]]
 PICTURE = "GB per second by each parameter's value, and of the default beside the best"
 IN_BYTES = "_bytes"
+TITLE_LETTERS = 110  # of a line across the picture
 
 
 def columns_of(case, kind):
@@ -123,9 +125,8 @@ def plot(results, path):
     figure = pyplot.figure(figsize=(11.5, 3.3 * sum(downs)), layout="constrained")
     parts = figure.subfigures(len(shown), 1, squeeze=False, height_ratios=downs)[:, 0]
     for part, down, (answer, rows) in zip(parts, downs, shown, strict=True):
-        part.suptitle(
-            f"{title_of(answer, results['device']['name'])}\n{said(answer['gain'])}", fontsize=10, fontweight="bold"
-        )
+        verdict = textwrap.fill(said(answer["gain"]), TITLE_LETTERS)
+        part.suptitle(f"{title_of(answer, results['device']['name'])}\n{verdict}", fontsize=10, fontweight="bold")
         axes = part.subplots(down, MOST_PANELS, squeeze=False).ravel()
         for axis, (parameter, ones) in zip(axes, panels[answer["group"]].items(), strict=False):
             draw_parameter(axis, parameter, ones)
