@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from gdsdata.calibration import calibrated
-from gdsdata.engine import kept_engine, reaches, resolved, shared_engine, stream_of
+from gdsdata.engine import kept_engine, new_storage, reaches, resolved, shared_engine, stream_of
 from gdsdata.errors import EngineClosed
 from gdsdata.options import EngineOptions
 from gdsdata.read_calls import ReadCalls
@@ -171,7 +171,8 @@ def read_tensor(
     device = target if reaches(target) else torch.device("cpu")
     path = os.fspath(path)
     engine = kept_engine(calibrated(EngineOptions(), path, device, measure=False), device)
-    tensor = torch.empty(tuple(shape), dtype=dtype, device=device)
+    storage = new_storage(math.prod(shape) * dtype.itemsize, device)
+    tensor = torch.empty(0, dtype=dtype, device=device).set_(storage, 0, tuple(shape))
     return _read(engine, tensor, path, offset, engine.mark(stream_of(device)), background=True).to(target)
 
 

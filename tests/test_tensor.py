@@ -4,6 +4,7 @@ import ctypes
 import errno
 import os
 import random
+import re
 import resource
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 import torch
 from helpers import MIB, drop_cache, in_new_process, random_bytes, write_records
 
+import gdsdata
 from gdsdata import GDSDataset, read_tensor, write_tensor
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.formats import Records
@@ -347,3 +349,29 @@ def test_a_write_without_permission_is_an_io_error(tmp_path):
     assert isinstance(error, IoError) and error.errno == errno.EACCES
     assert "Permission denied; check the permissions of the file and its folders" in str(error)
     assert (tmp_path / "x").read_bytes() == b"old" and os.listdir(tmp_path) == ["x"]
+
+
+# ------------------------------------------------------------------------------------------------ new memory
+
+
+def prefers_huge_pages(address: int) -> bool:
+    """Whether the mapping that it lies in asks for them, as /proc/self/smaps says."""
+    is_there = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            is_there = int(found[1], 16) <= address < int(found[2], 16)
+        elif is_there and line.startswith("VmFlags:"):
+            return "hg" in line.split()
+    raise AssertionError(f"{address:x} is not mapped")
+
+
+@pytest.mark.skipif(not os.path.exists("/sys/kernel/mm/transparent_hugepage"), reason="the kernel has no huge pages")
+def test_new_memory_is_of_huge_pages(tmp_path):
+    path, size = tmp_path / "a.bin", 8 * MIB
+    path.write_bytes(random_bytes(size))
+    tensor = read_tensor(path, torch.uint8, [size])
+    gdsdata.save({"a": tensor}, tmp_path / "a.pt")
+    gdsdata.save({"a": tensor}, tmp_path / "a.safetensors")
+    read = [tensor, *(gdsdata.load(tmp_path / name)["a"] for name in ("a.pt", "a.safetensors"))]
+    for one in read:
+        assert prefers_huge_pages(one.data_ptr() + size // 2) and torch.equal(one, tensor)

@@ -85,8 +85,11 @@ std::optional<Error> PageCache::serve(std::span<const Transfer> transfers, std::
     File& file = *files[i];
     if (transfer.length > file.size_bytes() || transfer.offset > file.size_bytes() - transfer.length)
       return truncated(file, transfer);
-    Mapping* mapping = file.size_bytes() >= kMapFileBytes ? file.mapping() : nullptr;
-    if (mapping == nullptr || transfer.length > kShortBytes) {
+    const bool is_long = transfer.length > kShortBytes;
+    const bool pays = file.size_bytes() >= (is_long ? kLongFileBytes : kMapFileBytes) ||
+                      (is_long && file.size_bytes() >= kMapFileBytes && file.was_read_before(transfer.length));
+    Mapping* mapping = pays ? file.mapping() : nullptr;
+    if (mapping == nullptr || is_long) {
       // Asked first, because RWF_NOWAIT on a page that is not there starts reading it into the page cache.
       const File::Residency residency = long_residency(file, transfer);
       if (mapping != nullptr && residency == File::Residency::kAll &&

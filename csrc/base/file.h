@@ -75,6 +75,11 @@ class File {
   // Asks the system to bring a range into the page cache, and does not wait for it.
   void will_need(uint64_t offset, uint64_t length) const;
 
+  // Whether as many bytes as the file has, or more, were counted before these.
+  bool was_read_before(uint64_t length) {
+    return bytes_counted_.fetch_add(length, std::memory_order_relaxed) >= size_bytes_;
+  }
+
   // What a library made of this file's descriptors, by `make` at the first call. It ends before they close, when nobody
   // uses the file any more.
   std::shared_ptr<void> companion(const std::function<std::shared_ptr<void>()>& make);
@@ -99,6 +104,7 @@ class File {
   uint64_t direct_alignment_ = 4096;
   uint64_t size_bytes_ = 0;
   uint64_t file_system_ = 0;  // st_dev
+  std::atomic<uint64_t> bytes_counted_{0};
   std::once_flag mapping_once_;
   std::unique_ptr<Mapping> mapping_;
   std::once_flag companion_once_;

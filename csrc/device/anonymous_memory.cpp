@@ -58,4 +58,10 @@ void AnonymousMemory::populate() {
   }
 }
 
+void prefer_huge_pages(std::byte* memory, size_t bytes) {
+  const auto address = reinterpret_cast<uintptr_t>(memory);
+  const uintptr_t begin = align_up(address, kHugePageBytes), end = align_down(address + bytes, kHugePageBytes);
+  if (begin < end) ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);  // refused: single pages then
+}
+
 }  // namespace gdsdata

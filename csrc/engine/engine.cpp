@@ -121,7 +121,7 @@ void Group::segment_ended(const RouteBytes& segment_bytes, std::optional<Error> 
   done();
 }
 
-void SegmentQueue::push_fresh(std::vector<Segment>& segments) {
+void SegmentQueue::push_fresh(std::vector<Segment>& segments, bool helped) {
   size_t to_wake = 0;
   {
     std::lock_guard lock(mutex_);
@@ -129,7 +129,7 @@ void SegmentQueue::push_fresh(std::vector<Segment>& segments) {
     const bool patient = group.patient;
     auto& fresh = of(group.priority).fresh;
     for (Segment& segment : segments) fresh.push_back(std::move(segment));
-    to_wake = claim_workers(patient ? 1 : waiting_segments());
+    to_wake = claim_workers(patient ? 1 : waiting_segments() - (helped ? 1 : 0));
   }
   segments.clear();
   wake(to_wake);
@@ -321,7 +321,7 @@ const std::shared_ptr<Device>& Engine::device() const { return running_->device;
 
 bool Engine::forked() const { return process_id() != process_; }
 
-void Engine::submit(std::shared_ptr<Group> group) {
+void Engine::submit(std::shared_ptr<Group> group, bool helped) {
   if (forked()) {
     throw Failure({ErrorCode::kClosed,
                    "this engine was made in process " + std::to_string(process_) +
@@ -357,7 +357,7 @@ void Engine::submit(std::shared_ptr<Group> group) {
   }
   if (segments.empty()) segments.push_back({group, 0, 0, {}, {}, false});  // it still ends on a worker
   group->open_segments_ = segments.size();
-  running_->queue.push_fresh(segments);
+  running_->queue.push_fresh(segments, helped && device()->host_addressable());
 }
 
 void Engine::hurry() {
@@ -380,7 +380,7 @@ bool Engine::help(Priority lowest) {
 }
 
 void Engine::run(std::shared_ptr<Group> group, const std::function<void()>& poll) {
-  Pending pending(*this, std::move(group));
+  Pending pending(*this, std::move(group), {}, /*waits_now=*/true);
   try {
     pending.wait(kForEver, poll);
   } catch (...) {
@@ -392,7 +392,7 @@ void Engine::run(std::shared_ptr<Group> group, const std::function<void()>& poll
   pending.finish();
 }
 
-Pending::Pending(Engine& engine, std::shared_ptr<Group> group, std::function<void()> on_end)
+Pending::Pending(Engine& engine, std::shared_ptr<Group> group, std::function<void()> on_end, bool waits_now)
     : engine_(engine), group_(std::move(group)) {
   group_->on_done = [state = state_, on_end = std::move(on_end)] {
     {
@@ -402,7 +402,7 @@ Pending::Pending(Engine& engine, std::shared_ptr<Group> group, std::function<voi
     }
     if (on_end) on_end();
   };
-  engine_.submit(group_);
+  engine_.submit(group_, waits_now);
 }
 
 bool Pending::wait(std::chrono::nanoseconds patience, const std::function<void()>& poll) {
@@ -422,6 +422,7 @@ bool Pending::wait(std::chrono::nanoseconds patience, const std::function<void()
     poll_once(now);
     if (left(now).count() <= 0) return ended();
   }
+  if (!ended()) engine_.hurry();  // what cannot be helped with: writes, or others help
   std::unique_lock lock(state_->mutex);
   while (!ended()) {
     const auto now = std::chrono::steady_clock::now();

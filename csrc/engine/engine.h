@@ -40,9 +40,10 @@ struct EngineOptions {
 // training's before those in the background, which get every ninth turn at least, so that they end too.
 class SegmentQueue {
  public:
-  void push_fresh(std::vector<Segment>& segments);  // takes them all, at least one, of one group
+  // Takes them all, at least one, of one group. `helped`: somebody pops one of them at once.
+  void push_fresh(std::vector<Segment>& segments, bool helped = false);
   void push_for_storage(Segment segment);
-  void hurry();  // patient groups' segments get all the workers that there are, too
+  void hurry();  // segments that a push has left without a worker get one
   // Waits when asked to; false when there is none (or, waiting, when the queue was closed).
   bool pop(Segment& segment, bool wait);
   bool pop_spare(Segment& segment);  // one that no worker waits for
@@ -83,8 +84,9 @@ class Engine;
 // A group on its way, for whoever waits for it. Goes before the group's memory does: `ended` tells when that may be.
 class Pending {
  public:
-  // Submits it. `on_end`, if any, is called once when it has ended, on the worker that ended it; must not block.
-  Pending(Engine& engine, std::shared_ptr<Group> group, std::function<void()> on_end = {});
+  // Submits it. `on_end`, if any, is called once when it has ended, on the worker that ended it; must not block. Who
+  // calls `wait` at once says so by `waits_now`: then it does a worker's work, and wakes one less.
+  Pending(Engine& engine, std::shared_ptr<Group> group, std::function<void()> on_end = {}, bool waits_now = false);
   bool ended() const { return state_->ended.load(std::memory_order_acquire); }
   // Until it has ended, or `patience` is over: whether it has; false at once in a forked child. Does the workers' work
   // meanwhile. `poll` is called now and then, and what it throws is thrown on, with the group still on its way.
@@ -116,13 +118,13 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   // Never blocks. The group is alive until its on_done has been called. Throws Failure (kClosed) in a
-  // forked child.
-  void submit(std::shared_ptr<Group> group);
+  // forked child. `helped`: the caller calls `help` at once.
+  void submit(std::shared_ptr<Group> group, bool helped = false);
   // Submits and waits until every byte is in place; throws the group's error as Failure. Calls `poll` now and then
   // while it waits; when that throws, what has not started is cancelled, and it is thrown on.
   void run(std::shared_ptr<Group> group, const std::function<void()>& poll = {});
 
-  // Somebody waits for a patient group after all.
+  // Somebody is about to sleep until groups end that were submitted as patient, or as helped.
   void hurry();
 
   // Has workers that have nothing to do take the memory that copies to the device need, which they else take when their

@@ -14,6 +14,7 @@
 #include "backend/cufile_api.h"
 #include "base/crc32.h"
 #include "base/fallbacks.h"
+#include "device/anonymous_memory.h"
 #include "engine/endings.h"
 #include "engine/engine.h"
 #include "engine/prefetcher.h"
@@ -591,6 +592,9 @@ PYBIND11_MODULE(_engine, module) {
         return found;
       },
       py::arg("descriptor"), py::arg("path"), py::arg("offset"), py::arg("length"));
+  module.def(
+      "prefer_huge_pages", [](uintptr_t address, size_t bytes) { prefer_huge_pages(memory_at(address), bytes); },
+      py::arg("address"), py::arg("bytes"));
   module.def("direct_refusals", &direct_refusals);
   module.def("set_cufile_search_path", &set_cufile_search_path);
   module.def("cufile_dma_is_possible", &cufile_dma_is_possible);

@@ -169,7 +169,7 @@ def read_storages(
     """A storage for each of ``archive.storages``, each on its device, filled when ``reading`` has run."""
     made = []
     for saved, device in zip(archive.storages, devices, strict=True):
-        storage = torch.UntypedStorage(saved.size_bytes, device=device)
+        storage = engine.new_storage(saved.size_bytes, device)
         reading.bytes_into(bytes_of_storage(storage), archive.record_of(saved), 0, f"storage {saved.key}")
         made.append(storage)
     return made

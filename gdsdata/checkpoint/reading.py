@@ -260,7 +260,7 @@ class Reading:
         for group in _overlapping(wanted):
             begin = min(stored.offset for _, stored in group)
             end = max(stored.offset + stored.span_bytes for _, stored in group)
-            storage = torch.UntypedStorage(end - begin, device=device)
+            storage = engine.new_storage(end - begin, device)
             self.bytes_into(bytes_of_storage(storage), group[0][1].record, begin, name_of(group[0][0]))
             for path, stored in group:
                 first = (stored.offset - begin) // stored.dtype.itemsize

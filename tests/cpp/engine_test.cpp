@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <fstream>
 #include <set>
 #include <thread>
 
+#include "backend/page_cache.h"
 #include "base/crc32.h"
 #include "engine/endings.h"
 #include "engine/prefetcher.h"
@@ -316,6 +318,56 @@ TEST(Endings, AreWaitedForNoLongerByWhoeverGivesUp) {
   endings.expect(8);
   endings.not_begun();
   EXPECT_TRUE(endings.take([] { return false; }).empty());
+}
+
+bool is_mapped(const std::string& path) {
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    if (line.ends_with(path)) return true;
+  }
+  return false;
+}
+
+TEST(PageCache, MapsAShortFileWhenItIsReadForTheSecondTimeAndALongOneAtOnce) {
+  TemporaryFolder folder;
+  for (const uint64_t size : {uint64_t{2} << 20, PageCache::kLongFileBytes}) {
+    const std::string path = folder.write(std::to_string(size), random_bytes(size, 1));
+    const auto file = File::open_for_reading(path);
+    PageCache cache;
+    for (const bool again : {false, true}) {
+      Bytes found(size);
+      const std::vector<Transfer> parts{{0, 0, size / 2, found.data()},
+                                        {0, size / 2, size - size / 2, found.data() + size / 2}};
+      const std::vector<File*> files{file.get(), file.get()};
+      std::vector<Transfer> left;
+      RouteBytes bytes;
+      ASSERT_FALSE(cache.serve(parts, files, Conversion::kNone, false, left, bytes));
+      if (!left.empty()) GTEST_SKIP() << "the system drops pages";
+      ASSERT_EQ(found, random_bytes(size, 1));
+      EXPECT_EQ(is_mapped(path), again || size >= PageCache::kLongFileBytes) << size;
+    }
+  }
+}
+
+TEST(Engine, ReadsThatManyThreadsWaitForAllEnd) {
+  TemporaryFolder folder;
+  const Bytes content = random_bytes(100'000, 4);
+  const std::string path = folder.write("a", content);
+  EngineOptions options;
+  options.workers = 2;
+  Engine engine(options, host_device());
+  std::vector<std::jthread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&] {
+      for (int turn = 0; turn < 500; ++turn) {
+        Bytes found(content.size());
+        Caller caller;
+        caller.memory = found.data();
+        read_range(engine, path, 0, found.size(), caller);
+        EXPECT_EQ(found, content);
+      }
+    });
+  }
 }
 
 TEST(Engine, ReportsAFileTruncatedUnderItsMapping) {

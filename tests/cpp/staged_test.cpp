@@ -137,6 +137,28 @@ TEST(SegmentQueue, APatientGroupGetsAWorkerMoreUntilSomebodyIsInAHurry) {
   queue.close();
 }
 
+TEST(SegmentQueue, WhoHelpsIsNobodysWorkerLessUnlessHeIsAboutToSleep) {
+  using namespace std::chrono_literals;
+  SegmentQueue queue;
+  std::atomic<int> took{0};
+  const auto work = [&] {
+    Segment segment;
+    while (queue.pop(segment, /*wait=*/true)) ++took;
+  };
+  std::jthread worker(work);
+  std::this_thread::sleep_for(100ms);
+  const auto group = group_of(Priority::kTraining);
+  std::vector<Segment> segments(1, Segment{group, 0, 0, {}, {}, false});
+  queue.push_fresh(segments, /*helped=*/true);
+  std::this_thread::sleep_for(50ms);
+  EXPECT_EQ(took, 0);
+  queue.hurry();
+  const auto until = std::chrono::steady_clock::now() + 10s;
+  while (took < 1 && std::chrono::steady_clock::now() < until) std::this_thread::sleep_for(1ms);
+  EXPECT_EQ(took, 1);
+  queue.close();
+}
+
 TEST(SegmentQueue, WhatIsSpareGoesInTheSameTurns) {
   SegmentQueue queue;
   Segment segment;
