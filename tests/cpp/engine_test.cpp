@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <barrier>
 #include <cstring>
 #include <fstream>
 #include <set>
@@ -349,20 +350,23 @@ TEST(PageCache, MapsAShortFileWhenItIsReadForTheSecondTimeAndALongOneAtOnce) {
   }
 }
 
-TEST(Engine, ReadsThatManyThreadsWaitForAllEnd) {
+TEST(Engine, ReadsOfCallersThatHelpAtTheSameTimeAllEnd) {
   TemporaryFolder folder;
-  const Bytes content = random_bytes(100'000, 4);
+  const Bytes content = random_bytes(900'000, 4);
   const std::string path = folder.write("a", content);
   EngineOptions options;
   options.workers = 2;
   Engine engine(options, host_device());
+  constexpr int kThreads = 3, kRounds = 300;
+  std::barrier start(kThreads);
   std::vector<std::jthread> threads;
-  for (int i = 0; i < 4; ++i) {
+  for (int i = 0; i < kThreads; ++i) {
     threads.emplace_back([&] {
-      for (int turn = 0; turn < 500; ++turn) {
+      for (int round = 0; round < kRounds; ++round) {
         Bytes found(content.size());
         Caller caller;
         caller.memory = found.data();
+        start.arrive_and_wait();
         read_range(engine, path, 0, found.size(), caller);
         EXPECT_EQ(found, content);
       }
