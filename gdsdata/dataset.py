@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -10,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
-from torch.utils.dlpack import from_dlpack
 
 from gdsdata import engine, shuffles
+from gdsdata.batch_source import BatchSource
 from gdsdata.errors import CorruptData, GdsdataError, IoError, StallError
 from gdsdata.formats.index import Format, Index, has_fields, is_of_windows, is_table
 from gdsdata.formats.registry import Source, list_files, recognise
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from gdsdata.formats.megatron import WindowIndex
     from gdsdata.formats.parquet import TableIndex
     from gdsdata.lanes import Lanes
-    from gdsdata.lent_memory import LentMemory
     from gdsdata.open_pieces import OpenPieces
     from gdsdata.row_groups import RowGroups, RowGroupShuffle, UpcomingGroups
     from gdsdata.skipped import Skipped
@@ -202,7 +200,7 @@ class GDSDataset(IterableDataset):
         self._workers = WorkerTimes()  # of iterators that have ended
         self._workers_before: tuple[Any, WorkerTimes] | None = None  # the engine, and its at the newest one's begin
         if self.device.type == "cuda" and get_worker_info() is None:
-            self._open()  # its memory is pinned while the program still prepares
+            self._source.open()  # its memory is pinned while the program still prepares
 
     def _index_files(self) -> None:
         self._index: Index | FieldIndex | WindowIndex | TableIndex | None = self._indexed()
@@ -223,9 +221,6 @@ class GDSDataset(IterableDataset):
         elif self._shuffle_asked == "auto":
             self._shuffle_asked, self._shuffle_reason = shuffles.choose(self._index, self._world_size)
         self._make_order(shuffles.shape_of(self._shuffle_asked, self._index, self._step_samples))
-        self._opened: tuple[int, Any, Any, Any] | None = None  # process, engine, file table, pool
-        self._residence: Any = None
-        self._lent: LentMemory | None = None
 
     def _recognised(self) -> Format:
         if self._skipped is None:
@@ -258,6 +253,13 @@ class GDSDataset(IterableDataset):
             self._uneven,
         )
         self._shuffle = shuffle
+        options = self.options
+        if shuffles.is_lanes(shuffle) and options.direct == "always":  # that is asked of their pieces
+            options = replace(options, direct="auto")  # batches come from memory
+        self._source = BatchSource(
+            *(self._index, self.device, options, self._batch_size, self.prefetch, self.zero_copy, self.residency),
+            *(self.ragged, self.decode, self.collate, self._skipped),
+        )
 
     @property
     def _step_samples(self) -> int:
@@ -369,7 +371,8 @@ class GDSDataset(IterableDataset):
         done, total = 0, len(numbers)
         pieces = self._open_pieces(index, epoch)
         upcoming = self._upcoming(index, epoch) if is_table(index) else None
-        batches, take = self._prefetcher(index, pieces, upcoming)
+        source = self._source
+        batches, take = source.batches(pieces, upcoming, owner=self)
         self._running = batches
         reach = batches.reach if is_table(index) else pieces.reach if pieces else None
         transform, times = self.transform, self._times
@@ -404,7 +407,7 @@ class GDSDataset(IterableDataset):
                 handed_out(done)
                 times.handed_out()
                 if self._workers_before is None:  # now, for what they waited before the first batch is not counted yet
-                    shared, _, _ = self._open()
+                    shared = source.engine
                     self._workers_before = shared, WorkerTimes.of(shared.statistics())
                 self._reporter.handed_out()
                 yield batch
@@ -423,18 +426,11 @@ class GDSDataset(IterableDataset):
                 pieces.close()
                 self._piece_bytes = _sum_of_routes(self._piece_bytes, pieces.bytes)
                 self._piece_memory_bytes = max(self._piece_memory_bytes, pieces.memory_bytes)
-            if self.options.direct == "auto" and not self.options.strict:
-                for refusal in engine.direct_refusals():
-                    engine.warn_once(f"O_DIRECT was refused, so bytes go through the page cache: {refusal}")
-            if not self.options.strict:
-                for fallback in engine.noted_fallbacks():
-                    engine.warn_once(fallback)
-            if self._residence is not None and self._residence.error:
-                engine.warn_once(f'residency="pinned" is not to be had: {self._residence.error}')
+            source.warn_of_fallbacks()
 
     def _sample_by_sample(self, index: Index | WindowIndex, samples: np.ndarray) -> torch.Tensor:
         """A batch of those of ``samples`` that can be read."""
-        one_each, take = self._prefetcher(index, batch_samples=1)
+        one_each, take = self._source.batches(batch_samples=1, owner=self)
         one_each.plan(*index.extents(samples), np.ones(len(samples), np.int64))
         kept, last_error = [], None
         try:
@@ -452,65 +448,6 @@ class GDSDataset(IterableDataset):
 
             raise nothing_left(len(samples), last_error)
         return torch.cat(kept)
-
-    def _lent_memory(self) -> LentMemory:
-        if self._lent is None:
-            from gdsdata.lent_memory import LentMemory
-
-            self._lent = LentMemory(self.prefetch + 2)
-        return self._lent
-
-    def _prefetcher(
-        self,
-        index: Index | FieldIndex | WindowIndex | TableIndex,
-        pieces: OpenPieces | None = None,
-        upcoming: UpcomingGroups | None = None,
-        batch_samples: int | None = None,
-    ) -> tuple[Any, Callable[[], Any]]:
-        """What is given plans, and what gives the next batch as the user keeps it."""
-        shared, files, pool = self._open()
-        if pieces is not None:
-            files = pieces.files
-        timeout_s = self.options.stall_timeout_s
-        if is_table(index):
-            from gdsdata.field_batches import moved
-            from gdsdata.table_batches import TableBatches
-
-            batches = TableBatches(
-                *(shared, files, index, self.prefetch, timeout_s, self.ragged, self.decode, upcoming),
-                *(self.collate, self._skipped),
-            )
-            if self.device.type == "cpu":
-                return batches, batches.next
-            return batches, lambda: moved(batches.next(), self.device)
-        if has_fields(index):
-            from gdsdata.field_batches import FieldBatches
-
-            host = engine.kept_engine(self._options_of_batches, torch.device("cpu")) if self._reads_to_both else None
-            batches = FieldBatches(
-                *(shared, files, index, self.device, self.prefetch, timeout_s, self.ragged, self.decode, host),
-                *(self.collate, self._skipped, self._lent_memory()),
-            )
-            return batches, batches.next
-        if is_of_windows(index):
-            from gdsdata.field_batches import WindowBatches
-
-            lent = self._lent_memory()
-            batches = WindowBatches(shared, files, index, self.device, self.prefetch, timeout_s, lent)
-            return batches, batches.next
-        batches, dtype = engine.make_batches(
-            shared,
-            files,
-            pool,
-            index.sample,
-            batch_samples=batch_samples or self._batch_size,
-            slots=self.prefetch,
-            stall_timeout_s=self.options.stall_timeout_s,
-            on_cuda=self.device.type == "cuda",
-            residence=self._residence,
-            owner=self,
-        )
-        return batches, self._take_of(batches, index.sample.torch_dtype if index.sample.torch_dtype != dtype else None)
 
     def _upcoming(self, index: TableIndex, epoch: int) -> UpcomingGroups:
         """What can say which row groups are needed next."""
@@ -535,63 +472,6 @@ class GDSDataset(IterableDataset):
         permutation = self._shuffle.permutation(len(index), self._step_samples, self._seed, epoch)
         lanes = self._shuffle.of_rank(self._rank, self._world_size)
         return OpenPieces(index, permutation, lanes, options, self.options.stall_timeout_s)
-
-    def _take_of(self, batches: Any, result_dtype: torch.dtype | None) -> Callable[[], torch.Tensor]:
-        next_batch = batches.next
-        if self.device.type == "cpu":
-            if result_dtype is None:
-                return lambda: from_dlpack(next_batch())
-            return lambda: from_dlpack(next_batch()).to(result_dtype)
-        device, most_leases = self.device, self.prefetch if self.zero_copy else -1
-
-        def take() -> torch.Tensor:
-            # The current stream waits for the copies, not the host; what is queued on it here comes behind them, and
-            # the lease, which ends with `lent`, behind that.
-            lent = from_dlpack(next_batch(engine.stream_of(device)))
-            if result_dtype is not None:
-                return lent.to(result_dtype)
-            return lent if batches.leased <= most_leases else lent.clone()
-
-        return take
-
-    @property
-    def _reads_to_both(self) -> bool:
-        """Decoders want bytes on the CPU; the other fields go to the GPU as they are."""
-        return bool(self.decode) and self.device.type == "cuda"
-
-    @property
-    def _read_to(self) -> torch.device:
-        """What pyarrow decodes it wants on the CPU."""
-        return torch.device("cpu") if is_table(self._index) else self.device
-
-    @property
-    def _options_of_batches(self) -> EngineOptions:
-        """Of lanes' batches, which come from memory: what ``direct="always"`` asks for is asked of their pieces."""
-        if shuffles.is_lanes(self._shuffle) and self.options.direct == "always":
-            return replace(self.options, direct="auto")
-        return self.options
-
-    @property
-    def _calibrated_options(self) -> EngineOptions:
-        if self._read_to.type == "cpu":  # for which nothing is calibrated
-            return self._options_of_batches
-        from gdsdata.calibration import calibrated
-
-        largest = self._index.paths[int(self._index.size_bytes.argmax())]
-        return calibrated(self._options_of_batches, largest, self._read_to)
-
-    def _open(self) -> tuple[Any, Any, Any]:
-        """The engine, its table of the files and its memory: kept from epoch to epoch, but not across a fork."""
-        if self._opened is None or self._opened[0] != os.getpid():
-            shared = engine.shared_engine(self._calibrated_options, self._read_to)
-            on_cuda, pool = self.device.type == "cuda", None
-            if isinstance(self._index, Index):
-                pool = engine.buffer_pool(shared, self._index.sample, self._batch_size, self.prefetch, on_cuda)
-            files = engine.file_table(self._index)
-            if self.residency is not None:
-                self._residence = engine.residence_of(shared, files, self._index)
-            self._opened = (os.getpid(), shared, files, pool)
-        return self._opened[1:]
 
     @property
     def _shuffle_name(self) -> str:
@@ -649,11 +529,7 @@ class GDSDataset(IterableDataset):
         if self._index is None:
             self._index_files()
         result = _sum(self._totals, running.statistics()) if running is not None else dict(self._totals)
-        shared, _, pool = self._open()
-        if pool is not None:
-            result["ring_bytes"] = pool.max_kept_bytes
-        else:
-            result["ring_bytes"] = self.prefetch * self._index.most_bytes(self._batch_size)
+        result |= self._source.stats()
         if is_table(self._index):
             from gdsdata.table_batches import most_held_bytes
 
@@ -663,29 +539,11 @@ class GDSDataset(IterableDataset):
         result["shuffle"] = f"{self._shuffle_name}: {self._shuffle_reason}"
         if self._skipped is not None:
             result["skipped"] = self._skipped.report()
-        if self._residence is not None:
-            residence = self._residence
-            result["residency"] = {
-                "ready": residence.ready,
-                "registered_bytes": residence.registered_bytes,
-                "error": residence.error,
-            }
-        result["engine"] = {
-            "backend": shared.backend,
-            "device_backend": shared.device_backend,
-            "fallback_reason": shared.fallback_reason,
-            "workers": shared.workers,
-            "queue_depth": shared.queue_depth,
-            "segment_bytes": shared.segment_bytes,
-            "bounce_bytes": shared.bounce_bytes,
-            **shared.statistics(),
-        }
         return result
 
     def __getstate__(self) -> dict[str, Any]:
         """For worker processes: all but what belongs to this one."""
-        of_here = dict.fromkeys(("_opened", "_running", "_residence", "_workers_before", "_lent"))
-        return {**self.__dict__, **of_here}
+        return {**self.__dict__, "_running": None, "_workers_before": None}
 
 
 def _skipped() -> Skipped:

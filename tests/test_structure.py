@@ -111,9 +111,12 @@ MAY_IMPORT = {
     "read_calls": {"engine", "errors"},
     "checkpoint": {"engine", "formats", "lazy", "options", "errors", "report"},  # of formats: headers, directories
     "dataset": {
-        *("decoders", "field_batches", "formats", "order", "lanes", "ranks", "open_pieces", "shuffles", "progress"),
-        "lent_memory",
-        *("row_groups", "skipped", "table_batches", "calibration", "engine", "options", "errors", "report"),
+        *("batch_source", "decoders", "field_batches", "formats", "order", "lanes", "ranks", "open_pieces", "shuffles"),
+        *("progress", "row_groups", "skipped", "table_batches", "engine", "options", "errors", "report"),
+    },
+    "batch_source": {
+        *("decoders", "field_batches", "formats", "lent_memory", "open_pieces", "row_groups", "skipped"),
+        *("table_batches", "calibration", "engine", "options"),
     },
     "report": set(),
     "trace": {"engine"},
