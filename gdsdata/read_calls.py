@@ -1,14 +1,18 @@
-"""Reads on their way, each with a future but without a thread: one thread tells all futures of an engine."""
+"""Reads on their way, each with a future but without a thread: one thread tells all futures of an engine. Who waits for
+the only one that is under way does a worker's part, and needs no thread to tell it."""
 
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import itertools
 import math
 import os
 import threading
+import time
 import weakref
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -21,8 +25,27 @@ from gdsdata.errors import EngineClosed
 _KEPT_FILES = 8
 
 
+class _Reading(Future[torch.Tensor]):
+    """A future that is waited for by doing what it waits for."""
+
+    help: Callable[[float], object] | None = None
+
+    def result(self, timeout: float | None = None) -> torch.Tensor:
+        return super().result(self._left_of(timeout))
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        return super().exception(self._left_of(timeout))
+
+    def _left_of(self, timeout: float | None) -> float | None:
+        if self.done() or self.help is None:
+            return timeout
+        until = time.monotonic() + (math.inf if timeout is None else timeout)
+        self.help(math.inf if timeout is None else timeout)
+        return None if timeout is None else max(until - time.monotonic(), 0)
+
+
 class _Call(NamedTuple):
-    future: Future[torch.Tensor]
+    future: _Reading
     files: Any
     into: torch.Tensor
     offset: int
@@ -64,7 +87,7 @@ class ReadCalls:
         with self._changing:
             if self._is_closed:
                 raise EngineClosed("this Engine was closed; make another one")
-            call = _Call(Future(), self._table_of(path), into, offset, before, is_background)
+            call = _Call(_Reading(), self._table_of(path), into, offset, before, is_background)
             self._waiting.append(call)
             self._begin_some()
         return call.future
@@ -110,22 +133,41 @@ class ReadCalls:
                 call.future.set_exception(error)
             else:
                 self._under_way[number] = call, begun
+                call.future.help = functools.partial(self._help, number, begun)
+
+    def _help(self, number: int, begun: Any, seconds: float) -> None:
+        """Until the read has ended, or so long; the future is told, unless the thread was quicker and is about to.
+
+        Of many that are under way the thread tells several at a time, which is quicker than each by itself.
+        """
+        if len(self._under_way) > 1 or not begun.wait(seconds):
+            return
+        with self._changing:
+            call, _ = self._under_way.pop(number, (None, None))
+            self._begin_some()
+        if call is not None:
+            _tell(call, begun)
 
     def _tell_futures(self) -> None:
         while numbers := self._endings.take():
             with self._changing:
-                ended = [self._under_way.pop(number) for number in numbers]
+                ended = [self._under_way.pop(number) for number in numbers if number in self._under_way]
                 self._begin_some()
-            for call, begun in ended:
-                try:
-                    begun.wait(math.inf)  # for copies to a GPU
-                    begun.routes()
-                except Exception as error:
-                    call.future.set_exception(error)
-                else:
-                    call.future.set_result(call.into)
-            del ended, call, begun  # and their tensors, while it sleeps
-        for _, begun in self._under_way.values():  # the program ends, and nobody asks for these any more
+            while ended:  # and their tensors go, while it sleeps
+                _tell(*ended.pop(0))
+        left = [begun for _, begun in list(self._under_way.values())]  # the program ends, and nobody asks for these
+        for begun in left:
             begun.cancel()
-        for _, begun in self._under_way.values():
+        for begun in left:
             begun.let_go()
+
+
+def _tell(call: _Call, begun: Any) -> None:
+    call.future.help = None
+    try:
+        begun.wait(math.inf)  # for copies to a GPU
+        begun.routes()
+    except Exception as error:
+        call.future.set_exception(error)
+    else:
+        call.future.set_result(call.into)

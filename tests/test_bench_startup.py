@@ -241,8 +241,8 @@ print(*sorted(name for name in sys.modules if name.startswith("gdsdata.")))
 print(*sorted({"pyarrow", "zstandard", "torchvision", "torchcodec", "numpy.typing"} & sys.modules.keys()))
 """
 NEEDED = {
-    *("dataset", "engine", "_engine", "errors", "options", "order", "progress", "ranks", "report", "shuffles", "lazy"),
-    *("formats", "formats.index", "formats.magics", "formats.registry", "formats.npy"),
+    *("dataset", "batch_source", "engine", "_engine", "errors", "options", "order", "progress", "ranks", "report"),
+    *("shuffles", "lazy", "formats", "formats.index", "formats.magics", "formats.registry", "formats.npy"),
 }
 
 

@@ -130,6 +130,45 @@ def test_a_callback_of_a_future_may_read(tmp_path):
     assert bytes(into.flatten().numpy()) == (tmp_path / "x").read_bytes()
 
 
+def test_who_waits_for_a_result_needs_nobody_to_tell_it(tmp_path, late):
+    told, go_on = threading.Event(), threading.Event()
+
+    def hold_up(_):  # the thread that tells futures
+        told.set()
+        assert go_on.wait(60)
+
+    with gdsdata.Engine(late, most_calls=1) as engine:
+        engine.read(tmp_path / "x", torch.empty(1, dtype=torch.uint8)).add_done_callback(hold_up)
+        assert told.wait(60)
+        try:
+            for _ in range(3):  # more than may be under way: each makes room for the next one
+                found = engine.read(tmp_path / "x", torch.empty(MIB, dtype=torch.uint8)).result(20)
+                assert bytes(found.numpy()) == (tmp_path / "x").read_bytes()
+            error = engine.read(tmp_path / "x", torch.empty(2 * MIB, dtype=torch.uint8)).exception(20)
+            assert isinstance(error, CorruptData)
+        finally:
+            go_on.set()
+
+
+def test_a_result_is_waited_for_no_longer_than_is_said(tmp_path, late):
+    with gdsdata.Engine(late) as engine:
+        future = engine.read(tmp_path / "x", torch.empty(MIB, dtype=torch.uint8))
+        began = time.monotonic()
+        for call in (future.result, future.exception):
+            with pytest.raises(concurrent.futures.TimeoutError):
+                call(0.05)
+        assert time.monotonic() - began < 0.25
+        assert bytes(future.result(20).numpy()) == (tmp_path / "x").read_bytes()
+
+
+def test_many_may_wait_for_one_result(tmp_path, late):
+    with gdsdata.Engine(late) as engine, concurrent.futures.ThreadPoolExecutor(8) as pool:
+        for _ in range(3):
+            future = engine.read(tmp_path / "x", torch.empty(MIB, dtype=torch.uint8))
+            found = [one.result(20) for one in [pool.submit(future.result) for _ in range(8)]]
+            assert all(one is found[0] for one in found)
+
+
 def test_the_file_is_the_one_that_has_the_name_when_it_is_asked_for(tmp_path):
     path = tmp_path / "x"
     with gdsdata.Engine() as engine:
