@@ -490,8 +490,8 @@ class GDSDataset(IterableDataset):
         here.
         """
         stats = self.stats()
-        shuffle = self._shuffle_name
-        return diagnose(self._times, self._worker_times(), stats["bytes"], stats["ring_full_s"], shuffle)
+        ring_full_s, stall_s = stats["ring_full_s"], stats["stall_s"]
+        return diagnose(self._times, self._worker_times(), stats["bytes"], ring_full_s, stall_s, self._shuffle_name)
 
     def _worker_times(self) -> WorkerTimes:
         if self._workers_before is None:

@@ -26,6 +26,7 @@ _SOME = 0.1
 
 TRAINING, TRANSFORM, STORAGE, SMALL_READS = "training", "transform", "storage", "small reads"
 LINK, CPU, RING, CHECKPOINTS = "link", "CPU", "ring too small", "checkpoints"
+HANDING_OVER = "handing over"
 
 
 @dataclass
@@ -141,7 +142,8 @@ class Report:
         limiter: what the steps would be faster without: ``"training"`` (the input is there when it is asked for, or
             waits for the GPU to be done with batches before it),
             ``"storage"``, ``"small reads"`` (storage, by their number), ``"link"`` (copies to the GPU), ``"CPU"``
-            (copying, converting, decoding), ``"transform"``, ``"ring too small"`` or ``"checkpoints"``.
+            (copying, converting, decoding), ``"transform"``, ``"ring too small"``, ``"handing over"`` (batches are
+            ready, and the loop's own thread takes that long to get each) or ``"checkpoints"``.
         suggestion: what would help.
         gain: how much of a step's time it can save at most, 0 to 1.
         bytes: delivered, by route. gb_per_s: of all of them, over the whole time.
@@ -202,7 +204,12 @@ def _labels(labels: Mapping[str, str]) -> str:
 
 
 def diagnose(
-    times: StepTimes, workers: WorkerTimes, bytes_of: Mapping[str, int], ring_full_s: float, shuffle: str
+    times: StepTimes,
+    workers: WorkerTimes,
+    bytes_of: Mapping[str, int],
+    ring_full_s: float,
+    stall_s: float,
+    shuffle: str,
 ) -> Report:
     """What a loop was limited by.
 
@@ -211,11 +218,12 @@ def diagnose(
         workers: of the engine that reads for it, over the same time.
         bytes_of: delivered, by route.
         ring_full_s: in which every slot of the ring was ready, so that the workers had nothing to do.
+        stall_s: in which the loop waited for a batch that was not ready.
         shuffle: "uniform", "none", or another order's name.
     """
     elapsed_s = max(times.elapsed_s, 1e-9)
     input_share, checkpoint_share = times.input_s / elapsed_s, times.checkpoint_s / elapsed_s
-    limiter = _limiter(times, workers, ring_full_s, shuffle)
+    limiter = _limiter(times, workers, ring_full_s, stall_s, shuffle)
     gain = {
         TRAINING: 0.0,
         CHECKPOINTS: checkpoint_share,
@@ -240,6 +248,7 @@ _SUGGESTIONS = {
     CHECKPOINTS: "save with AsyncCheckpointer, less often, or with more staging_bytes",
     TRANSFORM: "transform= runs in the loop's own thread: do it on the GPU, or in decode=, which runs ahead",
     RING: "batches come and go in bursts: a larger prefetch= bridges them",
+    HANDING_OVER: "batches are ready, and taking one costs the loop that: larger ones would help, or zero_copy=True",
     SMALL_READS: 'shuffle="lanes" reads large pieces; or raise EngineOptions.queue_depth',
     STORAGE: "the disk is as fast as it gets: put the files on faster storage, or into memory that caches them",
     LINK: "copies to the GPU wait for its link: fewer bytes a sample (a smaller dtype) would help",
@@ -249,7 +258,7 @@ _SUGGESTIONS = {
 _GPU_IS_BEHIND = "the GPU is behind the loop, and batches wait for it"
 
 
-def _limiter(times: StepTimes, workers: WorkerTimes, ring_full_s: float, shuffle: str) -> str:
+def _limiter(times: StepTimes, workers: WorkerTimes, ring_full_s: float, stall_s: float, shuffle: str) -> str:
     elapsed_s = max(times.elapsed_s, 1e-9)
     if times.checkpoint_s > max(times.input_s, _NOTICED * elapsed_s):
         return CHECKPOINTS
@@ -259,7 +268,7 @@ def _limiter(times: StepTimes, workers: WorkerTimes, ring_full_s: float, shuffle
     if times.transform_s > wait_s:
         return TRANSFORM
     if ring_full_s > wait_s / 2:
-        return RING
+        return RING if stall_s > wait_s / 2 else HANDING_OVER
     copying_s = workers.active_s - workers.storage_s - workers.link_s - workers.device_s
     longest_s, longest = max(
         (workers.storage_s, STORAGE), (workers.link_s, LINK), (workers.device_s, TRAINING), (copying_s, CPU)

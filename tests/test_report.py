@@ -18,6 +18,7 @@ from gdsdata.formats import Records
 from gdsdata.report import (
     CHECKPOINTS,
     CPU,
+    HANDING_OVER,
     LINK,
     RING,
     SMALL_READS,
@@ -207,9 +208,18 @@ def test_saves_that_keep_the_loop_are_named(tmp_path):
 # ------------------------------------------------------------------------------------- what is worked out from numbers
 
 
-def diagnosed(input_s=5.0, training_s=5.0, transform_s=0.0, checkpoint_s=0.0, ring_full_s=0.0, shuffle="none", **found):
+def diagnosed(
+    input_s=5.0,
+    training_s=5.0,
+    transform_s=0.0,
+    checkpoint_s=0.0,
+    ring_full_s=0.0,
+    stall_s=5.0,
+    shuffle="none",
+    **found,
+):
     times, workers = StepTimes(100, input_s, transform_s, training_s, checkpoint_s), WorkerTimes(**found)
-    return diagnose(times, workers, {"page_cache": 10**9, "direct": 0}, ring_full_s, shuffle)
+    return diagnose(times, workers, {"page_cache": 10**9, "direct": 0}, ring_full_s, stall_s, shuffle)
 
 
 @pytest.mark.parametrize(
@@ -224,6 +234,7 @@ def diagnosed(input_s=5.0, training_s=5.0, transform_s=0.0, checkpoint_s=0.0, ri
         (TRAINING, {"input_s": 0.1, "active_s": 8, "storage_s": 8}),
         (TRANSFORM, {"transform_s": 3, "active_s": 8, "storage_s": 8}),
         (RING, {"ring_full_s": 3, "active_s": 8, "storage_s": 8}),
+        (HANDING_OVER, {"ring_full_s": 9, "input_s": 0.5, "stall_s": 0.1, "active_s": 8}),
         (CHECKPOINTS, {"input_s": 0.1, "checkpoint_s": 2}),
         (STORAGE, {"checkpoint_s": 2, "active_s": 8, "storage_s": 8}),
         (SMALL_READS, {"active_s": 8, "storage_s": 8, "requests": 10, "storage_bytes": 40960, "shuffle": "uniform"}),
