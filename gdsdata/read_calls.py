@@ -37,11 +37,12 @@ class _Reading(Future[torch.Tensor]):
         return super().exception(self._left_of(timeout))
 
     def _left_of(self, timeout: float | None) -> float | None:
-        if self.done() or self.help is None:
+        help_it = self.help  # the thread may be about to take it away
+        if self.done() or help_it is None:
             return timeout
-        until = time.monotonic() + (math.inf if timeout is None else timeout)
-        self.help(math.inf if timeout is None else timeout)
-        return None if timeout is None else max(until - time.monotonic(), 0)
+        began = time.monotonic()
+        help_it(math.inf if timeout is None else timeout)
+        return None if timeout is None else max(began + timeout - time.monotonic(), 0)
 
 
 class _Call(NamedTuple):

@@ -245,7 +245,7 @@ def diagnose(
 
 _SUGGESTIONS = {
     TRAINING: "batches are ready when they are asked for",
-    CHECKPOINTS: "save with AsyncCheckpointer, less often, or with more staging_bytes",
+    CHECKPOINTS: "save with AsyncCheckpointer, less often, or with more staging_bytes or device_staging_bytes",
     TRANSFORM: "transform= runs in the loop's own thread: do it on the GPU, or in decode=, which runs ahead",
     RING: "batches come and go in bursts: a larger prefetch= bridges them",
     HANDING_OVER: "batches are ready, and taking one costs the loop that: larger ones would help, or zero_copy=True",
