@@ -221,6 +221,7 @@ class GDSDataset(IterableDataset):
         elif self._shuffle_asked == "auto":
             self._shuffle_asked, self._shuffle_reason = shuffles.choose(self._index, self._world_size)
         self._make_order(shuffles.shape_of(self._shuffle_asked, self._index, self._step_samples))
+        self._make_source()
 
     def _recognised(self) -> Format:
         if self._skipped is None:
@@ -253,13 +254,19 @@ class GDSDataset(IterableDataset):
             self._uneven,
         )
         self._shuffle = shuffle
-        options = self.options
-        if shuffles.is_lanes(shuffle) and options.direct == "always":  # that is asked of their pieces
-            options = replace(options, direct="auto")  # batches come from memory
+
+    def _make_source(self) -> None:
         self._source = BatchSource(
-            *(self._index, self.device, options, self._batch_size, self.prefetch, self.zero_copy, self.residency),
-            *(self.ragged, self.decode, self.collate, self._skipped),
+            *(self._index, self.device, self._options_of_batches, self._batch_size, self.prefetch, self.zero_copy),
+            *(self.residency, self.ragged, self.decode, self.collate, self._skipped),
         )
+
+    @property
+    def _options_of_batches(self) -> EngineOptions:
+        """Of lanes' batches, which come from memory: what ``direct="always"`` asks for is asked of their pieces."""
+        if shuffles.is_lanes(self._shuffle) and self.options.direct == "always":
+            return replace(self.options, direct="auto")
+        return self.options
 
     @property
     def _step_samples(self) -> int:
@@ -321,6 +328,8 @@ class GDSDataset(IterableDataset):
             self._shuffle_asked = shuffles.of_identity(shuffle)
             self._shuffle_reason = "of the state that was loaded"
             self._make_order(self._shuffle_asked)
+            if self._source.options != self._options_of_batches:
+                self._make_source()
         self._progress.load(state)
 
     def _identity(self) -> dict[str, Any]:

@@ -69,6 +69,7 @@ class ReadCalls:
         self._changing = threading.RLock()  # a future's callback may read
         self._waiting: deque[_Call] = deque()
         self._under_way: dict[int, tuple[_Call, Any]] = {}
+        self._being_told: set[_Reading] = set()  # by who waited for them
         self._numbers = itertools.count()
         self._is_closed = False
         self._kept: dict[str, tuple[tuple[int, ...], Any]] = {}  # by path: the file as it was seen, and its table
@@ -113,7 +114,8 @@ class ReadCalls:
         with self._changing:
             self._is_closed = True
             calls = [*self._waiting, *(call for call, _ in self._under_way.values())]
-        concurrent.futures.wait([call.future for call in calls])
+            futures = [*(call.future for call in calls), *self._being_told]
+        concurrent.futures.wait(futures)
         self._end()
         self._thread.join()
         self._kept.clear()
@@ -145,9 +147,12 @@ class ReadCalls:
             return
         with self._changing:
             call, _ = self._under_way.pop(number, (None, None))
+            if call is None:
+                return
+            self._being_told.add(call.future)
             self._begin_some()
-        if call is not None:
-            _tell(call, begun)
+        _tell(call, begun)
+        self._being_told.discard(call.future)
 
     def _tell_futures(self) -> None:
         while numbers := self._endings.take():

@@ -1,5 +1,6 @@
 """`AsyncCheckpointer`: what is saved in the background comes back, errors are told, and folders stay in order."""
 
+import contextlib
 import ctypes
 import errno
 import json
@@ -542,6 +543,32 @@ def test_a_state_that_cannot_be_staged_is_told_at_once_and_only_then(tmp_path, m
         checkpointer.save(3, state).result()
         assert checkpointer.steps() == [1, 3]
     assert {name.split("/")[0] for name in files(tmp_path)} == {"lock", "step-1", "step-3"}
+
+
+@pytest.mark.parametrize("device_staging_bytes", [0, "1GiB"])
+def test_a_device_that_is_lost_while_a_state_is_staged_is_told_and_nobody_waits_for_it(
+    tmp_path, monkeypatch, device_staging_bytes
+):
+    class Lost:
+        def synchronize(self):
+            raise RuntimeError("CUDA error: unspecified launch failure")
+
+    copy_from = Staged.copy_from
+
+    def lose(staged, storages):
+        copy_from(staged, storages)
+        staged.copied = {torch.device("cuda:0"): Lost()}
+
+    checkpointer = AsyncCheckpointer(tmp_path, staging_bytes="64KiB", device_staging_bytes=device_staging_bytes)
+    with monkeypatch.context() as patched:
+        patched.setattr(Staged, "copy_from", lose)
+        with pytest.raises(RuntimeError, match="unspecified launch failure"):
+            checkpointer.save(1, {"a": torch.ones(100_000)}).result(30)
+        assert eventually(lambda: all(one.done() for one in checkpointer._under_way))
+    with contextlib.suppress(RuntimeError):
+        checkpointer.wait()
+    assert checkpointer.steps() == []
+    checkpointer.close()
 
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path):

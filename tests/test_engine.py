@@ -17,7 +17,7 @@ import torch
 from helpers import MIB, exit_code_of_fork, in_new_process, random_bytes, require_direct, threads
 
 import gdsdata
-from gdsdata import EngineOptions
+from gdsdata import EngineOptions, read_calls
 from gdsdata.engine import shared_engine
 from gdsdata.errors import BackendUnavailable, CorruptData, EngineClosed, IoError
 from gdsdata.read_calls import ReadCalls
@@ -148,6 +148,26 @@ def test_who_waits_for_a_result_needs_nobody_to_tell_it(tmp_path, late):
             assert isinstance(error, CorruptData)
         finally:
             go_on.set()
+
+
+def test_close_waits_for_who_is_about_to_tell_what_he_waited_for(tmp_path, late, monkeypatch):
+    telling, tell = threading.Event(), read_calls._tell
+
+    def tell_late(*call):
+        telling.set()
+        time.sleep(0.3)
+        tell(*call)
+
+    monkeypatch.setattr(read_calls, "_tell", tell_late)
+    monkeypatch.setattr(ReadCalls, "_tell_futures", lambda calls: calls._endings.take())  # who waits is the quicker one
+    engine = gdsdata.Engine(late)
+    future = engine.read(tmp_path / "x", torch.empty(MIB, dtype=torch.uint8))
+    waiting = threading.Thread(target=future.result)
+    waiting.start()
+    assert telling.wait(20)
+    engine.close()
+    assert future.done()
+    waiting.join()
 
 
 def test_a_result_is_waited_for_no_longer_than_is_said(tmp_path, late):
