@@ -224,8 +224,9 @@ def cufile_of_wheels() -> list[str]:
     return sorted(str(path) for folder in folders for path in Path(folder).glob("*/lib/libcufile.so.0"))
 
 
-def read_each(descriptor: int, path: str, offsets: Sequence[int], size_bytes: int) -> list[bytes]:
-    """What lies at many places of a file; zeros behind its end. All are asked for before one is waited for.
+def read_each(descriptor: int, path: str, offsets: Sequence[int], size_bytes: int) -> bytes:
+    """What lies at many places of a file, one behind the other; zeros behind its end. All are asked for before one is
+    waited for.
 
     Args:
         descriptor: of the file. path: of it, for errors.
@@ -234,8 +235,7 @@ def read_each(descriptor: int, path: str, offsets: Sequence[int], size_bytes: in
     Raises:
         IoError: the storage refuses it.
     """
-    found = _engine.read_each(descriptor, path, np.array(offsets, np.int64), size_bytes).tobytes()
-    return [found[begin : begin + size_bytes] for begin in range(0, len(found), size_bytes)]
+    return _engine.read_each(descriptor, path, np.array(offsets, np.int64), size_bytes).tobytes()
 
 
 def new_storage(size_bytes: int, device: torch.device) -> torch.UntypedStorage:

@@ -227,9 +227,7 @@ def _load_torch(path: str, reading: Reading, device: torch.device, weights_only:
     except layout_torch.NotPlain as why:
         _read_by_torch(path, why)
         return torch.load(path, map_location=device, weights_only=weights_only)
-    storages = layout_torch.read_storages(archive, reading, devices)
-    reading.run()
-    return layout_torch.unpickle(archive, storages, weights_only)
+    return layout_torch.read(archive, reading, devices, weights_only)
 
 
 # Torch looks into small tensors while it builds some kinds (sizes of nested ones): they are zeros then, and no garbage.

@@ -126,9 +126,7 @@ def _load(
         return by_torch()
     reading = Reading(EngineOptions(), verify=False)
     with collector_paused():
-        storages = layout_torch.read_storages(archive, reading, devices)
-        reading.run()
-        return layout_torch.unpickle(archive, storages, weights_only)
+        return layout_torch.read(archive, reading, devices, weights_only)
 
 
 class _NotOurs(Exception):

@@ -27,7 +27,7 @@ from gdsdata.checkpoint.reading import Reading, Record, Stored, bytes_of_storage
 from gdsdata.checkpoint.unpickling import NotPlain, SavedStorage, Unusual, storages_of, unpickle_plain
 from gdsdata.checkpoint.writing import PAGE_BYTES, Extent, Writing, reached
 from gdsdata.errors import CorruptData
-from gdsdata.formats.zip_directory import LOCAL_BYTES, content_offset, read_directory
+from gdsdata.formats.zip_directory import LOCAL_BYTES, content_offsets, read_directory
 from gdsdata.options import EngineOptions
 
 _PREFIX = "archive/"
@@ -139,8 +139,8 @@ class Slice:
             for offset in (0, self._tail_offset):
                 os.posix_fadvise(self._descriptor, self.begin + offset, _ENDS_BYTES, os.POSIX_FADV_WILLNEED)
 
-    def at_each(self, offsets: Sequence[int], size_bytes: int) -> list[bytes]:
-        """What lies at places within it, all of which are asked for before one is waited for."""
+    def at_each(self, offsets: Sequence[int], size_bytes: int) -> bytes:
+        """What lies at places within it, one behind the other: `engine.read_each`."""
         return engine.read_each(self._descriptor, self.path, [self.begin + offset for offset in offsets], size_bytes)
 
     def at(self, offset: int, size_bytes: int) -> bytes:
@@ -163,16 +163,27 @@ class Slice:
         return os.pread(self._descriptor, self.size_bytes - self._tail_offset, self.begin + self._tail_offset)
 
 
-def read_storages(
-    archive: Archive, reading: Reading, devices: Sequence[torch.device]
-) -> list[torch.UntypedStorage]:
-    """A storage for each of ``archive.storages``, each on its device, filled when ``reading`` has run."""
-    made = []
+def read(archive: Archive, reading: Reading, devices: Sequence[torch.device], weights_only: bool | None) -> Any:
+    """The object, its storages new ones: of ``archive.storages``, each on its device. Runs ``reading``.
+
+    Raises:
+        pickle.UnpicklingError: what is in it is not allowed with ``weights_only``.
+        CorruptData: a tensor reaches beyond its storage, or as `Reading.run` does.
+        FileNotFoundError, IoError: the file is not to be had.
+    """
+    storages = []
     for saved, device in zip(archive.storages, devices, strict=True):
         storage = engine.new_storage(saved.size_bytes, device)
         reading.bytes_into(bytes_of_storage(storage), archive.record_of(saved), 0, f"storage {saved.key}")
-        made.append(storage)
-    return made
+        storages.append(storage)
+    by_torch = False
+    try:
+        found = _unpickle_plain(archive, storages)  # beside reading
+    except Unusual:
+        by_torch = True
+    finally:
+        reading.run()
+    return _unpickle_by_torch(archive, storages, weights_only) if by_torch else found
 
 
 def unpickle(archive: Archive, storages: Sequence[torch.UntypedStorage], weights_only: bool | None) -> Any:
@@ -182,7 +193,13 @@ def unpickle(archive: Archive, storages: Sequence[torch.UntypedStorage], weights
         pickle.UnpicklingError: what is in it is not allowed with ``weights_only``.
         CorruptData: a tensor reaches beyond its storage.
     """
+    try:
+        return _unpickle_plain(archive, storages)
+    except Unusual:
+        return _unpickle_by_torch(archive, storages, weights_only)
 
+
+def _unpickle_plain(archive: Archive, storages: Sequence[torch.UntypedStorage]) -> Any:
     by_key = {saved.key: storage for saved, storage in zip(archive.storages, storages, strict=True)}
 
     def rebuild(saved: SavedStorage, stored: Stored, requires_grad: bool) -> torch.Tensor:
@@ -191,10 +208,7 @@ def unpickle(archive: Archive, storages: Sequence[torch.UntypedStorage], weights
         first = stored.offset // stored.dtype.itemsize
         return empty.set_(storage, first, stored.shape, stored.stride).requires_grad_(requires_grad)
 
-    try:
-        return unpickle_plain(archive.pickled, archive.record_of, rebuild, torch.nn.Parameter)
-    except Unusual:
-        return _unpickle_by_torch(archive, storages, weights_only)
+    return unpickle_plain(archive.pickled, archive.record_of, rebuild, torch.nn.Parameter)
 
 
 def unpickle_structure(archive: Archive) -> Any | None:
@@ -363,14 +377,15 @@ def _records_of(archive: Slice) -> tuple[dict[str, Record], str]:
     records = {}
     try:
         directory, members = read_directory(archive.at, path, archive.size_bytes)
-        headers = archive.at_each([member.header_offset for member in members], LOCAL_BYTES)
-        for member, header in zip(members, headers, strict=True):
+        for member in members:
             if member.hindrance:
                 raise NotPlain(f"of record {member.name!r}, {member.hindrance}")
-            begin = content_offset(header, member, directory, path)
+        headers = archive.at_each([member.header_offset for member in members], LOCAL_BYTES)
+        for member, begin in zip(members, content_offsets(headers, members, directory, path), strict=True):
+            name, _, size_bytes, crc32, *_ = member
             # Zero is what torch writes where it was told to take no checksums.
-            crc32 = member.crc32 if member.crc32 != 0 or member.size_bytes == 0 else None
-            records[member.name] = Record(path, archive.begin + begin, member.size_bytes, crc32, archive.seen)
+            known = crc32 if crc32 != 0 or size_bytes == 0 else None
+            records[name] = Record(path, archive.begin + begin, size_bytes, known, archive.seen)
     except CorruptData as error:
         if archive.begin == 0:
             raise

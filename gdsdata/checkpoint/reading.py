@@ -70,6 +70,16 @@ class Record(NamedTuple):
     __setstate__ = sealed
 
 
+@functools.lru_cache(maxsize=1024)  # a model's layers are alike
+def spanned(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
+    """Elements from a tensor's first one to the end of its last one; -1: it cannot be one."""
+    if len(shape) != len(stride) or min((0, *shape, *stride)) < 0:
+        return -1
+    if 0 in shape:
+        return 0
+    return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+
+
 class Stored(NamedTuple):
     """A tensor as a file has it.
 
@@ -92,12 +102,7 @@ class Stored(NamedTuple):
     @property
     def span_bytes(self) -> int:
         """From its first element to the end of its last one."""
-        elements = 1
-        for size, step in zip(self.shape, self.stride, strict=True):
-            if size == 0:
-                return 0
-            elements += (size - 1) * step
-        return elements * self.dtype.itemsize
+        return spanned(self.shape, self.stride) * self.dtype.itemsize
 
     @property
     def size_bytes(self) -> int:

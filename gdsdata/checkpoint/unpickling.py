@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gdsdata.checkpoint.reading import Record, Stored, sealed
+from gdsdata.checkpoint.reading import Record, Stored, sealed, spanned
 from gdsdata.errors import CorruptData
 
 
@@ -70,10 +70,12 @@ _PROTOCOL = b"\x80\x02"  # the one that torch writes
 
 
 # What C's unpickler makes room for before it has what goes there: a place in its memo, and counted bytes. A pickle of
-# ten bytes has it take gigabytes. These are the instructions, runs of those of fixed length, and the others by where
-# their length stands (a count of so many bytes, or lines).
+# ten bytes has it take gigabytes. These are the instructions, runs of those of fixed length and of the names that
+# checkpoints are full of, and the others by where their length stands (a count of so many bytes, or lines).
+_SHORT_NAMES = b"|".join(rb"\x%02x\0\0\0.{%d}" % (length, length) for length in range(1, 49))
 _FIXED = re.compile(
-    rb"(?:[(012NQR\]abdelostu})\x81\x85-\x89\x8f-\x94\x97\x98]|[Khq\x80\x82].|[M\x83]..|[Jj\x84].{4}|r..\0\0|[G\x95].{8}){0,1000}",
+    rb"(?:[(012NQR\]abdelostu})\x81\x85-\x89\x8f-\x94\x97\x98]|[Khq\x80\x82].|[M\x83]..|[Jj\x84].{4}|r..\0\0|[G\x95].{8}"
+    rb"|X(?:%b)){0,1000}" % _SHORT_NAMES,
     re.DOTALL,
 )
 _COUNT_BYTES = {**dict.fromkeys(b"CU\x8a\x8c", 1), **dict.fromkeys(b"BTX\x8b", 4), **dict.fromkeys(b"\x8d\x8e\x96", 8)}
@@ -110,19 +112,77 @@ class Unusual(Exception):
     """The pickle names more than plain tensors, parameters, containers and numbers."""
 
 
-class _Made:
-    """A function or a type that a plain pickle may name. Has nothing that the pickle could change."""
+class _Storage(NamedTuple):
+    """What a plain pickle's tensors are made of."""
 
-    __slots__ = ("_make",)
+    saved: SavedStorage
+    record: Record
 
-    def __init__(self, make: Callable[..., Any]) -> None:
-        object.__setattr__(self, "_make", make)
+    __setstate__ = sealed
 
-    def __call__(self, *arguments: Any) -> Any:
-        return self._make(*arguments)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        raise AttributeError(name)
+class _Tensors:
+    """Makes a plain pickle's tensors. What such a pickle may name are bound methods: it can change nothing in those."""
+
+    __slots__ = ("unused", "_make_parameter", "_rebuild", "_record_of", "_storages")
+
+    def __init__(
+        self,
+        record_of: Callable[[SavedStorage], Record],
+        rebuild: Callable[[SavedStorage, Stored, bool], Any],
+        make_parameter: Callable[[Any, bool], Any],
+    ) -> None:
+        self._record_of, self._rebuild, self._make_parameter = record_of, rebuild, make_parameter
+        self._storages: dict[str, _Storage] = {}
+        self.unused = 0  # storages that are no tensor's: the object has them themselves
+
+    def storage(self, saved: Any) -> _Storage:
+        self.unused += 1
+        _, dtype, key, location, elements = saved
+        storage = self._storages.get(key)
+        if storage is None:
+            known = SavedStorage(key, dtype, elements * dtype.itemsize, location)
+            storage = self._storages[key] = _Storage(known, self._record_of(known))
+        if storage.saved.dtype is not dtype or location == "meta":  # torch gives a storage of its own to each dtype
+            raise Unusual
+        return storage
+
+    def tensor(
+        self, storage: Any, offset: int, shape: Any, stride: Any, needs_grad: bool, hooks: Any, *more: Any
+    ) -> Any:
+        if hooks or more:  # more: it is a conjugate or a negative view
+            raise Unusual
+        return self._made(storage, storage.saved.dtype, offset, shape, stride, needs_grad)
+
+    def tensor_of_newer_dtype(
+        self, storage: Any, offset: int, shape: Any, stride: Any, needs_grad: bool, hooks: Any, dtype: Any, *more: Any
+    ) -> Any:
+        if hooks or more or not isinstance(dtype, torch.dtype):
+            raise Unusual
+        return self._made(storage, dtype, offset, shape, stride, needs_grad)
+
+    def _made(self, storage: Any, dtype: torch.dtype, offset: int, shape: Any, stride: Any, needs_grad: bool) -> Any:
+        if type(storage) is not _Storage:
+            raise Unusual
+        self.unused -= 1
+        saved, record = storage
+        width = dtype.itemsize
+        stored = Stored(record, offset * width, dtype, tuple(shape), tuple(stride), saved.location)
+        elements = spanned(stored.shape, stored.stride)
+        if elements < 0 or offset < 0 or (offset + elements) * width > record.size_bytes:
+            raise CorruptData(
+                f"'{record.path}': a tensor of {dtype}, shape {stored.shape}, strides {stored.stride} and offset "
+                f"{offset} is not within its storage {saved.key} of {record.size_bytes} bytes",
+                record.path,
+                record.offset,
+                record.size_bytes,
+            )
+        return self._rebuild(saved, stored, needs_grad)
+
+    def parameter(self, data: Any, requires_grad: bool, hooks: Any) -> Any:
+        if hooks or not isinstance(data, (torch.Tensor, Stored)):
+            raise Unusual
+        return self._make_parameter(data, requires_grad)
 
 
 def unpickle_plain(
@@ -143,56 +203,19 @@ def unpickle_plain(
     """
     if not pickled.startswith(_PROTOCOL) or _claims_too_much(pickled):
         raise Unusual
-    records: dict[str, Record] = {}
-    storages: dict[str, SavedStorage] = {}
-    unused = 0  # storages that are no tensor's: the object has them themselves
-
-    def made(storage: Any, dtype: Any, offset: int, shape: Any, stride: Any, requires_grad: bool) -> Any:
-        nonlocal unused
-        if not isinstance(storage, SavedStorage) or not isinstance(dtype, torch.dtype):
-            raise Unusual
-        unused -= 1
-        return rebuild(storage, _within(records[storage.key], storage, dtype, offset, shape, stride), requires_grad)
-
-    def tensor(storage: Any, offset: int, shape: Any, stride: Any, requires_grad: bool, hooks: Any, *more: Any) -> Any:
-        if hooks or more:  # more: it is a conjugate or a negative view
-            raise Unusual
-        return made(storage, storage.dtype, offset, shape, stride, requires_grad)
-
-    def tensor_of_newer_dtype(
-        storage: Any, offset: int, shape: Any, stride: Any, requires_grad: bool, hooks: Any, dtype: Any, *more: Any
-    ) -> Any:
-        if hooks or more:
-            raise Unusual
-        return made(storage, dtype, offset, shape, stride, requires_grad)
-
-    def parameter(data: Any, requires_grad: bool, hooks: Any) -> Any:
-        if hooks or not isinstance(data, (torch.Tensor, Stored)):
-            raise Unusual
-        return make_parameter(data, requires_grad)
-
+    tensors = _Tensors(record_of, rebuild, make_parameter)
     known: dict[tuple[str, str], Any] = {
         ("collections", "OrderedDict"): collections.OrderedDict,
-        ("torch._utils", "_rebuild_tensor_v2"): _Made(tensor),
-        ("torch._utils", "_rebuild_tensor_v3"): _Made(tensor_of_newer_dtype),
-        ("torch._utils", "_rebuild_parameter"): _Made(parameter),
+        ("torch._utils", "_rebuild_tensor_v2"): tensors.tensor,
+        ("torch._utils", "_rebuild_tensor_v3"): tensors.tensor_of_newer_dtype,
+        ("torch._utils", "_rebuild_parameter"): tensors.parameter,
     }
     known |= {("torch", name): dtype for name, dtype in _STORAGE_DTYPES.items()}
     known["torch.storage", "UntypedStorage"] = torch.uint8
     known |= {("torch", name): getattr(torch, name) for name in _NEWER_DTYPES if hasattr(torch, name)}
 
     class Plain(pickle.Unpickler):
-        def persistent_load(self, saved: Any) -> SavedStorage:
-            nonlocal unused
-            unused += 1
-            _, dtype, key, location, elements = saved
-            storage = storages.get(key)
-            if storage is None:
-                storage = storages[key] = SavedStorage(key, dtype, elements * dtype.itemsize, location)
-                records[key] = record_of(storage)
-            if storage.dtype != dtype or location == "meta":  # torch gives a storage of its own to each dtype
-                raise Unusual
-            return storage
+        persistent_load = staticmethod(tensors.storage)
 
         def find_class(self, module: str, name: str) -> Any:
             if (module, name) not in known:
@@ -201,29 +224,13 @@ def unpickle_plain(
 
     try:
         found = Plain(io.BytesIO(pickled)).load()
-        if unused:
+        if tensors.unused:
             raise Unusual
         return found
     except CorruptData:
         raise
     except Exception as error:  # torch will say what is wrong with it
         raise Unusual from error
-
-
-def _within(
-    record: Record, storage: SavedStorage, dtype: torch.dtype, offset: int, shape: Any, stride: Any
-) -> Stored:
-    stored = Stored(record, offset * dtype.itemsize, dtype, tuple(shape), tuple(stride), storage.location)
-    least = min(offset, *shape, *stride, 0)
-    if len(shape) != len(stride) or least < 0 or stored.offset + stored.span_bytes > record.size_bytes:
-        raise CorruptData(
-            f"'{record.path}': a tensor of {dtype}, shape {stored.shape}, strides {stored.stride} and offset {offset} "
-            f"is not within its storage {storage.key} of {record.size_bytes} bytes",
-            record.path,
-            record.offset,
-            record.size_bytes,
-        )
-    return stored
 
 
 class _Anything:

@@ -6,7 +6,7 @@ Source of the format: PKWARE's APPNOTE.TXT, 4.3 (the structures), 4.4 (their fie
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from gdsdata.errors import CorruptData
@@ -153,13 +153,13 @@ def parse_directory(data: bytes, directory: Directory, path: str) -> list[Member
                 data[extra_at : extra_at + extra_bytes], size_bytes, packed_bytes, header_offset
             )
         raw_name = data[name_at:extra_at]
-        name = _decoded(raw_name, flags)
+        name = raw_name.decode("utf-8", "replace") if flags & _NAME_IS_UTF8 else raw_name.decode("cp437")
         if header_offset + LOCAL_BYTES + name_bytes + packed_bytes > directory.offset:
             reason = f"{packed_bytes} bytes of {name!r} cannot follow its header at {header_offset}"
             raise _corrupt(path, reason, directory.offset + at, end - at)
-        if "\0" in name or name.startswith("/") or ".." in name.split("/"):
+        if "\0" in name or name[:1] == "/" or (".." in name and ".." in name.split("/")):
             raise _corrupt(path, f"the name {name[:80]!r} leads out of a folder", directory.offset + at, end - at)
-        hindrance = _hindrance(flags, method)
+        hindrance = _hindrance(flags, method) if flags & _ENCRYPTED or method != _STORED else ""
         if not hindrance and size_bytes != packed_bytes:
             reason = f"{name!r} of {size_bytes} bytes is stored in {packed_bytes}"
             raise _corrupt(path, reason, directory.offset + at, end - at)
@@ -185,14 +185,8 @@ def _longer(extra: bytes, *said: int) -> list[int]:
     return list(said)  # of exactly 4 GiB - 1, or lies, which do not fit
 
 
-def _decoded(name: bytes, flags: int) -> str:
-    return name.decode("utf-8", "replace") if flags & _NAME_IS_UTF8 else name.decode("cp437")
-
-
 def _hindrance(flags: int, method: int) -> str:
-    if flags & _ENCRYPTED:
-        return "it is encrypted"
-    return "" if method == _STORED else f"it is {_METHODS.get(method, f'packed by method {method}')}"
+    return "it is encrypted" if flags & _ENCRYPTED else f"it is {_METHODS.get(method, f'packed by method {method}')}"
 
 
 def content_offset(local: bytes, member: Member, directory: Directory, path: str) -> int:
@@ -201,18 +195,31 @@ def content_offset(local: bytes, member: Member, directory: Directory, path: str
     Raises:
         CorruptData: that is no local header, or another member's, or the content would reach into the directory.
     """
-    magic, name_length, extra_length = _LOCAL.unpack_from(local) if len(local) >= LOCAL_BYTES else (b"", 0, 0)
-    is_its_own = member.name_bytes.startswith(local[LOCAL_BYTES:][:name_length])
-    begin = member.header_offset + LOCAL_BYTES + name_length + extra_length
-    if (
-        magic != _LOCAL_MAGIC
-        or name_length != len(member.name_bytes)
-        or not is_its_own
-        or begin + member.size_bytes > directory.offset
-    ):
-        reason = f"there is no header of {member.name!r} and of its {member.size_bytes} bytes"
-        raise _corrupt(path, reason, member.header_offset, LOCAL_BYTES)
-    return begin
+    named = member.name_bytes.startswith(local[LOCAL_BYTES:][: len(member.name_bytes)])
+    if len(local) < LOCAL_BYTES or not named:
+        raise _no_header(member, path)
+    return content_offsets(local[:LOCAL_BYTES], [member], directory, path)[0]
+
+
+def content_offsets(locals_: bytes, members: Sequence[Member], directory: Directory, path: str) -> list[int]:
+    """The same for many, whose local headers (`LOCAL_BYTES` of each) follow one another.
+
+    Raises:
+        CorruptData: as `content_offset` does.
+    """
+    begins = []
+    for member, (magic, name_bytes, extra_bytes) in zip(members, _LOCAL.iter_unpack(locals_), strict=True):
+        begin = member.header_offset + LOCAL_BYTES + name_bytes + extra_bytes
+        is_its_own = magic == _LOCAL_MAGIC and name_bytes == len(member.name_bytes)
+        if not is_its_own or begin + member.size_bytes > directory.offset:
+            raise _no_header(member, path)
+        begins.append(begin)
+    return begins
+
+
+def _no_header(member: Member, path: str) -> CorruptData:
+    reason = f"there is no header of {member.name!r} and of its {member.size_bytes} bytes"
+    return _corrupt(path, reason, member.header_offset, LOCAL_BYTES)
 
 
 def _corrupt(path: str, reason: str, offset: int, length: int) -> CorruptData:
