@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -171,15 +174,18 @@ class BatchSource:
             residence=residence,
             owner=owner,
         )
-        return batches, self._take_of(batches, index.sample.torch_dtype if index.sample.torch_dtype != dtype else None)
+        return batches, self._take_of(batches, dtype)
 
-    def _take_of(self, batches: Any, result_dtype: torch.dtype | None) -> Callable[[], torch.Tensor]:
+    def _take_of(self, batches: Any, dtype: torch.dtype) -> Callable[[], torch.Tensor]:
         next_batch = batches.next
+        result_dtype = self.index.sample.torch_dtype if self.index.sample.torch_dtype != dtype else None
         if self.device.type == "cpu":
             if result_dtype is None:
                 return lambda: from_dlpack(next_batch())
             return lambda: from_dlpack(next_batch()).to(result_dtype)
         device, most_leases = self.device, self.prefetch if self.zero_copy else -1
+        if result_dtype is not None:
+            _load_cast(dtype, result_dtype, device)
 
         def take() -> torch.Tensor:
             # The current stream waits for the copies, not the host; what is queued on it here comes behind them, and
@@ -220,3 +226,14 @@ class BatchSource:
     def __getstate__(self) -> dict[str, Any]:
         """For worker processes: all but what belongs to this one."""
         return {**self.__dict__, "_kept": None, "_lent": None}
+
+
+@functools.cache
+def _load_cast(dtype: torch.dtype, result_dtype: torch.dtype, device: torch.device) -> None:
+    """CUDA loads a kernel where it is first used, some 16 ms for a cast of torch's: beside the first reads, then."""
+
+    def cast() -> None:
+        with contextlib.suppress(RuntimeError):  # the batch that is cast tells what is wrong
+            torch.empty(1, dtype=dtype, device=device).to(result_dtype)
+
+    threading.Thread(target=cast, name="gdsdata-cast", daemon=True).start()

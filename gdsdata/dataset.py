@@ -344,15 +344,17 @@ class GDSDataset(IterableDataset):
         }
 
     def __iter__(self) -> Iterator[Any]:
-        """The rest of this epoch, after `load_state_dict`, or the whole of it."""
-        return self._epoch_from(self._progress.begin())
-
-    def _epoch_from(self, begun: Begun) -> Iterator[Any]:
+        """The rest of this epoch, after `load_state_dict`, or the whole of it. Reading begins with this call."""
+        begun = self._progress.begin()
         if self._index is None:
             self._index_files()
         epoch = self._progress.epoch
         numbers = range(begun.worker, len(self._order), begun.workers)[begun.start :]
-        yield from self.batches(epoch, numbers, lambda given: self._progress.handed_out(begun, begun.start + given))
+        batches = self.batches(epoch, numbers, lambda given: self._progress.handed_out(begun, begun.start + given))
+        return self._to_its_end(batches, begun, epoch)
+
+    def _to_its_end(self, batches: Iterator[Any], begun: Begun, epoch: int) -> Iterator[Any]:
+        yield from batches
         self._progress.ended(begun, epoch)
         self._reporter.epoch_ended()
 
@@ -376,6 +378,14 @@ class GDSDataset(IterableDataset):
             )
         if self._index is None:
             self._index_files()
+        batches = self._read_ahead(epoch, numbers, handed_out)
+        next(batches)
+        return batches
+
+    def _read_ahead(
+        self, epoch: int, numbers: range | np.ndarray, handed_out: Callable[[int], object]
+    ) -> Iterator[Any]:
+        """None once reading has begun, and then the batches."""
         index, order = self._index, self._order
         done, total = 0, len(numbers)
         pieces = self._open_pieces(index, epoch)
@@ -386,23 +396,32 @@ class GDSDataset(IterableDataset):
         reach = batches.reach if is_table(index) else pieces.reach if pieces else None
         transform, times = self.transform, self._times
         planned, plan_batches = 0, self.prefetch
-        times.asked()
+
+        def plan() -> None:
+            """Ahead of the consumer; the first is short, for the first batch waits for it."""
+            nonlocal planned, plan_batches
+            if reach is not None:
+                reach(int(numbers[done]))
+            count = min(plan_batches, total - planned)
+            if planned - done > plan_batches // 2 + self.prefetch:
+                count = 0
+            if pieces is not None:
+                in_memory = pieces.steps_in_memory(numbers[planned : planned + count])
+                count = max(in_memory, 1 if planned == done else 0)
+            if count:
+                samples, sizes = order.samples_of(epoch, numbers[planned : planned + count])
+                batches.plan(*(pieces or index).extents(samples), sizes)
+                planned += count
+                plan_batches = max(self.prefetch, min(2 * plan_batches, _PLAN_SAMPLES // self._batch_size))
+
         try:
+            if total:
+                plan()
+            yield None
+            times.asked()
             while done < total:
-                if reach is not None:
-                    reach(int(numbers[done]))
-                # A plan ahead of the consumer; the first is short, for the first batch waits for it.
-                count = min(plan_batches, total - planned)
-                if planned - done > plan_batches // 2 + self.prefetch:
-                    count = 0
-                if pieces is not None:
-                    in_memory = pieces.steps_in_memory(numbers[planned : planned + count])
-                    count = max(in_memory, 1 if planned == done else 0)
-                if count:
-                    samples, sizes = order.samples_of(epoch, numbers[planned : planned + count])
-                    batches.plan(*(pieces or index).extents(samples), sizes)
-                    planned += count
-                    plan_batches = max(self.prefetch, min(2 * plan_batches, _PLAN_SAMPLES // self._batch_size))
+                if done:
+                    plan()
                 try:
                     with marked("gdsdata: waiting for a batch"):
                         batch = take()

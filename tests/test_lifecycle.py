@@ -211,8 +211,21 @@ def test_making_a_data_set_starts_no_thread(tmp_path, records):
 def threads_of_a_new_data_set(folder: Path) -> int:
     before = threads()
     dataset = read(folder)
-    len(dataset), dataset.state_dict(), iter(dataset)
+    len(dataset), dataset.state_dict()
     return threads() - before
+
+
+def test_reading_begins_with_an_iterator_and_what_nobody_took_is_still_of_the_epoch(tmp_path, records):
+    assert in_new_process(batches_behind_one_that_nobody_asked, tmp_path) == 12
+
+
+def batches_behind_one_that_nobody_asked(folder: Path) -> int:
+    dataset = read(folder)
+    batches = iter(dataset)
+    while not any(dataset.stats()["engine"]["bytes"].values()):  # for a minute at most: so long may a process take
+        time.sleep(0.001)
+    del batches
+    return len(list(dataset))
 
 
 # --------------------------------------------------------------------------------------------------------- Ctrl-C
