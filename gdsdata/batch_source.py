@@ -68,8 +68,11 @@ class BatchSource:
     def open(self) -> Opened:
         """Now, rather than when it is first needed."""
         if self._kept is None or self._kept.process != os.getpid():
-            shared = engine.shared_engine(self._calibrated_options, self._read_to)
             on_cuda, pool, residence = self.device.type == "cuda", None, None
+            if on_cuda and isinstance(self.index, Index):
+                read, result = engine.conversion_on(on_cuda, self.index.sample)[1], self.index.sample.torch_dtype
+                _load_cast(read, result, self.device)
+            shared = engine.shared_engine(self._calibrated_options, self._read_to)
             if isinstance(self.index, Index):
                 pool = engine.buffer_pool(shared, self.index.sample, self.batch_size, self.prefetch, on_cuda)
             files = engine.file_table(self.index)
@@ -184,8 +187,6 @@ class BatchSource:
                 return lambda: from_dlpack(next_batch())
             return lambda: from_dlpack(next_batch()).to(result_dtype)
         device, most_leases = self.device, self.prefetch if self.zero_copy else -1
-        if result_dtype is not None:
-            _load_cast(dtype, result_dtype, device)
 
         def take() -> torch.Tensor:
             # The current stream waits for the copies, not the host; what is queued on it here comes behind them, and
@@ -236,4 +237,5 @@ def _load_cast(dtype: torch.dtype, result_dtype: torch.dtype, device: torch.devi
         with contextlib.suppress(RuntimeError):  # the batch that is cast tells what is wrong
             torch.empty(1, dtype=dtype, device=device).to(result_dtype)
 
-    threading.Thread(target=cast, name="gdsdata-cast", daemon=True).start()
+    if dtype != result_dtype:
+        threading.Thread(target=cast, name="gdsdata-cast", daemon=True).start()

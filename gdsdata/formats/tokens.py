@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from gdsdata.errors import CorruptData
-from gdsdata.formats import magics, npy
+from gdsdata.formats import magics
 from gdsdata.formats.index import Index, Sample, count_items, first_samples, read_heads
 
 if TYPE_CHECKING:
@@ -132,6 +132,8 @@ def _llm_c_layout(head: bytes, path: str, size_bytes: int) -> _Layout:
 
 
 def _npy_layout(head: bytes, path: str, size_bytes: int) -> _Layout:
+    from gdsdata.formats import npy  # which most token files have no need of
+
     header = npy.read_header(head, path, size_bytes)
     if header.dtype.kind not in "iu" or len(header.shape) != 1:
         raise ValueError(
