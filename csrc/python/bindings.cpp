@@ -14,6 +14,7 @@
 #include "backend/cufile_api.h"
 #include "base/crc32.h"
 #include "base/fallbacks.h"
+#include "base/pickle.h"
 #include "device/anonymous_memory.h"
 #include "engine/endings.h"
 #include "engine/engine.h"
@@ -580,6 +581,13 @@ PYBIND11_MODULE(_engine, module) {
       .def_property_readonly("inside_next", &Batches::inside_next)
       .def("statistics", &Batches::statistics);
 
+  module.def(
+      "claims_too_much",
+      [](const py::bytes& pickle) {
+        const std::string_view bytes = pickle;
+        return claims_too_much({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()});
+      },
+      py::arg("pickle"));
   module.def("crc32_joined", &crc32_joined, py::arg("of_first"), py::arg("of_second"), py::arg("second_length"));
   module.attr("ROUTES") = py::cast(kRouteNames).cast<py::tuple>();
   module.def(

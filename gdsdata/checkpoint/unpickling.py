@@ -9,12 +9,12 @@ from __future__ import annotations
 import collections
 import io
 import pickle
-import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 
+from gdsdata import engine
 from gdsdata.checkpoint.reading import Record, Stored, sealed, spanned
 from gdsdata.errors import CorruptData
 
@@ -67,45 +67,6 @@ _NEWER_DTYPES = [
 ]  # fmt: skip
 
 _PROTOCOL = b"\x80\x02"  # the one that torch writes
-
-
-# What C's unpickler makes room for before it has what goes there: a place in its memo, and counted bytes. A pickle of
-# ten bytes has it take gigabytes. These are the instructions, runs of those of fixed length and of the names that
-# checkpoints are full of, and the others by where their length stands (a count of so many bytes, or lines).
-_SHORT_NAMES = b"|".join(rb"\x%02x\0\0\0.{%d}" % (length, length) for length in range(1, 49))
-_FIXED = re.compile(
-    rb"(?:[(012NQR\]abdelostu})\x81\x85-\x89\x8f-\x94\x97\x98]|[Khq\x80\x82].|[M\x83]..|[Jj\x84].{4}|r..\0\0|[G\x95].{8}"
-    rb"|X(?:%b)){0,1000}" % _SHORT_NAMES,
-    re.DOTALL,
-)
-_COUNT_BYTES = {**dict.fromkeys(b"CU\x8a\x8c", 1), **dict.fromkeys(b"BTX\x8b", 4), **dict.fromkeys(b"\x8d\x8e\x96", 8)}
-_LINES = {**dict.fromkeys(b"FILSVPgp", 1), **dict.fromkeys(b"ic", 2)}
-_PUT, _LONG_PUT = b"pr"
-
-
-def _claims_too_much(pickled: bytes) -> bool:
-    """Whether it speaks of more places or bytes than it has bytes itself: no pickler's does."""
-    at, most = 0, len(pickled)
-    while (at := _FIXED.match(pickled, at).end()) < most:  # type: ignore[union-attr]  # it matches nothing, too
-        code, begin = pickled[at], at + 1
-        if (count_bytes := _COUNT_BYTES.get(code)) is not None:
-            at = begin + count_bytes + int.from_bytes(pickled[begin : begin + count_bytes], "little")
-            if at > most:
-                return True
-        elif code == _LONG_PUT:
-            if int.from_bytes(pickled[begin : begin + 4], "little") > most:
-                return True
-            at += 5
-        elif code in _LINES:
-            for _ in range(_LINES[code]):
-                at = pickled.find(b"\n", at) + 1
-                if at == 0:
-                    return False  # it ends there
-            if code == _PUT and at - begin > len(str(most)) + 1:
-                return True
-        elif not _FIXED.match(pickled, at).end() > at:  # type: ignore[union-attr]
-            return False  # it ends, or is none
-    return False
 
 
 class Unusual(Exception):
@@ -201,7 +162,7 @@ def unpickle_plain(
         Unusual: torch has to do it.
         CorruptData: a storage is not in the file, or a tensor reaches beyond its storage.
     """
-    if not pickled.startswith(_PROTOCOL) or _claims_too_much(pickled):
+    if not pickled.startswith(_PROTOCOL) or engine.claims_too_much(pickled):
         raise Unusual
     tensors = _Tensors(record_of, rebuild, make_parameter)
     known: dict[tuple[str, str], Any] = {
@@ -258,7 +219,7 @@ def storages_of(pickled: bytes) -> list[SavedStorage]:
     Raises:
         NotPlain: torch.load has to find out.
     """
-    if _claims_too_much(pickled):
+    if engine.claims_too_much(pickled):
         raise NotPlain("its pickle is damaged: it speaks of more than it can have")
     known: dict[str, tuple[torch.dtype, int]] = {}
     asked: list[SavedStorage] = []
