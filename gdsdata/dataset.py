@@ -200,7 +200,7 @@ class GDSDataset(IterableDataset):
         self._workers = WorkerTimes()  # of iterators that have ended
         self._workers_before: tuple[Any, WorkerTimes] | None = None  # the engine, and its at the newest one's begin
         if self.device.type == "cuda" and get_worker_info() is None:
-            self._source.open()  # its memory is pinned while the program still prepares
+            self._source.open()  # its engine is made, and a cast loaded, while the program still prepares
 
     def _index_files(self) -> None:
         self._index: Index | FieldIndex | WindowIndex | TableIndex | None = self._indexed()
