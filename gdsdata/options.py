@@ -11,8 +11,9 @@ MIB = 2**20
 class EngineOptions:
     """How bytes move. The defaults were measured (``benchmarks/notes/``); most programs need none of these.
 
-    Host memory is bounded by ``workers * bounce_bytes`` (on a GPU, and ``staging_bytes``), and the memory of batches by
-    ``prefetch + 2`` of them in each data set that is being iterated; both are reported by `GDSDataset.stats`.
+    Host memory is bounded by ``workers * bounce_bytes`` (on a GPU, ``workers * staging_bytes`` besides, and 1.3 MiB for
+    short reads), and the memory of batches by ``prefetch + 2`` of them in each data set that is being iterated; both
+    are reported by `GDSDataset.stats`.
 
     Attributes:
         backend: ``"uring"`` (io_uring), ``"posix"`` (pread and pwrite), ``"cufile"`` (GPUDirect Storage for what is not

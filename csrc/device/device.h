@@ -3,6 +3,7 @@
 // with the driver's own name for what went wrong) and may be called on any thread.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -20,6 +21,16 @@ class Event {
   virtual bool done() = 0;
   virtual void wait() = 0;  // sleeps until it is done
 };
+
+// Waits for what takes less than a sleep, which is 60 us at least: looks again and again, and sleeps if it takes
+// longer.
+inline void wait_soon(Event& event) {
+  constexpr std::chrono::microseconds kLooked{100};
+  const auto until = std::chrono::steady_clock::now() + kLooked;
+  while (!event.done()) {
+    if (std::chrono::steady_clock::now() > until) return event.wait();
+  }
+}
 
 using Events = std::vector<std::shared_ptr<Event>>;
 

@@ -231,6 +231,17 @@ bool SegmentQueue::pop_fresh(Segment& segment, Priority lowest) {
   return true;
 }
 
+bool SegmentQueue::pop_fresh_of(const Group& group, Segment& segment) {
+  std::lock_guard lock(mutex_);
+  auto& fresh = of(group.priority).fresh;
+  const auto found =
+      std::find_if(fresh.begin(), fresh.end(), [&](const Segment& s) { return s.group.get() == &group; });
+  if (found == fresh.end()) return false;
+  segment = std::move(*found);
+  fresh.erase(found);
+  return true;
+}
+
 void SegmentQueue::close() {
   {
     std::lock_guard lock(mutex_);
@@ -273,11 +284,11 @@ Engine::Engine(EngineOptions options, std::shared_ptr<Device> device)
   FaultPlan::parse(options.io.faults);  // a typing error is told now, not by a worker
   running.options = std::move(options);
   running.device = std::move(device);
-  const auto make_worker = [&] {
-    return std::make_unique<Worker>(running.options, running.selection, *running.device, running.queue);
+  const auto make_worker = [&](bool is_guest) {
+    return std::make_unique<Worker>(running.options, running.selection, *running.device, running.queue, is_guest);
   };
-  running.guest = make_worker();
-  for (size_t i = 0; i < running.options.workers; ++i) running.workers.push_back(make_worker());
+  running.guest = make_worker(true);
+  for (size_t i = 0; i < running.options.workers; ++i) running.workers.push_back(make_worker(false));
   running.working = running.workers.size();
   try {
     for (auto& worker : running.workers) {
@@ -335,6 +346,7 @@ void Engine::submit(std::shared_ptr<Group> group, bool helped) {
   group->copied_.clear();
   uint64_t group_bytes = 0;
   for (const Transfer& transfer : group->transfers) group_bytes += transfer.length;
+  group->is_short_ = group->direction == Direction::kRead && group_bytes <= kShortReadBytes;
   group->past_caches_ = device()->host_addressable() && group_bytes >= kPastCachesBytes;
   const uint64_t share_bytes = align_up(group_bytes / options().workers, kCutBytes);
   const bool write = group->direction == Direction::kWrite;
@@ -357,7 +369,7 @@ void Engine::submit(std::shared_ptr<Group> group, bool helped) {
   }
   if (segments.empty()) segments.push_back({group, 0, 0, {}, {}, false});  // it still ends on a worker
   group->open_segments_ = segments.size();
-  running_->queue.push_fresh(segments, helped && device()->host_addressable());
+  running_->queue.push_fresh(segments, helped && (device()->host_addressable() || group->is_short_));
 }
 
 void Engine::hurry() {
@@ -377,6 +389,13 @@ bool Engine::help(Priority lowest) {
   if (!device()->host_addressable()) return false;
   std::unique_lock lock(running_->guest_mutex, std::try_to_lock);
   return lock && running_->guest->help(lowest);
+}
+
+bool Engine::help_with(const Group& group) {
+  if (device()->host_addressable()) return help(group.priority);
+  if (!group.is_short_) return false;
+  std::unique_lock lock(running_->guest_mutex, std::try_to_lock);
+  return lock && running_->guest->help_with(group);
 }
 
 void Engine::run(std::shared_ptr<Group> group, const std::function<void()>& poll) {
@@ -417,7 +436,7 @@ bool Pending::wait(std::chrono::nanoseconds patience, const std::function<void()
       poll();
     }
   };
-  while (!ended() && engine_.help(group_->priority)) {  // rather than sleep
+  while (!ended() && engine_.help_with(*group_)) {  // rather than sleep
     const auto now = std::chrono::steady_clock::now();
     poll_once(now);
     if (left(now).count() <= 0) return ended();
@@ -436,13 +455,14 @@ bool Pending::wait(std::chrono::nanoseconds patience, const std::function<void()
 }
 
 void Pending::finish() {
-  for (const auto& copy : group_->copies()) copy->wait();
+  for (const auto& copy : group_->copies()) group_->is_short_ ? wait_soon(*copy) : copy->wait();
   if (group_->error) throw Failure(*group_->error);
 }
 
 uint64_t Engine::bounce_bytes() const {
-  const uint64_t staging_bytes = device()->host_addressable() ? 0 : options().staging_bytes;
-  return options().workers * (options().io.bounce_bytes + staging_bytes);
+  const uint64_t of_workers = options().workers * options().io.bounce_bytes;
+  if (device()->host_addressable()) return of_workers;
+  return of_workers + options().workers * options().staging_bytes + Worker::kGuestStagingBytes;
 }
 
 EngineStatistics Engine::statistics() const {

@@ -48,6 +48,7 @@ class SegmentQueue {
   bool pop(Segment& segment, bool wait);
   bool pop_spare(Segment& segment);  // one that no worker waits for
   bool pop_fresh(Segment& segment, Priority lowest);
+  bool pop_fresh_of(const Group& group, Segment& segment);
   // A worker that could take a segment is about to wait for its backend: false where there is one to take. What comes
   // until `wakes` interrupts the backend, if no other worker waits for it.
   bool sleeps(Backend& backend);
@@ -135,11 +136,14 @@ class Engine {
   // cache. False where there is nothing of that kind to do, or the processor cannot write the device. For consumers
   // that would otherwise sleep, and be woken.
   bool help(Priority lowest = Priority::kTraining);
+  // The same for who waits for a group. Where the processor cannot write the device, that is a short read, which comes
+  // out of the page cache by way of staging memory for this, and is in the device's memory then.
+  bool help_with(const Group& group);
 
   const EngineOptions& options() const;
   const Selection& selection() const;
   const std::shared_ptr<Device>& device() const;
-  uint64_t bounce_bytes() const;  // host memory that its workers take at most
+  uint64_t bounce_bytes() const;  // host memory that it takes at most
   EngineStatistics statistics() const;
   // What its workers do from now on is kept, up to so many spans of each.
   void begin_spans(size_t most_a_worker);

@@ -19,6 +19,10 @@ namespace gdsdata {
 // Who goes first where both have work: see SegmentQueue.
 enum class Priority : uint8_t { kTraining, kBackground };
 
+// A read of so many bytes at most is done by who waits for it, where it can be, and is polled for: for less than it
+// takes to wake a worker and to copy out of the page cache beside it (benchmarks/notes/gpu.md).
+inline constexpr uint64_t kShortReadBytes = 1 << 20;
+
 // Whoever fills a group keeps its hands off between Engine::submit and the call of `on_done`; then the group
 // may be filled and submitted again.
 class Group {
@@ -49,6 +53,7 @@ class Group {
 
  private:
   friend class Engine;
+  friend class Pending;
   friend class Worker;
   // `copied`, if any, is behind all that was copied for this group by `stream`.
   void segment_ended(const RouteBytes& segment_bytes, std::optional<Error> segment_error, const Stream* stream,
@@ -56,6 +61,7 @@ class Group {
 
   std::vector<Transfer> parts_;  // the transfers, cut to what a backend takes
   std::vector<uint32_t> part_checksums_;
+  bool is_short_ = false;     // a read of kShortReadBytes at most
   bool past_caches_ = false;  // what is copied out of the page cache goes past the processor's caches
   std::atomic<size_t> open_segments_{0};
   std::atomic<bool> abandoned_{false};

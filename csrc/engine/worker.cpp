@@ -26,8 +26,14 @@ using Time = std::chrono::steady_clock::time_point;
 uint64_t ns_between(Time begin, Time end) { return static_cast<uint64_t>((end - begin).count()); }
 }  // namespace
 
-Worker::Worker(const EngineOptions& options, const Selection& selection, Device& device, SegmentQueue& queue)
-    : options_(options), selection_(selection), device_(device), queue_(queue), staged_(!device.host_addressable()) {}
+Worker::Worker(const EngineOptions& options, const Selection& selection, Device& device, SegmentQueue& queue,
+               bool is_guest)
+    : options_(options),
+      selection_(selection),
+      device_(device),
+      queue_(queue),
+      staged_(!device.host_addressable()),
+      is_guest_(is_guest) {}
 
 void Worker::run() {
   auto counted_at = Clock::now();  // what comes after it is not in active_ns yet
@@ -75,12 +81,16 @@ std::optional<Error> Worker::open_device() {
   if (staging_ != nullptr) return std::nullopt;
   try {
     device_.bind_thread();
-    stream_ = device_.make_stream();
-    staging_ = std::make_unique<Staging>(device_, options_.staging_bytes);
+    make_staging();
   } catch (const Failure& failure) {
     return failure.error();  // the next segment asks again
   }
   return std::nullopt;
+}
+
+void Worker::make_staging() {
+  stream_ = device_.make_stream();
+  staging_ = std::make_unique<Staging>(device_, is_guest_ ? kGuestStagingBytes : options_.staging_bytes);
 }
 
 void Worker::gather() {
@@ -111,6 +121,37 @@ bool Worker::help(Priority lowest) {
   queue_.push_for_storage(std::move(active.segment));
   retire(active);
   return true;
+}
+
+bool Worker::help_with(const Group& group) {
+  Segment segment;
+  if (!queue_.pop_fresh_of(group, segment)) return false;
+  Active& active = begin(std::move(segment));
+  if (group.abandoned_.load(std::memory_order_relaxed) || served_by_staging(active)) {
+    end(active);
+    return true;
+  }
+  queue_.push_for_storage(std::move(active.segment));
+  retire(active);
+  return true;
+}
+
+// False, and nothing was changed, where the page cache does not have all of it, or there is no memory to stage it.
+bool Worker::served_by_staging(Active& active) {
+  const auto parts = parts_of(active);
+  parts_.assign(parts.begin(), parts.end());
+  left_.clear();
+  try {
+    if (staging_ == nullptr) make_staging();
+  } catch (const Failure&) {
+    return false;
+  }
+  if (!staging_->place(parts, active.place)) return false;
+  serve_from_memory(active, parts);
+  if (left_.empty()) return true;
+  std::copy(parts_.begin(), parts_.end(), parts.begin());
+  staging_->give_back(active.place);
+  return false;
 }
 
 Worker::Active& Worker::begin(Segment segment) {
@@ -190,7 +231,6 @@ void Worker::start_read(Active& active, std::span<Transfer> parts) {
 }
 
 void Worker::start_write(Active& active, std::span<Transfer> parts) {
-  counters_.transfers.add(parts.size());
   if (!staged_) {
     left_.assign(parts.begin(), parts.end());
     if (!left_.empty()) request(active, left_);
@@ -233,7 +273,6 @@ void Worker::serve_from_memory(Active& active, std::span<const Transfer> parts) 
   const bool asked_before = !segment.rest.empty();
   active.error = open_files(active, parts);
   if (active.error) return;
-  if (!asked_before) counters_.transfers.add(parts.size());
   if (asked_before || group.direction == Direction::kWrite || options_.io.direct == DirectMode::kAlways) {
     left_.assign(parts.begin(), parts.end());
     return;
@@ -269,11 +308,13 @@ File& Worker::Active::file(uint32_t index) {
   return *files.back();
 }
 
+void Worker::wait_for(Event& event) { is_guest_ ? wait_soon(event) : event.wait(); }
+
 // Until it is done with memory that is written next, or has written what is read: work of others, not the link's.
 void Worker::wait_for_device(const Events& uses) {
   if (std::all_of(uses.begin(), uses.end(), [](const auto& event) { return event->done(); })) return;
   const auto asked = Clock::now();
-  for (const auto& event : uses) event->wait();
+  for (const auto& event : uses) wait_for(*event);
   const auto ended = Clock::now();
   counters_.device_ns.add(ns_between(asked, ended));
   spans_.add(Work::kDevice, asked, ended, 0);
@@ -282,10 +323,21 @@ void Worker::wait_for_device(const Events& uses) {
 void Worker::wait_for_copy(const Events& before, Event& copied) {
   wait_for_device(before);
   const auto asked = Clock::now();
-  copied.wait();
+  wait_for(copied);
   const auto ended = Clock::now();
   counters_.link_ns.add(ns_between(asked, ended));
   spans_.add(Work::kLink, asked, ended, 0);
+}
+
+// A guest's copies: nothing of them is under way when its thread goes.
+void Worker::wait_for_own_copy(Active& active) {
+  try {
+    wait_for_copy(active.segment.group->before, *active.copied);
+  } catch (const Failure& failure) {
+    active.error = failure.error();
+    finish(*stream_);
+  }
+  active.copied.reset();
 }
 
 // Copies end in the order in which they were asked for. Where none is under way, storage holds all the memory.
@@ -475,7 +527,9 @@ void Worker::copy_to_device(Active& active) {
   const Group& group = *active.segment.group;
   if (active.error || group.direction == Direction::kWrite || group.abandoned_.load(std::memory_order_relaxed)) return;
   try {
-    for (const auto& event : group.before) stream_->wait(*event);
+    for (const auto& event : group.before) {
+      if (!event->done()) stream_->wait(*event);  // which takes the device microseconds, were it done already
+    }
     for (const Staging::Run& run : active.place.runs) stream_->copy_in(run.device, run.host, run.bytes);
     active.copied = stream_->record();
   } catch (const Failure& failure) {
@@ -498,6 +552,7 @@ void Worker::end(Active& active) {
   take_checksums(active);
   if (active.place.memory != nullptr) {
     copy_to_device(active);
+    if (is_guest_ && active.copied != nullptr) wait_for_own_copy(active);
     if (active.copied != nullptr) {
       copying_.push_back({active.segment.group->before, active.copied, std::move(active.place)});
       active.place = {};
@@ -506,6 +561,7 @@ void Worker::end(Active& active) {
     }
   }
   for (size_t i = 0; i < kRouteCount; ++i) counters_.bytes[i].add(active.bytes.bytes[i]);
+  counters_.transfers.add(active.segment.part_count);
   counters_.segments.add(1);
   if (active.error) counters_.errors.add(1);
   counters_.segment_latency.add(Clock::now() - active.started);

@@ -25,13 +25,20 @@ namespace gdsdata {
 
 class Worker {
  public:
-  Worker(const EngineOptions& options, const Selection& selection, Device& device, SegmentQueue& queue);
+  // A guest has no thread of its own: who waits for a group lends it one, and it waits for its copies at once.
+  Worker(const EngineOptions& options, const Selection& selection, Device& device, SegmentQueue& queue, bool is_guest);
 
   // Until the queue is closed and what was taken has ended.
   void run();
-  // Takes one fresh segment, serves it from memory and queues the rest of it for storage; false where there
-  // is none. For a worker that does not run, of a device that the processor can write.
+  // A guest takes one fresh segment, serves it from memory and queues the rest of it for storage; false where there
+  // is none. Of a device that the processor can write.
   bool help(Priority lowest);
+  // The same of one that it cannot, with a segment of this group, a short read: in the device's memory when this
+  // returns, or queued as a whole.
+  bool help_with(const Group& group);
+
+  // Of a guest, on the way to a device that the processor cannot write.
+  static constexpr uint64_t kGuestStagingBytes = Staging::most_bytes(kShortReadBytes);
 
   const WorkerCounters& counters() const { return counters_; }
   SpanLog& spans() { return spans_; }
@@ -70,6 +77,8 @@ class Worker {
   };
 
   std::optional<Error> open_device();
+  void make_staging();
+  bool served_by_staging(Active& active);
   Active& begin(Segment segment);
   std::span<Transfer> parts_of(Active& active);
   // False where there is no staging memory for it yet.
@@ -81,8 +90,10 @@ class Worker {
   std::span<Transfer> for_staging(Active& active, std::span<Transfer> parts);
   std::optional<Error> open_files(Active& active, std::span<const Transfer> parts);
   void serve_from_memory(Active& active, std::span<const Transfer> parts);
+  void wait_for(Event& event);
   void wait_for_device(const Events& uses);
   void wait_for_copy(const Events& before, Event& copied);
+  void wait_for_own_copy(Active& active);
   void wait_for_staging();
   void reclaim_staging();
   void request(Active& active, std::span<const Transfer> left);
@@ -108,6 +119,7 @@ class Worker {
   Device& device_;
   SegmentQueue& queue_;
   const bool staged_;  // the processor cannot write the device
+  const bool is_guest_;
   PageCache page_cache_;
   WorkerCounters counters_;
   SpanLog spans_;
