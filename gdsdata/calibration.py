@@ -34,6 +34,9 @@ _SEGMENTS_STAGED = 3  # have to fit into staging memory: benchmarks/notes/gpu.md
 _RECORD_BYTES = 4096
 _RECORDS = 2048
 _REPEATS = 2
+# What was found without measuring, by options, device and file system, until something is measured: to look it up takes
+# longer than a short read.
+_found: dict[tuple[EngineOptions, torch.device, int], EngineOptions] = {}
 
 
 @dataclass(frozen=True)
@@ -61,10 +64,19 @@ def calibrated(options: EngineOptions, path: str, device: torch.device, measure:
     """``options``, with what they leave to gdsdata filled in for files beside ``path`` and this device.
 
     On the CPU, for files too small to tell and with ``calibrate=False`` they come back as they are; so they do with
-    ``measure=False`` where nothing was kept.
+    ``measure=False`` where nothing was kept, which this process looks up once a file system.
     """
     if device.type != "cuda" or not options.calibrate:
         return options
+    if measure or not os.path.exists(path):
+        return _calibrated(options, path, device, measure)
+    key = options, device, os.stat(path).st_dev
+    if key not in _found:
+        _found[key] = _calibrated(options, path, device, measure)
+    return _found[key]
+
+
+def _calibrated(options: EngineOptions, path: str, device: torch.device, measure: bool) -> EngineOptions:
     known = load()
     place = place_of(path, device)
     found = known.get(place)
@@ -157,6 +169,7 @@ def load() -> dict[str, Calibration]:
 
 
 def _keep(key: str, calibration: Calibration) -> None:
+    _found.clear()
     everything = {"version": VERSION, "calibrations": {name: asdict(kept) for name, kept in load().items()}}
     everything["calibrations"][key] = asdict(calibration)
     try:

@@ -18,6 +18,7 @@ from gdsdata.options import EngineOptions
 from gdsdata.read_calls import ReadCalls
 
 _PRIORITIES = ("background", "training")
+_DEFAULTS = EngineOptions()
 
 
 class Engine:
@@ -170,7 +171,7 @@ def read_tensor(
     target = resolved("cpu" if device is None else device)
     device = target if reaches(target) else torch.device("cpu")
     path = os.fspath(path)
-    engine = kept_engine(calibrated(EngineOptions(), path, device, measure=False), device)
+    engine = kept_engine(calibrated(_DEFAULTS, path, device, measure=False), device)
     storage = new_storage(math.prod(shape) * dtype.itemsize, device)
     tensor = torch.empty(0, dtype=dtype, device=device).set_(storage, 0, tuple(shape))
     return _read(engine, tensor, path, offset, engine.mark(stream_of(device)), background=True).to(target)
@@ -192,7 +193,7 @@ def write_tensor(tensor: torch.Tensor, path: str | os.PathLike[str], offset: int
     _check_range(offset, tensor.nbytes)
     plain = _plain(tensor)
     path = os.fspath(path)
-    engine = kept_engine(calibrated(EngineOptions(), path, plain.device, measure=False), plain.device)
+    engine = kept_engine(calibrated(_DEFAULTS, path, plain.device, measure=False), plain.device)
     _write(engine, plain, path, offset, engine.mark(stream_of(plain.device)), background=True)
 
 

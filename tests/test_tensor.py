@@ -17,7 +17,7 @@ import torch
 from helpers import MIB, drop_cache, in_new_process, random_bytes, write_records
 
 import gdsdata
-from gdsdata import GDSDataset, read_tensor, write_tensor
+from gdsdata import GDSDataset, calibration, read_tensor, write_tensor
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.formats import Records
 
@@ -43,6 +43,26 @@ def tensor_of(data: bytes, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
 
 # ------------------------------------------------------------------------------------------------- there and back
 
+
+def test_what_serves_a_gpu_best_is_looked_up_once_a_file_system_until_something_is_measured(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A GPU")
+    monkeypatch.setattr(calibration, "_found", {})
+    looked_up = []
+    plain = calibration.load
+    monkeypatch.setattr(calibration, "load", lambda: looked_up.append(1) or plain())
+    (tmp_path / "x").write_bytes(bytes(10))
+    options, device = gdsdata.EngineOptions(), torch.device("cuda", 0)
+
+    def found(name, options=options):
+        return calibration.calibrated(options, str(tmp_path / name), device, measure=False)
+
+    assert [found("x"), found("x")] == [options, options] and len(looked_up) == 1
+    calibration._keep(calibration.place_of(str(tmp_path), device), calibration.Calibration(workers=4))
+    looked_up.clear()
+    assert [found("x").workers, found("x").workers] == [4, 4] and len(looked_up) == 1
+    assert found("x", gdsdata.EngineOptions(workers=2)).workers == 2, "by options"
+    assert found("to be written").workers == 4
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_tensor_of_every_dtype_comes_back_as_it_was(tmp_path, dtype):
