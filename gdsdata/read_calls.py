@@ -143,8 +143,18 @@ class ReadCalls:
 
         Of many that are under way the thread tells several at a time, which is quicker than each by itself.
         """
-        if len(self._under_way) > 1 or not begun.wait(seconds):
+        if len(self._under_way) > 1:
             return
+        is_told = False
+        self._endings.begin_waiting(number)
+        try:
+            if begun.wait(seconds):
+                self._tell_one(number, begun)
+                is_told = True
+        finally:  # an interrupted wait leaves it to the thread
+            self._endings.end_waiting(number, is_told)
+
+    def _tell_one(self, number: int, begun: Any) -> None:
         with self._changing:
             call, _ = self._under_way.pop(number, (None, None))
             if call is None:

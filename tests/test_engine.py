@@ -181,6 +181,19 @@ def test_a_result_is_waited_for_no_longer_than_is_said(tmp_path, late):
         assert bytes(future.result(20).numpy()) == (tmp_path / "x").read_bytes()
 
 
+def test_a_read_whose_caller_is_interrupted_at_its_end_is_told_all_the_same(tmp_path, late, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with gdsdata.Engine(late) as engine:
+        monkeypatch.setattr(ReadCalls, "_tell_one", interrupt)
+        future = engine.read(tmp_path / "x", torch.empty(MIB, dtype=torch.uint8))
+        with pytest.raises(KeyboardInterrupt):
+            future.result(20)
+        assert concurrent.futures.wait([future], 20).done
+        assert bytes(future.result().numpy()) == (tmp_path / "x").read_bytes()
+
+
 def test_many_may_wait_for_one_result(tmp_path, late):
     with gdsdata.Engine(late) as engine, concurrent.futures.ThreadPoolExecutor(8) as pool:
         for _ in range(3):

@@ -1,5 +1,6 @@
 #include "engine/endings.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -16,7 +17,8 @@ std::function<void()> Endings::expect(int64_t number) {
   return [state = state_, number] {
     const std::lock_guard lock(state->mutex);
     state->ended.push_back(number);
-    if (state->ended.size() == 1) state->changed.notify_one();
+    const auto& waited_for = state->waited_for;
+    if (std::find(waited_for.begin(), waited_for.end(), number) == waited_for.end()) state->changed.notify_one();
   };
 }
 
@@ -24,6 +26,21 @@ void Endings::not_begun() {
   const std::lock_guard lock(state_->mutex);
   --state_->expected;
   state_->changed.notify_one();
+}
+
+void Endings::begin_waiting(int64_t number) {
+  if (engine_->forked()) return;
+  const std::lock_guard lock(state_->mutex);
+  state_->waited_for.push_back(number);
+}
+
+void Endings::end_waiting(int64_t number, bool has_seen_it) {
+  if (engine_->forked()) return;
+  const std::lock_guard lock(state_->mutex);
+  auto& waited_for = state_->waited_for;
+  waited_for.erase(std::find(waited_for.begin(), waited_for.end(), number));
+  if (has_seen_it) state_->expected -= std::erase(state_->ended, number);
+  if (!state_->ended.empty() || state_->closed) state_->changed.notify_one();
 }
 
 std::vector<int64_t> Endings::take(const std::function<bool()>& gives_up) {

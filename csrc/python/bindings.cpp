@@ -502,6 +502,8 @@ PYBIND11_MODULE(_engine, module) {
              const WithoutGil nogil;
              return endings.take([] { return ending.load(); });
            })
+      .def("begin_waiting", &Endings::begin_waiting, py::arg("number"))
+      .def("end_waiting", &Endings::end_waiting, py::arg("number"), py::arg("has_seen_it"))
       .def("close", &Endings::close);
 
   py::class_<BegunRead>(module, "BegunRead")

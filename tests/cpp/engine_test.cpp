@@ -321,6 +321,39 @@ TEST(Endings, AreWaitedForNoLongerByWhoeverGivesUp) {
   EXPECT_TRUE(endings.take([] { return false; }).empty());
 }
 
+TEST(Endings, OfWhatSomebodyWaitsForAreToldToOthersOnlyIfHeDoesNotSeeThem) {
+  TemporaryFolder folder;
+  const std::string path = folder.write("a", random_bytes(1 << 16, 1));
+  const auto engine = make_engine(DirectMode::kAlways, "late=1,late_ms=50");
+  Endings endings(engine);
+  Bytes memory(1 << 16);
+  std::vector<int64_t> told;
+  std::atomic<size_t> told_count{0};
+  std::thread telling([&] {
+    for (auto numbers = endings.take([] { return false; }); !numbers.empty();
+         numbers = endings.take([] { return false; })) {
+      told.insert(told.end(), numbers.begin(), numbers.end());
+      told_count = told.size();
+    }
+  });
+  for (int64_t number = 0; number < 4; ++number) {
+    const bool sees_it = number % 2 == 0;
+    endings.begin_waiting(number);
+    Pending pending(*engine, group_of_one(path, memory), endings.expect(number));
+    ASSERT_TRUE(pending.wait(std::chrono::seconds(30)));
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // what else ends with it
+    endings.end_waiting(number, sees_it);
+    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    while (told_count < static_cast<size_t>(number + 1) / 2 && std::chrono::steady_clock::now() < until) {
+      std::this_thread::yield();
+    }
+    EXPECT_EQ(told_count, static_cast<size_t>(number + 1) / 2) << "before another one ends";
+  }
+  endings.close();
+  telling.join();
+  EXPECT_EQ(told, (std::vector<int64_t>{1, 3}));
+}
+
 bool is_mapped(const std::string& path) {
   std::ifstream maps("/proc/self/maps");
   for (std::string line; std::getline(maps, line);) {
