@@ -599,3 +599,35 @@ def reads_over_a_slow_link(driver: Path, path: Path) -> list[bool]:
 def test_reads_to_a_gpu_are_done_when_their_copies_are(tmp_path, fake_driver):
     (tmp_path / "x").write_bytes(random_bytes(200_000))
     assert in_new_process(reads_over_a_slow_link, fake_driver, tmp_path / "x") == [True] * 6
+
+
+def reads_of_callers_that_wait(driver: Path, path: Path) -> list[bool]:
+    """Of each read of four threads, and of one that waits while others close: whether its bytes were there."""
+    fake = fake_gpu.install(driver)
+    shared = shared_engine(EngineOptions(workers=2), torch.device(fake_gpu.DEVICE))
+    calls, content = ReadCalls(shared, 16, owner=shared_engine), path.read_bytes()
+
+    def is_there(into, offset):
+        return ctypes.string_at(into.data_ptr(), into.nbytes) == content[offset:][: into.nbytes]
+
+    def read_some(thread):
+        into = DeviceMemory(fake, 50_000)
+        for offset in range(thread, 100_000, 2003):
+            yield is_there(calls.read(str(path), into, offset, shared.mark(0), False).result(), offset)
+
+    with concurrent.futures.ThreadPoolExecutor(4) as threads:
+        there = sum(threads.map(lambda thread: list(read_some(thread)), range(4)), [])
+    fake.fake_cuda_keep_busy(0, 300_000)
+    into = DeviceMemory(fake, 50_000)
+    future = calls.read(str(path), into, 7, shared.mark(0), False)
+    caller = threading.Thread(target=lambda: there.append(is_there(future.result(), 7)))
+    caller.start()
+    calls.close()
+    there.append(future.done() and is_there(into, 7))
+    caller.join()
+    return there
+
+
+def test_reads_to_a_gpu_are_right_for_callers_that_wait_and_while_it_closes(tmp_path, fake_driver):
+    (tmp_path / "x").write_bytes(random_bytes(200_000))
+    assert in_new_process(reads_of_callers_that_wait, fake_driver, tmp_path / "x") == [True] * 202

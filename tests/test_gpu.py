@@ -445,6 +445,40 @@ def test_a_tensor_read_anew_is_not_overwritten_under_a_kernel_that_uses_it(tmp_p
             assert seen.eq(3).all() and tensor.eq(7).all()
 
 
+def test_a_short_read_out_of_the_page_cache_is_done_by_who_waits_for_it(tmp_path):
+    data = torch.frombuffer(bytearray(random_bytes(MIB)), dtype=torch.uint8)
+    (tmp_path / "x").write_bytes(bytes(data.numpy()))
+    for size in (1, 4096, 65_537, MIB):
+        read_tensor(tmp_path / "x", torch.uint8, (size,), device="cuda")
+        gdsdata.engine.begin_spans()
+        got = read_tensor(tmp_path / "x", torch.uint8, (size,), device="cuda")
+        spans = gdsdata.engine.end_spans()
+        assert torch.equal(got.cpu(), data[:size])
+        assert [worker.name for worker in spans] == ["gdsdata in whoever waits (cuda:0)"]
+
+
+def test_short_reads_of_many_threads_and_streams_are_right(tmp_path):
+    data = torch.frombuffer(bytearray(random_bytes(2 * MIB)), dtype=torch.uint8)
+    (tmp_path / "x").write_bytes(bytes(data.numpy()))
+
+    def read_some(thread: int) -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for i in range(50):
+                offset, size = 1001 * i + thread, (4096, 100_003, MIB)[i % 3]
+                if i % 10 == 0:
+                    torch.cuda._sleep(SHORT // 10)
+                got = read_tensor(tmp_path / "x", torch.uint8, (size,), offset, device="cuda")
+                assert torch.equal(got.cpu(), data[offset : offset + size])
+                into = torch.full((size,), 3, dtype=torch.uint8, device="cuda")
+                seen = into.clone()
+                assert engine.read(tmp_path / "x", into, offset).result() is into
+                assert seen.eq(3).all() and torch.equal(into.cpu(), data[offset : offset + size])
+
+    with gdsdata.Engine() as engine, ThreadPoolExecutor(4) as threads:
+        for done in [threads.submit(read_some, thread) for thread in range(4)]:
+            done.result()
+
+
 # ---------------------------------------------------------------------------------------------------------- Engine
 
 
@@ -533,14 +567,15 @@ def test_two_gpus_in_one_process_get_their_own_batches(tmp_path, records, delive
 
 @needs_two
 def test_tensors_of_two_gpus_are_read_and_written_whichever_is_current(tmp_path):
-    for current, other in ((0, 1), (1, 0)):
+    for current, other, count in ((0, 1, 300_001), (1, 0, 300_001), (0, 1, 1000), (1, 0, 1000)):
         with torch.cuda.device(current):
-            tensor = torch.full((300_001,), other, dtype=torch.int32, device=f"cuda:{other}")
+            tensor = torch.full((count,), other, dtype=torch.int32, device=f"cuda:{other}")
             write_tensor(tensor, tmp_path / "x")
             again = read_tensor(tmp_path / "x", torch.int32, tensor.shape, device=f"cuda:{other}")
             assert again.device == tensor.device and torch.equal(again, tensor)
             here = read_tensor(tmp_path / "x", torch.int32, tensor.shape, device="cuda")
             assert here.device == torch.device("cuda", current) and torch.equal(here.cpu(), tensor.cpu())
+            assert torch.cuda.current_device() == current
 
 
 @needs_two
