@@ -68,7 +68,7 @@ class UringBackend final : public Backend {
   explicit UringBackend(const BackendOptions& options)
       : options_(options), arena_(*host_device(), options.bounce_bytes), flights_(options.queue_depth) {
     if (!options.faults.empty()) faults_ = FaultPlan::parse(options.faults);
-    const int result = make_ring(static_cast<unsigned>(options.queue_depth + 1), ring_);  // and the poll of wake_fd_
+    const int result = make_ring(static_cast<unsigned>(options.queue_depth + kWakes), ring_);
     if (result < 0) throw Failure({ErrorCode::kUnavailable, refusal_of(-result)});
     wake_fd_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (wake_fd_ < 0) {
@@ -119,7 +119,7 @@ class UringBackend final : public Backend {
     const auto deadline = std::chrono::steady_clock::now() + timeout;
     size_t given = 0;
     while (true) {
-      take_answers();
+      take_answers(completions.size() - given);
       while (given < completions.size() && !completed_.empty()) {
         completions[given++] = std::move(completed_.front());
         completed_.pop_front();
@@ -141,6 +141,8 @@ class UringBackend final : public Backend {
  private:
   static constexpr uint64_t kRegisteredBytes = 16 << 20;
   static constexpr uint64_t kWake = UINT64_MAX;  // in the place of a flight's index
+  // A wait for several answers ends with as many, whatever they are: an interrupt has to bring them all.
+  static constexpr size_t kWakes = 8;
 
   void prepare(size_t index) {
     const Flight::Step& step = flights_[index].next();
@@ -175,19 +177,20 @@ class UringBackend final : public Backend {
     return -1;
   }
 
-  void take_answers() {
+  // Until so many completions are there: what the caller does with those does not wait for more.
+  void take_answers(size_t wanted) {
     // DEFER_TASKRUN posts answers only when their submitter enters the kernel for them.
     if (idle_.size() != flights_.size() && io_uring_cq_ready(&ring_) == 0) io_uring_get_events(&ring_);
     io_uring_cqe* answer = nullptr;
     bool again = false;
-    while (io_uring_peek_cqe(&ring_, &answer) == 0) {
+    while (completed_.size() < wanted && io_uring_peek_cqe(&ring_, &answer) == 0) {
       const uint64_t index = io_uring_cqe_get_data64(answer);
       const int result = answer->res;
       io_uring_cqe_seen(&ring_, answer);
       if (index == kWake) {
         uint64_t wakes = 0;
-        interrupted_ = ::read(wake_fd_, &wakes, sizeof wakes) > 0;
-        polls_wake_ = result < 0;  // the kernel cannot: without it, then
+        interrupted_ |= ::read(wake_fd_, &wakes, sizeof wakes) > 0;
+        if (result >= 0) --polls_;  // else the kernel cannot: without them, then
         continue;
       }
       Flight& flight = flights_[index];
@@ -204,14 +207,16 @@ class UringBackend final : public Backend {
   }
 
   void wait(std::chrono::nanoseconds left, size_t answers) {
-    if (!polls_wake_) {
-      io_uring_sqe* entry = io_uring_get_sqe(&ring_);
-      if (entry != nullptr) {  // null: the kernel is too busy for what it has been given already
+    answers = std::min(answers, kWakes);
+    if (polls_ < answers) {
+      while (polls_ < answers) {
+        io_uring_sqe* entry = io_uring_get_sqe(&ring_);
+        if (entry == nullptr) break;  // the kernel is too busy for what it has been given already
         io_uring_prep_poll_add(entry, wake_fd_, POLLIN);
         io_uring_sqe_set_data64(entry, kWake);
-        polls_wake_ = true;
-        io_uring_submit(&ring_);
+        ++polls_;
       }
+      io_uring_submit(&ring_);
     }
     __kernel_timespec limit{};
     limit.tv_sec = left.count() / 1'000'000'000;
@@ -230,7 +235,7 @@ class UringBackend final : public Backend {
   std::vector<size_t> idle_;  // indices of flights
   std::deque<Completion> completed_;
   int wake_fd_ = -1;         // readable once interrupt was called
-  bool polls_wake_ = false;  // the kernel looks at it, and has an answer then
+  size_t polls_ = 0;  // the kernel looks at it so often, and has as many answers then
   bool interrupted_ = false;
 };
 

@@ -453,20 +453,14 @@ bool Worker::exchange(Lane& lane, std::chrono::milliseconds patience) {
   drop_abandoned(lane);
   if (!lane.busy()) return false;
   const auto asked = Clock::now();
-  size_t taken = 0;
-  if (!lane.waiting.empty()) {
-    const size_t offered = std::min(lane.waiting.size(), options_.io.queue_depth);
-    batch_.assign(lane.waiting.begin(), lane.waiting.begin() + static_cast<ptrdiff_t>(offered));
-    taken = lane.backend->submit(batch_);
-    lane.waiting.erase(lane.waiting.begin(), lane.waiting.begin() + static_cast<ptrdiff_t>(taken));
-    lane.in_flight += taken;
-  }
+  size_t taken = submit(lane);
   if (lane.in_flight == 0) return taken > 0;
-  completions_.resize(options_.io.queue_depth);
+  completions_.resize(std::min(options_.io.queue_depth, kMostAtOnce));
   const size_t few = patience.count() > 0 ? std::clamp<size_t>(lane.in_flight / 4, 1, kMostAtOnce) : 0;
   size_t count = reap(lane, few, few > 1 ? std::min(patience, kFewReapTimeout) : patience);
   if (count == 0 && few > 1) count = reap(lane, 1, patience);
   lane.in_flight -= count;
+  taken += submit(lane);  // before those are told who wait for what has ended: the disk is not to wait for that
   const auto ended = Clock::now();
   counters_.storage_ns.add(ns_between(asked, ended));
   RouteBytes bytes;
@@ -475,6 +469,16 @@ bool Worker::exchange(Lane& lane, std::chrono::milliseconds patience) {
   if (!looked) spans_.add(Work::kStorage, asked, ended, bytes.total());
   for (size_t i = 0; i < count; ++i) completed(lane, completions_[i]);
   return taken + count > 0;
+}
+
+size_t Worker::submit(Lane& lane) {
+  if (lane.waiting.empty()) return 0;
+  const size_t offered = std::min(lane.waiting.size(), options_.io.queue_depth);
+  batch_.assign(lane.waiting.begin(), lane.waiting.begin() + static_cast<ptrdiff_t>(offered));
+  const size_t taken = lane.backend->submit(batch_);
+  lane.waiting.erase(lane.waiting.begin(), lane.waiting.begin() + static_cast<ptrdiff_t>(taken));
+  lane.in_flight += taken;
+  return taken;
 }
 
 // Sleeps for no longer than until there is a segment to take.

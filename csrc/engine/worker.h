@@ -101,6 +101,7 @@ class Worker {
   void add_request(Active& active, Lane& lane, uint32_t file, Request request);
   bool make_backend_once(Lane& lane, const std::string& name, Active& active);
   bool exchange(Lane& lane, std::chrono::milliseconds patience);
+  size_t submit(Lane& lane);
   size_t reap(Lane& lane, size_t min, std::chrono::milliseconds patience);
   // For another segment.
   bool has_room() const { return parked_ == nullptr && host_.waiting.empty() && device_lane_.waiting.empty(); }

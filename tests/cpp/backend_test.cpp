@@ -201,14 +201,14 @@ TEST(Uring, AReapThatWaitsIsInterruptedFromAnotherThread) {
   const Piece piece{0, 5, memory.data()};
   const Request request{7, Direction::kRead, Conversion::kNone, file.get(), 0, 5, {&piece, 1}};
   ASSERT_EQ(backend->submit({&request, 1}), 1u);
-  std::vector<Completion> room(4);
-  for (int i = 0; i < 3; ++i) {
+  std::vector<Completion> room(32);
+  for (const size_t min : {1, 4, 2, 8, 1, 20}) {
     const auto began = std::chrono::steady_clock::now();
     std::thread other([&] {
       std::this_thread::sleep_for(std::chrono::milliseconds(30));
       backend->interrupt();
     });
-    EXPECT_EQ(backend->reap(room, 1, kLong), 0u);
+    EXPECT_EQ(backend->reap(room, min, kLong), 0u);
     other.join();
     EXPECT_LT(std::chrono::steady_clock::now() - began, kLong / 2);
   }
