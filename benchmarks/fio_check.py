@@ -7,11 +7,15 @@ are in; and so, but handing over and taking back several transfers at a time, as
 transfers are of 1 MiB, random ones of 4 KiB. What is written goes to a new file of allocated space, and one fsync at
 the end is in the time of both. What case=io reads and writes is compared, between the turns.
 
+Two more calls than fill the depth: one worker gives the disk no more than the depth, and what it takes next waits in
+the engine, as batches that a data set reads ahead do. Its latency is that of a call with the waiting in it.
+
 `at the disk` is how many requests the disk had at a time, on average: what the kernel counts of their durations, by the
 time of the turn.
 """
 
 import argparse
+import dataclasses
 import json
 import os
 import random
@@ -33,6 +37,7 @@ OURS = {  # {name: (row of case=io, engine settings)}; benchmarks/notes/io.md sa
     "gdsdata_batch, engine.workers=4": ("gdsdata_batch", {"workers": 4}),
     "pread": ("pread", {}),
 }
+TWO_MORE_CALLS = "gdsdata_batch, two more calls"
 HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}  # glibc 2.35: madvise(MADV_HUGEPAGE) for what malloc maps
 BESIDE = "fio, huge pages"  # what the others are divided by
 BATCH_CALLS = 4
@@ -76,6 +81,15 @@ def run_fio(work, options, environment):
     }
 
 
+def ours(depth):
+    return OURS | {TWO_MORE_CALLS: ("gdsdata_batch", {"workers": 1, "queue_depth": depth})}
+
+
+def with_two_more_calls(work):
+    calls = work.batch_calls + 2
+    return dataclasses.replace(work, batch_calls=calls, depth=calls * max(1, work.depth // work.batch_calls))
+
+
 def run_ours(process, work):
     """One turn of a row of case=io, compared."""
     process.ask("prepare", touched_bytes=work.io_bytes * work.depth)
@@ -110,6 +124,8 @@ def take_turn(name, work, processes):
     if not work.writes:
         measure.drop([work.path])
     try:
+        if name == TWO_MORE_CALLS:
+            work = with_two_more_calls(work)
         if name in processes:
             return run_ours(processes[name], work)
         if work.writes:
@@ -174,9 +190,9 @@ def main():
     ):
         folder = Path(folder)
         Pattern(0).write_file(folder / "read.bin", arguments.file_bytes)
-        processes = {name: RowProcess(log) for name in OURS}
+        processes = {name: RowProcess(log) for name in ours(arguments.io_depth)}
         try:
-            for name, (key, engine) in OURS.items():
+            for name, (key, engine) in ours(arguments.io_depth).items():
                 processes[name].ask("load", case="io", peer=key, device="cpu", engine=engine)
             for direction in arguments.only:
                 found[direction] = compared(direction, arguments, folder, processes)
