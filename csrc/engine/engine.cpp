@@ -462,7 +462,7 @@ void Pending::finish() {
 uint64_t Engine::bounce_bytes() const {
   const uint64_t of_workers = options().workers * options().io.bounce_bytes;
   if (device()->host_addressable()) return of_workers;
-  return of_workers + options().workers * options().staging_bytes + Worker::kGuestStagingBytes;
+  return of_workers + options().workers * Staging::taken_at_most(options().staging_bytes) + Worker::kGuestStagingBytes;
 }
 
 EngineStatistics Engine::statistics() const {

@@ -61,7 +61,7 @@ bool Staging::place(std::span<Transfer> transfers, Place& place) {
   place.bytes = align_up(end, kPageBytes);
   place.memory = nullptr;
   if (place.bytes == 0) return true;
-  place.memory = arena_.take(place.bytes);
+  place.memory = take(place.bytes);
   if (place.memory == nullptr) return false;
   for (size_t i = 0; i < transfers.size(); ++i) transfers[i].memory = place.memory + at_[i];
   for (size_t i = 0; i < place.runs.size(); ++i) place.runs[i].host = place.memory + run_at_[i];
@@ -69,9 +69,33 @@ bool Staging::place(std::span<Transfer> transfers, Place& place) {
 }
 
 void Staging::give_back(Place& place) {
-  if (place.memory != nullptr) arena_.give_back(place.memory, place.bytes);
+  if (place.memory != nullptr) {
+    const bool in_first =
+        first_ != nullptr && place.memory >= first_->data() && place.memory < first_->data() + first_->size_bytes();
+    (in_first ? first_ : all_)->give_back(place.memory, place.bytes);
+  }
   place.memory = nullptr;
   place.runs.clear();
+}
+
+void Staging::take_all() {
+  if (all_ == nullptr) all_ = make_arena(bytes_);
+}
+
+std::byte* Staging::take(uint64_t bytes) {
+  const bool is_short = bytes <= kFirstBytes && bytes_ > kFirstBytes;
+  if (is_short && all_ == nullptr && first_ == nullptr) first_ = make_arena(kFirstBytes);
+  if (first_ != nullptr) {
+    if (std::byte* memory = first_->take(bytes)) return memory;
+  }
+  take_all();
+  return all_->take(bytes);
+}
+
+std::unique_ptr<BounceArena> Staging::make_arena(uint64_t bytes) {
+  auto arena = std::make_unique<BounceArena>(device_, bytes);
+  memory_.emplace_back(arena->data(), arena->size_bytes());
+  return arena;
 }
 
 }  // namespace gdsdata

@@ -1,8 +1,11 @@
 // Where a segment's bytes stop over between storage and a device that the processor cannot write: pinned memory of
-// one worker, laid out so that disks write into it without a bounce and few copies carry it on.
+// one worker, laid out so that disks write into it without a bounce and few copies carry it on. It is taken when it is
+// needed, and little of it for short segments: to pin it takes the driver milliseconds, in which no other thread gets
+// anything of it.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -40,17 +43,30 @@ class Staging {
     return segment_bytes + segment_bytes / 4 + (64 << 10);
   }
 
-  Staging(Device& device, uint64_t bytes) : arena_(device, bytes) {}
+  // Segments that fit share so much, where it is less than all, until it is full or a longer one comes.
+  static constexpr uint64_t kFirstBytes = (1 << 20) + (1 << 18) + (64 << 10);  // most_bytes(1 MiB)
+  static constexpr uint64_t taken_at_most(uint64_t bytes) { return bytes + (bytes > kFirstBytes ? kFirstBytes : 0); }
+
+  // Takes taken_at_most(bytes) at most.
+  Staging(Device& device, uint64_t bytes) : device_(device), bytes_(bytes) {}
 
   // Points the transfers, which point into device memory, at staging memory instead. False where there is no room,
-  // and then nothing was changed.
+  // and then nothing was changed. Throws Failure where memory is not to be had.
   bool place(std::span<Transfer> transfers, Place& place);
   void give_back(Place& place);
 
-  std::span<std::byte> memory() { return {arena_.data(), arena_.size_bytes()}; }
+  void take_all();
+  // Each piece of it, in the order in which they were taken.
+  const std::vector<std::span<std::byte>>& memory() const { return memory_; }
 
  private:
-  BounceArena arena_;
+  std::byte* take(uint64_t bytes);
+  std::unique_ptr<BounceArena> make_arena(uint64_t bytes);
+
+  Device& device_;
+  const uint64_t bytes_;
+  std::unique_ptr<BounceArena> first_, all_;
+  std::vector<std::span<std::byte>> memory_;
   std::vector<uint64_t> at_, run_at_;  // scratch: where transfers and runs lie, from the place's begin
 };
 

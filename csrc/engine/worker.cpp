@@ -54,7 +54,7 @@ void Worker::run() {
     if (!taken && !busy) break;
     if (taken) {
       parked_ = &begin(std::move(segment));
-      if (staged_) parked_->error = open_device();
+      if (staged_) parked_->error = open_device(/*wholly=*/parked_->segment.part_count == 0);
     }
     if (parked_ != nullptr) {
       if (start(*parked_)) {
@@ -76,12 +76,14 @@ void Worker::run() {
   }
 }
 
-// When its first segment comes: pinned memory takes the driver milliseconds, in which no other worker gets any.
-std::optional<Error> Worker::open_device() {
-  if (staging_ != nullptr) return std::nullopt;
+// When its first segment comes. One of nothing wants all to be ready for what follows (Engine::prepare).
+std::optional<Error> Worker::open_device(bool wholly) {
   try {
-    device_.bind_thread();
-    make_staging();
+    if (staging_ == nullptr) {
+      device_.bind_thread();
+      make_staging();
+    }
+    if (wholly) staging_->take_all();
   } catch (const Failure& failure) {
     return failure.error();  // the next segment asks again
   }
@@ -143,10 +145,10 @@ bool Worker::served_by_staging(Active& active) {
   left_.clear();
   try {
     if (staging_ == nullptr) make_staging();
+    if (!staging_->place(parts, active.place)) return false;
   } catch (const Failure&) {
     return false;
   }
-  if (!staging_->place(parts, active.place)) return false;
   serve_from_memory(active, parts);
   if (left_.empty()) return true;
   std::copy(parts_.begin(), parts_.end(), parts.begin());
@@ -368,9 +370,6 @@ bool Worker::make_backend_once(Lane& lane, const std::string& name, Active& acti
   if (lane.backend != nullptr) return true;
   try {
     lane.backend = make_backend(name, options_.io, device_);
-    if (staging_ != nullptr && !lane.backend->capabilities().reaches_device) {
-      lane.backend->expect_memory(staging_->memory());
-    }
     return true;
   } catch (const Failure& failure) {
     active.error = failure.error();
@@ -378,9 +377,17 @@ bool Worker::make_backend_once(Lane& lane, const std::string& name, Active& acti
   }
 }
 
+// What there is more of it than when it was called before.
+void Worker::expect_staging() {
+  if (staging_ == nullptr || host_.backend->capabilities().reaches_device) return;
+  const auto& memory = staging_->memory();
+  for (; expected_ < memory.size(); ++expected_) host_.backend->expect_memory(memory[expected_]);
+}
+
 // Turns what is left into requests that wait for room.
 void Worker::request(Active& active, std::span<const Transfer> left) {
   if (!make_backend_once(host_, selection_.name, active)) return;
+  expect_staging();
   const Group& group = *active.segment.group;
   ranges_.clear();
   const bool read = group.direction == Direction::kRead;

@@ -38,7 +38,8 @@ class Worker {
   bool help_with(const Group& group);
 
   // Of a guest, on the way to a device that the processor cannot write.
-  static constexpr uint64_t kGuestStagingBytes = Staging::most_bytes(kShortReadBytes);
+  static constexpr uint64_t kGuestStagingBytes = Staging::kFirstBytes;
+  static_assert(kGuestStagingBytes >= Staging::most_bytes(kShortReadBytes));
 
   const WorkerCounters& counters() const { return counters_; }
   SpanLog& spans() { return spans_; }
@@ -76,7 +77,7 @@ class Worker {
     Request request;
   };
 
-  std::optional<Error> open_device();
+  std::optional<Error> open_device(bool wholly);
   void make_staging();
   bool served_by_staging(Active& active);
   Active& begin(Segment segment);
@@ -100,6 +101,7 @@ class Worker {
   void request_of_device(Active& active, std::span<const Transfer> left);
   void add_request(Active& active, Lane& lane, uint32_t file, Request request);
   bool make_backend_once(Lane& lane, const std::string& name, Active& active);
+  void expect_staging();
   bool exchange(Lane& lane, std::chrono::milliseconds patience);
   size_t submit(Lane& lane);
   size_t reap(Lane& lane, size_t min, std::chrono::milliseconds patience);
@@ -127,6 +129,7 @@ class Worker {
 
   std::unique_ptr<Stream> stream_;
   std::unique_ptr<Staging> staging_;
+  size_t expected_ = 0;  // pieces of its memory that the host's backend knows
   struct Copy {
     Events before;  // what else it waits for
     std::shared_ptr<Event> event;

@@ -313,7 +313,13 @@ TEST(Staging, GivesEachTransferMemoryOfItsOwnAndCopiesThatBringItThere) {
   constexpr uint64_t kRoomBytes = 2 << 20;
   const auto device = host_device();
   Staging staging(*device, kRoomBytes);
-  const Span memory{staging.memory().data(), staging.memory().data() + staging.memory().size()};
+  const auto piece_of = [&](const Staging::Place& place) {
+    for (const auto& memory : staging.memory()) {
+      const Span piece{memory.data(), memory.data() + memory.size()};
+      if (place.memory >= piece.begin && place.memory < piece.end) return piece;
+    }
+    return Span{};
+  };
   for (uint64_t seed = 0; seed < 60; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     std::mt19937_64 random(seed);
@@ -331,7 +337,7 @@ TEST(Staging, GivesEachTransferMemoryOfItsOwnAndCopiesThatBringItThere) {
         held.pop_front();
       }
       if (asked.empty()) continue;
-      ASSERT_NO_FATAL_FAILURE(expect_well_placed(asked, placed, place, memory));
+      ASSERT_NO_FATAL_FAILURE(expect_well_placed(asked, placed, place, piece_of(place)));
       for (const Staging::Place& other : held) {
         ASSERT_FALSE(
             (Span{other.memory, other.memory + other.bytes}.overlaps({place.memory, place.memory + place.bytes})));
@@ -339,10 +345,11 @@ TEST(Staging, GivesEachTransferMemoryOfItsOwnAndCopiesThatBringItThere) {
       held.push_back(std::move(place));
     }
     for (Staging::Place& place : held) staging.give_back(place);
-    std::vector<Transfer> all = {{0, 4096, kRoomBytes, nullptr}};
-    Staging::Place place;
-    ASSERT_TRUE(staging.place(all, place)) << "not all of it came back";
+    std::vector<Transfer> all = {{0, 4096, kRoomBytes, nullptr}}, first = {{0, 4096, Staging::kFirstBytes, nullptr}};
+    Staging::Place place, place_of_first;
+    ASSERT_TRUE(staging.place(all, place) && staging.place(first, place_of_first)) << "not all of it came back";
     staging.give_back(place);
+    staging.give_back(place_of_first);
   }
 }
 
@@ -392,6 +399,39 @@ TEST(Staging, AnySegmentOfTheLargestSizeFits) {
     while (pages.size() < 1024 && left > 0) pages.push_back({1, left-- << 20, 1, base + (left << 20)});
     expect_room(pages, "stretches of 64 KiB and single bytes by turns");
   }
+}
+
+TEST(Staging, TakesLittleMemoryForShortSegmentsAndTheRestWhenThatIsFullOrALongOneComes) {
+  constexpr uint64_t kAll = 8 << 20;
+  auto* const base = reinterpret_cast<std::byte*>(uint64_t{1} << 40);
+  const auto sizes_after = [&](std::vector<uint64_t> segments, uint64_t bytes, size_t expect_placed) {
+    const auto device = host_device();
+    Staging staging(*device, bytes);
+    std::deque<Staging::Place> held;
+    for (const uint64_t length : segments) {
+      std::vector<Transfer> transfers{{0, 0, length, base}};
+      held.emplace_back();
+      if (!staging.place(transfers, held.back())) held.pop_back();
+    }
+    EXPECT_EQ(held.size(), expect_placed);
+    std::vector<uint64_t> sizes;
+    for (const auto& memory : staging.memory()) sizes.push_back(memory.size());
+    for (Staging::Place& place : held) staging.give_back(place);
+    std::vector<Transfer> again{{0, 0, segments.front(), base}};
+    Staging::Place place;
+    EXPECT_TRUE(staging.place(again, place));
+    staging.give_back(place);
+    EXPECT_EQ(staging.memory().size(), sizes.size()) << "what was given back is not used again";
+    return sizes;
+  };
+  const uint64_t first = Staging::kFirstBytes;
+  using Sizes = std::vector<uint64_t>;
+  EXPECT_EQ(sizes_after({1 << 20}, kAll, 1), Sizes{first});
+  EXPECT_EQ(sizes_after({1 << 20, 1 << 20}, kAll, 2), (Sizes{first, kAll}));
+  EXPECT_EQ(sizes_after({1 << 20, 2 << 20}, kAll, 2), (Sizes{first, kAll}));
+  EXPECT_EQ(sizes_after({2 << 20, 1 << 20}, kAll, 2), Sizes{kAll});
+  EXPECT_EQ(sizes_after({4 << 20, 4 << 20, 1 << 20}, kAll, 2), Sizes{kAll});
+  EXPECT_EQ(sizes_after({1 << 20, 1 << 20}, first, 1), Sizes{first});
 }
 
 // --------------------------------------------------------------------------------------------------------- engine
@@ -1206,7 +1246,7 @@ TEST_F(ShortReads, AreEndedWithTheEngineThatOnlyTheirCallerHasStill) {
 
 TEST_F(ShortReads, HaveStagingMemoryThatTheEngineStates) {
   const auto engine = engine_at_rest();
-  const uint64_t of_workers = 2 * ((1 << 20) + kSetting.staging_bytes);
+  const uint64_t of_workers = 2 * ((1 << 20) + Staging::taken_at_most(kSetting.staging_bytes));
   EXPECT_EQ(engine->bounce_bytes() - of_workers, Staging::most_bytes(kShortReadBytes));
 }
 
