@@ -237,5 +237,5 @@ def _load_cast(dtype: torch.dtype, result_dtype: torch.dtype, device: torch.devi
         with contextlib.suppress(RuntimeError):  # the batch that is cast tells what is wrong
             torch.empty(1, dtype=dtype, device=device).to(result_dtype)
 
-    if dtype != result_dtype:
-        threading.Thread(target=cast, name="gdsdata-cast", daemon=True).start()
+    if dtype != result_dtype:  # no daemon: one that is in torch's C++ when the interpreter ends takes the process along
+        threading.Thread(target=cast, name="gdsdata-cast").start()

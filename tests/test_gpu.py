@@ -669,6 +669,18 @@ cycle = [held, iterators]; cycle.append(cycle)
     assert run_script(PROGRAM + program, tmp_path / "0.bin", timeout_s=60) == (0, "", "")
 
 
+@pytest.mark.parametrize("then", ["", "batches = iter(data)", "next(iter(data))"])
+def test_the_interpreter_ends_while_a_cast_is_still_loaded(tmp_path, then):
+    np.arange(10_000, dtype=np.uint16).tofile(tmp_path / "tokens.bin")
+    program = f"""
+import sys, torch, gdsdata
+torch.empty(1, device="cuda")
+data = gdsdata.GDSDataset(sys.argv[1], 4, gdsdata.formats.Tokens("uint16", 64), device="cuda")
+{then}
+"""
+    assert run_script(program, tmp_path / "tokens.bin", timeout_s=60) == (0, "", "")
+
+
 def test_the_interpreter_ends_while_a_daemon_thread_waits_for_a_batch(tmp_path, records):
     program = """
 options = gdsdata.EngineOptions(direct="always", faults="late=1,late_ms=1000")
