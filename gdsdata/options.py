@@ -11,9 +11,9 @@ MIB = 2**20
 class EngineOptions:
     """How bytes move. The defaults were measured (``benchmarks/notes/``); most programs need none of these.
 
-    Host memory is bounded by ``workers * bounce_bytes`` (on a GPU, ``workers * staging_bytes`` besides, and 1.3 MiB for
-    short reads), and the memory of batches by ``prefetch + 2`` of them in each data set that is being iterated; both
-    are reported by `GDSDataset.stats`.
+    Host memory is bounded by ``workers * bounce_bytes`` (on a GPU, ``workers * (staging_bytes + 1.3 MiB)`` besides, and
+    1.3 MiB for short reads), and the memory of batches by ``prefetch + 2`` of them in each data set that is being
+    iterated; both are reported by `GDSDataset.stats`.
 
     Attributes:
         backend: ``"uring"`` (io_uring), ``"posix"`` (pread and pwrite), ``"cufile"`` (GPUDirect Storage for what is not
@@ -26,7 +26,8 @@ class EngineOptions:
         request_bytes: longest single request to storage.
         bounce_bytes: page-aligned memory of one worker that O_DIRECT reads into and writes from; taken when first
             needed. 0: 64 MiB shared out among the workers, but 16 MiB at least for each.
-        staging_bytes: pinned memory of one worker where bytes stop over on their way to a GPU.
+        staging_bytes: pinned memory of one worker where bytes stop over on their way to a GPU. Short reads have 1.3 MiB
+            of their own there first; each is taken when it is needed.
         coalesce_gap_bytes: extents at most so far apart are read by one request.
         direct: ``"auto"`` copies what is in the page cache and reads the rest with O_DIRECT where the file system
             allows it; ``"always"`` uses O_DIRECT only; ``"never"`` reads through the page cache, and so fills it.

@@ -182,6 +182,20 @@ def test_one_window_or_one_tensor_that_differs_is_found(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("rows", "formats"),
+    [
+        (["gdsdata"], ["torch"]),
+        (["floor"], []),
+        (["dataloader_0_safetensors", "gdsdata"], ["safetensors", "torch"]),
+        ([], ["torch", "safetensors"]),
+        (["gdsdata.bench.startup_peers:LoaderSafetensors"], ["safetensors"]),
+    ],
+)
+def test_a_checkpoint_is_written_in_the_formats_of_the_wanted_rows_alone(tmp_path, rows, formats):
+    assert startup.Startup(small(tmp_path, rows=rows), tmp_path, None).formats(MIB) == formats
+
+
+@pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"state_bytes": []}, r"case.state_bytes=\[\]: name at least one"),

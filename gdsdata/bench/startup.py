@@ -184,7 +184,7 @@ class Startup(case.Case):
         for state_bytes in sorted(set(self.case.state_bytes)):
             source = Beginning(tokens, state_bytes, windows=windows)
             if state_bytes:
-                formats = dict.fromkeys(one.state_format for one in self.rows_of(state_bytes) if not self.missing(one))
+                formats = self.formats(state_bytes)
                 name = f"case.state_bytes=[{state_bytes}]"
                 data.need_space(self.own.path, name, len(formats) * state_bytes, "case.state_bytes=")
                 with self.progress.step(f"data: {source.kind}"):
@@ -215,6 +215,12 @@ class Startup(case.Case):
 
     def rows_for(self, source, cache):
         return self.rows_of(source.state_bytes)
+
+    def formats(self, state_bytes):
+        """Of the checkpoints that the wanted rows restore."""
+        keys = self.case.rows or [one.key for one in self.rows_of(state_bytes)]
+        rows = map(self.find, keys)
+        return list(dict.fromkeys(row.state_format for row in rows if row.restores and not self.missing(row)))
 
     def wanted(self, source, cache):
         """The floor too, whichever rows are wanted: all others are measured from there."""
