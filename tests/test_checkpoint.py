@@ -387,6 +387,15 @@ def test_a_pickle_cannot_change_what_stands_for_a_tensor(tmp_path):
             gdsdata.load(tmp_path / "evil.pt", **arguments)
 
 
+@pytest.mark.parametrize("name", ["_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_parameter"])
+@pytest.mark.parametrize("state", [b"}X\1\0\0\0aK\1s", b"N}X\x08\0\0\0__code__K\1s\x86"], ids=["dict", "attributes"])
+def test_a_pickle_leaves_nothing_in_what_makes_tensors(name, state):
+    pickled = b"\x80\x02ctorch._utils\n" + name.encode() + b"\n" + state + b"b."
+    with pytest.raises(Unusual) as caught:
+        unpickle_plain(pickled, None, None, None)
+    assert isinstance(caught.value.__cause__, AttributeError)
+
+
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
 def test_storages_by_themselves_come_as_torch_gives_them(tmp_path):
     tensor = torch.arange(5)

@@ -83,7 +83,7 @@ class _Storage(NamedTuple):
 
 
 class _Tensors:
-    """Makes a plain pickle's tensors. What such a pickle may name are bound methods: it can change nothing in those."""
+    """Makes a plain pickle's tensors."""
 
     __slots__ = ("unused", "_make_parameter", "_rebuild", "_record_of", "_storages")
 
@@ -165,11 +165,12 @@ def unpickle_plain(
     if not pickled.startswith(_PROTOCOL) or engine.claims_too_much(pickled):
         raise Unusual
     tensors = _Tensors(record_of, rebuild, make_parameter)
+    # By `__call__`, for a function has a dict, where a pickle could leave what it likes.
     known: dict[tuple[str, str], Any] = {
         ("collections", "OrderedDict"): collections.OrderedDict,
-        ("torch._utils", "_rebuild_tensor_v2"): tensors.tensor,
-        ("torch._utils", "_rebuild_tensor_v3"): tensors.tensor_of_newer_dtype,
-        ("torch._utils", "_rebuild_parameter"): tensors.parameter,
+        ("torch._utils", "_rebuild_tensor_v2"): tensors.tensor.__call__,
+        ("torch._utils", "_rebuild_tensor_v3"): tensors.tensor_of_newer_dtype.__call__,
+        ("torch._utils", "_rebuild_parameter"): tensors.parameter.__call__,
     }
     known |= {("torch", name): dtype for name, dtype in _STORAGE_DTYPES.items()}
     known["torch.storage", "UntypedStorage"] = torch.uint8
