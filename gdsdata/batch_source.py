@@ -70,8 +70,8 @@ class BatchSource:
         if self._kept is None or self._kept.process != os.getpid():
             on_cuda, pool, residence = self.device.type == "cuda", None, None
             if on_cuda and isinstance(self.index, Index):
-                read, result = engine.conversion_on(on_cuda, self.index.sample)[1], self.index.sample.torch_dtype
-                _load_cast(read, result, self.device)
+                _, dtype = engine.conversion_on(on_cuda, self.index.sample)
+                _load_cast(dtype, self.index.sample.torch_dtype, self.device)
             shared = engine.shared_engine(self._calibrated_options, self._read_to)
             if isinstance(self.index, Index):
                 pool = engine.buffer_pool(shared, self.index.sample, self.batch_size, self.prefetch, on_cuda)

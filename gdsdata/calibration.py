@@ -68,9 +68,12 @@ def calibrated(options: EngineOptions, path: str, device: torch.device, measure:
     """
     if device.type != "cuda" or not options.calibrate:
         return options
-    if measure or not os.path.exists(path):
+    if measure:
         return _calibrated(options, path, device, measure)
-    key = options, device, os.stat(path).st_dev
+    try:
+        key = options, device, os.stat(path).st_dev
+    except OSError:  # a file that is still to be written
+        return _calibrated(options, path, device, measure)
     if key not in _found:
         _found[key] = _calibrated(options, path, device, measure)
     return _found[key]

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 ROUTES: tuple[str, ...] = _engine.ROUTES
 Output = _engine.Output
-claims_too_much = _engine.claims_too_much
+pickle_claims_too_much = _engine.pickle_claims_too_much
 crc32_joined = _engine.crc32_joined
 direct_refusals = _engine.direct_refusals
 noted_fallbacks = _engine.noted_fallbacks

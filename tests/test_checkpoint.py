@@ -26,7 +26,7 @@ from gdsdata import EngineOptions
 from gdsdata.checkpoint import layout_safetensors
 from gdsdata.checkpoint.reading import Reading
 from gdsdata.checkpoint.unpickling import NotPlain, Unusual, storages_of, unpickle_plain
-from gdsdata.engine import claims_too_much, shared_engine
+from gdsdata.engine import pickle_claims_too_much, shared_engine
 from gdsdata.errors import CorruptData, IoError
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -488,7 +488,7 @@ def test_a_pickle_that_names_many_things_is_looked_through_soon():
 def test_no_pickle_of_a_picklers_claims_too_much(protocol):
     value = [0, -1, 2**40, 2**3000, 1.5, None, True, b"bytes" * 100, "r" * 300]
     value += ["é", bytearray(9), (1, 2, 3, 4), {1}, Unusual]
-    assert not claims_too_much(pickle.dumps([value, value, [[i] for i in range(70_000)]], protocol))
+    assert not pickle_claims_too_much(pickle.dumps([value, value, [[i] for i in range(70_000)]], protocol))
 
 
 def test_a_file_that_is_not_there_says_so(tmp_path):

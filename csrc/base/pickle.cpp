@@ -45,7 +45,7 @@ size_t digits(uint64_t value) { return value < 10 ? 1 : 1 + digits(value / 10); 
 
 }  // namespace
 
-bool claims_too_much(std::span<const uint8_t> pickle) {
+bool pickle_claims_too_much(std::span<const uint8_t> pickle) {
   auto rest = pickle;
   while (!rest.empty()) {
     const uint8_t code = rest.front();

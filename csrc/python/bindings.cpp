@@ -584,10 +584,10 @@ PYBIND11_MODULE(_engine, module) {
       .def("statistics", &Batches::statistics);
 
   module.def(
-      "claims_too_much",
+      "pickle_claims_too_much",
       [](const py::bytes& pickle) {
         const std::string_view bytes = pickle;
-        return claims_too_much({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()});
+        return pickle_claims_too_much({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()});
       },
       py::arg("pickle"));
   module.def("crc32_joined", &crc32_joined, py::arg("of_first"), py::arg("of_second"), py::arg("second_length"));

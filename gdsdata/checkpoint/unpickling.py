@@ -162,7 +162,7 @@ def unpickle_plain(
         Unusual: torch has to do it.
         CorruptData: a storage is not in the file, or a tensor reaches beyond its storage.
     """
-    if not pickled.startswith(_PROTOCOL) or engine.claims_too_much(pickled):
+    if not pickled.startswith(_PROTOCOL) or engine.pickle_claims_too_much(pickled):
         raise Unusual
     tensors = _Tensors(record_of, rebuild, make_parameter)
     # By `__call__`, for a function has a dict, where a pickle could leave what it likes.
@@ -220,7 +220,7 @@ def storages_of(pickled: bytes) -> list[SavedStorage]:
     Raises:
         NotPlain: torch.load has to find out.
     """
-    if engine.claims_too_much(pickled):
+    if engine.pickle_claims_too_much(pickled):
         raise NotPlain("its pickle is damaged: it speaks of more than it can have")
     known: dict[str, tuple[torch.dtype, int]] = {}
     asked: list[SavedStorage] = []

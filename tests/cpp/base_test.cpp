@@ -136,7 +136,8 @@ TEST(Pickle, ClaimsOnlyWhatItHasAndIsReadNoFurtherThanItsEnd) {
   constexpr char kWhole[] = "\x80\x02(X\x03\0\0\0abcq\x01J\x01\0\0\0r\x02\0\0\0ccollections\nT\np3\nI7\nt.";
   for (size_t length = 0; length < sizeof(kWhole); ++length) {
     const std::vector<uint8_t> cut(kWhole, kWhole + length);  // whose end is its memory's
-    EXPECT_EQ(claims_too_much(cut), length >= 4 && length < 11) << length;  // three bytes of text, and fewer are there
+    EXPECT_EQ(pickle_claims_too_much(cut), length >= 4 && length < 11)
+        << length;  // three bytes of text, and fewer are there
   }
 }
 

@@ -835,6 +835,39 @@ TEST_F(Staged, WorkersAreMadeReadyBeforeTheirFirstSegmentWhereThatIsAskedFor) {
   EXPECT_LE(objects().registrations, before_.registrations + 3 + 1) << "a worker has taken more than its own";
 }
 
+// Pieces of memory that this process has registered with io_uring, by what the kernel says of its rings.
+size_t registered_pieces() {
+  size_t count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fdinfo")) {
+    std::ifstream file(entry.path());
+    for (std::string line; std::getline(file, line);) {
+      if (line.rfind("UserBufs:", 0) == 0) count += std::stoul(line.substr(9));
+    }
+  }
+  return count;
+}
+
+TEST_F(Staged, IoUringKnowsEachPieceOfStagingMemoryFromItsFirstRequestOn) {
+  TemporaryFolder folder;
+  const Bytes content = random_bytes(3 << 20, 1);
+  const auto files = table_of({folder.write("a", content)});
+  const auto engine =
+      make_engine({.direct = DirectMode::kAlways, .workers = 1, .staging_bytes = 8 << 20, .segment_bytes = 3 << 20});
+  if (engine->selection().name != "uring") GTEST_SKIP() << "io_uring is refused here";
+  Memory memory(*device_, content.size());
+  std::vector<size_t> registered;
+  for (const size_t bytes : {size_t{1} << 16, content.size()}) {
+    auto group = std::make_shared<Group>();
+    group->files = files;
+    group->transfers.push_back({0, 0, bytes, memory.data()});
+    ASSERT_TRUE(run(engine, group));
+    registered.push_back(registered_pieces());
+  }
+  EXPECT_EQ(memory.content(), content);
+  if (registered.front() == 0) GTEST_SKIP() << "no memory may be registered here";
+  EXPECT_EQ(registered.back(), registered.front() + 1);
+}
+
 TEST_F(Staged, RefusesStagingMemoryThatHoldsNoSegment) {
   make_engine({.staging_bytes = kLeastStagingBytes});
   const Error error = error_of([&] { make_engine({.staging_bytes = kLeastStagingBytes - 1}); });
