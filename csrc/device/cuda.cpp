@@ -5,6 +5,7 @@
 #include <chrono>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <string>
 #include <thread>
 #include <utility>
@@ -162,6 +163,10 @@ class CudaStream final : public Stream {
     gpu_.api.check(gpu_.api.copy_in_async(address(device), host, bytes, stream_),
                    "copying " + std::to_string(bytes) + " bytes to " + gpu_.name());
   }
+  void copy_all_in(std::span<const CopyIn> copies) override {
+    if (copies.size() > 1 && copied_together(copies)) return;
+    for (const CopyIn& copy : copies) copy_in(copy.device, copy.host, copy.bytes);
+  }
   void copy_out(std::byte* host, const std::byte* device, size_t bytes) override {
     const Current current(gpu_);
     gpu_.api.check(gpu_.api.copy_out_async(host, address(device), bytes, stream_),
@@ -194,6 +199,26 @@ class CudaStream final : public Stream {
   }
 
  private:
+  // False where the driver cannot.
+  bool copied_together(std::span<const CopyIn> copies) {
+    std::vector<CudaApi::Address> targets, sources;
+    std::vector<size_t> sizes;
+    for (const CopyIn& copy : copies) {
+      targets.push_back(address(copy.device));
+      sources.push_back(address(copy.host));
+      sizes.push_back(copy.bytes);
+    }
+    CudaApi::CopyAttributes attributes{CudaApi::kSourceOrderAny, {}, {}, 0};
+    size_t of_all = 0;
+    const Current current(gpu_);
+    const CudaApi::Result result = gpu_.api.copy_batch_async(targets.data(), sources.data(), sizes.data(),
+                                                             copies.size(), &attributes, &of_all, 1, stream_);
+    if (result == CudaApi::kNotSupported) return false;
+    gpu_.api.check(result, "copying " + std::to_string(std::accumulate(sizes.begin(), sizes.end(), size_t{0})) +
+                               " bytes in " + std::to_string(copies.size()) + " pieces to " + gpu_.name());
+    return true;
+  }
+
   Gpu& gpu_;
   const bool owned_;
   CudaApi::Stream stream_ = nullptr;

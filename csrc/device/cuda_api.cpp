@@ -66,6 +66,8 @@ Loaded load() {
   get("cuEventQuery", api.event_query);
   get("cuMemcpyHtoDAsync_v2", api.copy_in_async);
   get("cuMemcpyDtoHAsync_v2", api.copy_out_async);
+  api.copy_batch_async = reinterpret_cast<decltype(api.copy_batch_async)>(::dlsym(library, "cuMemcpyBatchAsync_v2"));
+  if (api.copy_batch_async == nullptr) api.copy_batch_async = [](auto...) { return CudaApi::kNotSupported; };
   get("cuModuleLoadData", api.module_load);
   get("cuModuleGetFunction", api.module_function);
   get("cuLaunchKernel", api.launch);

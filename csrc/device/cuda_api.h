@@ -1,7 +1,8 @@
 // The CUDA driver, found at run time: nothing of CUDA is needed to build, and nothing of it is touched before the
 // first call of get(). The only files that name the driver's functions are this one's.
 //
-// Source: the CUDA Driver API reference; the versions named below are those of CUDA 11.0 and stay in later drivers.
+// Source: the CUDA Driver API reference; the versions named below are those of CUDA 11.0 and stay in later drivers, but
+// for what a driver may lack.
 #pragma once
 
 #include <cstddef>
@@ -25,9 +26,20 @@ struct CudaApi {
   using Module = ModuleRecord*;
   using Function = FunctionRecord*;
 
+  // CUmemcpyAttributes: how copies of a batch read their source; the locations say nothing of memory that is pinned.
+  struct CopyAttributes {
+    int source_order;
+    struct {
+      int type, id;
+    } source, target;
+    unsigned flags;
+  };
+  static constexpr int kSourceOrderAny = 3;  // the source is there already
+
   static constexpr Result kSuccess = 0;
   static constexpr Result kDeinitialized = 4;
   static constexpr Result kNotReady = 600;
+  static constexpr Result kNotSupported = 801;
   static constexpr unsigned kStreamNonBlocking = 1;
   static constexpr unsigned kEventDisableTiming = 2;
   static constexpr unsigned kRegisterPortable = 1, kRegisterDeviceMap = 2, kRegisterReadOnly = 8;
@@ -58,6 +70,9 @@ struct CudaApi {
   Result (*event_query)(Event);
   Result (*copy_in_async)(Address, const void*, size_t, Stream);
   Result (*copy_out_async)(void*, Address, size_t, Stream);
+  // kNotSupported where the driver is older than CUDA 13.0.
+  Result (*copy_batch_async)(Address* targets, Address* sources, size_t* bytes, size_t count, CopyAttributes*,
+                             size_t* first_of_attributes, size_t attribute_count, Stream);
   Result (*module_load)(Module*, const void* image);
   Result (*module_function)(Function*, Module, const char* name);
   Result (*launch)(Function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,

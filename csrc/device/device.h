@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -59,11 +60,20 @@ class Registration {
   virtual const std::byte* on_device() const = 0;  // where the device finds it
 };
 
+// Bytes that go to the device.
+struct CopyIn {
+  std::byte* device = nullptr;
+  const std::byte* host = nullptr;
+  size_t bytes = 0;
+};
+
 // An ordered queue of work for the device. Calls return at once; what they ask for happens in order, later.
 class Stream {
  public:
   virtual ~Stream() = default;
   virtual void copy_in(std::byte* device, const std::byte* host, size_t bytes) = 0;
+  // All of them, in any order among themselves: as one where the driver can, which costs the link less.
+  virtual void copy_all_in(std::span<const CopyIn> copies) = 0;
   virtual void copy_out(std::byte* host, const std::byte* device, size_t bytes) = 0;
   // Copies `count` records of `bytes` each, from addresses[i] on (both as the device sees them), to
   // target + i * bytes. `addresses` is pinned, and stays as it is until this is done.

@@ -8,6 +8,7 @@
 #include "backend/faulty.h"
 #include "base/crc32.h"
 #include "base/extent_math.h"
+#include "engine/link.h"
 #include "engine/staging.h"
 #include "engine/worker.h"
 
@@ -97,20 +98,21 @@ std::vector<uint32_t> Group::checksums() const {
   return joined;
 }
 
-void Group::segment_ended(const RouteBytes& segment_bytes, std::optional<Error> segment_error, const Stream* stream,
-                          std::shared_ptr<Event> copied) {
+void Group::copied_by(const Stream* stream, std::shared_ptr<Event> copied) {
+  std::lock_guard lock(mutex_);
+  const auto of_stream = [&](const auto& entry) { return entry.first == stream; };
+  const auto last = std::find_if(copied_.begin(), copied_.end(), of_stream);
+  if (last == copied_.end()) {
+    copied_.emplace_back(stream, std::move(copied));
+  } else {
+    last->second = std::move(copied);
+  }
+}
+
+void Group::segment_ended(const RouteBytes& segment_bytes, std::optional<Error> segment_error) {
   {
     std::lock_guard lock(mutex_);
     bytes += segment_bytes;
-    if (copied != nullptr) {
-      const auto of_stream = [&](const auto& entry) { return entry.first == stream; };
-      const auto last = std::find_if(copied_.begin(), copied_.end(), of_stream);
-      if (last == copied_.end()) {
-        copied_.emplace_back(stream, std::move(copied));
-      } else {
-        last->second = std::move(copied);
-      }
-    }
     if (segment_error) {
       if (!error) error = std::move(segment_error);
       cancel();
@@ -255,6 +257,7 @@ struct Engine::Running {
   std::shared_ptr<Device> device;
   Selection selection;
   SegmentQueue queue;
+  std::unique_ptr<Link> link;
   std::mutex guest_mutex;
   std::unique_ptr<Worker> guest;  // without a thread: whoever helps borrows it
   std::vector<std::unique_ptr<Worker>> workers;
@@ -284,8 +287,10 @@ Engine::Engine(EngineOptions options, std::shared_ptr<Device> device)
   FaultPlan::parse(options.io.faults);  // a typing error is told now, not by a worker
   running.options = std::move(options);
   running.device = std::move(device);
+  running.link = std::make_unique<Link>(*running.device);
   const auto make_worker = [&](bool is_guest) {
-    return std::make_unique<Worker>(running.options, running.selection, *running.device, running.queue, is_guest);
+    return std::make_unique<Worker>(running.options, running.selection, *running.device, running.queue, *running.link,
+                                    is_guest);
   };
   running.guest = make_worker(true);
   for (size_t i = 0; i < running.options.workers; ++i) running.workers.push_back(make_worker(false));

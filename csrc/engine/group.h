@@ -53,11 +53,12 @@ class Group {
 
  private:
   friend class Engine;
+  friend class Link;
   friend class Pending;
   friend class Worker;
-  // `copied`, if any, is behind all that was copied for this group by `stream`.
-  void segment_ended(const RouteBytes& segment_bytes, std::optional<Error> segment_error, const Stream* stream,
-                     std::shared_ptr<Event> copied);
+  // Before the segments are told to have ended: `copied` is behind all that was copied for this group by `stream`.
+  void copied_by(const Stream* stream, std::shared_ptr<Event> copied);
+  void segment_ended(const RouteBytes& segment_bytes, std::optional<Error> segment_error);
 
   std::vector<Transfer> parts_;  // the transfers, cut to what a backend takes
   std::vector<uint32_t> part_checksums_;

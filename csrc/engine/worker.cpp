@@ -24,14 +24,20 @@ constexpr size_t kGivenAtOnce = 8;
 using Time = std::chrono::steady_clock::time_point;
 
 uint64_t ns_between(Time begin, Time end) { return static_cast<uint64_t>((end - begin).count()); }
+
+// Throws Failure, of a device that is lost.
+bool all_done(const Events& events) {
+  return std::all_of(events.begin(), events.end(), [](const auto& event) { return event->done(); });
+}
 }  // namespace
 
 Worker::Worker(const EngineOptions& options, const Selection& selection, Device& device, SegmentQueue& queue,
-               bool is_guest)
+               Link& link, bool is_guest)
     : options_(options),
       selection_(selection),
       device_(device),
       queue_(queue),
+      link_(link),
       staged_(!device.host_addressable()),
       is_guest_(is_guest) {}
 
@@ -45,7 +51,9 @@ void Worker::run() {
     Segment segment;
     bool taken = false;
     if (has_room()) {  // else no more work
-      taken = queue_.pop(segment, /*wait=*/!busy);
+      taken = queue_.pop(segment, /*wait=*/false);
+      if (!taken) link_.flush();
+      if (!taken && !busy) taken = queue_.pop(segment, /*wait=*/true);
       if (!busy) {
         counted_at = Clock::now();
         counters_.idle_ns.add(ns_between(now, counted_at));
@@ -314,7 +322,8 @@ void Worker::wait_for(Event& event) { is_guest_ ? wait_soon(event) : event.wait(
 
 // Until it is done with memory that is written next, or has written what is read: work of others, not the link's.
 void Worker::wait_for_device(const Events& uses) {
-  if (std::all_of(uses.begin(), uses.end(), [](const auto& event) { return event->done(); })) return;
+  if (all_done(uses)) return;
+  link_.flush();
   const auto asked = Clock::now();
   for (const auto& event : uses) wait_for(*event);
   const auto ended = Clock::now();
@@ -459,6 +468,7 @@ void Worker::exchange_all(bool idle) {
 bool Worker::exchange(Lane& lane, std::chrono::milliseconds patience) {
   drop_abandoned(lane);
   if (!lane.busy()) return false;
+  link_.flush();  // what follows may take long
   const auto asked = Clock::now();
   size_t taken = submit(lane);
   if (lane.in_flight == 0) return taken > 0;
@@ -534,6 +544,18 @@ void Worker::drop_abandoned(Lane& lane) {
   });
 }
 
+// Not what has to wait in its stream: all that comes behind it would wait too. Nor a guest's, which is waited for.
+bool Worker::goes_by_link(const Active& active) const {
+  const Group& group = *active.segment.group;
+  if (is_guest_ || active.place.runs.empty() || active.error || group.direction == Direction::kWrite) return false;
+  if (group.abandoned_.load(std::memory_order_relaxed)) return false;
+  try {
+    return all_done(group.before);
+  } catch (const Failure&) {
+    return false;
+  }
+}
+
 void Worker::copy_to_device(Active& active) {
   const Group& group = *active.segment.group;
   if (active.error || group.direction == Direction::kWrite || group.abandoned_.load(std::memory_order_relaxed)) return;
@@ -561,7 +583,11 @@ void Worker::take_checksums(const Active& active) {
 
 void Worker::end(Active& active) {
   take_checksums(active);
-  if (active.place.memory != nullptr) {
+  const bool by_link = goes_by_link(active);
+  Staging::Place carried;
+  if (by_link) {
+    carried = std::exchange(active.place, {});
+  } else if (active.place.memory != nullptr) {
     copy_to_device(active);
     if (is_guest_ && active.copied != nullptr) wait_for_own_copy(active);
     if (active.copied != nullptr) {
@@ -577,12 +603,18 @@ void Worker::end(Active& active) {
   if (active.error) counters_.errors.add(1);
   counters_.segment_latency.add(Clock::now() - active.started);
   // Let go of everything before telling: whoever hears it may fill and submit the group again.
-  const std::shared_ptr<Group> group = std::move(active.segment.group);
+  std::shared_ptr<Group> group = std::move(active.segment.group);
   const RouteBytes bytes = active.bytes;
   std::optional<Error> error = std::move(active.error);
   std::shared_ptr<Event> copied = std::move(active.copied);
   retire(active);
-  group->segment_ended(bytes, std::move(error), stream_.get(), std::move(copied));
+  if (by_link) {
+    auto arrived = link_.carry(std::move(group), bytes, carried.runs);
+    copying_.push_back({{}, std::move(arrived), std::move(carried)});
+    return;
+  }
+  if (copied != nullptr) group->copied_by(stream_.get(), std::move(copied));
+  group->segment_ended(bytes, std::move(error));
 }
 
 }  // namespace gdsdata

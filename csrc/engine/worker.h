@@ -18,6 +18,7 @@
 #include "backend/page_cache.h"
 #include "base/extent_math.h"
 #include "engine/engine.h"
+#include "engine/link.h"
 #include "engine/spans.h"
 #include "engine/staging.h"
 
@@ -26,7 +27,8 @@ namespace gdsdata {
 class Worker {
  public:
   // A guest has no thread of its own: who waits for a group lends it one, and it waits for its copies at once.
-  Worker(const EngineOptions& options, const Selection& selection, Device& device, SegmentQueue& queue, bool is_guest);
+  Worker(const EngineOptions& options, const Selection& selection, Device& device, SegmentQueue& queue, Link& link,
+         bool is_guest);
 
   // Until the queue is closed and what was taken has ended.
   void run();
@@ -114,6 +116,7 @@ class Worker {
   void write_what_was_copied(bool wait);
   void end(Active& active);
   static void take_checksums(const Active& active);
+  bool goes_by_link(const Active& active) const;
   void copy_to_device(Active& active);
   void retire(Active& active);
 
@@ -121,6 +124,7 @@ class Worker {
   const Selection& selection_;
   Device& device_;
   SegmentQueue& queue_;
+  Link& link_;
   const bool staged_;  // the processor cannot write the device
   const bool is_guest_;
   PageCache page_cache_;

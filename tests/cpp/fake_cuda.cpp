@@ -20,6 +20,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <random>
 #include <set>
 #include <string>
@@ -113,6 +114,13 @@ struct Function {
   std::string name;
 };
 
+// CUmemcpyAttributes.
+struct CopyAttributes {
+  int source_order;
+  int locations[4];
+  unsigned flags;
+};
+
 struct Registered {
   uint64_t bytes;
   bool read_only;
@@ -146,6 +154,7 @@ class Driver {
   uint64_t link_bytes_per_s = 0;     // 0: no limit
   Clock::time_point link_free = {};  // from when on
   bool read_only_register = true;
+  bool copy_batches = true;
   bool one_address = false;
   std::mt19937_64 random{1};
 
@@ -341,13 +350,8 @@ int launch_gather(Driver& driver, Stream& stream, void** parameters) {
   return kSuccess;
 }
 
-int copy(const char* name, std::byte* target, const std::byte* source, size_t bytes, bool in, Stream* handle) {
-  Driver& driver = ::driver();
-  std::lock_guard lock(driver.mutex);
-  if (const int result = driver.enter(name); result != kSuccess) return result;
-  Stream* stream = driver.find_stream(handle);
-  if (stream == nullptr || stream->context != Driver::current()) return kInvalidHandle;
-  if (bytes == 0) return kSuccess;
+// With the lock.
+int put_copy(Driver& driver, std::byte* target, const std::byte* source, size_t bytes, bool in, Stream& stream) {
   const Range device{address(in ? target : source), bytes}, host{address(in ? source : target), bytes};
   if (!driver.on_device(device)) return kInvalidValue;
   // A driver would take any memory, and copy before it returns: the slow way, which nobody here wants.
@@ -359,8 +363,17 @@ int copy(const char* name, std::byte* target, const std::byte* source, size_t by
   work.bytes = bytes;
   work.host = {host};
   work.device = {device};
-  driver.put(*stream, std::move(work));
+  driver.put(stream, std::move(work));
   return kSuccess;
+}
+
+int copy(const char* name, std::byte* target, const std::byte* source, size_t bytes, bool in, Stream* handle) {
+  Driver& driver = ::driver();
+  std::lock_guard lock(driver.mutex);
+  if (const int result = driver.enter(name); result != kSuccess) return result;
+  Stream* stream = driver.find_stream(handle);
+  if (stream == nullptr || stream->context != Driver::current()) return kInvalidHandle;
+  return bytes == 0 ? kSuccess : put_copy(driver, target, source, bytes, in, *stream);
 }
 
 }  // namespace
@@ -635,6 +648,32 @@ int cuMemcpyDtoHAsync_v2(void* target, Address source, size_t bytes, Stream* str
               false, stream);
 }
 
+// Copies to the device, in any order.
+int cuMemcpyBatchAsync_v2(Address* targets, Address* sources, size_t* bytes, size_t count,
+                          const CopyAttributes* attributes, size_t* first_of_attributes, size_t attribute_count,
+                          Stream* handle) {
+  constexpr int kAnyOrder = 3;
+  Driver& driver = ::driver();
+  std::lock_guard lock(driver.mutex);
+  if (const int result = driver.enter("cuMemcpyBatchAsync"); result != kSuccess) return result;
+  if (!driver.copy_batches) return kNotSupported;
+  Stream* stream = driver.find_stream(handle);
+  if (stream == nullptr || stream == &driver.defaults[Driver::current()->device]) return kInvalidHandle;
+  if (stream->context != Driver::current()) return kInvalidHandle;
+  if (count == 0 || attribute_count != 1 || *first_of_attributes != 0) return kInvalidValue;
+  if (attributes->source_order != kAnyOrder || attributes->flags != 0) return kInvalidValue;
+  std::vector<size_t> order(count);
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::shuffle(order.begin(), order.end(), driver.random);
+  for (const size_t i : order) {
+    if (bytes[i] == 0) return kInvalidValue;
+    const int result = put_copy(driver, reinterpret_cast<std::byte*>(targets[i]),
+                                reinterpret_cast<const std::byte*>(sources[i]), bytes[i], true, *stream);
+    if (result != kSuccess) return result;
+  }
+  return kSuccess;
+}
+
 int cuModuleLoadData(Module** module, const void* image) {
   Driver& driver = ::driver();
   std::lock_guard lock(driver.mutex);
@@ -706,6 +745,7 @@ void fake_cuda_reset() {
   driver.delay_us = kDelayUs;
   driver.link_bytes_per_s = 0;
   driver.read_only_register = true;
+  driver.copy_batches = true;
   driver.one_address = false;
 }
 
@@ -741,6 +781,12 @@ void fake_cuda_set_read_only_register(int supported) {
   Driver& driver = ::driver();
   std::lock_guard lock(driver.mutex);
   driver.read_only_register = supported != 0;
+}
+
+void fake_cuda_set_copy_batches(int supported) {
+  Driver& driver = ::driver();
+  std::lock_guard lock(driver.mutex);
+  driver.copy_batches = supported != 0;
 }
 
 void fake_cuda_set_one_address(int one) {

@@ -30,6 +30,8 @@ void fake_cuda_keep_busy(int device, uint64_t us);
 void fake_cuda_set_seed(uint64_t seed);
 // Whether memory that is mapped read-only can be registered, as attribute 113 says.
 void fake_cuda_set_read_only_register(int supported);
+// Whether copies can be asked for together; a driver of before CUDA 13.0 cannot.
+void fake_cuda_set_copy_batches(int supported);
 // Whether the device sees memory registered read-only from now on where the processor does, as on x86.
 void fake_cuda_set_one_address(int one);
 // Whether all of it lies in one live allocation.

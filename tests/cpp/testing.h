@@ -58,6 +58,13 @@ inline std::shared_ptr<FileTable> table_of(std::vector<std::string> paths) {
   return std::make_shared<FileTable>(std::move(paths), std::vector<FileIdentity>{});
 }
 
+// Whether a thread of this process is asleep.
+inline bool sleeps(pid_t thread) {
+  std::ifstream file("/proc/self/task/" + std::to_string(thread) + "/stat");
+  const std::string stat(std::istreambuf_iterator<char>(file), {});
+  return stat.substr(stat.rfind(')') + 2, 1) == "S";
+}
+
 // The error that a call throws; fails the test where it throws none.
 template <typename Call>
 Error error_of(Call call) {
