@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # for tools that read and do not run
     from gdsdata import decoders, errors, formats
     from gdsdata.checkpoint import AsyncCheckpointer, install_torch_hooks, load, save, torch_hooks
     from gdsdata.checkpoint.dcp import GDSStorageReader, GDSStorageWriter
+    from gdsdata.checkpoint.dcp_planner import GDSLoadPlanner
     from gdsdata.dataset import GDSDataset
     from gdsdata.engine import record_stream
     from gdsdata.field_batches import Ragged
@@ -30,6 +31,7 @@ __all__ = [
     "Engine",
     "EngineOptions",
     "GDSDataset",
+    "GDSLoadPlanner",
     "GDSStorageReader",
     "GDSStorageWriter",
     "Lanes",
@@ -52,6 +54,7 @@ __all__ = [
 _HOMES = {
     "checkpoint": ("AsyncCheckpointer", "install_torch_hooks", "load", "save", "torch_hooks"),
     "checkpoint.dcp": ("GDSStorageReader", "GDSStorageWriter"),
+    "checkpoint.dcp_planner": ("GDSLoadPlanner",),
     "dataset": ("GDSDataset",),
     "engine": ("record_stream",),
     "field_batches": ("Ragged",),

@@ -22,6 +22,7 @@ from test_checkpoint_save import small_disk  # noqa: F401
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import SerializationFormat
+from torch.distributed.checkpoint.metadata import TensorProperties
 from torch.distributed.checkpoint.planner import LoadItemType
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
@@ -30,7 +31,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import gdsdata
-from gdsdata import EngineOptions, GDSStorageReader, GDSStorageWriter
+from gdsdata import EngineOptions, GDSLoadPlanner, GDSStorageReader, GDSStorageWriter
 from gdsdata.checkpoint.reading import Reading, Record, Stored
 from gdsdata.engine import shared_engine
 from gdsdata.errors import CorruptData, IoError
@@ -276,6 +277,73 @@ def test_of_a_part_only_its_rows_are_read(tmp_path):
     assert counted.statistics()["storage_bytes"] < 1.2 * target.nbytes
 
 
+# ------------------------------------------------------------------------------------------------ planning
+
+
+def both_plans(state, folder, **arguments):
+    """Of torch's planner and of ours, set up alike: items in an order that depends on what they are alone."""
+    metadata = folder if isinstance(folder, dcp.Metadata) else FileSystemReader(folder).read_metadata()
+    plans = []
+    for kind in (dcp.DefaultLoadPlanner, GDSLoadPlanner):
+        planner = kind(**arguments)
+        planner.set_up_planner(state, metadata, is_coordinator=True)
+        items = planner.create_local_plan().items
+        assert all(planner.lookup_tensor(item.dest_index) is not None for item in items if item.type.name == "TENSOR")
+        plans.append(sorted(items, key=repr))
+    return plans
+
+
+@given(st.dictionaries(st.text(max_size=3), tensors | st.none() | st.integers(), max_size=6))
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_plans_are_those_of_torchs_planner(tmp_path, state):
+    save(state, FileSystemWriter(tmp_path))
+    theirs, ours = both_plans(state, tmp_path)
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("state", [trained, odd, many])
+@pytest.mark.parametrize("reader", [GDSStorageReader, FileSystemReader])
+def test_states_that_were_planned_so_come_back(tmp_path, state, reader):
+    state = state()
+    save(state, GDSStorageWriter(tmp_path))
+    theirs, ours = both_plans(state, tmp_path)
+    assert ours == theirs
+    found = zeroed(state)
+    dcp.load(found, storage_reader=reader(tmp_path), planner=GDSLoadPlanner())
+    assert_same(found, state)
+
+
+def test_a_tensor_that_was_saved_in_parts_is_planned_in_parts():
+    chunks = [dcp.ChunkStorageMetadata(torch.Size((at, 0)), torch.Size((2, 5))) for at in (0, 2)]
+    properties = TensorProperties(torch.float32)
+    metadata = dcp.Metadata(
+        {
+            "in parts": dcp.TensorStorageMetadata(properties, torch.Size((4, 5)), chunks),
+            "a part of it": dcp.TensorStorageMetadata(properties, torch.Size((4, 5)), chunks[1:]),
+            "whole": dcp.TensorStorageMetadata(properties, torch.Size((2, 5)), chunks[:1]),
+        }
+    )
+    state = {"in parts": torch.zeros(4, 5), "a part of it": torch.zeros(4, 5), "whole": torch.zeros(2, 5)}
+    theirs, ours = both_plans(state, metadata)
+    assert ours == theirs
+    assert len(ours) == 4
+
+
+def test_of_names_that_are_not_there_torchs_planner_decides(tmp_path):
+    save({"a": torch.ones(3), "b": {"c": torch.ones(2)}}, FileSystemWriter(tmp_path))
+    theirs, ours = both_plans({"a": torch.zeros(3)}, tmp_path)  # not all of the checkpoint
+    assert ours == theirs and len(ours) == 1
+    more = {"a": torch.zeros(3), "b": {"c": torch.zeros(2)}, "d": torch.zeros(1)}
+    theirs, ours = both_plans(more, tmp_path, allow_partial_load=True)
+    assert ours == theirs and len(ours) == 2
+    reader = GDSStorageReader(tmp_path)
+    with pytest.raises(CheckpointException, match="Missing key in checkpoint state_dict: d"):
+        dcp.load(more, storage_reader=reader, planner=GDSLoadPlanner())
+    other = {"a": torch.zeros(4), "b": {"c": torch.zeros(2)}}
+    with pytest.raises(CheckpointException, match="Size mismatch"):
+        dcp.load(other, storage_reader=reader, planner=GDSLoadPlanner())
+
+
 # ------------------------------------------------------------------------------------------------ ranks
 
 
@@ -327,10 +395,11 @@ def _save_and_load_sharded(rank, folder):
     save(state, GDSStorageWriter(folder / "ours"))
     save(state, FileSystemWriter(folder / "torchs"))
     for name, reader in (("ours", GDSStorageReader), ("ours", FileSystemReader), ("torchs", GDSStorageReader)):
-        found, other = _sharded(seed=2)
-        assert not torch.equal(other["model"]["0.weight"], whole["model"]["0.weight"])
-        dcp.load(found, storage_reader=reader(folder / name))
-        assert_same(_whole(found), whole)
+        for planner in (dcp.DefaultLoadPlanner(), GDSLoadPlanner()):
+            found, other = _sharded(seed=2)
+            assert not torch.equal(other["model"]["0.weight"], whole["model"]["0.weight"])
+            dcp.load(found, storage_reader=reader(folder / name), planner=planner)
+            assert_same(_whole(found), whole)
     if rank == 0:
         torch.save(whole, folder / "whole.pt")
     return sorted(os.listdir(folder / "ours"))

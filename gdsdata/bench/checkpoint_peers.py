@@ -153,7 +153,7 @@ class OursSafetensors(Ours):
 
 class OursDcp(Ours):
     key, name = "gdsdata_dcp", "gdsdata DCP"
-    setting = "torch's dcp.save and dcp.load with gdsdata.GDSStorageWriter and GDSStorageReader"
+    setting = "torch's dcp.save and dcp.load with gdsdata.GDSStorageWriter, GDSStorageReader and GDSLoadPlanner"
     saves = loads = "dcp"
     needs = ("GDSStorageWriter",)
 
@@ -176,7 +176,8 @@ class OursDcp(Ours):
         import gdsdata
 
         with self.counts:
-            dcp.load(into, storage_reader=gdsdata.GDSStorageReader(path, **self.options_given()), no_dist=True)
+            reader, planner = gdsdata.GDSStorageReader(path, **self.options_given()), gdsdata.GDSLoadPlanner()
+            dcp.load(into, storage_reader=reader, planner=planner, no_dist=True)
 
 
 # ------------------------------------------------------------------------------------------------ torch

@@ -1,0 +1,59 @@
+"""torch.distributed.checkpoint's load plan, with less work for tensors that are no rank's part of anything."""
+
+from __future__ import annotations
+
+import torch
+from torch.distributed.checkpoint import DefaultLoadPlanner
+from torch.distributed.checkpoint.default_planner import create_default_local_load_plan
+from torch.distributed.checkpoint.metadata import STORAGE_TYPES, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
+
+
+class GDSLoadPlanner(DefaultLoadPlanner):
+    """torch's default planner, which plans plain tensors that were saved as a whole in a tenth of the time.
+
+        reader, planner = gdsdata.GDSStorageReader("step-100"), gdsdata.GDSLoadPlanner()
+        torch.distributed.checkpoint.load(state, storage_reader=reader, planner=planner)
+
+    For each tensor torch's own asks what else it might be, which takes longer than reading its first megabyte. This one
+    asks so only of DTensors, other subclasses and what was saved in parts. Its plans are equal to torch's, but for the
+    order of their items, and it goes with any storage reader; arguments and errors are `DefaultLoadPlanner`'s.
+    """
+
+    def create_local_plan(self) -> LoadPlan:
+        stored = self.metadata.state_dict_metadata if self.metadata is not None else {}
+        if not stored.keys() <= self.state_dict.keys():  # torch may know an older way to name them
+            return super().create_local_plan()
+        items, others = [], {}
+        for name, value in self.state_dict.items():
+            item = _read_of_all(name, value, stored.get(name))
+            if item is None:
+                others[name] = value
+            else:
+                items.append(item)
+        if others:
+            items += create_default_local_load_plan(others, self.metadata, not self.allow_partial_load).items
+        return LoadPlan(items)
+
+    def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
+        found = self.state_dict.get(index.fqn)
+        is_all = _is_plain(found) and (index.offset is None or not any(index.offset))
+        return found if is_all else super().lookup_tensor(index)
+
+
+def _is_plain(value: object) -> bool:
+    return type(value) is torch.Tensor or type(value) is torch.nn.Parameter
+
+
+def _read_of_all(name: str, value: object, stored: STORAGE_TYPES | None) -> ReadItem | None:
+    """None where it is not a plain tensor, saved in one piece."""
+    if not _is_plain(value) or type(stored) is not TensorStorageMetadata or len(stored.chunks) != 1:
+        return None
+    size = value.shape
+    if stored.size != size or stored.chunks[0].sizes != size or 0 in size:
+        return None
+    begin = torch.Size([0] * len(size))
+    if stored.chunks[0].offsets != begin:
+        return None
+    index = MetadataIndex(name, begin, 0)
+    return ReadItem(LoadItemType.TENSOR, index, begin, index, begin, size)
