@@ -1,23 +1,61 @@
 #include "backend/bounce.h"
 
 #include <algorithm>
+#include <system_error>
 
 #include "base/extent_math.h"
+#include "device/anonymous_memory.h"
 
 namespace gdsdata {
 
-BounceArena::BounceArena(Device& device, uint64_t bytes)
-    : buffer_(device.allocate_pinned(align_up(bytes, kPageBytes))), free_{{0, buffer_->size_bytes() / kPageBytes}} {}
+BounceArena::BounceArena(Device& device, uint64_t bytes, uint64_t ready_bytes)
+    : buffer_(device.allocate_pinned(align_up(bytes, kPageBytes))),
+      free_{{0, buffer_->size_bytes() / kPageBytes}},
+      ready_pages_(std::min(ready_bytes, buffer_->size_bytes()) / kPageBytes) {}
+
+BounceArena::~BounceArena() {
+  stopped_.store(true, std::memory_order_relaxed);
+  if (bringing_.joinable()) bringing_.join();
+}
 
 std::byte* BounceArena::take(uint64_t bytes) {
+  return take_before(ready_pages_.load(std::memory_order_acquire), bytes);
+}
+
+std::byte* BounceArena::take_untouched(uint64_t bytes) { return take_before(size_bytes() / kPageBytes, bytes); }
+
+std::byte* BounceArena::take_before(size_t end_page, uint64_t bytes) {
   const size_t pages = align_up(bytes, kPageBytes) / kPageBytes;
   const auto range = std::find_if(free_.begin(), free_.end(), [&](const FreeRange& r) { return r.pages >= pages; });
   if (range == free_.end()) return nullptr;
+  if (range->first_page + pages > end_page) {
+    bring_the_rest();
+    return nullptr;
+  }
   std::byte* memory = data() + range->first_page * kPageBytes;
   range->first_page += pages;
   range->pages -= pages;
   if (range->pages == 0) free_.erase(range);
   return memory;
+}
+
+void BounceArena::bring_the_rest() {
+  if (bringing_.joinable()) return;
+  const size_t end_page = size_bytes() / kPageBytes;
+  const auto bring = [this, end_page] {
+    constexpr size_t kPagesAtOnce = (2 << 20) / kPageBytes;
+    for (size_t page = ready_pages_; page < end_page && !stopped_.load(std::memory_order_relaxed);) {
+      const size_t pages = std::min(kPagesAtOnce - page % kPagesAtOnce, end_page - page);
+      // Refused by systems that know no such request: it is touched when it is used, then.
+      page = populate_pages(data() + page * kPageBytes, pages * kPageBytes) ? page + pages : end_page;
+      ready_pages_.store(page, std::memory_order_release);
+    }
+  };
+  try {
+    bringing_ = std::thread(bring);
+  } catch (const std::system_error&) {  // no more threads are to be had
+    ready_pages_ = end_page;
+  }
 }
 
 void BounceArena::give_back(std::byte* memory, uint64_t bytes) {

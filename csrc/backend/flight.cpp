@@ -28,7 +28,8 @@ bool refuses_direct(int system_errno) { return system_errno == EINVAL || system_
 
 }  // namespace
 
-bool Flight::begin(const Request& request, BounceArena& arena, const BackendOptions& options, FaultPlan* faults) {
+bool Flight::begin(const Request& request, BounceArena& arena, bool others_in_flight, const BackendOptions& options,
+                   FaultPlan* faults) {
   *this = Flight();
   request_ = request;
   completion_.tag = request.tag;
@@ -49,10 +50,10 @@ bool Flight::begin(const Request& request, BounceArena& arena, const BackendOpti
     if (request.length >= kInPlaceBytes) alignment_ = std::max(alignment_, kPageBytes);
     if (request.direction == Direction::kWrite) alignment_ = std::max(alignment_, page_bytes());
   }
-  return take_window();
+  return take_window(others_in_flight);
 }
 
-bool Flight::take_window() {
+bool Flight::take_window(bool others_in_flight) {
   const bool write = request_.direction == Direction::kWrite;
   if (write) {
     if (!direct_) return true;  // straight from memory
@@ -75,7 +76,7 @@ bool Flight::take_window() {
   const uint64_t head_bytes = align_up(middle_begin_ - window_begin_, alignment_);
   bounce_bytes_ = head_bytes + (window_end_ - middle_end_);
   if (bounce_bytes_ == 0) return true;
-  bounce_ = arena_->take(bounce_bytes_);
+  bounce_ = others_in_flight ? arena_->take(bounce_bytes_) : arena_->take_untouched(bounce_bytes_);
   if (bounce_ == nullptr) {
     bounce_bytes_ = 0;
     return false;

@@ -29,8 +29,10 @@ class Flight {
     unsigned memory_count = 0;
   };
 
-  // Takes what it needs from `arena`; false where there is no room, and then nothing was begun.
-  bool begin(const Request& request, BounceArena& arena, const BackendOptions& options, FaultPlan* faults);
+  // Takes what it needs from `arena`; false where there is no room, and then nothing was begun. Where others are in
+  // flight, false too where its memory is not there yet: it can be tried again when one of them has ended.
+  bool begin(const Request& request, BounceArena& arena, bool others_in_flight, const BackendOptions& options,
+             FaultPlan* faults);
 
   bool ended() const { return ended_; }
   // The next call to issue, while it has not ended. Valid until the next call of this.
@@ -41,7 +43,7 @@ class Flight {
   Completion finish();
 
  private:
-  bool take_window();
+  bool take_window(bool others_in_flight);
   void point_step_at(uint64_t offset, uint64_t end);
   void advance_read(uint64_t moved);
   void advance_write(uint64_t moved);

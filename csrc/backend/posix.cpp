@@ -28,7 +28,7 @@ class PosixBackend final : public Backend {
     if (requests.empty()) return 0;
     Flight flight;
     // Nothing else is in flight, so there is room.
-    flight.begin(requests.front(), arena_, options_, faults_ ? &*faults_ : nullptr);
+    flight.begin(requests.front(), arena_, /*others_in_flight=*/false, options_, faults_ ? &*faults_ : nullptr);
     while (!flight.ended()) {
       const Flight::Step& step = flight.next();
       const auto offset = static_cast<off_t>(step.offset);

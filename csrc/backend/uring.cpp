@@ -66,7 +66,9 @@ std::string refusal_of(int system_errno) {
 class UringBackend final : public Backend {
  public:
   explicit UringBackend(const BackendOptions& options)
-      : options_(options), arena_(*host_device(), options.bounce_bytes), flights_(options.queue_depth) {
+      : options_(options),
+        arena_(*host_device(), options.bounce_bytes, kRegisteredBytes),
+        flights_(options.queue_depth) {
     if (!options.faults.empty()) faults_ = FaultPlan::parse(options.faults);
     const int result = make_ring(static_cast<unsigned>(options.queue_depth + kWakes), ring_);
     if (result < 0) throw Failure({ErrorCode::kUnavailable, refusal_of(-result)});
@@ -78,8 +80,8 @@ class UringBackend final : public Backend {
     }
     for (size_t i = flights_.size(); i-- > 0;) idle_.push_back(i);
     // Registered memory spares the kernel pinning pages at each request. Where the limit of locked memory
-    // forbids it, requests work without. It is taken at once, so not all of it: the rest, which the arena gives out
-    // last, when it is needed.
+    // forbids it, requests work without. It is brought at once, so only what short requests use: for long ones in huge
+    // pages it hardly matters.
     registered_.push_back({arena_.data(), std::min(arena_.size_bytes(), kRegisteredBytes)});
     register_memory();
   }
@@ -102,7 +104,8 @@ class UringBackend final : public Backend {
     while (taken < requests.size() && !idle_.empty()) {
       const size_t index = idle_.back();
       Flight& flight = flights_[index];
-      if (!flight.begin(requests[taken], arena_, options_, faults_ ? &*faults_ : nullptr)) break;
+      const bool others_in_flight = idle_.size() < flights_.size();
+      if (!flight.begin(requests[taken], arena_, others_in_flight, options_, faults_ ? &*faults_ : nullptr)) break;
       ++taken;
       if (flight.ended()) {
         completed_.push_back(flight.finish());
@@ -139,7 +142,7 @@ class UringBackend final : public Backend {
   }
 
  private:
-  static constexpr uint64_t kRegisteredBytes = 16 << 20;
+  static constexpr uint64_t kRegisteredBytes = 4 << 20;
   static constexpr uint64_t kWake = UINT64_MAX;  // in the place of a flight's index
   // A wait for several answers ends with as many, whatever they are: an interrupt has to bring them all.
   static constexpr size_t kWakes = 8;

@@ -51,8 +51,10 @@ void AnonymousMemory::prefer_node(int numa_node) {
   ::syscall(SYS_mbind, data_, mapped_bytes_, kPreferred, &mask, kMaskBits, 0);
 }
 
+bool populate_pages(std::byte* memory, size_t bytes) { return ::madvise(memory, bytes, MADV_POPULATE_WRITE) == 0; }
+
 void AnonymousMemory::populate() {
-  if (::madvise(data_, mapped_bytes_, MADV_POPULATE_WRITE) == 0) return;
+  if (populate_pages(data_, mapped_bytes_)) return;
   for (size_t i = 0; i < mapped_bytes_; i += kPageBytes) {
     const_cast<volatile std::byte*>(data_)[i] = std::byte{0};
   }

@@ -27,6 +27,9 @@ class AnonymousMemory {
   std::byte* data_ = nullptr;
 };
 
+// Whether these whole pages are there now; what is in them stays.
+bool populate_pages(std::byte* memory, size_t bytes);
+
 // Of anybody's memory that is about to be written for the first time: the huge pages that lie in it as a whole, where
 // the system has them to give (benchmarks/notes/page_cache.md).
 void prefer_huge_pages(std::byte* memory, size_t bytes);

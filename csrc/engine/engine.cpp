@@ -382,7 +382,7 @@ void Engine::hurry() {
 }
 
 void Engine::prepare() {
-  if (forked() || device()->host_addressable()) return;
+  if (forked()) return;
   auto group = std::make_shared<Group>();  // of nothing
   group->on_done = [] {};
   std::vector<Segment> segments(options().workers, Segment{group, 0, 0, {}, {}, false});

@@ -128,8 +128,9 @@ class Engine {
   // Somebody is about to sleep until groups end that were submitted as patient, or as helped.
   void hurry();
 
-  // Has workers that have nothing to do take the memory that copies to the device need, which they else take when their
-  // first segment comes: the driver is slow to give it. Never blocks; an error comes with that segment.
+  // Has workers that have nothing to do take the memory that they else take when their first segment comes: what copies
+  // to the device need, which the driver is slow to give, or where the processor writes the device, what a backend
+  // needs. Never blocks; an error comes with that segment.
   void prepare();
 
   // Does a piece of the workers' work, of no lower priority, on the calling thread: copies a segment out of the page

@@ -62,7 +62,9 @@ void Worker::run() {
     if (!taken && !busy) break;
     if (taken) {
       parked_ = &begin(std::move(segment));
-      if (staged_) parked_->error = open_device(/*wholly=*/parked_->segment.part_count == 0);
+      const bool prepares = parked_->segment.part_count == 0;
+      if (staged_) parked_->error = open_device(/*wholly=*/prepares);
+      if (!staged_ && prepares) make_backend_once(host_, selection_.name, *parked_);
     }
     if (parked_ != nullptr) {
       if (start(*parked_)) {

@@ -16,6 +16,7 @@ from gdsdata.checkpoint import layout_safetensors, layout_torch
 from gdsdata.checkpoint.nests import LEFT_OUT, Path, mapped, name_of, places
 from gdsdata.checkpoint.pause import collector_paused
 from gdsdata.checkpoint.reading import Reading, Stored, opened
+from gdsdata.checkpoint.writing import get_ready
 from gdsdata.errors import CorruptData
 from gdsdata.formats import safetensors_header
 from gdsdata.options import EngineOptions
@@ -47,6 +48,7 @@ def save(value: Any, path: str | os.PathLike[str], *, options: EngineOptions | N
     path = os.fspath(path)
     layout = layout_safetensors if path.endswith(".safetensors") else layout_torch
     started = time.perf_counter()
+    get_ready(options or EngineOptions())
     layout.save(value, path, options or EngineOptions())
     note_checkpoint_stall(time.perf_counter() - started)
 

@@ -39,7 +39,7 @@ from gdsdata import engine
 from gdsdata.checkpoint import layout_safetensors, layout_torch
 from gdsdata.checkpoint.pause import LongPause, collector_paused
 from gdsdata.checkpoint.reading import Reading, Record, Seen, Stored, bytes_of
-from gdsdata.checkpoint.writing import Extent, Writing, reached, sync_folder
+from gdsdata.checkpoint.writing import Extent, Writing, get_ready, reached, sync_folder
 from gdsdata.errors import CorruptData
 from gdsdata.formats import safetensors_header
 from gdsdata.options import EngineOptions
@@ -89,6 +89,7 @@ class GDSStorageWriter(FileSystemWriter):
 
     def set_up_storage_writer(self, *args: Any, **kwargs: Any) -> None:
         super().set_up_storage_writer(*args, **kwargs)
+        get_ready(self.options)
         self._planning.begin(_PLANNED_S)  # until `write_data`
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:

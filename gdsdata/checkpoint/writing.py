@@ -22,6 +22,11 @@ PAGE_BYTES = 4096  # what begins at a multiple of it is written from where it li
 Extent = tuple[int, torch.Tensor]  # where it goes in the file, and its bytes: uint8, one dimension, contiguous
 
 
+def get_ready(options: EngineOptions) -> None:
+    """A file is about to be written: the engine takes its memory while it is still laid out."""
+    engine.kept_engine(options, torch.device("cpu")).prepare()  # of a file's headers, where all tensors are on a GPU
+
+
 class Writing:
     """A file in the making; see csrc/engine/whole.h. Used by ``with``: it leaves nothing where it was not committed.
 

@@ -1,6 +1,7 @@
 // One suite over all backends, ways of opening and kinds of trouble: whatever they do, the bytes are right or
 // an error says why not.
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 #include "backend/bounce.h"
 #include "backend/faulty.h"
 #include "backend/select.h"
+#include "device/anonymous_memory.h"
 #include "testing.h"
 
 namespace gdsdata::testing {
@@ -290,6 +292,69 @@ TEST(BounceArena, GivesDisjointMemoryAndGetsAllOfItBack) {
   }
   for (const auto& [memory, bytes] : taken) arena.give_back(memory, bytes);
   EXPECT_NE(arena.take(kBytes), nullptr) << "memory was lost or left in pieces";
+}
+
+TEST(BounceArena, GivesMemoryThatWasNeverTouchedOnceItIsThere) {
+  constexpr uint64_t kMiB = 1 << 20, kAll = 16 * kMiB;
+  AnonymousMemory probe(4096);
+  if (!populate_pages(probe.data(), 4096)) GTEST_SKIP() << "the system brings memory only where it is touched";
+  BounceArena arena(*host_device(), kAll, 4 * kMiB);
+  const auto resident_bytes = [&] {
+    std::vector<unsigned char> there(kAll / 4096);
+    EXPECT_EQ(::mincore(arena.data(), kAll, there.data()), 0);
+    return 4096 * std::count_if(there.begin(), there.end(), [](unsigned char page) { return (page & 1) != 0; });
+  };
+  std::byte* ready = arena.take(4 * kMiB);
+  EXPECT_EQ(ready, arena.data());
+  EXPECT_EQ(resident_bytes(), 0) << "nobody has touched it, nor missed any";
+  EXPECT_EQ(arena.take(kMiB), nullptr);
+  const auto until = std::chrono::steady_clock::now() + kLong;
+  std::byte* more = nullptr;
+  while ((more = arena.take(12 * kMiB)) == nullptr && std::chrono::steady_clock::now() < until)
+    std::this_thread::yield();
+  ASSERT_EQ(more, arena.data() + 4 * kMiB);
+  EXPECT_GE(resident_bytes(), static_cast<ptrdiff_t>(12 * kMiB));
+  arena.give_back(ready, 4 * kMiB);
+  arena.give_back(more, 12 * kMiB);
+  EXPECT_EQ(arena.take(kAll), arena.data());
+}
+
+TEST(BounceArena, GivesUntouchedMemoryToWhoHasNothingElseToWaitFor) {
+  constexpr uint64_t kMiB = 1 << 20;
+  BounceArena arena(*host_device(), 8 * kMiB, kMiB);
+  EXPECT_EQ(arena.take_untouched(8 * kMiB), arena.data());
+}
+
+TEST(BounceArena, EndsWhileItsMemoryIsBrought) {
+  constexpr uint64_t kBytes = 256 << 20;
+  for (int round = 0; round < 3; ++round) {
+    BounceArena arena(*host_device(), kBytes, 0);
+    EXPECT_EQ(arena.take(4096), nullptr);
+  }
+}
+
+TEST(Uring, TakesAsMuchBounceMemoryAsItsOnlyRequestNeeds) {
+  constexpr uint64_t kLong = 24 << 20;
+  const TemporaryFolder folder;
+  BackendOptions options;
+  options.request_bytes = kLong;
+  options.bounce_bytes = 64 << 20;
+  options.queue_depth = 4;
+  std::unique_ptr<Backend> backend;
+  try {
+    backend = make_backend("uring", options, *host_device());
+  } catch (const Failure& failure) {
+    GTEST_SKIP() << failure.what();
+  }
+  const auto file = File::open_for_writing(folder.file("w"), true);
+  if (file->direct() < 0) GTEST_SKIP() << "no O_DIRECT in " << folder.file("w");
+  const Bytes content = random_bytes(kLong + 64, 1);
+  Piece piece{0, kLong, const_cast<std::byte*>(content.data()) + 64};
+  const Request request{0, Direction::kWrite, Conversion::kNone, file.get(), 0, kLong, std::span(&piece, 1)};
+  ASSERT_EQ(backend->submit(std::span(&request, 1)), 1u);
+  std::vector<Completion> room(1);
+  ASSERT_EQ(backend->reap(room, 1, std::chrono::seconds(20)), 1u);
+  ASSERT_FALSE(room[0].error) << room[0].error->message;
 }
 
 }  // namespace

@@ -41,6 +41,27 @@ void drop_from_page_cache(const std::string& path) {
   ::close(fd);
 }
 
+size_t open_rings() {
+  size_t count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;
+    count += std::filesystem::read_symlink(entry.path(), gone).string().find("io_uring") != std::string::npos ? 1 : 0;
+  }
+  return count;
+}
+
+TEST(Engine, IsMadeReadyBeforeItsFirstRequestWhereThatIsAskedFor) {
+  const size_t before = open_rings();
+  const auto engine = make_engine(DirectMode::kAuto, "", /*workers=*/1);
+  if (engine->selection().name != "uring") GTEST_SKIP() << "no io_uring";
+  EXPECT_EQ(open_rings(), before) << "a warm page cache needs none";
+  engine->prepare();
+  for (int tries = 0; open_rings() == before && tries < 5000; ++tries) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  EXPECT_EQ(open_rings(), before + 1);
+}
+
 TEST(Ring, AgreesWithAModelOverRandomSteps) {
   std::mt19937_64 random(6);
   for (size_t slots = 1; slots <= 5; ++slots) {
