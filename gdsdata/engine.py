@@ -62,8 +62,9 @@ _WIDENED = {"u1": "u8_to_i64", "u2": "u16_to_i64", "i2": "i16_to_i64", "i4": "i3
 
 # Closed before the interpreter goes: a thread that waits for a batch must not come back to find it gone.
 _open_batches: weakref.WeakSet[_engine.Batches] = weakref.WeakSet()
-# The same of threads that wait for reads to end.
+# The same of threads that wait for reads to end, and these: they free tensors.
 _open_endings: weakref.WeakSet[_engine.Endings] = weakref.WeakSet()
+_threads_of_endings: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 # Kept until the interpreter is gone: freeing a tensor lets the GIL go, and a daemon thread that then asks for it back
 # ends the process.
 _owners_of_batches: weakref.WeakSet[object] = weakref.WeakSet()
@@ -78,10 +79,12 @@ def _close_batches() -> None:
         waited_until = time.monotonic() + 1.0
         while batches.inside_next and time.monotonic() < waited_until:
             time.sleep(0.002)  # lets the thread come back, and have its EngineClosed
+    _engine.begin_exit()  # other calls that wait: reads and writes on daemon threads
     for endings in list(_open_endings):
         endings.close()
-    _engine.begin_exit()  # other calls that wait: reads and writes on daemon threads
     waited_until = time.monotonic() + 1.0
+    for thread in filter(threading.Thread.is_alive, list(_threads_of_endings)):
+        thread.join(max(0.0, waited_until - time.monotonic()))
     while _engine.waiting_calls() and time.monotonic() < waited_until:
         time.sleep(0.002)
     _engine.end_exit()
@@ -293,10 +296,12 @@ def table_of_one(path: str) -> _engine.FileTable:
     return _engine.FileTable(path)
 
 
-def endings_of(engine: _engine.Engine) -> _engine.Endings:
-    """What tells a thread of reads that have ended (csrc/engine/endings.h). It is closed when the program ends."""
+def endings_of(engine: _engine.Engine, thread: threading.Thread) -> _engine.Endings:
+    """What tells a thread of reads that have ended (csrc/engine/endings.h). When the program ends it is closed, and the
+    thread waited for, a second at most."""
     endings = _engine.Endings(engine)
     _open_endings.add(endings)
+    _threads_of_endings.add(thread)
     return endings
 
 

@@ -65,7 +65,9 @@ class ReadCalls:
 
     def __init__(self, shared: Any, most: int, owner: object) -> None:
         self._shared, self._most = shared, most
-        self._endings = endings_of(shared)
+        # Reads of a program that ends are let go of: so it does not wait for this thread as for others.
+        self._thread = threading.Thread(target=self._tell_futures, name="gdsdata-reads", daemon=True)
+        self._endings = endings_of(shared, self._thread)
         self._changing = threading.RLock()  # a future's callback may read
         self._waiting: deque[_Call] = deque()
         self._under_way: dict[int, tuple[_Call, Any]] = {}
@@ -73,8 +75,6 @@ class ReadCalls:
         self._numbers = itertools.count()
         self._is_closed = False
         self._kept: dict[str, tuple[tuple[int, ...], Any]] = {}  # by path: the file as it was seen, and its table
-        # Reads of a program that ends are let go of, so nobody waits for this thread then (`engine.endings_of`).
-        self._thread = threading.Thread(target=self._tell_futures, name="gdsdata-reads", daemon=True)
         self._thread.start()
         self._end = weakref.finalize(owner, self._endings.close)
 

@@ -361,6 +361,22 @@ time.sleep(0.2)
     assert not stderr or "EngineClosed" in stderr or "Exception in thread" in stderr
 
 
+def test_a_thread_that_tells_futures_ends_before_the_interpreter_does(tmp_path):
+    """Else torch, which lets the GIL go for what is called here and when a tensor is freed, has it end the process."""
+    (tmp_path / "a").write_bytes(bytes(1000))
+    program = """
+import sys, time, torch, gdsdata
+values = torch.ones(300, 300)
+def busy(_):
+    until = time.monotonic() + 0.4
+    while time.monotonic() < until:
+        values @ values
+engine = gdsdata.Engine()
+engine.read(sys.argv[1], torch.empty(1000, dtype=torch.uint8)).add_done_callback(busy)
+"""
+    assert run_script(program, tmp_path / "a") == (0, "", "")
+
+
 def test_a_daemon_thread_does_not_free_the_data_set_while_the_interpreter_ends(tmp_path, storage):
     # Freeing a tensor may let the GIL go, and a thread that asks for it again at this time ends the process.
     program = """
