@@ -53,10 +53,12 @@ void AnonymousMemory::prefer_node(int numa_node) {
 
 bool populate_pages(std::byte* memory, size_t bytes) { return ::madvise(memory, bytes, MADV_POPULATE_WRITE) == 0; }
 
+// Piece by piece, for whoever maps memory meanwhile waits until a piece is there (benchmarks/notes/gpu.md).
 void AnonymousMemory::populate() {
-  if (populate_pages(data_, mapped_bytes_)) return;
-  for (size_t i = 0; i < mapped_bytes_; i += kPageBytes) {
-    const_cast<volatile std::byte*>(data_)[i] = std::byte{0};
+  for (size_t at = 0; at < mapped_bytes_; at += kHugePageBytes) {
+    const size_t end = std::min(at + kHugePageBytes, mapped_bytes_);
+    if (populate_pages(data_ + at, end - at)) continue;
+    for (size_t i = at; i < end; i += kPageBytes) const_cast<volatile std::byte*>(data_)[i] = std::byte{0};
   }
 }
 
