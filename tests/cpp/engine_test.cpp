@@ -34,13 +34,6 @@ std::shared_ptr<Engine> make_engine(DirectMode direct = DirectMode::kAuto, const
   return std::make_shared<Engine>(options, host_device());
 }
 
-void drop_from_page_cache(const std::string& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY);
-  ::fsync(fd);
-  ::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
-  ::close(fd);
-}
-
 size_t open_rings() {
   size_t count = 0;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {

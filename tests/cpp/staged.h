@@ -2,9 +2,6 @@
 // copies are late and in no order but the one that was asked for, or over a GPU (fakes.h).
 #pragma once
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
@@ -26,13 +23,6 @@ namespace gdsdata::testing {
 inline constexpr std::byte kUntouched{0xEE};
 inline constexpr uint64_t kSegmentBytes = 65536;
 inline constexpr uint64_t kLeastStagingBytes = Staging::most_bytes(kSegmentBytes + kCutBytes);
-
-inline void drop_from_page_cache(const std::string& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY);
-  ::fsync(fd);
-  ::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
-  ::close(fd);
-}
 
 struct Setting {
   DirectMode direct = DirectMode::kAuto;

@@ -1,13 +1,16 @@
 // What the engine's tests share: files with known bytes, and random choices whose seed is printed on failure.
 #pragma once
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <random>
 #include <string>
 #include <vector>
@@ -56,6 +59,13 @@ inline Bytes read_file(const std::string& path) {
 
 inline std::shared_ptr<FileTable> table_of(std::vector<std::string> paths) {
   return std::make_shared<FileTable>(std::move(paths), std::vector<FileIdentity>{});
+}
+
+inline void drop_from_page_cache(const std::string& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY);
+  ::fsync(fd);
+  ::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+  ::close(fd);
 }
 
 // Whether a thread of this process is asleep.
