@@ -321,12 +321,14 @@ def test_a_tensor_that_was_saved_in_parts_is_planned_in_parts():
             "in parts": dcp.TensorStorageMetadata(properties, torch.Size((4, 5)), chunks),
             "a part of it": dcp.TensorStorageMetadata(properties, torch.Size((4, 5)), chunks[1:]),
             "whole": dcp.TensorStorageMetadata(properties, torch.Size((2, 5)), chunks[:1]),
+            "twice": dcp.TensorStorageMetadata(properties, torch.Size((2, 5)), [chunks[0], chunks[0]]),
+            "elsewhere": dcp.TensorStorageMetadata(properties, torch.Size((2, 5)), chunks[1:]),
         }
     )
-    state = {"in parts": torch.zeros(4, 5), "a part of it": torch.zeros(4, 5), "whole": torch.zeros(2, 5)}
+    state = {name: torch.zeros(stored.size) for name, stored in metadata.state_dict_metadata.items()}
     theirs, ours = both_plans(state, metadata)
     assert ours == theirs
-    assert len(ours) == 4
+    assert len(ours) == 2 + 1 + 1 + 2 + 0
 
 
 def test_of_names_that_are_not_there_torchs_planner_decides(tmp_path):
