@@ -230,7 +230,7 @@ def cufile_of_wheels() -> list[str]:
 
 def read_each(descriptor: int, path: str, offsets: Sequence[int], size_bytes: int) -> bytes:
     """What lies at many places of a file, one behind the other; zeros behind its end. All are asked for before one is
-    waited for.
+    waited for, and pages that were not in the page cache are let go again.
 
     Args:
         descriptor: of the file. path: of it, for errors.

@@ -790,6 +790,22 @@ def test_drop_really_drops_and_warm_really_warms(tmp_path):
     assert measure.warm([path]) == 1.0
 
 
+def test_a_file_that_is_partly_in_memory_is_dropped_before_it_is_warmed(tmp_path, monkeypatch):
+    on_disk(tmp_path)
+    path = tmp_path / "file"
+    path.write_bytes(os.urandom(4 * MIB))
+    found = []
+    monkeypatch.setattr(measure, "read_through", lambda files: found.append(measure.resident_share(files)))
+    for offset, due in ((None, []), (MIB, [0.0] * measure.WARMED_AT_MOST)):
+        if offset is not None:
+            measure.drop([path])
+            with open(path, "rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+                os.pread(file.fileno(), 1, offset)
+        measure.warm([path])
+        assert found == due
+
+
 def test_drop_says_so_when_a_mapping_keeps_pages(tmp_path):
     on_disk(tmp_path)
     path = tmp_path / "file"

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import MIB, drop_cache, require_direct
+from helpers import MIB, drop_cache, require_direct, resident_pages
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
@@ -608,3 +608,12 @@ def test_a_cold_file_is_read_past_the_page_cache(tmp_path):
     counted = shared_engine(options, torch.device("cpu"))
     gdsdata.load(path, options=options)
     assert counted.statistics()["bytes"]["direct"] > 7 * MIB
+
+
+def test_a_cold_load_leaves_no_pages_that_would_keep_large_folios_away(tmp_path):
+    path = tmp_path / "x.pt"
+    torch.save({str(i): torch.randn(MIB // 4) for i in range(30)}, path)
+    require_direct(path)
+    assert drop_cache(path)
+    gdsdata.load(path)
+    assert resident_pages(path) < 20  # a look at its beginning, and nothing beside a tensor

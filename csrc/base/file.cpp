@@ -114,6 +114,29 @@ struct Cachestat {
 };
 constexpr long kSysCachestat = 451;  // since Linux 6.5, the same number on every architecture
 
+// The whole pages that bytes lie in.
+struct PageRange {
+  PageRange(uint64_t offset, uint64_t length)
+      : first(offset / page_bytes()), count((offset + length + page_bytes() - 1) / page_bytes() - first) {}
+  uint64_t first, count;
+};
+
+// How many of them are in the page cache; nothing where the kernel does not say.
+std::optional<uint64_t> cached_pages(int fd, PageRange pages) {
+  static std::atomic<bool> has_cachestat{true};
+  if (!has_cachestat.load(std::memory_order_relaxed)) return std::nullopt;
+  CachestatRange range{pages.first * page_bytes(), pages.count * page_bytes()};
+  Cachestat found{};
+  if (::syscall(kSysCachestat, fd, &range, &found, 0) == 0) return found.cached;
+  if (errno == ENOSYS) has_cachestat = false;
+  return std::nullopt;
+}
+
+void advise(int fd, PageRange pages, int advice) {
+  ::posix_fadvise(fd, static_cast<off_t>(pages.first * page_bytes()), static_cast<off_t>(pages.count * page_bytes()),
+                  advice);
+}
+
 size_t open_file_capacity() {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return 4096;
@@ -212,21 +235,13 @@ uint64_t File::current_size_bytes() const {
 }
 
 File::Pages File::resident_pages(uint64_t offset, uint64_t length) {
-  static std::atomic<bool> has_cachestat{true};
-  const uint64_t first = offset / page_bytes();
+  const PageRange range(offset, length);
   Pages pages;
-  pages.all = (offset + length + page_bytes() - 1) / page_bytes() - first;
-  if (has_cachestat.load(std::memory_order_relaxed)) {
-    CachestatRange range{first * page_bytes(), pages.all * page_bytes()};
-    Cachestat found{};
-    if (::syscall(kSysCachestat, buffered_.get(), &range, &found, 0) == 0) {
-      pages.resident = found.cached;
-      pages.known = true;
-      return pages;
-    }
-    if (errno == ENOSYS) has_cachestat = false;
-  }
-  if (const Mapping* view = mapping(); view != nullptr) {
+  pages.all = range.count;
+  if (const auto cached = cached_pages(buffered_.get(), range)) {
+    pages.resident = *cached;
+    pages.known = true;
+  } else if (const Mapping* view = mapping(); view != nullptr) {
     pages.resident = view->resident_pages(offset, length);
     pages.known = true;
   }
@@ -264,7 +279,9 @@ std::vector<std::string> direct_refusals() { return refusals().reasons(); }
 
 void read_each(int fd, const std::string& path, std::span<const int64_t> offsets, size_t length, std::byte* out) {
   std::fill_n(out, offsets.size() * length, std::byte{0});
+  ::posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);
   bool asked = false;
+  std::vector<PageRange> brought;
   for (size_t i = 0; i < offsets.size(); ++i, out += length) {
     for (size_t done = 0; done < length;) {
       const iovec rest{out + done, length - done};
@@ -272,18 +289,22 @@ void read_each(int fd, const std::string& path, std::span<const int64_t> offsets
       const ssize_t moved = ::preadv2(fd, &rest, 1, offset, asked ? 0 : RWF_NOWAIT);
       if (moved > 0) {
         done += static_cast<size_t>(moved);
-      } else if (!asked) {  // or the file ends here, or its system does not know RWF_NOWAIT
-        asked = true;
-        for (const int64_t later : offsets.subspan(i)) {
-          ::posix_fadvise(fd, later, static_cast<off_t>(length), POSIX_FADV_WILLNEED);
-        }
       } else if (moved == 0) {
         break;
-      } else if (errno != EINTR) {
+      } else if (errno != EINTR && asked) {
         throw Failure(system_error("read", path, errno, offsets[i], length));
+      } else if (errno != EINTR) {  // its file system may not know RWF_NOWAIT
+        const bool is_on_its_way = errno == EAGAIN;
+        asked = true;
+        for (size_t later = i; later < offsets.size(); ++later) {
+          const PageRange pages(static_cast<uint64_t>(offsets[later]), length);
+          if ((later == i && is_on_its_way) || cached_pages(fd, pages) == 0) brought.push_back(pages);
+          advise(fd, pages, POSIX_FADV_WILLNEED);
+        }
       }
     }
   }
+  for (const PageRange pages : brought) advise(fd, pages, POSIX_FADV_DONTNEED);
 }
 
 int64_t process_id() { return ::getpid(); }

@@ -115,7 +115,9 @@ class File {
 std::vector<std::string> direct_refusals();
 
 // `length` bytes from each of `offsets` on into `out`, one behind the other: zeros where the file has ended. Where one
-// of them is not in memory, it and all that follow are asked for before it is waited for. Throws Failure.
+// of them is not in memory, it and all that follow are asked for before it is waited for, and leave the page cache
+// again: a page by itself there keeps whoever reads the file later from large folios around it. For the same reason
+// nothing is read ahead by `fd` from then on. Throws Failure.
 void read_each(int fd, const std::string& path, std::span<const int64_t> offsets, size_t length, std::byte* out);
 
 int64_t process_id();

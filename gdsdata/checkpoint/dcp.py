@@ -319,8 +319,7 @@ class GDSStorageReader(FileSystemReader):
             path = self._path_of(info)
             _check_size(index, info, path, sizes[path])
             archives[index] = layout_torch.Slice(path, descriptors[path], info.offset, info.length)
-            if not hasattr(info, _PLACE):
-                archives[index].ask_for_ends()  # of all, before the first is waited for
+        layout_torch.Slice.read_ends(archives[index] for index, info in infos.items() if not hasattr(info, _PLACE))
         return archives
 
     def _stored_tensor(self, index: MetadataIndex, archive: layout_torch.Slice) -> Stored | None:

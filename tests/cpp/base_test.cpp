@@ -181,6 +181,21 @@ TEST(File, ReadsEachOfManyPlacesInMemoryOrNotAndZerosBehindItsEnd) {
   }
 }
 
+TEST(File, LeavesThePageCacheAsItWasWhenItReadsEachOfManyPlaces) {
+  TemporaryFolder folder;
+  const std::string path = folder.write("a", random_bytes(4 << 20, 3));
+  const Descriptor descriptor(::open(path.c_str(), O_RDONLY));
+  drop_from_page_cache(path);
+  const auto file = File::open_for_reading(path);
+  if (file->residency(0, 4 << 20) != File::Residency::kNone) GTEST_SKIP() << "the file's system is memory";
+  Bytes found(3 * 30);
+  ASSERT_EQ(::pread(file->buffered(), found.data(), 30, 2 << 20), 30);
+  read_each(descriptor.get(), path, std::vector<int64_t>{0, 2 << 20, (3 << 20) - 10}, 30, found.data());
+  EXPECT_EQ(file->residency(0, 2 << 20), File::Residency::kNone);
+  EXPECT_EQ(file->residency(2 << 20, 30), File::Residency::kAll) << "it was there before";
+  EXPECT_EQ(file->residency((2 << 20) + 8192, 1 << 20), File::Residency::kNone);
+}
+
 TEST(File, NamesThePlaceThatCouldNotBeRead) {
   Bytes found(30);
   const std::vector<int64_t> offsets{4096};
