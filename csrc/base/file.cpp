@@ -299,7 +299,9 @@ void read_each(int fd, const std::string& path, std::span<const int64_t> offsets
         for (size_t later = i; later < offsets.size(); ++later) {
           const PageRange pages(static_cast<uint64_t>(offsets[later]), length);
           if ((later == i && is_on_its_way) || cached_pages(fd, pages) == 0) brought.push_back(pages);
-          advise(fd, pages, POSIX_FADV_WILLNEED);
+        }
+        for (const int64_t later : offsets.subspan(i)) {
+          advise(fd, PageRange(static_cast<uint64_t>(later), length), POSIX_FADV_WILLNEED);
         }
       }
     }
