@@ -99,6 +99,7 @@ class Case:
         self.busy = []  # (cores that other programs used, during which table)
         self.processes = {}
         self.broken_off = False
+        self.were_warmed = set()
 
     # What each case has of its own:
 
@@ -356,10 +357,15 @@ class Case:
             self.busy.append((statistics.median(others), table.full_name))
 
     def warmed(self, source):
-        """Puts the files into the page cache where they are not; how much of them is there."""
+        """Puts the files into the page cache where they are not, and the first time anew: who verified has left them as
+        he reads, page by page through a mapping, say. How much of them is there."""
         resident = measure.resident_share(source.files)
-        if resident < WARM_MEANS and source.file_bytes < measure.available_bytes():
-            resident = measure.warm(source.files)
+        if source.file_bytes < measure.available_bytes():
+            if not self.were_warmed.issuperset(source.files):
+                self.were_warmed.update(source.files)
+                resident = measure.drop(source.files)
+            if resident < WARM_MEANS:
+                resident = measure.warm(source.files)
         return resident
 
     def compared(self, table, limit, limit_name):
