@@ -5,6 +5,7 @@ import os
 import pickle
 import signal
 import threading
+import time
 
 import pytest
 import torch
@@ -324,6 +325,17 @@ def test_a_long_pause_that_is_begun_again_lasts_anew_and_ends_once():
     long.end()
     long.end()
     assert gc.isenabled()
+
+
+@pytest.mark.parametrize(("first_s", "then_s"), [(0.05, 0.3), (60, 0.3)])
+def test_a_long_pause_that_is_begun_again_ends_by_itself_when_the_last_one_does(first_s, then_s):
+    long = pause.LongPause()
+    long.begin(first_s)
+    long.begin(then_s)
+    time.sleep(0.15)
+    assert not gc.isenabled()
+    assert eventually(gc.isenabled)
+    pickle.dumps(long)
 
 
 def test_the_collector_is_on_while_storage_is_waited_for(tmp_path, seen_in_waits):

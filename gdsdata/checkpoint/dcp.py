@@ -15,9 +15,9 @@ import os
 import pickle
 import uuid
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
@@ -38,7 +38,7 @@ from torch.futures import Future
 from gdsdata import engine
 from gdsdata.checkpoint import layout_safetensors, layout_torch
 from gdsdata.checkpoint.pause import LongPause, collector_paused
-from gdsdata.checkpoint.reading import Reading, Record, Seen, Stored, bytes_of
+from gdsdata.checkpoint.reading import Reading, Record, Seen, Stored, bytes_of, seen
 from gdsdata.checkpoint.writing import Extent, Writing, get_ready, reached, sync_folder
 from gdsdata.errors import CorruptData
 from gdsdata.formats import safetensors_header
@@ -203,16 +203,17 @@ def _note_place(info: _StorageInfo, offset: int, crc32: int, tensor: torch.Tenso
     setattr(info, _PLACE, place)
 
 
-def _noted_place(info: _StorageInfo, path: str, seen: Seen) -> Stored | None:
+def _noted_place(info: _StorageInfo, file: _File) -> Stored | None:
     """None where it is not noted, or lies, or is of another file than the one that is there now."""
     try:
         begin, crc32, dtype, shape, stride, file_bytes = getattr(info, _PLACE)
         size_bytes = math.prod(shape) * dtype.itemsize
-        stored = Stored(Record(path, info.offset + begin, size_bytes, crc32, seen), 0, dtype, shape, stride)
+        record = Record(file.path, info.offset + begin, size_bytes, crc32, file.seen)
+        stored = Stored(record, 0, dtype, shape, stride)
         lies_within = 0 <= begin <= begin + size_bytes <= info.length and stored.span_bytes == size_bytes
     except (AttributeError, TypeError, ValueError):
         return None
-    return stored if lies_within and file_bytes == seen[0] else None
+    return stored if lies_within and file_bytes == file.seen[0] else None
 
 
 def _done(value):  # type: ignore[no-untyped-def]
@@ -225,6 +226,28 @@ def _done(value):  # type: ignore[no-untyped-def]
 
 # Tensors that are not read in place go by way of so much memory at a time (and one of them).
 _OWN_BYTES = 1 << 30
+
+
+class _File(NamedTuple):
+    path: str
+    descriptor: int
+    seen: Seen
+
+
+class _Files(contextlib.ExitStack):
+    """Of a folder, by name: each is opened when it is first asked for, and closed with this."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        super().__init__()
+        self._folder = folder
+        self._opened: dict[str, _File] = {}
+
+    def __getitem__(self, name: str) -> _File:
+        if name not in self._opened:
+            path = os.path.join(self._folder, name)
+            descriptor = self.enter_context(open(path, "rb")).fileno()  # noqa: SIM115
+            self._opened[name] = _File(path, descriptor, seen(descriptor))
+        return self._opened[name]
 
 
 class GDSStorageReader(FileSystemReader):
@@ -273,23 +296,20 @@ class GDSStorageReader(FileSystemReader):
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         self._planning.end()
         reading = Reading(self.options, self.verify)
-        stored: dict[MetadataIndex, Stored | None] = {}
         left_to_torch = []
-        with contextlib.ExitStack() as files:
-            tensors = (item for item in plan.items if item.type == LoadItemType.TENSOR)
-            archives = self._archives((item.storage_index for item in tensors), files)
-            for item in plan.items:
-                index, info = item.storage_index, self.storage_data[item.storage_index]
-                if index in archives and index not in stored:
-                    archive = archives[index]
-                    noted = _noted_place(info, archive.path, archive.seen)
-                    stored[index] = noted or self._stored_tensor(index, archive)
-                if info.transform_descriptors or stored.get(index, True) is None:
+        for item in plan.items:
+            if item.type == LoadItemType.BYTE_IO:
+                info = self.storage_data[item.storage_index]
+                if info.transform_descriptors:
                     left_to_torch.append(item)
-                elif item.type == LoadItemType.BYTE_IO:
-                    self._read_bytes(item, info, planner, reading)
                 else:
-                    _read_tensor(item, stored[index], planner, reading)
+                    self._read_bytes(item, info, planner, reading)
+        with _Files(self.path) as files:
+            for item, stored in self._tensors(plan, files):
+                if stored is None:
+                    left_to_torch.append(item)
+                    continue
+                _read_tensor(item, stored, planner, reading)
                 if reading.own_bytes >= _OWN_BYTES:
                     reading.run()
                     reading = Reading(self.options, self.verify)
@@ -298,6 +318,36 @@ class GDSStorageReader(FileSystemReader):
             super().read_data(LoadPlan(left_to_torch, plan.storage_data, plan.planner_data), planner)
         return _done(None)
 
+    def _tensors(self, plan: LoadPlan, files: _Files) -> Iterator[tuple[ReadItem, Stored | None]]:
+        """Where each lies; None: torch has to find out. Those of which it is noted come first, and are read while
+        the archives of the others are opened."""
+        others = []
+        for item in plan.items:
+            if item.type == LoadItemType.TENSOR:
+                info = self.storage_data[item.storage_index]
+                noted = None if info.transform_descriptors else _noted_place(info, files[info.relative_path])
+                if noted is None:
+                    others.append(item)
+                else:
+                    yield item, noted
+        archives = self._archives(dict.fromkeys(item.storage_index for item in others), files)
+        stored: dict[MetadataIndex, Stored | None] = {}
+        for item in others:
+            index = item.storage_index
+            if index not in stored:
+                stored[index] = self._stored_tensor(index, archives[index])
+            yield item, stored[index]
+
+    def _archives(self, indices: Iterable[MetadataIndex], files: _Files) -> dict[MetadataIndex, layout_torch.Slice]:
+        archives = {}
+        for index in indices:
+            info = self.storage_data[index]
+            file = files[info.relative_path]
+            _check_size(index, info, file)
+            archives[index] = layout_torch.Slice(file.path, file.descriptor, info.offset, info.length)
+        layout_torch.Slice.read_ends(archives.values())
+        return archives
+
     def _path_of(self, info: _StorageInfo) -> str:
         return os.path.join(self.path, info.relative_path)
 
@@ -305,22 +355,6 @@ class GDSStorageReader(FileSystemReader):
         content = torch.empty(info.length, dtype=torch.uint8)
         reading.bytes_into(content, Record(self._path_of(info), info.offset, info.length), 0, item.storage_index.fqn)
         reading.afterwards(lambda: planner.load_bytes(item, io.BytesIO(content.numpy())))
-
-    def _archives(
-        self, indices: Iterable[MetadataIndex], files: contextlib.ExitStack
-    ) -> dict[MetadataIndex, layout_torch.Slice]:
-        """Each tensor's, in files that stay open as long as ``files``."""
-        infos = {index: self.storage_data[index] for index in indices}
-        paths = dict.fromkeys(map(self._path_of, infos.values()))
-        descriptors = {path: files.enter_context(open(path, "rb")).fileno() for path in paths}  # noqa: SIM115
-        sizes = {path: os.fstat(descriptor).st_size for path, descriptor in descriptors.items()}
-        archives = {}
-        for index, info in infos.items():
-            path = self._path_of(info)
-            _check_size(index, info, path, sizes[path])
-            archives[index] = layout_torch.Slice(path, descriptors[path], info.offset, info.length)
-        layout_torch.Slice.read_ends(archives[index] for index, info in infos.items() if not hasattr(info, _PLACE))
-        return archives
 
     def _stored_tensor(self, index: MetadataIndex, archive: layout_torch.Slice) -> Stored | None:
         if self.storage_data[index].transform_descriptors:
@@ -357,12 +391,12 @@ class GDSStorageReader(FileSystemReader):
         return self._headers[here][index.fqn]
 
 
-def _check_size(index: MetadataIndex, info: _StorageInfo, path: str, size_bytes: int) -> None:
-    if info.offset + info.length > size_bytes:
+def _check_size(index: MetadataIndex, info: _StorageInfo, file: _File) -> None:
+    if info.offset + info.length > file.seen[0]:
         raise CorruptData(
-            f"'{path}' has {size_bytes} bytes, but '.metadata' has {index.fqn} there from {info.offset} on, of "
+            f"'{file.path}' has {file.seen[0]} bytes, but '.metadata' has {index.fqn} there from {info.offset} on, of "
             f"{info.length} bytes: the file was cut, or is of another checkpoint",
-            path,
+            file.path,
             info.offset,
             info.length,
         )

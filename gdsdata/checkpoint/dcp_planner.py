@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.distributed.checkpoint import DefaultLoadPlanner
 from torch.distributed.checkpoint.default_planner import create_default_local_load_plan
-from torch.distributed.checkpoint.metadata import STORAGE_TYPES, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import STORAGE_TYPES, Metadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
 
 
@@ -19,6 +21,17 @@ class GDSLoadPlanner(DefaultLoadPlanner):
     DTensors, other subclasses and what was saved in parts. Its plans are equal to torch's, but for the order of their
     items, and it goes with any storage reader; arguments and errors are `DefaultLoadPlanner`'s.
     """
+
+    def set_up_planner(
+        self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
+    ) -> None:
+        if not all(type(name) is str and _is_plain(value) and not value.is_meta for name, value in state_dict.items()):
+            return super().set_up_planner(state_dict, metadata, is_coordinator)
+        self.original_state_dict = state_dict  # flat as it is
+        self.state_dict = dict(state_dict)
+        self.mappings = {name: (name,) for name in state_dict}
+        self.metadata, self.is_coordinator = metadata, is_coordinator
+        return None
 
     def create_local_plan(self) -> LoadPlan:
         stored = self.metadata and self.metadata.state_dict_metadata
@@ -34,6 +47,9 @@ class GDSLoadPlanner(DefaultLoadPlanner):
         if others:
             items += create_default_local_load_plan(others, self.metadata, not self.allow_partial_load).items
         return LoadPlan(items)
+
+    def transform_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if tensor.shape == read_item.lengths else super().transform_tensor(read_item, tensor)
 
     def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
         found = self.state_dict.get(index.fqn)

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import threading
+import time
 from collections.abc import Iterator
 
 _lock = threading.RLock()  # a signal handler may save, too
@@ -37,16 +38,18 @@ class LongPause:
 
     def __init__(self) -> None:
         self._timer: threading.Timer | None = None
+        self._ends_at_s = 0.0
 
     def begin(self, most_s: float) -> None:
         """It ends by itself after so many seconds. One that has begun goes on for so long from now."""
-        timer = threading.Timer(most_s, _set, (self, False))
-        timer.daemon = True
+        ends_at_s = time.monotonic() + most_s
         with _lock:  # which the timer needs: it cannot end what has not begun
-            before, self._timer = self._timer, timer
-            if before is not None:
-                before.cancel()
-            timer.start()  # first: what is paused without it might stay so
+            before, is_sooner = self._timer, ends_at_s < self._ends_at_s
+            self._ends_at_s = ends_at_s
+            if before is None or is_sooner:
+                if before is not None:
+                    before.cancel()
+                self._start_timer(most_s)  # first: what is paused without it might stay so
             _set(self, True)
 
     def end(self) -> None:
@@ -54,6 +57,21 @@ class LongPause:
             self._timer.cancel()
         self._timer = None  # it has a lock, and what has one cannot be pickled
         _set(self, False)
+
+    def _start_timer(self, after_s: float) -> None:
+        self._timer = threading.Timer(after_s, self._end_if_due)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _end_if_due(self) -> None:
+        with _lock:
+            if threading.current_thread() is not self._timer:
+                return
+            left_s = self._ends_at_s - time.monotonic()
+            if left_s > 0:  # it was begun again meanwhile
+                self._start_timer(left_s)
+            else:
+                self.end()
 
 
 @contextlib.contextmanager
