@@ -433,6 +433,33 @@ def test_raw_writes_fill_the_file_once_and_leave_none(tmp_path, monkeypatch):
     assert limits.write_limit({"direct_write_1_kib_2": {"unavailable": "why"}}) == (None, "why")
 
 
+@pytest.mark.parametrize(
+    "settings_class, fields",
+    [
+        (case_settings.LoadSettings, {"case_rows": ["readinto"]}),
+        (case_settings.CheckpointSettings, {"case_rows": ["torch_mmap"], "case_work": ["load"]}),
+    ],
+)
+def test_what_loads_a_file_cold_is_compared_with_one_reading_of_all_of_it(
+    tmp_path, monkeypatch, settings_class, fields
+):
+    on_disk(tmp_path)
+    read_bytes = []
+    wait = limits.NativeAio.wait
+    monkeypatch.setattr(
+        limits.NativeAio, "wait", lambda *a: [events := wait(*a), read_bytes.append(int(events["res"].sum()))][0]
+    )
+    chosen = small(tmp_path, settings_class, case_cache=["cold"], **fields)
+    assert case.main(chosen, tmp_path) == 0
+    results = results_in(tmp_path)
+    (found,) = results["limits"]["load" if "case_work" in fields else "safetensors"].values()
+    if "unavailable" in found["direct_sequential"]:
+        pytest.skip(found["direct_sequential"]["unavailable"])
+    (of_data,) = results["data"].values()
+    size = of_data["file_bytes"]["pt"] if "case_work" in fields else of_data["file_bytes"]
+    assert sum(read_bytes) == size // MIB * MIB > 0
+
+
 def test_files_in_memory_have_no_cold_tables(tmp_path, monkeypatch):
     monkeypatch.setattr(measure, "file_system", lambda path: ("tmpfs", "tmpfs"))
     chosen = small(tmp_path, case_settings.LoadSettings, case_rows=["readinto"])

@@ -160,6 +160,8 @@ class Checkpoint(case.Case):
         if source.kind == "save":
             return limits.durable_writes(source.folder, source.state.bytes)
         if source.kind == "load":
+            if table.cache == "cold":
+                return limits.sequential_reads([max(source.files, key=os.path.getsize)])
             return super().take_limits(table, seconds)
         if not on_gpu:
             return {"memory_copy": limits.memory_copy(seconds)}

@@ -126,7 +126,8 @@ def direct_alignment(path):
 
 
 def direct_io(files, requests, depth, seconds=math.inf, write=False):
-    """Reads with O_DIRECT, `depth` in flight, for `seconds`; with `write`, writes all requests once, and syncs.
+    """Reads with O_DIRECT, `depth` in flight, for `seconds`, or all requests once where that is endless; with `write`,
+    writes all requests once, and syncs.
 
     `requests(count)` gives the next ones as arrays (index into files, offset, length), aligned and inside the files.
     Returns {"gb_per_s", "per_s", "depth", "mean_bytes"}; OSError where AIO or O_DIRECT is not to be had.
@@ -138,7 +139,7 @@ def direct_io(files, requests, depth, seconds=math.inf, write=False):
             fds.append(os.open(path, (os.O_WRONLY if write else os.O_RDONLY) | os.O_DIRECT))
         fd_of = np.array(fds, np.uint32)
         indices, offsets, lengths = requests(1 << 16)
-        due = len(indices) if write else math.inf
+        due = len(indices) if write or seconds == math.inf else math.inf
         largest = int(lengths.max())
         room = -(-largest // measure.PAGE) * measure.PAGE
         memory, buffers = huge_pages(depth * room)
@@ -277,6 +278,22 @@ def measured(name, function):
         return {"unavailable": f"{name}: {error}"}
 
 
+def sequential_reads(files, seconds=math.inf):
+    """Of files from end to end, round and round for so long, or once. A disk's pace changes within a second: what reads
+    all of a file is compared with this doing so."""
+    if direct_alignment(files[0]) is None:
+        return {"direct_sequential": {"unavailable": f"the file system of {files[0]} refuses O_DIRECT"}}
+    size = 2**20
+    while size > 4096 and max(map(os.path.getsize, files)) < size:
+        size //= 2
+    return {
+        "direct_sequential": measured(
+            "O_DIRECT, sequential",
+            lambda: direct_io(files, sequential_requests(files, size), 32, seconds) | {"request_bytes": size},
+        )
+    }
+
+
 def take_turn(source, cache, seconds, depths=(32, 64)):
     """The limits that bear on a table, measured once: {name: {"gb_per_s", ...} or {"unavailable": why}}.
 
@@ -287,19 +304,8 @@ def take_turn(source, cache, seconds, depths=(32, 64)):
     if cache == "warm":
         return {"memory_copy": memory_copy(seconds)}
     files = source.files[:FILES]
-    alignment = direct_alignment(files[0])
-    if alignment is None:
-        return {"direct_sequential": {"unavailable": f"the file system of {files[0]} refuses O_DIRECT"}}
-    size = 2**20
-    while size > 4096 and max(map(os.path.getsize, files)) < size:
-        size //= 2
-    found = {
-        "direct_sequential": measured(
-            "O_DIRECT, sequential",
-            lambda: direct_io(files, sequential_requests(files, size), 32, seconds) | {"request_bytes": size},
-        )
-    }
-    if source.kind == "tokens":
+    found = sequential_reads(files, seconds)
+    if source.kind == "tokens" and (alignment := direct_alignment(files[0])) is not None:
         for depth in depths:
             found[f"direct_random_{depth}"] = measured(
                 f"O_DIRECT, random, depth {depth}",

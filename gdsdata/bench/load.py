@@ -56,6 +56,11 @@ class Load(case.Case):
         resident = self.warmed(source) if row.table.cache == "warm" else measure.drop(source.files)
         return row.process.run() | {"resident_before": resident}
 
+    def take_limits(self, table, seconds):
+        if table.cache == "cold":
+            return limits.sequential_reads(table.source.files)
+        return super().take_limits(table, seconds)
+
     def limit_for(self, table, found):
         if table.cache == "warm":
             return limits.warm_limit(found)

@@ -362,6 +362,7 @@ COLD_NOTE = (
     "Cold: the files' pages were dropped by posix_fadvise, and mincore was asked whether they are gone (where not, a "
     "note above says so). The device below, or a host's cache in a virtual machine, may still hold them."
 )
+COLD_LIMIT_NOTE = "x limit, cold: such a file read once with O_DIRECT, 1 MiB a read, 32 in flight."
 GPU_NOTE = (
     "On the GPU a run ends when the device has all of it (one synchronize, and one for the first batch). CUDA's "
     "context was made and used before. x limit, warm: a 256 MiB pinned buffer copied to the GPU again and again, in a "
@@ -414,7 +415,7 @@ def load_notes(results):
         yield GPU_NOTE
     else:
         yield "x limit, warm: a memory copy by a thread a core."
-    yield f"{COLD_NOTE} x limit, cold: O_DIRECT reads of 1 MiB from end to end, 32 in flight."
+    yield f"{COLD_NOTE} {COLD_LIMIT_NOTE}"
 
 
 def checkpoint_notes(results):
@@ -446,7 +447,7 @@ def checkpoint_notes(results):
         "while a save's bytes are written."
     )
     yield from (CPU_NOTE, PEAK_NOTE, STATED_NOTE)
-    yield f"{COLD_NOTE} x limit, cold: O_DIRECT reads of 1 MiB from end to end, 32 in flight."
+    yield f"{COLD_NOTE} {COLD_LIMIT_NOTE}"
     if results["device"]["name"] != "cpu":
         yield GPU_NOTE
 
