@@ -444,7 +444,7 @@ class _Job:
             parts = staged.piece.parts
             if self._off.is_set():
                 return []
-            checksums = writing.write([(part.file_offset, staged.bytes_of(part)) for part in parts], True)
+            checksums = writing.write([(part.file_offset, staged.bytes_of(part)) for part in parts])
             return list(zip(parts, checksums, strict=True))
         except BaseException:
             self._off.set()

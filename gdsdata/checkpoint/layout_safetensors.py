@@ -56,7 +56,7 @@ def save(tensors: Mapping[str, torch.Tensor], path: str, options: EngineOptions)
         extents.append((end, one))
         end += one.nbytes
     with Writing(path, end, options) as writing:
-        text = header(writing.write(extents, with_checksums=True)).ljust(data_begin - 8)
+        text = header(list(writing.written(extents))).ljust(data_begin - 8)
         writing.write_bytes([(0, len(text).to_bytes(8, "little") + text)])
         writing.commit()
 

@@ -7,6 +7,7 @@ unpickled here, ten times faster. Sources: PKWARE's APPNOTE.TXT 4.3 for the zip,
 
 from __future__ import annotations
 
+import collections
 import functools
 import io
 import itertools
@@ -14,7 +15,8 @@ import os
 import pickle
 import sys
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -284,15 +286,16 @@ class Layout:
         self.end = begin + self._placed[-1].end + len(zip_layout.directory(self._placed, [0] * len(self._placed)))
         self.offsets = [begin + record.offset for record in self._placed[len(self._contents) :]]
 
-    def frame(self, checksums: Sequence[int]) -> list[tuple[int, bytes]]:
-        """All but the storages, whose CRC-32s it holds: bytes, and where they go in the file."""
-        all_checksums = [*map(zlib.crc32, self._contents.values()), *checksums]
-        parts = []
+    def frame(self, checksums: Iterable[int]) -> Iterator[tuple[int, bytes]]:
+        """All but the storages, whose CRC-32s it holds: bytes, and where they go in the file, as checksums come."""
         contents = itertools.chain(self._contents.values(), itertools.repeat(b""))
-        for record, crc32, content in zip(self._placed, all_checksums, contents, strict=False):
-            parts.append((self.begin + record.header_offset, record.header(crc32) + content))
+        all_checksums = []
+        for crc32 in itertools.chain(map(zlib.crc32, self._contents.values()), checksums):
+            record = self._placed[len(all_checksums)]
+            all_checksums.append(crc32)
+            yield self.begin + record.header_offset, record.header(crc32) + next(contents)
         directory = zip_layout.directory(self._placed, all_checksums)
-        return [*parts, (self.end - len(directory), directory)]
+        yield self.end - len(directory), directory
 
 
 def write_archives(
@@ -311,13 +314,20 @@ def write_archives(
     """
     ends = [layout.end for layout, _ in archives] + [offset + content.nbytes for offset, content in others]
     storages = [extent for layout, flat in archives for extent in zip(layout.offsets, flat, strict=True)]
-    with Writing(path, max(ends, default=0), options) as writing:
-        taken = iter(writing.write([*storages, *others], with_checksums=True))
-        checksums = [list(itertools.islice(taken, len(flat))) for _, flat in archives]
-        layouts = [layout for layout, _ in archives]
-        writing.write_bytes(part for one in map(Layout.frame, layouts, checksums) for part in one)
+    checksums: list[list[int]] = []
+    with Writing(path, max(ends, default=0), options) as writing, closing(writing.written([*storages, *others])) as taken:
+        for layout, flat in archives:
+            checksums.append([])
+            writing.write_bytes(layout.frame(noted(itertools.islice(taken, len(flat)), checksums[-1])))
+        collections.deque(taken, maxlen=0)  # those of the others
         writing.commit()
     return checksums
+
+
+def noted(values: Iterable[int], where: list[int]) -> Iterator[int]:
+    for value in values:
+        where.append(value)
+        yield value
 
 
 @functools.lru_cache(maxsize=1024)  # the same layer comes again and again

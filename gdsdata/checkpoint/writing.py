@@ -5,21 +5,25 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import mmap
 import os
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import torch
 
 from gdsdata import engine
+from gdsdata.checkpoint.pages import PAGE_BYTES, Pages
 from gdsdata.checkpoint.pause import collector_resumed
 from gdsdata.options import EngineOptions
 
-PAGE_BYTES = 4096  # what begins at a multiple of it is written from where it lies
-
 Extent = tuple[int, torch.Tensor]  # where it goes in the file, and its bytes: uint8, one dimension, contiguous
+
+# So much is written in one go, and two of those at a time, so that storage always has the next.
+_BATCH_BYTES = 64 << 20
+_BATCHES_AT_A_TIME = 2
+_LONG_BYTES = 1 << 20  # of `write_bytes`: what is shorter goes by way of pages
 
 
 def get_ready(options: EngineOptions) -> None:
@@ -42,7 +46,8 @@ class Writing:
     def __init__(self, path: str, size_bytes: int, options: EngineOptions) -> None:
         self._output: engine.Output | None = engine.Output(path, size_bytes)
         self._size_bytes, self._options = size_bytes, options
-        self._rest: list[tuple[int, bytes]] = []  # what does not fill a page, and where it goes
+        self._pages = Pages()  # still to be written
+        self._long: list[Extent] = []  # whole pages of `write_bytes`
 
     def __enter__(self) -> Writing:
         return self
@@ -50,37 +55,68 @@ class Writing:
     def __exit__(self, *_: object) -> None:
         self._output = None  # now, and not when an error's traceback goes
 
-    def write(self, extents: Sequence[Extent], with_checksums: bool = False) -> list[int]:
-        """Each extent, and with checksums the CRC-32 of each. On a GPU it comes behind the current stream's work.
+    def write(self, extents: Sequence[Extent]) -> list[int]:
+        """Each extent; the CRC-32 of each. On a GPU it comes behind the current stream's work.
 
-        Whole pages of the file are written now. The rest is remembered, and `commit` writes its pages whole: parts of
-        pages would go through the page cache, and to storage one by one when the file is synced.
+        Whole pages of the file are written now. Pages that have something else, too, are written when all of it has
+        come: parts of pages would go through the page cache, and to storage one by one when the file is synced.
         """
-        checksums = [0] * len(extents)
-        for device in dict.fromkeys(tensor.device for _, tensor in extents):
-            places = [i for i, (_, tensor) in enumerate(extents) if tensor.device == device]
-            found = self._write_from(device, [extents[i] for i in places], with_checksums)
-            for i, checksum in zip(places, found, strict=False):
-                checksums[i] = checksum
-        return checksums
+        with collector_resumed():
+            return self._writer_of(extents)()
+
+    def written(self, extents: Iterable[Extent]) -> Iterator[int]:
+        """The same, one CRC-32 after the other: with those that have come the caller works beside the writing of others.
+
+        When it is closed, no more is written than has been begun.
+        """
+        with _threads(_BATCHES_AT_A_TIME) as threads, _threads(1) as of_pages:
+            begun = [_begun(threads, self._writer_of(batch)) for batch in _batches(extents)]
+            pages: list[Future[list[int]]] = []
+            try:
+                for batch in begun:
+                    pages.append(_begun(of_pages, self._writer_of_pages(self._pages.take_whole())))
+                    with collector_resumed():
+                        checksums = batch.result()
+                    yield from checksums
+                for one in pages:
+                    one.result()
+            finally:
+                for one in (*begun, *pages):
+                    one.cancel()
 
     def write_bytes(self, parts: Iterable[tuple[int, bytes]]) -> None:
-        """Parts, and where they go in the file."""
-        long = []
+        """Parts, and where they go in the file. They are written by `commit`, or before."""
         for offset, content in parts:
-            if len(content) >= PAGE_BYTES:
-                long.append((offset, torch.frombuffer(bytearray(content), dtype=torch.uint8)))
-            elif content:
-                self._rest.append((offset, content))
-        self.write(long)
+            begin, end = _whole_pages(offset, len(content)) if len(content) >= _LONG_BYTES else (0, 0)
+            if begin < end:
+                whole = torch.frombuffer(bytearray(content[begin:end]), dtype=torch.uint8)
+                self._long.append((offset + begin, whole))
+            self._pages.add(offset, content[:begin])
+            self._pages.add(offset + end, content[end:])
 
     def commit(self) -> None:
         """Puts it on storage, and then under its name."""
-        self._write_rest()
         with collector_resumed():
+            self._writer_of_pages(self._pages.take(), self._long)()
             self._output.commit()
 
-    def _write_from(self, device: torch.device, extents: Sequence[Extent], with_checksums: bool) -> list[int]:
+    def _writer_of(self, extents: Sequence[Extent]) -> Callable[[], list[int]]:
+        """What writes them, in any thread, behind what the current stream of this one has been given."""
+        by_device = []
+        for device in dict.fromkeys(tensor.device for _, tensor in extents):
+            places = [i for i, (_, tensor) in enumerate(extents) if tensor.device == device]
+            by_device.append((places, self._writer_from(device, [extents[i] for i in places])))
+
+        def write() -> list[int]:
+            checksums = [0] * len(extents)
+            for places, writer in by_device:
+                for i, checksum in zip(places, writer(), strict=True):
+                    checksums[i] = checksum
+            return checksums
+
+        return write
+
+    def _writer_from(self, device: torch.device, extents: Sequence[Extent]) -> Callable[[], list[int]]:
         cuts = [_whole_pages(offset, tensor.nbytes) for offset, tensor in extents]
         ends = [  # what fills no page: of which extent, and from where to where in it
             (i, begin, end)
@@ -89,55 +125,90 @@ class Writing:
             if begin < end
         ]
         contents = _contents_of([extents[i][1][begin:end] for i, begin, end in ends])
-        self._rest += [(extents[i][0] + begin, content) for (i, begin, _), content in zip(ends, contents, strict=True)]
-        checksums = self._write_where_it_lies(
+        for (i, begin, _), content in zip(ends, contents, strict=True):
+            self._pages.add(extents[i][0] + begin, content)
+        write = self._writer_where_it_lies(
+            extents,
             device,
             [offset + begin for (offset, _), (begin, _) in zip(extents, cuts, strict=True)],
             [end - begin for begin, end in cuts],
             [tensor.data_ptr() + begin for (_, tensor), (begin, _) in zip(extents, cuts, strict=True)],
-            with_checksums,
+            with_checksums=True,
         )
-        if not with_checksums:
-            return []
-        parts = [[(checksum, end - begin)] for checksum, (begin, end) in zip(checksums, cuts, strict=True)]
-        for (i, begin, _), content in zip(ends, contents, strict=True):
-            parts[i].insert(0 if begin == 0 else len(parts[i]), (zlib.crc32(content), len(content)))
-        return [crc32_of_all(*one) for one in parts]
 
-    def _write_where_it_lies(
+        def write_and_join() -> list[int]:
+            parts = [[(checksum, end - begin)] for checksum, (begin, end) in zip(write(), cuts, strict=True)]
+            for (i, begin, _), content in zip(ends, contents, strict=True):
+                parts[i].insert(0 if begin == 0 else len(parts[i]), (zlib.crc32(content), len(content)))
+            return [crc32_of_all(*one) for one in parts]
+
+        return write_and_join
+
+    def _writer_of_pages(self, pages: dict[int, bytearray], long: Sequence[Extent] = ()) -> Callable[[], list[int]]:
+        numbers = sorted(pages)
+        memory = torch.frombuffer(bytearray().join([*(pages[number] for number in numbers), b"\0"]), dtype=torch.uint8)
+        runs = [(offset, whole.nbytes, whole.data_ptr()) for offset, whole in long]
+        for _, grouped in itertools.groupby(enumerate(numbers), key=lambda place: place[1] - place[0]):
+            run = list(grouped)
+            place, number = run[0]
+            offset, end = number * PAGE_BYTES, min((number + len(run)) * PAGE_BYTES, self._size_bytes)
+            runs.append((offset, end - offset, memory.data_ptr() + place * PAGE_BYTES))
+        if not runs:
+            return list
+        return self._writer_where_it_lies((memory, long), memory.device, *zip(*runs, strict=True), with_checksums=False)
+
+    def _writer_where_it_lies(
         self,
+        memory: object,
         device: torch.device,
         offsets: Sequence[int],
         sizes_bytes: Sequence[int],
         addresses: Sequence[int],
         with_checksums: bool,
-    ) -> list[int]:
+    ) -> Callable[[], list[int]]:
+        """``memory`` is kept until then."""
         shared = engine.kept_engine(self._options, device)
         wanted = np.array(offsets, np.int64), np.array(sizes_bytes, np.int64), np.array(addresses, np.uint64)
         before = shared.mark(engine.stream_of(device))
-        with collector_resumed():
-            checksums = self._output.write(shared, *wanted, with_checksums, before, True)
-        return checksums.tolist()
+        return functools.partial(self._write_where_it_lies, memory, shared, *wanted, with_checksums, before)
 
-    def _write_rest(self) -> None:
-        """What was remembered, in whole pages, whose other bytes are zeros."""
-        places: dict[int, int] = {}  # of each page, in the memory that it is written from
-        for offset, content in sorted(self._rest):
-            for page in range(offset // PAGE_BYTES, -(-(offset + len(content)) // PAGE_BYTES)):
-                places.setdefault(page, len(places) * PAGE_BYTES)
-        if not places:
-            return
-        memory = mmap.mmap(-1, len(places) * PAGE_BYTES)
-        for offset, content in self._rest:
-            begin = places[offset // PAGE_BYTES] + offset % PAGE_BYTES
-            memory[begin : begin + len(content)] = content
-        flat = torch.frombuffer(memory, dtype=torch.uint8)
-        runs = []
-        for _, run in itertools.groupby(places, key=lambda page: page * PAGE_BYTES - places[page]):
-            pages = list(run)
-            offset, end = pages[0] * PAGE_BYTES, min((pages[-1] + 1) * PAGE_BYTES, self._size_bytes)
-            runs.append((offset, end - offset, flat.data_ptr() + places[pages[0]]))
-        self._write_where_it_lies(flat.device, *zip(*runs, strict=True), with_checksums=False)
+    def _write_where_it_lies(
+        self,
+        _: object,
+        shared: engine.Engine,
+        offsets: np.ndarray,
+        sizes_bytes: np.ndarray,
+        addresses: np.ndarray,
+        with_checksums: bool,
+        before: object,
+    ) -> list[int]:
+        return self._output.write(shared, offsets, sizes_bytes, addresses, with_checksums, before, True).tolist()
+
+
+def _batches(extents: Iterable[Extent]) -> Iterator[list[Extent]]:
+    batch: list[Extent] = []
+    size_bytes = 0
+    for extent in extents:
+        batch.append(extent)
+        size_bytes += extent[1].nbytes
+        if size_bytes >= _BATCH_BYTES:
+            yield batch
+            batch, size_bytes = [], 0
+    if batch:
+        yield batch
+
+
+def _threads(count: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(count, thread_name_prefix="gdsdata-write")
+
+
+def _begun(threads: ThreadPoolExecutor, call: Callable[[], list[int]]) -> Future[list[int]]:
+    try:
+        return threads.submit(call)
+    except RuntimeError:  # the program ends, and there are no more threads
+        done: Future[list[int]] = Future()
+        done.set_result(call())
+        return done
 
 
 def _whole_pages(offset: int, size_bytes: int) -> tuple[int, int]:
