@@ -315,16 +315,17 @@ def write_archives(
     ends = [layout.end for layout, _ in archives] + [offset + content.nbytes for offset, content in others]
     storages = [extent for layout, flat in archives for extent in zip(layout.offsets, flat, strict=True)]
     checksums: list[list[int]] = []
-    with Writing(path, max(ends, default=0), options) as writing, closing(writing.written([*storages, *others])) as taken:
-        for layout, flat in archives:
-            checksums.append([])
-            writing.write_bytes(layout.frame(noted(itertools.islice(taken, len(flat)), checksums[-1])))
-        collections.deque(taken, maxlen=0)  # those of the others
+    with Writing(path, max(ends, default=0), options) as writing:
+        with closing(writing.written([*storages, *others])) as taken:
+            for layout, flat in archives:
+                checksums.append([])
+                writing.write_bytes(layout.frame(_noted(itertools.islice(taken, len(flat)), checksums[-1])))
+            collections.deque(taken, maxlen=0)  # those of the others
         writing.commit()
     return checksums
 
 
-def noted(values: Iterable[int], where: list[int]) -> Iterator[int]:
+def _noted(values: Iterable[int], where: list[int]) -> Iterator[int]:
     for value in values:
         where.append(value)
         yield value

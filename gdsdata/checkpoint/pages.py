@@ -8,45 +8,28 @@ PAGE_BYTES = 4096
 
 
 class Pages:
-    """They are put together from parts, none of which comes twice, by any threads."""
+    """They are put together from parts that come one by one, by any threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._pages: dict[int, bytearray] = {}  # by their numbers in the file; zeros where nothing has come
-        self._lacking_bytes: dict[int, int] = {}
-        self._whole: list[int] = []
-        self._taken: set[int] = set()
 
     def add(self, offset: int, content: bytes) -> None:
-        with self._lock:
-            done = 0
-            while done < len(content):
-                number, begin = divmod(offset + done, PAGE_BYTES)
-                part = content[done : done + PAGE_BYTES - begin]
-                if number in self._taken:
-                    raise RuntimeError(f"a part of page {number} comes after the page was taken")
-                if number not in self._pages:
-                    self._pages[number], self._lacking_bytes[number] = bytearray(PAGE_BYTES), PAGE_BYTES
-                self._pages[number][begin : begin + len(part)] = part
-                self._lacking_bytes[number] -= len(part)
-                if not self._lacking_bytes[number]:
-                    self._whole.append(number)
-                done += len(part)
+        done = 0
+        while done < len(content):
+            number, begin = divmod(offset + done, PAGE_BYTES)
+            part = content[done : done + PAGE_BYTES - begin]
+            with self._lock:
+                page = self._pages.setdefault(number, bytearray(PAGE_BYTES))
+                page[begin : begin + len(part)] = part
+            done += len(part)
 
-    def take_whole(self) -> dict[int, bytearray]:
-        """Those of which all bytes have come, and that were not taken before."""
-        with self._lock:
-            whole, self._whole = self._whole, []
-            return self._take(whole)
-
-    def take(self) -> dict[int, bytearray]:
-        """All that were not taken before. Nothing may be added to them after that."""
-        with self._lock:
-            self._whole = []
-            return self._take(list(self._pages))
-
-    def _take(self, numbers: list[int]) -> dict[int, bytearray]:
-        self._taken.update(numbers)
-        for number in numbers:
-            del self._lacking_bytes[number]
-        return {number: self._pages.pop(number) for number in numbers}
+    def runs(self) -> list[tuple[int, bytearray]]:
+        """Those that follow one another together: where they begin in the file, and their bytes."""
+        found: list[tuple[int, bytearray]] = []
+        for number in sorted(self._pages):
+            offset = number * PAGE_BYTES
+            if not found or found[-1][0] + len(found[-1][1]) != offset:
+                found.append((offset, bytearray()))
+            found[-1][1].extend(self._pages[number])
+        return found

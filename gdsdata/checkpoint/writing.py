@@ -58,34 +58,30 @@ class Writing:
     def write(self, extents: Sequence[Extent]) -> list[int]:
         """Each extent; the CRC-32 of each. On a GPU it comes behind the current stream's work.
 
-        Whole pages of the file are written now. Pages that have something else, too, are written when all of it has
-        come: parts of pages would go through the page cache, and to storage one by one when the file is synced.
+        Whole pages of the file are written now. The rest is remembered, and `commit` writes its pages whole: parts of
+        pages would go through the page cache, and to storage one by one when the file is synced.
         """
         with collector_resumed():
             return self._writer_of(extents)()
 
     def written(self, extents: Iterable[Extent]) -> Iterator[int]:
-        """The same, one CRC-32 after the other: with those that have come the caller works beside the writing of others.
+        """The same, one CRC-32 after the other: what the caller does with them is done while others are written.
 
         When it is closed, no more is written than has been begun.
         """
-        with _threads(_BATCHES_AT_A_TIME) as threads, _threads(1) as of_pages:
+        with ThreadPoolExecutor(_BATCHES_AT_A_TIME, thread_name_prefix="gdsdata-write") as threads:
             begun = [_begun(threads, self._writer_of(batch)) for batch in _batches(extents)]
-            pages: list[Future[list[int]]] = []
             try:
                 for batch in begun:
-                    pages.append(_begun(of_pages, self._writer_of_pages(self._pages.take_whole())))
                     with collector_resumed():
                         checksums = batch.result()
                     yield from checksums
-                for one in pages:
-                    one.result()
             finally:
-                for one in (*begun, *pages):
-                    one.cancel()
+                for batch in begun:
+                    batch.cancel()
 
     def write_bytes(self, parts: Iterable[tuple[int, bytes]]) -> None:
-        """Parts, and where they go in the file. They are written by `commit`, or before."""
+        """Parts, and where they go in the file. `commit` writes them."""
         for offset, content in parts:
             begin, end = _whole_pages(offset, len(content)) if len(content) >= _LONG_BYTES else (0, 0)
             if begin < end:
@@ -97,7 +93,7 @@ class Writing:
     def commit(self) -> None:
         """Puts it on storage, and then under its name."""
         with collector_resumed():
-            self._writer_of_pages(self._pages.take(), self._long)()
+            self._write_remembered()
             self._output.commit()
 
     def _writer_of(self, extents: Sequence[Extent]) -> Callable[[], list[int]]:
@@ -127,14 +123,10 @@ class Writing:
         contents = _contents_of([extents[i][1][begin:end] for i, begin, end in ends])
         for (i, begin, _), content in zip(ends, contents, strict=True):
             self._pages.add(extents[i][0] + begin, content)
-        write = self._writer_where_it_lies(
-            extents,
-            device,
-            [offset + begin for (offset, _), (begin, _) in zip(extents, cuts, strict=True)],
-            [end - begin for begin, end in cuts],
-            [tensor.data_ptr() + begin for (_, tensor), (begin, _) in zip(extents, cuts, strict=True)],
-            with_checksums=True,
-        )
+        whole = [
+            (offset + begin, tensor[begin:end]) for (offset, tensor), (begin, end) in zip(extents, cuts, strict=True)
+        ]
+        write = self._writer_where_it_lies(device, whole, with_checksums=True)
 
         def write_and_join() -> list[int]:
             parts = [[(checksum, end - begin)] for checksum, (begin, end) in zip(write(), cuts, strict=True)]
@@ -144,45 +136,26 @@ class Writing:
 
         return write_and_join
 
-    def _writer_of_pages(self, pages: dict[int, bytearray], long: Sequence[Extent] = ()) -> Callable[[], list[int]]:
-        numbers = sorted(pages)
-        memory = torch.frombuffer(bytearray().join([*(pages[number] for number in numbers), b"\0"]), dtype=torch.uint8)
-        runs = [(offset, whole.nbytes, whole.data_ptr()) for offset, whole in long]
-        for _, grouped in itertools.groupby(enumerate(numbers), key=lambda place: place[1] - place[0]):
-            run = list(grouped)
-            place, number = run[0]
-            offset, end = number * PAGE_BYTES, min((number + len(run)) * PAGE_BYTES, self._size_bytes)
-            runs.append((offset, end - offset, memory.data_ptr() + place * PAGE_BYTES))
-        if not runs:
-            return list
-        return self._writer_where_it_lies((memory, long), memory.device, *zip(*runs, strict=True), with_checksums=False)
+    def _write_remembered(self) -> None:
+        extents = list(self._long)
+        for offset, pages in self._pages.runs():
+            extents.append((offset, torch.frombuffer(pages, dtype=torch.uint8)[: self._size_bytes - offset]))
+        if extents:
+            self._writer_where_it_lies(torch.device("cpu"), extents, with_checksums=False)()
 
     def _writer_where_it_lies(
-        self,
-        memory: object,
-        device: torch.device,
-        offsets: Sequence[int],
-        sizes_bytes: Sequence[int],
-        addresses: Sequence[int],
-        with_checksums: bool,
+        self, device: torch.device, extents: Sequence[Extent], with_checksums: bool
     ) -> Callable[[], list[int]]:
-        """``memory`` is kept until then."""
         shared = engine.kept_engine(self._options, device)
-        wanted = np.array(offsets, np.int64), np.array(sizes_bytes, np.int64), np.array(addresses, np.uint64)
         before = shared.mark(engine.stream_of(device))
-        return functools.partial(self._write_where_it_lies, memory, shared, *wanted, with_checksums, before)
 
-    def _write_where_it_lies(
-        self,
-        _: object,
-        shared: engine.Engine,
-        offsets: np.ndarray,
-        sizes_bytes: np.ndarray,
-        addresses: np.ndarray,
-        with_checksums: bool,
-        before: object,
-    ) -> list[int]:
-        return self._output.write(shared, offsets, sizes_bytes, addresses, with_checksums, before, True).tolist()
+        def write() -> list[int]:
+            offsets = np.array([offset for offset, _ in extents], np.int64)
+            sizes_bytes = np.array([tensor.nbytes for _, tensor in extents], np.int64)
+            addresses = np.array([tensor.data_ptr() for _, tensor in extents], np.uint64)
+            return self._output.write(shared, offsets, sizes_bytes, addresses, with_checksums, before, True).tolist()
+
+        return write
 
 
 def _batches(extents: Iterable[Extent]) -> Iterator[list[Extent]]:
