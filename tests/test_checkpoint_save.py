@@ -6,6 +6,7 @@ import os
 import pickle
 import stat
 import subprocess
+import sys
 import zipfile
 import zlib
 
@@ -20,7 +21,7 @@ from test_checkpoint import DEVICES, SAFE_DTYPES, assert_same, awkward, nests, t
 
 import gdsdata
 from gdsdata import EngineOptions
-from gdsdata.checkpoint import layout_torch, zip_layout
+from gdsdata.checkpoint import layout_torch, writing, zip_layout
 from gdsdata.errors import IoError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*quantize|TypedStorage is deprecated")
@@ -143,8 +144,43 @@ def test_the_file_is_replaced_whole_with_the_mode_of_the_umask(tmp_path, name):
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", ["x.pt", "x.safetensors"])
-def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path, name):
+def test_a_file_is_the_same_whether_it_is_written_in_one_go_or_in_many(tmp_path, monkeypatch, name, device):
+    sizes = [0, 1, 5000, 3, 70_000, 1024, 1023, 200_001, 7, 4096]
+    state = {f"{i}": torch.randint(256, (size,), dtype=torch.uint8, device=device) for i, size in enumerate(sizes)}
+    gdsdata.save(state, tmp_path / name)
+    monkeypatch.setattr(writing, "_BATCH_BYTES", 1000)
+    gdsdata.save(state, tmp_path / f"many-{name}")
+    assert (tmp_path / f"many-{name}").read_bytes() == (tmp_path / name).read_bytes()
+
+
+def test_a_long_pickle_is_written_whole(tmp_path):
+    state = {"values": list(range(1_000_000)), "a": torch.arange(5000)}
+    gdsdata.save(state, tmp_path / "x.pt")
+    assert os.path.getsize(tmp_path / "x.pt") > 4 * MIB
+    found = torch.load(tmp_path / "x.pt")
+    assert found["values"] == state["values"] and torch.equal(found["a"], state["a"])
+    assert zipfile.ZipFile(tmp_path / "x.pt").testzip() is None, "a checksum differs"
+
+
+@pytest.mark.parametrize("name", ["x.pt", "x.safetensors"])
+def test_a_program_that_ends_can_save(tmp_path, name):
+    code = f"""
+import atexit, torch, gdsdata
+state = {{"a": torch.arange(50_000_000), "b": torch.arange(7)}}
+atexit.register(lambda: gdsdata.save(state, {str(tmp_path / name)!r}))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    found = gdsdata.load(tmp_path / name, verify=True)
+    assert torch.equal(found["a"], torch.arange(50_000_000)) and torch.equal(found["b"], torch.arange(7))
+
+
+@pytest.mark.parametrize("batch_bytes", [64 * MIB, 500_000])
+@pytest.mark.parametrize("name", ["x.pt", "x.safetensors"])
+def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, name, batch_bytes):
+    monkeypatch.setattr(writing, "_BATCH_BYTES", batch_bytes)
     gdsdata.save({"a": torch.zeros(5)}, tmp_path / name)
     before = (tmp_path / name).read_bytes()
     options = EngineOptions(workers=2, faults="seed=1,fail=0.3")

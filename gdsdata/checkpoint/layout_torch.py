@@ -15,6 +15,7 @@ import os
 import pickle
 import sys
 import zlib
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -338,6 +339,9 @@ def pickled_tensor(dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int
     return pickled_by_storages(untouched)[0]
 
 
+_NO_STORAGES = frozenset({str, int, bool, tuple, type(None), dict, OrderedDict, torch.Tensor})  # most of a pickle
+
+
 def pickled_by_storages(value: Any) -> tuple[bytes, list[torch.UntypedStorage]]:
     """As torch pickles it, and the storages that it refers to: the i-th as key "i".
 
@@ -350,6 +354,8 @@ def pickled_by_storages(value: Any) -> tuple[bytes, list[torch.UntypedStorage]]:
 
     class Pickler(pickle.Pickler):
         def persistent_id(self, saved: Any) -> tuple[str, type, str, str, int] | None:
+            if type(saved) in _NO_STORAGES:
+                return None
             if isinstance(saved, torch.storage.TypedStorage):
                 storage, dtype, elements = saved._untyped_storage, saved.dtype, saved._size()
                 of_type = getattr(torch, saved._pickle_storage_type())
