@@ -6,14 +6,13 @@ import os
 import pickle
 import stat
 import subprocess
-import sys
 import zipfile
 import zlib
 
 import numpy as np
 import pytest
 import torch
-from helpers import MIB, eventually, in_new_process, peak_bytes, require_direct, reset_peak
+from helpers import MIB, eventually, in_new_process, peak_bytes, require_direct, reset_peak, run_script
 from hypothesis import HealthCheck, given, settings
 from safetensors import safe_open
 from safetensors.torch import load_file
@@ -171,8 +170,7 @@ import atexit, torch, gdsdata
 state = {{"a": torch.arange(50_000_000), "b": torch.arange(7)}}
 atexit.register(lambda: gdsdata.save(state, {str(tmp_path / name)!r}))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0 and not done.stderr, done.stderr
+    assert run_script(code) == (0, "", "")
     found = gdsdata.load(tmp_path / name, verify=True)
     assert torch.equal(found["a"], torch.arange(50_000_000)) and torch.equal(found["b"], torch.arange(7))
 
