@@ -220,7 +220,8 @@ def test_the_collector_waits_while_a_state_is_pickled(tmp_path, save_it):
 
 @pytest.fixture
 def seen_in_waits(monkeypatch):
-    """Whether the collector was on at each call that waits for storage."""
+    """Whether the collector was on in each call that waits for storage. What a save's threads call begins while the saving
+    one still has others to prepare: it comes on when that one waits, too."""
     from gdsdata import engine
     from gdsdata.checkpoint import reading
 
@@ -231,7 +232,7 @@ def seen_in_waits(monkeypatch):
             self._output = made(*arguments)
 
         def write(self, *arguments):
-            found.append(gc.isenabled())
+            found.append(eventually(gc.isenabled))
             return self._output.write(*arguments)
 
         def commit(self):
