@@ -220,7 +220,7 @@ def test_the_collector_waits_while_a_state_is_pickled(tmp_path, save_it):
 
 @pytest.fixture
 def seen_in_waits(monkeypatch):
-    """Whether the collector was on in each call that waits for storage. What a save's threads call begins while the saving
+    """Whether the collector was on in each call that waits for storage. A save's threads begin theirs while the saving
     one still has others to prepare: it comes on when that one waits, too."""
     from gdsdata import engine
     from gdsdata.checkpoint import reading
