@@ -150,6 +150,7 @@ class Driver {
   std::map<std::string, uint64_t> calls;
   std::map<std::string, Fault> faults;
   int broken = kSuccess;
+  bool executing = false;
   uint64_t delay_us = kDelayUs;
   uint64_t link_bytes_per_s = 0;     // 0: no limit
   Clock::time_point link_free = {};  // from when on
@@ -276,9 +277,13 @@ class Driver {
       }
       Stream* stream = ready[random() % ready.size()];
       Work& work = stream->works.front();  // stays where it is while others are put behind it
-      lock.unlock();
-      execute(work);
-      lock.lock();
+      if (broken == kSuccess) {            // a device that is lost does nothing any more
+        executing = true;
+        lock.unlock();
+        execute(work);
+        lock.lock();
+        executing = false;
+      }
       if (work.kind == Work::kRecord) work.recording->done = true;
       stream->works.pop_front();
       if (stream->works.empty() && stream->destroyed) {
@@ -733,8 +738,10 @@ void fake_cuda_fail_after(const char* name, uint64_t calls, int code) {
 
 void fake_cuda_break(int code) {
   Driver& driver = ::driver();
-  std::lock_guard lock(driver.mutex);
+  std::unique_lock lock(driver.mutex);
   driver.broken = code;
+  if (driver.process != ::getpid()) return;  // its thread stayed behind
+  driver.changed.wait(lock, [&] { return !driver.executing; });
 }
 
 void fake_cuda_reset() {

@@ -17,7 +17,8 @@ uint64_t fake_cuda_calls(const char* name);
 void fake_cuda_fail_next(const char* name, int code);
 // The same for the call that comes after `calls` others.
 void fake_cuda_fail_after(const char* name, uint64_t calls, int code);
-// As after a fault on the device, or at the process's exit: every call returns `code`. 0 heals it.
+// As after a fault on the device, or at the process's exit: every call returns `code`, and what was asked for and has
+// not been done never is. 0 heals it.
 void fake_cuda_break(int code);
 // All as in the beginning, but what was made: no faults, short delays.
 void fake_cuda_reset();
