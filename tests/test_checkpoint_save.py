@@ -168,11 +168,22 @@ def test_a_program_that_ends_can_save(tmp_path, name):
     code = f"""
 import atexit, torch, gdsdata
 state = {{"a": torch.arange(50_000_000), "b": torch.arange(7)}}
-atexit.register(lambda: gdsdata.save(state, {str(tmp_path / name)!r}))
+atexit.register(gdsdata.save, state, {str(tmp_path / name)!r})
 """
     assert run_script(code) == (0, "", "")
     found = gdsdata.load(tmp_path / name, verify=True)
     assert torch.equal(found["a"], torch.arange(50_000_000)) and torch.equal(found["b"], torch.arange(7))
+
+
+def test_a_program_that_ends_can_load_in_many_batches(tmp_path):
+    gdsdata.save({"a": torch.arange(5000), "b": torch.arange(7)}, tmp_path / "x.pt")
+    code = f"""
+import atexit, gdsdata
+from gdsdata.checkpoint import reading
+reading._BATCH_BYTES = 10
+atexit.register(lambda: print(sum(int(one.sum()) for one in gdsdata.load({str(tmp_path / "x.pt")!r}).values())))
+"""
+    assert run_script(code) == (0, f"{5000 * 4999 // 2 + 21}\n", "")
 
 
 @pytest.mark.parametrize("batch_bytes", [64 * MIB, 500_000])

@@ -18,6 +18,7 @@ import torch
 from gdsdata import engine
 from gdsdata.checkpoint.nests import Path, name_of
 from gdsdata.checkpoint.pause import collector_resumed
+from gdsdata.checkpoint.threads import begin_beside
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.options import EngineOptions
 
@@ -201,7 +202,7 @@ class Reading:
         extents.bytes += size_bytes
         if extents.bytes >= _BATCH_BYTES:
             call = self._reader_of(device, self._by_device.pop(device))
-            self._begun.append(self._batches.submit(call))
+            self._begun.append(begin_beside(self._batches, call))
 
     def tensor_into(self, target: torch.Tensor, stored: Stored, name: str) -> None:
         """A tensor's values into another of its shape, cast where dtypes differ.

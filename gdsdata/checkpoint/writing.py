@@ -8,7 +8,7 @@ import itertools
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ import torch
 from gdsdata import engine
 from gdsdata.checkpoint.pages import PAGE_BYTES, Pages
 from gdsdata.checkpoint.pause import collector_resumed
+from gdsdata.checkpoint.threads import begin_beside
 from gdsdata.options import EngineOptions
 
 Extent = tuple[int, torch.Tensor]  # where it goes in the file, and its bytes: uint8, one dimension, contiguous
@@ -70,7 +71,7 @@ class Writing:
         When it is closed, no more is written than has been begun.
         """
         with ThreadPoolExecutor(_BATCHES_AT_A_TIME, thread_name_prefix="gdsdata-write") as threads:
-            begun = [_begun(threads, self._writer_of(batch)) for batch in _batches(extents)]
+            begun = [begin_beside(threads, self._writer_of(batch)) for batch in _batches(extents)]
             try:
                 for batch in begun:
                     with collector_resumed():
@@ -169,19 +170,6 @@ def _batches(extents: Iterable[Extent]) -> Iterator[list[Extent]]:
             batch, size_bytes = [], 0
     if batch:
         yield batch
-
-
-def _threads(count: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(count, thread_name_prefix="gdsdata-write")
-
-
-def _begun(threads: ThreadPoolExecutor, call: Callable[[], list[int]]) -> Future[list[int]]:
-    try:
-        return threads.submit(call)
-    except RuntimeError:  # the program ends, and there are no more threads
-        done: Future[list[int]] = Future()
-        done.set_result(call())
-        return done
 
 
 def _whole_pages(offset: int, size_bytes: int) -> tuple[int, int]:
