@@ -279,8 +279,11 @@ def measured(name, function):
 
 
 def sequential_reads(files, seconds=math.inf):
-    """Of files from end to end, round and round for so long, or once. A disk's pace changes within a second: what reads
-    all of a file is compared with this doing so."""
+    """Of files (the first `FILES`) from end to end, round and round for so long, or once.
+
+    A disk's pace changes within a second: what reads all of a file is compared with this doing so.
+    """
+    files = files[:FILES]
     if direct_alignment(files[0]) is None:
         return {"direct_sequential": {"unavailable": f"the file system of {files[0]} refuses O_DIRECT"}}
     size = 2**20

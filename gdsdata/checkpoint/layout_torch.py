@@ -15,7 +15,6 @@ import os
 import pickle
 import sys
 import zlib
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -339,7 +338,8 @@ def pickled_tensor(dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int
     return pickled_by_storages(untouched)[0]
 
 
-_NO_STORAGES = frozenset({str, int, bool, tuple, type(None), dict, OrderedDict, torch.Tensor})  # most of a pickle
+# Types of most of what is in a pickle.
+_NO_STORAGES = frozenset({str, int, bool, tuple, type(None), dict, collections.OrderedDict, torch.Tensor})
 
 
 def pickled_by_storages(value: Any) -> tuple[bytes, list[torch.UntypedStorage]]:
