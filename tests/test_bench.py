@@ -444,11 +444,14 @@ def test_what_loads_a_file_cold_is_compared_with_one_reading_of_all_of_it(
     tmp_path, monkeypatch, settings_class, fields
 ):
     on_disk(tmp_path)
-    read_bytes = []
-    wait = limits.NativeAio.wait
-    monkeypatch.setattr(
-        limits.NativeAio, "wait", lambda *a: [events := wait(*a), read_bytes.append(int(events["res"].sum()))][0]
-    )
+    read_bytes, wait = [], limits.NativeAio.wait
+
+    def counted(aio, least):
+        events = wait(aio, least)
+        read_bytes.append(int(events["res"].sum()))
+        return events
+
+    monkeypatch.setattr(limits.NativeAio, "wait", counted)
     chosen = small(tmp_path, settings_class, case_cache=["cold"], **fields)
     assert case.main(chosen, tmp_path) == 0
     results = results_in(tmp_path)

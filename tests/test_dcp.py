@@ -32,6 +32,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 import gdsdata
 from gdsdata import EngineOptions, GDSLoadPlanner, GDSStorageReader, GDSStorageWriter
+from gdsdata.checkpoint import writing
 from gdsdata.checkpoint.reading import Reading, Record, Stored
 from gdsdata.engine import shared_engine
 from gdsdata.errors import CorruptData, IoError
@@ -81,6 +82,17 @@ def test_what_one_writes_the_other_reads(tmp_path, state, writer, reader):
     assert_same(loaded(state, reader(tmp_path)), state)
     if reader is GDSStorageReader:
         assert_same(loaded(state, reader(tmp_path, verify=True)), state)
+
+
+@pytest.mark.parametrize("state", [odd, many])
+def test_a_file_is_the_same_whether_it_is_written_in_one_go_or_in_many(tmp_path, monkeypatch, state):
+    state = state()
+    save(state, GDSStorageWriter(tmp_path / "one"))
+    monkeypatch.setattr(writing, "_BATCH_BYTES", 100)
+    save(state, GDSStorageWriter(tmp_path / "many"))
+    assert (tmp_path / "many" / "__0_0.distcp").read_bytes() == (tmp_path / "one" / "__0_0.distcp").read_bytes()
+    assert_same(loaded(state, FileSystemReader(tmp_path / "many")), state)
+    assert_same(loaded(state, GDSStorageReader(tmp_path / "many", verify=True)), state)
 
 
 @given(st.dictionaries(st.text(max_size=3), tensors | st.none() | st.integers() | st.text(max_size=3), max_size=6))

@@ -39,7 +39,7 @@ class CaseSettings:
     )
     seed: int = setting(0, "seed of every shuffle, and of made tensors")
     repeats: int = setting(3, "runs of each row; the rows take turns (A B C A B C), the table shows medians")
-    limit_seconds: float = setting(1.5, "time for each measurement of what the machine can do, over all its turns")
+    limit_seconds: float = setting(1.5, "time for each limit, over all its turns; not where whole files are moved")
 
     def check(self, data):
         """Raises ValueError for values that make no sense together. Each number is more than 0 already."""

@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
+from gdsdata.checkpoint.pages import PAGE_BYTES
 from gdsdata.checkpoint.reading import Record, Stored, bytes_of, opened, seen
-from gdsdata.checkpoint.writing import PAGE_BYTES, Writing, reached
+from gdsdata.checkpoint.writing import Writing, reached
 from gdsdata.errors import CorruptData
 from gdsdata.formats import safetensors_header
 from gdsdata.formats.safetensors_header import DTYPES, LENGTH_BYTES, Tensor

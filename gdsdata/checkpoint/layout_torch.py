@@ -24,9 +24,10 @@ import torch
 
 from gdsdata import engine
 from gdsdata.checkpoint import zip_layout
+from gdsdata.checkpoint.pages import PAGE_BYTES
 from gdsdata.checkpoint.reading import Reading, Record, Stored, bytes_of_storage, opened, seen
 from gdsdata.checkpoint.unpickling import NotPlain, SavedStorage, Unusual, storages_of, unpickle_plain
-from gdsdata.checkpoint.writing import PAGE_BYTES, Extent, Writing, reached
+from gdsdata.checkpoint.writing import Extent, Writing, reached
 from gdsdata.errors import CorruptData
 from gdsdata.formats.zip_directory import LOCAL_BYTES, content_offsets, read_directory
 from gdsdata.options import EngineOptions

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from gdsdata.checkpoint.writing import PAGE_BYTES
+from gdsdata.checkpoint.pages import PAGE_BYTES
 from gdsdata.engine import warn_once
 
 _PIECE_BYTES = 32 << 20  # several are under way to storage, and a small state does not take much
