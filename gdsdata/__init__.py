@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # for tools that read and do not run
     from gdsdata import decoders, errors, formats
     from gdsdata.checkpoint import AsyncCheckpointer, install_torch_hooks, load, save, torch_hooks
     from gdsdata.checkpoint.dcp import GDSStorageReader, GDSStorageWriter
-    from gdsdata.checkpoint.dcp_planner import GDSLoadPlanner
+    from gdsdata.checkpoint.dcp_planner import GDSLoadPlanner, GDSSavePlanner
     from gdsdata.dataset import GDSDataset
     from gdsdata.engine import record_stream
     from gdsdata.field_batches import Ragged
@@ -32,6 +32,7 @@ __all__ = [
     "EngineOptions",
     "GDSDataset",
     "GDSLoadPlanner",
+    "GDSSavePlanner",
     "GDSStorageReader",
     "GDSStorageWriter",
     "Lanes",
@@ -54,7 +55,7 @@ __all__ = [
 _HOMES = {
     "checkpoint": ("AsyncCheckpointer", "install_torch_hooks", "load", "save", "torch_hooks"),
     "checkpoint.dcp": ("GDSStorageReader", "GDSStorageWriter"),
-    "checkpoint.dcp_planner": ("GDSLoadPlanner",),
+    "checkpoint.dcp_planner": ("GDSLoadPlanner", "GDSSavePlanner"),
     "dataset": ("GDSDataset",),
     "engine": ("record_stream",),
     "field_batches": ("Ragged",),

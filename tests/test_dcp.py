@@ -31,7 +31,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import gdsdata
-from gdsdata import EngineOptions, GDSLoadPlanner, GDSStorageReader, GDSStorageWriter
+from gdsdata import EngineOptions, GDSLoadPlanner, GDSSavePlanner, GDSStorageReader, GDSStorageWriter
 from gdsdata.checkpoint import writing
 from gdsdata.checkpoint.reading import Reading, Record, Stored
 from gdsdata.engine import shared_engine
@@ -293,31 +293,74 @@ def test_of_a_part_only_its_rows_are_read(tmp_path):
 
 
 def both_plans(state, folder, **arguments):
-    """Of torch's planner and of ours, set up alike: items in an order that depends on what they are alone."""
+    """Of torch's planner and of ours, set up alike: items in an order that depends on them alone; or errors."""
     metadata = folder if isinstance(folder, dcp.Metadata) else FileSystemReader(folder).read_metadata()
-    plans = []
+    plans, set_up = [], []
     for kind in (dcp.DefaultLoadPlanner, GDSLoadPlanner):
         planner = kind(**arguments)
         planner.set_up_planner(state, metadata, is_coordinator=True)
-        items = planner.create_local_plan().items
+        try:
+            items = planner.create_local_plan().items
+        except RuntimeError as error:
+            plans.append(str(error))
+            continue
+        set_up.append((planner.state_dict.keys(), planner.mappings))
         assert all(planner.lookup_tensor(item.dest_index) is not None for item in items if item.type.name == "TENSOR")
         plans.append(sorted(items, key=repr))
+    assert not set_up or set_up[0] == set_up[1]
     return plans
 
 
-@given(st.dictionaries(st.text(max_size=3), tensors | st.none() | st.integers(), max_size=6))
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_plans_are_those_of_torchs_planner(tmp_path, state):
-    save(state, FileSystemWriter(tmp_path))
+def both_save_plans(state, **arguments):
+    plans = []
+    for kind in (dcp.DefaultSavePlanner, GDSSavePlanner):
+        planner = kind(**arguments)
+        planner.set_up_planner(state, is_coordinator=True)
+        plan = planner.create_local_plan()
+        found = [planner.lookup_object(item.index) for item in plan.items]
+        plans.append((plan, planner.mappings, [id(value) for value in found if isinstance(value, torch.Tensor)]))
+    return plans
+
+
+values_of_states = st.recursive(
+    tensors | st.none() | st.integers() | st.tuples(st.floats(allow_nan=False), st.booleans()),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2) | st.integers(0, 2), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+@given(st.dictionaries(st.text(max_size=3), values_of_states, max_size=4))
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_plans_are_those_of_torchs_planners(tmp_path, state):
+    try:
+        save(state, FileSystemWriter(tmp_path))
+    except CheckpointException:  # names that flattening makes one of
+        with pytest.raises(CheckpointException):
+            dcp.save(state, storage_writer=GDSStorageWriter(tmp_path), planner=GDSSavePlanner())
+        return
     theirs, ours = both_plans(state, tmp_path)
     assert ours == theirs
+    theirs, ours = both_save_plans(state)
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("arguments", [{"flatten_state_dict": False}, {"enable_plan_caching": True}])
+def test_what_a_save_planner_is_asked_for_torchs_does(monkeypatch, arguments):
+    for cached in [name for name in vars(dcp.SavePlanner) if name.startswith("_cached_")]:
+        monkeypatch.setattr(dcp.SavePlanner, cached, {})
+    theirs, ours = both_save_plans(trained(), **arguments)
+    assert ours == theirs
+    if "enable_plan_caching" in arguments:
+        assert len(dcp.SavePlanner._cached_save_plan) == 0  # promoted when a plan is finished
 
 
 @pytest.mark.parametrize("state", [trained, odd, many])
 @pytest.mark.parametrize("reader", [GDSStorageReader, FileSystemReader])
 def test_states_that_were_planned_so_come_back(tmp_path, state, reader):
     state = state()
-    save(state, GDSStorageWriter(tmp_path))
+    dcp.save(state, storage_writer=GDSStorageWriter(tmp_path), planner=GDSSavePlanner())
     theirs, ours = both_plans(state, tmp_path)
     assert ours == theirs
     found = zeroed(state)
@@ -341,6 +384,29 @@ def test_a_tensor_that_was_saved_in_parts_is_planned_in_parts():
     theirs, ours = both_plans(state, metadata)
     assert ours == theirs
     assert len(ours) == 2 + 1 + 1 + 2 + 0
+
+
+def in_shards(whole) -> torch.Tensor:
+    """A plain tensor that holds two parts of `whole`, with a row between them that is nobody's."""
+    tensor = torch.cat([whole[:2], torch.full((1, whole.shape[1]), -1.0), whole[2:]])
+    tensor.global_shape, tensor.global_offsets = tuple(whole.shape), ((2, 0), (0, 0))
+    tensor.local_offsets, tensor.local_sizes = ((3, 0), (0, 0)), ((2, whole.shape[1]),) * 2
+    return tensor
+
+
+def test_a_plain_tensor_that_says_it_holds_parts_of_another_is_planned_in_parts(tmp_path):
+    pytest.importorskip("torch.distributed.checkpoint.protocol")
+    whole = torch.randn(4, 5)
+    state = {"model": {"w": in_shards(whole), "b": torch.ones(3)}}
+    theirs, ours = (plan for plan, *_ in both_save_plans(state))
+    assert ours == theirs and len(ours.items) == 3
+    dcp.save(state, storage_writer=GDSStorageWriter(tmp_path), planner=GDSSavePlanner())
+    found = {"model": {"w": in_shards(torch.zeros(4, 5)), "b": torch.zeros(3)}}
+    dcp.load(found, storage_reader=GDSStorageReader(tmp_path), planner=GDSLoadPlanner())
+    assert_same(found, state)
+    found = {"model": {"w": torch.zeros(4, 5), "b": torch.zeros(3)}}
+    dcp.load(found, storage_reader=GDSStorageReader(tmp_path), planner=GDSLoadPlanner())
+    assert torch.equal(found["model"]["w"], whole)
 
 
 def test_of_names_that_are_not_there_torchs_planner_decides(tmp_path):

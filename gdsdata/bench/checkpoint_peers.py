@@ -153,7 +153,10 @@ class OursSafetensors(Ours):
 
 class OursDcp(Ours):
     key, name = "gdsdata_dcp", "gdsdata DCP"
-    setting = "torch's dcp.save and dcp.load with gdsdata.GDSStorageWriter, GDSStorageReader and GDSLoadPlanner"
+    setting = (
+        "torch's dcp.save and dcp.load of {\"model\": state}, with gdsdata's GDSStorageWriter, GDSSavePlanner, "
+        "GDSStorageReader and GDSLoadPlanner"
+    )
     saves = loads = "dcp"
     needs = ("GDSStorageWriter",)
 
@@ -168,7 +171,8 @@ class OursDcp(Ours):
         import gdsdata
 
         with self.counts:
-            dcp.save(state, storage_writer=gdsdata.GDSStorageWriter(path, **self.options_given()), no_dist=True)
+            writer, planner = gdsdata.GDSStorageWriter(path, **self.options_given()), gdsdata.GDSSavePlanner()
+            dcp.save({"model": state}, storage_writer=writer, planner=planner, no_dist=True)
 
     def load(self, into, path):
         import torch.distributed.checkpoint as dcp
@@ -177,7 +181,7 @@ class OursDcp(Ours):
 
         with self.counts:
             reader, planner = gdsdata.GDSStorageReader(path, **self.options_given()), gdsdata.GDSLoadPlanner()
-            dcp.load(into, storage_reader=reader, planner=planner, no_dist=True)
+            dcp.load({"model": into}, storage_reader=reader, planner=planner, no_dist=True)
 
 
 # ------------------------------------------------------------------------------------------------ torch
@@ -208,7 +212,8 @@ class TorchLoadMapped(CheckpointPeer):
 class TorchDcp(CheckpointPeer):
     key, name = "dcp", "torch DCP"
     setting = (
-        f"dcp.save with FileSystemWriter(thread_count={THREADS}, sync_files=True), and dcp.load with FileSystemReader"
+        f'dcp.save of {{"model": state}} with FileSystemWriter(thread_count={THREADS}, sync_files=True), and dcp.load '
+        "with FileSystemReader"
     )
     saves = loads = "dcp"
 
@@ -216,12 +221,12 @@ class TorchDcp(CheckpointPeer):
         import torch.distributed.checkpoint as dcp
 
         writer = dcp.FileSystemWriter(path, thread_count=THREADS, sync_files=True)
-        dcp.save(state, storage_writer=writer, no_dist=True)
+        dcp.save({"model": state}, storage_writer=writer, no_dist=True)
 
     def load(self, into, path):
         import torch.distributed.checkpoint as dcp
 
-        dcp.load(into, storage_reader=dcp.FileSystemReader(path), no_dist=True)
+        dcp.load({"model": into}, storage_reader=dcp.FileSystemReader(path), no_dist=True)
 
 
 # ------------------------------------------------------------------------------------------------ libraries
@@ -536,7 +541,7 @@ def stock_tensors(folder, into):
     files = [Path(file) for file in data.Saved(folder).files]
     for file in files:
         if file.name == ".metadata":
-            TorchDcp("cpu").load({"model": into}, str(file.parent))
+            TorchDcp("cpu").load(into, str(file.parent))
             return into
     for file in files:
         if file.suffix == ".pt":

@@ -1,14 +1,72 @@
-"""torch.distributed.checkpoint's load plan, with less work for tensors that are no rank's part of anything."""
+"""torch.distributed.checkpoint's plans, with less work for tensors that are no rank's part of anything."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint import DefaultLoadPlanner
-from torch.distributed.checkpoint.default_planner import create_default_local_load_plan
-from torch.distributed.checkpoint.metadata import STORAGE_TYPES, Metadata, MetadataIndex, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
+from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.default_planner import create_default_local_load_plan, create_default_local_save_plan
+from torch.distributed.checkpoint.metadata import (
+    STORAGE_TYPES,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import (
+    LoadItemType,
+    LoadPlan,
+    ReadItem,
+    SavePlan,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
+from torch.distributed.tensor import DTensor
+
+Place = tuple[str | int, ...]  # keys and indices, from a state on
+
+
+class GDSSavePlanner(DefaultSavePlanner):
+    """torch's default planner, quicker where tensors are plain.
+
+        writer, planner = gdsdata.GDSStorageWriter("step-100"), gdsdata.GDSSavePlanner()
+        torch.distributed.checkpoint.save(state, storage_writer=writer, planner=planner)
+
+    Its plans are equal to torch's, and it goes with any storage writer; arguments and errors are
+    `DefaultSavePlanner`'s.
+    """
+
+    def set_up_planner(
+        self, state_dict: dict[str, Any], storage_meta: StorageMeta | None = None, is_coordinator: bool = False
+    ) -> None:
+        places = _places(state_dict) if self.flatten_state_dict else None
+        if places is None:
+            return super().set_up_planner(state_dict, storage_meta, is_coordinator)
+        self.state_dict, self.mappings = _flat(places)
+        self.is_coordinator = is_coordinator
+        return None
+
+    def create_local_plan(self) -> SavePlan:
+        if not self.flatten_state_dict or self._enable_plan_caching:
+            return super().create_local_plan()
+        items = []
+        for name, value in self.state_dict.items():
+            if _is_plain(value):
+                items.append(_write_of_all(name, value))
+            else:
+                items += create_default_local_save_plan({name: value}, self.is_coordinator).items
+        self.plan = SavePlan(items, planner_data=self.mappings)
+        return self.plan
+
+    def lookup_object(self, index: MetadataIndex) -> Any:
+        found = self.state_dict.get(index.fqn)
+        return found if _is_all(found, index) else super().lookup_object(index)
 
 
 class GDSLoadPlanner(DefaultLoadPlanner):
@@ -25,11 +83,11 @@ class GDSLoadPlanner(DefaultLoadPlanner):
     def set_up_planner(
         self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
     ) -> None:
-        if not all(type(name) is str and _is_plain(value) and not value.is_meta for name, value in state_dict.items()):
+        places = _places(state_dict) if self.flatten_state_dict else None
+        if places is None:
             return super().set_up_planner(state_dict, metadata, is_coordinator)
-        self.original_state_dict = state_dict  # flat as it is
-        self.state_dict = dict(state_dict)
-        self.mappings = {name: (name,) for name in state_dict}
+        self.original_state_dict = state_dict
+        self.state_dict, self.mappings = _flat(places)
         self.metadata, self.is_coordinator = metadata, is_coordinator
         return None
 
@@ -53,12 +111,82 @@ class GDSLoadPlanner(DefaultLoadPlanner):
 
     def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
         found = self.state_dict.get(index.fqn)
-        is_all = _is_plain(found) and (index.offset is None or not any(index.offset))
-        return found if is_all else super().lookup_tensor(index)
+        return found if _is_all(found, index) else super().lookup_tensor(index)
+
+
+# ------------------------------------------------------------------------------------------------ flattening
+
+_SCALARS = frozenset({int, float, bool, str, bytes, type(None)})
+
+
+class _Unusual(Exception):
+    """Something that torch has to look at."""
+
+
+def _places(state: dict[str, Any]) -> dict[str, tuple[Place, Any]] | None:
+    """Each value and where it is, by the name that torch's flattening gives it; None: torch has to look.
+
+    Torch does the same to dicts and lists. What it does besides is for tensors on the meta device, ShardedTensors and
+    what is of other kinds.
+    """
+    found: dict[str, tuple[Place, Any]] = {}
+    try:
+        for place, value in _values(state, ()):
+            name = ".".join(map(str, place))
+            if name in found:
+                return None  # torch says so
+            found[name] = (place, value)
+    except _Unusual:
+        return None
+    return found
+
+
+def _flat(places: dict[str, tuple[Place, Any]]) -> tuple[dict[str, Any], dict[str, Place]]:
+    """A planner's `state_dict` and `mappings`."""
+    values = {name: value for name, (_, value) in places.items()}
+    return values, {name: place for name, (place, _) in places.items()}
+
+
+def _values(value: object, place: Place) -> Iterator[tuple[Place, object]]:
+    kind = type(value)
+    if kind is dict or kind is OrderedDict:
+        for key, one in value.items():
+            yield from _values(one, (*place, str(key)))
+    elif kind is list and any(type(one) is dict or _is_plain(one) for one in value):
+        for i, one in enumerate(value):
+            within = list(_values(one, (*place, i)))
+            if not within:
+                raise _Unusual  # torch makes the list anew, without it
+            yield from within
+    elif _is_plain(value) or kind is DTensor:
+        if value.is_meta:
+            raise _Unusual
+        yield place, value
+    elif kind in _SCALARS or ((kind is list or kind is tuple) and _SCALARS.issuperset(map(type, value))):
+        yield place, value
+    else:
+        raise _Unusual
+
+
+# ------------------------------------------------------------------------------------------------ items
 
 
 def _is_plain(value: object) -> bool:
-    return type(value) is torch.Tensor or type(value) is torch.nn.Parameter
+    """And no part of another tensor, which a plain one may say of itself (`CheckpointableTensor`)."""
+    return type(value) in (torch.Tensor, torch.nn.Parameter) and not hasattr(value, "global_offsets")
+
+
+def _is_all(value: object, index: MetadataIndex) -> bool:
+    """Whether the index means all of a plain tensor."""
+    return _is_plain(value) and (index.offset is None or not any(index.offset))
+
+
+def _write_of_all(name: str, tensor: torch.Tensor) -> WriteItem:
+    size = tensor.shape
+    begin = torch.Size([0] * len(size))
+    chunk, properties = ChunkStorageMetadata(begin, size), TensorProperties.create_from_tensor(tensor)
+    data = TensorWriteData(chunk, properties, size)
+    return WriteItem(MetadataIndex(name, begin), WriteItemType.TENSOR, tensor_data=data)
 
 
 def _read_of_all(name: str, value: object, stored: STORAGE_TYPES | None) -> ReadItem | None:
