@@ -82,19 +82,23 @@ def test_every_case_that_there_is_runs_once_and_is_on_one_page(tmp_path, monkeyp
 
 
 def test_a_case_that_fails_is_named_and_the_others_are_there(tmp_path, monkeypatch, capsys):
-    failing = case_results(case_row("gdsdata", 6.0, error="IoError: no such disk"), case_row("readinto", 4.0))
+    in_one_row = case_row("dali", 4.0, error="RuntimeError: no such decoder\nfrom here\nand there")
+    failing = case_results(case_row("gdsdata", 6.0, "readinto", 1.5), case_row("readinto", 4.0), in_one_row)
     found = {"load": None, "latency": {"schema": report.SCHEMA, "case": "load", "rows": []}, "io": failing}
     leaves_results(monkeypatch, lambda name: found.get(name, case_results()), lambda name: int(name in found))
     (tmp_path / "out").mkdir()
     status, results = run_all(tmp_path)
     errors = {row["name"]: row["error"] for row in results["rows"] if row["error"]}
-    assert status == 1 and results["verified"] is False and set(errors) == set(found)
+    assert status == 1 and results["verified"] is False and set(errors) == {"load", "latency"}
     assert "output of it" in errors["load"] and "ended with 1 before its report" in errors["latency"]
-    assert errors["io"] == "gdsdata: IoError: no such disk"
+    (io,) = (row for row in results["rows"] if row["failed_rows"])
+    assert io["name"] == "io" and io["failed_rows"] == ["dali: RuntimeError: no such decoder"]
+    assert io["verified"] is True and io["ratio_to_best_peer"] == 1.5, "of the rows that did not fail"
     printed = capsys.readouterr().out
     assert all(f"FAILED: {name}, {name}: " in printed for name in found)
     page = (tmp_path / "out" / "report.md").read_text()
     assert all(f"- case={name}: `" in page for name in found) and "It left no results." in page
+    assert "| **io (1 of its rows FAILED)** | " in page and "from here" not in page
     assert page.count("### safetensors, ") >= len(results["rows"]) - 2, "the others' tables"
 
 

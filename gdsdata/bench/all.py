@@ -1,7 +1,8 @@
 """case=all: every other case, each by a command of its own in a subfolder of the run's folder, and one page of them.
 
-A case that fails, or that is killed, stops no other; its row says why. What each case was given is its command, which
-results.json has: the settings that differ from the defaults, and its part of `case.settings`.
+A case that fails, or that is killed, stops no other; its row says why, and which of a case's own rows failed. What each
+case was given is its command, which results.json has: the settings that differ from the defaults, and its part of
+`case.settings`.
 """
 
 import contextlib
@@ -73,7 +74,8 @@ class All:
         return results | {
             "broken_off": self.broken_off,
             "seconds": time.monotonic() - started,
-            "verified": not any(row["error"] for row in results["rows"]) and (all(verified) if verified else None),
+            "verified": not any(row["error"] or row["failed_rows"] for row in results["rows"])
+            and (all(verified) if verified else None),
         }
 
     def one_case(self, name):
@@ -85,20 +87,21 @@ class All:
         command = [sys.executable, "-m", "gdsdata.bench", *self.overrides(name), f"hydra.run.dir={quoted(str(folder))}"]
         with self.progress.step(f"case={name}"):
             status = self.run(command, folder / OUTPUT)
-        found, error = None, None
+        found, error, failed = None, None, []
         with contextlib.suppress(OSError, ValueError):
             found = json.loads((folder / "results.json").read_text())
         if not has_report(found):
             lines = (folder / OUTPUT).read_text(errors="replace").strip().splitlines()[-LAST_LINES:]
             error = f"it ended with {status} before its report: {' / '.join(lines)}"
         elif status:
-            failed = dict.fromkeys(f"{row['name']}: {row['error']}" for row in found["rows"] if row["error"])
-            told = None if status == case.INTERRUPTED else f"it ended with {status}; see {name}/{OUTPUT}"
-            error = "; ".join(failed) or told
+            told = (f"{row['name']}: {row['error'].splitlines()[0]}" for row in found["rows"] if row["error"])
+            failed = list(dict.fromkeys(told))
+            if not failed and status != case.INTERRUPTED:
+                error = f"it ended with {status}; see {name}/{OUTPUT}"
         row = {
             "data": name, "dtype": "", "cache": "", "key": "gdsdata", "name": name, "setting": description(name),
             "folder": name, "command": ["python", *command[1:]], "status": status, "error": error,
-            "took_s": time.monotonic() - started, "verified": found.get("verified", False) if found else False,
+            "failed_rows": failed, "took_s": time.monotonic() - started, "verified": rest_verified(found, bool(failed)),
         }  # fmt: skip
         return row | summary(found), found
 
@@ -155,6 +158,14 @@ class All:
                     process.terminate()
                     process.wait()
                 passing.join()
+
+
+def rest_verified(found, with_failed_rows):
+    """Of a case, but for its rows that failed; None: nothing was compared."""
+    if not found or not with_failed_rows:
+        return found.get("verified", False) if found else False
+    compared = [row["verified"] for row in found["rows"] if not row["error"] and row["verified"] is not None]
+    return all(compared) if compared else None
 
 
 def description(name):

@@ -46,9 +46,9 @@ def page_text(results, folder):
     lines = [*report.heading(results), "", f"![{PICTURE}](results.png)", "", "## All cases", ""]
     ((_, text, rows),) = tables(results)
     lines += [*report.table_lines(rows, COLUMNS), "", f"{text[0].upper()}{text[1:]}.", ""]
-    failed = [row for row in rows if row["error"]]
+    failed = [(row["name"], why) for row in rows for why in [row["error"], *row["failed_rows"]] if why]
     if failed:
-        lines += ["## Failed", "", *[f"- case={row['name']}: `{row['error']}`" for row in failed], ""]
+        lines += ["## Failed", "", *[f"- case={name}: `{why}`" for name, why in failed], ""]
     for row in rows:
         lines += case_lines(row, Path(folder))
     lines += ["## Notes", "", *[f"- {note}" for note in results["notes"]], *[f"- {text}" for text in notes(results)]]

@@ -414,7 +414,12 @@ def main(settings, folder):
     written = report.write(results, Path(folder))
     console = Console(width=None if sys.stdout.isatty() else 165)
     report.show(results, console)
-    failures = dict.fromkeys((row["data"], row["name"], row["error"]) for row in results["rows"] if row["error"])
+    failures = dict.fromkeys(
+        (row["data"], row["name"], error)
+        for row in results["rows"]
+        for error in [row["error"], *row.get("failed_rows", [])]
+        if error
+    )
     for kind, name, error in failures:
         console.print(
             f"FAILED: {kind}, {name}: {error}", style="bold red", markup=False, highlight=False, soft_wrap=True

@@ -222,7 +222,8 @@ def cells(row, columns):
 def shown_name(row):
     """With what a reader has to know before its figures."""
     cut = " (cut off)" if row.get("cut") and row["cache"] == "cold" else ""
-    return row["name"] + cut + (" (page cache)" if row.get("through_cache") else "")
+    failed = f" ({len(row['failed_rows'])} of its rows FAILED)" if row.get("failed_rows") else ""
+    return row["name"] + cut + (" (page cache)" if row.get("through_cache") else "") + failed
 
 
 def answers_of(results):
