@@ -399,9 +399,9 @@ def test_a_tensor_that_was_saved_in_parts_is_planned_in_parts():
 
 def in_shards(whole) -> torch.Tensor:
     """A plain tensor that holds two parts of `whole`, with a row between them that is nobody's."""
-    tensor = torch.cat([whole[:2], torch.full((1, whole.shape[1]), -1.0), whole[2:]])
+    tensor = torch.cat([whole[2:], torch.full((1, whole.shape[1]), -1.0), whole[:2]])
     tensor.global_shape, tensor.global_offsets = tuple(whole.shape), ((2, 0), (0, 0))
-    tensor.local_offsets, tensor.local_sizes = ((3, 0), (0, 0)), ((2, whole.shape[1]),) * 2
+    tensor.local_offsets, tensor.local_sizes = ((0, 0), (3, 0)), ((2, whole.shape[1]),) * 2
     return tensor
 
 
