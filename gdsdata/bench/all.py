@@ -101,7 +101,7 @@ class All:
         row = {
             "data": name, "dtype": "", "cache": "", "key": "gdsdata", "name": name, "setting": description(name),
             "folder": name, "command": ["python", *command[1:]], "status": status, "error": error,
-            "failed_rows": failed, "took_s": time.monotonic() - started, "verified": rest_verified(found, bool(failed)),
+            "failed_rows": failed, "took_s": time.monotonic() - started, "verified": rest_verified(found),
         }  # fmt: skip
         return row | summary(found), found
 
@@ -160,12 +160,14 @@ class All:
                 passing.join()
 
 
-def rest_verified(found, with_failed_rows):
-    """Of a case, but for its rows that failed; None: nothing was compared."""
-    if not found or not with_failed_rows:
-        return found.get("verified", False) if found else False
-    compared = [row["verified"] for row in found["rows"] if not row["error"] and row["verified"] is not None]
-    return all(compared) if compared else None
+def rest_verified(found):
+    """Of a case, but for its rows that failed; None: that was not wanted."""
+    if not has_report(found):
+        return False
+    if found["verified"] is not False:
+        return found["verified"]
+    rest = [row for row in found["rows"] if not row["error"]]
+    return bool(rest) and all(row["verified"] for row in rest)
 
 
 def description(name):
