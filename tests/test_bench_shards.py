@@ -12,7 +12,7 @@ from test_bench import results_in, small
 from gdsdata.bench import case, case_settings, copies, data, loader, peers, settings, shard_peers, train
 
 SHAPE = [4, 8, 16]
-PACKAGES = {peer.key: peer.package for peer in shard_peers.rows_for(on_gpu=False)}
+PACKAGES = {peer.key: peer.package for peer in [*shard_peers.rows_for(on_gpu=False), shard_peers.Ffcv]}
 
 
 def volumes(folder, count=20):

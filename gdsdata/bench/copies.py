@@ -1,5 +1,6 @@
 """Volumes once more, in the files of loaders that read no others; each written by the library that reads it."""
 
+import contextlib
 import dataclasses
 import hashlib
 import io
@@ -12,6 +13,7 @@ from . import data, image_shards
 
 SHARD_BYTES = 64 * 2**20
 FIELD = "x"  # of a sample
+PAGE_BYTES = 8 * 2**20  # of FFCV, at least; a sample has to fit into one
 
 
 def write_tar(target, source, progress):
@@ -50,7 +52,34 @@ def write_litdata(target, source, progress):
     writer.merge()
 
 
-WRITERS = {"tar": write_tar, "mds": write_mds, "litdata": write_litdata}
+class Tuples:
+    """A sample as FFCV's writer wants it, which asks for it in a process of its own."""
+
+    def __init__(self, files):
+        self.files = files
+
+    def __len__(self):
+        return len(self.files)
+
+    def __getitem__(self, index):
+        return (np.load(self.files[index]),)
+
+
+def write_beton(target, source, progress):
+    """FFCV's."""
+    from ffcv.fields import NDArrayField
+    from ffcv.writer import DatasetWriter
+
+    target.mkdir()
+    fields = {FIELD: NDArrayField(np.dtype(source.dtype), tuple(source.shape))}
+    page_bytes = max(PAGE_BYTES, 1 << source.sample_bytes.bit_length())
+    writer = DatasetWriter(str(target / "volumes.beton"), fields, page_size=page_bytes, num_workers=1)
+    with contextlib.redirect_stderr(io.StringIO()):  # it draws a bar
+        writer.from_indexed_dataset(Tuples(source.files))
+    progress(source.samples * source.sample_bytes)
+
+
+WRITERS = {"tar": write_tar, "mds": write_mds, "litdata": write_litdata, "beton": write_beton}
 
 
 def copied(source, kind, folder, progress=lambda count: None):
@@ -88,7 +117,7 @@ class Copying:
 
     def copy_for(self, source, key):
         """The format that the row of that key reads; yours, which only its own process may import, reads the data."""
-        classes = {peer.key: peer for peer in self.rows_for(source, "cold")}
+        classes = {peer.key: peer for peer in self.rows_for(source, "warm")}
         return stored_as(classes.get(key))
 
     def start(self, source, names):

@@ -258,7 +258,7 @@ def machine():
 def versions():
     found = {"python": sys.version.split()[0]}
     libraries = r"(safetensors|deepspeed|instanttensor|fastsafetensors|torchsnapshot|torch[-_.]checkpointing|"
-    libraries += r"webdataset|mosaicml-streaming|litdata|spdl|(lib)?kvikio-cu\d+|nvidia-dali-cuda\d+)"
+    libraries += r"webdataset|mosaicml-streaming|litdata|spdl|ffcv|(lib)?kvikio-cu\d+|nvidia-dali-cuda\d+)"
     found |= {
         name: one.version
         for one in metadata.distributions()

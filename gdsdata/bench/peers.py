@@ -584,7 +584,8 @@ def rows_for(kind, cache, on_gpu=False):
     if kind == "npy":
         many_cores = len(os.sched_getaffinity(0)) >= 2 * ReadRing8.threads
         rings = [ReadRing, *([ReadRing8] if on_gpu and many_cores else [])]
-        return [*ours, *rings, *(dali.ROWS if on_gpu else []), *loaders, *shard_peers.rows_for(on_gpu)]
+        shards = [*shard_peers.rows_for(on_gpu), *([shard_peers.Ffcv] if cache == "warm" else [])]
+        return [*ours, *rings, *(dali.ROWS if on_gpu else []), *loaders, *shards]
     cold = [IndexSelectRandom] if cache == "cold" else []
     return [*ours, IndexSelect, *cold, NumpyGather, *loaders]
 
@@ -593,5 +594,11 @@ def find(key):
     """The class of that key, or the one at package.module:Class."""
     if re.fullmatch(r"dataloader_[1-9]\d*", key):
         return loader_with(int(key.rpartition("_")[2]))
-    known = [peer for on_gpu in (False, True) for kind in ("tokens", "npy") for peer in rows_for(kind, "cold", on_gpu)]
-    return case.find(key, [*known, OursPinned, ReadRing8])
+    known = [
+        peer
+        for on_gpu in (False, True)
+        for cache in ("warm", "cold")
+        for kind in ("tokens", "npy")
+        for peer in rows_for(kind, cache, on_gpu)
+    ]
+    return case.find(key, [*known, ReadRing8])
