@@ -125,6 +125,14 @@ def test_your_own_files_are_copied_only_when_a_row_is_named(tmp_path):
     assert "gdsdata_tar" in asked.wanted(source, "warm")
 
 
+def test_ffcv_which_compiles_by_reading_has_a_row_out_of_the_page_cache_alone(tmp_path):
+    asked = loader.Loader(small(tmp_path, data_kind="npy", data_shape=SHAPE), tmp_path, None)
+    source = volumes(tmp_path)
+    rows = {cache: [peer.key for peer in asked.rows_for(source, cache)] for cache in ("warm", "cold")}
+    assert "ffcv" in rows["warm"] and "ffcv" not in rows["cold"]
+    assert asked.copy_for(source, "ffcv") == "beton" and asked.find("ffcv") is shard_peers.Ffcv
+
+
 @pytest.mark.parametrize(("key", "package"), [("webdataset", "webdataset"), ("spdl", "spdl")])
 def test_a_training_loops_batches_are_the_datas_own(tmp_path, key, package):
     needs(package)
