@@ -35,6 +35,8 @@ class Flight {
              FaultPlan* faults);
 
   bool ended() const { return ended_; }
+  bool is_write() const { return request_.direction == Direction::kWrite; }
+  uint64_t length() const { return request_.length; }
   // The next call to issue, while it has not ended. Valid until the next call of this.
   const Step& next();
   // Its result: bytes moved, or a negative errno.
@@ -44,6 +46,7 @@ class Flight {
 
  private:
   bool take_window(bool others_in_flight);
+  void leave_memory();
   void point_step_at(uint64_t offset, uint64_t end);
   void advance_read(uint64_t moved);
   void advance_write(uint64_t moved);

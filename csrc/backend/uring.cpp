@@ -1,4 +1,8 @@
 // io_uring: a queue of requests in flight from one thread.
+//
+// Writes get ready first, copied into bounce memory and summed up, and the kernel is asked for half of what there is room
+// for. A virtual disk may answer only when it has nothing left to do, and then for all at once: the other half is ready
+// for it then, while what has just ended is copied over (benchmarks/notes/checkpoints.md).
 #include "backend/backend.h"
 
 #ifdef GDSDATA_WITHOUT_LIBURING
@@ -101,6 +105,7 @@ class UringBackend final : public Backend {
 
   size_t submit(std::span<const Request> requests) override {
     size_t taken = 0;
+    uint64_t passed_bytes = 0;  // by the processor, since it looked for answers
     while (taken < requests.size() && !idle_.empty()) {
       const size_t index = idle_.back();
       Flight& flight = flights_[index];
@@ -112,8 +117,18 @@ class UringBackend final : public Backend {
         continue;
       }
       idle_.pop_back();
-      prepare(index);
+      if (!flight.is_write()) {
+        prepare(index);
+        continue;
+      }
+      ready_writes_.push_back(index);
+      passed_bytes += flight.length();
+      if (passed_bytes >= kLooksEveryBytes) {
+        passed_bytes = 0;
+        take_answers(0);
+      }
     }
+    start_writes();
     io_uring_submit(&ring_);
     return taken;
   }
@@ -143,6 +158,7 @@ class UringBackend final : public Backend {
 
  private:
   static constexpr uint64_t kRegisteredBytes = 4 << 20;
+  static constexpr uint64_t kLooksEveryBytes = 1 << 20;
   static constexpr uint64_t kWake = UINT64_MAX;  // in the place of a flight's index
   // A wait for several answers ends with as many, whatever they are: an interrupt has to bring them all.
   static constexpr size_t kWakes = 8;
@@ -165,6 +181,21 @@ class UringBackend final : public Backend {
     io_uring_sqe_set_data64(entry, index);
   }
 
+  // Of those that are ready, as many as may be in flight; one at least.
+  bool start_writes() {
+    bool started = false;
+    while (!ready_writes_.empty()) {
+      const size_t index = ready_writes_.front();
+      const uint64_t bytes = flights_[index].length();
+      if (writing_bytes_ > 0 && writing_bytes_ + bytes > options_.bounce_bytes / 2) break;
+      ready_writes_.pop_front();
+      writing_bytes_ += bytes;
+      prepare(index);
+      started = true;
+    }
+    return started;
+  }
+
   void register_memory() {
     if (io_uring_register_buffers(&ring_, registered_.data(), static_cast<unsigned>(registered_.size())) != 0) {
       registered_.clear();
@@ -180,13 +211,13 @@ class UringBackend final : public Backend {
     return -1;
   }
 
-  // Until so many completions are there: what the caller does with those does not wait for more.
+  // Until so many completions are there: what the caller does with those does not wait for more. Writes that are ready do.
   void take_answers(size_t wanted) {
     // DEFER_TASKRUN posts answers only when their submitter enters the kernel for them.
     if (idle_.size() != flights_.size() && io_uring_cq_ready(&ring_) == 0) io_uring_get_events(&ring_);
     io_uring_cqe* answer = nullptr;
     bool again = false;
-    while (completed_.size() < wanted && io_uring_peek_cqe(&ring_, &answer) == 0) {
+    while ((completed_.size() < wanted || !ready_writes_.empty()) && io_uring_peek_cqe(&ring_, &answer) == 0) {
       const uint64_t index = io_uring_cqe_get_data64(answer);
       const int result = answer->res;
       io_uring_cqe_seen(&ring_, answer);
@@ -199,6 +230,7 @@ class UringBackend final : public Backend {
       Flight& flight = flights_[index];
       flight.advance(result);
       if (flight.ended()) {
+        if (flight.is_write()) writing_bytes_ -= flight.length();
         completed_.push_back(flight.finish());
         idle_.push_back(index);
       } else {
@@ -206,11 +238,12 @@ class UringBackend final : public Backend {
         again = true;
       }
     }
+    again |= start_writes();
     if (again || io_uring_sq_ready(&ring_) > 0) io_uring_submit(&ring_);  // what a busy kernel refused before, too
   }
 
   void wait(std::chrono::nanoseconds left, size_t answers) {
-    answers = std::min(answers, kWakes);
+    answers = std::min({answers, kWakes, flights_.size() - idle_.size() - ready_writes_.size()});
     if (polls_ < answers) {
       while (polls_ < answers) {
         io_uring_sqe* entry = io_uring_get_sqe(&ring_);
@@ -236,6 +269,8 @@ class UringBackend final : public Backend {
   std::vector<iovec> registered_;  // with the kernel, by index
   std::vector<Flight> flights_;
   std::vector<size_t> idle_;  // indices of flights
+  std::deque<size_t> ready_writes_;  // of which the kernel does not know yet
+  uint64_t writing_bytes_ = 0;       // of those of which it does
   std::deque<Completion> completed_;
   int wake_fd_ = -1;         // readable once interrupt was called
   size_t polls_ = 0;  // the kernel looks at it so often, and has as many answers then

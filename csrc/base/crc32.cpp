@@ -95,18 +95,20 @@ uint32_t multiplied(uint32_t a, uint32_t b) {
 
 }  // namespace
 
-uint32_t crc32_by_table(const std::byte* bytes, size_t length) { return ~by_table(~uint32_t{0}, bytes, length); }
+uint32_t crc32_by_table(const std::byte* bytes, size_t length, uint32_t before) {
+  return ~by_table(~before, bytes, length);
+}
 
-uint32_t crc32(const std::byte* bytes, size_t length) {
+uint32_t crc32(const std::byte* bytes, size_t length, uint32_t before) {
 #if defined(__x86_64__)
   static const bool multiplies = __builtin_cpu_supports("pclmul") != 0 && __builtin_cpu_supports("sse4.1") != 0;
   if (multiplies && length >= kFoldedAtOnce) {
     const size_t folded = length / 16 * 16;
-    const uint32_t state = by_folding(~uint32_t{0}, bytes, folded);
+    const uint32_t state = by_folding(~before, bytes, folded);
     return ~by_table(state, bytes + folded, length - folded);
   }
 #endif
-  return crc32_by_table(bytes, length);
+  return crc32_by_table(bytes, length, before);
 }
 
 uint32_t crc32_joined(uint32_t of_first, uint32_t of_second, uint64_t second_length) {

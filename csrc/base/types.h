@@ -67,6 +67,8 @@ struct Request {
   std::span<const Piece> pieces;  // for a write: exactly one, the whole range
   // A read of one piece may write the whole pages that it lies on: nobody else's bytes are there.
   bool owns_pages = false;
+  // Of a write, if not null: a CRC-32 that goes on with its bytes when it is taken.
+  uint32_t* checksum = nullptr;
 };
 
 // Without an error, every piece of the request is in place (or every byte of it is handed to the file).

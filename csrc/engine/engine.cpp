@@ -359,7 +359,7 @@ void Engine::submit(std::shared_ptr<Group> group, bool helped) {
   const uint64_t segment_bytes = std::min(most_bytes, std::max(kLeastSegmentBytes, share_bytes));
   const uint64_t part_bytes = std::max(segment_bytes, options().io.request_bytes);
   for (const Transfer& transfer : group->transfers) split(transfer, part_bytes, group->conversion, group->parts_);
-  group->part_checksums_.resize(group->with_checksums ? group->parts_.size() : 0);
+  group->part_checksums_.assign(group->with_checksums ? group->parts_.size() : 0, 0);
   std::vector<Segment> segments;
   const auto& parts = group->parts_;
   for (size_t first = 0; first < parts.size();) {

@@ -400,12 +400,11 @@ void Worker::request(Active& active, std::span<const Transfer> left) {
   if (!make_backend_once(host_, selection_.name, active)) return;
   expect_staging();
   const Group& group = *active.segment.group;
+  if (group.direction == Direction::kWrite) return request_writes(active, left);
   ranges_.clear();
-  const bool read = group.direction == Direction::kRead;
-  const uint64_t limit_bytes = read ? options_.io.request_bytes : 0;  // writes are not joined
   parts_.clear();
   for (const Transfer& transfer : left) split(transfer, options_.io.request_bytes, group.conversion, parts_);
-  coalesce(parts_, options_.coalesce_gap_bytes, limit_bytes, ranges_, active.pieces);
+  coalesce(parts_, options_.coalesce_gap_bytes, options_.io.request_bytes, ranges_, active.pieces);
   for (const Range& range : ranges_) {
     File* file = nullptr;
     try {
@@ -418,6 +417,23 @@ void Worker::request(Active& active, std::span<const Transfer> left) {
     add_request(active, host_, range.file,
                 {0, group.direction, group.conversion, file, range.offset, range.length, pieces,
                  /*owns_pages=*/staged_ && active.place.has_pages_of(pieces.front())});
+  }
+}
+
+// They are not joined, and keep their order: so each part's checksum goes on from request to request.
+void Worker::request_writes(Active& active, std::span<const Transfer> left) {
+  Group& group = *active.segment.group;
+  parts_.clear();
+  for (const Transfer& transfer : left) split(transfer, options_.io.request_bytes, group.conversion, parts_);
+  for (const Transfer& part : parts_) active.pieces.push_back({part.offset, part.length, part.memory});
+  const Piece* piece = active.pieces.data();
+  for (size_t i = 0; i < left.size(); ++i) {  // with checksums, these are all parts of the segment
+    uint32_t* checksum = group.with_checksums ? &group.part_checksums_[active.segment.first_part + i] : nullptr;
+    for (uint64_t done = 0; done < left[i].length; done += piece++->length) {
+      add_request(active, host_, left[i].file,
+                  {0, group.direction, group.conversion, &active.file(left[i].file), piece->offset, piece->length,
+                   {piece, 1}, /*owns_pages=*/false, checksum});
+    }
   }
 }
 
@@ -573,11 +589,12 @@ void Worker::copy_to_device(Active& active) {
   }
 }
 
-// While the bytes are in memory that the processor reads.
+// Of what was read, while it is in memory that the processor reads. What is written has its own on the way.
 void Worker::take_checksums(const Active& active) {
   const Segment& segment = active.segment;
   Group& group = *segment.group;
-  if (!group.with_checksums || active.error || group.abandoned_.load(std::memory_order_relaxed)) return;
+  if (!group.with_checksums || group.direction == Direction::kWrite || active.error) return;
+  if (group.abandoned_.load(std::memory_order_relaxed)) return;
   for (size_t i = segment.first_part; i < segment.first_part + segment.part_count; ++i) {
     group.part_checksums_[i] = crc32(group.parts_[i].memory, group.parts_[i].length);
   }

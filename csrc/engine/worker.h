@@ -100,6 +100,7 @@ class Worker {
   void wait_for_staging();
   void reclaim_staging();
   void request(Active& active, std::span<const Transfer> left);
+  void request_writes(Active& active, std::span<const Transfer> left);
   void request_of_device(Active& active, std::span<const Transfer> left);
   void add_request(Active& active, Lane& lane, uint32_t file, Request request);
   bool make_backend_once(Lane& lane, const std::string& name, Active& active);

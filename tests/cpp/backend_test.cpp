@@ -7,12 +7,15 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <map>
 #include <thread>
 
 #include "backend/bounce.h"
 #include "backend/faulty.h"
 #include "backend/select.h"
+#include "base/crc32.h"
 #include "device/anonymous_memory.h"
 #include "testing.h"
 
@@ -167,10 +170,37 @@ TEST_P(Conformance, WritesAnyRangeAndTouchesNoNeighbour) {
     if (round % 2 == 0) memory += 4096 - (reinterpret_cast<uintptr_t>(memory) - offset) % 4096;
     std::memcpy(expected.data() + offset, memory, length);
     const std::vector<Piece> pieces = {{offset, length, memory}};
-    const auto completions = run({{0, Direction::kWrite, Conversion::kNone, file.get(), offset, length, pieces}});
+    uint32_t checksum = 0;
+    const auto completions = run({{0, Direction::kWrite, Conversion::kNone, file.get(), offset, length, pieces,
+                                   /*owns_pages=*/false, &checksum}});
     ASSERT_FALSE(completions.at(0).error) << completions.at(0).error->message;
     ASSERT_EQ(read_file(path), expected) << "round " << round << " offset " << offset << " length " << length;
+    ASSERT_EQ(checksum, crc32(memory, length)) << "round " << round << " offset " << offset << " length " << length;
   }
+}
+
+// More than it takes at a time: some are ready while others are written.
+TEST_P(Conformance, WritesManyRequestsWhoseChecksumsGoOnFromOneToTheNext) {
+  const Bytes content = random_bytes(10'000'001, 5);
+  const std::string path = folder_.write("a", Bytes(content.size()));
+  const auto file = File::open_for_writing(path, false);
+  std::vector<Piece> pieces;
+  std::mt19937_64 random(6);
+  for (uint64_t offset = 0; offset < content.size(); offset += pieces.back().length) {
+    const uint64_t length = std::min(1 + random() % options_.request_bytes, content.size() - offset);
+    pieces.push_back({offset, length, const_cast<std::byte*>(content.data()) + offset});
+  }
+  uint32_t checksums[2] = {0, 0};  // of the requests by turns
+  std::vector<Request> requests;
+  Bytes turns[2];
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    requests.push_back({i, Direction::kWrite, Conversion::kNone, file.get(), pieces[i].offset, pieces[i].length,
+                        std::span(pieces).subspan(i, 1), /*owns_pages=*/false, &checksums[i % 2]});
+    turns[i % 2].insert(turns[i % 2].end(), pieces[i].memory, pieces[i].memory + pieces[i].length);
+  }
+  for (auto& [tag, completion] : run(requests)) ASSERT_FALSE(completion.error) << completion.error->message;
+  ASSERT_TRUE(read_file(path) == content);
+  for (size_t i = 0; i < 2; ++i) ASSERT_EQ(checksums[i], crc32(turns[i].data(), turns[i].size()));
 }
 
 TEST_P(Conformance, ReportsAnErrorOfTheSystemWithPathAndExtent) {
@@ -221,6 +251,63 @@ TEST(Uring, AReapThatWaitsIsInterruptedFromAnotherThread) {
   EXPECT_EQ(std::memcmp(memory.data(), "bytes", 5), 0);
   ::close(ends[0]);
   ::close(ends[1]);
+}
+
+// What the kernel has taken from the only ring of this process, as it says itself.
+uint64_t asked_of_kernel() {
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;
+    if (std::filesystem::read_symlink(entry, gone).string().find("io_uring") == std::string::npos) continue;
+    std::ifstream info("/proc/self/fdinfo/" + entry.path().filename().string());
+    std::string key;
+    for (uint64_t value = 0; info >> key;) {
+      if (key == "SqHead:" && info >> value) return value;
+    }
+  }
+  return 0;
+}
+
+// Into a pipe that is full, so that none of them ends before it is read.
+TEST(Uring, HasHalfOfItsWritesReadyWhileTheKernelHasTheOthers) {
+  if (const std::string refusal = uring_refusal(); !refusal.empty()) GTEST_SKIP() << refusal;
+  constexpr size_t kRequests = 6, kLength = 128 * 1024;
+  BackendOptions options;
+  options.direct = DirectMode::kNever;
+  options.request_bytes = kLength;
+  options.bounce_bytes = 4 * kLength;
+  const auto backend = make_uring_backend(options);
+  const TemporaryFolder folder;
+  const auto file = File::open_for_writing(folder.file("w"), true);
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  const Bytes full(static_cast<size_t>(::fcntl(ends[1], F_GETPIPE_SZ)));
+  ASSERT_EQ(::write(ends[1], full.data(), full.size()), static_cast<ssize_t>(full.size()));
+  ASSERT_EQ(::dup2(ends[1], file->buffered()), file->buffered());
+  const Bytes content = random_bytes(kLength, 1);
+  const Piece piece{0, kLength, const_cast<std::byte*>(content.data())};
+  uint32_t checksums[kRequests] = {};
+  std::vector<Request> requests;
+  for (size_t i = 0; i < kRequests; ++i) {
+    requests.push_back({i, Direction::kWrite, Conversion::kNone, file.get(), 0, kLength, {&piece, 1}, false,
+                        &checksums[i]});
+  }
+  ASSERT_EQ(backend->submit(requests), kRequests);
+  EXPECT_EQ(asked_of_kernel(), 2u);
+  for (const uint32_t checksum : checksums) EXPECT_EQ(checksum, crc32(content.data(), kLength)) << "it is not ready";
+  std::thread reader([&] {
+    Bytes rest(full.size() + kRequests * kLength);
+    for (size_t done = 0; done < rest.size();) {
+      const ssize_t moved = ::read(ends[0], rest.data(), rest.size() - done);
+      if (moved <= 0) return;
+      done += static_cast<size_t>(moved);
+    }
+  });
+  std::vector<Completion> room(kRequests);
+  EXPECT_EQ(backend->reap(room, kRequests, kLong), kRequests);
+  for (const Completion& completion : room) EXPECT_FALSE(completion.error) << completion.error->message;
+  ::close(ends[1]);
+  reader.join();
+  ::close(ends[0]);
 }
 
 TEST(Faulty, FailsEachCompletionInTurnAndOnlyThat) {

@@ -193,11 +193,16 @@ TEST_P(StagedOverFaults, WritesManyPartsFromAnywhereOnTheDevice) {
   }
   std::shuffle(group->transfers.begin(), group->transfers.end(), random);
   set_delay_us(3000);
+  group->with_checksums = true;
   group->before = {memory.fill_later(content)};
   ASSERT_TRUE(run(engine, group));
   ASSERT_FALSE(group->error) << group->error->message;
   drop_from_page_cache(path);
   ASSERT_TRUE(same(read_file(path), expected));
+  for (size_t i = 0; i < group->transfers.size(); ++i) {
+    const Transfer& transfer = group->transfers[i];
+    ASSERT_EQ(group->checksums()[i], crc32(expected.data() + transfer.offset, transfer.length)) << "transfer " << i;
+  }
 }
 
 TEST_P(StagedOverFaults, TheLeastStagingMemoryIsEnoughForReadsAndWritesTogether) {
