@@ -113,6 +113,19 @@ def test_a_run_names_the_shards_row_and_verifies_it(tmp_path, capsys):
     assert all(sum(row["served_bytes"].values()) > 0 for row in results["rows"])
 
 
+def test_a_library_that_cannot_write_its_copies_fails_its_own_rows_alone(tmp_path, monkeypatch):
+    def broken(*_):
+        raise ModuleNotFoundError("No module named 'catalogue'")
+
+    monkeypatch.setitem(copies.WRITERS, "tar", broken)
+    rows = ["gdsdata", "gdsdata_tar"]
+    chosen = small(tmp_path, data_kind="npy", data_shape=SHAPE, case_cache=["warm"], case_rows=rows)
+    case.main(chosen, tmp_path)
+    sound, without = results_in(tmp_path)["rows"]
+    assert sound["verified"] and not sound["error"]
+    assert without["error"] == "volumes could not be written as tar: ModuleNotFoundError: No module named 'catalogue'"
+
+
 def test_your_own_files_are_copied_only_when_a_row_is_named(tmp_path):
     source = volumes(tmp_path)
     chosen = small(tmp_path, data_kind="npy", data_path=str(tmp_path / "*.npy"), case_rows=[])

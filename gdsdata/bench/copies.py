@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from . import data, image_shards
+from .process import RowFailed
 
 SHARD_BYTES = 64 * 2**20
 FIELD = "x"  # of a sample
@@ -123,13 +124,18 @@ class Copying:
     def start(self, source, names):
         original = getattr(source, "source", source)
         folder = Path(self.settings.data.folder or data.default_folder()).expanduser()
-        kinds = {kind for name in names if (kind := self.copy_for(source, name))}
+        kind_of = {name: kind for name in names if (kind := self.copy_for(source, name))}
         total = original.samples * original.sample_bytes
-        self.copies = {}
-        for kind in sorted(kinds):
+        self.copies, failures = {}, {}
+        for kind in sorted(set(kind_of.values())):
             with self.progress.bytes(f"data: {source.kind} as {kind}", total) as advance:
-                self.copies[kind] = copied(original, kind, folder, advance)
-        return super().start(source, names)
+                try:
+                    self.copies[kind] = copied(original, kind, folder, advance)
+                except Exception as error:  # of the library that writes it, which may be broken
+                    told = f"volumes could not be written as {kind}: {type(error).__name__}: {error}"
+                    failures[kind] = RowFailed(told)
+        failed = {name: failures[kind] for name, kind in kind_of.items() if kind in failures}
+        return super().start(source, names) | failed
 
     def read_by(self, row):
         """What has the files that the row reads."""
