@@ -20,12 +20,13 @@ class EngineOptions:
             in the page cache, and io_uring for the rest), or ``"auto"``: the better of those that work.
         workers: threads that move bytes. 0: with io_uring one fewer than cores, from 1 to 8 (the consumer copies too,
             rather than sleep); with posix 8, for each has one request in flight.
-        queue_depth: requests that one worker keeps in flight. 0: 64.
+        queue_depth: requests that one worker keeps in flight, writes that are ready for it included. 0: 64.
         segment_bytes: what a worker takes from a batch at a time, at most: a batch is shared by all workers, but not in
             segments of less than 1 MiB. 0: 1 MiB, 4 MiB on the way to a GPU, and 8 MiB for writes from the CPU.
         request_bytes: longest single request to storage.
         bounce_bytes: page-aligned memory of one worker that O_DIRECT reads into and writes from; taken when first
-            needed. 0: 64 MiB shared out among the workers, but 16 MiB at least for each.
+            needed. 0: 64 MiB shared out among the workers, but 16 MiB at least for each. Of writes io_uring has half as
+            much in flight, or two requests, while as much gets ready.
         staging_bytes: pinned memory of one worker where bytes stop over on their way to a GPU. Short reads have 1.3 MiB
             of their own there first; each is taken when it is needed.
         coalesce_gap_bytes: extents at most so far apart are read by one request.

@@ -15,7 +15,7 @@ namespace gdsdata {
 
 struct Capabilities {
   const char* name = "";
-  size_t queue_depth = 1;             // requests it keeps in flight
+  size_t queue_depth = 1;             // requests it keeps in flight, those that are ready included
   uint64_t max_request_bytes = 0;     // longest request it takes
   // Pieces are device memory, and each request has one; else they are memory that the processor can write.
   bool reaches_device = false;

@@ -29,8 +29,9 @@ class Flight {
     unsigned memory_count = 0;
   };
 
-  // Takes what it needs from `arena`; false where there is no room, and then nothing was begun. Where others are in
-  // flight, false too where its memory is not there yet: it can be tried again when one of them has ended.
+  // Takes what it needs from `arena`, and of a write copies what bounces and goes on with its checksum; false where
+  // there is no room, and then nothing was begun. Where others are in flight, false too where its memory is not there
+  // yet: it can be tried again when one of them has ended.
   bool begin(const Request& request, BounceArena& arena, bool others_in_flight, const BackendOptions& options,
              FaultPlan* faults);
 

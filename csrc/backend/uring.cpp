@@ -1,8 +1,8 @@
 // io_uring: a queue of requests in flight from one thread.
 //
-// Writes get ready first, copied into bounce memory and summed up, and the kernel is asked for half of what there is room
-// for. A virtual disk may answer only when it has nothing left to do, and then for all at once: the other half is ready
-// for it then, while what has just ended is copied over (benchmarks/notes/checkpoints.md).
+// Writes get ready first, copied into bounce memory with their checksums taken, and the kernel has half of what there
+// is room for. A virtual disk may answer only when it has nothing left to do, and then for all at once: the other half
+// is ready then, and keeps it busy while more is copied (benchmarks/notes/checkpoints.md).
 #include "backend/backend.h"
 
 #ifdef GDSDATA_WITHOUT_LIBURING
@@ -36,6 +36,7 @@ std::unique_ptr<Backend> make_uring_backend(const BackendOptions&) {
 #include "backend/bounce.h"
 #include "backend/faulty.h"
 #include "backend/flight.h"
+#include "base/extent_math.h"
 
 namespace gdsdata {
 
@@ -72,7 +73,8 @@ class UringBackend final : public Backend {
   explicit UringBackend(const BackendOptions& options)
       : options_(options),
         arena_(*host_device(), options.bounce_bytes, kRegisteredBytes),
-        flights_(options.queue_depth) {
+        flights_(options.queue_depth),
+        most_writing_bytes_(std::max(options.bounce_bytes / 2, 2 * (options.request_bytes + kCutBytes))) {
     if (!options.faults.empty()) faults_ = FaultPlan::parse(options.faults);
     const int result = make_ring(static_cast<unsigned>(options.queue_depth + kWakes), ring_);
     if (result < 0) throw Failure({ErrorCode::kUnavailable, refusal_of(-result)});
@@ -187,7 +189,7 @@ class UringBackend final : public Backend {
     while (!ready_writes_.empty()) {
       const size_t index = ready_writes_.front();
       const uint64_t bytes = flights_[index].length();
-      if (writing_bytes_ > 0 && writing_bytes_ + bytes > options_.bounce_bytes / 2) break;
+      if (writing_bytes_ > 0 && writing_bytes_ + bytes > most_writing_bytes_) break;
       ready_writes_.pop_front();
       writing_bytes_ += bytes;
       prepare(index);
@@ -211,7 +213,8 @@ class UringBackend final : public Backend {
     return -1;
   }
 
-  // Until so many completions are there: what the caller does with those does not wait for more. Writes that are ready do.
+  // Until so many completions are there: what the caller does with those does not wait for more. Writes that are ready
+  // do.
   void take_answers(size_t wanted) {
     // DEFER_TASKRUN posts answers only when their submitter enters the kernel for them.
     if (idle_.size() != flights_.size() && io_uring_cq_ready(&ring_) == 0) io_uring_get_events(&ring_);
@@ -243,7 +246,8 @@ class UringBackend final : public Backend {
   }
 
   void wait(std::chrono::nanoseconds left, size_t answers) {
-    answers = std::min({answers, kWakes, flights_.size() - idle_.size() - ready_writes_.size()});
+    const size_t with_kernel = flights_.size() - idle_.size() - ready_writes_.size();
+    answers = std::min({answers, kWakes, ready_writes_.empty() ? with_kernel : (with_kernel + 1) / 2});
     if (polls_ < answers) {
       while (polls_ < answers) {
         io_uring_sqe* entry = io_uring_get_sqe(&ring_);
@@ -270,7 +274,8 @@ class UringBackend final : public Backend {
   std::vector<Flight> flights_;
   std::vector<size_t> idle_;  // indices of flights
   std::deque<size_t> ready_writes_;  // of which the kernel does not know yet
-  uint64_t writing_bytes_ = 0;       // of those of which it does
+  const uint64_t most_writing_bytes_;  // two requests at least, so that there is one while the other's end is told
+  uint64_t writing_bytes_ = 0;  // of the writes that the kernel has
   std::deque<Completion> completed_;
   int wake_fd_ = -1;         // readable once interrupt was called
   size_t polls_ = 0;  // the kernel looks at it so often, and has as many answers then

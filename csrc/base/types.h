@@ -67,7 +67,8 @@ struct Request {
   std::span<const Piece> pieces;  // for a write: exactly one, the whole range
   // A read of one piece may write the whole pages that it lies on: nobody else's bytes are there.
   bool owns_pages = false;
-  // Of a write, if not null: a CRC-32 that goes on with its bytes when it is taken.
+  // Of a write, if not null: a CRC-32 that goes on with its bytes when it is taken, by backends whose pieces are memory
+  // that the processor reads.
   uint32_t* checksum = nullptr;
 };
 

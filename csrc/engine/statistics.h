@@ -56,7 +56,7 @@ struct WorkerCounters {
   Counter retries;  // requests that a backend could not bring to the device, made again by way of the host
   Counter idle_ns;     // waiting for work; counted when it has come
   Counter active_ns;   // the rest of the time
-  Counter storage_ns;  // of that, in backends: reading and writing, or waiting for it
+  Counter storage_ns;  // of that, in backends: reading and writing, with writes' checksums, or waiting for it
   Counter link_ns;     // of that, waiting for copies between the host and a device
   Counter device_ns;   // of that, waiting for a device's work before these copies
   LatencyHistogram segment_latency;

@@ -431,8 +431,15 @@ void Worker::request_writes(Active& active, std::span<const Transfer> left) {
     uint32_t* checksum = group.with_checksums ? &group.part_checksums_[active.segment.first_part + i] : nullptr;
     for (uint64_t done = 0; done < left[i].length; done += piece++->length) {
       add_request(active, host_, left[i].file,
-                  {0, group.direction, group.conversion, &active.file(left[i].file), piece->offset, piece->length,
-                   {piece, 1}, /*owns_pages=*/false, checksum});
+                  {0,
+                   group.direction,
+                   group.conversion,
+                   &active.file(left[i].file),
+                   piece->offset,
+                   piece->length,
+                   {piece, 1},
+                   /*owns_pages=*/false,
+                   checksum});
     }
   }
 }

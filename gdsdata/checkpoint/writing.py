@@ -22,7 +22,7 @@ from gdsdata.options import EngineOptions
 Extent = tuple[int, torch.Tensor]  # where it goes in the file, and its bytes: uint8, one dimension, contiguous
 
 # So much is written in one go, and two of those at a time, so that storage always has the next.
-_BATCH_BYTES = 256 << 20
+_BATCH_BYTES = 64 << 20
 _BATCHES_AT_A_TIME = 2
 _LONG_BYTES = 1 << 20  # of `write_bytes`: what is shorter goes by way of pages
 
@@ -68,7 +68,7 @@ class Writing:
     def written(self, extents: Iterable[Extent]) -> Iterator[int]:
         """The same, one CRC-32 after the other: what the caller does with them is done while others are written.
 
-        When it is closed, no more is written than has been begun.
+        When it is closed, no more is written than has been begun, and that is waited for.
         """
         with ThreadPoolExecutor(_BATCHES_AT_A_TIME, thread_name_prefix="gdsdata-write") as threads:
             begun = [begin_beside(threads, self._writer_of(batch)) for batch in _batches(extents)]

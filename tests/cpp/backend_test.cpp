@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <optional>
 #include <thread>
 
 #include "backend/bounce.h"
@@ -181,6 +182,8 @@ TEST_P(Conformance, WritesAnyRangeAndTouchesNoNeighbour) {
 
 // More than it takes at a time: some are ready while others are written.
 TEST_P(Conformance, WritesManyRequestsWhoseChecksumsGoOnFromOneToTheNext) {
+  options_.bounce_bytes = 3 * options_.request_bytes;  // some find no room, and are tried again
+  backend_ = make_backend(GetParam().backend, options_, *device_);
   const Bytes content = random_bytes(10'000'001, 5);
   const std::string path = folder_.write("a", Bytes(content.size()));
   const auto file = File::open_for_writing(path, false);
@@ -254,7 +257,7 @@ TEST(Uring, AReapThatWaitsIsInterruptedFromAnotherThread) {
 }
 
 // What the kernel has taken from the only ring of this process, as it says itself.
-uint64_t asked_of_kernel() {
+std::optional<uint64_t> asked_of_kernel() {
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
     std::error_code gone;
     if (std::filesystem::read_symlink(entry, gone).string().find("io_uring") == std::string::npos) continue;
@@ -264,7 +267,7 @@ uint64_t asked_of_kernel() {
       if (key == "SqHead:" && info >> value) return value;
     }
   }
-  return 0;
+  return std::nullopt;  // an older kernel does not say
 }
 
 // Into a pipe that is full, so that none of them ends before it is read.
@@ -288,11 +291,13 @@ TEST(Uring, HasHalfOfItsWritesReadyWhileTheKernelHasTheOthers) {
   uint32_t checksums[kRequests] = {};
   std::vector<Request> requests;
   for (size_t i = 0; i < kRequests; ++i) {
-    requests.push_back({i, Direction::kWrite, Conversion::kNone, file.get(), 0, kLength, {&piece, 1}, false,
-                        &checksums[i]});
+    requests.push_back(
+        {i, Direction::kWrite, Conversion::kNone, file.get(), 0, kLength, {&piece, 1}, false, &checksums[i]});
   }
   ASSERT_EQ(backend->submit(requests), kRequests);
-  EXPECT_EQ(asked_of_kernel(), 2u);
+  if (const auto asked = asked_of_kernel()) {
+    EXPECT_EQ(*asked, 2u);
+  }
   for (const uint32_t checksum : checksums) EXPECT_EQ(checksum, crc32(content.data(), kLength)) << "it is not ready";
   std::thread reader([&] {
     Bytes rest(full.size() + kRequests * kLength);
@@ -305,6 +310,7 @@ TEST(Uring, HasHalfOfItsWritesReadyWhileTheKernelHasTheOthers) {
   std::vector<Completion> room(kRequests);
   EXPECT_EQ(backend->reap(room, kRequests, kLong), kRequests);
   for (const Completion& completion : room) EXPECT_FALSE(completion.error) << completion.error->message;
+  ::dup2(ends[0], file->buffered());  // no end to write to is left: the reader ends, whatever has come
   ::close(ends[1]);
   reader.join();
   ::close(ends[0]);
