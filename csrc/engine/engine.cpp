@@ -73,8 +73,9 @@ size_t default_workers(const std::string& backend) {
 
 constexpr std::chrono::nanoseconds kForEver = std::chrono::hours(24 * 365);
 
-// So much on its way, or of writes half of it and the other half ready, keeps a disk busy while a worker copies: with 16 MiB a single one's saves took an eighth to a
-// third longer than with 64, and its reads an eighth (benchmarks/notes/checkpoints.md).
+// So much on its way, or of writes half of it and the other half ready, keeps a disk busy while a worker copies: with
+// 16 MiB a single one's saves took an eighth to a third longer than with 64, and its reads an eighth
+// (benchmarks/notes/checkpoints.md).
 uint64_t default_bounce_bytes(size_t workers) { return std::max<uint64_t>((64 << 20) / workers, 16 << 20); }
 
 }  // namespace
