@@ -435,3 +435,14 @@ def test_a_picture_of_failed_rows_is_none(tmp_path):
     results = {"rows": [], "data": {}, "device": {"name": "cpu"}}
     train_report.plot(results, tmp_path / "results.png")
     assert not (tmp_path / "results.png").exists()
+
+
+def test_a_picture_has_all_of_its_title_beside_rows_of_long_names(tmp_path):
+    image = pytest.importorskip("matplotlib.image")
+    times = {"median": 0.01, "min": 0.009, "max": 0.011}
+    row = dict(key="gdsdata", name="a row of a long name " * 3, data="volumes", cache="warm", stall_s=None)
+    row |= dict(device_step_s=times, wall_step_s=times, idle_share={"median": 0.1}, limit={"name": "not known"})
+    about = {"volumes": {"repeats": 1.5, "batch_size": 16, "sample_bytes": 2**21}}
+    train_report.plot({"rows": [row], "data": about, "device": {"name": "cuda"}}, tmp_path / "results.png")
+    edge = image.imread(tmp_path / "results.png")[:, -1]
+    assert (edge == 1).all(), "what is drawn ends before the picture does"

@@ -112,5 +112,5 @@ def plot(results, path):
     axis.spines[["top", "right"]].set_visible(False)
     axis.set_title(f"{PICTURE}: a dot for each table, a ring for the main one", loc="left", fontsize=10)
     axis.set_xlabel("gdsdata's rate by the best peer's (log scale); dashed: as fast as that", fontsize=8, loc="left")
-    figure.savefig(path, dpi=130)
+    figure.savefig(path, dpi=130, bbox_inches="tight")
     pyplot.close(figure)

@@ -149,7 +149,7 @@ def plot(results, path):
         lines.values(), lines.keys(), loc="outside lower center", ncols=min(5, len(lines)), frameon=False, fontsize=9
     )
     figure.suptitle("Markers: median latency. Bars: from there to p99.", fontsize=9, x=0.01, ha="left")
-    figure.savefig(path, dpi=130)
+    figure.savefig(path, dpi=130, bbox_inches="tight")
     pyplot.close(figure)
 
 

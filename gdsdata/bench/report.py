@@ -548,7 +548,7 @@ def plot(results, path):
         axis.set_title(title, loc="left", fontsize=10, fontweight="bold", pad=8)
         axis.set_xlabel(f"GB/s of the files' bytes (1e9)      dashed: {limit_text}", fontsize=8, loc="left")
         axis.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=130)
+    figure.savefig(path, dpi=130, bbox_inches="tight")
     pyplot.close(figure)
 
 

@@ -138,7 +138,7 @@ def plot(results, path):
         [bars[name] for name in order], [TITLES[name] for name in order], loc="outside lower center", ncols=5,
         frameon=False, fontsize=8,
     )  # fmt: skip
-    figure.savefig(path, dpi=130)
+    figure.savefig(path, dpi=130, bbox_inches="tight")
     pyplot.close(figure)
 
 

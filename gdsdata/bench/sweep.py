@@ -71,7 +71,7 @@ def plot(results, path):
         handles, [f"{depth}" for depth in depths], title="transfers in flight (depth)", loc="outside upper center",
         ncols=len(depths), fontsize=9, title_fontsize=9, frameon=False,
     )  # fmt: skip
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=110, bbox_inches="tight")
     pyplot.close(figure)
 
 

@@ -158,7 +158,7 @@ def plot(results, path):
     figure.legend(handles, in_order, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
     size = size_text(results["config"]["case"]["size_bytes"])
     figure.suptitle(f"A tensor of {size}; whiskers: slowest and fastest run", fontsize=9, x=0.01, ha="left")
-    figure.savefig(path, dpi=130)
+    figure.savefig(path, dpi=130, bbox_inches="tight")
     pyplot.close(figure)
 
 

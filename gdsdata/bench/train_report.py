@@ -144,7 +144,7 @@ def plot(results, path):
     )
     for axis, (title, rows) in zip(axes[:, 0], drawn, strict=True):
         panel(axis, title, rows)
-    figure.savefig(path, dpi=130)
+    figure.savefig(path, dpi=130, bbox_inches="tight")
     pyplot.close(figure)
 
 

@@ -142,7 +142,7 @@ def plot(results, path):
             axis.set_axisbelow(True)
             axis.spines[["top", "right"]].set_visible(False)
             axis.set_ylabel("GB/s (1e9 bytes)", fontsize=8)
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=120, bbox_inches="tight")
     pyplot.close(figure)
 
 
