@@ -98,7 +98,7 @@ def test_what_a_parser_does_wrong_is_named(tmp_path):
     }
     found = in_new_process(_outcomes, tmp_path / "input", list(expected))
     for said, words in zip(found, expected.values(), strict=True):
-        assert said is None if words is None else words in said
+        assert said is None if words is None else words in said, f"{said!r} instead of {words!r}"
 
 
 def _crashes(folder: Path) -> None:
