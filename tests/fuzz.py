@@ -39,6 +39,7 @@ from typing import Any
 import numpy as np
 from fuzz_targets import MTIME_NS, TARGETS, Files, Target
 
+import gdsdata
 from gdsdata.errors import CorruptData, IoError
 
 _MOST_SECONDS = 1.0  # of the processor, for one input
@@ -263,7 +264,8 @@ def outcome(target: Target, folder: Path, guard: Guard) -> str | None:
 
 def _described(error: BaseException) -> str:
     """The error, and where in gdsdata it was raised."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "/gdsdata/" in frame.filename]
+    package = Path(gdsdata.__file__).parent  # its checkout has the same name
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if package in Path(frame.filename).parents]
     where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "outside gdsdata"
     return f"{type(error).__name__} at {where}: {error!s:.300}"
 
