@@ -10,7 +10,7 @@ import argparse
 import time
 from pathlib import Path
 
-from gpu import GIB, find, run, write
+from gpu import GIB, arguments_of, find, run, write
 
 HEAD = ["work", "asked", "measured", "GB/s", "cpu-s/GB", "peak MB", "served by"]
 OURS = {"gdsdata_pt": ".pt", "gdsdata_safetensors": ".safetensors", "gdsdata_dcp": "DCP"}
@@ -89,14 +89,12 @@ def table_row(results, title, key, cache, unit, asked):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true", help="1 GiB on the GPU and 512 MiB on the CPU")
-    parser.add_argument("--only", nargs="*", help="of gpu-save, gpu-load, gpu-async, cpu-save, cpu-load")
     parser.add_argument("--seconds", type=float, default=480, help="what runs then is broken off")
     parser.add_argument("--out", type=Path, default=Path("outputs/checkpoint"), help="of reports and table.md")
-    parser.add_argument("bench", nargs="*", help="more settings for each bench, as case.repeats=2")
-    chosen = parser.parse_args()
+    chosen = arguments_of(parser, ["gpu-save", "gpu-load", "gpu-async", "cpu-save", "cpu-load"])
     ends, rows = time.monotonic() + chosen.seconds, []
     for name, arguments, wanted in lines(*((GIB, GIB // 2) if chosen.small else (8 * GIB, 2 * GIB))):
-        if chosen.only and name not in chosen.only:
+        if name not in chosen.only:
             continue
         left_s = ends - time.monotonic()
         results = run(chosen.out, name, [*arguments, *chosen.bench], left_s) if left_s > 0 else None

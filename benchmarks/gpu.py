@@ -3,6 +3,7 @@
 Runs `python -m gdsdata.bench` for each line of the table, with up to 8 GiB of data on the disk and in /dev/shm, and
 writes one table of what was asked for and what was measured beside their reports. Needs a GPU, the package's `bench`
 extra, and whichever peers are installed. 8 GiB take some ten minutes; --small takes 1 GiB, whose figures mean less.
+Of --only, load-memory needs load-disk.
 """
 
 import argparse
@@ -163,18 +164,28 @@ def write(folder, head, rows):
     print("\n" + text, flush=True)
 
 
+def arguments_of(parser, names):
+    """What was asked for. Behind --only and lines' names the bench's settings may follow."""
+    parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help=f"of {', '.join(names)}")
+    parser.add_argument("bench", nargs="*", help="more settings for each bench, as case.repeats=2")
+    chosen = parser.parse_args()
+    chosen.bench += [word for word in chosen.only if "=" in word]
+    chosen.only = [word for word in chosen.only if "=" not in word] or names
+    if unknown := [name for name in chosen.only if name not in names]:
+        parser.error(f"--only {' '.join(unknown)}: use {', '.join(names)}")
+    return chosen
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true", help="1 GiB of data instead of 8")
-    parser.add_argument("--only", nargs="*", help="of load-disk, load-memory (needs load-disk), records, volumes")
     parser.add_argument("--out", type=Path, default=Path("outputs/gpu"), help="where reports and table.md are written")
     parser.add_argument("--memory-folder", type=Path, default="/dev/shm/gdsdata-bench", help="a folder in tmpfs")
-    parser.add_argument("bench", nargs="*", help="more settings for each bench, as case.repeats=2")
-    chosen = parser.parse_args()
+    chosen = arguments_of(parser, ["load-disk", "load-memory", "records", "volumes"])
     rows = []
     in_memory = chosen.memory_folder / "model.safetensors"
     for name, arguments, wanted in lines(GIB if chosen.small else 8 * GIB, in_memory):
-        if chosen.only and name not in chosen.only:
+        if name not in chosen.only:
             continue
         results = run(chosen.out, name, [*arguments, "device=cuda", *chosen.bench])
         if results and name == "load-disk":

@@ -14,8 +14,9 @@ import zlib
 import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from helpers import MIB, eventually, in_new_process, peak_bytes, require_direct, reset_peak, run_script
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file
@@ -24,6 +25,7 @@ from test_checkpoint import DEVICES, SAFE_DTYPES, assert_same, awkward, nests, t
 import gdsdata
 from gdsdata import EngineOptions
 from gdsdata.checkpoint import layout_torch, writing, zip_layout
+from gdsdata.engine import kept_engine
 from gdsdata.errors import IoError
 
 pytestmark = pytest.mark.filterwarnings(
@@ -137,6 +139,64 @@ def test_large_storages_lie_on_whole_pages_and_small_ones_close_together(tmp_pat
     records = [archive.records[f"data/{saved.key}"] for saved in archive.storages]
     assert [record.offset % (4096 if record.size_bytes >= 4096 else 64) for record in records] == [0] * 102
     assert os.path.getsize(tmp_path / "x.pt") < sum(record.size_bytes for record in records) + 40_000
+
+
+PAGE_BYTES = 4096
+extent_sizes = st.sampled_from([0, 1, 100, PAGE_BYTES, 3 * PAGE_BYTES, 5000, 70_000, 2 * MIB + 1])
+gap_sizes = st.sampled_from([0, 0, 1, 64, 3000, PAGE_BYTES, 2 * PAGE_BYTES + 5, 70_000])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@given(
+    layout=st.lists(st.tuples(gap_sizes, extent_sizes), min_size=1, max_size=20),
+    first=st.sampled_from([0, 1, PAGE_BYTES - 1, PAGE_BYTES]),
+    batch_bytes=st.sampled_from([1, 100_000, 64 * MIB]),
+    said_before=st.booleans(),
+)
+@example([(0, 5000), (0, 2 * PAGE_BYTES - 5000), (0, PAGE_BYTES)], 0, 64 * MIB, False)  # a short one ends with its page
+@example([(0, PAGE_BYTES), (0, PAGE_BYTES)], 0, 64 * MIB, False)
+@settings(max_examples=150, deadline=None)
+def test_extents_and_what_lies_between_them_are_in_their_places(
+    tmp_path_factory, device, layout, first, batch_bytes, said_before
+):
+    """Whatever shares pages with whatever, and whether it comes before, between or after the extents."""
+    path = tmp_path_factory.getbasetemp() / "extents"
+    extents, between, expected = [], [(0, b"\1" * first)], bytearray(b"\1" * first)
+    for number, (gap, size) in enumerate(layout):
+        between.append((len(expected), bytes([2 + number]) * gap))
+        expected += between[-1][1]
+        content = torch.arange(number, number + size, device=device).to(torch.uint8)
+        extents.append((len(expected), content))
+        expected += content.cpu().numpy().tobytes()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(writing, "_BATCH_BYTES", batch_bytes)
+        with writing.Writing(str(path), len(expected), EngineOptions()) as output:
+            if said_before:
+                output.write_bytes(between[::2])
+            checksums = list(output.written(extents))
+            output.write_bytes(between[1::2] if said_before else between)
+            output.commit()
+    assert path.read_bytes() == expected
+    assert checksums == [zlib.crc32(content.cpu().numpy().tobytes()) for _, content in extents]
+
+
+@pytest.mark.parametrize("name", ["x.pt", "x.safetensors", "dcp"])
+def test_tensors_that_share_pages_are_written_in_one_piece(tmp_path, name):
+    """Requests are full, whatever the tensors' sizes: a disk loses time at each break."""
+    (tmp_path / "probe").write_bytes(b"x")
+    require_direct(tmp_path / "probe")
+    state = {f"{i}": torch.arange(300_001 + i) for i in range(40)}
+    size_bytes = sum(tensor.nbytes for tensor in state.values())
+    engine = kept_engine(EngineOptions(), torch.device("cpu"))
+    before = engine.statistics()
+    if name == "dcp":
+        dcp.save({"model": state}, storage_writer=gdsdata.GDSStorageWriter(tmp_path / name))
+    else:
+        gdsdata.save(state, tmp_path / name)
+    after = engine.statistics()
+    assert after["bytes"]["direct"] - before["bytes"]["direct"] >= size_bytes
+    pages = 0 if name == "x.safetensors" else 2 * len(state)  # with checksums in them: they are written once more
+    assert after["requests"] - before["requests"] <= -(-size_bytes // MIB) + 3 + pages
 
 
 def test_neighbours_on_one_page_do_not_disturb_each_other(tmp_path):

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <functional>
 #include <string>
 #include <thread>
 
@@ -27,6 +28,14 @@ constexpr uint64_t kCachedBytes = 256 * 1024;
 constexpr uint64_t kMaxIdleAnswers = 1000;
 
 bool aligned(const void* memory, uint64_t alignment) { return reinterpret_cast<uintptr_t>(memory) % alignment == 0; }
+
+// Whether they lie in memory as they lie in the file.
+bool in_one_place(std::span<const Piece> pieces) {
+  const auto goes_on = [](const Piece& piece, const Piece& next) {
+    return piece.offset + piece.length == next.offset && piece.memory + piece.length == next.memory;
+  };
+  return std::adjacent_find(pieces.begin(), pieces.end(), std::not_fn(goes_on)) == pieces.end();
+}
 
 bool refuses_direct(int system_errno) { return system_errno == EINVAL || system_errno == EOPNOTSUPP; }
 
@@ -73,7 +82,7 @@ bool Flight::take_window(bool others_in_flight) {
   if (window_begin_ == window_end_) return true;
   const Piece& piece = request_.pieces.front();
   const std::byte* as_file = piece.memory - piece.offset;  // congruent with offset 0 of the file
-  if (request_.pieces.size() == 1 && request_.conversion == Conversion::kNone && aligned(as_file, alignment_) &&
+  if (in_one_place(request_.pieces) && request_.conversion == Conversion::kNone && aligned(as_file, alignment_) &&
       (write || request_.length >= kInPlaceBytes || !direct_)) {
     const bool whole = request_.owns_pages && !write && alignment_ <= kPageBytes;
     middle_begin_ = whole ? window_begin_ : align_up(request_.offset, alignment_);
@@ -91,23 +100,20 @@ bool Flight::take_window(bool others_in_flight) {
   return true;
 }
 
-// Of a write: what bounces is copied, and the checksum taken while it is in the processor's caches.
+// Of a write: what bounces is copied, and the checksums taken while it is in the processor's caches.
 void Flight::leave_memory() {
-  const Piece& piece = request_.pieces.front();
-  const std::byte* memory = piece.memory;
-  const auto pass = [&](uint64_t bytes) {
-    if (request_.checksum != nullptr) *request_.checksum = crc32(memory, bytes, *request_.checksum);
-    memory += bytes;
-  };
-  if (bounce_bytes_ == 0) return pass(request_.length);
-  pass(window_begin_ - request_.offset);
-  for (uint64_t done = 0; done < bounce_bytes_;) {
-    const uint64_t bytes = std::min(kCachedBytes, bounce_bytes_ - done);
-    copy_bytes(bounce_ + done, memory, bytes);
-    pass(bytes);
-    done += bytes;
+  const uint64_t bounced_end = bounce_bytes_ == 0 ? window_begin_ : window_end_;
+  for (const Piece& piece : request_.pieces) {
+    for (uint64_t done = 0; done < piece.length;) {
+      const uint64_t offset = piece.offset + done;
+      const bool bounces = offset >= window_begin_ && offset < bounced_end;
+      const uint64_t stop = bounces ? bounced_end : offset < window_begin_ ? window_begin_ : end();
+      const uint64_t bytes = std::min({piece.length - done, stop - offset, kCachedBytes});
+      if (bounces) copy_bytes(bounce_ + (offset - window_begin_), piece.memory + done, bytes);
+      if (piece.checksum != nullptr) *piece.checksum = crc32(piece.memory + done, bytes, *piece.checksum);
+      done += bytes;
+    }
   }
-  pass(end() - window_end_);
 }
 
 const Flight::Step& Flight::next() {
@@ -123,12 +129,21 @@ const Flight::Step& Flight::next() {
     // An edge that shares its block with neighbours, or a file without direct I/O: the page cache merges it.
     const bool before_window = direct_ && position_ < window_begin_ && window_begin_ < window_end_;
     step_.fd = request_.file->buffered();
-    step_.offset = position_;
-    step_.length = (before_window ? window_begin_ : end()) - position_;
-    const Piece& piece = request_.pieces.front();
-    step_.memory[step_.memory_count++] = {piece.memory + (position_ - piece.offset), step_.length};
+    point_step_at_pieces(before_window ? window_begin_ : end());
   }
   return step_;
+}
+
+// From where it is up to an end, or to where the step is full.
+void Flight::point_step_at_pieces(uint64_t end) {
+  step_.offset = position_;
+  for (const Piece& piece : request_.pieces) {
+    const uint64_t begin = std::max(position_, piece.offset), stop = std::min(end, piece.offset + piece.length);
+    if (begin >= stop) continue;
+    if (step_.memory_count == step_.memory.size()) break;
+    step_.memory[step_.memory_count++] = {piece.memory + (begin - piece.offset), stop - begin};
+    step_.length += stop - begin;
+  }
 }
 
 void Flight::point_step_at(uint64_t offset, uint64_t end) {

@@ -29,7 +29,7 @@ class Flight {
     unsigned memory_count = 0;
   };
 
-  // Takes what it needs from `arena`, and of a write copies what bounces and goes on with its checksum; false where
+  // Takes what it needs from `arena`, and of a write copies what bounces and goes on with its checksums; false where
   // there is no room, and then nothing was begun. Where others are in flight, false too where its memory is not there
   // yet: it can be tried again when one of them has ended.
   bool begin(const Request& request, BounceArena& arena, bool others_in_flight, const BackendOptions& options,
@@ -48,6 +48,7 @@ class Flight {
  private:
   bool take_window(bool others_in_flight);
   void leave_memory();
+  void point_step_at_pieces(uint64_t end);
   void point_step_at(uint64_t offset, uint64_t end);
   void advance_read(uint64_t moved);
   void advance_write(uint64_t moved);

@@ -5,20 +5,28 @@
 
 namespace gdsdata {
 
-void split(const Transfer& transfer, uint64_t limit_bytes, Conversion conversion, std::vector<Transfer>& parts) {
+uint64_t split(const Transfer& transfer, uint64_t limit_bytes, Conversion conversion, std::vector<Transfer>& parts,
+               uint64_t before_bytes) {
   const uint64_t element_bytes = stored_element_bytes(conversion);
   uint64_t done = 0;
   while (done < transfer.length) {
     uint64_t part_bytes = transfer.length - done;
-    if (part_bytes > limit_bytes + kCutBytes) {  // a last part of a few bytes would cost a request of its own
+    uint64_t joined_bytes = before_bytes + part_bytes;
+    if (joined_bytes > limit_bytes + kCutBytes) {  // a last part of a few bytes would cost a request of its own
       const uint64_t offset = transfer.offset + done;
-      part_bytes = align_down(offset + limit_bytes, kCutBytes) - offset;
+      const uint64_t cut = align_down(offset + limit_bytes - before_bytes, kCutBytes);
+      part_bytes = cut > offset ? cut - offset : 0;
       part_bytes -= part_bytes % element_bytes;  // an array that starts off its elements' alignment
+      joined_bytes = 0;
     }
-    parts.push_back(
-        {transfer.file, transfer.offset + done, part_bytes, transfer.memory + result_bytes(conversion, done)});
+    if (part_bytes > 0) {
+      parts.push_back(
+          {transfer.file, transfer.offset + done, part_bytes, transfer.memory + result_bytes(conversion, done)});
+    }
     done += part_bytes;
+    before_bytes = joined_bytes < limit_bytes ? joined_bytes : 0;
   }
+  return before_bytes;
 }
 
 void coalesce(std::vector<Transfer>& transfers, uint64_t gap_bytes, uint64_t limit_bytes, std::vector<Range>& ranges,

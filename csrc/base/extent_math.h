@@ -16,8 +16,12 @@ constexpr uint64_t align_up(uint64_t value, uint64_t alignment) { return align_d
 // kCutBytes (and `limit_bytes` is one), so that no two parts read the same disk block and no element is cut in two
 // (elements are at most 8 bytes; a misaligned array keeps its elements whole because memory is cut by
 // stored elements). Appends them to `parts`; a transfer of length 0 gives none.
+//
+// The first part leaves room for `before_bytes` that it is joined to; returns how many the next transfer is joined to,
+// 0 where the limit is reached.
 inline constexpr uint64_t kCutBytes = 4096;
-void split(const Transfer& transfer, uint64_t limit_bytes, Conversion conversion, std::vector<Transfer>& parts);
+uint64_t split(const Transfer& transfer, uint64_t limit_bytes, Conversion conversion, std::vector<Transfer>& parts,
+               uint64_t before_bytes = 0);
 
 // A contiguous range of a file that serves pieces [first_piece, first_piece + piece_count) of a sorted list.
 struct Range {

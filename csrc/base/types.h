@@ -48,11 +48,14 @@ struct Transfer {
   std::byte* memory = nullptr;
 };
 
-// The part of a request that lands at one place in memory.
+// The part of a request that lands at one place in memory, or comes from there.
 struct Piece {
   uint64_t offset = 0;  // in the file
   uint64_t length = 0;
   std::byte* memory = nullptr;
+  // Of a write, if not null: a CRC-32 that goes on with its bytes when the request is taken, by backends whose pieces
+  // are memory that the processor reads.
+  uint32_t* checksum = nullptr;
 };
 
 // What a backend sees: one contiguous range of one file, of any alignment, and the pieces of it that
@@ -64,12 +67,9 @@ struct Request {
   File* file = nullptr;
   uint64_t offset = 0;
   uint64_t length = 0;            // not 0
-  std::span<const Piece> pieces;  // for a write: exactly one, the whole range
+  std::span<const Piece> pieces;  // for a write: all of the range, one behind the other
   // A read of one piece may write the whole pages that it lies on: nobody else's bytes are there.
   bool owns_pages = false;
-  // Of a write, if not null: a CRC-32 that goes on with its bytes when it is taken, by backends whose pieces are memory
-  // that the processor reads.
-  uint32_t* checksum = nullptr;
 };
 
 // Without an error, every piece of the request is in place (or every byte of it is handed to the file).

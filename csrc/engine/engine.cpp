@@ -359,15 +359,20 @@ void Engine::submit(std::shared_ptr<Group> group, bool helped) {
   const uint64_t most_bytes = write ? running_->write_segment_bytes : options().segment_bytes;
   const uint64_t segment_bytes = std::min(most_bytes, std::max(kLeastSegmentBytes, share_bytes));
   const uint64_t part_bytes = std::max(segment_bytes, options().io.request_bytes);
-  for (const Transfer& transfer : group->transfers) split(transfer, part_bytes, group->conversion, group->parts_);
+  uint64_t joined_bytes = 0;
+  for (const Transfer& transfer : group->transfers) {
+    joined_bytes = split(transfer, part_bytes, group->conversion, group->parts_, write ? joined_bytes : 0);
+  }
   group->part_checksums_.assign(group->with_checksums ? group->parts_.size() : 0, 0);
+  // Of what is written, each segment is full: it may be in one piece in the file.
+  const uint64_t most_in_segment = write ? part_bytes + kCutBytes : segment_bytes;
   std::vector<Segment> segments;
   const auto& parts = group->parts_;
   for (size_t first = 0; first < parts.size();) {
     uint64_t bytes = 0;
     size_t last = first;
     while (last < parts.size() && last - first < kSegmentParts &&
-           (last == first || bytes + parts[last].length <= segment_bytes)) {
+           (last == first || bytes + parts[last].length <= most_in_segment)) {
       bytes += parts[last++].length;
     }
     segments.push_back({group, first, last - first, {}, {}, false});

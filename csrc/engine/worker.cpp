@@ -420,27 +420,35 @@ void Worker::request(Active& active, std::span<const Transfer> left) {
   }
 }
 
-// They are not joined, and keep their order: so each part's checksum goes on from request to request.
+// Those that follow one another in the file are joined, and all keep their order: so each part's checksum goes on from
+// request to request.
 void Worker::request_writes(Active& active, std::span<const Transfer> left) {
   Group& group = *active.segment.group;
-  parts_.clear();
-  for (const Transfer& transfer : left) split(transfer, options_.io.request_bytes, group.conversion, parts_);
-  for (const Transfer& part : parts_) active.pieces.push_back({part.offset, part.length, part.memory});
-  const Piece* piece = active.pieces.data();
+  const uint64_t most_bytes = options_.io.request_bytes;
+  ranges_.clear();
+  uint64_t joined_bytes = 0;
   for (size_t i = 0; i < left.size(); ++i) {  // with checksums, these are all parts of the segment
     uint32_t* checksum = group.with_checksums ? &group.part_checksums_[active.segment.first_part + i] : nullptr;
-    for (uint64_t done = 0; done < left[i].length; done += piece++->length) {
-      add_request(active, host_, left[i].file,
-                  {0,
-                   group.direction,
-                   group.conversion,
-                   &active.file(left[i].file),
-                   piece->offset,
-                   piece->length,
-                   {piece, 1},
-                   /*owns_pages=*/false,
-                   checksum});
+    const bool follows = !ranges_.empty() && ranges_.back().file == left[i].file &&
+                         ranges_.back().offset + ranges_.back().length == left[i].offset;
+    parts_.clear();
+    joined_bytes = split(left[i], most_bytes, group.conversion, parts_, follows ? joined_bytes : 0);
+    bool joins = follows;
+    for (const Transfer& part : parts_) {
+      if (joins && ranges_.back().length + part.length <= most_bytes + kCutBytes) {
+        ranges_.back().length += part.length;
+        ++ranges_.back().piece_count;
+      } else {
+        ranges_.push_back({part.file, part.offset, part.length, active.pieces.size(), 1});
+      }
+      active.pieces.push_back({part.offset, part.length, part.memory, checksum});
+      joins = false;
     }
+  }
+  for (const Range& range : ranges_) {
+    add_request(active, host_, range.file,
+                {0, group.direction, group.conversion, &active.file(range.file), range.offset, range.length,
+                 std::span(active.pieces).subspan(range.first_piece, range.piece_count)});
   }
 }
 

@@ -8,11 +8,12 @@ PAGE_BYTES = 4096
 
 
 class Pages:
-    """They are put together from parts that come one by one, by any threads."""
+    """They are put together from parts that come one by one, by any threads; no two parts have a byte in common."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._pages: dict[int, bytearray] = {}  # by their numbers in the file; zeros where nothing has come
+        self._come: dict[int, int] = {}  # how many bytes of each
 
     def add(self, offset: int, content: bytes) -> None:
         done = 0
@@ -22,7 +23,20 @@ class Pages:
             with self._lock:
                 page = self._pages.setdefault(number, bytearray(PAGE_BYTES))
                 page[begin : begin + len(part)] = part
+                self._come[number] = self._come.get(number, 0) + len(part)
             done += len(part)
+
+    def take(self, begin: int, end: int) -> bytearray:
+        """What has come of whole pages, zeros for the rest. Those of which all has come are no longer remembered."""
+        found = bytearray(end - begin)
+        for number in range(begin // PAGE_BYTES, end // PAGE_BYTES):
+            with self._lock:
+                page = self._pages.get(number, b"")
+                at = number * PAGE_BYTES - begin
+                found[at : at + len(page)] = page
+                if self._come.get(number) == PAGE_BYTES:
+                    del self._pages[number], self._come[number]
+        return found
 
     def runs(self) -> list[tuple[int, bytearray]]:
         """Those that follow one another together: where they begin in the file, and their bytes."""

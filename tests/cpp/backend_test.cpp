@@ -170,13 +170,48 @@ TEST_P(Conformance, WritesAnyRangeAndTouchesNoNeighbour) {
     std::byte* memory = source.data();
     if (round % 2 == 0) memory += 4096 - (reinterpret_cast<uintptr_t>(memory) - offset) % 4096;
     std::memcpy(expected.data() + offset, memory, length);
-    const std::vector<Piece> pieces = {{offset, length, memory}};
     uint32_t checksum = 0;
-    const auto completions = run({{0, Direction::kWrite, Conversion::kNone, file.get(), offset, length, pieces,
-                                   /*owns_pages=*/false, &checksum}});
+    const std::vector<Piece> pieces = {{offset, length, memory, &checksum}};
+    const auto completions = run({{0, Direction::kWrite, Conversion::kNone, file.get(), offset, length, pieces}});
     ASSERT_FALSE(completions.at(0).error) << completions.at(0).error->message;
     ASSERT_EQ(read_file(path), expected) << "round " << round << " offset " << offset << " length " << length;
     ASSERT_EQ(checksum, crc32(memory, length)) << "round " << round << " offset " << offset << " length " << length;
+  }
+}
+
+// Whatever their lengths, from as many places in memory or, every other time, from one that is aligned like the file.
+TEST_P(Conformance, WritesARequestOfManyPiecesAndTakesTheChecksumOfEach) {
+  std::mt19937_64 random(8);
+  Bytes expected = random_bytes(700000, 8);
+  const std::string path = folder_.write("a", expected);
+  for (int round = 0; round < 40; ++round) {
+    const auto file = File::open_for_writing(path, false);
+    const uint64_t begin = round % 4 < 2 ? random() % 500000 : random() % 100 * 4096;
+    const size_t count = 1 + random() % 12;
+    Bytes source = random_bytes(count * 8192 + 8192, round);
+    std::byte* in_one_place = source.data() + 4096 - (reinterpret_cast<uintptr_t>(source.data()) - begin) % 4096;
+    std::vector<Bytes> places;
+    std::vector<Piece> pieces;
+    std::vector<uint32_t> checksums(count);
+    uint64_t end = begin;
+    for (size_t i = 0; i < count; ++i) {
+      const uint64_t length = random() % 3 == 0 ? 4096 : 1 + random() % 8192;
+      std::byte* memory = in_one_place + (end - begin);
+      if (round % 2 == 1) {
+        places.emplace_back(memory, memory + length);
+        memory = places.back().data();
+      }
+      std::memcpy(expected.data() + end, memory, length);
+      pieces.push_back({end, length, memory, i % 5 == 4 ? nullptr : &checksums[i]});
+      end += length;
+    }
+    const auto completions = run({{0, Direction::kWrite, Conversion::kNone, file.get(), begin, end - begin, pieces}});
+    ASSERT_FALSE(completions.at(0).error) << completions.at(0).error->message;
+    ASSERT_TRUE(read_file(path) == expected) << "round " << round;
+    ASSERT_EQ(completions.at(0).bytes.total(), end - begin);
+    for (size_t i = 0; i < count; ++i) {
+      ASSERT_EQ(checksums[i], i % 5 == 4 ? 0 : crc32(expected.data() + pieces[i].offset, pieces[i].length));
+    }
   }
 }
 
@@ -189,16 +224,17 @@ TEST_P(Conformance, WritesManyRequestsWhoseChecksumsGoOnFromOneToTheNext) {
   const auto file = File::open_for_writing(path, false);
   std::vector<Piece> pieces;
   std::mt19937_64 random(6);
+  uint32_t checksums[2] = {0, 0};  // of the requests by turns
   for (uint64_t offset = 0; offset < content.size(); offset += pieces.back().length) {
     const uint64_t length = std::min(1 + random() % options_.request_bytes, content.size() - offset);
-    pieces.push_back({offset, length, const_cast<std::byte*>(content.data()) + offset});
+    std::byte* memory = const_cast<std::byte*>(content.data()) + offset;
+    pieces.push_back({offset, length, memory, &checksums[pieces.size() % 2]});
   }
-  uint32_t checksums[2] = {0, 0};  // of the requests by turns
   std::vector<Request> requests;
   Bytes turns[2];
   for (size_t i = 0; i < pieces.size(); ++i) {
     requests.push_back({i, Direction::kWrite, Conversion::kNone, file.get(), pieces[i].offset, pieces[i].length,
-                        std::span(pieces).subspan(i, 1), /*owns_pages=*/false, &checksums[i % 2]});
+                        std::span(pieces).subspan(i, 1)});
     turns[i % 2].insert(turns[i % 2].end(), pieces[i].memory, pieces[i].memory + pieces[i].length);
   }
   for (auto& [tag, completion] : run(requests)) ASSERT_FALSE(completion.error) << completion.error->message;
@@ -287,12 +323,12 @@ TEST(Uring, HasHalfOfItsWritesReadyWhileTheKernelHasTheOthers) {
   ASSERT_EQ(::write(ends[1], full.data(), full.size()), static_cast<ssize_t>(full.size()));
   ASSERT_EQ(::dup2(ends[1], file->buffered()), file->buffered());
   const Bytes content = random_bytes(kLength, 1);
-  const Piece piece{0, kLength, const_cast<std::byte*>(content.data())};
   uint32_t checksums[kRequests] = {};
+  Piece pieces[kRequests];
   std::vector<Request> requests;
   for (size_t i = 0; i < kRequests; ++i) {
-    requests.push_back(
-        {i, Direction::kWrite, Conversion::kNone, file.get(), 0, kLength, {&piece, 1}, false, &checksums[i]});
+    pieces[i] = {0, kLength, const_cast<std::byte*>(content.data()), &checksums[i]};
+    requests.push_back({i, Direction::kWrite, Conversion::kNone, file.get(), 0, kLength, {&pieces[i], 1}});
   }
   ASSERT_EQ(backend->submit(requests), kRequests);
   if (const auto asked = asked_of_kernel()) {

@@ -53,6 +53,36 @@ TEST(Split, PartsCoverExactlyTheTransferAndCutNoElement) {
   }
 }
 
+TEST(Split, TransfersThatAreJoinedAreCutWhereTheyFillTheLimit) {
+  std::mt19937_64 random(3);
+  constexpr uint64_t kLimit = 65536;
+  for (int round = 0; round < 500; ++round) {
+    const uint64_t unit = round % 2 == 0 ? 4096 : 1;  // whole pages, or any bytes
+    Bytes memory(1);
+    std::vector<Transfer> parts;
+    const uint64_t begin = unit * (random() % 100);
+    uint64_t end = begin, before = 0;
+    for (size_t i = 0; i < 40; ++i) {
+      const uint64_t length = unit * (1 + random() % (200000 / unit));
+      before = split({3, end, length, memory.data()}, kLimit, Conversion::kNone, parts, before);
+      end += length;
+    }
+    uint64_t done = begin, joined = 0;
+    for (const Transfer& part : parts) {
+      ASSERT_EQ(part.offset, done);
+      ASSERT_GT(part.length, 0u);
+      if (joined + part.length > kLimit + kCutBytes) {
+        ASSERT_GE(joined, kLimit - 2 * kCutBytes) << "cut before it was full";
+        joined = 0;
+      }
+      joined += part.length;
+      ASSERT_LE(joined, kLimit + kCutBytes);
+      done += part.length;
+    }
+    ASSERT_EQ(done, end);
+  }
+}
+
 TEST(Coalesce, RangesCoverEveryPieceJoinOnlyNeighboursAndKeepTheLimit) {
   std::mt19937_64 random(2);
   constexpr uint64_t kGap = 1000, kLimit = 20000;
