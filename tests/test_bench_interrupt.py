@@ -156,7 +156,18 @@ def test_a_table_with_a_whole_turn_is_reported_with_the_turns_it_has(tmp_path, m
     assert f"Note: {report.BROKEN_OFF}" in capsys.readouterr().out.replace("\n", " ")
 
 
-def test_a_table_without_a_whole_turn_is_not_reported(tmp_path, monkeypatch):
+def test_rows_of_a_first_turn_are_reported_and_those_that_had_none_say_so(tmp_path, monkeypatch):
+    interrupted_at(monkeypatch, 2)
+    chosen = latency_settings(tmp_path, case_repeats=5)
+    chosen.case.rows = ["python", "gdsdata"]
+    assert case.main(chosen, tmp_path) == 130
+    measured, other = sorted(results_in(tmp_path)["rows"], key=lambda row: not row["runs"])
+    assert len(measured["runs"]) == 1 and measured["error"] is None and measured["latency_s"]["count"] == 6
+    assert other["error"] == case.NO_TURN and not other["runs"]
+    assert case.NO_TURN in (tmp_path / "report.md").read_text()
+
+
+def test_a_table_without_any_run_is_not_reported(tmp_path, monkeypatch):
     interrupted_at(monkeypatch, 2)
     assert case.main(latency_settings(tmp_path, case_repeats=1), tmp_path) == 130
     assert [row["data"] for row in results_in(tmp_path)["rows"]] == ["read 4 KiB"]

@@ -21,6 +21,7 @@ BUSY_CORES = 0.25
 IN_MEMORY = ("tmpfs", "ramfs")
 MOST_DEPTH = 1024  # of the O_DIRECT reads that are measured as a limit
 INTERRUPTED = 128 + signal.SIGINT  # as a shell says it
+NO_TURN = "not measured: the run was broken off before its turn"
 PATIENCE_SECONDS = 2  # with rows that are in the middle of something when the bench is interrupted
 
 
@@ -147,7 +148,7 @@ class Case:
     # What is shared:
 
     def measure(self):
-        """Everything; the results as one plain dict. Interrupted: the tables that have figures, if there are any."""
+        """Everything; the results as one plain dict. Interrupted: the rows that have figures, if there are any."""
         started, ending_s = time.monotonic(), ENDING_SECONDS
         results = {
             "schema": report.SCHEMA,
@@ -315,11 +316,14 @@ class Case:
         try:
             self.take_turns(table, turns)
         except KeyboardInterrupt:
-            whole = min((len(row.runs) for row in table.rows if not row.error), default=0)
-            if not whole:
+            due = [row for row in table.rows if not row.error]
+            if not any(row.runs for row in due):
                 raise
             self.broken_off = True
+            whole = min(len(row.runs) for row in due)
             self.notes.append(f"{table.full_name}: broken off after {whole} of {self.case.repeats} turns.")
+            for row in due:
+                row.error = None if row.runs else NO_TURN
         self.note_surroundings(table)
         return limits.over_turns(turns)
 
