@@ -3,7 +3,9 @@
 import dataclasses
 import json
 import os
+import platform
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -414,6 +416,20 @@ def test_a_checkpoint_is_refused_where_files_are_given_or_the_disk_is_full(tmp_p
     monkeypatch.setattr(data.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 10 * MIB}))
     with pytest.raises(data.DataError, match=r"10 MiB free and case\.work=\[save\] needs .* case\.state_bytes= to le"):
         case.main(small(tmp_path, case_settings.CheckpointSettings), tmp_path)
+
+
+@pytest.mark.skipif(limits.SYSCALLS.get(platform.machine()) is None, reason="no native AIO is known here")
+def test_a_limit_is_measured_whatever_signals_come_meanwhile(tmp_path):
+    """As a profiler sends them."""
+    on_disk(tmp_path)
+    before = signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.setitimer(signal.ITIMER_REAL, 0.0002, 0.0002)
+    try:
+        found = limits.durable_writes(tmp_path, 32 * MIB)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert all("gb_per_s" in one for one in found.values()), found
 
 
 def test_raw_writes_fill_the_file_once_and_leave_none(tmp_path, monkeypatch):

@@ -77,9 +77,9 @@ class NativeAio:
         self.depth = depth
 
     def call(self, name, number, *arguments):
-        result = measure.libc.syscall(ctypes.c_long(number), *arguments)
-        if result < 0:
-            raise OSError(ctypes.get_errno(), f"{name}: {os.strerror(ctypes.get_errno())}")
+        while (result := measure.libc.syscall(ctypes.c_long(number), *arguments)) < 0:
+            if ctypes.get_errno() != errno.EINTR:  # a signal came, and Python has called its handler
+                raise OSError(ctypes.get_errno(), f"{name}: {os.strerror(ctypes.get_errno())}")
         return result
 
     def submit(self, pointers):

@@ -305,10 +305,14 @@ class Loader(Peer):
         return map(self.deliver, self.loader) if self.on_gpu else iter(self.loader)
 
     def close(self):
-        iterator = getattr(self.loader, "_iterator", None)  # persistent workers end with the loader's iterator
-        if iterator is not None:
-            iterator._shutdown_workers()
+        end_workers(self.loader)
         super().close()
+
+
+def end_workers(loader):
+    """Of a DataLoader: persistent ones end with its iterator."""
+    if getattr(loader, "_iterator", None) is not None:
+        loader._iterator._shutdown_workers()
 
 
 @functools.cache

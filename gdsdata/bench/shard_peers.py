@@ -43,6 +43,11 @@ class Shards(peers.Peer):
     def may_stay_open(self):
         return self.workers == 0  # workers' CPU time is known when they end
 
+    def close(self):
+        if self.workers:  # now: collected later, with a thread that pins memory, they have hung for ever
+            peers.end_workers(self.loader)
+        super().close()
+
     @classmethod
     def with_workers(cls, count):
         name = f"{cls.name}, {count} worker{'s' * (count != 1)}"
