@@ -428,6 +428,13 @@ def test_records_of_four_gib_and_more_are_found_where_they_are(tmp_path):
             assert long.read(10) == contents[1]
 
 
+@pytest.mark.parametrize("count", [1, 3, 0xFFFE, 0xFFFF])
+@pytest.mark.parametrize("size", [7, 2**32 - 2, 2**32 - 1, 5 << 30])
+def test_how_long_a_directory_will_be_is_known_before_it_is_made(count, size):
+    placed = zip_layout.place([("archive/data/ä", size, 64), *[(f"archive/{i}", 1, 64) for i in range(count - 1)]])
+    assert zip_layout.directory_bytes(placed) == len(zip_layout.directory(placed, [0] * count))
+
+
 @pytest.mark.slow
 def test_many_records_are_found(tmp_path):
     gdsdata.save([torch.tensor(float(i)) for i in range(66_000)], tmp_path / "x.pt")

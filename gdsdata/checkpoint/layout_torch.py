@@ -284,7 +284,7 @@ class Layout:
             records.append((f"{_PREFIX}data/{key}", size_bytes, alignment))
         self._placed = zip_layout.place(records, begin)
         self.begin = begin
-        self.end = begin + self._placed[-1].end + len(zip_layout.directory(self._placed, [0] * len(self._placed)))
+        self.end = begin + self._placed[-1].end + zip_layout.directory_bytes(self._placed)
         self.offsets = [begin + record.offset for record in self._placed[len(self._contents) :]]
 
     def frame(self, checksums: Iterable[int]) -> Iterator[tuple[int, bytes]]:

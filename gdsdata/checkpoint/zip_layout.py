@@ -39,6 +39,16 @@ class Placed:
     def _is_long(self) -> bool:
         return self.size_bytes >= _MOST_32
 
+    @property
+    def _is_far(self) -> bool:
+        return self.header_offset >= _MOST_32
+
+    @property
+    def entry_bytes(self) -> int:
+        """How long its `entry` is."""
+        longer = 2 * self._is_long + self._is_far
+        return _CENTRAL.size + len(self.name.encode()) + (_EXTRA.size + 8 * longer if longer else 0)
+
     def header(self, crc32: int) -> bytes:
         """What comes before its bytes, padded up to them."""
         name = self.name.encode()
@@ -51,7 +61,7 @@ class Placed:
 
     def entry(self, crc32: int) -> bytes:
         """Of the directory."""
-        name, far = self.name.encode(), self.header_offset >= _MOST_32
+        name, far = self.name.encode(), self._is_far
         longer = [self.size_bytes] * 2 * self._is_long + [self.header_offset] * far
         extra = _EXTRA.pack(_ZIP64, 8 * len(longer)) + struct.pack(f"<{len(longer)}Q", *longer) if longer else b""
         size = _MOST_32 if self._is_long else self.size_bytes
@@ -74,12 +84,22 @@ def place(records: list[tuple[str, int, int]], begin: int = 0) -> list[Placed]:
     return placed
 
 
+def directory_bytes(placed: list[Placed]) -> int:
+    """How long the `directory` is."""
+    size = sum(record.entry_bytes for record in placed)
+    return size + _END.size + (_END64.size + _LOCATOR64.size) * _has_long_end(placed, size)
+
+
+def _has_long_end(placed: list[Placed], size: int) -> bool:
+    return placed[-1].end >= _MOST_32 or size >= _MOST_32 or len(placed) >= _MOST_16
+
+
 def directory(placed: list[Placed], checksums: list[int]) -> bytes:
     """What comes behind the last record, to the file's end."""
     entries = b"".join(record.entry(crc32) for record, crc32 in zip(placed, checksums, strict=True))
     at, count, size = placed[-1].end, len(placed), len(entries)
     end = b""
-    if at >= _MOST_32 or size >= _MOST_32 or count >= _MOST_16:
+    if _has_long_end(placed, size):
         rest = _END64.size - 12
         end = _END64.pack(b"PK\x06\x06", rest, _VERSION, _VERSION, 0, 0, count, count, size, at)
         end += _LOCATOR64.pack(b"PK\x06\x07", 0, at + size, 1)
