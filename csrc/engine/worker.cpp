@@ -426,23 +426,24 @@ void Worker::request_writes(Active& active, std::span<const Transfer> left) {
   Group& group = *active.segment.group;
   const uint64_t most_bytes = options_.io.request_bytes;
   ranges_.clear();
+  const auto goes_on_with = [&](const Transfer& next) {
+    if (ranges_.empty()) return false;
+    const Range& last = ranges_.back();
+    return last.file == next.file && last.offset + last.length == next.offset;
+  };
   uint64_t joined_bytes = 0;
   for (size_t i = 0; i < left.size(); ++i) {  // with checksums, these are all parts of the segment
     uint32_t* checksum = group.with_checksums ? &group.part_checksums_[active.segment.first_part + i] : nullptr;
-    const bool follows = !ranges_.empty() && ranges_.back().file == left[i].file &&
-                         ranges_.back().offset + ranges_.back().length == left[i].offset;
     parts_.clear();
-    joined_bytes = split(left[i], most_bytes, group.conversion, parts_, follows ? joined_bytes : 0);
-    bool joins = follows;
+    joined_bytes = split(left[i], most_bytes, group.conversion, parts_, goes_on_with(left[i]) ? joined_bytes : 0);
     for (const Transfer& part : parts_) {
-      if (joins && ranges_.back().length + part.length <= most_bytes + kCutBytes) {
+      if (goes_on_with(part) && ranges_.back().length + part.length <= most_bytes + kCutBytes) {
         ranges_.back().length += part.length;
         ++ranges_.back().piece_count;
       } else {
         ranges_.push_back({part.file, part.offset, part.length, active.pieces.size(), 1});
       }
       active.pieces.push_back({part.offset, part.length, part.memory, checksum});
-      joins = false;
     }
   }
   for (const Range& range : ranges_) {
