@@ -1,13 +1,17 @@
 """case=loader of the bench: volumes copied into other loaders' formats, and the loaders that read those."""
 
 import dataclasses
+import gc
 import importlib.util
 import io
+import multiprocessing
 import tarfile
 
 import numpy as np
 import pytest
+import torch
 from test_bench import results_in, small
+from torch.utils.data import DataLoader
 
 from gdsdata.bench import case, case_settings, copies, data, loader, peers, settings, shard_peers, train
 
@@ -111,6 +115,30 @@ def test_a_run_names_the_shards_row_and_verifies_it(tmp_path, capsys):
     results = results_in(tmp_path)
     assert [row["key"] for row in results["rows"]] == rows and results["verified"] is True
     assert all(sum(row["served_bytes"].values()) > 0 for row in results["rows"])
+
+
+class OfWorkers(shard_peers.Shards):
+    workers = 2
+
+    def open(self):
+        self.loader = DataLoader(torch.arange(100), **self.loader_options)
+
+
+@pytest.mark.parametrize("peer", [OfWorkers, "webdataset_2", "mosaic_2", "litdata_2"])
+def test_workers_have_ended_when_their_row_is_closed(tmp_path, peer):
+    """And not when Python's collector comes to them: in the middle of an epoch as behind one."""
+    needs(PACKAGES.get(peer))
+    row = row_of(volumes(tmp_path), tmp_path, peer)
+    row.construct("float32")
+    begun = iter(row.peer.epoch(0))
+    next(begun)
+    assert len(multiprocessing.active_children()) >= 2
+    gc.disable()
+    try:
+        row.close()
+        assert not multiprocessing.active_children()
+    finally:
+        gc.enable()
 
 
 def test_a_library_that_cannot_write_its_copies_fails_its_own_rows_alone(tmp_path, monkeypatch):

@@ -44,9 +44,12 @@ class Shards(peers.Peer):
         return self.workers == 0  # workers' CPU time is known when they end
 
     def close(self):
-        if self.workers:  # now: collected later, with a thread that pins memory, they have hung for ever
-            peers.end_workers(self.loader)
+        peers.end_workers(self.data_loader)  # now: a row whose 16 were left to the collector has hung for ever
         super().close()
+
+    @property
+    def data_loader(self):
+        return self.loader
 
     @classmethod
     def with_workers(cls, count):
@@ -85,6 +88,10 @@ class WebDataset(Shards):
         self.loader = webdataset.WebLoader(
             batches, batch_size=None, collate_fn=peers.as_it_is, **self.loader_options
         )
+
+    @property
+    def data_loader(self):
+        return self.loader.pipeline[0]
 
 
 class Mosaic(Shards):
