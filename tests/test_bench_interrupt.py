@@ -80,6 +80,23 @@ def test_what_was_measured_is_reported_and_the_end_is_one_line(tmp_path):
     assert os.listdir(run.data) == [], "its files are gone"
 
 
+def test_interrupts_behind_the_first_cost_no_report(tmp_path):
+    """`timeout -s INT` tells a program and its group; whoever waits presses Ctrl-C again."""
+    run = Bench(tmp_path, *LATENCY)
+
+    def several():
+        if not (run.out / "results.json").exists():
+            return False
+        for _ in range(40):
+            os.kill(run.process.pid, signal.SIGINT)
+            time.sleep(0.01)
+        return True
+
+    status, said = run.interrupt_when(several)
+    assert status == 130 and said.splitlines()[-1] == "gdsdata.bench: interrupted"
+    assert report.BROKEN_OFF in (run.out / "report.md").read_text() and results_in(run.out)["broken_off"]
+
+
 def test_where_nothing_was_measured_the_line_is_all(tmp_path):
     run = Bench(tmp_path, *LATENCY)
     status, said = run.interrupt_when(lambda: (run.data / "latency").exists())

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from . import limits, measure, report
 from .device import is_cuda
-from .process import ENDING_SECONDS, RowFailed, RowProcess, without_interrupts
+from .process import ENDING_SECONDS, RowFailed, RowProcess, one_interrupt, without_interrupts
 
 COLD_MEANS = 0.02  # a cold run starts with no more than this share of the files resident
 WARM_MEANS = 0.999
@@ -21,7 +21,7 @@ BUSY_CORES = 0.25
 IN_MEMORY = ("tmpfs", "ramfs")
 MOST_DEPTH = 1024  # of the O_DIRECT reads that are measured as a limit
 INTERRUPTED = 128 + signal.SIGINT  # as a shell says it
-NO_TURN = "not measured: the run was broken off before its turn"
+NO_TURN = "not measured: the run was broken off before its first turn was over"
 PATIENCE_SECONDS = 2  # with rows that are in the middle of something when the bench is interrupted
 
 
@@ -409,6 +409,11 @@ def find(key, known):
 
 def main(settings, folder):
     """Runs the case and writes its report into `folder`; the process's exit status."""
+    with one_interrupt():
+        return run_and_report(settings, folder)
+
+
+def run_and_report(settings, folder):
     from rich.console import Console
 
     name = settings.case.name

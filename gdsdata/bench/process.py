@@ -33,6 +33,25 @@ def without_interrupts():
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+@contextlib.contextmanager
+def one_interrupt():
+    """The first Ctrl-C breaks it off, and no further one what is then still to be done: `timeout -s INT` sends two."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler:  # nobody is to be interrupted, or somebody else sees to it
+        yield
+        return
+
+    def interrupt(*_):
+        signal.signal(signal.SIGINT, lambda *_: None)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 class RowProcess:
     """The process of one row (row.py) and the pipe to it."""
 
