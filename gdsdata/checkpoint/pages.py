@@ -38,12 +38,13 @@ class Pages:
                     del self._pages[number], self._come[number]
         return found
 
-    def runs(self) -> list[tuple[int, bytearray]]:
-        """Those that follow one another together: where they begin in the file, and their bytes."""
+    def take_runs(self) -> list[tuple[int, bytearray]]:
+        """All that are left, those that follow one another together: where they begin in the file, and their bytes."""
         found: list[tuple[int, bytearray]] = []
         for number in sorted(self._pages):
-            offset = number * PAGE_BYTES
-            if not found or found[-1][0] + len(found[-1][1]) != offset:
-                found.append((offset, bytearray()))
-            found[-1][1].extend(self._pages[number])
+            offset, page = number * PAGE_BYTES, self._pages.pop(number)
+            if found and found[-1][0] + len(found[-1][1]) == offset:
+                found[-1][1].extend(page)
+            else:
+                found.append((offset, page))
         return found

@@ -152,7 +152,7 @@ class Writing:
 
     def _write_remembered(self) -> None:
         extents = list(self._long)
-        for offset, pages in self._pages.runs():
+        for offset, pages in self._pages.take_runs():
             extents.append((offset, torch.frombuffer(pages, dtype=torch.uint8)[: self._size_bytes - offset]))
         if extents:
             self._writer_where_it_lies(torch.device("cpu"), extents, with_checksums=False)()
