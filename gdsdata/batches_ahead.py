@@ -7,14 +7,14 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as NotYet
 from typing import Any, Protocol
 
 import numpy as np
 
 from gdsdata import engine
-from gdsdata.errors import CorruptData, EngineClosed, IoError, StallError
+from gdsdata.errors import CorruptData, EngineClosed, IoError
 from gdsdata.skipped import Skipped, nothing_left
+from gdsdata.stalls import ReadsInFlight
 
 
 class Begun(Protocol):
@@ -34,7 +34,7 @@ class BatchesAhead(ABC):
 
     Args:
         prefetch: batches in flight or ready ahead of the consumer.
-        stall_timeout_s: raise `StallError` where a batch takes so long.
+        stall_timeout_s: raise `StallError` when nothing has moved for so long.
         readers: threads on which batches come.
         skipped: takes note of bad samples, which are left out; None: they are errors.
     """
@@ -43,10 +43,11 @@ class BatchesAhead(ABC):
         self, prefetch: int, stall_timeout_s: float, readers: ThreadPoolExecutor, skipped: Skipped | None
     ) -> None:
         self._prefetch, self._stall_timeout_s = prefetch, stall_timeout_s
+        self._reads = ReadsInFlight(stall_timeout_s)
         self._readers, self._skipped = readers, skipped
         self._planned: deque[Any] = deque()
         self._begun: deque[Begun] = deque()
-        self._closed = self._is_stalled = False
+        self._closed = False
         self._bytes = dict.fromkeys(engine.ROUTES, 0)
         self._batches = self._stalls = self._ready = 0
         self._stall_s = 0.0
@@ -74,7 +75,7 @@ class BatchesAhead(ABC):
         Raises:
             FileNotFoundError, IoError, CorruptData: a file is not to be had, or not as it was indexed. Where bad
                 samples are skipped: nothing is left of the batch.
-            StallError: nothing has come for ``stall_timeout_s``.
+            StallError: nothing has moved for ``stall_timeout_s``.
             EngineClosed: these batches were closed.
         """
         if self._closed:
@@ -122,11 +123,7 @@ class BatchesAhead(ABC):
         if done.done():
             return
         started = time.monotonic()
-        try:
-            done.exception(self._stall_timeout_s)
-        except NotYet:
-            self._is_stalled = True
-            raise StallError(f"no batch for {self._stall_timeout_s} s, which is options.stall_timeout_s") from None
+        self._reads.wait_for(done, "batch", getattr(done, "progress", None))
         self._stalls += 1
         self._stall_s += time.monotonic() - started
 
@@ -155,6 +152,6 @@ class BatchesAhead(ABC):
         self._planned.clear()
         for begun in self._begun:
             begun.done.cancel()
-        self._readers.shutdown(wait=not self._is_stalled)
+        self._readers.shutdown(wait=not self._reads.has_stalled)
         self._begun.clear()
 

@@ -62,7 +62,10 @@ class DeviceError(GdsdataError):
 
 
 class StallError(GdsdataError):
-    """Nothing moved in the time allowed. ``statistics`` is the engine's ``stats()`` at that moment."""
+    """Nothing that was waited for moved in the time allowed. Of a data set, ``statistics`` is its ``stats()`` then.
+
+    Memory that was being read into or written from may still be touched, when the storage answers.
+    """
 
     def __init__(self, message: str, statistics: Mapping[str, Any] | None = None) -> None:
         super().__init__(message)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
 from functools import partial
@@ -23,6 +23,7 @@ from gdsdata.formats.index import torch_equivalent
 from gdsdata.formats.megatron import WindowIndex
 from gdsdata.lent_memory import LentMemory
 from gdsdata.skipped import Skipped
+from gdsdata.stalls import ReadsInFlight
 
 # Batches that are read at the same time: while one of them is planned and handed over, another is copied; and, where
 # they are decoded too, a third one keeps the threads busy.
@@ -133,6 +134,10 @@ class _Reads:
     def done(self) -> bool:
         return all(read.ended() for read in self._begun)
 
+    def progress(self) -> Hashable:
+        """See `ReadsInFlight.progress`."""
+        return tuple(read.progress() for read in self._begun if not read.ended()) or None
+
     def exception(self, timeout: float) -> None:
         ends = time.monotonic() + timeout
         for read in self._begun:
@@ -143,6 +148,10 @@ class _Reads:
         """Of what is done; copies to a GPU are waited for."""
         self.exception(math.inf)
         return _sum_of([read.routes() for read in self._begun]), {}
+
+    def result_in_thread(self, in_flight: ReadsInFlight) -> dict[str, int]:
+        """Bytes by route, waited for in a thread of an iterator's."""
+        return _sum_of(in_flight.routes_of(self._begun))
 
     def cancel(self) -> None:
         for read in self._begun:
@@ -184,7 +193,7 @@ class FieldBatches(BatchesAhead):
         index: of the samples.
         device: where they are read to, which is the engine's.
         prefetch: batches in flight or ready ahead of the consumer.
-        stall_timeout_s: raise `StallError` where a batch takes so long.
+        stall_timeout_s: raise `StallError` when nothing has moved for so long.
         ragged_as: what becomes of a field whose sizes differ, and that ``decode`` does not name.
         decode: decoders of fields, which are read to the host's memory.
         host: where ``device`` is a GPU and there are decoders: an engine of the CPU, for their fields. Their memory is
@@ -273,7 +282,7 @@ class FieldBatches(BatchesAhead):
         """On a thread of its own: reads, whoever has given up waiting, and decodes; the host waits for the GPU, so that
         what is there is there for every stream, and nothing reads the pinned bytes any more.
         """
-        bytes_of, _ = _Reads(reads).result()
+        bytes_of = _Reads(reads).result_in_thread(self._reads)
         decoded = {k: self._decoded(planned, k, length_bytes, flat) for k in self._ahead}
         if decoded and self._device.type == "cuda":
             arrived = torch.cuda.Event(blocking=True)  # sleeps, and leaves the core to others
@@ -393,13 +402,13 @@ class FieldBatches(BatchesAhead):
         for one in reads:
             one.cancel()
         for one in reads:
-            if not self._is_stalled:
+            if not self._reads.has_stalled:
                 with contextlib.suppress(NotYet):
                     one.exception(self._stall_timeout_s)
             one.let_go()
         super().close()
         if self._threads is not None:
-            self._threads.close(wait=not self._is_stalled)
+            self._threads.close(wait=not self._reads.has_stalled)
 
 
 class WindowBatches(FieldBatches):

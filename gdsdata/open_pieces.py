@@ -10,7 +10,6 @@ import threading
 import weakref
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as NotYet
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -18,12 +17,13 @@ import numpy as np
 import torch
 
 from gdsdata import engine
-from gdsdata.errors import GdsdataError, StallError
+from gdsdata.errors import GdsdataError
 from gdsdata.formats.fields import FieldIndex
 from gdsdata.formats.index import Index
 from gdsdata.formats.megatron import WindowIndex
 from gdsdata.lanes import LanePermutation
 from gdsdata.options import MIB, EngineOptions
+from gdsdata.stalls import ReadsInFlight
 
 # Bytes of one call of the engine, and how many calls are under way: the storage has something to do between them.
 _CALL_BYTES = 32 * MIB
@@ -78,7 +78,7 @@ class OpenPieces:
         permutation: the epoch.
         lanes: those that this process reads.
         options: of the engine that reads pieces, which is one of the CPU. Pieces that are in the page cache are copied.
-        stall_timeout_s: raise `StallError` where nothing has been read for so long.
+        stall_timeout_s: raise `StallError` when nothing has moved for so long.
 
     Attributes:
         files: the index's and those in memory, for who reads what `extents` says.
@@ -93,7 +93,7 @@ class OpenPieces:
         stall_timeout_s: float,
     ) -> None:
         self._index, self._permutation, self._lanes = index, permutation, lanes
-        self._stall_timeout_s = stall_timeout_s
+        self._reads = ReadsInFlight(stall_timeout_s)
         self._engine = engine.shared_engine(
             dataclasses.replace(options, workers=options.workers or _WORKERS), torch.device("cpu")
         )
@@ -109,7 +109,7 @@ class OpenPieces:
         self._readers = ThreadPoolExecutor(_CALLS, thread_name_prefix="gdsdata-pieces")
         self._counting = threading.Lock()
         self._bytes, self._memory_bytes = dict.fromkeys(engine.ROUTES, 0), [0, 0]
-        self._closed = self._is_stalled = False
+        self._closed = False
 
     @property
     def bytes(self) -> Mapping[str, int]:
@@ -146,7 +146,7 @@ class OpenPieces:
             samples: int64 (m,), of steps of the windows that `reach` has come to.
 
         Raises:
-            StallError: nothing has been read for ``stall_timeout_s``.
+            StallError: nothing has moved for ``stall_timeout_s``.
         """
         file, begin_bytes, *more = self._index.extents(samples)
         length_bytes = more[0] if more else np.int64(self._index.sample.bytes)
@@ -175,19 +175,12 @@ class OpenPieces:
         """Returns when nothing is being read any more, but for what has stalled, which is not waited for."""
         self._closed = True
         for threads in (self._openers, self._readers):
-            threads.shutdown(wait=not self._is_stalled, cancel_futures=True)
+            threads.shutdown(wait=not self._reads.has_stalled, cancel_futures=True)
         self._windows.clear()
 
     def _wait_for(self, opened: Future[_Window]) -> _Window:
-        while True:
-            before_bytes = sum(self._bytes.values())
-            try:
-                return opened.result(self._stall_timeout_s)
-            except NotYet:
-                if sum(self._bytes.values()) > before_bytes:
-                    continue
-                self._is_stalled = True
-                raise StallError(f"no pieces for {self._stall_timeout_s} s, which is options.stall_timeout_s") from None
+        self._reads.wait_for(opened, "pieces")
+        return opened.result()
 
     def _open(self, number: int) -> _Window:
         """Read a window, in the order of first use."""
@@ -236,9 +229,10 @@ class OpenPieces:
             return False
         address = (memory.address + place).astype(np.uint64)
         try:
-            _, routes = self._engine.read_many(
-                self._sources, file, begin_bytes, length_bytes, address, False, self._engine.mark(0), False
+            read = self._engine.begin_read(
+                self._sources, file, begin_bytes, length_bytes, address, self._engine.mark(0), memory
             )
+            (routes,) = self._reads.routes_of([read])
         except (GdsdataError, FileNotFoundError):
             return False
         with self._counting:

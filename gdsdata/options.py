@@ -36,7 +36,8 @@ class EngineOptions:
         cufile_batch: give cuFile its requests by its batch interface, not by blocking calls on the workers.
         calibrate: on a GPU, let what is left at ``"auto"`` or 0 be chosen by `gdsdata.calibration`, which tries it once
             on each file system and remembers.
-        stall_timeout_s: raise `StallError` when no read has ended for so long.
+        stall_timeout_s: raise `StallError` when no byte that is waited for has moved for so long, however long all
+            of it takes. Futures of `Engine.read` have the timeout of their ``result``, and none of their own.
         faults: trouble on purpose, for tests: see ``csrc/backend/faulty.h``.
     """
 

@@ -110,7 +110,7 @@ class TableBatches(FieldBatches):
         """As `FieldBatches.close`; what is not yet being decoded is not."""
         self._decoders.shutdown(wait=False, cancel_futures=True)
         super().close()
-        self._decoders.shutdown(wait=not self._is_stalled)
+        self._decoders.shutdown(wait=not self._reads.has_stalled)
         self._held.clear()
 
     def _begin(self, planned: _Planned) -> _Begun:
@@ -128,16 +128,16 @@ class TableBatches(FieldBatches):
         begins, lengths = self._index.begin_bytes[group], self._index.length_bytes[group]
         memory = np.empty(int(lengths.sum()), np.uint8)
         places = np.cumsum(lengths) - lengths
-        _, routes = self._engine.read_many(
+        read = self._engine.begin_read(
             self._files,
             np.full(len(begins), self._index.group_file[group], np.int32),
             begins,
             lengths,
             (memory.ctypes.data + places).astype(np.uint64),
-            False,
             self._engine.mark(engine.stream_of(self._device)),
-            False,
+            memory,
         )
+        (routes,) = self._reads.routes_of([read])
         stored = [memoryview(memory)[place : place + length] for place, length in zip(places, lengths, strict=True)]
         return self._index.decode(group, stored), routes
 

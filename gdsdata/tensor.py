@@ -95,11 +95,13 @@ class Engine:
         And from the future:
             IoError: the file cannot be written, or space is lacking.
             DeviceError: the GPU's driver refused.
+            StallError: nothing has moved for ``stall_timeout_s``.
         """
         _check_plain(tensor, "write")
         plain = _plain(tensor)
         engine, before = self._asked(plain, path, offset, priority)
-        return self._writes.submit(_write, engine, plain, os.fspath(path), offset, before, priority == "background")
+        timeout_s, is_background = self.options.stall_timeout_s, priority == "background"
+        return self._writes.submit(_write, engine, plain, os.fspath(path), offset, before, is_background, timeout_s)
 
     def close(self) -> None:
         """Wait for all calls to end; no more are taken."""
@@ -164,6 +166,7 @@ def read_tensor(
         CorruptData: the file ends before the tensor does.
         ValueError: a negative offset or size.
         BackendUnavailable: there is no such device.
+        StallError: nothing has moved for a minute.
     """
     if any(size < 0 for size in shape):
         raise ValueError(f"shape={tuple(shape)} must not be negative")
@@ -174,7 +177,8 @@ def read_tensor(
     engine = kept_engine(calibrated(_DEFAULTS, path, device, measure=False), device)
     storage = new_storage(math.prod(shape) * dtype.itemsize, device)
     tensor = torch.empty(0, dtype=dtype, device=device).set_(storage, 0, tuple(shape))
-    return _read(engine, tensor, path, offset, engine.mark(stream_of(device)), background=True).to(target)
+    before, timeout_s = engine.mark(stream_of(device)), _DEFAULTS.stall_timeout_s
+    return _read(engine, tensor, path, offset, before, True, timeout_s).to(target)
 
 
 def write_tensor(tensor: torch.Tensor, path: str | os.PathLike[str], offset: int = 0) -> None:
@@ -188,25 +192,43 @@ def write_tensor(tensor: torch.Tensor, path: str | os.PathLike[str], offset: int
     Raises:
         IoError: the file cannot be written, or space is lacking: then a file that was to be replaced is untouched.
         ValueError: a negative offset, or a tensor without plain memory (sparse, meta).
+        StallError: nothing has moved for a minute.
     """
     _check_plain(tensor, "write")
     _check_range(offset, tensor.nbytes)
     plain = _plain(tensor)
     path = os.fspath(path)
     engine = kept_engine(calibrated(_DEFAULTS, path, plain.device, measure=False), plain.device)
-    _write(engine, plain, path, offset, engine.mark(stream_of(plain.device)), background=True)
+    _write(engine, plain, path, offset, engine.mark(stream_of(plain.device)), True, _DEFAULTS.stall_timeout_s)
 
 
-def _read(engine: Any, tensor: torch.Tensor, path: str, offset: int, before: Any, background: bool) -> torch.Tensor:
-    engine.read(path, offset, tensor.nbytes, tensor.data_ptr(), before, background)
+def _read(
+    engine: Any,
+    tensor: torch.Tensor,
+    path: str,
+    offset: int,
+    before: Any,
+    background: bool,
+    stall_timeout_s: float,
+) -> torch.Tensor:
+    engine.read(path, offset, tensor.nbytes, tensor.data_ptr(), before, background, tensor, stall_timeout_s)
     return tensor
 
 
-def _write(engine: Any, tensor: torch.Tensor, path: str, offset: int, before: Any, background: bool) -> None:
+def _write(
+    engine: Any,
+    tensor: torch.Tensor,
+    path: str,
+    offset: int,
+    before: Any,
+    background: bool,
+    stall_timeout_s: float,
+) -> None:
+    waited = before, background, tensor, stall_timeout_s
     if offset == 0 and (not os.path.exists(path) or os.path.getsize(path) <= tensor.nbytes):
-        engine.write_whole(path, tensor.nbytes, tensor.data_ptr(), before, background)
+        engine.write_whole(path, tensor.nbytes, tensor.data_ptr(), *waited)
     else:
-        engine.write_range(path, offset, tensor.nbytes, tensor.data_ptr(), before, background)
+        engine.write_range(path, offset, tensor.nbytes, tensor.data_ptr(), *waited)
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:

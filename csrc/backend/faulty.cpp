@@ -61,7 +61,10 @@ FaultyBackend::FaultyBackend(std::unique_ptr<Backend> inner, FaultPlan plan)
     : inner_(std::move(inner)), plan_(std::move(plan)) {}
 
 size_t FaultyBackend::submit(std::span<const Request> requests) {
-  const size_t taken = inner_->submit(requests);
+  // What is held back is in flight too.
+  const size_t depth = inner_->capabilities().queue_depth, in_flight = extents_.size();
+  if (in_flight >= depth) return 0;
+  const size_t taken = inner_->submit(requests.first(std::min(depth - in_flight, requests.size())));
   for (const Request& request : requests.first(taken)) {
     extents_[request.tag] = {request.file, request.offset, request.length};
   }

@@ -78,6 +78,19 @@ constexpr std::chrono::nanoseconds kForEver = std::chrono::hours(24 * 365);
 // (benchmarks/notes/checkpoints.md).
 uint64_t default_bounce_bytes(size_t workers) { return std::max<uint64_t>((64 << 20) / workers, 16 << 20); }
 
+Error stall_of(const Group& group, std::chrono::nanoseconds timeout) {
+  const Transfer& first = group.transfers.front();  // one without transfers does not wait for storage
+  const std::string& path = group.files->path(first.file);
+  const std::string what = group.direction == Direction::kRead ? "read" : "write";
+  const size_t others = group.transfers.size() - 1;
+  return {ErrorCode::kStalled,
+          "no " + what + " has ended for " + std::to_string(timeout.count() / 1'000'000) +
+              " ms; this call waits for '" + path + "' at offset " + std::to_string(first.offset) +
+              (others > 0 ? " and " + std::to_string(others) + " other ranges" : "") +
+              ". Is its storage still reachable? stall_timeout_s raises the limit",
+          path, first.offset, first.length};
+}
+
 }  // namespace
 
 Events Group::copies() const {
@@ -350,6 +363,7 @@ void Engine::submit(std::shared_ptr<Group> group, bool helped) {
   group->abandoned_ = false;
   group->parts_.clear();
   group->copied_.clear();
+  group->requests_given_ = group->requests_completed_ = 0;
   uint64_t group_bytes = 0;
   for (const Transfer& transfer : group->transfers) group_bytes += transfer.length;
   group->is_short_ = group->direction == Direction::kRead && group_bytes <= kShortReadBytes;
@@ -409,12 +423,44 @@ bool Engine::help_with(const Group& group) {
   return lock && running_->guest->help_with(group);
 }
 
-void Engine::run(std::shared_ptr<Group> group, const std::function<void()>& poll) {
+bool StallClock::stalled(uint64_t progress) {
+  const auto now = Clock::now();
+  if (progress != progress_) {
+    progress_ = progress;
+    moved_ = now;
+  }
+  return timeout_.count() > 0 && now - moved_ >= timeout_;
+}
+
+uint64_t Engine::progress_of(const Group& group) const {
+  const uint64_t given = group.requests_given_.load(std::memory_order_relaxed);
+  const uint64_t completed = group.requests_completed_.load(std::memory_order_relaxed);
+  uint64_t progress = given + completed - group.open_segments_.load(std::memory_order_relaxed);
+  if (given != completed) return progress;
+  const auto count = [&](const Worker& worker) {
+    progress += worker.counters().exchanged.get() + worker.counters().segments.get();
+  };
+  count(*running_->guest);
+  for (const auto& worker : running_->workers) count(*worker);
+  return progress;
+}
+
+void Engine::run(std::shared_ptr<Group> group, const std::function<void()>& poll,
+                 std::chrono::nanoseconds stall_timeout) {
   Pending pending(*this, std::move(group), {}, /*waits_now=*/true);
+  StallClock clock(stall_timeout);
+  bool has_stalled = false;
+  const auto poll_and_time = [&] {
+    if (poll) poll();
+    has_stalled = clock.stalled(progress_of(pending.group()));
+    if (has_stalled) throw Failure(stall_of(pending.group(), stall_timeout));
+  };
   try {
-    pending.wait(kForEver, poll);
+    pending.wait(kForEver, poll_and_time);
   } catch (...) {
-    pending.cancel();  // what is in flight still uses the caller's memory: wait for it
+    pending.cancel();
+    if (has_stalled) throw;
+    // What is in flight still uses the caller's memory: wait for it.
     pending.wait(kForEver);
     for (const auto& copy : pending.group().copies()) copy->wait();
     throw;

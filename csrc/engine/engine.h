@@ -79,6 +79,21 @@ class SegmentQueue {
   bool closed_ = false;
 };
 
+// Tells storage that gives nothing from storage that is slow: a wait asks it now and then. One thread uses it.
+class StallClock {
+ public:
+  // The timeout counts from now; 0: never.
+  explicit StallClock(std::chrono::nanoseconds timeout) : timeout_(timeout) {}
+  // Whether this number (see Engine::progress_of) has not changed for the timeout.
+  bool stalled(uint64_t progress);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  const std::chrono::nanoseconds timeout_;
+  Clock::time_point moved_ = Clock::now();
+  uint64_t progress_ = 0;
+};
+
 class Worker;
 class Engine;
 
@@ -122,8 +137,15 @@ class Engine {
   // forked child. `helped`: the caller calls `help` at once.
   void submit(std::shared_ptr<Group> group, bool helped = false);
   // Submits and waits until every byte is in place; throws the group's error as Failure. Calls `poll` now and then
-  // while it waits; when that throws, what has not started is cancelled, and it is thrown on.
-  void run(std::shared_ptr<Group> group, const std::function<void()>& poll = {});
+  // while it waits; when that throws, what has not started is cancelled, and it is thrown on. If nothing moves for
+  // `stall_timeout` (0: however long), it throws kStalled: the group may then still touch its memory.
+  void run(std::shared_ptr<Group> group, const std::function<void()>& poll = {},
+           std::chrono::nanoseconds stall_timeout = {});
+
+  // A number that changes whenever something moves that the group waits for: a backend takes or completes one of its
+  // requests, or a segment of it ends. While no backend has a request of it, it waits for its turn, and the progress of
+  // all groups counts.
+  uint64_t progress_of(const Group& group) const;
 
   // Somebody is about to sleep until groups end that were submitted as patient, or as helped.
   void hurry();

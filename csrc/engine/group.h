@@ -65,6 +65,7 @@ class Group {
   bool is_short_ = false;     // a read of kShortReadBytes at most
   bool past_caches_ = false;  // what is copied out of the page cache goes past the processor's caches
   std::atomic<size_t> open_segments_{0};
+  std::atomic<uint64_t> requests_given_{0}, requests_completed_{0};  // to a backend, and by it: Engine::progress_of
   std::atomic<bool> abandoned_{false};
   std::vector<std::pair<const Stream*, std::shared_ptr<Event>>> copied_;  // the last one of each stream
   std::mutex mutex_;

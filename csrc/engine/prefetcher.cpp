@@ -90,6 +90,7 @@ class Prefetcher::Core : public std::enable_shared_from_this<Core> {
   void slot_done(size_t index);  // on a worker
   bool help_until_head(std::unique_lock<std::mutex>& lock);
   void wait_for_head(std::unique_lock<std::mutex>& lock, const std::function<void()>& poll);
+  uint64_t progress() const;  // of all batches on their way: see Engine::progress_of
   Error stalled() const;
 
   std::shared_ptr<Engine> engine_;  // until close(): a worker that ends this must not end the engine too
@@ -306,16 +307,10 @@ bool Prefetcher::Core::help_until_head(std::unique_lock<std::mutex>& lock) {
 
 void Prefetcher::Core::wait_for_head(std::unique_lock<std::mutex>& lock, const std::function<void()>& poll) {
   constexpr std::chrono::milliseconds kPollInterval{50};
-  auto progressed = Clock::now();
-  uint64_t completed = completed_;
+  StallClock clock(options_.stall_timeout);
   consumer_waits_ = true;
   while (!changed_.wait_for(lock, kPollInterval, [this] { return ring_.head_ready() || closed_; })) {
-    const auto now = Clock::now();
-    if (completed != completed_) {
-      completed = completed_;
-      progressed = now;
-    }
-    if (now - progressed >= options_.stall_timeout) {
+    if (clock.stalled(progress())) {
       consumer_waits_ = false;
       throw Failure(stalled());
     }
@@ -327,6 +322,15 @@ void Prefetcher::Core::wait_for_head(std::unique_lock<std::mutex>& lock, const s
   }
   consumer_waits_ = false;
   if (closed_) throw Failure({ErrorCode::kClosed, "this iterator was closed while it waited for a batch"});
+}
+
+uint64_t Prefetcher::Core::progress() const {
+  uint64_t progress = completed_;
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    if (ring_.state(i) == Ring::State::kFilling && slots_[i].group != nullptr)
+      progress += engine_->progress_of(*slots_[i].group);
+  }
+  return progress;
 }
 
 Error Prefetcher::Core::stalled() const {

@@ -52,6 +52,7 @@ struct WorkerCounters {
   Counter transfers;
   Counter requests;  // what the transfers that storage had to serve were coalesced into
   Counter segments;
+  Counter exchanged;  // requests that a backend took, and those that it completed
   Counter errors;
   Counter retries;  // requests that a backend could not bring to the device, made again by way of the host
   Counter idle_ns;     // waiting for work; counted when it has come

@@ -23,7 +23,7 @@ Moved move(Engine& engine, Direction direction, std::shared_ptr<FileTable> files
            bool with_checksums, const Caller& caller) {
   const auto group = group_of(direction, std::move(files), std::move(transfers), caller);
   group->with_checksums = with_checksums;
-  engine.run(group, caller.poll);
+  engine.run(group, caller.poll, caller.stall_timeout);
   return {with_checksums ? group->checksums() : std::vector<uint32_t>(), group->bytes};
 }
 

@@ -20,9 +20,10 @@ struct Caller {
   Events before;
   Priority priority = Priority::kBackground;
   Poll poll;
+  std::chrono::nanoseconds stall_timeout{0};  // as of Engine::run
 };
 
-// All throw Failure, and return when every byte is in place.
+// All throw Failure, and, unless that is kStalled, return when every byte is in place.
 void read_range(Engine& engine, const std::string& path, uint64_t offset, uint64_t length, const Caller& caller);
 
 struct Moved {

@@ -527,6 +527,10 @@ size_t Worker::submit(Lane& lane) {
   const size_t offered = std::min(lane.waiting.size(), options_.io.queue_depth);
   batch_.assign(lane.waiting.begin(), lane.waiting.begin() + static_cast<ptrdiff_t>(offered));
   const size_t taken = lane.backend->submit(batch_);
+  for (size_t i = 0; i < taken; ++i) {
+    by_tag_[batch_[i].tag].active->segment.group->requests_given_.fetch_add(1, std::memory_order_relaxed);
+  }
+  counters_.exchanged.add(taken);
   lane.waiting.erase(lane.waiting.begin(), lane.waiting.begin() + static_cast<ptrdiff_t>(taken));
   lane.in_flight += taken;
   return taken;
@@ -546,6 +550,8 @@ void Worker::completed(Lane& lane, Completion& completion) {
   Active& active = *asked.active;
   free_tags_.push_back(completion.tag);
   active.bytes += completion.bytes;
+  active.segment.group->requests_completed_.fetch_add(1, std::memory_order_relaxed);
+  counters_.exchanged.add(1);
   counters_.storage_bytes.add(completion.storage_bytes);
   if (completion.error) {
     const bool again = &lane == &device_lane_ && retry_by_host(asked, *completion.error);

@@ -311,8 +311,27 @@ Mark mark(const Engine& engine, uintptr_t stream) {
   return {{engine.device()->foreign_stream(stream)->record()}};
 }
 
-Caller caller_of(uintptr_t address, const Mark& before, bool background) {
-  return {memory_at(address), before.events, background ? Priority::kBackground : Priority::kTraining, check_signals};
+std::chrono::nanoseconds duration_of(double seconds) {
+  constexpr double kLongest = 1e9;  // of what a duration holds
+  return std::chrono::nanoseconds(static_cast<int64_t>(std::min(seconds, kLongest) * 1e9));
+}
+
+Caller caller_of(uintptr_t address, const Mark& before, bool background, double stall_timeout_s = 0) {
+  return {memory_at(address), before.events, background ? Priority::kBackground : Priority::kTraining, check_signals,
+          duration_of(stall_timeout_s)};
+}
+
+// Makes a call that waits, without the GIL. If it stalls, storage may still touch its `memory`, which is then never
+// freed.
+template <typename Call>
+auto waiting(py::object memory, const Call& call) {
+  try {
+    const WithoutGil nogil;
+    return call();
+  } catch (const Failure& failure) {
+    if (failure.error().code == ErrorCode::kStalled) memory.release();
+    throw;
+  }
 }
 
 // A read on its way. Keeps `memory`, an object of Python's, until nothing is written there any more.
@@ -330,11 +349,9 @@ class BegunRead {
   bool ended() const { return pending_.ended(); }
 
   // Whether it has ended within so long.
-  bool wait(double seconds) {
-    constexpr double kLongest = 1e9;  // of what a duration holds
-    const auto patience = std::chrono::nanoseconds(static_cast<int64_t>(std::min(seconds, kLongest) * 1e9));
-    return finished_ || finished_within(patience, check_signals);
-  }
+  bool wait(double seconds) { return finished_ || finished_within(duration_of(seconds), check_signals); }
+
+  uint64_t progress() const { return engine_->progress_of(pending_.group()); }
 
   // Of one that has ended.
   py::dict routes() const {
@@ -448,25 +465,31 @@ PYBIND11_MODULE(_engine, module) {
       .def("end_spans", [](Engine& engine) { return to_list(engine.end_spans()); })
       .def("mark", &mark, py::arg("stream"))
       .def("prepare", &Engine::prepare)
-      .def("read",
-           [](Engine& engine, const std::string& path, uint64_t offset, uint64_t length, uintptr_t address,
-              const Mark& before, bool background) {
-             const WithoutGil nogil;
-             read_range(engine, path, offset, length, caller_of(address, before, background));
-           })
-      .def("read_many",
-           [](Engine& engine, std::shared_ptr<FileTable> files, const Array<int32_t>& file,
-              const Array<int64_t>& offset, const Array<int64_t>& length, const Array<uint64_t>& address,
-              bool with_checksums, const Mark& before, bool background) {
-             std::vector<Transfer> transfers = transfers_of(files->size(), file, offset, length, address);
-             Moved moved;
-             {
-               const WithoutGil nogil;
-               moved = read_many(engine, std::move(files), std::move(transfers), with_checksums,
-                                 caller_of(0, before, background));
-             }
-             return std::make_pair(array_of(moved.checksums), by_route(moved.bytes));
-           })
+      .def(
+          "read",
+          [](Engine& engine, const std::string& path, uint64_t offset, uint64_t length, uintptr_t address,
+             const Mark& before, bool background, py::object memory, double stall_timeout_s) {
+            waiting(std::move(memory), [&] {
+              read_range(engine, path, offset, length, caller_of(address, before, background, stall_timeout_s));
+            });
+          },
+          py::arg("path"), py::arg("offset"), py::arg("length"), py::arg("address"), py::arg("before"),
+          py::arg("background"), py::arg("memory") = py::none(), py::arg("stall_timeout_s") = 0)
+      .def(
+          "read_many",
+          [](Engine& engine, std::shared_ptr<FileTable> files, const Array<int32_t>& file, const Array<int64_t>& offset,
+             const Array<int64_t>& length, const Array<uint64_t>& address, bool with_checksums, const Mark& before,
+             bool background, py::object memory, double stall_timeout_s) {
+            std::vector<Transfer> transfers = transfers_of(files->size(), file, offset, length, address);
+            const Moved moved = waiting(std::move(memory), [&] {
+              return read_many(engine, std::move(files), std::move(transfers), with_checksums,
+                               caller_of(0, before, background, stall_timeout_s));
+            });
+            return std::make_pair(array_of(moved.checksums), by_route(moved.bytes));
+          },
+          py::arg("files"), py::arg("file"), py::arg("offset"), py::arg("length"), py::arg("address"),
+          py::arg("with_checksums"), py::arg("before"), py::arg("background"), py::arg("memory") = py::none(),
+          py::arg("stall_timeout_s") = 0)
       .def(
           "begin_read",
           [](std::shared_ptr<Engine> engine, std::shared_ptr<FileTable> files, const Array<int32_t>& file,
@@ -481,17 +504,26 @@ PYBIND11_MODULE(_engine, module) {
           py::arg("files"), py::arg("file"), py::arg("offset"), py::arg("length"), py::arg("address"),
           py::arg("before"), py::arg("memory"), py::arg("conversion") = "none")
       .def("begin_range", &begin_range)
-      .def("write_range",
-           [](Engine& engine, const std::string& path, uint64_t offset, uint64_t length, uintptr_t address,
-              const Mark& before, bool background) {
-             const WithoutGil nogil;
-             write_range(engine, path, offset, length, caller_of(address, before, background));
-           })
-      .def("write_whole", [](Engine& engine, const std::string& path, uint64_t length, uintptr_t address,
-                             const Mark& before, bool background) {
-        const WithoutGil nogil;
-        write_whole(engine, path, length, caller_of(address, before, background));
-      });
+      .def(
+          "write_range",
+          [](Engine& engine, const std::string& path, uint64_t offset, uint64_t length, uintptr_t address,
+             const Mark& before, bool background, py::object memory, double stall_timeout_s) {
+            waiting(std::move(memory), [&] {
+              write_range(engine, path, offset, length, caller_of(address, before, background, stall_timeout_s));
+            });
+          },
+          py::arg("path"), py::arg("offset"), py::arg("length"), py::arg("address"), py::arg("before"),
+          py::arg("background"), py::arg("memory") = py::none(), py::arg("stall_timeout_s") = 0)
+      .def(
+          "write_whole",
+          [](Engine& engine, const std::string& path, uint64_t length, uintptr_t address, const Mark& before,
+             bool background, py::object memory, double stall_timeout_s) {
+            waiting(std::move(memory), [&] {
+              write_whole(engine, path, length, caller_of(address, before, background, stall_timeout_s));
+            });
+          },
+          py::arg("path"), py::arg("length"), py::arg("address"), py::arg("before"), py::arg("background"),
+          py::arg("memory") = py::none(), py::arg("stall_timeout_s") = 0);
 
   py::class_<Mark>(module, "Mark");
 
@@ -509,6 +541,7 @@ PYBIND11_MODULE(_engine, module) {
   py::class_<BegunRead>(module, "BegunRead")
       .def("ended", &BegunRead::ended)
       .def("wait", &BegunRead::wait, py::arg("seconds"))
+      .def("progress", &BegunRead::progress)
       .def("routes", &BegunRead::routes)
       .def("cancel", &BegunRead::cancel)
       .def("let_go", py::overload_cast<>(&BegunRead::let_go));
@@ -519,17 +552,19 @@ PYBIND11_MODULE(_engine, module) {
              return std::make_unique<Output>(path, length);
            }),
            py::arg("path"), py::arg("length"))
-      .def("write",
-           [](Output& output, Engine& engine, const Array<int64_t>& offset, const Array<int64_t>& length,
-              const Array<uint64_t>& address, bool with_checksums, const Mark& before, bool background) {
-             std::vector<Transfer> transfers = transfers_of(1, Array<int32_t>(), offset, length, address);
-             std::vector<uint32_t> checksums;
-             {
-               const WithoutGil nogil;
-               checksums = output.write(engine, std::move(transfers), with_checksums, caller_of(0, before, background));
-             }
-             return array_of(checksums);
-           })
+      .def(
+          "write",
+          [](Output& output, Engine& engine, const Array<int64_t>& offset, const Array<int64_t>& length,
+             const Array<uint64_t>& address, bool with_checksums, const Mark& before, bool background,
+             py::object memory, double stall_timeout_s) {
+            std::vector<Transfer> transfers = transfers_of(1, Array<int32_t>(), offset, length, address);
+            return array_of(waiting(std::move(memory), [&] {
+              return output.write(engine, std::move(transfers), with_checksums,
+                                  caller_of(0, before, background, stall_timeout_s));
+            }));
+          },
+          py::arg("engine"), py::arg("offset"), py::arg("length"), py::arg("address"), py::arg("with_checksums"),
+          py::arg("before"), py::arg("background"), py::arg("memory") = py::none(), py::arg("stall_timeout_s") = 0)
       .def("commit", [](Output& output) {
         const WithoutGil nogil;
         output.commit();

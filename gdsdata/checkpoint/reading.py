@@ -285,15 +285,16 @@ class Reading:
         Raises:
             FileNotFoundError, IoError: a file is not to be had.
             CorruptData: a file ends too early, or a checksum differs; it names the tensor.
+            StallError: nothing has moved for ``stall_timeout_s``.
         """
         with collector_resumed():
             try:
                 for device, extents in self._by_device.items():
                     self._reader_of(device, extents)()
-            finally:
-                self._batches.shutdown()  # when all of them have ended
-        for batch in self._begun:
-            batch.result()
+                for batch in self._begun:
+                    batch.result()
+            finally:  # those that have begun have ended then
+                self._batches.shutdown(cancel_futures=True)
         for call in self._afterwards:
             call()
 
@@ -314,6 +315,8 @@ class Reading:
             self._verify,
             before,
             True,
+            memory=extents.targets,
+            stall_timeout_s=self._options.stall_timeout_s,
         )
         unknown = set()
         for i, found in enumerate(checksums):

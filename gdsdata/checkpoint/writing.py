@@ -167,7 +167,11 @@ class Writing:
             offsets = np.array([offset for offset, _ in extents], np.int64)
             sizes_bytes = np.array([tensor.nbytes for _, tensor in extents], np.int64)
             addresses = np.array([tensor.data_ptr() for _, tensor in extents], np.uint64)
-            return self._output.write(shared, offsets, sizes_bytes, addresses, with_checksums, before, True).tolist()
+            return self._output.write(
+                *(shared, offsets, sizes_bytes, addresses, with_checksums, before, True),
+                memory=extents,
+                stall_timeout_s=self._options.stall_timeout_s,
+            ).tolist()
 
         return write
 
