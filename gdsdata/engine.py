@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from gdsdata.formats.megatron import WindowIndex
 
 ROUTES: tuple[str, ...] = _engine.ROUTES
+File = _engine.File
 Output = _engine.Output
 pickle_claims_too_much = _engine.pickle_claims_too_much
 crc32_joined = _engine.crc32_joined
@@ -305,34 +306,13 @@ def endings_of(engine: _engine.Engine, thread: threading.Thread) -> _engine.Endi
     return endings
 
 
-class Files:
-    """Files as they are when they are first asked for: one that is replaced before it is read is an error."""
-
-    def __init__(self) -> None:
-        self._seen: dict[str, tuple[int, int]] = {}
-        self._tables: dict[tuple[str, ...], _engine.FileTable] = {}
-        self._asking = threading.Lock()
-
-    def table_of(self, files: Mapping[str, tuple[int, int] | None]) -> _engine.FileTable:
-        """These files; the same for the same ones, so that it is mapped once.
-
-        Args:
-            files: by path: size in bytes and time of change in ns as somebody has seen them before, or None.
-
-        Raises:
-            FileNotFoundError, OSError: there is none of that name.
-        """
-        with self._asking:
-            for path, seen in files.items():
-                if path not in self._seen:
-                    status = os.stat(path) if seen is None else None
-                    self._seen[path] = seen if status is None else (status.st_size, status.st_mtime_ns)
-            paths = tuple(files)
-            if paths not in self._tables:
-                sizes = np.array([self._seen[path][0] for path in paths], np.int64)
-                times = np.array([self._seen[path][1] for path in paths], np.int64)
-                self._tables[paths] = _engine.FileTable(list(paths), sizes, times)
-            return self._tables[paths]
+def table_of(
+    paths: Sequence[str], seen: Sequence[tuple[int, int]], opened: Sequence[_engine.File | None]
+) -> _engine.FileTable:
+    """These files: ``opened`` ones as they are. Others are opened by name when they are read, and are an error unless
+    they are as they were ``seen`` (size in bytes, time of change in ns)."""
+    sizes, times = np.array(seen, np.int64).reshape(-1, 2).T
+    return _engine.FileTable(list(paths), np.ascontiguousarray(sizes), np.ascontiguousarray(times), list(opened))
 
 
 def residence_of(engine: _engine.Engine, files: _engine.FileTable, index: Index) -> _engine.Residence:

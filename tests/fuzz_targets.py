@@ -26,6 +26,7 @@ from safetensors.torch import save_file
 import gdsdata
 from gdsdata import engine
 from gdsdata.checkpoint import layout_safetensors, layout_torch, unpickling
+from gdsdata.checkpoint.open_file import OpenFile
 from gdsdata.checkpoint.reading import Stored
 from gdsdata.errors import IoError
 from gdsdata.formats import (
@@ -476,7 +477,7 @@ def read_safetensors(folder: Path) -> None:
     path = folder / "x.safetensors"
     each(
         [
-            lambda: check_stored(layout_safetensors.read_header(str(path))),
+            lambda: check_stored(layout_safetensors.read_header(OpenFile(str(path)))),
             lambda: gdsdata.load(path, verify=True),
             lambda: gdsdata.load(f"{path}.index.json", only=["a"]),
         ]
@@ -517,7 +518,7 @@ def unusual_state() -> dict:
 
 def read_torch(path: Path) -> None:
     """What is found in it; and, where all of it is plain, what loading makes of it. Else it is torch's to load."""
-    archive = layout_torch.open_archive(str(path))
+    archive = layout_torch.open_archive(OpenFile(str(path)))
     each([lambda: archive.storages])
     found = layout_torch.unpickle_structure(archive)
     check_stored(found)

@@ -25,6 +25,7 @@ from test_checkpoint import DEVICES, SAFE_DTYPES, assert_same, awkward, nests, t
 import gdsdata
 from gdsdata import EngineOptions
 from gdsdata.checkpoint import layout_torch, writing, zip_layout
+from gdsdata.checkpoint.open_file import OpenFile
 from gdsdata.engine import kept_engine
 from gdsdata.errors import IoError
 
@@ -135,7 +136,7 @@ def test_tensors_of_a_gpu_are_saved_behind_the_work_that_makes_them(tmp_path, na
 
 def test_large_storages_lie_on_whole_pages_and_small_ones_close_together(tmp_path):
     gdsdata.save([torch.zeros(5000), *[torch.zeros(3) for _ in range(100)], torch.zeros(MIB)], tmp_path / "x.pt")
-    archive = layout_torch.open_archive(str(tmp_path / "x.pt"))
+    archive = layout_torch.open_archive(OpenFile(str(tmp_path / "x.pt")))
     records = [archive.records[f"data/{saved.key}"] for saved in archive.storages]
     assert [record.offset % (4096 if record.size_bytes >= 4096 else 64) for record in records] == [0] * 102
     assert os.path.getsize(tmp_path / "x.pt") < sum(record.size_bytes for record in records) + 40_000

@@ -33,6 +33,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 import gdsdata
 from gdsdata import EngineOptions, GDSLoadPlanner, GDSSavePlanner, GDSStorageReader, GDSStorageWriter
 from gdsdata.checkpoint import writing
+from gdsdata.checkpoint.open_file import OpenFile
 from gdsdata.checkpoint.reading import Reading, Record, Stored
 from gdsdata.engine import shared_engine
 from gdsdata.errors import CorruptData, IoError
@@ -242,7 +243,7 @@ def test_any_part_of_a_tensor_goes_into_any_memory(tmp_path, device, box):
     saved = values(torch.int32, *(shape[axis] for axis in order)).permute(*torch.argsort(torch.tensor(order)).tolist())
     path = str(tmp_path / "x")
     Path(path).write_bytes(b"before" + bits(saved.permute(*order)))
-    stored = Stored(Record(path, 6, saved.nbytes), 0, torch.int32, tuple(shape), saved.stride())
+    stored = Stored(Record(OpenFile(path), 6, saved.nbytes), 0, torch.int32, tuple(shape), saved.stride())
     memory = torch.zeros([sizes[axis] * step for axis in target_order], dtype=torch.int32, device=device)
     for axis in range(len(shape)):
         memory = memory[(slice(None),) * axis + (slice(None, None, step),)]
@@ -256,7 +257,7 @@ def test_any_part_of_a_tensor_goes_into_any_memory(tmp_path, device, box):
 
 
 def test_a_box_beyond_its_tensor_is_refused():
-    stored = Stored(Record("x", 0, 48), 0, torch.float32, (3, 4), (4, 1))
+    stored = Stored(Record(None, 0, 48), 0, torch.float32, (3, 4), (4, 1))
     assert stored.box((1, 2), (2, 2)).span_bytes == 24
     for offsets, sizes in (((0, 0), (4, 4)), ((2, 0), (2, 1)), ((-1, 0), (1, 1))):
         with pytest.raises(ValueError, match=r"is not within a tensor of \(3, 4\)"):

@@ -475,7 +475,7 @@ def test_a_forked_child_does_not_wait_for_its_parents_reads(tmp_path):
     shared = engine.shared_engine(EngineOptions(direct="always", workers=1, faults="late=1,late_ms=500"), CPU)
     target = torch.ones(8192, dtype=torch.uint8)
     begun = shared.begin_read(
-        engine.Files().table_of({str(tmp_path / "x"): None}),
+        engine.table_of_one(str(tmp_path / "x")),
         np.zeros(1, np.int32),
         np.zeros(1, np.int64),
         np.full(1, 8192),
@@ -492,7 +492,7 @@ def test_reads_that_nobody_takes_give_their_memory_back(tmp_path):
         """Stands for memory."""
 
     (tmp_path / "x").write_bytes(bytes(8192))
-    table = engine.Files().table_of({str(tmp_path / "x"): None})
+    table = engine.table_of_one(str(tmp_path / "x"))
     shared = engine.shared_engine(EngineOptions(), CPU)
     target = torch.ones(8192, dtype=torch.uint8)
     alive = []

@@ -311,10 +311,15 @@ void read_each(int fd, const std::string& path, std::span<const int64_t> offsets
 
 int64_t process_id() { return ::getpid(); }
 
-FileTable::FileTable(std::vector<std::string> paths, std::vector<FileIdentity> identities)
-    : paths_(std::move(paths)), identities_(std::move(identities)), capacity_(open_file_capacity()) {
-  if (!identities_.empty() && identities_.size() != paths_.size()) {
-    throw Failure({ErrorCode::kInvalidArgument, "a file table needs one identity for each path, or none"});
+FileTable::FileTable(std::vector<std::string> paths, std::vector<FileIdentity> identities,
+                     std::vector<std::shared_ptr<File>> opened)
+    : paths_(std::move(paths)),
+      identities_(std::move(identities)),
+      given_(std::move(opened)),
+      capacity_(open_file_capacity()) {
+  const auto fits = [this](size_t count) { return count == 0 || count == paths_.size(); };
+  if (!fits(identities_.size()) || !fits(given_.size())) {
+    throw Failure({ErrorCode::kInvalidArgument, "a file table needs one identity and one file for each path, or none"});
   }
 }
 
@@ -324,6 +329,7 @@ FileTable::FileTable(std::shared_ptr<File> file) : paths_{file->path()}, capacit
 }
 
 std::shared_ptr<File> FileTable::get(uint32_t index) {
+  if (!given_.empty() && given_[index] != nullptr) return given_[index];
   std::lock_guard lock(mutex_);
   if (const auto found = opened_.find(index); found != opened_.end()) {
     recency_.splice(recency_.begin(), recency_, found->second.recency);

@@ -126,7 +126,9 @@ int64_t process_id();
 // set may have more files than a process may have descriptors. Thread-safe.
 class FileTable {
  public:
-  FileTable(std::vector<std::string> paths, std::vector<FileIdentity> identities);
+  // `opened`: for each path the file that its caller keeps open, or null. Empty: none.
+  FileTable(std::vector<std::string> paths, std::vector<FileIdentity> identities,
+            std::vector<std::shared_ptr<File>> opened = {});
   explicit FileTable(std::shared_ptr<File> file);  // just this one, at index 0
 
   // Throws Failure where the file cannot be opened or is not the one that was indexed.
@@ -140,7 +142,8 @@ class FileTable {
     std::list<uint32_t>::iterator recency;
   };
   std::vector<std::string> paths_;
-  std::vector<FileIdentity> identities_;  // empty, or one a path
+  std::vector<FileIdentity> identities_;      // empty, or one a path
+  std::vector<std::shared_ptr<File>> given_;  // empty, or one a path; null: `opened_` has it, or will
   size_t capacity_;
   std::mutex mutex_;
   std::list<uint32_t> recency_;  // most recent first

@@ -211,7 +211,7 @@ std::shared_ptr<Engine> make_engine(int cuda_ordinal, const std::string& backend
 }
 
 std::shared_ptr<FileTable> make_file_table(const std::vector<std::string>& paths, const Array<int64_t>& size_bytes,
-                                           const Array<int64_t>& mtime_ns) {
+                                           const Array<int64_t>& mtime_ns, std::vector<std::shared_ptr<File>> opened) {
   if (static_cast<size_t>(size_bytes.size()) != paths.size() || size_bytes.size() != mtime_ns.size()) {
     throw py::value_error("a file table needs a size and a modification time for each path");
   }
@@ -219,7 +219,7 @@ std::shared_ptr<FileTable> make_file_table(const std::vector<std::string>& paths
   for (size_t i = 0; i < paths.size(); ++i) {
     identities.push_back({static_cast<uint64_t>(size_bytes.data()[i]), mtime_ns.data()[i]});
   }
-  return std::make_shared<FileTable>(paths, std::move(identities));
+  return std::make_shared<FileTable>(paths, std::move(identities), std::move(opened));
 }
 
 // A prefetcher and how its batches become tensors.
@@ -582,9 +582,14 @@ PYBIND11_MODULE(_engine, module) {
         return error ? error->message : std::string();
       });
 
+  py::class_<File, std::shared_ptr<File>>(module, "File")
+      .def(py::init([](const std::string& path) { return File::open_for_reading(path); }))
+      .def_property_readonly("descriptor", &File::buffered);
+
   module.attr("ANY_TIME") = FileIdentity::kAnyTime;
   py::class_<FileTable, std::shared_ptr<FileTable>>(module, "FileTable")
-      .def(py::init(&make_file_table))
+      .def(py::init(&make_file_table), py::arg("paths"), py::arg("size_bytes"), py::arg("mtime_ns"),
+           py::arg("opened") = std::vector<std::shared_ptr<File>>())
       .def(py::init([](const std::string& path) {  // whatever it is when it is opened
         return std::make_shared<FileTable>(std::vector{path}, std::vector<FileIdentity>());
       }));

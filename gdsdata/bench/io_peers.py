@@ -11,13 +11,13 @@ import torch
 
 import gdsdata
 from gdsdata.engine import (
-    Files,
     Output,
     cufile_dma_is_possible,
     cufile_of_wheels,
     resolved,
     shared_engine,
     stream_of,
+    table_of_one,
 )
 from gdsdata.options import EngineOptions
 
@@ -174,7 +174,7 @@ class Batches(IoPeer):
         if self.work.writes:
             self.output = Output(self.work.path, self.work.file_bytes)
         else:
-            self.files = Files().table_of({self.work.path: None})
+            self.files = table_of_one(self.work.path)
         shares = max(self.shares())
         self.zeros, self.sizes = np.zeros(shares, np.int32), np.full(shares, self.work.io_bytes, np.int64)
         self.steps = np.arange(shares, dtype=np.uint64) * np.uint64(self.work.io_bytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import functools
 import os
@@ -13,14 +14,18 @@ import torch
 
 from gdsdata import engine
 from gdsdata.checkpoint import layout_safetensors, layout_torch
+from gdsdata.checkpoint.explanations import checked_path, empty_file, foreign_file, torch_errors_explained
 from gdsdata.checkpoint.nests import LEFT_OUT, Path, mapped, name_of, places
+from gdsdata.checkpoint.open_file import OpenFile
 from gdsdata.checkpoint.pause import collector_paused
-from gdsdata.checkpoint.reading import Reading, Stored, opened
+from gdsdata.checkpoint.reading import Reading, Stored
 from gdsdata.checkpoint.writing import get_ready
 from gdsdata.errors import CorruptData
 from gdsdata.formats import safetensors_header
 from gdsdata.options import EngineOptions
 from gdsdata.report import note_checkpoint_stall
+
+_HEAD_BYTES = 64  # that tell a file's format
 
 
 @collector_paused()
@@ -43,9 +48,9 @@ def save(value: Any, path: str | os.PathLike[str], *, options: EngineOptions | N
         ValueError: the safetensors format cannot say it; the message has what and where.
         RuntimeError: the .pt format cannot: memory is shared by tensors of different dtypes.
         IoError: the file cannot be written, or space is lacking.
-        pickle.PicklingError, TypeError, AttributeError: something in it cannot be pickled.
+        pickle.PicklingError, TypeError, AttributeError: something in it cannot be pickled; the message has its name.
     """
-    path = os.fspath(path)
+    path = checked_path(path, "save")
     layout = layout_safetensors if path.endswith(".safetensors") else layout_torch
     started = time.perf_counter()
     get_ready(options or EngineOptions())
@@ -71,6 +76,13 @@ def load(
         model.load_state_dict(gdsdata.load("model.pt", device="cuda"))
         gdsdata.load("model.safetensors", into=model.state_dict())
 
+    A model that was made on the "meta" device has no memory to fill; it takes the loaded tensors themselves:
+
+        model.load_state_dict(gdsdata.load("model.safetensors", device="cuda"), assign=True)
+
+    The file is opened once: if its name is replaced meanwhile (by a rename, as `save` does), all of what was opened is
+    read. Of an index and its shards, up to an eighth of the process's limit of descriptors are opened at first.
+
     Bytes go straight into the tensors; beside them it takes the engine's own memory (see `EngineOptions`). Tensors that
     shared memory when they were saved by torch share it again, but for those that ``into`` holds.
 
@@ -92,28 +104,38 @@ def load(
         What was saved (of safetensors: a dict), or ``into``. Its bytes are in place, for every stream.
 
     Raises:
-        FileNotFoundError, IoError: the file is not to be had.
-        CorruptData: it is damaged: of ``verify``, with the tensor's name.
-        ValueError: it is none of these formats; ``into`` has other names, shapes or (with no ``dtype``) dtypes.
+        FileNotFoundError, IoError: the file is not to be had, or is a folder.
+        CorruptData: it is damaged (with ``verify``, the message has the tensor's name), none of these formats, or was
+            changed in place meanwhile.
+        ValueError: ``only`` matches no name; ``into`` has other names, shapes or (with no ``dtype``) dtypes,
+            or tensors on the meta device.
+        TypeError: an argument is of another type: ``path`` of several files, or a module as ``into``.
         pickle.UnpicklingError: something in it is not allowed with ``weights_only``.
+        RuntimeError, AttributeError, ...: what `torch.load` raises besides, with the path.
     """
-    path = os.fspath(path)
+    path = checked_path(path, "load")
+    if isinstance(only, str):
+        raise ValueError(f"only={only!r}: give a list of patterns, as only=[{only!r}]")
+    if into is not None:
+        _check_into(path, into)
     target = engine.resolved(device)
     reading = Reading(options or EngineOptions(), verify)
-    kind = _kind_of(path)
+    file = OpenFile(path)
+    kind = _kind_of(file)
     if kind != "index":
-        reading.expect(os.path.getsize(path), target if into is None else _first_device(into))
+        reading.expect(file.size_bytes, target if into is None else _first_device(into))
     if kind == "torch" and only is None and into is None and dtype is None:
-        return _load_torch(path, reading, target, weights_only)
-    if isinstance(only, str):
-        raise ValueError(f"only={only!r}: give a list of patterns")
+        return _load_torch(file, reading, target, weights_only)
 
     def matches(place: Path) -> bool:
         return only is None or any(fnmatch.fnmatchcase(name_of(place), pattern) for pattern in only)
 
-    saved, stored_of = _structure(kind, path, weights_only)
+    saved, stored_of = _structure(kind, file, weights_only)
     chosen = saved if only is None else mapped(saved, lambda place, leaf: leaf if matches(place) else LEFT_OUT)
     if chosen is LEFT_OUT:
+        if only:
+            there = _some({place.path for place in places(saved)})
+            raise ValueError(f"only={list(only)!r} matches no name in '{path}'. Give patterns of these: {there}")
         chosen = {}
     if into is None:
         return _make(mapped(chosen, stored_of), reading, target, dtype)
@@ -155,8 +177,12 @@ def load_over(
     Raises:
         ValueError: a name is not in the file, or something of ``strict`` differs.
     """
+    _check_on_a_device(path, targets)
+    file = OpenFile(path)
+    if _kind_of(file) != "torch":
+        raise CorruptData(f"'{path}' is a safetensors file, and no checkpoint of AsyncCheckpointer's", path)
     try:
-        saved = layout_torch.unpickle_structure(layout_torch.open_archive(path))
+        saved = layout_torch.unpickle_structure(layout_torch.open_archive(file))
     except layout_torch.NotPlain:
         saved = None
     if saved is None:  # torch has to make it
@@ -173,7 +199,7 @@ def load_over(
             if isinstance(leaf, (Stored, torch.Tensor)) or isinstance(there[one], torch.Tensor):
                 _check_fits(path, one, there[one], leaf)
     reading = Reading(options, verify)
-    reading.expect(os.path.getsize(path), _first_device(targets))
+    reading.expect(file.size_bytes, _first_device(targets))
     new: dict[torch.device, dict[Path, Stored]] = {}
     for place in places(chosen):
         target = there.get(place.path)
@@ -194,6 +220,29 @@ def load_over(
     return mapped(chosen, in_its_place)
 
 
+def _check_into(path: str, into: Any) -> None:
+    if isinstance(into, torch.nn.Module):
+        raise TypeError(
+            f"into= is a module ({type(into).__name__}): pass its tensors, into=model.state_dict(), or call "
+            f"model.load_state_dict(gdsdata.load({path!r}))"
+        )
+    if not isinstance(into, (dict, list, tuple, torch.Tensor)):
+        remedy = "pass a nest of dicts and lists with tensors in it, as state_dict() gives it"
+        raise TypeError(f"into= is of type {type(into).__name__}, which has nothing to fill: {remedy}")
+    _check_on_a_device(path, into)
+
+
+def _check_on_a_device(path: str, nest: Any) -> None:
+    for place in places(nest):
+        if isinstance(place.leaf, torch.Tensor) and place.leaf.is_meta:
+            name = name_of(place.path) or "the tensor"
+            raise ValueError(
+                f"{name} is on the meta device, which has no memory to fill from '{path}': call "
+                f"model.load_state_dict(gdsdata.load({path!r}, device=...), assign=True), which gives the model the "
+                "loaded tensors, or model.to_empty(device=...) before"
+            )
+
+
 def _first_device(nest: Any) -> torch.device:
     """Of its tensors."""
     tensors = (place.leaf for place in places(nest) if isinstance(place.leaf, torch.Tensor))
@@ -206,59 +255,68 @@ def _like(location: str) -> torch.device:
     return engine.resolved("cuda") if on_gpu else torch.device("cpu")
 
 
-def _kind_of(path: str) -> str:
-    """One of "torch", "safetensors" and "index"."""
-    if path.endswith(".json"):
+def _kind_of(file: OpenFile) -> str:
+    """One of "torch", "safetensors" and "index".
+
+    Raises:
+        CorruptData: it is none of them.
+    """
+    if file.size_bytes == 0:
+        raise empty_file(file.path)
+    if file.path.endswith(".json"):
         return "index"
-    with opened(path) as file:
-        head = file.read(9)
+    head = file.read(0, _HEAD_BYTES)
     if safetensors_header.recognises(head):
         return "safetensors"
-    if path.endswith(".safetensors"):
-        raise CorruptData(f"'{path}' does not begin as a safetensors file does", path, 0, len(head))
+    if file.path.endswith(".safetensors"):
+        raise foreign_file(file.path, head) or CorruptData(
+            f"'{file.path}' does not begin as a safetensors file does: it is another file, or damaged. Fetch it again",
+            file.path,
+            0,
+            len(head),
+        )
     return "torch"  # or an older file of torch's, which torch itself recognises
 
 
 # ------------------------------------------------------------------------------------------------ files of torch's
 
 
-def _load_torch(path: str, reading: Reading, device: torch.device, weights_only: bool) -> Any:
+def _load_torch(file: OpenFile, reading: Reading, device: torch.device, weights_only: bool) -> Any:
     try:
-        archive = layout_torch.open_archive(path)
+        archive = layout_torch.open_archive(file)
         devices = [device] * len(archive.storages)
     except layout_torch.NotPlain as why:
-        _read_by_torch(path, why)
-        return torch.load(path, map_location=device, weights_only=weights_only)
-    return layout_torch.read(archive, reading, devices, weights_only)
+        return _read_by_torch(file, why, device, weights_only)
+    with _errors_of_torch(file, weights_only):
+        return layout_torch.read(archive, reading, devices, weights_only)
 
 
 # Torch looks into small tensors while it builds some kinds (sizes of nested ones): they are zeros then, and no garbage.
 _READ_WHILE_BUILT_BYTES = 1 << 20
 
 
-def _structure(kind: str, path: str, weights_only: bool) -> tuple[Any, Callable[[Path, Any], Any]]:
+def _structure(kind: str, file: OpenFile, weights_only: bool) -> tuple[Any, Callable[[Path, Any], Any]]:
     """What was saved, and what makes of a leaf that stands for a tensor a `Stored`."""
     if kind == "torch":
-        return _structure_of_torch(path, weights_only)
+        return _structure_of_torch(file, weights_only)
     read = layout_safetensors.read_index if kind == "index" else layout_safetensors.read_header
-    return read(path), _as_it_is
+    return read(file), _as_it_is
 
 
 def _as_it_is(place: Path, leaf: Any) -> Any:
     return leaf
 
 
-def _structure_of_torch(path: str, weights_only: bool) -> tuple[Any, Callable[[Path, Any], Any]]:
+def _structure_of_torch(file: OpenFile, weights_only: bool) -> tuple[Any, Callable[[Path, Any], Any]]:
     """Tensors have no values yet, but where torch had to read the file."""
     try:
-        archive = layout_torch.open_archive(path)
+        archive = layout_torch.open_archive(file)
         if (structure := layout_torch.unpickle_structure(archive)) is not None:
             return structure, _as_it_is
         # Memory that is not touched costs nothing.
         storages = [torch.UntypedStorage(saved.size_bytes) for saved in archive.storages]
     except layout_torch.NotPlain as why:
-        _read_by_torch(path, why)
-        return torch.load(path, map_location="cpu", weights_only=weights_only), _as_it_is
+        return _read_by_torch(file, why, torch.device("cpu"), weights_only), _as_it_is
     for storage in storages:
         if storage.nbytes() < _READ_WHILE_BUILT_BYTES:
             storage.fill_(0)
@@ -273,18 +331,26 @@ def _structure_of_torch(path: str, weights_only: bool) -> tuple[Any, Callable[[P
         plain = type(leaf) in (torch.Tensor, torch.nn.Parameter) and leaf.layout == torch.strided
         if not plain or leaf.is_quantized or leaf.is_conj() or leaf.is_neg():
             raise ValueError(
-                f"{name_of(place)} in '{path}' is a {type(leaf).__name__} of layout {leaf.layout}, quantized or a "
+                f"{name_of(place)} in '{file.path}' is a {type(leaf).__name__} of layout {leaf.layout}, quantized or a "
                 "conjugate: only=, into= and dtype= are for plain tensors; load the file without them"
             )
         offset = leaf.storage_offset() * leaf.element_size()
         made_of = leaf.untyped_storage()._cdata
         return Stored(records[made_of], offset, leaf.dtype, tuple(leaf.shape), leaf.stride())
 
-    return layout_torch.unpickle(archive, storages, weights_only), stored
+    with _errors_of_torch(file, weights_only):
+        return layout_torch.unpickle(archive, storages, weights_only), stored
 
 
-def _read_by_torch(path: str, why: layout_torch.NotPlain) -> None:
-    engine.warn_once(f"'{os.path.basename(path)}' is read by torch.load: {why}")
+def _read_by_torch(file: OpenFile, why: layout_torch.NotPlain, device: torch.device, weights_only: bool) -> Any:
+    with _errors_of_torch(file, weights_only), file.reader() as reader:
+        found = torch.load(reader, map_location=device, weights_only=weights_only)
+    engine.warn_once(f"'{os.path.basename(file.path)}' is read by torch.load: {why}")
+    return found
+
+
+def _errors_of_torch(file: OpenFile, weights_only: bool) -> contextlib.AbstractContextManager[None]:
+    return torch_errors_explained(file.path, file.size_bytes, file.read(0, _HEAD_BYTES), weights_only)
 
 
 # ------------------------------------------------------------------------------------------------ what was asked for

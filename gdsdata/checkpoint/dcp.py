@@ -17,7 +17,7 @@ import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
@@ -37,8 +37,9 @@ from torch.futures import Future
 
 from gdsdata import engine
 from gdsdata.checkpoint import layout_safetensors, layout_torch
+from gdsdata.checkpoint.open_file import OpenFile, missing, most_kept_files
 from gdsdata.checkpoint.pause import LongPause, collector_paused
-from gdsdata.checkpoint.reading import Reading, Record, Seen, Stored, bytes_of, seen
+from gdsdata.checkpoint.reading import Reading, Record, Stored, bytes_of
 from gdsdata.checkpoint.writing import Extent, Writing, get_ready, reached, sync_folder
 from gdsdata.errors import CorruptData
 from gdsdata.formats import safetensors_header
@@ -203,17 +204,17 @@ def _note_place(info: _StorageInfo, offset: int, crc32: int, tensor: torch.Tenso
     setattr(info, _PLACE, place)
 
 
-def _noted_place(info: _StorageInfo, file: _File) -> Stored | None:
+def _noted_place(info: _StorageInfo, file: OpenFile) -> Stored | None:
     """None where it is not noted, or lies, or is of another file than the one that is there now."""
     try:
         begin, crc32, dtype, shape, stride, file_bytes = getattr(info, _PLACE)
         size_bytes = math.prod(shape) * dtype.itemsize
-        record = Record(file.path, info.offset + begin, size_bytes, crc32, file.seen)
+        record = Record(file, info.offset + begin, size_bytes, crc32)
         stored = Stored(record, 0, dtype, shape, stride)
         lies_within = 0 <= begin <= begin + size_bytes <= info.length and stored.span_bytes == size_bytes
     except (AttributeError, TypeError, ValueError):
         return None
-    return stored if lies_within and file_bytes == file.seen[0] else None
+    return stored if lies_within and file_bytes == file.size_bytes else None
 
 
 def _done(value):  # type: ignore[no-untyped-def]
@@ -224,29 +225,25 @@ def _done(value):  # type: ignore[no-untyped-def]
 
 # ------------------------------------------------------------------------------------------------ reading
 
+_INCOMPLETE = "The checkpoint is incomplete: copy all of its folder, or load another one"
 # Tensors that are not read in place go by way of so much memory at a time (and one of them).
 _OWN_BYTES = 1 << 30
 
 
-class _File(NamedTuple):
-    path: str
-    descriptor: int
-    seen: Seen
-
-
-class _Files(contextlib.ExitStack):
-    """Of a folder, by name: each is opened when it is first asked for, and closed with this."""
+class _Files:
+    """Of a folder, by name: each is opened when it is first asked for."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        super().__init__()
         self._folder = folder
-        self._opened: dict[str, _File] = {}
+        self._opened: dict[str, OpenFile] = {}
 
-    def __getitem__(self, name: str) -> _File:
+    def __getitem__(self, name: str) -> OpenFile:
         if name not in self._opened:
             path = os.path.join(self._folder, name)
-            descriptor = self.enter_context(open(path, "rb")).fileno()  # noqa: SIM115
-            self._opened[name] = _File(path, descriptor, seen(descriptor))
+            try:
+                self._opened[name] = OpenFile(path, keep=len(self._opened) < most_kept_files())
+            except FileNotFoundError as error:
+                raise missing(path, f"there is no file '{path}', which '.metadata' names. {_INCOMPLETE}") from error
         return self._opened[name]
 
 
@@ -296,6 +293,7 @@ class GDSStorageReader(FileSystemReader):
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         self._planning.end()
         reading = Reading(self.options, self.verify)
+        files = _Files(self.path)
         left_to_torch = []
         for item in plan.items:
             if item.type == LoadItemType.BYTE_IO:
@@ -303,17 +301,17 @@ class GDSStorageReader(FileSystemReader):
                 if info.transform_descriptors:
                     left_to_torch.append(item)
                 else:
-                    self._read_bytes(item, info, planner, reading)
-        with _Files(self.path) as files:
-            for item, stored in self._tensors(plan, files):
-                if stored is None:
-                    left_to_torch.append(item)
-                    continue
-                _read_tensor(item, stored, planner, reading)
-                if reading.own_bytes >= _OWN_BYTES:
-                    reading.run()
-                    reading = Reading(self.options, self.verify)
+                    self._read_bytes(item, info, files[info.relative_path], planner, reading)
+        for item, stored in self._tensors(plan, files):
+            if stored is None:
+                left_to_torch.append(item)
+                continue
+            _read_tensor(item, stored, planner, reading)
+            if reading.own_bytes >= _OWN_BYTES:
+                reading.run()
+                reading = Reading(self.options, self.verify)
         reading.run()
+        self._headers.clear()  # whose records keep files open
         if left_to_torch:
             super().read_data(LoadPlan(left_to_torch, plan.storage_data, plan.planner_data), planner)
         return _done(None)
@@ -344,41 +342,35 @@ class GDSStorageReader(FileSystemReader):
             info = self.storage_data[index]
             file = files[info.relative_path]
             _check_size(index, info, file)
-            archives[index] = layout_torch.Slice(file.path, file.descriptor, info.offset, info.length)
+            archives[index] = layout_torch.Slice(file, info.offset, info.length)
         layout_torch.Slice.read_ends(archives.values())
         return archives
 
-    def _path_of(self, info: _StorageInfo) -> str:
-        return os.path.join(self.path, info.relative_path)
-
-    def _read_bytes(self, item: ReadItem, info: _StorageInfo, planner: LoadPlanner, reading: Reading) -> None:
+    def _read_bytes(
+        self, item: ReadItem, info: _StorageInfo, file: OpenFile, planner: LoadPlanner, reading: Reading
+    ) -> None:
+        _check_size(item.storage_index, info, file)
         content = torch.empty(info.length, dtype=torch.uint8)
-        reading.bytes_into(content, Record(self._path_of(info), info.offset, info.length), 0, item.storage_index.fqn)
+        reading.bytes_into(content, Record(file, info.offset, info.length), 0, item.storage_index.fqn)
         reading.afterwards(lambda: planner.load_bytes(item, io.BytesIO(content.numpy())))
 
     def _stored_tensor(self, index: MetadataIndex, archive: layout_torch.Slice) -> Stored | None:
         if self.storage_data[index].transform_descriptors:
             return None
         try:
-            if layout_torch.recognises(archive.at(0, 4)) or not self._is_in_safetensors(index):
+            if layout_torch.recognises(archive.at(0, 4)) or not _is_in_safetensors(archive):
                 return layout_torch.open_tensor(archive)
-            return self._in_safetensors(index)
+            return self._in_safetensors(index, archive.file)
         except layout_torch.NotPlain as why:
             engine.warn_once(f"some tensors in '{self.path}' are read by torch.load: {why}")
             return None
 
-    def _is_in_safetensors(self, index: MetadataIndex) -> bool:
-        info = self.storage_data[index]
-        with open(self._path_of(info), "rb") as file:
-            file.seek(info.offset)
-            return safetensors_header.recognises(file.read(9))
-
-    def _in_safetensors(self, index: MetadataIndex) -> Stored:
+    def _in_safetensors(self, index: MetadataIndex, file: OpenFile) -> Stored:
         """Those that `FileSystemWriter` wrote in this format all have the beginning of their file for a place."""
         info = self.storage_data[index]
-        path, here = self._path_of(info), (info.relative_path, info.offset)
+        path, here = file.path, (info.relative_path, info.offset)
         if here not in self._headers:
-            self._headers[here] = layout_safetensors.read_header(path, info.offset)
+            self._headers[here] = layout_safetensors.read_header(file, info.offset)
             there = Counter(at.fqn for at, one in self.storage_data.items() if (one.relative_path, one.offset) == here)
             lost = [fqn for fqn, count in there.items() if count > 1 and fqn in self._headers[here]]
             if lost:
@@ -391,11 +383,16 @@ class GDSStorageReader(FileSystemReader):
         return self._headers[here][index.fqn]
 
 
-def _check_size(index: MetadataIndex, info: _StorageInfo, file: _File) -> None:
-    if info.offset + info.length > file.seen[0]:
+def _is_in_safetensors(archive: layout_torch.Slice) -> bool:
+    """Of which ``.metadata`` says no length."""
+    return safetensors_header.recognises(archive.file.read(archive.begin, 9))
+
+
+def _check_size(index: MetadataIndex, info: _StorageInfo, file: OpenFile) -> None:
+    if info.offset + info.length > file.size_bytes:
         raise CorruptData(
-            f"'{file.path}' has {file.seen[0]} bytes, but '.metadata' has {index.fqn} there from {info.offset} on, of "
-            f"{info.length} bytes: the file was cut, or is of another checkpoint",
+            f"'{file.path}' has {file.size_bytes} bytes, but '.metadata' has {index.fqn} there from {info.offset} on, "
+            f"of {info.length} bytes: the file was cut, or is of another checkpoint. {_INCOMPLETE}",
             file.path,
             info.offset,
             info.length,

@@ -14,6 +14,7 @@ import torch
 
 from gdsdata import engine
 from gdsdata.checkpoint import layout_torch
+from gdsdata.checkpoint.open_file import OpenFile
 from gdsdata.checkpoint.pause import collector_paused
 from gdsdata.checkpoint.reading import Reading
 from gdsdata.errors import CorruptData
@@ -120,7 +121,7 @@ def _load(
         return by_torch()
     try:
         with collector_paused():
-            archive = layout_torch.open_archive(os.fspath(f))
+            archive = layout_torch.open_archive(OpenFile(os.fsdecode(f)))
             devices = [_device_for(storage.location, map_location) for storage in archive.storages]
     except (layout_torch.NotPlain, CorruptData, _NotOurs):
         return by_torch()

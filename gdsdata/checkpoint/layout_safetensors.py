@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
+from gdsdata.checkpoint.open_file import OpenFile, missing, most_kept_files
 from gdsdata.checkpoint.pages import PAGE_BYTES
-from gdsdata.checkpoint.reading import Record, Stored, bytes_of, opened, seen
+from gdsdata.checkpoint.reading import Record, Stored, bytes_of
 from gdsdata.checkpoint.writing import Writing, reached
 from gdsdata.errors import CorruptData
 from gdsdata.formats import safetensors_header
@@ -86,48 +87,62 @@ def _check(tensors: Mapping[str, torch.Tensor]) -> None:
             )
 
 
-def read_index(path: str) -> dict[str, Stored]:
-    """The tensors of the files that an index names.
+def read_index(index: OpenFile) -> dict[str, Stored]:
+    """The tensors of the files that an index names, all of which are opened before one is read.
 
     Raises:
         CorruptData: the index is not one, or a file has not the tensor that it is named for.
         FileNotFoundError, IoError: a file is not to be had.
     """
+    path = index.path
     try:
-        with opened(path) as file:
-            of_tensor = json.load(file)["weight_map"]
-        files = {name: os.path.join(os.path.dirname(path), of_tensor[name]) for name in of_tensor}
-        if any(os.path.basename(file) != file or file in ("", ".", "..") for file in of_tensor.values()):
+        of_tensor = json.loads(index.read(0, index.size_bytes))["weight_map"]
+        names = dict.fromkeys(of_tensor.values())
+        if any(os.path.basename(name) != name or name in ("", ".", "..") for name in names):
             raise ValueError("it names files outside its folder")
-        if not all(file.isprintable() for file in of_tensor.values()):  # as no zero byte and no half of a character is
+        if not all(name.isprintable() for name in names):  # as no zero byte and no half of a character is
             raise ValueError("it names files by what is no name")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CorruptData(f"'{path}' is no index of safetensors files: {error!r}", path) from error
-    headers = {file: read_header(file) for file in dict.fromkeys(files.values())}
-    for name, file in files.items():
-        if name not in headers[file]:
-            raise CorruptData(f"'{file}' has no tensor {name!r}, which '{path}' says it has", file)
-    return {name: headers[file][name] for name, file in files.items()}
+        message = (
+            f"'{path}' is no index of safetensors files: {error!r}. Give the path of a *.safetensors.index.json, "
+            "or of the checkpoint's own file; if this is one, it is damaged: fetch it again"
+        )
+        raise CorruptData(message, path) from error
+    files: dict[str, OpenFile] = {}
+    for name in names:
+        try:
+            files[name] = OpenFile(os.path.join(os.path.dirname(path), name), keep=len(files) < most_kept_files())
+        except FileNotFoundError as error:
+            its = [tensor for tensor, of_file in of_tensor.items() if of_file == name]
+            raise missing(
+                os.path.join(os.path.dirname(path), name),
+                f"a shard is missing: '{path}' names '{name}' for {its[0]!r} and {len(its) - 1} more tensors, and "
+                "there is no such file beside it. Fetch that shard",
+            ) from error
+    headers = {name: read_header(file) for name, file in files.items()}
+    for tensor, name in of_tensor.items():
+        if tensor not in headers[name]:
+            raise CorruptData(
+                f"'{files[name].path}' has no tensor {tensor!r}, which '{path}' says it has: the two are of different "
+                "checkpoints, or one is damaged. Fetch both again",
+                files[name].path,
+            )
+    return {tensor: headers[name][tensor] for tensor, name in of_tensor.items()}
 
 
-def read_header(path: str, begin: int = 0) -> dict[str, Stored]:
+def read_header(file: OpenFile, begin: int = 0) -> dict[str, Stored]:
     """The tensors of one file, or of what begins at ``begin`` in it, in its order.
 
     Raises:
         CorruptData: the header is not one, or the tensors do not lie one behind the other up to the file's end.
-        FileNotFoundError, IoError: the file is not to be had.
+        IoError: the storage refuses it.
     """
-    with opened(path) as file:
-        of_file = seen(file.fileno())
-        file.seek(begin)
-        data_begin = safetensors_header.data_offset(file.read(LENGTH_BYTES), path, of_file[0], begin)
-        text = file.read(data_begin - begin - LENGTH_BYTES)
-    header = safetensors_header.parse(text, path, data_begin, of_file[0])
-    checksums = _checksums(header.metadata, path)
+    data_begin = safetensors_header.data_offset(file.read(begin, LENGTH_BYTES), file.path, file.size_bytes, begin)
+    text = file.read(begin + LENGTH_BYTES, data_begin - begin - LENGTH_BYTES)
+    header = safetensors_header.parse(text, file.path, data_begin, file.size_bytes)
+    checksums = _checksums(header.metadata, file.path)
     return {
-        name: _stored(
-            tensor, Record(path, data_begin + tensor.begin_bytes, tensor.length_bytes, checksums.get(name), of_file)
-        )
+        name: _stored(tensor, Record(file, data_begin + tensor.begin_bytes, tensor.length_bytes, checksums.get(name)))
         for name, tensor in header.tensors.items()
     }
 

@@ -11,7 +11,6 @@ import collections
 import functools
 import io
 import itertools
-import os
 import pickle
 import sys
 import zlib
@@ -24,8 +23,10 @@ import torch
 
 from gdsdata import engine
 from gdsdata.checkpoint import zip_layout
+from gdsdata.checkpoint.explanations import unpicklable
+from gdsdata.checkpoint.open_file import OpenFile
 from gdsdata.checkpoint.pages import PAGE_BYTES
-from gdsdata.checkpoint.reading import Reading, Record, Stored, bytes_of_storage, opened, seen
+from gdsdata.checkpoint.reading import Reading, Record, Stored, bytes_of_storage
 from gdsdata.checkpoint.unpickling import NotPlain, SavedStorage, Unusual, storages_of, unpickle_plain
 from gdsdata.checkpoint.writing import Extent, Writing, reached
 from gdsdata.errors import CorruptData
@@ -43,14 +44,18 @@ class Archive:
     """A file of torch.save's.
 
     Attributes:
-        path: of the file that it is, or is a part of.
+        file: that it is, or is a part of; None of what is nowhere.
         records: by name without the archive's own ("data.pkl", "data/0").
         pickled: the content of "data.pkl".
     """
 
-    path: str
+    file: OpenFile | None
     records: dict[str, Record]
     pickled: bytes
+
+    @property
+    def path(self) -> str:
+        return "" if self.file is None else self.file.path
 
     @functools.cached_property
     def storages(self) -> list[SavedStorage]:
@@ -79,16 +84,15 @@ def recognises(head: bytes) -> bool:
     return head.startswith(b"PK\x03\x04")
 
 
-def open_archive(path: str) -> Archive:
+def open_archive(file: OpenFile) -> Archive:
     """What lies where in the file.
 
     Raises:
         NotPlain: it is an older or an unusual file: torch.load reads those.
         CorruptData: the zip's records do not lie in the file.
-        FileNotFoundError, IoError: the file is not to be had.
+        IoError: the storage refuses it.
     """
-    with opened(path) as file:
-        return Archive(path, *_contents_of(Slice(path, file.fileno(), 0, os.fstat(file.fileno()).st_size)))
+    return Archive(file, *_contents_of(Slice(file, 0, file.size_bytes)))
 
 
 def open_tensor(archive: Slice) -> Stored:
@@ -102,7 +106,7 @@ def open_tensor(archive: Slice) -> Stored:
     record = records.get("data/0")
     found = None if record is None else _tensor_of(pickled, record.size_bytes)
     if record is None or found is None:
-        _ = Archive(archive.path, records, pickled).storages  # says what is wrong, where something is
+        _ = Archive(archive.file, records, pickled).storages  # says what is wrong, where something is
         raise NotPlain("it is no plain tensor")
     return Stored(record, found.offset, found.dtype, found.shape, found.stride)
 
@@ -111,7 +115,7 @@ def open_tensor(archive: Slice) -> Stored:
 def _tensor_of(pickled: bytes, size_bytes: int) -> Stored | None:
     """On a record of ``size_bytes`` that is nowhere; None where it is no plain tensor, or a damaged one."""
     try:
-        found = unpickle_structure(Archive("", {"data/0": Record("", 0, size_bytes)}, pickled))
+        found = unpickle_structure(Archive(None, {"data/0": Record(None, 0, size_bytes)}, pickled))
     except (CorruptData, NotPlain):
         return None
     return found if isinstance(found, Stored) else None
@@ -125,14 +129,12 @@ class Slice:
     """Bytes of an open file that are a file by themselves.
 
     Args:
-        path, descriptor: of the file.
-        begin, size_bytes: where it lies there.
+        file: that they are in.
+        begin, size_bytes: where they lie there.
     """
 
-    def __init__(self, path: str, descriptor: int, begin: int, size_bytes: int) -> None:
-        self.path, self.begin, self.size_bytes = path, begin, size_bytes
-        self.seen = seen(descriptor)
-        self._descriptor = descriptor
+    def __init__(self, file: OpenFile, begin: int, size_bytes: int) -> None:
+        self.file, self.path, self.begin, self.size_bytes = file, file.path, begin, size_bytes
         self._tail_offset = max(size_bytes - _ENDS_BYTES, 0)
         self._head = self._tail = b""  # until they are read
 
@@ -143,18 +145,20 @@ class Slice:
         Raises:
             IoError: the storage refuses it.
         """
-        in_order = sorted(slices, key=lambda one: (one._descriptor, one.begin))
-        for _, grouped in itertools.groupby(in_order, key=lambda one: one._descriptor):
+        in_order = sorted(slices, key=lambda one: (one.path, one.begin))
+        for _, grouped in itertools.groupby(in_order, key=lambda one: one.path):
             of_file = list(grouped)
             offsets = [at for one in of_file for at in (one.begin, one.begin + one._tail_offset)]
-            found = engine.read_each(of_file[0]._descriptor, of_file[0].path, offsets, _ENDS_BYTES)
+            file = of_file[0].file.file()
+            found = engine.read_each(file.descriptor, of_file[0].path, offsets, _ENDS_BYTES)
             for one, at in zip(of_file, itertools.count(0, 2 * _ENDS_BYTES)):
                 count = min(_ENDS_BYTES, one.size_bytes)
                 one._head, one._tail = found[at : at + count], found[at + _ENDS_BYTES : at + _ENDS_BYTES + count]
 
     def at_each(self, offsets: Sequence[int], size_bytes: int) -> bytes:
         """What lies at places within it, one behind the other: `engine.read_each`."""
-        return engine.read_each(self._descriptor, self.path, [self.begin + offset for offset in offsets], size_bytes)
+        file = self.file.file()
+        return engine.read_each(file.descriptor, self.path, [self.begin + offset for offset in offsets], size_bytes)
 
     def at(self, offset: int, size_bytes: int) -> bytes:
         """Fewer than ``size_bytes`` where it ends, and none of what is not in it."""
@@ -244,9 +248,7 @@ def _unpickle_by_torch(
         asked += 1
         return storages[asked - 1]
 
-    with open(archive.path, "rb") as file, torch.serialization.skip_data():
-        if seen(file.fileno()) != archive.records["data.pkl"].seen:
-            raise CorruptData(f"'{archive.path}' was replaced while it was being loaded: load it again", archive.path)
+    with archive.file.reader() as file, torch.serialization.skip_data():
         return torch.load(file, map_location=next_storage, weights_only=weights_only, mmap=False)
 
 
@@ -368,45 +370,65 @@ def pickled_by_storages(value: Any) -> tuple[bytes, list[torch.UntypedStorage]]:
     Raises:
         RuntimeError, pickle.PicklingError, TypeError, AttributeError: as `save` does.
     """
-    keys: dict[int, str] = {}
-    storages: list[torch.UntypedStorage] = []
-    dtypes: dict[tuple[torch.device, int], torch.dtype] = {}
+    pickler = _Pickler()
+    try:
+        pickler.dump(value)
+    except Exception as error:
+        explained = unpicklable(value, error, lambda leaf: _Pickler().dump(leaf))
+        if explained is error:
+            raise
+        raise explained from error
+    return pickler.pickled(), pickler.storages
 
-    class Pickler(pickle.Pickler):
-        def reducer_override(self, saved: Any) -> Any:
-            # The same as torch and Python reduce them to; their own ways there took more than half of all the time.
-            if type(saved) is torch.Tensor and _is_plain(saved):
-                elements = _Elements(saved.untyped_storage(), saved.dtype)
-                place = saved.storage_offset(), tuple(saved.shape), saved.stride()
-                hooks = collections.OrderedDict()  # each tensor its own: one for all would be pickled as shared
-                return torch._utils._rebuild_tensor_v2, (elements, *place, saved.requires_grad, hooks)
-            if type(saved) is collections.OrderedDict and not (saved or saved.__dict__):  # a tensor's hooks
-                return collections.OrderedDict, ()
-            return NotImplemented
 
-        def persistent_id(self, saved: Any) -> tuple[str, type, str, str, int] | None:
-            if type(saved) in _NO_STORAGES:
-                return None
-            if type(saved) is _Elements:
-                storage, dtype, elements = saved.storage, saved.dtype, saved.storage.nbytes() // saved.dtype.itemsize
-                of_type = getattr(torch, torch.storage._dtype_to_storage_type_map()[dtype])
-            elif isinstance(saved, torch.storage.TypedStorage):
-                storage, dtype, elements = saved._untyped_storage, saved.dtype, saved._size()
-                of_type = getattr(torch, saved._pickle_storage_type())
-            elif torch.is_storage(saved):
-                storage, dtype, elements, of_type = saved, torch.uint8, saved.nbytes(), torch.UntypedStorage
-            else:
-                return None
-            if storage.nbytes() > 0 and dtypes.setdefault((storage.device, storage.data_ptr()), dtype) != dtype:
-                raise RuntimeError("tensors or storages that share memory have different dtypes: save a copy of one")
-            if storage._cdata not in keys:
-                keys[storage._cdata] = str(len(keys))
-                storages.append(storage)
-            return "storage", of_type, keys[storage._cdata], torch.serialization.location_tag(storage), elements
+class _Pickler(pickle.Pickler):
+    """A class of the module: one made for each save would be garbage that only the collector frees, and with it the
+    storages.
 
-    buffer = io.BytesIO()
-    Pickler(buffer, protocol=2).dump(value)
-    return buffer.getvalue(), storages
+    Attributes:
+        storages: that were referred to.
+    """
+
+    def __init__(self) -> None:
+        self._buffer = io.BytesIO()
+        super().__init__(self._buffer, protocol=2)
+        self.storages: list[torch.UntypedStorage] = []
+        self._keys: dict[int, str] = {}
+        self._dtypes: dict[tuple[torch.device, int], torch.dtype] = {}
+
+    def pickled(self) -> bytes:
+        return self._buffer.getvalue()
+
+    def reducer_override(self, saved: Any) -> Any:
+        # The same as torch and Python reduce them to; their own ways there took more than half of all the time.
+        if type(saved) is torch.Tensor and _is_plain(saved):
+            elements = _Elements(saved.untyped_storage(), saved.dtype)
+            place = saved.storage_offset(), tuple(saved.shape), saved.stride()
+            hooks = collections.OrderedDict()  # each tensor its own: one for all would be pickled as shared
+            return torch._utils._rebuild_tensor_v2, (elements, *place, saved.requires_grad, hooks)
+        if type(saved) is collections.OrderedDict and not (saved or saved.__dict__):  # a tensor's hooks
+            return collections.OrderedDict, ()
+        return NotImplemented
+
+    def persistent_id(self, saved: Any) -> tuple[str, type, str, str, int] | None:
+        if type(saved) in _NO_STORAGES:
+            return None
+        if type(saved) is _Elements:
+            storage, dtype, elements = saved.storage, saved.dtype, saved.storage.nbytes() // saved.dtype.itemsize
+            of_type = getattr(torch, torch.storage._dtype_to_storage_type_map()[dtype])
+        elif isinstance(saved, torch.storage.TypedStorage):
+            storage, dtype, elements = saved._untyped_storage, saved.dtype, saved._size()
+            of_type = getattr(torch, saved._pickle_storage_type())
+        elif torch.is_storage(saved):
+            storage, dtype, elements, of_type = saved, torch.uint8, saved.nbytes(), torch.UntypedStorage
+        else:
+            return None
+        if storage.nbytes() > 0 and self._dtypes.setdefault((storage.device, storage.data_ptr()), dtype) != dtype:
+            raise RuntimeError("tensors or storages that share memory have different dtypes: save a copy of one")
+        if storage._cdata not in self._keys:
+            self._keys[storage._cdata] = str(len(self._keys))
+            self.storages.append(storage)
+        return "storage", of_type, self._keys[storage._cdata], torch.serialization.location_tag(storage), elements
 
 
 def _contents_of(archive: Slice) -> tuple[dict[str, Record], bytes]:
@@ -440,7 +462,7 @@ def _records_of(archive: Slice) -> tuple[dict[str, Record], str]:
             name, _, size_bytes, crc32, *_ = member
             # Zero is what torch writes where it was told to take no checksums.
             known = crc32 if crc32 != 0 or size_bytes == 0 else None
-            records[name] = Record(path, archive.begin + begin, size_bytes, known, archive.seen)
+            records[name] = Record(archive.file, archive.begin + begin, size_bytes, known)
     except CorruptData as error:
         if archive.begin == 0:
             raise

@@ -2,49 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import functools
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from gdsdata import engine
 from gdsdata.checkpoint.nests import Path, name_of
+from gdsdata.checkpoint.open_file import OpenFile, table_of
 from gdsdata.checkpoint.pause import collector_resumed
 from gdsdata.checkpoint.threads import begin_beside
-from gdsdata.errors import CorruptData, IoError
+from gdsdata.errors import CorruptData
 from gdsdata.options import EngineOptions
-
-Seen = tuple[int, int]  # a file's size in bytes, and when it was last changed, in ns
-
-
-def seen(descriptor: int) -> Seen:
-    status = os.fstat(descriptor)
-    return status.st_size, status.st_mtime_ns
-
-
-@contextlib.contextmanager
-def opened(path: str) -> Iterator[BinaryIO]:
-    """The file, to be read.
-
-    Raises:
-        FileNotFoundError: as the system raises it.
-        IoError: any other refusal, also one of what is read meanwhile.
-    """
-    try:
-        with open(path, "rb") as file:
-            yield file
-    except (FileNotFoundError, IoError):
-        raise
-    except OSError as error:
-        raise IoError(error.errno or errno.EIO, f"reading '{path}' failed: {error.strerror or error}", path) from error
 
 
 def sealed(self: Any, state: Any) -> None:
@@ -57,18 +32,20 @@ class Record(NamedTuple):
     """Bytes of a file that have one checksum: a storage in an archive of torch's, a tensor in a safetensors file.
 
     Attributes:
-        path, offset, size_bytes: where they lie.
+        file, offset, size_bytes: where they lie. file: None of what is nowhere, and not to be read.
         crc32: of all of them; None where the file does not say.
-        seen: the file when it said so: one that was replaced since is an error. None: as it is when it is read.
     """
 
-    path: str
+    file: OpenFile | None
     offset: int
     size_bytes: int
     crc32: int | None = None
-    seen: Seen | None = None
 
     __setstate__ = sealed
+
+    @property
+    def path(self) -> str:
+        return "" if self.file is None else self.file.path
 
 
 @functools.lru_cache(maxsize=1024)  # a model's layers are alike
@@ -168,7 +145,6 @@ class Reading:
         self._afterwards: list[Callable[[], object]] = []
         self._batches = ThreadPoolExecutor(_BATCHES_AT_A_TIME, thread_name_prefix="gdsdata-read")  # made when needed
         self._begun: list[Future[None]] = []
-        self._files = engine.Files()
         self.own_bytes = 0
 
     def expect(self, size_bytes: int, device: torch.device) -> None:
@@ -304,11 +280,13 @@ class Reading:
         return functools.partial(self._read, extents, shared, shared.mark(engine.stream_of(device)))
 
     def _read(self, extents: _Extents, shared: Any, before: Any) -> None:
-        files = {record.path: record.seen for record in extents.records}
-        place = {path: i for i, path in enumerate(files)}
+        files = list(dict.fromkeys(record.file for record in extents.records))
+        place = {file: i for i, file in enumerate(files)}
+        for file in files:
+            file.check_unchanged()
         checksums, _ = shared.read_many(
-            self._files.table_of(files),
-            np.array([place[record.path] for record in extents.records], np.int32),
+            table_of(files),
+            np.array([place[record.file] for record in extents.records], np.int32),
             np.array(extents.offsets, np.int64),
             np.array(extents.sizes_bytes, np.int64),
             np.array(extents.addresses, np.uint64),
@@ -318,6 +296,8 @@ class Reading:
             memory=extents.targets,
             stall_timeout_s=self._options.stall_timeout_s,
         )
+        for file in files:
+            file.check_unchanged()
         unknown = set()
         for i, found in enumerate(checksums):
             record, name = extents.records[i], extents.names[i]

@@ -146,6 +146,25 @@ class _Tensors:
         return self._make_parameter(data, requires_grad)
 
 
+class _Plain(pickle.Unpickler):
+    """Knows what it is given alone. A class of the module: one made for each file would be garbage that only the
+    collector frees, and with it the file's descriptors."""
+
+    def __init__(
+        self, pickled: bytes, known: dict[tuple[str, str], Any], storage: Callable[[Any], _Storage]
+    ) -> None:
+        super().__init__(io.BytesIO(pickled))
+        self._known, self._storage = known, storage
+
+    def persistent_load(self, saved: Any) -> _Storage:
+        return self._storage(saved)
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in self._known:
+            raise Unusual
+        return self._known[module, name]
+
+
 def unpickle_plain(
     pickled: bytes,
     record_of: Callable[[SavedStorage], Record],
@@ -176,16 +195,8 @@ def unpickle_plain(
     known["torch.storage", "UntypedStorage"] = torch.uint8
     known |= {("torch", name): getattr(torch, name) for name in _NEWER_DTYPES if hasattr(torch, name)}
 
-    class Plain(pickle.Unpickler):
-        persistent_load = staticmethod(tensors.storage)
-
-        def find_class(self, module: str, name: str) -> Any:
-            if (module, name) not in known:
-                raise Unusual
-            return known[module, name]
-
     try:
-        found = Plain(io.BytesIO(pickled)).load()
+        found = _Plain(pickled, known, tensors.storage).load()
         if tensors.unused:
             raise Unusual
         return found

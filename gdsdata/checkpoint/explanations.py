@@ -1,0 +1,162 @@
+"""Errors of users, of torch and of pickle at a checkpoint's path, with that path and a remedy."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from gdsdata.checkpoint.nests import name_of, places
+from gdsdata.errors import CorruptData
+
+_FETCH = "Fetch or save the file again, or load an earlier checkpoint"
+# What files begin with that come by a checkpoint's name: what each is, and what to do.
+_FOREIGN = (
+    (b"<", "an HTML or XML page, which a failed download leaves. Fetch the file again"),
+    (b"version https://git-lfs", "a Git LFS pointer. Run `git lfs pull`"),
+    (b"\x1f\x8b", "compressed by gzip. Unpack it first"),
+    (b"\x28\xb5\x2f\xfd", "compressed by zstd. Unpack it first"),
+    (b"BZh", "compressed by bzip2. Unpack it first"),
+    (b"\xfd7zXZ", "compressed by xz. Unpack it first"),
+    (b"GGUF", "a GGUF file, which gdsdata does not read"),
+    (b"\x89HDF", "an HDF5 file, which gdsdata does not read"),
+    (b"\x93NUMPY", "an array of numpy's. Read it with numpy.load"),
+)
+_TORCHS_BEGINNINGS = (b"PK", b"\x80")  # a zip; a pickle, as older versions wrote
+
+
+def checked_path(path: Any, caller: str) -> str:
+    """The path of one file, as str.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    if isinstance(path, (str, bytes, os.PathLike)):
+        return os.fsdecode(path)
+    if isinstance(path, (list, tuple, set)):
+        remedy = f"call {caller} for each file, or give the path of a *.safetensors.index.json that names its shards"
+    elif hasattr(path, "read") or hasattr(path, "write"):
+        remedy = f"give the file's path; torch.{caller} takes file objects"
+    else:
+        remedy = "give a str or an os.PathLike"
+    raise TypeError(f"path={path!r:.100} is of type {type(path).__name__}, and no path of one file: {remedy}")
+
+
+def no_file(path: str) -> str:
+    """What to say if there is no file of that name."""
+    found = glob.glob(path) if glob.has_magic(path) else []
+    if found:
+        return f"'{path}' is a pattern, which {len(found)} files match. Give the path of one of them, as '{found[0]}'"
+    folder = os.path.dirname(path) or "."
+    lost = "" if os.path.isdir(folder) else f", and no folder '{folder}'"
+    here = "" if os.path.isabs(path) else f" (relative paths begin at '{os.getcwd()}')"
+    return f"there is no file '{path}'{lost}. Check the path{here}"
+
+
+def folder(path: str) -> str:
+    """What to say if a folder is given for a file."""
+    with contextlib.suppress(OSError):
+        names = sorted(os.listdir(path))
+        if ".metadata" in names:
+            reader = f"torch.distributed.checkpoint.load(..., storage_reader=gdsdata.GDSStorageReader({path!r}))"
+            return f"'{path}' is a folder with a distributed checkpoint. Load it by {reader}"
+        if any(name.startswith("step-") for name in names) or "manifest.json" in names:
+            return f"'{path}' is a folder of AsyncCheckpointer's. Load it by AsyncCheckpointer(folder).restore(state)"
+        for ending in (".safetensors.index.json", ".safetensors", ".pt", ".pth", ".bin", ".ckpt"):
+            found = [name for name in names if name.endswith(ending)]
+            if found:
+                return f"'{path}' is a folder. Give the path of a file in it, as '{os.path.join(path, found[0])}'"
+    return f"'{path}' is a folder, and in it is nothing that looks like a checkpoint. Give the path of a file"
+
+
+def empty_file(path: str) -> CorruptData:
+    message = f"'{path}' is empty (0 bytes), as a save that was killed or found no space leaves it. {_FETCH}"
+    return CorruptData(message, path)
+
+
+def foreign_file(path: str, head: bytes) -> CorruptData | None:
+    """What to raise if a file that begins so is none of torch's and no safetensors file; None: it may be."""
+    start = head.lstrip().lower()
+    for magic, what in _FOREIGN:
+        if head.startswith(magic) or start.startswith(magic):
+            return CorruptData(f"'{path}' is no checkpoint: it is {what}", path, 0, len(head))
+    with contextlib.suppress(UnicodeDecodeError):
+        text = head.decode().strip()
+        if text and all(one.isprintable() or one.isspace() for one in text):
+            message = f"'{path}' is no checkpoint: it is text, and begins with {text[:20]!r}. Check the path"
+            return CorruptData(message, path, 0, len(head))
+    return None
+
+
+@contextlib.contextmanager
+def torch_errors_explained(path: str, size_bytes: int, head: bytes, weights_only: bool | None) -> Iterator[None]:
+    """Within it torch loads the file, and its errors come with the path.
+
+    Args:
+        head: what the file begins with, some dozen bytes.
+
+    Raises:
+        CorruptData: torch finds the file cut or damaged, or it is of another kind.
+        pickle.UnpicklingError, RuntimeError, ...: torch refuses it, in torch's own words and type.
+    """
+    try:
+        yield
+    except Exception as error:
+        explained = _explained(error, path, size_bytes, head, weights_only)
+        if explained is error:
+            raise
+        raise explained from error
+
+
+# Types that are made from a message alone, and that somebody may catch by name.
+_KEPT_TYPES = (
+    pickle.UnpicklingError, RuntimeError, NotImplementedError, ImportError, ModuleNotFoundError, AttributeError,
+    TypeError, ValueError, KeyError, IndexError, AssertionError,
+)  # fmt: skip
+_DAMAGE = ("PytorchStreamReader", "unexpected EOF", "wrong byte size", "nvalid magic number", "orrupt")
+
+
+def _explained(error: Exception, path: str, size_bytes: int, head: bytes, weights_only: bool | None) -> Exception:
+    if isinstance(error, (CorruptData, OSError, MemoryError, torch.OutOfMemoryError)):
+        return error
+    if not head.startswith(_TORCHS_BEGINNINGS) and (foreign := foreign_file(path, head)) is not None:
+        return foreign
+    said = str(error) or type(error).__name__
+    is_damage = isinstance(error, EOFError) or (isinstance(error, RuntimeError) and any(m in said for m in _DAMAGE))
+    only_torchs_code_ran = weights_only is not False and not isinstance(error, (RuntimeError, pickle.UnpicklingError))
+    if is_damage or only_torchs_code_ran:
+        message = f"'{path}' of {size_bytes} bytes is cut short or damaged: torch.load raised {type(error).__name__}: "
+        return CorruptData(f"{message}{said.splitlines()[0]}. {_FETCH}", path, 0, size_bytes)
+    if type(error) not in _KEPT_TYPES:
+        return error
+    remedy = ""
+    if isinstance(error, (ImportError, AttributeError)):
+        remedy = ". The file names what cannot be imported here: install it, or import what defines it first"
+    return type(error)(f"'{path}': {said}{remedy}")
+
+
+def unpicklable(value: Any, error: Exception, pickled: Callable[[Any], object]) -> Exception:
+    """The error of pickling a nest, with the name of the value that it comes from.
+
+    Args:
+        pickled: pickles a value by itself, and raises as it did.
+    """
+    if type(error) not in (pickle.PicklingError, TypeError, AttributeError):
+        return error
+    for place in places(value):
+        try:
+            pickled(place.leaf)
+        except type(error) as its:
+            if not place.path:
+                break
+            kind = type(place.leaf).__name__
+            return type(error)(
+                f"{name_of(place.path)}, of type {kind}, cannot be saved: {its}. Leave it out, or save plain values "
+                "in its place"
+            )
+    return error

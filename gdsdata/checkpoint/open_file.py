@@ -1,0 +1,144 @@
+"""A file that a load opens once: its header and its data are of one file, also if the name is replaced meanwhile."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import sys
+from collections.abc import Sequence
+from typing import Any, BinaryIO
+
+from gdsdata import engine
+from gdsdata.checkpoint.explanations import folder, no_file
+from gdsdata.errors import CorruptData, IoError
+
+Seen = tuple[int, int]  # a file's size in bytes, and when it was last changed, in ns
+
+
+def most_kept_files() -> int:
+    """How many files one load may keep open: two descriptors each make a quarter of the process's limit."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 4096 if soft == resource.RLIM_INFINITY else min(max(soft // 8, 4), 4096)
+
+
+class OpenFile:
+    """A file as it was when it was opened.
+
+    The descriptor closes when the last reference goes, which may be that of a read under way.
+
+    Args:
+        path: of the file.
+        keep: hold the descriptor. False: the file is opened again by its name when it is read, and one that was
+            replaced or changed since is an error. For checkpoints of more files than `most_kept_files`.
+
+    Attributes:
+        path: of the file.
+        seen: it when it was opened.
+
+    Raises:
+        FileNotFoundError, IoError: the file cannot be opened, or is a folder.
+        ValueError: it is a pipe, or a device.
+    """
+
+    __slots__ = ("_file", "path", "seen")
+
+    def __init__(self, path: str, keep: bool = True) -> None:
+        self.path = path
+        file = _opened(path)
+        self.seen = _seen(file)
+        self._file = file if keep else None
+
+    @property
+    def size_bytes(self) -> int:
+        return self.seen[0]
+
+    def file(self) -> Any:
+        """The engine's open file, whose ``descriptor`` is open as long as the object lives.
+
+        Raises:
+            CorruptData: it is opened by name, and is another one by now.
+        """
+        if self._file is not None:
+            return self._file
+        file = _opened(self.path)
+        self._compare(_seen(file))
+        return file
+
+    def read(self, offset: int, size_bytes: int) -> bytes:
+        """Bytes from ``offset`` on; fewer where the file ends.
+
+        Raises:
+            IoError: the storage refuses it.
+        """
+        file, parts = self.file(), []
+        try:
+            while size_bytes > 0 and (part := os.pread(file.descriptor, size_bytes, offset)):
+                parts.append(part)
+                offset, size_bytes = offset + len(part), size_bytes - len(part)
+        except OSError as error:
+            raise _refused("read", self.path, error, offset, size_bytes) from error
+        return b"".join(parts)
+
+    def reader(self) -> BinaryIO:
+        """The file as Python reads it, from its beginning; not for several threads."""
+        reader = os.fdopen(os.dup(self.file().descriptor), "rb")
+        reader.seek(0)
+        return reader
+
+    def check_unchanged(self) -> None:
+        """Raises `CorruptData` if the file was changed in place since it was opened; if not kept, also if replaced."""
+        if self._file is not None:
+            return self._compare(_seen(self._file))
+        try:
+            status = os.stat(self.path)
+        except OSError as error:
+            raise _refused("open", self.path, error) from error
+        return self._compare((status.st_size, status.st_mtime_ns))
+
+    def _compare(self, now: Seen) -> None:
+        if now != self.seen:
+            raise CorruptData(
+                f"'{self.path}' was changed while it was being loaded: {self.seen[0]} bytes when it was opened, "
+                f"{now[0]} bytes now{', modified later' if now[1] != self.seen[1] else ''}. Load it again when nobody "
+                "writes it; a file that is replaced by a rename is read whole",
+                self.path,
+                0,
+                now[0],
+            )
+
+
+def table_of(files: Sequence[OpenFile]) -> Any:
+    """For the engine's calls: the files that are kept, and of the others the names."""
+    return engine.table_of([one.path for one in files], [one.seen for one in files], [one._file for one in files])
+
+
+def missing(path: str, message: str) -> FileNotFoundError:
+    """With the attributes of the engine's own."""
+    error = FileNotFoundError(errno.ENOENT, message)
+    error.path = path  # type: ignore[attr-defined]
+    return error
+
+
+def _opened(path: str) -> Any:
+    sys.audit("open", path, "rb", 0)  # as Python's own open does
+    try:
+        return engine.File(path)
+    except FileNotFoundError as error:
+        raise missing(path, no_file(path)) from error
+    except ValueError as error:
+        if os.path.isdir(path):
+            raise IoError(errno.EISDIR, folder(path), path) from error
+        raise ValueError(f"{error}: give the path of a checkpoint's file") from error
+
+
+def _seen(file: Any) -> Seen:
+    status = os.fstat(file.descriptor)
+    return status.st_size, status.st_mtime_ns
+
+
+def _refused(what: str, path: str, error: OSError, offset: int = 0, size_bytes: int = 0) -> OSError:
+    if isinstance(error, FileNotFoundError):
+        return error
+    message = f"could not {what} '{path}': {error.strerror or error}"
+    return IoError(error.errno or errno.EIO, message, path, offset, size_bytes)
