@@ -26,7 +26,18 @@ _KEPT_FILES = 8
 
 
 class _Reading(Future[torch.Tensor]):
-    """A future that is waited for by doing what it waits for."""
+    """A future that is waited for by doing what it waits for.
+
+    Args:
+        about: words for the read.
+    """
+
+    def __init__(self, about: str) -> None:
+        super().__init__()
+        self._about = about
+
+    def __repr__(self) -> str:
+        return f"<{self._about}, {self._state.lower()}>"
 
     help: Callable[[float], object] | None = None
 
@@ -89,7 +100,8 @@ class ReadCalls:
         with self._changing:
             if self._is_closed:
                 raise EngineClosed("this Engine was closed; make another one")
-            call = _Call(_Reading(), self._table_of(path), into, offset, before, is_background)
+            future = _Reading(f"Read of {into.nbytes} bytes from offset {offset} of '{path}'")
+            call = _Call(future, self._table_of(path), into, offset, before, is_background)
             self._waiting.append(call)
             self._begin_some()
         return call.future

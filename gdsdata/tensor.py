@@ -67,6 +67,7 @@ class Engine:
 
         Raises:
             ValueError: ``into`` is not contiguous or has no plain memory; a negative offset.
+            TypeError: ``into`` is no tensor.
             EngineClosed: after `close`.
         And from the future:
             FileNotFoundError, IoError: the file is not to be had.
@@ -91,6 +92,7 @@ class Engine:
 
         Raises:
             ValueError: ``tensor`` has no plain memory; a negative offset.
+            TypeError: ``tensor`` is none.
             EngineClosed: after `close`.
         And from the future:
             IoError: the file cannot be written, or space is lacking.
@@ -114,6 +116,11 @@ class Engine:
         self._reads.clear()
         self._writes.shutdown(wait=True)
         self._engines.clear()
+
+    def __repr__(self) -> str:
+        devices = ", ".join(map(str, self._engines)) or "none yet"
+        state = "closed" if self._closed else "open"
+        return f"Engine({state}, devices: {devices}, most_calls={self._most_calls}, {self.options})"
 
     def __enter__(self) -> Engine:
         return self
@@ -150,6 +157,8 @@ def read_tensor(
     shape: Sequence[int],
     offset: int = 0,
     device: torch.device | str | None = None,
+    *,
+    options: EngineOptions | None = None,
 ) -> torch.Tensor:
     """Read a tensor's bytes (native byte order, contiguous) from ``path``.
 
@@ -157,6 +166,7 @@ def read_tensor(
         dtype, shape: of the tensor; they say how many bytes are read.
         offset: in bytes; any.
         device: of the result. None: the CPU.
+        options: of the engine.
 
     Returns:
         The tensor, its bytes in place, for every stream.
@@ -166,7 +176,7 @@ def read_tensor(
         CorruptData: the file ends before the tensor does.
         ValueError: a negative offset or size.
         BackendUnavailable: there is no such device.
-        StallError: nothing has moved for a minute.
+        StallError: nothing has moved for ``options.stall_timeout_s``.
     """
     if any(size < 0 for size in shape):
         raise ValueError(f"shape={tuple(shape)} must not be negative")
@@ -174,14 +184,17 @@ def read_tensor(
     target = resolved("cpu" if device is None else device)
     device = target if reaches(target) else torch.device("cpu")
     path = os.fspath(path)
-    engine = kept_engine(calibrated(_DEFAULTS, path, device, measure=False), device)
+    options = options or _DEFAULTS
+    engine = kept_engine(calibrated(options, path, device, measure=False), device)
     storage = new_storage(math.prod(shape) * dtype.itemsize, device)
     tensor = torch.empty(0, dtype=dtype, device=device).set_(storage, 0, tuple(shape))
-    before, timeout_s = engine.mark(stream_of(device)), _DEFAULTS.stall_timeout_s
-    return _read(engine, tensor, path, offset, before, True, timeout_s).to(target)
+    before = engine.mark(stream_of(device))
+    return _read(engine, tensor, path, offset, before, True, options.stall_timeout_s).to(target)
 
 
-def write_tensor(tensor: torch.Tensor, path: str | os.PathLike[str], offset: int = 0) -> None:
+def write_tensor(
+    tensor: torch.Tensor, path: str | os.PathLike[str], offset: int = 0, *, options: EngineOptions | None = None
+) -> None:
     """Write a tensor's bytes (native byte order, contiguous) to ``path``; on storage when this returns.
 
     A tensor that makes a whole file (``offset`` 0, and no longer file there) replaces it atomically: after a crash at
@@ -189,17 +202,25 @@ def write_tensor(tensor: torch.Tensor, path: str | os.PathLike[str], offset: int
     ``offset`` on, and a crash meanwhile may leave a part of them. On a GPU it comes behind what the current stream has
     been given before.
 
+    Args:
+        tensor: of any dtype and strides; its bytes are written as those of a contiguous one.
+        path: of the file.
+        offset: in bytes; any.
+        options: of the engine.
+
     Raises:
         IoError: the file cannot be written, or space is lacking: then a file that was to be replaced is untouched.
         ValueError: a negative offset, or a tensor without plain memory (sparse, meta).
-        StallError: nothing has moved for a minute.
+        StallError: nothing has moved for ``options.stall_timeout_s``.
+        TypeError: ``tensor`` is none.
     """
     _check_plain(tensor, "write")
     _check_range(offset, tensor.nbytes)
     plain = _plain(tensor)
     path = os.fspath(path)
-    engine = kept_engine(calibrated(_DEFAULTS, path, plain.device, measure=False), plain.device)
-    _write(engine, plain, path, offset, engine.mark(stream_of(plain.device)), True, _DEFAULTS.stall_timeout_s)
+    options = options or _DEFAULTS
+    engine = kept_engine(calibrated(options, path, plain.device, measure=False), plain.device)
+    _write(engine, plain, path, offset, engine.mark(stream_of(plain.device)), True, options.stall_timeout_s)
 
 
 def _read(
@@ -237,6 +258,8 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _check_plain(tensor: torch.Tensor, verb: str) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"a value of type {type(tensor).__name__} is no tensor to {verb}: give a torch.Tensor")
     if tensor.layout != torch.strided or tensor.is_meta:
         raise ValueError(f"a tensor of layout {tensor.layout} on {tensor.device} has no plain memory to {verb}")
 

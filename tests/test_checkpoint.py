@@ -150,7 +150,8 @@ def test_any_nest_comes_back_whole_by_parts_and_into_itself(tmp_path, state):
     torch.save(state, tmp_path / "x.pt")
     expected = torch.load(tmp_path / "x.pt")
     assert_same(gdsdata.load(tmp_path / "x.pt"), expected)
-    assert_same(gdsdata.load(tmp_path / "x.pt", into=zeroed(state)), state)
+    if isinstance(state, (dict, list, tuple, torch.Tensor)):  # which can be filled
+        assert_same(gdsdata.load(tmp_path / "x.pt", into=zeroed(state)), state)
 
 
 def zeroed(nest):

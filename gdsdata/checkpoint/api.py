@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import fnmatch
 import functools
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -269,12 +269,9 @@ def _kind_of(file: OpenFile) -> str:
     if safetensors_header.recognises(head):
         return "safetensors"
     if file.path.endswith(".safetensors"):
-        raise foreign_file(file.path, head) or CorruptData(
-            f"'{file.path}' does not begin as a safetensors file does: it is another file, or damaged. Fetch it again",
-            file.path,
-            0,
-            len(head),
-        )
+        found = foreign_file(f"'{file.path}'", head)
+        words = f"'{file.path}' does not begin as a safetensors file: it is another one, or damaged. Fetch it again"
+        raise CorruptData(words if found is None else str(found), file.path, 0, len(head))
     return "torch"  # or an older file of torch's, which torch itself recognises
 
 
@@ -287,8 +284,7 @@ def _load_torch(file: OpenFile, reading: Reading, device: torch.device, weights_
         devices = [device] * len(archive.storages)
     except layout_torch.NotPlain as why:
         return _read_by_torch(file, why, device, weights_only)
-    with _errors_of_torch(file, weights_only):
-        return layout_torch.read(archive, reading, devices, weights_only)
+    return layout_torch.read(archive, reading, devices, weights_only, _errors_of_torch(file, weights_only))
 
 
 # Torch looks into small tensors while it builds some kinds (sizes of nested ones): they are zeros then, and no garbage.
@@ -338,8 +334,7 @@ def _structure_of_torch(file: OpenFile, weights_only: bool) -> tuple[Any, Callab
         made_of = leaf.untyped_storage()._cdata
         return Stored(records[made_of], offset, leaf.dtype, tuple(leaf.shape), leaf.stride())
 
-    with _errors_of_torch(file, weights_only):
-        return layout_torch.unpickle(archive, storages, weights_only), stored
+    return layout_torch.unpickle(archive, storages, weights_only, _errors_of_torch(file, weights_only)), stored
 
 
 def _read_by_torch(file: OpenFile, why: layout_torch.NotPlain, device: torch.device, weights_only: bool) -> Any:
@@ -349,8 +344,9 @@ def _read_by_torch(file: OpenFile, why: layout_torch.NotPlain, device: torch.dev
     return found
 
 
-def _errors_of_torch(file: OpenFile, weights_only: bool) -> contextlib.AbstractContextManager[None]:
-    return torch_errors_explained(file.path, file.size_bytes, file.read(0, _HEAD_BYTES), weights_only)
+def _errors_of_torch(file: OpenFile, weights_only: bool) -> AbstractContextManager[None]:
+    place, head = f"'{file.path}' of {file.size_bytes} bytes", file.read(0, _HEAD_BYTES)
+    return torch_errors_explained(file.path, place, file.size_bytes, head=head, weights_only=weights_only)
 
 
 # ------------------------------------------------------------------------------------------------ what was asked for

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import operator
 import os
 import queue
 import re
@@ -49,6 +50,13 @@ class SaveHandle:
         self.bytes = size_bytes
         self.stall_s = 0.0
         self._ended, self._seen = ended, seen
+
+    def __repr__(self) -> str:
+        state = "under way"
+        if self._ended.done():
+            error = None if self._ended.cancelled() else self._ended.exception()
+            state = f"failed: {error!r}" if error else "complete"
+        return f"SaveHandle(step={self.step}, {self.bytes} bytes, {state})"
 
     def done(self) -> bool:
         return self._ended.done()
@@ -100,6 +108,7 @@ class AsyncCheckpointer:
 
     Raises:
         ValueError: an argument is out of range.
+        TypeError: an argument is of another type.
     """
 
     def __init__(
@@ -114,11 +123,10 @@ class AsyncCheckpointer:
         timeout_s: float = 1800.0,
         options: EngineOptions | None = None,
     ) -> None:
-        if keep_last < 1 or (keep_every is not None and keep_every < 1):
-            raise ValueError(f"keep_last={keep_last} and keep_every={keep_every} must be at least 1")
-        self.keep_last, self.keep_every = keep_last, keep_every
+        self.keep_last = _whole_number("keep_last", keep_last, 1)
+        self.keep_every = None if keep_every is None else _whole_number("keep_every", keep_every, 1)
         self.options = options or EngineOptions()
-        self._folder = Folder(os.fspath(folder), self.options)
+        self._folder = Folder(os.fsdecode(folder), self.options)
         self._staging = Staging(_bytes_of("staging_bytes", staging_bytes))
         on_devices = _bytes_of("device_staging_bytes", device_staging_bytes) if device_staging_bytes else 0
         self._snapshots = Snapshots(on_devices)
@@ -143,7 +151,9 @@ class AsyncCheckpointer:
             state: by name: what has a ``state_dict``, or plain objects as `torch.save` takes them.
 
         Raises:
-            ValueError: an argument is not what it should be.
+            ValueError, TypeError: an argument is not what it should be.
+            pickle.PicklingError, TypeError, AttributeError: something in the state cannot be pickled; the message has
+                its name.
             IoError, SaveAborted, ...: of an earlier save in the background, if nobody has been told yet. This one has
                 not begun then.
             EngineClosed: after `close`.
@@ -151,8 +161,8 @@ class AsyncCheckpointer:
         started = time.perf_counter()
         try:
             self._check()
-            if step < 0:
-                raise ValueError(f"step={step} must be 0 or more")
+            step = _whole_number("step", step, 0)
+            _check_state(state, Mapping)
             states = {name: _local(_state_of(one)) for name, one in state.items()}
             job = _Job(step, states, self._staging, self._snapshots)
         except Exception as error:
@@ -200,10 +210,19 @@ class AsyncCheckpointer:
             The step; None where there is no checkpoint at all, and then nothing was changed.
 
         Raises:
-            FileNotFoundError: there is none of that step.
-            CorruptData: it is damaged.
-            ValueError: it has other names or shapes, or was saved by another number of ranks.
+            FileNotFoundError: there is none of that step, or a file of it is gone.
+            CorruptData, IoError: it is damaged, or cannot be read.
+            ValueError: it has other names or shapes (``state`` may be changed in part then), was saved by another
+                number of ranks, or ``state`` has tensors on the meta device.
+            TypeError: an argument is of another type.
+            pickle.UnpicklingError: something in it is not allowed with ``weights_only``.
+            SaveAborted: another rank failed; its error is the cause.
+            IoError, SaveAborted, ...: of an earlier save in the background, if nobody has been told yet.
+            Whatever a ``load_state_dict`` of ``state`` raises besides.
         """
+        _check_state(state, MutableMapping)
+        if step is not None:
+            step = _whole_number("step", step, 0)
         self._ranks.each(self.wait)  # no save is under way on any of them
         chosen = self._ranks.agreed(lambda: self._find(step))
         if chosen is None:
@@ -228,10 +247,19 @@ class AsyncCheckpointer:
         found = self._ranks.mine(read)
         for name, one in list(state.items()):
             if hasattr(one, "load_state_dict"):
-                one.load_state_dict(_as_in(targets[name], found[name]))
+                self._load_state(name, one, _as_in(targets[name], found[name]), chosen.step)
             else:
                 state[name] = _put(one, found[name])
         return chosen.step
+
+    def _load_state(self, name: str, one: Any, found: Any, step: int) -> None:
+        try:
+            one.load_state_dict(found)
+        except RuntimeError as error:
+            if not isinstance(one, torch.nn.Module) or not str(error).startswith("Error(s) in loading state_dict"):
+                raise
+            message = f"step {step} in '{self._folder.path}' does not fit {name!r}: {error}"
+            raise ValueError(message) from error
 
     def steps(self) -> list[int]:
         """Of the complete checkpoints, the newest last."""
@@ -257,6 +285,13 @@ class AsyncCheckpointer:
             self._writers.close()
             self._stagers.close()
             self._folder.unlock()
+
+    def __repr__(self) -> str:
+        under_way = sum(not one.done() for one in self._under_way)
+        state = "closed" if self._closed else f"{under_way} saves under way"
+        kept = f"keep_last={self.keep_last}, keep_every={self.keep_every}"
+        rank = f"rank {self._ranks.rank} of {self._ranks.count}"
+        return f"AsyncCheckpointer({self._folder.path!r}, {kept}, {rank}, {state})"
 
     def __enter__(self) -> AsyncCheckpointer:
         return self
@@ -589,6 +624,24 @@ def _bytes_of(name: str, size: int | str) -> int:
     if found is None or found[2].upper() not in _UNITS or float(found[1]) <= 0:
         raise ValueError(f"{name}={size!r} must be a number of bytes, or have a unit as in '8GiB' or '500MB'")
     return int(float(found[1]) * _UNITS[found[2].upper()])
+
+
+def _whole_number(name: str, value: Any, least: int) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}={value!r:.100} is of type {type(value).__name__}: give a whole number") from None
+    if number < least:
+        raise ValueError(f"{name}={number} must be {least} or more")
+    return number
+
+
+def _check_state(state: Any, kind: type) -> None:
+    if not isinstance(state, kind):
+        raise TypeError(
+            f"state is of type {type(state).__name__}: give a dict, with a name for each thing to save, as "
+            '{"model": model, "optim": optim}'
+        )
 
 
 def _state_of(one: Any) -> Any:

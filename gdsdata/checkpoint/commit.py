@@ -66,6 +66,10 @@ _locked: weakref.WeakSet[Folder] = weakref.WeakSet()
 os.register_at_fork(after_in_child=lambda: [folder.drop_lock() for folder in list(_locked)])
 
 
+def _this_process() -> str:
+    return f"process {os.getpid()} on {socket.gethostname()}"
+
+
 class Folder:
     """Where checkpoints lie. Reading it needs no lock; whoever writes takes it first."""
 
@@ -97,9 +101,15 @@ class Folder:
             FileNotFoundError: it is gone.
         """
         path = self.file(manifest.step, file.name)
-        size_bytes = os.stat(path).st_size
+        remedy = f"Restore another step, and remove '{self._folder_of(manifest.step)}'"
+        try:
+            size_bytes = os.stat(path).st_size
+        except FileNotFoundError as error:
+            message = f"there is no file '{path}', which the manifest beside it names. {remedy}"
+            raise FileNotFoundError(errno.ENOENT, message) from error
         if size_bytes != file.size_bytes:
-            raise CorruptData(f"'{path}' has {size_bytes} bytes, and its manifest says {file.size_bytes}", path)
+            message = f"'{path}' has {size_bytes} bytes, and its manifest says {file.size_bytes}. {remedy}"
+            raise CorruptData(message, path, 0, size_bytes)
         return path
 
     def lock(self) -> None:
@@ -120,11 +130,13 @@ class Folder:
             os.close(descriptor)
             if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
                 raise
-            raise IoError(
-                error.errno, f"{who} saves checkpoints to '{self.path}' now: end it, or use another folder", path
-            ) from error
+            remedy = "end it, or use another folder"
+            if who == _this_process():
+                who = "another AsyncCheckpointer of this process"
+                remedy = "close() that one first, or use another folder"
+            raise IoError(error.errno, f"{who} saves checkpoints to '{self.path}' now: {remedy}", path) from error
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        os.pwrite(descriptor, f"{_this_process()}\n".encode(), 0)
         self._lock = descriptor
         _locked.add(self)
 

@@ -37,6 +37,7 @@ from torch.futures import Future
 
 from gdsdata import engine
 from gdsdata.checkpoint import layout_safetensors, layout_torch
+from gdsdata.checkpoint.explanations import torch_errors_explained
 from gdsdata.checkpoint.open_file import OpenFile, missing, most_kept_files
 from gdsdata.checkpoint.pause import LongPause, collector_paused
 from gdsdata.checkpoint.reading import Reading, Record, Stored, bytes_of
@@ -279,10 +280,23 @@ class GDSStorageReader(FileSystemReader):
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         self._planning.begin(_PLANNER_SET_UP_S)  # no longer: who only wants to see the metadata calls this, too
         try:
-            return super().read_metadata(*args, **kwargs)
+            with self._errors_of_metadata(kwargs.get("rank")):
+                return super().read_metadata(*args, **kwargs)
         except BaseException:
             self._planning.end()
             raise
+
+    @contextlib.contextmanager
+    def _errors_of_metadata(self, rank: int | None) -> Iterator[None]:
+        path = os.path.join(self.path, ".metadata" if rank is None else f"__{rank}.metadata")
+        try:
+            with torch_errors_explained(path, f"'{path}'", 0, weights_only=False):
+                yield
+        except FileNotFoundError as error:
+            message = f"there is no file '{path}', so no checkpoint in that folder: its save did not complete, or"
+            raise missing(path, f"{message} the path is another one") from error
+        except (pickle.UnpicklingError, ValueError, KeyError, IndexError, TypeError) as error:  # what damage makes
+            raise CorruptData(f"'{path}' cannot be unpickled: {error}. {_INCOMPLETE}", path) from error
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         super().set_up_storage_reader(metadata, is_coordinator, *args, **kwargs)
@@ -313,7 +327,10 @@ class GDSStorageReader(FileSystemReader):
         reading.run()
         self._headers.clear()  # whose records keep files open
         if left_to_torch:
-            super().read_data(LoadPlan(left_to_torch, plan.storage_data, plan.planner_data), planner)
+            names = ", ".join(item.storage_index.fqn for item in left_to_torch[:5])
+            place = f"one of {len(left_to_torch)} values in '{self.path}' that torch reads ({names})"
+            with torch_errors_explained(str(self.path), place, 0, weights_only=None):
+                super().read_data(LoadPlan(left_to_torch, plan.storage_data, plan.planner_data), planner)
         return _done(None)
 
     def _tensors(self, plan: LoadPlan, files: _Files) -> Iterator[tuple[ReadItem, Stored | None]]:
@@ -352,7 +369,13 @@ class GDSStorageReader(FileSystemReader):
         _check_size(item.storage_index, info, file)
         content = torch.empty(info.length, dtype=torch.uint8)
         reading.bytes_into(content, Record(file, info.offset, info.length), 0, item.storage_index.fqn)
-        reading.afterwards(lambda: planner.load_bytes(item, io.BytesIO(content.numpy())))
+
+        def load() -> None:
+            place = f"{item.storage_index.fqn} in '{file.path}', {info.length} bytes from offset {info.offset} on,"
+            with torch_errors_explained(file.path, place, info.length, offset=info.offset, weights_only=False):
+                planner.load_bytes(item, io.BytesIO(content.numpy()))
+
+        reading.afterwards(load)
 
     def _stored_tensor(self, index: MetadataIndex, archive: layout_torch.Slice) -> Stored | None:
         if self.storage_data[index].transform_descriptors:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from gdsdata.checkpoint.nests import name_of, places
-from gdsdata.errors import CorruptData
+from gdsdata.errors import CorruptData, GdsdataError
 
 _FETCH = "Fetch or save the file again, or load an earlier checkpoint"
 # What files begin with that come by a checkpoint's name: what each is, and what to do.
@@ -79,37 +79,46 @@ def empty_file(path: str) -> CorruptData:
     return CorruptData(message, path)
 
 
-def foreign_file(path: str, head: bytes) -> CorruptData | None:
-    """What to raise if a file that begins so is none of torch's and no safetensors file; None: it may be."""
+def foreign_file(place: str, head: bytes) -> CorruptData | None:
+    """What to raise if a file that begins so is none of torch's and no safetensors file; None: it may be.
+
+    Args:
+        place: words for it, which have the path.
+    """
     start = head.lstrip().lower()
     for magic, what in _FOREIGN:
         if head.startswith(magic) or start.startswith(magic):
-            return CorruptData(f"'{path}' is no checkpoint: it is {what}", path, 0, len(head))
+            return CorruptData(f"{place} is no checkpoint: it is {what}")
     with contextlib.suppress(UnicodeDecodeError):
         text = head.decode().strip()
         if text and all(one.isprintable() or one.isspace() for one in text):
-            message = f"'{path}' is no checkpoint: it is text, and begins with {text[:20]!r}. Check the path"
-            return CorruptData(message, path, 0, len(head))
+            return CorruptData(f"{place} is no checkpoint: it is text, and begins with {text[:20]!r}. Check the path")
     return None
 
 
 @contextlib.contextmanager
-def torch_errors_explained(path: str, size_bytes: int, head: bytes, weights_only: bool | None) -> Iterator[None]:
-    """Within it torch loads the file, and its errors come with the path.
+def torch_errors_explained(
+    path: str, place: str, length: int, *, offset: int = 0, head: bytes = b"PK", weights_only: bool | None
+) -> Iterator[None]:
+    """Within it torch or pickle reads ``length`` bytes of a file from ``offset`` on: their errors come with the place.
 
     Args:
+        place: words for it, which have the path.
         head: what the file begins with, some dozen bytes.
+        weights_only: as `torch.load` was called with. If False, errors may be those of the user's own classes.
 
     Raises:
-        CorruptData: torch finds the file cut or damaged, or it is of another kind.
+        CorruptData: the file is cut or damaged, or of another kind.
         pickle.UnpicklingError, RuntimeError, ...: torch refuses it, in torch's own words and type.
     """
     try:
         yield
     except Exception as error:
-        explained = _explained(error, path, size_bytes, head, weights_only)
+        explained = _explained(error, place, head, weights_only)
         if explained is error:
             raise
+        if isinstance(explained, CorruptData):
+            explained.path, explained.offset, explained.length = path, offset, length
         raise explained from error
 
 
@@ -121,23 +130,22 @@ _KEPT_TYPES = (
 _DAMAGE = ("PytorchStreamReader", "unexpected EOF", "wrong byte size", "nvalid magic number", "orrupt")
 
 
-def _explained(error: Exception, path: str, size_bytes: int, head: bytes, weights_only: bool | None) -> Exception:
-    if isinstance(error, (CorruptData, OSError, MemoryError, torch.OutOfMemoryError)):
+def _explained(error: Exception, place: str, head: bytes, weights_only: bool | None) -> Exception:
+    if isinstance(error, (GdsdataError, OSError, MemoryError, torch.OutOfMemoryError)):
         return error
-    if not head.startswith(_TORCHS_BEGINNINGS) and (foreign := foreign_file(path, head)) is not None:
+    if not head.startswith(_TORCHS_BEGINNINGS) and (foreign := foreign_file(place, head)) is not None:
         return foreign
     said = str(error) or type(error).__name__
     is_damage = isinstance(error, EOFError) or (isinstance(error, RuntimeError) and any(m in said for m in _DAMAGE))
     only_torchs_code_ran = weights_only is not False and not isinstance(error, (RuntimeError, pickle.UnpicklingError))
     if is_damage or only_torchs_code_ran:
-        message = f"'{path}' of {size_bytes} bytes is cut short or damaged: torch.load raised {type(error).__name__}: "
-        return CorruptData(f"{message}{said.splitlines()[0]}. {_FETCH}", path, 0, size_bytes)
+        return CorruptData(f"{place} is cut short or damaged: {type(error).__name__}: {said.splitlines()[0]}. {_FETCH}")
     if type(error) not in _KEPT_TYPES:
         return error
     remedy = ""
     if isinstance(error, (ImportError, AttributeError)):
         remedy = ". The file names what cannot be imported here: install it, or import what defines it first"
-    return type(error)(f"'{path}': {said}{remedy}")
+    return type(error)(f"{place}: {said}{remedy}")
 
 
 def unpicklable(value: Any, error: Exception, pickled: Callable[[Any], object]) -> Exception:

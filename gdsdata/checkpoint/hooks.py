@@ -14,6 +14,7 @@ import torch
 
 from gdsdata import engine
 from gdsdata.checkpoint import layout_torch
+from gdsdata.checkpoint.explanations import empty_file
 from gdsdata.checkpoint.open_file import OpenFile
 from gdsdata.checkpoint.pause import collector_paused
 from gdsdata.checkpoint.reading import Reading
@@ -114,7 +115,8 @@ def _load(
     **pickle_load_args: Any,
 ) -> Any:
     def by_torch() -> Any:
-        return _torch_load(f, map_location, pickle_module, weights_only=weights_only, mmap=mmap, **pickle_load_args)
+        with _path_noted(f):
+            return _torch_load(f, map_location, pickle_module, weights_only=weights_only, mmap=mmap, **pickle_load_args)
 
     plain = pickle_module is None and not (mmap or pickle_load_args or callable(map_location))
     if not plain or not _is_name_of_file(f, new=False) or _is_pretence() or _is_told_by_environment():
@@ -126,8 +128,22 @@ def _load(
     except (layout_torch.NotPlain, CorruptData, _NotOurs):
         return by_torch()
     reading = Reading(EngineOptions(), verify=False)
-    with collector_paused():
+    with collector_paused(), _path_noted(f):
         return layout_torch.read(archive, reading, devices, weights_only)
+
+
+@contextlib.contextmanager
+def _path_noted(f: Any) -> Iterator[None]:
+    """Errors within it keep their types and words, which programs know from torch, and say below them of which file
+    they are (from Python 3.11 on)."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(f, (str, os.PathLike)) and hasattr(error, "add_note"):
+            path = os.fsdecode(f)
+            is_empty = os.path.isfile(path) and os.path.getsize(path) == 0
+            error.add_note(str(empty_file(path)) if is_empty else f"torch.load was reading '{path}'")
+        raise
 
 
 class _NotOurs(Exception):

@@ -15,7 +15,7 @@ import pickle
 import sys
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,7 @@ from gdsdata.options import EngineOptions
 _PREFIX = "archive/"
 _VERSION = b"3\n"  # of the format, as torch.save writes it
 _SMALL_ALIGNMENT = 64
+_AS_IT_IS = nullcontext()
 _LONGEST_BYTE_ORDER = 16  # "little", and a file may say that it is gigabytes
 
 
@@ -174,8 +175,17 @@ class Slice:
         return self.at_each([offset], end - offset)
 
 
-def read(archive: Archive, reading: Reading, devices: Sequence[torch.device], weights_only: bool | None) -> Any:
+def read(
+    archive: Archive,
+    reading: Reading,
+    devices: Sequence[torch.device],
+    weights_only: bool | None,
+    within: AbstractContextManager[None] = _AS_IT_IS,
+) -> Any:
     """The object, its storages new ones: of ``archive.storages``, each on its device. Runs ``reading``.
+
+    Args:
+        within: entered while torch unpickles, if it has to: what becomes of its errors.
 
     Raises:
         pickle.UnpicklingError: what is in it is not allowed with ``weights_only``.
@@ -194,11 +204,19 @@ def read(archive: Archive, reading: Reading, devices: Sequence[torch.device], we
         by_torch = True
     finally:
         reading.run()
-    return _unpickle_by_torch(archive, storages, weights_only) if by_torch else found
+    if not by_torch:
+        return found
+    with within:
+        return _unpickle_by_torch(archive, storages, weights_only)
 
 
-def unpickle(archive: Archive, storages: Sequence[torch.UntypedStorage], weights_only: bool | None) -> Any:
-    """The object, its tensors on these storages for ``archive.storages``.
+def unpickle(
+    archive: Archive,
+    storages: Sequence[torch.UntypedStorage],
+    weights_only: bool | None,
+    within: AbstractContextManager[None] = _AS_IT_IS,
+) -> Any:
+    """The object, its tensors on these storages for ``archive.storages``. ``within``: as of `read`.
 
     Raises:
         pickle.UnpicklingError: what is in it is not allowed with ``weights_only``.
@@ -207,7 +225,8 @@ def unpickle(archive: Archive, storages: Sequence[torch.UntypedStorage], weights
     try:
         return _unpickle_plain(archive, storages)
     except Unusual:
-        return _unpickle_by_torch(archive, storages, weights_only)
+        with within:
+            return _unpickle_by_torch(archive, storages, weights_only)
 
 
 def _unpickle_plain(archive: Archive, storages: Sequence[torch.UntypedStorage]) -> Any:

@@ -185,7 +185,12 @@ class Reading:
 
         They are read in place where file and ``target`` have the same dtype and rows in common that are long enough,
         else by way of memory of their own.
+
+        Raises:
+            ValueError: ``target`` is on the meta device.
         """
+        if target.is_meta:
+            raise ValueError(f"{name} is on the meta device, which has no memory to read '{stored.record.path}' into")
         plain = target.layout == torch.strided and not target.is_conj() and not target.is_neg()
         if plain and target.dtype == stored.dtype:
             if target.stride() == stored.stride and target.is_contiguous():

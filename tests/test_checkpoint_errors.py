@@ -1,0 +1,489 @@
+"""What users do wrong with checkpoints, and what files are that are none: errors with path, place and remedy."""
+
+import gzip
+import json
+import os
+import pickle
+import re
+import threading
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import CheckpointException
+
+import gdsdata
+from gdsdata.checkpoint import layout_torch
+from gdsdata.checkpoint.open_file import OpenFile
+from gdsdata.checkpoint.reading import Reading
+from gdsdata.errors import CorruptData, IoError
+
+UNPICKLABLE = (AttributeError, pickle.PicklingError)  # the one up to Python 3.13, and the other
+STATE = {"a": torch.arange(3000.0), "nested": {"b": torch.ones(3)}}
+
+
+class Unknown:
+    """What weights_only does not allow."""
+
+
+def written(path, content: bytes):
+    path.write_bytes(content)
+    return path
+
+
+def zip_of(state, path):
+    torch.save(state, path)
+    return path.read_bytes()
+
+
+# ------------------------------------------------------------------------------------------------ files
+
+
+def legacy(state, path):
+    torch.save(state, path, _use_new_zipfile_serialization=False)
+    return path.read_bytes()
+
+
+BROKEN = {
+    "empty": (lambda path: b"", r"is empty \(0 bytes\).*load an earlier checkpoint"),
+    "cut": (lambda path: zip_of(STATE, path)[:9000], "cut short"),
+    "cut-at-the-head": (lambda path: zip_of(STATE, path)[:40], "cut short"),
+    "cut-legacy": (lambda path: legacy(STATE, path)[:-4000], "cut short or damaged"),
+    "cut-legacy-at-the-head": (lambda path: legacy(STATE, path)[:30], "cut short or damaged"),
+    "text": (lambda path: b"epoch,loss\n1,2.5\n", "is text, and begins with 'epoch,loss"),
+    "html": (lambda path: b"<!DOCTYPE html><html><body>404</body></html>", "is an HTML .* Fetch the file again"),
+    "git-lfs": (lambda path: b"version https://git-lfs.github.com/spec/v1\noid sha256:1", "a Git LFS pointer. Run"),
+    "gzip": (lambda path: gzip.compress(bytes(9)), "compressed by gzip. Unpack it first"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*is read by torch.load")
+@pytest.mark.parametrize("arguments", [{}, {"only": ["*"]}, {"into": {"a": torch.zeros(3000)}}])
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_file_that_is_no_checkpoint_is_corrupt_with_its_path_and_a_remedy(tmp_path, kind, arguments):
+    make, words = BROKEN[kind]
+    path = written(tmp_path / "x.pt", make(tmp_path / "whole"))
+    with pytest.raises(CorruptData, match=words) as caught:
+        gdsdata.load(path, **arguments)
+    assert str(path) in str(caught.value) and caught.value.path == str(path)
+
+
+@pytest.mark.parametrize("kind", ["empty", "text", "html", "git-lfs", "gzip"])
+def test_a_safetensors_name_with_something_else_behind_it_says_what_it_is(tmp_path, kind):
+    make, words = BROKEN[kind]
+    path = written(tmp_path / "x.safetensors", make(None))
+    with pytest.raises(CorruptData, match=words) as caught:
+        gdsdata.load(path)
+    assert caught.value.path == str(path)
+
+
+@pytest.mark.filterwarnings("ignore:.*is read by torch.load")
+@pytest.mark.parametrize("save", [zip_of, legacy])
+@pytest.mark.parametrize("arguments", [{}, {"only": ["*"]}])
+def test_what_weights_only_refuses_keeps_torchs_type_and_words_behind_the_path(tmp_path, save, arguments):
+    path = tmp_path / "x.pt"
+    save({"model": Unknown()}, path)
+    with pytest.raises(pickle.UnpicklingError, match="GLOBAL .*Unknown was not an allowed global") as caught:
+        gdsdata.load(path, **arguments)
+    assert str(caught.value).startswith(f"'{path}' of ")
+
+
+def test_a_class_that_is_gone_is_an_attribute_error_with_the_path_and_a_remedy(tmp_path, monkeypatch):
+    torch.save({"model": Unknown()}, tmp_path / "x.pt")
+    monkeypatch.delitem(globals(), "Unknown")
+    with pytest.raises(AttributeError, match=r"x.pt' of .*Unknown.*cannot be imported here: install it"):
+        gdsdata.load(tmp_path / "x.pt", weights_only=False)
+
+
+class Fails:
+    def __setstate__(self, state):
+        raise FileExistsError("the class's own")
+
+
+def test_an_error_of_a_users_class_stays_what_it_is(tmp_path):
+    fails = Fails()
+    fails.has_a_state = True
+    torch.save(fails, tmp_path / "x.pt")
+    with pytest.raises(FileExistsError, match="the class's own"):
+        gdsdata.load(tmp_path / "x.pt", weights_only=False)
+
+
+def test_no_memory_is_no_damage(tmp_path, monkeypatch):
+    torch.save({"model": Unknown()}, tmp_path / "x.pt")
+
+    def load(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch, "load", load)
+    with pytest.raises(torch.OutOfMemoryError):
+        gdsdata.load(tmp_path / "x.pt")
+
+
+def test_an_option_out_of_range_is_no_damage(tmp_path):
+    torch.save({"model": Unknown(), "a": torch.ones(3)}, tmp_path / "x.pt")
+    with pytest.raises(ValueError, match="workers") as caught:
+        gdsdata.load(tmp_path / "x.pt", options=gdsdata.EngineOptions(workers=10**6), weights_only=True)
+    assert not isinstance(caught.value, CorruptData)
+
+
+# ------------------------------------------------------------------------------------------------ hooks
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_hooks_raise_torchs_own_errors_with_the_path_in_a_note(tmp_path, kind):
+    path = written(tmp_path / "x.pt", BROKEN[kind][0](tmp_path / "whole"))
+    with pytest.raises(Exception) as stock:
+        torch.load(path)
+    with gdsdata.torch_hooks(), pytest.raises(Exception) as hooked:
+        torch.load(path)
+    assert type(hooked.value) is type(stock.value) and str(hooked.value) == str(stock.value)
+    if hasattr(hooked.value, "__notes__"):  # from Python 3.11 on
+        assert str(path) in hooked.value.__notes__[-1]
+
+
+def test_hooks_raise_what_weights_only_refuses_as_torch_does(tmp_path):
+    torch.save({"model": Unknown()}, tmp_path / "x.pt")
+    with pytest.raises(pickle.UnpicklingError) as stock:
+        torch.load(tmp_path / "x.pt")
+    with gdsdata.torch_hooks(), pytest.raises(pickle.UnpicklingError) as hooked:
+        torch.load(tmp_path / "x.pt")
+    assert str(hooked.value) == str(stock.value)
+
+
+# ------------------------------------------------------------------------------------------------ DCP
+
+
+def failed_dcp_load(folder, state):
+    with pytest.raises(CheckpointException) as caught:
+        dcp.load(state, storage_reader=gdsdata.GDSStorageReader(folder), no_dist=True)
+    (error, _), *_ = caught.value.failures.values()
+    return error
+
+
+def test_a_folder_without_dcp_metadata_says_that_its_save_did_not_complete(tmp_path):
+    words = f"there is no file '{tmp_path / '.metadata'}', so no checkpoint in that folder: its save did not complete"
+    with pytest.raises(FileNotFoundError, match=words):
+        gdsdata.GDSStorageReader(tmp_path).read_metadata()
+    assert words in str(failed_dcp_load(tmp_path, dict(STATE)))
+
+
+@pytest.mark.parametrize("damage", [lambda data: b"", lambda data: data[: len(data) // 2], lambda data: b"<html>"])
+def test_damaged_dcp_metadata_is_corrupt_with_its_path(tmp_path, damage):
+    dcp.save(dict(STATE), storage_writer=gdsdata.GDSStorageWriter(tmp_path), no_dist=True)
+    path = written(tmp_path / ".metadata", damage((tmp_path / ".metadata").read_bytes()))
+    with pytest.raises(CorruptData, match=f"'{path}' (is cut short or damaged|cannot be unpickled)") as caught:
+        gdsdata.GDSStorageReader(tmp_path).read_metadata()
+    assert caught.value.path == str(path) and "load an" in str(caught.value)
+    assert str(caught.value) in str(failed_dcp_load(tmp_path, dict(STATE)))  # torch has the words alone
+
+
+def test_a_missing_dcp_data_file_is_named_with_who_names_it(tmp_path):
+    dcp.save(dict(STATE), storage_writer=gdsdata.GDSStorageWriter(tmp_path), no_dist=True)
+    (tmp_path / "__0_0.distcp").unlink()
+    error = failed_dcp_load(tmp_path, dict(STATE))
+    assert isinstance(error, FileNotFoundError)
+    assert re.search(r"__0_0.distcp', which '.metadata' names. The checkpoint is incomplete", str(error))
+
+
+@pytest.mark.parametrize("content", [bytes, lambda size: bytes([0x80, 2]) + b"}" * (size - 2)])
+def test_a_value_of_dcps_that_cannot_be_unpickled_names_itself_and_its_place(tmp_path, content):
+    dcp.save({"step": {1, 2}, **STATE}, storage_writer=gdsdata.GDSStorageWriter(tmp_path), no_dist=True)
+    stored = pickle.loads((tmp_path / ".metadata").read_bytes()).storage_data
+    (place,) = [info for index, info in stored.items() if index.fqn == "step"]
+    with open(tmp_path / place.relative_path, "r+b") as file:
+        file.seek(place.offset)
+        file.write(content(place.length))
+    error = failed_dcp_load(tmp_path, {"step": {1}, **STATE})
+    assert f"step in '{tmp_path / place.relative_path}', {place.length} bytes from offset {place.offset}" in str(error)
+
+
+# ------------------------------------------------------------------------------------------------ AsyncCheckpointer
+
+
+@pytest.fixture
+def checkpointer(tmp_path):
+    with gdsdata.AsyncCheckpointer(tmp_path / "run") as made:
+        yield made
+
+
+def only_file_of(checkpointer, step):
+    checkpointer.wait()
+    (path,) = (path for path in os.scandir(f"{checkpointer._folder.path}/step-{step}") if path.name.endswith(".pt"))
+    return path.path
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut", "text", "gone", "other bytes"])
+def test_a_damaged_file_of_a_step_is_an_error_with_its_path_and_a_remedy(checkpointer, damage):
+    checkpointer.save(3, {"state": STATE})
+    path = only_file_of(checkpointer, 3)
+    with open(path, "rb") as file:
+        data = file.read()
+    damaged = {"empty": b"", "cut": data[:-100], "text": b"epoch", "other bytes": b"epoch loss\n" * len(data)}
+    if damage == "gone":
+        os.unlink(path)
+    else:
+        with open(path, "wb") as file:
+            file.write(damaged[damage][: len(data)])
+    expected = FileNotFoundError if damage == "gone" else CorruptData
+    with pytest.raises(expected, match="Restore another step|is no checkpoint: it is text") as caught:
+        checkpointer.restore({"state": {"a": torch.zeros(3000), "nested": {"b": torch.zeros(3)}}})
+    assert path in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("step", "state", "error", "words"),
+    [
+        (4, torch.nn.Linear(2, 2), TypeError, r"state is of type Linear: give a dict, .*\"model\": model"),
+        (4, [torch.ones(1)], TypeError, "state is of type list: give a dict"),
+        ("a", STATE, TypeError, "step='a' is of type str: give a whole number"),
+        (4.0, STATE, TypeError, "step=4.0 is of type float: give a whole number"),
+        (None, STATE, TypeError, "step=None is of type NoneType: give a whole number"),
+        (-1, STATE, ValueError, "step=-1 must be 0 or more"),
+        (4, {"model": {"hook": lambda: 0}}, UNPICKLABLE, r"model\.hook, of type function, cannot be saved"),
+        (4, {"lock": threading.Lock()}, TypeError, "lock, of type lock, cannot be saved: .* Leave it out"),
+    ],
+)
+def test_a_save_of_what_cannot_be_saved_says_what_to_give(checkpointer, step, state, error, words):
+    with pytest.raises(error, match=words):
+        checkpointer.save(step, state)
+    assert checkpointer.save(np.int64(5), {"state": STATE}).result().endswith("step-5")
+
+
+@pytest.mark.parametrize("name", ["x.pt", "hook.pt"])
+def test_a_lambda_in_a_saved_state_is_named_by_its_keys(tmp_path, name):
+    state = {"model": [STATE, {"fn": lambda: 0}]}
+    with gdsdata.torch_hooks(), pytest.raises(UNPICKLABLE, match=r"model\.1\.fn, of type f"):
+        (torch.save if name == "hook.pt" else gdsdata.save)(state, tmp_path / name)
+    with pytest.raises(UNPICKLABLE, match="lambda"):
+        gdsdata.save(lambda: 0, tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
+def test_restore_refuses_what_is_no_state_before_it_reads(checkpointer):
+    checkpointer.save(3, {"state": STATE})
+    for state in (torch.nn.Linear(2, 2), (1, 2), None):
+        with pytest.raises(TypeError, match=f"state is of type {type(state).__name__}: give a dict"):
+            checkpointer.restore(state)
+    with pytest.raises(TypeError, match="step='newest' is of type str"):
+        checkpointer.restore({"state": STATE}, step="newest")
+    with pytest.raises(FileNotFoundError, match="no complete checkpoint of step 9; there are: 3"):
+        checkpointer.restore({"state": STATE}, step=9)
+
+
+def test_a_model_of_other_shapes_or_names_is_a_value_error_of_restore(checkpointer):
+    checkpointer.save(3, {"model": torch.nn.Linear(2, 2)})
+    for model in (torch.nn.Linear(3, 2), torch.nn.Linear(2, 2, bias=False)):
+        with pytest.raises(ValueError, match=r"step 3 in '.*run' does not fit 'model': Error\(s\) in loading"):
+            checkpointer.restore({"model": model})
+
+
+def test_an_error_of_a_users_load_state_dict_comes_as_it_is(checkpointer):
+    class Mine(torch.nn.Linear):
+        def load_state_dict(self, state, *_, **__):
+            raise RuntimeError("its own")
+
+    checkpointer.save(3, {"model": Mine(2, 2)})
+    with pytest.raises(RuntimeError, match=r"^its own$"):
+        checkpointer.restore({"model": Mine(2, 2)})
+
+
+def test_a_second_checkpointer_of_this_process_says_to_close_the_other_one(checkpointer):
+    checkpointer.save(3, {"state": STATE}).result()
+    with gdsdata.AsyncCheckpointer(checkpointer._folder.path) as second:
+        handle = second.save(4, {"state": STATE})
+        with pytest.raises(IoError, match=r"another AsyncCheckpointer of this process .*: close\(\) that one first"):
+            handle.result()
+    assert "failed: IoError(" in repr(handle)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"keep_last": 0}, ValueError, r"^keep_last=0 must be 1 or more"),
+        ({"keep_every": 0}, ValueError, r"^keep_every=0 must be 1 or more"),
+        ({"keep_last": 2.5}, TypeError, r"^keep_last=2.5 is of type float"),
+    ],
+)
+def test_an_argument_out_of_range_is_named_alone(tmp_path, arguments, error, words):
+    with pytest.raises(error, match=words):
+        gdsdata.AsyncCheckpointer(tmp_path, **arguments)
+
+
+def test_checkpointers_handles_and_engines_say_what_they_are(tmp_path):
+    with gdsdata.AsyncCheckpointer(tmp_path, keep_every=10) as checkpointer:
+        handle = checkpointer.save(7, {"state": STATE})
+        handle.result()
+        assert repr(handle) == "SaveHandle(step=7, 12012 bytes, complete)"
+        assert repr(checkpointer).startswith(f"AsyncCheckpointer('{tmp_path}', keep_last=3, keep_every=10, rank 0 of 1")
+    assert "closed" in repr(checkpointer)
+    with gdsdata.Engine(most_calls=3) as engine:
+        future = engine.write(tmp_path / "x", torch.ones(9))
+        future.result()
+        reading = engine.read(tmp_path / "x", torch.zeros(9))
+        reading.result()
+        assert repr(engine).startswith("Engine(open, devices: cpu, most_calls=3, EngineOptions(")
+        assert repr(reading) == f"<Read of 36 bytes from offset 0 of '{tmp_path / 'x'}', finished>"
+    assert repr(engine).startswith("Engine(closed")
+
+
+# ------------------------------------------------------------------------------------------------ arguments of load
+
+
+@pytest.mark.parametrize("call", [gdsdata.load, lambda path: gdsdata.save(STATE, path)])
+@pytest.mark.parametrize("path", [["a.pt", "b.pt"], ("a.pt",), 7, None, torch.ones(1)])
+def test_a_path_that_is_none_is_a_type_error_that_says_what_to_give(call, path):
+    with pytest.raises(TypeError, match=r"and no path of one file: (call .* for each file|give a str)"):
+        call(path)
+
+
+def test_an_open_file_is_refused_with_what_takes_it(tmp_path):
+    with open(tmp_path / "x.pt", "wb") as file, pytest.raises(TypeError, match=r"torch\.save takes file objects"):
+        gdsdata.save(STATE, file)
+    with open(tmp_path / "x.pt", "rb") as file, pytest.raises(TypeError, match=r"torch\.load takes file objects"):
+        gdsdata.load(file)
+
+
+def test_paths_as_bytes_are_taken(tmp_path):
+    gdsdata.save(STATE, os.fsencode(tmp_path / "x.pt"))
+    assert torch.equal(gdsdata.load(os.fsencode(tmp_path / "x.pt"))["a"], STATE["a"])
+
+
+def test_a_pattern_and_a_lost_folder_are_named(tmp_path, monkeypatch):
+    gdsdata.save(STATE, tmp_path / "x.pt")
+    with pytest.raises(FileNotFoundError, match=r"\*.pt' is a pattern, which 1 files match. Give .* as '.*x.pt'"):
+        gdsdata.load(tmp_path / "*.pt")
+    with pytest.raises(FileNotFoundError, match=r"no file '.*y.pt', and no folder '.*lost'. Check the path"):
+        gdsdata.load(tmp_path / "lost" / "y.pt")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match=rf"no file 'y.pt'. .*relative paths begin at '{tmp_path}'"):
+        gdsdata.load("y.pt")
+
+
+def test_a_folder_is_refused_with_what_reads_it(tmp_path):
+    def refused(words):
+        with pytest.raises(IoError, match=words):
+            gdsdata.load(tmp_path)
+
+    refused("is nothing that looks like a checkpoint")
+    gdsdata.save(STATE, tmp_path / "weights.pt")
+    refused("is a folder. Give the path of a file in it, as '.*weights.pt'")
+    (tmp_path / "model.safetensors.index.json").write_text("{}")
+    refused("is a folder. Give the path of a file in it, as '.*index.json'")
+    (tmp_path / "step-3").mkdir()
+    refused(r"AsyncCheckpointer\(folder\).restore\(state\)")
+    (tmp_path / ".metadata").touch()
+    refused("GDSStorageReader")
+
+
+def test_a_missing_shard_is_named_with_its_index_and_what_it_has(tmp_path):
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "1.safetensors", "b": "2.safetensors", "c": "2.safetensors"}}))
+    gdsdata.save({"a": torch.ones(2)}, tmp_path / "1.safetensors")
+    with pytest.raises(FileNotFoundError, match=rf"'{index}' names '2.safetensors' for 'b' and 1 more") as caught:
+        gdsdata.load(index)
+    assert caught.value.path == str(tmp_path / "2.safetensors")
+
+
+@pytest.mark.parametrize("suffix", ["pt", "safetensors"])
+def test_patterns_that_match_nothing_are_an_error_with_the_names_there_are(tmp_path, suffix):
+    gdsdata.save({"a": torch.ones(2), "b": torch.ones(1)}, tmp_path / f"x.{suffix}")
+    for arguments in ({}, {"into": {"a": torch.zeros(2)}}):
+        with pytest.raises(ValueError, match=r"only=\['model.*'\] matches no name .*Give patterns of these: a, b"):
+            gdsdata.load(tmp_path / f"x.{suffix}", only=["model.*"], **arguments)
+
+
+def test_a_module_as_into_is_refused_with_what_to_pass(tmp_path):
+    model = torch.nn.Linear(2, 2)
+    gdsdata.save(model.state_dict(), tmp_path / "x.pt")
+    with pytest.raises(TypeError, match=r"a module \(Linear\): pass its tensors, into=model.state_dict\(\)"):
+        gdsdata.load(tmp_path / "x.pt", into=model)
+    for into in ("model", 3, iter([])):
+        with pytest.raises(TypeError, match="which has nothing to fill"):
+            gdsdata.load(tmp_path / "x.pt", into=into)
+
+
+# ------------------------------------------------------------------------------------------------ the meta device
+
+
+def model_on_meta():
+    with torch.device("meta"):
+        return torch.nn.Linear(20, 30)
+
+
+@pytest.mark.parametrize("suffix", ["pt", "safetensors"])
+def test_a_state_on_meta_is_refused_and_assigning_fills_the_model(tmp_path, suffix):
+    saved = torch.nn.Linear(20, 30)
+    path = tmp_path / f"x.{suffix}"
+    gdsdata.save(saved.state_dict(), path)
+    model = model_on_meta()
+    with pytest.raises(ValueError, match="^weight is on the meta device.*assign=True") as caught:
+        gdsdata.load(path, into=model.state_dict())
+    advice = re.search(r"model\.load_state_dict\(.*assign=True\)", str(caught.value))[0]
+    eval(advice.replace("device=...", "device='cpu'"), {"gdsdata": gdsdata, "model": model})
+    assert torch.equal(model.weight, saved.weight) and torch.equal(model.bias, saved.bias)
+    assert isinstance(model.weight, torch.nn.Parameter) and not model.weight.is_meta
+
+
+def test_a_state_with_one_tensor_on_meta_changes_nothing(tmp_path):
+    gdsdata.save({"a": torch.ones(3), "b": torch.ones(3)}, tmp_path / "x.pt")
+    into = {"a": torch.zeros(3), "b": torch.zeros(3, device="meta")}
+    with pytest.raises(ValueError, match="^b is on the meta device"):
+        gdsdata.load(tmp_path / "x.pt", into=into)
+    assert not into["a"].any()
+
+
+def test_a_restore_into_a_model_on_meta_is_refused(checkpointer):
+    checkpointer.save(3, {"model": torch.nn.Linear(20, 30)})
+    with pytest.raises(ValueError, match=r"model\.weight is on the meta device.*to_empty"):
+        checkpointer.restore({"model": model_on_meta()})
+
+
+def test_a_tensor_on_meta_is_never_read_into(tmp_path):
+    gdsdata.save({"a": torch.ones(3)}, tmp_path / "x.pt")
+    stored = layout_torch.unpickle_structure(layout_torch.open_archive(OpenFile(str(tmp_path / "x.pt"))))["a"]
+    with pytest.raises(ValueError, match="^a is on the meta device"):
+        Reading(gdsdata.EngineOptions(), verify=False).tensor_into(torch.zeros(3, device="meta"), stored, "a")
+
+
+@pytest.fixture
+def process_group():
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("process_group")
+def test_a_dcp_load_of_a_state_on_meta_fills_the_state_as_torch_does(tmp_path):
+    saved = {"a": torch.randn(20, 30)}
+    dcp.save(dict(saved), storage_writer=gdsdata.GDSStorageWriter(tmp_path), no_dist=True)
+    for planner in (None, gdsdata.GDSLoadPlanner()):
+        found = {"a": torch.zeros(20, 30, device="meta")}
+        dcp.load(found, storage_reader=gdsdata.GDSStorageReader(tmp_path), planner=planner, no_dist=True)
+        assert torch.equal(found["a"], saved["a"])
+
+
+# ------------------------------------------------------------------------------------------------ single tensors
+
+
+def test_tensors_are_written_and_read_by_the_engine_of_their_options(tmp_path):
+    options = gdsdata.EngineOptions(workers=1, queue_depth=7, backend="posix")
+    from gdsdata.engine import shared_engine
+
+    counted = shared_engine(options, torch.device("cpu"))
+    before = counted.statistics()["transfers"]
+    gdsdata.write_tensor(STATE["a"], tmp_path / "x", options=options)
+    written_by_it = counted.statistics()["transfers"]
+    found = gdsdata.read_tensor(tmp_path / "x", torch.float32, (3000,), options=options)
+    assert torch.equal(found, STATE["a"])
+    assert before < written_by_it < counted.statistics()["transfers"]
+
+
+def test_what_is_no_tensor_is_refused_by_name(tmp_path):
+    with pytest.raises(TypeError, match="a value of type ndarray is no tensor to write: give a torch.Tensor"):
+        gdsdata.write_tensor(np.ones(3), tmp_path / "x")
+    with gdsdata.Engine() as engine:
+        with pytest.raises(TypeError, match="a value of type ndarray is no tensor to read into"):
+            engine.read(tmp_path / "x", np.ones(3))
+        with pytest.raises(TypeError, match="a value of type list is no tensor to write"):
+            engine.write(tmp_path / "x", [1.0])
