@@ -43,19 +43,21 @@ direct_refusals = _engine.direct_refusals
 noted_fallbacks = _engine.noted_fallbacks
 cufile_dma_is_possible = _engine.cufile_dma_is_possible
 
-# DLPack's type codes (dlpack.h): 0 int, 1 uint, 2 float, 4 bfloat, 5 complex, 6 bool, and one for each float of 8 bits.
+# DLPack's type codes (dlpack.h): 0 int, 1 uint, 2 float, 4 bfloat, 5 complex, 6 bool, and one for each smaller float; with
+# the bits of an element, and how many of them torch counts as one.
 _DLPACK_TYPES = {
-    **{getattr(torch, f"int{bits}"): (0, bits) for bits in (8, 16, 32, 64)},
-    **{getattr(torch, f"uint{bits}"): (1, bits) for bits in (8, 16, 32, 64)},
-    **{getattr(torch, f"float{bits}"): (2, bits) for bits in (16, 32, 64)},
-    **{getattr(torch, f"complex{bits}"): (5, bits) for bits in (64, 128)},
-    torch.bfloat16: (4, 16),
-    torch.bool: (6, 8),
-    torch.float8_e4m3fn: (10, 8),
-    torch.float8_e4m3fnuz: (11, 8),
-    torch.float8_e5m2: (12, 8),
-    torch.float8_e5m2fnuz: (13, 8),
-    torch.float8_e8m0fnu: (14, 8),
+    **{getattr(torch, f"int{bits}"): (0, bits, 1) for bits in (8, 16, 32, 64)},
+    **{getattr(torch, f"uint{bits}"): (1, bits, 1) for bits in (8, 16, 32, 64)},
+    **{getattr(torch, f"float{bits}"): (2, bits, 1) for bits in (16, 32, 64)},
+    **{getattr(torch, f"complex{bits}"): (5, bits, 1) for bits in (64, 128)},
+    torch.bfloat16: (4, 16, 1),
+    torch.bool: (6, 8, 1),
+    torch.float8_e4m3fn: (10, 8, 1),
+    torch.float8_e4m3fnuz: (11, 8, 1),
+    torch.float8_e5m2: (12, 8, 1),
+    torch.float8_e5m2fnuz: (13, 8, 1),
+    torch.float8_e8m0fnu: (14, 8, 1),
+    torch.float4_e2m1fn_x2: (17, 4, 2),
 }
 # Well below the system's own limit of mappings a process (65530), which others need too.
 _MOST_MAPPED_FILES = 30_000
@@ -390,7 +392,6 @@ def make_batches(
         step *= size
     if not sample.fortran_order:
         strides.reverse()
-    type_code, type_bits = _DLPACK_TYPES[dtype]
     batches = _engine.Batches(
         engine,
         files,
@@ -399,8 +400,7 @@ def make_batches(
         sample_bytes=sample.bytes,
         batch_samples=batch_samples,
         conversion=conversion,
-        type_code=type_code,
-        type_bits=type_bits,
+        type=_DLPACK_TYPES[dtype],
         sample_shape=list(sample.shape),
         sample_strides=strides,
         stall_timeout_s=stall_timeout_s,

@@ -103,11 +103,13 @@ std::vector<uint32_t> Group::checksums() const {
   std::vector<uint32_t> joined;
   size_t part = 0;
   for (const Transfer& transfer : transfers) {
-    uint32_t checksum = 0;  // of no bytes
+    uint32_t sum = 0;  // of no bytes
     for (uint64_t done = 0; done < transfer.length; done += parts_[part++].length) {
-      checksum = crc32_joined(checksum, part_checksums_[part], parts_[part].length);
+      const uint64_t length = parts_[part].length;
+      sum = this->checksum == Checksum::kCrc32c ? crc32c_joined(sum, part_checksums_[part], length)
+                                                : crc32_joined(sum, part_checksums_[part], length);
     }
-    joined.push_back(checksum);
+    joined.push_back(sum);
   }
   return joined;
 }
@@ -377,7 +379,7 @@ void Engine::submit(std::shared_ptr<Group> group, bool helped) {
   for (const Transfer& transfer : group->transfers) {
     joined_bytes = split(transfer, part_bytes, group->conversion, group->parts_, write ? joined_bytes : 0);
   }
-  group->part_checksums_.assign(group->with_checksums ? group->parts_.size() : 0, 0);
+  group->part_checksums_.assign(group->checksum != Checksum::kNone ? group->parts_.size() : 0, 0);
   // Of what is written, each segment is full: it may be in one piece in the file.
   const uint64_t most_in_segment = write ? part_bytes + kCutBytes : segment_bytes;
   std::vector<Segment> segments;

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/crc32.h"
 #include "base/file.h"
 #include "base/types.h"
 #include "device/device.h"
@@ -35,7 +36,8 @@ class Group {
   Priority priority = Priority::kTraining;
   bool patient = false;  // nobody waits for it soon: a worker more will do, rather than all that have nothing to do
   Events before;  // device memory is touched behind these only
-  bool with_checksums = false;  // without conversion; taken on the way, so that all of it passes the host
+  // Of each transfer, without conversion; taken on the way, so that all of it passes the host. Of writes CRC-32 alone.
+  Checksum checksum = Checksum::kNone;
   // Called once, when all transfers have ended, on the worker that ended the last one, and let go after that:
   // what it holds lives as long as the group is in flight. Must not block. Set anew for each submit.
   std::function<void()> on_done;
@@ -45,7 +47,7 @@ class Group {
   RouteBytes bytes;
   // Copies to the device that were asked for and may still be under way: its bytes are there behind these.
   Events copies() const;
-  // With checksums and without an error: the CRC-32 of each transfer.
+  // With checksums and without an error: that of each transfer.
   std::vector<uint32_t> checksums() const;
 
   // What has not been started need not be: its transfers end without being done.
@@ -62,7 +64,7 @@ class Group {
 
   std::vector<Transfer> parts_;  // the transfers, cut to what a backend takes
   std::vector<uint32_t> part_checksums_;
-  bool is_short_ = false;     // a read of kShortReadBytes at most
+  bool is_short_ = false;  // a read of kShortReadBytes at most
   bool past_caches_ = false;  // what is copied out of the page cache goes past the processor's caches
   std::atomic<size_t> open_segments_{0};
   std::atomic<uint64_t> requests_given_{0}, requests_completed_{0};  // to a backend, and by it: Engine::progress_of

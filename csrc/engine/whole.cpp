@@ -22,7 +22,7 @@ std::shared_ptr<Group> group_of(Direction direction, std::shared_ptr<FileTable> 
 Moved move(Engine& engine, Direction direction, std::shared_ptr<FileTable> files, std::vector<Transfer> transfers,
            bool with_checksums, const Caller& caller) {
   const auto group = group_of(direction, std::move(files), std::move(transfers), caller);
-  group->with_checksums = with_checksums;
+  group->checksum = with_checksums ? Checksum::kCrc32 : Checksum::kNone;
   engine.run(group, caller.poll, caller.stall_timeout);
   return {with_checksums ? group->checksums() : std::vector<uint32_t>(), group->bytes};
 }

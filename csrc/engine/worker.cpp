@@ -224,7 +224,9 @@ bool Worker::start(Active& active) {
 // Moves what a backend is to bring to the device by itself to the end of the parts, and to device_left_.
 std::span<Transfer> Worker::for_staging(Active& active, std::span<Transfer> parts) {
   const Group& group = *active.segment.group;
-  if (selection_.device_backend.empty() || active.segment.retried || group.with_checksums) return parts;
+  if (selection_.device_backend.empty() || active.segment.retried || group.checksum != Checksum::kNone) {
+    return parts;
+  }
   const bool ask_memory = group.direction == Direction::kRead && options_.io.direct != DirectMode::kAlways;
   const auto for_host = [&](const Transfer& part) {
     return ask_memory && active.file(part.file).residency(part.offset, part.length) == File::Residency::kAll;
@@ -433,7 +435,8 @@ void Worker::request_writes(Active& active, std::span<const Transfer> left) {
   };
   uint64_t joined_bytes = 0;
   for (size_t i = 0; i < left.size(); ++i) {  // with checksums, these are all parts of the segment
-    uint32_t* checksum = group.with_checksums ? &group.part_checksums_[active.segment.first_part + i] : nullptr;
+    uint32_t* checksum =
+        group.checksum != Checksum::kNone ? &group.part_checksums_[active.segment.first_part + i] : nullptr;
     parts_.clear();
     joined_bytes = split(left[i], most_bytes, group.conversion, parts_, goes_on_with(left[i]) ? joined_bytes : 0);
     for (const Transfer& part : parts_) {
@@ -615,10 +618,10 @@ void Worker::copy_to_device(Active& active) {
 void Worker::take_checksums(const Active& active) {
   const Segment& segment = active.segment;
   Group& group = *segment.group;
-  if (!group.with_checksums || group.direction == Direction::kWrite || active.error) return;
+  if (group.checksum == Checksum::kNone || group.direction == Direction::kWrite || active.error) return;
   if (group.abandoned_.load(std::memory_order_relaxed)) return;
   for (size_t i = segment.first_part; i < segment.first_part + segment.part_count; ++i) {
-    group.part_checksums_[i] = crc32(group.parts_[i].memory, group.parts_[i].length);
+    group.part_checksums_[i] = checksum_of(group.checksum, group.parts_[i].memory, group.parts_[i].length);
   }
 }
 

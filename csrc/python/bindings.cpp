@@ -42,6 +42,13 @@ DirectMode direct_mode(const std::string& name) {
   throw py::value_error("direct must be 'auto', 'always' or 'never', not '" + name + "'");
 }
 
+Checksum checksum_of(const std::string& name) {
+  if (name == "none") return Checksum::kNone;
+  if (name == "crc32") return Checksum::kCrc32;
+  if (name == "crc32c") return Checksum::kCrc32c;
+  throw py::value_error("unknown checksum '" + name + "'");
+}
+
 Conversion conversion_of(const std::string& name) {
   static const std::map<std::string, Conversion> kNames = {
       {"none", Conversion::kNone},           {"u8_to_i64", Conversion::kU8ToI64},
@@ -226,11 +233,15 @@ std::shared_ptr<FileTable> make_file_table(const std::vector<std::string>& paths
 class Batches {
  public:
   Batches(std::shared_ptr<Engine> engine, std::shared_ptr<FileTable> files, std::shared_ptr<BufferPool> pool,
-          size_t slots, uint64_t sample_bytes, size_t batch_samples, const std::string& conversion, uint8_t type_code,
-          uint8_t type_bits, std::vector<int64_t> sample_shape, std::vector<int64_t> sample_strides,
-          double stall_timeout_s, std::shared_ptr<Residence> residence)
+          size_t slots, uint64_t sample_bytes, size_t batch_samples, const std::string& conversion,
+          const std::tuple<uint8_t, uint8_t, uint16_t>& type, std::vector<int64_t> sample_shape,
+          std::vector<int64_t> sample_strides, double stall_timeout_s, std::shared_ptr<Residence> residence)
       : device_(engine->device()),
-        layout_{type_code, type_bits, std::move(sample_shape), std::move(sample_strides), 1, {kDLCPU, 0}} {
+        layout_{std::make_from_tuple<DLDataType>(type),
+                std::move(sample_shape),
+                std::move(sample_strides),
+                1,
+                {kDLCPU, 0}} {
     if (!device_->host_addressable()) layout_.device = {kDLCUDA, device_->ordinal()};
     for (const int64_t size : layout_.sample_shape) layout_.sample_elements *= size;
     PrefetchOptions options;
@@ -334,6 +345,10 @@ auto waiting(py::object memory, const Call& call) {
   }
 }
 
+Array<uint32_t> array_of(const std::vector<uint32_t>& values) {
+  return Array<uint32_t>(static_cast<py::ssize_t>(values.size()), values.data());
+}
+
 // A read on its way. Keeps `memory`, an object of Python's, until nothing is written there any more.
 class BegunRead {
  public:
@@ -357,6 +372,12 @@ class BegunRead {
   py::dict routes() const {
     if (error_) throw Failure(*error_);
     return by_route(pending_.group().bytes);
+  }
+
+  // The same, if checksums were asked for: one of each transfer.
+  Array<uint32_t> checksums() const {
+    if (error_) throw Failure(*error_);
+    return array_of(pending_.group().checksums());
   }
 
   void cancel() { pending_.cancel(); }
@@ -432,10 +453,6 @@ std::vector<Transfer> transfers_of(size_t files, const Array<int32_t>& file, con
   return transfers;
 }
 
-Array<uint32_t> array_of(const std::vector<uint32_t>& values) {
-  return Array<uint32_t>(static_cast<py::ssize_t>(values.size()), values.data());
-}
-
 }  // namespace
 
 PYBIND11_MODULE(_engine, module) {
@@ -494,15 +511,16 @@ PYBIND11_MODULE(_engine, module) {
           "begin_read",
           [](std::shared_ptr<Engine> engine, std::shared_ptr<FileTable> files, const Array<int32_t>& file,
              const Array<int64_t>& offset, const Array<int64_t>& length, const Array<uint64_t>& address,
-             const Mark& before, py::object memory, const std::string& conversion) {
+             const Mark& before, py::object memory, const std::string& conversion, const std::string& checksum) {
             std::vector<Transfer> transfers = transfers_of(files->size(), file, offset, length, address);
             Caller caller = caller_of(0, before, /*background=*/false);
             auto group = group_of_reads(std::move(files), std::move(transfers), caller);
             group->conversion = conversion_of(conversion);
+            group->checksum = checksum_of(checksum);
             return std::make_unique<BegunRead>(std::move(engine), std::move(group), std::move(memory));
           },
           py::arg("files"), py::arg("file"), py::arg("offset"), py::arg("length"), py::arg("address"),
-          py::arg("before"), py::arg("memory"), py::arg("conversion") = "none")
+          py::arg("before"), py::arg("memory"), py::arg("conversion") = "none", py::arg("checksum") = "none")
       .def("begin_range", &begin_range)
       .def(
           "write_range",
@@ -543,6 +561,7 @@ PYBIND11_MODULE(_engine, module) {
       .def("wait", &BegunRead::wait, py::arg("seconds"))
       .def("progress", &BegunRead::progress)
       .def("routes", &BegunRead::routes)
+      .def("checksums", &BegunRead::checksums)
       .def("cancel", &BegunRead::cancel)
       .def("let_go", py::overload_cast<>(&BegunRead::let_go));
 
@@ -610,12 +629,11 @@ PYBIND11_MODULE(_engine, module) {
 
   py::class_<Batches>(module, "Batches")
       .def(py::init<std::shared_ptr<Engine>, std::shared_ptr<FileTable>, std::shared_ptr<BufferPool>, size_t, uint64_t,
-                    size_t, const std::string&, uint8_t, uint8_t, std::vector<int64_t>, std::vector<int64_t>, double,
-                    std::shared_ptr<Residence>>(),
+                    size_t, const std::string&, const std::tuple<uint8_t, uint8_t, uint16_t>&, std::vector<int64_t>,
+                    std::vector<int64_t>, double, std::shared_ptr<Residence>>(),
            py::arg("engine"), py::arg("files"), py::arg("pool"), py::kw_only(), py::arg("slots"),
-           py::arg("sample_bytes"), py::arg("batch_samples"), py::arg("conversion"), py::arg("type_code"),
-           py::arg("type_bits"), py::arg("sample_shape"), py::arg("sample_strides"), py::arg("stall_timeout_s"),
-           py::arg("residence"))
+           py::arg("sample_bytes"), py::arg("batch_samples"), py::arg("conversion"), py::arg("type"),
+           py::arg("sample_shape"), py::arg("sample_strides"), py::arg("stall_timeout_s"), py::arg("residence"))
       .def("plan", &Batches::plan, py::arg("files"), py::arg("offsets"), py::arg("sizes"))
       .def("next", &Batches::next, py::arg("stream") = 0)
       .def_property_readonly("leased", &Batches::leased)

@@ -35,7 +35,7 @@ pybind11::capsule to_dlpack(const TensorLayout& layout, std::unique_ptr<Lease> l
   view.data = lease->data() + offset;
   view.device = layout.device;
   view.ndim = static_cast<int32_t>(dimensions);
-  view.dtype = {layout.type_code, layout.type_bits, 1};
+  view.dtype = layout.type;
   view.shape = numbers.data();
   view.strides = numbers.data() + dimensions;
   tensor->lease = std::move(lease);

@@ -14,8 +14,7 @@ namespace gdsdata {
 
 // What a batch looks like: its elements, and one sample's shape and strides (in elements).
 struct TensorLayout {
-  uint8_t type_code = kDLUInt;
-  uint8_t type_bits = 8;
+  DLDataType type{kDLUInt, 8, 1};
   std::vector<int64_t> sample_shape;
   std::vector<int64_t> sample_strides;
   int64_t sample_elements = 0;

@@ -271,6 +271,32 @@ TEST(Crc32, OfPartsIsThatOfTheWhole) {
   }
 }
 
+TEST(Crc32c, IsThatOfTheRfcOfAnyLengthAndAlignment) {
+  const char* digits = "123456789";
+  EXPECT_EQ(crc32c(reinterpret_cast<const std::byte*>(digits), 9), 0xE3069283u) << "the value that RFC 3720 implies";
+  const std::vector<std::byte> zeros(32);  // its appendix B.4
+  EXPECT_EQ(crc32c(zeros.data(), zeros.size()), 0x8A9136AAu);
+  const Bytes bytes = random_bytes(40'000, 1);
+  for (size_t length = 0; length < 300; ++length) {
+    for (const size_t offset : {0, 1, 15}) {
+      ASSERT_EQ(crc32c(bytes.data() + offset, length), crc32c_by_table(bytes.data() + offset, length)) << length;
+    }
+  }
+  for (const size_t length : {6143, 6144, 6145, 12'287, 12'288, 18'500, 39'990}) {  // one lane, three, and some rest
+    EXPECT_EQ(crc32c(bytes.data() + 3, length, 77), crc32c_by_table(bytes.data() + 3, length, 77)) << length;
+  }
+}
+
+TEST(Crc32c, OfPartsIsThatOfTheWhole) {
+  const Bytes bytes = random_bytes(100'003, 2);
+  const uint32_t whole = crc32c(bytes.data(), bytes.size());
+  for (const size_t cut : {size_t{0}, size_t{1}, size_t{4096}, size_t{65537}, bytes.size() - 1, bytes.size()}) {
+    const uint32_t first = crc32c(bytes.data(), cut), second = crc32c(bytes.data() + cut, bytes.size() - cut);
+    EXPECT_EQ(crc32c_joined(first, second, bytes.size() - cut), whole) << "cut at " << cut;
+    EXPECT_EQ(crc32c(bytes.data() + cut, bytes.size() - cut, first), whole) << "cut at " << cut;
+  }
+}
+
 TEST(Mapping, TurnsATruncatedFileIntoAMarkNotASignal) {
   TemporaryFolder folder;
   const std::string path = folder.write("a", random_bytes(1 << 20, 1));

@@ -133,7 +133,7 @@ TEST_P(EngineOverFaults, MovesManyGroupsAtOnceWithoutMixingThem) {
     std::atomic<size_t> ended{0};
     for (Job& job : jobs) {
       job.group->files = files;
-      job.group->with_checksums = round < 2;
+      job.group->checksum = round < 2 ? Checksum::kCrc32 : Checksum::kNone;
       for (int i = 0; i < 30; ++i) {
         const uint32_t file = random() % 5 == 0 ? 1 : 0;
         const uint64_t size = file == 0 ? a.size() : b.size();

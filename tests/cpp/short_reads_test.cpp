@@ -139,7 +139,7 @@ TEST_F(ShortReads, OfWhatThePageCacheLacksAreTheWorkers) {
   drop_from_page_cache(path_);
   std::ifstream(path_).get();  // its first pages are there again
   const auto group = read_into(memory, files_, kShortReadBytes);
-  group->with_checksums = true;
+  group->checksum = Checksum::kCrc32;
   engine->run(group);
   EXPECT_LT(group->bytes[Route::kPageCache], kShortReadBytes);
   EXPECT_EQ(counted(group->bytes), kShortReadBytes);

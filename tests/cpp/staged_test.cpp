@@ -97,7 +97,7 @@ TEST_P(StagedOverFaults, ReadsManyGroupsAtOnceAndTouchesNothingBeside) {
     Ended ended;
     for (Reads& job : jobs) {
       job.group->on_done = ended.one();
-      job.group->with_checksums = round < 2;
+      job.group->checksum = round < 2 ? Checksum::kCrc32 : Checksum::kNone;
     }
     for (Reads& job : jobs) engine->submit(job.group);
     ASSERT_TRUE(ended.wait_for(jobs.size()));
@@ -195,7 +195,7 @@ TEST_P(StagedOverFaults, WritesManyPartsFromAnywhereOnTheDevice) {
   }
   std::shuffle(group->transfers.begin(), group->transfers.end(), random);
   set_delay_us(3000);
-  group->with_checksums = true;
+  group->checksum = Checksum::kCrc32;
   group->before = {memory.fill_later(content)};
   ASSERT_TRUE(run(engine, group));
   ASSERT_FALSE(group->error) << group->error->message;
