@@ -14,7 +14,7 @@ from gdsdata import GDSDataset
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.formats import Npy, Safetensors, recognise
 from gdsdata.formats.fields import Field, FieldIndex
-from gdsdata.formats.safetensors_header import DTYPES
+from gdsdata.formats.safetensors_header import DTYPES, PACKED
 
 save_file = pytest.importorskip("safetensors.torch").save_file
 
@@ -56,7 +56,7 @@ class TestRows:
         x = random_of(dtype, 10, 3, 2)
         path = tmp_path / "a.safetensors"
         (name,) = (name for name, known in DTYPES.items() if known == dtype)
-        about = {"dtype": name, "shape": [10, 3, 2], "data_offsets": [1, 1 + x.nbytes]}
+        about = {"dtype": name, "shape": [10, 3, 2 * PACKED.get(name, 1)], "data_offsets": [1, 1 + x.nbytes]}
         odd = {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}  # x lies at no multiple of its elements
         path.write_bytes(header_of({"x": about, "odd": odd}) + b"!" + x.view(torch.uint8).numpy().tobytes())
         assert same_bits(torch.cat(batches_of(path, Safetensors("rows", "x"))), x)
@@ -205,7 +205,7 @@ class TestDamage:
             ({"x": {**GOOD, "shape": [True, 2]}}, 8, "a size or an offset that is none"),
             ({"x": {**GOOD, "shape": [2**63, 0], "data_offsets": [0, 0]}}, 0, "a size or an offset that is none"),
             ({"x": {**GOOD, "shape": [1] * 65}}, 8, "has 65 axes"),
-            ({"x": {**GOOD, "dtype": "F4"}}, 8, "which torch does not have"),
+            ({"x": {**GOOD, "dtype": "F5"}}, 8, "which torch does not have"),
             ({"x": {**GOOD, "dtype": []}}, 8, "is not one of safetensors"),
             (["x"], 8, "is not one of safetensors"),
         ],

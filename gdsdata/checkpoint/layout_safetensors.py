@@ -21,7 +21,7 @@ from gdsdata.checkpoint.reading import Record, Stored, bytes_of
 from gdsdata.checkpoint.writing import Writing, reached
 from gdsdata.errors import CorruptData
 from gdsdata.formats import safetensors_header
-from gdsdata.formats.safetensors_header import DTYPES, LENGTH_BYTES, Tensor
+from gdsdata.formats.safetensors_header import DTYPES, LENGTH_BYTES, PACKED, Tensor
 from gdsdata.options import EngineOptions
 
 CHECKSUMS = "gdsdata_crc32"
@@ -47,7 +47,10 @@ def save(tensors: Mapping[str, torch.Tensor], path: str, options: EngineOptions)
         for name, one in zip(names, flat, strict=True):
             tensor = tensors[name]
             offsets = [begin, begin + one.nbytes]
-            about[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": offsets}
+            code, shape = _NAMES[tensor.dtype], list(tensor.shape)
+            if code in PACKED:
+                shape[-1] *= PACKED[code]
+            about[name] = {"dtype": code, "shape": shape, "data_offsets": offsets}
             begin += one.nbytes
         return json.dumps(about, separators=(",", ":")).encode()
 
@@ -76,6 +79,11 @@ def _check(tensors: Mapping[str, torch.Tensor]) -> None:
             raise ValueError(f"{name} is a {kind} and no plain tensor, which is what safetensors files hold: {instead}")
         if tensor.dtype not in _NAMES:
             raise ValueError(f"{name} is of {tensor.dtype}, which safetensors files do not have: {instead}")
+        if _NAMES[tensor.dtype] in PACKED and not tensor.shape:
+            raise ValueError(
+                f"{name} is a single {tensor.dtype}, and safetensors files count its halves along an axis: reshape it "
+                f"to (1,), or {instead}"
+            )
         if tensor.numel() > 0:
             steps = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
             first = tensor.data_ptr()
@@ -147,19 +155,21 @@ def read_header(file: OpenFile, begin: int = 0) -> dict[str, Stored]:
     }
 
 
-def _checksums(metadata: Any, path: str) -> dict[str, int]:
+def _checksums(metadata: Mapping[str, str], path: str) -> dict[str, int]:
     """By tensor.
 
     Raises:
         CorruptData: what stands there are none.
     """
+    instead = "write the file again"
     try:
         checksums = json.loads(metadata.get(CHECKSUMS, "{}"))
         lost = [name for name, crc32 in checksums.items() if type(crc32) is not int]
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise CorruptData(f"'{path}': its header is not one of safetensors: {error!r}", path) from error
+        message = f"'{path}': {CHECKSUMS} in its header is no JSON of checksums ({error}): {instead}"
+        raise CorruptData(message, path) from error
     if lost:
-        raise CorruptData(f"'{path}': tensor {lost[0]!r} has a checksum that is none", path)
+        raise CorruptData(f"'{path}': tensor {lost[0]!r} has a checksum that is none: {instead}", path)
     return checksums
 
 
