@@ -43,8 +43,8 @@ direct_refusals = _engine.direct_refusals
 noted_fallbacks = _engine.noted_fallbacks
 cufile_dma_is_possible = _engine.cufile_dma_is_possible
 
-# DLPack's type codes (dlpack.h): 0 int, 1 uint, 2 float, 4 bfloat, 5 complex, 6 bool, and one for each smaller float; with
-# the bits of an element, and how many of them torch counts as one.
+# DLPack's types (dlpack.h): a code (0 int, 1 uint, 2 float, 4 bfloat, 5 complex, 6 bool, and one for each smaller
+# float), the bits of an element, and how many elements torch counts as one.
 _DLPACK_TYPES = {
     **{getattr(torch, f"int{bits}"): (0, bits, 1) for bits in (8, 16, 32, 64)},
     **{getattr(torch, f"uint{bits}"): (1, bits, 1) for bits in (8, 16, 32, 64)},

@@ -102,7 +102,9 @@ class TestLeaves:
     @pytest.mark.parametrize("format", ["str", "bytes", "jpeg", "pil", "jpeg_array", "tif", "video:mp4", "my_own"])
     def test_text_media_and_own_serializers_are_their_bytes(self, tmp_path, format):
         values = [b"", b"a", b"bc" * 500]
-        index = LitData().index([write(tmp_path, (0, 0), [format] * 2, [[[v, v[::-1]] for v in values]])])
+        own = ("my_own", "other")
+        path = write(tmp_path, (0, 0), [format] * 2, [[[v, v[::-1]] for v in values]])
+        index = LitData(serializers=own).index([path])
         assert (index.fields[0].dtype, index.fields[0].shape) == (None, None)
         assert read_column(index, "0") == values
         assert read_column(index, "1") == [value[::-1] for value in values]
@@ -298,6 +300,13 @@ class TestIndexJson:
         with pytest.raises(CorruptData, match="no path below this folder|filename is .* not of type str"):
             LitData().index([path])
 
+    @pytest.mark.parametrize("tokens", [False, True])
+    def test_a_missing_shard_is_named_with_the_index_that_lists_it(self, tmp_path, tokens):
+        path = write_tokens(tmp_path, [[5], [6]]) if tokens else write_plain(tmp_path)
+        (tmp_path / "chunk-0-1.bin").unlink()
+        with pytest.raises(FileNotFoundError, match=rf"{path} lists it: fetch this shard.*chunk-0-1.bin"):
+            LitData(window_tokens=2 if tokens else None).index([path])
+
     def test_rows_of_arrow_are_told_from_damage(self, tmp_path):
         path = write_index(tmp_path, [pack_shard([b"", b""]) + b"arrow" + b"LDARW01\0"], [2], {"a": 0}, ["str"])
         with pytest.raises(ValueError, match="has rows of Arrow behind each shard, which cannot be read") as caught:
@@ -318,6 +327,11 @@ class TestIndexJson:
             (["config", "data_format", 0], "no_header_tensor:10", "leaf 'image' has the unknown dtype"),
             (["config", "data_format", 0], "no_header_numpy:14", "leaf 'image' has the unknown dtype"),
             (["config", "data_format", 0], "no_header_numpy:-1", "leaf 'image' has the unknown dtype"),
+            (["config", "data_format", 2], "strn", "leaf 'text' has the data_format 'strn', which LitData does not"),
+            (["config", "data_format", 2], "my_own", r"have its bytes with LitData\(serializers=\('my_own',\)\)"),
+            (["config", "data_format", 2], "", "leaf 'text' has the data_format ''"),
+            (["config", "data_format", 2], "pickle:5", "leaf 'text' holds pickles"),
+            (["config", "data_format", 2], "graph:pickle", "leaf 'text' holds pickles"),
             (["config", "data_format"], ["int"] * 2, "data_spec names 3 leaves .*, and data_format has 2"),
             (["config", "data_spec"], "{", "data_spec is no tree"),
             (["config", "data_spec"], LONG_NAMES, "a leaf's name of 2000000 characters"),

@@ -1,8 +1,10 @@
 """MDS: where each column of each sample lies, and what is refused with which words."""
 
 import bz2
+import contextlib
 import errno
 import gzip
+import hashlib
 import json
 import os
 import sys
@@ -10,6 +12,7 @@ import tracemalloc
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -308,6 +311,9 @@ class TestIndexJson:
         ("way", "value", "message"),
         [
             (["version"], 1, "version 1 of MDS"),
+            (["version"], 9, "version 9 of MDS"),
+            (["shards", 1, "version"], 9, "lists a shard of version 9 of MDS: write it with version 2"),
+            (["shards", 0, "version"], ..., "version is None, not of type int"),
             (["version"], ..., "version is None, not of type int"),
             (["shards"], {}, "shards is {}, not of type list"),
             (["shards"], [], "lists no shards"),
@@ -367,8 +373,10 @@ class TestIndexJson:
     def test_a_missing_shard_is_named(self, tmp_path):
         path = write_plain(tmp_path)
         (tmp_path / "shard.00001.mds").unlink()
-        with pytest.raises(FileNotFoundError, match="shard.00001.mds"):
+        said = rf"{path} lists it: fetch this shard.*shard.00001.mds"
+        with pytest.raises(FileNotFoundError, match=said) as caught:
             Mds().index([path])
+        assert caught.value.filename == str(tmp_path / "shard.00001.mds")
 
 
 class TestDamage:
@@ -464,6 +472,18 @@ def pack_shards(folder, compression: str) -> str:
     return str(folder / "index.json")
 
 
+def _damaged_for_nothing_to_notice(packed: bytes, zstandard: Any) -> bytes:
+    """A frame with a bit changed, which unpacks to as many bytes, but not to the same ones."""
+    whole = zstandard.ZstdDecompressor().decompress(packed)
+    for at in reversed(range(len(packed))):
+        changed = packed[:at] + bytes([packed[at] ^ 1]) + packed[at + 1 :]
+        with contextlib.suppress(zstandard.ZstdError):
+            found = zstandard.ZstdDecompressor().decompress(changed)
+            if len(found) == len(whole) and found != whole:
+                return changed
+    raise AssertionError("zstd notices everything")
+
+
 @pytest.mark.filterwarnings("ignore:gdsdata. .* compressed shards were unpacked")
 class TestCompressed:
     """Shards that are compressed as a whole are unpacked once."""
@@ -484,6 +504,48 @@ class TestCompressed:
         assert_within_files(index)
         assert {os.path.dirname(path) for path in index.paths} == {str(tmp_path / "kept")}
         assert len(os.listdir(tmp_path / "kept")) == 2
+
+    def test_a_missing_compressed_shard_is_named_with_the_index_that_lists_it(self, data, tmp_path):
+        source = pack_shards(data, "gz")
+        (data / "shard.00001.mds.gz").unlink()
+        with pytest.raises(FileNotFoundError, match=rf"{source} lists it: fetch this shard.*shard.00001.mds.gz"):
+            Mds(unpacked=str(tmp_path / "kept")).index([source])
+
+    @pytest.mark.parametrize("algorithm", ["sha1", "sha256", "blake2b"])
+    def test_damage_that_zstd_does_not_notice_is_found_by_the_hash(self, data, tmp_path, algorithm):
+        zstandard = pytest.importorskip("zstandard")
+        hashed = {path.name: hashlib.new(algorithm, path.read_bytes()).hexdigest() for path in data.glob("*.mds")}
+        source = pack_shards(data, "zstd")
+        for i, name in enumerate(sorted(hashed)):
+            said = {algorithm: hashed[name].upper()}
+            edit_json(data / "index.json", set_at(["shards", i, "raw_data", "hashes"], said))
+        kept = Mds(unpacked=str(tmp_path / "kept"))
+        assert read_column(kept.index([source]), "text") == self.expected()
+        shard = data / "shard.00001.mds.zstd"
+        shard.write_bytes(_damaged_for_nothing_to_notice(shard.read_bytes(), zstandard))
+        with pytest.raises(CorruptData, match=rf"its {algorithm} is .*, and index.json says .*write") as caught:
+            kept.index([source])
+        assert caught.value.path == str(shard)
+        assert len(os.listdir(tmp_path / "kept")) == 2, "what was unpacked wrongly is left"
+
+    def test_a_hash_that_cannot_be_computed_here_is_passed_over(self, data, tmp_path):
+        source = pack_shards(data, "gz")
+        edit_json(data / "index.json", set_at(["shards", 0, "raw_data", "hashes"], {"shake_0": "1", "md0": "2"}))
+        assert read_column(Mds(unpacked=str(tmp_path / "kept")).index([source]), "text") == self.expected()
+
+    @pytest.mark.parametrize("change", [lambda data: data[:-1], lambda data: data + b"\0"])
+    def test_a_compressed_shard_of_another_size_is_corrupt(self, data, tmp_path, change):
+        """A checksum that is cut off is missed by no decoder."""
+        zstandard = pytest.importorskip("zstandard")
+        source = pack_shards(data, "zstd")
+        shard = data / "shard.00000.mds.zstd"
+        raw = zstandard.ZstdDecompressor().decompress(shard.read_bytes())
+        shard.write_bytes(zstandard.ZstdCompressor(write_checksum=True).compress(raw))
+        edit_json(data / "index.json", set_at(["shards", 0, "zip_data", "bytes"], shard.stat().st_size))
+        shard.write_bytes(change(shard.read_bytes()))
+        with pytest.raises(CorruptData, match=r"index.json says [0-9]+ bytes, and it has [0-9]+") as caught:
+            Mds(unpacked=str(tmp_path / "kept")).index([source])
+        assert caught.value.path == str(shard)
 
     @pytest.mark.parametrize("where", ["user", "beside"])
     def test_they_are_kept_where_they_are_asked_for(self, data, tmp_path, monkeypatch, where):

@@ -277,8 +277,10 @@ class TestPaths:
     def test_a_pair_without_one_of_its_files_is_refused(self, tmp_path, missing):
         path = write_pair(tmp_path, "a", [5])
         os.remove(tmp_path / missing)
-        with pytest.raises(FileNotFoundError, match=missing):
+        other = tmp_path / ("a.bin" if missing == "a.idx" else "a.idx")
+        with pytest.raises(FileNotFoundError, match=rf"the other file of its pair, {other}, .*{missing}") as caught:
             Megatron().index([path])
+        assert caught.value.filename == str(tmp_path / missing)
 
     def test_an_idx_that_is_a_folder_is_an_io_error(self, tmp_path):
         path = write_pair(tmp_path, "a", [5])

@@ -102,6 +102,14 @@ def test_what_the_library_reads_is_read_alike(tmp_path, header):
     assert_same(gdsdata.load(path), library.load_file(path))
 
 
+def test_a_missing_file_is_named_with_the_index_that_names_it(tmp_path):
+    index = tmp_path / "x.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "gone.safetensors"}}))
+    with pytest.raises(FileNotFoundError, match=f"'{index}' names it: fetch it.*gone.safetensors") as caught:
+        gdsdata.load(index)
+    assert caught.value.filename == str(tmp_path / "gone.safetensors")
+
+
 # ---------------------------------------------------------------------------------------------------------- dtypes
 
 

@@ -17,6 +17,7 @@ from helpers import drop_cache, random_bytes, resident_pages, warm_cache
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gdsdata import GDSDataset
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.formats import tar
 from gdsdata.formats.fields import FieldIndex
@@ -720,3 +721,50 @@ class TestForeignIndexes:
         assert dali_offsets(b"v1.2 2\njpg 512 9 a cls 1536 1 a\njpg 2560 7 b\n").tolist() == [512, 1536, 2560]
         assert dali_offsets(b"v1.1 1\njpg 512 9 cls 1536 1\n").tolist() == [512, 1536]
         assert dali_offsets(b"v9.9 1\njpg 512 9 a.jpg\n").tolist() == []
+
+class TestWhatFollowsTheEnd:
+    """Two blocks of zeros end a tar; other readers drop in silence what stands behind one."""
+
+    def test_members_behind_a_lone_block_of_zeros_are_refused_with_its_place(self, tmp_path):
+        path = tmp_path / "a.tar"
+        shard(path, [("0.x", b"0" * 600), ("1.x", b"1"), ("2.x", b"2")], "ustar")
+        whole = path.read_bytes()
+        second = 512 + 1024
+        path.write_bytes(whole[:second] + bytes(512) + whole[second:])
+        with pytest.raises(CorruptData, match=rf"at offset {second} .*a lone block of zeros .*write") as caught:
+            index(str(path))
+        assert (caught.value.path, caught.value.offset) == (str(path), second)
+
+    def test_a_lone_block_of_zeros_at_the_very_end_is_the_end(self, tmp_path):
+        path = tmp_path / "a.tar"
+        shard(path, [("0.x", b"0")], "ustar")
+        path.write_bytes(path.read_bytes()[:1024] + bytes(512))
+        assert read(index(str(path))) == [{"x": b"0"}]
+
+    @pytest.mark.parametrize("blocks", [2, 20, 255])
+    def test_tars_laid_end_to_end_are_refused_with_both_places(self, tmp_path, blocks):
+        path = tmp_path / "a.tar"
+        shard(path, [("0.x", b"0")], "ustar")
+        one = path.read_bytes()[:1024] + bytes(512 * blocks)
+        path.write_bytes(one + one)
+        with pytest.raises(CorruptData, match=rf"another one begins at {len(one)}, .*tar --concatenate") as caught:
+            index(str(path))
+        assert caught.value.offset == 1024
+
+    @pytest.mark.parametrize("tail", [bytes(9 * 1024), bytes(2**20), bytes(1024) + b"a signature, say" * 40])
+    def test_zeros_and_what_is_no_tar_may_follow_the_end(self, tmp_path, tail):
+        path = tmp_path / "a.tar"
+        shard(path, [("0.x", b"0")], "ustar")
+        path.write_bytes(path.read_bytes()[:1024] + bytes(1024) + tail)
+        assert read(index(str(path))) == [{"x": b"0"}]
+
+    def test_such_a_file_is_left_out_where_damage_is_skipped(self, tmp_path):
+        sound, damaged = tmp_path / "a.tar", tmp_path / "b.tar"
+        shard(sound, [("0.x", b"0")], "ustar")
+        shard(damaged, [("1.x", b"1"), ("2.x", b"2")], "ustar")
+        whole = damaged.read_bytes()
+        damaged.write_bytes(whole[:1024] + bytes(512) + whole[1024:])
+        data = GDSDataset([str(sound), str(damaged)], 1, on_error="skip", shuffle=False, device="cpu")
+        assert len(list(data)) == 1
+        ((path, offset, reason),) = data.stats()["skipped"]["named"]
+        assert (path, offset) == (str(damaged), 1024) and "a lone block of zeros" in reason

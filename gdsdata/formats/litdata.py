@@ -50,7 +50,12 @@ _DTYPES = {
 }
 _SCALARS = {"int": np.dtype("<i8"), "float": np.dtype("<f8"), "bool": np.dtype("?")}
 _NO_HEADER = "no_header_"
-_PICKLE = "pickle"
+# LitData's own (``serializers._SERIALIZERS``) whose leaves are their bytes; some write more behind a colon: video:mp4.
+_BYTES = {
+    *("str", "text", "bytes", "json", "file", "jpeg", "jpeg_array", "pil", "tif", "tifffile", "image", "video"),
+    *("audio", "nifti", "mesh", "pdf", "graph"),
+}
+_PICKLE = "pickle"  # "graph:pickle" too
 # The last bytes of shards of newer versions, whose rows are Arrow's.
 _ARROW_MAGIC = b"LDARW01\0"
 # Of a leaf. What stands once in index.json would be in the names of all that it holds.
@@ -65,8 +70,8 @@ class LitData:
     """The samples of a LitData dataset; a field is a leaf of the tree that a sample is.
 
     A field is called as the keys and places on the way to it from the top, joined by dots: "image", "boxes.0"; "0" if
-    the sample is that leaf itself. Numbers, tensors and numpy's arrays have a dtype; all other leaves, those of your
-    own serializers too, are their bytes as they are encoded. Arrays of several axes whose shape varies from sample to
+    the sample is that leaf itself. Numbers, tensors and numpy's arrays have a dtype; all other leaves are their bytes
+    as they are encoded. Arrays of several axes whose shape varies from sample to
     sample, or whose dtype varies, are bytes too (see `decode_array`).
 
     Args:
@@ -74,6 +79,8 @@ class LitData:
             do not overlap, and none crosses a shard's end.
         allow_pickle: give the bytes of leaves that are pickles, too. Nothing here unpickles them, which would run
             whatever code they name.
+        serializers: names of serializers of your own (their data_format), whose leaves are given as their bytes. Any
+            other name that LitData does not have is refused.
         unpacked: where shards that are compressed as a whole (zstd, ``compression_level="chunk"``) are unpacked, as
             `Mds` has it; ``"user"`` is ``~/.cache/gdsdata/litdata``.
         without: paths of shards that are left out.
@@ -84,12 +91,16 @@ class LitData:
 
     window_tokens: int | None = None
     allow_pickle: bool = False
+    serializers: tuple[str, ...] = ()
     unpacked: str | None = "user"
     without: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.window_tokens is not None and self.window_tokens < 1:
             raise ValueError(f"{self}: a window has at least 1 token")
+        if isinstance(self.serializers, str):
+            raise ValueError(f'{self}: serializers is a tuple of names, as in ("{self.serializers}",)')
+        object.__setattr__(self, "serializers", tuple(self.serializers))  # a list becomes what can be hashed
 
     def index(self, paths: list[str]) -> FieldIndex:
         """Find the samples of the shards that an index.json lists.
@@ -99,8 +110,8 @@ class LitData:
 
         Raises:
             CorruptData: index.json or a shard is damaged, or they do not fit each other.
-            ValueError: no index.json, pickles, several datasets of unlike samples, shards that are encrypted, or of
-                another layout (Parquet, Arrow), or compressed otherwise than by zstd; ``window_tokens`` missing, of
+            ValueError: no index.json, pickles, a serializer that is not known, several datasets of unlike samples,
+                shards that are encrypted, or of another layout (Parquet, Arrow), or compressed otherwise than by zstd; ``window_tokens`` missing, of
                 no use, or longer than every shard.
             ImportError: shards are compressed with zstd, and the extra ``gdsdata[zstd]`` is lacking.
             FileNotFoundError, IoError: a file is not to be had, or there is no space for unpacked shards.
@@ -141,12 +152,20 @@ class LitData:
 
     def _columns(self, samples: dict[str, Any], path: str) -> list[Column]:
         names = _leaf_names(samples["data_spec"], len(samples["data_format"]), path)
-        if _PICKLE in samples["data_format"] and not self.allow_pickle:
-            name = names[samples["data_format"].index(_PICKLE)]
-            raise ValueError(
-                f"{path}: leaf {name!r} holds pickles, which may run any code when they are read: write it as numbers, "
-                f"arrays, text or bytes, or have its bytes with LitData(allow_pickle=True)"
-            )
+        for name, format in zip(names, samples["data_format"], strict=True):
+            if _PICKLE in format.split(":") and not self.allow_pickle:
+                raise ValueError(
+                    f"{path}: leaf {name!r} holds pickles, which may run any code when they are read: write it as "
+                    f"numbers, arrays, text or bytes, or have its bytes with LitData(allow_pickle=True)"
+                )
+            kind = format.partition(":")[0]
+            known = kind in (*_SCALARS, *_BYTES, *_DTYPES, _PICKLE) or kind.startswith(_NO_HEADER)
+            if not known and format not in self.serializers:
+                raise ValueError(
+                    f"{path}: leaf {name!r} has the data_format {reprlib.repr(format)}, which LitData does not have: "
+                    f"if it is a serializer of your own, have its bytes with LitData(serializers=({format[:80]!r},)); "
+                    f"else write the dataset again"
+                )
         return [_column(name, format, path) for name, format in zip(names, samples["data_format"], strict=True)]
 
     def _index_tokens(self, found: list[Shard], tokens: list[int], columns: list[Column], path: str) -> FieldIndex:
@@ -233,9 +252,9 @@ def _shard(record: dict[str, Any], config: dict[str, Any], path: str) -> Shard:
     packed = shard_path(name, path)
     size_bytes, samples = count_member(record, "chunk_bytes", path), count_member(record, "chunk_size", path)
     if not (compression := member(config, "compression", (str, type(None)), path)):
-        return Shard(packed, size_bytes, samples)
+        return Shard(packed, size_bytes, samples, path)
     # "chunk-0-0.zstd.bin", unpacked "chunk-0-0.bin"
-    return Shard(shard_path(name.replace(f".{compression}", ""), path), size_bytes, samples, packed, compression)
+    return Shard(shard_path(name.replace(f".{compression}", ""), path), size_bytes, samples, path, packed, compression)
 
 
 def _leaf_names(spec: str | None, count: int, path: str) -> list[str]:

@@ -63,9 +63,11 @@ class Mds:
         allow_pickle: give the bytes of columns that are pickles ("pkl"), too. Nothing here unpickles them, which would
             run whatever code they name.
         unpacked: where shards that are compressed as a whole (zstd, gz, bz2) are unpacked, once, by the processor, and
-            kept while the compressed file is the same. ``"user"``: in ``~/.cache/gdsdata/mds`` (``XDG_CACHE_HOME``
-            moves it); ``"beside"``: in hidden files beside the data; else in the folder of this path; None: such
-            shards are refused. Those that already lie unpacked beside themselves are read there in any case.
+            kept while the compressed file is the same. They are compared with a hash that index.json has, if it has
+            one (``MDSWriter(hashes=["sha1"])``): zstd itself notices little damage. ``"user"``: in
+            ``~/.cache/gdsdata/mds`` (``XDG_CACHE_HOME`` moves it); ``"beside"``: in hidden files beside the data; else
+            in the folder of this path; None: such shards are refused. Those that already lie unpacked beside themselves
+            are read there in any case.
         without: paths of shards that are left out.
     """
 
@@ -125,17 +127,31 @@ def _listed(path: str) -> list[tuple[list[tuple[str, str, int | None]], Shard]]:
         record = checked(record, dict, path, "a shard")
         if (format := member(record, "format", str, path)) != "mds":
             raise ValueError(f"{path} lists shards of format {format!r}: write the dataset with MDSWriter")
+        if (version := member(record, "version", int, path)) != _VERSION:
+            raise ValueError(f"{path} lists a shard of version {version} of MDS: write it with version {_VERSION}")
         raw = member(record, "raw_data", dict, path)
         shard = Shard(
             shard_path(raw.get("basename"), path),
             count_member(raw, "bytes", path),
             count_member(record, "samples", path),
+            path,
         )
         if packed := member(record, "zip_data", (dict, type(None)), path):
             compression = member(record, "compression", str, path)
-            shard = shard._replace(packed=shard_path(packed.get("basename"), path), compression=compression)
+            shard = shard._replace(
+                packed=shard_path(packed.get("basename"), path),
+                compression=compression,
+                packed_bytes=count_member(packed, "bytes", path),
+                hashes=_hashes(raw, path),
+            )
         listed.append((_declared(record, path), shard))
     return listed
+
+
+def _hashes(raw: dict[str, Any], path: str) -> dict[str, str]:
+    """What the bytes of a shard hash to, by algorithm, in lower case."""
+    hashes = member(raw, "hashes", (dict, type(None)), path) or {}
+    return {name: checked(digest, str, path, f"its hash {name}").lower() for name, digest in hashes.items()}
 
 
 def _declared(record: dict[str, Any], path: str) -> list[tuple[str, str, int | None]]:

@@ -113,11 +113,14 @@ class Megatron:
         """
         prefixes = _prefixes(paths)
         bins = [f"{prefix}.bin" for prefix in prefixes]
-        _, size_bytes, mtime_ns = read_heads(bins, 0)
-        pairs = [
-            self._part(read_index(f"{prefix}.idx", bin_bytes))
-            for prefix, bin_bytes in zip(prefixes, size_bytes.tolist(), strict=True)
-        ]
+        try:
+            _, size_bytes, mtime_ns = read_heads(bins, 0)
+            pairs = [
+                self._part(read_index(f"{prefix}.idx", bin_bytes))
+                for prefix, bin_bytes in zip(prefixes, size_bytes.tolist(), strict=True)
+            ]
+        except FileNotFoundError as error:
+            raise _without_its_pair(error) from None
         dtype = pairs[0].dtype
         for path, pair in zip(bins, pairs, strict=True):
             if pair.dtype != dtype:
@@ -419,6 +422,14 @@ def parse_index(data: bytes | np.ndarray, path: str, bin_bytes: int) -> Sequence
         reason = f"its {document_bounds} document bounds do not rise from 0 to its {sequences} sequences"
         raise _corrupt(path, reason, at[2], document_bounds * 8)
     return Sequences(dtype, lengths, pointers)
+
+
+def _without_its_pair(error: FileNotFoundError) -> FileNotFoundError:
+    """The same of a file of a pair, with the other one's name."""
+    prefix, suffix = os.path.splitext(error.filename)
+    other = prefix + (".bin" if suffix == ".idx" else ".idx")
+    reason = f"{error.strerror}, but the other file of its pair, {other}, is asked for: fetch both, or preprocess again"
+    return FileNotFoundError(error.errno, reason, error.filename)
 
 
 def _first(wrong: np.ndarray) -> int | None:

@@ -6,10 +6,12 @@ size of each of its columns that carries one; then the columns. All numbers are 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,14 +36,18 @@ class Shard(NamedTuple):
     """A shard as index.json has it: where it is, how long, and how many samples it holds.
 
     Of one that was written compressed as a whole, that is what it is once unpacked; ``packed`` is the path of the file
-    that there is, and ``compression`` says how it was written ("zstd:7").
+    that there is, and ``compression`` says how it was written ("zstd:7"), ``packed_bytes`` how long that file is, and
+    ``hashes`` what the unpacked bytes hash to, by algorithm, as far as index.json says so.
     """
 
     path: str
     size_bytes: int
     samples: int
+    listed_in: str
     packed: str | None = None
     compression: str = ""
+    packed_bytes: int | None = None
+    hashes: Mapping[str, str] = MappingProxyType({})
 
     def is_one_of(self, paths: Sequence[str]) -> bool:
         """Whether one of ``paths`` is the file that there is, or the one that it is unpacked."""
@@ -359,7 +365,8 @@ def stat_shards(shards: Sequence[Shard], least_bytes: int) -> tuple[np.ndarray, 
         if shard.path in seen:
             raise CorruptData(f"{shard.path} is listed twice in its {SHARDS_INDEX}; write it again", shard.path)
         seen.add(shard.path)
-    _, size_bytes, mtime_ns = read_heads([shard.path for shard in shards], 0)
+    with missing_shards_named(shards):
+        _, size_bytes, mtime_ns = read_heads([shard.path for shard in shards], 0)
     for shard, size in zip(shards, size_bytes.tolist(), strict=True):
         if size != shard.size_bytes:
             reason = f"{SHARDS_INDEX} says {shard.size_bytes} bytes, and it has {size}"
@@ -368,6 +375,19 @@ def stat_shards(shards: Sequence[Shard], least_bytes: int) -> tuple[np.ndarray, 
             reason = f"{SHARDS_INDEX} says {shard.samples} samples, which take more than the {size} bytes that it has"
             raise _corrupt(shard.path, reason, 0, size)
     return size_bytes, mtime_ns
+
+
+@contextlib.contextmanager
+def missing_shards_named(shards: Sequence[Shard]) -> Iterator[None]:
+    """A `FileNotFoundError` of one of ``shards`` also says which index.json lists it, and what to do."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        listed_in = {name: shard.listed_in for shard in shards for name in (shard.path, shard.packed)}
+        if error.filename not in listed_in:
+            raise
+        reason = f"{error.strerror}, but {listed_in[error.filename]} lists it: fetch this shard, or write all again"
+        raise FileNotFoundError(error.errno, reason, error.filename) from None
 
 
 def index_shards(shards: Sequence[Shard], columns: Sequence[Column]) -> FieldIndex:

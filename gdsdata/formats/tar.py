@@ -59,8 +59,8 @@ class Tar:
         other projects (``.idx``) among them are passed over.
 
         Raises:
-            CorruptData: a header is damaged or lies, a file was cut short, a name has a part "..", or a sample has a
-                field twice.
+            CorruptData: a header is damaged or lies, a file was cut short, members follow zeros that end a tar, a name
+                has a part "..", or a sample has a field twice.
             ValueError: a compressed file, a sparse member, no samples, a field that no sample has, or (``fields=None``)
                 more fields than samples have.
             FileNotFoundError, IoError: a file is not to be had.

@@ -28,6 +28,8 @@ _HEADER = struct.Struct("100s 24x 12s 12x 8s 101x 6s 82x 155s 12x")
 _POSIX_MAGIC = b"ustar\0"  # GNU's is "ustar ", and what lies at its prefix is something else
 _CHECKSUM_AT = slice(148, 156)
 WINDOW_BYTES = 4096
+# Of the zeros behind a tar: tar's own records have 10 KiB, and no more than 256 blocks.
+_LOOKED_AT_BYTES = 2**17
 
 _KIND_AT = 156
 _REGULAR = b"0\0007"
@@ -142,6 +144,7 @@ def _regular_members(read: Read, size_bytes: int, path: str) -> Iterator[tuple[b
                 reason = f"the file ends at {size_bytes}, without the zeros that end a tar"
                 raise _no_header(path, offset, record, reason)
         if record == _END:
+            _refuse_what_follows(read, offset + RECORD_BYTES, size_bytes, path)
             break
         begin = offset + RECORD_BYTES
         kind = record[_KIND_AT]
@@ -178,6 +181,29 @@ def _regular_members(read: Read, size_bytes: int, path: str) -> Iterator[tuple[b
         offset = begin + length + -length % RECORD_BYTES
     if own:
         raise _corrupt(path, offset, "the tar ends where the member of an extended header should be")
+
+
+def _refuse_what_follows(read: Read, offset: int, size_bytes: int, path: str) -> None:
+    """Refuse members behind the zeros that end a tar, from ``offset`` on, which other readers drop in silence.
+
+    Zeros may go on to the file's end, of which so many are looked at. Behind one block alone nothing may follow at all.
+    """
+    for at in range(offset, min(size_bytes, offset + _LOOKED_AT_BYTES), WINDOW_BYTES):
+        window = read(WINDOW_BYTES, at)
+        if not window.strip(b"\0"):
+            continue
+        start = (len(window) - len(window.lstrip(b"\0"))) // RECORD_BYTES * RECORD_BYTES
+        record = read(RECORD_BYTES, at + start)
+        if at + start == offset:
+            reason = f"a lone block of zeros stands before it, and {size_bytes - offset} bytes follow"
+            raise _corrupt(path, offset - RECORD_BYTES, reason)
+        if len(record) == RECORD_BYTES and not _parse(record)[2]:
+            reason = (
+                f"zeros end the tar there, and another one begins at {at + start}, whose members would be lost: join "
+                f"tars with tar --concatenate, or keep them apart"
+            )
+            raise _corrupt(path, offset - RECORD_BYTES, reason)
+        return
 
 
 def _parse(record: bytes) -> tuple[bytes, int, str]:

@@ -11,6 +11,8 @@ import contextlib
 import errno
 import fcntl
 import gzip
+import hashlib
+import importlib
 import os
 import shutil
 import time
@@ -22,7 +24,7 @@ from typing import Any, BinaryIO
 
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.formats import caches
-from gdsdata.formats.shards import Shard
+from gdsdata.formats.shards import Shard, missing_shards_named
 
 # What opens a stream of the unpacked bytes, and what that raises for bytes that are no such stream.
 Decoder = tuple[Callable[[BinaryIO], Any], tuple[type[Exception], ...]]
@@ -46,7 +48,8 @@ def unpacked(shards: Sequence[Shard], where: str | None, kind: str) -> list[Shar
         kind: the format's name there.
 
     Raises:
-        CorruptData: a shard cannot be unpacked, or not to the size that index.json says; nothing is left of it.
+        CorruptData: a shard cannot be unpacked, or has not the sizes or the hash that index.json says; nothing is left
+            of it.
         ValueError: ``where`` is None, or a compression that cannot be read.
         ImportError: the package for it is lacking.
         FileNotFoundError, IoError: a file is not to be had, or there is no space for what is unpacked.
@@ -55,7 +58,8 @@ def unpacked(shards: Sequence[Shard], where: str | None, kind: str) -> list[Shar
     if not missing:
         return list(shards)
     decoders = {shard.compression: _decoder(shard, where) for shard in missing}
-    targets = {shard.path: _target(shard, where, kind) for shard in missing}
+    with missing_shards_named(missing):
+        targets = {shard.path: _target(shard, where, kind) for shard in missing}
     lacking = [shard for shard in missing if not _is_there(targets[shard.path], shard)]
     if lacking:
         folder = os.path.dirname(targets[lacking[0].path])
@@ -149,6 +153,9 @@ def _require_space(folder: str, size_bytes: int) -> None:
 def _unpack(shard: Shard, target: str, decoder: Decoder) -> None:
     """Make ``target``, which then has as many bytes as index.json says; or nothing."""
     open_stream, errors = decoder
+    packed_bytes = os.stat(shard.packed).st_size
+    if shard.packed_bytes not in (None, packed_bytes):
+        raise _corrupt(shard, f"index.json says {shard.packed_bytes} bytes, and it has {packed_bytes}")
     try:
         with open(shard.packed, "rb") as file:
             # Who waits here finds the shard unpacked. Some network file systems know no locks: then all unpack it.
@@ -176,15 +183,35 @@ def _unpack(shard: Shard, target: str, decoder: Decoder) -> None:
 def _copy(stream: Any, out: BinaryIO, shard: Shard) -> None:
     """All of ``stream``, as long as it is no longer than the shard should be."""
     left_bytes = shard.size_bytes
+    algorithm, digest = _hash_of(shard)
     with stream:
         while data := stream.read(min(_STEP_BYTES, left_bytes + 1)):
             left_bytes -= len(data)
             if left_bytes < 0:
                 raise _corrupt(shard, f"unpacked it has more than the {shard.size_bytes} bytes that index.json says")
             out.write(data)
+            digest.update(data)
     if left_bytes:
         has_bytes = shard.size_bytes - left_bytes
         raise _corrupt(shard, f"unpacked it has {has_bytes} bytes, and index.json says {shard.size_bytes}")
+    if algorithm and digest.hexdigest() != shard.hashes[algorithm]:
+        found, said = digest.hexdigest(), shard.hashes[algorithm]
+        raise _corrupt(shard, f"unpacked its {algorithm} is {found[:16]}..., and index.json says {said[:16]}...")
+
+
+class _NoHash:
+    def update(self, data: bytes) -> None:
+        """Nothing is known to compare."""
+
+
+def _hash_of(shard: Shard) -> tuple[str, Any]:
+    """The first of a shard's hashes that can be computed here, and what computes it; or "" and what does nothing."""
+    for algorithm in sorted(shard.hashes):
+        with contextlib.suppress(ValueError):
+            return algorithm, hashlib.new(algorithm, usedforsecurity=False)
+        with contextlib.suppress(ImportError, AttributeError):  # MDSWriter takes those of xxhash, too
+            return algorithm, getattr(importlib.import_module("xxhash"), algorithm)()
+    return "", _NoHash()
 
 
 def _corrupt(shard: Shard, reason: str) -> CorruptData:
