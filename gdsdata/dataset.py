@@ -48,8 +48,8 @@ class GDSDataset(IterableDataset):
     yours for as long as you keep it. Use it in place of a DataLoader, or inside one as ``DataLoader(dataset,
     batch_size=None)``; torchdata's StatefulDataLoader works too.
 
-    A finished epoch moves on to the next one, with a new order. An epoch broken off starts again from its first
-    batch; `state_dict` and `load_state_dict` are what continues one.
+    An epoch is over when its last batch is handed out: the next iterator begins the next one, with a new order. An
+    epoch broken off starts again from its first batch; `state_dict` and `load_state_dict` are what continues one.
 
     Inside a DataLoader with W workers, worker w reads batches w, w + W, w + 2 W and so on, so that the loader's order
     is the same as without; on the CPU only, and slower than without: the engine's threads need no worker processes.
@@ -94,7 +94,8 @@ class GDSDataset(IterableDataset):
             ``transform`` comes behind it and gets the batch. Samples of one size lie in a batch already, so they have
             ``transform`` alone. It takes the place of ``ragged``.
         on_error: ``"skip"`` leaves out what is bad, counts and names it (`stats`), and warns: see below.
-        report_every_s: every so many seconds, and after each epoch, print to stderr what `report` says.
+        report_every_s: every so many seconds, and with the last batch of each epoch, print to stderr what `report`
+            says.
         device_mesh, dp_dim: in the place of ``rank`` and ``world_size``: the mesh that FSDP or tensor parallelism uses,
             and the dimension of it (or several, the outermost first) along which the data is shared. Processes that
             differ along other dimensions alone get the same batches. A mesh of one dimension needs no ``dp_dim``.
@@ -300,7 +301,8 @@ class GDSDataset(IterableDataset):
     def state_dict(self) -> dict[str, Any]:
         """Where the newest iterator is: O(1) in size, and plain numbers.
 
-        It counts the batches that were handed out, not those read ahead, and can be taken at any moment.
+        It counts the batches that were handed out, not those read ahead, and can be taken at any moment. After the last
+        batch of an epoch it says that the next epoch begins.
         """
         return {"version": 1, **self._progress.state(), **self._identity()}
 
@@ -330,7 +332,7 @@ class GDSDataset(IterableDataset):
             self._make_order(self._shuffle_asked)
             if self._source.options != self._options_of_batches:
                 self._make_source()
-        self._progress.load(state)
+        self._progress.load(state, len(self._order))
 
     def _identity(self) -> dict[str, Any]:
         """What must be equal for the same positions to mean the same samples."""
@@ -345,18 +347,20 @@ class GDSDataset(IterableDataset):
 
     def __iter__(self) -> Iterator[Any]:
         """The rest of this epoch, after `load_state_dict`, or the whole of it. Reading begins with this call."""
-        begun = self._progress.begin()
         if self._index is None:
             self._index_files()
-        epoch = self._progress.epoch
-        numbers = range(begun.worker, len(self._order), begun.workers)[begun.start :]
-        batches = self.batches(epoch, numbers, lambda given: self._progress.handed_out(begun, begun.start + given))
-        return self._to_its_end(batches, begun, epoch)
+        begun = self._progress.begin(len(self._order))
 
-    def _to_its_end(self, batches: Iterator[Any], begun: Begun, epoch: int) -> Iterator[Any]:
+        def handed_out(given: int) -> None:
+            self._progress.handed_out(begun, given)
+            if given == len(begun.numbers):
+                self._reporter.epoch_ended()
+
+        return self._to_its_end(self.batches(begun.epoch, begun.numbers, handed_out), begun)
+
+    def _to_its_end(self, batches: Iterator[Any], begun: Begun) -> Iterator[Any]:
         yield from batches
-        self._progress.ended(begun, epoch)
-        self._reporter.epoch_ended()
+        self._progress.exhausted(begun)
 
     def batches(
         self, epoch: int, numbers: range | np.ndarray, handed_out: Callable[[int], object] = lambda given: None
@@ -432,12 +436,14 @@ class GDSDataset(IterableDataset):
                 if transform is not None:
                     batch = times.transformed(transform, batch)
                 done += 1
-                handed_out(done)
                 times.handed_out()
+                handed_out(done)
                 if self._workers_before is None:  # now, for what they waited before the first batch is not counted yet
                     shared = source.engine
                     self._workers_before = shared, WorkerTimes.of(shared.statistics())
                 self._reporter.handed_out()
+                if done == total:  # nobody may ask for more: close everything before this batch is yielded
+                    break
                 yield batch
                 times.trained()
                 batch = None  # what the consumer has dropped must not live on here
@@ -455,6 +461,9 @@ class GDSDataset(IterableDataset):
                 self._piece_bytes = _sum_of_routes(self._piece_bytes, pieces.bytes)
                 self._piece_memory_bytes = max(self._piece_memory_bytes, pieces.memory_bytes)
             source.warn_of_fallbacks()
+        if total:
+            yield batch
+            times.trained()
 
     def _sample_by_sample(self, index: Index | WindowIndex, samples: np.ndarray) -> torch.Tensor:
         """A batch of those of ``samples`` that can be read."""

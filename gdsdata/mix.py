@@ -223,7 +223,7 @@ class Mix(IterableDataset):
                 source.load_state_dict(of_source)
             except ValueError as error:
                 raise ValueError(f"source {i}: {error}") from error
-        self._progress.load(state)
+        self._progress.load(state, len(self))
 
     def _identity(self) -> dict[str, Any]:
         """What, besides the sources, must be equal for the same positions to mean the same batches."""
@@ -231,26 +231,31 @@ class Mix(IterableDataset):
 
     def __iter__(self) -> Iterator[Any]:
         """The rest of this epoch, after `load_state_dict`, or the whole of it."""
-        return self._epoch_from(self._progress.begin())
+        return self._epoch_from(self._progress.begin(len(self)))
 
     def _epoch_from(self, begun: Begun) -> Iterator[Any]:
-        epoch, done = self._progress.epoch, begun.start
-        begin = epoch * len(self) + begun.worker
-        positions = range(begin + done * begun.workers, (epoch + 1) * len(self), begun.workers)
+        begin, numbers = begun.epoch * len(self), begun.numbers
+        positions = range(begin + numbers.start, begin + numbers.stop, numbers.step)
         streams = [self._stream(source, positions) for source in range(len(self.sources))]
         try:
-            for first in range(0, len(positions), _WINDOW):
-                for source in self._blend.sources(as_array(positions[first : first + _WINDOW]))[0].tolist():
-                    batch = next(streams[source])
-                    done += 1
-                    self._given[source] += 1
-                    self._progress.handed_out(begun, done)
-                    yield batch
-                    batch = None  # what the consumer has dropped must not live on here
+            for done, source in enumerate(self._sources_at(positions), 1):
+                batch = next(streams[source])
+                self._given[source] += 1
+                self._progress.handed_out(begun, done)
+                if done == len(positions):  # nobody may ask for more: close everything before this batch is yielded
+                    break
+                yield batch
+                batch = None  # what the consumer has dropped must not live on here
         finally:
             for stream in streams:
                 stream.close()
-        self._progress.ended(begun, epoch)
+        if positions:
+            yield batch
+        self._progress.exhausted(begun)
+
+    def _sources_at(self, positions: range) -> Iterator[int]:
+        for first in range(0, len(positions), _WINDOW):
+            yield from self._blend.sources(as_array(positions[first : first + _WINDOW]))[0].tolist()
 
     def _stream(self, source: int, positions: range) -> Iterator[Any]:
         """The batches of a source at those of ``positions`` that are its turn."""

@@ -1,0 +1,236 @@
+"""Where an epoch ends: after its last batch, however the loop takes its batches, so the next one has another order."""
+
+import itertools
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from helpers import arrays, assert_same_batches, in_new_process, write_records
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from gdsdata import GDSDataset, Mix
+from gdsdata.formats import Records
+from gdsdata.progress import Progress
+
+BATCHES = 13
+
+
+def read(folder: Path, **arguments) -> GDSDataset:
+    """103 records: 13 batches of 8, the last one of 7."""
+    if not (folder / "0.bin").exists():
+        write_records(folder / "0.bin", 103, 64)
+    return GDSDataset(
+        folder / "0.bin", **{"batch_size": 8, "format": Records("u1", (64,)), "device": "cpu", **arguments}
+    )
+
+
+def mixed(folder: Path) -> Mix:
+    return Mix([read(folder, seed=1), read(folder, seed=2)], stop=BATCHES)
+
+
+# ------------------------------------------------------------------------------- loops that take exactly len() batches
+
+
+def by_for(batches):
+    return [batch.numpy().copy() for batch in batches]
+
+
+def by_zip(batches):
+    return [batch.numpy().copy() for _, batch in zip(range(len(batches)), batches, strict=False)]
+
+
+def by_islice(batches):
+    return [batch.numpy().copy() for batch in itertools.islice(batches, len(batches))]
+
+
+def by_next(batches):
+    taken = iter(batches)
+    return [next(taken).numpy().copy() for _ in range(len(batches))]
+
+
+LOOPS = [by_for, by_zip, by_islice, by_next]
+
+
+def epochs_by(loop, make, folder: Path, count: int) -> list[np.ndarray]:
+    batches = make(folder)
+    return [batch for _ in range(count) for batch in loop(batches)]
+
+
+def loader(folder: Path, workers: int = 0, kind=DataLoader, dataset=read, **arguments):
+    method = "fork" if workers else None
+    return kind(dataset(folder), batch_size=None, num_workers=workers, multiprocessing_context=method, **arguments)
+
+
+def loader_with_workers(folder: Path):
+    return loader(folder, 2)
+
+
+def loader_with_persistent_workers(folder: Path):
+    return loader(folder, 2, persistent_workers=True)
+
+
+def loader_with_more_workers_than_batches(folder: Path):
+    return loader(folder, BATCHES + 2)
+
+
+def stateful_loader(folder: Path):
+    return loader(folder, 0, StatefulDataLoader)
+
+
+def stateful_loader_with_workers(folder: Path):
+    return loader(folder, 2, StatefulDataLoader)
+
+
+def loader_of_a_mix(folder: Path):
+    return loader(folder, 2, dataset=mixed)
+
+
+IN_ONE_PROCESS = [read, mixed, loader, stateful_loader]
+IN_WORKERS = [
+    loader_with_workers,
+    loader_with_persistent_workers,
+    loader_with_more_workers_than_batches,
+    stateful_loader_with_workers,
+    loader_of_a_mix,
+]
+
+
+def name_of(function):
+    return function.__name__
+
+
+@pytest.mark.parametrize("loop", LOOPS, ids=name_of)
+@pytest.mark.parametrize("make", IN_ONE_PROCESS, ids=name_of)
+def test_three_epochs_are_the_same_however_a_loop_ends(tmp_path, make, loop):
+    expected = epochs_by(by_for, mixed if make is mixed else read, tmp_path, 3)
+    assert expected[0].tobytes() != expected[BATCHES].tobytes() != expected[2 * BATCHES].tobytes()
+    assert_same_batches(epochs_by(loop, make, tmp_path, 3), expected)
+
+
+@pytest.mark.parametrize("make", IN_WORKERS, ids=name_of)
+def test_three_epochs_of_workers_are_the_same_in_a_loop_of_exactly_len_batches(tmp_path, make):
+    expected = epochs_by(by_for, mixed if make is loader_of_a_mix else read, tmp_path, 3)
+    assert_same_batches(in_new_process(epochs_by, by_zip, make, tmp_path, 3), expected)
+
+
+@pytest.mark.parametrize("loop", LOOPS, ids=name_of)
+def test_an_epoch_of_a_single_batch_ends_behind_it(tmp_path, loop):
+    dataset = read(tmp_path, batch_size=103)
+    got = [batch for _ in range(3) for batch in loop(dataset)]
+    assert len(got) == 3 and len({batch.tobytes() for batch in got}) == 3
+    assert dataset.state_dict()["epoch"] == 3
+
+
+# -------------------------------------------------------------------------------------------- what the last batch sees
+
+
+@pytest.mark.parametrize("make", [read, mixed], ids=name_of)
+def test_while_the_last_batch_is_trained_on_the_state_is_the_next_epochs(tmp_path, make):
+    dataset = make(tmp_path)
+    states = [dataset.state_dict() for _ in dataset]
+    assert [(state["epoch"], state["batches"]) for state in states] == [*((0, i) for i in range(1, BATCHES)), (1, 0)]
+
+
+@pytest.mark.parametrize("make", [read, mixed], ids=name_of)
+def test_a_state_behind_the_last_batch_goes_on_with_the_whole_next_epoch(tmp_path, make):
+    dataset, other = make(tmp_path), make(tmp_path)
+    by_next(dataset)
+    other.load_state_dict(json.loads(json.dumps(dataset.state_dict())))
+    assert_same_batches(by_for(other), epochs_by(by_for, make, tmp_path, 2)[BATCHES:])
+
+
+@pytest.mark.parametrize("make", [read, mixed], ids=name_of)
+def test_a_state_that_counts_all_batches_of_an_epoch_means_the_next_one(tmp_path, make):
+    """States had this form behind the last batch, before it ended the epoch."""
+    dataset = make(tmp_path)
+    dataset.load_state_dict({**make(tmp_path).state_dict(), "batches": BATCHES})
+    assert (dataset.state_dict()["epoch"], dataset.state_dict()["batches"]) == (1, 0)
+    assert_same_batches(by_for(dataset), epochs_by(by_for, make, tmp_path, 2)[BATCHES:])
+
+
+@pytest.mark.parametrize("make", [read, mixed], ids=name_of)
+def test_an_epoch_resumed_in_the_middle_ends_behind_its_last_batch(tmp_path, make):
+    dataset, resumed = make(tmp_path), make(tmp_path)
+    batches = iter(dataset)
+    before = arrays(next(batches) for _ in range(6))
+    resumed.load_state_dict(dataset.state_dict())
+    batches = iter(resumed)
+    rest = arrays(next(batches) for _ in range(BATCHES - 6))
+    assert_same_batches([*before, *rest, *by_next(resumed)], epochs_by(by_for, make, tmp_path, 2))
+
+
+def test_the_last_batch_outlives_the_reading_that_ends_with_it(tmp_path):
+    dataset = read(tmp_path)
+    batches = iter(dataset)
+    for _ in range(BATCHES):
+        last = next(batches)
+    assert dataset._running is None  # closed, though nobody asked for another batch
+    expected = epochs_by(by_for, read, tmp_path, 1)[-1]
+    by_for(dataset)  # uses what memory it let go of
+    assert_same_batches([last], [expected])
+    assert dataset.stats()["batches"] == 2 * BATCHES
+    with pytest.raises(StopIteration):
+        next(batches)
+
+
+def test_the_report_of_an_epoch_comes_with_its_last_batch(tmp_path, capfd):
+    by_next(read(tmp_path, report_every_s=3600))
+    assert capfd.readouterr().err.count("gdsdata: 13 steps") == 1
+    by_for(read(tmp_path, report_every_s=3600))
+    assert capfd.readouterr().err.count("gdsdata: 13 steps") == 1
+
+
+# ----------------------------------------------------------------------------------------------------- in workers
+
+
+def test_workers_begin_the_same_epoch_if_only_one_of_them_had_ended_its_share(monkeypatch):
+    """A loop was broken off when worker 1 of 2 had handed out all of its share, and worker 0 had not."""
+    progress, shares = Progress(), (7, 6)
+
+    def epochs_begun(*taken: int) -> list[int]:
+        """By the two workers, one after the other; then they hand out so many batches."""
+        begun = []
+        for worker in range(2):
+            info = SimpleNamespace(id=worker, num_workers=2)
+            monkeypatch.setattr("gdsdata.progress.get_worker_info", lambda info=info: info)
+            begun.append((info, progress.begin(BATCHES)))
+            assert len(begun[-1][1].numbers) == shares[worker]
+        for (info, iterator), given in zip(begun, taken, strict=True):
+            monkeypatch.setattr("gdsdata.progress.get_worker_info", lambda info=info: info)
+            progress._newest = iterator.key  # a process has one worker
+            progress.handed_out(iterator, given)
+        return [iterator.epoch for _, iterator in begun]
+
+    assert epochs_begun(6, 6) == [0, 0]
+    assert epochs_begun(7, 5) == [0, 0]  # the other way round
+    assert epochs_begun(7, 6) == [0, 0]
+    assert epochs_begun(7, 6) == [1, 1]
+
+
+def cut_stateful_loader(folder: Path, workers: int) -> tuple[list[np.ndarray], dict]:
+    batches = loader(folder, workers, StatefulDataLoader)
+    return by_next(batches), batches.state_dict()
+
+
+def two_epochs_from(folder: Path, workers: int, state: dict) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    batches = loader(folder, workers, StatefulDataLoader)
+    batches.load_state_dict(state)
+    return by_for(batches), by_for(batches)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_stateful_loader_cut_behind_the_last_batch_goes_on_with_the_next_epoch(tmp_path, workers):
+    _, state = in_new_process(cut_stateful_loader, tmp_path, workers)
+    first, second = in_new_process(two_epochs_from, tmp_path, workers, state)
+    assert_same_batches([*first, *second], epochs_by(by_for, read, tmp_path, 3)[BATCHES:])
+
+
+def test_a_stateful_loader_with_workers_cut_behind_the_last_batch_ends_its_epoch_first(tmp_path):
+    """A worker's state cannot know whether the others have batches left: what it goes on with is an empty rest."""
+    _, state = in_new_process(cut_stateful_loader, tmp_path, 2)
+    first, second = in_new_process(two_epochs_from, tmp_path, 2, state)
+    assert not first
+    assert_same_batches(second, epochs_by(by_for, read, tmp_path, 2)[BATCHES:])
