@@ -295,7 +295,11 @@ class GDSDataset(IterableDataset):
         return len(self._index)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch, and with it the order, of the next iterator, from its first batch."""
+        """Choose the epoch, and with it the order, of the next iterator, from its first batch.
+
+        The epoch of a state that was just loaded changes nothing: the next iterator goes on where the state says. So a
+        loop may call this before every epoch, a resumed one too.
+        """
         self._progress.go_to(epoch)
 
     def state_dict(self) -> dict[str, Any]:

@@ -184,6 +184,8 @@ class Mix(IterableDataset):
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iterator, from its first batch. The sources' own epochs follow from it.
 
+        The epoch of a state that was just loaded changes nothing, as with `GDSDataset.set_epoch`.
+
         Raises:
             ValueError: it is negative, or beyond all counting.
         """

@@ -73,8 +73,10 @@ class Progress:
         self._cells()[first : None if is_last else first + 1] = epoch
 
     def go_to(self, epoch: int) -> None:
-        """The next iterator begins this epoch."""
-        self._move_to(_Position(epoch, 0, 0))
+        """The next iterator begins this epoch; if a place in it was loaded, there, else at its beginning."""
+        is_there = self._set_in is not None and self._position.epoch == self.epoch == epoch
+        if not is_there:
+            self._move_to(_Position(epoch, 0, 0))
 
     def _move_to(self, position: _Position) -> None:
         self._set_epoch(position.epoch)

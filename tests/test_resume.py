@@ -10,7 +10,7 @@ from helpers import MIB, arrays, assert_same_batches, in_new_process, write_reco
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from gdsdata import EngineOptions, GDSDataset
+from gdsdata import EngineOptions, GDSDataset, Mix
 from gdsdata.formats import Records, Tokens
 
 RECORDS = Records("u1", (64,))
@@ -155,13 +155,54 @@ def test_only_the_first_iterator_after_a_load_continues(folder):
     assert_same_batches([*first, *second], [whole[5], whole[0]])
 
 
-def test_set_epoch_forgets_a_loaded_position(folder):
-    dataset = read(folder)
+def resumed(make, folder, *calls):
+    """The epochs' batches from a state of epoch 2 behind 5 batches, after these calls: "load", or set_epoch's epoch."""
+    dataset, other = make(folder), make(folder)
+    dataset.set_epoch(2)
     taken(dataset, 5)
-    other = read(folder)
-    other.load_state_dict(dataset.state_dict())
-    other.set_epoch(0)
-    assert_same_batches(arrays(other), arrays(read(folder)))
+    for call in calls:
+        if call == "load":
+            other.load_state_dict(dataset.state_dict())
+        else:
+            other.set_epoch(call)
+    return other
+
+
+def mixed(folder: Path) -> Mix:
+    return Mix([read(folder, seed=1), read(folder, seed=2)], stop=13)
+
+
+@pytest.mark.parametrize("make", [read, mixed], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("calls", [("load", 2), ("load", 2, 2), (2, "load"), (0, "load", 2)], ids=str)
+def test_set_epoch_of_the_loaded_epoch_keeps_the_place(folder, make, calls):
+    other, whole = resumed(make, folder, *calls), epochs_of(make(folder), 4)
+    assert other.state_dict()["batches"] == 5
+    assert_same_batches(arrays(other), whole[2 * 13 + 5 : 3 * 13])
+    other.set_epoch(2)  # the loaded place has served: this is the whole epoch once more
+    assert_same_batches(epochs_of(other, 2), whole[2 * 13 :])
+
+
+@pytest.mark.parametrize("make", [read, mixed], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("calls", [("load", 3), ("load", 1), ("load", 3, 2)], ids=str)
+def test_set_epoch_of_another_epoch_begins_at_its_beginning(folder, make, calls):
+    other = resumed(make, folder, *calls)
+    assert other.state_dict()["batches"] == 0
+    assert_same_batches(arrays(other), epochs_of(make(folder), 4)[13 * calls[-1] : 13 * (calls[-1] + 1)])
+
+
+def resume_stateful_loader_with_set_epoch(folder: Path, workers: int, state: dict) -> list[np.ndarray]:
+    dataset = read(folder)
+    loader = loader_of(dataset, workers, StatefulDataLoader)
+    loader.load_state_dict(state)
+    dataset.set_epoch(0)
+    return arrays(loader)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_set_epoch_before_a_resumed_stateful_loader_keeps_the_place(folder, workers):
+    before, state = in_new_process(cut_stateful_loader, folder, workers, 5)
+    after = in_new_process(resume_stateful_loader_with_set_epoch, folder, workers, state)
+    assert_same_batches([*before, *after], arrays(read(folder)))
 
 
 @pytest.mark.parametrize(("batch_size", "world_size"), [(4, 2), (2, 4), (8, 1), (1, 8)])
