@@ -49,7 +49,8 @@ class GDSDataset(IterableDataset):
     batch_size=None)``; torchdata's StatefulDataLoader works too.
 
     An epoch is over when its last batch is handed out: the next iterator begins the next one, with a new order. An
-    epoch broken off starts again from its first batch; `state_dict` and `load_state_dict` are what continues one.
+    epoch broken off starts again from its first batch (see ``on_break``); `state_dict` and `load_state_dict` continue
+    it, in another process too.
 
     Inside a DataLoader with W workers, worker w reads batches w, w + W, w + 2 W and so on, so that the loader's order
     is the same as without; on the CPU only, and slower than without: the engine's threads need no worker processes.
@@ -99,6 +100,10 @@ class GDSDataset(IterableDataset):
         device_mesh, dp_dim: in the place of ``rank`` and ``world_size``: the mesh that FSDP or tensor parallelism uses,
             and the dimension of it (or several, the outermost first) along which the data is shared. Processes that
             differ along other dimensions alone get the same batches. A mesh of one dimension needs no ``dp_dim``.
+        on_break: what the next iterator does if a loop left an epoch before its last batch. ``"restart"``: it starts
+            the epoch again, with the same batches. ``"continue"``: it goes on behind the last batch that was handed
+            out, so loops of some batches each (``limit_train_batches``) see all of the data; not in a DataLoader's
+            workers. None: as ``"restart"``, and warns once.
 
     The values of ``shuffle``:
 
@@ -159,6 +164,7 @@ class GDSDataset(IterableDataset):
         collate: Collate | None = None,
         on_error: str = "raise",
         report_every_s: float | None = None,
+        on_break: str | None = None,
     ) -> None:
         super().__init__()
         if prefetch < 1:
@@ -189,7 +195,7 @@ class GDSDataset(IterableDataset):
         self._shuffle_asked, self._shuffle_reason = shuffle, "as asked for"
         self._is_auto = shuffle == "auto"
         self._index_files()
-        self._progress = Progress()
+        self._progress = Progress(on_break)
         self._totals: dict[str, Any] = {
             "bytes": dict.fromkeys(engine.ROUTES, 0),
             **dict.fromkeys(_COUNTS, 0),
@@ -307,6 +313,10 @@ class GDSDataset(IterableDataset):
 
         It counts the batches that were handed out, not those read ahead, and can be taken at any moment. After the last
         batch of an epoch it says that the next epoch begins.
+
+        Raises:
+            RuntimeError: a DataLoader's worker processes iterate this data set: the state is that of torchdata's
+                StatefulDataLoader.
         """
         return {"version": 1, **self._progress.state(), **self._identity()}
 

@@ -142,10 +142,11 @@ class Mix(IterableDataset):
             epoch. ``"all_exhausted"``: when each source has given all of it; the others have started over by then. A
             number: after so many batches. Later epochs are as long as the first one; in them, such a source may come to
             its end a batch earlier or later.
+        on_break: as of `GDSDataset`.
 
     Raises:
         ValueError: no sources, one of another kind, rank or world size, weights of another number, negative, not
-            finite or all 0, or another ``stop``.
+            finite or all 0, or another ``stop`` or ``on_break``.
     """
 
     def __init__(
@@ -153,6 +154,7 @@ class Mix(IterableDataset):
         sources: Sequence[GDSDataset],
         weights: Sequence[float] | None = None,
         stop: str | int = "first_exhausted",
+        on_break: str | None = None,
     ) -> None:
         super().__init__()
         _check_sources(sources)
@@ -164,7 +166,7 @@ class Mix(IterableDataset):
         self.stop = stop
         self._blend = Blend(self.weights)
         self._batches = self._epoch_batches()
-        self._progress = Progress()
+        self._progress = Progress(on_break)
         self._given: Counter[int] = Counter()
 
     def _epoch_batches(self) -> int:
@@ -197,6 +199,9 @@ class Mix(IterableDataset):
         """Where the newest iterator is: plain numbers, O(1) in the epoch's length, the sources' states among them.
 
         It counts the batches that were handed out, not those read ahead, and can be taken at any moment.
+
+        Raises:
+            RuntimeError: as `GDSDataset.state_dict`.
         """
         return {
             "version": 1,

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+import warnings
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import get_worker_info
 
 _MOST_WORKERS = 1024
+# A DataLoader's workers share these rows with the process that began them. The first two have a column for each worker:
+# the epoch of its next iterator, and the batches of it that its last one handed out. The third one has the notes below.
+_EPOCHS, _BATCHES, _NOTES = range(3)
+_IS_IN_WORKERS, _HAS_WARNED = range(2)
+_ON_BREAK = ("restart", "continue")
 
 
 class Begun(NamedTuple):
@@ -45,50 +51,76 @@ class Progress:
     The epoch is shared with the worker processes of a DataLoader: the workers of the next epoch are other processes,
     and must find the epoch that those before them reached. It is over when all of them have handed out their shares.
     Another process that has the data set (a rank that was spawned or forked with it) has an epoch of its own.
+
+    Args:
+        on_break: whether an epoch that was broken off starts again (``"restart"``; None does, with a warning) or goes
+            on behind the last batch that was handed out (``"continue"``).
+
+    Raises:
+        ValueError: ``on_break`` is another value.
     """
 
-    def __init__(self) -> None:
-        # A cell for each worker, because one may end its share before another begins.
-        self._epochs = torch.zeros(_MOST_WORKERS, dtype=torch.int64).share_memory_()
-        self._process = os.getpid()  # with whose workers the cells are shared
+    def __init__(self, on_break: str | None = None) -> None:
+        if on_break is not None and on_break not in _ON_BREAK:
+            raise ValueError(f"on_break={on_break!r} must be None, 'restart' or 'continue'")
+        self._on_break = on_break
+        # A column for each worker, because one may end its share before another begins.
+        self._shared = torch.zeros((3, _MOST_WORKERS), dtype=torch.int64).share_memory_()
+        self._process = os.getpid()  # with whose workers that is shared
         self._position: _Position | None = None  # None: the epoch's beginning
         self._set_in: int | None = None  # the process that asked for the position, if no iterator has begun there yet
         self._newest: object | None = None
 
-    def _cells(self) -> torch.Tensor:
+    def _rows(self) -> torch.Tensor:
         if self._process != os.getpid() and get_worker_info() is None:
-            self._epochs = self._epochs.clone().share_memory_()
+            self._shared = self._shared.clone().share_memory_()
             self._process = os.getpid()
-        return self._epochs
+        return self._shared
 
     @property
     def epoch(self) -> int:
         """The epoch of the next iterator."""
-        return int(self._cells().min())
+        return int(self._rows()[_EPOCHS].min())
 
-    def _set_epoch(self, epoch: int) -> None:
+    def _set(self, row: int, value: int) -> None:
         worker = get_worker_info()
         first = worker.id if worker else 0
-        is_last = worker is None or first == worker.num_workers - 1  # it also sets the cells of those beyond its number
-        self._cells()[first : None if is_last else first + 1] = epoch
+        is_last = worker is None or first == worker.num_workers - 1  # it also sets the columns beyond its number
+        self._rows()[row, first : None if is_last else first + 1] = value
 
     def go_to(self, epoch: int) -> None:
-        """The next iterator begins this epoch; if a place in it was loaded, there, else at its beginning."""
-        is_there = self._set_in is not None and self._position.epoch == self.epoch == epoch
-        if not is_there:
+        """The next iterator begins this epoch: at the place that was loaded, or is to be continued, if that is in it,
+        else at its beginning.
+        """
+        has_place = self._set_in is not None or (self._on_break == "continue" and self._position is not None)
+        if not (has_place and self._position.epoch == self.epoch == epoch):
             self._move_to(_Position(epoch, 0, 0))
 
     def _move_to(self, position: _Position) -> None:
-        self._set_epoch(position.epoch)
+        self._set(_EPOCHS, position.epoch)
+        self._set(_BATCHES, 0)
+        if get_worker_info() is None:
+            self._rows()[_NOTES, _IS_IN_WORKERS] = False
         self._position, self._set_in = position, os.getpid()
 
     def state(self) -> dict[str, int]:
-        """The state that `load` takes."""
+        """The state that `load` takes.
+
+        Raises:
+            RuntimeError: a DataLoader's worker processes have the position.
+        """
         worker = get_worker_info()
+        if worker is None and self._rows()[_NOTES, _IS_IN_WORKERS]:
+            raise RuntimeError(
+                "state_dict(): a DataLoader's worker processes iterate this data set, ahead of the loop, so this "
+                "process does not know how many batches the loop has had. Use torchdata's StatefulDataLoader and its "
+                "state_dict(), or num_workers=0 (the engine's own threads read ahead). Between epochs, set_epoch() of "
+                "the next one makes the state known."
+            )
         if self._position is not None:
             return self._position._asdict()
         # The other workers may be in the epoch before.
-        epoch = int(self._cells()[worker.id]) if worker else self.epoch
+        epoch = int(self._rows()[_EPOCHS, worker.id]) if worker else self.epoch
         return _Position(epoch, 0, worker.num_workers if worker else 0)._asdict()
 
     def load(self, state: dict[str, Any], epoch_batches: int) -> None:
@@ -102,34 +134,72 @@ class Progress:
         """An iterator begins, and is the newest from now on.
 
         Raises:
-            ValueError: it would go on in the middle of an epoch with another number of workers.
+            ValueError: it would go on in the middle of an epoch with another number of workers, or continue a
+                broken-off epoch in a worker.
         """
         worker, position, epoch = get_worker_info(), self._position, self.epoch
         workers = worker.num_workers if worker else 0
+        if worker and self._on_break == "continue":
+            raise ValueError(
+                'on_break="continue" does not work in a DataLoader\'s worker processes: they read ahead of the loop '
+                "and do not know where it stopped. Use num_workers=0 (the engine's own threads read ahead)"
+            )
         if worker and self._set_in == os.getpid():  # the other workers may not have loaded theirs yet
             epoch = position.epoch
         start = 0
-        if self._set_in is not None and position.epoch == epoch:
-            start = position.batches
+        if position is not None and position.epoch == epoch:
+            if self._set_in is not None or self._on_break == "continue":
+                start = position.batches
             if start and position.workers != workers:
                 raise ValueError(
                     f"the state was taken with num_workers={position.workers} and cannot be resumed with {workers}, "
                     "because each worker counts its own batches"
                 )
+        if self._set_in is None and self._on_break is None and self._is_broken_off(epoch):
+            self._warn_of_a_restart(epoch, epoch_batches)
         self._newest, self._set_in = object(), None
         self._position = _Position(epoch, start, workers)
         numbers = range(worker.id if worker else 0, epoch_batches, max(workers, 1))[start:]
         # A share that a broken-off loop had read to its end is open again; an empty one is over.
-        self._set_epoch(epoch if numbers else epoch + 1)
+        self._set(_EPOCHS, epoch if numbers else epoch + 1)
+        self._set(_BATCHES, 0)
+        self._rows()[_NOTES, _IS_IN_WORKERS] = worker is not None
         return Begun(self._newest, epoch, start, numbers, workers)
+
+    def _is_broken_off(self, epoch: int) -> bool:
+        """Whether an iterator handed out some batches of this epoch and not all of them."""
+        worker, position, rows = get_worker_info(), self._position, self._rows()
+        if position is not None and position.epoch == epoch and position.batches:
+            return True
+        if worker is None:  # workers may have had the last iterator
+            return bool(rows[_BATCHES].any())
+        return bool(rows[_BATCHES, worker.id] or rows[_EPOCHS, worker.id] > epoch)
+
+    def _warn_of_a_restart(self, epoch: int, epoch_batches: int) -> None:
+        worker, notes = get_worker_info(), self._rows()[_NOTES]
+        if notes[_HAS_WARNED] or (worker is not None and worker.id > 0):
+            return
+        notes[_HAS_WARNED] = True
+        at = self._position
+        after = f" after {at.batches} of {epoch_batches} batches" if at is not None and worker is None else ""
+        warnings.warn(
+            f"gdsdata: epoch {epoch} was broken off{after} and starts again with the same batches. A loop that takes "
+            'only some batches of each epoch never sees the others. on_break="continue" goes on behind the last batch '
+            'that was handed out; set_epoch() begins another epoch; on_break="restart" is this without a warning.',
+            UserWarning,
+            stacklevel=4,
+        )
 
     def handed_out(self, iterator: Begun, given: int) -> None:
         """``iterator`` has given so many of its batches."""
         if self._newest is not iterator.key:
             return
         self._position = _Position(iterator.epoch, iterator.start + given, iterator.workers)
-        if given == len(iterator.numbers):
-            self._set_epoch(iterator.epoch + 1)
+        is_over = given == len(iterator.numbers)
+        if iterator.workers:
+            self._set(_BATCHES, 0 if is_over else given)
+        if is_over:
+            self._set(_EPOCHS, iterator.epoch + 1)
             if iterator.workers <= 1:  # else the others may have batches left, and this one's state must wait for them
                 self._position = None
 
@@ -139,5 +209,5 @@ class Progress:
             self._position = None
 
     def __getstate__(self) -> dict[str, Any]:
-        self._cells()  # a process that is spawned from this one may be a worker of this one, and shares its cells
+        self._rows()  # a process that is spawned from this one may be a worker of this one, and shares its cells
         return self.__dict__

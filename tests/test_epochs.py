@@ -2,8 +2,11 @@
 
 import itertools
 import json
+import os
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -183,7 +186,167 @@ def test_the_report_of_an_epoch_comes_with_its_last_batch(tmp_path, capfd):
     assert capfd.readouterr().err.count("gdsdata: 13 steps") == 1
 
 
+# ------------------------------------------------------------------------------------------------- epochs broken off
+
+
+def first_batches(batches, count: int) -> list[np.ndarray]:
+    return [batch.numpy().copy() for batch in itertools.islice(batches, count)]
+
+
+@pytest.mark.parametrize("make", [read, mixed], ids=name_of)
+def test_an_epoch_broken_off_starts_again_and_warns_once(tmp_path, make):
+    dataset = make(tmp_path)
+    first = first_batches(dataset, 4)
+    with pytest.warns(UserWarning, match="epoch 0 was broken off after 4 of 13 batches and starts again") as warned:
+        again = first_batches(dataset, 4)
+    assert len(warned) == 1 and warned[0].filename == __file__
+    assert 'on_break="continue"' in str(warned[0].message) and 'on_break="restart"' in str(warned[0].message)
+    assert_same_batches(again, first)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert_same_batches(first_batches(dataset, 4), first)
+
+
+def whole_epochs(dataset):
+    by_for(dataset), by_next(dataset), iter(dataset), iter(dataset)
+
+
+def resumed_on_purpose(dataset):
+    first_batches(dataset, 3)
+    dataset.load_state_dict(dataset.state_dict())
+    first_batches(dataset, 3)
+    dataset.set_epoch(0)
+    iter(dataset)
+
+
+@pytest.mark.parametrize("loop", [whole_epochs, resumed_on_purpose], ids=name_of)
+@pytest.mark.parametrize("make", [read, mixed], ids=name_of)
+def test_no_warning_if_no_batch_comes_again_by_accident(tmp_path, make, loop):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loop(make(tmp_path))
+
+
+def read_on(folder: Path, on_break: str | None = "continue") -> GDSDataset:
+    return read(folder, on_break=on_break)
+
+
+def mixed_on(folder: Path, on_break: str | None = "continue") -> Mix:
+    return Mix([read(folder, seed=1), read(folder, seed=2)], stop=BATCHES, on_break=on_break)
+
+
+def loader_on(folder: Path) -> DataLoader:
+    return loader(folder, dataset=read_on)
+
+
+@pytest.mark.parametrize(("make", "whole"), [(read_on, read), (mixed_on, mixed), (loader_on, read)])
+def test_an_epoch_broken_off_continues_if_asked_to(tmp_path, make, whole):
+    dataset = make(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        got = [batch for _ in range(9) for batch in first_batches(dataset, 3)]
+    # 13 batches are four loops of 3 and one of 1: an iterator never gives batches of two epochs.
+    assert_same_batches(got, epochs_by(by_for, whole, tmp_path, 2)[: len(got)])
+    assert len(got) == 13 + 4 * 3
+
+
+@pytest.mark.parametrize(("make", "whole"), [(read_on, read), (mixed_on, mixed)])
+def test_a_state_of_an_epoch_that_continues_is_where_it_continues(tmp_path, make, whole):
+    dataset, other = make(tmp_path), make(tmp_path)
+    got = first_batches(dataset, 3) + first_batches(dataset, 3)
+    dataset.set_epoch(0)  # as frameworks do before each loop
+    other.load_state_dict(dataset.state_dict())
+    expected = epochs_by(by_for, whole, tmp_path, 1)
+    assert_same_batches([*got, *by_for(dataset)], expected)
+    assert_same_batches([*got, *by_for(other)], expected)
+    dataset.set_epoch(0)
+    assert_same_batches(by_for(dataset), expected)
+
+
+@pytest.mark.parametrize("make", [read_on, mixed_on], ids=name_of)
+def test_a_broken_off_epoch_may_be_asked_to_start_again_in_silence(tmp_path, make):
+    dataset = make(tmp_path, "restart")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert_same_batches(first_batches(dataset, 3), first_batches(dataset, 3))
+
+
+@pytest.mark.parametrize("make", [read_on, mixed_on], ids=name_of)
+def test_another_on_break_is_refused(tmp_path, make):
+    with pytest.raises(ValueError, match="on_break='resume' must be None, 'restart' or 'continue'"):
+        make(tmp_path, "resume")
+
+
 # ----------------------------------------------------------------------------------------------------- in workers
+
+
+def error_of(function) -> str:
+    try:
+        function()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def states_beside_workers(folder: Path, make) -> list[Any]:
+    dataset = make(folder)
+    batches = DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context="fork")
+    said = [dataset.state_dict()["batches"]]
+    for _ in batches:
+        said.append(error_of(dataset.state_dict))
+        break
+    by_for(batches)
+    said.append(error_of(dataset.state_dict))  # even here: workers read the last batches ahead of the loop
+    dataset.set_epoch(2)
+    said.append(dataset.state_dict()["epoch"])
+    first_batches(DataLoader(dataset, batch_size=None), 4)
+    said.append(dataset.state_dict()["batches"])
+    return said
+
+
+@pytest.mark.parametrize("make", [read, mixed], ids=name_of)
+def test_a_state_that_only_workers_know_is_refused_in_words(tmp_path, make):
+    before, amid, behind, epoch, batches = in_new_process(states_beside_workers, tmp_path, make)
+    assert (before, epoch, batches) == (0, 2, 4)
+    for said in (amid, behind):
+        assert said.startswith("RuntimeError: ") and "worker processes" in said
+        assert all(remedy in said for remedy in ("StatefulDataLoader", "num_workers=0", "set_epoch"))
+
+
+def state_of_a_stateful_loader(folder: Path) -> int:
+    batches = loader(folder, 2, StatefulDataLoader)
+    first_batches(batches, 5)
+    return batches.state_dict()["_snapshot"]["_snapshot_step"]
+
+
+def test_the_state_that_is_advised_can_be_had(tmp_path):
+    assert in_new_process(state_of_a_stateful_loader, tmp_path) == 5
+
+
+def error_of_continuing_in_workers(folder: Path) -> str:
+    return error_of(lambda: by_for(loader(folder, 2, dataset=read_on)))
+
+
+def test_workers_refuse_to_continue_a_broken_off_epoch(tmp_path):
+    said = in_new_process(error_of_continuing_in_workers, tmp_path)
+    assert 'on_break="continue" does not work in a DataLoader\'s worker processes' in said and "num_workers=0" in said
+
+
+def warnings_of_workers(folder: Path, persistent: bool) -> list[str]:
+    """What three loops over a loader say that leave it after a batch, on the workers' stderr."""
+    with open(folder / "stderr", "w") as file:
+        os.dup2(file.fileno(), 2)
+        batches = loader(folder, 2, persistent_workers=persistent, prefetch_factor=1)
+        for _ in range(3):
+            first_batches(batches, 1)
+        del batches
+    return [line for line in (folder / "stderr").read_text().splitlines() if "broken off" in line]
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_warn_once_of_an_epoch_broken_off(tmp_path, persistent):
+    (said,) = in_new_process(warnings_of_workers, tmp_path, persistent)
+    assert "UserWarning" in said and "starts again" in said
 
 
 def test_workers_begin_the_same_epoch_if_only_one_of_them_had_ended_its_share(monkeypatch):
