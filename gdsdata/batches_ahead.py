@@ -13,6 +13,7 @@ import numpy as np
 
 from gdsdata import engine
 from gdsdata.errors import CorruptData, EngineClosed, IoError
+from gdsdata.program_end import stop_at_exit
 from gdsdata.skipped import Skipped, nothing_left
 from gdsdata.stalls import ReadsInFlight
 
@@ -51,6 +52,7 @@ class BatchesAhead(ABC):
         self._bytes = dict.fromkeys(engine.ROUTES, 0)
         self._batches = self._stalls = self._ready = 0
         self._stall_s = 0.0
+        stop_at_exit(self)
 
     @abstractmethod
     def _begin(self, planned: Any) -> Begun:
@@ -132,7 +134,7 @@ class BatchesAhead(ABC):
         self._begin_some()
 
     def _begin_some(self) -> None:
-        while self._planned and len(self._begun) < self._prefetch:
+        while self._planned and len(self._begun) < self._prefetch and not self._closed:
             self._begun.append(self._begin(self._planned.popleft()))
 
     def statistics(self) -> dict[str, Any]:
@@ -146,12 +148,18 @@ class BatchesAhead(ABC):
             "ring_full_s": 0.0,
         }
 
-    def close(self) -> None:
-        """Returns when nothing is being read any more, but for what has stalled, which is not waited for."""
+    def stop(self) -> None:
+        """Drop what has not begun, and give up what storage has not given yet. Does not wait."""
         self._closed = True
         self._planned.clear()
-        for begun in self._begun:
+        for begun in list(self._begun):
             begun.done.cancel()
+        self._reads.close()
+        self._readers.shutdown(wait=False, cancel_futures=True)
+
+    def close(self) -> None:
+        """Returns when nothing is being read any more, but for what has stalled, which is not waited for."""
+        self.stop()
         self._readers.shutdown(wait=not self._reads.has_stalled)
         self._begun.clear()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from gdsdata.formats.index import Format, Index, has_fields, is_of_windows, is_t
 from gdsdata.formats.registry import Source, list_files, recognise
 from gdsdata.options import EngineOptions
 from gdsdata.order import Order
+from gdsdata.program_end import Ending, end_at_exit, is_ending_daemon
 from gdsdata.progress import Begun, Progress
 from gdsdata.ranks import rank_and_world_size
 from gdsdata.report import Report, Reporter, StepTimes, WorkerTimes, diagnose, marked
@@ -397,13 +399,13 @@ class GDSDataset(IterableDataset):
         if self._index is None:
             self._index_files()
         batches = self._read_ahead(epoch, numbers, handed_out)
-        next(batches)
+        end_at_exit(batches, next(batches))
         return batches
 
     def _read_ahead(
         self, epoch: int, numbers: range | np.ndarray, handed_out: Callable[[int], object]
     ) -> Iterator[Any]:
-        """None once reading has begun, and then the batches."""
+        """What ends it, once reading has begun, and then the batches."""
         index, order = self._index, self._order
         done, total = 0, len(numbers)
         pieces = self._open_pieces(index, epoch)
@@ -411,6 +413,7 @@ class GDSDataset(IterableDataset):
         source = self._source
         batches, take = source.batches(pieces, upcoming, owner=self)
         self._running = batches
+        ending = Ending(partial(self._end, batches, pieces))
         reach = batches.reach if is_table(index) else pieces.reach if pieces else None
         transform, times = self.transform, self._times
         planned, plan_batches = 0, self.prefetch
@@ -435,7 +438,7 @@ class GDSDataset(IterableDataset):
         try:
             if total:
                 plan()
-            yield None
+            yield ending
             times.asked()
             while done < total:
                 if done:
@@ -462,22 +465,28 @@ class GDSDataset(IterableDataset):
                 times.trained()
                 batch = None  # what the consumer has dropped must not live on here
         except (GdsdataError, FileNotFoundError) as error:
+            if is_ending_daemon():
+                raise SystemExit from None
             if isinstance(error, StallError):
                 error.statistics = self.stats()
             self._index = None  # the files are not as they were: look again at the next iteration
             raise
         finally:
-            self._add_to_totals(batches)
-            batches.close()
-            self._workers, self._workers_before = self._worker_times(), None
-            if pieces is not None:
-                pieces.close()
-                self._piece_bytes = _sum_of_routes(self._piece_bytes, pieces.bytes)
-                self._piece_memory_bytes = max(self._piece_memory_bytes, pieces.memory_bytes)
-            source.warn_of_fallbacks()
+            ending()
         if total:
             yield batch
             times.trained()
+
+    def _end(self, batches: Any, pieces: OpenPieces | None) -> None:
+        """Close what an iterator has open, and keep its counts."""
+        self._add_to_totals(batches)
+        batches.close()
+        self._workers, self._workers_before = self._worker_times(), None
+        if pieces is not None:
+            pieces.close()
+            self._piece_bytes = _sum_of_routes(self._piece_bytes, pieces.bytes)
+            self._piece_memory_bytes = max(self._piece_memory_bytes, pieces.memory_bytes)
+        self._source.warn_of_fallbacks()
 
     def _sample_by_sample(self, index: Index | WindowIndex, samples: np.ndarray) -> torch.Tensor:
         """A batch of those of ``samples`` that can be read."""

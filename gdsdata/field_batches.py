@@ -29,6 +29,8 @@ from gdsdata.stalls import ReadsInFlight
 # they are decoded too, a third one keeps the threads busy.
 _AT_A_TIME = 2
 _DECODED_AT_A_TIME = 3
+# Reads that were cancelled are waited for so long; what storage has not given by then keeps its memory.
+_CLOSING_S = 1.0
 # Each field's values begin at a multiple of it, so that any dtype may be their view.
 _ALIGNMENT_BYTES = 64
 
@@ -401,10 +403,11 @@ class FieldBatches(BatchesAhead):
         reads = [begun.done for begun in self._begun if isinstance(begun.done, _Reads)]
         for one in reads:
             one.cancel()
+        until = time.monotonic() + min(_CLOSING_S, self._stall_timeout_s)
         for one in reads:
             if not self._reads.has_stalled:
                 with contextlib.suppress(NotYet):
-                    one.exception(self._stall_timeout_s)
+                    one.exception(max(0.0, until - time.monotonic()))
             one.let_go()
         super().close()
         if self._threads is not None:

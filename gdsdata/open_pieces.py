@@ -23,6 +23,7 @@ from gdsdata.formats.index import Index
 from gdsdata.formats.megatron import WindowIndex
 from gdsdata.lanes import LanePermutation
 from gdsdata.options import MIB, EngineOptions
+from gdsdata.program_end import stop_at_exit
 from gdsdata.stalls import ReadsInFlight
 
 # Bytes of one call of the engine, and how many calls are under way: the storage has something to do between them.
@@ -110,6 +111,7 @@ class OpenPieces:
         self._counting = threading.Lock()
         self._bytes, self._memory_bytes = dict.fromkeys(engine.ROUTES, 0), [0, 0]
         self._closed = False
+        stop_at_exit(self)
 
     @property
     def bytes(self) -> Mapping[str, int]:
@@ -171,11 +173,18 @@ class OpenPieces:
             file[inside] = len(self._index.paths) + number % 2
         return file, begin_bytes, *more
 
-    def close(self) -> None:
-        """Returns when nothing is being read any more, but for what has stalled, which is not waited for."""
+    def stop(self) -> None:
+        """Drop what has not begun, and give up what storage has not given yet. Does not wait."""
         self._closed = True
         for threads in (self._openers, self._readers):
-            threads.shutdown(wait=not self._reads.has_stalled, cancel_futures=True)
+            threads.shutdown(wait=False, cancel_futures=True)
+        self._reads.close()
+
+    def close(self) -> None:
+        """Returns when nothing is being read any more, but for what has stalled, which is not waited for."""
+        self.stop()
+        for threads in (self._openers, self._readers):
+            threads.shutdown(wait=not self._reads.has_stalled)
         self._windows.clear()
 
     def _wait_for(self, opened: Future[_Window]) -> _Window:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as NotYet
 from typing import Any, Protocol
 
-from gdsdata.errors import StallError
+from gdsdata.errors import EngineClosed, StallError
 
 # A wait looks at the progress so often: at a quarter of the timeout, or this.
 _LONGEST_LOOK_S = 0.25
+_CLOSED = "the data set's iterator was closed"
 
 
 class Awaited(Protocol):
@@ -37,7 +39,7 @@ class ReadsInFlight:
     """
 
     def __init__(self, stall_timeout_s: float) -> None:
-        self.has_stalled = False
+        self.has_stalled = self._is_closed = False
         self._timeout_s = stall_timeout_s
         self._look_s = min(stall_timeout_s / 4, _LONGEST_LOOK_S)
         self._changing = threading.Lock()
@@ -48,7 +50,8 @@ class ReadsInFlight:
         """Wait for begun reads; the bytes of each by route.
 
         Raises:
-            StallError: the iterator was told of a stall meanwhile. Their memory is then kept until they end.
+            StallError, EngineClosed: the iterator was told of a stall meanwhile, or closed. Their memory is then kept
+                until they end.
             IoError, CorruptData, FileNotFoundError, DeviceError: of the first one that failed.
         """
         with self._changing:
@@ -56,7 +59,7 @@ class ReadsInFlight:
         try:
             for read in reads:
                 while not read.wait(_LONGEST_LOOK_S):
-                    if self.has_stalled:
+                    if self.has_stalled or self._is_closed:
                         self._give_up(reads)
         finally:
             with self._changing:
@@ -69,7 +72,13 @@ class ReadsInFlight:
             read.cancel()
         for read in reads:
             read.let_go()
-        raise StallError(f"a read was given up: nothing had been read for {self._timeout_s} s")
+        if self.has_stalled:
+            raise StallError(f"a read was given up: nothing had been read for {self._timeout_s} s")
+        raise EngineClosed(_CLOSED)
+
+    def close(self) -> None:
+        """Nobody wants the reads any more: threads give up those that they wait for."""
+        self._is_closed = True
 
     def progress(self) -> Hashable:
         """Equal to what it was before if nothing has moved since; None while there is nothing to be moved."""
@@ -86,12 +95,15 @@ class ReadsInFlight:
 
         Raises:
             StallError: nothing has moved for ``stall_timeout_s``.
+            EngineClosed: it was canceled.
         """
         progress = progress or self.progress
         before, moved_at = None, time.monotonic()
         while not done.done():
             try:
                 done.exception(self._look_s)
+            except CancelledError:
+                raise EngineClosed(_CLOSED) from None
             except NotYet:
                 now, found = time.monotonic(), progress()
                 if found is None or found != before:

@@ -67,6 +67,8 @@ class TableBatches(FieldBatches):
         skipped: Skipped | None,
     ) -> None:
         device = torch.device("cpu")
+        threads = min(_DECODERS, len(os.sched_getaffinity(0)))
+        self._decoders = ThreadPoolExecutor(threads, thread_name_prefix="gdsdata-row-groups")
         super().__init__(
             shared, files, index, device, prefetch, stall_timeout_s, ragged_as, decode, None, collate, skipped
         )
@@ -76,8 +78,6 @@ class TableBatches(FieldBatches):
         self._look_at = 0
         self._held: dict[int, Future[tuple[list[Values], Routes]]] = {}
         self._uncounted: list[Future[tuple[list[Values], Routes]]] = []
-        threads = min(_DECODERS, len(os.sched_getaffinity(0)))
-        self._decoders = ThreadPoolExecutor(threads, thread_name_prefix="gdsdata-row-groups")
 
     def reach(self, step: int) -> None:
         """Say that ``step`` of the epoch is about to be read: what it and those behind it need is decoded."""
@@ -106,9 +106,12 @@ class TableBatches(FieldBatches):
                     self._bytes[route] += count
         return super().statistics()
 
+    def stop(self) -> None:
+        self._decoders.shutdown(wait=False, cancel_futures=True)
+        super().stop()
+
     def close(self) -> None:
         """As `FieldBatches.close`; what is not yet being decoded is not."""
-        self._decoders.shutdown(wait=False, cancel_futures=True)
         super().close()
         self._decoders.shutdown(wait=not self._reads.has_stalled)
         self._held.clear()

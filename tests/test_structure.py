@@ -112,19 +112,20 @@ MAY_IMPORT = {
     "checkpoint": {"engine", "formats", "lazy", "options", "errors", "report"},  # of formats: headers, directories
     "dataset": {
         *("batch_source", "decoders", "field_batches", "formats", "order", "lanes", "ranks", "open_pieces", "shuffles"),
-        *("progress", "row_groups", "skipped", "table_batches", "engine", "options", "errors", "report"),
+        *("progress", "row_groups", "skipped", "table_batches", "engine", "options", "errors", "program_end", "report"),
     },
     "batch_source": {
         *("decoders", "field_batches", "formats", "lent_memory", "open_pieces", "row_groups", "skipped"),
         *("table_batches", "calibration", "engine", "options"),
     },
+    "program_end": set(),
     "report": set(),
     "trace": {"engine"},
     "mix": {"dataset", "order", "progress"},
     "progress": set(),
     "skipped": {"engine", "formats", "errors"},
     "decoders": {"engine", "formats", "images", "errors"},
-    "batches_ahead": {"engine", "skipped", "stalls", "errors"},
+    "batches_ahead": {"engine", "program_end", "skipped", "stalls", "errors"},
     "stalls": {"errors"},
     "lent_memory": set(),
     "field_batches": {
@@ -134,7 +135,7 @@ MAY_IMPORT = {
     "formats": {"errors", "lazy"},
     "lazy": set(),
     "images": set(),
-    "open_pieces": {"engine", "formats", "lanes", "options", "stalls", "errors"},
+    "open_pieces": {"engine", "formats", "lanes", "options", "program_end", "stalls", "errors"},
     "order": {"errors"},
     "lanes": {"order", "errors"},
     "row_groups": {"lanes", "order", "errors"},

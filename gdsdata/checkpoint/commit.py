@@ -17,8 +17,9 @@ import os
 import re
 import secrets
 import socket
+import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 from gdsdata.checkpoint.writing import Writing, make_folder, sync_folder
@@ -78,8 +79,9 @@ class Folder:
         self._options = options
         self._lock: int | None = None
 
-    def __del__(self) -> None:
-        self.unlock()
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_finalizing():  # then the modules that this needs are gone, and the system unlocks
+            self.unlock()
 
     def file(self, step: int, name: str) -> str:
         return os.path.join(self._folder_of(step), name)

@@ -1,0 +1,65 @@
+"""Programs that end in the middle of something are silent and quick about it."""
+
+import io
+import json
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+from helpers import REPOSITORY, random_bytes, write_records
+
+# Its programs are read here, and run there.
+PROGRAMS = Path(__file__).with_name("interpreter_ends.py")
+# Of a program, with what it does before its end, on a busy machine. The first of storage's late answers comes later.
+MOST_S = 20.0
+
+
+def of_programs(name: str) -> dict:
+    """A dict that the programs' module defines, without running it."""
+    text = PROGRAMS.read_text()
+    begin = text.index(f"\n{name} = {{") + len(f"\n{name} = ")
+    return eval(text[begin : text.index("\n}\n", begin) + 2])
+
+
+SILENT, LOUD = of_programs("SILENT"), of_programs("LOUD")
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory) -> dict[str, tuple[int, float, str]]:
+    """Exit code, seconds and stderr of every program."""
+    folder = tmp_path_factory.mktemp("ends")
+    write_records(folder / "0.bin", 4000, 4096)
+    with tarfile.open(folder / "0.tar", "w") as tar:
+        for i in range(200):
+            member = tarfile.TarInfo(f"{i}.txt")
+            member.size = 10_000
+            tar.addfile(member, io.BytesIO(random_bytes(5000, i).hex().encode()))
+    table = pyarrow.table({"a": np.arange(100_000)})
+    pyarrow.parquet.write_table(table, folder / "0.parquet", row_group_size=1000)
+    command = [sys.executable, str(PROGRAMS), str(folder), str(MOST_S), *SILENT, *LOUD]
+    environment = {"PYTHONPATH": str(REPOSITORY), "PATH": "/usr/bin:/bin", "HOME": str(folder)}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
+    assert ended.returncode == 0, ended.stderr
+    return {name: (code, seconds, stderr) for name, code, seconds, stderr in map(json.loads, ended.stdout.splitlines())}
+
+
+@pytest.mark.timeout(420)
+@pytest.mark.parametrize("name", SILENT)
+def test_a_program_ends_in_silence_with(outcomes, name):
+    code, seconds, stderr = outcomes[name]
+    assert (code, stderr) == (0, ""), f"after {seconds:.1f} s"
+
+
+@pytest.mark.timeout(420)
+@pytest.mark.parametrize("name", LOUD)
+def test_a_program_says_its_own_error_alone_at(outcomes, name):
+    _, expected_code, last_line = LOUD[name]
+    code, seconds, stderr = outcomes[name]
+    assert code == expected_code, f"after {seconds:.1f} s: {stderr}"
+    assert stderr.splitlines()[-1:] == ([last_line] if last_line else []), stderr
+    assert stderr.count("Traceback") <= 1 and "Exception ignored" not in stderr, stderr
