@@ -155,7 +155,7 @@ class Pread(Row):
         self.descriptors = [os.open(path, os.O_RDONLY) for path in self.index.paths]
 
     def read(self, ids):
-        files, begins, lengths = self.index.extents(ids)
+        files, begins, lengths, _ = self.index.extents(ids)
         offsets = np.cumsum([0, *lengths[:, 0]])
         values = torch.empty(int(offsets[-1]), dtype=torch.uint8)
         view = memoryview(values.numpy())

@@ -103,11 +103,12 @@ def check_ragged_as(ragged: str) -> None:
 
 
 class _Planned(NamedTuple):
-    """One batch of B samples with K fields: int32 (B,), and int64 (B, K) each."""
+    """One batch of B samples with K fields: int32 (B,), int64 (B, K) twice, and int64 (B,): see `FieldIndex.extents`."""
 
     file: np.ndarray
     begin_bytes: np.ndarray
     length_bytes: np.ndarray
+    sample: np.ndarray
 
 
 class _Destination(NamedTuple):
@@ -119,19 +120,27 @@ class _Destination(NamedTuple):
 
 
 class _Read(NamedTuple):
-    """The memory that some fields of a batch are read to, what the engine is asked for, and what it makes of it."""
+    """The memory that some fields of a batch are read to, what the engine is asked for, and what it makes of it.
+
+    ``checksum`` is of each transfer, and ``check`` raises if one is not as it should be.
+    """
 
     memory: torch.Tensor
     engine: Any
     transfers: tuple[Any, ...]
     conversion: str
+    checksum: str
+    check: Callable[[np.ndarray], None] | None
 
 
 class _Reads:
     """What the engine reads of a batch while nobody waits: a `Future` of its bytes by route, and of nothing else."""
 
     def __init__(self, reads: Sequence[_Read]) -> None:
-        self._begun = [read.engine.begin_read(*read.transfers, read.memory, read.conversion) for read in reads]
+        self._begun = [
+            read.engine.begin_read(*read.transfers, read.memory, read.conversion, read.checksum) for read in reads
+        ]
+        self._unchecked = [(i, read.check) for i, read in enumerate(reads) if read.check is not None]
 
     def done(self) -> bool:
         return all(read.ended() for read in self._begun)
@@ -147,9 +156,17 @@ class _Reads:
                 raise NotYet
 
     def result(self) -> tuple[dict[str, int], dict[int, Any]]:
-        """Of what is done; copies to a GPU are waited for."""
+        """Of what is done; copies to a GPU are waited for.
+
+        Raises:
+            CorruptData: a checksum differs.
+        """
         self.exception(math.inf)
-        return _sum_of([read.routes() for read in self._begun]), {}
+        routes = _sum_of([read.routes() for read in self._begun])
+        for i, check in self._unchecked:
+            check(self._begun[i].checksums())
+        self._unchecked = []
+        return routes, {}
 
     def result_in_thread(self, in_flight: ReadsInFlight) -> dict[str, int]:
         """Bytes by route, waited for in a thread of an iterator's."""
@@ -222,7 +239,8 @@ class FieldBatches(BatchesAhead):
     ) -> None:
         self._files, self._device = files, device
         self._lent = lent or LentMemory(prefetch + 2)
-        self._paths, self._fields = index.paths, getattr(index, "fields", ())
+        self._index, self._fields = index, getattr(index, "fields", ())
+        self._checksums = getattr(index, "checksums", None)
         self._ragged_as, self._decode, self._collate = _RAGGED_AS[ragged_as], decode, collate
         self._conversion, self._growth = "none", 1  # by the engine, on the way: each byte stored becomes so many
         columns = range(max(1, len(self._fields)))
@@ -237,10 +255,12 @@ class FieldBatches(BatchesAhead):
         readers = ThreadPoolExecutor(at_a_time, "gdsdata-fields", set_up)
         super().__init__(prefetch, stall_timeout_s, readers, skipped)
 
-    def plan(self, file: np.ndarray, begin_bytes: np.ndarray, length_bytes: np.ndarray, sizes: np.ndarray) -> None:
+    def plan(
+        self, file: np.ndarray, begin_bytes: np.ndarray, length_bytes: np.ndarray, sample: np.ndarray, sizes: np.ndarray
+    ) -> None:
         """Batches of ``sizes`` samples each, whose extents follow one another (`FieldIndex.extents`)."""
         ends = np.cumsum(sizes)[:-1]
-        self._plan(map(_Planned, *(np.split(column, ends) for column in (file, begin_bytes, length_bytes))))
+        self._plan(map(_Planned, *(np.split(column, ends) for column in (file, begin_bytes, length_bytes, sample))))
 
     def _begin(self, planned: _Planned) -> _Begun:
         """Asks for it, behind what the current stream has been given, whose memory it may get."""
@@ -271,7 +291,42 @@ class FieldBatches(BatchesAhead):
             (memory.data_ptr() + places[wanted]).astype(np.uint64),
             there.engine.mark(engine.stream_of(there.device)),
         )
-        return _Read(memory, there.engine, transfers, self._conversion)
+        if self._checksums is None:
+            return _Read(memory, there.engine, transfers, self._conversion, "none", None)
+        check = partial(self._check_sums, planned, there.columns, wanted)
+        return _Read(memory, there.engine, transfers, self._conversion, self._index.checksum, check)
+
+    def _check_sums(self, planned: _Planned, columns: list[int], wanted: np.ndarray, found: np.ndarray) -> None:
+        """
+        Args:
+            planned: the batch.
+            columns: fields that were read.
+            wanted: bool (B, len(columns)), which of them have bytes.
+            found: uint32, the checksums of these.
+
+        Raises:
+            CorruptData: one is not the index's.
+        """
+        expected = self._checksums[planned.sample][:, columns]
+        of_all = np.zeros_like(expected)
+        of_all[wanted] = found
+        if (of_all == expected).all():
+            return
+        i, place = np.argwhere(of_all != expected)[0].tolist()
+        raise self._corrupt(
+            planned,
+            i,
+            columns[place],
+            f"has the {self._index.checksum} {of_all[i, place]:08x}, and {expected[i, place]:08x} stands in the file: "
+            f'write or copy it again, or pass on_error="skip"',
+        )
+
+    def _corrupt(self, planned: _Planned, i: int, k: int, reason: str) -> CorruptData:
+        """Of the field of column ``k`` of a batch's sample ``i``, which may have been read from a copy of its file."""
+        file, begins, lengths, _ = self._index.extents(planned.sample[i : i + 1])
+        path, begin, length = self._index.paths[int(file[0])], int(begins[0, k]), int(lengths[0, k])
+        message = f"{path}: field {self._fields[k].name!r} of {length} bytes at offset {begin} {reason}"
+        return CorruptData(message, path, begin, length)
 
     def _memory_for(self, size_bytes: int, device: torch.device) -> torch.Tensor:
         if device.type == self._device.type == "cpu":
@@ -364,15 +419,7 @@ class FieldBatches(BatchesAhead):
         try:
             return self._made_of(name, [of_all[i] for i in wanted]) if len(wanted) else []
         except Undecodable as error:
-            sample = wanted[error.sample]
-            path = self._paths[planned.file[sample]]
-            begin, length = planned.begin_bytes[sample, k], planned.length_bytes[sample, k]
-            raise CorruptData(
-                f"{path}: field {name!r} of {length} bytes at offset {begin} cannot be decoded: {error}",
-                path,
-                int(begin),
-                int(length),
-            ) from error
+            raise self._corrupt(planned, wanted[error.sample], k, f"cannot be decoded: {error}") from error
 
     def _made_of(self, name: str, samples: Sequence[torch.Tensor]) -> Any:
         decoder = self._decode[name]
@@ -439,9 +486,9 @@ class WindowBatches(FieldBatches):
         self, file: np.ndarray, begin_bytes: np.ndarray, length_bytes: np.ndarray, pieces: np.ndarray, sizes: np.ndarray
     ) -> None:
         """Batches of ``sizes`` windows each, whose pieces follow one another (`WindowIndex.extents`)."""
-        super().plan(
-            file, begin_bytes[:, None], length_bytes[:, None], np.add.reduceat(pieces, np.cumsum([0, *sizes[:-1]]))
-        )
+        begin_bytes, length_bytes = begin_bytes[:, None], length_bytes[:, None]
+        in_batch = np.add.reduceat(pieces, np.cumsum([0, *sizes[:-1]]))
+        super().plan(file, begin_bytes, length_bytes, np.repeat(np.arange(len(pieces)), pieces), in_batch)
 
     def _values_of(self, begun: _Begun) -> torch.Tensor:
         return begun.flat[0].view(self._dtype).to(self._sample.torch_dtype).view(-1, *self._sample.shape)

@@ -131,7 +131,8 @@ def check(index: Index | FieldIndex | WindowIndex) -> None:
             file, begin = index.extents(samples)
             length = np.full(len(begin), index.sample.bytes)
         elif isinstance(index, FieldIndex):
-            file, begin, length = index.extents(samples)
+            file, begin, length, same = index.extents(samples)
+            assert same is samples and (index.checksums is None or index.checksums.shape == index.begin_bytes.shape)
             file = file[:, None]
         else:
             file, begin, length, pieces = index.extents(samples)

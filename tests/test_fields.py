@@ -408,7 +408,7 @@ def test_runs_cover_the_bytes_of_their_samples(tmp_path_factory, counts, drawn):
     first = drawn.draw(st.integers(0, len(index) - 1))
     count = drawn.draw(st.integers(1, len(index) - first))
     covered = {(file, at) for file, begin, size in index.runs(first, count) for at in range(begin, begin + size)}
-    files, begins, sizes = index.extents(np.arange(first, first + count))
+    files, begins, sizes, _ = index.extents(np.arange(first, first + count))
     for file, begin, size in zip(files, begins, sizes, strict=True):
         for at, length in zip(begin.tolist(), size.tolist(), strict=True):
             assert length <= 0 or {(file, at), (file, at + length - 1)} <= covered

@@ -248,7 +248,7 @@ class TestSequences:
         index = Megatron().index(paths)
         assert isinstance(index, FieldIndex) and len(index) == 4
         assert index.fields == (Field("tokens", np.dtype(CODES[code]).newbyteorder("<")),)
-        files, offsets, lengths_bytes = index.extents(np.arange(4))
+        files, offsets, lengths_bytes, _ = index.extents(np.arange(4))
         read = []
         for file, at, length in zip(files, offsets[:, 0], lengths_bytes[:, 0], strict=True):
             with open(index.paths[file], "rb") as stream:

@@ -11,11 +11,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gdsdata import GDSDataset, Lanes
+from gdsdata.decoders import Undecodable
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.formats import tfrecord
 from gdsdata.formats.crc32c import crc32c, crc32c_joined
 from gdsdata.formats.fields import Field
-from gdsdata.formats.tfrecord import TFRecord, check_data, find_records
+from gdsdata.formats.tfrecord import TFRecord, find_records
 
 # Hypothesis runs one test function many times with one tmp_path; every example here overwrites what it reads.
 many = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -46,7 +48,7 @@ def read_of(data: bytes):
 
 def records_in(index) -> list[bytes]:
     """The records as an engine would read them: by their extents, and nothing else."""
-    files, offsets, lengths = index.extents(np.arange(len(index)))
+    files, offsets, lengths, _ = index.extents(np.arange(len(index)))
     found = []
     for file, offset, length in zip(files, offsets[:, 0], lengths[:, 0], strict=True):
         with open(index.paths[file], "rb") as stream:
@@ -102,6 +104,8 @@ class TestRecords:
         assert index.fields == (Field("data"),)
         assert index.first_sample.tolist() == np.cumsum([0, *map(len, files)]).tolist()
         assert index.begin_bytes.dtype == index.length_bytes.dtype == np.int64
+        expected = [crc32c_by_bits(data) for records in files for data in records]
+        assert index.checksums[:, 0].tolist() == expected if checked else index.checksums is None
 
     @pytest.mark.parametrize("window_bytes", [12, 13, 64, 1000])
     @pytest.mark.parametrize("long_bytes", [0, 20, 10**6])
@@ -113,23 +117,9 @@ class TestRecords:
         rng = random.Random(0)
         records = [rng.randbytes(rng.choice([0, 1, 5, 19, 20, 21, 60])) for _ in range(60)]
         data = b"".join(map(record, records))
-        begins, lengths = find_records(read_of(data), len(data), "here")
+        begins, lengths, checksums = find_records(read_of(data), len(data), "here")
         assert [data[at : at + n] for at, n in zip(begins, lengths, strict=True)] == records
-
-    @pytest.mark.parametrize("at_once_bytes", [1, 50, 200, 10**6])
-    def test_data_are_checked_in_whatever_groups(self, monkeypatch, at_once_bytes):
-        monkeypatch.setattr(tfrecord, "_DATA_AT_ONCE_BYTES", at_once_bytes)
-        records = [random.Random(i).randbytes(i * 7 % 90) for i in range(1, 40)]
-        sound = b"".join(map(record, records))
-        begins, lengths = find_records(read_of(sound), len(sound), "here")
-        check_data(read_of(sound), begins, lengths, "here")
-        for bad in (0, 17, 38):
-            for at in (begins[bad], begins[bad] + lengths[bad] - 1, begins[bad] + lengths[bad] + 3):
-                data = bytearray(sound)
-                data[at] ^= 1
-                with pytest.raises(CorruptData, match=f"the data of record {bad} do not have") as caught:
-                    check_data(read_of(bytes(data)), begins, lengths, "here")
-                assert (caught.value.offset, caught.value.length) == (begins[bad], lengths[bad])
+        assert checksums.dtype == np.uint32 and checksums.tolist() == list(map(crc32c_by_bits, records))
 
     def test_longer_than_the_window_are_not_read(self):
         long = bytes(2**20)
@@ -141,13 +131,13 @@ class TestRecords:
             read_bytes += len(part := data[offset : offset + count])
             return part
 
-        begins, _ = find_records(read, len(data), "here")
-        assert len(begins) == 20 and read_bytes == 20 * 12
+        begins, _, _ = find_records(read, len(data), "here")
+        assert len(begins) == 20 and read_bytes == 20 * (12 + 4)
 
     def test_head_is_that_of_tensorflows_own_files(self):
         """TensorBoard's files begin with a record of 24 bytes, hence with these twelve."""
         head = bytes.fromhex("1800000000000000a37f4b22")
-        begins, lengths = find_records(read_of(head + bytes(28)), 40, "here")
+        begins, lengths, _ = find_records(read_of(head + bytes(28)), 40, "here")
         assert (begins.tolist(), lengths.tolist()) == ([12], [24])
 
     def test_size_and_time_of_each_file_are_kept(self, tmp_path):
@@ -198,14 +188,6 @@ class TestDamage:
         assert (caught.value.path, caught.value.offset, caught.value.length) == ("here", offset, length)
         assert str(caught.value).startswith(f"here is damaged at bytes {offset} to {offset + length}: ")
 
-    def test_of_data_is_found_when_asked_for(self, tmp_path):
-        path = tmp_path / "a"
-        path.write_bytes(self.SOUND[:33] + b"?" + self.SOUND[34:])
-        assert len(TFRecord().index([str(path)])) == 2
-        with pytest.raises(CorruptData, match="the data of record 1 do not have the checksum behind them") as caught:
-            TFRecord(check_data=True).index([str(path)])
-        assert (caught.value.path, caught.value.offset, caught.value.length) == (str(path), 31, 5)
-
     def test_of_any_of_many_files_is_reported(self, tmp_path):
         paths = [str(tmp_path / f"{i:02}") for i in range(40)]
         for path in paths:
@@ -223,11 +205,10 @@ class TestDamage:
         assert not isinstance(caught.value, CorruptData)
 
     def test_a_file_that_becomes_shorter_is_noticed(self):
-        begins, lengths = find_records(read_of(self.SOUND), len(self.SOUND), "here")
         with pytest.raises(CorruptData, match="within the record that begins here"):
             find_records(read_of(self.SOUND[:25]), len(self.SOUND), "here")
         with pytest.raises(CorruptData, match="has become shorter while it was indexed"):
-            check_data(read_of(self.SOUND[:-1]), begins, lengths, "here")
+            find_records(read_of(self.SOUND[:-1]), len(self.SOUND), "here")
 
     def test_no_mutation_gives_other_records_than_were_written(self):
         """Whatever is changed, it is refused, or what is found are the first of the records that were written."""
@@ -246,13 +227,103 @@ class TestDamage:
                     data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
             read = read_of(bytes(data))
             try:
-                begins, lengths = find_records(read, len(data), "here")
-                check_data(read, begins, lengths, "here")
+                begins, lengths, checksums = find_records(read, len(data), "here")
             except CorruptData as error:
                 assert 0 <= error.offset <= error.offset + error.length <= len(data)
                 outcomes["refused"] += 1
-            else:
-                found = [bytes(data[at : at + n]) for at, n in zip(begins, lengths, strict=True)]
+                continue
+            found = [bytes(data[at : at + n]) for at, n in zip(begins, lengths, strict=True)]
+            if (crc32c(found) == checksums).all():
                 assert found == records[: len(found)]
                 outcomes["read"] += 1
+            else:
+                outcomes["refused"] += 1
         assert min(outcomes.values()) > 20, outcomes
+
+
+class TestDataThatAreRead:
+    """The checksum of each record's data is compared when the engine has read it."""
+
+    RECORDS = [random.Random(i).randbytes(size) for i, size in enumerate((40, 0, 3000, 1, 70_000, 12))]
+
+    @pytest.fixture
+    def path(self, tmp_path):
+        path = tmp_path / "x.tfrecord"
+        path.write_bytes(b"".join(map(record, self.RECORDS)))
+        return path
+
+    @staticmethod
+    def damage(path, which: int, at: int = 0) -> int:
+        """Change a bit of a record's data, or (-1) of the checksum behind them; the offset of the data."""
+        before = TestDataThatAreRead.RECORDS[:which]
+        begin = sum(map(len, before)) + 16 * len(before) + 12
+        data = bytearray(path.read_bytes())
+        data[begin + (at if at >= 0 else len(TestDataThatAreRead.RECORDS[which]))] ^= 4
+        path.write_bytes(data)
+        return begin
+
+    @staticmethod
+    def read(path, format=None, **options) -> list[bytes]:
+        data = GDSDataset(path, 4, format or TFRecord(), shuffle=False, device="cpu", **options)
+        return [bytes(one.numpy()) for batch in data for one in batch["data"].as_list()]
+
+    def test_sound_data_come_as_they_are(self, path):
+        assert self.read(path) == self.read(path, TFRecord(check_data=False)) == self.RECORDS
+
+    @pytest.mark.parametrize(("which", "at"), [(0, 0), (2, 2999), (3, 0), (4, 50_000), (5, 11), (0, -1), (1, -1), (4, -1)])
+    def test_damage_is_named_with_its_path_offset_and_remedy(self, path, which, at):
+        begin = self.damage(path, which, at)
+        length = len(self.RECORDS[which])
+        said = rf"{path}: field 'data' of {length} bytes at offset {begin} has the crc32c .* write or copy it again"
+        with pytest.raises(CorruptData, match=said) as caught:
+            self.read(path)
+        assert (caught.value.path, caught.value.offset, caught.value.length) == (str(path), begin, length)
+
+    def test_damage_is_read_where_it_is_not_asked_for(self, path):
+        self.damage(path, 0)
+        found = self.read(path, TFRecord(check_data=False))
+        assert found[0] != self.RECORDS[0] and found[1:] == self.RECORDS[1:]
+
+    @pytest.mark.filterwarnings("ignore:gdsdata. a sample is left out")
+    def test_bad_records_alone_are_left_out(self, path):
+        places = [self.damage(path, which) for which in (2, 5)]
+        data = GDSDataset(path, 6, TFRecord(), shuffle=False, device="cpu", on_error="skip")
+        (batch,) = data
+        assert [bytes(one.numpy()) for one in batch["data"].as_list()] == [self.RECORDS[i] for i in (0, 1, 3, 4)]
+        assert [(path, offset) for path, offset, _ in data.stats()["skipped"]["named"]] == [
+            (str(path), place) for place in places
+        ]
+
+    def test_damage_is_named_where_it_is_when_pieces_are_read_ahead(self, tmp_path):
+        """From copies of the files in memory."""
+        path = tmp_path / "x.tfrecord"
+        records = [random.Random(i).randbytes(500) for i in range(64)]
+        content = bytearray(b"".join(map(record, records)))
+        begin = 40 * 516 + 12
+        content[begin] ^= 1
+        path.write_bytes(content)
+        data = GDSDataset(path, 8, TFRecord(), shuffle=Lanes(2, 5, 4), device="cpu")
+        with pytest.raises(CorruptData, match="field 'data' of 500 bytes") as caught:
+            list(data)
+        assert (caught.value.path, caught.value.offset, caught.value.length) == (str(path), begin, 500)
+
+    def test_a_decoder_never_sees_bad_data(self, path):
+        self.damage(path, 4, 69_000)
+        seen = []
+        with pytest.raises(CorruptData, match="crc32c"):
+            list(GDSDataset(path, 6, shuffle=False, device="cpu", decode={"data": seen.append}))
+        assert not seen
+
+    def test_what_a_decoder_refuses_is_named_where_it_is_when_pieces_are_read_ahead(self, tmp_path):
+        path = tmp_path / "x.tfrecord"
+        path.write_bytes(b"".join(record(bytes([i]) * 500) for i in range(64)))
+
+        def refuse(samples):
+            for i, sample in enumerate(samples):
+                if sample[0] == 40:
+                    raise Undecodable(i, "it is the fortieth")
+
+        data = GDSDataset(path, 8, TFRecord(), shuffle=Lanes(2, 5, 4), device="cpu", decode={"data": refuse})
+        with pytest.raises(CorruptData, match="cannot be decoded: it is the fortieth") as caught:
+            list(data)
+        assert (caught.value.path, caught.value.offset, caught.value.length) == (str(path), 40 * 516 + 12, 500)

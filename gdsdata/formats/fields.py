@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -50,6 +50,8 @@ class FieldIndex:
         fields: the K fields.
         begin_bytes: int64 (N, K), offset of each field's bytes in the sample's file.
         length_bytes: int64 (N, K), how many they are; -1: the sample does not have this field.
+        checksums: uint32 (N, K), of those bytes, 0 of none; compared when they are read. None: there are none.
+        checksum: what they are: ``"crc32"`` or ``"crc32c"``.
     """
 
     kind: ClassVar[str] = "fields"
@@ -60,12 +62,14 @@ class FieldIndex:
     fields: tuple[Field, ...]
     begin_bytes: np.ndarray
     length_bytes: np.ndarray
+    checksums: np.ndarray | None = None
+    checksum: Literal["crc32", "crc32c"] = "crc32c"
 
     def __len__(self) -> int:
         """The number of samples in all files."""
         return int(self.first_sample[-1])
 
-    def extents(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def extents(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """The extents of ``samples``.
 
         Args:
@@ -73,10 +77,11 @@ class FieldIndex:
 
         Returns:
             The file of each sample (int32 (m,), a place in ``paths``), and of each of its fields the offset there and
-            the length, in bytes (int64 (m, K) each; the length is -1 where the sample does not have the field).
+            the length, in bytes (int64 (m, K) each; the length is -1 where the sample does not have the field); and
+            ``samples``, by which a reader of copies of these bytes still knows what they are.
         """
         file = np.searchsorted(self.first_sample, samples, side="right") - 1
-        return file.astype(np.int32), self.begin_bytes[samples], self.length_bytes[samples]
+        return file.astype(np.int32), self.begin_bytes[samples], self.length_bytes[samples], samples
 
     def most_bytes(self, samples: int) -> int:
         """Of so many samples' fields, whichever they are."""

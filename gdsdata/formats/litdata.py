@@ -71,8 +71,8 @@ class LitData:
 
     A field is called as the keys and places on the way to it from the top, joined by dots: "image", "boxes.0"; "0" if
     the sample is that leaf itself. Numbers, tensors and numpy's arrays have a dtype; all other leaves are their bytes
-    as they are encoded. Arrays of several axes whose shape varies from sample to
-    sample, or whose dtype varies, are bytes too (see `decode_array`).
+    as they are encoded. Arrays of several axes whose shape varies from sample to sample, or whose dtype varies, are
+    bytes too (see `decode_array`).
 
     Args:
         window_tokens: of a dataset written for TokensLoader: how many tokens a sample is (its ``block_size``). Windows
@@ -111,8 +111,8 @@ class LitData:
         Raises:
             CorruptData: index.json or a shard is damaged, or they do not fit each other.
             ValueError: no index.json, pickles, a serializer that is not known, several datasets of unlike samples,
-                shards that are encrypted, or of another layout (Parquet, Arrow), or compressed otherwise than by zstd; ``window_tokens`` missing, of
-                no use, or longer than every shard.
+                shards that are encrypted, or of another layout (Parquet, Arrow), or compressed otherwise than by zstd;
+                ``window_tokens`` missing, of no use, or longer than every shard.
             ImportError: shards are compressed with zstd, and the extra ``gdsdata[zstd]`` is lacking.
             FileNotFoundError, IoError: a file is not to be had, or there is no space for unpacked shards.
         """
