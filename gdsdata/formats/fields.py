@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 
-from gdsdata.formats.index import runs_of_files
+from gdsdata.formats.index import files_of_part, runs_of_files
 
 _NOWHERE = 2**63 - 1
 # What lies between two fields is read with them where it is no more.
@@ -82,6 +82,20 @@ class FieldIndex:
         """
         file = np.searchsorted(self.first_sample, samples, side="right") - 1
         return file.astype(np.int32), self.begin_bytes[samples], self.length_bytes[samples], samples
+
+    def part(self, begin: int, end: int) -> FieldIndex:
+        """An index of the samples ``range(begin, end)`` alone, which must be some; their ids count from 0 again."""
+        files, first_sample = files_of_part(self.first_sample, begin, end)
+        return replace(
+            self,
+            paths=self.paths[files],
+            size_bytes=self.size_bytes[files],
+            mtime_ns=self.mtime_ns[files],
+            first_sample=first_sample,
+            begin_bytes=self.begin_bytes[begin:end],
+            length_bytes=self.length_bytes[begin:end],
+            checksums=None if self.checksums is None else self.checksums[begin:end],
+        )
 
     def most_bytes(self, samples: int) -> int:
         """Of so many samples' fields, whichever they are."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeGuard
 
@@ -127,6 +127,21 @@ class Index:
         offset = self.base_bytes[file] + (samples - self.first_sample[file]) * self.stride_bytes[file]
         return file.astype(np.int32), offset
 
+    def part(self, begin: int, end: int) -> Index:
+        """An index of the samples ``range(begin, end)`` alone, which must be some; their ids count from 0 again."""
+        files, first_sample = files_of_part(self.first_sample, begin, end)
+        base_bytes = self.base_bytes[files].copy()
+        base_bytes[0] += (begin - self.first_sample[files.start]) * self.stride_bytes[files.start]
+        return replace(
+            self,
+            paths=self.paths[files],
+            size_bytes=self.size_bytes[files],
+            mtime_ns=self.mtime_ns[files],
+            first_sample=first_sample,
+            base_bytes=base_bytes,
+            stride_bytes=self.stride_bytes[files],
+        )
+
     @property
     def spacing_bytes(self) -> int:
         """From one sample's start to the next one's, in the file where that is longest; at least 1."""
@@ -152,6 +167,13 @@ def runs_of_files(first_sample: np.ndarray, first: int, count: int) -> Iterator[
         if here:  # files can have no samples
             yield file, first - int(first_sample[file]), here
         first, count, file = first + here, count - here, file + 1
+
+
+def files_of_part(first_sample: np.ndarray, begin: int, end: int) -> tuple[slice, np.ndarray]:
+    """The files with any of the samples ``range(begin, end)``, and `Index.first_sample` of these samples alone."""
+    first = int(np.searchsorted(first_sample, begin, side="right")) - 1
+    stop = int(np.searchsorted(first_sample, end, side="left"))
+    return slice(first, stop), np.clip(first_sample[first : stop + 1], begin, end) - begin
 
 
 class Format(Protocol):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ import torch
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.formats import magics
 from gdsdata.formats.fields import Field, FieldIndex
-from gdsdata.formats.index import Index, Sample, first_samples, read_heads
+from gdsdata.formats.index import Index, Sample, files_of_part, first_samples, read_heads
 
 _OLD_MAGIC = b"TNTIDX\0\0"
 # Magic, version, code of the dtype, number of sequences, number of document bounds. What follows lies unaligned.
@@ -239,9 +239,25 @@ class WindowIndex:
         offset = self.run_bytes[run] + (piece_begin - run_begin) * token_bytes
         return file[of_sample].astype(np.int32), offset, (piece_end - piece_begin) * token_bytes, pieces
 
+    def part(self, begin: int, end: int) -> WindowIndex:
+        """An index of the samples ``range(begin, end)`` alone, which must be some; their ids count from 0 again."""
+        files, first_sample = files_of_part(self.first_sample, begin, end)
+        file_token = self.file_token[files.start : files.stop + 1].copy()
+        if self.shuffled is None:
+            file_token[0] += (begin - self.first_sample[files.start]) * (self.sample.shape[0] - 1)
+        return replace(
+            self,
+            paths=self.paths[files],
+            size_bytes=self.size_bytes[files],
+            mtime_ns=self.mtime_ns[files],
+            first_sample=first_sample,
+            file_token=file_token,
+            shuffled=None if self.shuffled is None else self.shuffled[begin:end],
+        )
+
     @property
     def is_even(self) -> bool:
-        """Whether no window is shorter than the others."""
+        """Whether no window is shorter than the others; not for a `part` that is shuffled."""
         (window_tokens,) = self.sample.shape
         needed = np.diff(self.first_sample) * (window_tokens - 1) + 1
         return bool((needed <= np.diff(self.file_token))[np.diff(self.first_sample) > 0].all())

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -31,7 +31,7 @@ from gdsdata.formats.columns import (
     value_bytes,
 )
 from gdsdata.formats.fields import Field
-from gdsdata.formats.index import first_samples
+from gdsdata.formats.index import files_of_part, first_samples
 from gdsdata.formats.parquet_footer import StoredColumn, row_groups_of
 
 if TYPE_CHECKING:
@@ -102,6 +102,8 @@ class Parquet:
             group_first_row=first_samples([rows for one in found for rows in one.rows]),
             group_file=np.array(sum(file_of_group, []), np.int32),
             group_number=np.array(sum((one.numbers for one in found), []), np.int64),
+            group_begin=np.zeros(sum(len(one.rows) for one in found), np.int64),
+            group_rows=np.array(sum((one.rows for one in found), []), np.int64),
             begin_bytes=np.array(sum((one.begins for one in found), []), np.int64).reshape(-1, len(found[0].leaves)),
             length_bytes=np.array(sum((one.lengths for one in found), []), np.int64).reshape(-1, len(found[0].leaves)),
             decoded_bytes=np.array(sum((one.decoded for one in found), []), np.int64),
@@ -130,6 +132,8 @@ class TableIndex:
         group_first_row: int64 (G + 1,), id of each row group's first sample, then N. None is empty.
         group_file: int32 (G,), a place in ``paths``.
         group_number: int64 (G,), among the row groups of its file.
+        group_begin: int64 (G,), the row of it that is its first sample: 0, but for the first one of a `part`.
+        group_rows: int64 (G,), rows that are stored in it; a `part` may have fewer of the first one and the last one.
         begin_bytes, length_bytes: int64 (G, C), extents of the stored columns that are wanted.
         decoded_bytes: int64 (G,), memory of it when decoded, about.
         files: what pyarrow has to know of each file.
@@ -144,6 +148,8 @@ class TableIndex:
     group_first_row: np.ndarray
     group_file: np.ndarray
     group_number: np.ndarray
+    group_begin: np.ndarray
+    group_rows: np.ndarray
     begin_bytes: np.ndarray
     length_bytes: np.ndarray
     decoded_bytes: np.ndarray
@@ -156,7 +162,30 @@ class TableIndex:
     def extents(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The row group of each of ``samples`` (int64 (m,), not checked), and its row there: int64 (m,) each."""
         group = np.searchsorted(self.group_first_row, samples, side="right") - 1
-        return group, samples - self.group_first_row[group]
+        return group, samples - self.group_first_row[group] + self.group_begin[group]
+
+    def part(self, begin: int, end: int) -> TableIndex:
+        """An index of the samples ``range(begin, end)`` alone, which must be some; their ids count from 0 again.
+
+        A row group that it has a part of is still read and decoded as a whole.
+        """
+        files, first_sample = files_of_part(self.first_sample, begin, end)
+        groups, group_first_row = files_of_part(self.group_first_row, begin, end)
+        group_begin = self.group_begin[groups].copy()
+        group_begin[0] += begin - self.group_first_row[groups.start]
+        of_groups = ("group_number", "group_rows", "begin_bytes", "length_bytes", "decoded_bytes")
+        return replace(
+            self,
+            paths=self.paths[files],
+            size_bytes=self.size_bytes[files],
+            mtime_ns=self.mtime_ns[files],
+            first_sample=first_sample,
+            files=self.files[files],
+            group_first_row=group_first_row,
+            group_begin=group_begin,
+            group_file=self.group_file[groups] - np.int32(files.start),
+            **{name: getattr(self, name)[groups] for name in of_groups},
+        )
 
     def most_bytes(self, samples: int) -> int:
         """Of so many samples' fields, about."""
@@ -202,7 +231,7 @@ class TableIndex:
             columns = [_column_of(table, column) for column in file.columns]
         except _errors_of_pyarrow() as error:
             raise self._corrupt(group, f"it cannot be decoded ({_line_of(error)})") from error
-        rows = int(self.group_first_row[group + 1] - self.group_first_row[group])
+        rows = int(self.group_rows[group])
         values = []
         for column, (array, lists_have_nulls) in zip(file.columns, columns, strict=True):
             if len(array) != rows:
