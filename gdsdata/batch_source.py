@@ -89,8 +89,7 @@ class BatchSource:
         """What `GDSDataset.stats` says of the engine, and of the memory but for what row groups hold."""
         opened = self.open()
         shared, pool, residence = opened.engine, opened.pool, opened.residence
-        most_bytes = pool.max_kept_bytes if pool else self.prefetch * self.index.most_bytes(self.batch_size)
-        found: dict[str, Any] = {"ring_bytes": most_bytes}
+        found: dict[str, Any] = {"ring_bytes": pool.max_kept_bytes if pool else self._most_bytes}
         if residence is not None:
             found["residency"] = {
                 "ready": residence.ready,
@@ -108,6 +107,11 @@ class BatchSource:
             **shared.statistics(),
         }
         return found
+
+    @functools.cached_property
+    def _most_bytes(self) -> int:
+        """Of batches in memory. It looks at every sample of the index, so once."""
+        return self.prefetch * self.index.most_bytes(self.batch_size)
 
     def warn_of_fallbacks(self) -> None:
         """Once each: what was asked for, or is usual, and is not to be had."""
