@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import index as index_of
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import get_worker_info
 
-from gdsdata import engine, shuffles
+from gdsdata import doors, engine, shuffles
 from gdsdata.batch_source import BatchSource
+from gdsdata.counts import ADDED, sum_of, sum_of_routes
 from gdsdata.errors import CorruptData, GdsdataError, IoError, StallError
-from gdsdata.formats.index import Format, Index, has_fields, is_of_windows, is_table
+from gdsdata.formats.index import Format, Index, has_fields, is_table
 from gdsdata.formats.registry import Source, list_files, recognise
 from gdsdata.options import EngineOptions
 from gdsdata.order import Order
@@ -39,10 +41,9 @@ if TYPE_CHECKING:
 
 # Samples planned at a time, when an epoch is under way: numpy's cost a call is then spread over many batches.
 _PLAN_SAMPLES = 4096
-_COUNTS = ("batches", "stalls", "stall_s", "ring_full_s")
 
 
-class GDSDataset(IterableDataset):
+class GDSDataset(doors.BatchDataset):
     """Batches of samples from files, read ahead by the engine.
 
     Iterating gives one epoch of batches; each is a tensor of shape ``(B, *sample shape)`` (see the formats for shapes
@@ -83,9 +84,10 @@ class GDSDataset(IterableDataset):
             zeros behind shorter ones, ``"list"`` a tensor for each sample.
         decode: of fields by name: a name of `gdsdata.decoders` (``"cls"``, ``"txt"``, ``"json"``, ``"npy"``,
             ``"image"``, ``"encoded"``) or a `gdsdata.decoders.Image`, which run ahead of the consumer on threads of
-            their own; or a function that takes the bytes of each sample (uint8, on the CPU) and returns what the batch
-            has, called on the consumer's thread. With a GPU these fields' bytes, and no others, are read to pinned host
-            memory; what is made of them goes to ``device``. At most ``prefetch`` batches are decoded ahead.
+            their own; or a function, called on the consumer's thread with a list of a batch's values of this field, a
+            tensor of bytes for each sample (uint8, on the CPU), which returns what the batch has. With a GPU these
+            fields' bytes, and no others, are read to pinned host memory; what is made of them goes to ``device``. At
+            most ``prefetch`` batches are decoded ahead.
         options: of the engine.
         uneven: what becomes of samples that are left when the last batch is shared among ranks: ``"drop"`` leaves out
             fewer than ``world_size`` of them, ``"pad"`` gives fewer than ``world_size`` samples twice, ``"repeat"``
@@ -106,6 +108,9 @@ class GDSDataset(IterableDataset):
             the epoch again, with the same batches. ``"continue"``: it goes on behind the last batch that was handed
             out, so loops of some batches each (``limit_train_batches``) see all of the data; not in a DataLoader's
             workers. None: as ``"restart"``, and warns once.
+        split: the part of the samples that this data set has, in the order of the files and before they are shuffled:
+            of N samples those from ``round(split[0] * N)`` to ``round(split[1] * N)``, the latter left out. So ``(0,
+            0.9)`` and ``(0.9, 1)`` have no sample in common and leave none out, whatever the format and the shuffle.
 
     The values of ``shuffle``:
 
@@ -139,6 +144,7 @@ class GDSDataset(IterableDataset):
         FileNotFoundError: ``source`` has no files.
         BackendUnavailable: there is no such device, or ``residency`` is not to be had.
         CorruptData: a file is not what its header or size says.
+        TypeError: an argument is of another type.
         ValueError: an argument is out of range, or the files do not fit the format.
     """
 
@@ -167,40 +173,36 @@ class GDSDataset(IterableDataset):
         on_error: str = "raise",
         report_every_s: float | None = None,
         on_break: str | None = None,
+        split: tuple[float, float] = (0.0, 1.0),
     ) -> None:
         super().__init__()
-        if prefetch < 1:
-            raise ValueError(f"prefetch={prefetch}: at least one batch has to be in flight")
+        doors.check_types(source, batch_size, format, seed, prefetch, transform, collate, decode, options)
         if device is None:
             device = "cuda" if torch.cuda.is_available() else "cpu"
         self.device = engine.resolved(device)
-        if residency not in (None, "pinned"):
-            raise ValueError(f'residency={residency!r} must be None or "pinned"')
-        if residency is not None and self.device.type != "cuda":
-            raise ValueError(f'residency="pinned" is for CUDA devices: on {self.device} files are mapped anyway')
-        _check_ragged_as(ragged)
-        if on_error not in ("raise", "skip"):
-            raise ValueError(f"on_error={on_error!r} is none of 'raise', 'skip'")
+        doors.check_values(prefetch, residency, self.device, ragged, on_error)
+        self._split = doors.checked_split(split)
         self.collate = collate
         self._skipped = _skipped() if on_error == "skip" else None
         self.residency = residency
         self.ragged = ragged
-        self.decode = _decoders_of(decode) if decode else {}
+        self.decode = doors.decoders_of(decode)
         self.transform = transform
-        self.prefetch = prefetch
+        self.prefetch = index_of(prefetch)
         self.zero_copy = zero_copy
         self.options = options or EngineOptions()
         self._paths = list_files(source)
         self._format = format or self._recognised()
         self._rank, self._world_size = rank_and_world_size(rank, world_size, device_mesh, dp_dim)
-        self._batch_size, self._seed, self._drop_last, self._uneven = batch_size, seed, drop_last, uneven
+        self._batch_size, self._seed = index_of(batch_size), index_of(seed)  # numpy's would overflow
+        self._drop_last, self._uneven = drop_last, uneven
         self._shuffle_asked, self._shuffle_reason = shuffle, "as asked for"
         self._is_auto = shuffle == "auto"
         self._index_files()
         self._progress = Progress(on_break)
         self._totals: dict[str, Any] = {
             "bytes": dict.fromkeys(engine.ROUTES, 0),
-            **dict.fromkeys(_COUNTS, 0),
+            **dict.fromkeys(ADDED, 0),
             "mean_ready": 0.0,
         }
         self._piece_bytes, self._piece_memory_bytes = dict.fromkeys(engine.ROUTES, 0), 0  # of iterators that have ended
@@ -213,18 +215,7 @@ class GDSDataset(IterableDataset):
 
     def _index_files(self) -> None:
         self._index: Index | FieldIndex | WindowIndex | TableIndex | None = self._indexed()
-        if is_of_windows(self._index) and not self._index.is_even:
-            raise ValueError(f"{self._format}: last windows are shorter, which no batch holds: leave drop_last True")
-        if self.collate is not None and not (has_fields(self._index) or is_table(self._index)):
-            raise ValueError(
-                f"collate= is for samples with fields: of {self._format} a batch is one tensor already, and transform= "
-                "gets that"
-            )
-        names = {field.name for field in getattr(self._index, "fields", ())}
-        if self.residency is not None and not isinstance(self._index, Index):
-            raise ValueError(f"residency={self.residency!r} is for samples of one size: leave it out for fields")
-        if lost := sorted(self.decode.keys() - names):
-            raise ValueError(f"decode= names {lost[0]!r}, but the samples' fields are {sorted(names) or 'none'}")
+        self._data_identity: dict[str, Any] | None = None
         if is_table(self._index):
             self._is_auto = False  # there is nothing to choose
         elif self._shuffle_asked == "auto":
@@ -249,7 +240,8 @@ class GDSDataset(IterableDataset):
             self._skipped.leave_out_files(refusals, len(self._paths))
         if not len(index):
             raise ValueError(f"no samples in {self._paths[0]} (of {len(self._paths)} files)")
-        return index
+        doors.check_index(index, self._format, self.collate, self.residency, self.decode)
+        return doors.part_of(index, self._split, self._paths[0])
 
     def _make_order(self, shuffle: bool | Lanes | RowGroupShuffle) -> None:
         self._order = Order(
@@ -320,16 +312,22 @@ class GDSDataset(IterableDataset):
             RuntimeError: a DataLoader's worker processes iterate this data set: the state is that of torchdata's
                 StatefulDataLoader.
         """
-        return {"version": 1, **self._progress.state(), **self._identity()}
+        return {"version": 1, **self._progress.state(), **self._identity(), "data": dict(self._identity_of_data())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Make the next iterator continue with exactly the batch after those that ``state`` counts.
 
         The rank may differ, and so may batch and world size if their product does not.
 
+        The data may have moved, if the files have the same names from their common folder on. Their contents are not
+        compared. A state of a version that did not know its data is loaded with a warning.
+
         Raises:
+            TypeError: it is no dict.
             ValueError: the state is of other data, another order, or another product of batch and world size.
         """
+        if not isinstance(state, Mapping):
+            raise TypeError(f"a state is a dict that state_dict() returned, and this is a {type(state).__name__}")
         if state.get("version") != 1:
             raise ValueError(f"this is no state of a GDSDataset that this version knows: {state!r}")
         if "uneven" not in state:  # of a version that only knew this
@@ -337,10 +335,9 @@ class GDSDataset(IterableDataset):
         identity = self._identity()
         if self._is_auto:
             identity["shuffle"] = state.get("shuffle")
-        different = {key: (state.get(key), value) for key, value in identity.items() if state.get(key) != value}
-        if different:
-            said = "; ".join(f"{key} was {then!r} and is {now!r}" for key, (then, now) in different.items())
-            raise ValueError(f"the state is of another data set or order, and cannot be resumed here: {said}")
+        from gdsdata.identity import refuse_other
+
+        refuse_other(state, {**identity, "data": self._identity_of_data()})
         if self._is_auto:
             shuffle = state["shuffle"]
             self._shuffle_asked = shuffles.of_identity(shuffle)
@@ -361,8 +358,26 @@ class GDSDataset(IterableDataset):
             "samples_per_step": self._step_samples,
         }
 
+    def _identity_of_data(self) -> dict[str, Any]:
+        """What tells its data from other data; computed once, for it reads the index."""
+        if self._index is None:
+            self._index_files()
+        if self._data_identity is None:
+            from gdsdata.identity import identity_of
+
+            self._data_identity = identity_of(self._index, self._format, self._split)
+        return self._data_identity
+
+    def __repr__(self) -> str:
+        more = f" and {len(self._paths) - 1} more" if len(self._paths) > 1 else ""
+        return (
+            f"{type(self).__name__}({self._paths[0]!r}{more}, {self._format}, batch_size={self._batch_size}, "
+            f"shuffle={self._shuffle_name}, device={self.device})"
+        )
+
     def __iter__(self) -> Iterator[Any]:
         """The rest of this epoch, after `load_state_dict`, or the whole of it. Reading begins with this call."""
+        doors.warn_of_stacking(self)
         if self._index is None:
             self._index_files()
         begun = self._progress.begin(len(self._order))
@@ -484,7 +499,7 @@ class GDSDataset(IterableDataset):
         self._workers, self._workers_before = self._worker_times(), None
         if pieces is not None:
             pieces.close()
-            self._piece_bytes = _sum_of_routes(self._piece_bytes, pieces.bytes)
+            self._piece_bytes = sum_of_routes(self._piece_bytes, pieces.bytes)
             self._piece_memory_bytes = max(self._piece_memory_bytes, pieces.memory_bytes)
         self._source.warn_of_fallbacks()
 
@@ -501,7 +516,7 @@ class GDSDataset(IterableDataset):
                     self._skipped.leave_out_sample(error)
                     last_error = error
         finally:
-            self._totals = _sum(self._totals, {**one_each.statistics(), "batches": 1})
+            self._totals = sum_of(self._totals, {**one_each.statistics(), "batches": 1})
             one_each.close()
         if not kept:
             from gdsdata.skipped import nothing_left
@@ -538,7 +553,7 @@ class GDSDataset(IterableDataset):
         return {True: "uniform", False: "none"}.get(self._shuffle, str(self._shuffle))
 
     def _add_to_totals(self, batches: Any) -> None:
-        self._totals = _sum(self._totals, batches.statistics())
+        self._totals = sum_of(self._totals, batches.statistics())
         if self._running is batches:
             self._running = None
 
@@ -588,7 +603,7 @@ class GDSDataset(IterableDataset):
         running = self._running
         if self._index is None:
             self._index_files()
-        result = _sum(self._totals, running.statistics()) if running is not None else dict(self._totals)
+        result = sum_of(self._totals, running.statistics()) if running is not None else dict(self._totals)
         result |= self._source.stats()
         if is_table(self._index):
             from gdsdata.table_batches import most_held_bytes
@@ -601,6 +616,10 @@ class GDSDataset(IterableDataset):
             result["skipped"] = self._skipped.report()
         return result
 
+    def _of_user(self) -> dict[str, Any]:
+        decoders = {f"decode[{name!r}]": decoder for name, decoder in self.decode.items()}
+        return {"transform": self.transform, "collate": self.collate, "format": self._format, **decoders}
+
     def __getstate__(self) -> dict[str, Any]:
         """For worker processes: all but what belongs to this one."""
         return {**self.__dict__, "_running": None, "_workers_before": None}
@@ -610,30 +629,3 @@ def _skipped() -> Skipped:
     from gdsdata.skipped import Skipped
 
     return Skipped()
-
-
-def _check_ragged_as(ragged: str) -> None:
-    if ragged != "flat":
-        from gdsdata.field_batches import check_ragged_as
-
-        check_ragged_as(ragged)
-
-
-def _decoders_of(decode: Mapping[str, str | Decoder | Image]) -> dict[str, Decoder | Image]:
-    from gdsdata.decoders import decoder_of
-
-    return {name: decoder_of(said) for name, said in decode.items()}
-
-
-def _sum(totals: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
-    batches = totals["batches"] + more["batches"]
-    ready = totals["mean_ready"] * totals["batches"] + more["mean_ready"] * more["batches"]
-    return {
-        "bytes": _sum_of_routes(totals["bytes"], more["bytes"]),
-        **{key: totals[key] + more[key] for key in _COUNTS},
-        "mean_ready": ready / batches if batches else 0.0,
-    }
-
-
-def _sum_of_routes(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
-    return {route: count + other[route] for route, count in one.items()}

@@ -6,14 +6,14 @@ import heapq
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
-from torch.utils.data import IterableDataset
 
 from gdsdata.dataset import GDSDataset
+from gdsdata.doors import BatchDataset, warn_of_stacking
 from gdsdata.order import as_array
 from gdsdata.progress import Begun, Progress
 
@@ -118,7 +118,7 @@ def _left_turns(fork: _Fork, turns: Any) -> Any:
     return high * fork.left_share + ((low * fork.left_share + _HALF) >> _SHARE_BITS)
 
 
-class Mix(IterableDataset):
+class Mix(BatchDataset):
     """Batches of several data sets, each whole batch from one of them, in proportions that hold at every moment.
 
     After n batches, source i has given ``n * weights[i] / sum(weights)`` of them, give or take less than 2 (less than 1
@@ -216,8 +216,11 @@ class Mix(IterableDataset):
         As with `GDSDataset.load_state_dict`, rank, batch sizes and world size may differ if their products do not.
 
         Raises:
-            ValueError: the state is of other sources, weights, or ends.
+            TypeError: it is no dict.
+            ValueError: the state is of other sources, or the same in another order, or of other weights or ends.
         """
+        if not isinstance(state, Mapping):
+            raise TypeError(f"a state is a dict that state_dict() returned, and this is a {type(state).__name__}")
         if state.get("version") != 1 or "sources" not in state:
             raise ValueError(f"this is no state of a Mix that this version knows: {state!r}")
         if len(state["sources"]) != len(self.sources):
@@ -236,8 +239,12 @@ class Mix(IterableDataset):
         """What, besides the sources, must be equal for the same positions to mean the same batches."""
         return {"weights": self.weights, "stop": self.stop, "source_batches": self._source_batches}
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.sources}, weights={self.weights}, stop={self.stop!r})"
+
     def __iter__(self) -> Iterator[Any]:
         """The rest of this epoch, after `load_state_dict`, or the whole of it."""
+        warn_of_stacking(self)
         return self._epoch_from(self._progress.begin(len(self)))
 
     def _epoch_from(self, begun: Begun) -> Iterator[Any]:

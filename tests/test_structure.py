@@ -112,7 +112,8 @@ MAY_IMPORT = {
     "checkpoint": {"engine", "formats", "lazy", "options", "errors", "report"},  # of formats: headers, directories
     "dataset": {
         *("batch_source", "decoders", "field_batches", "formats", "order", "lanes", "ranks", "open_pieces", "shuffles"),
-        *("progress", "row_groups", "skipped", "table_batches", "engine", "options", "errors", "program_end", "report"),
+        *("counts", "doors", "identity", "progress", "row_groups", "skipped", "table_batches", "engine", "options"),
+        *("errors", "program_end", "report"),
     },
     "batch_source": {
         *("decoders", "field_batches", "formats", "lent_memory", "open_pieces", "row_groups", "skipped"),
@@ -121,7 +122,10 @@ MAY_IMPORT = {
     "program_end": set(),
     "report": set(),
     "trace": {"engine"},
-    "mix": {"dataset", "order", "progress"},
+    "mix": {"dataset", "doors", "order", "progress"},
+    "doors": {"decoders", "engine", "field_batches", "formats", "options"},
+    "identity": {"engine", "formats"},
+    "counts": set(),
     "progress": set(),
     "skipped": {"engine", "formats", "errors"},
     "decoders": {"engine", "formats", "images", "errors"},

@@ -81,6 +81,11 @@ def unpacked(shards: Sequence[Shard], where: str | None, kind: str) -> list[Shar
     return [shard._replace(path=targets.get(shard.path, shard.path)) for shard in shards]
 
 
+def is_unpacked(path: str) -> bool:
+    """Whether `unpacked` has made this file."""
+    return path.endswith(f".{_ENDING}")
+
+
 def _decoder(shard: Shard, where: str | None) -> Decoder:
     """What unpacks a shard.
 

@@ -1,0 +1,24 @@
+"""What a data set's statistics add up: counts of one iterator and of those before it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+ADDED = ("batches", "stalls", "stall_s", "ring_full_s")
+
+
+def sum_of(totals: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """Both together; of ``mean_ready`` the mean over all batches."""
+    batches = totals["batches"] + more["batches"]
+    ready = totals["mean_ready"] * totals["batches"] + more["mean_ready"] * more["batches"]
+    return {
+        "bytes": sum_of_routes(totals["bytes"], more["bytes"]),
+        **{key: totals[key] + more[key] for key in ADDED},
+        "mean_ready": ready / batches if batches else 0.0,
+    }
+
+
+def sum_of_routes(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    """Bytes by the route that served them."""
+    return {route: count + other[route] for route, count in one.items()}

@@ -1,0 +1,225 @@
+"""What a data set refuses, in words: arguments of other types, uses that cannot work, what cannot be sent."""
+
+import functools
+import pickle
+import time
+import warnings
+from multiprocessing.reduction import ForkingPickler
+
+import numpy as np
+import pytest
+import torch
+from helpers import arrays, assert_same_batches, write_records
+from torch.utils.data import DataLoader, Subset, random_split
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from gdsdata import GDSDataset, Mix, engine, formats
+from gdsdata.formats import Records
+from gdsdata.formats.fields import Field, FieldIndex
+
+
+@pytest.fixture
+def file(tmp_path):
+    """40 records of 64 bytes."""
+    write_records(tmp_path / "0.bin", 40, 64)
+    return tmp_path / "0.bin"
+
+
+def read(file, **arguments) -> GDSDataset:
+    return GDSDataset(file, **{"batch_size": 8, "format": Records("u1", (64,)), "device": "cpu", **arguments})
+
+
+def as_it_is(batch):
+    return batch
+
+
+# ------------------------------------------------------------------------------------------------------- arguments
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (
+            dict(format="tokens"),
+            "format='tokens' must be an object of gdsdata.formats: pass gdsdata.formats.Tokens(...)",
+        ),
+        (dict(format="csv"), "format='csv' must be an object of gdsdata.formats: it is one of Arrow, LitData"),
+        (dict(format=formats.Tokens), "format=Tokens is a class: write Tokens() with its arguments"),
+        (dict(format=7), "format=7 must be one of gdsdata.formats, or have a method index"),
+        (dict(batch_size=1.5), "batch_size=1.5 must be a whole number"),
+        (dict(batch_size="8"), "batch_size='8' must be a whole number"),
+        (dict(batch_size=True), "batch_size=True must be a whole number"),
+        (dict(seed=None), "seed=None must be a whole number"),
+        (dict(prefetch=2.0), "prefetch=2.0 must be a whole number"),
+        (dict(transform="resize"), "transform='resize' must be a function"),
+        (dict(collate=3), "collate=3 must be a function"),
+        (dict(decode="image"), 'decode=\'image\' must be a dict by the names of fields, as in {"jpg": "image"}'),
+        (dict(options={"workers": 2}), "options={'workers': 2} must be a gdsdata.EngineOptions"),
+        (dict(source=3), "source=3 must be a path, a directory, a glob, or a list of these"),
+        (dict(source=[b"a", 3]), "source=[b'a', 3] must be a path"),
+        (dict(split=0.9), "split=0.9 must be two numbers, where the part begins and ends: (0, 0.9)"),
+        (dict(split=("0", "1")), "split=('0', '1') must be two numbers"),
+    ],
+)
+def test_an_argument_of_another_type_is_refused_in_words(file, arguments, words):
+    with pytest.raises(TypeError) as error:
+        read(**{"file": file, **arguments}) if "source" not in arguments else GDSDataset(**arguments)
+    assert words in str(error.value)
+
+
+def test_numbers_of_numpy_are_numbers(file):
+    assert len(read(file, batch_size=np.int32(8), seed=np.int64(3), prefetch=np.uint8(2))) == 5
+
+
+@pytest.mark.parametrize("state", [None, [], "epoch", 3])
+def test_what_is_no_state_is_refused_in_words(file, state):
+    for dataset in (read(file), Mix([read(file)])):
+        with pytest.raises(TypeError, match="a state is a dict that state_dict.. returned"):
+            dataset.load_state_dict(state)
+
+
+def test_a_data_set_says_what_it_is(file):
+    dataset = read(file)
+    said = repr(dataset)
+    assert said.startswith("GDSDataset(") and str(file) in said and "Records(" in said and "batch_size=8" in said
+    assert said in repr(Mix([dataset], weights=[2])) and "weights=[2.0]" in repr(Mix([dataset], weights=[2]))
+
+
+# ------------------------------------------------------------------------------------------------------------ uses
+
+
+@pytest.mark.parametrize(
+    "use", [lambda ds: ds[0], lambda ds: Subset(ds, [0])[0], lambda ds: random_split(ds, [0.5, 0.5])[0][0]]
+)
+@pytest.mark.parametrize("make", [read, lambda file: Mix([read(file)])])
+def test_asking_for_items_is_refused_with_what_to_do(file, use, make):
+    with pytest.raises(NotImplementedError, match=r"has no samples by number.*split=\(0, 0.9\) and split=\(0.9, 1\)"):
+        use(make(file))
+
+
+@pytest.fixture
+def warned(monkeypatch):
+    """Warnings of this test, which are not spared because another test has had them."""
+    monkeypatch.setattr(engine, "_warned", set())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield caught
+
+
+class Squared(GDSDataset):
+    """Has an iterator of its own."""
+
+    def __iter__(self):
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("loader", [DataLoader, StatefulDataLoader])
+@pytest.mark.parametrize(
+    "make", [read, lambda file: Mix([read(file)]), lambda file: Squared(file, 8, Records("u1", (64,)))]
+)
+def test_a_loader_that_stacks_batches_is_warned_of_once(file, warned, loader, make):
+    for _ in range(2):
+        assert next(iter(loader(make(file), batch_size=5, num_workers=0))).shape == (5, 8, 64)
+    (one,) = [str(one.message) for one in warned if "DataLoader" in str(one.message)]
+    assert "pass batch_size=None to the DataLoader" in one
+
+
+@pytest.mark.parametrize("loader", [DataLoader, StatefulDataLoader])
+@pytest.mark.parametrize("arguments", [dict(batch_size=None), dict(batch_size=2, collate_fn=torch.cat)])
+def test_a_loader_that_does_not_stack_is_not_warned_of(file, warned, loader, arguments):
+    next(iter(loader(read(file), **arguments)))
+    assert not [one for one in warned if "DataLoader" in str(one.message)]
+
+
+def test_a_data_set_within_another_one_that_is_batched_is_not_warned_of(file, warned):
+    class Samples(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            for batch in read(file):
+                yield from batch
+
+    assert next(iter(DataLoader(Samples(), batch_size=4))).shape == (4, 64)
+    assert not [one for one in warned if "DataLoader" in str(one.message)]
+
+
+# ------------------------------------------------------------------------------------------------- other processes
+
+
+def local_function():
+    def inner(batch):
+        return batch
+
+    return inner
+
+
+class Named:
+    FIELDS = (Field("a"),)
+
+    def index(self, paths):
+        seen = np.array([2560]), np.array([0])
+        return FieldIndex(
+            paths, *seen, np.array([0, 40]), self.FIELDS, np.arange(40)[:, None], np.ones((40, 1), np.int64)
+        )
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (dict(transform=lambda batch: batch), "transform= cannot be sent to a DataLoader's worker: "),
+        (dict(transform=local_function()), "transform= cannot be sent to a DataLoader's worker: local_function.<loc"),
+        (dict(transform=functools.partial(lambda batch: batch)), "transform= cannot"),
+        (dict(format=Named(), collate=lambda samples: samples), "collate= cannot be sent"),
+        (dict(format=Named(), decode={"a": lambda values: values}), "decode['a']= cannot be sent"),
+    ],
+)
+def test_what_cannot_be_sent_to_a_worker_is_named(file, arguments, words):
+    dataset = read(file, **arguments)
+    for one in (dataset, Mix([dataset])):
+        with pytest.raises(TypeError) as error:
+            ForkingPickler.dumps(one)
+        assert words in str(error.value) and "define it at the top of a module, or use num_workers=0" in str(
+            error.value
+        )
+
+
+def test_a_spawned_worker_is_told_in_words(file):
+    loader = DataLoader(
+        read(file, transform=lambda batch: batch), batch_size=None, num_workers=1, multiprocessing_context="spawn"
+    )
+    with pytest.raises(TypeError, match="transform= cannot be sent to a DataLoader's worker"):
+        next(iter(loader))
+
+
+def test_what_can_be_sent_is_sent(file):
+    dataset = read(file, transform=functools.partial(as_it_is))
+    for sent in (pickle.loads(ForkingPickler.dumps(dataset)), pickle.loads(pickle.dumps(dataset))):
+        assert_same_batches(arrays(sent), arrays(read(file)))
+    assert len(pickle.loads(ForkingPickler.dumps(Mix([dataset])))) == 5
+
+
+# ------------------------------------------------------------------------------------------------------ statistics
+
+
+class Many:
+    """A file of ``samples`` samples of two fields, which are all in the same place."""
+
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+
+    def index(self, paths):
+        extents = np.zeros((self.samples, 2), np.int64), np.full((self.samples, 2), 8, np.int64)
+        first_sample = np.array([0, self.samples])
+        return FieldIndex(paths, np.array([2560]), np.array([0]), first_sample, (Field("a"), Field("b")), *extents)
+
+
+def test_statistics_cost_no_more_with_more_samples(file):
+    def seconds(samples: int) -> float:
+        dataset, taken = read(file, format=Many(samples)), []
+        first = dataset.stats()  # what is computed once
+        assert first["ring_bytes"] == 4 * 8 * 16
+        for _ in range(5):
+            began = time.perf_counter()
+            assert dataset.stats()["ring_bytes"] == first["ring_bytes"]
+            taken.append(time.perf_counter() - began)
+        return min(taken)
+
+    assert seconds(10_000_000) < 10 * seconds(10_000) + 0.002
