@@ -114,7 +114,10 @@ def calibration(host: Host, place: Place) -> Answer:
         return unknown((found or {}).get("error", "it was not looked for"))
     kept = found["kept"]
     if kept is None:
-        remedy = "it is measured when a data set of 256 MiB and more is opened for this GPU"
+        remedy = (
+            "it is measured when a data set of 256 MiB and more is opened for this GPU, if that takes no longer than "
+            "0.3 s; beforehand by python -m gdsdata.calibration FILE"
+        )
         return unknown(f"nothing is kept for {found['place']}", remedy)
     said = ", ".join(
         f"{name}={kept[name] or 'default'}" for name in ("backend", "workers", "queue_depth", "segment_bytes")

@@ -1,0 +1,191 @@
+"""Calibration: one process of a node measures, none waits long, and only an undisturbed result is kept. No GPU."""
+
+import errno
+import fcntl
+import json
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import _processes
+
+from gdsdata import calibration, engine
+from gdsdata.calibration import CONSTRUCTOR_S, Calibration, Disturbed
+from gdsdata.options import EngineOptions
+
+DEVICE = torch.device("cuda", 0)
+FOUND = Calibration(workers=4, gb_per_s={"page cache, 4 workers": 50.0}, seconds=0.2)
+# Beside the time of the wait itself, on a machine that is busy with other tests.
+PATIENCE_S = 2.0
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch) -> Path:
+    """A file that is large enough, and a cache of its own."""
+    _use(tmp_path, monkeypatch.setenv, monkeypatch.setattr)
+    path = tmp_path / "data.bin"
+    path.touch()
+    os.truncate(path, calibration.SMALLEST_FILE_BYTES)
+    return path
+
+
+def _use(folder: Path, set_environment, set_attribute) -> None:
+    set_environment("XDG_CACHE_HOME", str(folder / "cache"))
+    set_attribute(calibration, "_found", {})
+    set_attribute(calibration, "place_of", lambda path, device: "a GPU")
+
+
+def _workers(path: Path) -> int:
+    return calibration.calibrated(EngineOptions(), str(path), DEVICE).workers
+
+
+def _measure_slowly(path: str, device: torch.device, gives_up=None) -> Calibration:
+    with open(path + ".measured", "a") as file:
+        file.write("x")
+    time.sleep(0.1)
+    return FOUND
+
+
+def _open_as_a_rank(folder: Path, barrier, answers) -> None:
+    _use(folder, os.environ.__setitem__, setattr)
+    calibration.calibrate = _measure_slowly
+    barrier.wait()
+    began = time.monotonic()
+    workers = _workers(folder / "data.bin")
+    answers.put((workers, time.monotonic() - began))
+
+
+def test_of_ranks_that_start_at_once_one_measures_and_the_others_wait_shortly(data):
+    barrier, answers = _processes.Barrier(4), _processes.Queue()
+    ranks = [_processes.Process(target=_open_as_a_rank, args=(data.parent, barrier, answers)) for _ in range(4)]
+    for rank in ranks:
+        rank.start()
+    found = [answers.get(timeout=60) for _ in ranks]
+    for rank in ranks:
+        rank.join(60)
+    assert Path(f"{data}.measured").read_text() == "x"
+    assert {workers for workers, _ in found} <= {0, 4} and max(took for _, took in found) < CONSTRUCTOR_S + PATIENCE_S
+    assert calibration.load() == {"a GPU": FOUND}
+
+
+def test_a_constructor_waits_no_longer_than_it_says_and_does_not_try_again_at_once(data, monkeypatch):
+    may_end, calls = threading.Event(), []
+
+    def hang(path, device, gives_up):
+        calls.append(gives_up)
+        may_end.wait(60)
+        return FOUND
+
+    monkeypatch.setattr(calibration, "calibrate", hang)
+    began = time.monotonic()
+    with pytest.warns(RuntimeWarning, match=f"takes longer than.*gdsdata.calibration '{data}' --device cuda:0"):
+        assert _workers(data) == 0
+    assert CONSTRUCTOR_S <= time.monotonic() - began < CONSTRUCTOR_S + PATIENCE_S
+    assert calls[0](), "it was not told to give up"
+    may_end.set()
+    (thread,) = [one for one in threading.enumerate() if one.name == "gdsdata-calibration"] or [threading.Thread()]
+    if thread.ident is not None:
+        thread.join(60)
+    assert calibration.load() == {}, "what came too late was kept"
+    assert _workers(data) == 0 and len(calls) == 1
+    monkeypatch.setattr(calibration, "_RETRY_S", 0)
+    monkeypatch.setattr(calibration, "calibrate", lambda *_: FOUND)
+    assert _workers(data) == 4, "a day later it is tried again"
+
+
+def test_who_finds_another_measuring_waits_for_it_shortly_and_takes_the_defaults(data):
+    lock = calibration._lock()
+    began = time.monotonic()
+    assert _workers(data) == 0
+    assert CONSTRUCTOR_S <= time.monotonic() - began < CONSTRUCTOR_S + PATIENCE_S
+    calibration._keep("a GPU", FOUND)
+    os.close(lock)
+    assert _workers(data) == 4
+
+
+def test_a_disturbed_measurement_is_not_kept_and_made_again(data, monkeypatch):
+    def disturbed(*_):
+        raise Disturbed("somebody else was busy")
+
+    monkeypatch.setattr(calibration, "calibrate", disturbed)
+    assert _workers(data) == 0 and calibration.load() == {}
+    monkeypatch.setattr(calibration, "calibrate", lambda *_: FOUND)
+    assert _workers(data) == 4 and calibration.load() == {"a GPU": FOUND}
+
+
+def test_repeats_that_disagree_are_a_disturbance():
+    assert calibration._best_of([1.0, 10.0, 10.5, 5.0]) == 10.5
+    with pytest.raises(Disturbed, match="the same was measured 12 and 10 fast"):
+        calibration._best_of([1.0, 10.0, 12.0, 5.0])
+
+
+def test_where_there_are_no_locks_nothing_is_measured(data, monkeypatch):
+    def refused(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    monkeypatch.setattr(calibration, "calibrate", lambda *_: pytest.fail("measured without a lock"))
+    with pytest.warns(RuntimeWarning, match="cannot be locked, so nothing is calibrated: .*No locks available"):
+        assert _workers(data) == 0
+
+
+def test_entries_of_many_threads_are_all_kept(data):
+    threads = [
+        threading.Thread(target=calibration._keep, args=(f"GPU {i}", Calibration(workers=i))) for i in range(16)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert calibration.load() == {f"GPU {i}": Calibration(workers=i) for i in range(16)}
+    assert not list(calibration._folder().glob("*.tmp"))
+
+
+def test_what_was_looked_up_may_be_forgotten_meanwhile(data, monkeypatch):
+    class Forgetful(dict):
+        def __setitem__(self, key, value):  # another thread keeps something between this and what follows
+            super().__setitem__(key, value)
+            self.clear()
+
+    monkeypatch.setattr(calibration, "_found", Forgetful())
+    assert calibration.calibrated(EngineOptions(), str(data), DEVICE, measure=False) == EngineOptions()
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", '{"version": 1}', '{"version": 1, "calibrations": 3}', '{"version": 1, "calibrations": {"a": 1}}']
+)
+def test_a_file_of_anything_is_no_calibration(data, content):
+    calibration._folder().mkdir(parents=True)
+    calibration._path().write_text(content)
+    assert calibration.load() == {}
+    calibration._keep("a GPU", FOUND)
+    assert calibration.load()["a GPU"] == FOUND
+
+
+def test_the_command_measures_until_it_is_undisturbed_and_keeps_that(data, monkeypatch, capsys):
+    outcomes = iter([Disturbed("busy"), FOUND])
+
+    def measure(path, device):
+        outcome = next(outcomes)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(calibration, "calibrate", measure)
+    monkeypatch.setattr(engine, "resolved", torch.device)
+    assert calibration.main([str(data), "--device", "cuda:0"]) == 0
+    assert "workers=4" in capsys.readouterr().out
+    assert json.loads(calibration._path().read_text())["calibrations"]["a GPU"]["workers"] == 4
+
+
+def test_the_command_says_why_it_keeps_nothing(data, monkeypatch, capsys):
+    def disturbed(*_):
+        raise Disturbed("9 threads run on 2 cores")
+
+    monkeypatch.setattr(calibration, "calibrate", disturbed)
+    monkeypatch.setattr(engine, "resolved", torch.device)
+    assert calibration.main([str(data), "--device", "cuda:0"]) == 1
+    assert "9 threads run on 2 cores" in capsys.readouterr().err and calibration.load() == {}
