@@ -44,6 +44,13 @@ class IoError(GdsdataError, OSError):
         return self.strerror
 
 
+class NotReplaceable(IoError):
+    """``path`` is there, but no new file can take its place, so it cannot be saved atomically.
+
+    It is a mount point (a single file that is bind-mounted into a container), or its folder takes no new file.
+    """
+
+
 class CorruptData(GdsdataError, ValueError):
     """Bytes ``[offset, offset + length)`` of ``path`` are not what the format or the index says.
 

@@ -2,7 +2,9 @@
    point at which the process can be ended as by a power cut. What was not synced may be lost too: writes then reach a file
    when it is synced, and renames, and removals of a manifest, reach a folder when that is synced.
 
-   Used by tests/test_crashes.py, by way of ctypes: crash_points_begin, crash_points_count. One thread at a time. */
+   The process id can be a fixed one, as that of a container's first process is after each restart.
+
+   Used by tests/test_crashes.py, by way of ctypes: the functions crash_points_*. One thread at a time. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -15,6 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -24,6 +27,7 @@ static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static char folder[PATH_MAX];
 static long crash_at, count;
 static int loses;
+static pid_t fixed_id;
 
 struct pending {
   enum { WRITE, RENAME, REMOVE } kind;
@@ -47,6 +51,16 @@ void crash_points_begin(const char *under, long at, int lose_unsynced) {
 
 long crash_points_count(void) { return count; }
 
+/* What getpid answers from now on, also in children; 0: the truth. */
+void crash_points_fix_process_id(int id) { fixed_id = id; }
+
+pid_t getpid(void) { return fixed_id != 0 ? fixed_id : (pid_t)syscall(SYS_getpid); }
+
+void crash_points_die(void) {
+  kill((pid_t)syscall(SYS_getpid), SIGKILL);
+  pause();
+}
+
 static int is_under(const char *path) { return folder[0] && strncmp(path, folder, strlen(folder)) == 0; }
 
 static int path_of(int fd, char *path) {
@@ -58,10 +72,7 @@ static int path_of(int fd, char *path) {
 }
 
 static void point(void) {
-  if (++count == crash_at) {
-    kill(getpid(), SIGKILL);
-    pause();
-  }
+  if (++count == crash_at) crash_points_die();
 }
 
 static struct pending *put_off(int kind) {

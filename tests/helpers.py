@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -160,21 +160,26 @@ def _answer(sender: multiprocessing.connection.Connection, function: Callable, a
         sender.send((None, traceback.format_exc()))
 
 
-def start_script(script: str, *arguments: Any) -> subprocess.Popen:
-    """A Python interpreter of its own, from its start to its end, that runs ``script`` with ``sys.argv[1:]``."""
+def start_script(script: str, *arguments: Any, environment: Mapping[str, str] | None = None) -> subprocess.Popen:
+    """A Python interpreter of its own, from its start to its end, that runs ``script`` with ``sys.argv[1:]``.
+
+    ``environment`` is added to that of this process.
+    """
     paths = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
     return subprocess.Popen(
         [sys.executable, "-c", script, *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **(environment or {})},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
 
 
-def run_script(script: str, *arguments: Any, timeout_s: float = 30) -> tuple[int, str, str]:
+def run_script(
+    script: str, *arguments: Any, timeout_s: float = 30, environment: Mapping[str, str] | None = None
+) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of `start_script`; a hang fails."""
-    process = start_script(script, *arguments)
+    process = start_script(script, *arguments, environment=environment)
     try:
         stdout, stderr = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:

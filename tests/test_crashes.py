@@ -29,8 +29,12 @@ POSIX = EngineOptions(backend="posix", workers=1)
 OLD, NEW, TORN = 10, 11, 1
 
 
+LONG_STEP = 2  # its state, and so what a killed save of it leaves, is longer than that of other steps
+FIXED_PROCESS_ID = 2**22  # one more than there can be
+
+
 def state_of(step: int) -> dict[str, torch.Tensor]:
-    counts = {"a": 700_001, "b": 3, "c": 0, "d": 5000}
+    counts = {"a": 1_100_001 if step == LONG_STEP else 700_001, "b": 3, "c": 0, "d": 5000}
     return {name: torch.full((count,), float(step)) for name, count in counts.items()}
 
 
@@ -46,14 +50,19 @@ def save(kind: str, folder: Path, step: int, options: EngineOptions) -> None:
 
 def load(kind: str, folder: Path) -> int:
     """The step of what is there, as everyone reads it; an error where it is torn."""
-    found = state_of(0)
     if kind == "folder":
         checkpointer = gdsdata.AsyncCheckpointer(folder)
         for step in checkpointer.steps():  # each that says it is there is whole
+            found = state_of(step)
+            for tensor in found.values():
+                tensor.zero_()
             assert checkpointer.restore({"state": found}, step, verify=True) == step == int(found["a"][0])
         assert checkpointer.restore({"state": found}) == step
     elif kind == "dcp":
-        dcp.load(found, storage_reader=dcp.FileSystemReader(folder / "dcp"), no_dist=True)
+        reader = dcp.FileSystemReader(folder / "dcp")
+        shapes = {name: about.size for name, about in reader.read_metadata().state_dict_metadata.items()}
+        found = {name: torch.zeros(shape) for name, shape in shapes.items()}
+        dcp.load(found, storage_reader=reader, no_dist=True)
     elif kind == "pt":
         found = torch.load(folder / "x.pt")
         assert torch.equal(gdsdata.load(folder / "x.pt", verify=True)["a"], found["a"])
@@ -89,27 +98,31 @@ def files_in(folder: Path) -> int:
 # ------------------------------------------------------------------------------------------------ as a script
 
 
-def kill_at_every_step(kind: str, folder: Path, loses: bool) -> None:
-    """Kills a save before each of the system calls by which it changes something."""
+def kill_at_every_step(kind: str, folder: Path, loses: bool, same_id: bool) -> None:
+    """Kills a save before each of the system calls by which it changes something.
+
+    ``same_id``: every process that saves has the same id, as in a container that is started again.
+    """
     points = ctypes.CDLL(None)  # crash_points.c, which was preloaded
     base, work, counted = folder / "base", folder / "work", folder / "points"
     base.mkdir()
+    if same_id:
+        points.crash_points_fix_process_id(FIXED_PROCESS_ID)
     assert code_of(in_child(save, kind, base, 1, POSIX)) == 0
 
     def save_and_die(at: int) -> None:
         points.crash_points_begin(os.fsencode(work), ctypes.c_long(at), ctypes.c_int(loses))
-        save(kind, work, 2, POSIX)
+        save(kind, work, LONG_STEP, POSIX)
         counted.write_text(str(points.crash_points_count()))
-        os.kill(os.getpid(), signal.SIGKILL)
+        points.crash_points_die()
 
     def look() -> int:
-        return {1: OLD, 2: NEW}[load(kind, work)]
+        return {1: OLD, LONG_STEP: NEW}[load(kind, work)]
 
     def save_again() -> None:
         save(kind, work, 3, POSIX)
         assert load(kind, work) == 3
-        if kind in ("folder", "dcp"):  # which remove what crashes have left
-            assert files_in(work) == files_in(base), "something was left behind"
+        assert files_in(work) == files_in(base), "something was left behind"
 
     def found_after(at: int) -> int:
         shutil.rmtree(work, ignore_errors=True)
@@ -194,16 +207,18 @@ def crash_points(tmp_path_factory) -> Path:
 MORE_KILLS = {"folder": 150, "pt": 60, "safetensors": 40, "dcp": 50}
 
 
-LOSES = [
-    pytest.param(False, id="what was written stays", marks=pytest.mark.slow),
-    pytest.param(True, id="what was not synced is lost"),
+CRASHES = [
+    pytest.param(False, False, id="what was written stays", marks=pytest.mark.slow),
+    pytest.param(True, False, id="what was not synced is lost"),
+    pytest.param(False, True, id="what was written stays and every process has the same id"),
 ]
 
 
-@pytest.mark.parametrize("loses", LOSES)
+@pytest.mark.parametrize(("loses", "same_id"), CRASHES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_save_killed_at_any_step_leaves_the_old_or_the_new_one(tmp_path, crash_points, kind, loses):
-    run(f"kill_at_every_step({kind!r}, Path({str(tmp_path)!r}), {loses})", 110, LD_PRELOAD=str(crash_points))
+def test_a_save_killed_at_any_step_leaves_the_old_or_the_new_one(tmp_path, crash_points, kind, loses, same_id):
+    call = f"kill_at_every_step({kind!r}, Path({str(tmp_path)!r}), {loses}, {same_id})"
+    run(call, 110, LD_PRELOAD=str(crash_points))
 
 
 @pytest.mark.parametrize(

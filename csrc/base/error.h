@@ -14,6 +14,7 @@ enum class ErrorCode {
   kNotFound,
   kUnavailable,
   kIo,
+  kNotReplaceable,  // a file is there, and no new one can take its name
   kCorrupt,  // also: a file shorter than its index says
   kDevice,
   kStalled,

@@ -150,6 +150,13 @@ std::string folder_of(const std::string& path) {
   return slash == 0 ? "/" : path.substr(0, slash);
 }
 
+Descriptor open_file(const std::string& path, int flags) {
+  const bool writing = (flags & O_ACCMODE) != O_RDONLY;
+  Descriptor file(::open(path.c_str(), flags | O_CLOEXEC, 0666));
+  if (file.get() < 0) throw Failure(system_error(writing ? "open for writing" : "open", path, errno));
+  return file;
+}
+
 }  // namespace
 
 Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
@@ -165,10 +172,8 @@ void Descriptor::reset() {
   fd_ = -1;
 }
 
-File::File(std::string path, int flags) : path_(std::move(path)), flags_(flags) {
-  const bool writing = (flags & O_ACCMODE) != O_RDONLY;
-  buffered_ = Descriptor(::open(path_.c_str(), flags | O_CLOEXEC, 0666));
-  if (buffered_.get() < 0) throw Failure(system_error(writing ? "open for writing" : "open", path_, errno));
+File::File(std::string path, std::string opened_as, int flags, Descriptor descriptor)
+    : path_(std::move(path)), opened_as_(std::move(opened_as)), flags_(flags), buffered_(std::move(descriptor)) {
   struct stat status{};
   if (::fstat(buffered_.get(), &status) != 0) throw Failure(system_error("stat", path_, errno));
   if (!S_ISREG(status.st_mode) && !S_ISBLK(status.st_mode)) {
@@ -182,7 +187,7 @@ File::File(std::string path, int flags) : path_(std::move(path)), flags_(flags) 
 }
 
 std::shared_ptr<File> File::open_for_reading(const std::string& path, std::optional<FileIdentity> expected) {
-  std::shared_ptr<File> file(new File(path, O_RDONLY));
+  std::shared_ptr<File> file(new File(path, path, O_RDONLY, open_file(path, O_RDONLY)));
   if (expected) {
     struct stat status{};
     ::fstat(file->buffered(), &status);
@@ -201,7 +206,12 @@ std::shared_ptr<File> File::open_for_reading(const std::string& path, std::optio
 }
 
 std::shared_ptr<File> File::open_for_writing(const std::string& path, bool create) {
-  return std::shared_ptr<File>(new File(path, O_RDWR | (create ? O_CREAT : 0)));
+  const int flags = O_RDWR | (create ? O_CREAT : 0);
+  return std::shared_ptr<File>(new File(path, path, flags, open_file(path, flags)));
+}
+
+std::shared_ptr<File> File::adopt_for_writing(Descriptor file, std::string path, std::string temporary) {
+  return std::shared_ptr<File>(new File(std::move(path), std::move(temporary), O_RDWR, std::move(file)));
 }
 
 int File::direct() {
@@ -214,7 +224,7 @@ int File::direct() {
     // Through /proc, so that the descriptor is of the very file that is open, whatever the path names by now.
     const std::string self = "/proc/self/fd/" + std::to_string(buffered_.get());
     int fd = ::open(self.c_str(), (flags_ & O_ACCMODE) | O_DIRECT | O_CLOEXEC);
-    if (fd < 0 && errno == ENOENT) fd = ::open(path_.c_str(), (flags_ & O_ACCMODE) | O_DIRECT | O_CLOEXEC);
+    if (fd < 0 && errno == ENOENT) fd = ::open(opened_as_.c_str(), (flags_ & O_ACCMODE) | O_DIRECT | O_CLOEXEC);
     if (fd >= 0) {
       direct_ = Descriptor(fd);
     } else {
@@ -351,6 +361,12 @@ void sync_file(const File& file) {
   if (::fsync(file.buffered()) != 0) throw Failure(system_error("sync to storage", file.path(), errno));
 }
 
+void set_size(const File& file, uint64_t length_bytes) {
+  while (::ftruncate(file.buffered(), static_cast<off_t>(length_bytes)) != 0) {
+    if (errno != EINTR) throw Failure(system_error("set the size of", file.path(), errno, 0, length_bytes));
+  }
+}
+
 void preallocate(const File& file, uint64_t length_bytes) {
   if (length_bytes == 0) return;
   const auto allocate = [&] { return ::fallocate(file.buffered(), 0, 0, static_cast<off_t>(length_bytes)); };
@@ -381,10 +397,14 @@ void replace(const std::string& temporary, const std::string& path) {
     throw Failure(system_error("rename '" + temporary + "' to", path, errno));
   }
   sync_folder_of(path);
+  free_in_background(std::move(before));
+}
+
+void free_in_background(Descriptor last) {
   constexpr off_t kLargeBytes = 64 << 20;
   struct stat status{};
-  if (before.get() >= 0 && ::fstat(before.get(), &status) == 0 && status.st_size >= kLargeBytes) {
-    freeing().free(std::move(before));
+  if (last.get() >= 0 && ::fstat(last.get(), &status) == 0 && status.st_size >= kLargeBytes) {
+    freeing().free(std::move(last));
   }
 }
 

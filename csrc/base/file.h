@@ -52,6 +52,8 @@ class File {
   // Throw Failure. `expected` is checked when given.
   static std::shared_ptr<File> open_for_reading(const std::string& path, std::optional<FileIdentity> expected = {});
   static std::shared_ptr<File> open_for_writing(const std::string& path, bool create);
+  // An open, new file that will be called `path`, and is called `temporary` now.
+  static std::shared_ptr<File> adopt_for_writing(Descriptor file, std::string path, std::string temporary);
 
   const std::string& path() const { return path_; }
   uint64_t size_bytes() const { return size_bytes_; }  // when it was opened
@@ -88,14 +90,14 @@ class File {
   Mapping* mapping();
 
  private:
-  File(std::string path, int flags);
+  File(std::string path, std::string opened_as, int flags, Descriptor descriptor);
   struct Pages {
     uint64_t resident = 0;
     uint64_t all = 0;
     bool known = false;
   };
   Pages resident_pages(uint64_t offset, uint64_t length);
-  std::string path_;
+  std::string path_, opened_as_;  // the name in messages, and the one that it has
   int flags_ = 0;
   Descriptor buffered_;
   Descriptor direct_;
@@ -153,9 +155,12 @@ class FileTable {
 // Durability: each throws Failure. A new name lives in its folder, which needs a sync of its own: without it
 // a crash may bring the old file back. `replace` renames and does that, so that after a crash the path names
 // the old file or the new one, whole.
+void set_size(const File& file, uint64_t length_bytes);
 void preallocate(const File& file, uint64_t length_bytes);
 void sync_file(const File& file);
 void sync_folder_of(const std::string& path);
 void replace(const std::string& temporary, const std::string& path);
+// Closes a file whose last name is gone, on a thread of its own if it is large: freeing its blocks takes long.
+void free_in_background(Descriptor last);
 
 }  // namespace gdsdata

@@ -1,7 +1,5 @@
 #include "engine/whole.h"
 
-#include <atomic>
-#include <cstdio>
 #include <utility>
 
 namespace gdsdata {
@@ -33,12 +31,6 @@ void move_range(Engine& engine, Direction direction, std::shared_ptr<File> file,
   move(engine, direction, std::move(files), {{0, offset, length, caller.memory}}, false, caller);
 }
 
-// Beside its target, because a rename works within one file system only.
-std::string temporary_name(const std::string& path) {
-  static std::atomic<uint64_t> count{0};
-  return path + "." + std::to_string(process_id()) + "-" + std::to_string(count++) + ".tmp";
-}
-
 }  // namespace
 
 void read_range(Engine& engine, const std::string& path, uint64_t offset, uint64_t length, const Caller& caller) {
@@ -62,31 +54,11 @@ void write_range(Engine& engine, const std::string& path, uint64_t offset, uint6
   sync_folder_of(path);
 }
 
-Output::Output(std::string path, uint64_t length) : path_(std::move(path)), temporary_(temporary_name(path_)) {
-  file_ = File::open_for_writing(temporary_, /*create=*/true);
-  try {
-    preallocate(*file_, length);
-  } catch (...) {
-    std::remove(temporary_.c_str());
-    throw;
-  }
-}
-
-Output::~Output() {
-  if (!committed_) std::remove(temporary_.c_str());
-}
-
 std::vector<uint32_t> Output::write(Engine& engine, std::vector<Transfer> transfers, bool with_checksums,
                                     const Caller& caller) {
-  return move(engine, Direction::kWrite, std::make_shared<FileTable>(file_), std::move(transfers), with_checksums,
-              caller)
+  return move(engine, Direction::kWrite, std::make_shared<FileTable>(replacement_.file()), std::move(transfers),
+              with_checksums, caller)
       .checksums;
-}
-
-void Output::commit() {
-  sync_file(*file_);
-  replace(temporary_, path_);
-  committed_ = true;
 }
 
 void write_whole(Engine& engine, const std::string& path, uint64_t length, const Caller& caller) {

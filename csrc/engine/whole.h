@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/replacement.h"
 #include "engine/engine.h"
 
 namespace gdsdata {
@@ -41,26 +42,20 @@ std::shared_ptr<Group> group_of_reads(std::shared_ptr<FileTable> files, std::vec
 // Over what is there, on storage when it returns. Not atomic: a crash meanwhile leaves a mixture.
 void write_range(Engine& engine, const std::string& path, uint64_t offset, uint64_t length, const Caller& caller);
 
-// A file in the making: under its name is what was there before, until commit() has put it there, whole and on storage.
-// Gone without a commit, it leaves nothing. Thread-safe but for commit.
+// A file in the making, written by the engine; see Replacement. Thread-safe but for commit.
 class Output {
  public:
-  // Takes the space, so that a full disk is an error before the first byte. Throws Failure, as all of it does.
-  Output(std::string path, uint64_t length);
-  ~Output();
-  Output(const Output&) = delete;
-  Output& operator=(const Output&) = delete;
+  // Throws Failure, as all of it does.
+  Output(const std::string& path, uint64_t length) : replacement_(path, length) {}
 
   // Each transfer's bytes from its memory, on the engine's device, to its place in the file; with checksums, returns
   // the CRC-32 of each. Where nothing is written, the file has zeros.
   std::vector<uint32_t> write(Engine& engine, std::vector<Transfer> transfers, bool with_checksums,
                               const Caller& caller);
-  void commit();
+  void commit() { replacement_.commit(); }
 
  private:
-  const std::string path_, temporary_;
-  std::shared_ptr<File> file_;
-  bool committed_ = false;
+  Replacement replacement_;
 };
 
 // A file of just these bytes.

@@ -79,6 +79,9 @@ void raise(const Error& error) {
     case ErrorCode::kIo:
       exception = errors.attr("IoError")(error.system_errno, error.message, error.path, error.offset, error.length);
       break;
+    case ErrorCode::kNotReplaceable:
+      exception = errors.attr("NotReplaceable")(error.system_errno, error.message, error.path);
+      break;
     case ErrorCode::kCorrupt:
       exception = errors.attr("CorruptData")(error.message, error.path, error.offset, error.length);
       break;

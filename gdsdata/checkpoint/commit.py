@@ -22,7 +22,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
-from gdsdata.checkpoint.writing import Writing, make_folder, sync_folder
+from gdsdata.checkpoint.writing import TEMPORARY, Writing, make_folder, sync_folder
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.options import EngineOptions
 
@@ -30,8 +30,7 @@ MANIFEST = "manifest.json"
 _LOCK = "lock"
 _FORMAT = 1
 _STEP_FOLDER = re.compile(r"step-(0|[1-9][0-9]*)")
-_TEMPORARY = r"(\.[0-9]+-[0-9]+\.tmp)"  # of csrc/engine/whole
-_OURS = re.compile(rf"rank-[0-9]+-[0-9a-f]{{8}}\.pt{_TEMPORARY}?|manifest\.json{_TEMPORARY}")
+_OURS = re.compile(rf"rank-[0-9]+-[0-9a-f]{{8}}\.pt({TEMPORARY})?|manifest\.json{TEMPORARY}")
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,9 @@ from gdsdata.options import EngineOptions
 
 Extent = tuple[int, torch.Tensor]  # where it goes in the file, and its bytes: uint8, one dimension, contiguous
 
+# What csrc/base/replacement adds to a name that is not too long for it, and what versions up to 0.1 added.
+TEMPORARY = r"\.([0-9a-f]{16}-[0-9a-f]{8}|[0-9]+-[0-9]+)\.tmp"
+
 # So much is written in one go, and two of those at a time, so that storage always has the next.
 _BATCH_BYTES = 64 << 20
 _BATCHES_AT_A_TIME = 2

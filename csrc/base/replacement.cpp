@@ -1,0 +1,341 @@
+#include "base/replacement.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <linux/stat.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/crc32.h"
+
+namespace gdsdata {
+
+namespace {
+
+constexpr std::string_view kSuffix = ".tmp";
+constexpr size_t kRandomDigits = 16, kKernelDigits = 8;
+constexpr size_t kAddedBytes = 1 + kRandomDigits + 1 + kKernelDigits + kSuffix.size();
+constexpr std::string_view kNoKernel = "00000000";
+
+// A temporary that nobody changed for so long is abandoned, if its lock cannot tell. The first limit is for a lock that
+// was free, but that another kernel's process may hold on a file system whose locks do not reach other hosts.
+constexpr int64_t kUnchangedOfOtherKernelS = 3600;
+constexpr int64_t kUnchangedWithoutLockS = 24 * 3600;
+
+// Each save lists a folder of up to so many entries, and a larger one every so-manieth time: a listing costs about
+// 0.3 ms per 1000 entries, and one per save would make n files take n² steps.
+constexpr size_t kEntriesPerSave = 1000;
+
+std::string hex(uint64_t value, size_t digits) {
+  std::array<char, 17> text{};
+  std::snprintf(text.data(), text.size(), "%0*llx", static_cast<int>(digits), static_cast<unsigned long long>(value));
+  return {text.data(), digits};
+}
+
+bool is_hex(std::string_view text) { return text.find_first_not_of("0123456789abcdef") == std::string_view::npos; }
+
+bool is_decimal(std::string_view text) {
+  return !text.empty() && text.find_first_not_of("0123456789") == std::string_view::npos;
+}
+
+// Containers of one host share it, whatever their process ids and host names are.
+const std::string& kernel() {
+  static const std::string* const id = [] {
+    std::string text;
+    std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), text);
+    text.resize(std::min(text.size(), kKernelDigits));
+    return new std::string(text.size() == kKernelDigits && is_hex(text) ? text : kNoKernel);
+  }();
+  return *id;
+}
+
+struct Place {
+  explicit Place(const std::string& path) {
+    const size_t slash = path.rfind('/');
+    folder = slash == std::string::npos ? "" : path.substr(0, slash + 1);
+    name = path.substr(folder.size());
+  }
+  std::string folder;  // empty, or with its slash
+  std::string name;
+};
+
+// The temporary names of one file.
+class TemporaryNames {
+ public:
+  explicit TemporaryNames(const Place& place) : name_(place.name) {
+    const long limit = ::pathconf(place.folder.empty() ? "." : place.folder.c_str(), _PC_NAME_MAX);
+    const size_t longest = std::max<size_t>(limit > 0 ? static_cast<size_t>(limit) : 255, 64) - kAddedBytes;
+    if (name_.size() <= longest) {
+      begin_ = name_ + ".";
+      return;
+    }
+    size_t kept = longest - 1 - 8;
+    while (kept > 0 && (static_cast<unsigned char>(name_[kept]) & 0xC0) == 0x80) --kept;  // no half of a character
+    const uint32_t checksum = crc32(reinterpret_cast<const std::byte*>(name_.data()), name_.size());
+    begin_ = name_.substr(0, kept) + "~" + hex(checksum, 8) + ".";
+  }
+
+  std::string make(std::string_view of_kernel) const {
+    uint64_t random = 0;
+    if (::getrandom(&random, sizeof random, 0) != sizeof random) {
+      throw Failure(system_error("get random bytes for a file beside", name_, errno));
+    }
+    return begin_ + hex(random, kRandomDigits) + "-" + std::string(of_kernel) + std::string(kSuffix);
+  }
+
+  enum class Kind { kOther, kOfThisKernel, kOfOtherKernel, kWithoutLock };
+  Kind kind_of(std::string_view name) const {
+    if (!name.ends_with(kSuffix)) return Kind::kOther;
+    name.remove_suffix(kSuffix.size());
+    if (name.starts_with(begin_) && name.size() == begin_.size() + kRandomDigits + 1 + kKernelDigits) {
+      const std::string_view random = name.substr(begin_.size(), kRandomDigits);
+      const std::string_view of_kernel = name.substr(begin_.size() + kRandomDigits + 1);
+      if (is_hex(random) && name[begin_.size() + kRandomDigits] == '-' && is_hex(of_kernel)) {
+        if (of_kernel == kNoKernel) return Kind::kWithoutLock;
+        return of_kernel == kernel() ? Kind::kOfThisKernel : Kind::kOfOtherKernel;
+      }
+    }
+    // `<name>.<process id>-<number>.tmp`: of versions up to 0.1, which took no lock.
+    if (!name.starts_with(name_ + ".")) return Kind::kOther;
+    name.remove_prefix(name_.size() + 1);
+    const size_t dash = name.find('-');
+    const bool is_old =
+        dash != std::string_view::npos && is_decimal(name.substr(0, dash)) && is_decimal(name.substr(dash + 1));
+    return is_old ? Kind::kWithoutLock : Kind::kOther;
+  }
+
+ private:
+  const std::string name_;
+  std::string begin_;
+};
+
+enum class Lock { kTaken, kHeld, kUnsupported };
+
+// One byte far behind the end, because some file systems make locks mandatory. The lock belongs to the descriptor:
+// closing another one of the same file does not release it, and other threads of this process respect it.
+Lock set_lock(int fd, short type) {
+  struct flock range{};
+  range.l_type = type;
+  range.l_whence = SEEK_SET;
+  range.l_start = off_t{1} << 62;
+  range.l_len = 1;
+  while (::fcntl(fd, F_OFD_SETLK, &range) != 0) {
+    if (errno == EAGAIN || errno == EACCES) return Lock::kHeld;
+    if (errno != EINTR) return Lock::kUnsupported;
+  }
+  return Lock::kTaken;
+}
+
+bool is_named(const std::string& path, const struct stat& file) {
+  struct stat named{};
+  return ::lstat(path.c_str(), &named) == 0 && named.st_dev == file.st_dev && named.st_ino == file.st_ino;
+}
+
+// Names that end as temporaries do.
+std::vector<std::string> temporaries_in(const std::string& folder) {
+  struct Listing {
+    size_t entries = 0, uses = 0;
+    std::vector<std::string> temporaries;
+  };
+  // Of large folders. A thread's own: a lock could be held for ever in a forked child.
+  thread_local std::map<std::pair<dev_t, ino_t>, Listing> large;
+  const std::unique_ptr<DIR, int (*)(DIR*)> opened(::opendir(folder.empty() ? "." : folder.c_str()), ::closedir);
+  struct stat status{};
+  if (!opened || ::fstat(::dirfd(opened.get()), &status) != 0) return {};
+  const std::pair key(status.st_dev, status.st_ino);
+  if (const auto found = large.find(key); found != large.end()) {
+    Listing& known = found->second;
+    if (++known.uses * kEntriesPerSave < known.entries) return known.temporaries;
+    large.erase(found);
+  }
+  Listing listing;
+  while (const dirent* entry = ::readdir(opened.get())) {
+    ++listing.entries;
+    if (const std::string_view name = entry->d_name; name.ends_with(kSuffix)) listing.temporaries.emplace_back(name);
+  }
+  if (listing.entries <= kEntriesPerSave) return std::move(listing.temporaries);
+  return (large[key] = std::move(listing)).temporaries;
+}
+
+void remove_if_abandoned(const std::string& path, TemporaryNames::Kind kind, int64_t now_s) {
+  Descriptor file(::open(path.c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  struct stat status{};
+  if (file.get() < 0 || ::fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode)) return;
+  const Lock lock = kind == TemporaryNames::Kind::kWithoutLock ? Lock::kUnsupported : set_lock(file.get(), F_WRLCK);
+  if (lock == Lock::kHeld) return;  // its maker lives
+  int64_t limit_s = kUnchangedWithoutLockS;
+  if (lock == Lock::kTaken) limit_s = kind == TemporaryNames::Kind::kOfThisKernel ? 0 : kUnchangedOfOtherKernelS;
+  if (now_s - status.st_mtim.tv_sec < limit_s) return;
+  // Its maker may have committed it before the lock was taken; the name is then gone.
+  if (is_named(path, status) && ::unlink(path.c_str()) == 0) free_in_background(std::move(file));
+}
+
+// `own` is new, and so has the file system's own time: hosts' clocks differ.
+void remove_leftovers(const Place& place, const TemporaryNames& names, const struct stat& own) {
+  for (const std::string& name : temporaries_in(place.folder)) {
+    const auto kind = names.kind_of(name);
+    if (kind != TemporaryNames::Kind::kOther && !is_named(place.folder + name, own)) {
+      remove_if_abandoned(place.folder + name, kind, own.st_mtim.tv_sec);
+    }
+  }
+}
+
+Failure not_replaceable(Error error) {
+  error.code = ErrorCode::kNotReplaceable;
+  return Failure(std::move(error));
+}
+
+Failure mount_point(const std::string& path) {
+  Error error{ErrorCode::kNotReplaceable, "", path};
+  error.message =
+      "could not replace '" + path +
+      "': it is a mount point, such as a single file that is bind-mounted into a container, and no new file "
+      "can take its name; mount its folder instead, or save under another name";
+  error.system_errno = EBUSY;
+  return Failure(std::move(error));
+}
+
+bool is_mount_point(const std::string& path) {
+#ifdef STATX_ATTR_MOUNT_ROOT
+  struct statx status{};
+  return ::statx(AT_FDCWD, path.c_str(), AT_SYMLINK_NOFOLLOW, 0, &status) == 0 &&
+         (status.stx_attributes & status.stx_attributes_mask & STATX_ATTR_MOUNT_ROOT) != 0;
+#else
+  (void)path;
+  return false;  // the rename will say so
+#endif
+}
+
+// The file that a chain of links leads to, which need not be there.
+std::string file_behind_links(const std::string& path) {
+  std::filesystem::path file = path;
+  std::error_code error;
+  for (int links = 0; links < 40; ++links) {
+    std::filesystem::path target = std::filesystem::read_symlink(file, error);
+    if (error) return file.string();
+    file = file.parent_path() / target;
+  }
+  throw Failure(system_error("follow the links of", path, ELOOP));
+}
+
+Failure creation_failed(const std::string& path, const Place& place, bool exists, int system_errno) {
+  const std::string folder = std::filesystem::path(place.folder.empty() ? "./" : place.folder).parent_path().string();
+  struct stat status{};
+  if (system_errno == ENOENT && ::stat(folder.c_str(), &status) != 0) {
+    Error error{ErrorCode::kNotFound, "", path};
+    error.message = "could not save '" + path + "': Parent directory " + folder + " does not exist; create it first";
+    error.system_errno = ENOENT;
+    return Failure(std::move(error));
+  }
+  const bool is_refused = system_errno == EACCES || system_errno == EPERM || system_errno == EROFS;
+  Error error = system_error("create a file beside", path, system_errno);
+  if ((is_refused && exists) || system_errno == ENAMETOOLONG) {
+    error.message += "; it cannot be replaced while its folder takes no new file: save to another folder";
+    return not_replaceable(std::move(error));
+  }
+  return Failure(std::move(error));
+}
+
+void check_replaceable(const std::string& path, const struct stat& target) {
+  if (S_ISDIR(target.st_mode)) throw Failure(system_error("replace", path, EISDIR));
+  if (!S_ISREG(target.st_mode)) {
+    throw Failure({ErrorCode::kInvalidArgument, "'" + path + "' is not a regular file", path});
+  }
+  if (is_mount_point(path)) throw mount_point(path);
+}
+
+struct NewFile {
+  std::string path;
+  Descriptor descriptor;
+  struct stat status{};
+};
+
+// Locked, if the file system has locks. Without a descriptor, errno says why.
+NewFile create_temporary(const Place& place, const TemporaryNames& names, mode_t mode) {
+  std::string_view of_kernel = kernel();
+  constexpr int kAttempts = 100;  // against other saves that take each file for an abandoned one before it is locked
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    NewFile file{place.folder + names.make(of_kernel)};
+    file.descriptor = Descriptor(::open(file.path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, mode));
+    if (file.descriptor.get() < 0 && errno != EEXIST) return file;
+    if (file.descriptor.get() < 0) continue;
+    const Lock lock = of_kernel == kNoKernel ? Lock::kTaken : set_lock(file.descriptor.get(), F_WRLCK);
+    const bool is_there = ::fstat(file.descriptor.get(), &file.status) == 0 && is_named(file.path, file.status);
+    if (lock == Lock::kTaken && is_there) return file;
+    ::unlink(file.path.c_str());
+    if (lock == Lock::kUnsupported) of_kernel = kNoKernel;
+  }
+  errno = EAGAIN;
+  return {};
+}
+
+}  // namespace
+
+Replacement::Replacement(const std::string& path, uint64_t length_bytes)
+    : path_(file_behind_links(path)), length_bytes_(length_bytes) {
+  const Place place(path_);
+  struct stat target{};
+  const bool exists = ::stat(path_.c_str(), &target) == 0;
+  if (exists) check_replaceable(path_, target);
+  const TemporaryNames names(place);
+  // Only the owner may read the file that replaces a private one, even before it gets the old one's mode.
+  NewFile made = create_temporary(place, names, exists ? 0600 : 0666);
+  if (made.descriptor.get() < 0) throw creation_failed(path_, place, exists, errno);
+  temporary_ = std::move(made.path);
+  try {
+    remove_leftovers(place, names, made.status);
+    file_ = File::adopt_for_writing(std::move(made.descriptor), path_, temporary_);
+    set_size(*file_, length_bytes_);
+    preallocate(*file_, length_bytes_);
+  } catch (...) {
+    ::unlink(temporary_.c_str());
+    throw;
+  }
+}
+
+Replacement::~Replacement() {
+  if (!committed_ && process_ == process_id()) ::unlink(temporary_.c_str());
+}
+
+void Replacement::commit() {
+  struct stat target{};
+  if (::stat(path_.c_str(), &target) == 0) {
+    struct stat own{};
+    ::fstat(file_->buffered(), &own);
+    // Ownership is kept as far as this user may; the mode last, because a change of owner clears bits of it.
+    if ((own.st_uid != target.st_uid || own.st_gid != target.st_gid) &&
+        ::fchown(file_->buffered(), target.st_uid, target.st_gid) != 0) {
+      (void)!::fchown(file_->buffered(), static_cast<uid_t>(-1), target.st_gid);
+    }
+    ::fchmod(file_->buffered(), target.st_mode & 07777);
+  }
+  set_size(*file_, length_bytes_);
+  sync_file(*file_);
+  try {
+    replace(temporary_, path_);
+  } catch (const Failure& failure) {
+    if (failure.error().system_errno == EBUSY) throw mount_point(path_);
+    if (failure.error().system_errno != ENOENT) throw;
+    Error error = failure.error();
+    error.code = ErrorCode::kIo;
+    error.message = "could not save '" + path_ + "': its temporary file '" + temporary_ +
+                    "' was removed or its folder moved meanwhile; save again";
+    throw Failure(std::move(error));
+  }
+  committed_ = true;
+  set_lock(file_->buffered(), F_UNLCK);  // a forked child may have a share in the descriptor, and keep it
+}
+
+}  // namespace gdsdata

@@ -1,0 +1,13 @@
+/* Preloaded into a process (LD_PRELOAD), counts the entries of folders that it reads. */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <dlfcn.h>
+
+static long count;
+
+long count_of_readdir(void) { return count; }
+
+struct dirent *readdir(DIR *folder) {
+  ++count;
+  return ((struct dirent * (*)(DIR *)) dlsym(RTLD_NEXT, "readdir"))(folder);
+}

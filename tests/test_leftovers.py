@@ -1,0 +1,307 @@
+"""A save next to what other saves of its name have left, or are still writing, ends in one whole file of one state."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from helpers import REPOSITORY, in_new_process, run_script
+from safetensors.torch import load_file
+
+import gdsdata
+from gdsdata import engine
+from gdsdata.checkpoint.writing import TEMPORARY
+from gdsdata.errors import IoError
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+NAMES = ["x.pt", "x.safetensors", "x.bin"]
+HOUR_S = 3600
+
+
+def save(path: Path, value: float, count: int = 1000) -> None:
+    tensor = torch.full((count,), float(value))
+    gdsdata.write_tensor(tensor, path) if path.suffix == ".bin" else gdsdata.save({"a": tensor}, path)
+
+
+def check(path: Path, value: float, count: int = 1000) -> None:
+    """What stock readers find, and that nothing lies behind it."""
+    if path.suffix == ".bin":
+        assert path.read_bytes() == torch.full((count,), float(value)).numpy().tobytes()
+        return
+    found = torch.load(path) if path.suffix == ".pt" else load_file(path)
+    assert torch.equal(found["a"], torch.full((count,), float(value)))
+    assert torch.equal(gdsdata.load(path, verify=True)["a"], found["a"])
+
+
+def temporaries(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir() if path.name.endswith(".tmp")}
+
+
+class BeingSaved:
+    """Another process that is in the middle of a save of ``path``."""
+
+    def __init__(self, path: Path, content_bytes: int = 1 << 20) -> None:
+        self._answers, told = os.pipe()
+        asked, self._commands = os.pipe()
+        self._child = os.fork()
+        if self._child == 0:
+            output = engine.Output(str(path), content_bytes)
+            os.write(told, b"begun")
+            if os.read(asked, 1) == b"c":
+                output.commit()
+            os._exit(0)
+        os.close(told), os.close(asked)
+        assert os.read(self._answers, 5) == b"begun"
+
+    def commit(self) -> None:
+        os.write(self._commands, b"c")
+        assert self._ended() == 0
+
+    def kill(self) -> None:
+        os.kill(self._child, signal.SIGKILL)
+        assert self._ended() == -signal.SIGKILL
+
+    def _ended(self) -> int:
+        os.close(self._commands), os.close(self._answers)
+        return os.waitstatus_to_exitcode(os.waitpid(self._child, 0)[1])
+
+
+# ------------------------------------------------------------------------------------------ of processes that are gone
+
+
+def save_beside_leftovers_of_this_process(folder: Path, name: str) -> None:
+    for number in range(4):
+        (folder / f"{name}.{os.getpid()}-{number}.tmp").write_bytes(os.urandom(400_000))
+    save(folder / name, 3)
+    check(folder / name, 3)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_longer_leftover_of_a_process_with_this_id_gets_into_no_file(tmp_path, name):
+    in_new_process(save_beside_leftovers_of_this_process, tmp_path, name)
+
+
+def save_dcp_beside_leftovers_of_this_process(folder: Path) -> None:
+    for number in range(4):
+        for name in ("__0_0.distcp", ".metadata"):
+            (folder / f"{name}.{os.getpid()}-{number}.tmp").write_bytes(os.urandom(400_000))
+    dcp.save({"a": torch.arange(1000)}, storage_writer=gdsdata.GDSStorageWriter(folder), no_dist=True)
+    sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
+    assert sizes.keys() == {"__0_0.distcp", ".metadata"} and max(sizes.values()) < 50_000
+    found = {"a": torch.zeros(1000, dtype=torch.int64)}
+    dcp.load(found, storage_reader=dcp.FileSystemReader(folder), no_dist=True)
+    assert torch.equal(found["a"], torch.arange(1000))
+
+
+def test_a_longer_leftover_gets_into_no_file_of_dcp(tmp_path):
+    in_new_process(save_dcp_beside_leftovers_of_this_process, tmp_path)
+
+
+@pytest.mark.parametrize("name", [*NAMES, "a" * 245 + ".bin", "\u00e9" * 122 + ".bin"])
+def test_the_leftover_of_a_killed_save_goes_with_the_next_save_of_that_name(tmp_path, name):
+    other = tmp_path / "y.pt"
+    for path in (tmp_path / name, other):
+        BeingSaved(path).kill()
+    (leftover,) = temporaries(tmp_path) - {one for one in temporaries(tmp_path) if one.startswith("y.pt")}
+    if len(os.fsencode(name)) < 200:
+        assert re.fullmatch(re.escape(name) + TEMPORARY, leftover)
+    save(tmp_path / name, 1)
+    check(tmp_path / name, 1)
+    assert len(temporaries(tmp_path)) == 1, "that of another name is none of its business"
+    save(other, 2)
+    assert not temporaries(tmp_path)
+
+
+@pytest.mark.parametrize("kernel", ["00000000", "deadbeef"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_leftover_whose_lock_tells_nothing_goes_when_it_is_old(tmp_path, name, kernel):
+    """The kernel of another host, whose locks need not reach this one; and of a file system without locks."""
+    patience_s = HOUR_S if kernel == "deadbeef" else 24 * HOUR_S
+    young, old = (tmp_path / f"{name}.{digit * 16}-{kernel}.tmp" for digit in "ab")
+    for path, age_s in ((young, patience_s - 60), (old, patience_s + 60)):
+        path.write_bytes(b"?")
+        os.utime(path, (time.time() - age_s,) * 2)
+    save(tmp_path / name, 1)
+    assert temporaries(tmp_path) == {young.name}
+
+
+def test_a_leftover_of_an_earlier_version_goes_when_it_is_a_day_old(tmp_path):
+    young, old = (tmp_path / f"x.pt.{number}-0.tmp" for number in (1, 2))
+    for path, age_s in ((young, 23 * HOUR_S), (old, 25 * HOUR_S)):
+        path.write_bytes(b"?")
+        os.utime(path, (time.time() - age_s,) * 2)
+    save(tmp_path / "x.pt", 1)
+    assert temporaries(tmp_path) == {young.name}
+
+
+def test_other_files_are_none_of_its_business(tmp_path):
+    kernel = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
+    ours = f"{'a' * 16}-{kernel}.tmp"
+    theirs = [
+        "x.pt.tmp", "x.pt.bak", "x.pt.1.tmp", "x.pt.1-.tmp", "x.pt.1-b.tmp", f"y.pt.{ours}", f"x.pt{ours}", f"x.pt.{ours}.bak",
+        f"x.pt.a{ours}", f"x.pt.{'g' * 16}-{kernel}.tmp", f"x.pt.{'A' * 16}-{kernel}.tmp", f".x.pt.{ours}", f"ax.pt.{ours}",
+    ]  # fmt: skip
+    for name in theirs:
+        (tmp_path / name).write_bytes(b"?")
+        os.utime(tmp_path / name, (0, 0))
+    (tmp_path / f"x.pt.{'b' * 16}-{kernel}.tmp").mkdir()
+    (tmp_path / f"x.pt.{'c' * 16}-{kernel}.tmp").symlink_to("x.pt.bak")
+    (tmp_path / f"x.pt.{ours}").write_bytes(b"?")
+    before = {path.name for path in tmp_path.iterdir()} - {f"x.pt.{ours}"}
+    save(tmp_path / "x.pt", 1)
+    assert {path.name for path in tmp_path.iterdir()} == before | {"x.pt"}
+
+
+def test_leftovers_in_a_large_folder_are_found_without_listing_it_for_each_save(tmp_path, preloaded):
+    library = preloaded("count_readdir.c")
+    script = """
+import ctypes, sys
+from pathlib import Path
+import torch
+from gdsdata import write_tensor
+folder, count = Path(sys.argv[1]), ctypes.CDLL(None).count_of_readdir
+for i in range(5000):
+    (folder / str(i)).touch()
+for i in (7, 8):
+    (folder / f"new-{i}.{'a' * 16}-deadbeef.tmp").touch()
+    __import__("os").utime(folder / f"new-{i}.{'a' * 16}-deadbeef.tmp", (0, 0))
+before = count()
+for i in range(20):
+    write_tensor(torch.zeros(3), folder / f"new-{i}")
+print(count() - before, [path.name for path in folder.glob("*.tmp")])
+"""
+    code, said, errors = run_script(script, tmp_path, environment={"LD_PRELOAD": str(library)})
+    assert code == 0, errors
+    entries, left = said.split(maxsplit=1)
+    assert left == "[]\n"
+    assert 5000 <= int(entries) <= 5 * 5100, "20 saves listed it at most five times"
+
+
+# --------------------------------------------------------------------------------------------- of processes that live
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_another_process_is_writing_stays_and_can_be_committed(tmp_path, name):
+    others = [BeingSaved(tmp_path / name) for _ in range(2)]
+    theirs = temporaries(tmp_path)
+    for value in (1, 2):
+        save(tmp_path / name, value)
+        check(tmp_path / name, value)
+    assert temporaries(tmp_path) == theirs and len(theirs) == 2
+    others[0].commit()
+    assert (tmp_path / name).read_bytes() == bytes(1 << 20)
+    others[1].kill()
+    (tmp_path / name).unlink()  # write_tensor writes over a longer file
+    save(tmp_path / name, 3)
+    check(tmp_path / name, 3)
+    assert not temporaries(tmp_path)
+
+
+def test_a_forked_child_removes_nothing_of_its_parents_save(tmp_path):
+    output = engine.Output(str(tmp_path / "x"), 5)
+    if (child := os.fork()) == 0:
+        del output
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    output.commit()
+    assert (tmp_path / "x").read_bytes() == bytes(5)
+
+
+def test_a_file_that_is_taken_away_in_the_middle_of_a_save_is_told(tmp_path):
+    output = engine.Output(str(tmp_path / "x"), 5)
+    (name,) = temporaries(tmp_path)
+    (tmp_path / name).unlink()
+    with pytest.raises(IoError, match=f"could not save '{tmp_path}/x': its temporary file '.*' was removed"):
+        output.commit()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_locks_saves_succeed_and_leave_what_may_be_written_still(tmp_path, preloaded, name):
+    script = """
+import os, sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[3])
+from test_leftovers import HOUR_S, BeingSaved, check, engine, save, temporaries
+path = Path(sys.argv[1]) / sys.argv[2]
+other = BeingSaved(path)
+(theirs,) = temporaries(path.parent)
+assert "-00000000.tmp" in theirs, theirs
+save(path, 1)
+check(path, 1)
+assert temporaries(path.parent) == {theirs}
+os.utime(path.parent / theirs, (time.time() - 25 * HOUR_S,) * 2)
+other.kill()
+save(path, 2)
+check(path, 2)
+assert not temporaries(path.parent)
+"""
+    environment = {"LD_PRELOAD": str(preloaded("no_locks.c")), "NO_LOCKS_ERRNO": "37"}
+    ended = run_script(script, tmp_path, name, Path(__file__).parent, environment=environment)
+    assert ended == (0, "", "")
+
+
+SAVING_CONTAINER = """
+import os, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[4])
+from test_leftovers import save
+assert os.getpid() == 1
+path, value = Path(sys.argv[1]) / sys.argv[2], float(sys.argv[3])
+print("ready", flush=True)
+sys.stdin.readline()
+for _ in range(12):
+    save(path, value, count=int(400_000 * value))
+"""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_containers_of_equal_process_ids_may_save_one_name(tmp_path, name):
+    unshare = ["unshare", "--pid", "--fork", "--kill-child"]
+    if os.geteuid() != 0 or subprocess.run([*unshare, "true"], capture_output=True).returncode != 0:
+        pytest.skip("a process id of its own takes root, and a container that permits it")
+    with contextlib.ExitStack() as ends:
+        containers = []
+        for value in (1, 2):
+            command = [sys.executable, "-c", SAVING_CONTAINER, tmp_path, name, str(value), Path(__file__).parent]
+            container = subprocess.Popen(
+                [*unshare, *command],
+                env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            )  # fmt: skip
+            ends.callback(container.kill)
+            containers.append(container)
+        for container in containers:
+            assert container.stdout.readline() == "ready\n", container.communicate()
+        for container in containers:
+            container.stdin.write("go\n")
+            container.stdin.flush()
+        for container in containers:
+            assert container.communicate(timeout=60)[1] == "" and container.returncode == 0
+    assert not temporaries(tmp_path)
+    size = (tmp_path / name).stat().st_size
+    value = 1.0 if size < 2_400_000 else 2.0
+    check(tmp_path / name, value, int(400_000 * value))
+
+
+@pytest.fixture(scope="module")
+def preloaded(tmp_path_factory) -> Callable[[str], Path]:
+    """Builds a library of this folder for LD_PRELOAD."""
+    folder = tmp_path_factory.mktemp("preloaded")
+
+    def build(source: str) -> Path:
+        library = folder / f"{source}.so"
+        compiler = os.environ.get("CC", "cc")
+        command = [compiler, "-shared", "-fPIC", "-O1", "-o", library, Path(__file__).parent / source, "-ldl"]
+        subprocess.run(command, check=True)
+        return library
+
+    return build
