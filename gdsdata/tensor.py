@@ -198,9 +198,9 @@ def write_tensor(
     """Write a tensor's bytes (native byte order, contiguous) to ``path``; on storage when this returns.
 
     A tensor that makes a whole file (``offset`` 0, and no longer file there) replaces it atomically: after a crash at
-    any moment the path names the old file or the new one. Otherwise the bytes are written over ``path`` from
-    ``offset`` on, and a crash meanwhile may leave a part of them. On a GPU it comes behind what the current stream has
-    been given before.
+    any moment the path names the old file or the new one, and it keeps the old one's mode. Otherwise the bytes are
+    written over ``path`` from ``offset`` on, and a crash meanwhile may leave a part of them. On a GPU it comes behind
+    what the current stream has been given before.
 
     Args:
         tensor: of any dtype and strides; its bytes are written as those of a contiguous one.
@@ -209,6 +209,8 @@ def write_tensor(
         options: of the engine.
 
     Raises:
+        NotReplaceable: an `IoError`. No new file can replace ``path``: it is a bind-mounted file, or its folder is not
+            writable.
         IoError: the file cannot be written, or space is lacking: then a file that was to be replaced is untouched.
         ValueError: a negative offset, or a tensor without plain memory (sparse, meta).
         StallError: nothing has moved for ``options.stall_timeout_s``.
@@ -246,7 +248,8 @@ def _write(
     stall_timeout_s: float,
 ) -> None:
     waited = before, background, tensor, stall_timeout_s
-    if offset == 0 and (not os.path.exists(path) or os.path.getsize(path) <= tensor.nbytes):
+    makes_whole_file = os.path.getsize(path) <= tensor.nbytes if os.path.isfile(path) else not os.path.exists(path)
+    if offset == 0 and makes_whole_file:
         engine.write_whole(path, tensor.nbytes, tensor.data_ptr(), *waited)
     else:
         engine.write_range(path, offset, tensor.nbytes, tensor.data_ptr(), *waited)

@@ -41,12 +41,16 @@ def save(value: Any, path: str | os.PathLike[str], *, options: EngineOptions | N
 
     Args:
         value: to a name that ends in .safetensors a dict of tensors, else whatever `torch.save` takes.
-        path: of the file; its mode follows the umask.
+        path: of the file; symbolic links are followed. A new file's mode follows the umask. A file that is replaced
+            keeps its mode, and its owner if this user may set it.
         options: of the engine.
 
     Raises:
         ValueError: the safetensors format cannot say it; the message has what and where.
         RuntimeError: the .pt format cannot: memory is shared by tensors of different dtypes.
+        FileNotFoundError: the folder of ``path`` does not exist.
+        NotReplaceable: an `IoError`. No new file can replace ``path``: it is a bind-mounted file, or its folder is not
+            writable. `torch.save` may still write over it in place, which a crash meanwhile leaves damaged.
         IoError: the file cannot be written, or space is lacking.
         pickle.PicklingError, TypeError, AttributeError: something in it cannot be pickled; the message has its name.
     """

@@ -18,7 +18,7 @@ from gdsdata.checkpoint.explanations import empty_file
 from gdsdata.checkpoint.open_file import OpenFile
 from gdsdata.checkpoint.pause import collector_paused
 from gdsdata.checkpoint.reading import Reading
-from gdsdata.errors import CorruptData
+from gdsdata.errors import CorruptData, NotReplaceable
 from gdsdata.options import EngineOptions
 
 _torch_save, _torch_load = torch.serialization.save, torch.serialization.load
@@ -36,9 +36,10 @@ def torch_hooks() -> Iterator[None]:
             trainer.fit()
 
     Files are the same, and so is what comes back. A file that is saved is on storage when the call returns, and
-    replaces the old one whole. What gdsdata does otherwise than torch is left to torch: file objects, links, a
-    ``pickle_module``, ``mmap=True``, a function as ``map_location``, other devices than CPU and CUDA, old and damaged
-    files. May be nested.
+    replaces the old one whole. If no new file can replace it (a bind-mounted file, a folder that is not writable),
+    torch writes over it in place, with one warning. What gdsdata does otherwise than torch is left to torch: file
+    objects, links, a ``pickle_module``, ``mmap=True``, a function as ``map_location``, other devices than CPU and CUDA,
+    old and damaged files. May be nested.
     """
     _begin()
     try:
@@ -96,9 +97,12 @@ def _save(
 ) -> None:
     plain = pickle_module is pickle and pickle_protocol == torch.serialization.DEFAULT_PROTOCOL
     plain = plain and _use_new_zipfile_serialization and not _disable_byteorder_record
-    if plain and _is_name_of_file(f, new=True) and not _is_pretence():
-        with collector_paused():
-            return layout_torch.save(obj, os.path.abspath(f), EngineOptions())
+    if plain and _is_writable_name(f) and not _is_pretence():
+        try:
+            with collector_paused():
+                return layout_torch.save(obj, os.path.abspath(f), EngineOptions())
+        except NotReplaceable as why:
+            engine.warn_once(f"{why}. torch.save writes over it in place instead, and a crash meanwhile damages it")
     return _torch_save(
         obj, f, pickle_module, pickle_protocol, _use_new_zipfile_serialization, _disable_byteorder_record
     )
@@ -119,7 +123,7 @@ def _load(
             return _torch_load(f, map_location, pickle_module, weights_only=weights_only, mmap=mmap, **pickle_load_args)
 
     plain = pickle_module is None and not (mmap or pickle_load_args or callable(map_location))
-    if not plain or not _is_name_of_file(f, new=False) or _is_pretence() or _is_told_by_environment():
+    if not plain or not _is_name_of_file(f) or _is_pretence() or _is_told_by_environment():
         return by_torch()
     try:
         with collector_paused():
@@ -165,11 +169,17 @@ def _device_for(location: str, map_location: Any) -> torch.device:
     return engine.resolved(device)
 
 
-def _is_name_of_file(f: Any, new: bool) -> bool:
-    """Of one that is no link, or of one that is not there yet where it may be ``new``."""
-    if not isinstance(f, (str, os.PathLike)) or os.path.islink(f):
-        return False
-    return os.path.isfile(f) or (new and not os.path.exists(f))
+def _is_name_of_file(f: Any) -> bool:
+    """Whether ``f`` names a file, and is no link to one."""
+    return isinstance(f, (str, os.PathLike)) and not os.path.islink(f) and os.path.isfile(f)
+
+
+def _is_writable_name(f: Any) -> bool:
+    """Whether ``f`` names a file that may be written, or a new one in a folder that is there; torch refuses others."""
+    if _is_name_of_file(f):
+        return os.access(f, os.W_OK, effective_ids=True)
+    is_new = isinstance(f, (str, os.PathLike)) and not os.path.lexists(f)
+    return is_new and os.path.isdir(os.path.dirname(os.path.abspath(f)))
 
 
 def _is_pretence() -> bool:

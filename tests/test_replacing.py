@@ -1,0 +1,211 @@
+"""What a save does to the file that is there: it keeps its mode, owner and links, or says why it cannot be replaced."""
+
+import os
+import stat
+import subprocess
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import in_new_process
+
+import gdsdata
+from gdsdata import engine
+from gdsdata.errors import IoError, NotReplaceable
+
+NAMES = ["x.pt", "x.safetensors", "x.bin"]
+
+
+def save(path: Path, value: float) -> None:
+    tensor = torch.full((1000,), float(value))
+    gdsdata.write_tensor(tensor, path) if path.name.endswith(".bin") else gdsdata.save({"a": tensor}, path)
+
+
+def save_by_torch(path: Path, value: float) -> None:
+    torch.save({"a": torch.full((1000,), float(value))}, path)
+
+
+def value_in(path: Path) -> float:
+    if path.name.endswith(".bin"):
+        return gdsdata.read_tensor(path, torch.float32, (1000,))[-1].item()
+    return gdsdata.load(path, verify=True)["a"][-1].item()
+
+
+@pytest.fixture
+def mounted(tmp_path):
+    """A file that is mounted by itself, as container runtimes do it with single files."""
+    path, source = tmp_path / "x.pt", tmp_path / "source"
+    save_by_torch(path, 0)
+    save_by_torch(source, 0)
+    if os.geteuid() != 0 or subprocess.run(["mount", "--bind", source, path], capture_output=True).returncode != 0:
+        pytest.skip("mounting takes root, and a container that permits it")
+    yield path
+    subprocess.run(["umount", "-l", path], check=True)
+
+
+def test_a_mounted_file_is_written_by_torch_under_hooks_with_one_warning(mounted):
+    with gdsdata.torch_hooks(), warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for value in (1, 2):
+            save_by_torch(mounted, value)
+            assert torch.load(mounted)["a"][0] == value
+    (message,) = (str(one.message) for one in told if "mount point" in str(one.message))
+    assert f"could not replace '{mounted}': it is a mount point" in message
+    assert message.endswith("torch.save writes over it in place instead, and a crash meanwhile damages it")
+    assert value_in(mounted.parent / "source") == 2
+
+
+def test_a_mounted_file_cannot_be_replaced_and_that_is_told_before_a_byte_is_written(mounted):
+    for write in (lambda: save(mounted, 1), lambda: gdsdata.write_tensor(torch.zeros(10_000), mounted)):
+        with pytest.raises(NotReplaceable, match="it is a mount point.* mount its folder instead"):
+            write()
+    assert value_in(mounted) == 0 and {path.name for path in mounted.parent.iterdir()} == {"x.pt", "source"}
+
+
+def saves_in_a_folder_that_takes_no_file(folder: Path) -> tuple[Exception, list[str]]:
+    for parent in list(folder.parents)[:2]:
+        parent.chmod(0o755)
+    path = folder / "x.pt"
+    save_by_torch(path, 0)
+    path.chmod(0o666)
+    folder.chmod(0o555)
+    with gdsdata.torch_hooks():  # imports what it needs: another user may not read it
+        torch.load(path)
+    if os.geteuid() == 0:
+        os.seteuid(65534)
+    with warnings.catch_warnings(record=True) as told, gdsdata.torch_hooks():
+        warnings.simplefilter("always")
+        for value in (1, 2):
+            save_by_torch(path, value)
+            assert torch.load(path)["a"][0] == value
+    try:
+        save(path, 3)
+    except Exception as error:
+        return error, [str(one.message) for one in told if "in place" in str(one.message)]
+    finally:
+        assert torch.load(path)["a"][0] == 2 and os.listdir(folder) == ["x.pt"]
+    raise AssertionError("it was saved")
+
+
+def test_a_writable_file_in_a_folder_that_takes_no_new_one(tmp_path):
+    error, told = in_new_process(saves_in_a_folder_that_takes_no_file, tmp_path)
+    assert isinstance(error, NotReplaceable) and isinstance(error, IoError)
+    assert "its folder takes no new file: save to another folder" in str(error)
+    assert len(told) == 1 and str(error) in told[0]
+
+
+def save_over_a_file_that_is_not_writable(folder: Path) -> str:
+    for parent in [folder, *list(folder.parents)[:2]]:
+        parent.chmod(0o777)
+    save_by_torch(folder / "x.pt", 0)
+    (folder / "x.pt").chmod(0o444)
+    with gdsdata.torch_hooks():
+        torch.load(folder / "x.pt")
+    if os.geteuid() == 0:
+        os.seteuid(65534)
+    with gdsdata.torch_hooks(), pytest.raises(RuntimeError) as error:
+        save_by_torch(folder / "x.pt", 1)
+    assert torch.load(folder / "x.pt")["a"][0] == 0
+    return str(error.value)
+
+
+def test_hooks_refuse_a_file_that_is_not_writable_as_torch_does(tmp_path):
+    assert "Permission denied" in in_new_process(save_over_a_file_that_is_not_writable, tmp_path)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("size", [226, 227, 248, 255])
+def test_a_name_may_be_as_long_as_the_file_system_allows(tmp_path, name, size):
+    path = tmp_path / name.rjust(size, "y")
+    for value in (1, 2):
+        save(path, value)
+        assert value_in(path) == value
+    with gdsdata.torch_hooks():
+        save_by_torch(path.with_suffix(".pt"), 3)
+        assert value_in(path.with_suffix(".pt")) == 3
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o444, 0o777, 0o2664])
+def test_a_file_that_is_replaced_keeps_its_mode(tmp_path, name, mode):
+    path = tmp_path / name
+    save(path, 1)
+    path.chmod(mode)
+    inode = path.stat().st_ino
+    save(path, 2)
+    assert value_in(path) == 2 and stat.S_IMODE(path.stat().st_mode) == mode and path.stat().st_ino != inode
+
+
+def test_a_file_that_is_replaced_keeps_its_owner(tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("giving a file away takes root")
+    path = tmp_path / "x.pt"
+    save(path, 1)
+    os.chown(path, 1234, 4321)
+    path.chmod(0o4640)
+    save(path, 2)
+    status = path.stat()
+    assert (status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode)) == (1234, 4321, 0o4640)
+
+
+def test_what_will_replace_a_private_file_is_private_from_the_start(tmp_path):
+    path = tmp_path / "x"
+    path.touch(0o600)
+    output = engine.Output(str(path), 5)
+    (temporary,) = tmp_path.glob("x.*.tmp")
+    assert stat.S_IMODE(temporary.stat().st_mode) == 0o600
+    del output
+    assert os.listdir(tmp_path) == ["x"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("is_there", [True, False])
+def test_links_are_followed_as_torch_follows_them(tmp_path, name, is_there):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    if is_there:
+        save(folder / name, 0)
+    (folder / "near").symlink_to(name)
+    link = tmp_path / f"link-{name}"
+    link.symlink_to("folder/near")
+    save(link, 1)
+    assert os.readlink(link) == "folder/near" and os.readlink(folder / "near") == name
+    assert value_in(folder / name) == 1 and not (folder / name).is_symlink()
+    assert {path.name for path in tmp_path.iterdir()} == {"folder", link.name}
+    assert {path.name for path in folder.iterdir()} == {name, "near"}
+
+
+def test_links_that_lead_in_a_circle_are_told(tmp_path):
+    (tmp_path / "x.pt").symlink_to("y.pt")
+    (tmp_path / "y.pt").symlink_to("x.pt")
+    with pytest.raises(IoError, match="follow the links of '.*x.pt'.*: Too many levels of symbolic links"):
+        save(tmp_path / "x.pt", 1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_missing_parent_folder_is_told_with_the_final_name(tmp_path, name):
+    path = tmp_path / "absent" / name
+    with pytest.raises(FileNotFoundError) as error:
+        save(path, 1)
+    assert f"could not save '{path}': Parent directory {tmp_path}/absent does not exist" in str(error.value)
+    assert ".tmp" not in str(error.value)
+
+
+def test_a_missing_parent_folder_is_told_by_torch_under_hooks(tmp_path):
+    with pytest.raises(RuntimeError) as of_torch:
+        save_by_torch(tmp_path / "absent" / "x.pt", 1)
+    with gdsdata.torch_hooks(), pytest.raises(RuntimeError) as of_hooks:
+        save_by_torch(tmp_path / "absent" / "x.pt", 1)
+    assert type(of_hooks.value) is type(of_torch.value) and str(of_hooks.value) == str(of_torch.value)
+    assert f"Parent directory {tmp_path}/absent does not exist" in str(of_hooks.value)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_no_regular_file_is_not_replaced(tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    reader = os.open(tmp_path / name, os.O_RDWR)
+    with pytest.raises(ValueError, match="is not a regular file"):
+        save(tmp_path / name, 1)
+    os.close(reader)
+    assert stat.S_ISFIFO((tmp_path / name).stat().st_mode) and os.listdir(tmp_path) == [name]
