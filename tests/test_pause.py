@@ -5,7 +5,6 @@ import os
 import pickle
 import signal
 import threading
-import time
 
 import pytest
 import torch
@@ -19,13 +18,37 @@ from gdsdata.checkpoint.pause import collector_paused, collector_resumed
 STATE = {"a": torch.arange(5000.0), "b": torch.ones(3)}
 
 
+THRESHOLDS = gc.get_threshold()
+
+
 @pytest.fixture(autouse=True)
 def collector_is_on_before_and_after():
     assert gc.isenabled()
     yield
-    was_on = gc.isenabled()
+    left = gc.isenabled(), gc.get_threshold()
     gc.enable()
-    assert was_on, "the test left the collector off"
+    gc.set_threshold(*THRESHOLDS)
+    assert left == (True, THRESHOLDS), "the test left the collector off, or changed"
+
+
+def collects() -> bool:
+    """Whether many new objects bring on a collection, as seen from outside."""
+    seen = []
+
+    def note(phase, info):
+        seen.append(phase)
+
+    gc.callbacks.append(note)
+    try:
+        _ = [[i] for i in range(3 * THRESHOLDS[0])]
+    finally:
+        gc.callbacks.remove(note)
+    return bool(seen)
+
+
+class DisablesWhenLoaded:
+    def __reduce__(self):
+        return gc.disable, ()
 
 
 class SeesTheCollector:
@@ -35,50 +58,133 @@ class SeesTheCollector:
         self.seen = []
 
     def __reduce__(self):
-        self.seen.append(gc.isenabled())
+        self.seen.append(collects())
         return dict, ()
 
 
 def test_the_collector_is_off_within_and_on_again_after():
     with collector_paused():
-        assert not gc.isenabled()
-    assert gc.isenabled()
+        assert not collects()
+    assert collects()
 
 
 def test_the_collector_is_on_again_after_an_error():
     with pytest.raises(KeyError), collector_paused():
         raise KeyError
-    assert gc.isenabled()
+    assert collects()
 
 
 def test_a_decorated_function_pauses_at_every_call_and_when_it_calls_itself():
     @collector_paused()
     def depth_first(depth):
         below = depth_first(depth - 1) if depth else []
-        return [*below, gc.isenabled()]
+        return [*below, collects()]
 
     for _ in range(2):
         assert depth_first(2) == [False] * 3
-        assert gc.isenabled()
+        assert collects()
 
 
-def test_a_collector_that_the_user_had_off_stays_off():
-    gc.disable()
+@pytest.fixture
+def counted():
+    """Collections, by generation."""
+    seen = []
+
+    def note(phase, info):
+        if phase == "start":
+            seen.append(info["generation"])
+
+    gc.callbacks.append(note)
+    yield seen
+    gc.callbacks.remove(note)
+
+
+@pytest.mark.parametrize(
+    ("turn_off", "turn_on"),
+    [(gc.disable, gc.enable), (lambda: gc.set_threshold(0), lambda: gc.set_threshold(*THRESHOLDS))],
+)
+def test_a_collector_that_the_user_had_off_stays_off_and_never_runs(counted, turn_off, turn_on):
+    turn_off()
     try:
+        before = gc.isenabled(), gc.get_threshold()
+        counted.clear()
         with collector_paused(), collector_resumed():
-            assert not gc.isenabled()
+            assert not collects()
         with collector_resumed():
-            assert not gc.isenabled()
-        assert not gc.isenabled()
+            assert not collects()
+        assert not collects() and not counted
+        assert (gc.isenabled(), gc.get_threshold()) == before
+    finally:
+        turn_on()
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("then", [True, False])
+def test_what_the_user_says_during_a_pause_is_kept(before, then):
+    (gc.enable if before else gc.disable)()
+    try:
+        with collector_paused():
+            (gc.enable if then else gc.disable)()
+            assert not collects()
+            with collector_resumed():
+                assert collects() == then
+        assert gc.isenabled() == then and collects() == then
     finally:
         gc.enable()
+
+
+def test_a_threshold_that_the_user_sets_during_a_pause_is_kept():
+    for thresholds in ((3000, 20, 20), (0, 10, 10)):
+        with collector_paused():
+            gc.set_threshold(*thresholds)
+            with collector_resumed():
+                assert gc.get_threshold()[0] == thresholds[0]
+            with collector_paused():
+                pass
+        assert gc.get_threshold() == thresholds
+    gc.set_threshold(*THRESHOLDS)
+
+
+@pytest.mark.parametrize("where", ["save", "load", "background", "dcp save", "dcp load"])
+def test_gc_disable_in_the_middle_of_a_checkpoint_call_lasts(tmp_path, where):
+    class Disables:
+        def __reduce__(self):
+            gc.disable()
+            return dict, ()
+
+    class Disabling(dcp.DefaultLoadPlanner):
+        def resolve_tensor(self, item):
+            gc.disable()
+            return super().resolve_tensor(item)
+
+    state = {**STATE, "x": Disables()} if where.startswith(("save", "back")) else dict(STATE)
+    try:
+        if where == "save":
+            gdsdata.save(state, tmp_path / "x.pt")
+        elif where == "load":
+            gdsdata.save({**STATE, "x": DisablesWhenLoaded()}, tmp_path / "x.pt")
+            gdsdata.load(tmp_path / "x.pt", weights_only=False)
+        elif where == "background":
+            with gdsdata.AsyncCheckpointer(tmp_path) as checkpointer:
+                checkpointer.save(1, state)
+        else:
+            planner = SavePlanner()
+            planner.call = gc.disable
+            dcp.save(state, storage_writer=gdsdata.GDSStorageWriter(tmp_path), planner=planner, no_dist=True)
+            if where == "dcp load":
+                gc.enable()
+                dcp.load(state, storage_reader=gdsdata.GDSStorageReader(tmp_path), planner=Disabling(), no_dist=True)
+        assert not gc.isenabled() and not collects()
+    finally:
+        gc.enable()
+    assert collects()
 
 
 def test_a_thread_that_waits_lets_others_collect_and_pauses_again_behind_it():
     with collector_paused():
         with collector_paused(), collector_resumed():
-            assert gc.isenabled()
-        assert not gc.isenabled()
+            assert collects()
+        assert not collects()
 
 
 def test_what_was_held_off_does_not_come_before_storage_is_asked():
@@ -118,27 +224,31 @@ def test_the_pause_of_threads_ends_with_the_last_one():
             event.wait(10)
             if waits:
                 with collector_resumed():
-                    seen_in_wait.append(gc.isenabled())
+                    seen_in_wait.append(collects())
 
     threads = [threading.Thread(target=pause_until, args=(event, i == 0)) for i, event in enumerate(go_on)]
     for thread in threads:
         thread.start()
     inside.wait(10)
     for thread, event, on_then in zip(threads, go_on, (False, True), strict=True):
-        assert not gc.isenabled()
+        assert not collects()
         event.set()
         thread.join(10)
-        assert gc.isenabled() == on_then
+        assert collects() == on_then
     assert seen_in_wait == [False], "the other one had not ended"
 
 
-@pytest.mark.parametrize("line", ["disable", "isenabled", "enable"])
-def test_ctrl_c_at_any_place_leaves_the_collector_on_and_later_pauses_whole(monkeypatch, line):
+@pytest.mark.parametrize("line", ["set_threshold", "get_threshold", "isenabled", "collect"])
+@pytest.mark.parametrize("time", [1, 2, 3])
+def test_ctrl_c_at_any_place_leaves_the_collector_on_and_later_pauses_whole(monkeypatch, line, time):
+    calls = []
+
     class Interrupted:
         def __getattr__(self, name):
-            def call():
-                found = getattr(gc, name)()
-                if name == line:
+            def call(*arguments):
+                found = getattr(gc, name)(*arguments)
+                calls.append(name)
+                if name == line and calls.count(line) == time:
                     monkeypatch.setattr(pause, "gc", gc)
                     raise KeyboardInterrupt
                 return found
@@ -146,9 +256,15 @@ def test_ctrl_c_at_any_place_leaves_the_collector_on_and_later_pauses_whole(monk
             return call
 
     monkeypatch.setattr(pause, "gc", Interrupted())
-    with pytest.raises(KeyboardInterrupt), collector_paused():
+    try:
+        with collector_paused():
+            pass
+    except KeyboardInterrupt:
         pass
-    assert gc.isenabled()
+    else:
+        assert calls.count(line) < time, "it was to be interrupted"
+    monkeypatch.setattr(pause, "gc", gc)
+    assert collects()
     test_the_collector_is_off_within_and_on_again_after()
 
 
@@ -157,7 +273,7 @@ def test_a_signal_handler_may_save_while_a_pause_begins(monkeypatch, tmp_path):
 
     class Signalled:
         def __getattr__(self, name):
-            if name == "disable":
+            if name == "set_threshold":
                 monkeypatch.setattr(pause, "gc", gc)
                 signal.raise_signal(signal.SIGUSR1)
             return getattr(gc, name)
@@ -166,21 +282,21 @@ def test_a_signal_handler_may_save_while_a_pause_begins(monkeypatch, tmp_path):
     try:
         monkeypatch.setattr(pause, "gc", Signalled())
         with collector_paused():
-            assert not gc.isenabled()
+            assert not collects()
     finally:
         signal.signal(signal.SIGUSR1, before)
-    assert (tmp_path / "last.pt").exists() and gc.isenabled()
+    assert (tmp_path / "last.pt").exists() and collects()
 
 
 def test_a_child_forked_within_a_pause_collects():
     with collector_paused():
         child = os.fork()
         if child == 0:
-            ends_well = gc.isenabled()
+            ends_well = collects()
             with collector_paused():
-                ends_well = ends_well and not gc.isenabled()
-            os._exit(0 if ends_well and gc.isenabled() else 1)
-        assert not gc.isenabled()
+                ends_well = ends_well and not collects()
+            os._exit(0 if ends_well and collects() else 1)
+        assert not collects()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
@@ -189,7 +305,7 @@ def test_a_child_that_leaves_the_pause_it_was_forked_in_collects():
     with collector_paused():
         child = os.fork()
     if child == 0:
-        os._exit(0 if gc.isenabled() and not pause._pausing else 1)
+        os._exit(0 if collects() and not pause._pausing else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
@@ -215,7 +331,7 @@ def test_the_collector_waits_while_a_state_is_pickled(tmp_path, save_it):
     sees = SeesTheCollector()
     save_it({**STATE, "sees": sees}, tmp_path)
     assert sees.seen == [False]
-    assert gc.isenabled()
+    assert collects()
 
 
 @pytest.fixture
@@ -232,15 +348,15 @@ def seen_in_waits(monkeypatch):
             self._output = made(*arguments)
 
         def write(self, *arguments):
-            found.append(eventually(gc.isenabled))
+            found.append(eventually(collects))
             return self._output.write(*arguments)
 
         def commit(self):
-            found.append(gc.isenabled())
+            found.append(collects())
             return self._output.commit()
 
     def read(self, *arguments):
-        found.append(gc.isenabled())
+        found.append(collects())
         return read_before(self, *arguments)
 
     made, read_before = engine.Output, reading.Reading._read
@@ -249,46 +365,82 @@ def seen_in_waits(monkeypatch):
     return found
 
 
-class SeesTheCollectorPlanning:
-    fails = False
+class Planning:
+    """A planner of the user's own, of which some call does something."""
+
+    @staticmethod
+    def call():
+        pass
 
     def create_local_plan(self):
-        self.seen = gc.isenabled()
-        if self.fails:
-            raise KeyError("a planner of its own")
+        self.call()
         return super().create_local_plan()
 
 
-class LoadPlanner(SeesTheCollectorPlanning, dcp.DefaultLoadPlanner):
+class LoadPlanner(Planning, dcp.DefaultLoadPlanner):
     pass
 
 
-class SavePlanner(SeesTheCollectorPlanning, dcp.DefaultSavePlanner):
+class SavePlanner(Planning, dcp.DefaultSavePlanner):
     pass
 
 
-def test_the_collector_waits_while_dcp_plans(tmp_path):
+def test_the_collector_waits_while_metadata_is_unpickled_and_gdsdatas_planners_plan(tmp_path, monkeypatch):
+    seen = {}
+
+    def watched(owner, name):
+        original = getattr(owner, name)
+
+        def call(*arguments, **more):
+            seen.setdefault((owner, name), collects())
+            return original(*arguments, **more)
+
+        monkeypatch.setattr(owner, name, call)
+
+    from gdsdata.checkpoint import dcp_planner
+
+    watched(dcp.FileSystemReader, "read_metadata")
+    watched(dcp_planner, "_places")
+    watched(dcp_planner, "_write_of_all")
+    watched(dcp_planner, "_read_of_all")
+    watched(dcp.DefaultSavePlanner, "create_global_plan")
+    writer, reader = gdsdata.GDSStorageWriter(tmp_path), gdsdata.GDSStorageReader(tmp_path)
+    dcp.save(dict(STATE), storage_writer=writer, planner=gdsdata.GDSSavePlanner(), no_dist=True)
+    dcp.load(dict(STATE), storage_reader=reader, planner=gdsdata.GDSLoadPlanner(), no_dist=True)
+    assert len(seen) == 5 and not any(seen.values()), seen
+    assert collects()
+
+
+def test_between_the_calls_of_a_reader_or_writer_the_collector_is_the_programs(tmp_path):
+    """Torch's own planners, and other ranks, may take as long as they like, or fail."""
+    seen = []
+
+    def see():
+        seen.append(collects())
+
     saving, loading = SavePlanner(), LoadPlanner()
-    dcp.save(STATE, storage_writer=gdsdata.GDSStorageWriter(tmp_path), planner=saving)
-    assert saving.seen is False and gc.isenabled()
-    dcp.load(STATE, storage_reader=gdsdata.GDSStorageReader(tmp_path), planner=loading)
-    assert loading.seen is False and gc.isenabled()
+    saving.call = loading.call = see
+    dcp.save(dict(STATE), storage_writer=gdsdata.GDSStorageWriter(tmp_path), planner=saving, no_dist=True)
+    dcp.load(dict(STATE), storage_reader=gdsdata.GDSStorageReader(tmp_path), planner=loading, no_dist=True)
+    assert seen == [True, True]
 
 
-def test_who_looks_at_the_metadata_alone_has_the_collector_again_soon(tmp_path):
-    dcp.save(STATE, storage_writer=gdsdata.GDSStorageWriter(tmp_path))
-    gdsdata.GDSStorageReader(tmp_path).read_metadata()
-    assert eventually(gc.isenabled)
+def test_a_dcp_call_that_fails_leaves_the_collector_on_at_once(tmp_path):
+    def fail():
+        raise KeyError("a planner of its own")
 
-
-def test_a_long_pause_ends_by_itself():
-    long = pause.LongPause()
-    long.begin(0.05)
-    assert eventually(gc.isenabled)
-    long.begin(60)
-    assert not gc.isenabled()
-    long.end()
-    assert gc.isenabled()
+    saving, loading = SavePlanner(), LoadPlanner()
+    saving.call = loading.call = fail
+    with pytest.raises(dcp.api.CheckpointException):
+        dcp.save(dict(STATE), storage_writer=gdsdata.GDSStorageWriter(tmp_path), planner=saving, no_dist=True)
+    assert collects()
+    dcp.save(dict(STATE), storage_writer=gdsdata.GDSStorageWriter(tmp_path), no_dist=True)
+    with pytest.raises(dcp.api.CheckpointException):
+        dcp.load(dict(STATE), storage_reader=gdsdata.GDSStorageReader(tmp_path), planner=loading, no_dist=True)
+    assert collects()
+    with pytest.raises(dcp.api.CheckpointException):
+        dcp.load(dict(STATE), storage_reader=gdsdata.GDSStorageReader(tmp_path / "none"), no_dist=True)
+    assert collects()
 
 
 def test_a_reader_and_a_writer_that_have_done_their_work_are_pickled(tmp_path):
@@ -296,47 +448,6 @@ def test_a_reader_and_a_writer_that_have_done_their_work_are_pickled(tmp_path):
     dcp.save(STATE, storage_writer=writer)
     dcp.load(STATE, storage_reader=reader)
     assert [pickle.loads(pickle.dumps(one)).path for one in (writer, reader)] == [tmp_path, tmp_path]
-
-
-def test_a_planner_that_fails_leaves_the_collector_off_for_no_longer_than_the_pause_lasts(tmp_path):
-    planner = SavePlanner()
-    planner.fails = True
-    with pytest.raises(dcp.api.CheckpointException):
-        dcp.save(STATE, storage_writer=gdsdata.GDSStorageWriter(tmp_path), planner=planner)
-    assert planner.seen is False and eventually(gc.isenabled)
-    dcp.save(STATE, storage_writer=gdsdata.GDSStorageWriter(tmp_path))
-    planner = LoadPlanner()
-    planner.fails = True
-    with pytest.raises(dcp.api.CheckpointException):
-        dcp.load(STATE, storage_reader=gdsdata.GDSStorageReader(tmp_path), planner=planner)
-    assert planner.seen is False and eventually(gc.isenabled)
-
-
-def test_the_collector_is_on_where_there_is_no_checkpoint_to_plan_for(tmp_path):
-    with pytest.raises(dcp.api.CheckpointException):
-        dcp.load(STATE, storage_reader=gdsdata.GDSStorageReader(tmp_path))
-    assert gc.isenabled()
-
-
-def test_a_long_pause_that_is_begun_again_lasts_anew_and_ends_once():
-    long = pause.LongPause()
-    long.begin(60)
-    long.begin(60)
-    assert not gc.isenabled()
-    long.end()
-    long.end()
-    assert gc.isenabled()
-
-
-@pytest.mark.parametrize(("first_s", "then_s"), [(0.05, 0.3), (60, 0.3)])
-def test_a_long_pause_that_is_begun_again_ends_by_itself_when_the_last_one_does(first_s, then_s):
-    long = pause.LongPause()
-    long.begin(first_s)
-    long.begin(then_s)
-    time.sleep(0.15)
-    assert not gc.isenabled()
-    assert eventually(gc.isenabled)
-    pickle.dumps(long)
 
 
 def test_the_collector_is_on_while_storage_is_waited_for(tmp_path, seen_in_waits):

@@ -39,16 +39,12 @@ from gdsdata import engine
 from gdsdata.checkpoint import layout_safetensors, layout_torch
 from gdsdata.checkpoint.explanations import torch_errors_explained
 from gdsdata.checkpoint.open_file import OpenFile, missing, most_kept_files
-from gdsdata.checkpoint.pause import LongPause, collector_paused
+from gdsdata.checkpoint.pause import collector_paused
 from gdsdata.checkpoint.reading import Reading, Record, Stored, bytes_of
 from gdsdata.checkpoint.writing import Extent, Writing, get_ready, reached, sync_folder
 from gdsdata.errors import CorruptData
 from gdsdata.formats import safetensors_header
 from gdsdata.options import EngineOptions
-
-# Python's collector waits at most so long while a planner gets ready, and while it and those of other ranks plan: they
-# make many objects for each tensor.
-_PLANNER_SET_UP_S, _PLANNED_S = 0.25, 2.0
 
 # ------------------------------------------------------------------------------------------------ writing
 
@@ -87,12 +83,10 @@ class GDSStorageWriter(FileSystemWriter):
     ) -> None:
         super().__init__(path, overwrite=overwrite, cache_staged_state_dict=cache_staged_state_dict)
         self.options = options or EngineOptions()
-        self._planning = LongPause()
 
     def set_up_storage_writer(self, *args: Any, **kwargs: Any) -> None:
         super().set_up_storage_writer(*args, **kwargs)
         get_ready(self.options)
-        self._planning.begin(_PLANNED_S)  # until `write_data`
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         folder = Path(self.path)
@@ -104,7 +98,6 @@ class GDSStorageWriter(FileSystemWriter):
 
     @collector_paused()
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        self._planning.end()
         name = f"{plan.storage_data.prefix}{self._number()}.distcp"
         archives: list[tuple[layout_torch.Layout, list[torch.Tensor]]] = []
         plain: list[tuple[_StorageInfo, torch.Tensor]] = []  # what is in them
@@ -275,16 +268,11 @@ class GDSStorageReader(FileSystemReader):
         super().__init__(path)
         self.verify = verify
         self.options = options or EngineOptions()
-        self._planning = LongPause()
 
+    @collector_paused()
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        self._planning.begin(_PLANNER_SET_UP_S)  # no longer: who only wants to see the metadata calls this, too
-        try:
-            with self._errors_of_metadata(kwargs.get("rank")):
-                return super().read_metadata(*args, **kwargs)
-        except BaseException:
-            self._planning.end()
-            raise
+        with self._errors_of_metadata(kwargs.get("rank")):
+            return super().read_metadata(*args, **kwargs)
 
     @contextlib.contextmanager
     def _errors_of_metadata(self, rank: int | None) -> Iterator[None]:
@@ -301,11 +289,9 @@ class GDSStorageReader(FileSystemReader):
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         super().set_up_storage_reader(metadata, is_coordinator, *args, **kwargs)
         self._headers: dict[tuple[str, int], dict[str, Stored]] = {}  # of safetensors files
-        self._planning.begin(_PLANNED_S)  # until `read_data`
 
     @collector_paused()
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        self._planning.end()
         reading = Reading(self.options, self.verify)
         files = _Files(self.path)
         left_to_torch = []

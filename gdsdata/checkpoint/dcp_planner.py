@@ -29,6 +29,8 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.distributed.tensor import DTensor
 
+from gdsdata.checkpoint.pause import collector_paused
+
 Place = tuple[str | int, ...]  # keys and indices, from a state on
 
 
@@ -42,6 +44,7 @@ class GDSSavePlanner(DefaultSavePlanner):
     `DefaultSavePlanner`'s.
     """
 
+    @collector_paused()
     def set_up_planner(
         self, state_dict: dict[str, Any], storage_meta: StorageMeta | None = None, is_coordinator: bool = False
     ) -> None:
@@ -52,6 +55,7 @@ class GDSSavePlanner(DefaultSavePlanner):
         self.is_coordinator = is_coordinator
         return None
 
+    @collector_paused()
     def create_local_plan(self) -> SavePlan:
         if not self.flatten_state_dict or self._enable_plan_caching:
             return super().create_local_plan()
@@ -63,6 +67,10 @@ class GDSSavePlanner(DefaultSavePlanner):
                 items += create_default_local_save_plan({name: value}, self.is_coordinator).items
         self.plan = SavePlan(items, planner_data=self.mappings)
         return self.plan
+
+    @collector_paused()
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        return super().create_global_plan(all_plans)
 
     def lookup_object(self, index: MetadataIndex) -> Any:
         found = self.state_dict.get(index.fqn)
@@ -80,6 +88,7 @@ class GDSLoadPlanner(DefaultLoadPlanner):
     items, and it goes with any storage reader; arguments and errors are `DefaultLoadPlanner`'s.
     """
 
+    @collector_paused()
     def set_up_planner(
         self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
     ) -> None:
@@ -91,6 +100,7 @@ class GDSLoadPlanner(DefaultLoadPlanner):
         self.metadata, self.is_coordinator = metadata, is_coordinator
         return None
 
+    @collector_paused()
     def create_local_plan(self) -> LoadPlan:
         stored = self.metadata and self.metadata.state_dict_metadata
         if stored is None or not stored.keys() <= self.state_dict.keys():  # torch may know an older way to name them
