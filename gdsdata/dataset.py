@@ -22,7 +22,7 @@ from gdsdata.options import EngineOptions
 from gdsdata.order import Order
 from gdsdata.program_end import Ending, end_at_exit, is_ending_daemon
 from gdsdata.progress import Begun, Progress
-from gdsdata.ranks import rank_and_world_size
+from gdsdata.ranks import EpochRanks, Ranks, Share
 from gdsdata.report import Report, Reporter, StepTimes, WorkerTimes, diagnose, marked
 
 # What only some data sets need is imported where they need it, for a program's start: benchmarks/notes/startup.md.
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from gdsdata.formats.parquet import TableIndex
     from gdsdata.lanes import Lanes
     from gdsdata.open_pieces import OpenPieces
-    from gdsdata.row_groups import RowGroups, RowGroupShuffle, UpcomingGroups
+    from gdsdata.row_groups import RowGroups, UpcomingGroups
     from gdsdata.skipped import Skipped
 
 # Samples planned at a time, when an epoch is under way: numpy's cost a call is then spread over many batches.
@@ -66,9 +66,11 @@ class GDSDataset(doors.BatchDataset):
         seed: chooses the orders.
         device: of the batches. None: CUDA where there is one, else the CPU.
         drop_last: leave out the last, smaller batch.
-        rank, world_size: which share of each step this process reads. None: from torch.distributed where it is
-            initialised, else from RANK and WORLD_SIZE, else one process. Shares are disjoint and equally long; see
-            `gdsdata.order.Order` for what becomes of a remainder.
+        rank, world_size: which share of each step this process reads. None: from torch.distributed if it is
+            initialised, else from what torchrun, Lightning, MPI or SLURM set (see `gdsdata.ranks.Ranks`), else one
+            process. They are asked for when iteration begins, or `len`, and an epoch keeps them: another answer within
+            it is an error. Shares are disjoint and equally long; see `gdsdata.order.Order` for what becomes of a
+            remainder.
         transform: called on each batch, on the consumer's thread.
         prefetch: batches in flight or ready ahead of the consumer.
         zero_copy: on a GPU, hand out the ring's own memory where the batch needs no cast, and spare a copy on the
@@ -120,8 +122,9 @@ class GDSDataset(doors.BatchDataset):
       to 1 GiB of host memory, and as much again for those that are read ahead; W ranks share that. A `Lanes` is the
       same with numbers of its own. In a DataLoader with several workers each of them reads all pieces.
     - ``"auto"``: one of these two, by the size of a sample and a moment of reading; ``stats()["shuffle"]`` says which
-      and why. Where torch.distributed is initialised, as it must be for several ranks, all of its processes have to
-      make the data set, and take what the first one found. A state that is loaded brings its own.
+      and why. If torch.distributed is initialised, as it must be for several ranks, all of its processes have to make
+      the data set, and take what the first one found; if it is initialised later, all have to begin to iterate. A
+      state that is loaded brings its own.
     - False: the order of the files.
     - Of Parquet, True, ``"lanes"`` and ``"auto"`` all mean: a new order of the row groups, and of the rows of some of
       them at a time (see `gdsdata.row_groups`). A `RowGroups` is the same with numbers of its own. ``"uniform"`` is
@@ -193,11 +196,11 @@ class GDSDataset(doors.BatchDataset):
         self.options = options or EngineOptions()
         self._paths = list_files(source)
         self._format = format or self._recognised()
-        self._rank, self._world_size = rank_and_world_size(rank, world_size, device_mesh, dp_dim)
+        self._ranks, self._epoch_ranks = Ranks(rank, world_size, device_mesh, dp_dim), EpochRanks()
+        self._share = self._ranks.found_or_none() or Share(0, 1)  # that the order is made for
         self._batch_size, self._seed = index_of(batch_size), index_of(seed)  # numpy's would overflow
         self._drop_last, self._uneven = drop_last, uneven
-        self._shuffle_asked, self._shuffle_reason = shuffle, "as asked for"
-        self._is_auto = shuffle == "auto"
+        self._choice = shuffles.ShuffleChoice(shuffle)
         self._index_files()
         self._progress = Progress(on_break)
         self._totals: dict[str, Any] = {
@@ -216,12 +219,39 @@ class GDSDataset(doors.BatchDataset):
     def _index_files(self) -> None:
         self._index: Index | FieldIndex | WindowIndex | TableIndex | None = self._indexed()
         self._data_identity: dict[str, Any] | None = None
-        if is_table(self._index):
-            self._is_auto = False  # there is nothing to choose
-        elif self._shuffle_asked == "auto":
-            self._shuffle_asked, self._shuffle_reason = shuffles.choose(self._index, self._world_size)
-        self._make_order(shuffles.shape_of(self._shuffle_asked, self._index, self._step_samples))
+        self._choice.begin(self._index, self._share.world_size, self._ranks.are_given)
+        self._make_order()
         self._make_source()
+
+    def agree_on_shuffle(self) -> None:
+        """Choose what ``shuffle="auto"`` means, if that was not done yet: called by all ranks when iteration begins."""
+        if self._choice.agree(self._index, self._share.world_size, self._ranks.are_given):
+            self._reorder()
+
+    def take_up(self, share: Share) -> int:
+        """Read this share of the data from now on; a `Mix` has all its sources do so.
+
+        Returns:
+            Its batches in an epoch.
+
+        Raises:
+            ValueError: the data make no batch for each of so many ranks.
+        """
+        if self._index is None:
+            self._index_files()
+        if share != self._share:
+            before, self._share = self._share, share
+            try:
+                self._reorder()
+            except ValueError:
+                self._share = before
+                raise
+        return len(self._order)
+
+    def _reorder(self) -> None:
+        self._make_order()
+        if self._source.options != self._options_of_batches:
+            self._make_source()
 
     def _recognised(self) -> Format:
         if self._skipped is None:
@@ -243,15 +273,15 @@ class GDSDataset(doors.BatchDataset):
         doors.check_index(index, self._format, self.collate, self.residency, self.decode)
         return doors.part_of(index, self._split, self._paths[0])
 
-    def _make_order(self, shuffle: bool | Lanes | RowGroupShuffle) -> None:
+    def _make_order(self) -> None:
+        shuffle = self._choice.shape(self._index, self._step_samples)
         self._order = Order(
             len(self._index),
             self._batch_size,
             shuffle,
             self._seed,
             self._drop_last,
-            self._rank,
-            self._world_size,
+            *self._share,
             self._uneven,
         )
         self._shuffle = shuffle
@@ -271,21 +301,35 @@ class GDSDataset(doors.BatchDataset):
 
     @property
     def _step_samples(self) -> int:
-        return self._batch_size * self._world_size
+        return self._batch_size * self._share.world_size
 
     def __len__(self) -> int:
-        """Batches of this rank in an epoch."""
-        return len(self._order)
+        """Batches of this rank in an epoch. The ranks of this moment stay the epoch's.
+
+        Raises:
+            RuntimeError: the epoch began with other ranks.
+        """
+        return self.take_up(self._epoch_ranks.fix(self._progress.epoch, self._ranks.found()))
+
+    @property
+    def ranks(self) -> Ranks:
+        """Where rank and world size come from."""
+        return self._ranks
 
     @property
     def rank(self) -> int:
         """Whose batches these are, of `world_size`."""
-        return self._rank
+        return (self._ranks.found() or self._share).rank
 
     @property
     def world_size(self) -> int:
         """How many share each step."""
-        return self._world_size
+        return (self._ranks.found() or self._share).world_size
+
+    @property
+    def batch_size(self) -> int:
+        """Samples in a batch of one rank."""
+        return self._batch_size
 
     @property
     def samples(self) -> int:
@@ -312,6 +356,8 @@ class GDSDataset(doors.BatchDataset):
             RuntimeError: a DataLoader's worker processes iterate this data set: the state is that of torchdata's
                 StatefulDataLoader.
         """
+        epoch_share = self._epoch_ranks.of(self._progress.epoch)
+        self.take_up(epoch_share or self._ranks.found_or_none() or self._share)
         return {"version": 1, **self._progress.state(), **self._identity(), "data": dict(self._identity_of_data())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -332,20 +378,23 @@ class GDSDataset(doors.BatchDataset):
             raise ValueError(f"this is no state of a GDSDataset that this version knows: {state!r}")
         if "uneven" not in state:  # of a version that only knew this
             state = {**state, "uneven": "drop"}
+        before = self._share
+        self.take_up(self._ranks.of_state(state, self._batch_size))
         identity = self._identity()
-        if self._is_auto:
+        if self._choice.is_auto:
             identity["shuffle"] = state.get("shuffle")
         from gdsdata.identity import refuse_other
 
-        refuse_other(state, {**identity, "data": self._identity_of_data()})
-        if self._is_auto:
-            shuffle = state["shuffle"]
-            self._shuffle_asked = shuffles.of_identity(shuffle)
-            self._shuffle_reason = "of the state that was loaded"
-            self._make_order(self._shuffle_asked)
-            if self._source.options != self._options_of_batches:
-                self._make_source()
-        self._progress.load(state, len(self._order))
+        try:
+            refuse_other(state, {**identity, "data": self._identity_of_data()})
+        except ValueError:
+            self.take_up(before)
+            raise
+        if self._choice.is_auto:
+            self._choice.load(state["shuffle"])
+            self._reorder()
+        self._epoch_ranks.release()
+        self._progress.load(state, len(self._order), self._step_samples)
 
     def _identity(self) -> dict[str, Any]:
         """What must be equal for the same positions to mean the same samples."""
@@ -378,9 +427,7 @@ class GDSDataset(doors.BatchDataset):
     def __iter__(self) -> Iterator[Any]:
         """The rest of this epoch, after `load_state_dict`, or the whole of it. Reading begins with this call."""
         doors.warn_of_stacking(self)
-        if self._index is None:
-            self._index_files()
-        begun = self._progress.begin(len(self._order))
+        begun = self._progress.begin(len(self), self._step_samples)
 
         def handed_out(given: int) -> None:
             self._progress.handed_out(begun, given)
@@ -411,8 +458,8 @@ class GDSDataset(doors.BatchDataset):
                 f"device={self.device} does not work in a DataLoader's worker processes: use num_workers=0 (the "
                 "engine's own threads read ahead) or device='cpu'"
             )
-        if self._index is None:
-            self._index_files()
+        self.take_up(self._ranks.found() or self._share)
+        self.agree_on_shuffle()
         batches = self._read_ahead(epoch, numbers, handed_out)
         end_at_exit(batches, next(batches))
         return batches
@@ -421,7 +468,7 @@ class GDSDataset(doors.BatchDataset):
         self, epoch: int, numbers: range | np.ndarray, handed_out: Callable[[int], object]
     ) -> Iterator[Any]:
         """What ends it, once reading has begun, and then the batches."""
-        index, order = self._index, self._order
+        index, order, check_ranks = self._index, self._order, self._ranks.watch(self._share)
         done, total = 0, len(numbers)
         pieces = self._open_pieces(index, epoch)
         upcoming = self._upcoming(index, epoch) if is_table(index) else None
@@ -456,6 +503,7 @@ class GDSDataset(doors.BatchDataset):
             yield ending
             times.asked()
             while done < total:
+                check_ranks()
                 if done:
                     plan()
                 try:
@@ -529,9 +577,9 @@ class GDSDataset(doors.BatchDataset):
         if not self._shuffle:
             from gdsdata.row_groups import InOrder
 
-            return InOrder(index.group_first_row, self._step_samples, self._rank, self._world_size)
+            return InOrder(index.group_first_row, self._step_samples, *self._share)
         permutation = self._shuffle.permutation(len(index), self._step_samples, self._seed, epoch)
-        return permutation.of_rank(self._rank, self._world_size)
+        return permutation.of_rank(*self._share)
 
     def _open_pieces(
         self, index: Index | FieldIndex | WindowIndex | TableIndex, epoch: int
@@ -545,7 +593,7 @@ class GDSDataset(doors.BatchDataset):
         if worker and worker.num_workers > 1:  # they read the same pieces, which the storage then gives once
             options = replace(options, direct="never")
         permutation = self._shuffle.permutation(len(index), self._step_samples, self._seed, epoch)
-        lanes = self._shuffle.of_rank(self._rank, self._world_size)
+        lanes = self._shuffle.of_rank(*self._share)
         return OpenPieces(index, permutation, lanes, options, self.options.stall_timeout_s)
 
     @property
@@ -609,9 +657,9 @@ class GDSDataset(doors.BatchDataset):
             from gdsdata.table_batches import most_held_bytes
 
             upcoming = self._upcoming(self._index, self._progress.epoch)
-            result["ring_bytes"] += most_held_bytes(self._index, upcoming, len(self), self.prefetch)
+            result["ring_bytes"] += most_held_bytes(self._index, upcoming, len(self._order), self.prefetch)
         result["piece_bytes"], result["piece_memory_bytes"] = dict(self._piece_bytes), self._piece_memory_bytes
-        result["shuffle"] = f"{self._shuffle_name}: {self._shuffle_reason}"
+        result["shuffle"] = f"{self._shuffle_name}: {self._choice.reason}"
         if self._skipped is not None:
             result["skipped"] = self._skipped.report()
         return result

@@ -16,6 +16,7 @@ from gdsdata.dataset import GDSDataset
 from gdsdata.doors import BatchDataset, warn_of_stacking
 from gdsdata.order import as_array
 from gdsdata.progress import Begun, Progress
+from gdsdata.ranks import EpochRanks, Ranks, Share
 
 # Positions whose sources are computed together.
 _WINDOW = 4096
@@ -159,15 +160,24 @@ class Mix(BatchDataset):
         super().__init__()
         _check_sources(sources)
         self.sources = list(sources)
-        self._source_batches = [len(source) for source in sources]
-        self.weights = [float(weight) for weight in (self._source_batches if weights is None else weights)]
-        if len(self.weights) != len(sources):
-            raise ValueError(f"{len(self.weights)} weights for {len(sources)} sources: give one each")
+        if weights is not None and len(weights) != len(sources):
+            raise ValueError(f"{len(weights)} weights for {len(sources)} sources: give one each")
+        self._weights_asked = weights
         self.stop = stop
-        self._blend = Blend(self.weights)
-        self._batches = self._epoch_batches()
         self._progress = Progress(on_break)
         self._given: Counter[int] = Counter()
+        self._epoch_ranks, self._source_batches = EpochRanks(), [0] * len(sources)
+        self._take_up(_share_found(self.sources, Ranks.found_or_none) or Share(0, 1))
+
+    def _take_up(self, share: Share) -> None:
+        """Have the sources read this share, and work out the epoch of what they have then."""
+        self._share = share
+        source_batches = [source.take_up(share) for source in self.sources]
+        if source_batches != self._source_batches:
+            weights = source_batches if self._weights_asked is None else self._weights_asked
+            self._source_batches, self.weights = source_batches, [float(weight) for weight in weights]
+            self._blend = Blend(self.weights)
+            self._batches = self._epoch_batches()
 
     def _epoch_batches(self) -> int:
         if type(self.stop) is int and self.stop > 0:
@@ -180,7 +190,12 @@ class Mix(BatchDataset):
         return max(self._blend.first_with(*source) for source in due)
 
     def __len__(self) -> int:
-        """Batches of this rank in an epoch; the same for every epoch and rank."""
+        """Batches of this rank in an epoch; the same for every rank, and for every epoch of so many ranks.
+
+        Raises:
+            RuntimeError: as of a `GDSDataset`.
+        """
+        self._take_up(self._epoch_ranks.fix(self._progress.epoch, _share_found(self.sources)))
         return self._batches
 
     def set_epoch(self, epoch: int) -> None:
@@ -191,8 +206,8 @@ class Mix(BatchDataset):
         Raises:
             ValueError: it is negative, or beyond all counting.
         """
-        if not 0 <= epoch <= _LARGEST_POSITION // len(self):
-            raise ValueError(f"epoch={epoch} is not in 0 to {_LARGEST_POSITION // len(self)}")
+        if not 0 <= epoch <= _LARGEST_POSITION // self._batches:
+            raise ValueError(f"epoch={epoch} is not in 0 to {_LARGEST_POSITION // self._batches}")
         self._progress.go_to(epoch)
 
     def state_dict(self) -> dict[str, Any]:
@@ -203,6 +218,8 @@ class Mix(BatchDataset):
         Raises:
             RuntimeError: as `GDSDataset.state_dict`.
         """
+        epoch_share = self._epoch_ranks.of(self._progress.epoch)
+        self._take_up(epoch_share or _share_found(self.sources, Ranks.found_or_none) or self._share)
         return {
             "version": 1,
             **self._progress.state(),
@@ -225,6 +242,18 @@ class Mix(BatchDataset):
             raise ValueError(f"this is no state of a Mix that this version knows: {state!r}")
         if len(state["sources"]) != len(self.sources):
             raise ValueError(f"the state is of {len(state['sources'])} sources, and there are {len(self.sources)}")
+        before = self._share
+        of_state = self.sources[0].ranks.of_state(state["sources"][0], self.sources[0].batch_size)
+        try:
+            self._take_up(_share_found(self.sources, Ranks.found_or_none) or of_state)
+            self._load_sources(state)
+        except ValueError:
+            self._take_up(before)
+            raise
+        self._epoch_ranks.release()
+        self._progress.load(state, self._batches, self._steps())
+
+    def _load_sources(self, state: dict[str, Any]) -> None:
         for key, now in self._identity().items():
             if state.get(key) != now:
                 raise ValueError(f"the state is of another mix: {key} was {state.get(key)!r} and is {now!r}")
@@ -233,7 +262,9 @@ class Mix(BatchDataset):
                 source.load_state_dict(of_source)
             except ValueError as error:
                 raise ValueError(f"source {i}: {error}") from error
-        self._progress.load(state, len(self))
+
+    def _steps(self) -> list[int]:
+        return [source.batch_size * self._share.world_size for source in self.sources]
 
     def _identity(self) -> dict[str, Any]:
         """What, besides the sources, must be equal for the same positions to mean the same batches."""
@@ -245,12 +276,14 @@ class Mix(BatchDataset):
     def __iter__(self) -> Iterator[Any]:
         """The rest of this epoch, after `load_state_dict`, or the whole of it."""
         warn_of_stacking(self)
-        return self._epoch_from(self._progress.begin(len(self)))
+        begun = self._progress.begin(len(self), self._steps())
+        for source in self.sources:
+            source.agree_on_shuffle()
+        begin, numbers = begun.epoch * self._batches, begun.numbers
+        return self._epoch_from(begun, range(begin + numbers.start, begin + numbers.stop, numbers.step))
 
-    def _epoch_from(self, begun: Begun) -> Iterator[Any]:
-        begin, numbers = begun.epoch * len(self), begun.numbers
-        positions = range(begin + numbers.start, begin + numbers.stop, numbers.step)
-        streams = [self._stream(source, positions) for source in range(len(self.sources))]
+    def _epoch_from(self, begun: Begun, positions: range) -> Iterator[Any]:
+        streams = [self._stream(source, positions, begun.epoch) for source in range(len(self.sources))]
         try:
             for done, source in enumerate(self._sources_at(positions), 1):
                 batch = next(streams[source])
@@ -271,12 +304,13 @@ class Mix(BatchDataset):
         for first in range(0, len(positions), _WINDOW):
             yield from self._blend.sources(as_array(positions[first : first + _WINDOW]))[0].tolist()
 
-    def _stream(self, source: int, positions: range) -> Iterator[Any]:
+    def _stream(self, source: int, positions: range, mix_epoch: int) -> Iterator[Any]:
         """The batches of a source at those of ``positions`` that are its turn."""
         turns, batches = self._turns(source, positions), self._source_batches[source]
         while len(turns):
             epoch = int(turns[0]) // batches
             here = bisect_left(turns, (epoch + 1) * batches)
+            self._epoch_ranks.fix(mix_epoch, _share_found(self.sources))  # raises if they have changed
             yield from self.sources[source].batches(epoch, _minus(turns[:here], epoch * batches))
             turns = turns[here:]
 
@@ -316,8 +350,18 @@ def _check_sources(sources: Sequence[GDSDataset]) -> None:
     for i, source in enumerate(sources):
         if not isinstance(source, GDSDataset):
             raise ValueError(f"Mix: source {i} is a {type(source).__name__}, and they are GDSDatasets")
-        if (source.rank, source.world_size) != (sources[0].rank, sources[0].world_size):
+
+
+def _share_found(
+    sources: Sequence[GDSDataset], found_by: Callable[[Ranks], Share | None] = Ranks.found
+) -> Share | None:
+    """The share that is known of any source, which the others must have too; None if nothing is."""
+    found = [found_by(source.ranks) for source in sources]
+    shares = [share or Share(0, 1) for share in found]
+    for i, share in enumerate(shares):
+        if share != shares[0]:
             raise ValueError(
-                f"Mix: source {i} is of rank {source.rank} of {source.world_size}, and source 0 of rank "
-                f"{sources[0].rank} of {sources[0].world_size}: their batches would not be of the same steps"
+                f"Mix: source {i} is of rank {share.rank} of {share.world_size}, and source 0 of rank "
+                f"{shares[0].rank} of {shares[0].world_size}: their batches would not be of the same steps"
             )
+    return next(filter(None, found), None)

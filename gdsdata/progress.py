@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import warnings
+import weakref
 from typing import Any, NamedTuple
 
 import torch
@@ -64,18 +66,29 @@ class Progress:
         if on_break is not None and on_break not in _ON_BREAK:
             raise ValueError(f"on_break={on_break!r} must be None, 'restart' or 'continue'")
         self._on_break = on_break
-        # A column for each worker, because one may end its share before another begins.
-        self._shared = torch.zeros((3, _MOST_WORKERS), dtype=torch.int64).share_memory_()
-        self._process = os.getpid()  # with whose workers that is shared
+        # By the process that shares them with its workers. Each column is a worker's, because one may end its share
+        # before another begins.
+        self._rows_of = {os.getpid(): torch.zeros((3, _MOST_WORKERS), dtype=torch.int64).share_memory_()}
+        _living.add(self)
         self._position: _Position | None = None  # None: the epoch's beginning
         self._set_in: int | None = None  # the process that asked for the position, if no iterator has begun there yet
+        self._loaded_step: int | list[int] | None = None
         self._newest: object | None = None
 
     def _rows(self) -> torch.Tensor:
-        if self._process != os.getpid() and get_worker_info() is None:
-            self._shared = self._shared.clone().share_memory_()
-            self._process = os.getpid()
-        return self._shared
+        if get_worker_info() is not None:
+            parent = multiprocessing.parent_process()
+            if parent is not None and parent.pid in self._rows_of:
+                return self._rows_of[parent.pid]
+        return self._rows_of[os.getpid()]
+
+    def _become_of(self, parent: int) -> None:
+        """This process has this object from ``parent``: it shares the parent's rows if it turns out to be a worker, and
+        has rows of its own for workers of its own.
+        """
+        rows = self._rows_of.get(parent)
+        rows = next(iter(self._rows_of.values())) if rows is None else rows
+        self._rows_of = {parent: rows, os.getpid(): rows.clone().share_memory_()}
 
     @property
     def epoch(self) -> int:
@@ -101,7 +114,7 @@ class Progress:
         self._set(_BATCHES, 0)
         if get_worker_info() is None:
             self._rows()[_NOTES, _IS_IN_WORKERS] = False
-        self._position, self._set_in = position, os.getpid()
+        self._position, self._set_in, self._loaded_step = position, os.getpid(), None
 
     def state(self) -> dict[str, int]:
         """The state that `load` takes.
@@ -123,19 +136,25 @@ class Progress:
         epoch = int(self._rows()[_EPOCHS, worker.id]) if worker else self.epoch
         return _Position(epoch, 0, worker.num_workers if worker else 0)._asdict()
 
-    def load(self, state: dict[str, Any], epoch_batches: int) -> None:
-        """The next iterator goes on behind the batches that ``state`` counts, in an epoch of ``epoch_batches``."""
+    def load(self, state: dict[str, Any], epoch_batches: int, step: int | list[int]) -> None:
+        """The next iterator goes on behind the batches that ``state`` counts.
+
+        Args:
+            epoch_batches: how many an epoch has.
+            step: samples of a step, with which the batches were counted; of several sources, for each.
+        """
         position = _Position(state["epoch"], state["batches"], state["workers"])
         if position.workers <= 1 and position.batches >= epoch_batches:  # states had this form at an epoch's end
             position = _Position(position.epoch + 1, 0, position.workers)
         self._move_to(position)
+        self._loaded_step = step
 
-    def begin(self, epoch_batches: int) -> Begun:
+    def begin(self, epoch_batches: int, step: int | list[int]) -> Begun:
         """An iterator begins, and is the newest from now on.
 
         Raises:
-            ValueError: it would go on in the middle of an epoch with another number of workers, or continue a
-                broken-off epoch in a worker.
+            ValueError: it would go on from a state of another ``step``, in the middle of an epoch with another number
+                of workers, or in a worker behind a loop that was broken off.
         """
         worker, position, epoch = get_worker_info(), self._position, self.epoch
         workers = worker.num_workers if worker else 0
@@ -143,6 +162,12 @@ class Progress:
             raise ValueError(
                 'on_break="continue" does not work in a DataLoader\'s worker processes: they read ahead of the loop '
                 "and do not know where it stopped. Use num_workers=0 (the engine's own threads read ahead)"
+            )
+        if self._set_in is not None and self._loaded_step not in (None, step):
+            raise ValueError(
+                f"the state that was loaded is of samples_per_step {self._loaded_step} (batch_size x world_size), and "
+                f"here that is {step}: give batch sizes of the same product, and call init_process_group() before "
+                "iterating, if there are several ranks"
             )
         if worker and self._set_in == os.getpid():  # the other workers may not have loaded theirs yet
             epoch = position.epoch
@@ -209,5 +234,21 @@ class Progress:
             self._position = None
 
     def __getstate__(self) -> dict[str, Any]:
-        self._rows()  # a process that is spawned from this one may be a worker of this one, and shares its cells
-        return self.__dict__
+        return {**self.__dict__, "_rows_of": {os.getpid(): self._rows()}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        (parent,) = self._rows_of
+        self._become_of(parent)
+        _living.add(self)
+
+
+_living: weakref.WeakSet[Progress] = weakref.WeakSet()
+
+
+def _become_of_parent() -> None:
+    for progress in list(_living):
+        progress._become_of(os.getppid())
+
+
+os.register_at_fork(after_in_child=_become_of_parent)

@@ -1,29 +1,167 @@
-"""Which share of the data a process reads: from arguments, a device mesh, torch.distributed or the environment."""
+"""Which share of the data a process reads: from arguments, a device mesh, torch.distributed or a launcher."""
 
 from __future__ import annotations
 
+import functools
+import multiprocessing
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed
+from torch.utils.data import get_worker_info
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+_REMEDY = "Set RANK and WORLD_SIZE, pass rank= and world_size=, or call init_process_group() before iterating."
+# SLURM names an allocation so if it was asked for without a script.
+_INTERACTIVE_JOBS = ("bash", "interactive")
 
-def rank_and_world_size(
-    rank: int | None,
-    world_size: int | None,
-    device_mesh: DeviceMesh | None = None,
-    dp_dim: str | int | Sequence[str | int] | None = None,
-) -> tuple[int, int]:
-    """The first of these that is given: the arguments, the mesh, torch.distributed, RANK and WORLD_SIZE, one process.
+
+class Share(NamedTuple):
+    """The share of each step that a process reads."""
+
+    rank: int
+    world_size: int
+
+
+class Ranks:
+    """Where a data set's rank and world size come from. They are asked for when they are needed.
+
+    The first of these that says something:
+
+    1. ``rank`` and ``world_size``, or ``device_mesh`` and ``dp_dim``: for good.
+    2. torch.distributed, once it is initialised.
+    3. In a DataLoader's worker process: what the process that began the worker found.
+    4. ``RANK`` and ``WORLD_SIZE``, as torchrun sets them.
+    5. ``WORLD_SIZE``, ``NODE_RANK`` and ``LOCAL_RANK``, as Lightning's launcher sets them, which sets no ``RANK``. On
+       another node than the first, ``LOCAL_WORLD_SIZE`` too.
+    6. ``OMPI_COMM_WORLD_RANK`` and ``OMPI_COMM_WORLD_SIZE`` (Open MPI), or ``PMI_RANK`` and ``PMI_SIZE`` (MPICH).
+    7. ``SLURM_PROCID`` and ``SLURM_STEP_NUM_TASKS`` or ``SLURM_NTASKS``, in a process that srun started. A batch script
+       or a notebook in an allocation for several tasks has these variables too, but is one process: that warns.
 
     Raises:
-        ValueError: half of what is needed is given, or twice of it, or the mesh has no such dimension.
+        ValueError: one of a pair of arguments is missing, both arguments and a mesh are given, or the mesh has no such
+            dimension.
     """
+
+    def __init__(
+        self,
+        rank: int | None = None,
+        world_size: int | None = None,
+        device_mesh: DeviceMesh | None = None,
+        dp_dim: str | int | Sequence[str | int] | None = None,
+    ) -> None:
+        self._given = _given(rank, world_size, device_mesh, dp_dim)
+        self._of_parent: tuple[int, Share | None] | None = None  # the process that pickled this, and its share
+
+    @property
+    def are_given(self) -> bool:
+        """Arguments or a mesh said them."""
+        return self._given is not None
+
+    def found(self) -> Share | None:
+        """This process's share; None if nothing says that there are several processes.
+
+        Raises:
+            ValueError: the environment says that there are several, but not which one this is.
+        """
+        if self._given is not None:
+            return self._given
+        if is_distributed():
+            return Share(torch.distributed.get_rank(), torch.distributed.get_world_size())
+        if get_worker_info() is not None and self._of_parent is not None:
+            parent = multiprocessing.parent_process()
+            if parent is not None and parent.pid == self._of_parent[0] and self._of_parent[1] is not None:
+                return self._of_parent[1]
+        return _of_environment()
+
+    def found_or_none(self) -> Share | None:
+        """`found`, or None if the environment is at fault, which `found` says when it matters."""
+        try:
+            return self.found()
+        except ValueError:
+            return None
+
+    def of_state(self, state: Mapping[str, Any], batch_size: int) -> Share:
+        """The share that a data set's state is loaded for: this process's.
+
+        If nothing says yet how many ranks there will be, it is one of as many as the state was taken with. Iteration
+        compares them with those that there are then.
+        """
+        step = state.get("samples_per_step")
+        is_of_whole_batches = isinstance(step, int) and step > 0 and step % batch_size == 0
+        return self.found_or_none() or Share(0, step // batch_size if is_of_whole_batches else 1)
+
+    def watch(self, share: Share) -> Callable[[], None]:
+        """A check, for an iterator of ``share``, that raises once torch.distributed says that it is another one."""
+        if self._given is not None or is_distributed():
+            return lambda: None
+
+        def check() -> None:
+            if is_distributed() and (found := self.found()) != share:
+                raise _changed(share, found)
+
+        return check
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A spawned worker process has no torch.distributed to ask."""
+        return {**self.__dict__, "_of_parent": (os.getpid(), self.found_or_none())}
+
+
+class EpochRanks:
+    """The share that an epoch began with, which stays the same until its end."""
+
+    def __init__(self) -> None:
+        self._fixed: tuple[int, int, Share] | None = None  # process, epoch and share
+
+    def fix(self, epoch: int, found: Share | None) -> Share:
+        """The share of ``epoch``, from now on. ``found`` is what is known now; None is one process, for all we know.
+
+        Raises:
+            RuntimeError: the epoch has another share already.
+        """
+        fixed = self.of(epoch)
+        if fixed is None:
+            fixed = found or Share(0, 1)
+            self._fixed = os.getpid(), epoch, fixed
+        elif found not in (None, fixed):
+            raise _changed(fixed, found)
+        return fixed
+
+    def of(self, epoch: int) -> Share | None:
+        """The share that was fixed for ``epoch``; None if none was."""
+        is_fixed = self._fixed is not None and self._fixed[:2] == (os.getpid(), epoch)
+        return self._fixed[2] if is_fixed else None
+
+    def release(self) -> None:
+        """The epoch that comes asks anew."""
+        self._fixed = None
+
+
+def _changed(before: Share, now: Share) -> RuntimeError:
+    return RuntimeError(
+        f"when this epoch's data set was iterated, or its len() asked for, this process was rank {before.rank} of "
+        f"{before.world_size}, and now it is rank {now.rank} of {now.world_size}. The ranks of an epoch do not change. "
+        "Call init_process_group() before len() and iteration, or pass rank= and world_size=; another epoch "
+        "(set_epoch) begins with the ranks of that moment."
+    )
+
+
+def is_distributed() -> bool:
+    """Whether torch.distributed is initialised."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def _given(
+    rank: int | None,
+    world_size: int | None,
+    device_mesh: DeviceMesh | None,
+    dp_dim: str | int | Sequence[str | int] | None,
+) -> Share | None:
     if (rank is None) != (world_size is None):
         raise ValueError(f"rank={rank} and world_size={world_size}: give both or neither")
     if device_mesh is None and dp_dim is not None:
@@ -31,27 +169,103 @@ def rank_and_world_size(
     if rank is not None and world_size is not None:
         if device_mesh is not None:
             raise ValueError(f"rank={rank}, world_size={world_size} and a device_mesh are given: give one of them")
-        return rank, world_size
-    if device_mesh is not None:
-        return _place_in(device_mesh, dp_dim)
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return _of_environment()
+        return Share(rank, world_size)
+    return None if device_mesh is None else _place_in(device_mesh, dp_dim)
 
 
-def _of_environment() -> tuple[int, int]:
-    rank, world_size = (os.environ.get(name) for name in ("RANK", "WORLD_SIZE"))
-    said = f"of the environment, RANK is {rank!r} and WORLD_SIZE {world_size!r}"
+# ------------------------------------------------------------------------------------------------- the environment
+
+
+def _of_environment() -> Share | None:
+    rank, world_size = _number("RANK"), _number("WORLD_SIZE")
+    if rank is not None and world_size is not None:
+        return _checked("RANK", "WORLD_SIZE")
+    found = _of_lightning() or _of_mpi() or _of_slurm()
+    if found is not None:
+        if rank not in (None, found.rank) or world_size not in (None, found.world_size):
+            raise ValueError(
+                f"the environment's {_said('RANK', 'WORLD_SIZE')}, but its launcher says rank {found.rank} of "
+                f"{found.world_size}. {_REMEDY}"
+            )
+        return found
+    if (world_size or 1) > 1 or rank or _number("LOCAL_RANK"):  # or all would read what rank 0 reads
+        raise ValueError(
+            f"the environment's {_said('RANK', 'WORLD_SIZE', 'LOCAL_RANK')}: there are several processes, but it does "
+            f"not say which one this is, or how many there are. {_REMEDY}"
+        )
+    return None if rank is None and world_size is None else Share(0, 1)
+
+
+def _of_lightning() -> Share | None:
+    names = ("WORLD_SIZE", "NODE_RANK", "LOCAL_RANK")
+    if not all(map(os.environ.get, names)):
+        return None
+    world_size, node, local = map(_number, names)
+    ranks_a_node = _number("LOCAL_WORLD_SIZE")
+    if node and not ranks_a_node:
+        said = _said("NODE_RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+        raise ValueError(f"the environment's {said}: how many ranks a node has is not said. {_REMEDY}")
+    rank = node * (ranks_a_node or 0) + local
+    if rank >= world_size:
+        said = _said("NODE_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE")
+        raise ValueError(f"the environment's {said}: that is rank {rank} of {world_size}. {_REMEDY}")
+    return Share(rank, world_size)
+
+
+def _of_mpi() -> Share | None:
+    for rank_name, size_name in (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE")):
+        if _number(rank_name) is not None or _number(size_name) is not None:
+            return _checked(rank_name, size_name)
+    return None
+
+
+def _of_slurm() -> Share | None:
+    size_name = "SLURM_STEP_NUM_TASKS" if _number("SLURM_STEP_NUM_TASKS") is not None else "SLURM_NTASKS"
+    rank, tasks = _number("SLURM_PROCID"), _number(size_name)
+    if rank is None or tasks is None or (tasks == 1 and rank == 0):
+        return None
+    job, step = os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURM_STEP_ID") or os.environ.get("SLURM_STEPID")
+    is_of_a_step = bool(step) or not job
+    if os.environ.get("SLURM_JOB_NAME") in _INTERACTIVE_JOBS:
+        is_of_a_step = size_name == "SLURM_STEP_NUM_TASKS"
+    if rank == 0 and not is_of_a_step:
+        _warn_once(
+            f"gdsdata: SLURM's allocation is for {tasks} tasks, but srun did not start this process (SLURM_STEP_ID is "
+            "not set, or the job is interactive), so it reads all of the data, as one process. If it is one of several "
+            "ranks, start them with srun; else pass rank=0, world_size=1."
+        )
+        return None
+    return _checked("SLURM_PROCID", size_name)
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    warnings.warn(message, UserWarning, stacklevel=2)
+
+
+def _checked(rank_name: str, size_name: str) -> Share:
+    rank, world_size = _number(rank_name), _number(size_name)
+    if rank is None or world_size is None or not 0 <= rank < world_size:
+        raise ValueError(f"the environment's {_said(rank_name, size_name)}: that is no rank of so many. {_REMEDY}")
+    return Share(rank, world_size)
+
+
+def _number(name: str) -> int | None:
+    """An environment variable's; None if it is not set, or empty."""
+    value = os.environ.get(name)
     try:
-        found = int(rank or 0), int(world_size or 1)
+        return int(value) if value else None
     except ValueError:
-        raise ValueError(f"{said}, which are no numbers: set both, or neither, or pass rank and world_size") from None
-    if found[1] > 1 and not rank:  # or all would read what rank 0 reads
-        raise ValueError(f"{said}: set both, or neither, or pass rank and world_size")
-    return found
+        raise ValueError(f"the environment's {_said(name)}, which is no number. {_REMEDY}") from None
 
 
-def _place_in(mesh: DeviceMesh, dp_dim: str | int | Sequence[str | int] | None) -> tuple[int, int]:
+def _said(*names: str) -> str:
+    return ", ".join(
+        f"{name} is {os.environ[name]!r}" if name in os.environ else f"{name} is not set" for name in names
+    )
+
+
+def _place_in(mesh: DeviceMesh, dp_dim: str | int | Sequence[str | int] | None) -> Share:
     """This process's place along the data-parallel dimensions of a mesh, the first one outermost, and their size.
 
     Processes that differ along other dimensions alone (tensor, context or pipeline parallel) have the same place, and
@@ -78,4 +292,4 @@ def _place_in(mesh: DeviceMesh, dp_dim: str | int | Sequence[str | int] | None) 
             raise ValueError(f"dp_dim={dp_dim!r} names a dimension of the device_mesh twice")
         used.add(at % mesh.ndim)
         rank, world_size = rank * mesh.size(at % mesh.ndim) + coordinate[at], world_size * mesh.size(at % mesh.ndim)
-    return rank, world_size
+    return Share(rank, world_size)

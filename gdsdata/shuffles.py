@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 from dataclasses import astuple
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 import torch
 import torch.distributed
+from torch.utils.data import get_worker_info
 
 from gdsdata import engine
 from gdsdata.formats.index import Index, is_table
 from gdsdata.options import MIB, EngineOptions
+from gdsdata.ranks import is_distributed
 
 if TYPE_CHECKING:
     from gdsdata.formats.fields import FieldIndex
@@ -28,6 +30,61 @@ _LONG_SAMPLE_BYTES = 512 * 1024
 # Uniform is the better shuffle, so lanes must be worth it.
 _CLEARLY_FASTER = 2.0
 _BATCHES, _BATCH_SAMPLES, _BATCH_PIECES = 4, 256, 8
+
+
+class ShuffleChoice:
+    """What ``shuffle=`` of a data set means, and, of ``"auto"``, when and by whom that is chosen.
+
+    Attributes:
+        asked: what `shape_of` takes; ``"auto"`` until it is chosen.
+        reason: for it, in words.
+        is_auto: ``"auto"`` was asked for, so what a loaded state says is taken.
+    """
+
+    def __init__(self, asked: bool | str | Lanes | RowGroups) -> None:
+        self.asked, self.reason, self.is_auto = asked, "as asked for", asked == "auto"
+        self._is_final = not self.is_auto
+
+    def shape(self, index: Index | FieldIndex | WindowIndex | TableIndex, step_samples: int) -> Any:
+        """What `order.Order` takes; before ``"auto"`` is chosen, True."""
+        is_open = self.asked == "auto" and not is_table(index)
+        return shape_of(is_open or self.asked, index, step_samples)
+
+    def begin(self, index: Index | FieldIndex | WindowIndex | TableIndex, ranks: int, are_given: bool) -> None:
+        """Choose when the data set is made, unless there are ranks that cannot agree yet."""
+        if is_table(index):
+            self.is_auto, self._is_final = False, True  # there is nothing to choose
+        elif self.asked == "auto":
+            self.reason = "until iteration begins"
+            if ranks == 1 or are_given or is_distributed():
+                self._choose(index, ranks, are_given)
+
+    def agree(self, index: Index | FieldIndex | WindowIndex, ranks: int, are_given: bool) -> bool:
+        """Choose when iteration begins, if that was not done for all ranks yet. Whether it changes anything.
+
+        Raises:
+            ValueError: ranks cannot agree here.
+        """
+        before = self.asked
+        if self._is_final:
+            return False
+        if get_worker_info() is None:
+            self._choose(index, ranks, are_given)
+        elif ranks > 1:
+            raise ValueError(
+                'shuffle="auto": the ranks had not agreed on an order when the DataLoader\'s workers began. Make the '
+                'data set after init_process_group(), or say "uniform" or "lanes"'
+            )
+        return self.asked != before
+
+    def _choose(self, index: Index | FieldIndex | WindowIndex, ranks: int, are_given: bool) -> None:
+        found = None if self.asked == "auto" else (self.asked, self.reason)
+        self.asked, self.reason = choose(index, ranks, found)
+        self._is_final = are_given or is_distributed()
+
+    def load(self, identity: bool | list[int]) -> None:
+        """Take what a state says."""
+        self.asked, self.reason, self._is_final = of_identity(identity), "of the state that was loaded", True
 
 
 def shape_of(
@@ -95,25 +152,28 @@ def _of_row_groups(
     raise ValueError(f"shuffle={asked!r} is not for tables{reason}: use True, or a RowGroups")
 
 
-def choose(index: Index | FieldIndex | WindowIndex, ranks: int) -> tuple[str, str]:
+def choose(
+    index: Index | FieldIndex | WindowIndex, ranks: int, found: tuple[str, str] | None = None
+) -> tuple[str, str]:
     """``"uniform"`` or ``"lanes"``, whichever suits the data and its storage, and the reason in words.
 
-    Where torch.distributed is initialised, all its processes must call this, and get what the first one found.
+    If torch.distributed is initialised, all its processes must call this, and get what the first one found. ``found``
+    is what this process found before that.
 
     Raises:
         ValueError: there are several ranks, and torch.distributed, by which they would agree, is not initialised.
     """
-    agree = torch.distributed.is_available() and torch.distributed.is_initialized()
+    agree = is_distributed()
     if not agree and ranks > 1:
         raise ValueError(
             f'shuffle="auto" measures, and world_size={ranks} ranks might find different things: initialise '
             'torch.distributed first, or say "uniform" or "lanes"'
         )
     if not agree or torch.distributed.get_world_size() == 1:
-        return _choose(index)
-    found = [_choose(index) if torch.distributed.get_rank() == 0 else None]
-    torch.distributed.broadcast_object_list(found, src=0)
-    return found[0]
+        return found or _choose(index)
+    agreed = [(found or _choose(index)) if torch.distributed.get_rank() == 0 else None]
+    torch.distributed.broadcast_object_list(agreed, src=0)
+    return agreed[0]
 
 
 def _choose(index: Index | FieldIndex | WindowIndex) -> tuple[str, str]:

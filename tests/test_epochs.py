@@ -359,7 +359,7 @@ def test_workers_begin_the_same_epoch_if_only_one_of_them_had_ended_its_share(mo
         for worker in range(2):
             info = SimpleNamespace(id=worker, num_workers=2)
             monkeypatch.setattr("gdsdata.progress.get_worker_info", lambda info=info: info)
-            begun.append((info, progress.begin(BATCHES)))
+            begun.append((info, progress.begin(BATCHES, 8)))
             assert len(begun[-1][1].numbers) == shares[worker]
         for (info, iterator), given in zip(begun, taken, strict=True):
             monkeypatch.setattr("gdsdata.progress.get_worker_info", lambda info=info: info)

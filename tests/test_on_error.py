@@ -106,7 +106,10 @@ def test_ranks_and_resume_agree_on_what_is_left(tmp_path, kind):
     next(iterator)
     again = read(tmp_path, 1, rank=0, world_size=2, **arguments)
     again.load_state_dict(first.state_dict())
-    assert list(map(numbers, again)) == batches[0][1:]
+    if len(batches[0]) == 1:  # then that was the epoch
+        assert again.state_dict()["epoch"] == 1
+    else:
+        assert list(map(numbers, again)) == batches[0][1:]
 
 
 @pytest.mark.filterwarnings("ignore:gdsdata")

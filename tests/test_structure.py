@@ -122,7 +122,7 @@ MAY_IMPORT = {
     "program_end": set(),
     "report": set(),
     "trace": {"engine"},
-    "mix": {"dataset", "doors", "order", "progress"},
+    "mix": {"dataset", "doors", "order", "progress", "ranks"},
     "doors": {"decoders", "engine", "field_batches", "formats", "options"},
     "identity": {"engine", "formats"},
     "counts": set(),
@@ -148,7 +148,7 @@ MAY_IMPORT = {
         *("engine", "errors"),
     },
     "ranks": set(),
-    "shuffles": {"calibration", "engine", "formats", "lanes", "options", "row_groups"},
+    "shuffles": {"calibration", "engine", "formats", "lanes", "options", "ranks", "row_groups"},
     "engine": {"_engine", "formats", "options", "errors"},  # of formats, the types alone
     "options": {"errors"},
     "errors": set(),

@@ -158,3 +158,4 @@ def test_a_mesh_that_does_not_say_who_shares_the_data_is_refused_in_words(ranks)
 def test_auto_is_what_the_first_rank_measured_on_all_of_them(ranks):
     assert ranks[0]["agreed"].startswith("Lanes(") and "bring 0.20 GB/s" in ranks[0]["agreed"]
     assert all(before["agreed"] == after["agreed"] for before, after in pairwise(ranks))
+    assert all(found["agreed when iteration began"] == found["agreed"] for found in ranks)

@@ -174,15 +174,23 @@ def in_a_mesh(folder, device):
     }
 
 
-def agreed(folder, device):
-    """What "auto" takes where the ranks' storage differs: for rank 0 alone, large reads are clearly faster."""
+def unlike_storage():
+    """As if for rank 0 alone, large reads were clearly faster."""
 
     def gb_per_s(index, batch):
         return 2.0 if (index.sample.bytes == 1 << 20) == (dist.get_rank() == 0) else 0.2
 
-    with mock.patch.object(shuffles, "_gb_per_s", gb_per_s):
-        dataset = GDSDataset(folder / "large.bin", 64, Records("u1", (4096,)), device=device, shuffle="auto")
-    return dataset.stats()["shuffle"]
+    return mock.patch.object(shuffles, "_gb_per_s", gb_per_s)
+
+
+def auto_dataset_of(folder, device):
+    return GDSDataset(folder / "large.bin", 64, Records("u1", (4096,)), device=device, shuffle="auto")
+
+
+def agreed(folder, device):
+    """What "auto" takes if the ranks' storage differs."""
+    with unlike_storage():
+        return auto_dataset_of(folder, device).stats()["shuffle"]
 
 
 CHECKS = (shares, trained, resumed, in_a_mesh, agreed)
@@ -194,9 +202,13 @@ def main():
     if device == "cuda":
         device = f"cuda:{os.environ['LOCAL_RANK']}"
         torch.cuda.set_device(device)
+    made_before = auto_dataset_of(folder, device)
     found = {"before torch.distributed": epoch_of(dataset_of(folder, "records", ranks, device=device, uneven="pad"))}
     backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
     dist.init_process_group(backend, timeout=timedelta(seconds=HANG_S))
+    with unlike_storage():
+        next(iter(made_before))
+    found["agreed when iteration began"] = made_before.stats()["shuffle"]
     for check in CHECKS:
         found[check.__name__] = check(folder, device)
     (folder / f"rank-{rank}.json").write_text(json.dumps(found))

@@ -1,0 +1,149 @@
+"""Epochs, resume and partial epochs in the training loops of Lightning and accelerate themselves."""
+
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from gdsdata import GDSDataset
+from gdsdata.formats import Records
+
+SAMPLES, BATCHES = 103, 13
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """103 records of a float32 each, the sample's number: 13 batches of 8, the last one of 7."""
+    torch.arange(SAMPLES, dtype=torch.float32).numpy().tofile(tmp_path / "0.bin")
+    return tmp_path
+
+
+def read(folder: Path, **arguments) -> GDSDataset:
+    return GDSDataset(folder / "0.bin", 8, Records("f4", (1,)), device="cpu", **arguments)
+
+
+def numbers(batch: torch.Tensor) -> list[int]:
+    return batch[:, 0].int().tolist()
+
+
+def epochs(folder: Path, count: int) -> list[list[int]]:
+    dataset = read(folder)
+    return [[number for batch in dataset for number in numbers(batch)] for _ in range(count)]
+
+
+def loader_of(dataset: GDSDataset, workers: int = 0) -> DataLoader:
+    method = "fork" if workers else None
+    return DataLoader(dataset, batch_size=None, num_workers=workers, multiprocessing_context=method)
+
+
+# --------------------------------------------------------------------------------------------------------- Lightning
+
+
+@pytest.fixture
+def lightning():
+    lightning = pytest.importorskip("lightning.pytorch", reason="Lightning is not installed")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of workers, of loggers, of a validation that is not there
+        yield lightning
+
+
+@pytest.fixture
+def train(lightning, folder):
+    """A `Trainer` takes these batches for so many epochs: returns what each of them saw."""
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.seen = torch.nn.Linear(1, 1), {}
+
+        def training_step(self, batch, _):
+            self.seen.setdefault(self.current_epoch, []).extend(numbers(batch))
+            return self.layer(batch).square().mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=1e-9)
+
+    def train(batches, max_epochs, resume_from=None, **arguments):
+        trainer = lightning.Trainer(
+            **dict(accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False),
+            **dict(default_root_dir=folder, max_epochs=max_epochs, enable_checkpointing="callbacks" in arguments),
+            **arguments,
+        )
+        module = Module()
+        trainer.fit(module, batches, ckpt_path=resume_from)
+        return list(module.seen.values())
+
+    return train
+
+
+@pytest.mark.parametrize("workers", [0, 2, None], ids=["DataLoader", "2 workers", "the data set itself"])
+def test_lightning_sees_every_sample_in_a_new_order_in_each_epoch(folder, train, workers):
+    seen = train(read(folder) if workers is None else loader_of(read(folder), workers), 3)
+    assert seen == epochs(folder, 3)
+    assert all(sorted(epoch) == list(range(SAMPLES)) for epoch in seen) and seen[0] != seen[1] != seen[2]
+
+
+def test_lightnings_limit_train_batches_sees_all_of_the_data_if_asked_to(folder, train):
+    seen = train(loader_of(read(folder, on_break="continue")), 4, limit_train_batches=3)
+    assert sum(seen, []) == epochs(folder, 1)[0][: 4 * 3 * 8]
+
+
+def test_lightnings_limit_train_batches_warns_that_it_sees_the_same_again(folder, train):
+    with pytest.warns(UserWarning, match="broken off after 3 of 13 batches"):
+        seen = train(loader_of(read(folder)), 3, limit_train_batches=3)
+    assert seen == [epochs(folder, 1)[0][: 3 * 8]] * 3
+
+
+@pytest.mark.parametrize("steps", [5, BATCHES, BATCHES + 4])
+def test_lightning_resumes_a_data_set_behind_the_batches_that_it_trained_on(folder, lightning, train, steps):
+    """Lightning saves and loads the state of a loader that has one, as the data set itself does."""
+    save = lightning.callbacks.ModelCheckpoint(folder, "last", every_n_train_steps=steps)
+    seen = train(read(folder), -1, max_steps=steps, callbacks=[save])
+    rest = train(read(folder), 3, resume_from=folder / "last.ckpt")
+    assert sum(seen, []) + sum(rest, []) == sum(epochs(folder, 3), [])
+
+
+# -------------------------------------------------------------------------------------------------------- accelerate
+
+
+@pytest.fixture
+def prepared():
+    """What accelerate makes of a loader."""
+    accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
+    configuration = accelerate.utils.DataLoaderConfiguration(dispatch_batches=False)
+    return accelerate.Accelerator(cpu=True, dataloader_config=configuration).prepare
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_accelerate_sees_every_sample_in_a_new_order_in_each_epoch(folder, prepared, workers):
+    loader = prepared(loader_of(read(folder), workers))
+    seen = [[number for batch in loader for number in numbers(batch)] for _ in range(3)]
+    assert seen == epochs(folder, 3)
+
+
+def test_accelerate_in_a_loop_of_exactly_len_batches_goes_on_to_the_next_epoch(folder, prepared):
+    loader = prepared(loader_of(read(folder)))
+    seen = []
+    for _ in range(3):
+        batches = iter(loader)
+        seen.append([number for _ in range(len(loader)) for number in numbers(next(batches))])
+        del batches
+        loader.set_epoch(len(seen))  # accelerate's own count moves on when its iterator is asked once more
+    assert seen == epochs(folder, 3)
+
+
+def test_accelerate_resumes_an_epoch_though_it_sets_the_epoch_first(folder, prepared):
+    dataset = read(folder)
+    dataset.set_epoch(1)
+    batches = iter(dataset)
+    before = [number for _ in range(5) for number in numbers(next(batches))]
+    resumed = read(folder)
+    resumed.load_state_dict(json.loads(json.dumps(dataset.state_dict())))
+    loader = prepared(loader_of(resumed))
+    loader.set_epoch(1)  # and its iterator does so again
+    after = [number for batch in loader for number in numbers(batch)]
+    assert before + after == epochs(folder, 2)[1]
+    assert [number for batch in loader for number in numbers(batch)] == epochs(folder, 3)[2]
