@@ -13,7 +13,6 @@ import numpy as np
 
 from gdsdata import engine
 from gdsdata.errors import CorruptData, EngineClosed, IoError
-from gdsdata.program_end import stop_at_exit
 from gdsdata.skipped import Skipped, nothing_left
 from gdsdata.stalls import ReadsInFlight
 
@@ -52,7 +51,6 @@ class BatchesAhead(ABC):
         self._bytes = dict.fromkeys(engine.ROUTES, 0)
         self._batches = self._stalls = self._ready = 0
         self._stall_s = 0.0
-        stop_at_exit(self)
 
     @abstractmethod
     def _begin(self, planned: Any) -> Begun:

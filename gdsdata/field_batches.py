@@ -22,6 +22,7 @@ from gdsdata.formats.fields import Field, FieldIndex
 from gdsdata.formats.index import torch_equivalent
 from gdsdata.formats.megatron import WindowIndex
 from gdsdata.lent_memory import LentMemory
+from gdsdata.program_end import stop_at_exit
 from gdsdata.skipped import Skipped
 from gdsdata.stalls import ReadsInFlight
 
@@ -254,6 +255,8 @@ class FieldBatches(BatchesAhead):
         set_up = partial(_use_own_stream, device) if self._ahead and device.type == "cuda" else None
         readers = ThreadPoolExecutor(at_a_time, "gdsdata-fields", set_up)
         super().__init__(prefetch, stall_timeout_s, readers, skipped)
+        if self._ahead:
+            stop_at_exit(self)
 
     def plan(
         self, file: np.ndarray, begin_bytes: np.ndarray, length_bytes: np.ndarray, sample: np.ndarray, sizes: np.ndarray

@@ -84,6 +84,7 @@ def _forget_all() -> None:
 
 # Not public, but since 3.9 the only hook before threads are joined: concurrent.futures has its own there. Without it a
 # program ends later, when its executors have completed everything.
-getattr(threading, "_register_atexit", atexit.register)(_stop_all)
+with contextlib.suppress(RuntimeError):  # of a program that ends while this is imported
+    getattr(threading, "_register_atexit", atexit.register)(_stop_all)
 atexit.register(_end_all)
 os.register_at_fork(after_in_child=_forget_all)

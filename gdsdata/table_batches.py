@@ -18,6 +18,7 @@ from gdsdata.field_batches import Collate, FieldBatches, Ragged, RaggedAs
 from gdsdata.formats.columns import arrow_module
 from gdsdata.formats.index import torch_equivalent
 from gdsdata.formats.parquet import TableIndex, Values
+from gdsdata.program_end import stop_at_exit
 from gdsdata.row_groups import UpcomingGroups
 from gdsdata.skipped import Skipped
 
@@ -67,8 +68,6 @@ class TableBatches(FieldBatches):
         skipped: Skipped | None,
     ) -> None:
         device = torch.device("cpu")
-        threads = min(_DECODERS, len(os.sched_getaffinity(0)))
-        self._decoders = ThreadPoolExecutor(threads, thread_name_prefix="gdsdata-row-groups")
         super().__init__(
             shared, files, index, device, prefetch, stall_timeout_s, ragged_as, decode, None, collate, skipped
         )
@@ -78,6 +77,9 @@ class TableBatches(FieldBatches):
         self._look_at = 0
         self._held: dict[int, Future[tuple[list[Values], Routes]]] = {}
         self._uncounted: list[Future[tuple[list[Values], Routes]]] = []
+        threads = min(_DECODERS, len(os.sched_getaffinity(0)))
+        self._decoders = ThreadPoolExecutor(threads, thread_name_prefix="gdsdata-row-groups")
+        stop_at_exit(self)
 
     def reach(self, step: int) -> None:
         """Say that ``step`` of the epoch is about to be read: what it and those behind it need is decoded."""

@@ -15,8 +15,9 @@ from helpers import REPOSITORY, random_bytes, write_records
 
 # Its programs are read here, and run there.
 PROGRAMS = Path(__file__).with_name("interpreter_ends.py")
-# Of a program, with what it does before its end, on a busy machine. The first of storage's late answers comes later.
-MOST_S = 20.0
+# Of a program with what it does before its end, on a busy machine; a second of processor time goes into Python's and
+# torch's own end. Storage that hangs answers much later than that.
+MOST_S = 40.0
 
 
 def of_programs(name: str) -> dict:
@@ -43,19 +44,19 @@ def outcomes(tmp_path_factory) -> dict[str, tuple[int, float, str]]:
     pyarrow.parquet.write_table(table, folder / "0.parquet", row_group_size=1000)
     command = [sys.executable, str(PROGRAMS), str(folder), str(MOST_S), *SILENT, *LOUD]
     environment = {"PYTHONPATH": str(REPOSITORY), "PATH": "/usr/bin:/bin", "HOME": str(folder)}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=560)
     assert ended.returncode == 0, ended.stderr
     return {name: (code, seconds, stderr) for name, code, seconds, stderr in map(json.loads, ended.stdout.splitlines())}
 
 
-@pytest.mark.timeout(420)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", SILENT)
 def test_a_program_ends_in_silence_with(outcomes, name):
     code, seconds, stderr = outcomes[name]
     assert (code, stderr) == (0, ""), f"after {seconds:.1f} s"
 
 
-@pytest.mark.timeout(420)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", LOUD)
 def test_a_program_says_its_own_error_alone_at(outcomes, name):
     _, expected_code, last_line = LOUD[name]
