@@ -6,8 +6,9 @@
 
 #include <chrono>
 #include <exception>
-#include <mutex>
 #include <thread>
+
+#include "base/sigbus.h"
 
 namespace gdsdata {
 
@@ -30,29 +31,19 @@ struct GuardedRange {
 // Read by the signal handler: initial-exec, so that reading it never allocates.
 [[gnu::tls_model("initial-exec")]] thread_local volatile GuardedRange guarded;
 
-struct sigaction previous_action;
-
-void handle_sigbus(int signal_number, siginfo_t* info, void* context) {
-  const auto* address = static_cast<const std::byte*>(info->si_addr);
-  if (info->si_code == BUS_ADRERR && guarded.begin != nullptr && address >= guarded.begin && address < guarded.end) {
-    // Puts a page of zeros where the file's page is gone, and lets the copy go on: its result is thrown away.
-    // The mark comes first, so that another thread that reads these zeros finds it set.
-    const uint64_t offset = (address - guarded.begin) & ~(page_bytes() - 1);
-    uint64_t lost_from = guarded.lost_from->load();
-    while (offset < lost_from && !guarded.lost_from->compare_exchange_weak(lost_from, offset)) {
-    }
-    void* page = const_cast<std::byte*>(guarded.begin) + offset;
-    if (::mmap(page, page_bytes(), PROT_READ, MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) != MAP_FAILED) {
-      return;
-    }
+bool read_zeros_instead(const siginfo_t& info) {
+  const auto* address = static_cast<const std::byte*>(info.si_addr);
+  if (info.si_code != BUS_ADRERR || guarded.begin == nullptr || address < guarded.begin || address >= guarded.end) {
+    return false;
   }
-  if ((previous_action.sa_flags & SA_SIGINFO) != 0) {
-    previous_action.sa_sigaction(signal_number, info, context);
-  } else if (previous_action.sa_handler != SIG_DFL && previous_action.sa_handler != SIG_IGN) {
-    previous_action.sa_handler(signal_number);
-  } else {
-    ::signal(SIGBUS, SIG_DFL);  // returns to the faulting instruction, which now ends the process as ever
+  // Puts a page of zeros where the file's page is gone, and lets the copy go on: its result is thrown away.
+  // The mark comes first, so that another thread that reads these zeros finds it set.
+  const uint64_t offset = (address - guarded.begin) & ~(page_bytes() - 1);
+  uint64_t lost_from = guarded.lost_from->load();
+  while (offset < lost_from && !guarded.lost_from->compare_exchange_weak(lost_from, offset)) {
   }
+  void* page = const_cast<std::byte*>(guarded.begin) + offset;
+  return ::mmap(page, page_bytes(), PROT_READ, MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) != MAP_FAILED;
 }
 
 }  // namespace
@@ -62,21 +53,7 @@ uint64_t page_bytes() {
   return bytes;
 }
 
-void MappingGuard::install_handler() {
-  struct sigaction current{};
-  ::sigaction(SIGBUS, nullptr, &current);
-  if ((current.sa_flags & SA_SIGINFO) != 0 && current.sa_sigaction == handle_sigbus) return;
-  static std::mutex mutex;
-  std::lock_guard lock(mutex);
-  ::sigaction(SIGBUS, nullptr, &current);
-  if ((current.sa_flags & SA_SIGINFO) != 0 && current.sa_sigaction == handle_sigbus) return;
-  struct sigaction action{};
-  action.sa_sigaction = handle_sigbus;
-  action.sa_flags = SA_SIGINFO | SA_ONSTACK;
-  ::sigemptyset(&action.sa_mask);
-  previous_action = current;
-  ::sigaction(SIGBUS, &action, nullptr);
-}
+void MappingGuard::install_handler() { put_sigbus_handler_in_front(read_zeros_instead); }
 
 bool MappingTrial::is_due() {
   return !last_was_dear_.load(std::memory_order_relaxed) ||

@@ -95,8 +95,8 @@ class Mapping {
 // instead of raising SIGBUS, and the mapping's lost_from() says from where on. One at a time on a thread, and
 // install_handler must have been called since another library may have put in its own.
 //
-// Sources: mmap(2) on SIGBUS beyond the end of a file; sigaction(2) on si_addr. The handler is put in
-// front of the one that was there and hands it every other SIGBUS.
+// Sources: mmap(2) on SIGBUS beyond the end of a file; sigaction(2) on si_addr. Every other SIGBUS goes to the handlers
+// that were there before (sigbus.h).
 class MappingGuard {
  public:
   static void install_handler();
