@@ -66,6 +66,13 @@ bool is_small_hole(File& file, Mapping& mapping, const Transfer& transfer) {
   });
 }
 
+// Page faults of this thread that read from storage.
+long count_major_faults() {
+  rusage usage{};
+  ::getrusage(RUSAGE_THREAD, &usage);
+  return usage.ru_majflt;
+}
+
 Error truncated(const File& file, const Transfer& transfer) {
   return {ErrorCode::kCorrupt,
           "'" + file.path() + "' ends at " + std::to_string(file.current_size_bytes()) + " bytes, before offset " +
@@ -111,6 +118,7 @@ std::optional<Error> PageCache::serve(std::span<const Transfer> transfers, std::
 
 std::optional<Error> PageCache::copy_mapped(Conversion conversion, bool past_caches, RouteBytes& bytes) {
   MappingGuard::install_handler();
+  const long major_faults = count_major_faults();
   for (size_t i = 0; i < copies_.size(); ++i) {
     if (i + kPrefetchDistance < copies_.size()) {
       const Copy& later = copies_[i + kPrefetchDistance];
@@ -131,7 +139,7 @@ std::optional<Error> PageCache::copy_mapped(Conversion conversion, bool past_cac
   if (std::any_of(copies_.begin(), copies_.end(), other_file)) {
     std::sort(copies_.begin(), copies_.end(), [](const Copy& a, const Copy& b) { return a.file < b.file; });
   }
-  const bool evicted = page_faults_read_the_disk();
+  const bool evicted = count_major_faults() > major_faults;
   for (auto copy = copies_.begin(); copy != copies_.end();) {
     const Copy* farthest = &*copy;
     for (; copy != copies_.end() && copy->file == farthest->file; ++copy) {
@@ -144,14 +152,6 @@ std::optional<Error> PageCache::copy_mapped(Conversion conversion, bool past_cac
     }
   }
   return std::nullopt;
-}
-
-bool PageCache::page_faults_read_the_disk() {
-  rusage usage{};
-  ::getrusage(RUSAGE_THREAD, &usage);
-  const bool more = usage.ru_majflt > major_faults_;
-  major_faults_ = usage.ru_majflt;
-  return more;
 }
 
 void PageCache::read_resident(File& file, const Transfer& transfer, File::Residency whole, Conversion conversion,

@@ -11,7 +11,7 @@
 
 namespace gdsdata {
 
-// Used by one thread.
+// Used by one thread at a time.
 class PageCache {
  public:
   // Out of files of at least kMapFileBytes, transfers of at most kShortBytes are copied from a mapping (no system call
@@ -39,11 +39,9 @@ class PageCache {
   void read_resident(File& file, const Transfer& transfer, File::Residency whole, Conversion conversion,
                      std::vector<Transfer>& left, RouteBytes& bytes);
   uint64_t read_now(File& file, const Transfer& part, Conversion conversion, bool known_resident);
-  bool page_faults_read_the_disk();
 
   std::vector<Copy> copies_;
   std::vector<std::byte> scratch_;  // where bytes that are converted land first
-  long major_faults_ = 0;           // of this thread, when last asked
 };
 
 }  // namespace gdsdata
