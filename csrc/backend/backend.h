@@ -29,7 +29,8 @@ class Backend {
   // Memory that many requests will be read into or written from, if it helps to know. It outlives the backend.
   virtual void expect_memory(std::span<std::byte>) {}
   // Takes a prefix of `requests` and returns its length; fewer than given means busy: reap, then try again.
-  // With nothing in flight it takes at least one. Each request taken ends in exactly one completion.
+  // With nothing in flight it takes at least one. Each request taken ends in exactly one completion. If it throws, it
+  // has taken none.
   virtual size_t submit(std::span<const Request> requests) = 0;
   // Gives completions, in any order; waits for `min` of them (0: none) at most `timeout`.
   virtual size_t reap(std::span<Completion> completions, size_t min, std::chrono::milliseconds timeout) = 0;

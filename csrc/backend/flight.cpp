@@ -27,7 +27,10 @@ constexpr uint64_t kCachedBytes = 256 * 1024;
 // A kernel that answers so often without moving a byte will not move one.
 constexpr uint64_t kMaxIdleAnswers = 1000;
 
-bool aligned(const void* memory, uint64_t alignment) { return reinterpret_cast<uintptr_t>(memory) % alignment == 0; }
+// Whether a piece lies in memory as it lies in the file, modulo the alignment.
+bool is_congruent(const Piece& piece, uint64_t alignment) {
+  return (reinterpret_cast<uintptr_t>(piece.memory) - piece.offset) % alignment == 0;
+}
 
 // Whether they lie in memory as they lie in the file.
 bool in_one_place(std::span<const Piece> pieces) {
@@ -36,8 +39,6 @@ bool in_one_place(std::span<const Piece> pieces) {
   };
   return std::adjacent_find(pieces.begin(), pieces.end(), std::not_fn(goes_on)) == pieces.end();
 }
-
-bool refuses_direct(int system_errno) { return system_errno == EINVAL || system_errno == EOPNOTSUPP; }
 
 }  // namespace
 
@@ -50,15 +51,18 @@ bool Flight::begin(const Request& request, BounceArena& arena, bool others_in_fl
   options_ = &options;
   faults_ = faults;
   position_ = request.offset;
-  direct_ = options.direct != DirectMode::kNever && request.file->direct() >= 0;
-  if (!direct_ && options.direct != DirectMode::kNever && (options.strict || options.direct == DirectMode::kAlways)) {
-    fail(direct_refused_error(request));
-    return true;
+  direct_fd_ = options.direct == DirectMode::kNever ? -1 : request.file->direct();
+  if (!is_direct() && options.direct != DirectMode::kNever) {
+    if (others_in_flight && request.file->may_be_direct_later()) return false;
+    if (options.strict || options.direct == DirectMode::kAlways) {
+      fail(direct_refused_error(request));
+      return true;
+    }
   }
   // Long requests keep to whole pages even where sectors would do: their memory is then whole pages too, which
   // a virtual disk's host copies a tenth faster (benchmarks/notes/direct_io.md). Writes do in any case: a page that one
   // request writes partly around the page cache and another one through it makes the next fsync fail with EIO.
-  if (direct_) {
+  if (is_direct()) {
     alignment_ = request.file->direct_alignment();
     if (request.length >= kInPlaceBytes) alignment_ = std::max(alignment_, kPageBytes);
     if (request.direction == Direction::kWrite) alignment_ = std::max(alignment_, page_bytes());
@@ -71,7 +75,7 @@ bool Flight::begin(const Request& request, BounceArena& arena, bool others_in_fl
 bool Flight::take_window(bool others_in_flight) {
   const bool write = request_.direction == Direction::kWrite;
   if (write) {
-    if (!direct_) return true;  // straight from memory
+    if (!is_direct()) return true;  // straight from memory
     window_begin_ = align_up(request_.offset, alignment_);
     window_end_ = std::max(window_begin_, align_down(end(), alignment_));
   } else {
@@ -81,9 +85,8 @@ bool Flight::take_window(bool others_in_flight) {
   middle_begin_ = middle_end_ = window_end_;
   if (window_begin_ == window_end_) return true;
   const Piece& piece = request_.pieces.front();
-  const std::byte* as_file = piece.memory - piece.offset;  // congruent with offset 0 of the file
-  if (in_one_place(request_.pieces) && request_.conversion == Conversion::kNone && aligned(as_file, alignment_) &&
-      (write || request_.length >= kInPlaceBytes || !direct_)) {
+  if (in_one_place(request_.pieces) && request_.conversion == Conversion::kNone && is_congruent(piece, alignment_) &&
+      (write || request_.length >= kInPlaceBytes || !is_direct())) {
     const bool whole = request_.owns_pages && !write && alignment_ <= kPageBytes;
     middle_begin_ = whole ? window_begin_ : align_up(request_.offset, alignment_);
     middle_end_ = whole ? window_end_ : std::max(middle_begin_, align_down(end(), alignment_));
@@ -119,16 +122,14 @@ void Flight::leave_memory() {
 const Flight::Step& Flight::next() {
   step_ = {};
   step_.write = request_.direction == Direction::kWrite;
-  if (!step_.write) {
-    step_.fd = direct_ ? request_.file->direct() : request_.file->buffered();
-    point_step_at(align_down(position_, alignment_), window_end_);
-  } else if (direct_ && position_ >= window_begin_ && position_ < window_end_) {
-    step_.fd = request_.file->direct();
+  const bool in_window = !step_.write || (position_ >= window_begin_ && position_ < window_end_);
+  step_.direct = is_direct() && in_window;
+  step_.fd = step_.direct ? direct_fd_ : request_.file->buffered();
+  if (!step_.write || step_.direct) {
     point_step_at(align_down(position_, alignment_), window_end_);
   } else {
     // An edge that shares its block with neighbours, or a file without direct I/O: the page cache merges it.
-    const bool before_window = direct_ && position_ < window_begin_ && window_begin_ < window_end_;
-    step_.fd = request_.file->buffered();
+    const bool before_window = is_direct() && position_ < window_begin_ && window_begin_ < window_end_;
     point_step_at_pieces(before_window ? window_begin_ : end());
   }
   return step_;
@@ -149,14 +150,17 @@ void Flight::point_step_at_pieces(uint64_t end) {
 void Flight::point_step_at(uint64_t offset, uint64_t end) {
   step_.offset = offset;
   step_.length = end - offset;
-  const auto add = [&](uint64_t part_begin, uint64_t part_end, std::byte* memory) {
+  // `memory` is where `origin`, an offset in the file, lies.
+  const auto add = [&](uint64_t part_begin, uint64_t part_end, std::byte* memory, uint64_t origin) {
     const uint64_t begin = std::max(offset, part_begin), stop = std::min(end, part_end);
-    if (begin < stop) step_.memory[step_.memory_count++] = {memory + (begin - part_begin), stop - begin};
+    if (begin >= stop) return;
+    const auto distance = static_cast<ptrdiff_t>(begin) - static_cast<ptrdiff_t>(origin);  // a whole page begins before
+    step_.memory[step_.memory_count++] = {memory + distance, stop - begin};
   };
   const Piece& piece = request_.pieces.front();
-  add(window_begin_, middle_begin_, bounce_);
-  add(middle_begin_, middle_end_, piece.memory + (middle_begin_ - piece.offset));
-  add(middle_end_, window_end_, tail_);
+  add(window_begin_, middle_begin_, bounce_, window_begin_);
+  add(middle_begin_, middle_end_, piece.memory, piece.offset);
+  add(middle_end_, window_end_, tail_, middle_end_);
 }
 
 void Flight::advance(int64_t result) {
@@ -175,9 +179,8 @@ void Flight::advance(int64_t result) {
   }
   if (result < 0) {
     const int system_errno = static_cast<int>(-result);
-    const bool direct_step = direct_ && step_.fd == request_.file->direct();
-    const std::string operation = std::string(step_.write ? "write" : "read") + (direct_step ? " with O_DIRECT" : "");
-    if (direct_step && refuses_direct(system_errno) && options_->direct == DirectMode::kAuto && !options_->strict) {
+    const std::string operation = std::string(step_.write ? "write" : "read") + (step_.direct ? " with O_DIRECT" : "");
+    if (step_.direct && refuses_direct(system_errno) && options_->direct == DirectMode::kAuto && !options_->strict) {
       return fall_back_to_buffered(operation, system_errno);
     }
     return fail(system_error(operation, request_.file->path(), system_errno, step_.offset, step_.length));
@@ -206,8 +209,7 @@ void Flight::advance_read(uint64_t moved) {
 void Flight::advance_write(uint64_t moved) {
   const uint64_t reached = step_.offset + moved;
   if (reached > position_) {
-    const bool direct_step = direct_ && step_.fd == request_.file->direct();
-    completion_.bytes[direct_step ? Route::kDirect : Route::kBuffered] += reached - position_;
+    completion_.bytes[step_.direct ? Route::kDirect : Route::kBuffered] += reached - position_;
     position_ = reached;
     idle_answers_ = 0;
   } else if (++idle_answers_ >= kMaxIdleAnswers) {
@@ -220,7 +222,7 @@ void Flight::advance_write(uint64_t moved) {
 void Flight::fall_back_to_buffered(const std::string& refused, int system_errno) {
   request_.file->refuse_direct(
       system_error(refused, request_.file->path(), system_errno, step_.offset, step_.length).message);
-  direct_ = false;
+  direct_fd_ = -1;
   alignment_ = 1;
   if (request_.direction == Direction::kRead) window_end_ = end();
 }
@@ -243,7 +245,7 @@ Completion Flight::finish() {
         convert(request_.conversion, piece.memory + (tail_begin - piece.offset), tail_ + (tail_begin - middle_end_),
                 piece_end - tail_begin);
       }
-      completion_.bytes[direct_ ? Route::kDirect : Route::kBuffered] += piece.length;
+      completion_.bytes[is_direct() ? Route::kDirect : Route::kBuffered] += piece.length;
     }
   }
   if (bounce_bytes_ != 0) arena_->give_back(bounce_, bounce_bytes_);

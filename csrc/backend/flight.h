@@ -22,6 +22,7 @@ class Flight {
   struct Step {
     bool write = false;
     int fd = -1;
+    bool direct = false;  // fd is the O_DIRECT descriptor
     uint64_t offset = 0;
     uint64_t length = 0;
     // Where the bytes go or come from, in order.
@@ -30,8 +31,8 @@ class Flight {
   };
 
   // Takes what it needs from `arena`, and of a write copies what bounces and goes on with its checksums; false where
-  // there is no room, and then nothing was begun. Where others are in flight, false too where its memory is not there
-  // yet: it can be tried again when one of them has ended.
+  // there is no room, and then nothing was begun. If others are in flight, false too if its memory is not there yet, or
+  // no descriptor is left for O_DIRECT: it can be tried again when one of them has ended.
   bool begin(const Request& request, BounceArena& arena, bool others_in_flight, const BackendOptions& options,
              FaultPlan* faults);
 
@@ -46,6 +47,7 @@ class Flight {
   Completion finish();
 
  private:
+  bool is_direct() const { return direct_fd_ >= 0; }
   bool take_window(bool others_in_flight);
   void leave_memory();
   void point_step_at_pieces(uint64_t end);
@@ -61,7 +63,9 @@ class Flight {
   const BackendOptions* options_ = nullptr;
   FaultPlan* faults_ = nullptr;
 
-  bool direct_ = false;
+  // Once this request goes through the page cache: -1. Asked of the file once: it answers -1 when another request is
+  // refused, while this one has steps in flight on the descriptor.
+  int direct_fd_ = -1;
   uint64_t alignment_ = 1;  // of the descriptor in use
 
   // The window is the range of the file that moves: for reads it contains the request, for direct writes it

@@ -16,10 +16,10 @@ Error truncated_error(const Request& request) {
 }
 
 Error direct_refused_error(const Request& request) {
-  return {ErrorCode::kUnavailable,
-          "O_DIRECT was asked for, but the file system of '" + request.file->path() +
-              "' refuses it; use direct=\"auto\" without strict, or a file system that allows it (ext4, xfs)",
-          request.file->path(), request.offset, request.length};
+  Error error = request.file->why_not_direct();
+  error.offset = request.offset;
+  error.length = request.length;
+  return error;
 }
 
 }  // namespace gdsdata

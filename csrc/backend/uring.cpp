@@ -28,7 +28,6 @@ std::unique_ptr<Backend> make_uring_backend(const BackendOptions&) {
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <deque>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -36,6 +35,7 @@ std::unique_ptr<Backend> make_uring_backend(const BackendOptions&) {
 #include "backend/bounce.h"
 #include "backend/faulty.h"
 #include "backend/flight.h"
+#include "base/descriptors.h"
 #include "base/extent_math.h"
 
 namespace gdsdata {
@@ -47,7 +47,13 @@ int make_ring(unsigned entries, io_uring& ring) {
   constexpr unsigned kSubmitterOnly = IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN;  // Linux 6.1
   int result = 0;
   for (const unsigned flags : {kSubmitterOnly, static_cast<unsigned>(IORING_SETUP_COOP_TASKRUN), 0U}) {
-    result = io_uring_queue_init(entries, &ring, flags);
+    open_descriptor(
+        [&] {
+          result = io_uring_queue_init(entries, &ring, flags);
+          errno = -result;
+          return result;
+        },
+        WhenTaken::kGiveUp);
     if (result != -EINVAL) return result;
   }
   return result;
@@ -61,11 +67,19 @@ std::string refusal_of(int system_errno) {
     case EPERM:
     case EACCES:
       return reason + "; forbidden by /proc/sys/kernel/io_uring_disabled or by the container's seccomp profile";
+    case EMFILE:
+      return reason + "; raise the limit of open files (ulimit -n)";
     case ENOMEM:
       return reason + "; raise the limit of locked memory (ulimit -l)";
     default:
       return reason;
   }
+}
+
+Failure failure_of(int system_errno) {
+  Error error{ErrorCode::kUnavailable, refusal_of(system_errno)};
+  error.system_errno = system_errno;
+  return Failure(std::move(error));
 }
 
 class UringBackend final : public Backend {
@@ -77,12 +91,12 @@ class UringBackend final : public Backend {
         most_writing_bytes_(std::max(options.bounce_bytes / 2, 2 * (options.request_bytes + kCutBytes))) {
     if (!options.faults.empty()) faults_ = FaultPlan::parse(options.faults);
     const int result = make_ring(static_cast<unsigned>(options.queue_depth + kWakes), ring_);
-    if (result < 0) throw Failure({ErrorCode::kUnavailable, refusal_of(-result)});
-    wake_fd_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (result < 0) throw failure_of(-result);
+    wake_fd_ = open_descriptor([] { return ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); }, WhenTaken::kGiveUp);
     if (wake_fd_ < 0) {
       const int reason = errno;
       io_uring_queue_exit(&ring_);
-      throw Failure({ErrorCode::kUnavailable, refusal_of(reason)});
+      throw failure_of(reason);
     }
     for (size_t i = flights_.size(); i-- > 0;) idle_.push_back(i);
     // Registered memory spares the kernel pinning pages at each request. Where the limit of locked memory
@@ -107,6 +121,52 @@ class UringBackend final : public Backend {
 
   size_t submit(std::span<const Request> requests) override {
     size_t taken = 0;
+    try {
+      take(requests, taken);
+    } catch (...) {
+      if (taken == 0) throw;  // else the next call finds it again, with nothing taken
+    }
+    start_writes();
+    io_uring_submit(&ring_);
+    return taken;
+  }
+
+  size_t reap(std::span<Completion> completions, size_t min, std::chrono::milliseconds timeout) override {
+    const auto deadline = std::chrono::steady_clock::now() + timeout;
+    size_t given = 0;
+    while (true) {
+      take_answers(completions.size() - given);
+      const size_t count = std::min(completions.size() - given, completed_.size());
+      const auto end = completed_.begin() + static_cast<ptrdiff_t>(count);
+      std::move(completed_.begin(), end, completions.begin() + static_cast<ptrdiff_t>(given));
+      completed_.erase(completed_.begin(), end);
+      given += count;
+      const bool nothing_in_flight = idle_.size() == flights_.size();
+      const bool interrupted = std::exchange(interrupted_, false);
+      if (given >= min || given == completions.size() || nothing_in_flight || interrupted) return given;
+      const auto left = deadline - std::chrono::steady_clock::now();
+      if (left.count() <= 0) return given;
+      wait(left, min - given);
+    }
+  }
+
+  void interrupt() override {
+    constexpr uint64_t kOnce = 1;
+    [[maybe_unused]] const auto written = ::write(wake_fd_, &kOnce, sizeof kOnce);  // full: it is told already
+  }
+
+ private:
+  static constexpr uint64_t kRegisteredBytes = 4 << 20;
+  static constexpr uint64_t kLooksEveryBytes = 1 << 20;
+  static constexpr uint64_t kWake = UINT64_MAX;  // in the place of a flight's index
+  // A wait for several answers ends with as many, whatever they are: an interrupt has to bring them all.
+  static constexpr size_t kWakes = 8;
+
+  // Counts in `taken` those that will end in a completion.
+  void take(std::span<const Request> requests, size_t& taken) {
+    // So that each can be told.
+    completed_.reserve(completed_.size() + flights_.size() + requests.size());
+    ready_writes_.reserve(flights_.size());
     uint64_t passed_bytes = 0;  // by the processor, since it looked for answers
     while (taken < requests.size() && !idle_.empty()) {
       const size_t index = idle_.back();
@@ -130,40 +190,7 @@ class UringBackend final : public Backend {
         take_answers(0);
       }
     }
-    start_writes();
-    io_uring_submit(&ring_);
-    return taken;
   }
-
-  size_t reap(std::span<Completion> completions, size_t min, std::chrono::milliseconds timeout) override {
-    const auto deadline = std::chrono::steady_clock::now() + timeout;
-    size_t given = 0;
-    while (true) {
-      take_answers(completions.size() - given);
-      while (given < completions.size() && !completed_.empty()) {
-        completions[given++] = std::move(completed_.front());
-        completed_.pop_front();
-      }
-      const bool nothing_in_flight = idle_.size() == flights_.size();
-      const bool interrupted = std::exchange(interrupted_, false);
-      if (given >= min || given == completions.size() || nothing_in_flight || interrupted) return given;
-      const auto left = deadline - std::chrono::steady_clock::now();
-      if (left.count() <= 0) return given;
-      wait(left, min - given);
-    }
-  }
-
-  void interrupt() override {
-    constexpr uint64_t kOnce = 1;
-    [[maybe_unused]] const auto written = ::write(wake_fd_, &kOnce, sizeof kOnce);  // full: it is told already
-  }
-
- private:
-  static constexpr uint64_t kRegisteredBytes = 4 << 20;
-  static constexpr uint64_t kLooksEveryBytes = 1 << 20;
-  static constexpr uint64_t kWake = UINT64_MAX;  // in the place of a flight's index
-  // A wait for several answers ends with as many, whatever they are: an interrupt has to bring them all.
-  static constexpr size_t kWakes = 8;
 
   void prepare(size_t index) {
     const Flight::Step& step = flights_[index].next();
@@ -190,7 +217,7 @@ class UringBackend final : public Backend {
       const size_t index = ready_writes_.front();
       const uint64_t bytes = flights_[index].length();
       if (writing_bytes_ > 0 && writing_bytes_ + bytes > most_writing_bytes_) break;
-      ready_writes_.pop_front();
+      ready_writes_.erase(ready_writes_.begin());
       writing_bytes_ += bytes;
       prepare(index);
       started = true;
@@ -273,10 +300,10 @@ class UringBackend final : public Backend {
   std::vector<iovec> registered_;  // with the kernel, by index
   std::vector<Flight> flights_;
   std::vector<size_t> idle_;  // indices of flights
-  std::deque<size_t> ready_writes_;  // of which the kernel does not know yet
+  std::vector<size_t> ready_writes_;  // of which the kernel does not know yet
   const uint64_t most_writing_bytes_;  // two requests at least, so that there is one while the other's end is told
   uint64_t writing_bytes_ = 0;  // of the writes that the kernel has
-  std::deque<Completion> completed_;
+  std::vector<Completion> completed_;
   int wake_fd_ = -1;         // readable once interrupt was called
   size_t polls_ = 0;  // the kernel looks at it so often, and has as many answers then
   bool interrupted_ = false;

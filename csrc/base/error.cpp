@@ -2,6 +2,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <new>
 
 namespace gdsdata {
 
@@ -27,7 +28,33 @@ const char* remedy(int system_errno) {
   }
 }
 
+Error translate_current() {
+  try {
+    throw;
+  } catch (const Failure& failure) {
+    return failure.error();
+  } catch (const std::bad_alloc&) {
+    return {ErrorCode::kDevice,
+            "no memory is left for a read or write; use a smaller batch_size, prefetch or bounce_bytes"};
+  } catch (const std::exception& exception) {
+    return {ErrorCode::kIo, std::string("a read or write failed inside the engine: ") + exception.what()};
+  } catch (...) {
+    return {ErrorCode::kIo, "a read or write failed inside the engine, which does not know why"};
+  }
+}
+
 }  // namespace
+
+Error current_error() noexcept {
+  try {
+    return translate_current();
+  } catch (...) {
+    Error error;
+    error.code = ErrorCode::kDevice;
+    error.message = "no memory left";  // so short that it needs none
+    return error;
+  }
+}
 
 Error system_error(const std::string& operation, const std::string& path, int system_errno, uint64_t offset,
                    uint64_t length) {

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <linux/stat.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
@@ -17,6 +16,8 @@
 #include <map>
 #include <mutex>
 #include <thread>
+
+#include "base/fallbacks.h"
 
 namespace gdsdata {
 
@@ -137,40 +138,22 @@ void advise(int fd, PageRange pages, int advice) {
                   advice);
 }
 
-size_t open_file_capacity() {
-  rlimit limit{};
-  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return 4096;
-  // Two descriptors a file, and half of the limit left to the program.
-  return std::clamp<size_t>(limit.rlim_cur / 4, 16, 4096);
-}
-
 std::string folder_of(const std::string& path) {
   const size_t slash = path.rfind('/');
   if (slash == std::string::npos) return ".";
   return slash == 0 ? "/" : path.substr(0, slash);
 }
 
-Descriptor open_file(const std::string& path, int flags) {
+Descriptor open_file(const std::string& path, int flags, WhenTaken when_taken) {
   const bool writing = (flags & O_ACCMODE) != O_RDONLY;
-  Descriptor file(::open(path.c_str(), flags | O_CLOEXEC, 0666));
+  Descriptor file(open_descriptor([&] { return ::open(path.c_str(), flags | O_CLOEXEC, 0666); }, when_taken));
   if (file.get() < 0) throw Failure(system_error(writing ? "open for writing" : "open", path, errno));
   return file;
 }
 
 }  // namespace
 
-Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
-  if (this != &other) {
-    reset();
-    std::swap(fd_, other.fd_);
-  }
-  return *this;
-}
-
-void Descriptor::reset() {
-  if (fd_ >= 0) ::close(fd_);
-  fd_ = -1;
-}
+bool refuses_direct(int system_errno) { return system_errno == EINVAL || system_errno == EOPNOTSUPP; }
 
 File::File(std::string path, std::string opened_as, int flags, Descriptor descriptor)
     : path_(std::move(path)), opened_as_(std::move(opened_as)), flags_(flags), buffered_(std::move(descriptor)) {
@@ -186,8 +169,9 @@ File::File(std::string path, std::string opened_as, int flags, Descriptor descri
   file_system_ = status.st_dev;
 }
 
-std::shared_ptr<File> File::open_for_reading(const std::string& path, std::optional<FileIdentity> expected) {
-  std::shared_ptr<File> file(new File(path, path, O_RDONLY, open_file(path, O_RDONLY)));
+std::shared_ptr<File> File::open_for_reading(const std::string& path, std::optional<FileIdentity> expected,
+                                             WhenTaken when_taken) {
+  std::shared_ptr<File> file(new File(path, path, O_RDONLY, open_file(path, O_RDONLY, when_taken)));
   if (expected) {
     struct stat status{};
     ::fstat(file->buffered(), &status);
@@ -207,7 +191,7 @@ std::shared_ptr<File> File::open_for_reading(const std::string& path, std::optio
 
 std::shared_ptr<File> File::open_for_writing(const std::string& path, bool create) {
   const int flags = O_RDWR | (create ? O_CREAT : 0);
-  return std::shared_ptr<File>(new File(path, path, flags, open_file(path, flags)));
+  return std::shared_ptr<File>(new File(path, path, flags, open_file(path, flags, WhenTaken::kWait)));
 }
 
 std::shared_ptr<File> File::adopt_for_writing(Descriptor file, std::string path, std::string temporary) {
@@ -215,28 +199,47 @@ std::shared_ptr<File> File::adopt_for_writing(Descriptor file, std::string path,
 }
 
 int File::direct() {
-  std::call_once(direct_once_, [this] {
-    if (refusals().contains(file_system_)) {
-      direct_refused_ = true;
-      return;
-    }
-    direct_alignment_ = ask_direct_alignment(buffered_.get());
-    // Through /proc, so that the descriptor is of the very file that is open, whatever the path names by now.
-    const std::string self = "/proc/self/fd/" + std::to_string(buffered_.get());
-    int fd = ::open(self.c_str(), (flags_ & O_ACCMODE) | O_DIRECT | O_CLOEXEC);
-    if (fd < 0 && errno == ENOENT) fd = ::open(opened_as_.c_str(), (flags_ & O_ACCMODE) | O_DIRECT | O_CLOEXEC);
-    if (fd >= 0) {
-      direct_ = Descriptor(fd);
-    } else {
-      refuse_direct(std::string("open with O_DIRECT: ") + system_error("open", path_, errno).message);
-    }
-  });
-  return direct_refused_.load(std::memory_order_relaxed) ? -1 : direct_.get();
+  const int fd = direct_fd_.load(std::memory_order_acquire);
+  return fd == kNotOpened ? open_direct() : fd;
+}
+
+int File::open_direct() {
+  std::lock_guard lock(direct_mutex_);
+  if (const int fd = direct_fd_; fd != kNotOpened) return fd;
+  if (refusals().contains(file_system_)) return direct_fd_ = -1;
+  direct_alignment_ = ask_direct_alignment(buffered_.get());
+  // Through /proc, so that the descriptor is of the very file that is open, whatever the path names by now.
+  const std::string self = "/proc/self/fd/" + std::to_string(buffered_.get());
+  const auto open = [this, &self] {
+    const int flags = (flags_ & O_ACCMODE) | O_DIRECT | O_CLOEXEC;
+    const int fd = ::open(self.c_str(), flags);
+    return fd < 0 && errno == ENOENT ? ::open(opened_as_.c_str(), flags) : fd;
+  };
+  // Its caller has this file open, and perhaps others, so it does not wait.
+  direct_ = Descriptor(open_descriptor(open, WhenTaken::kGiveUp));
+  if (direct_.get() >= 0) return direct_fd_ = direct_.get();
+  why_not_direct_ = system_error("open with O_DIRECT", path_, errno);
+  if (is_out_of_descriptors(why_not_direct_.system_errno)) return -1;
+  if (refuses_direct(why_not_direct_.system_errno)) {
+    refusals().add(file_system_, why_not_direct_.message);
+  } else {
+    note_fallback("bytes of a file go through the page cache: " + why_not_direct_.message);
+  }
+  return direct_fd_ = -1;
 }
 
 void File::refuse_direct(const std::string& reason) {
-  direct_refused_ = true;
+  direct_fd_ = -1;
   refusals().add(file_system_, reason);
+}
+
+Error File::why_not_direct() const {
+  std::lock_guard lock(direct_mutex_);
+  if (why_not_direct_.system_errno != 0 && !refuses_direct(why_not_direct_.system_errno)) return why_not_direct_;
+  return {ErrorCode::kUnavailable,
+          "O_DIRECT was asked for, but the file system of '" + path_ +
+              "' refuses it; use direct=\"auto\" without strict, or a file system that allows it (ext4, xfs)",
+          path_};
 }
 
 uint64_t File::current_size_bytes() const {
@@ -321,42 +324,6 @@ void read_each(int fd, const std::string& path, std::span<const int64_t> offsets
 
 int64_t process_id() { return ::getpid(); }
 
-FileTable::FileTable(std::vector<std::string> paths, std::vector<FileIdentity> identities,
-                     std::vector<std::shared_ptr<File>> opened)
-    : paths_(std::move(paths)),
-      identities_(std::move(identities)),
-      given_(std::move(opened)),
-      capacity_(open_file_capacity()) {
-  const auto fits = [this](size_t count) { return count == 0 || count == paths_.size(); };
-  if (!fits(identities_.size()) || !fits(given_.size())) {
-    throw Failure({ErrorCode::kInvalidArgument, "a file table needs one identity and one file for each path, or none"});
-  }
-}
-
-FileTable::FileTable(std::shared_ptr<File> file) : paths_{file->path()}, capacity_(1) {
-  recency_.push_front(0);
-  opened_[0] = {std::move(file), recency_.begin()};
-}
-
-std::shared_ptr<File> FileTable::get(uint32_t index) {
-  if (!given_.empty() && given_[index] != nullptr) return given_[index];
-  std::lock_guard lock(mutex_);
-  if (const auto found = opened_.find(index); found != opened_.end()) {
-    recency_.splice(recency_.begin(), recency_, found->second.recency);
-    return found->second.file;
-  }
-  std::optional<FileIdentity> expected;
-  if (!identities_.empty()) expected = identities_[index];
-  auto file = File::open_for_reading(paths_[index], expected);
-  if (opened_.size() >= capacity_) {  // a file in use stays open until its last user lets go
-    opened_.erase(recency_.back());
-    recency_.pop_back();
-  }
-  recency_.push_front(index);
-  opened_[index] = {file, recency_.begin()};
-  return file;
-}
-
 void sync_file(const File& file) {
   if (::fsync(file.buffered()) != 0) throw Failure(system_error("sync to storage", file.path(), errno));
 }
@@ -384,7 +351,8 @@ void preallocate(const File& file, uint64_t length_bytes) {
 
 void sync_folder_of(const std::string& path) {
   const std::string folder = folder_of(path);
-  Descriptor descriptor(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  const Descriptor descriptor(
+      open_descriptor([&] { return ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); }));
   if (descriptor.get() < 0 || ::fsync(descriptor.get()) != 0) {
     throw Failure(system_error("sync the folder", folder, errno));
   }
@@ -392,7 +360,8 @@ void sync_folder_of(const std::string& path) {
 
 void replace(const std::string& temporary, const std::string& path) {
   // The sync of the folder would wait until what was there before is freed: it is kept open until then.
-  Descriptor before(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+  Descriptor before(
+      open_descriptor([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK); }));
   if (::rename(temporary.c_str(), path.c_str()) != 0) {
     throw Failure(system_error("rename '" + temporary + "' to", path, errno));
   }

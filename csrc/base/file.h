@@ -8,36 +8,18 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <list>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
+#include "base/descriptors.h"
 #include "base/error.h"
 #include "base/mapping.h"
 
 namespace gdsdata {
-
-// A descriptor that closes itself.
-class Descriptor {
- public:
-  Descriptor() = default;
-  explicit Descriptor(int fd) : fd_(fd) {}
-  Descriptor(Descriptor&& other) noexcept : fd_(other.fd_) { other.fd_ = -1; }
-  Descriptor& operator=(Descriptor&& other) noexcept;
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  ~Descriptor() { reset(); }
-  int get() const { return fd_; }
-  void reset();
-
- private:
-  int fd_ = -1;
-};
 
 // What an index saw of a file; a file that differs when it is opened was replaced or changed since.
 struct FileIdentity {
@@ -50,7 +32,8 @@ struct FileIdentity {
 class File {
  public:
   // Throw Failure. `expected` is checked when given.
-  static std::shared_ptr<File> open_for_reading(const std::string& path, std::optional<FileIdentity> expected = {});
+  static std::shared_ptr<File> open_for_reading(const std::string& path, std::optional<FileIdentity> expected = {},
+                                                WhenTaken when_taken = WhenTaken::kWait);
   static std::shared_ptr<File> open_for_writing(const std::string& path, bool create);
   // An open, new file that will be called `path`, and is called `temporary` now.
   static std::shared_ptr<File> adopt_for_writing(Descriptor file, std::string path, std::string temporary);
@@ -59,10 +42,15 @@ class File {
   uint64_t size_bytes() const { return size_bytes_; }  // when it was opened
   int buffered() const { return buffered_.get(); }
 
-  // The O_DIRECT descriptor, opened at the first call, or -1 where direct I/O is refused.
+  // The O_DIRECT descriptor, opened at the first call, or -1 if there is none. It stays open as long as the file does,
+  // even if a request is refused later.
   int direct();
   // Remembers, for this file and for others on its file system, that direct I/O was refused at a request.
   void refuse_direct(const std::string& reason);
+  // Of a file without an O_DIRECT descriptor: why it has none; and whether a later call of `direct` may find one,
+  // because the process had no descriptor left.
+  Error why_not_direct() const;
+  bool may_be_direct_later() const { return direct_fd_.load(std::memory_order_acquire) == kNotOpened; }
   // Multiple of which offsets and lengths of direct requests must be; memory too.
   uint64_t direct_alignment() const { return direct_alignment_; }
 
@@ -90,7 +78,9 @@ class File {
   Mapping* mapping();
 
  private:
+  static constexpr int kNotOpened = -2;
   File(std::string path, std::string opened_as, int flags, Descriptor descriptor);
+  int open_direct();
   struct Pages {
     uint64_t resident = 0;
     uint64_t all = 0;
@@ -100,9 +90,10 @@ class File {
   std::string path_, opened_as_;  // the name in messages, and the one that it has
   int flags_ = 0;
   Descriptor buffered_;
+  std::atomic<int> direct_fd_{kNotOpened};  // -1: refused
+  mutable std::mutex direct_mutex_;  // guards these two
   Descriptor direct_;
-  std::once_flag direct_once_;
-  std::atomic<bool> direct_refused_{false};
+  Error why_not_direct_;
   uint64_t direct_alignment_ = 4096;
   uint64_t size_bytes_ = 0;
   uint64_t file_system_ = 0;  // st_dev
@@ -112,6 +103,9 @@ class File {
   std::once_flag companion_once_;
   std::shared_ptr<void> companion_;
 };
+
+// Whether the file system refuses O_DIRECT by this answer to an open or a request. No other error says that.
+bool refuses_direct(int system_errno);
 
 // Why direct I/O was refused, a line a file system; empty where it never was.
 std::vector<std::string> direct_refusals();
@@ -123,34 +117,6 @@ std::vector<std::string> direct_refusals();
 void read_each(int fd, const std::string& path, std::span<const int64_t> offsets, size_t length, std::byte* out);
 
 int64_t process_id();
-
-// The files of one data set, opened when first read and closed least recently used first, so that a data
-// set may have more files than a process may have descriptors. Thread-safe.
-class FileTable {
- public:
-  // `opened`: for each path the file that its caller keeps open, or null. Empty: none.
-  FileTable(std::vector<std::string> paths, std::vector<FileIdentity> identities,
-            std::vector<std::shared_ptr<File>> opened = {});
-  explicit FileTable(std::shared_ptr<File> file);  // just this one, at index 0
-
-  // Throws Failure where the file cannot be opened or is not the one that was indexed.
-  std::shared_ptr<File> get(uint32_t index);
-  const std::string& path(uint32_t index) const { return paths_[index]; }
-  size_t size() const { return paths_.size(); }
-
- private:
-  struct Opened {
-    std::shared_ptr<File> file;
-    std::list<uint32_t>::iterator recency;
-  };
-  std::vector<std::string> paths_;
-  std::vector<FileIdentity> identities_;      // empty, or one a path
-  std::vector<std::shared_ptr<File>> given_;  // empty, or one a path; null: `opened_` has it, or will
-  size_t capacity_;
-  std::mutex mutex_;
-  std::list<uint32_t> recency_;  // most recent first
-  std::unordered_map<uint32_t, Opened> opened_;
-};
 
 // Durability: each throws Failure. A new name lives in its folder, which needs a sync of its own: without it
 // a crash may bring the old file back. `replace` renames and does that, so that after a crash the path names

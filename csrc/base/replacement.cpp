@@ -268,7 +268,8 @@ NewFile create_temporary(const Place& place, const TemporaryNames& names, mode_t
   constexpr int kAttempts = 100;  // against other saves that take each file for an abandoned one before it is locked
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
     NewFile file{place.folder + names.make(of_kernel)};
-    file.descriptor = Descriptor(::open(file.path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, mode));
+    const int flags = O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC;
+    file.descriptor = Descriptor(open_descriptor([&] { return ::open(file.path.c_str(), flags, mode); }));
     if (file.descriptor.get() < 0 && errno != EEXIST) return file;
     if (file.descriptor.get() < 0) continue;
     const Lock lock = of_kernel == kNoKernel ? Lock::kTaken : set_lock(file.descriptor.get(), F_WRLCK);

@@ -13,6 +13,7 @@ Endings::~Endings() {
 
 std::function<void()> Endings::expect(int64_t number) {
   const std::lock_guard lock(state_->mutex);
+  state_->ended.reserve(state_->expected + 1);  // so that an end can always be told
   ++state_->expected;
   return [state = state_, number] {
     const std::lock_guard lock(state->mutex);
@@ -48,7 +49,8 @@ std::vector<int64_t> Endings::take(const std::function<bool()>& gives_up) {
   std::vector<int64_t> ended;
   std::unique_lock lock(state_->mutex);
   while (true) {
-    ended.swap(state_->ended);
+    ended = state_->ended;
+    state_->ended.clear();  // and keeps its room
     state_->expected -= ended.size();
     if (!ended.empty() || (state_->closed && (state_->expected == 0 || gives_up()))) return ended;
     lock.unlock();

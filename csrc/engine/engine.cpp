@@ -95,8 +95,12 @@ Error stall_of(const Group& group, std::chrono::nanoseconds timeout) {
 
 Events Group::copies() const {
   Events events;
-  for (const auto& [stream, event] : copied_) events.push_back(event);
+  add_copies(events);
   return events;
+}
+
+void Group::add_copies(Events& events) const {
+  for (const auto& [stream, event] : copied_) events.push_back(event);
 }
 
 std::vector<uint32_t> Group::checksums() const {
@@ -146,7 +150,13 @@ void SegmentQueue::push_fresh(std::vector<Segment>& segments, bool helped) {
     const Group& group = *segments.front().group;
     const bool patient = group.patient;
     auto& fresh = of(group.priority).fresh;
-    for (Segment& segment : segments) fresh.push_back(std::move(segment));
+    size_t pushed = 0;
+    try {
+      for (; pushed < segments.size(); ++pushed) fresh.push_back(std::move(segments[pushed]));
+    } catch (...) {
+      fresh.resize(fresh.size() - pushed);
+      throw;
+    }
     to_wake = claim_workers(patient ? 1 : waiting_segments() - (helped ? 1 : 0));
   }
   segments.clear();
@@ -168,12 +178,12 @@ size_t SegmentQueue::waiting_segments() const {
   return count;
 }
 
-void SegmentQueue::push_for_storage(Segment segment) {
+void SegmentQueue::push_for_storage(Segment&& segment) {
   size_t to_wake = 0;
   {
     std::lock_guard lock(mutex_);
-    to_wake = claim_workers(1);
     of(segment.group->priority).for_storage.push_back(std::move(segment));
+    to_wake = claim_workers(1);
   }
   wake(to_wake);
 }

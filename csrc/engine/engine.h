@@ -40,9 +40,9 @@ struct EngineOptions {
 // training's before those in the background, which get every ninth turn at least, so that they end too.
 class SegmentQueue {
  public:
-  // Takes them all, at least one, of one group. `helped`: somebody pops one of them at once.
+  // Takes them all, at least one, of one group; none if it throws. `helped`: somebody pops one of them at once.
   void push_fresh(std::vector<Segment>& segments, bool helped = false);
-  void push_for_storage(Segment segment);
+  void push_for_storage(Segment&& segment);  // leaves it alone if it throws
   void hurry();  // segments that a push has left without a worker get one
   // Waits when asked to; false when there is none (or, waiting, when the queue was closed).
   bool pop(Segment& segment, bool wait);

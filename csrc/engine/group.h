@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "base/crc32.h"
-#include "base/file.h"
+#include "base/file_table.h"
 #include "base/types.h"
 #include "device/device.h"
 
@@ -39,7 +39,7 @@ class Group {
   // Of each transfer, without conversion; taken on the way, so that all of it passes the host. Of writes CRC-32 alone.
   Checksum checksum = Checksum::kNone;
   // Called once, when all transfers have ended, on the worker that ended the last one, and let go after that:
-  // what it holds lives as long as the group is in flight. Must not block. Set anew for each submit.
+  // what it holds lives as long as the group is in flight. Must not block, nor throw. Set anew for each submit.
   std::function<void()> on_done;
 
   // What became of it; read after on_done.
@@ -47,6 +47,7 @@ class Group {
   RouteBytes bytes;
   // Copies to the device that were asked for and may still be under way: its bytes are there behind these.
   Events copies() const;
+  void add_copies(Events& events) const;
   // With checksums and without an error: that of each transfer.
   std::vector<uint32_t> checksums() const;
 

@@ -42,7 +42,10 @@ std::shared_ptr<Event> Link::carry(std::shared_ptr<Group> group, const RouteByte
     std::lock_guard lock(mutex_);
     waiting_.push_back({std::move(group), bytes, runs, ticket, std::nullopt});
   }
-  give(kMostUnderWay);
+  try {
+    give(kMostUnderWay);
+  } catch (...) {  // no memory: they wait on, and whoever comes next gives them
+  }
   return ticket;
 }
 

@@ -28,7 +28,7 @@ class Link {
 
   // Copies the runs, and tells the group that a segment of it has ended when its bytes need only be waited for: now,
   // or soon, on any worker. The runs and their memory stay as they are until the event is done, which is not to be
-  // given to a stream.
+  // given to a stream. If it throws, it has not taken them.
   std::shared_ptr<Event> carry(std::shared_ptr<Group> group, const RouteBytes& bytes,
                                std::span<const Staging::Run> runs);
   // The device gets all that waits.

@@ -11,7 +11,9 @@
 namespace gdsdata {
 
 BufferPool::BufferPool(std::shared_ptr<Device> device, size_t buffer_bytes, size_t max_kept, Announce announce)
-    : device_(std::move(device)), buffer_bytes_(buffer_bytes), max_kept_(max_kept), announce_(std::move(announce)) {}
+    : device_(std::move(device)), buffer_bytes_(buffer_bytes), max_kept_(max_kept), announce_(std::move(announce)) {
+  spare_.reserve(max_kept);  // so that a buffer can always come back
+}
 
 std::shared_ptr<DeviceBuffer> BufferPool::take() {
   Pooled pooled;
@@ -24,19 +26,20 @@ std::shared_ptr<DeviceBuffer> BufferPool::take() {
       ++kept_;
     }
   }
-  if (pooled.buffer == nullptr) {
-    try {
+  try {
+    if (pooled.buffer == nullptr) {
       pooled.buffer = device_->allocate(buffer_bytes_);
-    } catch (...) {
-      handed_over();
-      throw;
+      if (announce_) pooled.announced = announce_({pooled.buffer->data(), pooled.buffer->size_bytes()});
     }
-    if (announce_) pooled.announced = announce_({pooled.buffer->data(), pooled.buffer->size_bytes()});
+    DeviceBuffer* buffer = pooled.buffer.release();
+    return {buffer,
+            [pool = shared_from_this(), announced = std::move(pooled.announced)](DeviceBuffer* returned) mutable {
+              pool->give_back({std::unique_ptr<DeviceBuffer>(returned), std::move(announced)});
+            }};
+  } catch (...) {
+    handed_over();
+    throw;
   }
-  DeviceBuffer* buffer = pooled.buffer.release();
-  return {buffer, [pool = shared_from_this(), announced = std::move(pooled.announced)](DeviceBuffer* returned) mutable {
-            pool->give_back({std::unique_ptr<DeviceBuffer>(returned), std::move(announced)});
-          }};
 }
 
 void BufferPool::handed_over() {
@@ -155,12 +158,15 @@ void Prefetcher::Core::plan(std::span<const int32_t> files, std::span<const int6
     }
   }
   std::lock_guard lock(mutex_);
+  // All of it is planned, or nothing: what may lack memory comes first.
+  planned_files_.reserve(planned_files_.size() + files.size());
+  planned_offsets_.reserve(planned_offsets_.size() + offsets.size());
+  planned_sizes_.insert(planned_sizes_.end(), sizes.begin(), sizes.end());
   planned_files_.erase(planned_files_.begin(), planned_files_.begin() + static_cast<ptrdiff_t>(next_sample_));
   planned_offsets_.erase(planned_offsets_.begin(), planned_offsets_.begin() + static_cast<ptrdiff_t>(next_sample_));
   next_sample_ = 0;
   planned_files_.insert(planned_files_.end(), files.begin(), files.end());
   planned_offsets_.insert(planned_offsets_.end(), offsets.begin(), offsets.end());
-  planned_sizes_.insert(planned_sizes_.end(), sizes.begin(), sizes.end());
   fill_free_slots();
 }
 
@@ -187,8 +193,9 @@ void Prefetcher::Core::fill(size_t index) {
     if (slot.buffer == nullptr) slot.buffer = pool_->take();
     if (residence_ == nullptr || !residence_->ready()) return submit(index, files, offsets);
     gather(slot, files, offsets);
-  } catch (const Failure& failure) {
-    slot.error = failure.error();
+  } catch (...) {
+    slot.error = current_error();
+    if (slot.group != nullptr) slot.group->on_done = nullptr;  // which holds this
   }
   mark_ready(index);
 }
@@ -205,6 +212,8 @@ void Prefetcher::Core::submit(size_t index, std::span<const int32_t> files, std:
   // Keeps this alive while reads into its slot are in flight.
   slot.group->on_done = [self = shared_from_this(), index] { self->slot_done(index); };
   slot.group->transfers.clear();
+  slot.group->transfers.reserve(files.size());
+  slot.copies.reserve(engine_->options().workers + 2);  // a stream of each worker, the guest's, and the link's
   std::byte* memory = slot.buffer->data() + slot.offset;
   const size_t result_sample_bytes = result_bytes(options_.conversion, options_.sample_bytes);
   for (size_t i = 0; i < files.size(); ++i, memory += result_sample_bytes) {
@@ -235,7 +244,7 @@ void Prefetcher::Core::slot_done(size_t index) {
   Slot& slot = slots_[index];
   slot.error = std::move(slot.group->error);
   slot.bytes = slot.group->bytes;
-  slot.copies = slot.group->copies();
+  slot.group->add_copies(slot.copies);  // for which there is room
   mark_ready(index);
 }
 

@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "base/file.h"
+#include "base/file_table.h"
 #include "device/device.h"
 
 namespace gdsdata {

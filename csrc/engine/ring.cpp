@@ -6,6 +6,7 @@ namespace gdsdata {
 
 Ring::Ring(size_t slots) : states_(slots, State::kFree) {
   counts_[static_cast<size_t>(State::kFree)] = slots;
+  order_.reserve(slots);
   for (size_t slot = slots; slot-- > 0;) free_.push_back(slot);
 }
 
@@ -27,7 +28,7 @@ std::optional<size_t> Ring::head() const {
 size_t Ring::take() {
   const size_t slot = order_.front();
   move(slot, State::kReady, State::kLeased);
-  order_.pop_front();
+  order_.erase(order_.begin());
   return slot;
 }
 

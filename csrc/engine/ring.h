@@ -7,7 +7,6 @@
 #pragma once
 
 #include <cstddef>
-#include <deque>
 #include <optional>
 #include <vector>
 
@@ -35,7 +34,7 @@ class Ring {
   std::vector<State> states_;
   size_t counts_[4] = {};
   std::vector<size_t> free_;   // last released first: its memory is the warmest
-  std::deque<size_t> order_;   // Filling and Ready slots, oldest first
+  std::vector<size_t> order_;  // Filling and Ready slots, oldest first
 };
 
 }  // namespace gdsdata

@@ -39,50 +39,86 @@ Worker::Worker(const EngineOptions& options, const Selection& selection, Device&
       queue_(queue),
       link_(link),
       staged_(!device.host_addressable()),
-      is_guest_(is_guest) {}
+      is_guest_(is_guest),
+      most_files_in_round_(std::max<size_t>(1, most_cached_files() / (options.workers + 1))) {}
 
 void Worker::run() {
-  auto counted_at = Clock::now();  // what comes after it is not in active_ns yet
-  while (true) {
-    const auto now = Clock::now();
-    counters_.active_ns.add(ns_between(counted_at, now));
-    counted_at = now;
-    const bool busy = parked_ != nullptr || host_.busy() || device_lane_.busy() || !leaving_.empty();
-    Segment segment;
-    bool taken = false;
-    if (has_room()) {  // else no more work
-      taken = queue_.pop(segment, /*wait=*/false);
-      if (!taken) link_.flush();
-      if (!taken && !busy) taken = queue_.pop(segment, /*wait=*/true);
-      if (!busy) {
-        counted_at = Clock::now();
-        counters_.idle_ns.add(ns_between(now, counted_at));
-      }
+  counted_at_ = Clock::now();
+  for (bool goes_on = true; goes_on;) {
+    try {
+      goes_on = work();
+    } catch (...) {
+      fail_all(current_error());
     }
-    if (!taken && !busy) break;
-    if (taken) {
-      parked_ = &begin(std::move(segment));
-      const bool prepares = parked_->segment.part_count == 0;
-      if (staged_) parked_->error = open_device(/*wholly=*/prepares);
-      if (!staged_ && prepares) make_backend_once(host_, selection_.name, *parked_);
-    }
-    if (parked_ != nullptr) {
-      if (start(*parked_)) {
-        parked_ = nullptr;
-      } else {
-        wait_for_staging();
-      }
-    }
-    if (taken) gather();
-    const bool idle = !taken && parked_ == nullptr;
-    write_what_was_copied(/*wait=*/idle);
-    exchange_all(idle);
   }
   for (Copy& copy : copying_) {  // its memory goes with this
     try {
       copy.event->wait();
     } catch (const Failure&) {  // the device is lost, and its copies with it
     }
+  }
+}
+
+// One turn of the loop; false if the queue is closed and nothing is left to do.
+bool Worker::work() {
+  const auto now = Clock::now();
+  counters_.active_ns.add(ns_between(counted_at_, now));
+  counted_at_ = now;
+  const bool busy =
+      parked_ != nullptr || !unfinished_.empty() || host_.busy() || device_lane_.busy() || !leaving_.empty();
+  Segment segment;
+  bool taken = false;
+  if (has_room()) {  // else no more work
+    reserve_active();
+    taken = queue_.pop(segment, /*wait=*/false);
+    if (!taken) link_.flush();
+    if (!taken && !busy) taken = queue_.pop(segment, /*wait=*/true);
+    if (!busy) {
+      counted_at_ = Clock::now();
+      counters_.idle_ns.add(ns_between(now, counted_at_));
+    }
+  }
+  if (!taken && !busy) return false;
+  if (taken) {
+    parked_ = &begin(std::move(segment));
+    const bool prepares = parked_->segment.part_count == 0;
+    if (staged_) parked_->error = open_device(/*wholly=*/prepares);
+    if (!staged_ && prepares) make_backend_once(host_, selection_.name, *parked_);
+  }
+  read_unfinished();
+  if (parked_ != nullptr) {
+    if (start(*parked_)) {
+      parked_ = nullptr;
+    } else {
+      wait_for_staging();
+    }
+  }
+  if (taken) gather();
+  const bool idle = !taken && parked_ == nullptr;
+  write_what_was_copied(/*wait=*/idle);
+  exchange_all(idle);
+  return true;
+}
+
+// After an exception that is no answer to any request: no memory, or a defect. Each segment ends with it, but what is
+// in flight first ends by itself, because it uses the segment's memory.
+void Worker::fail_all(const Error& error) {
+  parked_ = nullptr;
+  unfinished_.clear();
+  if (!leaving_.empty()) finish(*stream_);
+  for (Active* active : leaving_) active->copied.reset();
+  leaving_.clear();
+  for (Lane* lane : {&host_, &device_lane_}) {
+    for (const Request& request : lane->waiting) {
+      --by_tag_[request.tag].active->open_requests;
+      free_tags_.push_back(request.tag);
+    }
+    lane->waiting.clear();
+  }
+  for (const auto& active : actives_) {
+    if (active->segment.group == nullptr) continue;  // idle
+    if (!active->error) active->error = error;
+    if (active->open_requests == 0) end(*active);
   }
 }
 
@@ -110,8 +146,10 @@ void Worker::gather() {
   const size_t at_once = std::min(kGivenAtOnce, host_.backend->capabilities().queue_depth);
   size_t gathered = 0;
   Segment segment;
-  while (parked_ == nullptr && host_.waiting.size() > gathered && host_.waiting.size() < at_once) {
+  while (parked_ == nullptr && unfinished_.empty() && host_.waiting.size() > gathered &&
+         host_.waiting.size() < at_once) {
     gathered = host_.waiting.size();
+    reserve_active();
     if (!queue_.pop_spare(segment)) return;
     Active& active = begin(std::move(segment));
     if (!start(active)) parked_ = &active;
@@ -119,32 +157,44 @@ void Worker::gather() {
 }
 
 bool Worker::help(Priority lowest) {
+  reserve_active();
   Segment segment;
   if (!queue_.pop_fresh(segment, lowest)) return false;
   Active& active = begin(std::move(segment));
-  left_.clear();
-  if (!active.segment.group->abandoned_.load(std::memory_order_relaxed)) serve_from_memory(active, parts_of(active));
-  if (left_.empty()) {
-    end(active);
-    return true;
+  try {
+    left_.clear();
+    if (!active.segment.group->abandoned_.load(std::memory_order_relaxed)) {
+      serve_all_from_memory(active, parts_of(active));
+    }
+    if (!left_.empty()) {
+      active.segment.rest = left_;
+      active.segment.bytes = active.bytes;
+      queue_.push_for_storage(std::move(active.segment));
+      retire(active);
+      return true;
+    }
+  } catch (...) {
+    active.error = current_error();
   }
-  active.segment.rest = left_;
-  active.segment.bytes = active.bytes;
-  queue_.push_for_storage(std::move(active.segment));
-  retire(active);
+  end(active);
   return true;
 }
 
 bool Worker::help_with(const Group& group) {
+  reserve_active();
   Segment segment;
   if (!queue_.pop_fresh_of(group, segment)) return false;
   Active& active = begin(std::move(segment));
-  if (group.abandoned_.load(std::memory_order_relaxed) || served_by_staging(active)) {
-    end(active);
-    return true;
+  try {
+    if (!group.abandoned_.load(std::memory_order_relaxed) && !served_by_staging(active)) {
+      queue_.push_for_storage(std::move(active.segment));
+      retire(active);
+      return true;
+    }
+  } catch (...) {
+    active.error = current_error();
   }
-  queue_.push_for_storage(std::move(active.segment));
-  retire(active);
+  end(active);
   return true;
 }
 
@@ -159,18 +209,22 @@ bool Worker::served_by_staging(Active& active) {
   } catch (const Failure&) {
     return false;
   }
-  serve_from_memory(active, parts);
+  serve_all_from_memory(active, parts);
   if (left_.empty()) return true;
   std::copy(parts_.begin(), parts_.end(), parts.begin());
   staging_->give_back(active.place);
   return false;
 }
 
+// So that nothing can fail between the queue, which gives a segment once, and an Active.
+void Worker::reserve_active() {
+  if (!idle_actives_.empty()) return;
+  for (auto* actives : {&idle_actives_, &unfinished_, &continued_}) actives->reserve(actives_.size() + 1);
+  actives_.push_back(std::make_unique<Active>());
+  idle_actives_.push_back(actives_.back().get());
+}
+
 Worker::Active& Worker::begin(Segment segment) {
-  if (idle_actives_.empty()) {
-    actives_.push_back(std::make_unique<Active>());
-    idle_actives_.push_back(actives_.back().get());
-  }
   Active& active = *idle_actives_.back();
   idle_actives_.pop_back();
   active.segment = std::move(segment);
@@ -185,6 +239,7 @@ void Worker::retire(Active& active) {
   active.bytes = {};
   active.error.reset();
   active.copied.reset();
+  active.begun_parts = 0;
   active.pieces.clear();
   active.device_pieces.clear();
   idle_actives_.push_back(&active);
@@ -203,55 +258,104 @@ bool Worker::start(Active& active) {
     return true;
   }
   try {
-    auto parts = parts_of(active);
-    device_left_.clear();
-    if (staged_) {
-      parts = for_staging(active, parts);
-      reclaim_staging();
-      if (!active.error && !staging_->place(parts, active.place)) return false;
-    }
-    if (!active.error) {
-      group.direction == Direction::kRead ? start_read(active, parts) : start_write(active, parts);
-    }
-  } catch (const Failure& failure) {
-    active.error = failure.error();
+    active.host_parts = parts_of(active).size();
+    if (staged_ && !place(active)) return false;
+    group.direction == Direction::kRead ? read_on(active) : start_write(active);
+  } catch (...) {
+    active.error = current_error();
     if (staged_) finish(*stream_);  // copies that were asked for write staging memory
   }
-  if (active.open_requests == 0 && active.copied == nullptr) end(active);
+  settle(active);
   return true;
 }
 
-// Moves what a backend is to bring to the device by itself to the end of the parts, and to device_left_.
-std::span<Transfer> Worker::for_staging(Active& active, std::span<Transfer> parts) {
-  const Group& group = *active.segment.group;
-  if (selection_.device_backend.empty() || active.segment.retried || group.checksum != Checksum::kNone) {
-    return parts;
-  }
+bool Worker::place(Active& active) {
+  const auto parts = parts_of(active);
+  active.host_parts = count_host_parts(active, parts);
+  reclaim_staging();
+  return staging_->place(parts.first(active.host_parts), active.place);
+}
+
+// Moves what a backend is to bring to the device by itself to the end of the parts; returns how many stay before it.
+size_t Worker::count_host_parts(Active& active, std::span<Transfer> parts) {
+  const Segment& segment = active.segment;
+  const Group& group = *segment.group;
+  if (selection_.device_backend.empty() || segment.retried || group.checksum != Checksum::kNone) return parts.size();
   const bool ask_memory = group.direction == Direction::kRead && options_.io.direct != DirectMode::kAlways;
+  const WhenTaken when_taken = holds_files() ? WhenTaken::kGiveUp : WhenTaken::kWait;
+  std::shared_ptr<File> file;  // one at a time: all of them may be more than there are descriptors
+  uint32_t file_index = 0;
   const auto for_host = [&](const Transfer& part) {
-    return ask_memory && active.file(part.file).residency(part.offset, part.length) == File::Residency::kAll;
+    if (!ask_memory) return false;
+    if (file == nullptr || file_index != part.file) {
+      file.reset();
+      file = group.files->get(part.file, when_taken);
+      file_index = part.file;
+    }
+    return file != nullptr && file->residency(part.offset, part.length) == File::Residency::kAll;
   };
   const auto others = std::stable_partition(parts.begin(), parts.end(), for_host);
-  device_left_.assign(others, parts.end());
-  return parts.first(static_cast<size_t>(others - parts.begin()));
+  return static_cast<size_t>(others - parts.begin());
 }
 
-void Worker::start_read(Active& active, std::span<Transfer> parts) {
+// Goes on with a read in rounds, each of as many parts as there are descriptors for, until one waits for storage or
+// for descriptors.
+void Worker::read_on(Active& active) {
+  const Group& group = *active.segment.group;
+  while (!active.error && active.open_requests == 0 && !group.abandoned_.load(std::memory_order_relaxed)) {
+    const auto rest = parts_of(active).subspan(active.begun_parts);
+    active.files.clear();
+    const size_t count = open_files(active, rest, holds_files() ? WhenTaken::kGiveUp : WhenTaken::kWait);
+    if (count == 0 || active.error) return;
+    read_round(active, rest.first(count));
+  }
+}
+
+void Worker::read_round(Active& active, std::span<Transfer> parts) {
+  const size_t to_host = std::min(parts.size(), active.host_parts - std::min(active.host_parts, active.begun_parts));
+  active.begun_parts += parts.size();
+  active.pieces.clear();
+  active.device_pieces.clear();
   left_.clear();
-  serve_from_memory(active, parts);
-  if (active.error) return;
-  if (!left_.empty()) request(active, left_);
-  if (!device_left_.empty() && !active.error) request_of_device(active, device_left_);
+  serve_from_memory(active, parts.first(to_host));
+  if (!left_.empty() && !active.error) request(active, left_);
+  if (to_host < parts.size() && !active.error) request_of_device(active, parts.subspan(to_host));
 }
 
-void Worker::start_write(Active& active, std::span<Transfer> parts) {
+void Worker::read_unfinished() {
+  continued_.swap(unfinished_);
+  while (!continued_.empty()) {
+    Active& active = *continued_.back();
+    continued_.pop_back();
+    try {
+      read_on(active);
+    } catch (...) {
+      active.error = current_error();
+    }
+    settle(active);
+  }
+}
+
+// Ends a segment that waits for nothing; a read that has parts left goes on later.
+void Worker::settle(Active& active) {
+  if (active.open_requests > 0 || active.copied != nullptr) return;
+  const Group& group = *active.segment.group;
+  const bool reads_on = group.direction == Direction::kRead && active.begun_parts < parts_of(active).size();
+  if (active.error || !reads_on || group.abandoned_.load(std::memory_order_relaxed)) return end(active);
+  active.files.clear();
+  unfinished_.push_back(&active);
+}
+
+void Worker::start_write(Active& active) {
+  const auto parts = parts_of(active);
+  const auto to_host = parts.first(active.host_parts), to_device = parts.subspan(active.host_parts);
   if (!staged_) {
     left_.assign(parts.begin(), parts.end());
     if (!left_.empty()) request(active, left_);
     return;
   }
-  if (!device_left_.empty()) request_of_device(active, device_left_);
-  if (parts.empty()) return;
+  if (!to_device.empty()) request_of_device(active, to_device);
+  if (to_host.empty()) return;
   for (const auto& event : active.segment.group->before) stream_->wait(*event);
   for (const Staging::Run& run : active.place.runs) stream_->copy_out(run.host, run.device, run.bytes);
   active.copied = stream_->record();
@@ -271,55 +375,90 @@ void Worker::write_what_was_copied(bool wait) {
         if (active.place.holds(part.memory)) left_.push_back(part);
       }
       if (!active.segment.group->abandoned_.load(std::memory_order_relaxed)) request(active, left_);
-    } catch (const Failure& failure) {
-      active.error = failure.error();
+    } catch (...) {
+      active.error = current_error();
     }
     leaving_.pop_front();
     active.copied.reset();
-    if (active.open_requests == 0) end(active);
+    settle(active);
     wait = false;
   }
 }
 
+// A guest serves all of its parts, in rounds. What it cannot open is left, as is what the page cache lacks.
+void Worker::serve_all_from_memory(Active& active, std::span<const Transfer> parts) {
+  while (!parts.empty() && !active.error) {
+    active.files.clear();
+    const size_t count = open_files(active, parts, WhenTaken::kGiveUp);
+    if (active.error) break;
+    if (count == 0) {
+      left_.insert(left_.end(), parts.begin(), parts.end());
+      return;
+    }
+    serve_from_memory(active, parts.first(count));
+    parts = parts.subspan(count);
+  }
+  if (active.error) left_.clear();
+}
+
+// Parts whose files are open (open_files).
 void Worker::serve_from_memory(Active& active, std::span<const Transfer> parts) {
   const Segment& segment = active.segment;
   const Group& group = *segment.group;
   const bool asked_before = !segment.rest.empty();
-  active.error = open_files(active, parts);
-  if (active.error) return;
   if (asked_before || group.direction == Direction::kWrite || options_.io.direct == DirectMode::kAlways) {
-    left_.assign(parts.begin(), parts.end());
+    left_.insert(left_.end(), parts.begin(), parts.end());
     return;
   }
   const auto asked = Clock::now();
   RouteBytes bytes;
-  active.error = page_cache_.serve(parts, part_files_, group.conversion, group.past_caches_, left_, bytes);
+  const auto files = std::span(part_files_).first(parts.size());
+  active.error = page_cache_.serve(parts, files, group.conversion, group.past_caches_, left_, bytes);
   active.bytes += bytes;
   if (const uint64_t copied = bytes.total(); copied > 0) spans_.add(Work::kPageCache, asked, Clock::now(), copied);
   if (active.error) left_.clear();
 }
 
-std::optional<Error> Worker::open_files(Active& active, std::span<const Transfer> parts) {
-  part_files_.resize(parts.size());
-  for (size_t i = 0; i < parts.size(); ++i) {
+// Opens the files of a round: of the first parts, as many as there are descriptors for, which it returns. Only who
+// gives up gets none.
+size_t Worker::open_files(Active& active, std::span<const Transfer> parts, WhenTaken when_taken) {
+  part_files_.clear();
+  size_t unused_before = 0;
+  for (const Transfer& part : parts) {
     try {
-      part_files_[i] = &active.file(parts[i].file);
+      const bool is_first = part_files_.empty();
+      const size_t opened_before = active.files.size();
+      File* file = active.open(part.file, is_first ? when_taken : WhenTaken::kGiveUp);
+      if (file == nullptr) {
+        // The others of the round need a second descriptor for O_DIRECT: that of each other one.
+        const size_t count = unused_before > 1 ? (part_files_.size() + 1) / 2 : part_files_.size();
+        active.files.resize(std::min(active.files.size(), count));
+        active.last_file = Active::kNoFile;
+        part_files_.resize(count);
+        break;
+      }
+      part_files_.push_back(file);
+      constexpr long kUsedHereAlone = 2;  // by this round, and by the table
+      if (active.files.size() > opened_before && active.files.back().use_count() <= kUsedHereAlone) ++unused_before;
     } catch (const Failure& failure) {
-      Error error = failure.error();
-      error.offset = parts[i].offset;
-      error.length = parts[i].length;
-      return error;
+      active.error = failure.error();
+      active.error->offset = part.offset;
+      active.error->length = part.length;
+      return 0;
     }
+    if (unused_before >= most_files_in_round_) break;
   }
-  return std::nullopt;
+  return part_files_.size();
 }
 
-File& Worker::Active::file(uint32_t index) {
+File* Worker::Active::open(uint32_t index, WhenTaken when_taken) {
   if (files.empty() || last_file != index) {
-    files.push_back(segment.group->files->get(index));
+    std::shared_ptr<File> file = segment.group->files->get(index, when_taken);
+    if (file == nullptr) return nullptr;
+    files.push_back(std::move(file));
     last_file = index;
   }
-  return *files.back();
+  return files.back().get();
 }
 
 void Worker::wait_for(Event& event) { is_guest_ ? wait_soon(event) : event.wait(); }
@@ -385,6 +524,12 @@ bool Worker::make_backend_once(Lane& lane, const std::string& name, Active& acti
     lane.backend = make_backend(name, options_.io, device_);
     return true;
   } catch (const Failure& failure) {
+    const bool needs_descriptors = &lane == &host_ && is_out_of_descriptors(failure.error().system_errno);
+    if (needs_descriptors && !options_.io.strict) {
+      note_fallback("a worker uses posix calls instead: " + failure.error().message);
+      lane.backend = make_backend("posix", options_.io, device_);  // which needs none
+      return true;
+    }
     active.error = failure.error();
     return false;
   }
@@ -408,13 +553,7 @@ void Worker::request(Active& active, std::span<const Transfer> left) {
   for (const Transfer& transfer : left) split(transfer, options_.io.request_bytes, group.conversion, parts_);
   coalesce(parts_, options_.coalesce_gap_bytes, options_.io.request_bytes, ranges_, active.pieces);
   for (const Range& range : ranges_) {
-    File* file = nullptr;
-    try {
-      file = &active.file(range.file);
-    } catch (const Failure& failure) {  // closed meanwhile for want of descriptors, and gone when opened again
-      active.error = failure.error();
-      break;
-    }
+    File* file = &active.file(range.file);  // which its round has opened
     const auto pieces = std::span(active.pieces).subspan(range.first_piece, range.piece_count);
     add_request(active, host_, range.file,
                 {0, group.direction, group.conversion, file, range.offset, range.length, pieces,
@@ -477,13 +616,14 @@ void Worker::request_of_device(Active& active, std::span<const Transfer> left) {
 
 void Worker::add_request(Active& active, Lane& lane, uint32_t file, Request request) {
   if (free_tags_.empty()) {
-    free_tags_.push_back(by_tag_.size());
+    free_tags_.reserve(by_tag_.size() + 1);  // for all of them at once
     by_tag_.emplace_back();
+    free_tags_.push_back(by_tag_.size() - 1);
   }
   request.tag = free_tags_.back();
+  lane.waiting.push_back(request);
   free_tags_.pop_back();
   by_tag_[request.tag] = {&active, file, request};
-  lane.waiting.push_back(request);
   ++active.open_requests;
   counters_.requests.add(1);
 }
@@ -561,7 +701,8 @@ void Worker::completed(Lane& lane, Completion& completion) {
     if (!again && !active.error) active.error = std::move(completion.error);
     completion.error.reset();
   }
-  if (--active.open_requests == 0 && active.copied == nullptr) end(active);
+  --active.open_requests;
+  settle(active);
 }
 
 // What storage could not bring to the device goes by way of the host, once: as one more segment of its group.
@@ -570,9 +711,14 @@ bool Worker::retry_by_host(const Asked& asked, const Error& error) {
   const Piece& piece = asked.request.pieces.front();
   const std::shared_ptr<Group>& group = asked.active->segment.group;
   group->open_segments_.fetch_add(1, std::memory_order_relaxed);
+  try {
+    note_fallback("a transfer between storage and " + device_.name() + " went by way of the host: " + error.message);
+    queue_.push_for_storage({group, 0, 0, {{asked.file, piece.offset, piece.length, piece.memory}}, {}, true});
+  } catch (...) {
+    group->open_segments_.fetch_sub(1, std::memory_order_relaxed);  // this one's own is still open
+    return false;
+  }
   counters_.retries.add(1);
-  note_fallback("a transfer between storage and " + device_.name() + " went by way of the host: " + error.message);
-  queue_.push_for_storage({group, 0, 0, {{asked.file, piece.offset, piece.length, piece.memory}}, {}, true});
   return true;
 }
 
@@ -582,7 +728,8 @@ void Worker::drop_abandoned(Lane& lane) {
     Active& active = *by_tag_[request.tag].active;
     if (!active.segment.group->abandoned_.load(std::memory_order_relaxed)) return false;
     free_tags_.push_back(request.tag);
-    if (--active.open_requests == 0 && active.copied == nullptr) end(active);
+    --active.open_requests;
+    settle(active);
     return true;
   });
 }
@@ -625,6 +772,7 @@ void Worker::take_checksums(const Active& active) {
   }
 }
 
+// Tells its group, once, whatever fails meanwhile.
 void Worker::end(Active& active) {
   take_checksums(active);
   const bool by_link = goes_by_link(active);
@@ -632,13 +780,13 @@ void Worker::end(Active& active) {
   if (by_link) {
     carried = std::exchange(active.place, {});
   } else if (active.place.memory != nullptr) {
-    copy_to_device(active);
-    if (is_guest_ && active.copied != nullptr) wait_for_own_copy(active);
-    if (active.copied != nullptr) {
-      copying_.push_back({active.segment.group->before, active.copied, std::move(active.place)});
-      active.place = {};
-    } else if (active.place.memory != nullptr) {
-      staging_->give_back(active.place);
+    try {
+      copy_out_of_staging(active);
+    } catch (...) {
+      active.error = current_error();
+      finish(*stream_);
+      active.copied.reset();
+      if (active.place.memory != nullptr) staging_->give_back(active.place);
     }
   }
   for (size_t i = 0; i < kRouteCount; ++i) counters_.bytes[i].add(active.bytes.bytes[i]);
@@ -650,15 +798,36 @@ void Worker::end(Active& active) {
   std::shared_ptr<Group> group = std::move(active.segment.group);
   const RouteBytes bytes = active.bytes;
   std::optional<Error> error = std::move(active.error);
-  std::shared_ptr<Event> copied = std::move(active.copied);
   retire(active);
   if (by_link) {
-    auto arrived = link_.carry(std::move(group), bytes, carried.runs);
-    copying_.push_back({{}, std::move(arrived), std::move(carried)});
-    return;
+    try {
+      Copy& copy = copying_.emplace_back();
+      copy.place = std::move(carried);
+      try {
+        copy.event = link_.carry(group, bytes, copy.place.runs);
+      } catch (...) {
+        carried = std::move(copy.place);
+        copying_.pop_back();
+        throw;
+      }
+      return;
+    } catch (...) {
+      error = current_error();
+      staging_->give_back(carried);
+    }
   }
-  if (copied != nullptr) group->copied_by(stream_.get(), std::move(copied));
   group->segment_ended(bytes, std::move(error));
+}
+
+// By this worker's own stream, if there is something to copy; its place is free when that is done.
+void Worker::copy_out_of_staging(Active& active) {
+  Group& group = *active.segment.group;
+  copy_to_device(active);
+  if (is_guest_ && active.copied != nullptr) wait_for_own_copy(active);
+  if (active.copied == nullptr) return staging_->give_back(active.place);
+  group.copied_by(stream_.get(), active.copied);
+  copying_.push_back({group.before, active.copied, {}});
+  copying_.back().place = std::exchange(active.place, {});
 }
 
 }  // namespace gdsdata

@@ -53,8 +53,11 @@ class Worker {
   struct Active {
     Segment segment;
     Clock::time_point started;
-    std::vector<std::shared_ptr<File>> files;  // kept open; the last one is of index last_file
-    uint32_t last_file = 0;
+    size_t begun_parts = 0;  // of a read: the first ones, a round of them after the other
+    size_t host_parts = 0;   // the first ones; a backend moves the others between storage and device by itself
+    std::vector<std::shared_ptr<File>> files;  // of the round, kept open; the last one is of index last_file
+    static constexpr uint32_t kNoFile = UINT32_MAX;
+    uint32_t last_file = kNoFile;
     std::vector<Piece> pieces, device_pieces;
     size_t open_requests = 0;
     RouteBytes bytes;
@@ -62,7 +65,9 @@ class Worker {
     Staging::Place place;
     std::shared_ptr<Event> copied;  // what is behind its copies out of the device
 
-    File& file(uint32_t index);  // throws Failure
+    // Throw Failure. The second one returns null if it gives up.
+    File& file(uint32_t index) { return *open(index, WhenTaken::kWait); }
+    File* open(uint32_t index, WhenTaken when_taken);
   };
 
   // A backend and the requests that wait for room in it.
@@ -79,6 +84,9 @@ class Worker {
     Request request;
   };
 
+  bool work();
+  void fail_all(const Error& error);
+  void reserve_active();
   std::optional<Error> open_device(bool wholly);
   void make_staging();
   bool served_by_staging(Active& active);
@@ -86,12 +94,17 @@ class Worker {
   std::span<Transfer> parts_of(Active& active);
   // False where there is no staging memory for it yet.
   bool start(Active& active);
+  bool place(Active& active);
   // More segments, where that makes more requests that the backend is given in one go.
   void gather();
-  void start_read(Active& active, std::span<Transfer> parts);
-  void start_write(Active& active, std::span<Transfer> parts);
-  std::span<Transfer> for_staging(Active& active, std::span<Transfer> parts);
-  std::optional<Error> open_files(Active& active, std::span<const Transfer> parts);
+  void read_on(Active& active);
+  void read_round(Active& active, std::span<Transfer> parts);
+  void read_unfinished();
+  void settle(Active& active);
+  void start_write(Active& active);
+  size_t count_host_parts(Active& active, std::span<Transfer> parts);
+  size_t open_files(Active& active, std::span<const Transfer> parts, WhenTaken when_taken);
+  void serve_all_from_memory(Active& active, std::span<const Transfer> parts);
   void serve_from_memory(Active& active, std::span<const Transfer> parts);
   void wait_for(Event& event);
   void wait_for_device(const Events& uses);
@@ -109,7 +122,11 @@ class Worker {
   size_t submit(Lane& lane);
   size_t reap(Lane& lane, size_t min, std::chrono::milliseconds patience);
   // For another segment.
-  bool has_room() const { return parked_ == nullptr && host_.waiting.empty() && device_lane_.waiting.empty(); }
+  bool has_room() const {
+    return parked_ == nullptr && unfinished_.empty() && host_.waiting.empty() && device_lane_.waiting.empty();
+  }
+  // Segments hold files open only while they have requests.
+  bool holds_files() const { return host_.busy() || device_lane_.busy(); }
   void exchange_all(bool idle);
   void drop_abandoned(Lane& lane);
   void completed(Lane& lane, Completion& completion);
@@ -119,6 +136,7 @@ class Worker {
   static void take_checksums(const Active& active);
   bool goes_by_link(const Active& active) const;
   void copy_to_device(Active& active);
+  void copy_out_of_staging(Active& active);
   void retire(Active& active);
 
   const EngineOptions& options_;
@@ -143,6 +161,9 @@ class Worker {
   std::deque<Copy> copying_;  // to the device, oldest first
   std::deque<Active*> leaving_;  // from the device, oldest first
   Active* parked_ = nullptr;     // until there is staging memory for it
+  std::vector<Active*> unfinished_, continued_;  // reads whose next round waits for descriptors; those tried again
+  const size_t most_files_in_round_;
+  Clock::time_point counted_at_;  // what comes after it is not in active_ns yet
 
   Lane host_;          // whose pieces the processor can write
   Lane device_lane_;   // whose pieces are device memory; idle where no backend reaches it
@@ -153,7 +174,7 @@ class Worker {
 
   // Scratch, kept for its capacity.
   std::vector<File*> part_files_;
-  std::vector<Transfer> left_, device_left_, parts_;
+  std::vector<Transfer> left_, parts_;
   std::vector<Range> ranges_;
   std::vector<Completion> completions_;
   std::vector<Request> batch_;

@@ -1,0 +1,125 @@
+#include "base/descriptors.h"
+
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace gdsdata {
+
+namespace {
+
+// Storage that answers closes its files within this time; other parts of the program may never close theirs.
+constexpr std::chrono::seconds kPatience{30};
+// Nobody announces a descriptor that becomes free, least of all other parts of the program: so it is looked for.
+constexpr std::chrono::milliseconds kLooksAgain{2};
+
+// All caches of a process. A cache's lock may be taken inside this lock, never the other way round.
+struct Caches {
+  const pid_t process = ::getpid();
+  std::mutex mutex;
+  std::vector<FileCache*> members;  // guarded by mutex
+  std::atomic<ssize_t> files{0};    // open in all of them
+
+  // In other caches than `except`.
+  size_t close_idle(size_t most, const FileCache* except) {
+    std::lock_guard lock(mutex);
+    size_t closed = 0;
+    for (FileCache* cache : members) {
+      if (closed == most) break;
+      if (cache != except) closed += cache->close_idle(most - closed);
+    }
+    return closed;
+  }
+  bool has_used_files() {
+    std::lock_guard lock(mutex);
+    return std::any_of(members.begin(), members.end(), [](FileCache* cache) { return cache->has_used_files(); });
+  }
+};
+
+// Never destroyed: workers may outlive static destructors. A forked child gets its own, because a thread that it does
+// not have may hold the parent's lock.
+Caches& caches() {
+  static std::atomic<Caches*> current{new Caches};
+  Caches* found = current.load(std::memory_order_acquire);
+  while (found->process != ::getpid()) {
+    auto* made = new Caches;
+    if (current.compare_exchange_strong(found, made)) return *made;
+    delete made;
+  }
+  return *found;
+}
+
+}  // namespace
+
+Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
+  if (this != &other) {
+    reset();
+    std::swap(fd_, other.fd_);
+  }
+  return *this;
+}
+
+void Descriptor::reset() {
+  if (fd_ >= 0) ::close(fd_);
+  fd_ = -1;
+}
+
+bool is_out_of_descriptors(int system_errno) { return system_errno == EMFILE || system_errno == ENFILE; }
+
+int open_descriptor(const std::function<int()>& open, WhenTaken when_taken) {
+  const auto until = std::chrono::steady_clock::now() + kPatience;
+  while (true) {
+    const int fd = open();
+    if (fd >= 0 || !is_out_of_descriptors(errno)) return fd;
+    const int refusal = errno;
+    if (caches().close_idle(1, nullptr) > 0) continue;
+    const bool waits = when_taken == WhenTaken::kWait && caches().has_used_files();
+    errno = refusal;
+    if (!waits || std::chrono::steady_clock::now() >= until) return -1;
+    std::this_thread::sleep_for(kLooksAgain);
+  }
+}
+
+size_t most_cached_files() {
+  constexpr size_t kMost = 4096;
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return kMost;
+  return std::clamp<size_t>(limit.rlim_cur / 4, 1, kMost);
+}
+
+void FileCache::join() {
+  Caches& all = caches();
+  std::lock_guard lock(all.mutex);
+  all.members.push_back(this);
+  caches_ = &all;
+}
+
+void FileCache::leave() {
+  Caches& all = caches();
+  if (caches_ != &all) return;  // never joined, or in the parent of this process
+  std::lock_guard lock(all.mutex);
+  std::erase(all.members, this);
+}
+
+bool FileCache::make_room() {
+  Caches& all = caches();
+  const auto most = static_cast<ssize_t>(most_cached_files());
+  while (all.files.load(std::memory_order_relaxed) >= most) {
+    if (close_idle(1) == 0 && all.close_idle(1, this) == 0) return false;
+  }
+  return true;
+}
+
+void FileCache::count(ssize_t opened) {
+  Caches& all = caches();
+  if (caches_ == &all) all.files.fetch_add(opened, std::memory_order_relaxed);
+}
+
+}  // namespace gdsdata

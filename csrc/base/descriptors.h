@@ -1,0 +1,64 @@
+// A process may open RLIMIT_NOFILE descriptors. Caches of open files share a part of them, and close idle files when
+// anybody in this library finds none left.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <functional>
+
+namespace gdsdata {
+
+// A descriptor that closes itself.
+class Descriptor {
+ public:
+  Descriptor() = default;
+  explicit Descriptor(int fd) : fd_(fd) {}
+  Descriptor(Descriptor&& other) noexcept : fd_(other.fd_) { other.fd_ = -1; }
+  Descriptor& operator=(Descriptor&& other) noexcept;
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  ~Descriptor() { reset(); }
+  int get() const { return fd_; }
+  void reset();
+
+ private:
+  int fd_ = -1;
+};
+
+// EMFILE or ENFILE: no descriptor is left. It says nothing about the file.
+bool is_out_of_descriptors(int system_errno);
+
+// Whether to wait while all descriptors are taken and others of this library use some, which they will close. Whoever
+// holds open files himself gives up, closes them and tries again: two who wait for each other would never end.
+enum class WhenTaken { kWait, kGiveUp };
+
+// Calls `open`, which returns a descriptor, or -1 and errno. While none is left, closes idle files of all caches and
+// calls it again, for up to half a minute. Returns its last answer.
+int open_descriptor(const std::function<int()>& open, WhenTaken when_taken = WhenTaken::kWait);
+
+// Files that caches keep open at most, all together: a quarter of the limit, because a file has two descriptors (see
+// File) and the program needs some too.
+size_t most_cached_files();
+
+// Files that are kept open to be used again, and can be opened again. Derived classes call `join` when they are whole
+// and `leave` before they go. Thread-safe.
+class FileCache {
+ public:
+  // Closes up to `most` files that nobody uses, least recently used first; returns how many.
+  virtual size_t close_idle(size_t most) = 0;
+  virtual bool has_used_files() = 0;
+
+ protected:
+  ~FileCache() = default;
+  void join();
+  void leave();
+  // Makes room for one more file, in this cache first; false if all files of all caches are in use.
+  bool make_room();
+  void count(ssize_t opened);  // less than 0: closed
+
+ private:
+  void* caches_ = nullptr;  // those of the process that it joined in
+};
+
+}  // namespace gdsdata

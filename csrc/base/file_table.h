@@ -1,0 +1,57 @@
+// The files that a group's transfers name by index.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "base/descriptors.h"
+#include "base/file.h"
+
+namespace gdsdata {
+
+// The files of one data set, opened when first read. They stay open while they are in use, and as long as all tables
+// together keep no more than most_cached_files(): so a data set may have more files than a process may have
+// descriptors. Thread-safe.
+class FileTable final : private FileCache {
+ public:
+  // `opened`: for each path the file that its caller keeps open, or null. Empty: none.
+  FileTable(std::vector<std::string> paths, std::vector<FileIdentity> identities,
+            std::vector<std::shared_ptr<File>> opened = {});
+  explicit FileTable(std::shared_ptr<File> file);  // just this one, at index 0
+  ~FileTable();
+  FileTable(const FileTable&) = delete;
+  FileTable& operator=(const FileTable&) = delete;
+
+  // Throws Failure if the file cannot be opened or is not the one that was indexed. While as many files as may be
+  // cached are in use, kGiveUp returns null, and kWait opens one more; if the process has no descriptor for it, kWait
+  // waits for others to close one.
+  std::shared_ptr<File> get(uint32_t index, WhenTaken when_taken = WhenTaken::kWait);
+  const std::string& path(uint32_t index) const { return paths_[index]; }
+  size_t size() const { return paths_.size(); }
+
+ private:
+  struct Opened {
+    std::shared_ptr<File> file;
+    std::list<uint32_t>::iterator recency;
+  };
+  size_t close_idle(size_t most) override;
+  bool has_used_files() override;
+  std::shared_ptr<File> find(uint32_t index);  // with the lock
+  // A file outside of this table is in use: new users get their share of it here, under the lock.
+  static bool is_idle(const Opened& opened) { return opened.file.use_count() == 1; }
+
+  std::vector<std::string> paths_;
+  std::vector<FileIdentity> identities_;      // empty, or one a path
+  std::vector<std::shared_ptr<File>> given_;  // empty, or one a path; null: `opened_` has it, or will
+  std::mutex mutex_;                          // guards these two; not held while a file is opened or closed
+  std::list<uint32_t> recency_;               // most recent first
+  std::unordered_map<uint32_t, Opened> opened_;
+};
+
+}  // namespace gdsdata

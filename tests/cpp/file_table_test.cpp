@@ -1,0 +1,153 @@
+// Open files in a process that has few descriptors.
+#include "base/file_table.h"
+
+#include <sys/resource.h>
+#include <sys/wait.h>
+
+#include <functional>
+#include <thread>
+
+#include "testing.h"
+
+namespace gdsdata::testing {
+namespace {
+
+size_t count_descriptors() {
+  return static_cast<size_t>(std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {})) - 1;
+}
+
+void limit_descriptors(size_t limit) {
+  rlimit now{};
+  ::getrlimit(RLIMIT_NOFILE, &now);
+  now.rlim_cur = limit;
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &now), 0);
+}
+
+// All of them, as another part of the program may.
+std::vector<Descriptor> take_descriptors() {
+  limit_descriptors(100);
+  std::vector<Descriptor> taken;
+  while (true) {
+    Descriptor one(::open("/dev/null", O_RDONLY));
+    if (one.get() < 0) return taken;
+    taken.push_back(std::move(one));
+  }
+}
+
+// Limits are the process's, so each test has one of its own.
+class FewDescriptors : public ::testing::Test {
+ protected:
+  static constexpr size_t kFiles = 200;
+
+  void SetUp() override { ::testing::FLAGS_gtest_death_test_style = "threadsafe"; }
+  static void in_own_process(const std::function<void()>& test) {
+    EXPECT_EXIT(
+        {
+          test();
+          std::_Exit(HasFailure() ? 1 : 0);
+        },
+        ::testing::ExitedWithCode(0), "");
+  }
+  std::vector<std::string> write_files() const {
+    std::vector<std::string> paths;
+    for (size_t i = 0; i < kFiles; ++i) paths.push_back(folder_.write(std::to_string(i), random_bytes(10, i)));
+    return paths;
+  }
+
+  const TemporaryFolder folder_;
+};
+
+TEST_F(FewDescriptors, OneThatLacksForDirectReadsIsNoRefusalOfTheFileSystem) {
+  in_own_process([&] {
+    const auto file = File::open_for_reading(folder_.write("a", random_bytes(10, 1)));
+    if (File::open_for_reading(file->path())->direct() < 0) return;  // it refuses indeed
+    auto taken = take_descriptors();
+    EXPECT_EQ(file->direct(), -1);
+    EXPECT_TRUE(file->may_be_direct_later());
+    EXPECT_EQ(file->why_not_direct().system_errno, EMFILE);
+    EXPECT_TRUE(direct_refusals().empty());
+    taken.pop_back();
+    EXPECT_GE(file->direct(), 0);
+  });
+}
+
+TEST_F(FewDescriptors, AllTablesTogetherKeepAQuarterOfTheLimitOpen) {
+  in_own_process([&] {
+    limit_descriptors(100);
+    const auto paths = write_files();
+    const auto one = table_of(paths), other = table_of(paths);
+    const size_t before = count_descriptors();
+    for (uint32_t i = 0; i < kFiles; ++i) {
+      ASSERT_EQ(one->get(i)->path(), paths[i]);
+      ASSERT_EQ(other->get(kFiles - 1 - i)->path(), paths[kFiles - 1 - i]);
+    }
+    EXPECT_LE(count_descriptors() - before, 25u);
+  });
+}
+
+TEST_F(FewDescriptors, AFileInUseStaysInItsTableAndWhoHoldsFilesIsToldToGiveUp) {
+  in_own_process([&] {
+    limit_descriptors(100);
+    const auto table = table_of(write_files());
+    std::vector<std::shared_ptr<File>> held;
+    for (uint32_t i = 0; i < 25; ++i) {
+      held.push_back(table->get(i, WhenTaken::kGiveUp));
+      ASSERT_NE(held.back(), nullptr);
+    }
+    EXPECT_EQ(table->get(30, WhenTaken::kGiveUp), nullptr);
+    EXPECT_EQ(table->get(3, WhenTaken::kGiveUp), held[3]) << "it is open already";
+    EXPECT_NE(table->get(31, WhenTaken::kWait), nullptr) << "who holds none always gets one";
+    held.pop_back();
+    EXPECT_NE(table->get(30, WhenTaken::kGiveUp), nullptr);
+  });
+}
+
+TEST_F(FewDescriptors, WhoHoldsNoneWaitsUntilOthersCloseOne) {
+  in_own_process([&] {
+    const auto paths = write_files();
+    const auto table = table_of(paths), other = table_of(paths);
+    auto held = table->get(0);
+    const auto taken = take_descriptors();
+    EXPECT_EQ(other->get(1, WhenTaken::kGiveUp), nullptr);
+    std::shared_ptr<File> waited_for;
+    std::thread waits([&] { waited_for = other->get(1); });
+    std::this_thread::yield();
+    held.reset();
+    waits.join();
+    ASSERT_NE(waited_for, nullptr);
+    EXPECT_EQ(waited_for->path(), paths[1]);
+  });
+}
+
+TEST_F(FewDescriptors, NoneAtAllIsAnErrorAtOnce) {
+  in_own_process([&] {
+    const auto table = table_of(write_files());
+    const auto taken = take_descriptors();
+    const Error error = error_of([&] { table->get(0); });
+    EXPECT_EQ(error.system_errno, EMFILE);
+    EXPECT_NE(error.message.find("ulimit -n"), std::string::npos) << error.message;
+  });
+}
+
+TEST_F(FewDescriptors, AForkedChildHasCachesOfItsOwn) {
+  in_own_process([&] {
+    limit_descriptors(100);
+    const auto paths = write_files();
+    auto of_parent = table_of(paths);
+    of_parent->get(0);
+    const pid_t child = ::fork();
+    if (child == 0) {
+      ::alarm(10);
+      of_parent.reset();
+      const auto table = table_of(paths);
+      for (uint32_t i = 0; i < kFiles; ++i) table->get(i);
+      std::_Exit(count_descriptors() < 60 ? 0 : 1);
+    }
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  });
+}
+
+}  // namespace
+}  // namespace gdsdata::testing

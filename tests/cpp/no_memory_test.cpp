@@ -1,0 +1,228 @@
+// Memory that runs out, or anything else that is thrown inside: an error at its batch or group, and nothing hangs.
+#include <atomic>
+#include <cstdlib>
+#include <new>
+#include <thread>
+
+#include "engine/prefetcher.h"
+#include "engine/whole.h"
+#include "testing.h"
+
+namespace {
+
+// Of the threads that a test picks, one allocation fails, or a number of them in a row.
+std::atomic<int> allocations_left{-1};  // before the first one that fails; less than 0: none does
+std::atomic<int> failures_left{0};
+std::atomic<bool> fails_in_others{false};  // than the thread that armed it
+std::atomic<std::thread::id> armed_by;
+
+bool fails_now() {
+  if (allocations_left.load(std::memory_order_relaxed) < 0) return false;
+  if ((std::this_thread::get_id() != armed_by.load()) != fails_in_others.load()) return false;
+  if (allocations_left.fetch_sub(1) > 0) return false;
+  if (failures_left.fetch_sub(1) > 1) allocations_left.store(0);
+  return true;
+}
+
+}  // namespace
+
+void* operator new(size_t bytes) {
+  void* memory = fails_now() ? nullptr : std::malloc(bytes == 0 ? 1 : bytes);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+
+namespace gdsdata::testing {
+namespace {
+
+constexpr std::chrono::seconds kPatience{10};
+
+class FailingAllocations {
+ public:
+  FailingAllocations(int first, int count, bool in_others) {
+    armed_by = std::this_thread::get_id();
+    fails_in_others = in_others;
+    failures_left = count;
+    allocations_left = first;
+  }
+  ~FailingAllocations() { allocations_left = -1; }
+  bool all_failed() const { return failures_left <= 0; }
+};
+
+class NoMemory : public ::testing::TestWithParam<const char*> {
+ protected:
+  static constexpr uint64_t kSample = 5000;
+  static constexpr size_t kSamples = 300;
+
+  void SetUp() override {
+    if (GetParam() == std::string("uring") && !uring_refusal().empty()) GTEST_SKIP() << uring_refusal();
+  }
+  std::shared_ptr<Engine> make_engine(DirectMode direct) const {
+    EngineOptions options;
+    options.backend = GetParam();
+    options.workers = 2;
+    options.coalesce_gap_bytes = 0;
+    options.io.direct = direct;
+    return std::make_shared<Engine>(options, host_device());
+  }
+
+  const TemporaryFolder folder_;
+  const Bytes content_ = random_bytes(kSample * kSamples, 1);
+  const std::vector<std::string> paths_ = {folder_.write("a", content_), folder_.write("b", content_)};
+};
+
+TEST_P(NoMemory, OfAWorkerEndsEachGroupOnceAndTheNextOneIsRight) {
+  for (const DirectMode direct : {DirectMode::kAuto, DirectMode::kNever}) {
+    size_t errors = 0;
+    int first = 0;
+    for (bool has_failed = true; has_failed && first < 300; ++first) {
+      const auto engine = make_engine(direct);
+      for (const std::string& path : paths_) drop_from_page_cache(path);
+      Bytes memory(content_.size());
+      const auto group = std::make_shared<Group>();
+      group->files = table_of(paths_);
+      for (uint64_t i = 0; i < kSamples; ++i) {
+        group->transfers.push_back({static_cast<uint32_t>(i % 2), i * kSample, kSample, memory.data() + i * kSample});
+      }
+      std::atomic<int> ends{0};
+      Pending pending(*engine, group, [&] { ++ends; });
+      {
+        const FailingAllocations failing(first, 1, /*in_others=*/true);
+        const auto until = std::chrono::steady_clock::now() + kPatience;
+        while (!pending.ended() && std::chrono::steady_clock::now() < until) std::this_thread::yield();
+        has_failed = failing.all_failed();
+      }
+      ASSERT_TRUE(pending.wait(kPatience)) << "it hangs when allocation " << first << " fails";
+      if (group->error) {
+        ++errors;
+        EXPECT_NE(group->error->message.find("memory"), std::string::npos) << group->error->message;
+      } else {
+        ASSERT_TRUE(memory == content_) << first;
+      }
+      EXPECT_EQ(ends, 1) << first;
+      std::fill(memory.begin(), memory.end(), std::byte{0});
+      engine->run(group);
+      ASSERT_TRUE(memory == content_) << first;
+    }
+    EXPECT_GT(errors, 3u) << "no allocation of a worker failed";
+  }
+}
+
+TEST_P(NoMemory, OfAPrefetcherIsTheErrorOfItsBatchAndTheOthersCome) {
+  constexpr size_t kBatch = 10, kBatches = 12;
+  std::vector<int64_t> offsets;
+  for (size_t i = 0; i < kBatch * kBatches; ++i) offsets.push_back(static_cast<int64_t>(i * 7 % kSamples * kSample));
+  const std::vector<int32_t> files(offsets.size(), 0);
+  const std::vector<int64_t> sizes(kBatches, kBatch);
+  size_t errors = 0, refused = 0;
+  for (int first = 0; first < 250; ++first) {
+    for (const int count : {1, 4}) {
+      const auto engine = make_engine(DirectMode::kAuto);
+      PrefetchOptions options;
+      options.slots = 3;
+      options.sample_bytes = kSample;
+      options.batch_samples = kBatch;
+      options.stall_timeout = std::chrono::seconds(5);
+      const auto pool =
+          std::make_shared<BufferPool>(engine->device(), kSample * kBatch + Prefetcher::kPlacementBytes, 5);
+      Prefetcher prefetcher(engine, table_of(paths_), pool, options);
+      const FailingAllocations failing(first, count, /*in_others=*/false);
+      try {
+        prefetcher.plan(files, offsets, sizes);
+      } catch (const std::bad_alloc&) {
+        ++refused;
+        allocations_left = -1;
+        EXPECT_FALSE(prefetcher.next({})) << "a part of a plan that was refused is there";
+        continue;
+      }
+      size_t taken = 0;
+      while (true) {
+        try {
+          const auto batch = prefetcher.next({});
+          if (!batch) break;
+          for (size_t i = 0; i < kBatch; ++i) {
+            const auto* expected = content_.data() + offsets[taken * kBatch + i];
+            ASSERT_EQ(std::memcmp(batch->buffer->data() + batch->offset + i * kSample, expected, kSample), 0);
+          }
+        } catch (const Failure& failure) {
+          ++errors;
+          ASSERT_NE(failure.error().code, ErrorCode::kStalled) << first;
+        } catch (const std::bad_alloc&) {  // no memory for its exception
+          ++errors;
+        }
+        ++taken;
+      }
+      ASSERT_EQ(taken, kBatches) << "when allocation " << first << " fails";
+    }
+  }
+  EXPECT_GT(errors, 3u);
+  EXPECT_GT(refused, 0u);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, NoMemory, ::testing::Values("posix", "uring"),
+                         [](const auto& info) { return std::string(info.param); });
+
+// Memory of a device that throws what nobody expects.
+class Unexpected final : public Device {
+ public:
+  explicit Unexpected(std::shared_ptr<Device> inner) : inner_(std::move(inner)) {}
+  std::string name() const override { return inner_->name(); }
+  int ordinal() const override { return inner_->ordinal(); }
+  bool host_addressable() const override { return inner_->host_addressable(); }
+  std::unique_ptr<DeviceBuffer> allocate(size_t bytes) override {
+    if (throws.fetch_sub(1) == 1) throw std::out_of_range("nobody expects this");
+    return inner_->allocate(bytes);
+  }
+  std::unique_ptr<PinnedBuffer> allocate_pinned(size_t bytes) override { return inner_->allocate_pinned(bytes); }
+  std::unique_ptr<Registration> register_mapping(const std::byte* memory, size_t bytes) override {
+    return inner_->register_mapping(memory, bytes);
+  }
+  std::unique_ptr<Stream> make_stream() override { return inner_->make_stream(); }
+  std::unique_ptr<Stream> foreign_stream(uintptr_t handle) override { return inner_->foreign_stream(handle); }
+  void bind_thread() override { inner_->bind_thread(); }
+
+  std::atomic<int> throws{0};  // the so many-th allocation from now on
+
+ private:
+  const std::shared_ptr<Device> inner_;
+};
+
+TEST(UnexpectedExceptions, OfABuffersMemoryAreTheErrorOfItsBatch) {
+  constexpr uint64_t kSample = 4096;
+  const TemporaryFolder folder;
+  const Bytes content = random_bytes(kSample * 6, 1);
+  const std::string path = folder.write("a", content);
+  for (int nth = 1; nth <= 4; ++nth) {
+    const auto device = std::make_shared<Unexpected>(host_device());
+    const auto engine = std::make_shared<Engine>(EngineOptions{}, device);
+    const auto pool = std::make_shared<BufferPool>(device, kSample + Prefetcher::kPlacementBytes, 3);
+    PrefetchOptions options;
+    options.slots = 2;
+    options.sample_bytes = kSample;
+    options.batch_samples = 1;
+    options.stall_timeout = kPatience;
+    Prefetcher prefetcher(engine, table_of({path}), pool, options);
+    device->throws = nth;
+    std::vector<int64_t> offsets;
+    for (int64_t i = 0; i < 6; ++i) offsets.push_back(i * static_cast<int64_t>(kSample));
+    prefetcher.plan(std::vector<int32_t>(6, 0), offsets, std::vector<int64_t>(6, 1));
+    std::vector<std::shared_ptr<DeviceBuffer>> kept;  // so that each batch needs a buffer of its own
+    for (int i = 0; i < 6; ++i) {
+      if (i + 1 == nth) {
+        const Error error = error_of([&] { prefetcher.next({}); });
+        EXPECT_NE(error.message.find("nobody expects this"), std::string::npos) << error.message;
+        continue;
+      }
+      const auto batch = prefetcher.next({});
+      ASSERT_TRUE(batch);
+      EXPECT_EQ(std::memcmp(batch->buffer->data() + batch->offset, content.data() + offsets[i], kSample), 0);
+      kept.push_back(batch->buffer);
+    }
+    EXPECT_FALSE(prefetcher.next({}));
+  }
+}
+
+}  // namespace
+}  // namespace gdsdata::testing

@@ -1,0 +1,130 @@
+"""More files than the process may have descriptors: right bytes, no warning, whatever the batch."""
+
+import contextlib
+import os
+import resource
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers import BACKENDS, descriptors, drop_cache, in_new_process, needs_uring
+
+import gdsdata
+from gdsdata import EngineOptions, GDSDataset
+from gdsdata.errors import IoError
+from gdsdata.formats import Npy
+
+FILES, BATCH = 1024, 512
+VALUES = 1024
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("files")
+    for i in range(FILES):
+        np.save(folder / f"{i:04}.npy", np.arange(i, i + VALUES))
+    return folder
+
+
+def limit_descriptors(limit: int, left: int | None = None) -> list[int]:
+    """Lowers the limit; and takes all but ``left`` of them, as another part of a program may."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+    taken = []
+    if left is not None:
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        for _ in range(left):
+            os.close(taken.pop())
+    return taken
+
+
+def read_all(folder: Path, options: EngineOptions, limit: int, left: int | None) -> tuple[list[int], int, list[str]]:
+    torch.empty(0)  # its libraries open files
+    dataset = GDSDataset(folder, BATCH, Npy(), shuffle=True, seed=1, device="cpu", options=options)
+    first = []
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        drop_cache(*folder.iterdir())
+        taken = limit_descriptors(limit, left)
+        for epoch in range(2):
+            for batch in dataset:
+                values = batch.numpy()
+                assert (np.diff(values) == 1).all()
+                if epoch == 1:
+                    first += values[:, 0].tolist()
+        for descriptor in taken:
+            os.close(descriptor)
+        held = descriptors()
+    return sorted(first), held, [str(warning.message) for warning in warned]
+
+
+@pytest.mark.parametrize(
+    ("backend", "direct"),
+    [("posix", "auto"), ("posix", "never"), *(pytest.param("uring", d, marks=needs_uring) for d in ("auto", "always"))],
+)
+def test_batches_of_more_files_than_descriptors_are_right(folder, backend, direct):
+    options = EngineOptions(backend=backend, workers=4, direct=direct)
+    got, held, warned = in_new_process(read_all, folder, options, 256, None)
+    assert got == list(range(FILES))
+    assert warned == []
+    assert held < 200, "the program has none left"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_batches_are_right_while_the_program_holds_nearly_all_descriptors(folder, backend):
+    options = EngineOptions(backend=backend, workers=4)
+    got, _, warned = in_new_process(read_all, folder, options, 1024, 12)
+    assert got == list(range(FILES))
+    assert not [message for message in warned if "O_DIRECT" in message]
+
+
+def read_ranges(folder: Path, limit: int) -> None:
+    paths = sorted(folder.iterdir())
+    with gdsdata.Engine(EngineOptions(workers=4), most_calls=256) as engine:
+        tensors = [torch.empty(VALUES, dtype=torch.int64) for _ in paths]
+        limit_descriptors(limit)
+        drop_cache(*paths)
+        offset = paths[0].stat().st_size - VALUES * 8
+        for future in [engine.read(path, tensor, offset=offset) for path, tensor in zip(paths, tensors, strict=True)]:
+            future.result()
+        for i, tensor in enumerate(tensors):
+            assert torch.equal(tensor, torch.arange(i, i + VALUES))
+
+
+def test_many_ranges_of_many_files_are_read_with_few_descriptors(folder):
+    in_new_process(read_ranges, folder, 128)
+
+
+def save_beside_reading(folder: Path, out: Path) -> None:
+    """The files that reading has left open give way to the ones that a save needs."""
+    dataset = GDSDataset(folder, 64, Npy(), device="cpu", options=EngineOptions(workers=2))
+    torch.save({}, out / "imports")
+    gdsdata.save({}, out / "imports.pt")
+    list(dataset)
+    taken = limit_descriptors(1024, 0)
+    assert taken
+    gdsdata.save({"a": torch.arange(100_000)}, out / "saved.pt")
+    assert torch.equal(gdsdata.load(out / "saved.pt")["a"], torch.arange(100_000))
+
+
+def test_a_save_finds_descriptors_that_idle_files_hold(folder, tmp_path):
+    in_new_process(save_beside_reading, folder, tmp_path)
+
+
+def read_without_any(folder: Path) -> str:
+    dataset = GDSDataset(folder, 64, Npy(), device="cpu", options=EngineOptions(workers=2, backend="posix"))
+    taken = limit_descriptors(1024, 0)
+    assert taken
+    try:
+        list(dataset)
+    except IoError as error:
+        return str(error)
+    return "no error"
+
+
+def test_without_a_single_descriptor_the_error_says_what_to_raise(folder):
+    error = in_new_process(read_without_any, folder)
+    assert "Too many open files" in error and "ulimit -n" in error
