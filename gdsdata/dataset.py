@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from gdsdata.lanes import Lanes
     from gdsdata.open_pieces import OpenPieces
     from gdsdata.row_groups import RowGroups, UpcomingGroups
-    from gdsdata.skipped import Skipped
 
 # Samples planned at a time, when an epoch is under way: numpy's cost a call is then spread over many batches.
 _PLAN_SAMPLES = 4096
@@ -186,7 +185,7 @@ class GDSDataset(doors.BatchDataset):
         doors.check_values(prefetch, residency, self.device, ragged, on_error)
         self._split = doors.checked_split(split)
         self.collate = collate
-        self._skipped = _skipped() if on_error == "skip" else None
+        self._skipped = doors.skipped_of(on_error)
         self.residency = residency
         self.ragged = ragged
         self.decode = doors.decoders_of(decode)
@@ -347,10 +346,11 @@ class GDSDataset(doors.BatchDataset):
         self._progress.go_to(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the newest iterator is: O(1) in size, and plain numbers.
+        """Where the newest iterator is, and in which data: O(1) in size, plain numbers and strings.
 
         It counts the batches that were handed out, not those read ahead, and can be taken at any moment. After the last
-        batch of an epoch it says that the next epoch begins.
+        batch of an epoch it says that the next epoch begins. The first call reads the index once, 0.4 s for ten million
+        samples with two fields.
 
         Raises:
             RuntimeError: a DataLoader's worker processes iterate this data set: the state is that of torchdata's
@@ -671,9 +671,3 @@ class GDSDataset(doors.BatchDataset):
     def __getstate__(self) -> dict[str, Any]:
         """For worker processes: all but what belongs to this one."""
         return {**self.__dict__, "_running": None, "_workers_before": None}
-
-
-def _skipped() -> Skipped:
-    from gdsdata.skipped import Skipped
-
-    return Skipped()

@@ -21,6 +21,7 @@ from gdsdata.options import EngineOptions
 
 if TYPE_CHECKING:
     from gdsdata.decoders import Decoder, Image
+    from gdsdata.skipped import Skipped
 
 # From `iter(dataset)` in a loader's fetcher to the method that is asked, with a subclass's own between them.
 _FRAMES_TO_A_FETCHER = 6
@@ -99,10 +100,20 @@ def check_values(prefetch: int, residency: str | None, device: torch.device, rag
         raise ValueError(f"on_error={on_error!r} is none of 'raise', 'skip'")
 
 
+def skipped_of(on_error: str) -> Skipped | None:
+    """What takes note of bad samples; None: they are errors."""
+    if on_error == "raise":
+        return None
+    from gdsdata.skipped import Skipped
+
+    return Skipped()
+
+
 def decoders_of(decode: Mapping[str, str | Decoder | Image] | None) -> dict[str, Decoder | Image]:
     """
     Raises:
-        ValueError: `decoders.decoder_of` knows one of them not.
+        ValueError: one is of no name that is known, and no function.
+        ImportError: one needs an extra that is not installed.
     """
     if not decode:
         return {}

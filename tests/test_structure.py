@@ -123,7 +123,7 @@ MAY_IMPORT = {
     "report": set(),
     "trace": {"engine"},
     "mix": {"dataset", "doors", "order", "progress", "ranks"},
-    "doors": {"decoders", "engine", "field_batches", "formats", "options"},
+    "doors": {"decoders", "engine", "field_batches", "formats", "options", "skipped"},
     "identity": {"engine", "formats"},
     "counts": set(),
     "progress": set(),
