@@ -264,6 +264,7 @@ bool Worker::start(Active& active) {
   } catch (...) {
     active.error = current_error();
     if (staged_) finish(*stream_);  // copies that were asked for write staging memory
+    active.copied.reset();
   }
   settle(active);
   return true;

@@ -3,6 +3,8 @@
 
 #include <unistd.h>
 
+#include <sys/uio.h>
+
 #include <functional>
 
 #include "backend/bounce.h"
@@ -79,7 +81,7 @@ TEST_F(FlightTest, ReadsInFlightAtTheFirstRefusalAllFallBack) {
     EXPECT_EQ(direct_refusals().size(), 1u);
     for (const auto& asked : all) {
       refuse_until_ended(asked->flight);
-      const Completion completion = asked->flight.finish();
+      Completion completion = asked->flight.finish();
       ASSERT_FALSE(completion.error) << completion.error->message;
       EXPECT_EQ(std::memcmp(asked->memory.data(), content_.data() + kOffset, kLength), 0);
     }
@@ -118,7 +120,7 @@ TEST_F(FlightTest, WritesInFlightAtTheFirstRefusalAllFallBack) {
     for (const auto& asked : all) asked->flight.advance(-EINVAL);
     for (const auto& asked : all) {
       refuse_until_ended(asked->flight);
-      const Completion completion = asked->flight.finish();
+      Completion completion = asked->flight.finish();
       ASSERT_FALSE(completion.error) << completion.error->message;
       EXPECT_EQ(completion.bytes[Route::kBuffered], kLength);
     }

@@ -26,13 +26,14 @@ bool fails_now() {
 
 }  // namespace
 
-void* operator new(size_t bytes) {
+// Not inlined: the compiler would see malloc and delete, and warn of the pair.
+[[gnu::noinline]] void* operator new(size_t bytes) {
   void* memory = fails_now() ? nullptr : std::malloc(bytes == 0 ? 1 : bytes);
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
 }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 
 namespace gdsdata::testing {
 namespace {
