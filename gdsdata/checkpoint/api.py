@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import functools
 import os
+import pickle
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -19,6 +20,7 @@ from gdsdata.checkpoint.nests import LEFT_OUT, Path, mapped, name_of, places
 from gdsdata.checkpoint.open_file import OpenFile
 from gdsdata.checkpoint.pause import collector_paused
 from gdsdata.checkpoint.reading import Reading, Stored
+from gdsdata.checkpoint.tensor_kinds import are_of_one_kind, copy_into, has_own_memory, is_plain, takes_copy_of
 from gdsdata.checkpoint.writing import get_ready
 from gdsdata.errors import CorruptData
 from gdsdata.formats import safetensors_header
@@ -123,7 +125,8 @@ def load(
     if into is not None:
         _check_into(path, into)
     target = engine.resolved(device)
-    reading = Reading(options or EngineOptions(), verify)
+    make_reading = functools.partial(Reading, options or EngineOptions(), verify)
+    reading = make_reading()
     file = OpenFile(path)
     kind = _kind_of(file)
     if kind != "index":
@@ -134,7 +137,8 @@ def load(
     def matches(place: Path) -> bool:
         return only is None or any(fnmatch.fnmatchcase(name_of(place), pattern) for pattern in only)
 
-    saved, stored_of = _structure(kind, file, weights_only)
+    made_on = target if into is None else torch.device("cpu")
+    saved, stored_of = _structure(kind, file, made_on, make_reading, weights_only)
     chosen = saved if only is None else mapped(saved, lambda place, leaf: leaf if matches(place) else LEFT_OUT)
     if chosen is LEFT_OUT:
         if only:
@@ -173,7 +177,7 @@ def load_over(
     """What a file of torch's has under each name of ``targets``, in the memory of their tensors where it fits.
 
     A tensor of the same path, shape and dtype as a target's is read into that one, others into new ones, on a device of
-    the kind that they were saved from.
+    the kind that they were saved from. One that has no memory of its own is copied, or takes the target's place.
 
     Args:
         strict: names under which all paths must be the same, and tensors fit.
@@ -200,7 +204,8 @@ def load_over(
         found = {place.path: place.leaf for place in places(chosen) if place.path[0] == name}
         _check_names(path, {one for one in there if one[0] == name}, set(found))
         for one, leaf in found.items():
-            if isinstance(leaf, (Stored, torch.Tensor)) or isinstance(there[one], torch.Tensor):
+            is_tensor = isinstance(leaf, (Stored, torch.Tensor)) or isinstance(there[one], torch.Tensor)
+            if is_tensor and not are_of_one_kind(there[one], leaf):
                 _check_fits(path, one, there[one], leaf)
     reading = Reading(options, verify)
     reading.expect(file.size_bytes, _first_device(targets))
@@ -219,6 +224,8 @@ def load_over(
     def in_its_place(path: Path, leaf: Any) -> Any:
         if isinstance(leaf, (Stored, torch.Tensor)) and _fits(there.get(path), leaf):
             return there[path]
+        if path[0] in strict and are_of_one_kind(there.get(path), leaf):
+            return leaf.to(there[path].device)
         return made.get(path, leaf)
 
     return mapped(chosen, in_its_place)
@@ -288,17 +295,24 @@ def _load_torch(file: OpenFile, reading: Reading, device: torch.device, weights_
         devices = [device] * len(archive.storages)
     except layout_torch.NotPlain as why:
         return _read_by_torch(file, why, device, weights_only)
-    return layout_torch.read(archive, reading, devices, weights_only, _errors_of_torch(file, weights_only))
+    return layout_torch.read(archive, reading, devices, device, weights_only, _errors_of_torch(file, weights_only))
 
 
 # Torch looks into small tensors while it builds some kinds (sizes of nested ones): they are zeros then, and no garbage.
 _READ_WHILE_BUILT_BYTES = 1 << 20
 
 
-def _structure(kind: str, file: OpenFile, weights_only: bool) -> tuple[Any, Callable[[Path, Any], Any]]:
-    """What was saved, and what makes of a leaf that stands for a tensor a `Stored`."""
+def _structure(
+    kind: str, file: OpenFile, device: torch.device, make_reading: Callable[[], Reading], weights_only: bool
+) -> tuple[Any, Callable[[Path, Any], Any]]:
+    """What was saved, and what makes of a leaf that stands for a tensor a `Stored`.
+
+    Args:
+        device: of what has to be made to find that out.
+        make_reading: called if all of the file has to be read.
+    """
     if kind == "torch":
-        return _structure_of_torch(file, weights_only)
+        return _structure_of_torch(file, device, make_reading, weights_only)
     read = layout_safetensors.read_index if kind == "index" else layout_safetensors.read_header
     return read(file), _as_it_is
 
@@ -307,38 +321,55 @@ def _as_it_is(place: Path, leaf: Any) -> Any:
     return leaf
 
 
-def _structure_of_torch(file: OpenFile, weights_only: bool) -> tuple[Any, Callable[[Path, Any], Any]]:
-    """Tensors have no values yet, but where torch had to read the file."""
+def _structure_of_torch(
+    file: OpenFile, device: torch.device, make_reading: Callable[[], Reading], weights_only: bool
+) -> tuple[Any, Callable[[Path, Any], Any]]:
+    """Tensors have no values yet, but where all of the file had to be read."""
     try:
         archive = layout_torch.open_archive(file)
         if (structure := layout_torch.unpickle_structure(archive)) is not None:
             return structure, _as_it_is
-        # Memory that is not touched costs nothing.
-        storages = [torch.UntypedStorage(saved.size_bytes) for saved in archive.storages]
+        devices = [device] * len(archive.storages)
     except layout_torch.NotPlain as why:
-        return _read_by_torch(file, why, torch.device("cpu"), weights_only), _as_it_is
+        return _read_by_torch(file, why, device, weights_only), _as_it_is
+    found = _structure_without_values(file, archive, weights_only)
+    if found is None:
+        within = _errors_of_torch(file, weights_only)
+        return layout_torch.read(archive, make_reading(), devices, device, weights_only, within), _as_it_is
+    return found
+
+
+def _structure_without_values(
+    file: OpenFile, archive: layout_torch.Archive, weights_only: bool
+) -> tuple[Any, Callable[[Path, Any], Any]] | None:
+    """None if plain tensors, as leaves, are not all that refers to a storage: what else does needs its values."""
+    # Memory that is not touched costs nothing.
+    storages = [torch.UntypedStorage(saved.size_bytes) for saved in archive.storages]
     for storage in storages:
         if storage.nbytes() < _READ_WHILE_BUILT_BYTES:
             storage.fill_(0)
     records = {
-        storage._cdata: archive.record_of(saved)
-        for storage, saved in zip(storages, archive.storages, strict=True)
+        storage._cdata: archive.record_of(saved) for storage, saved in zip(storages, archive.storages, strict=True)
     }
+    try:
+        saved = layout_torch.unpickle(archive, storages, weights_only)
+    except (pickle.UnpicklingError, CorruptData):
+        with _errors_of_torch(file, weights_only):
+            raise
+    except Exception:  # if it was not for lack of values, the same comes once more when they are there
+        return None
+    tensors = {id(place.leaf): place.leaf for place in places(saved) if isinstance(place.leaf, torch.Tensor)}
+    if len(tensors) != archive.references.count or not all(map(is_plain, tensors.values())):
+        return None
 
     def stored(place: Path, leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return leaf
-        plain = type(leaf) in (torch.Tensor, torch.nn.Parameter) and leaf.layout == torch.strided
-        if not plain or leaf.is_quantized or leaf.is_conj() or leaf.is_neg():
-            raise ValueError(
-                f"{name_of(place)} in '{file.path}' is a {type(leaf).__name__} of layout {leaf.layout}, quantized or a "
-                "conjugate: only=, into= and dtype= are for plain tensors; load the file without them"
-            )
         offset = leaf.storage_offset() * leaf.element_size()
         made_of = leaf.untyped_storage()._cdata
         return Stored(records[made_of], offset, leaf.dtype, tuple(leaf.shape), leaf.stride())
 
-    return layout_torch.unpickle(archive, storages, weights_only, _errors_of_torch(file, weights_only)), stored
+    return saved, stored
 
 
 def _read_by_torch(file: OpenFile, why: layout_torch.NotPlain, device: torch.device, weights_only: bool) -> Any:
@@ -364,9 +395,8 @@ def _make(chosen: Any, reading: Reading, device: torch.device, dtype: torch.dtyp
 
     def made(place: Path, leaf: Any) -> Any:
         tensor = tensors.get(place, leaf)
-        if not isinstance(tensor, torch.Tensor):
-            return tensor
-        return tensor.to(device, dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype)
+        is_cast = dtype is not None and isinstance(tensor, torch.Tensor) and tensor.is_floating_point()
+        return tensor.to(dtype) if is_cast else tensor
 
     return mapped(chosen, made)
 
@@ -374,23 +404,38 @@ def _make(chosen: Any, reading: Reading, device: torch.device, dtype: torch.dtyp
 def _fill_tensor(target: torch.Tensor, leaf: Stored | torch.Tensor, name: str, reading: Reading) -> None:
     if isinstance(leaf, Stored):
         return reading.tensor_into(target, leaf, name)
-    return reading.afterwards(functools.partial(target.detach().copy_, leaf))
+    return reading.afterwards(functools.partial(copy_into, target, leaf))
 
 
 def _fits(target: Any, leaf: Stored | torch.Tensor, dtype: torch.dtype | None = None) -> bool:
     if not isinstance(target, torch.Tensor):
         return False
+    if not has_own_memory(target) or not (isinstance(leaf, Stored) or has_own_memory(leaf)):
+        return are_of_one_kind(target, leaf) and takes_copy_of(target, leaf)
     return target.shape == leaf.shape and target.dtype in (leaf.dtype, dtype)  # torch.Size is a tuple
 
 
 def _check_fits(path: str, place: Path, target: Any, leaf: Any, dtype: torch.dtype | None = None) -> None:
     if isinstance(target, torch.Tensor) != isinstance(leaf, (Stored, torch.Tensor)):
         raise ValueError(f"{name_of(place)} is a tensor in one of '{path}' and into, and none in the other")
-    if not _fits(target, leaf, dtype):
+    if _fits(target, leaf, dtype):
+        return
+    if not has_own_memory(target) or not (isinstance(leaf, Stored) or has_own_memory(leaf)):
         raise ValueError(
-            f"{name_of(place)} in '{path}' has shape {tuple(leaf.shape)} and dtype {leaf.dtype}, and the tensor to "
-            f"fill {tuple(target.shape)} and {target.dtype} (dtype= allows a cast to it)"
+            f"{name_of(place)} in '{path}' is {_described(leaf)}, and the tensor to fill is {_described(target)}: "
+            "one cannot be copied into the other; load it without into="
         )
+    raise ValueError(
+        f"{name_of(place)} in '{path}' has shape {tuple(leaf.shape)} and dtype {leaf.dtype}, and the tensor to "
+        f"fill {tuple(target.shape)} and {target.dtype} (dtype= allows a cast to it)"
+    )
+
+
+def _described(one: Stored | torch.Tensor) -> str:
+    kind = "plain Tensor" if isinstance(one, Stored) or is_plain(one) else type(one).__name__
+    if isinstance(one, Stored):
+        return f"a {kind} of {one.dtype}"
+    return f"a {kind} of {one.dtype} and {one.layout} on {one.device}"
 
 
 def _check_names(path: str, asked: set[Path], there: set[Path]) -> None:

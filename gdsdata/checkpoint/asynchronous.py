@@ -8,7 +8,6 @@ import operator
 import os
 import queue
 import re
-import sys
 import threading
 import time
 import weakref
@@ -24,10 +23,11 @@ from gdsdata import engine
 from gdsdata.checkpoint import layout_torch
 from gdsdata.checkpoint.api import load_over
 from gdsdata.checkpoint.commit import Folder, Manifest, SavedFile
-from gdsdata.checkpoint.nests import mapped, places
+from gdsdata.checkpoint.dtensors import has_dtensors, local_parts, with_dtensors
 from gdsdata.checkpoint.pause import collector_paused
 from gdsdata.checkpoint.reading import bytes_of_storage
 from gdsdata.checkpoint.staging import Snapshots, Staged, Staging, pieces
+from gdsdata.checkpoint.tensor_kinds import check_has_values
 from gdsdata.checkpoint.writing import Writing, crc32_of_all
 from gdsdata.errors import CorruptData, EngineClosed, SaveAborted
 from gdsdata.options import EngineOptions
@@ -151,7 +151,7 @@ class AsyncCheckpointer:
             state: by name: what has a ``state_dict``, or plain objects as `torch.save` takes them.
 
         Raises:
-            ValueError, TypeError: an argument is not what it should be.
+            ValueError, TypeError: an argument is not what it should be, or a tensor is on the meta device.
             pickle.PicklingError, TypeError, AttributeError: something in the state cannot be pickled; the message has
                 its name.
             IoError, SaveAborted, ...: of an earlier save in the background, if nobody has been told yet. This one has
@@ -163,7 +163,8 @@ class AsyncCheckpointer:
             self._check()
             step = _whole_number("step", step, 0)
             _check_state(state, Mapping)
-            states = {name: _local(_state_of(one)) for name, one in state.items()}
+            states = {name: local_parts(_state_of(one)) for name, one in state.items()}
+            check_has_values(states)
             job = _Job(step, states, self._staging, self._snapshots)
         except Exception as error:
             if not self._closed:
@@ -228,6 +229,7 @@ class AsyncCheckpointer:
         if chosen is None:
             return None
         targets = {name: _target_of(one) for name, one in state.items()}
+        parts = {name: local_parts(target) for name, target in targets.items()}
 
         def read() -> dict[str, Any]:
             if len(chosen.files) != self._ranks.count:
@@ -237,7 +239,7 @@ class AsyncCheckpointer:
                 )
             return load_over(
                 self._folder.check(chosen, chosen.files[self._ranks.rank]),
-                {name: _local(target) for name, target in targets.items()},
+                parts,
                 strict=[name for name, one in state.items() if not hasattr(one, "load_state_dict")],
                 verify=verify,
                 weights_only=weights_only,
@@ -245,11 +247,12 @@ class AsyncCheckpointer:
             )
 
         found = self._ranks.mine(read)
+        whole = {name: with_dtensors(targets[name], parts[name], found[name]) for name in targets}
         for name, one in list(state.items()):
             if hasattr(one, "load_state_dict"):
-                self._load_state(name, one, _as_in(targets[name], found[name]), chosen.step)
+                self._load_state(name, one, whole[name], chosen.step)
             else:
-                state[name] = _put(one, found[name])
+                state[name] = _put(one, whole[name])
         return chosen.step
 
     def _load_state(self, name: str, one: Any, found: Any, step: int) -> None:
@@ -650,38 +653,11 @@ def _state_of(one: Any) -> Any:
 
 def _target_of(one: Any) -> Any:
     """What a checkpoint is read into: its tensors are what ``one`` uses, where it gives them away."""
-    if isinstance(one, torch.optim.Optimizer) and not one.state and _has_dtensors(one.param_groups):
+    if isinstance(one, torch.optim.Optimizer) and not one.state and has_dtensors(one.param_groups):
         from torch.distributed.checkpoint.state_dict import _init_optim_state
 
         _init_optim_state(one)  # made of DTensors as well, by itself
     return _state_of(one)
-
-
-def _dtensor() -> type | None:
-    module = sys.modules.get("torch.distributed.tensor")  # where nobody has imported it there are none
-    return None if module is None else module.DTensor
-
-
-def _has_dtensors(nest: Any) -> bool:
-    kind = _dtensor()
-    return kind is not None and any(isinstance(place.leaf, kind) for place in places(nest))
-
-
-def _local(nest: Any) -> Any:
-    """The same with each DTensor's part of this rank in its place."""
-    kind = _dtensor()
-    if not _has_dtensors(nest):
-        return nest
-    return mapped(nest, lambda path, leaf: leaf.detach().to_local() if isinstance(leaf, kind) else leaf)
-
-
-def _as_in(target: Any, found: Any) -> Any:
-    """``found`` with the DTensors of ``target``, whose parts have been filled, in the places of their parts."""
-    kind = _dtensor()
-    if not _has_dtensors(target):
-        return found
-    dtensors = {place.path: place.leaf for place in places(target) if isinstance(place.leaf, kind)}
-    return mapped(found, lambda path, leaf: dtensors.get(path, leaf))
 
 
 def _put(target: Any, found: Any) -> Any:

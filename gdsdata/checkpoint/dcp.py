@@ -115,7 +115,7 @@ class GDSStorageWriter(FileSystemWriter):
                 plain.append((info, tensor))
                 end = layout.end
             else:
-                content = data if item.type == WriteItemType.BYTE_IO else _saved_by_torch(data)
+                content = data if item.type == WriteItemType.BYTE_IO else _saved_by_torch(item.index.fqn, data)
                 end = begin + content.getbuffer().nbytes
                 if end > begin:
                     others.append((begin, torch.frombuffer(content.getbuffer(), dtype=torch.uint8)))
@@ -182,8 +182,17 @@ def _without_gaps(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _saved_by_torch(data: torch.Tensor) -> io.BytesIO:
-    """Of kinds that torch alone knows."""
+def _saved_by_torch(name: str, data: torch.Tensor) -> io.BytesIO:
+    """Of kinds that torch alone knows.
+
+    Raises:
+        NotImplementedError: no reader of DCP's, torch's own included, gives it back.
+    """
+    if data.is_meta or data.layout is not torch.strided:
+        raise NotImplementedError(
+            f"{name} is a tensor of {data.layout} on {data.device}, which torch.distributed.checkpoint cannot load: "
+            "save its parts as tensors of their own, or the state by torch.save"
+        )
     content = io.BytesIO()
     torch.save(data.detach().cpu(), content)
     return content

@@ -133,7 +133,7 @@ def _load(
         return by_torch()
     reading = Reading(EngineOptions(), verify=False)
     with collector_paused(), _path_noted(f):
-        return layout_torch.read(archive, reading, devices, weights_only)
+        return layout_torch.read(archive, reading, devices, map_location, weights_only)
 
 
 @contextlib.contextmanager

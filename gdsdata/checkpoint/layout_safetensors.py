@@ -18,6 +18,7 @@ import torch
 from gdsdata.checkpoint.open_file import OpenFile, missing, most_kept_files
 from gdsdata.checkpoint.pages import PAGE_BYTES
 from gdsdata.checkpoint.reading import Record, Stored, bytes_of
+from gdsdata.checkpoint.tensor_kinds import has_own_memory
 from gdsdata.checkpoint.writing import Writing, reached
 from gdsdata.errors import CorruptData
 from gdsdata.formats import safetensors_header
@@ -38,7 +39,9 @@ def save(tensors: Mapping[str, torch.Tensor], path: str, options: EngineOptions)
     _check(tensors)
     # Those of large elements first, so that all lie at multiples of theirs.
     names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
-    flat = [reached(bytes_of(tensors[name].detach().contiguous())) for name in names]
+    # A conjugate, or a negative view, has other bytes in memory than it has for values.
+    resolved = [tensors[name].detach().resolve_conj().resolve_neg() for name in names]
+    flat = [reached(bytes_of(one.contiguous())) for one in resolved]
 
     def header(checksums: list[int]) -> bytes:
         said = json.dumps(dict(zip(names, checksums, strict=True)))
@@ -74,7 +77,7 @@ def _check(tensors: Mapping[str, torch.Tensor]) -> None:
     for name, tensor in tensors.items():
         if not isinstance(name, str) or name == "__metadata__":
             raise ValueError(f"{name!r} is no name for a tensor in a safetensors file: {instead}")
-        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout != torch.strided or tensor.is_meta:
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or not has_own_memory(tensor):
             kind = type(tensor).__name__
             raise ValueError(f"{name} is a {kind} and no plain tensor, which is what safetensors files hold: {instead}")
         if tensor.dtype not in _NAMES:

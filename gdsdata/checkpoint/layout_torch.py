@@ -27,7 +27,15 @@ from gdsdata.checkpoint.explanations import unpicklable
 from gdsdata.checkpoint.open_file import OpenFile
 from gdsdata.checkpoint.pages import PAGE_BYTES
 from gdsdata.checkpoint.reading import Reading, Record, Stored, bytes_of_storage
-from gdsdata.checkpoint.unpickling import NotPlain, SavedStorage, Unusual, storages_of, unpickle_plain
+from gdsdata.checkpoint.torch_unpickling import MapLocation, unpickle_by_torch
+from gdsdata.checkpoint.unpickling import (
+    NotPlain,
+    SavedStorage,
+    StorageReferences,
+    Unusual,
+    storages_of,
+    unpickle_plain,
+)
 from gdsdata.checkpoint.writing import Extent, Writing, reached
 from gdsdata.errors import CorruptData
 from gdsdata.formats.zip_directory import LOCAL_BYTES, content_offsets, read_directory
@@ -59,17 +67,22 @@ class Archive:
         return "" if self.file is None else self.file.path
 
     @functools.cached_property
-    def storages(self) -> list[SavedStorage]:
-        """In the order in which torch asks for them while it unpickles.
+    def references(self) -> StorageReferences:
+        """What the pickle says of storages.
 
         Raises:
             NotPlain: torch.load has to find out.
             CorruptData: one of them is not in the file.
         """
-        storages = storages_of(self.pickled)
-        for storage in storages:
+        references = storages_of(self.pickled)
+        for storage in references.storages:
             self.record_of(storage)
-        return storages
+        return references
+
+    @property
+    def storages(self) -> list[SavedStorage]:
+        """In the order in which torch asks for them while it unpickles. Raises as `references` does."""
+        return self.references.storages
 
     def record_of(self, storage: SavedStorage) -> Record:
         record = self.records.get(f"data/{storage.key}")
@@ -179,12 +192,14 @@ def read(
     archive: Archive,
     reading: Reading,
     devices: Sequence[torch.device],
+    map_location: MapLocation,
     weights_only: bool | None,
     within: AbstractContextManager[None] = _AS_IT_IS,
 ) -> Any:
     """The object, its storages new ones: of ``archive.storages``, each on its device. Runs ``reading``.
 
     Args:
+        devices: where ``map_location`` puts them.
         within: entered while torch unpickles, if it has to: what becomes of its errors.
 
     Raises:
@@ -207,7 +222,7 @@ def read(
     if not by_torch:
         return found
     with within:
-        return _unpickle_by_torch(archive, storages, weights_only)
+        return unpickle_by_torch(archive.file, archive.storages, storages, map_location, weights_only)
 
 
 def unpickle(
@@ -216,7 +231,7 @@ def unpickle(
     weights_only: bool | None,
     within: AbstractContextManager[None] = _AS_IT_IS,
 ) -> Any:
-    """The object, its tensors on these storages for ``archive.storages``. ``within``: as of `read`.
+    """The object, its tensors on these storages for ``archive.storages``, all on the CPU. ``within``: as of `read`.
 
     Raises:
         pickle.UnpicklingError: what is in it is not allowed with ``weights_only``.
@@ -226,7 +241,7 @@ def unpickle(
         return _unpickle_plain(archive, storages)
     except Unusual:
         with within:
-            return _unpickle_by_torch(archive, storages, weights_only)
+            return unpickle_by_torch(archive.file, archive.storages, storages, "cpu", weights_only)
 
 
 def _unpickle_plain(archive: Archive, storages: Sequence[torch.UntypedStorage]) -> Any:
@@ -253,22 +268,6 @@ def unpickle_structure(archive: Archive) -> Any | None:
         )
     except Unusual:
         return None
-
-
-def _unpickle_by_torch(
-    archive: Archive, storages: Sequence[torch.UntypedStorage], weights_only: bool | None
-) -> Any:
-    asked = 0
-
-    def next_storage(_: torch.UntypedStorage, location: str) -> torch.UntypedStorage:
-        nonlocal asked
-        if asked >= len(archive.storages) or location != archive.storages[asked].location:
-            raise CorruptData(f"'{archive.path}': its pickle asks for other storages than it names", archive.path)
-        asked += 1
-        return storages[asked - 1]
-
-    with archive.file.reader() as file, torch.serialization.skip_data():
-        return torch.load(file, map_location=next_storage, weights_only=weights_only, mmap=False)
 
 
 def save(value: Any, path: str, options: EngineOptions) -> None:

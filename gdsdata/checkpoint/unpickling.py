@@ -225,8 +225,20 @@ class _Anything:
 _LOOKS_AT_VALUES = {"_rebuild_sparse_tensor", "_rebuild_sparse_csr_tensor"}
 
 
-def storages_of(pickled: bytes) -> list[SavedStorage]:
-    """The storages that torch asks for while it unpickles, in that order.
+class StorageReferences(NamedTuple):
+    """What a pickle says of storages.
+
+    Attributes:
+        storages: that torch asks for while it unpickles, in that order.
+        count: how often the pickle refers to one of them: once for each tensor, and for each storage by itself.
+    """
+
+    storages: list[SavedStorage]
+    count: int
+
+
+def storages_of(pickled: bytes) -> StorageReferences:
+    """Look through a pickle for storages.
 
     Raises:
         NotPlain: torch.load has to find out.
@@ -235,8 +247,11 @@ def storages_of(pickled: bytes) -> list[SavedStorage]:
         raise NotPlain("its pickle is damaged: it speaks of more than it can have")
     known: dict[str, tuple[torch.dtype, int]] = {}
     asked: list[SavedStorage] = []
+    count = 0
 
     def ask(saved: Any) -> _Anything:
+        nonlocal count
+        count += 1
         kind, of_type, key, location, elements = saved
         if kind != "storage" or not isinstance(location, str):
             raise NotPlain("its pickle refers to something that is no storage")
@@ -271,4 +286,4 @@ def storages_of(pickled: bytes) -> list[SavedStorage]:
         raise NotPlain(f"its pickle is unusual: {error!r}") from error
     if any(storage.location == "meta" for storage in asked):
         raise NotPlain("it has tensors on the meta device")
-    return asked
+    return StorageReferences(asked, count)

@@ -1,0 +1,450 @@
+"""Every kind of tensor that torch has, through every way of saving and loading: as torch gives it, or refused whole."""
+
+import contextlib
+import io
+import re
+import zipfile
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import torch.nn.attention.bias
+from safetensors.torch import load_file, save_file
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.masked import masked_tensor
+from torch.testing._internal.common_subclass import DiagTensorBelow, NonWrapperTensor
+from torch.testing._internal.custom_tensor import ConstantExtraMetadataTensor, CustomTensorPlainOut
+from torch.testing._internal.logging_tensor import LoggingTensor
+from torch.testing._internal.subclasses import WrapperSubclass
+from torch.testing._internal.two_tensor import TwoTensor
+
+import gdsdata
+from gdsdata.checkpoint import layout_torch
+from gdsdata.checkpoint.open_file import OpenFile
+from gdsdata.errors import CorruptData
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),  # many kinds are prototypes
+    pytest.mark.usefixtures("one_rank"),
+]
+
+torch_save, torch_load = torch.save, torch.load
+
+
+@pytest.fixture(scope="module")
+def one_rank():
+    """A process group, which DTensors need even by themselves."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def values(*shape: int) -> torch.Tensor:
+    return torch.arange(1.0, 1 + np.prod(shape)).reshape(shape)
+
+
+class OwnParameter(torch.nn.Parameter):
+    pass
+
+
+class OwnTensor(torch.Tensor):
+    pass
+
+
+class WithoutStorage:
+    """Pickled as a tensor of a device without storages (XLA and the like)."""
+
+    def __init__(self, rebuilt_by: str, data: Any) -> None:
+        self._call = getattr(torch._utils, rebuilt_by)
+        self._arguments = (data, torch.float32, "cpu", False)
+
+    def __reduce__(self):
+        return self._call, self._arguments
+
+
+def with_attributes() -> torch.Tensor:
+    tensor = values(3)
+    tensor.note, tensor.other = "x", values(2)
+    return tensor
+
+
+def sharded(local: torch.Tensor) -> DTensor:
+    return DTensor.from_local(local, dist.init_device_mesh("cpu", (1,)), [Shard(0)])
+
+
+def quantized(scale: float = 0.1) -> torch.Tensor:
+    return torch.quantize_per_tensor(values(20), scale, 3, torch.quint8)
+
+
+def quantized_by_channel(scale: float = 0.1) -> torch.Tensor:
+    scales, zeros = torch.tensor([scale, 0.2]), torch.tensor([0, 1])
+    return torch.quantize_per_channel(values(2, 3), scales, zeros, 0, torch.qint8)
+
+
+def masked(factor: float = 1.0) -> torch.Tensor:
+    return masked_tensor(values(4) * factor, torch.tensor([True, False, True, True]))
+
+
+PLAIN: dict[str, Callable[[], Any]] = {
+    "tensor": lambda: values(3, 2),
+    "parameter": lambda: torch.nn.Parameter(values(3)),
+    "conjugate": lambda: torch.view_as_complex(values(4, 2)).conj(),
+    "negative": lambda: torch.view_as_complex(values(4, 2)).conj().imag,
+    "complex32": lambda: torch.zeros(4, dtype=torch.complex32),
+}
+OTHERS: dict[str, Callable[[], Any]] = {
+    "own parameter": lambda: OwnParameter(values(3)),
+    "own tensor": lambda: values(3).as_subclass(OwnTensor),
+    "attributes": with_attributes,
+    "buffer": lambda: torch.nn.Buffer(values(3)),
+    "coo": lambda: values(3, 3).to_sparse(),
+    "quantized": quantized,
+    "quantized by channel": quantized_by_channel,
+    "meta": lambda: values(3).to("meta"),
+    "two": lambda: TwoTensor(values(3, 2), values(3, 2) * 2),
+    "two in two": lambda: TwoTensor(TwoTensor(values(3), values(3) * 2), values(3) * 3),
+    "parameter of two": lambda: torch.nn.Parameter(TwoTensor(values(3), values(3) * 2)),
+    "masked": masked,
+    "dtensor": lambda: sharded(values(4, 2)),
+    "replicated": lambda: distribute_tensor(values(4), dist.init_device_mesh("cpu", (1,)), [Replicate()]),
+    "parameter of dtensor": lambda: torch.nn.Parameter(sharded(values(4, 2))),
+    "dtensor of two": lambda: sharded(TwoTensor(values(3), values(3) * 2)),
+    "wrapper": lambda: WrapperSubclass(values(3)),
+    "metadata": lambda: ConstantExtraMetadataTensor(values(3)),
+    "plain out": lambda: CustomTensorPlainOut(values(3), values(3) * 2),
+    "logging": lambda: LoggingTensor(values(3)),
+    "diagonal": lambda: DiagTensorBelow(values(3)),
+    "not a wrapper": lambda: NonWrapperTensor(values(3)),
+    "causal bias": lambda: torch.nn.attention.bias.causal_lower_right(3, 4),
+    "collective": lambda: torch.distributed._functional_collectives.AsyncCollectiveTensor(values(3)),
+}
+# These take no copy of another one, or not always.
+REPLACED: dict[str, Callable[[], Any]] = {
+    "csr": lambda: values(3, 3).to_sparse_csr(),
+    "csc": lambda: values(3, 3).to_sparse_csc(),
+    "bsr": lambda: values(4, 4).to_sparse_bsr((2, 2)),
+    "nested": lambda: torch.nested.nested_tensor([values(2, 3), values(4, 3)]),
+    "jagged": lambda: torch.nested.nested_tensor([values(2, 3), values(4, 3)], layout=torch.jagged),
+    "uninitialized parameter": torch.nn.UninitializedParameter,
+    "uninitialized buffer": torch.nn.UninitializedBuffer,
+}
+# Not tensors while they are saved, or no leaves of a state.
+LOADED: dict[str, Callable[[], Any]] = {
+    "from numpy": lambda: WithoutStorage("_rebuild_device_tensor_from_numpy", np.arange(4.0)),
+    "from cpu": lambda: WithoutStorage("_rebuild_device_tensor_from_cpu_tensor", values(4)),
+    "xla": lambda: WithoutStorage("_rebuild_xla_tensor", np.arange(4.0)),
+    "storage": lambda: values(3).untyped_storage(),
+    "module": lambda: torch.nn.Linear(2, 2),
+    "in a set of tuples": lambda: {(1, "a"), (2, "b")},
+}
+KINDS = PLAIN | OTHERS | REPLACED | LOADED
+
+
+def state_of(kind: str) -> dict[str, Any]:
+    """One of it between plain tensors, whose storages come before and behind."""
+    return {"before": values(2), "it": KINDS[kind](), "behind": values(5000)}
+
+
+def form(value: Any) -> list[tuple[str, bytes]]:
+    """All that torch has to say of it: type, dtype, strides, requires_grad, device, bytes and what shares memory."""
+    buffer = io.BytesIO()
+    torch_save(value, buffer)
+    with zipfile.ZipFile(buffer) as archive:
+        names = [name for name in archive.namelist() if "data.pkl" in name or "/data/" in name]
+        return [(name, archive.read(name)) for name in names]
+
+
+def attempt(call: Callable[[], Any]) -> tuple[Any, type[BaseException] | None]:
+    try:
+        return form(call()), None
+    except (Exception, CheckpointException) as error:
+        return None, type(error)
+
+
+@pytest.mark.parametrize("weights_only", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_torch_saves_is_loaded_as_torch_loads_it(tmp_path, kind, weights_only):
+    path = tmp_path / "x.pt"
+    torch_save(state_of(kind), path)
+
+    def by_hooks(**arguments: Any) -> Any:
+        with gdsdata.torch_hooks():
+            return torch.load(path, weights_only=weights_only, **arguments)
+
+    for location in (None, "cpu", torch.device("cpu"), {"cuda:0": "cpu"}):
+        expected = attempt(lambda at=location: torch_load(path, map_location=at, weights_only=weights_only))
+        assert attempt(lambda at=location: by_hooks(map_location=at)) == expected
+    expected = attempt(lambda: torch_load(path, map_location="cpu", weights_only=weights_only))
+    assert attempt(lambda: gdsdata.load(path, weights_only=weights_only)) == expected
+    assert weights_only or expected[1] is None, "torch loads all of them"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_gdsdata_saves_is_what_torch_saves(tmp_path, kind):
+    state = state_of(kind)
+    torch_save(state, tmp_path / "torchs.pt")
+    gdsdata.save(state, tmp_path / "ours.pt")
+    with gdsdata.torch_hooks():
+        torch.save(state, tmp_path / "hooks.pt")
+    expected = form(torch_load(tmp_path / "torchs.pt", weights_only=False))
+    for name in ("ours.pt", "hooks.pt"):
+        assert form(torch_load(tmp_path / name, weights_only=False)) == expected
+
+
+@pytest.mark.parametrize("kind", OTHERS | REPLACED | LOADED)
+def test_only_gives_what_a_whole_load_gives(tmp_path, kind):
+    torch_save(state_of(kind), tmp_path / "x.pt")
+    expected = torch_load(tmp_path / "x.pt", map_location="cpu", weights_only=False)
+    del expected["before"], expected["behind"]
+    found = gdsdata.load(tmp_path / "x.pt", only=["it", "it.*"], weights_only=False)
+    if kind == "own parameter":  # unpickled as a parameter, and only= gives the tensors of those
+        assert torch.equal(found["it"], expected["it"])
+    else:
+        assert form(found) == form(expected)
+
+
+# What zero_() does not work on.
+EMPTIED = {
+    "quantized": lambda: quantized(scale=0.7),
+    "quantized by channel": lambda: quantized_by_channel(scale=0.7),
+    "masked": lambda: masked(factor=0.0),
+    "diagonal": KINDS["diagonal"],
+}
+
+
+def emptied(kind: str) -> dict[str, Any]:
+    """A state to load into, with other values where the kind allows that."""
+    make = EMPTIED.get(kind, KINDS[kind])
+    state = {"before": torch.zeros(2), "it": make(), "behind": torch.zeros(5000)}
+    if kind not in EMPTIED | REPLACED:
+        with torch.no_grad():
+            state["it"].zero_()
+    return state
+
+
+def assert_same_values(found: dict[str, Any], expected: dict[str, Any], kind: str) -> None:
+    assert torch.equal(found["before"], expected["before"]) and torch.equal(found["behind"], expected["behind"])
+    one, other = found["it"], expected["it"]
+    assert type(one) is type(other)
+    if isinstance(one, DTensor):
+        assert one.placements == other.placements and one.requires_grad == other.requires_grad
+        one, other = one.to_local(), other.to_local()
+        assert type(one) is type(other)
+    if isinstance(one, TwoTensor):
+        pairs = [(one.a, other.a), (one.b, other.b)]
+        assert all(form(a) == form(b) for a, b in pairs)
+    elif kind == "coo":
+        assert torch.equal(one.to_dense(), other.to_dense())
+    elif kind in ("negative", "not a wrapper", "collective"):  # memory and attributes around them are the target's
+        assert one.tolist() == other.tolist()
+    else:
+        assert form(one) == form(other)
+
+
+@pytest.mark.parametrize("kind", PLAIN | OTHERS | REPLACED)
+def test_loading_into_a_state_fills_it_or_leaves_it_as_it_was(tmp_path, kind):
+    state = state_of(kind)
+    torch_save(state, tmp_path / "x.pt")
+    target = emptied(kind)
+    before, its = form(target), target["it"]
+    try:
+        gdsdata.load(tmp_path / "x.pt", into=target, weights_only=False)
+    except ValueError as error:
+        expected = "it is on the meta device" if kind == "meta" else "it in .* load it without into="
+        assert kind in {"meta"} | REPLACED.keys() and re.match(expected, str(error))
+        assert form(target) == before
+    else:
+        assert_same_values(target, state, kind)
+        assert target["it"] is its
+
+
+@pytest.mark.parametrize("kind", PLAIN | OTHERS | REPLACED)
+def test_what_asynccheckpointer_saves_it_restores(tmp_path, kind):
+    state, target = state_of(kind), emptied(kind)
+    with gdsdata.AsyncCheckpointer(tmp_path) as checkpointer:
+        if kind == "meta":
+            with pytest.raises(ValueError, match=r"state\.it is on the meta device and has no values to save"):
+                checkpointer.save(1, {"state": state})
+            return
+        checkpointer.save(1, {"state": state}).result()
+        assert checkpointer.restore({"state": target}, weights_only=False) == 1
+    assert_same_values(target, state, kind)
+
+
+@pytest.mark.parametrize("kind", PLAIN | OTHERS | REPLACED)
+def test_dcp_loads_what_torchs_own_loads_and_refuses_the_rest(tmp_path, kind):
+    state = state_of(kind)
+
+    def through(writer: type, reader: type) -> Any:
+        folder, target = tmp_path / f"{writer.__name__}-{reader.__name__}", emptied(kind)
+        dcp.save(dict(state), storage_writer=writer(folder))
+        dcp.load(target, storage_reader=reader(folder))
+        return target
+
+    expected = attempt(lambda: through(dcp.FileSystemWriter, dcp.FileSystemReader))
+    for writer, reader in [
+        (gdsdata.GDSStorageWriter, gdsdata.GDSStorageReader),
+        (gdsdata.GDSStorageWriter, dcp.FileSystemReader),
+        (dcp.FileSystemWriter, gdsdata.GDSStorageReader),
+    ]:
+        assert attempt(lambda writer=writer, reader=reader: through(writer, reader)) == expected
+
+
+@pytest.mark.parametrize("kind", PLAIN | OTHERS | REPLACED)
+def test_safetensors_files_hold_plain_tensors_and_refuse_others(tmp_path, kind):
+    tensors = {"it": KINDS[kind]()}
+    try:
+        gdsdata.save(tensors, tmp_path / "ours.safetensors")
+    except ValueError as error:
+        assert str(error).startswith("it is ") and "save it to a .pt file" in str(error)
+        assert kind not in ("tensor", "parameter") and not (tmp_path / "ours.safetensors").exists()
+        return
+    expected = tensors["it"].detach().clone(memory_format=torch.contiguous_format).resolve_conj().resolve_neg()
+    save_file({"it": expected}, tmp_path / "torchs.safetensors")
+    found = load_file(tmp_path / "ours.safetensors")
+    assert form(found) == form(load_file(tmp_path / "torchs.safetensors"))
+
+
+class Packed:
+    """Its bytes are a file of torch's, which it loads when it is unpickled itself."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    def __getstate__(self) -> bytes:
+        buffer = io.BytesIO()
+        torch_save(self.tensor, buffer)
+        return buffer.getvalue()
+
+    def __setstate__(self, packed: bytes) -> None:
+        self.tensor = torch.load(io.BytesIO(packed))
+
+
+@pytest.mark.parametrize("hooked", [True, False])
+def test_objects_that_load_by_torch_while_they_are_loaded_have_their_values(tmp_path, hooked):
+    torch_save({"packed": Packed(values(100)), "behind": values(7)}, tmp_path / "x.pt")
+    with gdsdata.torch_hooks() if hooked else contextlib.nullcontext():
+        load = torch.load if hooked else gdsdata.load
+        found = load(tmp_path / "x.pt", weights_only=False)
+    assert torch.equal(found["packed"].tensor, values(100)) and torch.equal(found["behind"], values(7))
+
+
+def test_other_map_locations_than_ours_are_asked_of_wrapper_subclasses(tmp_path):
+    torch_save(state_of("two"), tmp_path / "x.pt")
+    with torch.serialization.safe_globals([TwoTensor, torch.device]), gdsdata.torch_hooks():
+        found = torch.load(tmp_path / "x.pt", map_location="meta")
+        expected = torch_load(tmp_path / "x.pt", map_location="meta")
+        assert found["it"].device == expected["it"].device == torch.device("meta")
+        assert form(torch.load(tmp_path / "x.pt")) == form(torch_load(tmp_path / "x.pt"))
+
+
+@pytest.mark.parametrize("kind", ["two", "dtensor", "coo"])
+def test_plain_tensors_are_not_read_into_tensors_of_another_kind(tmp_path, kind):
+    state = state_of(kind)
+    shape = state["it"].shape
+    torch_save(state | {"it": torch.ones(shape)}, tmp_path / "x.pt")
+    target = emptied(kind)
+    before = form(target)
+    with pytest.raises(ValueError, match="it in .* is a plain Tensor.*load it without into="):
+        gdsdata.load(tmp_path / "x.pt", into=target)
+    assert form(target) == before
+    with gdsdata.AsyncCheckpointer(tmp_path / "checkpoints") as checkpointer:
+        checkpointer.save(1, {"state": state | {"it": torch.ones(3, 7)}}).result()
+        with pytest.raises(ValueError, match="it"):
+            checkpointer.restore({"state": target})
+    assert form(target) == before
+
+
+def test_a_model_of_dtensors_does_not_keep_its_weights_where_shapes_differ(tmp_path):
+    def model(size: int) -> torch.nn.Module:
+        made = torch.nn.Linear(size, 2, bias=False)
+        made.weight = torch.nn.Parameter(sharded(torch.ones(2, size)))
+        return made
+
+    with gdsdata.AsyncCheckpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, {"model": model(3)}).result()
+        with pytest.raises(ValueError, match=r"weight was saved as a tensor of \(2, 3\), .* \(2, 4\)"):
+            checkpointer.restore({"model": model(4)})
+
+
+def test_what_a_pickle_asks_for_must_be_what_was_read(tmp_path):
+    torch_save(state_of("attributes"), tmp_path / "x.pt")
+    archive = layout_torch.open_archive(OpenFile(str(tmp_path / "x.pt")))
+    others = [torch.UntypedStorage(saved.size_bytes) for saved in archive.storages]
+    archive.references.storages.reverse()
+    with pytest.raises(CorruptData, match="asks for other storages than it names"):
+        layout_torch.unpickle(archive, others, weights_only=True)
+
+
+def test_dcp_names_the_sparse_tensor_that_it_refuses(tmp_path):
+    with pytest.raises(CheckpointException, match="it is a tensor of torch.sparse_coo"):
+        dcp.save(state_of("coo"), storage_writer=gdsdata.GDSStorageWriter(tmp_path))
+
+
+def test_whole_loads_for_some_tensors_verify_checksums_too(tmp_path):
+    gdsdata.save(state_of("module"), tmp_path / "x.pt")
+    content = bytearray((tmp_path / "x.pt").read_bytes())
+    content[layout_torch.open_archive(OpenFile(str(tmp_path / "x.pt"))).records["data/0"].offset] ^= 1
+    (tmp_path / "x.pt").write_bytes(content)
+    with pytest.raises(CorruptData, match="checksum"):
+        gdsdata.load(tmp_path / "x.pt", only=["it"], weights_only=False, verify=True)
+
+
+# ------------------------------------------------------------------------------------------------ torchao's
+
+QUANTIZED_BY = [
+    "Int8WeightOnlyConfig",
+    "Int8DynamicActivationInt8WeightConfig",
+    "Float8WeightOnlyConfig",
+    "IntxWeightOnlyConfig",
+]
+OPTIMIZER_STATES = ["subclass_8bit.OptimState8bit", "subclass_4bit.OptimState4bit", "subclass_fp8.OptimStateFp8"]
+
+
+def quantized_model(config: str, seed: int) -> torch.nn.Module:
+    quantization = pytest.importorskip("torchao.quantization")
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 256, dtype=torch.bfloat16), torch.nn.LayerNorm(256))
+    quantization.quantize_(model, getattr(quantization, config)())
+    return model
+
+
+def quantized_by_torchao(kind: str) -> torch.Tensor:
+    if kind in QUANTIZED_BY:
+        return quantized_model(kind, seed=1)[0].weight
+    if kind == "NF4":
+        nf4 = pytest.importorskip("torchao.quantization.quantize_.workflows.nf4.nf4_tensor")
+        return nf4.to_nf4(torch.randn(256, 256))
+    module, name = kind.split(".")
+    return getattr(pytest.importorskip(f"torchao.optim.{module}"), name).zeros((4096,))
+
+
+@pytest.mark.parametrize("weights_only", [True, False])
+@pytest.mark.parametrize("kind", [*QUANTIZED_BY, *OPTIMIZER_STATES, "NF4"])
+def test_what_torchao_quantized_is_saved_and_loaded_as_by_torch(tmp_path, kind, weights_only):
+    state = {"before": values(2), "it": quantized_by_torchao(kind), "behind": values(5000)}
+    torch_save(state, tmp_path / "torchs.pt")
+    expected = attempt(lambda: torch_load(tmp_path / "torchs.pt", weights_only=weights_only))
+    with gdsdata.torch_hooks():
+        torch.save(state, tmp_path / "hooks.pt")
+        for name in ("torchs.pt", "hooks.pt"):
+            assert attempt(lambda name=name: torch.load(tmp_path / name, weights_only=weights_only)) == expected
+    gdsdata.save(state, tmp_path / "ours.pt")
+    assert attempt(lambda: gdsdata.load(tmp_path / "ours.pt", weights_only=weights_only)) == expected
+    assert attempt(lambda: gdsdata.load(tmp_path / "ours.pt", only=["*"], weights_only=weights_only)) == expected
+
+
+@pytest.mark.parametrize("config", QUANTIZED_BY)
+def test_a_model_that_torchao_quantized_goes_through_asynccheckpointer(tmp_path, config):
+    model, other = quantized_model(config, seed=1), quantized_model(config, seed=2)
+    with gdsdata.AsyncCheckpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, {"model": model, "weights": dict(model.state_dict())}).result()
+        weights = dict(other.state_dict())
+        assert form(weights) != form(dict(model.state_dict()))
+        checkpointer.restore({"model": other, "weights": weights})
+    assert form(weights) == form(dict(model.state_dict())) == form(dict(other.state_dict()))
