@@ -1,15 +1,24 @@
 """Under `torch_hooks`, torch's own calls give what they give without, and move their bytes by gdsdata."""
 
+import collections
+import contextlib
+import fractions
+import hashlib
 import io
 import os
 import pickle
+import struct
 import threading
+import zipfile
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from helpers import run_script
 from test_checkpoint import DEVICES, assert_same, awkward, trained
+from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils.serialization import config
 
 import gdsdata
 from gdsdata.checkpoint import hooks
@@ -27,9 +36,7 @@ def by_torch(monkeypatch) -> list[str]:
     calls = []
     for name in ("_torch_save", "_torch_load"):
         its = getattr(hooks, name)
-        monkeypatch.setattr(
-            hooks, name, lambda *a, name=name, its=its, **k: (calls.append(name), its(*a, **k))[1]
-        )
+        monkeypatch.setattr(hooks, name, lambda *a, name=name, its=its, **k: (calls.append(name), its(*a, **k))[1])
     return calls
 
 
@@ -159,6 +166,217 @@ assert torch.load(sys.argv[1])["a"].sum() == 3 and torch.load.__module__ == "tor
 assert "_load" in torch.load.__code__.co_name
 """
     assert run_script(script, tmp_path / "x.pt")[0] == 0
+
+
+@pytest.fixture
+def configured() -> Iterator[Callable[[str, object], None]]:
+    """Sets one of torch's switches for files."""
+    with contextlib.ExitStack() as switches:
+        yield lambda name, value: switches.enter_context(config.patch({name: value}))
+
+
+def records_of(path) -> dict[str, tuple[int, int, bytes]]:
+    """By name without the archive's own: the CRC-32 of the directory, where the content begins, and the content."""
+    content, found = path.read_bytes(), {}
+    with zipfile.ZipFile(path) as archive:
+        for record in archive.infolist():
+            name_bytes, extra_bytes = struct.unpack_from("<2H", content, record.header_offset + 26)
+            begin = record.header_offset + 30 + name_bytes + extra_bytes
+            name = record.filename.partition("/")[2]
+            found[name] = record.CRC, begin, content[begin : begin + record.file_size]
+    return found
+
+
+@pytest.mark.parametrize("compute_crc32", [True, False])
+@pytest.mark.parametrize("to_file", [True, False])
+def test_checksums_are_computed_or_not_as_torch_is_told(tmp_path, by_torch, configured, compute_crc32, to_file):
+    configured("save.compute_crc32", compute_crc32)
+    state = {"a": torch.arange(5000), "b": torch.arange(3), "empty": torch.empty(0)}
+    torch.save(state, tmp_path / "torchs.pt")
+    with gdsdata.torch_hooks():
+        if to_file:
+            torch.save(state, tmp_path / "hooks.pt")
+        else:
+            buffer = io.BytesIO()
+            torch.save(state, buffer)
+            (tmp_path / "hooks.pt").write_bytes(buffer.getvalue())
+        assert_same(torch.load(tmp_path / "hooks.pt"), state)
+    assert by_torch == ([] if to_file else ["_torch_save"])
+    ours, torchs = (records_of(tmp_path / name) for name in ("hooks.pt", "torchs.pt"))
+    same = [name for name in torchs if name.startswith("data") or name in ("byteorder", "version")]
+    assert len(same) == 6
+    assert all((ours[name][0], ours[name][2]) == (torchs[name][0], torchs[name][2]) for name in same)
+    assert all((crc32 != 0) == (compute_crc32 and content != b"") for crc32, _, content in ours.values())
+    with zipfile.ZipFile(tmp_path / "hooks.pt") as archive:
+        assert (archive.testzip() is None) == compute_crc32, "as zip tools see it"
+    assert_same(torch.load(tmp_path / "hooks.pt"), state)
+
+
+def test_files_without_checksums_say_so_when_they_are_to_be_verified(tmp_path, configured):
+    configured("save.compute_crc32", False)
+    gdsdata.save({"a": torch.arange(5000)}, tmp_path / "without.pt")
+    with pytest.warns(RuntimeWarning, match=r"without.pt' has no checksums"):
+        gdsdata.load(tmp_path / "without.pt", verify=True)
+
+
+@pytest.mark.parametrize("alignment", [1, 64, 512, 4096, 16384])
+def test_records_are_aligned_as_torch_is_told(tmp_path, by_torch, configured, alignment):
+    configured("save.storage_alignment", alignment)
+    state = {"a": torch.arange(5000), "b": torch.arange(3), "c": torch.arange(7)}
+    with gdsdata.torch_hooks():
+        torch.save(state, tmp_path / "x.pt")
+    assert by_torch == (["_torch_save"] if alignment > 4096 else [])
+    storages = [begin for name, (_, begin, _) in records_of(tmp_path / "x.pt").items() if name.startswith("data/")]
+    assert len(storages) == 3 and all(begin % alignment == 0 for begin in storages)
+    assert_same(torch.load(tmp_path / "x.pt", mmap=True), state)
+
+
+def test_files_are_mapped_where_torch_maps_them_by_default(tmp_path, by_torch, configured):
+    torch.save({"a": torch.arange(3)}, tmp_path / "x.pt")
+    with gdsdata.torch_hooks():
+        configured("load.mmap", True)
+        torch.load(tmp_path / "x.pt")
+        assert by_torch == ["_torch_load"]
+        torch.load(tmp_path / "x.pt", mmap=False)
+        assert by_torch == ["_torch_load"]
+
+
+@pytest.mark.parametrize("order", [None, *torch.serialization.LoadEndianness])
+@pytest.mark.parametrize("said", [None, b"little", b"big"])
+def test_bytes_are_swapped_as_torch_swaps_them(tmp_path, configured, order, said):
+    state, path = {"a": torch.arange(1000), "b": torch.arange(5, dtype=torch.int16)}, tmp_path / "x.pt"
+    torch.save(state, tmp_path / "said.pt")
+    with zipfile.ZipFile(tmp_path / "said.pt") as source, zipfile.ZipFile(path, "w") as target:
+        for name in source.namelist():
+            if not name.endswith("byteorder"):
+                target.writestr(name, source.read(name))
+            elif said:
+                target.writestr(name, said)
+    configured("load.endianness", order)
+    expected = torch.load(path)
+    is_big = (said or (b"big" if order is torch.serialization.LoadEndianness.BIG else b"little")) == b"big"
+    assert expected["b"][1] == (256 if is_big else 1)
+    with gdsdata.torch_hooks():
+        assert_same(torch.load(path), expected)
+    assert_same(gdsdata.load(path), expected)
+    assert_same(gdsdata.load(path, only=["a"]), {"a": expected["a"]})
+    into = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+    assert_same(gdsdata.load(path, into=into), expected)
+
+
+def test_data_is_skipped_where_torch_skips_it(tmp_path, by_torch):
+    state = {"a": torch.ones(1000)}
+    with gdsdata.torch_hooks(), torch.serialization.skip_data():
+        torch.save(state, tmp_path / "x.pt")
+    assert by_torch == ["_torch_save"]
+    assert torch.load(tmp_path / "x.pt")["a"].count_nonzero() == 0
+
+
+def test_what_the_environment_forbids_is_not_loaded(tmp_path, monkeypatch):
+    torch.save({"a": torch.ones(3), "f": fractions.Fraction(1, 3)}, tmp_path / "x.pt")
+    monkeypatch.setenv("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "1")
+    with gdsdata.torch_hooks(), pytest.raises(pickle.UnpicklingError):
+        torch.load(tmp_path / "x.pt", weights_only=False)
+    with pytest.raises(pickle.UnpicklingError):
+        gdsdata.load(tmp_path / "x.pt", weights_only=False)
+    with torch.serialization.safe_globals([fractions.Fraction]):
+        assert gdsdata.load(tmp_path / "x.pt", weights_only=False)["f"] == fractions.Fraction(1, 3)
+
+
+def outcome(call) -> object:
+    """What a call gives, or the kind of its error and what it says."""
+    try:
+        return call()
+    except Exception as error:
+        return type(error), str(error)
+
+
+@pytest.mark.parametrize(
+    "location", ["cpu:0", torch.device("cpu:0"), "nowhere", {"cpu": torch.device("cpu")}, {"cpu": "cpu:0"}, b"cpu", 5]
+)
+def test_locations_that_torch_does_not_know_end_in_its_errors(tmp_path, location):
+    torch.save({"a": torch.arange(3)}, tmp_path / "x.pt")
+    expected = outcome(lambda: torch.load(tmp_path / "x.pt", map_location=location))
+    with gdsdata.torch_hooks():
+        assert outcome(lambda: torch.load(tmp_path / "x.pt", map_location=location)) == expected
+    assert expected[0] in (RuntimeError, TypeError, AttributeError)
+
+
+def test_a_tensor_beyond_its_storage_ends_in_torchs_error(tmp_path):
+    torch.save(torch.arange(4), tmp_path / "x.pt")
+    with zipfile.ZipFile(tmp_path / "x.pt") as source, zipfile.ZipFile(tmp_path / "y.pt", "w") as target:
+        for name in source.namelist():
+            longer = source.read(name).replace(b"K\x04\x85", b"K\x05\x85")  # its shape, in the pickle
+            target.writestr(name, longer if name.endswith("data.pkl") else source.read(name))
+    expected = outcome(lambda: torch.load(tmp_path / "y.pt"))
+    with gdsdata.torch_hooks():
+        assert outcome(lambda: torch.load(tmp_path / "y.pt")) == expected
+    assert expected[0] is RuntimeError
+
+
+def test_safetensors_files_are_torchs_to_read(tmp_path, by_torch):
+    torch.save({"a": torch.arange(3)}, tmp_path / "x.safetensors")  # torch looks at the name alone
+    expected = outcome(lambda: torch.load(tmp_path / "x.safetensors"))
+    with gdsdata.torch_hooks():
+        assert outcome(lambda: torch.load(tmp_path / "x.safetensors")) == expected
+    assert by_torch == ["_torch_load"]
+
+
+def hub_files(folder) -> dict[str, str]:
+    """URLs of what torch.hub may find there, the hash in their names."""
+    state = trained()["model"]
+    torch.save(state, folder / "torchs.pth")
+    with gdsdata.torch_hooks():
+        torch.save(state, folder / "hooks.pth")
+    torch.save(state, folder / "old.pth", _use_new_zipfile_serialization=False)
+    torch.save(torch.nn.Linear(2, 2), folder / "module.pth")
+    torch.save(collections.OrderedDict(a=TwoTensor(torch.ones(2), torch.ones(2))), folder / "wrapper.pth")
+    with zipfile.ZipFile(folder / "zipped.pth", "w") as archive:
+        archive.write(folder / "old.pth", "inner.pth")
+    (folder / "cut.pth").write_bytes((folder / "hooks.pth").read_bytes()[:-100])
+    (folder / "empty.pth").touch()
+    (folder / "page.pth").write_text("<html>404</html>")
+    urls = {"absent": (folder / "absent.pth").as_uri()}
+    for path in folder.glob("*.pth"):
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        urls[path.stem] = path.rename(folder / f"{path.stem}-{digest[:8]}.pth").as_uri()
+    wrong = folder / "wrong-0123abcd.pth"
+    torch.save(state, wrong)
+    return urls | {"wrong": wrong.as_uri()}
+
+
+@pytest.mark.filterwarnings("ignore:Falling back to the old format")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {}, {"map_location": "cpu"}, {"map_location": lambda storage, location: storage}, {"map_location": "meta"},
+        {"weights_only": True}, {"check_hash": True}, {"progress": False}, {"file_name": "other.pth"},
+    ],
+)  # fmt: skip
+def test_torch_hub_gives_the_same_with_and_without(tmp_path, capsys, arguments):
+    (tmp_path / "there").mkdir()
+    for name, url in hub_files(tmp_path / "there").items():
+
+        def load(folder: str, url=url) -> tuple[object, ...]:
+            folder = tmp_path / folder / url.rpartition("/")[2]
+            found = outcome(lambda: torch.hub.load_state_dict_from_url(url, model_dir=str(folder), **arguments))
+            if not isinstance(found, tuple):
+                buffer = io.BytesIO()
+                torch.save(found, buffer)
+                found = records_in(buffer.getvalue())
+            said, progress = capsys.readouterr()
+            there = sorted(path.name for path in folder.iterdir())
+            return found, said.replace(str(folder), ""), bool(progress), there
+
+        without = load("without")
+        with gdsdata.torch_hooks():
+            assert load("with") == without, name
+            assert load("with")[0] == without[0], f"{name}, from the folder"
+
+
+def records_in(content: bytes) -> dict[str, bytes]:
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        return {name: archive.read(name) for name in archive.namelist() if "serialization_id" not in name}
 
 
 @pytest.mark.gpu

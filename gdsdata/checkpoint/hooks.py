@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from gdsdata import engine
-from gdsdata.checkpoint import layout_torch
+from gdsdata.checkpoint import layout_torch, torch_config
 from gdsdata.checkpoint.explanations import empty_file
 from gdsdata.checkpoint.open_file import OpenFile
 from gdsdata.checkpoint.pause import collector_paused
@@ -97,6 +97,7 @@ def _save(
 ) -> None:
     plain = pickle_module is pickle and pickle_protocol == torch.serialization.DEFAULT_PROTOCOL
     plain = plain and _use_new_zipfile_serialization and not _disable_byteorder_record
+    plain = plain and torch_config.is_alignment_served()
     if plain and _is_writable_name(f) and not _is_pretence():
         try:
             with collector_paused():
@@ -122,8 +123,10 @@ def _load(
         with _path_noted(f):
             return _torch_load(f, map_location, pickle_module, weights_only=weights_only, mmap=mmap, **pickle_load_args)
 
-    plain = pickle_module is None and not (mmap or pickle_load_args or callable(map_location))
-    if not plain or not _is_name_of_file(f) or _is_pretence() or _is_told_by_environment():
+    is_mapped = torch_config.is_mapped(mmap)
+    plain = pickle_module is None and not (is_mapped or pickle_load_args or callable(map_location))
+    plain = plain and _is_name_of_file(f) and not os.fsdecode(f).endswith(".safetensors")  # torch reads those otherwise
+    if not plain or _is_pretence() or _is_told_by_environment():
         return by_torch()
     try:
         with collector_paused():
@@ -132,8 +135,13 @@ def _load(
     except (layout_torch.NotPlain, CorruptData, _NotOurs):
         return by_torch()
     reading = Reading(EngineOptions(), verify=False)
-    with collector_paused(), _path_noted(f):
-        return layout_torch.read(archive, reading, devices, map_location, weights_only)
+    with _path_noted(f):
+        try:
+            with collector_paused():
+                return layout_torch.read(archive, reading, devices, map_location, weights_only)
+        except CorruptData:
+            archive.file.check_unchanged()
+    return by_torch()  # which has errors of its own for what is damaged
 
 
 @contextlib.contextmanager
@@ -159,11 +167,15 @@ def _device_for(location: str, map_location: Any) -> torch.device:
     if isinstance(map_location, dict):
         location = map_location.get(location, location)
     elif map_location is not None:
-        location = map_location
+        location = str(map_location) if isinstance(map_location, torch.device) else map_location
+    if not isinstance(location, str):
+        raise _NotOurs
     try:
         device = torch.device(location)
-    except (RuntimeError, TypeError) as error:
+    except RuntimeError as error:
         raise _NotOurs from error
+    if device.type == "cpu" and location != "cpu":  # torch knows no "cpu:0"
+        raise _NotOurs
     if not engine.reaches(device) or (device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count()):
         raise _NotOurs
     return engine.resolved(device)
@@ -189,4 +201,5 @@ def _is_pretence() -> bool:
 
 
 def _is_told_by_environment() -> bool:
-    return any(name in os.environ for name in ("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"))
+    names = ("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "TORCH_SERIALIZATION_DEBUG")
+    return any(name in os.environ for name in names)

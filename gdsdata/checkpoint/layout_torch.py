@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from gdsdata import engine
-from gdsdata.checkpoint import zip_layout
+from gdsdata.checkpoint import torch_config, zip_layout
 from gdsdata.checkpoint.explanations import unpicklable
 from gdsdata.checkpoint.open_file import OpenFile
 from gdsdata.checkpoint.pages import PAGE_BYTES
@@ -43,7 +43,6 @@ from gdsdata.options import EngineOptions
 
 _PREFIX = "archive/"
 _VERSION = b"3\n"  # of the format, as torch.save writes it
-_SMALL_ALIGNMENT = 64
 _AS_IT_IS = nullcontext()
 _LONGEST_BYTE_ORDER = 16  # "little", and a file may say that it is gigabytes
 
@@ -280,7 +279,10 @@ def save(value: Any, path: str, options: EngineOptions) -> None:
     """
     pickled, storages = pickled_by_storages(value)
     flat = [reached(bytes_of_storage(storage)) for storage in storages]
-    write_archives(path, [(Layout(pickled, [one.nbytes for one in flat]), flat)], [], options)
+    sizes_bytes = [one.nbytes for one in flat]
+    alignment, has_checksums = torch_config.alignment_bytes(), torch_config.has_checksums()
+    layout = Layout(pickled, sizes_bytes, alignment=alignment, has_checksums=has_checksums)
+    write_archives(path, [(layout, flat)], [], options)
 
 
 class Layout:
@@ -290,18 +292,27 @@ class Layout:
         pickled: the content of "data.pkl".
         sizes_bytes: of the storages that it refers to as "0", "1" and so on.
         begin: where it begins in its file.
+        alignment: of every record in bytes; those of a page and more lie on whole pages.
+        has_checksums: False: zeros stand in the place of every CRC-32, as torch writes them.
 
     Attributes:
         begin, end: where it lies in its file.
         offsets: of its storages in the file: on whole pages of it, where they are not short.
     """
 
-    def __init__(self, pickled: bytes, sizes_bytes: Sequence[int], begin: int = 0) -> None:
+    def __init__(
+        self,
+        pickled: bytes,
+        sizes_bytes: Sequence[int],
+        begin: int = 0,
+        alignment: int = torch_config.SMALL_ALIGNMENT,
+        has_checksums: bool = True,
+    ) -> None:
+        self._has_checksums = has_checksums
         self._contents = {"data.pkl": pickled, "byteorder": sys.byteorder.encode(), "version": _VERSION}
-        records = [(f"{_PREFIX}{name}", len(content), _SMALL_ALIGNMENT) for name, content in self._contents.items()]
+        records = [(f"{_PREFIX}{name}", len(content), alignment) for name, content in self._contents.items()]
         for key, size_bytes in enumerate(sizes_bytes):
-            alignment = PAGE_BYTES if size_bytes >= PAGE_BYTES else _SMALL_ALIGNMENT
-            records.append((f"{_PREFIX}data/{key}", size_bytes, alignment))
+            records.append((f"{_PREFIX}data/{key}", size_bytes, PAGE_BYTES if size_bytes >= PAGE_BYTES else alignment))
         self._placed = zip_layout.place(records, begin)
         self.begin = begin
         self.end = begin + self._placed[-1].end + zip_layout.directory_bytes(self._placed)
@@ -313,8 +324,8 @@ class Layout:
         all_checksums = []
         for crc32 in itertools.chain(map(zlib.crc32, self._contents.values()), checksums):
             record = self._placed[len(all_checksums)]
-            all_checksums.append(crc32)
-            yield self.begin + record.header_offset, record.header(crc32) + next(contents)
+            all_checksums.append(crc32 if self._has_checksums else 0)
+            yield self.begin + record.header_offset, record.header(all_checksums[-1]) + next(contents)
         directory = zip_layout.directory(self._placed, all_checksums)
         yield self.end - len(directory), directory
 
@@ -457,7 +468,8 @@ def _contents_of(archive: Slice) -> tuple[dict[str, Record], bytes]:
         record = records[prefix + name]
         return archive.at(record.offset - archive.begin, min(record.size_bytes, most_bytes))
 
-    order = content("byteorder", _LONGEST_BYTE_ORDER) if prefix + "byteorder" in records else b"little"
+    is_said = prefix + "byteorder" in records
+    order = content("byteorder", _LONGEST_BYTE_ORDER) if is_said else torch_config.assumed_byte_order()
     if order != sys.byteorder.encode():
         raise NotPlain(f"its byte order is {order.decode(errors='replace')}")
     pickled = content("data.pkl", archive.size_bytes)

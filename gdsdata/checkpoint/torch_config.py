@@ -1,0 +1,43 @@
+"""torch's global switches for what torch.save writes and torch.load reads, as far as gdsdata follows them.
+
+Source: torch.utils.serialization.config and the setters in torch.serialization.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from torch.utils.serialization import config
+
+from gdsdata.checkpoint.pages import PAGE_BYTES
+
+SMALL_ALIGNMENT = 64
+
+
+def is_alignment_served() -> bool:
+    """Whether records can have the alignment that torch is told to give them: large ones lie on whole pages."""
+    return config.save.storage_alignment > 0 and PAGE_BYTES % config.save.storage_alignment == 0
+
+
+def alignment_bytes() -> int:
+    """Of short records."""
+    return max(config.save.storage_alignment, SMALL_ALIGNMENT) if is_alignment_served() else SMALL_ALIGNMENT
+
+
+def has_checksums() -> bool:
+    """False after ``torch.serialization.set_crc32_options(False)``."""
+    return config.save.compute_crc32
+
+
+def is_mapped(mmap: bool | None) -> bool:
+    """Whether ``torch.load(mmap=mmap)`` maps the file."""
+    return config.load.mmap if mmap is None else mmap
+
+
+def assumed_byte_order() -> bytes:
+    """Of a file that does not say its own."""
+    assumed = torch.serialization.get_default_load_endianness()
+    if assumed is torch.serialization.LoadEndianness.NATIVE:
+        return sys.byteorder.encode()
+    return b"big" if assumed is torch.serialization.LoadEndianness.BIG else b"little"
