@@ -44,7 +44,8 @@ def save(value: Any, path: str | os.PathLike[str], *, options: EngineOptions | N
     Args:
         value: to a name that ends in .safetensors a dict of tensors, else whatever `torch.save` takes.
         path: of the file; symbolic links are followed. A new file's mode follows the umask. A file that is replaced
-            keeps its mode, and its owner if this user may set it.
+            keeps its mode, and its owner if this user may set it. A .pt file has no checksums after
+            ``torch.serialization.set_crc32_options(False)``.
         options: of the engine.
 
     Raises:
@@ -97,10 +98,12 @@ def load(
     Args:
         path: of the file.
         device: where tensors are made, whatever device they were saved from. Not used with ``into``.
-        only: shell patterns ("layers.0.*"): what no name matches is left out, and not read.
+        only: shell patterns ("layers.0.*"): what no name matches is left out. It is not read either, if tensors hold
+            all data of the file: other objects, and tensors that are not plain (sparse, quantized), need all of it.
         dtype: of the floating-point tensors of the result; None: as they were saved. They are cast on the device.
         into: a nest of dicts, lists and tuples, as ``state_dict()`` gives it. Its tensors are filled where they are
-            (views, and on several devices, too); its other values are replaced in their dict or list.
+            (views, and on several devices, too); its other values are replaced in their dict or list. A tensor that is
+            not plain takes the copy of another one of its type, or is refused before anything is changed.
         strict: with ``into``: every name there is in the file, and every one of the file there. False: those in both.
         verify: compare checksums on the way in. Records of torch's files have one, and safetensors files of gdsdata's.
         weights_only: torch's rules for what a pickle may make (`torch.load`).

@@ -199,7 +199,8 @@ class AsyncCheckpointer:
         """Put the newest complete checkpoint, or that of ``step``, into ``state``; saves under way are waited for.
 
         What has a ``load_state_dict`` is given its part; of plain objects, tensors are filled where they are, and other
-        values replaced in their dict. Names that the checkpoint has beyond those of ``state`` are left alone.
+        values replaced in their dict. Among those are tensors that take no copy, as nested ones. Names that the
+        checkpoint has beyond those of ``state`` are left alone.
 
         Args:
             state: as for `save`.

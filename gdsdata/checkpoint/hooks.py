@@ -39,7 +39,8 @@ def torch_hooks() -> Iterator[None]:
     replaces the old one whole. If no new file can replace it (a bind-mounted file, a folder that is not writable),
     torch writes over it in place, with one warning. What gdsdata does otherwise than torch is left to torch: file
     objects, links, a ``pickle_module``, ``mmap=True``, a function as ``map_location``, other devices than CPU and CUDA,
-    old and damaged files. May be nested.
+    old and damaged files. torch's own switches for files (`torch.utils.serialization.config`) are followed, or torch
+    does the work. May be nested.
     """
     _begin()
     try:
