@@ -147,8 +147,9 @@ def test_other_files_are_none_of_its_business(tmp_path):
     kernel = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
     ours = f"{'a' * 16}-{kernel}.tmp"
     theirs = [
-        "x.pt.tmp", "x.pt.bak", "x.pt.1.tmp", "x.pt.1-.tmp", "x.pt.1-b.tmp", f"y.pt.{ours}", f"x.pt{ours}", f"x.pt.{ours}.bak",
-        f"x.pt.a{ours}", f"x.pt.{'g' * 16}-{kernel}.tmp", f"x.pt.{'A' * 16}-{kernel}.tmp", f".x.pt.{ours}", f"ax.pt.{ours}",
+        "x.pt.tmp", "x.pt.bak", "x.pt.1.tmp", "x.pt.1-.tmp", "x.pt.1-b.tmp", f"y.pt.{ours}", f"x.pt{ours}",
+        f"x.pt.{ours}.bak", f"x.pt.a{ours}", f"x.pt.{'g' * 16}-{kernel}.tmp", f"x.pt.{'A' * 16}-{kernel}.tmp",
+        f".x.pt.{ours}", f"ax.pt.{ours}",
     ]  # fmt: skip
     for name in theirs:
         (tmp_path / name).write_bytes(b"?")

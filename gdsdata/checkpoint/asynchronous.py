@@ -96,7 +96,9 @@ class AsyncCheckpointer:
     next ones, and the engine's own (`EngineOptions`); and what ``device_staging_bytes`` allows, of torch's on GPUs.
 
     Args:
-        folder: of the checkpoints, on storage that all ranks see. Only one may save into it at a time.
+        folder: of the checkpoints, on storage that all ranks see. Only one may save into it at a time. On a file system
+            without ``flock`` a lock file with a heartbeat ensures that, with a warning; if its holder was killed, the
+            next one's first save waits a minute.
         keep_last: so many of the newest are kept; a save that is complete removes older ones.
         keep_every: those of steps that are multiples of it are kept as well, for ever.
         staging_bytes: most memory for states on their way: a number, or as "8GiB". A larger state flows through.

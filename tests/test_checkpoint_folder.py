@@ -1,0 +1,204 @@
+"""The folder of an `AsyncCheckpointer`: its lock without `flock`, and what a save costs beside many checkpoints."""
+
+import errno
+import fcntl
+import json
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from helpers import eventually, in_new_process
+
+from gdsdata import AsyncCheckpointer, EngineOptions, engine
+from gdsdata.checkpoint import heartbeat_lock
+from gdsdata.checkpoint.commit import Folder
+from gdsdata.errors import IoError
+
+# ------------------------------------------------------------------------------------------------ without flock
+
+
+def refuse_flock(monkeypatch, number: int) -> None:
+    def flock(descriptor: int, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr(engine, "_warned", set())
+
+
+@pytest.fixture
+def no_flock(monkeypatch):
+    refuse_flock(monkeypatch, errno.ENOSYS)
+    monkeypatch.setattr(heartbeat_lock, "BEAT_S", 0.02)
+    monkeypatch.setattr(heartbeat_lock, "STALE_S", 0.6)
+
+
+def folder_at(path: Path) -> Folder:
+    return Folder(str(path), EngineOptions())
+
+
+class OtherProcess:
+    """Holds the lock of a folder, and beats, until it is ended."""
+
+    def __init__(self, path: Path) -> None:
+        self._answers, told = os.pipe()
+        commands, self._commands = os.pipe()
+        self.id = os.fork()
+        if self.id == 0:
+            os.close(self._commands)
+            folder = folder_at(path)
+            try:
+                folder.lock()
+                os.write(told, b"y")
+                os.read(commands, 1)
+                folder.unlock()
+            except BaseException:
+                os.write(told, b"n")
+            os._exit(0)
+        os.close(commands), os.close(told)
+
+    def has_it(self) -> bool:
+        return os.read(self._answers, 1) == b"y"
+
+    def end(self) -> None:
+        os.close(self._commands)
+        os.waitpid(self.id, 0)
+        os.close(self._answers)
+
+    def kill(self) -> None:
+        os.kill(self.id, signal.SIGKILL)
+        self.end()
+
+
+@pytest.mark.filterwarnings("ignore:gdsdata. the file system of .* has no flock")
+def test_without_flock_a_folder_belongs_to_the_process_that_lives(tmp_path, no_flock):
+    other = OtherProcess(tmp_path)
+    assert other.has_it()
+    folder = folder_at(tmp_path)
+    for _ in range(2):
+        with pytest.raises(IoError, match=f"process {other.id} on .* saves checkpoints to '{tmp_path}' now: end it"):
+            folder.lock()
+    other.end()
+    folder.lock()
+    folder.begin(1)
+    folder.unlock()
+    assert not (tmp_path / "lock-held").exists()
+
+
+@pytest.mark.filterwarnings("ignore:gdsdata. the file system of .* has no flock")
+def test_without_flock_the_lock_of_a_killed_process_is_taken_over_by_one(tmp_path, no_flock):
+    other = OtherProcess(tmp_path)
+    assert other.has_it()
+    other.kill()
+    heirs = [OtherProcess(tmp_path) for _ in range(4)]
+    assert sorted(heir.has_it() for heir in heirs) == [False, False, False, True]
+    for heir in heirs:
+        heir.end()
+    assert os.listdir(tmp_path) == ["lock"]
+
+
+@pytest.mark.filterwarnings("ignore:gdsdata. the file system of .* has no flock")
+def test_a_process_that_lost_the_folder_while_it_was_suspended_saves_and_removes_nothing(tmp_path, no_flock):
+    folder = folder_at(tmp_path)
+    folder.lock()
+    folder.begin(1)
+    (tmp_path / "step-1" / "rank-0-00c0ffee.pt").write_bytes(b"of the other process")
+    held = tmp_path / "lock-held"
+    content = held.read_text()
+    held.unlink()  # as another process does that has seen no beat
+    held.write_text(f"{'0' * 32} 000000000001 process 5 on elsewhere\n")
+    for call in (lambda: folder.commit(1, []), lambda: folder.begin(2), folder.tidy):
+        with pytest.raises(IoError, match="process 5 on elsewhere saves checkpoints"):
+            call()
+    folder.unlock()
+    assert held.read_text() != content and held.exists(), "the other's lock is left alone"
+    assert (tmp_path / "step-1" / "rank-0-00c0ffee.pt").exists()
+
+
+@pytest.mark.filterwarnings("ignore:gdsdata. the file system of .* has no flock")
+def test_a_host_that_has_flock_respects_the_lock_of_one_that_has_not(tmp_path, no_flock, monkeypatch):
+    other = OtherProcess(tmp_path)
+    assert other.has_it()
+    monkeypatch.setattr(fcntl, "flock", lambda *_: None)
+    folder = folder_at(tmp_path)
+    with pytest.raises(IoError, match=f"process {other.id} on"):
+        folder.lock()
+    other.kill()
+    folder.lock()
+    folder.unlock()
+    assert os.listdir(tmp_path) == ["lock"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK])
+def test_without_flock_saves_work_with_one_warning(tmp_path, monkeypatch, number):
+    refuse_flock(monkeypatch, number)
+    state = {"a": 0}
+    with pytest.warns(RuntimeWarning, match="has no flock .* the next one waits 60 s") as told:
+        with AsyncCheckpointer(tmp_path) as checkpointer:
+            for step in (1, 2):
+                checkpointer.save(step, {"a": step}).result()
+            assert checkpointer.restore(state) == 2 and state == {"a": 2}
+        with AsyncCheckpointer(tmp_path) as checkpointer:  # the first one has released it
+            checkpointer.save(3, state).result()
+    assert len([one for one in told if "flock" in str(one.message)]) == 1
+    assert not (tmp_path / "lock-held").exists()
+    assert eventually(lambda: all(thread.name != "gdsdata-heartbeat" for thread in threading.enumerate()))
+
+
+def test_another_error_of_flock_names_the_file_and_what_to_do(tmp_path, monkeypatch):
+    refuse_flock(monkeypatch, errno.EIO)
+    with pytest.raises(IoError, match=f"could not lock '{tmp_path}/lock': .*; save into a folder on another"):
+        folder_at(tmp_path).lock()
+
+
+@pytest.mark.filterwarnings("ignore:gdsdata. the file system of .* has no flock")
+def test_a_forked_child_leaves_its_parents_lock_alone(tmp_path, no_flock):
+    folder = folder_at(tmp_path)
+    folder.lock()
+    if (child := os.fork()) == 0:
+        folder.unlock()
+        os._exit(0)
+    os.waitpid(child, 0)
+    folder.begin(1)
+    folder.unlock()
+    assert not (tmp_path / "lock-held").exists()
+
+
+# ------------------------------------------------------------------------------------------------ many checkpoints
+
+
+def files_opened_by_a_save(folder: Path, kept: int) -> tuple[int, int]:
+    """And folders listed, with so many checkpoints beside it that `keep_every` keeps."""
+    for step in range(kept):
+        (folder / f"step-{step}").mkdir(parents=True)
+        files = [{"name": "rank-0-00c0ffee.pt", "size_bytes": 1}]
+        manifest = {"format": 1, "step": step, "sequence": step, "files": files}
+        (folder / f"step-{step}" / "manifest.json").write_text(json.dumps(manifest))
+    events = []
+    sys.addaudithook(lambda event, _: events.append(event) if event in ("open", "os.listdir") else None)
+    with AsyncCheckpointer(folder, keep_last=2, keep_every=1) as checkpointer:
+        checkpointer.save(kept, {"a": 1}).result()
+        events.clear()
+        for step in range(kept + 1, kept + 4):
+            checkpointer.save(step, {"a": 1}).result()
+        counted = events.count("open"), events.count("os.listdir")
+        assert len(checkpointer.steps()) == kept + 4
+    return counted
+
+
+def test_a_save_beside_many_checkpoints_reads_no_more_than_beside_few(tmp_path):
+    few = in_new_process(files_opened_by_a_save, tmp_path / "few", 5)
+    assert in_new_process(files_opened_by_a_save, tmp_path / "many", 500) == few
+
+
+def test_a_checkpoint_that_somebody_removed_is_not_counted_as_kept(tmp_path):
+    with AsyncCheckpointer(tmp_path, keep_last=2) as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(step, {"a": step}).result()
+        (tmp_path / "step-2" / "manifest.json").unlink()
+        checkpointer.save(3, {"a": 3}).result()
+        assert checkpointer.steps() == [1, 3]
+        checkpointer.save(4, {"a": 4}).result()
+        assert checkpointer.steps() == [3, 4]
