@@ -182,13 +182,12 @@ void remove_if_abandoned(const std::string& path, TemporaryNames::Kind kind, int
   if (is_named(path, status) && ::unlink(path.c_str()) == 0) free_in_background(std::move(file));
 }
 
-// `own` is new, and so has the file system's own time: hosts' clocks differ.
-void remove_leftovers(const Place& place, const TemporaryNames& names, const struct stat& own) {
+// `own` is the file that was just created. It has the file system's time, because hosts' clocks differ.
+void remove_leftovers(const Place& place, const TemporaryNames& names, const std::string& own, int64_t now_s) {
   for (const std::string& name : temporaries_in(place.folder)) {
     const auto kind = names.kind_of(name);
-    if (kind != TemporaryNames::Kind::kOther && !is_named(place.folder + name, own)) {
-      remove_if_abandoned(place.folder + name, kind, own.st_mtim.tv_sec);
-    }
+    const std::string path = place.folder + name;
+    if (kind != TemporaryNames::Kind::kOther && path != own) remove_if_abandoned(path, kind, now_s);
   }
 }
 
@@ -267,14 +266,13 @@ NewFile create_temporary(const Place& place, const TemporaryNames& names, mode_t
   std::string_view of_kernel = kernel();
   constexpr int kAttempts = 100;  // against other saves that take each file for an abandoned one before it is locked
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
-    NewFile file{place.folder + names.make(of_kernel)};
+    NewFile file{place.folder + names.make(of_kernel), {}, {}};
     const int flags = O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC;
     file.descriptor = Descriptor(open_descriptor([&] { return ::open(file.path.c_str(), flags, mode); }));
     if (file.descriptor.get() < 0 && errno != EEXIST) return file;
     if (file.descriptor.get() < 0) continue;
     const Lock lock = of_kernel == kNoKernel ? Lock::kTaken : set_lock(file.descriptor.get(), F_WRLCK);
-    const bool is_there = ::fstat(file.descriptor.get(), &file.status) == 0 && is_named(file.path, file.status);
-    if (lock == Lock::kTaken && is_there) return file;
+    if (lock == Lock::kTaken && ::lstat(file.path.c_str(), &file.status) == 0) return file;
     ::unlink(file.path.c_str());
     if (lock == Lock::kUnsupported) of_kernel = kNoKernel;
   }
@@ -296,7 +294,7 @@ Replacement::Replacement(const std::string& path, uint64_t length_bytes)
   if (made.descriptor.get() < 0) throw creation_failed(path_, place, exists, errno);
   temporary_ = std::move(made.path);
   try {
-    remove_leftovers(place, names, made.status);
+    remove_leftovers(place, names, temporary_, made.status.st_mtim.tv_sec);
     file_ = File::adopt_for_writing(std::move(made.descriptor), path_, temporary_);
     set_size(*file_, length_bytes_);
     preallocate(*file_, length_bytes_);
@@ -322,7 +320,7 @@ void Replacement::commit() {
     }
     ::fchmod(file_->buffered(), target.st_mode & 07777);
   }
-  set_size(*file_, length_bytes_);
+  if (file_->current_size_bytes() != length_bytes_) set_size(*file_, length_bytes_);
   sync_file(*file_);
   try {
     replace(temporary_, path_);
