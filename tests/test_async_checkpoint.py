@@ -378,7 +378,8 @@ def test_two_do_not_save_into_one_folder(tmp_path):
     with AsyncCheckpointer(tmp_path) as first, AsyncCheckpointer(tmp_path) as second:
         first.save(1, {"a": 1}).result()
         handle = second.save(2, {"a": 2})
-        with pytest.raises(IoError, match=rf"another AsyncCheckpointer of this process .* to '{tmp_path}' now: close\(\)"):
+        words = rf"another AsyncCheckpointer of this process .* to '{tmp_path}' now: close\(\) that one first"
+        with pytest.raises(IoError, match=words):
             handle.result()
         second.wait()  # that was told
         assert second.restore({"a": 0}) == 1

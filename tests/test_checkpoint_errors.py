@@ -248,6 +248,7 @@ def test_a_save_of_what_cannot_be_saved_says_what_to_give(checkpointer, step, st
     with pytest.raises(error, match=words):
         checkpointer.save(step, state)
     assert checkpointer.save(np.int64(5), {"state": STATE}).result().endswith("step-5")
+    assert set(os.listdir(checkpointer._folder.path)) == {"lock", "step-5"}
 
 
 @pytest.mark.parametrize("name", ["x.pt", "hook.pt"])

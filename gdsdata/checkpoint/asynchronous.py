@@ -224,10 +224,14 @@ class AsyncCheckpointer:
             IoError, SaveAborted, ...: of an earlier save in the background, if nobody has been told yet.
             Whatever a ``load_state_dict`` of ``state`` raises besides.
         """
-        _check_state(state, MutableMapping)
-        if step is not None:
-            step = _whole_number("step", step, 0)
-        self._ranks.each(self.wait)  # no save is under way on any of them
+
+        def prepare() -> None:
+            _check_state(state, MutableMapping)
+            if step is not None:
+                _whole_number("step", step, 0)
+            self.wait()
+
+        self._ranks.each(prepare)  # no save is under way on any of them
         chosen = self._ranks.agreed(lambda: self._find(step))
         if chosen is None:
             return None
@@ -344,7 +348,7 @@ class AsyncCheckpointer:
     def _save(self, job: _Job | _NoJob) -> str:
         """In the background, on every rank."""
         try:
-            number, step = self._ranks.agreed(lambda: (self._begin(job.step), job.step))
+            number, step = self._ranks.agreed(lambda: (self._begin(job), job.step))
             files = self._ranks.each(lambda: self._write(job, number, step))
             self._ranks.agreed(lambda: self._commit(step, files))
             return os.path.dirname(self._folder.file(job.step, ""))
@@ -356,12 +360,13 @@ class AsyncCheckpointer:
         finally:
             job.give_up()
 
-    def _begin(self, step: int) -> str:
+    def _begin(self, job: _Job | _NoJob) -> str:
+        job.check()
         if not self._locked:
             self._folder.lock()
             self._folder.tidy()
             self._locked = True
-        return self._folder.begin(step)
+        return self._folder.begin(job.step)
 
     def _write(self, job: _Job | _NoJob, number: str, step: int) -> SavedFile:
         if job.step != step:
@@ -435,6 +440,9 @@ class _Job:
             finally:
                 copied |= staged.copied
                 self._staged.put(staged)
+
+    def check(self) -> None:
+        """It can begin."""
 
     def write(self, path: str, writers: _Threads, options: EngineOptions) -> int:
         """The file, on storage; returns its bytes.
@@ -525,6 +533,9 @@ class _NoJob:
 
     def __init__(self, step: int, error: Exception) -> None:
         self.step, self._error = step, error
+
+    def check(self) -> None:
+        raise self._error
 
     def write(self, path: str, writers: _Threads, options: EngineOptions) -> int:
         raise self._error

@@ -127,6 +127,7 @@ _KEPT_TYPES = (
     pickle.UnpicklingError, RuntimeError, NotImplementedError, ImportError, ModuleNotFoundError, AttributeError,
     TypeError, ValueError, KeyError, IndexError, AssertionError,
 )  # fmt: skip
+# Words in torch's RuntimeErrors about files that are cut or damaged.
 _DAMAGE = ("PytorchStreamReader", "unexpected EOF", "wrong byte size", "nvalid magic number", "orrupt")
 
 
@@ -159,8 +160,8 @@ def unpicklable(value: Any, error: Exception, pickled: Callable[[Any], object]) 
     for place in places(value):
         try:
             pickled(place.leaf)
-        except type(error) as its:
-            if not place.path:
+        except Exception as its:
+            if not place.path or type(its) is not type(error):
                 break
             kind = type(place.leaf).__name__
             return type(error)(

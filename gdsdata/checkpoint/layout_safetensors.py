@@ -71,6 +71,9 @@ def save(tensors: Mapping[str, torch.Tensor], path: str, options: EngineOptions)
 
 def _check(tensors: Mapping[str, torch.Tensor]) -> None:
     instead = "save it to a .pt file"
+    if isinstance(tensors, torch.nn.Module):
+        kind = type(tensors).__name__
+        raise ValueError(f"a safetensors file holds a dict of tensors, and no {kind}: save its state_dict()")
     if not isinstance(tensors, Mapping):
         raise ValueError(f"a safetensors file holds a dict of tensors, and no {type(tensors).__name__}: {instead}")
     used: list[tuple[str, int, int, str]] = []

@@ -34,7 +34,7 @@ class OpenFile:
 
     Attributes:
         path: of the file.
-        seen: it when it was opened.
+        seen: its size and its time of change when it was opened.
 
     Raises:
         FileNotFoundError, IoError: the file cannot be opened, or is a folder.
@@ -92,6 +92,8 @@ class OpenFile:
             return self._compare(_seen(self._file))
         try:
             status = os.stat(self.path)
+        except FileNotFoundError as error:
+            raise missing(self.path, no_file(self.path)) from error
         except OSError as error:
             raise _refused("open", self.path, error) from error
         return self._compare((status.st_size, status.st_mtime_ns))
@@ -137,8 +139,6 @@ def _seen(file: Any) -> Seen:
     return status.st_size, status.st_mtime_ns
 
 
-def _refused(what: str, path: str, error: OSError, offset: int = 0, size_bytes: int = 0) -> OSError:
-    if isinstance(error, FileNotFoundError):
-        return error
+def _refused(what: str, path: str, error: OSError, offset: int = 0, size_bytes: int = 0) -> IoError:
     message = f"could not {what} '{path}': {error.strerror or error}"
     return IoError(error.errno or errno.EIO, message, path, offset, size_bytes)

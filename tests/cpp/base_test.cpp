@@ -250,6 +250,20 @@ TEST(FileTable, ServesMoreFilesThanItKeepsOpen) {
   EXPECT_EQ(::pread(held->buffered(), &byte, 1, 0), 1) << "a file in use was closed";
 }
 
+TEST(FileTable, ServesGivenFilesAsTheyWereOpenedAndOthersByName) {
+  TemporaryFolder folder;
+  const std::string given = folder.write("given", random_bytes(10, 1)),
+                    named = folder.write("named", random_bytes(20, 2));
+  const auto opened = File::open_for_reading(given);
+  FileTable table({given, named}, {}, {opened, nullptr});
+  std::filesystem::remove(given);
+  EXPECT_EQ(table.get(0), opened);
+  EXPECT_EQ(table.get(1)->size_bytes(), 20u);
+  EXPECT_EQ(table.get(1), table.get(1));
+  const Error error = error_of([&] { FileTable({given, named}, {}, {opened}); });
+  EXPECT_EQ(error.code, ErrorCode::kInvalidArgument);
+}
+
 TEST(Crc32, IsZipsOfAnyLengthAndAlignment) {
   const char* digits = "123456789";
   EXPECT_EQ(crc32(reinterpret_cast<const std::byte*>(digits), 9), 0xCBF43926u)
