@@ -1,11 +1,15 @@
 """Epochs, resume and partial epochs in the training loops of Lightning and accelerate themselves."""
 
 import json
+import os
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
 import pytest
 import torch
+from helpers import REPOSITORY
 from torch.utils.data import DataLoader
 
 from gdsdata import GDSDataset
@@ -104,6 +108,56 @@ def test_lightning_resumes_a_data_set_behind_the_batches_that_it_trained_on(fold
     seen = train(read(folder), -1, max_steps=steps, callbacks=[save])
     rest = train(read(folder), 3, resume_from=folder / "last.ckpt")
     assert sum(seen, []) + sum(rest, []) == sum(epochs(folder, 3), [])
+
+
+DISTRIBUTED = """
+import json, sys, torch
+import lightning.pytorch as lightning
+from gdsdata import GDSDataset
+from gdsdata.formats import Records
+
+class Module(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.seen = torch.nn.Linear(1, 1), []
+
+    def training_step(self, batch, _):
+        self.seen += batch[:, 0].int().tolist()
+        return self.layer(batch).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=1e-9)
+
+    def on_fit_end(self):
+        with open(f"{folder}/rank-{self.global_rank}.json", "w") as file:
+            json.dump(self.seen, file)
+
+if __name__ == "__main__":
+    folder = sys.argv[1]
+    dataset = GDSDataset(f"{folder}/0.bin", 4, Records("f4", (1,)), device="cpu")  # one process, when rank 0 makes it
+    trainer = lightning.Trainer(
+        accelerator="cpu", devices=2, strategy="ddp", max_epochs=2, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, default_root_dir=folder,
+    )
+    trainer.fit(Module(), dataset)
+"""
+
+
+@pytest.mark.slow  # two processes that import Lightning
+@pytest.mark.timeout(300)
+def test_the_ranks_that_lightning_launches_read_their_shares(lightning, folder):
+    script = folder / "script.py"
+    script.write_text(DISTRIBUTED)
+    paths = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": paths, "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(
+        [sys.executable, script, folder], env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    for rank in range(2):
+        alone = GDSDataset(folder / "0.bin", 4, Records("f4", (1,)), device="cpu", rank=rank, world_size=2)
+        expected = [number for _ in range(2) for batch in alone for number in numbers(batch)]
+        assert json.loads((folder / f"rank-{rank}.json").read_text()) == expected
 
 
 # -------------------------------------------------------------------------------------------------------- accelerate
