@@ -205,8 +205,9 @@ class Progress:
         if notes[_HAS_WARNED] or (worker is not None and worker.id > 0):
             return
         notes[_HAS_WARNED] = True
-        at = self._position
-        after = f" after {at.batches} of {epoch_batches} batches" if at is not None and worker is None else ""
+        at, after = self._position, ""
+        if worker is None and at is not None and at.epoch == epoch and at.batches:
+            after = f" after {at.batches} of {epoch_batches} batches"
         warnings.warn(
             f"gdsdata: epoch {epoch} was broken off{after} and starts again with the same batches. A loop that takes "
             'only some batches of each epoch never sees the others. on_break="continue" goes on behind the last batch '
