@@ -300,7 +300,3 @@ class Folder:
             if not names:
                 with contextlib.suppress(OSError):  # somebody has put something there
                     os.rmdir(folder)
-
-
-def _this_process() -> str:
-    return f"process {os.getpid()} on {socket.gethostname()}"
