@@ -104,7 +104,7 @@ def check_ragged_as(ragged: str) -> None:
 
 
 class _Planned(NamedTuple):
-    """One batch of B samples with K fields: int32 (B,), int64 (B, K) twice, and int64 (B,): see `FieldIndex.extents`."""
+    """One batch of B samples with K fields: int32 (B,), int64 (B, K) twice, and int64 (B,) (`FieldIndex.extents`)."""
 
     file: np.ndarray
     begin_bytes: np.ndarray

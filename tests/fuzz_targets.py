@@ -1,5 +1,6 @@
 """What `fuzz.py` reads: for every parser its seeds, how an input is read and checked, what a change must not spoil."""
 
+import hashlib
 import json
 import pickle
 import struct
@@ -61,6 +62,7 @@ from gdsdata.formats import (
     tar_reading,
     tfrecord,
     tokens,
+    unpacking,
     zip_directory,
 )
 from gdsdata.formats import index as indexes
@@ -271,6 +273,8 @@ _TAR_TOKENS = (
         b"19 path=../../a.x\n",
         b"20 GNU.sparse.map=0\n",
     ),
+    bytes(512),
+    bytes(1024),
     *(b"size=", b"path=", b"x", b"g", b"L", b"K", b"S", b"M", b"\x80" + b"\0" * 11, b"/", b"..", b".", b"v1.1", b" "),
 )
 
@@ -367,6 +371,36 @@ MDS = Target(
     ),
 )
 
+
+
+def packed_seed(compression: str) -> Callable[[Path], object]:
+    def write(folder: Path) -> None:
+        test_mds.write_plain(folder)
+        hashed = {path.name: hashlib.sha1(path.read_bytes()).hexdigest() for path in folder.glob("*.mds")}
+        index = Path(test_mds.pack_shards(folder, compression))
+        content = json.loads(index.read_text())
+        for record in content["shards"][:1]:  # the other one has none
+            record["raw_data"]["hashes"] = {"sha1": hashed[record["raw_data"]["basename"]]}
+        index.write_text(json.dumps(content))
+
+    return write
+
+
+def read_packed(folder: Path) -> None:
+    check(Mds(unpacked="beside").index([str(folder / "index.json")]))
+
+
+MDS_PACKED = Target(
+    "mds-packed",
+    (mds, shards, unpacking),
+    [packed_seed(compression) for compression in ("zstd", "gz", "bz2")],
+    read_packed,
+    mend_sizes(
+        "index.json", lambda content: ((s["zip_data"], "bytes", s["zip_data"]["basename"]) for s in content["shards"])
+    ),
+    (*_JSON_TOKENS, b'"zstd:3"', b'"gz"', b'"hashes"', b'"sha1"', b'"shake_128"', b'"zip_data"', b"\x28\xb5\x2f"),
+)
+
 LITDATA = Target(
     "litdata",
     (litdata, shards, fields, indexes),
@@ -451,7 +485,12 @@ TFRECORD = Target(
         lambda folder: test_formats.write(folder / "x.tfrecord", *map(test_tfrecord.record, (b"", b"abc", b"d" * 300))),
         lambda folder: test_formats.write(folder / "x.tfrecord", test_tfrecord.record_unchecked(bytes(70_000))),
     ],
-    indexing("x.tfrecord", TFRecord(), TFRecord(check_data=True)),
+    lambda folder: each(
+        [
+            lambda: check(TFRecord(check_data=False).index([str(folder / "x.tfrecord")])),
+            lambda: reading("x.tfrecord", TFRecord())(folder),
+        ]
+    ),
     mend_tfrecord,
     (b"\x1f\x8b", b"\x78\x9c"),
 )
@@ -494,7 +533,7 @@ SAFETENSORS = Target(
     ],
     read_safetensors,
     mend_safetensors,
-    (*_JSON_TOKENS, b'"F32"', b'"BF16"', b"[0,8]", b'"shape"', b'"data_offsets"', b'"__metadata__"'),
+    (*_JSON_TOKENS, b'"F32"', b'"BF16"', b'"F4"', b'"F6_E2M3"', b"[0,8]", b'"shape"', b'"data_offsets"', b'"__metadata__"'),
 )
 
 
@@ -633,7 +672,7 @@ NPZ = Target(
         lambda folder: np.savez(folder / "x.npz", a=np.asfortranarray(np.ones((2, 3, 4)))),
         lambda folder: np.savez_compressed(folder / "x.npz", a=np.ones(9)),
     ],
-    reading("x.npz", Npz("file"), Npz("rows", "a")),
+    reading("x.npz", Npz("file"), Npz("rows", "a"), Npz("file", verify=True)),
     tokens=TORCH.tokens[:6] + (b"a.npy", b"\x93NUMPY", b"descr", b"|O", b"<f8", b"(4, 3)"),
 )
 
@@ -671,7 +710,7 @@ PARQUET = Target(
 TARGETS = {
     target.name: target
     for target in (
-        *(NPY, TOKENS, TAR, TAR_INDEX, MDS, LITDATA, MEGATRON, TFRECORD),
+        *(NPY, TOKENS, TAR, TAR_INDEX, MDS, MDS_PACKED, LITDATA, MEGATRON, TFRECORD),
         *(SAFETENSORS_DATA, NPZ, ARROW, PARQUET),
         *(SAFETENSORS, TORCH, PICKLE),
     )

@@ -320,3 +320,52 @@ class TestDamage:
                     with pytest.raises(ValueError):  # what is known of another file does not hide the damage
                         format.index([str(whole), str(path)])
         assert {"read", "CorruptData"} <= outcomes <= {"read", "CorruptData", "ValueError"}
+
+
+class TestVerify:
+    """With ``verify``, arrays are compared with the zip's checksums when they are indexed."""
+
+    def test_damaged_values_are_named_with_path_member_and_offset(self, tmp_path):
+        path = tmp_path / "a.npz"
+        values = np.arange(3_000_000, dtype="u1").reshape(1000, 3000)  # more than is read at a time
+        write(path, y=np.ones(4), x=values)
+        sound = path.read_bytes()
+        with zipfile.ZipFile(path) as archive:
+            member = archive.getinfo("x.npy")
+        begin = sound.index(b"\x93NUMPY", member.header_offset)
+        for at in (begin + 128, begin + 2_000_000, begin + member.file_size - 1):
+            path.write_bytes(sound[:at] + bytes([sound[at] ^ 1]) + sound[at + 1 :])
+            assert len(Npz("rows", "x").index([str(path)])) == 1000, "only verify=True looks"
+            for format in (Npz(verify=True), Npz("rows", "x", verify=True), Npz("rows", ("x",), verify=True)):
+                with pytest.raises(CorruptData, match=r"'x.npy' of .* checksum .*write or copy") as caught:
+                    format.index([str(path)])
+                assert (caught.value.path, caught.value.offset) == (str(path), begin)
+                assert caught.value.length == member.file_size
+            assert len(Npz("file", ("y",), verify=True).index([str(path)])) == 1, "x is not wanted"
+
+    def test_of_many_equal_files_each_is_compared(self, tmp_path):
+        paths = [write(tmp_path / f"{i}.npz", x=np.full(9, i)) for i in range(5)]
+        assert len(Npz(verify=True).index(paths)) == 5
+        data = bytearray((tmp_path / "3.npz").read_bytes())
+        data[data.index(b"\x93NUMPY") + 130] ^= 1
+        (tmp_path / "3.npz").write_bytes(data)
+        assert len(Npz().index(paths)) == 5
+        with pytest.raises(CorruptData, match="3.npz: 'x.npy'"):
+            Npz(verify=True).index(paths)
+
+    def test_no_changed_bit_gives_other_values(self, tmp_path):
+        """Of versions, flags, times, checksums, headers and values: it is refused, or does no harm."""
+        path = tmp_path / "a.npz"
+        values = np.arange(6, dtype="<i4")
+        write(path, x=values)
+        sound, read_ones = path.read_bytes(), 0
+        for at in range(len(sound)):
+            path.write_bytes(sound[:at] + bytes([sound[at] ^ 1 << at % 8]) + sound[at + 1 :])
+            try:
+                index = Npz("rows", "x", verify=True).index([str(path)])
+            except ValueError as error:
+                assert str(path) in str(error)
+            else:
+                assert np.array_equal(read(index, range(6)), values), f"the bit at {at} changed them"
+                read_ones += 1
+        assert 0 < read_ones < 100

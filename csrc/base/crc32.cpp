@@ -208,4 +208,8 @@ uint32_t checksum_of(Checksum kind, const std::byte* bytes, size_t length) {
   return kind == Checksum::kCrc32c ? crc32c(bytes, length) : crc32(bytes, length);
 }
 
+uint32_t joined_checksums(Checksum kind, uint32_t of_first, uint32_t of_second, uint64_t second_length) {
+  return joined(kind == Checksum::kCrc32c ? kCastagnoli : kIeee, of_first, of_second, second_length);
+}
+
 }  // namespace gdsdata

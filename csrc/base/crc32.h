@@ -21,6 +21,7 @@ enum class Checksum : uint8_t { kNone, kCrc32, kCrc32c };
 
 // Of a kind other than kNone.
 uint32_t checksum_of(Checksum kind, const std::byte* bytes, size_t length);
+uint32_t joined_checksums(Checksum kind, uint32_t of_first, uint32_t of_second, uint64_t second_length);
 
 // What computes it, for tests: a table on any processor, folding on x86-64 with PCLMULQDQ.
 uint32_t crc32_by_table(const std::byte* bytes, size_t length, uint32_t before = 0);

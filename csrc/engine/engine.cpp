@@ -109,9 +109,8 @@ std::vector<uint32_t> Group::checksums() const {
   for (const Transfer& transfer : transfers) {
     uint32_t sum = 0;  // of no bytes
     for (uint64_t done = 0; done < transfer.length; done += parts_[part++].length) {
-      const uint64_t length = parts_[part].length;
-      sum = this->checksum == Checksum::kCrc32c ? crc32c_joined(sum, part_checksums_[part], length)
-                                                : crc32_joined(sum, part_checksums_[part], length);
+      const uint32_t of_part = part_checksums_[part];
+      sum = done == 0 ? of_part : joined_checksums(checksum, sum, of_part, parts_[part].length);
     }
     joined.push_back(sum);
   }

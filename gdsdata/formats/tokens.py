@@ -7,6 +7,7 @@ Sources of the formats: nanoGPT ``data/openwebtext/prepare.py`` (``tofile`` of u
 from __future__ import annotations
 
 import struct
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,6 +25,13 @@ else:
 
 _BARE_DTYPE = np.dtype("<u2")
 _LLM_C_HEADER_BYTES = 256 * 4
+# Vocabularies have some hundred thousand tokens; values far below zero, or above this, are of another dtype.
+_LARGEST_TOKEN = 2**24
+_LEAST_TOKEN = -(2**15)  # -100 and the like mean "no target"
+# The upper half of a token that is read as two: vocabularies of less than a million have no more there.
+_LARGEST_UPPER_HALF = 15
+# Fewer tokens than these tell nothing.
+_FEWEST_TOLD = 64
 
 
 class _Layout(NamedTuple):
@@ -37,6 +45,9 @@ class _Layout(NamedTuple):
 @dataclass(frozen=True)
 class Tokens:
     """Windows of ``seq_len + 1`` tokens, ``stride`` apart, none across a file's end.
+
+    The files' first tokens are looked at: if most of them cannot be tokens of ``dtype``, a warning says what they seem
+    to be.
 
     A batch is int64 ``(B, seq_len + 1)``: inputs are ``batch[:, :-1]``, targets ``batch[:, 1:]``. A file too short for
     a window gives none, and so do the tokens behind a file's last whole window.
@@ -74,6 +85,7 @@ class Tokens:
         """
         heads, size_bytes, mtime_ns = read_heads(paths, _LLM_C_HEADER_BYTES)
         layouts = [self._layout(*file) for file in zip(heads, paths, size_bytes.tolist(), strict=True)]
+        _warn_of_another_dtype(heads, paths, layouts)
         dtype = layouts[0].dtype
         for path, layout in zip(paths, layouts, strict=True):
             if layout.dtype != dtype:
@@ -110,6 +122,45 @@ class Tokens:
         if self.dtype is not None and layout.dtype != np.dtype(self.dtype):
             raise ValueError(f"{path}: its header says {layout.dtype.str} tokens, not {self}: leave dtype out")
         return layout
+
+
+def _warn_of_another_dtype(heads: list[bytes], paths: list[str], layouts: list[_Layout]) -> None:
+    """Warn of the first bare file whose tokens seem to be of another dtype than they are read as."""
+    for head, path, layout in zip(heads, paths, layouts, strict=True):
+        if layout.base_bytes == 0 and (seems := seeming_dtype(head, layout.dtype)) is not None:
+            warnings.warn(
+                f"gdsdata: {path} is read as tokens of {layout.dtype.name}, but its first {len(head)} bytes seem to be "
+                f'of {seems}: if so, pass Tokens("{seems}")',
+                RuntimeWarning,
+                stacklevel=4,
+            )
+            return
+
+
+def seeming_dtype(head: bytes, dtype: np.dtype) -> str | None:
+    """What the tokens that begin with ``head`` seem to be, if most of them can be none of ``dtype``; else None."""
+    width = dtype.itemsize
+    if width == 1 or len(head) < _FEWEST_TOLD * width:
+        return None
+    if _few_are_tokens(head, dtype):
+        others = (dtype.newbyteorder(), *(np.dtype(f"<u{narrower}") for narrower in (4, 2) if narrower < width))
+        found = next((other for other in others if not _few_are_tokens(head, other)), None)
+        return None if found is None else found.str if found.str.startswith(">") else found.name
+    halves = np.frombuffer(head[: len(head) // (2 * width) * (2 * width)], dtype.newbyteorder("<")).reshape(-1, 2)
+    lower, upper = halves.T
+    most = _LARGEST_UPPER_HALF if width == 2 else 0
+    if width == 8 or lower.max() < 256 or upper.min() < 0 or upper.max() > most:
+        return None
+    return "int64" if width == 4 or not halves[1::2].any() else "uint32"
+
+
+def _few_are_tokens(head: bytes, dtype: np.dtype) -> bool:
+    """Whether less than half of the values can be tokens, but for the largest integer, which may mark what is none."""
+    least, largest = np.iinfo(dtype).min, np.iinfo(dtype).max
+    values = np.frombuffer(head[: len(head) // dtype.itemsize * dtype.itemsize], dtype)
+    values = values[values != largest]
+    likely = (values >= max(_LEAST_TOKEN, least)) & (values <= min(_LARGEST_TOKEN, largest))
+    return 2 * int(likely.sum()) < len(values)
 
 
 def _llm_c_layout(head: bytes, path: str, size_bytes: int) -> _Layout:

@@ -33,6 +33,8 @@ Decoder = tuple[Callable[[BinaryIO], Any], tuple[type[Exception], ...]]
 _STEP_BYTES = 2**20
 _MOST_THREADS = 8
 _ENDING = "unpacked"
+# Of the package of this name, which MDSWriter takes hashes from, too.
+_XXHASHES = ("xxh32", "xxh64", "xxh128", "xxh3_64", "xxh3_128")
 _TEMPORARY = ".tmp"
 _OLD_S = 24 * 3600.0
 
@@ -213,9 +215,12 @@ def _hash_of(shard: Shard) -> tuple[str, Any]:
     """The first of a shard's hashes that can be computed here, and what computes it; or "" and what does nothing."""
     for algorithm in sorted(shard.hashes):
         with contextlib.suppress(ValueError):
-            return algorithm, hashlib.new(algorithm, usedforsecurity=False)
-        with contextlib.suppress(ImportError, AttributeError):  # MDSWriter takes those of xxhash, too
-            return algorithm, getattr(importlib.import_module("xxhash"), algorithm)()
+            digest = hashlib.new(algorithm, usedforsecurity=False)
+            if digest.digest_size:  # one of SHAKE has any
+                return algorithm, digest
+        if algorithm in _XXHASHES:
+            with contextlib.suppress(ImportError):
+                return algorithm, getattr(importlib.import_module("xxhash"), algorithm)()
     return "", _NoHash()
 
 

@@ -1,0 +1,74 @@
+"""Bare token files that are read with another dtype than they were written with: told where it is sure, else not."""
+
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gdsdata.formats import Tokens
+from gdsdata.formats.tokens import seeming_dtype
+
+many = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def text(vocabulary: int, count: int, seed: int = 0) -> np.ndarray:
+    """Tokens as text has them: few are frequent."""
+    chance = np.random.default_rng(seed)
+    return (vocabulary * chance.random(count) ** 3).astype(np.int64)
+
+
+@pytest.mark.parametrize(
+    ("written", "read", "vocabulary", "seems"),
+    [
+        ("<u2", "int64", 50_257, "uint16"),
+        ("<u2", "uint64", 50_257, "uint16"),
+        ("<u2", "int32", 50_257, "uint16"),
+        ("<u2", "uint32", 32_000, "uint16"),
+        ("<u4", "int64", 128_256, "uint32"),
+        ("<i4", "uint16", 50_257, "uint32"),
+        ("<u4", None, 128_256, "uint32"),
+        ("<i8", None, 50_257, "int64"),
+        ("<i8", "int32", 128_256, "int64"),
+        (">u4", "uint32", 128_256, ">u4"),
+        (">i8", "int64", 50_257, ">i8"),
+    ],
+)
+def test_another_dtype_is_told_with_what_the_file_seems_to_be(tmp_path, written, read, vocabulary, seems):
+    path = tmp_path / "x.bin"
+    path.write_bytes(text(vocabulary, 4096).astype(written).tobytes())
+    said = rf'{path} is read as tokens of .* seem to be of {seems}.*Tokens\("{seems}"\)'
+    with pytest.warns(RuntimeWarning, match=said):
+        Tokens(read, seq_len=8).index([str(path)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Tokens(seems, seq_len=8).index([str(path)])
+
+
+@given(
+    st.sampled_from(["uint8", "uint16", "int16", "int32", "uint32", "int64", "uint64"]),
+    st.integers(2, 2**20),
+    st.integers(1, 600),
+    st.integers(0, 2**32),
+    st.floats(0, 0.45),
+)
+@many
+def test_tokens_of_any_vocabulary_cause_no_alarm(dtype, vocabulary, count, seed, other_part):
+    """Whatever their number; with -100 or the largest integer among them, as some mark what is no token."""
+    tokens = text(min(vocabulary, np.iinfo(dtype).max), count, seed).astype(dtype)
+    mark = np.iinfo(dtype).max if seed % 2 or dtype[0] == "u" else -100
+    tokens[: int(other_part * count)] = mark
+    head = tokens.tobytes()[:1024]
+    assert seeming_dtype(head, np.dtype(dtype).newbyteorder("<")) is None
+
+
+def test_bytes_of_any_file_are_tokens_of_uint8():
+    for seed in range(20):
+        assert seeming_dtype(np.random.default_rng(seed).bytes(1024), np.dtype("u1")) is None
+
+
+def test_zeros_and_few_tokens_tell_nothing():
+    for dtype in ("<u2", "<i4", "<i8"):
+        assert seeming_dtype(bytes(1024), np.dtype(dtype)) is None
+        assert seeming_dtype(b"\xff" * 100, np.dtype(dtype)) is None
