@@ -533,7 +533,10 @@ SAFETENSORS = Target(
     ],
     read_safetensors,
     mend_safetensors,
-    (*_JSON_TOKENS, b'"F32"', b'"BF16"', b'"F4"', b'"F6_E2M3"', b"[0,8]", b'"shape"', b'"data_offsets"', b'"__metadata__"'),
+    (
+        *_JSON_TOKENS,
+        *(b'"F32"', b'"BF16"', b'"F4"', b'"F6_E2M3"', b"[0,8]", b'"shape"', b'"data_offsets"', b'"__metadata__"'),
+    ),
 )
 
 

@@ -36,7 +36,7 @@ from gdsdata.formats.columns import (
     value_bytes,
 )
 from gdsdata.formats.fields import FieldIndex
-from gdsdata.formats.index import first_samples
+from gdsdata.formats.index import first_samples, open_descriptor
 
 if TYPE_CHECKING:
     import pyarrow
@@ -120,12 +120,9 @@ class _Found(NamedTuple):
 
 
 def _index_file(path: str, wanted: Sequence[str] | None) -> _Found:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with open_descriptor(path) as descriptor:
         status = os.fstat(descriptor)
         fields, begins, lengths = find_rows(partial(_read, descriptor, path), status.st_size, wanted, path)
-    finally:
-        os.close(descriptor)
     return _Found(fields, begins, lengths, status.st_size, status.st_mtime_ns)
 
 

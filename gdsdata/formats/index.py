@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Iterator, Sequence
@@ -207,6 +208,26 @@ def is_table(index: Any) -> TypeGuard[TableIndex]:
 def first_samples(counts: Sequence[int]) -> np.ndarray:
     """`Index.first_sample` (int64 (F + 1,)) of F files with ``counts`` samples."""
     return np.cumsum([0, *counts], dtype=np.int64)
+
+
+@contextlib.contextmanager
+def open_descriptor(path: str) -> Iterator[int]:
+    """A plain descriptor of ``path``, to be read.
+
+    Raises:
+        FileNotFoundError: as the system raises it.
+        IoError: it cannot be opened.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise IoError(error.errno, f"indexing {path}: it cannot be opened: {error.strerror}", path) from error
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 # Files whose heads are asked for before the first is read: with a cold cache the disk then serves them side by side,

@@ -7,8 +7,9 @@ end, and are not read.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -31,7 +32,7 @@ from gdsdata.formats.columns import (
     value_bytes,
 )
 from gdsdata.formats.fields import Field
-from gdsdata.formats.index import files_of_part, first_samples
+from gdsdata.formats.index import files_of_part, first_samples, open_descriptor
 from gdsdata.formats.parquet_footer import StoredColumn, row_groups_of
 
 if TYPE_CHECKING:
@@ -346,8 +347,7 @@ def _index_file(path: str, wanted: Sequence[str] | None) -> _Found:
 
 def _footer_of(path: str) -> tuple[bytes, int, os.stat_result]:
     """The footer with what is behind it, where it begins, and the file's size and times."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with open_descriptor(path) as descriptor, _failures_told(path):
         status = os.fstat(descriptor)
         size_bytes = status.st_size
         head, tail = os.pread(descriptor, 4, 0), os.pread(descriptor, _TAIL_BYTES, max(0, size_bytes - _TAIL_BYTES))
@@ -360,12 +360,18 @@ def _footer_of(path: str) -> tuple[bytes, int, os.stat_result]:
         if footer_at < len(magics.PARQUET) or footer_bytes > _LONGEST_FOOTER_BYTES:
             raise damaged(path, size_bytes - _TAIL_BYTES, _TAIL_BYTES, f"its footer would have {footer_bytes} bytes")
         footer = os.pread(descriptor, footer_bytes, footer_at)
+    return footer, footer_at, status
+
+
+@contextlib.contextmanager
+def _failures_told(path: str) -> Iterator[None]:
+    try:
+        yield
+    except IoError:
+        raise
     except OSError as error:
         message = f"indexing {path}: reading its footer failed: {error.strerror}"
         raise IoError(error.errno, message, path, 0, 0) from error
-    finally:
-        os.close(descriptor)
-    return footer, footer_at, status
 
 
 class _Leaf(NamedTuple):

@@ -21,7 +21,7 @@ import numpy as np
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.formats.crc32c import crc32c_of_rows
 from gdsdata.formats.fields import Field, FieldIndex
-from gdsdata.formats.index import first_samples, read_heads
+from gdsdata.formats.index import first_samples, open_descriptor, read_heads
 
 # Bytes of a file from an offset, at most so many; fewer where it ends.
 Read = Callable[[int, int], bytes]
@@ -83,16 +83,8 @@ class TFRecord:
 
 
 def _find(path: str, size_bytes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise IoError(error.errno, f"indexing {path}: it cannot be opened: {error.strerror}", path) from error
-    try:
+    with open_descriptor(path) as descriptor:
         return find_records(partial(_read, descriptor, path), size_bytes, path)
-    finally:
-        os.close(descriptor)
 
 
 def _read(descriptor: int, path: str, offset: int, count: int) -> bytes:

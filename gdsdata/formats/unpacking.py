@@ -129,7 +129,12 @@ _DECODERS: dict[str, Callable[[], Decoder]] = {
 
 
 def _target(shard: Shard, where: str, kind: str) -> str:
-    status = os.stat(shard.packed)
+    try:
+        status = os.stat(shard.packed)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise IoError(error.errno, f"{shard.packed} cannot be read: {error.strerror}", shard.packed) from error
     return caches.place_of(shard.packed, where, kind, f"{status.st_size}-{status.st_mtime_ns}.{_ENDING}")
 
 
@@ -160,11 +165,11 @@ def _require_space(folder: str, size_bytes: int) -> None:
 def _unpack(shard: Shard, target: str, decoder: Decoder) -> None:
     """Make ``target``, which then has as many bytes as index.json says; or nothing."""
     open_stream, errors = decoder
-    packed_bytes = os.stat(shard.packed).st_size
-    if shard.packed_bytes not in (None, packed_bytes):
-        raise _corrupt(shard, f"index.json says {shard.packed_bytes} bytes, and it has {packed_bytes}")
     try:
         with open(shard.packed, "rb") as file:
+            packed_bytes = os.fstat(file.fileno()).st_size
+            if shard.packed_bytes not in (None, packed_bytes):
+                raise _corrupt(shard, f"index.json says {shard.packed_bytes} bytes, and it has {packed_bytes}")
             # Who waits here finds the shard unpacked. Some network file systems know no locks: then all unpack it.
             with contextlib.suppress(OSError):
                 fcntl.flock(file, fcntl.LOCK_EX)
