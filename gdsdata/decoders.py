@@ -41,7 +41,7 @@ class Undecodable(ValueError):
 
 def decode_cls(samples: Sequence[torch.Tensor]) -> torch.Tensor:
     """Whole numbers in decimal digits: int64 (B,)."""
-    return torch.tensor(_each(samples, lambda sample: int(_bytes_of(sample))), dtype=torch.int64)
+    return torch.tensor(_each(samples, _decode_one_cls), dtype=torch.int64)
 
 
 def decode_txt(samples: Sequence[torch.Tensor]) -> list[str]:
@@ -255,6 +255,13 @@ def _stacked(values: list[torch.Tensor]) -> torch.Tensor | list[torch.Tensor]:
 
 def _bytes_of(sample: torch.Tensor) -> bytes:
     return sample.numpy().tobytes()
+
+
+def _decode_one_cls(sample: torch.Tensor) -> int:
+    number = int(_bytes_of(sample))
+    if not -(2**63) <= number < 2**63:
+        raise ValueError(f"a number of {number.bit_length()} bits does not fit int64")
+    return number
 
 
 def _decode_one_npy(sample: torch.Tensor) -> torch.Tensor:

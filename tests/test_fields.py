@@ -265,6 +265,9 @@ def test_a_decoder_of_ones_own_gets_the_bytes_of_each_sample(tmp_path):
     ("contents", "decode"),
     [
         ([b"1", b"x"], "cls"),
+        ([b"1", b"9" * 19], "cls"),
+        ([b"1", b"9" * 400], "cls"),
+        ([b"1", b"9" * 5000], "cls"),
         ([b"", b"\xff"], "txt"),
         ([b"{}", b"{"], "json"),
         ([npy(np.arange(3)), b"\x93NUMPY"], "npy"),
