@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from gdsdata.errors import BackendUnavailable
+from gdsdata.memory_budget import available_bytes
 from gdsdata.options import EngineOptions
 
 try:
@@ -343,21 +344,8 @@ def residence_of(engine: _engine.Engine, files: _engine.FileTable, index: Index)
 
 
 def _memory_for_pinning() -> int:
-    """Bytes that can be pinned without driving the machine out of memory: nine tenths of what could be had, page cache
-    included, under the limits of the machine and of the control group.
-    """
-    with open("/proc/meminfo") as meminfo:
-        fields = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in meminfo}
-    free = fields["MemAvailable"]
-    try:
-        with open("/sys/fs/cgroup/memory.max") as limit, open("/sys/fs/cgroup/memory.stat") as stat:
-            used = {name: int(count) for name, count in (line.split() for line in stat)}
-            maximum = limit.read().strip()
-        if maximum != "max":
-            free = min(free, int(maximum) - used["anon"] - used.get("shmem", 0))
-    except (OSError, ValueError, KeyError):
-        pass  # no control group of this kind, or no limit
-    return int(0.9 * free)
+    """Bytes that can be pinned without driving the machine, or a control group, out of memory."""
+    return int(0.9 * available_bytes())
 
 
 def buffer_pool(

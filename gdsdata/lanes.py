@@ -160,10 +160,9 @@ class LanePermutation:
             return -(-self._samples // self._step_samples)
         return (window + 1) * self._a_window // self._a_step
 
-    def most_window_samples(self, lanes: range) -> int:
-        """Samples in a window of some lanes, at most."""
-        last = self._lane_samples - (self._windows - 1) * self._a_window
-        return len(lanes) * max(self._a_window, last)
+    def window_samples(self, lanes: range) -> int:
+        """Samples in a window of some lanes, but for the last one, which can have twice as many."""
+        return len(lanes) * min(self._a_window, self._lane_samples)
 
     def reads(self, lanes: range, window: int) -> tuple[np.ndarray, np.ndarray]:
         """The runs of ids that make up a window of some lanes, in the order of their first use.

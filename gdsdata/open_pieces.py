@@ -22,6 +22,7 @@ from gdsdata.formats.fields import FieldIndex
 from gdsdata.formats.index import Index
 from gdsdata.formats.megatron import WindowIndex
 from gdsdata.lanes import LanePermutation
+from gdsdata.memory_budget import share_bytes
 from gdsdata.options import MIB, EngineOptions
 from gdsdata.program_end import stop_at_exit
 from gdsdata.stalls import ReadsInFlight
@@ -32,12 +33,24 @@ _CALLS = 2
 _WORKERS = 2
 # Whole pages are read, straight into memory, for O_DIRECT takes no less.
 _PAGE_BYTES = 4096
-# Of what windows have on the average: the room of one whose samples are larger. It is address space until it is used.
-_ROOM = 4
+# What windows may take beyond their average, for samples differ in size and pieces are read by whole pages.
+_SLACK, _SLACK_BYTES = 1 / 8, 16 * MIB
+
+
+class _Runs(NamedTuple):
+    """The R runs of bytes that make up a window's pieces: int64 (R,) each, in the order of first use."""
+
+    file: np.ndarray
+    begin_bytes: np.ndarray  # in the file, as is ``first_page``, where reading begins
+    length_bytes: np.ndarray
+    first_page: np.ndarray
+    read_bytes: np.ndarray
+    place: np.ndarray  # in memory, of what is read
+    end_place: np.ndarray  # there, of its last page
 
 
 class _Window(NamedTuple):
-    """The R runs of bytes that make up a window's pieces: int64 (R,) each, in the order of ``begin``.
+    """A window's runs in the order of ``begin``, and what of them is in memory.
 
     ``begin`` and ``end`` are places on the line of all files, one behind the other.
     """
@@ -46,6 +59,8 @@ class _Window(NamedTuple):
     end: np.ndarray
     memory_begin: np.ndarray  # of the byte at ``begin``
     is_read: np.ndarray  # bool (R,)
+    runs: _Runs
+    begun: int  # of ``runs`` so many were read, or could not be
 
 
 class _Memory:
@@ -60,6 +75,13 @@ class _Memory:
         with suppress(OSError):
             self._mapping.madvise(mmap.MADV_HUGEPAGE)
         self.address = np.frombuffer(self._mapping, np.uint8).ctypes.data
+        self.taken_bytes = 0
+
+    def free(self) -> None:
+        """Give its pages back; it can be filled anew."""
+        with suppress(OSError):
+            self._mapping.madvise(mmap.MADV_REMOVE)
+            self.taken_bytes = 0
 
     @property
     def path(self) -> str:
@@ -71,7 +93,10 @@ class OpenPieces:
     """An epoch's pieces in memory, each read once, a window ahead of the consumer.
 
     The window that samples come from and the next one are in memory, no more: the even ones in one file in memory and
-    the odd ones in another. `extents` says where samples lie there, so whoever makes batches of extents, for the CPU or
+    the odd ones in another. Each has a half of the budget: as much as two windows, and an eighth more, need, or
+    `memory_budget.share_bytes` if that is less. The last window can be longer; it has what the one before leaves, and
+    is read to its end when that is past. Samples of pieces for which there is no room are read one by one. `extents`
+    says where samples lie there, so whoever makes batches of extents, for the CPU or
     a GPU, copies them from there. What could not be read stays where it is: who reads it there learns what is wrong.
 
     Args:
@@ -83,6 +108,7 @@ class OpenPieces:
 
     Attributes:
         files: the index's and those in memory, for who reads what `extents` says.
+        budget_bytes: that windows may take.
     """
 
     def __init__(
@@ -99,17 +125,24 @@ class OpenPieces:
             dataclasses.replace(options, workers=options.workers or _WORKERS), torch.device("cpu")
         )
         self._file_begin = np.cumsum([0, *index.size_bytes])
-        total_bytes = int(self._file_begin[-1])
-        window_bytes = permutation.most_window_samples(lanes) * index.spacing_bytes
-        room_bytes = 64 * MIB + _ROOM * min(total_bytes, window_bytes)
+        window_bytes = permutation.window_samples(lanes) * index.spacing_bytes
+        wanted_bytes = 2 * (int((1 + _SLACK) * window_bytes) + _SLACK_BYTES)
+        self.budget_bytes = min(wanted_bytes, share_bytes()) // _PAGE_BYTES * _PAGE_BYTES
+        room_bytes = max(self.budget_bytes, _PAGE_BYTES)  # address space, until it is used
         self._memories = (_Memory(room_bytes), _Memory(room_bytes))
+        if self.budget_bytes < 2 * window_bytes:
+            engine.warn_once(
+                f"pieces of this shuffle would take {2 * window_bytes / MIB:.0f} MiB, and this process may take "
+                f"{self.budget_bytes / MIB:.0f} MiB for them: samples of the others are read one by one. Give it more "
+                "memory, or use shuffle=gdsdata.Lanes(...) with smaller windows"
+            )
         self._sources = engine.file_table(index)
         self.files = engine.file_table(index, {memory.path: room_bytes for memory in self._memories})
         self._windows: dict[int, Future[_Window]] = {}
         self._openers = ThreadPoolExecutor(2, thread_name_prefix="gdsdata-pieces")
         self._readers = ThreadPoolExecutor(_CALLS, thread_name_prefix="gdsdata-pieces")
         self._counting = threading.Lock()
-        self._bytes, self._memory_bytes = dict.fromkeys(engine.ROUTES, 0), [0, 0]
+        self._bytes, self._most_bytes = dict.fromkeys(engine.ROUTES, 0), 0
         self._closed = False
         stop_at_exit(self)
 
@@ -120,15 +153,19 @@ class OpenPieces:
 
     @property
     def memory_bytes(self) -> int:
-        """That windows have taken so far."""
-        return sum(self._memory_bytes)
+        """That windows have taken at a time, at most."""
+        return self._most_bytes
 
     def reach(self, step: int) -> None:
         """Say that ``step`` of the epoch is the next to be handed out: what only those before it needed may go."""
         window = self._permutation.window_of(step)
+        last = self._permutation.windows - 1
         for passed in [one for one in self._windows if one < window]:
             del self._windows[passed]
-        for due in range(window, min(window + 2, self._permutation.windows)):
+            if passed == last - 1:
+                self._memories[passed % 2].free()
+                self._windows[last] = self._openers.submit(self._open_rest, last, self._windows[last])
+        for due in range(window, min(window + 2, last + 1)):
             if due not in self._windows:
                 self._windows[due] = self._openers.submit(self._open, due)
 
@@ -192,28 +229,62 @@ class OpenPieces:
         return opened.result()
 
     def _open(self, number: int) -> _Window:
-        """Read a window, in the order of first use."""
+        """Read a window, in the order of first use, as far as there is room."""
         file, begin_bytes, length_bytes = self._runs(number)
         first_page = begin_bytes // _PAGE_BYTES * _PAGE_BYTES
         end = np.minimum(-(-(begin_bytes + length_bytes) // _PAGE_BYTES) * _PAGE_BYTES, self._index.size_bytes[file])
         room_bytes = -(-(end - first_page) // _PAGE_BYTES) * _PAGE_BYTES
-        place = np.cumsum(room_bytes) - room_bytes
+        end_place = np.cumsum(room_bytes)
+        place = end_place - room_bytes
+        runs = _Runs(file, begin_bytes, length_bytes, first_page, end - first_page, place, end_place)
+        begun = self._take(number, runs)
+        return self._window_of(runs, self._read_runs(number, runs, 0, begun), begun)
+
+    def _open_rest(self, number: int, opened: Future[_Window]) -> _Window:
+        """The last window, when the one before is past: what had no room beside it is read too."""
+        window = opened.result()
+        begun = self._take(number, window.runs)
+        if begun <= window.begun:
+            return window
+        order = np.argsort(self._on_line(window.runs), kind="stable")
+        is_read = np.empty_like(window.is_read)
+        is_read[order] = window.is_read
+        is_read[window.begun : begun] = self._read_runs(number, window.runs, window.begun, begun)[window.begun : begun]
+        return self._window_of(window.runs, is_read, begun)
+
+    def _take(self, number: int, runs: _Runs) -> int:
+        """How many of a window's runs have room, which is taken."""
+        memory, other = self._memories[number % 2], self._memories[1 - number % 2]
+        with self._counting:
+            is_alone = number == self._permutation.windows - 1 and number - 1 not in self._windows
+            may_take = self.budget_bytes if is_alone else self.budget_bytes // 2
+            fits = int(np.searchsorted(runs.end_place, may_take, side="right"))
+            if fits:
+                memory.taken_bytes = max(memory.taken_bytes, int(runs.end_place[fits - 1]))
+            self._most_bytes = max(self._most_bytes, memory.taken_bytes + other.taken_bytes)
+        return fits
+
+    def _read_runs(self, number: int, runs: _Runs, first: int, end: int) -> np.ndarray:
+        """bool (R,): which of all runs were read, of those from one to another."""
         memory = self._memories[number % 2]
-        is_read = np.zeros(len(file), bool)
-        calls, fits = [], int(np.searchsorted(place + room_bytes, memory.size_bytes, side="right"))
-        taken_bytes = int(room_bytes[:fits].sum())
-        self._memory_bytes[number % 2] = max(self._memory_bytes[number % 2], taken_bytes)
-        starts = np.flatnonzero(np.diff(place[:fits] // _CALL_BYTES, prepend=-1))
-        for runs in map(slice, starts, [*starts[1:], fits]):
-            lengths = (end - first_page)[runs]
-            call = self._readers.submit(self._read, memory, file[runs], first_page[runs], lengths, place[runs])
-            calls.append((runs, call))
-        for runs, call in calls:
-            is_read[runs] = call.result()
-        on_line = self._file_begin[file] + begin_bytes
+        is_read = np.zeros(len(runs.file), bool)
+        calls = []
+        starts = first + np.flatnonzero(np.diff(runs.place[first:end] // _CALL_BYTES, prepend=-1))
+        for some in map(slice, starts, [*starts[1:], end]):
+            what = runs.file[some], runs.first_page[some], runs.read_bytes[some], runs.place[some]
+            calls.append((some, self._readers.submit(self._read, memory, *what)))
+        for some, call in calls:
+            is_read[some] = call.result()
+        return is_read
+
+    def _on_line(self, runs: _Runs) -> np.ndarray:
+        return self._file_begin[runs.file] + runs.begin_bytes
+
+    def _window_of(self, runs: _Runs, is_read: np.ndarray, begun: int) -> _Window:
+        on_line = self._on_line(runs)
         order = np.argsort(on_line, kind="stable")
-        window = (on_line, on_line + length_bytes, place + begin_bytes - first_page, is_read)
-        return _Window(*(part[order] for part in window))
+        columns = (on_line, on_line + runs.length_bytes, runs.place + runs.begin_bytes - runs.first_page, is_read)
+        return _Window(*(column[order] for column in columns), runs, begun)
 
     def _runs(self, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """File, offset and length in bytes of what makes up a window; what follows or overlaps is one."""

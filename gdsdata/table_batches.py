@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -18,6 +19,8 @@ from gdsdata.field_batches import Collate, FieldBatches, Ragged, RaggedAs
 from gdsdata.formats.columns import arrow_module
 from gdsdata.formats.index import torch_equivalent
 from gdsdata.formats.parquet import TableIndex, Values
+from gdsdata.memory_budget import share_bytes
+from gdsdata.options import MIB
 from gdsdata.program_end import stop_at_exit
 from gdsdata.row_groups import UpcomingGroups
 from gdsdata.skipped import Skipped
@@ -48,6 +51,7 @@ class TableBatches(FieldBatches):
     """What `GDSDataset` takes its batches from where samples are rows of tables.
 
     Batches are on the CPU. `reach` says which row groups are held; a batch that needs another one has it decoded then.
+    No more are held than `memory_budget.share_bytes`: the others are decoded for each batch that needs them.
 
     Args:
         shared, files, index, prefetch, stall_timeout_s, ragged_as, decode, collate, skipped: as for `FieldBatches`.
@@ -73,12 +77,12 @@ class TableBatches(FieldBatches):
         )
         self._engine, self._index, self._upcoming = shared, index, upcoming
         self._held_steps = _steps_held(upcoming, prefetch)
-        self._keeps_all = int(index.decoded_bytes.sum()) <= _KEPT_BYTES
-        self._look_at = 0
-        self._held: dict[int, Future[tuple[list[Values], Routes]]] = {}
-        self._uncounted: list[Future[tuple[list[Values], Routes]]] = []
-        threads = min(_DECODERS, len(os.sched_getaffinity(0)))
-        self._decoders = ThreadPoolExecutor(threads, thread_name_prefix="gdsdata-row-groups")
+        self.budget_bytes = share_bytes()
+        self._keeps_all = int(index.decoded_bytes.sum()) <= min(_KEPT_BYTES, self.budget_bytes)
+        self._look_at = self._held_bytes = 0
+        self._held: dict[int, Future[list[Values]]] = {}
+        self._counting = threading.Lock()
+        self._decoders = ThreadPoolExecutor(_decoders(), thread_name_prefix="gdsdata-row-groups")
         stop_at_exit(self)
 
     def reach(self, step: int) -> None:
@@ -90,23 +94,20 @@ class TableBatches(FieldBatches):
         if not self._keeps_all:
             for group in self._held.keys() - set(groups):  # a batch that has begun keeps what it needs
                 del self._held[group]
-        for group in groups:
-            self._decoded_group(group)
+                self._held_bytes -= int(self._index.decoded_bytes[group])
+        at_once = self._upcoming.groups(step, step).tolist()
+        has_room = [self._held_group(group) is not None for group in dict.fromkeys([*at_once, *groups])]
+        if not all(has_room[: len(at_once)]):
+            engine.warn_once(
+                f"a batch needs {len(at_once)} row groups, more than the {self.budget_bytes / MIB:.0f} MiB that this "
+                "process may hold of them: some are decoded again for each batch. Give it more memory, or use "
+                "shuffle=gdsdata.RowGroups(...) with fewer lanes and smaller windows"
+            )
 
     def plan(self, group: np.ndarray, row: np.ndarray, sizes: np.ndarray) -> None:
         """Batches of ``sizes`` rows each, which follow one another (`TableIndex.extents`)."""
         ends = np.cumsum(sizes)[:-1]
         self._plan(map(_Planned, np.split(group, ends), np.split(row, ends)))
-
-    def statistics(self) -> dict[str, Any]:
-        """As `FieldBatches` has them, but ``bytes`` are those of the row groups that were read."""
-        counted = [done for done in self._uncounted if done.done()]
-        for done in counted:
-            self._uncounted.remove(done)
-            if not done.cancelled() and not done.exception():
-                for route, count in done.result()[1].items():
-                    self._bytes[route] += count
-        return super().statistics()
 
     def stop(self) -> None:
         self._decoders.shutdown(wait=False, cancel_futures=True)
@@ -120,16 +121,20 @@ class TableBatches(FieldBatches):
 
     def _begin(self, planned: _Planned) -> _Begun:
         needed = np.flatnonzero(np.bincount(planned.group)).tolist()
-        groups = {group: self._decoded_group(group) for group in needed}
+        groups = {group: self._held_group(group) for group in needed}
         return _Begun(planned, self._readers.submit(self._gather, planned, groups))
 
-    def _decoded_group(self, group: int) -> Future[tuple[list[Values], Routes]]:
+    def _held_group(self, group: int) -> Future[list[Values]] | None:
+        """What is held, from now on; None if there is no room for it."""
         if group not in self._held:
+            size_bytes = int(self._index.decoded_bytes[group])
+            if self._held_bytes + size_bytes > self.budget_bytes:
+                return None
+            self._held_bytes += size_bytes
             self._held[group] = self._decoders.submit(self._read_group, group)
-            self._uncounted.append(self._held[group])
         return self._held[group]
 
-    def _read_group(self, group: int) -> tuple[list[Values], Routes]:
+    def _read_group(self, group: int) -> list[Values]:
         begins, lengths = self._index.begin_bytes[group], self._index.length_bytes[group]
         memory = np.empty(int(lengths.sum()), np.uint8)
         places = np.cumsum(lengths) - lengths
@@ -144,21 +149,35 @@ class TableBatches(FieldBatches):
         )
         (routes,) = self._reads.routes_of([read])
         stored = [memoryview(memory)[place : place + length] for place, length in zip(places, lengths, strict=True)]
-        return self._index.decode(group, stored), routes
+        with self._counting:  # these are the bytes of `statistics`
+            for route, count in routes.items():
+                self._bytes[route] += count
+        return self._index.decode(group, stored)
 
-    def _gather(
-        self, planned: _Planned, groups: dict[int, Future[tuple[list[Values], Routes]]]
-    ) -> tuple[Routes, list[Any]]:
+    def _gather(self, planned: _Planned, groups: dict[int, Future[list[Values]] | None]) -> tuple[Routes, list[Any]]:
         """The values of a batch's rows: of each field a tensor, or a `Ragged`. Routes count with row groups."""
         order = np.argsort(planned.group, kind="stable")
         numbers, first = np.unique(planned.group[order], return_index=True)
         places = np.split(order, first[1:])
         parts = [
-            (groups[number].result()[0], planned.row[place], place)
+            self._rows_of(number, groups[number], planned.row[place], place)
             for number, place in zip(numbers.tolist(), places, strict=True)
         ]
         fields = range(len(self._fields))
         return {}, [self._gathered(k, [(values[k], rows, place) for values, rows, place in parts]) for k in fields]
+
+    def _rows_of(
+        self, group: int, held: Future[list[Values]] | None, rows: np.ndarray, place: np.ndarray
+    ) -> tuple[list[Values], np.ndarray, np.ndarray]:
+        """Values, and which rows of them go where in the batch."""
+        if held is not None:
+            return held.result(), rows, place
+        # Of one that is not held only these rows are kept.
+        values = [
+            one[rows] if isinstance(one, np.ndarray) else one.take(arrow_module().array(rows))
+            for one in self._read_group(group)
+        ]
+        return values, np.arange(len(rows)), place
 
     def _gathered(self, k: int, parts: list[tuple[Values, np.ndarray, np.ndarray]]) -> torch.Tensor | Ragged:
         field, rows = self._fields[k], sum(len(place) for _, _, place in parts)
@@ -207,14 +226,29 @@ class TableBatches(FieldBatches):
             raise CorruptData(f"{where}: column {name!r} cannot be decoded: {error}", path) from error
 
 
-def most_held_bytes(index: TableIndex, upcoming: UpcomingGroups, steps: int, prefetch: int) -> int:
-    """Of decoded row groups that `TableBatches` holds, about: the most at some places of an epoch of so many steps."""
+def most_held_bytes(
+    index: TableIndex, upcoming: UpcomingGroups, steps: int, prefetch: int, budget_bytes: int | None = None
+) -> int:
+    """Of row groups that `TableBatches` holds or is decoding, about: the most at some places of an epoch of so many
+    steps.
+
+    Args:
+        budget_bytes: of those that are held; None: `memory_budget.share_bytes`.
+    """
+    budget_bytes = share_bytes() if budget_bytes is None else budget_bytes
     total_bytes = int(index.decoded_bytes.sum())
-    if total_bytes <= _KEPT_BYTES:
-        return total_bytes
-    held = _steps_held(upcoming, prefetch)
-    places = range(0, steps, max(1, steps // _PLACES_ASKED))
-    return max(int(index.decoded_bytes[upcoming.groups(step, step + held)].sum()) for step in places)
+    if total_bytes <= min(_KEPT_BYTES, budget_bytes):
+        held_bytes = total_bytes
+    else:
+        held = _steps_held(upcoming, prefetch)
+        places = range(0, steps, max(1, steps // _PLACES_ASKED))
+        held_bytes = max(int(index.decoded_bytes[upcoming.groups(step, step + held)].sum()) for step in places)
+    stored_bytes = index.length_bytes.sum(axis=1)
+    return min(held_bytes, budget_bytes) + _decoders() * int(stored_bytes.max(initial=0))
+
+
+def _decoders() -> int:
+    return min(_DECODERS, len(os.sched_getaffinity(0)))
 
 
 def _steps_held(upcoming: UpcomingGroups, prefetch: int) -> int:

@@ -139,17 +139,18 @@ MAY_IMPORT = {
     "formats": {"errors", "lazy"},
     "lazy": set(),
     "images": set(),
-    "open_pieces": {"engine", "formats", "lanes", "options", "program_end", "stalls", "errors"},
+    "open_pieces": {"engine", "formats", "lanes", "memory_budget", "options", "program_end", "stalls", "errors"},
     "order": {"errors"},
     "lanes": {"order", "errors"},
     "row_groups": {"lanes", "order", "errors"},
     "table_batches": {
-        *("batches_ahead", "decoders", "field_batches", "formats", "row_groups", "skipped"),
-        *("engine", "errors", "program_end"),
+        *("batches_ahead", "decoders", "field_batches", "formats", "memory_budget", "row_groups", "skipped"),
+        *("engine", "errors", "options", "program_end"),
     },
     "ranks": set(),
     "shuffles": {"calibration", "engine", "formats", "lanes", "options", "ranks", "row_groups"},
-    "engine": {"_engine", "formats", "options", "errors"},  # of formats, the types alone
+    "memory_budget": set(),
+    "engine": {"_engine", "formats", "memory_budget", "options", "errors"},  # of formats, the types alone
     "options": {"errors"},
     "errors": set(),
 }

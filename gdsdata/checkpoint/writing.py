@@ -7,8 +7,9 @@ import functools
 import itertools
 import os
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -30,6 +31,8 @@ _BATCHES_AT_A_TIME = 2
 _LONG_BYTES = 1 << 20  # of `write_bytes`: what is shorter goes by way of pages
 # Between two extents, such a gap is written with them, whatever of it is known: a break costs a disk 0.1 ms.
 _SHORT_GAP_BYTES = 64 << 10
+# When so many bytes of pages are whole that no extent fills by itself, they are written.
+_PAGES_BYTES = 16 << 20
 
 
 def get_ready(options: EngineOptions) -> None:
@@ -70,24 +73,39 @@ class Writing:
         of a page came later. So nobody else's extent may lie there.
         """
         with collector_resumed():
-            return self._writer_of(extents, _short_gaps(extents))()
+            gaps = self._held_gaps(extents)
+            checksums = self._writer_of(extents, gaps)()
+            self._release_gaps(extents, gaps)
+            self._write_whole_pages()
+            return checksums
 
     def written(self, extents: Sequence[Extent]) -> Iterator[int]:
         """The same, one CRC-32 after the other: what the caller does with them is done while others are written.
 
         When it is closed, no more is written than has been begun, and that is waited for.
         """
-        gaps = _short_gaps(extents)
+        gaps = self._held_gaps(extents)
+        begun: deque[tuple[list[Extent], Future[list[int]]]] = deque()
+
+        def checksums_of_first() -> list[int]:
+            batch, writing = begun.popleft()
+            with collector_resumed():
+                checksums = writing.result()
+                self._release_gaps(batch, gaps)
+                self._write_whole_pages()
+            return checksums
+
         with ThreadPoolExecutor(_BATCHES_AT_A_TIME, thread_name_prefix="gdsdata-write") as threads:
-            begun = [begin_beside(threads, self._writer_of(batch, gaps)) for batch in _batches(extents)]
             try:
-                for batch in begun:
-                    with collector_resumed():
-                        checksums = batch.result()
-                    yield from checksums
+                for batch in _batches(extents):  # what is begun has its short extents in memory once more
+                    begun.append((batch, begin_beside(threads, self._writer_of(batch, gaps))))
+                    if len(begun) > _BATCHES_AT_A_TIME:
+                        yield from checksums_of_first()
+                while begun:
+                    yield from checksums_of_first()
             finally:
-                for batch in begun:
-                    batch.cancel()
+                for _, writing in begun:
+                    writing.cancel()
 
     def write_bytes(self, parts: Iterable[tuple[int, bytes]]) -> None:
         """Parts, and where they go in the file. `commit` writes them."""
@@ -98,6 +116,8 @@ class Writing:
                 self._long.append((offset + begin, whole))
             self._pages.add(offset, content[:begin])
             self._pages.add(offset + end, content[end:])
+            if self._pages.whole_bytes >= _PAGES_BYTES:
+                self._write_whole_pages()
 
     def commit(self) -> None:
         """Puts it on storage, and then under its name."""
@@ -131,9 +151,12 @@ class Writing:
             for begin, end in ((0, cut[0]), (cut[1], tensor.nbytes))
             if begin < end
         ]
-        contents = _contents_of([extents[i][1][begin:end] for i, begin, end in ends])
-        for (i, begin, _), content in zip(ends, contents, strict=True):
+        crc32_of_ends = []
+        for (i, begin, _), content in zip(
+            ends, _contents_of([extents[i][1][begin:end] for i, begin, end in ends]), strict=True
+        ):
             self._pages.add(extents[i][0] + begin, content)
+            crc32_of_ends.append(zlib.crc32(content))
         whole: list[Extent] = []
         places = []  # of the extents in it; what lies between them is in it too
         for (offset, tensor), (begin, end) in zip(extents, cuts, strict=True):
@@ -147,11 +170,30 @@ class Writing:
         def write_and_join() -> list[int]:
             checksums = write()
             parts = [[(checksums[i], end - begin)] for i, (begin, end) in zip(places, cuts, strict=True)]
-            for (i, begin, _), content in zip(ends, contents, strict=True):
-                parts[i].insert(0 if begin == 0 else len(parts[i]), (zlib.crc32(content), len(content)))
+            for (i, begin, end), crc32 in zip(ends, crc32_of_ends, strict=True):
+                parts[i].insert(0 if begin == 0 else len(parts[i]), (crc32, end - begin))
             return [crc32_of_all(*one) for one in parts]
 
         return write_and_join
+
+    def _held_gaps(self, extents: Sequence[Extent]) -> dict[int, int]:
+        """`_short_gaps`, whose pages nobody else writes until `_release_gaps`: they are written with the extents."""
+        gaps = _short_gaps(extents)
+        for end, begin in gaps.items():
+            self._pages.hold(begin, end)
+        return gaps
+
+    def _release_gaps(self, extents: Sequence[Extent], gaps: Mapping[int, int]) -> None:
+        for offset, tensor in extents:
+            begin, end = _whole_pages(offset, tensor.nbytes)
+            if begin < end and offset + begin in gaps:
+                self._pages.release(gaps[offset + begin], offset + begin)
+
+    def _write_whole_pages(self) -> None:
+        """If there are enough of them."""
+        if self._pages.whole_bytes >= _PAGES_BYTES:
+            runs = [(offset, torch.frombuffer(pages, dtype=torch.uint8)) for offset, pages in self._pages.take_whole()]
+            self._writer_where_it_lies(torch.device("cpu"), runs, with_checksums=False)()
 
     def _write_remembered(self) -> None:
         extents = list(self._long)
@@ -196,9 +238,7 @@ def _short_gaps(extents: Sequence[Extent]) -> dict[int, int]:
     """Those between whole pages of the extents: where they end in the file, and begin. Nothing else has whole pages."""
     cuts = [(offset, *_whole_pages(offset, tensor.nbytes)) for offset, tensor in extents]
     whole = sorted((offset + begin, offset + end) for offset, begin, end in cuts if begin < end)
-    return {
-        begin: end for (_, end), (begin, _) in itertools.pairwise(whole) if 0 < begin - end <= _SHORT_GAP_BYTES
-    }
+    return {begin: end for (_, end), (begin, _) in itertools.pairwise(whole) if 0 < begin - end <= _SHORT_GAP_BYTES}
 
 
 def _whole_pages(offset: int, size_bytes: int) -> tuple[int, int]:
@@ -208,10 +248,10 @@ def _whole_pages(offset: int, size_bytes: int) -> tuple[int, int]:
     return (begin, end) if begin < end else (size_bytes, size_bytes)
 
 
-def _contents_of(tensors: Sequence[torch.Tensor]) -> list[bytes]:
+def _contents_of(tensors: Sequence[torch.Tensor]) -> list[memoryview]:
     """Of short tensors of one device (uint8, one dimension), in one copy."""
     ends = list(itertools.accumulate(tensor.nbytes for tensor in tensors))
-    joined = torch.cat(list(tensors)).cpu().numpy().tobytes() if tensors else b""
+    joined = memoryview(torch.cat(list(tensors)).cpu().numpy()) if tensors else memoryview(b"")
     return [joined[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
 
 

@@ -22,7 +22,7 @@ _ZIP64, _PADDING = 1, 0x4246  # extra fields; the second one is torch's own
 _MOST_32, _MOST_16 = 0xFFFFFFFF, 0xFFFF
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Placed:
     """A record's place: its header from ``header_offset`` on, its bytes from ``offset`` on."""
 

@@ -1,0 +1,96 @@
+"""How much memory this process may still take: of the machine, and of each control group that it is in."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from torch.utils.data import get_worker_info
+
+# Of what can be had, so much at most is taken at a time: the rest of the program needs memory too.
+_SHARE = 0.5
+# By launchers: how many processes of this job run on this machine.
+_PROCESSES_HERE = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+
+
+def share_bytes() -> int:
+    """Bytes that a data set in this process may hold beside its batches.
+
+    This is half of `available_bytes`, shared with the processes of this job on this machine as its launcher counts them
+    (``LOCAL_WORLD_SIZE``), and with the other workers of a DataLoader.
+    """
+    counts = (os.environ.get(name, "") for name in _PROCESSES_HERE)
+    ranks = next((int(count) for count in counts if count.isdecimal() and int(count) > 0), 1)
+    worker = get_worker_info()
+    return int(_SHARE * available_bytes()) // (ranks * (worker.num_workers if worker else 1))
+
+
+def available_bytes(root: str = "/") -> int:
+    """Bytes that can be taken before the machine or a control group runs out of them; page cache counts as free.
+
+    Args:
+        root: the folder in which ``proc`` and ``sys`` are; tests have others.
+    """
+    with open(os.path.join(root, "proc/meminfo")) as meminfo:
+        fields = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in meminfo}
+    left = [fields["MemAvailable"], *_left_in_groups(Path(root))]
+    return max(0, min(left))
+
+
+def _left_in_groups(root: Path) -> Iterator[int]:
+    """Of each group with a limit, from this process's own up to the outermost one that is visible."""
+    for kind, mount, inside in _memory_groups(root):
+        left_in = _left_in_v2 if kind == "cgroup2" else _left_in_v1
+        folder = mount / inside
+        while True:
+            # The outermost group has no such files, and others may not be ours to read.
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                yield from left_in(folder)
+            if folder == mount:
+                break
+            folder = folder.parent
+
+
+def _memory_groups(root: Path) -> Iterator[tuple[str, Path, str]]:
+    """Of each hierarchy that counts memory: "cgroup" or "cgroup2", its mount, and this process's folder below it."""
+    try:
+        mounts = (root / "proc/self/mountinfo").read_text().splitlines()
+        memberships = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    inside_of = {}
+    for line in memberships:
+        _, controllers, inside = line.split(":", 2)
+        if not controllers or "memory" in controllers.split(","):
+            inside_of["cgroup" if controllers else "cgroup2"] = inside
+    for line in mounts:  # proc_pid_mountinfo(5)
+        before, _, after = line.partition(" - ")
+        kind, _, options = after.split(" ", 2)
+        if kind not in inside_of or (kind == "cgroup" and "memory" not in options.split(",")):
+            continue
+        top, at = before.split(" ")[3:5]
+        # A container may see its own group as the top, and have the path that it has outside.
+        relative = os.path.relpath(inside_of[kind], top)
+        yield kind, root / at.lstrip("/"), "" if relative.startswith("..") else relative
+
+
+def _left_in_v2(folder: Path) -> Iterator[int]:
+    texts = [(folder / name).read_text().strip() for name in ("memory.max", "memory.high")]
+    limits = [int(text) for text in texts if text != "max"]
+    if limits:
+        counts = _counts_of(folder / "memory.stat")
+        cached = counts["active_file"] + counts["inactive_file"] + counts.get("slab_reclaimable", 0)
+        yield min(limits) - max(0, int((folder / "memory.current").read_text()) - cached)
+
+
+def _left_in_v1(folder: Path) -> Iterator[int]:
+    limit = int((folder / "memory.limit_in_bytes").read_text())  # without one, more than any machine has
+    counts = _counts_of(folder / "memory.stat")
+    cached = counts["total_active_file"] + counts["total_inactive_file"]
+    yield limit - max(0, int((folder / "memory.usage_in_bytes").read_text()) - cached)
+
+
+def _counts_of(path: Path) -> dict[str, int]:
+    return {name: int(count) for name, count in (line.split() for line in path.read_text().splitlines())}

@@ -1,0 +1,202 @@
+"""What may be held follows the machine and its control groups, is kept to, and changes no order of samples."""
+
+import contextlib
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+import uuid
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import MIB, arrays, random_bytes, require_direct
+
+import gdsdata
+from gdsdata import EngineOptions, GDSDataset, Lanes, RowGroups, memory_budget, open_pieces, table_batches
+from gdsdata.formats import Records
+
+GIB = 2**30
+WITHOUT_LIMIT_V1 = 9223372036854771712
+
+
+# ------------------------------------------------------------------------------------- what the machine and groups say
+
+
+def machine(root: Path, available_bytes: int, cgroup: str = "", mountinfo: str = "") -> str:
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/meminfo").write_text(f"MemTotal: 99 kB\nMemAvailable: {available_bytes // 1024} kB\n")
+    (root / "proc/self/cgroup").write_text(cgroup)
+    (root / "proc/self/mountinfo").write_text(mountinfo)
+    return str(root)
+
+
+def group_v2(folder: Path, most: object, high: object, used: int, cached: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "memory.max").write_text(f"{most}\n")
+    (folder / "memory.high").write_text(f"{high}\n")
+    (folder / "memory.current").write_text(f"{used}\n")
+    (folder / "memory.stat").write_text(f"anon {used - cached}\nactive_file {cached}\ninactive_file 0\n")
+
+
+def group_v1(folder: Path, most: int, used: int, cached: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "memory.limit_in_bytes").write_text(f"{most}\n")
+    (folder / "memory.usage_in_bytes").write_text(f"{used}\n")
+    (folder / "memory.stat").write_text(f"cache 5\ntotal_active_file 0\ntotal_inactive_file {cached}\n")
+
+
+V2_MOUNT = "30 23 0:26 / /sys/fs/cgroup rw,relatime shared:9 - cgroup2 cgroup2 rw\n"
+V1_MOUNT = "30 23 0:26 / /sys/fs/cgroup/memory rw shared:9 - cgroup cgroup rw,memory\n"
+
+
+def test_without_control_groups_it_is_what_the_machine_has(tmp_path):
+    assert memory_budget.available_bytes(machine(tmp_path, 3 * GIB)) == 3 * GIB
+
+
+@pytest.mark.parametrize(("own", "above", "left"), [(2, 8, 2), (8, 2, 2), ("max", 1, 1), ("max", "max", 3)])
+def test_the_tightest_group_above_this_process_counts(tmp_path, own, above, left):
+    root = machine(tmp_path, 3 * GIB, "0::/pod/task\n", V2_MOUNT)
+    for inside, limit in (("pod/task", own), ("pod", above)):
+        group_v2(tmp_path / "sys/fs/cgroup" / inside, limit if limit == "max" else limit * GIB, "max", 0, 0)
+    (tmp_path / "sys/fs/cgroup/memory.stat").write_text("anon 1\n")  # the outermost group has no limit
+    assert memory_budget.available_bytes(root) == left * GIB
+
+
+def test_what_a_group_has_taken_counts_but_for_its_page_cache(tmp_path):
+    root = machine(tmp_path, 9 * GIB, "0::/pod\n", V2_MOUNT)
+    group_v2(tmp_path / "sys/fs/cgroup/pod", 4 * GIB, 3 * GIB, 2 * GIB, GIB)
+    assert memory_budget.available_bytes(root) == 2 * GIB
+    group_v2(tmp_path / "sys/fs/cgroup/pod", 4 * GIB, "max", 5 * GIB, 0)
+    assert memory_budget.available_bytes(root) == 0
+
+
+def test_groups_of_version_1_are_asked_too(tmp_path):
+    root = machine(tmp_path, 9 * GIB, "5:cpu:/x\n4:memory:/docker/a\n0::/\n", V1_MOUNT + V2_MOUNT)
+    group_v1(tmp_path / "sys/fs/cgroup/memory", WITHOUT_LIMIT_V1, 8 * GIB, 0)
+    group_v1(tmp_path / "sys/fs/cgroup/memory/docker", 4 * GIB, 2 * GIB, GIB)
+    group_v1(tmp_path / "sys/fs/cgroup/memory/docker/a", WITHOUT_LIMIT_V1, GIB, 0)
+    assert memory_budget.available_bytes(root) == 3 * GIB
+
+
+@pytest.mark.parametrize("top", ["/docker/a", "/elsewhere"])
+def test_a_container_that_sees_its_group_as_the_top_is_limited_by_it(tmp_path, top):
+    mount = f"30 23 0:26 {top} /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n"
+    root = machine(tmp_path, 9 * GIB, "4:memory:/docker/a\n", mount)
+    group_v1(tmp_path / "sys/fs/cgroup/memory", GIB, 0, 0)
+    assert memory_budget.available_bytes(root) == GIB
+
+
+def test_processes_on_one_machine_share(monkeypatch):
+    monkeypatch.setattr(memory_budget, "available_bytes", lambda: 8 * GIB)
+    assert memory_budget.share_bytes() == 4 * GIB
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert memory_budget.share_bytes() == GIB
+
+
+# ------------------------------------------------------------------------------------------------------ lanes' pieces
+
+
+RECORD_BYTES = 4096
+SHAPE = Lanes(2, 8, 8)  # windows of 512 KiB
+
+
+@pytest.fixture
+def records(tmp_path) -> Path:
+    """2 whole windows and a last one of nearly two."""
+    (tmp_path / "a.bin").write_bytes(random_bytes((3 * 128 + 112) * RECORD_BYTES))
+    require_direct(tmp_path / "a.bin")
+    return tmp_path / "a.bin"
+
+
+def in_lanes(path: Path, **arguments) -> GDSDataset:
+    records = Records("uint8", (RECORD_BYTES,))
+    return GDSDataset(path, 16, records, shuffle=SHAPE, device="cpu", prefetch=2, **arguments)
+
+
+def test_two_windows_are_held_and_no_more_though_the_last_is_longer(records, monkeypatch):
+    monkeypatch.setattr(open_pieces, "_SLACK", 0)
+    monkeypatch.setattr(open_pieces, "_SLACK_BYTES", 16 * 4096)  # pieces can begin anywhere in the files
+    dataset = in_lanes(records)
+    batches = arrays(dataset)
+    stats = dataset.stats()
+    assert sorted(row.tobytes() for batch in batches for row in batch) == sorted(
+        records.read_bytes()[i : i + RECORD_BYTES] for i in range(0, records.stat().st_size, RECORD_BYTES)
+    )
+    assert 2**20 * 0.9 < stats["piece_memory_bytes"] <= 2 * (2**19 + 16 * 4096)
+    # Every piece was read as one: none of its samples by itself.
+    assert sum(stats["piece_bytes"].values()) >= records.stat().st_size - 16 * RECORD_BYTES
+
+
+@pytest.mark.parametrize("budget_bytes", [0, 4096, 300_000])
+def test_less_memory_changes_no_order(records, monkeypatch, budget_bytes):
+    expected = arrays(in_lanes(records, seed=3))
+    monkeypatch.setattr(open_pieces, "share_bytes", lambda: budget_bytes)
+    dataset = in_lanes(records, seed=3)
+    with pytest.warns(RuntimeWarning, match=r"samples of the others are read one by one\. Give it more memory"):
+        gdsdata.engine._warned.clear()
+        got = arrays(dataset)
+    assert all(np.array_equal(one, other) for one, other in zip(got, expected, strict=True))
+    assert dataset.stats()["piece_memory_bytes"] <= budget_bytes
+
+
+# --------------------------------------------------------------------------------------------------------- row groups
+
+
+@pytest.fixture
+def table(tmp_path) -> Path:
+    """40 row groups of 100 numbers, 800 bytes each."""
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(
+        pa.table({"id": range(4000), "text": [str(i) for i in range(4000)]}), tmp_path / "a.parquet", row_group_size=100
+    )
+    return tmp_path / "a.parquet"
+
+
+def test_fewer_row_groups_in_memory_change_no_order(table, monkeypatch):
+    def ids(dataset):
+        found = []
+        for batch in dataset:
+            held = dataset._running
+            assert held._held_bytes <= held.budget_bytes
+            assert held._held_bytes == sum(int(held._index.decoded_bytes[group]) for group in held._held)
+            found.append((batch["id"].tolist(), [bytes(text.tolist()) for text in batch["text"].as_list()]))
+        return found
+
+    def dataset():
+        return GDSDataset(table, 32, shuffle=RowGroups(4, 300), device="cpu", seed=5)
+
+    expected = ids(dataset())
+    for budget_bytes in (0, 3000):
+        monkeypatch.setattr(table_batches, "share_bytes", lambda budget_bytes=budget_bytes: budget_bytes)
+        limited = dataset()
+        gdsdata.engine._warned.clear()
+        with pytest.warns(RuntimeWarning, match="decoded again for each batch. Give it more memory"):
+            assert ids(limited) == expected
+        stored = int(limited._index.length_bytes.sum(axis=1).max())
+        ring_bytes = limited.prefetch * limited._index.most_bytes(32)
+        assert limited.stats()["ring_bytes"] <= ring_bytes + budget_bytes + 4 * stored
+
+
+def test_row_groups_that_are_passed_are_let_go_though_nobody_asks_for_statistics(table, monkeypatch):
+    class Values(list):
+        """A list that can be referred to weakly."""
+
+    decoded = []
+    plain = type(GDSDataset(table, 32, device="cpu")._source.index).decode
+
+    def watched(self, group, stored):
+        values = Values(plain(self, group, stored))
+        decoded.append(weakref.ref(values))
+        return values
+
+    monkeypatch.setattr(table_batches, "_KEPT_BYTES", 0)
+    dataset = GDSDataset(table, 32, shuffle=False, device="cpu")
+    monkeypatch.setattr(type(dataset._source.index), "decode", watched)
+    most = 0
+    for _ in dataset:
+        gc.collect()
+        most = max(most, sum(one() is not None for one in decoded))
+    assert len(decoded) >= 40 and most <= 12
