@@ -658,7 +658,8 @@ class GDSDataset(doors.BatchDataset):
 
             upcoming = self._upcoming(self._index, self._progress.epoch)
             budget_bytes = running.budget_bytes if running is not None else None
-            result["ring_bytes"] += most_held_bytes(self._index, upcoming, len(self._order), self.prefetch, budget_bytes)
+            steps = len(self._order)
+            result["ring_bytes"] += most_held_bytes(self._index, upcoming, steps, self.prefetch, budget_bytes)
         result["piece_bytes"], result["piece_memory_bytes"] = dict(self._piece_bytes), self._piece_memory_bytes
         result["shuffle"] = f"{self._shuffle_name}: {self._choice.reason}"
         if self._skipped is not None:

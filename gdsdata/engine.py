@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from gdsdata.errors import BackendUnavailable
-from gdsdata.memory_budget import available_bytes
+from gdsdata.memory_budget import available_bytes, share_bytes
 from gdsdata.options import EngineOptions
 
 try:
@@ -62,6 +62,9 @@ _DLPACK_TYPES = {
 }
 # Well below the system's own limit of mappings a process (65530), which others need too.
 _MOST_MAPPED_FILES = 30_000
+# Where a process may take less than this, each worker's bounce memory is short: 64 MiB of them all would be too much.
+_SCARCE_BYTES, _SCARCE_BOUNCE_BYTES = 2**29, 4 * 2**20
+_REQUEST_EDGES_BYTES = 2 * 65536  # as csrc/engine/engine.cpp demands beside a request
 _WIDENED = {"u1": "u8_to_i64", "u2": "u16_to_i64", "i2": "i16_to_i64", "i4": "i32_to_i64", "u4": "u32_to_i64"}
 
 # Closed before the interpreter goes: a thread that waits for a batch must not come back to find it gone.
@@ -121,6 +124,8 @@ def shared_engine(options: EngineOptions, device: torch.device) -> _engine.Engin
                 _engine.set_cufile_search_path(cufile_of_wheels())
             fields = asdict(options)
             del fields["stall_timeout_s"], fields["calibrate"]
+            if options.bounce_bytes == 0 and share_bytes() < _SCARCE_BYTES:
+                fields["bounce_bytes"] = max(_SCARCE_BOUNCE_BYTES, options.request_bytes + _REQUEST_EDGES_BYTES)
             engine = _engines[key] = _engine.Engine(cuda_ordinal=ordinal, **fields)
             if _spanned is not None and _spanned[0] == os.getpid():
                 _keep_spans_of(key, engine)

@@ -25,7 +25,8 @@ class EngineOptions:
             segments of less than 1 MiB. 0: 1 MiB, 4 MiB on the way to a GPU, and 8 MiB for writes from the CPU.
         request_bytes: longest single request to storage.
         bounce_bytes: page-aligned memory of one worker that O_DIRECT reads into and writes from; taken when first
-            needed. 0: 64 MiB shared out among the workers, but 16 MiB at least for each. Of writes io_uring has half as
+            needed. 0: 64 MiB shared out among the workers, but 16 MiB at least for each; 4 MiB for each where less than
+            1 GiB of memory is left, of the machine or a control group. Of writes io_uring has half as
             much in flight, or two requests, while as much gets ready.
         staging_bytes: pinned memory of one worker where bytes stop over on their way to a GPU. Short reads have 1.3 MiB
             of their own there first; each is taken when it is needed.

@@ -77,12 +77,12 @@ class TableBatches(FieldBatches):
         )
         self._engine, self._index, self._upcoming = shared, index, upcoming
         self._held_steps = _steps_held(upcoming, prefetch)
-        self.budget_bytes = share_bytes()
+        self.budget_bytes, threads = held_budget(index, share_bytes())
         self._keeps_all = int(index.decoded_bytes.sum()) <= min(_KEPT_BYTES, self.budget_bytes)
         self._look_at = self._held_bytes = 0
         self._held: dict[int, Future[list[Values]]] = {}
-        self._counting = threading.Lock()
-        self._decoders = ThreadPoolExecutor(_decoders(), thread_name_prefix="gdsdata-row-groups")
+        self._counting, self._decoding_again = threading.Lock(), threading.Lock()
+        self._decoders = ThreadPoolExecutor(threads, thread_name_prefix="gdsdata-row-groups")
         stop_at_exit(self)
 
     def reach(self, step: int) -> None:
@@ -172,11 +172,12 @@ class TableBatches(FieldBatches):
         """Values, and which rows of them go where in the batch."""
         if held is not None:
             return held.result(), rows, place
-        # Of one that is not held only these rows are kept.
-        values = [
-            one[rows] if isinstance(one, np.ndarray) else one.take(arrow_module().array(rows))
-            for one in self._read_group(group)
-        ]
+        # Of one that is not held only these rows are kept, and one at a time is decoded.
+        with self._decoding_again:
+            values = [
+                one[rows] if isinstance(one, np.ndarray) else one.take(arrow_module().array(rows))
+                for one in self._read_group(group)
+            ]
         return values, np.arange(len(rows)), place
 
     def _gathered(self, k: int, parts: list[tuple[Values, np.ndarray, np.ndarray]]) -> torch.Tensor | Ragged:
@@ -233,9 +234,10 @@ def most_held_bytes(
     steps.
 
     Args:
-        budget_bytes: of those that are held; None: `memory_budget.share_bytes`.
+        budget_bytes: of those that are held; None: what `held_budget` finds now.
     """
-    budget_bytes = share_bytes() if budget_bytes is None else budget_bytes
+    budget_now, threads = held_budget(index, share_bytes())
+    budget_bytes = budget_now if budget_bytes is None else budget_bytes
     total_bytes = int(index.decoded_bytes.sum())
     if total_bytes <= min(_KEPT_BYTES, budget_bytes):
         held_bytes = total_bytes
@@ -243,12 +245,26 @@ def most_held_bytes(
         held = _steps_held(upcoming, prefetch)
         places = range(0, steps, max(1, steps // _PLACES_ASKED))
         held_bytes = max(int(index.decoded_bytes[upcoming.groups(step, step + held)].sum()) for step in places)
+    return min(held_bytes, budget_bytes) + threads * _decoding_bytes(index)
+
+
+def held_budget(index: TableIndex, share_bytes: int) -> tuple[int, int]:
+    """Bytes of decoded row groups that may be held, and how many threads decode.
+
+    Args:
+        share_bytes: that both may take. With little of it fewer threads decode, and one more row group at a time may be
+            decoded again for a batch.
+    """
+    decoding_bytes = max(1, _decoding_bytes(index))
+    most_threads = min(_DECODERS, len(os.sched_getaffinity(0)))
+    threads = min(most_threads, max(1, share_bytes // (4 * decoding_bytes)))
+    return max(0, share_bytes - (threads + 1) * decoding_bytes), threads
+
+
+def _decoding_bytes(index: TableIndex) -> int:
+    """That decoding a row group takes: as it is stored, as pyarrow has it, and what is made of that, with copies."""
     stored_bytes = index.length_bytes.sum(axis=1)
-    return min(held_bytes, budget_bytes) + _decoders() * int(stored_bytes.max(initial=0))
-
-
-def _decoders() -> int:
-    return min(_DECODERS, len(os.sched_getaffinity(0)))
+    return 2 * int((stored_bytes + index.decoded_bytes).max(initial=0))
 
 
 def _steps_held(upcoming: UpcomingGroups, prefetch: int) -> int:

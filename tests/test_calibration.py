@@ -133,9 +133,7 @@ def test_where_there_are_no_locks_nothing_is_measured(data, monkeypatch):
 
 
 def test_entries_of_many_threads_are_all_kept(data):
-    threads = [
-        threading.Thread(target=calibration._keep, args=(f"GPU {i}", Calibration(workers=i))) for i in range(16)
-    ]
+    threads = [threading.Thread(target=calibration._keep, args=(f"GPU {i}", Calibration(workers=i))) for i in range(16)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -155,7 +153,8 @@ def test_what_was_looked_up_may_be_forgotten_meanwhile(data, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[]", '{"version": 1}', '{"version": 1, "calibrations": 3}', '{"version": 1, "calibrations": {"a": 1}}']
+    "content",
+    ["", "[]", '{"version": 1}', '{"version": 1, "calibrations": 3}', '{"version": 1, "calibrations": {"a": 1}}'],
 )
 def test_a_file_of_anything_is_no_calibration(data, content):
     calibration._folder().mkdir(parents=True)
