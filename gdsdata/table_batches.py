@@ -51,7 +51,8 @@ class TableBatches(FieldBatches):
     """What `GDSDataset` takes its batches from where samples are rows of tables.
 
     Batches are on the CPU. `reach` says which row groups are held; a batch that needs another one has it decoded then.
-    No more are held than `memory_budget.share_bytes`: the others are decoded for each batch that needs them.
+    No more are held than `held_budget` allows: the others are decoded for each batch that needs them. The ``bytes`` of
+    `statistics` are those of the row groups that were read.
 
     Args:
         shared, files, index, prefetch, stall_timeout_s, ragged_as, decode, collate, skipped: as for `FieldBatches`.

@@ -1,7 +1,6 @@
 """What may be held follows the machine and its control groups, is kept to, and changes no order of samples."""
 
 import contextlib
-import gc
 import os
 import subprocess
 import sys
@@ -198,7 +197,6 @@ def test_row_groups_that_are_passed_are_let_go_though_nobody_asks_for_statistics
     monkeypatch.setattr(type(dataset._source.index), "decode", watched)
     most = 0
     for _ in dataset:
-        gc.collect()
         most = max(most, sum(one() is not None for one in decoded))
     assert len(decoded) >= 40 and most <= 12
 
