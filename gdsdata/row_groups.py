@@ -59,7 +59,7 @@ class RowGroups:
         """A shape for such data: the same on every rank, and for every number of ranks that share a global batch.
 
         8 lanes (or the largest divisor of ``step_samples`` below), and windows of as many rows as 16 row groups have.
-        Where one rank would hold more than 2 GiB so, whatever memory there is, windows are smaller, down to one row group, and then lanes fewer.
+        Where one rank would hold more than 2 GiB so, windows are smaller, down to one row group, and then lanes fewer.
 
         Args:
             rows: in all.
