@@ -1,9 +1,8 @@
 // Flights without a kernel: the test issues each step, and answers as it likes.
 #include "backend/flight.h"
 
-#include <unistd.h>
-
 #include <sys/uio.h>
+#include <unistd.h>
 
 #include <functional>
 
