@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
-from gdsdata import doors, engine, shuffles
+from gdsdata import arguments, engine, shuffles
+from gdsdata.batch_dataset import BatchDataset, warn_of_stacking
 from gdsdata.batch_source import BatchSource
 from gdsdata.counts import ADDED, sum_of, sum_of_routes
 from gdsdata.errors import CorruptData, GdsdataError, IoError, StallError
@@ -24,6 +25,7 @@ from gdsdata.program_end import Ending, end_at_exit, is_ending_daemon
 from gdsdata.progress import Begun, Progress
 from gdsdata.ranks import EpochRanks, Ranks, Share
 from gdsdata.report import Report, Reporter, StepTimes, WorkerTimes, diagnose, marked
+from gdsdata.split import checked_split, part_of
 
 # What only some data sets need is imported where they need it, for a program's start: benchmarks/notes/startup.md.
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
 _PLAN_SAMPLES = 4096
 
 
-class GDSDataset(doors.BatchDataset):
+class GDSDataset(BatchDataset):
     """Batches of samples from files, read ahead by the engine.
 
     Iterating gives one epoch of batches; each is a tensor of shape ``(B, *sample shape)`` (see the formats for shapes
@@ -178,17 +180,17 @@ class GDSDataset(doors.BatchDataset):
         split: tuple[float, float] = (0.0, 1.0),
     ) -> None:
         super().__init__()
-        doors.check_types(source, batch_size, format, seed, prefetch, transform, collate, decode, options)
+        arguments.check_types(source, batch_size, format, seed, prefetch, transform, collate, decode, options)
         if device is None:
             device = "cuda" if torch.cuda.is_available() else "cpu"
         self.device = engine.resolved(device)
-        doors.check_values(prefetch, residency, self.device, ragged, on_error)
-        self._split = doors.checked_split(split)
+        arguments.check_values(prefetch, residency, self.device, ragged, on_error)
+        self._split = checked_split(split)
         self.collate = collate
-        self._skipped = doors.skipped_of(on_error)
+        self._skipped = arguments.skipped_of(on_error)
         self.residency = residency
         self.ragged = ragged
-        self.decode = doors.decoders_of(decode)
+        self.decode = arguments.decoders_of(decode)
         self.transform = transform
         self.prefetch = index_of(prefetch)
         self.zero_copy = zero_copy
@@ -269,8 +271,8 @@ class GDSDataset(doors.BatchDataset):
             self._skipped.leave_out_files(refusals, len(self._paths))
         if not len(index):
             raise ValueError(f"no samples in {self._paths[0]} (of {len(self._paths)} files)")
-        doors.check_index(index, self._format, self.collate, self.residency, self.decode)
-        return doors.part_of(index, self._split, self._paths[0])
+        arguments.check_index(index, self._format, self.collate, self.residency, self.decode)
+        return part_of(index, self._split, self._paths[0])
 
     def _make_order(self) -> None:
         shuffle = self._choice.shape(self._index, self._step_samples)
@@ -426,7 +428,7 @@ class GDSDataset(doors.BatchDataset):
 
     def __iter__(self) -> Iterator[Any]:
         """The rest of this epoch, after `load_state_dict`, or the whole of it. Reading begins with this call."""
-        doors.warn_of_stacking(self)
+        warn_of_stacking(self)
         begun = self._progress.begin(len(self), self._step_samples)
 
         def handed_out(given: int) -> None:

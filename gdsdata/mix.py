@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gdsdata.batch_dataset import BatchDataset, warn_of_stacking
 from gdsdata.dataset import GDSDataset
-from gdsdata.doors import BatchDataset, warn_of_stacking
 from gdsdata.order import as_array
 from gdsdata.progress import Begun, Progress
 from gdsdata.ranks import EpochRanks, Ranks, Share

@@ -112,8 +112,8 @@ MAY_IMPORT = {
     "checkpoint": {"engine", "formats", "lazy", "options", "errors", "report"},  # of formats: headers, directories
     "dataset": {
         *("batch_source", "decoders", "field_batches", "formats", "order", "lanes", "ranks", "open_pieces", "shuffles"),
-        *("counts", "doors", "identity", "progress", "row_groups", "skipped", "table_batches", "engine", "options"),
-        *("errors", "program_end", "report"),
+        *("arguments", "batch_dataset", "counts", "identity", "progress", "row_groups", "skipped", "split"),
+        *("table_batches", "engine", "options", "errors", "program_end", "report"),
     },
     "batch_source": {
         *("decoders", "field_batches", "formats", "lent_memory", "open_pieces", "row_groups", "skipped"),
@@ -122,8 +122,10 @@ MAY_IMPORT = {
     "program_end": set(),
     "report": set(),
     "trace": {"engine"},
-    "mix": {"dataset", "doors", "order", "progress", "ranks"},
-    "doors": {"decoders", "engine", "field_batches", "formats", "options", "skipped"},
+    "mix": {"batch_dataset", "dataset", "order", "progress", "ranks"},
+    "arguments": {"decoders", "field_batches", "formats", "options", "skipped"},
+    "batch_dataset": {"engine"},
+    "split": {"arguments"},
     "identity": {"engine", "formats"},
     "counts": set(),
     "progress": set(),

@@ -19,7 +19,7 @@ uint32_t crc32c_joined(uint32_t of_first, uint32_t of_second, uint64_t second_le
 
 enum class Checksum : uint8_t { kNone, kCrc32, kCrc32c };
 
-// Of a kind other than kNone.
+// For every kind but kNone.
 uint32_t checksum_of(Checksum kind, const std::byte* bytes, size_t length);
 uint32_t joined_checksums(Checksum kind, uint32_t of_first, uint32_t of_second, uint64_t second_length);
 

@@ -29,8 +29,8 @@ class Descriptor {
 // EMFILE or ENFILE: no descriptor is left. It says nothing about the file.
 bool is_out_of_descriptors(int system_errno);
 
-// Whether to wait while all descriptors are taken and others of this library use some, which they will close. Whoever
-// holds open files himself gives up, closes them and tries again: two who wait for each other would never end.
+// Whether to wait while all descriptors are taken, for other threads of this library to close theirs. A thread that
+// holds open files itself gives up, closes them and tries again: two threads that wait for each other would never end.
 enum class WhenTaken { kWait, kGiveUp };
 
 // Calls `open`, which returns a descriptor, or -1 and errno. While none is left, closes idle files of all caches and

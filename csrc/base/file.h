@@ -47,8 +47,7 @@ class File {
   int direct();
   // Remembers, for this file and for others on its file system, that direct I/O was refused at a request.
   void refuse_direct(const std::string& reason);
-  // Of a file without an O_DIRECT descriptor: why it has none; and whether a later call of `direct` may find one,
-  // because the process had no descriptor left.
+  // If `direct` returned -1: why; and whether a later call may return a descriptor, because the process had none left.
   Error why_not_direct() const;
   bool may_be_direct_later() const { return direct_fd_.load(std::memory_order_acquire) == kNotOpened; }
   // Multiple of which offsets and lengths of direct requests must be; memory too.

@@ -34,8 +34,8 @@ constexpr std::string_view kNoKernel = "00000000";
 constexpr int64_t kUnchangedOfOtherKernelS = 3600;
 constexpr int64_t kUnchangedWithoutLockS = 24 * 3600;
 
-// Each save lists a folder of up to so many entries, and a larger one every so-manieth time: a listing costs about
-// 0.3 ms per 1000 entries, and one per save would make n files take n² steps.
+// A folder of up to so many entries is listed by each save, and one of n times as many by every n-th save. A listing
+// takes about 0.3 ms per 1000 entries, so n saves into one folder would otherwise take n² steps.
 constexpr size_t kEntriesPerSave = 1000;
 
 std::string hex(uint64_t value, size_t digits) {
@@ -149,7 +149,7 @@ std::vector<std::string> temporaries_in(const std::string& folder) {
     size_t entries = 0, uses = 0;
     std::vector<std::string> temporaries;
   };
-  // Of large folders. A thread's own: a lock could be held for ever in a forked child.
+  // The listings of large folders. Each thread has its own, because a forked child could find a lock held for ever.
   thread_local std::map<std::pair<dev_t, ino_t>, Listing> large;
   const std::unique_ptr<DIR, int (*)(DIR*)> opened(::opendir(folder.empty() ? "." : folder.c_str()), ::closedir);
   struct stat status{};
