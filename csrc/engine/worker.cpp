@@ -1,6 +1,7 @@
 #include "engine/worker.h"
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include "base/crc32.h"
@@ -157,7 +158,7 @@ void Worker::gather() {
 }
 
 bool Worker::help(Priority lowest) {
-  reserve_active();
+  if (!has_active()) return false;
   Segment segment;
   if (!queue_.pop_fresh(segment, lowest)) return false;
   Active& active = begin(std::move(segment));
@@ -181,7 +182,7 @@ bool Worker::help(Priority lowest) {
 }
 
 bool Worker::help_with(const Group& group) {
-  reserve_active();
+  if (!has_active()) return false;
   Segment segment;
   if (!queue_.pop_fresh_of(group, segment)) return false;
   Active& active = begin(std::move(segment));
@@ -222,6 +223,16 @@ void Worker::reserve_active() {
   for (auto* actives : {&idle_actives_, &unfinished_, &continued_}) actives->reserve(actives_.size() + 1);
   actives_.push_back(std::make_unique<Active>());
   idle_actives_.push_back(actives_.back().get());
+}
+
+// The same for a guest, who need not help: false without memory.
+bool Worker::has_active() {
+  try {
+    reserve_active();
+    return true;
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
 }
 
 Worker::Active& Worker::begin(Segment segment) {

@@ -87,6 +87,7 @@ class Worker {
   bool work();
   void fail_all(const Error& error);
   void reserve_active();
+  bool has_active();
   std::optional<Error> open_device(bool wholly);
   void make_staging();
   bool served_by_staging(Active& active);
