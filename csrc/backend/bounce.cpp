@@ -1,7 +1,7 @@
 #include "backend/bounce.h"
 
 #include <algorithm>
-#include <system_error>
+#include <exception>
 
 #include "base/extent_math.h"
 #include "device/anonymous_memory.h"
@@ -26,12 +26,19 @@ std::byte* BounceArena::take_untouched(uint64_t bytes) { return take_before(size
 
 std::byte* BounceArena::take_before(size_t end_page, uint64_t bytes) {
   const size_t pages = align_up(bytes, kPageBytes) / kPageBytes;
-  const auto range = std::find_if(free_.begin(), free_.end(), [&](const FreeRange& r) { return r.pages >= pages; });
+  auto range = std::find_if(free_.begin(), free_.end(), [&](const FreeRange& r) { return r.pages >= pages; });
   if (range == free_.end()) return nullptr;
   if (range->first_page + pages > end_page) {
     bring_the_rest();
     return nullptr;
   }
+  // Between what is taken lies one free range more at most: so give_back needs no memory.
+  if (const size_t most_ranges = taken_ + 2; free_.capacity() < most_ranges) {
+    const size_t place = static_cast<size_t>(range - free_.begin());
+    free_.reserve(2 * most_ranges);
+    range = free_.begin() + static_cast<ptrdiff_t>(place);
+  }
+  ++taken_;
   std::byte* memory = data() + range->first_page * kPageBytes;
   range->first_page += pages;
   range->pages -= pages;
@@ -53,12 +60,13 @@ void BounceArena::bring_the_rest() {
   };
   try {
     bringing_ = std::thread(bring);
-  } catch (const std::system_error&) {  // no more threads are to be had
+  } catch (const std::exception&) {  // no more threads are to be had
     ready_pages_ = end_page;
   }
 }
 
 void BounceArena::give_back(std::byte* memory, uint64_t bytes) {
+  --taken_;
   const size_t first_page = static_cast<size_t>(memory - data()) / kPageBytes;
   const size_t pages = align_up(bytes, kPageBytes) / kPageBytes;
   auto next = std::lower_bound(free_.begin(), free_.end(), first_page,

@@ -47,6 +47,7 @@ class BounceArena {
 
   std::unique_ptr<PinnedBuffer> buffer_;
   std::vector<FreeRange> free_;
+  size_t taken_ = 0;  // and not given back
   std::atomic<size_t> ready_pages_;
   std::atomic<bool> stopped_{false};
   std::thread bringing_;

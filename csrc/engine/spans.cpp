@@ -1,5 +1,6 @@
 #include "engine/spans.h"
 
+#include <new>
 #include <utility>
 
 namespace gdsdata {
@@ -28,11 +29,14 @@ Spans SpanLog::end() {
 void SpanLog::keep(Work work, Time begin, Time end, uint64_t bytes) {
   std::lock_guard lock(mutex_);
   if (!on_.load(std::memory_order_relaxed)) return;  // ended meanwhile
-  if (kept_.spans.size() < most_) {
-    kept_.spans.push_back({work, nanoseconds(begin), nanoseconds(end), bytes});
-  } else {
-    ++kept_.dropped;
+  try {
+    if (kept_.spans.size() < most_) {
+      kept_.spans.push_back({work, nanoseconds(begin), nanoseconds(end), bytes});
+      return;
+    }
+  } catch (const std::bad_alloc&) {  // a profile with a hole, and the work goes on
   }
+  ++kept_.dropped;
 }
 
 }  // namespace gdsdata

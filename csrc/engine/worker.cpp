@@ -1,6 +1,7 @@
 #include "engine/worker.h"
 
 #include <algorithm>
+#include <exception>
 #include <new>
 #include <utility>
 
@@ -666,7 +667,12 @@ bool Worker::exchange(Lane& lane, std::chrono::milliseconds patience) {
   size_t count = reap(lane, few, few > 1 ? std::min(patience, kFewReapTimeout) : patience);
   if (count == 0 && few > 1) count = reap(lane, 1, patience);
   lane.in_flight -= count;
-  taken += submit(lane);  // before those are told who wait for what has ended: the disk is not to wait for that
+  std::exception_ptr failure;  // what was reaped is told first
+  try {
+    taken += submit(lane);  // before those are told who wait for what has ended: the disk is not to wait for that
+  } catch (...) {
+    failure = std::current_exception();
+  }
   const auto ended = Clock::now();
   counters_.storage_ns.add(ns_between(asked, ended));
   RouteBytes bytes;
@@ -674,6 +680,7 @@ bool Worker::exchange(Lane& lane, std::chrono::milliseconds patience) {
   const bool looked = taken + count == 0 && patience.count() == 0;  // and found nothing
   if (!looked) spans_.add(Work::kStorage, asked, ended, bytes.total());
   for (size_t i = 0; i < count; ++i) completed(lane, completions_[i]);
+  if (failure) std::rethrow_exception(failure);
   return taken + count > 0;
 }
 

@@ -49,7 +49,6 @@ class FailingAllocations {
     allocations_left = first;
   }
   ~FailingAllocations() { allocations_left = -1; }
-  bool all_failed() const { return failures_left <= 0; }
 };
 
 class NoMemory : public ::testing::TestWithParam<const char*> {
@@ -77,8 +76,7 @@ class NoMemory : public ::testing::TestWithParam<const char*> {
 TEST_P(NoMemory, OfAWorkerEndsEachGroupOnceAndTheNextOneIsRight) {
   for (const DirectMode direct : {DirectMode::kAuto, DirectMode::kNever}) {
     size_t errors = 0;
-    int first = 0;
-    for (bool has_failed = true; has_failed && first < 300; ++first) {
+    for (int first = 0; first < 150; ++first) {
       const auto engine = make_engine(direct);
       for (const std::string& path : paths_) drop_from_page_cache(path);
       Bytes memory(content_.size());
@@ -93,7 +91,6 @@ TEST_P(NoMemory, OfAWorkerEndsEachGroupOnceAndTheNextOneIsRight) {
         const FailingAllocations failing(first, 1, /*in_others=*/true);
         const auto until = std::chrono::steady_clock::now() + kPatience;
         while (!pending.ended() && std::chrono::steady_clock::now() < until) std::this_thread::yield();
-        has_failed = failing.all_failed();
       }
       ASSERT_TRUE(pending.wait(kPatience)) << "it hangs when allocation " << first << " fails";
       if (group->error) {
@@ -102,10 +99,10 @@ TEST_P(NoMemory, OfAWorkerEndsEachGroupOnceAndTheNextOneIsRight) {
       } else {
         ASSERT_TRUE(memory == content_) << first;
       }
-      EXPECT_EQ(ends, 1) << first;
       std::fill(memory.begin(), memory.end(), std::byte{0});
       engine->run(group);
       ASSERT_TRUE(memory == content_) << first;
+      EXPECT_EQ(ends, 1) << first;
     }
     EXPECT_GT(errors, 3u) << "no allocation of a worker failed";
   }
