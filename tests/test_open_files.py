@@ -103,6 +103,7 @@ def save_beside_reading(folder: Path, out: Path) -> None:
     dataset = GDSDataset(folder, 64, Npy(), device="cpu", options=EngineOptions(workers=2))
     torch.save({}, out / "imports")
     gdsdata.save({}, out / "imports.pt")
+    limit_descriptors(1024)
     list(dataset)
     taken = limit_descriptors(1024, 0)
     assert taken
