@@ -33,10 +33,15 @@ def available_bytes(root: str = "/") -> int:
     Args:
         root: the folder in which ``proc`` and ``sys`` are; tests have others.
     """
-    with open(os.path.join(root, "proc/meminfo")) as meminfo:
-        fields = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in meminfo}
-    left = [fields["MemAvailable"], *_left_in_groups(Path(root))]
-    return max(0, min(left))
+    return max(0, min([_left_in_machine(root), *_left_in_groups(Path(root))]))
+
+
+def _left_in_machine(root: str) -> int:
+    try:
+        with open(os.path.join(root, "proc/meminfo")) as meminfo:
+            return next(int(line.split()[1]) * 1024 for line in meminfo if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):  # the process may have no descriptor left
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _left_in_groups(root: Path) -> Iterator[int]:

@@ -223,7 +223,7 @@ class TableBatches(FieldBatches):
             return self._made_of(name, samples)
         except Undecodable as error:
             group, row = int(planned.group[error.sample]), int(planned.row[error.sample])
-            path = self._paths[self._index.group_file[group]]
+            path = self._index.paths[self._index.group_file[group]]
             where = f"row {row} of {self._index.name_of(group)}"
             raise CorruptData(f"{where}: column {name!r} cannot be decoded: {error}", path) from error
 

@@ -204,6 +204,8 @@ class Guard:
     """Refuses, while a parser runs, what no parser does: programs, imports, code, files outside the input's folder."""
 
     _FORBIDDEN = ("os.", "subprocess.", "socket.", "shutil.", "ctypes.", "import", "exec", "pty.", "webbrowser.")
+    # By `memory_budget`, before row groups are decoded.
+    _MEMORY = ("/proc/meminfo", "/proc/self/mountinfo", "/proc/self/cgroup", "/sys/fs/cgroup/")
     _WITHIN_THE_FOLDER = ("open", "os.mkdir", "os.rename", "os.remove", "os.scandir", "os.listdir")
 
     def __init__(self, folder: Path) -> None:
@@ -222,7 +224,7 @@ class Guard:
         if not self._armed:
             return
         if event in self._WITHIN_THE_FOLDER:
-            wrong = not isinstance(arguments[0], int) and not os.fsdecode(arguments[0]).startswith(self._folder)
+            wrong = not isinstance(arguments[0], int) and not os.fsdecode(arguments[0]).startswith((self._folder, *self._MEMORY))
         else:
             wrong = event.startswith(self._FORBIDDEN)
         if wrong:

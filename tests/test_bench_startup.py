@@ -257,6 +257,7 @@ print(*sorted({"pyarrow", "zstandard", "torchvision", "torchcodec", "numpy.typin
 NEEDED = {
     *("dataset", "batch_source", "engine", "_engine", "errors", "options", "order", "progress", "ranks", "report"),
     *("shuffles", "lazy", "formats", "formats.index", "formats.magics", "formats.registry"),
+    *("arguments", "batch_dataset", "counts", "memory_budget", "program_end", "split"),
 }
 
 

@@ -347,9 +347,9 @@ def seen_in_waits(monkeypatch):
         def __init__(self, *arguments):
             self._output = made(*arguments)
 
-        def write(self, *arguments):
+        def write(self, *arguments, **named):
             found.append(eventually(collects))
-            return self._output.write(*arguments)
+            return self._output.write(*arguments, **named)
 
         def commit(self):
             found.append(collects())

@@ -301,7 +301,7 @@ def test_a_state_of_two_ranks_is_refused_by_one_when_iteration_begins(folder, be
 
 
 def test_a_state_that_no_number_of_ranks_would_fit_is_refused_at_once(folder):
-    with pytest.raises(ValueError, match="samples_per_step was 12 and is 8"):
+    with pytest.raises(ValueError, match=r"batch_size \* world_size was 12 and is 8"):
         read(folder).load_state_dict({**read(folder).state_dict(), "samples_per_step": 12})
 
 

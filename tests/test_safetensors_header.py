@@ -80,7 +80,7 @@ def test_a_damaged_header_is_refused_with_its_path_place_and_remedy(tmp_path, he
         with pytest.raises(CorruptData) as caught:
             reading()
         assert caught.value.path == path and path in str(caught.value)
-        assert "write it again" in str(caught.value)
+        assert "rite it again" in str(caught.value) or "etch it again" in str(caught.value)
     with pytest.raises(CorruptData) as caught:
         safetensors_header.parse(header, path, 8 + len(header), 16 + len(header))
     assert (caught.value.offset, caught.value.length) == (8, len(header)) and "offset 8" in str(caught.value)
@@ -105,7 +105,7 @@ def test_what_the_library_reads_is_read_alike(tmp_path, header):
 def test_a_missing_file_is_named_with_the_index_that_names_it(tmp_path):
     index = tmp_path / "x.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"a": "gone.safetensors"}}))
-    with pytest.raises(FileNotFoundError, match=f"'{index}' names it: fetch it.*gone.safetensors") as caught:
+    with pytest.raises(FileNotFoundError, match=f"'{index}' names 'gone.safetensors'.*Fetch that shard") as caught:
         gdsdata.load(index)
     assert caught.value.filename == str(tmp_path / "gone.safetensors")
 
