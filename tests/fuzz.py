@@ -224,7 +224,8 @@ class Guard:
         if not self._armed:
             return
         if event in self._WITHIN_THE_FOLDER:
-            wrong = not isinstance(arguments[0], int) and not os.fsdecode(arguments[0]).startswith((self._folder, *self._MEMORY))
+            within = (self._folder, *self._MEMORY)
+            wrong = not isinstance(arguments[0], int) and not os.fsdecode(arguments[0]).startswith(within)
         else:
             wrong = event.startswith(self._FORBIDDEN)
         if wrong:

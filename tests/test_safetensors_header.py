@@ -107,7 +107,7 @@ def test_a_missing_file_is_named_with_the_index_that_names_it(tmp_path):
     index.write_text(json.dumps({"weight_map": {"a": "gone.safetensors"}}))
     with pytest.raises(FileNotFoundError, match=f"'{index}' names 'gone.safetensors'.*Fetch that shard") as caught:
         gdsdata.load(index)
-    assert caught.value.filename == str(tmp_path / "gone.safetensors")
+    assert caught.value.path == str(tmp_path / "gone.safetensors")
 
 
 # ---------------------------------------------------------------------------------------------------------- dtypes

@@ -138,25 +138,30 @@ void advise(int fd, PageRange pages, int advice) {
                   advice);
 }
 
+// Without a descriptor if it gives up; every other refusal is a Failure.
+Descriptor open_buffered(const std::string& path, int flags, WhenTaken when_taken) {
+  const bool writing = (flags & O_ACCMODE) != O_RDONLY;
+  const auto open = [&] { return ::open(path.c_str(), flags | O_CLOEXEC, 0666); };
+  Descriptor opened(open_descriptor(open, when_taken));
+  const bool gives_up = when_taken == WhenTaken::kGiveUp && is_out_of_descriptors(errno);
+  if (opened.get() < 0 && !gives_up) {
+    throw Failure(system_error(writing ? "open for writing" : "open", path, errno));
+  }
+  return opened;
+}
+
 std::string folder_of(const std::string& path) {
   const size_t slash = path.rfind('/');
   if (slash == std::string::npos) return ".";
   return slash == 0 ? "/" : path.substr(0, slash);
 }
 
-Descriptor open_file(const std::string& path, int flags, WhenTaken when_taken) {
-  const bool writing = (flags & O_ACCMODE) != O_RDONLY;
-  Descriptor file(open_descriptor([&] { return ::open(path.c_str(), flags | O_CLOEXEC, 0666); }, when_taken));
-  if (file.get() < 0) throw Failure(system_error(writing ? "open for writing" : "open", path, errno));
-  return file;
-}
-
 }  // namespace
 
 bool refuses_direct(int system_errno) { return system_errno == EINVAL || system_errno == EOPNOTSUPP; }
 
-File::File(std::string path, std::string opened_as, int flags, Descriptor descriptor)
-    : path_(std::move(path)), opened_as_(std::move(opened_as)), flags_(flags), buffered_(std::move(descriptor)) {
+File::File(std::string path, std::string opened_as, int flags, Descriptor buffered)
+    : path_(std::move(path)), opened_as_(std::move(opened_as)), flags_(flags), buffered_(std::move(buffered)) {
   struct stat status{};
   if (::fstat(buffered_.get(), &status) != 0) throw Failure(system_error("stat", path_, errno));
   if (!S_ISREG(status.st_mode) && !S_ISBLK(status.st_mode)) {
@@ -171,7 +176,9 @@ File::File(std::string path, std::string opened_as, int flags, Descriptor descri
 
 std::shared_ptr<File> File::open_for_reading(const std::string& path, std::optional<FileIdentity> expected,
                                              WhenTaken when_taken) {
-  std::shared_ptr<File> file(new File(path, path, O_RDONLY, open_file(path, O_RDONLY, when_taken)));
+  Descriptor buffered = open_buffered(path, O_RDONLY, when_taken);
+  if (buffered.get() < 0) return nullptr;
+  std::shared_ptr<File> file(new File(path, path, O_RDONLY, std::move(buffered)));
   if (expected) {
     struct stat status{};
     ::fstat(file->buffered(), &status);
@@ -191,7 +198,7 @@ std::shared_ptr<File> File::open_for_reading(const std::string& path, std::optio
 
 std::shared_ptr<File> File::open_for_writing(const std::string& path, bool create) {
   const int flags = O_RDWR | (create ? O_CREAT : 0);
-  return std::shared_ptr<File>(new File(path, path, flags, open_file(path, flags, WhenTaken::kWait)));
+  return std::shared_ptr<File>(new File(path, path, flags, open_buffered(path, flags, WhenTaken::kWait)));
 }
 
 std::shared_ptr<File> File::adopt_for_writing(Descriptor file, std::string path, std::string temporary) {

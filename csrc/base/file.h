@@ -31,7 +31,7 @@ struct FileIdentity {
 // An open file. Thread-safe: workers share it.
 class File {
  public:
-  // Throw Failure. `expected` is checked when given.
+  // Throw Failure. `expected` is checked when given. Null if it gives up (see WhenTaken).
   static std::shared_ptr<File> open_for_reading(const std::string& path, std::optional<FileIdentity> expected = {},
                                                 WhenTaken when_taken = WhenTaken::kWait);
   static std::shared_ptr<File> open_for_writing(const std::string& path, bool create);
@@ -78,7 +78,7 @@ class File {
 
  private:
   static constexpr int kNotOpened = -2;
-  File(std::string path, std::string opened_as, int flags, Descriptor descriptor);
+  File(std::string path, std::string opened_as, int flags, Descriptor buffered);
   int open_direct();
   struct Pages {
     uint64_t resident = 0;

@@ -37,13 +37,8 @@ std::shared_ptr<File> FileTable::get(uint32_t index, WhenTaken when_taken) {
   if (!make_room() && when_taken == WhenTaken::kGiveUp) return nullptr;
   std::optional<FileIdentity> expected;
   if (!identities_.empty()) expected = identities_[index];
-  std::shared_ptr<File> file;
-  try {
-    file = File::open_for_reading(paths_[index], expected, when_taken);
-  } catch (const Failure& failure) {
-    if (when_taken == WhenTaken::kGiveUp && is_out_of_descriptors(failure.error().system_errno)) return nullptr;
-    throw;
-  }
+  auto file = File::open_for_reading(paths_[index], expected, when_taken);
+  if (file == nullptr) return nullptr;
   std::lock_guard lock(mutex_);
   if (auto found = find(index)) return found;  // another thread was faster; ours closes with the last lock released
   recency_.push_front(index);

@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <exception>
+#include <new>
 #include <thread>
 
 #include "base/sigbus.h"
@@ -69,7 +70,12 @@ std::unique_ptr<Mapping> Mapping::make(int fd, uint64_t size_bytes) {
   void* data = ::mmap(nullptr, size_bytes, PROT_READ, MAP_SHARED, fd, 0);
   if (data == MAP_FAILED) return nullptr;
   ::madvise(data, size_bytes, MADV_RANDOM);  // a fault reads its page, not the disk's whole readahead around it
-  return std::unique_ptr<Mapping>(new Mapping(static_cast<const std::byte*>(data), size_bytes));
+  try {
+    return std::unique_ptr<Mapping>(new Mapping(static_cast<const std::byte*>(data), size_bytes));
+  } catch (const std::bad_alloc&) {  // nothing to note its regions in
+    ::munmap(data, size_bytes);
+    return nullptr;
+  }
 }
 
 Mapping::Mapping(const std::byte* data, uint64_t size_bytes)

@@ -1,6 +1,7 @@
 // Memory that runs out, or anything else that is thrown inside: an error at its batch or group, and nothing hangs.
 #include <atomic>
 #include <cstdlib>
+#include <cstring>
 #include <new>
 #include <thread>
 
@@ -76,7 +77,7 @@ class NoMemory : public ::testing::TestWithParam<const char*> {
 TEST_P(NoMemory, OfAWorkerEndsEachGroupOnceAndTheNextOneIsRight) {
   for (const DirectMode direct : {DirectMode::kAuto, DirectMode::kNever}) {
     size_t errors = 0;
-    for (int first = 0; first < 150; ++first) {
+    for (int first = 0; first < 150; first += first < 40 ? 1 : 7) {
       const auto engine = make_engine(direct);
       for (const std::string& path : paths_) drop_from_page_cache(path);
       Bytes memory(content_.size());
@@ -97,11 +98,11 @@ TEST_P(NoMemory, OfAWorkerEndsEachGroupOnceAndTheNextOneIsRight) {
         ++errors;
         EXPECT_NE(group->error->message.find("memory"), std::string::npos) << group->error->message;
       } else {
-        ASSERT_TRUE(memory == content_) << first;
+        ASSERT_EQ(std::memcmp(memory.data(), content_.data(), memory.size()), 0) << first;
       }
-      std::fill(memory.begin(), memory.end(), std::byte{0});
+      std::memset(memory.data(), 0, memory.size());
       engine->run(group);
-      ASSERT_TRUE(memory == content_) << first;
+      ASSERT_EQ(std::memcmp(memory.data(), content_.data(), memory.size()), 0) << first;
       EXPECT_EQ(ends, 1) << first;
     }
     EXPECT_GT(errors, 3u) << "no allocation of a worker failed";

@@ -4,8 +4,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <functional>
-#include <thread>
 
 #include "base/mapping.h"
 #include "testing.h"
@@ -142,6 +142,8 @@ TEST_F(Sigbus, OfOthersEndsTheProcessOnceReportedInEveryOrder) {
     for (size_t i = 0; i < length; ++i) orders *= kStepKinds;
     for (size_t number = 0; number < orders; ++number) {
       const auto order = order_of(number, length);
+      const auto is_read = [](const Step& step) { return step.take == read_file_of_ours; };
+      if (length == 4 && std::count_if(order.begin(), order.end(), is_read) < 2) continue;  // as a shorter one
       const auto ended_by = [&](const std::function<void()>& raise, bool with_us) {
         return in_child([&] {
           for (const Step& step : order) {
