@@ -424,10 +424,9 @@ TEST_F(FakeCufile, FilesThatATableClosesTakeTheirHandlesWithThem) {
   for (int i = 0; i < 40; ++i) paths.push_back(folder_.write("f" + std::to_string(i), random_bytes(1000, i)));
   rlimit limit{};
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
-  const rlimit low{80, limit.rlim_max};  // then a table keeps 20 files open
+  const rlimit low{80, limit.rlim_max};  // then tables keep 20 files open
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &low), 0);
   const auto table = table_of(paths);
-  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
   for (int round = 0; round < 2; ++round) {
     for (uint32_t i = 0; i < paths.size(); ++i) {
       const auto file = table->get(i);
@@ -436,6 +435,7 @@ TEST_F(FakeCufile, FilesThatATableClosesTakeTheirHandlesWithThem) {
       EXPECT_LE(FAKE(cufile, fake_cufile_counts)().handles, 21u);
     }
   }
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
 }
 
 TEST_F(FakeCufile, AHandleThatIsRefusedIsAnErrorWithItsRemedyAndAskedForOnce) {
