@@ -208,6 +208,7 @@ def outcomes_of(names, most_s):
             if pid == 0:
                 os.dup2(stderr.fileno(), 2)
                 os.setpgid(0, 0)
+                signal.signal(signal.SIGINT, signal.default_int_handler)  # what began the tests may ignore it
                 return PROGRAMS[name]
             running[pid] = name, stderr, time.monotonic()
         for pid, (name, stderr, began) in list(running.items()):
