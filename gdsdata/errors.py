@@ -69,7 +69,7 @@ class DeviceError(GdsdataError):
 
 
 class StallError(GdsdataError):
-    """Nothing that was waited for moved in the time allowed. Of a data set, ``statistics`` is its ``stats()`` then.
+    """Nothing that was waited for moved in the time allowed. A data set puts its ``stats()`` into ``statistics``.
 
     Memory that was being read into or written from may still be touched, when the storage answers.
     """

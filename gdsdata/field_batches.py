@@ -157,7 +157,7 @@ class _Reads:
                 raise NotYet
 
     def result(self) -> tuple[dict[str, int], dict[int, Any]]:
-        """Of what is done; copies to a GPU are waited for.
+        """The bytes and values of reads that have ended; copies to a GPU are waited for.
 
         Raises:
             CorruptData: a checksum differs.
@@ -325,7 +325,7 @@ class FieldBatches(BatchesAhead):
         )
 
     def _corrupt(self, planned: _Planned, i: int, k: int, reason: str) -> CorruptData:
-        """Of the field of column ``k`` of a batch's sample ``i``, which may have been read from a copy of its file."""
+        """The error for column ``k`` of a batch's sample ``i``, with its place in its own file."""
         file, begins, lengths, _ = self._index.extents(planned.sample[i : i + 1])
         path, begin, length = self._index.paths[int(file[0])], int(begins[0, k]), int(lengths[0, k])
         message = f"{path}: field {self._fields[k].name!r} of {length} bytes at offset {begin} {reason}"

@@ -234,7 +234,7 @@ _OWN_BYTES = 1 << 30
 
 
 class _Files:
-    """Of a folder, by name: each is opened when it is first asked for."""
+    """The files of a folder, by name: each is opened when it is first asked for."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self._folder = folder
@@ -402,7 +402,7 @@ class GDSStorageReader(FileSystemReader):
 
 
 def _is_in_safetensors(archive: layout_torch.Slice) -> bool:
-    """Of which ``.metadata`` says no length."""
+    """Whether it is a safetensors file, whose length ``.metadata`` does not say."""
     return safetensors_header.recognises(archive.file.read(archive.begin, 9))
 
 

@@ -36,7 +36,7 @@ def is_mapped(mmap: bool | None) -> bool:
 
 
 def assumed_byte_order() -> bytes:
-    """Of a file that does not say its own."""
+    """The byte order that torch assumes for a file that does not say its own."""
     assumed = torch.serialization.get_default_load_endianness()
     if assumed is torch.serialization.LoadEndianness.NATIVE:
         return sys.byteorder.encode()

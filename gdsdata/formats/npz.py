@@ -33,7 +33,7 @@ _NPY = ".npy"
 # Of an npy header as numpy writes it, and with a zip's local header before it, whose name is short.
 _NPY_HEAD_BYTES = 128
 _HEAD_BYTES = 256
-# Of what is read for its checksum.
+# Members are read in such pieces for their checksums.
 _VERIFIED_AT_ONCE_BYTES = 2**20
 # Files that storage is asked for side by side.
 _FILES_AT_ONCE = 64

@@ -41,7 +41,7 @@ DTYPES = {
     "I64": torch.int64,
     "U64": torch.uint64,
 }
-# Of these dtypes, one element in torch is several of the file's, along the last axis.
+# One element in torch of these dtypes is several of the file's, along the last axis.
 PACKED = {"F4": 2}
 # Known to the format and not to torch, with their bits.
 _FOREIGN_BITS = {"F6_E2M3": 6, "F6_E3M2": 6}

@@ -28,7 +28,7 @@ _HEADER = struct.Struct("100s 24x 12s 12x 8s 101x 6s 82x 155s 12x")
 _POSIX_MAGIC = b"ustar\0"  # GNU's is "ustar ", and what lies at its prefix is something else
 _CHECKSUM_AT = slice(148, 156)
 WINDOW_BYTES = 4096
-# Of the zeros behind a tar: tar's own records have 10 KiB, and no more than 256 blocks.
+# So many zeros behind a tar are its padding: tar's own records have 10 KiB, and no more than 256 blocks.
 _LOOKED_AT_BYTES = 2**17
 
 _KIND_AT = 156

@@ -33,7 +33,7 @@ Decoder = tuple[Callable[[BinaryIO], Any], tuple[type[Exception], ...]]
 _STEP_BYTES = 2**20
 _MOST_THREADS = 8
 _ENDING = "unpacked"
-# Of the package of this name, which MDSWriter takes hashes from, too.
+# The package of this name has these; MDSWriter takes hashes from it, too.
 _XXHASHES = ("xxh32", "xxh64", "xxh128", "xxh3_64", "xxh3_128")
 _TEMPORARY = ".tmp"
 _OLD_S = 24 * 3600.0
