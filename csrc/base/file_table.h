@@ -49,8 +49,10 @@ class FileTable final : private FileCache {
   std::vector<std::string> paths_;
   std::vector<FileIdentity> identities_;      // empty, or one a path
   std::vector<std::shared_ptr<File>> given_;  // empty, or one a path; null: `opened_` has it, or will
-  std::mutex mutex_;                          // guards these two; not held while a file is opened or closed
-  std::list<uint32_t> recency_;               // most recent first
+  // Guards what follows; not held while a file is opened or closed. What precedes it is read by all without a lock, so
+  // it lies in other cache lines.
+  alignas(64) std::mutex mutex_;
+  std::list<uint32_t> recency_;  // most recent first
   std::unordered_map<uint32_t, Opened> opened_;
 };
 

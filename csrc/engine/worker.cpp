@@ -445,14 +445,12 @@ size_t Worker::open_files(Active& active, std::span<const Transfer> parts, WhenT
       if (file == nullptr) {
         // The others of the round need a second descriptor for O_DIRECT: that of each other one.
         const size_t count = unused_before > 1 ? (part_files_.size() + 1) / 2 : part_files_.size();
-        active.files.resize(std::min(active.files.size(), count));
-        active.last_file = Active::kNoFile;
         part_files_.resize(count);
+        active.files.keep(part_files_);
         break;
       }
       part_files_.push_back(file);
-      constexpr long kUsedHereAlone = 2;  // by this round, and by the table
-      if (active.files.size() > opened_before && active.files.back().use_count() <= kUsedHereAlone) ++unused_before;
+      if (active.files.size() > opened_before && active.files.uses_last_alone()) ++unused_before;
     } catch (const Failure& failure) {
       active.error = failure.error();
       active.error->offset = part.offset;
@@ -465,13 +463,7 @@ size_t Worker::open_files(Active& active, std::span<const Transfer> parts, WhenT
 }
 
 File* Worker::Active::open(uint32_t index, WhenTaken when_taken) {
-  if (files.empty() || last_file != index) {
-    std::shared_ptr<File> file = segment.group->files->get(index, when_taken);
-    if (file == nullptr) return nullptr;
-    files.push_back(std::move(file));
-    last_file = index;
-  }
-  return files.back().get();
+  return files.open(*segment.group->files, index, when_taken);
 }
 
 void Worker::wait_for(Event& event) { is_guest_ ? wait_soon(event) : event.wait(); }

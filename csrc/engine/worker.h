@@ -19,6 +19,7 @@
 #include "base/extent_math.h"
 #include "engine/engine.h"
 #include "engine/link.h"
+#include "engine/round_files.h"
 #include "engine/spans.h"
 #include "engine/staging.h"
 
@@ -55,9 +56,7 @@ class Worker {
     Clock::time_point started;
     size_t begun_parts = 0;  // of a read: the first ones, a round of them after the other
     size_t host_parts = 0;   // the first ones; a backend moves the others between storage and device by itself
-    std::vector<std::shared_ptr<File>> files;  // of the round, kept open; the last one is of index last_file
-    static constexpr uint32_t kNoFile = UINT32_MAX;
-    uint32_t last_file = kNoFile;
+    RoundFiles files;
     std::vector<Piece> pieces, device_pieces;
     size_t open_requests = 0;
     RouteBytes bytes;

@@ -6,8 +6,10 @@
 
 #include <exception>
 #include <functional>
+#include <random>
 #include <thread>
 
+#include "engine/round_files.h"
 #include "testing.h"
 
 namespace gdsdata::testing {
@@ -159,6 +161,45 @@ TEST_F(FewDescriptors, AForkedChildHasCachesOfItsOwn) {
     ::waitpid(child, &status, 0);
     EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
   });
+}
+
+TEST(RoundFiles, AskTheTableOnceForAFileThatManyPartsRead) {
+  const TemporaryFolder folder;
+  FileTable table({folder.write("a", random_bytes(10, 1)), folder.write("b", random_bytes(10, 2))}, {});
+  RoundFiles files;
+  File* a = files.open(table, 0, WhenTaken::kWait);
+  EXPECT_TRUE(files.uses_last_alone());
+  for (int i = 0; i < 100; ++i) {
+    EXPECT_NE(files.open(table, 1, WhenTaken::kWait), a);
+    EXPECT_EQ(files.open(table, 0, WhenTaken::kWait), a);
+  }
+  EXPECT_EQ(files.size(), 2u);
+}
+
+TEST(RoundFiles, OfAnyIndicesAreTheTablesAndThoseKeptAreTheFirstOnes) {
+  const TemporaryFolder folder;
+  std::vector<std::string> paths;
+  for (size_t i = 0; i < 200; ++i) paths.push_back(folder.write(std::to_string(i), random_bytes(10, i)));
+  FileTable table(paths, {});
+  std::mt19937 random(7);
+  RoundFiles files;
+  for (int round = 0; round < 50; ++round) {
+    std::vector<File*> used;
+    for (size_t i = 0; i < 300; ++i) {
+      const uint32_t index = random() % paths.size();
+      used.push_back(files.open(table, index, WhenTaken::kWait));
+      ASSERT_EQ(used.back()->path(), paths[index]);
+    }
+    const auto first = std::span(used).first(random() % used.size());
+    files.keep(first);
+    ASSERT_LE(files.size(), first.size());
+    for (const File* file : first) {
+      const auto index = static_cast<uint32_t>(std::stoul(file->path().substr(file->path().rfind('/') + 1)));
+      ASSERT_GE(table.get(index).use_count(), 3) << "a file that is used was released";
+    }
+    files.clear();
+    ASSERT_EQ(table.get(0).use_count(), 2);
+  }
 }
 
 }  // namespace
