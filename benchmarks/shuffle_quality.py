@@ -20,8 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-from gdsdata.lanes import Lanes
-from gdsdata.order import Permutation
+from gdsdata.data.order.lanes import Lanes
+from gdsdata.data.order.permutation import Permutation
 
 SAMPLES, PIECE, BATCH, CLASSES, EPOCHS = 2**18, 2**6, 2**8, 2**6, 3
 FILES = [2**6, 2**12]  # samples in a file

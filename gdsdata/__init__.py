@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # for tools that read and do not run
     from gdsdata import decoders, errors, formats
     from gdsdata.checkpoint import AsyncCheckpointer, install_torch_hooks, load, save, torch_hooks
-    from gdsdata.checkpoint.dcp import GDSStorageReader, GDSStorageWriter
-    from gdsdata.checkpoint.dcp_planner import GDSLoadPlanner, GDSSavePlanner
-    from gdsdata.dataset import GDSDataset
-    from gdsdata.engine import record_stream
-    from gdsdata.field_batches import Ragged
-    from gdsdata.lanes import Lanes
-    from gdsdata.mix import Mix
-    from gdsdata.options import EngineOptions
-    from gdsdata.row_groups import RowGroups
-    from gdsdata.tensor import Engine, read_tensor, write_tensor
-    from gdsdata.trace import profile
+    from gdsdata.checkpoint.dcp.planner import GDSLoadPlanner, GDSSavePlanner
+    from gdsdata.checkpoint.dcp.storage import GDSStorageReader, GDSStorageWriter
+    from gdsdata.data.batches.fields import Ragged
+    from gdsdata.data.dataset import GDSDataset
+    from gdsdata.data.mix import Mix
+    from gdsdata.data.order.lanes import Lanes
+    from gdsdata.data.order.row_groups import RowGroups
+    from gdsdata.io.engine import record_stream
+    from gdsdata.io.options import EngineOptions
+    from gdsdata.io.tensor import Engine, read_tensor, write_tensor
+    from gdsdata.observe.trace import profile
 
 __version__ = "0.1.0"
 __all__ = [
@@ -54,17 +54,17 @@ __all__ = [
 
 _HOMES = {
     "checkpoint": ("AsyncCheckpointer", "install_torch_hooks", "load", "save", "torch_hooks"),
-    "checkpoint.dcp": ("GDSStorageReader", "GDSStorageWriter"),
-    "checkpoint.dcp_planner": ("GDSLoadPlanner", "GDSSavePlanner"),
-    "dataset": ("GDSDataset",),
-    "engine": ("record_stream",),
-    "field_batches": ("Ragged",),
-    "lanes": ("Lanes",),
-    "mix": ("Mix",),
-    "options": ("EngineOptions",),
-    "row_groups": ("RowGroups",),
-    "tensor": ("Engine", "read_tensor", "write_tensor"),
-    "trace": ("profile",),
+    "checkpoint.dcp.planner": ("GDSLoadPlanner", "GDSSavePlanner"),
+    "checkpoint.dcp.storage": ("GDSStorageReader", "GDSStorageWriter"),
+    "data.batches.fields": ("Ragged",),
+    "data.dataset": ("GDSDataset",),
+    "data.mix": ("Mix",),
+    "data.order.lanes": ("Lanes",),
+    "data.order.row_groups": ("RowGroups",),
+    "io.engine": ("record_stream",),
+    "io.options": ("EngineOptions",),
+    "io.tensor": ("Engine", "read_tensor", "write_tensor"),
+    "observe.trace": ("profile",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

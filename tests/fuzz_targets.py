@@ -25,10 +25,10 @@ import torch
 from safetensors.torch import save_file
 
 import gdsdata
-from gdsdata import engine
-from gdsdata.checkpoint import layout_safetensors, layout_torch, unpickling
+from gdsdata.checkpoint import safetensors_file
 from gdsdata.checkpoint.open_file import OpenFile
 from gdsdata.checkpoint.reading import Stored
+from gdsdata.checkpoint.torch_zip import torch_file, unpickling
 from gdsdata.errors import IoError
 from gdsdata.formats import (
     Arrow,
@@ -52,26 +52,24 @@ from gdsdata.formats import (
     npy,
     npz,
     parquet,
-    parquet_footer,
     safetensors_files,
-    safetensors_header,
     shards,
     tar,
     tar_index,
-    tar_members,
     tar_reading,
     tfrecord,
     tokens,
     unpacking,
-    zip_directory,
 )
 from gdsdata.formats import index as indexes
-from gdsdata.formats.crc32c import crc32c
 from gdsdata.formats.fields import FieldIndex
 from gdsdata.formats.index import Format, Index
 from gdsdata.formats.megatron import WindowIndex
 from gdsdata.formats.parquet import TableIndex
-from gdsdata.options import EngineOptions
+from gdsdata.formats.parsers import parquet_footer, safetensors_header, tar_members, zip_directory
+from gdsdata.formats.parsers.crc32c import crc32c
+from gdsdata.io import engine
+from gdsdata.io.options import EngineOptions
 
 Files = dict[str, bytes]  # by name, all of one folder
 # The same for every file of every input, for indexes that name it.
@@ -517,7 +515,7 @@ def read_safetensors(folder: Path) -> None:
     path = folder / "x.safetensors"
     each(
         [
-            lambda: check_stored(layout_safetensors.read_header(OpenFile(str(path)))),
+            lambda: check_stored(safetensors_file.read_header(OpenFile(str(path)))),
             lambda: gdsdata.load(path, verify=True),
             lambda: gdsdata.load(f"{path}.index.json", only=["a"]),
         ]
@@ -526,7 +524,7 @@ def read_safetensors(folder: Path) -> None:
 
 SAFETENSORS = Target(
     "safetensors",
-    (layout_safetensors, safetensors_header),
+    (safetensors_file, safetensors_header),
     [
         safetensors_seed,
         lambda folder: (safetensors_seed(folder), gdsdata.save({"a": torch.ones(11, 2)}, folder / "x.safetensors")),
@@ -561,9 +559,9 @@ def unusual_state() -> dict:
 
 def read_torch(path: Path) -> None:
     """What is found in it; and, where all of it is plain, what loading makes of it. Else it is torch's to load."""
-    archive = layout_torch.open_archive(OpenFile(str(path)))
+    archive = torch_file.open_archive(OpenFile(str(path)))
     each([lambda: archive.storages])
-    found = layout_torch.unpickle_structure(archive)
+    found = torch_file.unpickle_structure(archive)
     check_stored(found)
     if found is not None:
         each([lambda: gdsdata.load(path, verify=True), lambda: gdsdata.load(path, only=["*"])])
@@ -573,7 +571,7 @@ TORCH_REFUSALS = (unpickling.NotPlain, pickle.UnpicklingError)
 
 TORCH = Target(
     "torch",
-    (layout_torch, unpickling, zip_directory),
+    (torch_file, unpickling, zip_directory),
     [
         lambda folder: torch.save(plain_state(), folder / "x.pt"),
         lambda folder: torch.save(torch.ones(300), folder / "x.pt"),
@@ -599,12 +597,12 @@ _STORAGES = [64, 64, 64, 64]
 
 
 def pickle_seed(state: Callable[[], Any]) -> Callable[[Path], object]:
-    return lambda folder: (folder / "data.pkl").write_bytes(layout_torch.pickled_by_storages(state())[0])
+    return lambda folder: (folder / "data.pkl").write_bytes(torch_file.pickled_by_storages(state())[0])
 
 
 def read_pickle(folder: Path) -> None:
     """In a sound archive, whose storages the seeds fit."""
-    layout = layout_torch.Layout((folder / "data.pkl").read_bytes(), _STORAGES)
+    layout = torch_file.Layout((folder / "data.pkl").read_bytes(), _STORAGES)
     archive = bytearray(layout.end)
     for at, part in layout.frame([zlib.crc32(bytes(size)) for size in _STORAGES]):
         archive[at : at + len(part)] = part
@@ -634,7 +632,7 @@ _PICKLE_TOKENS = (
 
 PICKLE = Target(
     "pickle",
-    (unpickling, layout_torch),
+    (unpickling, torch_file),
     [pickle_seed(plain_state), pickle_seed(unusual_state), pickle_seed(lambda: torch.ones(16))],
     read_pickle,
     tokens=_PICKLE_TOKENS,

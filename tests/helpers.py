@@ -20,8 +20,8 @@ import pytest
 import torch
 
 import gdsdata
-from gdsdata.engine import shared_engine
 from gdsdata.errors import BackendUnavailable
+from gdsdata.io.engine import shared_engine
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 MIB = 2**20

@@ -150,7 +150,8 @@ if child:
     "a save under way": "handle = checkpointer('a').save(1, {'a': torch.zeros(1_000_000)})",
     "a checkpointer in another module": """
 import sys
-torch.kept = checkpointer('c'), sys.modules["gdsdata.checkpoint.commit"], sys.modules["gdsdata.checkpoint.asynchronous"]
+torch.kept = [checkpointer('c')]
+torch.kept += [sys.modules[f"gdsdata.checkpoint.background.{name}"] for name in ("commit", "checkpointer")]
 torch.kept[0].save(1, {'a': torch.zeros(10)}).result()
 """,
     "a failed restore": """

@@ -13,9 +13,10 @@ from helpers import arrays, assert_same_batches, write_records
 from torch.utils.data import DataLoader, Subset, random_split
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from gdsdata import GDSDataset, Mix, engine, formats
+from gdsdata import GDSDataset, Mix, formats
 from gdsdata.formats import Records
 from gdsdata.formats.fields import Field, FieldIndex
+from gdsdata.io import engine
 
 
 @pytest.fixture

@@ -21,8 +21,8 @@ from test_checkpoint_save import disk_of
 
 import gdsdata
 from gdsdata import AsyncCheckpointer, EngineOptions, GDSDataset
-from gdsdata.checkpoint import staging
-from gdsdata.checkpoint.staging import Staged, pieces
+from gdsdata.checkpoint.background import staging
+from gdsdata.checkpoint.background.staging import Staged, pieces
 from gdsdata.errors import CorruptData, EngineClosed, IoError
 from gdsdata.formats import Records
 

@@ -14,10 +14,10 @@ import pytest
 import torch
 from test_bench import MIB, REPOSITORY, bench, on_disk, results_in, small
 
-from gdsdata import engine
 from gdsdata.bench import case, case_settings, io, io_peers, limits, report, settings, sweep
 from gdsdata.bench.io_peers import Memory, Work
 from gdsdata.bench.pattern import Pattern
+from gdsdata.io import engine
 
 KIB = 2**10
 DIRECTIONS = ["read", "write", "randread", "randwrite"]

@@ -10,7 +10,7 @@ from test_bench import MIB, bench, results_in, small
 from test_bench_compare import documented, unnamed
 
 from gdsdata.bench import case, case_settings, compare, search, settings, tune, tune_report, tune_work
-from gdsdata.options import EngineOptions
+from gdsdata.io.options import EngineOptions
 
 SPACE = {"workers": [1, 2, 4, 8], "queue_depth": [16, 256], "direct": ["always", "never"]}
 

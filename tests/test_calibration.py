@@ -12,9 +12,9 @@ import pytest
 import torch
 from helpers import _processes
 
-from gdsdata import calibration, engine
-from gdsdata.calibration import CONSTRUCTOR_S, Calibration, Disturbed
-from gdsdata.options import EngineOptions
+from gdsdata.io import calibration, engine
+from gdsdata.io.calibration import CONSTRUCTOR_S, Calibration, Disturbed
+from gdsdata.io.options import EngineOptions
 
 DEVICE = torch.device("cuda", 0)
 FOUND = Calibration(workers=4, gb_per_s={"page cache, 4 workers": 50.0}, seconds=0.2)
@@ -81,7 +81,7 @@ def test_a_constructor_waits_no_longer_than_it_says_and_does_not_try_again_at_on
 
     monkeypatch.setattr(calibration, "calibrate", hang)
     began = time.monotonic()
-    with pytest.warns(RuntimeWarning, match=f"takes longer than.*gdsdata.calibration '{data}' --device cuda:0"):
+    with pytest.warns(RuntimeWarning, match=f"takes longer than.*gdsdata.io.calibration '{data}' --device cuda:0"):
         assert _workers(data) == 0
     assert CONSTRUCTOR_S <= time.monotonic() - began < CONSTRUCTOR_S + PATIENCE_S
     assert calls[0](), "it was not told to give up"

@@ -23,10 +23,10 @@ from safetensors.torch import save_file
 
 import gdsdata
 from gdsdata import EngineOptions
-from gdsdata.checkpoint import layout_safetensors
-from gdsdata.checkpoint.unpickling import NotPlain, Unusual, storages_of, unpickle_plain
-from gdsdata.engine import pickle_claims_too_much, shared_engine
+from gdsdata.checkpoint import safetensors_file
+from gdsdata.checkpoint.torch_zip.unpickling import NotPlain, Unusual, storages_of, unpickle_plain
 from gdsdata.errors import CorruptData, IoError
+from gdsdata.io.engine import pickle_claims_too_much, shared_engine
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 DTYPES = [
@@ -561,7 +561,7 @@ GOOD = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
         (b"{not json", 8, "not one of safetensors"),
         (b'{"a": ' + b"[" * 100_000, 8, "not one of safetensors"),
         (b"[]", 8, "does not begin as a safetensors file"),
-        ({"__metadata__": {layout_safetensors.CHECKSUMS: '{"a": "x"}'}, "a": GOOD}, 8, "a checksum that is none"),
+        ({"__metadata__": {safetensors_file.CHECKSUMS: '{"a": "x"}'}, "a": GOOD}, 8, "a checksum that is none"),
     ],
 )
 def test_a_header_that_lies_is_refused(tmp_path, header, data_bytes, words):
@@ -579,7 +579,7 @@ def test_a_header_longer_than_its_file_is_refused_before_it_is_read(tmp_path):
 
 def test_checksums_in_a_safetensors_header_are_compared(tmp_path):
     path = tmp_path / "x.safetensors"
-    checksums = {layout_safetensors.CHECKSUMS: json.dumps({"a": zlib.crc32(bytes(8))})}
+    checksums = {safetensors_file.CHECKSUMS: json.dumps({"a": zlib.crc32(bytes(8))})}
     header_file(path, {"__metadata__": checksums, "a": GOOD}, 8)
     assert gdsdata.load(path, verify=True)["a"].sum() == 0
     path.write_bytes(path.read_bytes()[:-1] + b"\1")

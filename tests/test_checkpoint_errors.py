@@ -14,9 +14,9 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import CheckpointException
 
 import gdsdata
-from gdsdata.checkpoint import layout_torch
 from gdsdata.checkpoint.open_file import OpenFile
 from gdsdata.checkpoint.reading import Reading
+from gdsdata.checkpoint.torch_zip import torch_file
 from gdsdata.errors import CorruptData, IoError
 
 UNPICKLABLE = (AttributeError, pickle.PicklingError)  # the one up to Python 3.13, and the other
@@ -442,7 +442,7 @@ def test_a_restore_into_a_model_on_meta_is_refused(checkpointer):
 
 def test_a_tensor_on_meta_is_never_read_into(tmp_path):
     gdsdata.save({"a": torch.ones(3)}, tmp_path / "x.pt")
-    stored = layout_torch.unpickle_structure(layout_torch.open_archive(OpenFile(str(tmp_path / "x.pt"))))["a"]
+    stored = torch_file.unpickle_structure(torch_file.open_archive(OpenFile(str(tmp_path / "x.pt"))))["a"]
     with pytest.raises(ValueError, match="^a is on the meta device"):
         Reading(gdsdata.EngineOptions(), verify=False).tensor_into(torch.zeros(3, device="meta"), stored, "a")
 
@@ -469,7 +469,7 @@ def test_a_dcp_load_of_a_state_on_meta_fills_the_state_as_torch_does(tmp_path):
 
 def test_tensors_are_written_and_read_by_the_engine_of_their_options(tmp_path):
     options = gdsdata.EngineOptions(workers=1, queue_depth=7, backend="posix")
-    from gdsdata.engine import shared_engine
+    from gdsdata.io.engine import shared_engine
 
     counted = shared_engine(options, torch.device("cpu"))
     before = counted.statistics()["transfers"]

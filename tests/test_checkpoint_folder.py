@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 from helpers import eventually, in_new_process
 
-from gdsdata import AsyncCheckpointer, EngineOptions, engine
-from gdsdata.checkpoint import heartbeat_lock
-from gdsdata.checkpoint.commit import Folder
+from gdsdata import AsyncCheckpointer, EngineOptions
+from gdsdata.checkpoint.background import heartbeat_lock
+from gdsdata.checkpoint.background.commit import Folder
 from gdsdata.errors import IoError
+from gdsdata.io import engine
 
 # ------------------------------------------------------------------------------------------------ without flock
 

@@ -35,8 +35,8 @@ from gdsdata import EngineOptions, GDSLoadPlanner, GDSSavePlanner, GDSStorageRea
 from gdsdata.checkpoint import writing
 from gdsdata.checkpoint.open_file import OpenFile
 from gdsdata.checkpoint.reading import Reading, Record, Stored
-from gdsdata.engine import shared_engine
 from gdsdata.errors import CorruptData, IoError
+from gdsdata.io.engine import shared_engine
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
@@ -752,6 +752,6 @@ def test_memory_beside_the_tensors_is_bounded(tmp_path, monkeypatch):
         run(reading)
 
     monkeypatch.setattr(Reading, "run", watched)
-    monkeypatch.setattr(gdsdata.checkpoint.dcp, "_OWN_BYTES", 15_000)
+    monkeypatch.setattr(gdsdata.checkpoint.dcp.storage, "_OWN_BYTES", 15_000)
     assert_same(loaded(state, GDSStorageReader(tmp_path)), state)
     assert (most, runs) == (3 * 6000, 7)

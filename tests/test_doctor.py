@@ -12,12 +12,13 @@ import pytest
 import torch
 from helpers import REFUSES_DIRECT, in_new_process, lack_of_uring, refuses_direct, run_script, start_script
 
-from gdsdata import calibration, doctor
+from gdsdata import doctor
 from gdsdata.doctor import __main__ as program
 from gdsdata.doctor import evidence, probes, report, transfers
 from gdsdata.errors import IoError
-from gdsdata.options import MIB, EngineOptions
-from gdsdata.tensor import Engine
+from gdsdata.io import calibration
+from gdsdata.io.options import MIB, EngineOptions
+from gdsdata.io.tensor import Engine
 
 SCRIPT = "import runpy, sys; sys.argv[0] = 'doctor'; runpy.run_module('gdsdata.doctor', run_name='__main__')"
 POSIX = transfers.Way("buffered, threads", "any", "cpu", EngineOptions(backend="posix", direct="never"))

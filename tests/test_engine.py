@@ -17,10 +17,11 @@ import torch
 from helpers import MIB, exit_code_of_fork, in_new_process, random_bytes, require_direct, threads
 
 import gdsdata
-from gdsdata import EngineOptions, read_calls
-from gdsdata.engine import shared_engine
+from gdsdata import EngineOptions
 from gdsdata.errors import BackendUnavailable, CorruptData, EngineClosed, IoError
-from gdsdata.read_calls import ReadCalls
+from gdsdata.io import calls
+from gdsdata.io.calls import ReadCalls
+from gdsdata.io.engine import shared_engine
 
 
 def tensor_of(i: int) -> torch.Tensor:
@@ -151,14 +152,14 @@ def test_who_waits_for_a_result_needs_nobody_to_tell_it(tmp_path, late):
 
 
 def test_close_waits_for_who_is_about_to_tell_what_he_waited_for(tmp_path, late, monkeypatch):
-    telling, tell = threading.Event(), read_calls._tell
+    telling, tell = threading.Event(), calls._tell
 
     def tell_late(*call):
         telling.set()
         time.sleep(0.3)
         tell(*call)
 
-    monkeypatch.setattr(read_calls, "_tell", tell_late)
+    monkeypatch.setattr(calls, "_tell", tell_late)
     monkeypatch.setattr(ReadCalls, "_tell_futures", lambda calls: calls._endings.take())  # who waits is the quicker one
     engine = gdsdata.Engine(late)
     future = engine.read(tmp_path / "x", torch.empty(MIB, dtype=torch.uint8))

@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from gdsdata import GDSDataset, Mix
+from gdsdata.data.progress import Progress
 from gdsdata.formats import Records
-from gdsdata.progress import Progress
 
 BATCHES = 13
 
@@ -358,11 +358,11 @@ def test_workers_begin_the_same_epoch_if_only_one_of_them_had_ended_its_share(mo
         begun = []
         for worker in range(2):
             info = SimpleNamespace(id=worker, num_workers=2)
-            monkeypatch.setattr("gdsdata.progress.get_worker_info", lambda info=info: info)
+            monkeypatch.setattr("gdsdata.data.progress.get_worker_info", lambda info=info: info)
             begun.append((info, progress.begin(BATCHES, 8)))
             assert len(begun[-1][1].numbers) == shares[worker]
         for (info, iterator), given in zip(begun, taken, strict=True):
-            monkeypatch.setattr("gdsdata.progress.get_worker_info", lambda info=info: info)
+            monkeypatch.setattr("gdsdata.data.progress.get_worker_info", lambda info=info: info)
             progress._newest = iterator.key  # a process has one worker
             progress.handed_out(iterator, given)
         return [iterator.epoch for _, iterator in begun]

@@ -31,9 +31,9 @@ from helpers import (
 )
 
 from gdsdata import EngineOptions, GDSDataset, write_tensor
-from gdsdata.engine import shared_engine
 from gdsdata.errors import BackendUnavailable, CorruptData, IoError, StallError
 from gdsdata.formats import Npy, Records, Tokens
+from gdsdata.io.engine import shared_engine
 
 RECORD_BYTES = 4099
 BATCH = 8

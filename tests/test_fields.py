@@ -17,11 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gdsdata
-from gdsdata import EngineOptions, GDSDataset, Ragged, engine
+from gdsdata import EngineOptions, GDSDataset, Ragged
+from gdsdata.data.batches.fields import FieldBatches, moved
 from gdsdata.errors import CorruptData, StallError
-from gdsdata.field_batches import FieldBatches, moved
 from gdsdata.formats.fields import Field, FieldIndex
-from gdsdata.lent_memory import LentMemory
+from gdsdata.io import engine
+from gdsdata.io.memory import LentMemory
 
 FIELDS = (Field("image"), Field("label", np.dtype("<i8"), ()), Field("points", np.dtype("<f4")))
 

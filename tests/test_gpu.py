@@ -154,7 +154,7 @@ def test_who_keeps_all_zero_copy_batches_gets_copies_and_no_deadlock(tmp_path, r
     for prefetch in (1, 4):
         dataset = read(tmp_path, prefetch=prefetch, zero_copy=True)
         kept = list(itertools.islice(dataset, 3 * prefetch + 5))
-        leases = sum(gdsdata.engine._engine.record_stream(batch.data_ptr(), 0) for batch in kept)
+        leases = sum(gdsdata.io.engine._engine.record_stream(batch.data_ptr(), 0) for batch in kept)
         assert leases == prefetch
         assert_same_batches(kept, epoch_of(records)[: len(kept)])
 
@@ -333,21 +333,21 @@ def test_residency_is_refused_for_the_other_byte_order(tmp_path, dtype):
 
 
 def test_residency_is_refused_for_more_than_fits_into_memory(tmp_path, records, monkeypatch):
-    monkeypatch.setattr(gdsdata.engine, "_memory_for_pinning", lambda: records.size - 1)
+    monkeypatch.setattr(gdsdata.io.engine, "_memory_for_pinning", lambda: records.size - 1)
     with pytest.raises(BackendUnavailable, match=r"the files have 0\.0 GB, and of this machine's memory 0\.0 GB"):
         read(tmp_path, residency="pinned")
-    monkeypatch.setattr(gdsdata.engine, "_memory_for_pinning", lambda: records.size)
+    monkeypatch.setattr(gdsdata.io.engine, "_memory_for_pinning", lambda: records.size)
     settle(read(tmp_path, residency="pinned"))
 
 
 def test_a_residency_that_fails_warns_once_and_batches_are_read(tmp_path, records, monkeypatch):
-    extension = gdsdata.engine._engine
+    extension = gdsdata.io.engine._engine
 
     def of_an_absent_file(engine, files, index):
         absent = extension.FileTable([f"{tmp_path}/absent"], np.array([1]), np.array([1]))
         return extension.Residence(engine, absent)
 
-    monkeypatch.setattr(gdsdata.engine, "residence_of", of_an_absent_file)
+    monkeypatch.setattr(gdsdata.io.engine, "residence_of", of_an_absent_file)
     dataset = read(tmp_path, residency="pinned")
     assert eventually(lambda: dataset.stats()["residency"]["error"])
     with pytest.warns(RuntimeWarning, match="is not to be had: could not open .*absent"):
@@ -450,9 +450,9 @@ def test_a_short_read_out_of_the_page_cache_is_done_by_who_waits_for_it(tmp_path
     (tmp_path / "x").write_bytes(bytes(data.numpy()))
     for size in (1, 4096, 65_537, MIB):
         read_tensor(tmp_path / "x", torch.uint8, (size,), device="cuda")
-        gdsdata.engine.begin_spans()
+        gdsdata.io.engine.begin_spans()
         got = read_tensor(tmp_path / "x", torch.uint8, (size,), device="cuda")
-        spans = gdsdata.engine.end_spans()
+        spans = gdsdata.io.engine.end_spans()
         assert torch.equal(got.cpu(), data[:size])
         assert [worker.name for worker in spans] == ["gdsdata in whoever waits (cuda:0)"]
 
@@ -547,7 +547,7 @@ def test_a_gpu_that_is_not_there_is_refused_in_words(tmp_path, records, use):
         elif use == "read_tensor":
             read_tensor(tmp_path / "0.bin", torch.uint8, (1,), device="cuda:99")
         else:
-            gdsdata.engine.shared_engine(EngineOptions(), torch.device("cuda:99"))
+            gdsdata.io.engine.shared_engine(EngineOptions(), torch.device("cuda:99"))
 
 
 needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs are needed")

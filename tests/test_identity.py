@@ -9,10 +9,11 @@ import pytest
 from helpers import assert_same_batches, write_records
 from sources import SOURCES
 
-from gdsdata import GDSDataset, Mix, engine
+from gdsdata import GDSDataset, Mix
+from gdsdata.data.identity import identity_of, relative_names
 from gdsdata.formats import Megatron, Records
 from gdsdata.formats.fields import Field, FieldIndex
-from gdsdata.identity import identity_of, relative_names
+from gdsdata.io import engine
 
 
 @pytest.fixture(autouse=True)
@@ -162,7 +163,8 @@ def test_a_state_is_small_however_many_files_there_are(tmp_path):
 def test_a_state_is_computed_from_the_index_once(tmp_path, monkeypatch):
     write_records(tmp_path / "a", 40, 64)
     dataset, computed = records(tmp_path), []
-    monkeypatch.setattr("gdsdata.identity.identity_of", lambda *about: computed.append(about) or identity_of(*about))
+    counted = lambda *about: computed.append(about) or identity_of(*about)  # noqa: E731
+    monkeypatch.setattr("gdsdata.data.identity.identity_of", counted)
     for _ in dataset:
         dataset.state_dict()
     records(tmp_path).load_state_dict(dataset.state_dict())

@@ -14,11 +14,12 @@ from helpers import eventually
 from test_fields import Members, decoded
 
 import gdsdata
-from gdsdata import EngineOptions, GDSDataset, decoders, engine, images
-from gdsdata.decoders import Image, Threads
+from gdsdata import EngineOptions, GDSDataset, decoders
+from gdsdata.data.batches.fields import FieldBatches
+from gdsdata.decoders import Image, Threads, images
 from gdsdata.errors import CorruptData
-from gdsdata.field_batches import FieldBatches
 from gdsdata.formats.fields import Field, FieldIndex
+from gdsdata.io import engine
 
 PIL = pytest.importorskip("PIL.Image")
 codec = pytest.importorskip("torchvision.io") and images.codec()
@@ -329,7 +330,7 @@ def test_plain_jpegs_are_decoded_by_the_gpu_in_one_call_and_the_others_copied_to
 
 def test_what_the_gpu_refuses_is_decoded_on_the_cpu_with_a_warning(monkeypatch, threads):
     gpu, samples = Gpu(monkeypatch, refuses=True), [sample(encoded(photo(seed=i))) for i in range(4)]
-    monkeypatch.setattr(gdsdata.engine, "_warned", set())
+    monkeypatch.setattr(gdsdata.io.engine, "_warned", set())
     with pytest.warns(RuntimeWarning, match="decoded on the CPU: no nvJPEG"):
         found = Image().decode(samples, gpu, threads)
     assert torch.equal(found, torch.stack([codec.decode(one, "RGB") for one in samples])) and len(gpu.copied) == 4

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gdsdata.lanes import LanePermutation, Lanes
-from gdsdata.order import Order
+from gdsdata.data.order.lanes import LanePermutation, Lanes
+from gdsdata.data.order.permutation import Order
 
 # Checkpoints depend on these: a change here makes every resumed run see other data.
 GOLDEN = [49, 21, 8, 85, 26, 92, 2, 63]

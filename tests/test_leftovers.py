@@ -17,9 +17,9 @@ from helpers import REPOSITORY, in_new_process, run_script
 from safetensors.torch import load_file
 
 import gdsdata
-from gdsdata import engine
 from gdsdata.checkpoint.writing import TEMPORARY
 from gdsdata.errors import IoError
+from gdsdata.io import engine
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 

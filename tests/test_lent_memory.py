@@ -9,7 +9,7 @@ import torch
 from helpers import MIB, anonymous_bytes, random_bytes
 
 import gdsdata
-from gdsdata.lent_memory import LentMemory
+from gdsdata.io.memory import LentMemory
 
 
 def shard(path, samples: int) -> str:

@@ -396,7 +396,7 @@ time.sleep(0.2)
 def test_the_interpreter_ends_while_a_daemon_thread_reads_or_writes(tmp_path, storage, call):
     program = f"""
 import sys, threading, time, torch, gdsdata
-from gdsdata.engine import shared_engine
+from gdsdata.io.engine import shared_engine
 options = gdsdata.EngineOptions(direct="always", faults="late=1,late_ms=1500")
 engine, path, tensor = shared_engine(options, torch.device("cpu")), sys.argv[1], torch.zeros(4096, dtype=torch.uint8)
 before = engine.mark(0)

@@ -16,8 +16,8 @@ from gdsdata import EngineOptions, GDSDataset
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.formats.fields import Field, FieldIndex
 from gdsdata.formats.index import Index
-from gdsdata.formats.magics import MEGATRON
 from gdsdata.formats.megatron import Megatron, WindowIndex, parse_index
+from gdsdata.formats.parsers.magics import MEGATRON
 
 # Hypothesis runs one test function many times with one tmp_path; every example here overwrites what it reads.
 many = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -15,8 +15,10 @@ import torch
 from helpers import MIB, arrays, random_bytes, require_direct
 
 import gdsdata
-from gdsdata import EngineOptions, GDSDataset, Lanes, RowGroups, memory_budget, open_pieces, table_batches
+from gdsdata import EngineOptions, GDSDataset, Lanes, RowGroups
+from gdsdata.data.batches import pieces, tables
 from gdsdata.formats import Records
+from gdsdata.io import memory_budget
 
 GIB = 2**30
 WITHOUT_LIMIT_V1 = 9223372036854771712
@@ -117,8 +119,8 @@ def in_lanes(path: Path, **arguments) -> GDSDataset:
 
 
 def test_two_windows_are_held_and_no_more_though_the_last_is_longer(records, monkeypatch):
-    monkeypatch.setattr(open_pieces, "_SLACK", 0)
-    monkeypatch.setattr(open_pieces, "_SLACK_BYTES", 16 * 4096)  # pieces can begin anywhere in the files
+    monkeypatch.setattr(pieces, "_SLACK", 0)
+    monkeypatch.setattr(pieces, "_SLACK_BYTES", 16 * 4096)  # pieces can begin anywhere in the files
     dataset = in_lanes(records)
     batches = arrays(dataset)
     stats = dataset.stats()
@@ -133,10 +135,10 @@ def test_two_windows_are_held_and_no_more_though_the_last_is_longer(records, mon
 @pytest.mark.parametrize("budget_bytes", [0, 4096, 300_000])
 def test_less_memory_changes_no_order(records, monkeypatch, budget_bytes):
     expected = arrays(in_lanes(records, seed=3))
-    monkeypatch.setattr(open_pieces, "share_bytes", lambda: budget_bytes)
+    monkeypatch.setattr(pieces, "share_bytes", lambda: budget_bytes)
     dataset = in_lanes(records, seed=3)
     with pytest.warns(RuntimeWarning, match=r"samples of the others are read one by one\. Give it more memory"):
-        gdsdata.engine._warned.clear()
+        gdsdata.io.engine._warned.clear()
         got = arrays(dataset)
     assert all(np.array_equal(one, other) for one, other in zip(got, expected, strict=True))
     assert dataset.stats()["piece_memory_bytes"] <= budget_bytes
@@ -170,13 +172,13 @@ def test_fewer_row_groups_in_memory_change_no_order(table, monkeypatch):
 
     expected = ids(dataset())
     for share_bytes in (0, 30_000):
-        monkeypatch.setattr(table_batches, "share_bytes", lambda share_bytes=share_bytes: share_bytes)
+        monkeypatch.setattr(tables, "share_bytes", lambda share_bytes=share_bytes: share_bytes)
         limited = dataset()
-        gdsdata.engine._warned.clear()
+        gdsdata.io.engine._warned.clear()
         with pytest.warns(RuntimeWarning, match="decoded again for each batch. Give it more memory"):
             assert ids(limited) == expected
         ring_bytes = limited.prefetch * limited._index.most_bytes(32)
-        decoding_bytes = table_batches._decoding_bytes(limited._index)
+        decoding_bytes = tables._decoding_bytes(limited._index)
         assert limited.stats()["ring_bytes"] <= ring_bytes + max(share_bytes, decoding_bytes)
 
 
@@ -192,7 +194,7 @@ def test_row_groups_that_are_passed_are_let_go_though_nobody_asks_for_statistics
         decoded.append(weakref.ref(values))
         return values
 
-    monkeypatch.setattr(table_batches, "_KEPT_BYTES", 0)
+    monkeypatch.setattr(tables, "_KEPT_BYTES", 0)
     dataset = GDSDataset(table, 32, shuffle=False, device="cpu")
     monkeypatch.setattr(type(dataset._source.index), "decode", watched)
     most = 0
@@ -205,9 +207,9 @@ def test_row_groups_that_are_passed_are_let_go_though_nobody_asks_for_statistics
 
 
 def test_an_engine_takes_little_bounce_memory_where_little_is_left(monkeypatch):
-    monkeypatch.setattr(gdsdata.engine, "share_bytes", lambda: 100 * MIB)
+    monkeypatch.setattr(gdsdata.io.engine, "share_bytes", lambda: 100 * MIB)
     options = EngineOptions(workers=2, coalesce_gap_bytes=4097)  # an engine that no other test has
-    shared = gdsdata.engine.shared_engine(options, torch.device("cpu"))
+    shared = gdsdata.io.engine.shared_engine(options, torch.device("cpu"))
     assert shared.bounce_bytes == 2 * 4 * MIB
 
 

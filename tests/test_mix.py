@@ -14,9 +14,9 @@ from test_tfrecord import record
 from torch.utils.data import DataLoader
 
 from gdsdata import GDSDataset, Mix
+from gdsdata.data.mix import Blend
 from gdsdata.errors import CorruptData
 from gdsdata.formats import Records, TFRecord
-from gdsdata.mix import Blend
 
 StatefulDataLoader = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
 

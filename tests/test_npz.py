@@ -15,7 +15,7 @@ from gdsdata import GDSDataset
 from gdsdata.errors import CorruptData
 from gdsdata.formats import Npz, npz, recognise
 from gdsdata.formats.fields import FieldIndex
-from gdsdata.formats.zip_directory import USUAL_END_BYTES
+from gdsdata.formats.parsers.zip_directory import USUAL_END_BYTES
 
 
 def write(path, **arrays) -> str:

@@ -15,9 +15,10 @@ from test_megatron import write_pair
 from test_tar import member, shard
 from test_tfrecord import record
 
-from gdsdata import EngineOptions, GDSDataset, engine
+from gdsdata import EngineOptions, GDSDataset
 from gdsdata.errors import CorruptData, IoError, StallError
 from gdsdata.formats import LitData, Mds, Megatron, Npy, Records, Tar, TFRecord
+from gdsdata.io import engine
 
 
 @pytest.fixture(autouse=True)

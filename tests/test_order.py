@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gdsdata.order import Order, Permutation
+from gdsdata.data.order.permutation import Order, Permutation
 
 EDGES = sorted({m for k in range(13) for m in (2**k - 1, 2**k, 2**k + 1)} - {0} | {3, 7, 97, 1009, 4099, 10_007})
 HUGE = [2**32 - 1, 2**32, 2**32 + 1, 10**12 + 39, 2**53 + 1, 2**62 - 1, 2**62]

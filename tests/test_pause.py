@@ -338,8 +338,8 @@ def test_the_collector_waits_while_a_state_is_pickled(tmp_path, save_it):
 def seen_in_waits(monkeypatch):
     """Whether the collector was on in each call that waits for storage. A save's threads begin theirs while the saving
     one still has others to prepare: it comes on when that one waits, too."""
-    from gdsdata import engine
     from gdsdata.checkpoint import reading
+    from gdsdata.io import engine
 
     found = []
 
@@ -397,12 +397,12 @@ def test_the_collector_waits_while_metadata_is_unpickled_and_gdsdatas_planners_p
 
         monkeypatch.setattr(owner, name, call)
 
-    from gdsdata.checkpoint import dcp_planner
+    from gdsdata.checkpoint.dcp import planner
 
     watched(dcp.FileSystemReader, "read_metadata")
-    watched(dcp_planner, "_places")
-    watched(dcp_planner, "_write_of_all")
-    watched(dcp_planner, "_read_of_all")
+    watched(planner, "_places")
+    watched(planner, "_write_of_all")
+    watched(planner, "_read_of_all")
     watched(dcp.DefaultSavePlanner, "create_global_plan")
     writer, reader = gdsdata.GDSStorageWriter(tmp_path), gdsdata.GDSStorageReader(tmp_path)
     dcp.save(dict(STATE), storage_writer=writer, planner=gdsdata.GDSSavePlanner(), no_dist=True)

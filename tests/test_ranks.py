@@ -10,9 +10,11 @@ import torch.distributed as dist
 from helpers import arrays, assert_same_batches, in_new_process, write_records
 from torch.utils.data import DataLoader
 
-from gdsdata import GDSDataset, Mix, ranks, shuffles
+from gdsdata import GDSDataset, Mix
+from gdsdata.data import ranks
+from gdsdata.data.order import choice
+from gdsdata.data.ranks import EpochRanks, Ranks, Share
 from gdsdata.formats import Records
-from gdsdata.ranks import EpochRanks, Ranks, Share
 
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "OMPI_", "PMI_", "SLURM_")
 
@@ -323,7 +325,7 @@ def broadcast(monkeypatch):
 
 def test_auto_is_agreed_on_when_iteration_begins_if_it_was_chosen_before(folder, become, broadcast, monkeypatch):
     measured = []
-    monkeypatch.setattr(shuffles, "_choose", lambda index: measured.append(1) or ("uniform", "measured"))
+    monkeypatch.setattr(choice, "_choose", lambda index: measured.append(1) or ("uniform", "measured"))
     dataset = read(folder, shuffle="auto")
     assert measured == [1] and dataset.stats()["shuffle"] == "uniform: measured"
     become(1, 2)
@@ -346,7 +348,7 @@ def _epochs(dataset, count):
 
 
 def test_rank_0_says_what_it_measured_before(folder, become, broadcast, monkeypatch):
-    monkeypatch.setattr(shuffles, "_choose", lambda index: ("lanes", "measured"))
+    monkeypatch.setattr(choice, "_choose", lambda index: ("lanes", "measured"))
     dataset = read(folder, shuffle="auto")
     become(0, 2)
     arrays(dataset)

@@ -86,7 +86,7 @@ def test_shards_replaced_during_a_load_are_read_as_they_were_opened(tmp_path, be
 def test_a_replaced_shard_beyond_those_kept_open_is_an_error_that_says_load_again(
     tmp_path, before_reading, monkeypatch
 ):
-    monkeypatch.setattr("gdsdata.checkpoint.layout_safetensors.most_kept_files", lambda: 1)
+    monkeypatch.setattr("gdsdata.checkpoint.safetensors_file.most_kept_files", lambda: 1)
     index = saved_in_shards(tmp_path, OLD)
     assert_old(gdsdata.load(index))
     before_reading(lambda: saved_in_shards(tmp_path, {name: tensor + 1 for name, tensor in OLD.items()}))

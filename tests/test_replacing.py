@@ -11,8 +11,8 @@ import torch
 from helpers import in_new_process
 
 import gdsdata
-from gdsdata import engine
 from gdsdata.errors import IoError, NotReplaceable
+from gdsdata.io import engine
 
 NAMES = ["x.pt", "x.safetensors", "x.bin"]
 

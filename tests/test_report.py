@@ -15,7 +15,7 @@ from test_fields import Members
 import gdsdata
 from gdsdata import EngineOptions, GDSDataset
 from gdsdata.formats import Records
-from gdsdata.report import (
+from gdsdata.observe.report import (
     CHECKPOINTS,
     CPU,
     HANDING_OVER,

@@ -14,7 +14,7 @@ from gdsdata import GDSDataset
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.formats import Npy, Safetensors, recognise
 from gdsdata.formats.fields import Field, FieldIndex
-from gdsdata.formats.safetensors_header import DTYPES, PACKED
+from gdsdata.formats.parsers.safetensors_header import DTYPES, PACKED
 
 save_file = pytest.importorskip("safetensors.torch").save_file
 

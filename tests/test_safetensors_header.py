@@ -8,8 +8,9 @@ import torch
 
 import gdsdata
 from gdsdata.errors import CorruptData
-from gdsdata.formats import Safetensors, safetensors_header
-from gdsdata.formats.safetensors_header import DTYPES
+from gdsdata.formats import Safetensors
+from gdsdata.formats.parsers import safetensors_header
+from gdsdata.formats.parsers.safetensors_header import DTYPES
 
 library = pytest.importorskip("safetensors.torch")
 

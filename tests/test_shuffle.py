@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from helpers import MIB, arrays, assert_same_batches, drop_cache, random_bytes, served_by, write_records
 
-from gdsdata import EngineOptions, GDSDataset, Lanes, shuffles
+from gdsdata import EngineOptions, GDSDataset, Lanes
+from gdsdata.data.batches.pieces import OpenPieces
+from gdsdata.data.order import choice
 from gdsdata.errors import CorruptData, StallError
 from gdsdata.formats import Npy, Records
-from gdsdata.open_pieces import OpenPieces
 
 RECORDS = Records("u1", (64,))
 SHAPE = Lanes(8, 4, 5)  # pieces of five samples, so that even small data has many windows
@@ -228,7 +229,7 @@ def test_a_loop_left_early_ends_the_threads_that_read_ahead(folder):
 def test_auto_takes_lanes_where_large_reads_are_clearly_faster(tmp_path, monkeypatch, singly, in_pieces, chosen):
     with open(tmp_path / "0.bin", "wb") as file:
         file.truncate(300 * MIB)
-    monkeypatch.setattr(shuffles, "_gb_per_s", lambda index, batch: in_pieces if index.sample.bytes == MIB else singly)
+    monkeypatch.setattr(choice, "_gb_per_s", lambda index, batch: in_pieces if index.sample.bytes == MIB else singly)
     dataset = GDSDataset(tmp_path, 64, Records("u1", (4096,)), device="cpu", shuffle="auto")
     said = dataset.stats()["shuffle"]
     assert said.startswith("Lanes(lanes=64" if chosen == "lanes" else "uniform: ")
@@ -237,7 +238,7 @@ def test_auto_takes_lanes_where_large_reads_are_clearly_faster(tmp_path, monkeyp
 
 def test_auto_measures_what_the_storage_is_good_at(tmp_path):
     (tmp_path / "0.bin").write_bytes(random_bytes(MIB) * 256)
-    chosen, reason = shuffles.choose(Records("u1", (1024,)).index([str(tmp_path / "0.bin")]), 1)
+    chosen, reason = choice.choose(Records("u1", (1024,)).index([str(tmp_path / "0.bin")]), 1)
     assert chosen in ("uniform", "lanes") and "samples of 1024 bytes, read one by one past the page cache" in reason
 
 

@@ -11,8 +11,8 @@ from sources import SOURCES
 from test_identity import flat, state_behind, unpacked_within  # noqa: F401 (a fixture)
 
 from gdsdata import GDSDataset, RowGroups
+from gdsdata.data.order.lanes import Lanes
 from gdsdata.formats import Records
-from gdsdata.lanes import Lanes
 
 many = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

@@ -16,9 +16,10 @@ import torch
 from helpers import random_bytes, require_direct
 
 import gdsdata
-from gdsdata import EngineOptions, GDSDataset, tensor
+from gdsdata import EngineOptions, GDSDataset
 from gdsdata.errors import StallError
 from gdsdata.formats import Records
+from gdsdata.io import tensor
 
 ITEM_BYTES = 2**20
 STALL_S = 0.4

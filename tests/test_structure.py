@@ -100,105 +100,83 @@ def test_the_gather_kernel_was_compiled_from_its_source():
 
 # --- gdsdata: imports go by this table, from ARCHITECTURE -------------------------------------------------------------
 
+# Keys are folders, inside folders too, and the modules beside them. A module belongs to the deepest one that holds it,
+# and may import from there, and from the folders and modules that are named, with what lies below them.
 EVERYTHING = None
-MAY_IMPORT = {
+FOLDERS = {
     "__init__": EVERYTHING,
     "bench": EVERYTHING,
     "integrations": EVERYTHING,
-    "doctor": {"calibration", "engine", "options", "errors", "tensor"},
-    "calibration": {"engine", "formats", "options", "errors"},
-    "tensor": {"calibration", "engine", "options", "errors", "read_calls"},  # read_tensor, write_tensor
-    "read_calls": {"engine", "errors"},
-    "checkpoint": {"engine", "formats", "lazy", "options", "errors", "report"},  # of formats: headers, directories
-    "dataset": {
-        *("batch_source", "decoders", "field_batches", "formats", "order", "lanes", "ranks", "open_pieces", "shuffles"),
-        *("arguments", "batch_dataset", "counts", "identity", "progress", "row_groups", "skipped", "split"),
-        *("table_batches", "engine", "options", "errors", "program_end", "report"),
-    },
-    "batch_source": {
-        *("decoders", "field_batches", "formats", "lent_memory", "open_pieces", "row_groups", "skipped"),
-        *("table_batches", "calibration", "engine", "options"),
-    },
-    "program_end": set(),
-    "report": set(),
-    "trace": {"engine"},
-    "mix": {"batch_dataset", "dataset", "order", "progress", "ranks"},
-    "arguments": {"decoders", "field_batches", "formats", "options", "skipped"},
-    "batch_dataset": {"engine"},
-    "split": {"arguments"},
-    "identity": {"engine", "formats"},
-    "counts": set(),
-    "progress": set(),
-    "skipped": {"engine", "formats", "errors"},
-    "decoders": {"engine", "formats", "images", "errors"},
-    "batches_ahead": {"engine", "skipped", "stalls", "errors"},
-    "stalls": {"errors"},
-    "lent_memory": set(),
-    "field_batches": {
-        *("batches_ahead", "decoders", "formats", "lent_memory", "engine", "options", "errors", "program_end"),
-        *("skipped", "stalls"),
-    },
+    "doctor": {"errors", "io"},
+    "checkpoint": {"errors", "formats.parsers", "io", "lazy", "observe"},
+    "data": {"decoders", "errors", "formats", "io", "observe"},
+    "data.batches": {"data.order", "decoders", "errors", "formats", "io"},
+    "data.order": {"data.ranks", "errors", "formats", "io"},
+    "decoders": {"errors", "formats", "io"},
     "formats": {"errors", "lazy"},
+    "formats.parsers": {"errors", "formats"},
+    "observe": {"io"},
+    "io": {"_engine", "errors", "formats.index", "formats.fields", "formats.megatron"},
     "lazy": set(),
-    "images": set(),
-    "open_pieces": {"engine", "formats", "lanes", "memory_budget", "options", "program_end", "stalls", "errors"},
-    "order": {"errors"},
-    "lanes": {"order", "errors"},
-    "row_groups": {"lanes", "order", "errors"},
-    "table_batches": {
-        *("batches_ahead", "decoders", "field_batches", "formats", "memory_budget", "row_groups", "skipped"),
-        *("engine", "errors", "options", "program_end"),
-    },
-    "ranks": set(),
-    "shuffles": {"calibration", "engine", "formats", "lanes", "options", "ranks", "row_groups"},
-    "memory_budget": set(),
-    "engine": {"_engine", "formats", "memory_budget", "options", "errors"},  # of formats, the types alone
-    "options": {"errors"},
     "errors": set(),
 }
 
 
+def module_name(path):
+    """Below gdsdata: "data.order.lanes"; of a folder's __init__.py, the folder."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path): path for path in PACKAGE.rglob("*.py")}
+
+
+def is_in(module, room):
+    return module == room or module.startswith(f"{room}.")
+
+
+def room_of(module):
+    rooms = [room for room in FOLDERS if is_in(module, room)]
+    assert rooms, f"say in FOLDERS what gdsdata/{module.replace('.', '/')} may import"
+    return max(rooms, key=len)
+
+
 def imported_modules(path):
-    """The gdsdata modules a file imports, each by its first name below gdsdata ("" for the package itself)."""
-    own_package = ["gdsdata", *path.relative_to(PACKAGE).parts[:-1]]
+    """The gdsdata modules that a file imports, for types alone too, by their names below gdsdata ("": the package)."""
     for node in ast.walk(ast.parse(path.read_text())):
         names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            start = own_package[: len(own_package) - node.level + 1] if node.level else []
-            base = ".".join([*start, *([node.module] if node.module else [])])
-            names = [f"{base}.{alias.name}" if base == "gdsdata" else base for alias in node.names]
+            assert not node.level, f"{path}: imports are absolute"
+            inner = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = [name if name.removeprefix("gdsdata.") in {*MODULES, "_engine"} else node.module for name in inner]
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):  # for importlib.import_module
             names = [node.value] if re.fullmatch(r"gdsdata\.[\w.]+", node.value) else []
         for name in names:
-            first, *rest = name.split(".")
+            first, _, inner = name.partition(".")
             if first == "gdsdata":
-                inner = rest[0] if rest else ""
-                is_module = inner == "_engine" or any((PACKAGE / f"{inner}{end}").exists() for end in (".py", ""))
-                yield inner if is_module else ""
+                yield inner if inner == "_engine" or inner in MODULES else ""
 
 
-def test_every_module_has_a_row_in_the_import_table():
-    modules = {path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in PACKAGE.rglob("*.py")}
-    assert modules, f"no modules under {PACKAGE}"
-    assert modules <= set(MAY_IMPORT), f"say in MAY_IMPORT what these may import: {sorted(modules - set(MAY_IMPORT))}"
+def test_every_room_of_the_table_is_there():
+    assert {room for room in FOLDERS if not any(is_in(module, room) for module in MODULES)} == set()
 
 
 def test_imports_follow_the_table():
     wrong = []
-    for path in sorted(PACKAGE.rglob("*.py")):
-        module = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-        allowed = MAY_IMPORT.get(module, set())
+    for module, path in sorted(MODULES.items()):
+        room = room_of(module)
+        allowed = FOLDERS[room]
         for target in sorted(set(imported_modules(path))):
-            if allowed is not EVERYTHING and target not in {*allowed, module}:
-                wrong.append(f"{path.relative_to(ROOT)}: {module} may not import {target or 'the package itself'}")
+            if allowed is not EVERYTHING and not any(is_in(target, one) for one in {*allowed, room}):
+                wrong.append(f"{path.relative_to(ROOT)}: {room} may not import {target or 'the package itself'}")
     assert not wrong, "\n".join(wrong)
 
 
 def test_only_engine_py_imports_the_extension():
     importers = [path for path in PACKAGE.rglob("*.py") if "_engine" in imported_modules(path)]
-    assert importers == [PACKAGE / "engine.py"]
+    assert importers == [PACKAGE / "io" / "engine.py"]
 
 
 # --- the built extension ----------------------------------------------------------------------------------------------
@@ -382,7 +360,7 @@ def test_engine_builds_and_imports_without_liburing(tmp_path):
     environment["GDSDATA_WITHOUT_LIBURING"] = "1"
     built = subprocess.run(build, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert built.returncode == 0, built.stdout + built.stderr
-    program = "import gdsdata.engine, gdsdata._engine; print(gdsdata._engine.__file__)"
+    program = "import gdsdata.io.engine, gdsdata._engine; print(gdsdata._engine.__file__)"
     ran = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     library = ran.stdout.strip()

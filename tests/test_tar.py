@@ -21,9 +21,9 @@ from gdsdata import GDSDataset
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.formats import tar
 from gdsdata.formats.fields import FieldIndex
+from gdsdata.formats.parsers.tar_members import Members, read_members
 from gdsdata.formats.tar import Tar
 from gdsdata.formats.tar_index import pack_members, unpack_members
-from gdsdata.formats.tar_members import Members, read_members
 from gdsdata.formats.tar_reading import dali_offsets, energon_offsets
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}

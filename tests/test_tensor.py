@@ -17,9 +17,10 @@ import torch
 from helpers import MIB, drop_cache, in_new_process, random_bytes, write_records
 
 import gdsdata
-from gdsdata import GDSDataset, calibration, read_tensor, write_tensor
+from gdsdata import GDSDataset, read_tensor, write_tensor
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.formats import Records
+from gdsdata.io import calibration
 
 DTYPES = [
     *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64),

@@ -15,8 +15,8 @@ from gdsdata import GDSDataset, Lanes
 from gdsdata.decoders import Undecodable
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.formats import tfrecord
-from gdsdata.formats.crc32c import crc32c, crc32c_joined
 from gdsdata.formats.fields import Field
+from gdsdata.formats.parsers.crc32c import crc32c, crc32c_joined
 from gdsdata.formats.tfrecord import TFRecord, find_records
 
 # Hypothesis runs one test function many times with one tmp_path; every example here overwrites what it reads.

@@ -11,8 +11,10 @@ from helpers import write_records
 from torch.profiler import ProfilerActivity, record_function, schedule, tensorboard_trace_handler
 
 import gdsdata
-from gdsdata import EngineOptions, GDSDataset, engine, trace
+from gdsdata import EngineOptions, GDSDataset
 from gdsdata.formats import Records
+from gdsdata.io import engine
+from gdsdata.observe import trace
 
 RECORD_BYTES, RECORDS = 65536, 256
 WAITING = "gdsdata: waiting for a batch"

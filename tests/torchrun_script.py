@@ -20,7 +20,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
-from gdsdata import GDSDataset, Lanes, shuffles
+from gdsdata import GDSDataset, Lanes
+from gdsdata.data.order import choice
 from gdsdata.formats import Records, Tar
 
 SAMPLES, STEP = 103, 16  # six whole steps of all ranks together, and seven samples
@@ -180,7 +181,7 @@ def unlike_storage():
     def gb_per_s(index, batch):
         return 2.0 if (index.sample.bytes == 1 << 20) == (dist.get_rank() == 0) else 0.2
 
-    return mock.patch.object(shuffles, "_gb_per_s", gb_per_s)
+    return mock.patch.object(choice, "_gb_per_s", gb_per_s)
 
 
 def auto_dataset_of(folder, device):

@@ -1,4 +1,4 @@
-// The extension module gdsdata._engine. gdsdata/engine.py is its only user.
+// The extension module gdsdata._engine. gdsdata/io/engine.py is its only user.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>

@@ -5,7 +5,7 @@ import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 
-from . import settings
+from gdsdata.bench import settings
 
 
 def register():
@@ -22,7 +22,7 @@ def register():
 
 
 def measure(config):
-    from . import case, data
+    from gdsdata.bench import case, data
 
     try:
         checked = settings.settings_from(config)

@@ -17,11 +17,10 @@ import time
 from datetime import datetime, timezone
 from pathlib import Path
 
-from gdsdata.options import EngineOptions
-
-from . import case, case_settings, measure, report
-from .io import ended_in_order
-from .tune import quoted
+from gdsdata.bench import case, case_settings, measure, report
+from gdsdata.bench.io import ended_in_order
+from gdsdata.bench.tune import quoted
+from gdsdata.io.options import EngineOptions
 
 OUTPUT = "output.log"  # in a case's folder: what it printed
 LAST_LINES = 3  # of that, where it left nothing else

@@ -4,8 +4,8 @@ import json
 import math
 from pathlib import Path
 
-from . import report
-from .report import number, two_digits
+from gdsdata.bench import report
+from gdsdata.bench.report import number, two_digits
 
 
 def ratio_range(name):

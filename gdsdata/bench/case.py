@@ -11,9 +11,9 @@ import time
 from datetime import datetime, timezone
 from pathlib import Path
 
-from . import limits, measure, report
-from .device import is_cuda
-from .process import ENDING_SECONDS, RowFailed, RowProcess, one_interrupt, without_interrupts
+from gdsdata.bench import limits, measure, report
+from gdsdata.bench.device import is_cuda
+from gdsdata.bench.process import ENDING_SECONDS, RowFailed, RowProcess, one_interrupt, without_interrupts
 
 COLD_MEANS = 0.02  # a cold run starts with no more than this share of the files resident
 WARM_MEANS = 0.999

@@ -21,10 +21,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from . import case, checkpoint_peers, data, device, limits, measure, row, steps
-from .checkpoint_peers import SUFFIXES
-from .load import TOUCHED_BYTES
-from .process import RowFailed
+from gdsdata.bench import case, checkpoint_peers, data, device, limits, measure, row, steps
+from gdsdata.bench.checkpoint_peers import SUFFIXES
+from gdsdata.bench.load import TOUCHED_BYTES
+from gdsdata.bench.process import RowFailed
 
 ASYNC_STEPS = (1, 2, 3)  # what the first save pays for memory is not timed; the last one has training steps beside it
 ASYNC_TIMES = ("background_s", "step_s", "step_beside_s")

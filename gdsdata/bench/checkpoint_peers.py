@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from . import case, data, device, load_peers
+from gdsdata.bench import case, data, device, load_peers
 
 SUFFIXES = {"pt": ".pt", "safetensors": ".safetensors", "raw": ".bin"}  # other formats are folders
 THREADS = min(8, len(os.sched_getaffinity(0)))
@@ -76,7 +76,7 @@ class Counts:
         self.before, self.most_bytes, self.engines = {}, 0, {}
 
     def __enter__(self):
-        from gdsdata import engine
+        from gdsdata.io import engine
 
         self.module, self.kept_engine = engine, engine.kept_engine
         engine.kept_engine = self.noted

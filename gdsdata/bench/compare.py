@@ -25,7 +25,7 @@ import statistics
 import sys
 from pathlib import Path
 
-from . import intervals, report
+from gdsdata.bench import intervals, report
 
 CONFIDENCE = 0.99
 LEAST_REPEATS = 3

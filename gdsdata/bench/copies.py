@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from . import data, image_shards
-from .process import RowFailed
+from gdsdata.bench import data, image_shards
+from gdsdata.bench.process import RowFailed
 
 SHARD_BYTES = 64 * 2**20
 FIELD = "x"  # of a sample

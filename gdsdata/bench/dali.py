@@ -2,7 +2,7 @@
 
 import os
 
-from . import peers
+from gdsdata.bench import peers
 
 MOST_THREADS = 16
 

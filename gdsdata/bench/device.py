@@ -6,7 +6,7 @@ import time
 
 import torch
 
-from . import measure
+from gdsdata.bench import measure
 
 PINNED_COPY_BYTES = 256 * 2**20
 

@@ -29,9 +29,9 @@ from pathlib import Path
 
 import numpy as np
 
-from . import case, case_settings, data, device, io_peers, limits, measure, row
-from .io_peers import Memory, Work
-from .pattern import Pattern
+from gdsdata.bench import case, case_settings, data, device, io_peers, limits, measure, row
+from gdsdata.bench.io_peers import Memory, Work
+from gdsdata.bench.pattern import Pattern
 
 IO_TYPES = {"read": "read", "write": "write", "randread": "random read", "randwrite": "random write"}
 MOST_VERIFIED = 4096  # transfers of the pass that compares; a pass of 4 KiB ones over a long file takes minutes

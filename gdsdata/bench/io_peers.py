@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 import gdsdata
-from gdsdata.engine import (
+from gdsdata.bench import case, case_settings, device, kvikio_ways, limits
+from gdsdata.io.engine import (
     Output,
     cufile_dma_is_possible,
     cufile_of_wheels,
@@ -19,9 +20,7 @@ from gdsdata.engine import (
     stream_of,
     table_of_one,
 )
-from gdsdata.options import EngineOptions
-
-from . import case, case_settings, device, kvikio_ways, limits
+from gdsdata.io.options import EngineOptions
 
 RANDOM = {"randread": True, "randwrite": True, "read": False, "write": False}
 

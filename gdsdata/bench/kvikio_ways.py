@@ -35,7 +35,7 @@ def setting(name):
 
 def cufile_way():
     """What moves bytes where a library was told to use cuFile, and does not count them."""
-    from gdsdata.engine import cufile_dma_is_possible
+    from gdsdata.io.engine import cufile_dma_is_possible
 
     return "cuFile" if cufile_dma_is_possible() else "cuFile, compatibility mode"
 

@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from . import case, data, device, intervals, latency_peers, limits, measure, row
-from .own_folder import OwnFolder
-from .pieces import add_one, random_bytes, wrong_in_file, wrong_in_tensor
+from gdsdata.bench import case, data, device, intervals, latency_peers, limits, measure, row
+from gdsdata.bench.own_folder import OwnFolder
+from gdsdata.bench.pieces import add_one, random_bytes, wrong_in_file, wrong_in_tensor
 
 FOLDER = "latency"  # within data.folder
 LEAST_ITERATIONS = 5  # of a run, however long they take

@@ -12,10 +12,10 @@ import os
 
 import torch
 
-from . import case, device, limits
-from .data import read_exactly
-from .load_peers import engine_of
-from .measure import PAGE
+from gdsdata.bench import case, device, limits
+from gdsdata.bench.data import read_exactly
+from gdsdata.bench.load_peers import engine_of
+from gdsdata.bench.measure import PAGE
 
 STATES = {"read": ("warm", "cold"), "write": ("replaced", "in_place")}
 

@@ -1,8 +1,8 @@
 """Tables, notes and picture of case=latency: all sizes of one kind of work and one state stand in one table."""
 
-from . import report
-from .measure import size_text
-from .report import number, two_digits
+from gdsdata.bench import report
+from gdsdata.bench.measure import size_text
+from gdsdata.bench.report import number, two_digits
 
 STATES = {
     "warm": "read, file in the page cache",

@@ -17,7 +17,7 @@ import time
 
 import numpy as np
 
-from . import measure
+from gdsdata.bench import measure
 
 SYSCALLS = {"x86_64": (206, 207, 208, 209), "aarch64": (0, 1, 4, 2)}  # io_setup, io_destroy, io_getevents, io_submit
 IOCB = np.dtype(  # struct iocb of linux/aio_abi.h, little endian

@@ -4,7 +4,7 @@ import time
 
 import torch
 
-from . import case, data, device, limits, load_peers, measure, row
+from gdsdata.bench import case, data, device, limits, load_peers, measure, row
 
 TOUCHED_BYTES = 512 * 2**20
 

@@ -11,8 +11,8 @@ import threading
 
 import torch
 
-from . import case, device, kvikio_ways
-from .data import read_exactly
+from gdsdata.bench import case, device, kvikio_ways
+from gdsdata.bench.data import read_exactly
 
 WHOLE = ""  # the name of a tensor that is the whole file's data
 RING_SLOTS, SLOT_BYTES = 4, 16 * 2**20
@@ -51,8 +51,8 @@ class LoadPeer:
 @functools.cache
 def engine_of(options, device_name, path):
     """The engine that read_tensor uses, kept for its counts (and, with other options, for the next run)."""
-    from gdsdata.calibration import calibrated
-    from gdsdata.engine import resolved, shared_engine
+    from gdsdata.io.calibration import calibrated
+    from gdsdata.io.engine import resolved, shared_engine
 
     where = resolved(device_name)
     return shared_engine(calibrated(options, path, where, measure=False), where)

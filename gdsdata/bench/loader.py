@@ -5,8 +5,8 @@ import time
 
 import numpy as np
 
-from . import case, copies, data, device, limits, measure, peers, row
-from .copies import stored_as
+from gdsdata.bench import case, copies, data, device, limits, measure, peers, row
+from gdsdata.bench.copies import stored_as
 
 VERIFIED_BYTES = 160 * 2**20  # batches that are kept for verifying take no more than this
 # Read before a cold run, so that it times the storage and not memory that is touched for the first time.

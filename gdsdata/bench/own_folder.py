@@ -5,7 +5,7 @@ import os
 import re
 from pathlib import Path
 
-from . import data
+from gdsdata.bench import data
 
 MARKER = ".gdsdata-bench"
 # What the bench makes there, and what the engine and the peers write before they rename it over one of these.

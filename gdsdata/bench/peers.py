@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
-from . import case, device
+from gdsdata.bench import case, device
 
 SETTLE_SECONDS = 60.0
 
@@ -146,7 +146,7 @@ class Ours(Peer):
         return iter(self.dataset)
 
     def expected_ids(self, epoch, batches):
-        from gdsdata.order import Order
+        from gdsdata.data.order.permutation import Order
 
         order = Order(
             self.source.samples, self.batch_size, shuffle=True, seed=self.seed, drop_last=False, rank=0, world_size=1
@@ -581,7 +581,7 @@ class ReadRing8(ReadRing):
 
 def rows_for(kind, cache, on_gpu=False):
     """The classes measured beside each other."""
-    from . import dali, shard_peers
+    from gdsdata.bench import dali, shard_peers
 
     ours = [Ours, *([OursPinned] if on_gpu and cache == "warm" else [])]
     loaders = [LoaderBatched, Loader, *map(loader_with, worker_counts(on_gpu))]

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import torch
 
-from . import device, measure
+from gdsdata.bench import device, measure
 
 PIECE_BYTES = 4 * 2**20
 THREADS = min(8, len(os.sched_getaffinity(0)))

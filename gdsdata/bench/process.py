@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from . import measure
+from gdsdata.bench import measure
 
 SAMPLING_SECONDS = 0.02
 

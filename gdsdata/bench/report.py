@@ -6,7 +6,7 @@ import json
 import sys
 import time
 
-from . import page, sweep
+from gdsdata.bench import page, sweep
 
 BROKEN_OFF = "This run was broken off (Ctrl-C): what it had not measured by then is missing."
 SCHEMA = 2  # of results.json (docs/bench_results.md): raised when a field changes its meaning or goes

@@ -23,7 +23,7 @@ import os
 import sys
 import traceback
 
-from . import device, measure
+from gdsdata.bench import device, measure
 
 
 def trim():

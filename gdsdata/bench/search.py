@@ -11,8 +11,8 @@ import statistics
 import time
 from dataclasses import dataclass, field
 
-from . import intervals
-from .case_settings import LEAST_PAIRS
+from gdsdata.bench import intervals
+from gdsdata.bench.case_settings import LEAST_PAIRS
 
 CONFIDENCE = 0.99  # of the gain's interval
 LEAST_GAIN = 1.02

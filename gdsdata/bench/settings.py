@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from . import device
-from .case_settings import CASES, CaseSettings, one_of, setting
+from gdsdata.bench import device
+from gdsdata.bench.case_settings import CASES, CaseSettings, one_of, setting
 
 
 @dataclass
@@ -106,7 +106,7 @@ def settings_from(config):
 
 def engine_schema():
     """gdsdata's own EngineOptions, so that `engine.*` overrides are checked against them; here they can be set."""
-    from gdsdata.options import EngineOptions
+    from gdsdata.io.options import EngineOptions
 
     helps = documented(EngineOptions)
     hints = get_type_hints(EngineOptions)

@@ -11,7 +11,7 @@ import time
 import numpy as np
 import torch
 
-from . import copies, device, peers
+from gdsdata.bench import copies, device, peers
 
 SHUFFLE_BUFFER = 256  # samples
 AHEAD = 4  # batches

@@ -21,11 +21,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from . import case, data, measure, startup_peers
-from .io import ended_in_order
-from .own_folder import OwnFolder
-from .process import RowFailed, without_interrupts
-from .startup_peers import OWN_PARTS, PARTS
+from gdsdata.bench import case, data, measure, startup_peers
+from gdsdata.bench.io import ended_in_order
+from gdsdata.bench.own_folder import OwnFolder
+from gdsdata.bench.process import RowFailed, without_interrupts
+from gdsdata.bench.startup_peers import OWN_PARTS, PARTS
 
 FOLDER = "startup"  # within data.folder
 SCRIPT = Path(startup_peers.__file__).resolve()

@@ -176,7 +176,7 @@ class Ours(Program):
         return next(self.batches)
 
     def served(self):
-        from gdsdata.engine import kept_engine, resolved
+        from gdsdata.io.engine import kept_engine, resolved
 
         found = dict(self.data.stats()["engine"]["bytes"])
         if self.told["state_bytes"]:

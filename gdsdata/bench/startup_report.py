@@ -1,8 +1,8 @@
 """Tables, notes and picture of case=startup: the parts of a start stand beside each other, and one behind the other."""
 
-from . import report
-from .report import two_digits
-from .startup_peers import OWN_PARTS, PARTS
+from gdsdata.bench import report
+from gdsdata.bench.report import two_digits
+from gdsdata.bench.startup_peers import OWN_PARTS, PARTS
 
 TITLES = {
     "interpreter": "Python",

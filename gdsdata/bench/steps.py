@@ -4,7 +4,7 @@ import time
 
 import torch
 
-from . import device
+from gdsdata.bench import device
 
 # Some milliseconds a step, which the report says. On a GPU its kernels take longer than giving it a step's work: with a
 # batch of 4096 an H200 waited for that for a third of each step, and its time moved by 15 % with the core's.

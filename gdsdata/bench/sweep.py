@@ -2,7 +2,7 @@
 
 import math
 
-from . import measure
+from gdsdata.bench import measure
 
 PANEL_INCHES = (2.9, 2.3)
 COLOURS = "viridis"

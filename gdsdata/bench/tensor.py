@@ -8,9 +8,9 @@ built, cuFile on this file system) loads and stores a small file first, and is l
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import data, device, latency, limits, measure, tensor_peers
-from .io import ended_in_order
-from .process import RowFailed
+from gdsdata.bench import data, device, latency, limits, measure, tensor_peers
+from gdsdata.bench.io import ended_in_order
+from gdsdata.bench.process import RowFailed
 
 WORK = {"load": "read", "store": "write"}  # as case=latency calls them
 WARM_UP, MOST_SECONDS = 1, 240  # of a run

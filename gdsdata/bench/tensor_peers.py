@@ -7,10 +7,10 @@ import os
 
 import torch
 
-from . import case, device, kvikio_ways, latency_peers
-from .io_peers import CuFile
-from .latency_peers import LatencyPeer, OursEngine
-from .load_peers import KvikioTuned
+from gdsdata.bench import case, device, kvikio_ways, latency_peers
+from gdsdata.bench.io_peers import CuFile
+from gdsdata.bench.latency_peers import LatencyPeer, OursEngine
+from gdsdata.bench.load_peers import KvikioTuned
 
 # DeepNVMe's own, of the table in its README (DeepSpeedExamples, deepnvme/file_access).
 BLOCK_BYTES, DEPTH, SINGLE_SUBMIT, OVERLAP_EVENTS, THREADS = 2**20, 128, True, True, 1

@@ -1,8 +1,8 @@
 """Tables, notes and picture of case=tensor: first one laid out as DeepNVMe's, then each kind of work by itself."""
 
-from . import report
-from .measure import size_text
-from .report import number, two_digits
+from gdsdata.bench import report
+from gdsdata.bench.measure import size_text
+from gdsdata.bench.report import number, two_digits
 
 STATES = {  # in the order of columns, and what a table's title says of each
     ("read", "cold"): ("load, cold", "load, file not in the page cache"),

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from . import (
+from gdsdata.bench import (
     case,
     checkpoint_peers,
     copies,
@@ -32,9 +32,9 @@ from . import (
     train_data,
     train_models,
 )
-from . import train_peers as peers
-from .io import ended_in_order
-from .process import RowFailed
+from gdsdata.bench import train_peers as peers
+from gdsdata.bench.io import ended_in_order
+from gdsdata.bench.process import RowFailed
 
 BATCH_SIZES = {"cuda": {"text": 32, "volumes": 16, "images": 64}, "cpu": {"text": 8, "volumes": 8, "images": 8}}
 HOST_AHEAD = 2  # steps that the host may be ahead of the device

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from . import data, image_shards
+from gdsdata.bench import data, image_shards
 
 WORDS, LONGEST_WORD = 4096, 9
 WORDS_A_TIME = 2**20

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from . import device
+from gdsdata.bench import device
 
 # On a GPU wide enough that its kernels take longer than giving it their work: else the host would set a step's time
 # (benchmarks/notes/gpu.md).

@@ -12,7 +12,7 @@ import os
 import torch
 from torch.utils.data import Dataset
 
-from . import case, checkpoint_peers, dali, data, device, image_shards, peers, shard_peers
+from gdsdata.bench import case, checkpoint_peers, dali, data, device, image_shards, peers, shard_peers
 
 SHUFFLE_BUFFER = 256  # samples, of those who mix what they read in order
 

@@ -1,9 +1,9 @@
 """Tables, notes and picture of case=train: a table for each kind of work; bars of step time beside the ceiling's."""
 
-from . import report
-from .measure import size_text
-from .report import number, spread, two_digits
-from .train_peers import Ceiling
+from gdsdata.bench import report
+from gdsdata.bench.measure import size_text
+from gdsdata.bench.report import number, spread, two_digits
+from gdsdata.bench.train_peers import Ceiling
 
 MODELS = {
     "text": "GPT over bytes",

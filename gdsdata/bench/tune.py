@@ -17,20 +17,19 @@ from pathlib import Path
 
 import torch
 
-from gdsdata.options import MIB, EngineOptions
-
-from . import case, data, limits, loader, measure, row, tune_report
-from . import device as gpu
-from .case import Row, Table
-from .io import ended_in_order
-from .process import RowFailed
-from .search import LEAST_PAIRS, Refused, Search, confirmed
+from gdsdata.bench import case, data, limits, loader, measure, row, tune_report
+from gdsdata.bench import device as gpu
+from gdsdata.bench.case import Row, Table
+from gdsdata.bench.io import ended_in_order
+from gdsdata.bench.process import RowFailed
+from gdsdata.bench.search import LEAST_PAIRS, Refused, Search, confirmed
+from gdsdata.io.options import MIB, EngineOptions
 
 KEY = "gdsdata"  # of the process
 SEARCHING = 0.6  # of the budget
 LIMIT_TURNS = 2
 DEFAULT_RUNS = 3  # where nothing better was found
-STAGED_SEGMENTS, STAGING_BYTES = 3, EngineOptions.staging_bytes  # what has to fit: gdsdata/calibration.py
+STAGED_SEGMENTS, STAGING_BYTES = 3, EngineOptions.staging_bytes  # what has to fit: gdsdata/io/calibration.py
 OF_STORAGE = ("queue_depth", "request_bytes", "bounce_bytes")  # nothing in the page cache asks for them
 SEARCHED = ("workers", "queue_depth", "segment_bytes", "direct", "request_bytes", "bounce_bytes")
 
@@ -367,7 +366,7 @@ class TuneRow(row.Row):
     """`peer` is the work, made once; what changes from run to run is its options."""
 
     def __init__(self, peer, work, about, device):
-        from . import tune_work
+        from gdsdata.bench import tune_work
 
         self.key, self.device, self.peer = peer, device, None
         torch.set_num_threads(1)  # those that compared bytes would still spin while the next run is timed

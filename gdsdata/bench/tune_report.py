@@ -4,8 +4,8 @@ import json
 import statistics
 import textwrap
 
-from . import report
-from .measure import size_text
+from gdsdata.bench import report
+from gdsdata.bench.measure import size_text
 
 STATES = {"warm": "files in the page cache", "cold": "files not in the page cache", "replaced": "a new file, synced"}
 COLUMNS = [*report.RATE[:2], *report.COST, report.RATIOS[1]]

@@ -11,8 +11,8 @@ import time
 
 import torch
 
-from . import data, loader
-from . import device as gpu
+from gdsdata.bench import data, loader
+from gdsdata.bench import device as gpu
 
 VERIFIED_BYTES = 64 * 2**20  # of files, at each setting; one call at least
 OPENING_BATCHES = 4

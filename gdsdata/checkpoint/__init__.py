@@ -1,6 +1,6 @@
 """Checkpoints in the files that people already use: `save` and `load`.
 
-`api` says what is wanted, `layout_torch` and `layout_safetensors` where it lies in a file, and `reading` and `writing`
+`api` says what is wanted, `torch_file` and `safetensors_file` where it lies in a file, and `reading` and `writing`
 move it.
 """
 
@@ -10,7 +10,7 @@ from gdsdata.lazy import lazily
 
 if TYPE_CHECKING:  # for tools that read and do not run
     from gdsdata.checkpoint.api import load, save
-    from gdsdata.checkpoint.asynchronous import AsyncCheckpointer
+    from gdsdata.checkpoint.background.checkpointer import AsyncCheckpointer
     from gdsdata.checkpoint.hooks import install_torch_hooks, torch_hooks
 
 __all__ = ["AsyncCheckpointer", "install_torch_hooks", "load", "save", "torch_hooks"]
@@ -18,7 +18,7 @@ __all__ = ["AsyncCheckpointer", "install_torch_hooks", "load", "save", "torch_ho
 __getattr__, __dir__ = lazily(
     __name__,
     {
-        "AsyncCheckpointer": "asynchronous",
+        "AsyncCheckpointer": "background.checkpointer",
         "install_torch_hooks": "hooks",
         "load": "api",
         "save": "api",

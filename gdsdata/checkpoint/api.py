@@ -13,19 +13,20 @@ from typing import Any
 
 import torch
 
-from gdsdata import engine
-from gdsdata.checkpoint import layout_safetensors, layout_torch
+from gdsdata.checkpoint import safetensors_file
 from gdsdata.checkpoint.explanations import checked_path, empty_file, foreign_file, torch_errors_explained
 from gdsdata.checkpoint.nests import LEFT_OUT, Path, mapped, name_of, places
 from gdsdata.checkpoint.open_file import OpenFile
 from gdsdata.checkpoint.pause import collector_paused
 from gdsdata.checkpoint.reading import Reading, Stored
 from gdsdata.checkpoint.tensor_kinds import are_of_one_kind, copy_into, has_own_memory, is_plain, takes_copy_of
+from gdsdata.checkpoint.torch_zip import torch_file
 from gdsdata.checkpoint.writing import get_ready
 from gdsdata.errors import CorruptData
-from gdsdata.formats import safetensors_header
-from gdsdata.options import EngineOptions
-from gdsdata.report import note_checkpoint_stall
+from gdsdata.formats.parsers import safetensors_header
+from gdsdata.io import engine
+from gdsdata.io.options import EngineOptions
+from gdsdata.observe.report import note_checkpoint_stall
 
 _HEAD_BYTES = 64  # that tell a file's format
 
@@ -58,7 +59,7 @@ def save(value: Any, path: str | os.PathLike[str], *, options: EngineOptions | N
         pickle.PicklingError, TypeError, AttributeError: something in it cannot be pickled; the message has its name.
     """
     path = checked_path(path, "save")
-    layout = layout_safetensors if path.endswith(".safetensors") else layout_torch
+    layout = safetensors_file if path.endswith(".safetensors") else torch_file
     started = time.perf_counter()
     get_ready(options or EngineOptions())
     layout.save(value, path, options or EngineOptions())
@@ -193,8 +194,8 @@ def load_over(
     if _kind_of(file) != "torch":
         raise CorruptData(f"'{path}' is a safetensors file, and no checkpoint of AsyncCheckpointer's", path)
     try:
-        saved = layout_torch.unpickle_structure(layout_torch.open_archive(file))
-    except layout_torch.NotPlain:
+        saved = torch_file.unpickle_structure(torch_file.open_archive(file))
+    except torch_file.NotPlain:
         saved = None
     if saved is None:  # torch has to make it
         saved = load(path, verify=verify, weights_only=weights_only, options=options)
@@ -294,11 +295,11 @@ def _kind_of(file: OpenFile) -> str:
 
 def _load_torch(file: OpenFile, reading: Reading, device: torch.device, weights_only: bool) -> Any:
     try:
-        archive = layout_torch.open_archive(file)
+        archive = torch_file.open_archive(file)
         devices = [device] * len(archive.storages)
-    except layout_torch.NotPlain as why:
+    except torch_file.NotPlain as why:
         return _read_by_torch(file, why, device, weights_only)
-    return layout_torch.read(archive, reading, devices, device, weights_only, _errors_of_torch(file, weights_only))
+    return torch_file.read(archive, reading, devices, device, weights_only, _errors_of_torch(file, weights_only))
 
 
 # Torch looks into small tensors while it builds some kinds (sizes of nested ones): they are zeros then, and no garbage.
@@ -316,7 +317,7 @@ def _structure(
     """
     if kind == "torch":
         return _structure_of_torch(file, device, make_reading, weights_only)
-    read = layout_safetensors.read_index if kind == "index" else layout_safetensors.read_header
+    read = safetensors_file.read_index if kind == "index" else safetensors_file.read_header
     return read(file), _as_it_is
 
 
@@ -329,21 +330,21 @@ def _structure_of_torch(
 ) -> tuple[Any, Callable[[Path, Any], Any]]:
     """Tensors have no values yet, but where all of the file had to be read."""
     try:
-        archive = layout_torch.open_archive(file)
-        if (structure := layout_torch.unpickle_structure(archive)) is not None:
+        archive = torch_file.open_archive(file)
+        if (structure := torch_file.unpickle_structure(archive)) is not None:
             return structure, _as_it_is
         devices = [device] * len(archive.storages)
-    except layout_torch.NotPlain as why:
+    except torch_file.NotPlain as why:
         return _read_by_torch(file, why, device, weights_only), _as_it_is
     found = _structure_without_values(file, archive, weights_only)
     if found is None:
         within = _errors_of_torch(file, weights_only)
-        return layout_torch.read(archive, make_reading(), devices, device, weights_only, within), _as_it_is
+        return torch_file.read(archive, make_reading(), devices, device, weights_only, within), _as_it_is
     return found
 
 
 def _structure_without_values(
-    file: OpenFile, archive: layout_torch.Archive, weights_only: bool
+    file: OpenFile, archive: torch_file.Archive, weights_only: bool
 ) -> tuple[Any, Callable[[Path, Any], Any]] | None:
     """None if plain tensors, as leaves, are not all that refers to a storage: what else does needs its values."""
     # Memory that is not touched costs nothing.
@@ -355,7 +356,7 @@ def _structure_without_values(
         storage._cdata: archive.record_of(saved) for storage, saved in zip(storages, archive.storages, strict=True)
     }
     try:
-        saved = layout_torch.unpickle(archive, storages, weights_only)
+        saved = torch_file.unpickle(archive, storages, weights_only)
     except (pickle.UnpicklingError, CorruptData):
         with _errors_of_torch(file, weights_only):
             raise
@@ -375,7 +376,7 @@ def _structure_without_values(
     return saved, stored
 
 
-def _read_by_torch(file: OpenFile, why: layout_torch.NotPlain, device: torch.device, weights_only: bool) -> Any:
+def _read_by_torch(file: OpenFile, why: torch_file.NotPlain, device: torch.device, weights_only: bool) -> Any:
     with _errors_of_torch(file, weights_only), file.reader() as reader:
         found = torch.load(reader, map_location=device, weights_only=weights_only)
     engine.warn_once(f"'{os.path.basename(file.path)}' is read by torch.load: {why}")

@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 
-from gdsdata import engine
-from gdsdata.checkpoint import layout_torch, torch_config
 from gdsdata.checkpoint.explanations import empty_file
 from gdsdata.checkpoint.open_file import OpenFile
 from gdsdata.checkpoint.pause import collector_paused
 from gdsdata.checkpoint.reading import Reading
+from gdsdata.checkpoint.torch_zip import torch_config, torch_file
 from gdsdata.errors import CorruptData, NotReplaceable
-from gdsdata.options import EngineOptions
+from gdsdata.io import engine
+from gdsdata.io.options import EngineOptions
 
 _torch_save, _torch_load = torch.serialization.save, torch.serialization.load
 _changing = threading.Lock()
@@ -78,11 +78,11 @@ def _replacements() -> list[tuple[Any, str, Any]]:
     if torch.distributed.is_available():
         from torch.distributed.checkpoint import _storage_utils
 
-        from gdsdata.checkpoint import dcp
+        from gdsdata.checkpoint.dcp import storage
 
         found += [
-            (_storage_utils, "FileSystemWriter", dcp.GDSStorageWriter),
-            (_storage_utils, "FileSystemReader", dcp.GDSStorageReader),
+            (_storage_utils, "FileSystemWriter", storage.GDSStorageWriter),
+            (_storage_utils, "FileSystemReader", storage.GDSStorageReader),
         ]
     return found
 
@@ -102,7 +102,7 @@ def _save(
     if plain and _is_writable_name(f) and not _is_pretence():
         try:
             with collector_paused():
-                return layout_torch.save(obj, os.path.abspath(f), EngineOptions())
+                return torch_file.save(obj, os.path.abspath(f), EngineOptions())
         except NotReplaceable as why:
             engine.warn_once(f"{why}. torch.save writes over it in place instead, and a crash meanwhile damages it")
     return _torch_save(
@@ -131,15 +131,15 @@ def _load(
         return by_torch()
     try:
         with collector_paused():
-            archive = layout_torch.open_archive(OpenFile(os.fsdecode(f)))
+            archive = torch_file.open_archive(OpenFile(os.fsdecode(f)))
             devices = [_device_for(storage.location, map_location) for storage in archive.storages]
-    except (layout_torch.NotPlain, CorruptData, _NotOurs):
+    except (torch_file.NotPlain, CorruptData, _NotOurs):
         return by_torch()
     reading = Reading(EngineOptions(), verify=False)
     with _path_noted(f):
         try:
             with collector_paused():
-                return layout_torch.read(archive, reading, devices, map_location, weights_only)
+                return torch_file.read(archive, reading, devices, map_location, weights_only)
         except CorruptData:
             archive.file.check_unchanged()
     return by_torch()  # which has errors of its own for what is damaged

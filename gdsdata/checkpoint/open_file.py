@@ -9,9 +9,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any, BinaryIO
 
-from gdsdata import engine
 from gdsdata.checkpoint.explanations import folder, no_file
 from gdsdata.errors import CorruptData, IoError
+from gdsdata.io import engine
 
 Seen = tuple[int, int]  # a file's size in bytes, and when it was last changed, in ns
 

@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from gdsdata import engine
 from gdsdata.checkpoint.nests import Path, name_of
 from gdsdata.checkpoint.open_file import OpenFile, table_of
 from gdsdata.checkpoint.pause import collector_resumed
 from gdsdata.checkpoint.tensor_kinds import dispatches
 from gdsdata.checkpoint.threads import begin_beside
 from gdsdata.errors import CorruptData
-from gdsdata.options import EngineOptions
+from gdsdata.io import engine
+from gdsdata.io.options import EngineOptions
 
 
 def sealed(self: Any, state: Any) -> None:

@@ -14,11 +14,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 import torch
 
-from gdsdata import engine
 from gdsdata.checkpoint.pages import PAGE_BYTES, Pages
 from gdsdata.checkpoint.pause import collector_resumed
 from gdsdata.checkpoint.threads import begin_beside
-from gdsdata.options import EngineOptions
+from gdsdata.io import engine
+from gdsdata.io.options import EngineOptions
 
 Extent = tuple[int, torch.Tensor]  # where it goes in the file, and its bytes: uint8, one dimension, contiguous
 

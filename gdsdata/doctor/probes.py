@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 
-from gdsdata import calibration, engine
 from gdsdata.errors import BackendUnavailable
-from gdsdata.options import EngineOptions
+from gdsdata.io import calibration, engine
+from gdsdata.io.options import EngineOptions
 
 READ_BYTES = 65536
 _FILES_LOOKED_AT = 1000

@@ -106,7 +106,7 @@ def cufile_operations(printed: str) -> tuple[int, int] | None:
 
 @check("calibration")
 def calibration(host: Host, place: Place) -> Answer:
-    """What was kept of an earlier measurement (`gdsdata.calibration`)."""
+    """What was kept of an earlier measurement (`gdsdata.io.calibration`)."""
     if place.silence:
         return unknown(place.silence)
     found = host.probe("calibration", place.path)
@@ -116,7 +116,7 @@ def calibration(host: Host, place: Place) -> Answer:
     if kept is None:
         remedy = (
             "it is measured when a data set of 256 MiB and more is opened for this GPU, if that takes no longer than "
-            "0.3 s; beforehand by python -m gdsdata.calibration FILE"
+            "0.3 s; beforehand by python -m gdsdata.io.calibration FILE"
         )
         return unknown(f"nothing is kept for {found['place']}", remedy)
     said = ", ".join(

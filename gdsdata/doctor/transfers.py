@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 
-from gdsdata import engine
 from gdsdata.doctor.evidence import within
 from gdsdata.doctor.finding import Finding
 from gdsdata.errors import GdsdataError
-from gdsdata.options import MIB, EngineOptions
-from gdsdata.tensor import Engine
+from gdsdata.io import engine
+from gdsdata.io.options import MIB, EngineOptions
+from gdsdata.io.tensor import Engine
 
 TEST_BYTES = 64 * MIB
 TRANSFER_LIMIT_S = 60.0
@@ -42,7 +42,7 @@ class Transfer:
         direction: "write" or "read".
         gb_per_s: 1e9 bytes a second, up to the last byte; a write is on storage.
         cpu_s_per_gb: CPU seconds, user and system, of this process's threads a 1e9 bytes.
-        served_by: bytes by the route that the engine counted them on (`gdsdata.engine.ROUTES`).
+        served_by: bytes by the route that the engine counted them on (`gdsdata.io.engine.ROUTES`).
         correct: whether every byte was the one that was written; None where it did not come to that.
         error: why it did not; else empty.
     """

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from gdsdata.errors import IoError
-from gdsdata.formats import magics
 from gdsdata.formats.columns import (
     Column,
     arrow_module,
@@ -37,6 +36,7 @@ from gdsdata.formats.columns import (
 )
 from gdsdata.formats.fields import FieldIndex
 from gdsdata.formats.index import first_samples, open_descriptor
+from gdsdata.formats.parsers import magics
 
 if TYPE_CHECKING:
     import pyarrow

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from gdsdata.errors import CorruptData, IoError
-from gdsdata.formats import magics
 from gdsdata.formats.fields import Field, FieldIndex
 from gdsdata.formats.index import Index, Sample, files_of_part, first_samples, read_heads
+from gdsdata.formats.parsers import magics
 
 _OLD_MAGIC = b"TNTIDX\0\0"
 # Magic, version, code of the dtype, number of sequences, number of document bounds. What follows lies unaligned.

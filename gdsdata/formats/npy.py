@@ -15,8 +15,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from gdsdata.errors import CorruptData
-from gdsdata.formats import magics
 from gdsdata.formats.index import Index, Sample, first_samples, read_heads, torch_equivalent
+from gdsdata.formats.parsers import magics
 
 # Where the length of the dict lies, how it is packed, and how the dict is encoded.
 _LAYOUTS = {b"\x01\x00": ("<H", "latin1"), b"\x02\x00": ("<I", "latin1"), b"\x03\x00": ("<I", "utf8")}

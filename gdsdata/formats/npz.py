@@ -18,7 +18,7 @@ from gdsdata.formats import npy
 from gdsdata.formats.arrays import Array, ArrayFile, Kind, checked_names, index_arrays
 from gdsdata.formats.fields import FieldIndex
 from gdsdata.formats.index import Index
-from gdsdata.formats.zip_directory import (
+from gdsdata.formats.parsers.zip_directory import (
     ENTRY_STAMP_AT,
     LOCAL_STAMP_AT,
     STAMP_BYTES,

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 
 from gdsdata.errors import CorruptData, IoError
-from gdsdata.formats import magics
 from gdsdata.formats.columns import (
     Column,
     arrow_module,
@@ -33,7 +32,8 @@ from gdsdata.formats.columns import (
 )
 from gdsdata.formats.fields import Field
 from gdsdata.formats.index import files_of_part, first_samples, open_descriptor
-from gdsdata.formats.parquet_footer import StoredColumn, row_groups_of
+from gdsdata.formats.parsers import magics
+from gdsdata.formats.parsers.parquet_footer import StoredColumn, row_groups_of
 
 if TYPE_CHECKING:
     import pyarrow

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from gdsdata import formats
 from gdsdata.errors import IoError
-from gdsdata.formats import magics
 from gdsdata.formats.index import Format, read_heads
-from gdsdata.formats.magics import HEAD_BYTES
+from gdsdata.formats.parsers import magics
+from gdsdata.formats.parsers.magics import HEAD_BYTES
 
 Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 

@@ -10,11 +10,11 @@ from typing import Literal
 import numpy as np
 import torch
 
-from gdsdata.formats import safetensors_header
 from gdsdata.formats.arrays import Array, ArrayFile, Kind, checked_names, index_arrays
 from gdsdata.formats.fields import FieldIndex
 from gdsdata.formats.index import Index, read_heads
-from gdsdata.formats.safetensors_header import LENGTH_BYTES, Header
+from gdsdata.formats.parsers import safetensors_header
+from gdsdata.formats.parsers.safetensors_header import LENGTH_BYTES, Header
 
 # Of a file whose tensors are a few; longer ones are read again.
 _HEAD_BYTES = 1024

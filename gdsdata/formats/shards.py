@@ -19,7 +19,7 @@ import numpy as np
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.formats.fields import Field, FieldIndex
 from gdsdata.formats.index import first_samples, read_heads
-from gdsdata.formats.magics import SHARDS_INDEX
+from gdsdata.formats.parsers.magics import SHARDS_INDEX
 
 # numpy's and torch's own limit.
 MOST_AXES = 64

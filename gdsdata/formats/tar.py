@@ -15,7 +15,7 @@ from gdsdata.errors import CorruptData, IoError
 from gdsdata.formats import tar_index
 from gdsdata.formats.fields import Field, FieldIndex
 from gdsdata.formats.index import first_samples
-from gdsdata.formats.tar_members import Members, read_members
+from gdsdata.formats.parsers.tar_members import Members, read_members
 from gdsdata.formats.tar_reading import HeaderReader
 
 # Of fields=None: the samples that are asked, and what they may have. A table of more is a mistake in the names.

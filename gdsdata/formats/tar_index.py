@@ -11,7 +11,7 @@ import zlib
 import numpy as np
 
 from gdsdata.formats import caches
-from gdsdata.formats.tar_members import RECORD_BYTES, Members
+from gdsdata.formats.parsers.tar_members import RECORD_BYTES, Members
 
 # Magic with the version, and CRC-32 of all that follows: size in bytes and mtime in ns of the tar, number of members,
 # bytes of the extensions, these (JSON), and the members' columns.

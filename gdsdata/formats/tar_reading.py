@@ -12,7 +12,7 @@ import os
 
 import numpy as np
 
-from gdsdata.formats.tar_members import WINDOW_BYTES
+from gdsdata.formats.parsers.tar_members import WINDOW_BYTES
 
 _LARGEST_INDEX_BYTES = 2**26  # of another project's
 _DALI_MEMBER_WORDS = {b"v1.1": 3, b"v1.2": 4}

@@ -19,9 +19,9 @@ from functools import partial
 import numpy as np
 
 from gdsdata.errors import CorruptData, IoError
-from gdsdata.formats.crc32c import crc32c_of_rows
 from gdsdata.formats.fields import Field, FieldIndex
 from gdsdata.formats.index import first_samples, open_descriptor, read_heads
+from gdsdata.formats.parsers.crc32c import crc32c_of_rows
 
 # Bytes of a file from an offset, at most so many; fewer where it ends.
 Read = Callable[[int, int], bytes]

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from gdsdata.errors import CorruptData
-from gdsdata.formats import magics
 from gdsdata.formats.index import Index, Sample, count_items, first_samples, read_heads
+from gdsdata.formats.parsers import magics
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.utils.dlpack import to_dlpack
 
-from gdsdata.dataset import GDSDataset
-from gdsdata.field_batches import Ragged
+from gdsdata.data.batches.fields import Ragged
+from gdsdata.data.dataset import GDSDataset
 
 
 def source(

@@ -1,0 +1,1 @@
+"""Checkpoints that are saved while training goes on, in a folder of them."""

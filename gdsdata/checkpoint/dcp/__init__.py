@@ -1,0 +1,1 @@
+"""Storage and planners for torch.distributed.checkpoint."""

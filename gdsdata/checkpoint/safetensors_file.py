@@ -1,0 +1,185 @@
+"""safetensors: u64 N, JSON of N bytes, data. One file, or many and a ``*.index.json`` that names each tensor's file.
+
+The header is `formats.safetensors_header`'s. Checksums are gdsdata's addition, as JSON
+under ``gdsdata_crc32`` in the header's metadata, which other readers pass over.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from gdsdata.checkpoint.open_file import OpenFile, missing, most_kept_files
+from gdsdata.checkpoint.pages import PAGE_BYTES
+from gdsdata.checkpoint.reading import Record, Stored, bytes_of
+from gdsdata.checkpoint.tensor_kinds import has_own_memory
+from gdsdata.checkpoint.writing import Writing, reached
+from gdsdata.errors import CorruptData
+from gdsdata.formats.parsers import safetensors_header
+from gdsdata.formats.parsers.safetensors_header import DTYPES, LENGTH_BYTES, PACKED, Tensor
+from gdsdata.io.options import EngineOptions
+
+CHECKSUMS = "gdsdata_crc32"
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+def save(tensors: Mapping[str, torch.Tensor], path: str, options: EngineOptions) -> None:
+    """Write a dict of tensors, each contiguous, with their checksums in the header's metadata.
+
+    Raises:
+        ValueError: what the format cannot say: values that are no plain tensors, complex128, memory shared by two.
+        IoError: the file cannot be written, or space is lacking.
+    """
+    _check(tensors)
+    # Those of large elements first, so that all lie at multiples of theirs.
+    names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
+    # A conjugate, or a negative view, has other bytes in memory than it has for values.
+    resolved = [tensors[name].detach().resolve_conj().resolve_neg() for name in names]
+    flat = [reached(bytes_of(one.contiguous())) for one in resolved]
+
+    def header(checksums: list[int]) -> bytes:
+        said = json.dumps(dict(zip(names, checksums, strict=True)))
+        about: dict[str, Any] = {"__metadata__": {"format": "pt", CHECKSUMS: said}}
+        begin = 0
+        for name, one in zip(names, flat, strict=True):
+            tensor = tensors[name]
+            offsets = [begin, begin + one.nbytes]
+            code, shape = _NAMES[tensor.dtype], list(tensor.shape)
+            if code in PACKED:
+                shape[-1] *= PACKED[code]
+            about[name] = {"dtype": code, "shape": shape, "data_offsets": offsets}
+            begin += one.nbytes
+        return json.dumps(about, separators=(",", ":")).encode()
+
+    longest = len(header([2**32 - 1] * len(names)))
+    data_begin = -(-(8 + longest) // PAGE_BYTES) * PAGE_BYTES
+    extents, end = [], data_begin
+    for one in flat:
+        extents.append((end, one))
+        end += one.nbytes
+    with Writing(path, end, options) as writing:
+        text = header(list(writing.written(extents))).ljust(data_begin - 8)
+        writing.write_bytes([(0, len(text).to_bytes(8, "little") + text)])
+        writing.commit()
+
+
+def _check(tensors: Mapping[str, torch.Tensor]) -> None:
+    instead = "save it to a .pt file"
+    if isinstance(tensors, torch.nn.Module):
+        kind = type(tensors).__name__
+        raise ValueError(f"a safetensors file holds a dict of tensors, and no {kind}: save its state_dict()")
+    if not isinstance(tensors, Mapping):
+        raise ValueError(f"a safetensors file holds a dict of tensors, and no {type(tensors).__name__}: {instead}")
+    used: list[tuple[str, int, int, str]] = []
+    for name, tensor in tensors.items():
+        if not isinstance(name, str) or name == "__metadata__":
+            raise ValueError(f"{name!r} is no name for a tensor in a safetensors file: {instead}")
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or not has_own_memory(tensor):
+            kind = type(tensor).__name__
+            raise ValueError(f"{name} is a {kind} and no plain tensor, which is what safetensors files hold: {instead}")
+        if tensor.dtype not in _NAMES:
+            raise ValueError(f"{name} is of {tensor.dtype}, which safetensors files do not have: {instead}")
+        if _NAMES[tensor.dtype] in PACKED and not tensor.shape:
+            raise ValueError(
+                f"{name} is a single {tensor.dtype}, and safetensors files count its halves along an axis: reshape it "
+                f"to (1,), or {instead}"
+            )
+        if tensor.numel() > 0:
+            steps = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+            first = tensor.data_ptr()
+            used.append((str(tensor.device), first, first + (steps + 1) * tensor.dtype.itemsize, name))
+    for (device, _, end, name), (next_device, first, _, next_name) in itertools.pairwise(sorted(used)):
+        if device == next_device and first < end:
+            raise ValueError(
+                f"{name} and {next_name} share memory, which a safetensors file cannot say: {instead}, or clone one"
+            )
+
+
+def read_index(index: OpenFile) -> dict[str, Stored]:
+    """The tensors of the files that an index names, all of which are opened before one is read.
+
+    Raises:
+        CorruptData: the index is not one, or a file has not the tensor that it is named for.
+        FileNotFoundError, IoError: a file is not to be had.
+    """
+    path = index.path
+    try:
+        of_tensor = json.loads(index.read(0, index.size_bytes))["weight_map"]
+        names = dict.fromkeys(of_tensor.values())
+        if any(os.path.basename(name) != name or name in ("", ".", "..") for name in names):
+            raise ValueError("it names files outside its folder")
+        if not all(name.isprintable() for name in names):  # as no zero byte and no half of a character is
+            raise ValueError("it names files by what is no name")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        message = (
+            f"'{path}' is no index of safetensors files: {error!r}. Give the path of a *.safetensors.index.json, "
+            "or of the checkpoint's own file; if this is one, it is damaged: fetch it again"
+        )
+        raise CorruptData(message, path) from error
+    files: dict[str, OpenFile] = {}
+    for name in names:
+        try:
+            files[name] = OpenFile(os.path.join(os.path.dirname(path), name), keep=len(files) < most_kept_files())
+        except FileNotFoundError as error:
+            its = [tensor for tensor, of_file in of_tensor.items() if of_file == name]
+            raise missing(
+                os.path.join(os.path.dirname(path), name),
+                f"a shard is missing: '{path}' names '{name}' for {its[0]!r} and {len(its) - 1} more tensors, and "
+                "there is no such file beside it. Fetch that shard",
+            ) from error
+    headers = {name: read_header(file) for name, file in files.items()}
+    for tensor, name in of_tensor.items():
+        if tensor not in headers[name]:
+            raise CorruptData(
+                f"'{files[name].path}' has no tensor {tensor!r}, which '{path}' says it has: the two are of different "
+                "checkpoints, or one is damaged. Fetch both again",
+                files[name].path,
+            )
+    return {tensor: headers[name][tensor] for tensor, name in of_tensor.items()}
+
+
+def read_header(file: OpenFile, begin: int = 0) -> dict[str, Stored]:
+    """The tensors of one file, or of what begins at ``begin`` in it, in its order.
+
+    Raises:
+        CorruptData: the header is not one, or the tensors do not lie one behind the other up to the file's end.
+        IoError: the storage refuses it.
+    """
+    data_begin = safetensors_header.data_offset(file.read(begin, LENGTH_BYTES), file.path, file.size_bytes, begin)
+    text = file.read(begin + LENGTH_BYTES, data_begin - begin - LENGTH_BYTES)
+    header = safetensors_header.parse(text, file.path, data_begin, file.size_bytes)
+    checksums = _checksums(header.metadata, file.path)
+    return {
+        name: _stored(tensor, Record(file, data_begin + tensor.begin_bytes, tensor.length_bytes, checksums.get(name)))
+        for name, tensor in header.tensors.items()
+    }
+
+
+def _checksums(metadata: Mapping[str, str], path: str) -> dict[str, int]:
+    """By tensor.
+
+    Raises:
+        CorruptData: what stands there are none.
+    """
+    instead = "write the file again"
+    try:
+        checksums = json.loads(metadata.get(CHECKSUMS, "{}"))
+        lost = [name for name, crc32 in checksums.items() if type(crc32) is not int]
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        message = f"'{path}': {CHECKSUMS} in its header is no JSON of checksums ({error}): {instead}"
+        raise CorruptData(message, path) from error
+    if lost:
+        raise CorruptData(f"'{path}': tensor {lost[0]!r} has a checksum that is none: {instead}", path)
+    return checksums
+
+
+def _stored(tensor: Tensor, record: Record) -> Stored:
+    shape = tensor.shape
+    stride = tuple(math.prod(max(size, 1) for size in shape[axis + 1 :]) for axis in range(len(shape)))
+    return Stored(record, 0, tensor.dtype, shape, stride)

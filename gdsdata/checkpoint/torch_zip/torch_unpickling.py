@@ -1,0 +1,124 @@
+"""torch.load, given the storages that a pickle asks for: it makes the object, and reads nothing of them."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from gdsdata.checkpoint.open_file import OpenFile
+from gdsdata.checkpoint.torch_zip.unpickling import SavedStorage
+from gdsdata.errors import CorruptData
+
+# A file's storages go where torch.load puts them for one of these; functions are left to torch.
+MapLocation = str | torch.device | dict[str, str] | None
+
+
+def unpickle_by_torch(
+    file: OpenFile,
+    saved: Sequence[SavedStorage],
+    storages: Sequence[torch.UntypedStorage],
+    map_location: MapLocation,
+    weights_only: bool | None,
+) -> Any:
+    """Make what torch.load makes of a file, on storages that have been made before.
+
+    Args:
+        file: that torch.save wrote.
+        saved: the storages that its pickle asks for, in that order.
+        storages: what torch is given for each of them.
+        map_location: as in `torch.load`. Tensor subclasses that have no storage of their own ask for it.
+        weights_only: as in `torch.load`.
+
+    Raises:
+        pickle.UnpicklingError: what is in it is not allowed with ``weights_only``.
+        CorruptData: the pickle asks for other storages.
+    """
+    locations = _Locations(map_location, _Supply(file.path, saved, storages))
+    with file.reader() as reader:
+        # torch takes no pickle_module if the environment forbids weights_only=False.
+        if weights_only is False and "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ:
+            return torch.load(reader, map_location=locations, pickle_module=_PICKLE, weights_only=False, mmap=False)
+        with torch.serialization.skip_data():
+            return torch.load(reader, map_location=locations, weights_only=weights_only, mmap=False)
+
+
+class _Supply:
+    """Hands out storages in the order in which torch asks for them."""
+
+    def __init__(self, path: str, saved: Sequence[SavedStorage], storages: Sequence[torch.UntypedStorage]) -> None:
+        self._path = path
+        self._left = iter(list(zip(saved, storages, strict=True)))
+
+    def next(self, made_by_torch: torch.UntypedStorage, location: str) -> torch.UntypedStorage:
+        saved, storage = next(self._left, (None, None))
+        if saved is None or (saved.location, saved.size_bytes) != (location, made_by_torch.nbytes()):
+            raise CorruptData(f"'{self._path}': its pickle asks for other storages than it names", self._path)
+        return storage
+
+
+class _Location(str):
+    """Where torch puts a storage, and the supply that has this storage already."""
+
+    saved: str
+    supply: _Supply
+
+
+class _Locations(dict[Any, Any]):
+    """A ``map_location`` that answers as the caller's does, and names the supply to `_supplied`.
+
+    It is a dict, because torch asks a dict, but never a function, for the device of a wrapper subclass.
+    """
+
+    def __init__(self, map_location: MapLocation, supply: _Supply) -> None:
+        super().__init__()
+        self._map_location, self._supply = map_location, supply
+
+    def get(self, location: Any, default: Any = None) -> Any:
+        if isinstance(self._map_location, dict):
+            found = self._map_location.get(location, default)
+        else:
+            found = default if self._map_location is None else self._map_location
+        if not isinstance(location, str):  # the device of a wrapper subclass
+            return found
+        place = _Location(found)
+        place.saved, place.supply = location, self._supply
+        return place
+
+
+def _untagged(storage: torch.UntypedStorage) -> str | None:
+    return None
+
+
+def _supplied(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage | None:
+    return location.supply.next(storage, location.saved) if isinstance(location, _Location) else None
+
+
+# torch sorts registrations by this number, and two equal numbers end in an error: so it is nobody else's.
+_BEFORE_ALL_OTHERS = -1_000_000_007
+torch.serialization.register_package(_BEFORE_ALL_OTHERS, _untagged, _supplied)
+
+
+class _Unpickler(pickle.Unpickler):
+    """Keeps torch from reading storages only while it makes one.
+
+    What else the pickle calls may load other files by torch, and those need their values.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, _without_data(value) if name == "persistent_load" else value)
+
+
+def _without_data(load: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def load_without_data(saved_id: Any) -> Any:
+        with torch.serialization.skip_data():
+            return load(saved_id)
+
+    return load_without_data
+
+
+_PICKLE = types.SimpleNamespace(__name__="pickle", Unpickler=_Unpickler, load=pickle.load)

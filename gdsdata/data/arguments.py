@@ -1,0 +1,131 @@
+"""The arguments of `GDSDataset`: their types, their ranges, and whether they fit the samples that were found."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gdsdata import formats
+from gdsdata.formats.index import Format, Index, has_fields, is_of_windows, is_table
+from gdsdata.io.options import EngineOptions
+
+if TYPE_CHECKING:
+    from gdsdata.data.batches.skipped import Skipped
+    from gdsdata.decoders import Decoder, Image
+
+
+def check_types(
+    source: Any,
+    batch_size: Any,
+    format: Any,
+    seed: Any,
+    prefetch: Any,
+    transform: Any,
+    collate: Any,
+    decode: Any,
+    options: Any,
+) -> None:
+    """Refuse arguments of `GDSDataset` that are of another type, before anything is made of them.
+
+    Raises:
+        TypeError: one is.
+    """
+    is_path = isinstance(source, (str, os.PathLike))
+    is_list = isinstance(source, Collection) and all(isinstance(one, (str, os.PathLike)) for one in source)
+    if not is_path and not is_list:
+        raise TypeError(f"source={shown(source)} must be a path, a directory, a glob, or a list of these")
+    if format is not None:
+        _check_format(format)
+    for name, number in (("batch_size", batch_size), ("seed", seed), ("prefetch", prefetch)):
+        if isinstance(number, bool) or not hasattr(type(number), "__index__"):
+            raise TypeError(f"{name}={shown(number)} must be a whole number")
+    for name, function in (("transform", transform), ("collate", collate)):
+        if function is not None and not callable(function):
+            raise TypeError(f"{name}={shown(function)} must be a function, called with a batch's values")
+    if decode is not None and not isinstance(decode, Mapping):
+        raise TypeError(f'decode={shown(decode)} must be a dict by the names of fields, as in {{"jpg": "image"}}')
+    if options is not None and not isinstance(options, EngineOptions):
+        raise TypeError(f"options={shown(options)} must be a gdsdata.EngineOptions, as in EngineOptions(workers=4)")
+
+
+def _check_format(format: Any) -> None:
+    names = [name for name in formats.__all__ if name[0].isupper()]
+    if isinstance(format, str):
+        meant = [name for name in names if name.lower() == format.lower()]
+        remedy = f"pass gdsdata.formats.{meant[0]}(...)" if meant else f"it is one of {', '.join(names)}"
+        raise TypeError(f"format={format!r} must be an object of gdsdata.formats: {remedy}")
+    if isinstance(format, type):
+        raise TypeError(f"format={format.__name__} is a class: write {format.__name__}() with its arguments")
+    if not callable(getattr(format, "index", None)):
+        raise TypeError(f"format={shown(format)} must be one of gdsdata.formats, or have a method index(paths)")
+
+
+def shown(value: Any) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 80 else f"{shown[:60]}... ({type(value).__name__})"
+
+
+def check_values(prefetch: int, residency: str | None, device: torch.device, ragged: str, on_error: str) -> None:
+    """Refuse arguments of `GDSDataset` that are out of range.
+
+    Raises:
+        ValueError: one is.
+    """
+    if prefetch < 1:
+        raise ValueError(f"prefetch={prefetch}: at least one batch has to be in flight")
+    if residency not in (None, "pinned"):
+        raise ValueError(f'residency={residency!r} must be None or "pinned"')
+    if residency is not None and device.type != "cuda":
+        raise ValueError(f'residency="pinned" is for CUDA devices: on {device} files are mapped anyway')
+    if ragged != "flat":
+        from gdsdata.data.batches.fields import check_ragged_as
+
+        check_ragged_as(ragged)
+    if on_error not in ("raise", "skip"):
+        raise ValueError(f"on_error={on_error!r} is none of 'raise', 'skip'")
+
+
+def skipped_of(on_error: str) -> Skipped | None:
+    """What takes note of bad samples; None: they are errors."""
+    if on_error == "raise":
+        return None
+    from gdsdata.data.batches.skipped import Skipped
+
+    return Skipped()
+
+
+def decoders_of(decode: Mapping[str, str | Decoder | Image] | None) -> dict[str, Decoder | Image]:
+    """
+    Raises:
+        ValueError: one is of no name that is known, and no function.
+        ImportError: one needs an extra that is not installed.
+    """
+    if not decode:
+        return {}
+    from gdsdata.decoders import decoder_of
+
+    return {name: decoder_of(said) for name, said in decode.items()}
+
+
+def check_index(
+    index: Any, format: Format, collate: Any, residency: str | None, decode: Mapping[str, Decoder | Image]
+) -> None:
+    """Refuse arguments of `GDSDataset` that do not fit the samples that were found.
+
+    Raises:
+        ValueError: one does not.
+    """
+    if is_of_windows(index) and not index.is_even:
+        raise ValueError(f"{format}: last windows are shorter, which no batch holds: leave drop_last True")
+    if collate is not None and not (has_fields(index) or is_table(index)):
+        raise ValueError(
+            f"collate= is for samples with fields: of {format} a batch is one tensor already, and transform= gets that"
+        )
+    names = {field.name for field in getattr(index, "fields", ())}
+    if residency is not None and not isinstance(index, Index):
+        raise ValueError(f"residency={residency!r} is for samples of one size: leave it out for fields")
+    if lost := sorted(decode.keys() - names):
+        raise ValueError(f"decode= names {lost[0]!r}, but the samples' fields are {sorted(names) or 'none'}")

@@ -1,0 +1,1 @@
+"""Readers: they turn planned samples into batches in memory."""

@@ -1,0 +1,321 @@
+"""`OpenPieces`: the pieces that a lane shuffle has open, read into memory, in large requests, ahead of the samples."""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import mmap
+import os
+import threading
+import weakref
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from gdsdata.data.order.lanes import LanePermutation
+from gdsdata.errors import GdsdataError
+from gdsdata.formats.fields import FieldIndex
+from gdsdata.formats.index import Index
+from gdsdata.formats.megatron import WindowIndex
+from gdsdata.io import engine
+from gdsdata.io.memory_budget import share_bytes
+from gdsdata.io.options import MIB, EngineOptions
+from gdsdata.io.program_end import stop_at_exit
+from gdsdata.io.stalls import ReadsInFlight
+
+# Bytes of one call of the engine, and how many calls are under way: the storage has something to do between them.
+_CALL_BYTES = 32 * MIB
+_CALLS = 2
+_WORKERS = 2
+# Whole pages are read, straight into memory, for O_DIRECT takes no less.
+_PAGE_BYTES = 4096
+# What windows may take beyond their average, for samples differ in size and pieces are read by whole pages.
+_SLACK, _SLACK_BYTES = 1 / 8, 16 * MIB
+
+
+class _Runs(NamedTuple):
+    """The R runs of bytes that make up a window's pieces: int64 (R,) each, in the order of first use."""
+
+    file: np.ndarray
+    begin_bytes: np.ndarray  # in the file, as is ``first_page``, where reading begins
+    length_bytes: np.ndarray
+    first_page: np.ndarray
+    read_bytes: np.ndarray
+    place: np.ndarray  # in memory, of what is read
+    end_place: np.ndarray  # there, of its last page
+
+
+class _Window(NamedTuple):
+    """A window's runs in the order of ``begin``, and what of them is in memory.
+
+    ``begin`` and ``end`` are places on the line of all files, one behind the other.
+    """
+
+    begin: np.ndarray
+    end: np.ndarray
+    memory_begin: np.ndarray  # of the byte at ``begin``
+    is_read: np.ndarray  # bool (R,)
+    runs: _Runs
+    begun: int  # of ``runs`` so many were read, or could not be
+
+
+class _Memory:
+    """A file without a name, in memory, which an engine can read from and write into."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        self._descriptor = os.memfd_create("gdsdata-pieces", os.MFD_CLOEXEC)
+        weakref.finalize(self, os.close, self._descriptor)
+        os.ftruncate(self._descriptor, size_bytes)
+        self._mapping = mmap.mmap(self._descriptor, size_bytes)
+        with suppress(OSError):
+            self._mapping.madvise(mmap.MADV_HUGEPAGE)
+        self.address = np.frombuffer(self._mapping, np.uint8).ctypes.data
+        self.taken_bytes = 0
+
+    def free(self) -> None:
+        """Give its pages back; it can be filled anew."""
+        with suppress(OSError):
+            self._mapping.madvise(mmap.MADV_REMOVE)
+            self.taken_bytes = 0
+
+    @property
+    def path(self) -> str:
+        """As long as this object lives."""
+        return f"/proc/self/fd/{self._descriptor}"
+
+
+class OpenPieces:
+    """An epoch's pieces in memory, each read once, a window ahead of the consumer.
+
+    The window that samples come from and the next one are in memory, no more: the even ones in one file in memory and
+    the odd ones in another. Each has a half of the budget: as much as two windows, and an eighth more, need, or
+    `memory_budget.share_bytes` if that is less. The last window can be longer; it has what the one before leaves, and
+    is read to its end when that is past. Samples of pieces for which there is no room are read one by one. `extents`
+    says where samples lie there, so whoever makes batches of extents, for the CPU or
+    a GPU, copies them from there. What could not be read stays where it is: who reads it there learns what is wrong.
+
+    Args:
+        index: of the samples.
+        permutation: the epoch.
+        lanes: those that this process reads.
+        options: of the engine that reads pieces, which is one of the CPU. Pieces that are in the page cache are copied.
+        stall_timeout_s: raise `StallError` when nothing has moved for so long.
+
+    Attributes:
+        files: the index's and those in memory, for who reads what `extents` says.
+        budget_bytes: that windows may take.
+    """
+
+    def __init__(
+        self,
+        index: Index | FieldIndex | WindowIndex,
+        permutation: LanePermutation,
+        lanes: range,
+        options: EngineOptions,
+        stall_timeout_s: float,
+    ) -> None:
+        self._index, self._permutation, self._lanes = index, permutation, lanes
+        self._reads = ReadsInFlight(stall_timeout_s)
+        self._engine = engine.shared_engine(
+            dataclasses.replace(options, workers=options.workers or _WORKERS), torch.device("cpu")
+        )
+        self._file_begin = np.cumsum([0, *index.size_bytes])
+        window_bytes = permutation.window_samples(lanes) * index.spacing_bytes
+        wanted_bytes = 2 * (int((1 + _SLACK) * window_bytes) + _SLACK_BYTES)
+        self.budget_bytes = min(wanted_bytes, share_bytes()) // _PAGE_BYTES * _PAGE_BYTES
+        room_bytes = max(self.budget_bytes, _PAGE_BYTES)  # address space, until it is used
+        self._memories = (_Memory(room_bytes), _Memory(room_bytes))
+        if self.budget_bytes < 2 * window_bytes:
+            engine.warn_once(
+                f"pieces of this shuffle would take {2 * window_bytes / MIB:.0f} MiB, and this process may take "
+                f"{self.budget_bytes / MIB:.0f} MiB for them: samples of the others are read one by one. Give it more "
+                "memory, or use shuffle=gdsdata.Lanes(...) with smaller windows"
+            )
+        self._sources = engine.file_table(index)
+        self.files = engine.file_table(index, {memory.path: room_bytes for memory in self._memories})
+        self._windows: dict[int, Future[_Window]] = {}
+        self._openers = ThreadPoolExecutor(2, thread_name_prefix="gdsdata-pieces")
+        self._readers = ThreadPoolExecutor(_CALLS, thread_name_prefix="gdsdata-pieces")
+        self._counting = threading.Lock()
+        self._bytes, self._most_bytes = dict.fromkeys(engine.ROUTES, 0), 0
+        self._closed = False
+        stop_at_exit(self)
+
+    @property
+    def bytes(self) -> Mapping[str, int]:
+        """Read so far, by the route that served them."""
+        return dict(self._bytes)
+
+    @property
+    def memory_bytes(self) -> int:
+        """That windows have taken at a time, at most."""
+        return self._most_bytes
+
+    def reach(self, step: int) -> None:
+        """Say that ``step`` of the epoch is the next to be handed out: what only those before it needed may go."""
+        window = self._permutation.window_of(step)
+        last = self._permutation.windows - 1
+        for passed in [one for one in self._windows if one < window]:
+            del self._windows[passed]
+            if passed == last - 1:
+                self._memories[passed % 2].free()
+                self._windows[last] = self._openers.submit(self._open_rest, last, self._windows[last])
+        for due in range(window, min(window + 2, last + 1)):
+            if due not in self._windows:
+                self._windows[due] = self._openers.submit(self._open, due)
+
+    def steps_in_memory(self, steps: range | np.ndarray) -> int:
+        """How many of these steps, from the first on (they ascend), need not be waited for."""
+        there = None
+        for window, opened in sorted(self._windows.items()):
+            if not opened.done():
+                break
+            there = window
+        return 0 if there is None else bisect.bisect_left(steps, self._permutation.steps_within(there))
+
+    def extents(self, samples: np.ndarray) -> tuple[np.ndarray, ...]:
+        """What the index's ``extents`` says, but in memory where they are there. Waits for the windows of `reach`.
+
+        Args:
+            samples: int64 (m,), of steps of the windows that `reach` has come to.
+
+        Raises:
+            StallError: nothing has moved for ``stall_timeout_s``.
+        """
+        file, begin_bytes, *more = self._index.extents(samples)
+        length_bytes = more[0] if more else np.int64(self._index.sample.bytes)
+        on_line = self._file_begin[file].reshape(-1, *[1] * (begin_bytes.ndim - 1)) + begin_bytes
+        file, begin_bytes = file.copy(), begin_bytes.copy()
+        unknown = np.ones(len(file), bool)
+        # The later window first: what two of them have is there as long as a sample of either can be asked for.
+        for number, opened in sorted(self._windows.items(), reverse=True):
+            window = self._wait_for(opened)
+            if not len(window.begin):
+                continue
+            run = np.searchsorted(window.begin, on_line, side="right") - 1
+            inside = (run >= 0) & (on_line + length_bytes <= window.end[run])
+            is_read = window.is_read[run]
+            if inside.ndim == 2:  # fields: all that a sample has, or none
+                inside, is_read = ((part | (length_bytes <= 0)).all(axis=1) for part in (inside, is_read))
+            inside &= unknown
+            unknown &= ~inside
+            inside &= is_read
+            run = run[inside]
+            begin_bytes[inside] = window.memory_begin[run] + on_line[inside] - window.begin[run]
+            file[inside] = len(self._index.paths) + number % 2
+        return file, begin_bytes, *more
+
+    def stop(self) -> None:
+        """Drop what has not begun, and give up what storage has not given yet. Does not wait."""
+        self._closed = True
+        for threads in (self._openers, self._readers):
+            threads.shutdown(wait=False, cancel_futures=True)
+        self._reads.close()
+
+    def close(self) -> None:
+        """Returns when nothing is being read any more, but for what has stalled, which is not waited for."""
+        self.stop()
+        for threads in (self._openers, self._readers):
+            threads.shutdown(wait=not self._reads.has_stalled)
+        self._windows.clear()
+
+    def _wait_for(self, opened: Future[_Window]) -> _Window:
+        self._reads.wait_for(opened, "pieces")
+        return opened.result()
+
+    def _open(self, number: int) -> _Window:
+        """Read a window, in the order of first use, as far as there is room."""
+        file, begin_bytes, length_bytes = self._runs(number)
+        first_page = begin_bytes // _PAGE_BYTES * _PAGE_BYTES
+        end = np.minimum(-(-(begin_bytes + length_bytes) // _PAGE_BYTES) * _PAGE_BYTES, self._index.size_bytes[file])
+        room_bytes = -(-(end - first_page) // _PAGE_BYTES) * _PAGE_BYTES
+        end_place = np.cumsum(room_bytes)
+        place = end_place - room_bytes
+        runs = _Runs(file, begin_bytes, length_bytes, first_page, end - first_page, place, end_place)
+        begun = self._take(number, runs)
+        return self._window_of(runs, self._read_runs(number, runs, 0, begun), begun)
+
+    def _open_rest(self, number: int, opened: Future[_Window]) -> _Window:
+        """The last window, when the one before is past: what had no room beside it is read too."""
+        window = opened.result()
+        begun = self._take(number, window.runs)
+        if begun <= window.begun:
+            return window
+        order = np.argsort(self._on_line(window.runs), kind="stable")
+        is_read = np.empty_like(window.is_read)
+        is_read[order] = window.is_read
+        is_read[window.begun : begun] = self._read_runs(number, window.runs, window.begun, begun)[window.begun : begun]
+        return self._window_of(window.runs, is_read, begun)
+
+    def _take(self, number: int, runs: _Runs) -> int:
+        """How many of a window's runs have room, which is taken."""
+        memory, other = self._memories[number % 2], self._memories[1 - number % 2]
+        with self._counting:
+            is_alone = number == self._permutation.windows - 1 and number - 1 not in self._windows
+            may_take = self.budget_bytes if is_alone else self.budget_bytes // 2
+            fits = int(np.searchsorted(runs.end_place, may_take, side="right"))
+            if fits:
+                memory.taken_bytes = max(memory.taken_bytes, int(runs.end_place[fits - 1]))
+            self._most_bytes = max(self._most_bytes, memory.taken_bytes + other.taken_bytes)
+        return fits
+
+    def _read_runs(self, number: int, runs: _Runs, first: int, end: int) -> np.ndarray:
+        """bool (R,): which of all runs were read, of those from one to another."""
+        memory = self._memories[number % 2]
+        is_read = np.zeros(len(runs.file), bool)
+        calls = []
+        starts = first + np.flatnonzero(np.diff(runs.place[first:end] // _CALL_BYTES, prepend=-1))
+        for some in map(slice, starts, [*starts[1:], end]):
+            what = runs.file[some], runs.first_page[some], runs.read_bytes[some], runs.place[some]
+            calls.append((some, self._readers.submit(self._read, memory, *what)))
+        for some, call in calls:
+            is_read[some] = call.result()
+        return is_read
+
+    def _on_line(self, runs: _Runs) -> np.ndarray:
+        return self._file_begin[runs.file] + runs.begin_bytes
+
+    def _window_of(self, runs: _Runs, is_read: np.ndarray, begun: int) -> _Window:
+        on_line = self._on_line(runs)
+        order = np.argsort(on_line, kind="stable")
+        columns = (on_line, on_line + runs.length_bytes, runs.place + runs.begin_bytes - runs.first_page, is_read)
+        return _Window(*(column[order] for column in columns), runs, begun)
+
+    def _runs(self, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """File, offset and length in bytes of what makes up a window; what follows or overlaps is one."""
+        first, count = self._permutation.reads(self._lanes, number)
+        runs = []
+        for samples in zip(first.tolist(), count.tolist(), strict=True):
+            if self._closed:
+                break
+            runs += self._index.runs(*samples)
+        file, begin_bytes, length_bytes = np.array(runs, np.int64).reshape(-1, 3).T
+        end = begin_bytes + length_bytes
+        goes_on = (file[1:] == file[:-1]) & (begin_bytes[1:] >= begin_bytes[:-1]) & (begin_bytes[1:] <= end[:-1])
+        heads = np.flatnonzero(~np.concatenate([[False], goes_on]))[: len(runs)]
+        longest = np.maximum.reduceat(end, heads) if len(heads) else end
+        return file[heads].astype(np.int32), begin_bytes[heads], longest - begin_bytes[heads]
+
+    def _read(
+        self, memory: _Memory, file: np.ndarray, begin_bytes: np.ndarray, length_bytes: np.ndarray, place: np.ndarray
+    ) -> bool:
+        """Whether they were read; what was wrong is told by who reads the samples one by one."""
+        if self._closed:
+            return False
+        address = (memory.address + place).astype(np.uint64)
+        try:
+            read = self._engine.begin_read(
+                self._sources, file, begin_bytes, length_bytes, address, self._engine.mark(0), memory
+            )
+            (routes,) = self._reads.routes_of([read])
+        except (GdsdataError, FileNotFoundError):
+            return False
+        with self._counting:
+            for route, count in routes.items():
+                self._bytes[route] += count
+        return True

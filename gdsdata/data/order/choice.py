@@ -1,0 +1,227 @@
+"""What `GDSDataset`'s ``shuffle`` means for some data, and the choice that ``"auto"`` makes."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import astuple
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import numpy as np
+import torch
+import torch.distributed
+from torch.utils.data import get_worker_info
+
+from gdsdata.data.ranks import is_distributed
+from gdsdata.formats.index import Index, is_table
+from gdsdata.io import engine
+from gdsdata.io.options import MIB, EngineOptions
+
+if TYPE_CHECKING:
+    from gdsdata.data.order.lanes import Lanes
+    from gdsdata.data.order.row_groups import RowGroups, RowGroupShuffle
+    from gdsdata.formats.fields import FieldIndex
+    from gdsdata.formats.megatron import WindowIndex
+    from gdsdata.formats.parquet import TableIndex
+
+# Below this much data the pieces would be of a few samples, and an epoch is over in a moment.
+_LEAST_BYTES = 256 * MIB
+# As long as this, samples are large reads themselves.
+_LONG_SAMPLE_BYTES = 512 * 1024
+# Uniform is the better shuffle, so lanes must be worth it.
+_CLEARLY_FASTER = 2.0
+_BATCHES, _BATCH_SAMPLES, _BATCH_PIECES = 4, 256, 8
+
+
+class ShuffleChoice:
+    """What ``shuffle=`` of a data set means, and, of ``"auto"``, when and by whom that is chosen.
+
+    Attributes:
+        asked: what `shape_of` takes; ``"auto"`` until it is chosen.
+        reason: for it, in words.
+        is_auto: ``"auto"`` was asked for, so what a loaded state says is taken.
+    """
+
+    def __init__(self, asked: bool | str | Lanes | RowGroups) -> None:
+        self.asked, self.reason, self.is_auto = asked, "as asked for", asked == "auto"
+        self._is_final = not self.is_auto
+
+    def shape(self, index: Index | FieldIndex | WindowIndex | TableIndex, step_samples: int) -> Any:
+        """What `order.Order` takes; before ``"auto"`` is chosen, True."""
+        is_open = self.asked == "auto" and not is_table(index)
+        return shape_of(is_open or self.asked, index, step_samples)
+
+    def begin(self, index: Index | FieldIndex | WindowIndex | TableIndex, ranks: int, are_given: bool) -> None:
+        """Choose when the data set is made, unless there are ranks that cannot agree yet."""
+        if is_table(index):
+            self.is_auto, self._is_final = False, True  # there is nothing to choose
+        elif self.asked == "auto":
+            self.reason = "until iteration begins"
+            if ranks == 1 or are_given or is_distributed():
+                self._choose(index, ranks, are_given)
+
+    def agree(self, index: Index | FieldIndex | WindowIndex, ranks: int, are_given: bool) -> bool:
+        """Choose when iteration begins, if that was not done for all ranks yet. Whether it changes anything.
+
+        Raises:
+            ValueError: ranks cannot agree here.
+        """
+        before = self.asked
+        if self._is_final:
+            return False
+        if get_worker_info() is None:
+            self._choose(index, ranks, are_given)
+        elif ranks > 1:
+            raise ValueError(
+                'shuffle="auto": the ranks had not agreed on an order when the DataLoader\'s workers began. Make the '
+                'data set after init_process_group(), or say "uniform" or "lanes"'
+            )
+        return self.asked != before
+
+    def _choose(self, index: Index | FieldIndex | WindowIndex, ranks: int, are_given: bool) -> None:
+        found = None if self.asked == "auto" else (self.asked, self.reason)
+        self.asked, self.reason = choose(index, ranks, found)
+        self._is_final = are_given or is_distributed()
+
+    def load(self, identity: bool | list[int]) -> None:
+        """Take what a state says."""
+        self.asked, self.reason, self._is_final = of_identity(identity), "of the state that was loaded", True
+
+
+def shape_of(
+    asked: bool | str | Lanes | RowGroups, index: Index | FieldIndex | WindowIndex | TableIndex, step_samples: int
+) -> bool | Lanes | RowGroupShuffle:
+    """What `order.Order` takes: True for ``"uniform"``, and `Lanes` that fit the data for ``"lanes"``.
+
+    Of tables, a `RowGroupShuffle` for all but False.
+
+    Raises:
+        ValueError: ``asked`` is nothing of the kind.
+    """
+    if is_table(index):
+        return _of_row_groups(asked, index, step_samples)
+    if isinstance(asked, bool):
+        return asked
+    if asked == "uniform":
+        return True
+    from gdsdata.data.order.lanes import Lanes
+
+    if asked == "lanes":
+        return Lanes.fitting(len(index), index.spacing_bytes, step_samples)
+    if isinstance(asked, Lanes):
+        return asked
+    raise ValueError(f'shuffle={asked!r} must be True or "uniform", "lanes" or a Lanes, "auto", or False')
+
+
+def identity_of(shuffle: bool | Lanes | RowGroupShuffle) -> bool | list[int]:
+    """Plain numbers that are equal for what orders alike."""
+    if isinstance(shuffle, bool):
+        return shuffle
+    return list(astuple(shuffle)) if is_lanes(shuffle) else shuffle.identity
+
+
+def of_identity(identity: bool | list[int]) -> bool | Lanes:
+    """What `identity_of` was asked of, where that is for other than tables."""
+    if isinstance(identity, bool):
+        return identity
+    from gdsdata.data.order.lanes import Lanes
+
+    return Lanes(*identity)
+
+
+def is_lanes(shuffle: bool | Lanes | RowGroupShuffle) -> TypeGuard[Lanes]:
+    """Without importing them for a data set that has none."""
+    if isinstance(shuffle, bool):
+        return False
+    from gdsdata.data.order.lanes import Lanes
+
+    return isinstance(shuffle, Lanes)
+
+
+def _of_row_groups(
+    asked: bool | str | Lanes | RowGroups, index: TableIndex, step_samples: int
+) -> bool | RowGroupShuffle:
+    from gdsdata.data.order.row_groups import RowGroups, RowGroupShuffle
+
+    if asked is False or len(index) == 0:
+        return False
+    if asked in (True, "auto", "lanes"):
+        asked = RowGroups.fitting(len(index), len(index.group_file), index.spacing_bytes, step_samples)
+    if isinstance(asked, RowGroups):
+        return RowGroupShuffle(asked, index.group_first_row)
+    reason = ": a row group would be decoded for each of its rows" if asked == "uniform" else ""
+    raise ValueError(f"shuffle={asked!r} is not for tables{reason}: use True, or a RowGroups")
+
+
+def choose(
+    index: Index | FieldIndex | WindowIndex, ranks: int, found: tuple[str, str] | None = None
+) -> tuple[str, str]:
+    """``"uniform"`` or ``"lanes"``, whichever suits the data and its storage, and the reason in words.
+
+    If torch.distributed is initialised, all its processes must call this, and get what the first one found. ``found``
+    is what this process found before that.
+
+    Raises:
+        ValueError: there are several ranks, and torch.distributed, by which they would agree, is not initialised.
+    """
+    agree = is_distributed()
+    if not agree and ranks > 1:
+        raise ValueError(
+            f'shuffle="auto" measures, and world_size={ranks} ranks might find different things: initialise '
+            'torch.distributed first, or say "uniform" or "lanes"'
+        )
+    if not agree or torch.distributed.get_world_size() == 1:
+        return found or _choose(index)
+    agreed = [(found or _choose(index)) if torch.distributed.get_rank() == 0 else None]
+    torch.distributed.broadcast_object_list(agreed, src=0)
+    return agreed[0]
+
+
+def _choose(index: Index | FieldIndex | WindowIndex) -> tuple[str, str]:
+    sample_bytes = index.sample.bytes if isinstance(index, Index) else index.spacing_bytes
+    if sample_bytes >= _LONG_SAMPLE_BYTES:
+        return "uniform", f"samples of {sample_bytes} bytes are large reads themselves"
+    largest = int(index.size_bytes.argmax())
+    if index.size_bytes[largest] < 2 * MIB:
+        return "uniform", "no file is as long as two pieces of 1 MiB"
+    total_bytes = int(index.size_bytes.sum())
+    if total_bytes < _LEAST_BYTES:
+        return "uniform", f"all files have {total_bytes / MIB:.0f} MiB, less than {_LEAST_BYTES // MIB}"
+    from gdsdata.io.calibration import records_of
+
+    path = index.paths[largest]
+    singly = _gb_per_s(index if isinstance(index, Index) else records_of(path, sample_bytes), _BATCH_SAMPLES)
+    in_pieces = _gb_per_s(records_of(path, MIB), _BATCH_PIECES)
+    chosen = "lanes" if in_pieces > _CLEARLY_FASTER * singly else "uniform"
+    return chosen, (
+        f"samples of {sample_bytes} bytes, read one by one past the page cache, bring {singly:.2f} GB/s here, and "
+        f"pieces of 1 MiB {in_pieces:.2f} GB/s ({_CLEARLY_FASTER:g} times as much would be worth lanes)"
+    )
+
+
+def _gb_per_s(index: Index, batch: int) -> float:
+    """Of random samples, by an engine of its own that leaves the page cache out."""
+    shared = engine.shared_engine(EngineOptions(direct="always"), torch.device("cpu"))
+    pool = engine.buffer_pool(shared, index.sample, batch, _BATCHES, False)
+    batches, _ = engine.make_batches(
+        shared,
+        engine.file_table(index),
+        pool,
+        index.sample,
+        batch_samples=batch,
+        slots=_BATCHES,
+        stall_timeout_s=60.0,
+        on_cuda=False,
+        residence=None,
+    )
+    best_s = float("inf")
+    try:
+        for seed in range(2):  # the first makes the engine's memory
+            samples = np.random.default_rng(seed).integers(0, len(index), _BATCHES * batch)
+            started_s = time.perf_counter()
+            batches.plan(*index.extents(samples), np.full(_BATCHES, batch, np.int64))
+            for _ in range(_BATCHES):
+                batches.next()
+            best_s = min(best_s, time.perf_counter() - started_s)
+    finally:
+        batches.close()
+    return _BATCHES * batch * index.sample.bytes / best_s / 1e9

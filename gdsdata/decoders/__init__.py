@@ -1,0 +1,276 @@
+"""Named decoders of fields: what becomes of the bytes of a batch's samples."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import torch
+
+from gdsdata.decoders import images
+from gdsdata.formats import npy
+from gdsdata.formats.index import torch_equivalent
+from gdsdata.io import engine
+
+T = TypeVar("T")
+
+# Of each sample its bytes, uint8 of one dimension, on the CPU; returns what the batch then has for the field.
+Decoder = Callable[[Sequence[torch.Tensor]], Any]
+
+
+class Undecodable(ValueError):
+    """A sample's bytes are not what the decoder takes.
+
+    Attributes:
+        sample: its place in the batch.
+    """
+
+    def __init__(self, sample: int, why: str) -> None:
+        super().__init__(why)
+        self.sample = sample
+
+
+def decode_cls(samples: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Whole numbers in decimal digits: int64 (B,)."""
+    return torch.tensor(_each(samples, _decode_one_cls), dtype=torch.int64)
+
+
+def decode_txt(samples: Sequence[torch.Tensor]) -> list[str]:
+    """UTF-8."""
+    return _each(samples, lambda sample: _bytes_of(sample).decode())
+
+
+def decode_json(samples: Sequence[torch.Tensor]) -> list[Any]:
+    """What `json.loads` makes of each."""
+    return _each(samples, lambda sample: json.loads(_bytes_of(sample)))
+
+
+def decode_npy(samples: Sequence[torch.Tensor]) -> torch.Tensor | list[torch.Tensor]:
+    """npy files: (B, *shape) where all are alike, else a list."""
+    return _stacked(_each(samples, _decode_one_npy))
+
+
+def keep_encoded(samples: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Each one's bytes as they are, uint8 of one dimension: in host memory, which is pinned where the data set's device
+    is a GPU, for a decoder that comes later (`gdsdata.integrations.dali`).
+    """
+    return list(samples)
+
+
+class Threads:
+    """Threads among which the samples of batches are shared, as many as there are cores, and memory for batches.
+
+    Args:
+        most_kept: batches whose memory is kept, when nobody has them any more, for those to come: new pages would cost
+            a quarter of what decoding does.
+    """
+
+    def __init__(self, most_kept: int) -> None:
+        self._count = len(os.sched_getaffinity(0))
+        self._pool = ThreadPoolExecutor(self._count, thread_name_prefix="gdsdata-decode")
+        self._kept: deque[np.ndarray] = deque(maxlen=most_kept)
+
+    def memory(self, size_bytes: int) -> torch.Tensor:
+        """uint8 (size_bytes,), which nobody else gets as long as there is a view of it."""
+        try:
+            whole = self._kept.popleft()
+        except IndexError:
+            whole = np.empty(size_bytes, np.uint8)
+        if len(whole) < size_bytes:
+            whole = np.empty(size_bytes, np.uint8)
+        lent = whole[:size_bytes]
+        weakref.finalize(lent, self._kept.append, whole).atexit = False
+        return torch.from_numpy(lent)
+
+    def each(self, work: Callable[[int], T], count: int) -> list[T]:
+        """``work(i)`` for i from 0 to ``count``, in this order; raises the first one's error."""
+        bounds = [count * i // self._count for i in range(self._count + 1)]
+        shares = [self._pool.submit(list, map(work, range(a, b))) for a, b in pairwise(bounds) if a < b]
+        return [value for share in shares for value in share.result()]
+
+    def close(self, wait: bool) -> None:
+        self._pool.shutdown(wait=wait)
+
+
+class _Batch:
+    """Images of a batch as its threads bring them: in one tensor, as far as they are of the first one's size.
+
+    Each is copied there while it is in the processor's caches, and its own memory is free for the next one's. NumPy
+    copies it, because torch would wake as many threads again for each of these threads.
+    """
+
+    def __init__(self, count: int, threads: Threads) -> None:
+        self._threads = threads
+        self._others: list[torch.Tensor | None] = [None] * count
+        self._together: torch.Tensor | None = None
+        self._making = threading.Lock()
+
+    def put(self, i: int, image: torch.Tensor) -> None:
+        with self._making:
+            if self._together is None:
+                self._together = self._memory_for(image)
+        if image.shape == self._together.shape[1:]:
+            np.copyto(self._together[i].numpy(), image.numpy())
+        else:
+            self._others[i] = image
+
+    def _memory_for(self, image: torch.Tensor) -> torch.Tensor:
+        memory = self._threads.memory(len(self._others) * image.numel())
+        if image[None].is_contiguous(memory_format=torch.channels_last):
+            channels, height, width = image.shape
+            return memory.view(-1, height, width, channels).permute(0, 3, 1, 2)
+        return memory.view(-1, *image.shape)
+
+    def images(self) -> torch.Tensor | list[torch.Tensor]:
+        if all(one is None for one in self._others):
+            return self._together
+        return [self._together[i] if one is None else one for i, one in enumerate(self._others)]
+
+
+@dataclass(frozen=True)
+class Image:
+    """JPEG, PNG, WebP, GIF, decoded to uint8 by torchcodec (from 0.16 on) or torchvision; ``"image"`` is its defaults.
+
+    A batch is uint8 ``(B, 3, height, width)`` with ``resize`` or where all are of one size, else a list of
+    ``(3, height, width)``. From the CPU its memory is as decoders leave it, mostly with the channels innermost
+    (``torch.channels_last``).
+
+    What EXIF says is turned comes upright. Transparency is dropped, colours of other kinds (grey, palette, CMYK) become
+    RGB, 16 bits become 8, and of a film the first picture comes. On a GPU, JPEGs are decoded by nvJPEG, whose values
+    differ from the CPU's by a few levels; what `images.is_plain_jpeg` excludes is decoded on the CPU and copied.
+
+    Attributes:
+        resize: (height, width) of all of them, whatever their proportions: bilinear, antialiased, as
+            ``torch.nn.functional.interpolate``.
+        mode: ``"RGB"``, or ``"GRAY"`` with one channel instead of three.
+    """
+
+    resize: tuple[int, int] | None = None
+    mode: Literal["RGB", "GRAY"] = "RGB"
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("RGB", "GRAY"):
+            raise ValueError(f'Image(mode={self.mode!r}): it is "RGB" or "GRAY"')
+        if self.resize is not None and (len(self.resize) != 2 or min(self.resize) < 1):
+            raise ValueError(f"Image(resize={self.resize!r}): it is (height, width) in pixels")
+
+    def decode(
+        self, samples: Sequence[torch.Tensor], device: torch.device, threads: Threads
+    ) -> torch.Tensor | list[torch.Tensor]:
+        """The images on ``device``; on a GPU, for the current stream.
+
+        Raises:
+            Undecodable: one is no image, or damaged.
+        """
+        if device.type == "cuda":
+            return _stacked([self._fitted(image) for image in self._decoded_on_gpu(samples, device, threads)])
+        batch = _Batch(len(samples), threads)
+        threads.each(lambda i: batch.put(i, self._fitted(self._decoded(samples, i))), len(samples))
+        return batch.images()
+
+    def _decoded(self, samples: Sequence[torch.Tensor], i: int) -> torch.Tensor:
+        return _value_of(samples, i, lambda sample: images.codec().decode(sample, self.mode))
+
+    def _fitted(self, image: torch.Tensor) -> torch.Tensor:
+        return image if self.resize is None else images.resized(image, self.resize)
+
+    def _decoded_on_gpu(
+        self, samples: Sequence[torch.Tensor], device: torch.device, threads: Threads
+    ) -> list[torch.Tensor]:
+        plain, refused, decoded = [i for i, sample in enumerate(samples) if images.is_plain_jpeg(sample)], "", {}
+        if plain:
+            try:
+                there = images.codec().decode_jpegs([samples[i] for i in plain], self.mode, device)
+                decoded = dict(zip(plain, there, strict=True))
+            except (RuntimeError, ValueError) as error:  # without saying of which: the CPU finds it, or takes it
+                refused = _first_line(error)
+        others = [i for i in range(len(samples)) if i not in decoded]
+        on_cpu = threads.each(lambda k: self._decoded(samples, others[k]), len(others))
+        if refused:
+            engine.warn_once(f"JPEGs that the GPU refused were decoded on the CPU: {refused}")
+        decoded.update((i, image.to(device)) for i, image in zip(others, on_cpu, strict=True))
+        return [decoded[i] for i in range(len(samples))]
+
+
+DECODERS: dict[str, Decoder | Image] = {
+    "cls": decode_cls,
+    "txt": decode_txt,
+    "json": decode_json,
+    "npy": decode_npy,
+    "encoded": keep_encoded,
+    "image": Image(),
+}
+
+
+def decoder_of(said: str | Decoder | Image) -> Decoder | Image:
+    """The decoder of that name, or the one that is given.
+
+    Raises:
+        ValueError: there is none of that name.
+        ImportError: it needs an extra that is not installed.
+    """
+    if isinstance(said, str) and said not in DECODERS or not (isinstance(said, (str, Image)) or callable(said)):
+        names = ", ".join(map(repr, DECODERS))
+        raise ValueError(f"decode={said!r}: it is a function, a gdsdata.decoders.Image or one of {names}")
+    decoder = DECODERS[said] if isinstance(said, str) else said
+    if isinstance(decoder, Image):
+        images.codec()
+    return decoder
+
+
+def runs_ahead(decoder: Decoder | Image) -> bool:
+    """Whether it is one of this module's: any thread may run it at any time. A user's function may not be like that."""
+    return isinstance(decoder, Image) or decoder in DECODERS.values()
+
+
+def _each(samples: Sequence[torch.Tensor], decode: Callable[[torch.Tensor], T]) -> list[T]:
+    return [_value_of(samples, i, decode) for i in range(len(samples))]
+
+
+def _value_of(samples: Sequence[torch.Tensor], i: int, decode: Callable[[torch.Tensor], T]) -> T:
+    try:
+        return decode(samples[i])
+    except (ValueError, RuntimeError, RecursionError) as error:  # torchvision's are RuntimeErrors
+        raise Undecodable(i, _first_line(error)) from error
+
+
+def _first_line(error: Exception) -> str:
+    """What it says, without the place in the library's source that torch's put before it."""
+    return re.sub(r"^.*?\.cpp:\d+, ", "", str(error).partition("\n")[0])
+
+
+def _stacked(values: list[torch.Tensor]) -> torch.Tensor | list[torch.Tensor]:
+    alike = all(one.shape == values[0].shape and one.dtype == values[0].dtype for one in values)
+    return torch.stack(values) if alike else values
+
+
+def _bytes_of(sample: torch.Tensor) -> bytes:
+    return sample.numpy().tobytes()
+
+
+def _decode_one_cls(sample: torch.Tensor) -> int:
+    number = int(_bytes_of(sample))
+    if not -(2**63) <= number < 2**63:
+        raise ValueError(f"a number of {number.bit_length()} bits does not fit int64")
+    return number
+
+
+def _decode_one_npy(sample: torch.Tensor) -> torch.Tensor:
+    content = sample.numpy()
+    header = npy.parse_header(_bytes_of(sample[: npy.LONGEST_HEADER_BYTES]), "the sample")
+    if header.data_offset + header.data_bytes > len(content):
+        raise ValueError(f"its header says {header.data_bytes} bytes of data, and {len(content)} are all")
+    data = content[header.data_offset : header.data_offset + header.data_bytes]
+    values = data.view(header.dtype).reshape(header.shape, order="F" if header.fortran_order else "C")
+    torch_equivalent(header.dtype)  # says what torch lacks
+    return torch.from_numpy(np.ascontiguousarray(values, header.dtype.newbyteorder("=")))

@@ -1,0 +1,1 @@
+"""Pure parsers: bytes in, structure or `CorruptData` out. They open no file."""

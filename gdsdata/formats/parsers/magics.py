@@ -1,0 +1,82 @@
+"""What files begin with or are called by which their format is known: all that recognising needs, and no more, so that
+none of the formats is imported for it.
+
+Each function is asked with the first `HEAD_BYTES` of a file (fewer where it is shorter) and its path.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+HEAD_BYTES = 512  # a tar's magic lies 257 bytes into its first header
+
+NPY = b"\x93NUMPY"
+LLM_C_DTYPES = {20240520: "<u2", 20240801: "<u4"}  # the magic number tells the tokens' type
+MEGATRON = b"MMIDIDX\0\0"
+PARQUET = b"PAR1"
+ARROW = b"ARROW1"
+ARROW_CONTINUES = 0xFFFFFFFF  # a stream's first four bytes
+
+SHARDS_INDEX = "index.json"  # of MDS and of LitData
+_MDS_BEGINS = re.compile(rb'\s*\{\s*"(shards|version)"')
+_LITDATA_BEGINS = re.compile(rb'\s*\{\s*"(chunks|config)"')
+# What `datasets` leaves beside its Arrow files.
+_BESIDE_ARROW = ("dataset_info.json", "state.json", "dataset_dict.json")
+
+
+def is_npy(head: bytes, path: str) -> bool:
+    return head.startswith(NPY)
+
+
+def is_llm_c(head: bytes, path: str) -> bool:
+    return int.from_bytes(head[:4], "little") in LLM_C_DTYPES
+
+
+def is_tar(head: bytes, path: str) -> bool:
+    return head[257:262] == b"ustar" or path.endswith((".tar", ".tar.gz", ".tgz"))  # which `Tar` refuses with a reason
+
+
+def is_mds(head: bytes, path: str) -> bool:
+    return os.path.basename(path) == SHARDS_INDEX and _MDS_BEGINS.match(head) is not None
+
+
+def is_litdata(head: bytes, path: str) -> bool:
+    return os.path.basename(path) == SHARDS_INDEX and _LITDATA_BEGINS.match(head) is not None
+
+
+def is_megatron(head: bytes, path: str) -> bool:
+    return head.startswith(MEGATRON)
+
+
+def is_npz(head: bytes, path: str) -> bool:
+    """Torch's files and others are zips too, so the name decides."""
+    return head.startswith(b"PK") and path.endswith(".npz")
+
+
+def is_safetensors(head: bytes, path: str) -> bool:
+    """By its name, or else by its header."""
+    from gdsdata.formats.parsers import safetensors_header
+
+    return path.endswith(".safetensors") or (safetensors_header.recognises(head) and head[9:10] in (b'"', b"}", b" "))
+
+
+def is_parquet(head: bytes, path: str) -> bool:
+    return head.startswith(PARQUET)
+
+
+def is_arrow(head: bytes, path: str) -> bool:
+    """An Arrow file, or a stream, whose first bytes alone tell little."""
+    return head.startswith(ARROW) or (path.endswith(".arrow") and head[:4] == ARROW_CONTINUES.to_bytes(4, "little"))
+
+
+def is_beside_arrow(path: str) -> bool:
+    """Whether it is what ``datasets`` leaves beside its files."""
+    return os.path.basename(path) in _BESIDE_ARROW
+
+
+def is_tfrecord(head: bytes, path: str) -> bool:
+    """By the checksum of its first record's length, which has no cheaper sign."""
+    from gdsdata.formats import tfrecord
+
+    return tfrecord.recognises(head)

@@ -1,0 +1,199 @@
+"""The header of a safetensors file: u64 N, JSON of N bytes, and the tensors' bytes one behind the other, without gaps.
+
+Source: the format's own description, https://github.com/huggingface/safetensors. Pure; what reads files is
+`safetensors_files` for data and ``checkpoint.safetensors_file`` for checkpoints.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+
+from gdsdata.errors import CorruptData
+
+LENGTH_BYTES = 8
+LONGEST_HEADER_BYTES = 100_000_000  # as the reference implementation has it
+
+DTYPES = {
+    "BOOL": torch.bool,
+    "F4": torch.float4_e2m1fn_x2,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "I16": torch.int16,
+    "U16": torch.uint16,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I32": torch.int32,
+    "U32": torch.uint32,
+    "F32": torch.float32,
+    "C64": torch.complex64,
+    "F64": torch.float64,
+    "I64": torch.int64,
+    "U64": torch.uint64,
+}
+# One element in torch of these dtypes is several of the file's, along the last axis.
+PACKED = {"F4": 2}
+# Known to the format and not to torch, with their bits.
+_FOREIGN_BITS = {"F6_E2M3": 6, "F6_E3M2": 6}
+_METADATA = "__metadata__"
+# torch's own limit; without one, the product of a shape that lies could take for ever.
+_MOST_AXES = 64
+# Keeps every offset within int64.
+_LARGEST_BYTES = 2**62
+
+
+class Tensor(NamedTuple):
+    """One of the tensors, in C order.
+
+    Attributes:
+        dtype, shape: as torch has them.
+        begin_bytes: from where the data begins in the file.
+        length_bytes: of it.
+    """
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    begin_bytes: int
+    length_bytes: int
+
+
+class Header(NamedTuple):
+    """What a header says.
+
+    Attributes:
+        tensors: by name, in the header's order.
+        metadata: strings by name, as somebody wrote them.
+        data_bytes: of all tensors, which are all that follows the header.
+    """
+
+    tensors: dict[str, Tensor]
+    metadata: dict[str, str]
+    data_bytes: int
+
+
+def recognises(head: bytes) -> bool:
+    """Whether a file that begins so (9 bytes or more) can be one."""
+    return len(head) >= 9 and head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= LONGEST_HEADER_BYTES
+
+
+def data_offset(head: bytes, path: str, size_bytes: int, begin: int = 0) -> int:
+    """Where the data begins in a file of ``size_bytes``, from the 8 bytes at ``begin``, where the header is.
+
+    Raises:
+        CorruptData: the header would not end within the file, or is absurdly long.
+    """
+    length_bytes = int.from_bytes(head[:LENGTH_BYTES], "little")
+    if len(head) < LENGTH_BYTES or length_bytes > min(LONGEST_HEADER_BYTES, size_bytes - begin - LENGTH_BYTES):
+        message = (
+            f"'{path}' of {size_bytes} bytes says that its header has {length_bytes}, at offset {begin}, which cannot "
+            f"be: {_REMEDY}"
+        )
+        raise CorruptData(message, path, begin, LENGTH_BYTES)
+    return begin + LENGTH_BYTES + length_bytes
+
+
+def parse(text: bytes, path: str, data_begin: int, size_bytes: int) -> Header:
+    """The header that the JSON ``text`` is, in a file of ``size_bytes`` whose data begins at ``data_begin``.
+
+    Raises:
+        CorruptData: it is none, or the tensors do not lie one behind the other up to the file's end.
+        ValueError: the header is sound, but torch cannot hold one of its tensors.
+    """
+    begin = data_begin - len(text)
+    try:
+        header = (_parse_again if len(text) <= _SHORT_BYTES else _parse)(text)
+    except _NotInTorch as error:
+        raise ValueError(f"'{path}': {error}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        message = f"'{path}': its header at offset {begin} is not one of safetensors ({reason}): {_REMEDY}"
+        raise CorruptData(message, path, begin, len(text)) from error
+    end = data_begin + header.data_bytes
+    if end != size_bytes:
+        message = f"'{path}' has {size_bytes} bytes, and its tensors end at {end}: {_REMEDY}"
+        raise CorruptData(message, path, min(end, size_bytes), abs(end - size_bytes))
+    return header
+
+
+_REMEDY = "write it again, or fetch it again"
+
+
+class _NotInTorch(ValueError):
+    """A sound tensor that torch has no dtype or shape for."""
+
+
+def _parse(text: bytes) -> Header:
+    if not text.startswith(b"{"):
+        raise ValueError(f"it begins with {text[:8]!r}, and not with a brace")
+    said = json.loads(text.decode(), object_pairs_hook=_dict_of, parse_constant=_refuse_constant)
+    if b"\\u" in text:  # half a surrogate pair is no character
+        json.dumps(said, ensure_ascii=False).encode()
+    metadata = said.pop(_METADATA, None)
+    metadata = {} if metadata is None else metadata
+    if type(metadata) is not dict or not all(type(value) is str for value in metadata.values()):
+        raise ValueError(f"{_METADATA} holds strings by name, and this is {str(metadata)[:80]}")
+    tensors = {name: _tensor(name, about) for name, about in said.items()}
+    end = 0
+    for name, tensor in sorted(tensors.items(), key=lambda item: item[1][2:]):
+        if tensor.begin_bytes != end:
+            raise ValueError(f"tensor {name!r} does not begin where the one before ends, at {end} of the data")
+        end += tensor.length_bytes
+    return Header(tensors, metadata, end)
+
+
+def _dict_of(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of these members, each of which it has once."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the name {twice[:80]!r} comes twice")
+    return found
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+# A hundred thousand samples that were saved alike have one header.
+_SHORT_BYTES = 16 * 1024
+_parse_again = lru_cache(maxsize=256)(_parse)
+
+
+def _tensor(name: str, said: dict[str, Any]) -> Tensor:
+    code, shape, (begin, end) = said["dtype"], said["shape"], said["data_offsets"]
+    dtype = DTYPES.get(code)
+    if dtype is None and code not in _FOREIGN_BITS:
+        raise ValueError(f"tensor {name!r} is of dtype {code!r}, which torch does not have")
+    if type(shape) is not list:
+        raise ValueError(f"tensor {name!r} has the shape {str(shape)[:80]}, which is no list")
+    if len(shape) > _MOST_AXES:
+        raise ValueError(f"tensor {name!r} has {len(shape)} axes, more than {_MOST_AXES}")
+    if not all(type(size) is int and 0 <= size <= _LARGEST_BYTES for size in (begin, end, *shape)):
+        raise ValueError(f"tensor {name!r} has a size or an offset that is none")
+    if math.prod(max(size, 1) for size in shape) > _LARGEST_BYTES:  # of one without elements too
+        raise ValueError(f"tensor {name!r} of shape {shape} is absurd")
+    packed = PACKED.get(code, 1)
+    bits = 8 * dtype.itemsize // packed if dtype else _FOREIGN_BITS[code]
+    if 8 * (end - begin) != math.prod(shape) * bits:
+        raise ValueError(f"tensor {name!r} of shape {shape} and dtype {code} has {end - begin} bytes")
+    if dtype is None:
+        raise _NotInTorch(f"tensor {name!r} is of dtype {code}, which torch does not have: save it as another")
+    if packed > 1:
+        if not shape or shape[-1] % packed:
+            raise _NotInTorch(
+                f"tensor {name!r} is of dtype {code} and shape {shape}, and torch has such in pairs along the last "
+                f"axis: save it in another shape"
+            )
+        shape = [*shape[:-1], shape[-1] // packed]
+    return Tensor(dtype, tuple(shape), begin, end - begin)

@@ -1,0 +1,1 @@
+"""The Python side of the engine: how bytes move, with which options and memory."""

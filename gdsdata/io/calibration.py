@@ -1,0 +1,477 @@
+"""What serves one GPU best from one file system: measured once, and kept.
+
+The engine's own defaults were measured on a few machines. Here, where a data set is first opened for a GPU, choices
+that differ from machine to machine are tried on the data set's own files, and one that is clearly better than the
+default is kept in ``~/.cache/gdsdata/calibration.json`` (``XDG_CACHE_HOME`` moves it). Deleting that file measures
+anew; ``EngineOptions(calibrate=False)`` does without, and a value that was set by hand is never replaced.
+
+One process of a node measures at a time, under a lock; the others wait for `CONSTRUCTOR_S` at most, as the constructor
+of the one that measures does. A measurement that takes longer, or that something else disturbed, is dropped, and the
+defaults are used. To measure beforehand, without that limit: ``python -m gdsdata.io.calibration FILE --device cuda:0``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from gdsdata.errors import GdsdataError
+from gdsdata.formats.index import Index, Sample, first_samples
+from gdsdata.io import engine
+from gdsdata.io.options import MIB, EngineOptions
+
+VERSION = 1
+# A choice has to be so much better than the default to be taken: a busy moment is not to be kept for ever.
+CLEARLY_BETTER = 1.15
+_READ_BYTES = 256 * MIB  # enough to hide how workers start and end
+SMALLEST_FILE_BYTES = _READ_BYTES
+_SEGMENTS_STAGED = 3  # have to fit into staging memory: benchmarks/notes/gpu.md
+_RECORD_BYTES = 4096
+_RECORDS = 2048
+_REPEATS = 3
+# So far apart the two best of these may be. Else something else used the machine meanwhile.
+_UNDISTURBED = 1.1
+# A data set's constructor waits no longer for a measurement, its own or another process's.
+CONSTRUCTOR_S = 0.3
+_LOOK_S = 0.01
+# A constructor that had to give up is not followed by another attempt for so long.
+_RETRY_S = 24 * 3600
+# What was found without measuring, by options, device and file system, until something is measured: to look it up takes
+# longer than a short read.
+_found: dict[tuple[EngineOptions, torch.device, int], EngineOptions] = {}
+
+
+class Disturbed(Exception):
+    """A measurement that is not to be kept; the message says why."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What was chosen, and the figures it was chosen by.
+
+    Attributes:
+        backend: ``"cufile"`` where it truly reaches the GPU and was the fastest, else ``"auto"``.
+        workers, queue_depth, segment_bytes: as in `EngineOptions`; 0 is the engine's default.
+        gb_per_s: of the choices tried, by what was read: "page cache, 8 workers", "storage, cufile".
+        records_per_s: random records of 4 KiB past the page cache, by queue depth.
+        seconds: that it took.
+    """
+
+    backend: str = "auto"
+    workers: int = 0
+    queue_depth: int = 0
+    segment_bytes: int = 0
+    gb_per_s: dict[str, float] = field(default_factory=dict)
+    records_per_s: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+def calibrated(options: EngineOptions, path: str, device: torch.device, measure: bool = True) -> EngineOptions:
+    """``options``, with what they leave to gdsdata filled in for files beside ``path`` and this device.
+
+    On the CPU, for files too small to tell and with ``calibrate=False`` they come back as they are; so they do with
+    ``measure=False`` where nothing was kept, which this process looks up once a file system.
+    """
+    if device.type != "cuda" or not options.calibrate:
+        return options
+    if measure:
+        return _calibrated(options, path, device, measure)
+    try:
+        key = options, device, os.stat(path).st_dev
+    except OSError:  # a file that is still to be written
+        return _calibrated(options, path, device, measure)
+    found = _found.get(key)  # which another thread may clear
+    if found is None:
+        found = _found[key] = _calibrated(options, path, device, measure)
+    return found
+
+
+def _calibrated(options: EngineOptions, path: str, device: torch.device, measure: bool) -> EngineOptions:
+    known = load()
+    place = place_of(path, device)
+    found = known.get(place)
+    if found is None:
+        if not measure or os.path.getsize(path) < SMALLEST_FILE_BYTES:
+            return options
+        found = _measured_within(CONSTRUCTOR_S, path, device, place)
+        if found is None:
+            return options
+    backend, segment_bytes = options.backend, options.segment_bytes or found.segment_bytes
+    if backend == "auto" and found.backend == "cufile" and options.direct != "never":
+        backend = "cufile" if engine.cufile_dma_is_possible() else "auto"
+    return replace(
+        options,
+        backend=backend,
+        workers=options.workers or found.workers,
+        queue_depth=options.queue_depth or found.queue_depth,
+        segment_bytes=segment_bytes,
+        staging_bytes=max(options.staging_bytes, _SEGMENTS_STAGED * segment_bytes),
+    )
+
+
+def _measured_within(seconds: float, path: str, device: torch.device, place: str) -> Calibration | None:
+    """What this process or another one of the node measures, and keeps, within so long; None: the defaults it is."""
+    ends = time.monotonic() + seconds
+    if time.time() - _kept().get("given_up", {}).get(place, 0) < _RETRY_S:
+        return None
+    try:
+        lock = _lock()
+    except BlockingIOError:  # another process measures, or a thread
+        while time.monotonic() < ends:
+            time.sleep(_LOOK_S)
+            if (found := load().get(place)) is not None:
+                return found
+        return None
+    except OSError as error:
+        engine.warn_once(f"{_folder()} cannot be locked, so nothing is calibrated: {error}. {_advice(path, device)}")
+        return None
+    if (found := load().get(place)) is not None:  # it was measured until just now
+        os.close(lock)
+        return found
+    measured: list[Calibration | Exception] = []
+    give_up = threading.Event()
+
+    def measure() -> None:
+        try:
+            with contextlib.closing(os.fdopen(lock)):
+                found = calibrate(path, device, give_up.is_set)
+                if not give_up.is_set():
+                    _keep(place, found)
+                measured.append(found)
+        except (GdsdataError, OSError, RuntimeError, MemoryError, Disturbed) as error:  # of them, no memory on the GPU
+            measured.append(error)
+
+    thread = threading.Thread(target=measure, name="gdsdata-calibration")
+    thread.start()
+    thread.join(max(0.0, ends - time.monotonic()))
+    if thread.is_alive():
+        give_up.set()
+        _keep_given_up(place)
+        engine.warn_once(
+            f"calibration of {place} takes longer than {seconds} s, so the defaults are used. {_advice(path, device)}"
+        )
+        return None
+    if isinstance(measured[0], Calibration):
+        return measured[0]
+    if not isinstance(measured[0], Disturbed):
+        engine.warn_once(f"calibration of {place} failed, the defaults are used: {measured[0]}")
+    return None
+
+
+def _advice(path: str, device: torch.device) -> str:
+    return f"To calibrate beforehand: python -m gdsdata.io.calibration '{path}' --device {device}"
+
+
+def calibrate(path: str, device: torch.device, gives_up: Callable[[], bool] = lambda: False) -> Calibration:
+    """Try the choices on ``path``, a file of at least `SMALLEST_FILE_BYTES`.
+
+    Args:
+        gives_up: asked between the measurements; True ends them.
+
+    Raises:
+        IoError, DeviceError, BackendUnavailable: as reading it does.
+        Disturbed: the machine was busy with something else, or ``gives_up`` said so.
+    """
+    started = time.perf_counter()
+    _check_idle()
+    into = torch.empty(_READ_BYTES, dtype=torch.uint8, device=device)
+    gb_per_s: dict[str, float] = {}
+
+    def rate(name: str, options: EngineOptions) -> float:
+        gb_per_s[name] = round(_read_rate(path, into, options, gives_up), 2)
+        return gb_per_s[name]
+
+    cores = len(os.sched_getaffinity(0))
+    step = bytearray(4 * MIB)
+    with open(path, "rb", buffering=0) as file:  # into the page cache
+        for _ in range(_READ_BYTES // len(step)):
+            _check_wanted(gives_up)
+            file.readinto(step)
+    workers = _better(
+        0,
+        (4, 16) if cores >= 32 else (4,),
+        lambda count: rate(f"page cache, {count or 'default'} workers", EngineOptions(workers=count)),
+    )
+    segment_bytes = _better(
+        0,
+        (2 * MIB, 8 * MIB),
+        lambda size: rate(
+            f"page cache, segments of {size // MIB or 'default'} MiB",
+            EngineOptions(workers=workers, segment_bytes=size, staging_bytes=max(13 * MIB, _SEGMENTS_STAGED * size)),
+        ),
+    )
+    backend = "auto"
+    if _reaches_device(path, into):
+        backend = _better(
+            "auto",
+            ("cufile",),
+            lambda name: rate(f"storage, {name}", EngineOptions(backend=name, workers=workers, direct="always")),
+        )
+    records_per_s: dict[str, float] = {}
+
+    def records(depth: int) -> float:
+        options = EngineOptions(workers=workers, queue_depth=depth, direct="always")
+        records_per_s[f"queue depth {depth or 'default'}"] = result = round(
+            _record_rate(path, device, options, gives_up)
+        )
+        return result
+
+    try:
+        queue_depth = _better(0, (16, 256), records)
+    except (GdsdataError, OSError):  # no O_DIRECT here: the depth matters little
+        queue_depth = 0
+    _check_idle()
+    return Calibration(
+        backend, workers, queue_depth, segment_bytes, gb_per_s, records_per_s, round(time.perf_counter() - started, 3)
+    )
+
+
+def _check_wanted(gives_up: Callable[[], bool]) -> None:
+    if gives_up():
+        raise Disturbed("it was given up")
+
+
+def _check_idle() -> None:
+    """
+    Raises:
+        Disturbed: more runs here than the machine has cores.
+    """
+    with open("/proc/loadavg") as file:
+        running = int(file.read().split()[3].split("/")[0])
+    cores = os.cpu_count() or 1
+    if running > cores:
+        raise Disturbed(f"{running} threads run on {cores} cores")
+
+
+def _best_of(rates: list[float]) -> float:
+    """
+    Raises:
+        Disturbed: the two best differ.
+    """
+    second, best = sorted(rates)[-2:]
+    if best > _UNDISTURBED * second:
+        raise Disturbed(f"the same was measured {best:.3g} and {second:.3g} fast")
+    return best
+
+
+def load() -> dict[str, Calibration]:
+    """What is kept, by device and file system; empty where there is nothing, or nothing that can be read."""
+    found = {}
+    for key, fields in _kept().get("calibrations", {}).items():
+        with contextlib.suppress(TypeError):
+            found[key] = Calibration(**fields)
+    return found
+
+
+def _kept() -> dict[str, dict[str, Any]]:
+    """The file: dicts by device and file system. Empty where there is none, or none that can be read."""
+    try:
+        kept = json.loads(_path().read_text())
+        if kept.pop("version") == VERSION and all(isinstance(one, dict) for one in kept.values()):
+            return kept
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError):  # the last: no home folder
+        pass
+    return {}
+
+
+def _keep(key: str, calibration: Calibration) -> None:
+    _found.clear()
+    _change("calibrations", key, asdict(calibration))
+
+
+def _keep_given_up(key: str) -> None:
+    _change("given_up", key, time.time())
+
+
+def _change(kind: str, key: str, value: Any) -> None:
+    """One entry of the file, which is replaced as a whole; those of other processes stay."""
+    try:
+        path = _path()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _changing():
+            kept = _kept()
+            kept.setdefault(kind, {})[key] = value
+            descriptor, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+            try:
+                with os.fdopen(descriptor, "w") as file:
+                    json.dump({"version": VERSION, **kept}, file, indent=1)
+                os.replace(temporary, path)
+            except BaseException:
+                os.unlink(temporary)
+                raise
+    except (OSError, RuntimeError) as error:
+        engine.warn_once(f"calibration could not be kept and will be measured again: {error}")
+
+
+@contextlib.contextmanager
+def _changing() -> Iterator[None]:
+    """One process and thread at a time; any, where there are no locks: then an entry can be lost, and is measured
+    again.
+    """
+    with open(_folder() / "calibration.change.lock", "a") as file:
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _lock(wait: bool = False) -> int:
+    """Of this node, for measuring: a descriptor, until it is closed.
+
+    Raises:
+        BlockingIOError: somebody has it.
+        OSError: the cache folder cannot be written, or knows no locks.
+    """
+    _folder().mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(_folder() / f"calibration.{socket.gethostname()}.lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _folder() -> Path:
+    return _path().parent
+
+
+def _path() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gdsdata" / "calibration.json"
+
+
+def place_of(path: str, device: torch.device) -> str:
+    """The GPU's kind, the processor's cores and the file system's place: what the figures depend on."""
+    real, mount, kind = os.path.realpath(path), "", ""
+    with open("/proc/self/mounts") as mounts:
+        for line in mounts:
+            _, at, file_system, *_ = line.split(" ")
+            if (real + "/").startswith(at.rstrip("/") + "/") and len(at) >= len(mount):
+                mount, kind = at, file_system
+    return f"{torch.cuda.get_device_name(device)}, {len(os.sched_getaffinity(0))} cores, {kind} at {mount}"
+
+
+def _better(default: Any, others: Iterable[Any], measure: Callable[[Any], float]) -> Any:
+    best, best_rate = default, measure(default) * CLEARLY_BETTER
+    for other in others:
+        rate = measure(other)
+        if rate > best_rate:
+            best, best_rate = other, rate
+    return best
+
+
+def _read_rate(path: str, into: torch.Tensor, options: EngineOptions, gives_up: Callable[[], bool]) -> float:
+    """GB/s of reading the first `_READ_BYTES`, the best of a few; the first makes the engine's memory."""
+    shared = engine.shared_engine(options, into.device)
+    rates = []
+    for _ in range(1 + _REPEATS):
+        _check_wanted(gives_up)
+        before = shared.mark(engine.stream_of(into.device))
+        started = time.perf_counter()
+        shared.read(path, 0, into.nbytes, into.data_ptr(), before, False)
+        rates.append(into.nbytes / (time.perf_counter() - started) / 1e9)
+    return _best_of(rates)
+
+
+def _reaches_device(path: str, into: torch.Tensor) -> bool:
+    """Whether cuFile is there, and moves bytes without the host's memory."""
+    if not engine.cufile_dma_is_possible():
+        return False
+    try:
+        shared = engine.shared_engine(EngineOptions(backend="cufile", direct="always", strict=True), into.device)
+        shared.read(path, 0, MIB, into.data_ptr(), shared.mark(engine.stream_of(into.device)), False)
+    except (GdsdataError, OSError):
+        return False
+    return shared.statistics()["bytes"]["gds"] > 0
+
+
+def _record_rate(path: str, device: torch.device, options: EngineOptions, gives_up: Callable[[], bool]) -> float:
+    """Random records a second, past the page cache."""
+    index = records_of(path, _RECORD_BYTES)
+    shared = engine.shared_engine(options, device)
+    pool = engine.buffer_pool(shared, index.sample, _RECORDS // 4, 4, on_cuda=True)
+    files = engine.file_table(index)
+    batches, _ = engine.make_batches(
+        shared, files, pool, index.sample, _RECORDS // 4, 4, 60.0, on_cuda=True, residence=None
+    )
+    try:
+        samples = np.random.default_rng(0).integers(0, len(index), _RECORDS)
+        rates = []
+        for _ in range(1 + _REPEATS):  # the first makes the engine's memory
+            _check_wanted(gives_up)
+            started = time.perf_counter()
+            batches.plan(*index.extents(samples), np.full(4, _RECORDS // 4, np.int64))
+            for _ in range(4):
+                batches.next(engine.stream_of(device))
+            torch.cuda.synchronize(device)
+            rates.append(_RECORDS / (time.perf_counter() - started))
+        return _best_of(rates)
+    finally:
+        batches.close()
+
+
+def records_of(path: str, record_bytes: int) -> Index:
+    """A file of anything as records, but for what is left at its end."""
+    status = os.stat(path)
+    return Index(
+        paths=[path],
+        size_bytes=np.array([status.st_size]),
+        mtime_ns=np.array([status.st_mtime_ns]),
+        first_sample=first_samples([status.st_size // record_bytes]),
+        base_bytes=np.zeros(1, np.int64),
+        stride_bytes=np.full(1, record_bytes, np.int64),
+        sample=Sample(np.dtype(np.uint8), (record_bytes,)),
+    )
+
+
+_ATTEMPTS = 5
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """``python -m gdsdata.io.calibration``: measure, however long it takes, and keep it. The exit status."""
+    parser = argparse.ArgumentParser("python -m gdsdata.io.calibration", description=__doc__.splitlines()[0])
+    parser.add_argument("path", help=f"a file of {SMALLEST_FILE_BYTES // MIB} MiB or more, on the file system")
+    parser.add_argument("--device", default="cuda", help="the GPU (default: the current one)")
+    asked = parser.parse_args(arguments)
+    try:
+        device = engine.resolved(asked.device)
+        if device.type != "cuda" or os.path.getsize(asked.path) < SMALLEST_FILE_BYTES:
+            parser.error(f"needs a GPU and a file of {SMALLEST_FILE_BYTES // MIB} MiB or more")
+        lock = _lock(wait=True)
+    except (GdsdataError, OSError) as error:
+        print(f"{asked.path}: {error}", file=sys.stderr)
+        return 1
+    why: Exception | None = None
+    with contextlib.closing(os.fdopen(lock)):
+        for _ in range(_ATTEMPTS):
+            try:
+                found = calibrate(asked.path, device)
+            except Disturbed as error:
+                why = error
+                continue
+            except (GdsdataError, OSError, RuntimeError) as error:
+                why = error
+                break
+            _keep(place_of(asked.path, device), found)
+            print(f"{place_of(asked.path, device)}: {found}, kept in {_path()}")
+            return 0
+    print(f"{asked.path}: nothing is kept, for the machine was busy or reading failed: {why}", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,201 @@
+"""Reads on their way, each with a future but without a thread: one thread tells all futures of an engine. Who waits for
+the only one that is under way does a worker's part, and needs no thread to tell it."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import itertools
+import math
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+import torch
+
+from gdsdata.errors import EngineClosed
+from gdsdata.io.engine import endings_of, table_of_one
+
+# Of the files that were read last so many stay open, for to open and map one takes longer than a small read.
+_KEPT_FILES = 8
+
+
+class _Reading(Future[torch.Tensor]):
+    """A future that is waited for by doing what it waits for.
+
+    Args:
+        about: words for the read.
+    """
+
+    def __init__(self, about: str) -> None:
+        super().__init__()
+        self._about = about
+
+    def __repr__(self) -> str:
+        return f"<{self._about}, {self._state.lower()}>"
+
+    help: Callable[[float], object] | None = None
+
+    def result(self, timeout: float | None = None) -> torch.Tensor:
+        return super().result(self._left_of(timeout))
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        return super().exception(self._left_of(timeout))
+
+    def _left_of(self, timeout: float | None) -> float | None:
+        help_it = self.help  # the thread may be about to take it away
+        if self.done() or help_it is None:
+            return timeout
+        began = time.monotonic()
+        help_it(math.inf if timeout is None else timeout)
+        return None if timeout is None else max(began + timeout - time.monotonic(), 0)
+
+
+class _Call(NamedTuple):
+    future: _Reading
+    files: Any
+    into: torch.Tensor
+    offset: int
+    before: Any
+    is_background: bool
+
+
+class ReadCalls:
+    """Reads by one engine.
+
+    Args:
+        shared: the engine.
+        most: under way at a time; more of them wait their turn.
+        owner: when it goes, so does the thread, behind all that was asked for.
+    """
+
+    def __init__(self, shared: Any, most: int, owner: object) -> None:
+        self._shared, self._most = shared, most
+        # Reads of a program that ends are let go of: so it does not wait for this thread as for others.
+        self._thread = threading.Thread(target=self._tell_futures, name="gdsdata-reads", daemon=True)
+        self._endings = endings_of(shared, self._thread)
+        self._changing = threading.RLock()  # a future's callback may read
+        self._waiting: deque[_Call] = deque()
+        self._under_way: dict[int, tuple[_Call, Any]] = {}
+        self._being_told: set[_Reading] = set()  # by who waited for them
+        self._numbers = itertools.count()
+        self._is_closed = False
+        self._kept: dict[str, tuple[tuple[int, ...], Any]] = {}  # by path: the file as it was seen, and its table
+        self._thread.start()
+        self._end = weakref.finalize(owner, self._endings.close)
+
+    def read(
+        self, path: str, into: torch.Tensor, offset: int, before: Any, is_background: bool
+    ) -> Future[torch.Tensor]:
+        """The future's result is ``into``, when its bytes are in place.
+
+        Raises:
+            EngineClosed: after `close`.
+        """
+        with self._changing:
+            if self._is_closed:
+                raise EngineClosed("this Engine was closed; make another one")
+            future = _Reading(f"Read of {into.nbytes} bytes from offset {offset} of '{path}'")
+            call = _Call(future, self._table_of(path), into, offset, before, is_background)
+            self._waiting.append(call)
+            self._begin_some()
+        return call.future
+
+    def _table_of(self, path: str) -> Any:
+        """The one that is kept, where the file of that name is still the same."""
+        try:
+            status = os.stat(path)
+        except OSError:
+            return table_of_one(path)
+        seen = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+        kept = self._kept.pop(path, None)
+        if kept is None or kept[0] != seen:
+            kept = seen, table_of_one(path)
+        self._kept[path] = kept
+        if len(self._kept) > _KEPT_FILES:
+            del self._kept[next(iter(self._kept))]
+        return kept[1]
+
+    def close(self) -> None:
+        """Waits for all that was asked for, and for the thread; no more are taken."""
+        with self._changing:
+            self._is_closed = True
+            calls = [*self._waiting, *(call for call, _ in self._under_way.values())]
+            futures = [*(call.future for call in calls), *self._being_told]
+        concurrent.futures.wait(futures)
+        self._end()
+        self._thread.join()
+        self._kept.clear()
+
+    def _begin_some(self) -> None:
+        """As many of those that wait as may be under way."""
+        while self._waiting and len(self._under_way) < self._most:
+            call = self._waiting.popleft()
+            if not call.future.set_running_or_notify_cancel():
+                continue
+            number, into = next(self._numbers), call.into
+            try:
+                begun = self._shared.begin_range(
+                    *(call.files, call.offset, into.nbytes, into.data_ptr(), call.before, call.is_background),
+                    *(into, self._endings, number),
+                )
+            except Exception as error:
+                call.future.set_exception(error)
+            else:
+                self._under_way[number] = call, begun
+                call.future.help = functools.partial(self._help, number, begun)
+
+    def _help(self, number: int, begun: Any, seconds: float) -> None:
+        """Until the read has ended, or so long; the future is told, unless the thread was quicker and is about to.
+
+        Of many that are under way the thread tells several at a time, which is quicker than each by itself.
+        """
+        if len(self._under_way) > 1:
+            return
+        is_told = False
+        self._endings.begin_waiting(number)
+        try:
+            if begun.wait(seconds):
+                self._tell_one(number, begun)
+                is_told = True
+        finally:  # an interrupted wait leaves it to the thread
+            self._endings.end_waiting(number, is_told)
+
+    def _tell_one(self, number: int, begun: Any) -> None:
+        with self._changing:
+            call, _ = self._under_way.pop(number, (None, None))
+            if call is None:
+                return
+            self._being_told.add(call.future)
+            self._begin_some()
+        _tell(call, begun)
+        self._being_told.discard(call.future)
+
+    def _tell_futures(self) -> None:
+        while numbers := self._endings.take():
+            with self._changing:
+                ended = [self._under_way.pop(number) for number in numbers if number in self._under_way]
+                self._begin_some()
+            while ended:  # and their tensors go, while it sleeps
+                _tell(*ended.pop(0))
+        left = [begun for _, begun in list(self._under_way.values())]  # the program ends, and nobody asks for these
+        for begun in left:
+            begun.cancel()
+        for begun in left:
+            begun.let_go()
+
+
+def _tell(call: _Call, begun: Any) -> None:
+    call.future.help = None
+    try:
+        begun.wait(math.inf)  # for copies to a GPU
+        begun.routes()
+    except Exception as error:
+        call.future.set_exception(error)
+    else:
+        call.future.set_result(call.into)

@@ -1,0 +1,274 @@
+"""Single tensors, and ranges of files: `Engine`, `read_tensor`, `write_tensor`."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+from gdsdata.errors import EngineClosed
+from gdsdata.io.calibration import calibrated
+from gdsdata.io.calls import ReadCalls
+from gdsdata.io.engine import kept_engine, new_storage, reaches, resolved, shared_engine, stream_of
+from gdsdata.io.options import EngineOptions
+
+_PRIORITIES = ("background", "training")
+_DEFAULTS = EngineOptions()
+
+
+class Engine:
+    """Reads and writes ranges of files from and to tensors, many at a time, for programs that build on it.
+
+        with gdsdata.Engine() as engine:
+            futures = [engine.read(path, into=tensor) for path, tensor in wanted]
+            tensors = [future.result() for future in futures]
+
+    Tensors may be on the CPU or on any CUDA device. Each call returns a `concurrent.futures.Future` at once. When it
+    is done, the bytes are in place, for every stream; the tensor's memory must not be used before.
+
+    On a GPU, a call comes behind what the current stream has been given before it: a tensor that is still being
+    computed can be written, and one that is still being read can be read into.
+
+    A read is of the file that has the name when it is asked for. The eight files of a device that were read last stay
+    open until it is closed.
+
+    It shares workers and pinned memory with all users of equal ``options`` in this process. Where training data and
+    these calls both wait, a call of priority "background" (the default) gets every ninth turn at least, so that a
+    checkpoint does not starve training, and still ends.
+
+    Args:
+        options: of the engine.
+        most_calls: reads that are under way at a time (for each device), and writes; more of them wait their turn.
+    """
+
+    def __init__(self, options: EngineOptions | None = None, most_calls: int = 16) -> None:
+        if most_calls < 1:
+            raise ValueError(f"most_calls={most_calls} must be at least 1")
+        self.options = options or EngineOptions()
+        self._process = os.getpid()
+        self._engines: dict[torch.device, Any] = {}
+        self._reads: dict[torch.device, ReadCalls] = {}
+        self._making_reads = threading.Lock()
+        self._most_calls = most_calls
+        self._writes = ThreadPoolExecutor(most_calls, thread_name_prefix="gdsdata")
+        self._closed = False
+
+    def read(
+        self, path: str | os.PathLike[str], into: torch.Tensor, offset: int = 0, priority: str = "background"
+    ) -> Future[torch.Tensor]:
+        """Read ``into.nbytes`` bytes of ``path`` from ``offset`` (bytes; any) on into a contiguous tensor.
+
+        The future's result is ``into``.
+
+        Raises:
+            ValueError: ``into`` is not contiguous or has no plain memory; a negative offset.
+            TypeError: ``into`` is no tensor.
+            EngineClosed: after `close`.
+        And from the future:
+            FileNotFoundError, IoError: the file is not to be had.
+            CorruptData: the file ends before the tensor does.
+            DeviceError: the GPU's driver refused.
+        """
+        _check_plain(into, "read into")
+        if not into.is_contiguous():
+            raise ValueError(f"a tensor of strides {into.stride()} is not contiguous: read into a contiguous one")
+        engine, before = self._asked(into, path, offset, priority)
+        with self._making_reads:
+            self._check_open()  # once more: another thread may have closed it
+            reads = self._reads.get(into.device)
+            if reads is None:
+                reads = self._reads[into.device] = ReadCalls(engine, self._most_calls, owner=self)
+        return reads.read(os.fspath(path), into, offset, before, priority == "background")
+
+    def write(
+        self, path: str | os.PathLike[str], tensor: torch.Tensor, offset: int = 0, priority: str = "background"
+    ) -> Future[None]:
+        """Write a tensor as `write_tensor` does; it is on storage when the future is done.
+
+        Raises:
+            ValueError: ``tensor`` has no plain memory; a negative offset.
+            TypeError: ``tensor`` is none.
+            EngineClosed: after `close`.
+        And from the future:
+            IoError: the file cannot be written, or space is lacking.
+            DeviceError: the GPU's driver refused.
+            StallError: nothing has moved for ``stall_timeout_s``.
+        """
+        _check_plain(tensor, "write")
+        plain = _plain(tensor)
+        engine, before = self._asked(plain, path, offset, priority)
+        timeout_s, is_background = self.options.stall_timeout_s, priority == "background"
+        return self._writes.submit(_write, engine, plain, os.fspath(path), offset, before, is_background, timeout_s)
+
+    def close(self) -> None:
+        """Wait for all calls to end; no more are taken."""
+        if self._process == os.getpid():  # in a forked child nothing is under way, and locks may be held for ever
+            with self._making_reads:
+                self._closed = True
+            for reads in self._reads.values():
+                reads.close()
+        self._closed = True
+        self._reads.clear()
+        self._writes.shutdown(wait=True)
+        self._engines.clear()
+
+    def __repr__(self) -> str:
+        devices = ", ".join(map(str, self._engines)) or "none yet"
+        state = "closed" if self._closed else "open"
+        return f"Engine({state}, devices: {devices}, most_calls={self._most_calls}, {self.options})"
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def stats(self) -> dict[str, Any]:
+        """By device ("cpu", "cuda:0"): the engine's counts, as under "engine" in `GDSDataset.stats`."""
+        return {str(device): engine.statistics() for device, engine in self._engines.items()}
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineClosed("this Engine was closed; make another one")
+
+    def _asked(self, tensor: torch.Tensor, path: Any, offset: int, priority: str) -> tuple[Any, Any]:
+        """The engine of the tensor's device, and what the current stream has been given there until now."""
+        self._check_open()
+        if self._process != os.getpid():
+            raise EngineClosed("this Engine was made in another process; make one in this one")
+        if priority not in _PRIORITIES:
+            raise ValueError(f"priority={priority!r} must be one of {', '.join(_PRIORITIES)}")
+        _check_range(offset, tensor.nbytes)
+        engine = self._engines.get(tensor.device)
+        if engine is None:  # the first path's file system decides, as it does for data sets
+            options = calibrated(self.options, os.fspath(path), tensor.device, measure=False)
+            engine = self._engines[tensor.device] = shared_engine(options, tensor.device)
+        return engine, engine.mark(stream_of(tensor.device))
+
+
+def read_tensor(
+    path: str | os.PathLike[str],
+    dtype: torch.dtype,
+    shape: Sequence[int],
+    offset: int = 0,
+    device: torch.device | str | None = None,
+    *,
+    options: EngineOptions | None = None,
+) -> torch.Tensor:
+    """Read a tensor's bytes (native byte order, contiguous) from ``path``.
+
+    Args:
+        dtype, shape: of the tensor; they say how many bytes are read.
+        offset: in bytes; any.
+        device: of the result. None: the CPU.
+        options: of the engine.
+
+    Returns:
+        The tensor, its bytes in place, for every stream.
+
+    Raises:
+        FileNotFoundError, IoError: the file is not to be had.
+        CorruptData: the file ends before the tensor does.
+        ValueError: a negative offset or size.
+        BackendUnavailable: there is no such device.
+        StallError: nothing has moved for ``options.stall_timeout_s``.
+    """
+    if any(size < 0 for size in shape):
+        raise ValueError(f"shape={tuple(shape)} must not be negative")
+    _check_range(offset, math.prod(shape) * dtype.itemsize)
+    target = resolved("cpu" if device is None else device)
+    device = target if reaches(target) else torch.device("cpu")
+    path = os.fspath(path)
+    options = options or _DEFAULTS
+    engine = kept_engine(calibrated(options, path, device, measure=False), device)
+    storage = new_storage(math.prod(shape) * dtype.itemsize, device)
+    tensor = torch.empty(0, dtype=dtype, device=device).set_(storage, 0, tuple(shape))
+    before = engine.mark(stream_of(device))
+    return _read(engine, tensor, path, offset, before, True, options.stall_timeout_s).to(target)
+
+
+def write_tensor(
+    tensor: torch.Tensor, path: str | os.PathLike[str], offset: int = 0, *, options: EngineOptions | None = None
+) -> None:
+    """Write a tensor's bytes (native byte order, contiguous) to ``path``; on storage when this returns.
+
+    A tensor that makes a whole file (``offset`` 0, and no longer file there) replaces it atomically: after a crash at
+    any moment the path names the old file or the new one, and it keeps the old one's mode. Otherwise the bytes are
+    written over ``path`` from ``offset`` on, and a crash meanwhile may leave a part of them. On a GPU it comes behind
+    what the current stream has been given before.
+
+    Args:
+        tensor: of any dtype and strides; its bytes are written as those of a contiguous one.
+        path: of the file.
+        offset: in bytes; any.
+        options: of the engine.
+
+    Raises:
+        NotReplaceable: an `IoError`. No new file can replace ``path``: it is a bind-mounted file, or its folder is not
+            writable.
+        IoError: the file cannot be written, or space is lacking: then a file that was to be replaced is untouched.
+        ValueError: a negative offset, or a tensor without plain memory (sparse, meta).
+        StallError: nothing has moved for ``options.stall_timeout_s``.
+        TypeError: ``tensor`` is none.
+    """
+    _check_plain(tensor, "write")
+    _check_range(offset, tensor.nbytes)
+    plain = _plain(tensor)
+    path = os.fspath(path)
+    options = options or _DEFAULTS
+    engine = kept_engine(calibrated(options, path, plain.device, measure=False), plain.device)
+    _write(engine, plain, path, offset, engine.mark(stream_of(plain.device)), True, options.stall_timeout_s)
+
+
+def _read(
+    engine: Any,
+    tensor: torch.Tensor,
+    path: str,
+    offset: int,
+    before: Any,
+    background: bool,
+    stall_timeout_s: float,
+) -> torch.Tensor:
+    engine.read(path, offset, tensor.nbytes, tensor.data_ptr(), before, background, tensor, stall_timeout_s)
+    return tensor
+
+
+def _write(
+    engine: Any,
+    tensor: torch.Tensor,
+    path: str,
+    offset: int,
+    before: Any,
+    background: bool,
+    stall_timeout_s: float,
+) -> None:
+    waited = before, background, tensor, stall_timeout_s
+    makes_whole_file = os.path.getsize(path) <= tensor.nbytes if os.path.isfile(path) else not os.path.exists(path)
+    if offset == 0 and makes_whole_file:
+        engine.write_whole(path, tensor.nbytes, tensor.data_ptr(), *waited)
+    else:
+        engine.write_range(path, offset, tensor.nbytes, tensor.data_ptr(), *waited)
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    return plain if reaches(plain.device) else plain.cpu()
+
+
+def _check_plain(tensor: torch.Tensor, verb: str) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"a value of type {type(tensor).__name__} is no tensor to {verb}: give a torch.Tensor")
+    if tensor.layout != torch.strided or tensor.is_meta:
+        raise ValueError(f"a tensor of layout {tensor.layout} on {tensor.device} has no plain memory to {verb}")
+
+
+def _check_range(offset: int, size_bytes: int) -> None:
+    if offset < 0:
+        raise ValueError(f"offset={offset} must not be negative")
+    if offset + size_bytes >= 2**63:
+        raise ValueError(f"offset={offset} and {size_bytes} bytes reach beyond 2**63, where no file does")

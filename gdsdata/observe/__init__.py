@@ -1,0 +1,1 @@
+"""What a loop waited for: reports, and spans in a profiler's trace."""
