@@ -63,12 +63,14 @@ test-slow: $(READY) build/.system-tests  ## the tests that `make test` leaves ou
 .PHONY: lint
 lint: $(INSTALLED)  ## ruff and clang-format; make format mends what they can mend
 	@$(VENV_PYTHON) -m ruff check .
+	@$(VENV_PYTHON) -m ruff format --check .
 	@$(CLANG_FORMAT) --dry-run --Werror
 
 .PHONY: format
 format: $(INSTALLED)  ## lay the C++ sources out, and mend what ruff can mend
 	@$(CLANG_FORMAT) -i
 	@$(VENV_PYTHON) -m ruff check --fix .
+	@$(VENV_PYTHON) -m ruff format .
 
 .PHONY: sanitize
 sanitize: build/.system-tests  ## the C++ engine's tests under ASan and UBSan, then under TSan

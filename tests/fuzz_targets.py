@@ -370,7 +370,6 @@ MDS = Target(
 )
 
 
-
 def packed_seed(compression: str) -> Callable[[Path], object]:
     def write(folder: Path) -> None:
         test_mds.write_plain(folder)

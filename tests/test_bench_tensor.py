@@ -249,7 +249,7 @@ def test_a_store_is_synced_before_its_name_is_taken(tmp_path, monkeypatch, fake_
     data.write_synced(path, expected.numpy())
     opened = tensor_peers.DeepNvme(path, MIB, state, "cpu")
     fsync, rename = os.fsync, os.rename
-    monkeypatch.setattr(os, "fsync", lambda fd: (done.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}")))))
+    monkeypatch.setattr(os, "fsync", lambda fd: done.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}"))))
     monkeypatch.setattr(os, "rename", lambda old, new: (done.append("rename"), rename(old, new)))
     opened.write(expected)
     monkeypatch.setattr(os, "fsync", fsync)

@@ -85,9 +85,7 @@ def test_dali_reads_samples_of_one_size_where_the_engine_put_them(tmp_path):
         ours.extend(row.data_ptr() for row in batch)
         return batch
 
-    data = GDSDataset(
-        tmp_path / "records", 8, Records("u1", (64,)), shuffle=False, device="cpu", transform=note
-    )
+    data = GDSDataset(tmp_path / "records", 8, Records("u1", (64,)), shuffle=False, device="cpu", transform=note)
     source = dali.source(data)
 
     def look(record):

@@ -127,9 +127,7 @@ def test_what_exif_says_is_turned_comes_upright(kind):
 # -------------------------------------------------------------------------------------------------------------- errors
 
 
-@pytest.mark.parametrize(
-    "damaged", [b"", b"no image", encoded(photo())[:700], encoded(photo(), "PNG")[:99]], ids=len
-)
+@pytest.mark.parametrize("damaged", [b"", b"no image", encoded(photo())[:700], encoded(photo(), "PNG")[:99]], ids=len)
 def test_a_damaged_image_is_named_with_its_place(tmp_path, damaged):
     contents = [encoded(photo()), encoded(photo(), "PNG"), damaged, encoded(photo())]
     with pytest.raises(CorruptData, match=r"members: field 'x' of \d+ bytes at offset \d+ cannot be decoded") as raised:
@@ -160,9 +158,7 @@ def test_mistakes_in_an_images_settings_are_told_at_once():
 
 def read(folder, contents, batch_size, **arguments):
     (folder / "members").write_bytes(b"".join(contents))
-    return GDSDataset(
-        folder / "members", batch_size, Members("x", contents), device="cpu", shuffle=False, **arguments
-    )
+    return GDSDataset(folder / "members", batch_size, Members("x", contents), device="cpu", shuffle=False, **arguments)
 
 
 def test_order_is_kept_when_batches_take_unequally_long(tmp_path):

@@ -120,7 +120,6 @@ class TestFiles:
         for name in "xyz":
             assert np.array_equal(batch[name].numpy(), [[100 * i + ord(name)] * 4 for i in range(5)])
 
-
     def test_a_file_that_is_like_the_one_before_is_not_parsed(self, tmp_path, monkeypatch):
         monkeypatch.setattr(npz, "_FILES_AT_ONCE", 1)
         parsed = []

@@ -723,6 +723,7 @@ class TestForeignIndexes:
         assert dali_offsets(b"v1.1 1\njpg 512 9 cls 1536 1\n").tolist() == [512, 1536]
         assert dali_offsets(b"v9.9 1\njpg 512 9 a.jpg\n").tolist() == []
 
+
 class TestWhatFollowsTheEnd:
     """Two blocks of zeros end a tar; other readers drop in silence what stands behind one."""
 

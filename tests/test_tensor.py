@@ -65,6 +65,7 @@ def test_what_serves_a_gpu_best_is_looked_up_once_a_file_system_until_something_
     assert found("x", gdsdata.EngineOptions(workers=2)).workers == 2, "by options"
     assert found("to be written").workers == 4
 
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_tensor_of_every_dtype_comes_back_as_it_was(tmp_path, dtype):
     data = bytes([0, 1] * 500 * dtype.itemsize) if dtype is torch.bool else random_bytes(1000 * dtype.itemsize)

@@ -270,9 +270,7 @@ class TestDataThatAreRead:
     def test_sound_data_come_as_they_are(self, path):
         assert self.read(path) == self.read(path, TFRecord(check_data=False)) == self.RECORDS
 
-    @pytest.mark.parametrize(
-        "which, at", [(0, 0), (2, 2999), (3, 0), (4, 50_000), (5, 11), (0, -1), (1, -1), (4, -1)]
-    )
+    @pytest.mark.parametrize("which, at", [(0, 0), (2, 2999), (3, 0), (4, 50_000), (5, 11), (0, -1), (1, -1), (4, -1)])
     def test_damage_is_named_with_its_path_offset_and_remedy(self, path, which, at):
         begin = self.damage(path, which, at)
         length = len(self.RECORDS[which])

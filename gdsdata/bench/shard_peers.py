@@ -82,12 +82,8 @@ class WebDataset(Shards):
 
         files = self.source.files
         shards = webdataset.WebDataset(files, shardshuffle=len(files), empty_check=False, seed=self.seed)
-        batches = shards.shuffle(SHUFFLE_BUFFER).batched(
-            self.batch_size, collation_fn=StackedMembers(self.source)
-        )
-        self.loader = webdataset.WebLoader(
-            batches, batch_size=None, collate_fn=peers.as_it_is, **self.loader_options
-        )
+        batches = shards.shuffle(SHUFFLE_BUFFER).batched(self.batch_size, collation_fn=StackedMembers(self.source))
+        self.loader = webdataset.WebLoader(batches, batch_size=None, collate_fn=peers.as_it_is, **self.loader_options)
 
     @property
     def data_loader(self):

@@ -585,9 +585,7 @@ class GDSDataset(BatchDataset):
         permutation = self._shuffle.permutation(len(index), self._step_samples, self._seed, epoch)
         return permutation.of_rank(*self._share)
 
-    def _open_pieces(
-        self, index: Index | FieldIndex | WindowIndex | TableIndex, epoch: int
-    ) -> OpenPieces | None:
+    def _open_pieces(self, index: Index | FieldIndex | WindowIndex | TableIndex, epoch: int) -> OpenPieces | None:
         """What reads the pieces of a lane shuffle; None where a step needs several windows."""
         if not choice.is_lanes(self._shuffle) or not self._shuffle.holds(self._step_samples) or self.residency:
             return None

@@ -13,9 +13,7 @@ from gdsdata.data.batches.fields import Ragged
 from gdsdata.data.dataset import GDSDataset
 
 
-def source(
-    dataset: GDSDataset, fields: str | Sequence[str] | None = None, prefetch_queue_depth: int = 2
-) -> Source:
+def source(dataset: GDSDataset, fields: str | Sequence[str] | None = None, prefetch_queue_depth: int = 2) -> Source:
     """What ``nvidia.dali.fn.external_source`` takes batches of a data set from.
 
     Give it ``batch=True`` and ``no_copy=True``, and ``num_outputs`` where ``fields`` is a sequence::

@@ -150,9 +150,7 @@ class _Plain(pickle.Unpickler):
     """Knows what it is given alone. A class of the module: one made for each file would be garbage that only the
     collector frees, and with it the file's descriptors."""
 
-    def __init__(
-        self, pickled: bytes, known: dict[tuple[str, str], Any], storage: Callable[[Any], _Storage]
-    ) -> None:
+    def __init__(self, pickled: bytes, known: dict[tuple[str, str], Any], storage: Callable[[Any], _Storage]) -> None:
         super().__init__(io.BytesIO(pickled))
         self._known, self._storage = known, storage
 

@@ -160,4 +160,3 @@ class BatchesAhead(ABC):
         self.stop()
         self._readers.shutdown(wait=not self._reads.has_stalled)
         self._begun.clear()
-

@@ -413,9 +413,7 @@ class FieldBatches(BatchesAhead):
             return decoded[k]
         return self._decoded(begun.planned, k, begun.length_bytes, begun.flat)
 
-    def _decoded(
-        self, planned: _Planned, k: int, length_bytes: np.ndarray, flat: Mapping[int, torch.Tensor]
-    ) -> Any:
+    def _decoded(self, planned: _Planned, k: int, length_bytes: np.ndarray, flat: Mapping[int, torch.Tensor]) -> Any:
         """What the decoder makes of the field of column ``k``, on the data set's device."""
         name, wanted = self._fields[k].name, self._decoded_samples(planned, k)
         of_all = flat[k].split(length_bytes[:, k].tolist())

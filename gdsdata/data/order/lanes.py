@@ -219,9 +219,7 @@ class LanePermutation:
         return ids
 
 
-def lane_places(
-    positions: np.ndarray, samples: int, step_samples: int, lanes: int
-) -> tuple[np.ndarray, np.ndarray]:
+def lane_places(positions: np.ndarray, samples: int, step_samples: int, lanes: int) -> tuple[np.ndarray, np.ndarray]:
     """The lane of each position, and the place in it: int64 (m,) each.
 
     Args:

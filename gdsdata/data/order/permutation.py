@@ -144,9 +144,7 @@ def as_array(numbers: range | np.ndarray) -> np.ndarray:
 class Shuffle(Protocol):
     """A way to shuffle that `Order` can take in the place of the uniform one."""
 
-    def permutation(
-        self, samples: int, step_samples: int, seed: int, epoch: int
-    ) -> Callable[[np.ndarray], np.ndarray]:
+    def permutation(self, samples: int, step_samples: int, seed: int, epoch: int) -> Callable[[np.ndarray], np.ndarray]:
         """A bijection on ``range(samples)`` from positions (int64 (m,)) to ids, of an epoch of such steps."""
 
 

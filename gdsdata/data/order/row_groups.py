@@ -129,9 +129,7 @@ class RowGroupPermutation:
         ValueError: L does not divide ``step_samples``.
     """
 
-    def __init__(
-        self, shape: RowGroups, group_first_row: np.ndarray, step_samples: int, seed: int, epoch: int
-    ) -> None:
+    def __init__(self, shape: RowGroups, group_first_row: np.ndarray, step_samples: int, seed: int, epoch: int) -> None:
         if step_samples % shape.lanes:
             raise ValueError(f"{shape}: lanes do not divide the {step_samples} samples of a global batch")
         key = epoch_key(seed, epoch)

@@ -66,9 +66,7 @@ class Member(NamedTuple):
     hindrance: str
 
 
-def read_directory(
-    read: Callable[[int, int], bytes], path: str, size_bytes: int
-) -> tuple[Directory, list[Member]]:
+def read_directory(read: Callable[[int, int], bytes], path: str, size_bytes: int) -> tuple[Directory, list[Member]]:
     """The directory of a file of ``size_bytes`` and its entries; ``read`` gives bytes, by offset and length.
 
     Raises:
