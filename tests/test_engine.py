@@ -331,9 +331,10 @@ def test_errors_come_in_the_future_and_others_go_on(tmp_path):
         (lambda engine, path: engine.read(path, torch.empty(1), offset=-1), "offset=-1 must not be negative"),
         (lambda engine, path: engine.read(path, torch.empty(1, device="meta")), "no plain memory to read into"),
         (lambda engine, path: engine.write(path, torch.eye(2).to_sparse()), "no plain memory to write"),
+        (lambda engine, path: engine.read(path, torch._efficientzerotensor(1)), "zeros .* no memory to read into"),
         (lambda engine, path: engine.write(path, torch.empty(1), offset=2**63), "where no file does"),
     ],
-    ids=["not contiguous", "negative offset", "meta", "sparse", "far offset"],
+    ids=["not contiguous", "negative offset", "meta", "sparse", "zeros", "far offset"],
 )
 def test_a_bad_argument_is_refused_at_once_in_words(tmp_path, call, words):
     with gdsdata.Engine() as engine, pytest.raises(ValueError, match=words):

@@ -338,7 +338,7 @@ class TestIndexJson:
             (["config", "data_spec"], "[1, " + '{"children_spec": [' * 900, "data_spec is no tree"),
             (["config", "data_spec"], '[1, {"type": "builtins.dict", "children_spec": []}]', "data_spec is no tree"),
             (["chunks"], None, "chunks is None, not of type list"),
-            (["chunks"], [], "lists no shards"),
+            (["chunks"], [], "index.json': no shards are listed"),
             (["chunks", 0], 1, "a chunk is 1, not of type dict"),
             (["chunks", 0, "chunk_bytes"], 8, "index.json says 8 bytes, and it has [0-9]+"),
             (["chunks", 0, "chunk_size"], 4, "it says that it holds 5 samples, and index.json 4"),

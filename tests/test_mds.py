@@ -316,7 +316,7 @@ class TestIndexJson:
             (["shards", 0, "version"], ..., "version is None, not of type int"),
             (["version"], ..., "version is None, not of type int"),
             (["shards"], {}, "shards is {}, not of type list"),
-            (["shards"], [], "lists no shards"),
+            (["shards"], [], "index.json': no shards are listed"),
             (["shards", 0], [], r"a shard is \[\], not of type dict"),
             (["shards", 0, "format"], "csv", "shards of format 'csv': write the dataset with MDSWriter"),
             (["shards", 0, "raw_data"], None, "raw_data is None, not of type dict"),

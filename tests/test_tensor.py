@@ -271,10 +271,11 @@ def test_an_offset_far_behind_the_end_is_an_error_and_no_crash(tmp_path, offset)
         (lambda path: write_tensor(torch.zeros(1), path, offset=-1), "offset=-1 must not be negative"),
         (lambda path: write_tensor(torch.eye(2).to_sparse(), path), "torch.sparse_coo on cpu has no plain memory"),
         (lambda path: write_tensor(torch.zeros(1, device="meta"), path), "on meta has no plain memory to write"),
+        (lambda path: write_tensor(torch._efficientzerotensor(4), path), "zeros .* no memory to write: give its clone"),
     ],
     ids=[
         *("read at a negative offset", "read of a negative size", "read of a folder", "read of a device"),
-        *("write at a negative offset", "write of a sparse tensor", "write of a meta tensor"),
+        *("write at a negative offset", "write of a sparse tensor", "write of a meta tensor", "write of zeros"),
     ],
 )
 def test_a_bad_argument_is_refused_in_words(tmp_path, do, words):

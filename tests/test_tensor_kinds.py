@@ -395,6 +395,41 @@ def test_whole_loads_for_some_tensors_verify_checksums_too(tmp_path):
         gdsdata.load(tmp_path / "x.pt", only=["it"], weights_only=False, verify=True)
 
 
+def zeros_without_memory() -> torch.Tensor:
+    return torch._efficientzerotensor((4, 5))
+
+
+def test_tensors_of_zeros_without_memory_are_saved_by_nobody(tmp_path):
+    state = {"it": zeros_without_memory(), "behind": values(3)}
+
+    def by_async_checkpointer() -> None:
+        with gdsdata.AsyncCheckpointer(tmp_path / "async") as checkpointer:
+            checkpointer.save(1, {"state": state}).result()
+
+    def by_dcp() -> None:
+        dcp.save(state, storage_writer=gdsdata.GDSStorageWriter(tmp_path / "dcp"))
+
+    for save in (lambda: gdsdata.save(state, tmp_path / "x.pt"), by_async_checkpointer, by_dcp):
+        with pytest.raises((RuntimeError, CheckpointException), match="ZeroTensor is not serializable"):
+            save()
+    with pytest.raises(ValueError, match="^it is .* no plain tensor"):
+        gdsdata.save(state, tmp_path / "x.safetensors")
+    assert {path.suffix for path in tmp_path.rglob("*") if path.is_file()} <= {".lock"}
+
+
+def test_tensors_of_zeros_without_memory_are_never_read_into(tmp_path):
+    saved = {"it": torch.ones(4, 5), "behind": values(3)}
+    target = {"it": zeros_without_memory(), "behind": torch.zeros(3)}
+    for name in ("x.pt", "x.safetensors"):
+        gdsdata.save(saved, tmp_path / name)
+        with pytest.raises(ValueError, match="it in .* load it without into="):
+            gdsdata.load(tmp_path / name, into=target)
+        assert target["behind"].tolist() == [0, 0, 0]
+    dcp.save(saved, storage_writer=gdsdata.GDSStorageWriter(tmp_path / "dcp"))
+    with pytest.raises(CheckpointException, match="ZeroTensors are immutable"):
+        dcp.load(target, storage_reader=gdsdata.GDSStorageReader(tmp_path / "dcp"))
+
+
 # ------------------------------------------------------------------------------------------------ torchao's
 
 QUANTIZED_BY = [

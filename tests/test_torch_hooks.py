@@ -302,6 +302,28 @@ def test_locations_that_torch_does_not_know_end_in_its_errors(tmp_path, location
     assert expected[0] in (RuntimeError, TypeError, AttributeError)
 
 
+REFUSED_BY_TORCH: dict[str, Callable[[], object]] = {
+    "memory in two dtypes": lambda: [(base := torch.zeros(8)), base.view(torch.int32)],
+    "an imaginary part": lambda: [(base := torch.zeros(8, dtype=torch.complex64)), base.imag],
+    "a storage in two dtypes": lambda: [(base := torch.zeros(8)).storage(), base.view(torch.int32)],
+    "a tensor of zeros without memory": lambda: torch._efficientzerotensor((4, 5)),
+    "a lambda": lambda: lambda: None,
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED_BY_TORCH)
+def test_what_torch_refuses_to_save_is_refused_in_its_words_and_leaves_the_file(tmp_path, kind):
+    state = REFUSED_BY_TORCH[kind]()
+    with pytest.raises((RuntimeError, AttributeError, pickle.PicklingError)) as expected:
+        torch.save(state, io.BytesIO())
+    torch.save(torch.ones(3), tmp_path / "x.pt")
+    with gdsdata.torch_hooks(), pytest.raises(type(expected.value)) as refused:
+        torch.save(state, tmp_path / "x.pt")
+    assert str(expected.value) in str(refused.value)
+    assert [one.name for one in tmp_path.iterdir()] == ["x.pt"]
+    assert torch.equal(torch.load(tmp_path / "x.pt"), torch.ones(3))
+
+
 def test_a_tensor_beyond_its_storage_ends_in_torchs_error(tmp_path):
     torch.save(torch.arange(4), tmp_path / "x.pt")
     with zipfile.ZipFile(tmp_path / "x.pt") as source, zipfile.ZipFile(tmp_path / "y.pt", "w") as target:

@@ -16,7 +16,7 @@ import torch
 from gdsdata.checkpoint.nests import Path, name_of
 from gdsdata.checkpoint.open_file import OpenFile, table_of
 from gdsdata.checkpoint.pause import collector_resumed
-from gdsdata.checkpoint.tensor_kinds import dispatches
+from gdsdata.checkpoint.tensor_kinds import has_own_memory
 from gdsdata.checkpoint.threads import begin_beside
 from gdsdata.errors import CorruptData
 from gdsdata.io import engine
@@ -192,7 +192,7 @@ class Reading:
         """
         if target.is_meta:
             raise ValueError(f"{name} is on the meta device, which has no memory to read '{stored.record.path}' into")
-        plain = target.layout == torch.strided and not (dispatches(target) or target.is_conj() or target.is_neg())
+        plain = has_own_memory(target) and not (target.is_conj() or target.is_neg())
         if plain and target.dtype == stored.dtype:
             if target.stride() == stored.stride and target.is_contiguous():
                 return self._all_of(target, stored, name)

@@ -32,6 +32,7 @@ from gdsdata.formats.shards import (
     index_shards,
     member,
     read_json,
+    refuse_no_shards,
     shard_path,
     stat_shards,
     table_size,
@@ -137,6 +138,7 @@ class LitData:
                 found.append(shard)
                 if samples["item_loader"] == "TokensLoader":
                     tokens.append(count_member(record, "dim", path))
+        refuse_no_shards(found, index_paths)
         columns = self._columns(samples, path)
         found = unpacked(found, self.unpacked, "litdata")
         if samples["item_loader"] == "TokensLoader":

@@ -29,6 +29,7 @@ from gdsdata.formats.shards import (
     index_shards,
     member,
     read_json,
+    refuse_no_shards,
     shard_path,
 )
 from gdsdata.formats.unpacking import unpacked
@@ -91,7 +92,8 @@ class Mds:
         """
         found: list[Shard] = []
         columns: list[Column] = []
-        for path in index_files(paths, "Mds"):
+        index_paths = index_files(paths, "Mds")
+        for path in index_paths:
             for declared, shard in _listed(path):
                 if not columns:
                     first, columns = declared, self._columns(declared, path)
@@ -102,6 +104,7 @@ class Mds:
                     )
                 if not shard.is_one_of(self.without):
                     found.append(shard)
+        refuse_no_shards(found, index_paths)
         return index_shards(unpacked(found, self.unpacked, "mds"), columns)
 
     def _columns(self, declared: list[tuple[str, str, int | None]], path: str) -> list[Column]:

@@ -344,6 +344,15 @@ def _corrupt(path: str, reason: str, offset: int, length: int) -> CorruptData:
 # --- files -----------------------------------------------------------------------------------------------------------
 
 
+def refuse_no_shards(shards: Sequence[Shard], paths: Sequence[str]) -> None:
+    """
+    Raises:
+        ValueError: the index.json files ``paths`` list no shards.
+    """
+    if not shards:
+        raise ValueError(f"{', '.join(map(repr, paths))}: no shards are listed: write some samples first")
+
+
 def stat_shards(shards: Sequence[Shard], least_bytes: int) -> tuple[np.ndarray, np.ndarray]:
     """Sizes in bytes and modification times in ns of the shards' files (int64 (F,) each), found as index.json has them.
 
@@ -355,11 +364,8 @@ def stat_shards(shards: Sequence[Shard], least_bytes: int) -> tuple[np.ndarray, 
 
     Raises:
         CorruptData: a file is of another size, too short for its samples, or listed twice.
-        ValueError: there are no shards.
         FileNotFoundError, IoError: a file is not to be had.
     """
-    if not shards:
-        raise ValueError(f"the {SHARDS_INDEX} lists no shards: write some samples first")
     seen: set[str] = set()
     for shard in shards:
         if shard.path in seen:
@@ -399,7 +405,6 @@ def index_shards(shards: Sequence[Shard], columns: Sequence[Column]) -> FieldInd
 
     Raises:
         CorruptData: a shard is not what index.json, its table or its samples' heads say.
-        ValueError: there are no shards.
         FileNotFoundError, IoError: a file is not to be had.
     """
     least_bytes = sum(4 * column.carries_size + (column.size_bytes or 0) for column in columns)

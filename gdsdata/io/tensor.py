@@ -265,6 +265,8 @@ def _check_plain(tensor: torch.Tensor, verb: str) -> None:
         raise TypeError(f"a value of type {type(tensor).__name__} is no tensor to {verb}: give a torch.Tensor")
     if tensor.layout != torch.strided or tensor.is_meta:
         raise ValueError(f"a tensor of layout {tensor.layout} on {tensor.device} has no plain memory to {verb}")
+    if tensor._is_zerotensor():
+        raise ValueError(f"a tensor of zeros by torch._efficientzerotensor has no memory to {verb}: give its clone()")
 
 
 def _check_range(offset: int, size_bytes: int) -> None:

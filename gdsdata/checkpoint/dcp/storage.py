@@ -40,6 +40,7 @@ from gdsdata.checkpoint.explanations import torch_errors_explained
 from gdsdata.checkpoint.open_file import OpenFile, missing, most_kept_files
 from gdsdata.checkpoint.pause import collector_paused
 from gdsdata.checkpoint.reading import Reading, Record, Stored, bytes_of
+from gdsdata.checkpoint.tensor_kinds import has_own_memory
 from gdsdata.checkpoint.torch_zip import torch_file
 from gdsdata.checkpoint.writing import Extent, Writing, get_ready, reached, sync_folder
 from gdsdata.errors import CorruptData
@@ -168,8 +169,7 @@ class GDSStorageWriter(FileSystemWriter):
 
 
 def _is_plain(data: torch.Tensor) -> bool:
-    plain = type(data) in (torch.Tensor, torch.nn.Parameter) and data.layout == torch.strided
-    return plain and not data.is_quantized and not data.is_meta
+    return type(data) in (torch.Tensor, torch.nn.Parameter) and has_own_memory(data)
 
 
 def _without_gaps(tensor: torch.Tensor) -> torch.Tensor:

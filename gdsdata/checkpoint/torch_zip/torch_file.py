@@ -389,7 +389,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
         and tensor.layout is torch.strided
         and (tensor.is_cpu or tensor.is_cuda)
         and not (tensor.is_quantized or tensor.is_nested or tensor.is_conj() or tensor.is_neg())
-        and not (tensor.__dict__ or tensor._backward_hooks)
+        and not (tensor.__dict__ or tensor._backward_hooks or tensor._is_zerotensor())  # torch refuses the last
     )
 
 
@@ -453,7 +453,8 @@ class _Pickler(pickle.Pickler):
         else:
             return None
         if storage.nbytes() > 0 and self._dtypes.setdefault((storage.device, storage.data_ptr()), dtype) != dtype:
-            raise RuntimeError("tensors or storages that share memory have different dtypes: save a copy of one")
+            torchs_words = "Cannot save multiple tensors or storages that view the same data as different types"
+            raise RuntimeError(f"{torchs_words}: save a copy of one")
         if storage._cdata not in self._keys:
             self._keys[storage._cdata] = str(len(self._keys))
             self.storages.append(storage)
