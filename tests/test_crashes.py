@@ -23,6 +23,10 @@ from safetensors.torch import load_file
 import gdsdata
 from gdsdata import EngineOptions
 
+# 150 kills take a minute of two idle processors, and several of busy ones.
+TIMEOUT_S = 500
+pytestmark = pytest.mark.timeout(TIMEOUT_S + 10)
+
 KINDS = ["pt", "safetensors", "dcp", "folder"]
 # Its calls can be counted: io_uring's do not pass libc.
 POSIX = EngineOptions(backend="posix", workers=1)
@@ -180,7 +184,7 @@ def kill_at_random(kind: str, folder: Path, kills: int, seed: int) -> None:
 # ------------------------------------------------------------------------------------------------ the tests
 
 
-def run(call: str, timeout_s: float, **environment: str) -> str:
+def run(call: str, **environment: str) -> str:
     script = f"from pathlib import Path; import test_crashes; test_crashes.{call}"
     here = Path(__file__).parent
     paths = os.pathsep.join([str(here), str(here.parent), os.environ.get("PYTHONPATH", "")])
@@ -189,7 +193,7 @@ def run(call: str, timeout_s: float, **environment: str) -> str:
         env={**os.environ, "PYTHONPATH": paths, **environment},
         capture_output=True,
         text=True,
-        timeout=timeout_s,
+        timeout=TIMEOUT_S,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     print(ended.stdout)
@@ -218,7 +222,7 @@ CRASHES = [
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_save_killed_at_any_step_leaves_the_old_or_the_new_one(tmp_path, crash_points, kind, loses, same_id):
     call = f"kill_at_every_step({kind!r}, Path({str(tmp_path)!r}), {loses}, {same_id})"
-    run(call, 110, LD_PRELOAD=str(crash_points))
+    run(call, LD_PRELOAD=str(crash_points))
 
 
 @pytest.mark.parametrize(
@@ -229,4 +233,4 @@ def test_a_save_killed_at_any_step_leaves_the_old_or_the_new_one(tmp_path, crash
     ],
 )
 def test_saves_killed_at_random_moments_leave_the_old_or_the_new_one(tmp_path, kind, kills):
-    run(f"kill_at_random({kind!r}, Path({str(tmp_path)!r}), {kills}, seed=0)", 110)
+    run(f"kill_at_random({kind!r}, Path({str(tmp_path)!r}), {kills}, seed=0)")
