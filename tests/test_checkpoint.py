@@ -24,6 +24,8 @@ from safetensors.torch import save_file
 import gdsdata
 from gdsdata import EngineOptions
 from gdsdata.checkpoint import safetensors_file
+from gdsdata.checkpoint.open_file import OpenFile
+from gdsdata.checkpoint.torch_zip import torch_file
 from gdsdata.checkpoint.torch_zip.unpickling import NotPlain, Unusual, storages_of, unpickle_plain
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.io.engine import pickle_claims_too_much, shared_engine
@@ -387,6 +389,22 @@ def test_a_pickle_cannot_change_what_stands_for_a_tensor(tmp_path):
     for arguments in ({}, {"only": ["*"]}, {"into": {"w": torch.zeros(32, dtype=torch.uint8)}}):
         with pytest.raises((pickle.UnpicklingError, RuntimeError, CorruptData)):
             gdsdata.load(tmp_path / "evil.pt", **arguments)
+
+
+@pytest.mark.parametrize("make", [lambda: torch.ones(4), lambda: torch.nn.Parameter(torch.ones(4))])
+def test_a_requires_grad_that_is_no_bool_is_left_to_torch(tmp_path, make):
+    torch.save(make(), tmp_path / "x.pt")
+    with zipfile.ZipFile(tmp_path / "x.pt") as archive:
+        contents = {name: archive.read(name) for name in archive.namelist()}
+    pickled = contents["x/data.pkl"]
+    last = max(pickled.rindex(flag) for flag in (b"\x88", b"\x89") if flag in pickled)  # True, False
+    contents["x/data.pkl"] = pickled[:last] + b"K\2" + pickled[last + 1 :]
+    with zipfile.ZipFile(tmp_path / "odd.pt", "w") as archive:
+        for name, content in contents.items():
+            archive.writestr(name, content)
+    assert torch_file.unpickle_structure(torch_file.open_archive(OpenFile(str(tmp_path / "odd.pt")))) is None
+    with pytest.raises((RuntimeError, CorruptData), match="odd.pt.*bool"):
+        gdsdata.load(tmp_path / "odd.pt")
 
 
 @pytest.mark.parametrize("name", ["_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_parameter"])

@@ -123,7 +123,7 @@ class _Tensors:
         return self._made(storage, dtype, offset, shape, stride, needs_grad)
 
     def _made(self, storage: Any, dtype: torch.dtype, offset: int, shape: Any, stride: Any, needs_grad: bool) -> Any:
-        if type(storage) is not _Storage:
+        if type(storage) is not _Storage or type(needs_grad) is not bool:
             raise Unusual
         self.unused -= 1
         saved, record = storage
@@ -141,7 +141,7 @@ class _Tensors:
         return self._rebuild(saved, stored, needs_grad)
 
     def parameter(self, data: Any, requires_grad: bool, hooks: Any) -> Any:
-        if hooks or not isinstance(data, (torch.Tensor, Stored)):
+        if hooks or not isinstance(data, (torch.Tensor, Stored)) or type(requires_grad) is not bool:
             raise Unusual
         return self._make_parameter(data, requires_grad)
 
