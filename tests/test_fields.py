@@ -483,9 +483,9 @@ def test_a_forked_child_does_not_wait_for_its_parents_reads(tmp_path):
         np.zeros(1, np.int32),
         np.zeros(1, np.int64),
         np.full(1, 8192),
-        np.array([target.data_ptr()], np.uint64),
-        shared.mark(0),
         target,
+        np.zeros(1, np.int64),
+        shared.mark(0),
     )
     assert exit_code_of_fork(lambda: begun.wait(20)) == 0
     assert begun.wait(20) and not target.any()
@@ -493,7 +493,12 @@ def test_a_forked_child_does_not_wait_for_its_parents_reads(tmp_path):
 
 def test_reads_that_nobody_takes_give_their_memory_back(tmp_path):
     class Counted:
-        """Stands for memory."""
+        """Memory of the tensor below, whose end can be seen."""
+
+        nbytes = 8192
+
+        def data_ptr(self):
+            return target.data_ptr()
 
     (tmp_path / "x").write_bytes(bytes(8192))
     table = engine.table_of_one(str(tmp_path / "x"))
@@ -508,9 +513,9 @@ def test_reads_that_nobody_takes_give_their_memory_back(tmp_path):
             np.zeros(1, np.int32),
             np.zeros(1, np.int64),
             np.full(1, 8192),
-            np.array([target.data_ptr()], np.uint64),
-            shared.mark(0),
             memory,
+            np.zeros(1, np.int64),
+            shared.mark(0),
         )
         del memory
         assert alive[-1]() is not None

@@ -392,7 +392,7 @@ time.sleep(0.2)
     assert (code, stdout) in [(0, "True\n"), (0, "")], stderr
 
 
-@pytest.mark.parametrize("call", ["read(path, 0, 4096, ", "write_whole(path, 4096, "])
+@pytest.mark.parametrize("call", ["read(path, 0, ", "write_whole(path, "])
 def test_the_interpreter_ends_while_a_daemon_thread_reads_or_writes(tmp_path, storage, call):
     program = f"""
 import sys, threading, time, torch, gdsdata
@@ -400,7 +400,7 @@ from gdsdata.io.engine import shared_engine
 options = gdsdata.EngineOptions(direct="always", faults="late=1,late_ms=1500")
 engine, path, tensor = shared_engine(options, torch.device("cpu")), sys.argv[1], torch.zeros(4096, dtype=torch.uint8)
 before = engine.mark(0)
-threading.Thread(target=lambda: engine.{call}tensor.data_ptr(), before, True), daemon=True).start()
+threading.Thread(target=lambda: engine.{call}tensor, before, True), daemon=True).start()
 time.sleep(0.2)
 """
     code, _, stderr = run_script(program, tmp_path / "0.bin")

@@ -20,6 +20,7 @@
 #include "engine/engine.h"
 #include "engine/prefetcher.h"
 #include "engine/whole.h"
+#include "python/buffer.h"
 #include "python/dlpack.h"
 
 namespace py = pybind11;
@@ -313,8 +314,6 @@ class Batches {
   std::unique_ptr<Prefetcher> prefetcher_;
 };
 
-std::byte* memory_at(uintptr_t address) { return reinterpret_cast<std::byte*>(address); }
-
 // What a stream has been given until now; nothing for the processor's memory.
 struct Mark {
   Events events;
@@ -330,8 +329,8 @@ std::chrono::nanoseconds duration_of(double seconds) {
   return std::chrono::nanoseconds(static_cast<int64_t>(std::min(seconds, kLongest) * 1e9));
 }
 
-Caller caller_of(uintptr_t address, const Mark& before, bool background, double stall_timeout_s = 0) {
-  return {memory_at(address), before.events, background ? Priority::kBackground : Priority::kTraining, check_signals,
+Caller caller_of(std::byte* memory, const Mark& before, bool background, double stall_timeout_s = 0) {
+  return {memory, before.events, background ? Priority::kBackground : Priority::kTraining, check_signals,
           duration_of(stall_timeout_s)};
 }
 
@@ -421,12 +420,13 @@ class BegunRead {
   std::optional<Error> error_;
 };
 
-// A range of the only one of `files`; `endings` tells of its end by `number`.
+// Fills `memory` from the only one of `files`; `endings` returns `number` once the read has ended.
 std::unique_ptr<BegunRead> begin_range(std::shared_ptr<Engine> engine, std::shared_ptr<FileTable> files,
-                                       uint64_t offset, uint64_t length, uintptr_t address, const Mark& before,
-                                       bool background, py::object memory, Endings& endings, int64_t number) {
-  auto group =
-      group_of_reads(std::move(files), {{0, offset, length, memory_at(address)}}, caller_of(0, before, background));
+                                       uint64_t offset, py::object memory, const Mark& before, bool background,
+                                       Endings& endings, int64_t number) {
+  const Buffer buffer = buffer_of(memory, Access::kWrite);
+  auto group = group_of_reads(std::move(files), {{0, offset, buffer.bytes, buffer.begin}},
+                              caller_of(nullptr, before, background));
   auto on_end = endings.expect(number);
   try {
     return std::make_unique<BegunRead>(std::move(engine), std::move(group), std::move(memory), std::move(on_end));
@@ -434,26 +434,6 @@ std::unique_ptr<BegunRead> begin_range(std::shared_ptr<Engine> engine, std::shar
     endings.not_begun();
     throw;
   }
-}
-
-// `file` is empty where all is in one.
-std::vector<Transfer> transfers_of(size_t files, const Array<int32_t>& file, const Array<int64_t>& offset,
-                                   const Array<int64_t>& length, const Array<uint64_t>& address) {
-  if ((file.size() != 0 && file.size() != offset.size()) || offset.size() != length.size() ||
-      offset.size() != address.size()) {
-    throw py::value_error("transfers need a file, an offset, a length and an address each");
-  }
-  std::vector<Transfer> transfers;
-  for (py::ssize_t i = 0; i < offset.size(); ++i) {
-    const int32_t index = file.size() == 0 ? 0 : file.data()[i];
-    if (index < 0 || static_cast<size_t>(index) >= files) {
-      throw py::value_error("no file has the index " + std::to_string(index));
-    }
-    if (offset.data()[i] < 0 || length.data()[i] < 0) throw py::value_error("an offset or a length is negative");
-    transfers.push_back({static_cast<uint32_t>(index), static_cast<uint64_t>(offset.data()[i]),
-                         static_cast<uint64_t>(length.data()[i]), memory_at(address.data()[i])});
-  }
-  return transfers;
 }
 
 }  // namespace
@@ -487,64 +467,70 @@ PYBIND11_MODULE(_engine, module) {
       .def("prepare", &Engine::prepare)
       .def(
           "read",
-          [](Engine& engine, const std::string& path, uint64_t offset, uint64_t length, uintptr_t address,
-             const Mark& before, bool background, py::object memory, double stall_timeout_s) {
+          [](Engine& engine, const std::string& path, uint64_t offset, py::object memory, const Mark& before,
+             bool background, double stall_timeout_s) {
+            const Buffer buffer = buffer_of(memory, Access::kWrite);
             waiting(std::move(memory), [&] {
-              read_range(engine, path, offset, length, caller_of(address, before, background, stall_timeout_s));
+              read_range(engine, path, offset, buffer.bytes,
+                         caller_of(buffer.begin, before, background, stall_timeout_s));
             });
           },
-          py::arg("path"), py::arg("offset"), py::arg("length"), py::arg("address"), py::arg("before"),
-          py::arg("background"), py::arg("memory") = py::none(), py::arg("stall_timeout_s") = 0)
+          py::arg("path"), py::arg("offset"), py::arg("memory"), py::arg("before"), py::arg("background"),
+          py::arg("stall_timeout_s") = 0)
       .def(
           "read_many",
           [](Engine& engine, std::shared_ptr<FileTable> files, const Array<int32_t>& file, const Array<int64_t>& offset,
-             const Array<int64_t>& length, const Array<uint64_t>& address, bool with_checksums, const Mark& before,
-             bool background, py::object memory, double stall_timeout_s) {
-            std::vector<Transfer> transfers = transfers_of(files->size(), file, offset, length, address);
+             const Array<int64_t>& length, py::object memory, const Array<int64_t>& place, bool with_checksums,
+             const Mark& before, bool background, double stall_timeout_s) {
+            std::vector<Transfer> transfers =
+                transfers_of(files->size(), {file, offset, length, place}, memory, Access::kWrite);
             const Moved moved = waiting(std::move(memory), [&] {
               return read_many(engine, std::move(files), std::move(transfers), with_checksums,
-                               caller_of(0, before, background, stall_timeout_s));
+                               caller_of(nullptr, before, background, stall_timeout_s));
             });
             return std::make_pair(array_of(moved.checksums), by_route(moved.bytes));
           },
-          py::arg("files"), py::arg("file"), py::arg("offset"), py::arg("length"), py::arg("address"),
-          py::arg("with_checksums"), py::arg("before"), py::arg("background"), py::arg("memory") = py::none(),
-          py::arg("stall_timeout_s") = 0)
+          py::arg("files"), py::arg("file"), py::arg("offset"), py::arg("length"), py::arg("memory"), py::arg("place"),
+          py::arg("with_checksums"), py::arg("before"), py::arg("background"), py::arg("stall_timeout_s") = 0)
       .def(
           "begin_read",
           [](std::shared_ptr<Engine> engine, std::shared_ptr<FileTable> files, const Array<int32_t>& file,
-             const Array<int64_t>& offset, const Array<int64_t>& length, const Array<uint64_t>& address,
-             const Mark& before, py::object memory, const std::string& conversion, const std::string& checksum) {
-            std::vector<Transfer> transfers = transfers_of(files->size(), file, offset, length, address);
-            Caller caller = caller_of(0, before, /*background=*/false);
+             const Array<int64_t>& offset, const Array<int64_t>& length, py::object memory, const Array<int64_t>& place,
+             const Mark& before, const std::string& conversion, const std::string& checksum) {
+            std::vector<Transfer> transfers = transfers_of(files->size(), {file, offset, length, place}, memory,
+                                                           Access::kWrite, conversion_of(conversion));
+            Caller caller = caller_of(nullptr, before, /*background=*/false);
             auto group = group_of_reads(std::move(files), std::move(transfers), caller);
             group->conversion = conversion_of(conversion);
             group->checksum = checksum_of(checksum);
             return std::make_unique<BegunRead>(std::move(engine), std::move(group), std::move(memory));
           },
-          py::arg("files"), py::arg("file"), py::arg("offset"), py::arg("length"), py::arg("address"),
-          py::arg("before"), py::arg("memory"), py::arg("conversion") = "none", py::arg("checksum") = "none")
-      .def("begin_range", &begin_range)
+          py::arg("files"), py::arg("file"), py::arg("offset"), py::arg("length"), py::arg("memory"), py::arg("place"),
+          py::arg("before"), py::arg("conversion") = "none", py::arg("checksum") = "none")
+      .def("begin_range", &begin_range, py::arg("files"), py::arg("offset"), py::arg("memory"), py::arg("before"),
+           py::arg("background"), py::arg("endings"), py::arg("number"))
       .def(
           "write_range",
-          [](Engine& engine, const std::string& path, uint64_t offset, uint64_t length, uintptr_t address,
-             const Mark& before, bool background, py::object memory, double stall_timeout_s) {
+          [](Engine& engine, const std::string& path, uint64_t offset, py::object memory, const Mark& before,
+             bool background, double stall_timeout_s) {
+            const Buffer buffer = buffer_of(memory, Access::kRead);
             waiting(std::move(memory), [&] {
-              write_range(engine, path, offset, length, caller_of(address, before, background, stall_timeout_s));
+              write_range(engine, path, offset, buffer.bytes,
+                          caller_of(buffer.begin, before, background, stall_timeout_s));
             });
           },
-          py::arg("path"), py::arg("offset"), py::arg("length"), py::arg("address"), py::arg("before"),
-          py::arg("background"), py::arg("memory") = py::none(), py::arg("stall_timeout_s") = 0)
+          py::arg("path"), py::arg("offset"), py::arg("memory"), py::arg("before"), py::arg("background"),
+          py::arg("stall_timeout_s") = 0)
       .def(
           "write_whole",
-          [](Engine& engine, const std::string& path, uint64_t length, uintptr_t address, const Mark& before,
-             bool background, py::object memory, double stall_timeout_s) {
+          [](Engine& engine, const std::string& path, py::object memory, const Mark& before, bool background,
+             double stall_timeout_s) {
+            const Buffer buffer = buffer_of(memory, Access::kRead);
             waiting(std::move(memory), [&] {
-              write_whole(engine, path, length, caller_of(address, before, background, stall_timeout_s));
+              write_whole(engine, path, buffer.bytes, caller_of(buffer.begin, before, background, stall_timeout_s));
             });
           },
-          py::arg("path"), py::arg("length"), py::arg("address"), py::arg("before"), py::arg("background"),
-          py::arg("memory") = py::none(), py::arg("stall_timeout_s") = 0);
+          py::arg("path"), py::arg("memory"), py::arg("before"), py::arg("background"), py::arg("stall_timeout_s") = 0);
 
   py::class_<Mark>(module, "Mark");
 
@@ -577,16 +563,17 @@ PYBIND11_MODULE(_engine, module) {
       .def(
           "write",
           [](Output& output, Engine& engine, const Array<int64_t>& offset, const Array<int64_t>& length,
-             const Array<uint64_t>& address, bool with_checksums, const Mark& before, bool background,
-             py::object memory, double stall_timeout_s) {
-            std::vector<Transfer> transfers = transfers_of(1, Array<int32_t>(), offset, length, address);
+             py::object memory, const Array<int64_t>& place, bool with_checksums, const Mark& before, bool background,
+             double stall_timeout_s) {
+            std::vector<Transfer> transfers =
+                transfers_of(1, {Array<int32_t>(), offset, length, place}, memory, Access::kRead);
             return array_of(waiting(std::move(memory), [&] {
               return output.write(engine, std::move(transfers), with_checksums,
-                                  caller_of(0, before, background, stall_timeout_s));
+                                  caller_of(nullptr, before, background, stall_timeout_s));
             }));
           },
-          py::arg("engine"), py::arg("offset"), py::arg("length"), py::arg("address"), py::arg("with_checksums"),
-          py::arg("before"), py::arg("background"), py::arg("memory") = py::none(), py::arg("stall_timeout_s") = 0)
+          py::arg("engine"), py::arg("offset"), py::arg("length"), py::arg("memory"), py::arg("place"),
+          py::arg("with_checksums"), py::arg("before"), py::arg("background"), py::arg("stall_timeout_s") = 0)
       .def("commit", [](Output& output) {
         const WithoutGil nogil;
         output.commit();
@@ -664,8 +651,12 @@ PYBIND11_MODULE(_engine, module) {
       },
       py::arg("descriptor"), py::arg("path"), py::arg("offset"), py::arg("length"));
   module.def(
-      "prefer_huge_pages", [](uintptr_t address, size_t bytes) { prefer_huge_pages(memory_at(address), bytes); },
-      py::arg("address"), py::arg("bytes"));
+      "prefer_huge_pages",
+      [](py::object memory) {
+        const Buffer buffer = buffer_of(memory, Access::kWrite);
+        prefer_huge_pages(buffer.begin, buffer.bytes);
+      },
+      py::arg("memory"));
   module.def("direct_refusals", &direct_refusals);
   module.def("set_cufile_search_path", &set_cufile_search_path);
   module.def("cufile_dma_is_possible", &cufile_dma_is_possible);
@@ -674,6 +665,11 @@ PYBIND11_MODULE(_engine, module) {
   module.def("begin_exit", [] { ending = true; });
   module.def("waiting_calls", [] { return waiting_calls.load(); });
   module.def("end_exit", [] { ended = true; });
-  module.def("record_stream",
-             [](uintptr_t address, uintptr_t stream) { return Lease::record_stream(memory_at(address), stream); });
+  // The address is only compared with those of leases.
+  module.def(
+      "record_stream",
+      [](uintptr_t address, uintptr_t stream) {
+        return Lease::record_stream(reinterpret_cast<std::byte*>(address), stream);
+      },
+      py::arg("address"), py::arg("stream"));
 }

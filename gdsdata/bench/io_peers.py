@@ -76,7 +76,6 @@ class Memory:
         else:
             self.mapping, self.array = limits.huge_pages(places * io_bytes)
             self.tensor = torch.from_numpy(self.array)
-        self.address = self.tensor.data_ptr()
 
     def fill(self):
         array = np.empty(self.tensor.numel(), np.uint8) if self.on_gpu else self.array
@@ -176,17 +175,17 @@ class Batches(IoPeer):
             self.files = table_of_one(self.work.path)
         shares = max(self.shares())
         self.zeros, self.sizes = np.zeros(shares, np.int32), np.full(shares, self.work.io_bytes, np.int64)
-        self.steps = np.arange(shares, dtype=np.uint64) * np.uint64(self.work.io_bytes)
+        self.steps = np.arange(shares, dtype=np.int64) * self.work.io_bytes
 
     def move(self, place, offsets):
         count = len(offsets)
-        addresses = self.steps[:count] + np.uint64(self.memory.address + place * self.work.io_bytes)
+        memory, places = self.memory.tensor, self.steps[:count] + place * self.work.io_bytes
         before = self.engine.mark(stream_of(self.place))
         if self.work.writes:
-            self.output.write(self.engine, offsets, self.sizes[:count], addresses, False, before, False)
+            self.output.write(self.engine, offsets, self.sizes[:count], memory, places, False, before, False)
         else:
             sizes = self.sizes[:count]
-            self.engine.read_many(self.files, self.zeros[:count], offsets, sizes, addresses, False, before, False)
+            self.engine.read_many(self.files, self.zeros[:count], offsets, sizes, memory, places, False, before, False)
 
     def commit(self):
         if self.work.writes:

@@ -116,8 +116,8 @@ class _Extents:
     records: list[Record] = field(default_factory=list)  # that a checksum is compared with, or not
     offsets: list[int] = field(default_factory=list)
     sizes_bytes: list[int] = field(default_factory=list)
-    addresses: list[int] = field(default_factory=list)
-    targets: list[torch.Tensor] = field(default_factory=list)  # kept until they are read
+    places: list[int] = field(default_factory=list)
+    targets: list[torch.Tensor | torch.UntypedStorage] = field(default_factory=list)  # one for each place
     bytes: int = 0
 
 
@@ -174,7 +174,7 @@ class Reading:
         extents.records.append(record)
         extents.offsets.append(record.offset + offset)
         extents.sizes_bytes.append(size_bytes)
-        extents.addresses.append(target.data_ptr())
+        extents.places.append(0)
         extents.targets.append(target)
         extents.bytes += size_bytes
         if extents.bytes >= _BATCH_BYTES:
@@ -230,8 +230,9 @@ class Reading:
         extents.records += [stored.record] * rows.count
         extents.offsets += (stored.record.offset + stored.offset + rows.offsets(rows.of_stored)).tolist()
         extents.sizes_bytes += [rows.size_bytes] * rows.count
-        extents.addresses += (target.data_ptr() + rows.offsets(rows.of_target)).tolist()
-        extents.targets.append(target)
+        memory, begin = target.untyped_storage(), target.storage_offset() * target.itemsize
+        extents.places += (begin + rows.offsets(rows.of_target)).tolist()
+        extents.targets += [memory] * rows.count
 
     def _values(self, stored: Stored, device: torch.device, name: str) -> torch.Tensor:
         """A new tensor, filled by `run`."""
@@ -295,11 +296,11 @@ class Reading:
             np.array([place[record.file] for record in extents.records], np.int32),
             np.array(extents.offsets, np.int64),
             np.array(extents.sizes_bytes, np.int64),
-            np.array(extents.addresses, np.uint64),
+            extents.targets,
+            np.array(extents.places, np.int64),
             self._verify,
             before,
             True,
-            memory=extents.targets,
             stall_timeout_s=self._options.stall_timeout_s,
         )
         for file in files:

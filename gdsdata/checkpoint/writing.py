@@ -211,10 +211,9 @@ class Writing:
         def write() -> list[int]:
             offsets = np.array([offset for offset, _ in extents], np.int64)
             sizes_bytes = np.array([tensor.nbytes for _, tensor in extents], np.int64)
-            addresses = np.array([tensor.data_ptr() for _, tensor in extents], np.uint64)
             return self._output.write(
-                *(shared, offsets, sizes_bytes, addresses, with_checksums, before, True),
-                memory=extents,
+                *(shared, offsets, sizes_bytes, [tensor for _, tensor in extents], np.zeros_like(offsets)),
+                *(with_checksums, before, True),
                 stall_timeout_s=self._options.stall_timeout_s,
             ).tolist()
 

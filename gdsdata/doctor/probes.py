@@ -175,7 +175,7 @@ def _read(file: str, into: torch.Tensor, options: EngineOptions) -> tuple[Any, d
     """The engine that read the file's beginning, and the bytes by way."""
     shared = engine.shared_engine(options, into.device)
     before = shared.statistics()["bytes"]
-    shared.read(file, 0, into.nbytes, into.data_ptr(), shared.mark(engine.stream_of(into.device)), False)
+    shared.read(file, 0, into, shared.mark(engine.stream_of(into.device)), False)
     after = shared.statistics()["bytes"]
     return shared, {way: after[way] - before[way] for way in after}
 

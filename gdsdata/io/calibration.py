@@ -382,7 +382,7 @@ def _read_rate(path: str, into: torch.Tensor, options: EngineOptions, gives_up: 
         _check_wanted(gives_up)
         before = shared.mark(engine.stream_of(into.device))
         started = time.perf_counter()
-        shared.read(path, 0, into.nbytes, into.data_ptr(), before, False)
+        shared.read(path, 0, into, before, False)
         rates.append(into.nbytes / (time.perf_counter() - started) / 1e9)
     return _best_of(rates)
 
@@ -393,7 +393,7 @@ def _reaches_device(path: str, into: torch.Tensor) -> bool:
         return False
     try:
         shared = engine.shared_engine(EngineOptions(backend="cufile", direct="always", strict=True), into.device)
-        shared.read(path, 0, MIB, into.data_ptr(), shared.mark(engine.stream_of(into.device)), False)
+        shared.read(path, 0, into[:MIB], shared.mark(engine.stream_of(into.device)), False)
     except (GdsdataError, OSError):
         return False
     return shared.statistics()["bytes"]["gds"] > 0

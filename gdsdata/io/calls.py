@@ -141,8 +141,7 @@ class ReadCalls:
             number, into = next(self._numbers), call.into
             try:
                 begun = self._shared.begin_range(
-                    *(call.files, call.offset, into.nbytes, into.data_ptr(), call.before, call.is_background),
-                    *(into, self._endings, number),
+                    call.files, call.offset, into, call.before, call.is_background, self._endings, number
                 )
             except Exception as error:
                 call.future.set_exception(error)

@@ -256,7 +256,7 @@ def new_storage(size_bytes: int, device: torch.device) -> torch.UntypedStorage:
     page by page takes longer than reading it."""
     storage = torch.UntypedStorage(size_bytes, device=device)
     if device.type == "cpu":
-        _engine.prefer_huge_pages(storage.data_ptr(), size_bytes)
+        _engine.prefer_huge_pages(storage)
     return storage
 
 

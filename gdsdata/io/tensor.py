@@ -234,7 +234,7 @@ def _read(
     background: bool,
     stall_timeout_s: float,
 ) -> torch.Tensor:
-    engine.read(path, offset, tensor.nbytes, tensor.data_ptr(), before, background, tensor, stall_timeout_s)
+    engine.read(path, offset, tensor, before, background, stall_timeout_s)
     return tensor
 
 
@@ -247,12 +247,11 @@ def _write(
     background: bool,
     stall_timeout_s: float,
 ) -> None:
-    waited = before, background, tensor, stall_timeout_s
     makes_whole_file = os.path.getsize(path) <= tensor.nbytes if os.path.isfile(path) else not os.path.exists(path)
     if offset == 0 and makes_whole_file:
-        engine.write_whole(path, tensor.nbytes, tensor.data_ptr(), *waited)
+        engine.write_whole(path, tensor, before, background, stall_timeout_s)
     else:
-        engine.write_range(path, offset, tensor.nbytes, tensor.data_ptr(), *waited)
+        engine.write_range(path, offset, tensor, before, background, stall_timeout_s)
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:

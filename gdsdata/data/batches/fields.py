@@ -138,9 +138,7 @@ class _Reads:
     """What the engine reads of a batch while nobody waits: a `Future` of its bytes by route, and of nothing else."""
 
     def __init__(self, reads: Sequence[_Read]) -> None:
-        self._begun = [
-            read.engine.begin_read(*read.transfers, read.memory, read.conversion, read.checksum) for read in reads
-        ]
+        self._begun = [read.engine.begin_read(*read.transfers, read.conversion, read.checksum) for read in reads]
         self._unchecked = [(i, read.check) for i, read in enumerate(reads) if read.check is not None]
 
     def done(self) -> bool:
@@ -291,7 +289,8 @@ class FieldBatches(BatchesAhead):
             np.broadcast_to(planned.file[:, None], wanted.shape)[wanted],
             planned.begin_bytes[:, there.columns][wanted],
             length_bytes[wanted],
-            (memory.data_ptr() + places[wanted]).astype(np.uint64),
+            memory,
+            places[wanted],
             there.engine.mark(engine.stream_of(there.device)),
         )
         if self._checksums is None:

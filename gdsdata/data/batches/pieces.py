@@ -71,16 +71,15 @@ class _Memory:
         self._descriptor = os.memfd_create("gdsdata-pieces", os.MFD_CLOEXEC)
         weakref.finalize(self, os.close, self._descriptor)
         os.ftruncate(self._descriptor, size_bytes)
-        self._mapping = mmap.mmap(self._descriptor, size_bytes)
+        self.mapping = mmap.mmap(self._descriptor, size_bytes)
         with suppress(OSError):
-            self._mapping.madvise(mmap.MADV_HUGEPAGE)
-        self.address = np.frombuffer(self._mapping, np.uint8).ctypes.data
+            self.mapping.madvise(mmap.MADV_HUGEPAGE)
         self.taken_bytes = 0
 
     def free(self) -> None:
         """Give its pages back; it can be filled anew."""
         with suppress(OSError):
-            self._mapping.madvise(mmap.MADV_REMOVE)
+            self.mapping.madvise(mmap.MADV_REMOVE)
             self.taken_bytes = 0
 
     @property
@@ -307,10 +306,9 @@ class OpenPieces:
         """Whether they were read; what was wrong is told by who reads the samples one by one."""
         if self._closed:
             return False
-        address = (memory.address + place).astype(np.uint64)
         try:
             read = self._engine.begin_read(
-                self._sources, file, begin_bytes, length_bytes, address, self._engine.mark(0), memory
+                self._sources, file, begin_bytes, length_bytes, memory.mapping, place, self._engine.mark(0)
             )
             (routes,) = self._reads.routes_of([read])
         except (GdsdataError, FileNotFoundError):

@@ -144,9 +144,9 @@ class TableBatches(FieldBatches):
             np.full(len(begins), self._index.group_file[group], np.int32),
             begins,
             lengths,
-            (memory.ctypes.data + places).astype(np.uint64),
-            self._engine.mark(engine.stream_of(self._device)),
             memory,
+            places,
+            self._engine.mark(engine.stream_of(self._device)),
         )
         (routes,) = self._reads.routes_of([read])
         stored = [memoryview(memory)[place : place + length] for place, length in zip(places, lengths, strict=True)]
