@@ -1,8 +1,11 @@
 """Every check of the doctor on recorded evidence: what makes it say yes, no, and unknown."""
 
+import functools
 import json
 import os
 import shutil
+import tarfile
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -13,7 +16,7 @@ from gdsdata.doctor.place import mounts, place_of
 from gdsdata.doctor.probes import LIMITS_S, PROBES
 from gdsdata.doctor.serving import cufile_operations
 
-EVIDENCE = Path(__file__).parent / "evidence"
+ARCHIVES = Path(__file__).parent / "evidence"
 PATHS = {
     "nfs_rdma": "/mnt/data/train.bin",
     "local_nvme": "/mnt/fast/train.bin",
@@ -24,8 +27,22 @@ BY_NAME = {check.__name__: check for group in CHECKS.values() for check in group
 ROUTES = dict.fromkeys(["page_cache", "direct", "buffered", "gds", "gds_compat", "pinned_page_cache"], 0)
 
 
+@functools.cache
+def unpacked():
+    """A folder for this process's recorded hosts; it goes when the process ends."""
+    return tempfile.TemporaryDirectory(prefix="gdsdata-evidence-")
+
+
+@functools.cache
+def recorded(name):
+    """The folder of a recorded host, out of its archive."""
+    with tarfile.open(ARCHIVES / f"{name}.tar.gz") as archive:
+        archive.extractall(unpacked().name, filter="data")
+    return Path(unpacked().name) / name
+
+
 def copied(tmp_path, name):
-    return shutil.copytree(EVIDENCE / name, tmp_path / name, symlinks=True)
+    return shutil.copytree(recorded(name), tmp_path / name, symlinks=True)
 
 
 def amended(tmp_path, name, changes):
@@ -47,7 +64,7 @@ def finding(host, check, path, silence=""):
 
 def mounted(name, line):
     """The host's mounts, and one more above its path."""
-    return {"proc/self/mountinfo": (EVIDENCE / name / "proc/self/mountinfo").read_text() + line + "\n"}
+    return {"proc/self/mountinfo": (recorded(name) / "proc/self/mountinfo").read_text() + line + "\n"}
 
 
 NFS = (
@@ -434,7 +451,7 @@ ALL_CASES = [
 
 @pytest.mark.parametrize(("check", "answer", "name", "changes", "says"), ALL_CASES)
 def test_check_says(tmp_path, check, answer, name, changes, says):
-    host = amended(tmp_path, name, changes) if changes else RecordedHost(EVIDENCE / name)
+    host = amended(tmp_path, name, changes) if changes else RecordedHost(recorded(name))
     found = finding(host, check, PATHS[name])
     assert (found.name, found.answer) == (check, answer), found
     assert says in found.evidence
@@ -471,7 +488,7 @@ def test_every_check_has_a_case_for_each_answer():
     ],
 )
 def test_the_noes_of_a_recorded_host(name, noes):
-    host = RecordedHost(EVIDENCE / name)
+    host = RecordedHost(recorded(name))
     found = diagnose(host, place_of(host, PATHS[name]))
     assert [one.name for one in found] == list(BY_NAME)
     assert {one.name for one in found if one.answer == "no"} == noes
@@ -486,7 +503,7 @@ def test_the_noes_of_a_recorded_host(name, noes):
     ],
 )
 def test_what_works_on_a_recorded_host(name, working):
-    host = RecordedHost(EVIDENCE / name)
+    host = RecordedHost(recorded(name))
     found = diagnose(host, place_of(host, PATHS[name]))
     assert {asked for asked in ("any", "gpu", "direct", "io_uring", "gds") if works(found, asked)} == working
 
@@ -546,13 +563,13 @@ def test_the_innermost_mount_counts_and_of_two_at_one_place_the_last(tmp_path):
 
 
 def test_spaces_in_mount_points_are_unescaped():
-    host = RecordedHost(EVIDENCE / "laptop")
+    host = RecordedHost(recorded("laptop"))
     assert "/home/ada/My Cloud" in [mount.at for mount in mounts(host)]
     assert place_of(host, "/home/ada/My Cloud/x").mount.kind == "fuse.rclone"
 
 
 def test_disks_are_found_below_encryption():
-    place = place_of(RecordedHost(EVIDENCE / "laptop"), "/home/ada/x")
+    place = place_of(RecordedHost(recorded("laptop")), "/home/ada/x")
     assert (place.block, place.controllers) == ("dm-0", ("0000:01:00.0",))
 
 
@@ -590,7 +607,7 @@ def test_disks_with_several_paths_are_found_by_their_controllers(tmp_path):
 
 
 def test_a_network_card_of_the_other_socket_is_another_node():
-    host = RecordedHost(EVIDENCE / "nfs_rdma")
+    host = RecordedHost(recorded("nfs_rdma"))
     assert between(host, NVIDIA_GPUS[0], "0000:18:00.0") == "same switch"
     assert between(host, NVIDIA_GPUS[0], "0000:b8:00.0") == "other node"
 
@@ -614,15 +631,15 @@ def test_a_path_that_does_not_answer_is_not_asked_again(check, tmp_path):
 @pytest.mark.parametrize("name", sorted(PATHS))
 def test_a_record_of_a_host_says_what_the_host_said(tmp_path, name):
     """Links and all, of hosts that have what this one lacks."""
-    recorded = RecordedHost(EVIDENCE / name)
+    source = RecordedHost(recorded(name))
     host = ThisHost(
-        {probe: lambda path, probe=probe: recorded.probe(probe) for probe in PROBES}, LIMITS_S, EVIDENCE / name
+        {probe: lambda path, probe=probe: source.probe(probe) for probe in PROBES}, LIMITS_S, recorded(name)
     )
-    host.environment, host.tool = recorded.environment, recorded.tool
+    host.environment, host.tool = source.environment, source.tool
     place = place_of(host, PATHS[name])
     said = diagnose(host, place)
     host.record(tmp_path / "record")
-    shutil.copytree(EVIDENCE / name / "tools", tmp_path / "record/tools")
+    shutil.copytree(recorded(name) / "tools", tmp_path / "record/tools")
     again = RecordedHost(tmp_path / "record")
     assert place_of(again, PATHS[name]) == place
-    assert diagnose(again, place) == said == diagnose(recorded, place)
+    assert diagnose(again, place) == said == diagnose(source, place)
