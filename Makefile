@@ -52,6 +52,10 @@ test: $(READY) build/.system-tests  ## set up what is missing, then the C++ engi
 	@$(CPP_TESTS) run VARIANT=plain
 	@$(VENV_PYTHON) -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
+.PHONY: pytest
+pytest: $(READY) build/.system-tests  ## the Python tests alone: ARGS="-k npy"
+	@$(VENV_PYTHON) -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+
 .PHONY: fuzz
 fuzz: $(READY)  ## damaged files for every parser: ARGS="all --seconds 600", or a target's name
 	@$(VENV_PYTHON) tests/fuzz.py $(or $(ARGS),all)
@@ -79,6 +83,9 @@ sanitize: build/.system-tests  ## the C++ engine's tests under ASan and UBSan, t
 
 .PHONY: build
 build: $(READY)  ## set up what is missing and build the extension, in place
+
+.PHONY: ext
+ext: $(ENGINE)  ## build the extension alone, in place; nothing is installed beside what builds it
 
 .PHONY: clean
 clean:  ## remove what was built; .venv stays
