@@ -41,7 +41,7 @@ class IoError(GdsdataError, OSError):
         self.length = length
 
     def __str__(self) -> str:
-        return self.strerror
+        return self.strerror or ""
 
 
 class NotReplaceable(IoError):

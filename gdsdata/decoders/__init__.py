@@ -132,9 +132,12 @@ class _Batch:
         return memory.view(-1, *image.shape)
 
     def images(self) -> torch.Tensor | list[torch.Tensor]:
+        together = self._together
+        if together is None:  # nothing was put
+            return []
         if all(one is None for one in self._others):
-            return self._together
-        return [self._together[i] if one is None else one for i, one in enumerate(self._others)]
+            return together
+        return [together[i] if one is None else one for i, one in enumerate(self._others)]
 
 
 @dataclass(frozen=True)

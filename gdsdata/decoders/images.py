@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch.nn.functional import interpolate
@@ -105,7 +105,7 @@ def is_plain_jpeg(content: torch.Tensor) -> bool:
 
     Its markers are looked at up to the frame's, which says the rest; an EXIF segment comes before it.
     """
-    data = memoryview(content.numpy())
+    data = content.numpy().data
     if data[:2] != _START or data[-2:] != _END:
         return False
     at = 2
@@ -121,7 +121,7 @@ def is_plain_jpeg(content: torch.Tensor) -> bool:
 
 def _orientation(tiff: memoryview) -> int:
     """What the first directory of EXIF's TIFF says; 1 where it does not."""
-    order = "little" if tiff[:2] == b"II" else "big"
+    order: Literal["little", "big"] = "little" if bytes(tiff[:2]) == b"II" else "big"
     first = int.from_bytes(tiff[4:8], order)
     for i in range(int.from_bytes(tiff[first : first + 2], order)):
         entry = tiff[first + 2 + 12 * i : first + 14 + 12 * i]

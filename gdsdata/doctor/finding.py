@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol, cast
 
 from gdsdata.doctor.evidence import Host
 from gdsdata.doctor.place import Place
@@ -50,7 +51,13 @@ def unknown(evidence: str, remedy: str = "") -> Answer:
     return Answer("unknown", evidence, remedy)
 
 
-Check = Callable[[Host, Place], Finding]
+class Check(Protocol):
+    """A function from evidence to a finding, with the question that it answers."""
+
+    __name__: str
+    question: str
+
+    def __call__(self, host: Host, place: Place, /) -> Finding: ...
 
 
 def check(question: str) -> Callable[[Callable[[Host, Place], Answer]], Check]:
@@ -62,7 +69,8 @@ def check(question: str) -> Callable[[Callable[[Host, Place], Answer]], Check]:
             found = function(host, place)
             return Finding(function.__name__, question, found.answer, found.evidence, found.remedy)
 
-        asked.question = question  # type: ignore[attr-defined]
-        return asked
+        made = cast(Check, asked)
+        made.question = question
+        return made
 
     return decorate

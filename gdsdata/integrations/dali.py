@@ -74,8 +74,9 @@ class Source:
         if batch is None:
             self._batches = None
             raise StopIteration
-        is_one = self._fields is None or isinstance(self._fields, str)
-        names = [self._fields] if is_one else self._fields
+        fields = self._fields
+        is_one = fields is None or isinstance(fields, str)
+        names: Sequence[str | None] = [fields] if fields is None or isinstance(fields, str) else fields
         values = [_as_dali_takes_it(batch if name is None else batch[name], name) for name in names]
         self._on_gpu.append([value for value in values if isinstance(value, torch.Tensor) and value.is_cuda])
         for tensor in self._on_gpu[-1]:

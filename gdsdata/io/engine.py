@@ -128,7 +128,7 @@ def shared_engine(options: EngineOptions, device: torch.device) -> _engine.Engin
                 fields["bounce_bytes"] = max(_SCARCE_BOUNCE_BYTES, options.request_bytes + _REQUEST_EDGES_BYTES)
             engine = _engines[key] = _engine.Engine(cuda_ordinal=ordinal, **fields)
             if _spanned is not None and _spanned[0] == os.getpid():
-                _keep_spans_of(key, engine)
+                _spanned[1].append(_with_spans(key, engine))
     if engine.fallback_reason:
         warn_once(engine.fallback_reason)
     return engine
@@ -138,15 +138,14 @@ def begin_spans() -> None:
     """Keep what the workers of this process's engines do, from now on, anew."""
     global _spanned
     with _making_engine:
-        _spanned = (os.getpid(), [])
-        for key, engine in list(_engines.items()):
-            if key[0] == os.getpid():
-                _keep_spans_of(key, engine)
+        ours = [(key, engine) for key, engine in list(_engines.items()) if key[0] == os.getpid()]
+        _spanned = (os.getpid(), [_with_spans(key, engine) for key, engine in ours])
 
 
-def _keep_spans_of(key: tuple[int, int, EngineOptions], engine: _engine.Engine) -> None:
+def _with_spans(key: tuple[int, int, EngineOptions], engine: _engine.Engine) -> tuple[str, _engine.Engine]:
+    """The name of an engine's device, and the engine, which keeps its workers' spans from now on."""
     engine.begin_spans(_MOST_SPANS)
-    _spanned[1].append(("cpu" if key[1] < 0 else f"cuda:{key[1]}", engine))
+    return "cpu" if key[1] < 0 else f"cuda:{key[1]}", engine
 
 
 class WorkerSpans(NamedTuple):
@@ -254,7 +253,7 @@ def read_each(descriptor: int, path: str, offsets: Sequence[int], size_bytes: in
 def new_storage(size_bytes: int, device: torch.device) -> torch.UntypedStorage:
     """Memory that is about to be read into: on the CPU of huge pages where the system has them, for touching new memory
     page by page takes longer than reading it."""
-    storage = torch.UntypedStorage(size_bytes, device=device)
+    storage = torch.UntypedStorage(size_bytes, device=device)  # type: ignore[no-untyped-call]
     if device.type == "cpu":
         _engine.prefer_huge_pages(storage)
     return storage

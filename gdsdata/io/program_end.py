@@ -71,7 +71,7 @@ def _stop_all() -> None:
 
 def _end_all() -> None:
     for iterator, ending in list(_endings.items()):
-        if not iterator.gi_running:
+        if not iterator.gi_running:  # type: ignore[attr-defined]  # a generator of a `def` has it
             with contextlib.suppress(Exception):  # nobody is left to be told
                 ending()
 

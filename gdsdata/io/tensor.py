@@ -187,7 +187,8 @@ def read_tensor(
     options = options or _DEFAULTS
     engine = kept_engine(calibrated(options, path, device, measure=False), device)
     storage = new_storage(math.prod(shape) * dtype.itemsize, device)
-    tensor = torch.empty(0, dtype=dtype, device=device).set_(storage, 0, tuple(shape))
+    # torch's stub does not know that strides may be left out, which makes a contiguous tensor.
+    tensor = torch.empty(0, dtype=dtype, device=device).set_(storage, 0, tuple(shape))  # type: ignore[call-overload]
     before = engine.mark(stream_of(device))
     return _read(engine, tensor, path, offset, before, True, options.stall_timeout_s).to(target)
 

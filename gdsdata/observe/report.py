@@ -119,8 +119,14 @@ class WorkerTimes(NamedTuple):
     @classmethod
     def of(cls, engine_stats: Mapping[str, Any]) -> WorkerTimes:
         """Of ``stats()["engine"]``, since the engine was made."""
-        times = (engine_stats[f"worker_{what}_s"] for what in ("active", "storage", "link", "device"))
-        return cls(*times, engine_stats["requests"], engine_stats["storage_bytes"])
+        return cls(
+            active_s=engine_stats["worker_active_s"],
+            storage_s=engine_stats["worker_storage_s"],
+            link_s=engine_stats["worker_link_s"],
+            device_s=engine_stats["worker_device_s"],
+            requests=engine_stats["requests"],
+            storage_bytes=engine_stats["storage_bytes"],
+        )
 
     def plus(self, other: WorkerTimes) -> WorkerTimes:
         return WorkerTimes(*map(operator.add, self, other))
