@@ -22,7 +22,7 @@ from gdsdata.data.batches.fields import FieldBatches, moved
 from gdsdata.errors import CorruptData, StallError
 from gdsdata.formats.fields import Field, FieldIndex
 from gdsdata.io import engine
-from gdsdata.io.memory import LentMemory
+from gdsdata.io.memory import MemoryPool
 
 FIELDS = (Field("image"), Field("label", np.dtype("<i8"), ()), Field("points", np.dtype("<f4")))
 
@@ -444,7 +444,7 @@ def test_a_stall_is_told_and_its_memory_kept(tmp_path, ends):
     require_direct(tmp_path / "x")
     lent = []
 
-    class Lent(LentMemory):
+    class Lent(MemoryPool):
         def take(self, size_bytes):
             memory = super().take(size_bytes)
             lent.append(weakref.ref(memory))

@@ -6,8 +6,6 @@ import json
 import os
 import re
 import threading
-import weakref
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ from gdsdata.decoders import images
 from gdsdata.formats import npy
 from gdsdata.formats.index import torch_equivalent
 from gdsdata.io import engine
+from gdsdata.io.memory import MemoryPool
 
 T = TypeVar("T")
 
@@ -78,19 +77,11 @@ class Threads:
     def __init__(self, most_kept: int) -> None:
         self._count = len(os.sched_getaffinity(0))
         self._pool = ThreadPoolExecutor(self._count, thread_name_prefix="gdsdata-decode")
-        self._kept: deque[np.ndarray] = deque(maxlen=most_kept)
+        self._memory = MemoryPool(most_kept, least_bytes=0)  # a batch is one buffer, however small
 
     def memory(self, size_bytes: int) -> torch.Tensor:
-        """uint8 (size_bytes,), which nobody else gets as long as there is a view of it."""
-        try:
-            whole = self._kept.popleft()
-        except IndexError:
-            whole = np.empty(size_bytes, np.uint8)
-        if len(whole) < size_bytes:
-            whole = np.empty(size_bytes, np.uint8)
-        lent = whole[:size_bytes]
-        weakref.finalize(lent, self._kept.append, whole).atexit = False
-        return torch.from_numpy(lent)
+        """Return uint8 (size_bytes,), which nobody else gets while there is a view of it."""
+        return self._memory.take(size_bytes)
 
     def each(self, work: Callable[[int], T], count: int) -> list[T]:
         """``work(i)`` for i from 0 to ``count``, in this order; raises the first one's error."""

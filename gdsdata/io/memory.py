@@ -1,4 +1,4 @@
-"""Memory of the CPU for batches of many sizes, given out again when nobody has a view of it any more."""
+"""Host memory for batches of many sizes, which is used again when nobody has a view of it."""
 
 from __future__ import annotations
 
@@ -11,42 +11,58 @@ import numpy as np
 import torch
 
 _PAGE_BYTES = 4096
-_LEAST_BYTES = 1 << 20  # less is torch's own: malloc has it at hand, and a user may keep very many
 
 
-class LentMemory:
-    """What is new to a process has to be zeroed by the kernel first, page by page: about as dear as filling it.
+class MemoryPool:
+    """Buffers that return to the pool when the last tensor that views them is freed. Any thread may call it.
+
+    The kernel zeroes new pages before a process may use them. That takes about as long as filling them, so the pool
+    keeps buffers.
+
+    Two kinds of memory stay outside. `checkpoint.background.staging` has a fixed budget and makes its caller wait, and
+    its buffers are pinned and returned when a file has them. `data.batches.pieces` needs files in memory, because the
+    engine reads from them too.
 
     Args:
-        most: buffers that are kept for later; those that are in use are not counted.
+        most_kept: free buffers that the pool keeps; those in use are not counted.
+        least_bytes: smaller buffers are torch's own: malloc has them at hand, and a user may keep very many.
     """
 
-    def __init__(self, most: int) -> None:
-        self._spare: deque[np.ndarray] = deque(maxlen=most)
+    def __init__(self, most_kept: int, least_bytes: int = 1 << 20) -> None:
+        self._least_bytes = max(least_bytes, 1)
+        self._spare: deque[np.ndarray] = deque(maxlen=most_kept)
 
     def take(self, size_bytes: int) -> torch.Tensor:
-        """uint8 ``(size_bytes,)`` with whatever is in it; one of 1 MiB or more begins at a page.
+        """Return memory with arbitrary content.
 
-        Its memory is given out again when the last tensor that views it has gone, in whatever thread.
+        Returns:
+            uint8 ``(size_bytes,)``. If it has ``least_bytes``, it begins at a page.
         """
-        if size_bytes < _LEAST_BYTES:
+        if size_bytes < self._least_bytes:
             return torch.empty(size_bytes, dtype=torch.uint8)
         buffer = self._fitting(size_bytes)
-        view = buffer[:size_bytes]  # an object of its own: it goes with the tensors, and the buffer stays
+        view = buffer[:size_bytes]  # an object of its own: it is freed with the tensors, and the buffer is not
         weakref.finalize(view, self._spare.append, buffer).atexit = False
         return torch.from_numpy(view)
 
     def _fitting(self, size_bytes: int) -> np.ndarray:
-        """The one that came back last, for it may still be in the processor's caches; one that is too small goes."""
+        """Return the buffer that came back last, which may still be in the processor's caches. Free smaller ones."""
         with contextlib.suppress(IndexError):
             while True:
                 buffer = self._spare.pop()
                 if len(buffer) >= size_bytes:
                     return buffer
-        return _make_buffer(size_bytes + size_bytes // 4)  # the next batch may be somewhat larger
+        return anonymous_memory(size_bytes + size_bytes // 4)  # the next batch may be somewhat larger
 
 
-def _make_buffer(size_bytes: int) -> np.ndarray:
-    """What of it is never written takes no memory."""
+LentMemory = MemoryPool  # the name that gdsdata/data still uses
+
+
+def anonymous_memory(size_bytes: int, prefer_huge_pages: bool = False) -> np.ndarray:
+    """Return new memory on whole pages: uint8, at least ``size_bytes``. Pages that are never written take no memory."""
     whole = -(-size_bytes // _PAGE_BYTES) * _PAGE_BYTES
-    return np.frombuffer(mmap.mmap(-1, whole, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
+    memory = mmap.mmap(-1, whole, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if prefer_huge_pages:
+        with contextlib.suppress(AttributeError, OSError):  # a system without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, np.uint8)

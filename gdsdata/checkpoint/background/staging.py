@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import mmap
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ import torch
 
 from gdsdata.checkpoint.pages import PAGE_BYTES
 from gdsdata.io.engine import warn_once
+from gdsdata.io.memory import anonymous_memory
 
 _PIECE_BYTES = 32 << 20  # several are under way to storage, and a small state does not take much
 _MOST_COPIED_ON_CPU_BYTES = 16 << 20  # counters and generators, beside tensors on GPUs
@@ -213,7 +213,4 @@ def _make_buffer(size_bytes: int) -> torch.Tensor:
     """On whole pages. Pinned where there may be tensors on a GPU."""
     if torch.cuda.is_initialized():
         return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
-    memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(AttributeError, OSError):  # a system without them
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=torch.uint8)
+    return torch.from_numpy(anonymous_memory(size_bytes, prefer_huge_pages=True))

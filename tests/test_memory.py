@@ -9,7 +9,7 @@ import torch
 from helpers import MIB, anonymous_bytes, random_bytes
 
 import gdsdata
-from gdsdata.io.memory import LentMemory
+from gdsdata.io.memory import MemoryPool
 
 
 def shard(path, samples: int) -> str:
@@ -25,7 +25,7 @@ def shard(path, samples: int) -> str:
 
 
 def test_memory_that_nobody_views_is_given_out_again_and_what_somebody_views_is_not():
-    lent = LentMemory(4)
+    lent = MemoryPool(4)
     first, second = lent.take(2 * MIB), lent.take(2 * MIB)
     places = first.data_ptr(), second.data_ptr()
     assert places[0] != places[1] and all(place % 4096 == 0 for place in places)
@@ -37,7 +37,7 @@ def test_memory_that_nobody_views_is_given_out_again_and_what_somebody_views_is_
 
 
 def test_what_came_back_last_goes_out_first_and_no_more_are_kept_than_was_said():
-    lent = LentMemory(2)
+    lent = MemoryPool(2)
     taken = [lent.take(MIB) for _ in range(5)]
     places = [one.data_ptr() for one in taken]
     while taken:
@@ -48,7 +48,7 @@ def test_what_came_back_last_goes_out_first_and_no_more_are_kept_than_was_said()
 
 
 def test_a_buffer_that_is_too_small_makes_way_for_a_larger_one():
-    lent = LentMemory(4)
+    lent = MemoryPool(4)
     lent.take(MIB)
     larger = lent.take(10 * MIB)
     assert larger.shape == (10 * MIB,) and larger.fill_(7).sum() == 7 * 10 * MIB
@@ -57,7 +57,7 @@ def test_a_buffer_that_is_too_small_makes_way_for_a_larger_one():
 
 
 def test_short_ones_take_no_more_than_they_are():
-    lent = LentMemory(4)
+    lent = MemoryPool(4)
     before = anonymous_bytes()
     kept = [lent.take(10_000).fill_(1) for _ in range(2000)]
     assert anonymous_bytes() - before < 30 * MIB, "20 MB were asked for"
