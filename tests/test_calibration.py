@@ -12,7 +12,7 @@ import pytest
 import torch
 from helpers import _processes
 
-from gdsdata.io import calibration, engine
+from gdsdata.io import calibration, calibration_file, engine
 from gdsdata.io.calibration import CONSTRUCTOR_S, Calibration, Disturbed
 from gdsdata.io.options import EngineOptions
 
@@ -97,7 +97,7 @@ def test_a_constructor_waits_no_longer_than_it_says_and_does_not_try_again_at_on
 
 
 def test_who_finds_another_measuring_waits_for_it_shortly_and_takes_the_defaults(data):
-    lock = calibration._lock()
+    lock = calibration_file.lock_of_node()
     began = time.monotonic()
     assert _workers(data) == 0
     assert CONSTRUCTOR_S <= time.monotonic() - began < CONSTRUCTOR_S + PATIENCE_S
@@ -139,7 +139,7 @@ def test_entries_of_many_threads_are_all_kept(data):
     for thread in threads:
         thread.join()
     assert calibration.load() == {f"GPU {i}": Calibration(workers=i) for i in range(16)}
-    assert not list(calibration._folder().glob("*.tmp"))
+    assert not list(calibration_file.cache_folder().glob("*.tmp"))
 
 
 def test_what_was_looked_up_may_be_forgotten_meanwhile(data, monkeypatch):
@@ -157,8 +157,8 @@ def test_what_was_looked_up_may_be_forgotten_meanwhile(data, monkeypatch):
     ["", "[]", '{"version": 1}', '{"version": 1, "calibrations": 3}', '{"version": 1, "calibrations": {"a": 1}}'],
 )
 def test_a_file_of_anything_is_no_calibration(data, content):
-    calibration._folder().mkdir(parents=True)
-    calibration._path().write_text(content)
+    calibration_file.cache_folder().mkdir(parents=True)
+    calibration_file.cache_path().write_text(content)
     assert calibration.load() == {}
     calibration._keep("a GPU", FOUND)
     assert calibration.load()["a GPU"] == FOUND
@@ -177,7 +177,7 @@ def test_the_command_measures_until_it_is_undisturbed_and_keeps_that(data, monke
     monkeypatch.setattr(engine, "resolved", torch.device)
     assert calibration.main([str(data), "--device", "cuda:0"]) == 0
     assert "workers=4" in capsys.readouterr().out
-    assert json.loads(calibration._path().read_text())["calibrations"]["a GPU"]["workers"] == 4
+    assert json.loads(calibration_file.cache_path().read_text())["calibrations"]["a GPU"]["workers"] == 4
 
 
 def test_the_command_says_why_it_keeps_nothing(data, monkeypatch, capsys):

@@ -14,17 +14,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import fcntl
-import json
 import os
-import socket
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,9 +28,9 @@ import torch
 from gdsdata.errors import GdsdataError
 from gdsdata.formats.index import Index, Sample, first_samples
 from gdsdata.io import engine
+from gdsdata.io.calibration_file import cache_folder, cache_path, change_entry, kept_entries, lock_of_node
 from gdsdata.io.options import MIB, EngineOptions
 
-VERSION = 1
 # A choice has to be so much better than the default to be taken: a busy moment is not to be kept for ever.
 CLEARLY_BETTER = 1.15
 _READ_BYTES = 256 * MIB  # enough to hide how workers start and end
@@ -127,10 +122,10 @@ def _calibrated(options: EngineOptions, path: str, device: torch.device, measure
 def _measured_within(seconds: float, path: str, device: torch.device, place: str) -> Calibration | None:
     """What this process or another one of the node measures, and keeps, within so long; None: the defaults it is."""
     ends = time.monotonic() + seconds
-    if time.time() - _kept().get("given_up", {}).get(place, 0) < _RETRY_S:
+    if time.time() - kept_entries().get("given_up", {}).get(place, 0) < _RETRY_S:
         return None
     try:
-        lock = _lock()
+        lock = lock_of_node()
     except BlockingIOError:  # another process measures, or a thread
         while time.monotonic() < ends:
             time.sleep(_LOOK_S)
@@ -138,7 +133,9 @@ def _measured_within(seconds: float, path: str, device: torch.device, place: str
                 return found
         return None
     except OSError as error:
-        engine.warn_once(f"{_folder()} cannot be locked, so nothing is calibrated: {error}. {_advice(path, device)}")
+        engine.warn_once(
+            f"{cache_folder()} cannot be locked, so nothing is calibrated: {error}. {_advice(path, device)}"
+        )
         return None
     if (found := load().get(place)) is not None:  # it was measured until just now
         os.close(lock)
@@ -272,86 +269,19 @@ def _best_of(rates: list[float]) -> float:
 def load() -> dict[str, Calibration]:
     """What is kept, by device and file system; empty where there is nothing, or nothing that can be read."""
     found = {}
-    for key, fields in _kept().get("calibrations", {}).items():
+    for key, fields in kept_entries().get("calibrations", {}).items():
         with contextlib.suppress(TypeError):
             found[key] = Calibration(**fields)
     return found
 
 
-def _kept() -> dict[str, dict[str, Any]]:
-    """The file: dicts by device and file system. Empty where there is none, or none that can be read."""
-    try:
-        kept = json.loads(_path().read_text())
-        if kept.pop("version") == VERSION and all(isinstance(one, dict) for one in kept.values()):
-            return kept
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError):  # the last: no home folder
-        pass
-    return {}
-
-
 def _keep(key: str, calibration: Calibration) -> None:
     _found.clear()
-    _change("calibrations", key, asdict(calibration))
+    change_entry("calibrations", key, asdict(calibration))
 
 
 def _keep_given_up(key: str) -> None:
-    _change("given_up", key, time.time())
-
-
-def _change(kind: str, key: str, value: Any) -> None:
-    """One entry of the file, which is replaced as a whole; those of other processes stay."""
-    try:
-        path = _path()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with _changing():
-            kept = _kept()
-            kept.setdefault(kind, {})[key] = value
-            descriptor, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-            try:
-                with os.fdopen(descriptor, "w") as file:
-                    json.dump({"version": VERSION, **kept}, file, indent=1)
-                os.replace(temporary, path)
-            except BaseException:
-                os.unlink(temporary)
-                raise
-    except (OSError, RuntimeError) as error:
-        engine.warn_once(f"calibration could not be kept and will be measured again: {error}")
-
-
-@contextlib.contextmanager
-def _changing() -> Iterator[None]:
-    """One process and thread at a time; any, where there are no locks: then an entry can be lost, and is measured
-    again.
-    """
-    with open(_folder() / "calibration.change.lock", "a") as file:
-        with contextlib.suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def _lock(wait: bool = False) -> int:
-    """Of this node, for measuring: a descriptor, until it is closed.
-
-    Raises:
-        BlockingIOError: somebody has it.
-        OSError: the cache folder cannot be written, or knows no locks.
-    """
-    _folder().mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(_folder() / f"calibration.{socket.gethostname()}.lock", os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def _folder() -> Path:
-    return _path().parent
-
-
-def _path() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gdsdata" / "calibration.json"
+    change_entry("given_up", key, time.time())
 
 
 def place_of(path: str, device: torch.device) -> str:
@@ -451,7 +381,7 @@ def main(arguments: list[str] | None = None) -> int:
         device = engine.resolved(asked.device)
         if device.type != "cuda" or os.path.getsize(asked.path) < SMALLEST_FILE_BYTES:
             parser.error(f"needs a GPU and a file of {SMALLEST_FILE_BYTES // MIB} MiB or more")
-        lock = _lock(wait=True)
+        lock = lock_of_node(wait=True)
     except (GdsdataError, OSError) as error:
         print(f"{asked.path}: {error}", file=sys.stderr)
         return 1
@@ -467,7 +397,7 @@ def main(arguments: list[str] | None = None) -> int:
                 why = error
                 break
             _keep(place_of(asked.path, device), found)
-            print(f"{place_of(asked.path, device)}: {found}, kept in {_path()}")
+            print(f"{place_of(asked.path, device)}: {found}, kept in {cache_path()}")
             return 0
     print(f"{asked.path}: nothing is kept, for the machine was busy or reading failed: {why}", file=sys.stderr)
     return 1
