@@ -52,7 +52,7 @@ std::vector<Case> cases() {
   return all;
 }
 
-class Conformance : public ::testing::TestWithParam<Case> {
+class OverEveryBackend : public ::testing::TestWithParam<Case> {
  protected:
   void SetUp() override {
     options_.direct = GetParam().direct;
@@ -88,7 +88,34 @@ class Conformance : public ::testing::TestWithParam<Case> {
   std::unique_ptr<Backend> backend_;
 };
 
-TEST_P(Conformance, DeliversAnyRangeOfAFileOfAnySize) {
+// The rules of backend.h that hold whatever a backend does with bytes. A backend that moves none runs these alone.
+class ProtocolConformance : public OverEveryBackend {};
+
+// Bytes arrive where they belong, and errors tell their place. Needs a backend that moves them.
+class BytesConformance : public OverEveryBackend {};
+
+TEST_P(ProtocolConformance, TakesAnyNumberOfRequestsAndGivesEachOneCompletion) {
+  constexpr uint64_t kCount = 200, kLength = 700;
+  const auto file = File::open_for_reading(folder_.write("a", random_bytes(kCount * kLength, 1)));
+  Bytes memory(kCount * kLength);
+  std::vector<Piece> pieces;
+  std::vector<Request> requests;
+  for (uint64_t i = 0; i < kCount; ++i) pieces.push_back({i * kLength, kLength, memory.data() + i * kLength});
+  for (uint64_t i = 0; i < kCount; ++i) {
+    requests.push_back(
+        {i, Direction::kRead, Conversion::kNone, file.get(), i * kLength, kLength, std::span(pieces).subspan(i, 1)});
+  }
+  const auto completions = run(requests);
+  ASSERT_EQ(completions.size(), kCount);
+  for (const auto& [tag, completion] : completions) {
+    EXPECT_LT(tag, kCount) << "nobody submitted this request";
+    EXPECT_FALSE(completion.error) << completion.error->message;
+  }
+  std::vector<Completion> room(16);
+  EXPECT_EQ(backend_->reap(room, 0, kLong), 0u) << "more completions than requests";
+}
+
+TEST_P(BytesConformance, DeliversAnyRangeOfAFileOfAnySize) {
   for (const size_t size : {1, 511, 512, 513, 4095, 4096, 4097, 300001}) {
     const Bytes content = random_bytes(size, size);
     const auto file = File::open_for_reading(folder_.write(std::to_string(size), content));
@@ -122,7 +149,7 @@ TEST_P(Conformance, DeliversAnyRangeOfAFileOfAnySize) {
   }
 }
 
-TEST_P(Conformance, DeliversThePiecesOfACoalescedRequestConverted) {
+TEST_P(BytesConformance, DeliversThePiecesOfACoalescedRequestConverted) {
   const Bytes content = random_bytes(100000, 3);
   const auto file = File::open_for_reading(folder_.write("a", content));
   std::vector<int64_t> first(100), second(50);
@@ -140,7 +167,7 @@ TEST_P(Conformance, DeliversThePiecesOfACoalescedRequestConverted) {
   ASSERT_EQ(second[49], token);
 }
 
-TEST_P(Conformance, SaysWhereAFileEndsTooEarly) {
+TEST_P(BytesConformance, SaysWhereAFileEndsTooEarly) {
   const std::string path = folder_.write("a", random_bytes(5000, 1));
   const auto file = File::open_for_reading(path);
   Bytes memory(10000);
@@ -157,7 +184,7 @@ TEST_P(Conformance, SaysWhereAFileEndsTooEarly) {
   }
 }
 
-TEST_P(Conformance, WritesAnyRangeAndTouchesNoNeighbour) {
+TEST_P(BytesConformance, WritesAnyRangeAndTouchesNoNeighbour) {
   std::mt19937_64 random(4);
   Bytes expected = random_bytes(600000, 4);
   const std::string path = folder_.write("a", expected);
@@ -180,7 +207,7 @@ TEST_P(Conformance, WritesAnyRangeAndTouchesNoNeighbour) {
 }
 
 // Whatever their lengths, from as many places in memory or, every other time, from one that is aligned like the file.
-TEST_P(Conformance, WritesARequestOfManyPiecesAndTakesTheChecksumOfEach) {
+TEST_P(BytesConformance, WritesARequestOfManyPiecesAndTakesTheChecksumOfEach) {
   std::mt19937_64 random(8);
   Bytes expected = random_bytes(700000, 8);
   const std::string path = folder_.write("a", expected);
@@ -216,7 +243,7 @@ TEST_P(Conformance, WritesARequestOfManyPiecesAndTakesTheChecksumOfEach) {
 }
 
 // More than it takes at a time: some are ready while others are written.
-TEST_P(Conformance, WritesManyRequestsWhoseChecksumsGoOnFromOneToTheNext) {
+TEST_P(BytesConformance, WritesManyRequestsWhoseChecksumsGoOnFromOneToTheNext) {
   options_.bounce_bytes = 3 * options_.request_bytes;  // some find no room, and are tried again
   backend_ = make_backend(GetParam().backend, options_, *device_);
   const Bytes content = random_bytes(10'000'001, 5);
@@ -242,7 +269,7 @@ TEST_P(Conformance, WritesManyRequestsWhoseChecksumsGoOnFromOneToTheNext) {
   for (size_t i = 0; i < 2; ++i) ASSERT_EQ(checksums[i], crc32(turns[i].data(), turns[i].size()));
 }
 
-TEST_P(Conformance, ReportsAnErrorOfTheSystemWithPathAndExtent) {
+TEST_P(BytesConformance, ReportsAnErrorOfTheSystemWithPathAndExtent) {
   const std::string path = folder_.write("a", random_bytes(8192, 1));
   const auto file = File::open_for_reading(path);  // and then asks to write
   Bytes memory(4096);
@@ -255,7 +282,8 @@ TEST_P(Conformance, ReportsAnErrorOfTheSystemWithPathAndExtent) {
   EXPECT_EQ(error->path, path);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Conformance, ::testing::ValuesIn(cases()), name_of);
+INSTANTIATE_TEST_SUITE_P(All, ProtocolConformance, ::testing::ValuesIn(cases()), name_of);
+INSTANTIATE_TEST_SUITE_P(All, BytesConformance, ::testing::ValuesIn(cases()), name_of);
 
 // Of bytes that nobody has written yet: a pipe in the place of the file.
 TEST(Uring, AReapThatWaitsIsInterruptedFromAnotherThread) {
