@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from gdsdata.torch_private import CHECKED
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -108,15 +110,16 @@ FOLDERS = {
     "bench": EVERYTHING,
     "integrations": EVERYTHING,
     "doctor": {"errors", "io"},
-    "checkpoint": {"errors", "formats.parsers", "io", "lazy", "observe"},
+    "checkpoint": {"errors", "formats.parsers", "io", "lazy", "observe", "torch_private"},
     "data": {"decoders", "errors", "formats", "io", "observe"},
     "data.batches": {"data.order", "decoders", "errors", "formats", "io"},
     "data.order": {"data.ranks", "errors", "formats", "io"},
     "decoders": {"errors", "formats", "io"},
     "formats": {"errors", "lazy"},
     "formats.parsers": {"errors", "formats"},
-    "observe": {"io"},
-    "io": {"_engine", "errors", "formats.index", "formats.fields", "formats.megatron"},
+    "observe": {"io", "torch_private"},
+    "io": {"_engine", "errors", "formats.index", "formats.fields", "formats.megatron", "torch_private"},
+    "torch_private": set(),
     "lazy": set(),
     "errors": set(),
 }
@@ -177,6 +180,79 @@ def test_imports_follow_the_table():
 def test_only_engine_py_imports_the_extension():
     importers = [path for path in PACKAGE.rglob("*.py") if "_engine" in imported_modules(path)]
     assert importers == [PACKAGE / "io" / "engine.py"]
+
+
+# --- private parts of torch -------------------------------------------------------------------------------------------
+
+# Of Python's standard library.
+PYTHONS_OWN = {"_asdict", "_exit", "_fields", "_getframe", "_make", "_register_atexit", "_replace", "_state"}
+
+
+def own_names(tree):
+    """The names that a file defines: functions, classes, arguments, variables, attributes and slots."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            yield node.name
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr
+        elif isinstance(node, ast.Assign) and [getattr(one, "id", "") for one in node.targets] == ["__slots__"]:
+            yield from ast.literal_eval(node.value)
+
+
+def names_of_others(node):
+    """The names that a piece of code takes from what another file or library defines, in strings too."""
+    if isinstance(node, ast.Attribute):
+        return [node.attr]
+    if isinstance(node, ast.ImportFrom) and not node.module.startswith("gdsdata"):
+        return [*node.module.split("."), *(alias.name for alias in node.names)]
+    if isinstance(node, ast.Import):
+        return [part for alias in node.names for part in alias.name.split(".")]
+    if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("getattr", "hasattr", "setattr"):
+        return [one.value for one in node.args[1:2] if isinstance(one, ast.Constant)]
+    if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r"torch\.[\w.]+", node.value):
+        return node.value.split(".")
+    return []
+
+
+def private_parts_of_others(trees):
+    own = {name for tree in trees.values() for name in own_names(tree)} | {"_engine"} | PYTHONS_OWN
+    for module, tree in trees.items():
+        for node in ast.walk(tree):
+            for name in names_of_others(node):
+                if re.fullmatch(r"_[A-Za-z]\w*", name) and name not in own:
+                    yield f"{module}:{node.lineno}: {name}"
+
+
+def test_only_torch_private_names_private_parts_of_torch():
+    trees = {module: ast.parse(path.read_text()) for module, path in MODULES.items() if not is_in(module, "bench")}
+    torch_private = trees.pop("torch_private")
+    assert list(private_parts_of_others({"torch_private": torch_private}))
+    assert list(private_parts_of_others(trees)) == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "torch._utils.f()",
+        "from torch._utils import f",
+        "from torch import _C",
+        "import torch._C",
+        "x = 'torch._utils'",
+        "getattr(torch, '_utils')",
+    ],
+)
+def test_the_check_for_private_parts_finds_each_way_to_name_one(code):
+    assert len(list(private_parts_of_others({"code": ast.parse(code)}))) == 1
+
+
+def test_torch_is_checked_in_the_versions_that_the_makefile_and_the_package_name():
+    oldest, newest = (".".join(map(str, version)) for version in CHECKED)
+    assert f"tested with torch {oldest} and with torch {newest}" in (ROOT / "Makefile").read_text()
+    assert f'"torch>={oldest}"' in (ROOT / "pyproject.toml").read_text()
 
 
 # --- the built extension ----------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from gdsdata.formats.parsers import safetensors_header
 from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions
 from gdsdata.observe.report import note_checkpoint_stall
+from gdsdata.torch_private import storage_id
 
 _HEAD_BYTES = 64  # that tell a file's format
 
@@ -353,7 +354,7 @@ def _structure_without_values(
         if storage.nbytes() < _READ_WHILE_BUILT_BYTES:
             storage.fill_(0)
     records = {
-        storage._cdata: archive.record_of(saved) for storage, saved in zip(storages, archive.storages, strict=True)
+        storage_id(storage): archive.record_of(saved) for storage, saved in zip(storages, archive.storages, strict=True)
     }
     try:
         saved = torch_file.unpickle(archive, storages, weights_only)
@@ -370,7 +371,7 @@ def _structure_without_values(
         if not isinstance(leaf, torch.Tensor):
             return leaf
         offset = leaf.storage_offset() * leaf.element_size()
-        made_of = leaf.untyped_storage()._cdata
+        made_of = storage_id(leaf.untyped_storage())
         return Stored(records[made_of], offset, leaf.dtype, tuple(leaf.shape), leaf.stride())
 
     return saved, stored

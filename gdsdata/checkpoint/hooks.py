@@ -7,11 +7,12 @@ import functools
 import os
 import pickle
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+from gdsdata import torch_private
 from gdsdata.checkpoint.explanations import empty_file
 from gdsdata.checkpoint.open_file import OpenFile
 from gdsdata.checkpoint.pause import collector_paused
@@ -76,13 +77,12 @@ def _replacements() -> list[tuple[Any, str, Any]]:
     found = [(module, "save", _save) for module in (torch, torch.serialization)]
     found += [(module, "load", _load) for module in (torch, torch.serialization)]
     if torch.distributed.is_available():
-        from torch.distributed.checkpoint import _storage_utils
-
         from gdsdata.checkpoint.dcp import storage
 
+        storage_utils = torch_private.dcp_storage_utils()
         found += [
-            (_storage_utils, "FileSystemWriter", storage.GDSStorageWriter),
-            (_storage_utils, "FileSystemReader", storage.GDSStorageReader),
+            (storage_utils, "FileSystemWriter", storage.GDSStorageWriter),
+            (storage_utils, "FileSystemReader", storage.GDSStorageReader),
         ]
     return found
 
@@ -93,21 +93,18 @@ def _save(
     f: Any,
     pickle_module: Any = pickle,
     pickle_protocol: int = torch.serialization.DEFAULT_PROTOCOL,
-    _use_new_zipfile_serialization: bool = True,
-    _disable_byteorder_record: bool = False,
+    *others: Any,
+    **named: Any,
 ) -> None:
-    plain = pickle_module is pickle and pickle_protocol == torch.serialization.DEFAULT_PROTOCOL
-    plain = plain and _use_new_zipfile_serialization and not _disable_byteorder_record
-    plain = plain and torch_config.is_alignment_served()
-    if plain and _is_writable_name(f) and not _is_pretence():
+    is_plain = pickle_module is pickle and pickle_protocol == torch.serialization.DEFAULT_PROTOCOL
+    is_plain = is_plain and torch_private.writes_usual_zip(*others, **named) and torch_config.is_alignment_served()
+    if is_plain and _is_writable_name(f) and not torch_private.moves_no_values():
         try:
             with collector_paused():
                 return torch_file.save(obj, os.path.abspath(f), EngineOptions())
         except NotReplaceable as why:
             engine.warn_once(f"{why}. torch.save writes over it in place instead, and a crash meanwhile damages it")
-    return _torch_save(
-        obj, f, pickle_module, pickle_protocol, _use_new_zipfile_serialization, _disable_byteorder_record
-    )
+    return _torch_save(obj, f, pickle_module, pickle_protocol, *others, **named)
 
 
 @functools.wraps(_torch_load)
@@ -127,7 +124,7 @@ def _load(
     is_mapped = torch_config.is_mapped(mmap)
     plain = pickle_module is None and not (is_mapped or pickle_load_args or callable(map_location))
     plain = plain and _is_name_of_file(f) and not os.fsdecode(f).endswith(".safetensors")  # torch reads those otherwise
-    if not plain or _is_pretence() or _is_told_by_environment():
+    if not plain or torch_private.moves_no_values() or _is_told_by_environment():
         return by_torch()
     try:
         with collector_paused():
@@ -193,12 +190,6 @@ def _is_writable_name(f: Any) -> bool:
         return os.access(f, os.W_OK, effective_ids=True)
     is_new = isinstance(f, (str, os.PathLike)) and not os.path.lexists(f)
     return is_new and os.path.isdir(os.path.dirname(os.path.abspath(f)))
-
-
-def _is_pretence() -> bool:
-    """Values are not to be moved: torch.serialization.skip_data, or fake tensors."""
-    fake: Callable[[Any], Any] = torch._guards.detect_fake_mode
-    return torch.serialization._serialization_tls.skip_data or fake(None) is not None
 
 
 def _is_told_by_environment() -> bool:

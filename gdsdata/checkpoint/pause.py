@@ -18,7 +18,8 @@ _pausing: set[int] = set()  # threads
 _usual = gc.get_threshold()[0]  # the program's own, while the threshold is `_PAUSED`
 
 
-def collector_paused() -> contextlib._GeneratorContextManager[None]:
+@contextlib.contextmanager
+def collector_paused() -> Iterator[None]:
     """Used by ``with`` or as a decorator, in any number of threads at once.
 
     A full collection looks through every object of the process, 100 to 200 ms where torch is loaded, and the objects
@@ -28,18 +29,18 @@ def collector_paused() -> contextlib._GeneratorContextManager[None]:
     At the end the youngest objects, those of the pause, are looked through: else the next object would bring on the
     full collection that was held off, in this thread.
     """
-    return _while(pausing=True)
+    yield from _while(pausing=True)
 
 
-def collector_resumed() -> contextlib._GeneratorContextManager[None]:
+@contextlib.contextmanager
+def collector_resumed() -> Iterator[None]:
     """Within `collector_paused`, while its thread waits for storage: others may train, and make garbage, meanwhile.
 
     The youngest objects are looked through at once, as at a pause's end, before the thread asks storage for anything.
     """
-    return _while(pausing=False)
+    yield from _while(pausing=False)
 
 
-@contextlib.contextmanager
 def _while(pausing: bool) -> Iterator[None]:
     thread = threading.get_ident()
     before = thread in _pausing

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from gdsdata import torch_private
 from gdsdata.checkpoint.nests import name_of, places
 
 
@@ -30,7 +31,7 @@ def has_own_memory(tensor: torch.Tensor) -> bool:
         return False
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized or tensor.is_meta:
         return False
-    return not tensor._is_zerotensor()
+    return not torch_private.is_zero_tensor(tensor)
 
 
 def check_has_values(state: Any) -> None:

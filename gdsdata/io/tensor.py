@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from gdsdata import torch_private
 from gdsdata.errors import EngineClosed
 from gdsdata.io.calibration import calibrated
 from gdsdata.io.calls import ReadCalls
@@ -265,7 +266,7 @@ def _check_plain(tensor: torch.Tensor, verb: str) -> None:
         raise TypeError(f"a value of type {type(tensor).__name__} is no tensor to {verb}: give a torch.Tensor")
     if tensor.layout != torch.strided or tensor.is_meta:
         raise ValueError(f"a tensor of layout {tensor.layout} on {tensor.device} has no plain memory to {verb}")
-    if tensor._is_zerotensor():
+    if torch_private.is_zero_tensor(tensor):
         raise ValueError(f"a tensor of zeros by torch._efficientzerotensor has no memory to {verb}: give its clone()")
 
 

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
+from gdsdata import torch_private
+
 T = TypeVar("T")
 
 # Below this share of a step nobody gains by looking for more.
@@ -289,7 +291,7 @@ def _limiter(times: StepTimes, workers: WorkerTimes, ring_full_s: float, stall_s
 
 def marked(what: str) -> AbstractContextManager[Any]:
     """A range of this name in torch.profiler's trace, or, under `torch.autograd.profiler.emit_nvtx`, NVTX's."""
-    if torch.autograd._profiler_enabled():
+    if torch_private.is_profiling():
         return torch.profiler.record_function(what)
     return nullcontext()
 

@@ -32,6 +32,7 @@ from gdsdata.errors import CorruptData, EngineClosed, SaveAborted
 from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions
 from gdsdata.observe.report import note_checkpoint_stall
+from gdsdata.torch_private import init_optimizer_state
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
@@ -668,9 +669,7 @@ def _state_of(one: Any) -> Any:
 def _target_of(one: Any) -> Any:
     """What a checkpoint is read into: its tensors are what ``one`` uses, where it gives them away."""
     if isinstance(one, torch.optim.Optimizer) and not one.state and has_dtensors(one.param_groups):
-        from torch.distributed.checkpoint.state_dict import _init_optim_state
-
-        _init_optim_state(one)  # made of DTensors as well, by itself
+        init_optimizer_state(one)  # made of DTensors as well, by itself
     return _state_of(one)
 
 

@@ -30,6 +30,7 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.tensor import DTensor
 
 from gdsdata.checkpoint.pause import collector_paused
+from gdsdata.torch_private import caches_plans
 
 Place = tuple[str | int, ...]  # keys and indices, from a state on
 
@@ -57,7 +58,7 @@ class GDSSavePlanner(DefaultSavePlanner):
 
     @collector_paused()
     def create_local_plan(self) -> SavePlan:
-        if not self.flatten_state_dict or self._enable_plan_caching:
+        if not self.flatten_state_dict or caches_plans(self):
             return super().create_local_plan()
         items = []
         for name, value in self.state_dict.items():

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
+from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import (
     LoadItemType,
@@ -47,6 +47,9 @@ from gdsdata.errors import CorruptData
 from gdsdata.formats.parsers import safetensors_header
 from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions
+from gdsdata.torch_private import dcp_storage_info
+
+StorageInfo = dcp_storage_info()
 
 # ------------------------------------------------------------------------------------------------ writing
 
@@ -102,13 +105,13 @@ class GDSStorageWriter(FileSystemWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         name = f"{plan.storage_data.prefix}{self._number()}.distcp"
         archives: list[tuple[torch_file.Layout, list[torch.Tensor]]] = []
-        plain: list[tuple[_StorageInfo, torch.Tensor]] = []  # what is in them
+        plain: list[tuple[StorageInfo, torch.Tensor]] = []  # what is in them
         others: list[Extent] = []
         results = []
         begin = end = 0
         for item in plan.items:
             data = planner.resolve_data(item)
-            info = _StorageInfo(name, begin, 0)
+            info = StorageInfo(name, begin, 0)
             if item.type != WriteItemType.BYTE_IO and _is_plain(data):
                 tensor = _without_gaps(data.detach())
                 pickled = torch_file.pickled_tensor(tensor.dtype, tuple(tensor.shape), tensor.stride())
@@ -202,13 +205,13 @@ def _saved_by_torch(name: str, data: torch.Tensor) -> io.BytesIO:
 _PLACE = "gdsdata_place"  # an attribute more of what ``.metadata`` has of a tensor, which others do not look at
 
 
-def _note_place(info: _StorageInfo, offset: int, crc32: int, tensor: torch.Tensor, file_bytes: int) -> None:
+def _note_place(info: StorageInfo, offset: int, crc32: int, tensor: torch.Tensor, file_bytes: int) -> None:
     """Of a tensor's bytes in a file of that size, so that its archive is not to be taken apart for them."""
     place = (offset - info.offset, crc32, tensor.dtype, tuple(tensor.shape), tensor.stride(), file_bytes)
     setattr(info, _PLACE, place)
 
 
-def _noted_place(info: _StorageInfo, file: OpenFile) -> Stored | None:
+def _noted_place(info: StorageInfo, file: OpenFile) -> Stored | None:
     """None where it is not noted, or lies, or is of another file than the one that is there now."""
     try:
         begin, crc32, dtype, shape, stride, file_bytes = getattr(info, _PLACE)
@@ -360,7 +363,7 @@ class GDSStorageReader(FileSystemReader):
         return archives
 
     def _read_bytes(
-        self, item: ReadItem, info: _StorageInfo, file: OpenFile, planner: LoadPlanner, reading: Reading
+        self, item: ReadItem, info: StorageInfo, file: OpenFile, planner: LoadPlanner, reading: Reading
     ) -> None:
         _check_size(item.storage_index, info, file)
         content = torch.empty(info.length, dtype=torch.uint8)
@@ -407,7 +410,7 @@ def _is_in_safetensors(archive: torch_file.Slice) -> bool:
     return safetensors_header.recognises(archive.file.read(archive.begin, 9))
 
 
-def _check_size(index: MetadataIndex, info: _StorageInfo, file: OpenFile) -> None:
+def _check_size(index: MetadataIndex, info: StorageInfo, file: OpenFile) -> None:
     if info.offset + info.length > file.size_bytes:
         raise CorruptData(
             f"'{file.path}' has {file.size_bytes} bytes, but '.metadata' has {index.fqn} there from {info.offset} on, "

@@ -40,6 +40,14 @@ from gdsdata.errors import CorruptData
 from gdsdata.formats.parsers.zip_directory import LOCAL_BYTES, content_offsets, read_directory
 from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions
+from gdsdata.torch_private import (
+    backward_hooks,
+    is_zero_tensor,
+    parts_of_typed_storage,
+    rebuild_tensor,
+    storage_id,
+    storage_types,
+)
 
 _PREFIX = "archive/"
 _VERSION = b"3\n"  # of the format, as torch.save writes it
@@ -385,11 +393,11 @@ class _Elements:
 def _is_plain(tensor: torch.Tensor) -> bool:
     """Whether torch pickles a `torch.Tensor` by `_rebuild_tensor_v2`, without state, metadata or a warning."""
     return (
-        tensor.dtype in torch.storage._dtype_to_storage_type_map()  # `_rebuild_tensor_v3` is for newer ones
+        tensor.dtype in storage_types()  # `_rebuild_tensor_v3` is for newer ones
         and tensor.layout is torch.strided
         and (tensor.is_cpu or tensor.is_cuda)
         and not (tensor.is_quantized or tensor.is_nested or tensor.is_conj() or tensor.is_neg())
-        and not (tensor.__dict__ or tensor._backward_hooks or tensor._is_zerotensor())  # torch refuses the last
+        and not (tensor.__dict__ or backward_hooks(tensor) or is_zero_tensor(tensor))  # torch refuses the last
     )
 
 
@@ -434,7 +442,7 @@ class _Pickler(pickle.Pickler):
             elements = _Elements(saved.untyped_storage(), saved.dtype)
             place = saved.storage_offset(), tuple(saved.shape), saved.stride()
             hooks = collections.OrderedDict()  # each tensor its own: one for all would be pickled as shared
-            return torch._utils._rebuild_tensor_v2, (elements, *place, saved.requires_grad, hooks)
+            return rebuild_tensor, (elements, *place, saved.requires_grad, hooks)
         if type(saved) is collections.OrderedDict and not (saved or saved.__dict__):  # a tensor's hooks
             return collections.OrderedDict, ()
         return NotImplemented
@@ -444,10 +452,10 @@ class _Pickler(pickle.Pickler):
             return None
         if type(saved) is _Elements:
             storage, dtype, elements = saved.storage, saved.dtype, saved.storage.nbytes() // saved.dtype.itemsize
-            of_type = getattr(torch, torch.storage._dtype_to_storage_type_map()[dtype])
+            of_type = getattr(torch, storage_types()[dtype])
         elif isinstance(saved, torch.storage.TypedStorage):
-            storage, dtype, elements = saved._untyped_storage, saved.dtype, saved._size()
-            of_type = getattr(torch, saved._pickle_storage_type())
+            storage, elements, name = parts_of_typed_storage(saved)
+            dtype, of_type = saved.dtype, getattr(torch, name)
         elif torch.is_storage(saved):
             storage, dtype, elements, of_type = saved, torch.uint8, saved.nbytes(), torch.UntypedStorage
         else:
@@ -455,10 +463,11 @@ class _Pickler(pickle.Pickler):
         if storage.nbytes() > 0 and self._dtypes.setdefault((storage.device, storage.data_ptr()), dtype) != dtype:
             torchs_words = "Cannot save multiple tensors or storages that view the same data as different types"
             raise RuntimeError(f"{torchs_words}: save a copy of one")
-        if storage._cdata not in self._keys:
-            self._keys[storage._cdata] = str(len(self._keys))
+        identity = storage_id(storage)
+        if identity not in self._keys:
+            self._keys[identity] = str(len(self._keys))
             self.storages.append(storage)
-        return "storage", of_type, self._keys[storage._cdata], torch.serialization.location_tag(storage), elements
+        return "storage", of_type, self._keys[identity], torch.serialization.location_tag(storage), elements
 
 
 def _contents_of(archive: Slice) -> tuple[dict[str, Record], bytes]:

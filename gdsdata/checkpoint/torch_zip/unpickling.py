@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from gdsdata import torch_private
 from gdsdata.checkpoint.reading import Record, Stored, sealed, spanned
 from gdsdata.errors import CorruptData
 from gdsdata.io import engine
@@ -185,9 +186,9 @@ def unpickle_plain(
     # By `__call__`, for a function has a dict, where a pickle could leave what it likes.
     known: dict[tuple[str, str], Any] = {
         ("collections", "OrderedDict"): collections.OrderedDict,
-        ("torch._utils", "_rebuild_tensor_v2"): tensors.tensor.__call__,
-        ("torch._utils", "_rebuild_tensor_v3"): tensors.tensor_of_newer_dtype.__call__,
-        ("torch._utils", "_rebuild_parameter"): tensors.parameter.__call__,
+        torch_private.REBUILD_TENSOR: tensors.tensor.__call__,
+        torch_private.REBUILD_TENSOR_OF_NEWER_DTYPE: tensors.tensor_of_newer_dtype.__call__,
+        torch_private.REBUILD_PARAMETER: tensors.parameter.__call__,
     }
     known |= {("torch", name): dtype for name, dtype in _STORAGE_DTYPES.items()}
     known["torch.storage", "UntypedStorage"] = torch.uint8
@@ -217,10 +218,6 @@ class _Anything:
         pass
 
     __call__ = __setstate__ = __setitem__ = append = extend = add = ignore
-
-
-# torch builds these by looking at values that only it knows how to check.
-_LOOKS_AT_VALUES = {"_rebuild_sparse_tensor", "_rebuild_sparse_csr_tensor"}
 
 
 class StorageReferences(NamedTuple):
@@ -269,7 +266,7 @@ def storages_of(pickled: bytes) -> StorageReferences:
             return ask(saved)
 
         def find_class(self, module: str, name: str) -> type:
-            if name in _LOOKS_AT_VALUES:
+            if name in torch_private.REBUILDERS_THAT_LOOK_AT_VALUES:
                 raise NotPlain("it has sparse tensors, which torch checks")
             kind = name if name in _STORAGE_DTYPES else "other"
             if kind not in kinds:

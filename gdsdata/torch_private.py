@@ -1,0 +1,133 @@
+"""Every private part of torch that gdsdata uses, in one place; no other file names one (`tests/test_structure.py`).
+
+They were checked with the versions in `CHECKED` (`make torch-versions`). If this torch is newer, the first use of a
+part that may have changed its meaning warns, once. Importing this module never warns.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint import DefaultSavePlanner
+
+CHECKED = ((2, 11), (2, 15))  # the oldest and the newest version: major, minor
+
+
+@functools.cache
+def warn_if_newer() -> None:
+    """Warn, once, if this torch is newer than those that were checked."""
+    major, minor = map(int, torch.__version__.split(".")[:2])
+    if (major, minor) > CHECKED[1]:
+        oldest, newest = (".".join(map(str, version)) for version in CHECKED)
+        warnings.warn(
+            f"gdsdata was checked with torch {oldest} to {newest}, and this is torch {torch.__version__}. Checkpoints "
+            "use private parts of torch, which may have changed: verify a saved file by torch.load, or update gdsdata",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
+# --- tensors and storages ---------------------------------------------------------------------------------------------
+
+# The first three are called for every tensor of a state, so they have no Python frame of their own.
+
+# Returns a number that two storage objects share if they are the same storage.
+storage_id: Callable[[torch.UntypedStorage], int] = operator.attrgetter("_cdata")
+
+# Returns whether a tensor is zeros without memory, as automatic differentiation makes them.
+is_zero_tensor: Callable[[torch.Tensor], bool] = torch.Tensor._is_zerotensor
+
+# Returns the tensor's backward hooks; something false if there are none.
+backward_hooks: Callable[[torch.Tensor], Any] = operator.attrgetter("_backward_hooks")
+
+
+def parts_of_typed_storage(storage: torch.TypedStorage) -> tuple[torch.UntypedStorage, int, str]:
+    """Return its untyped storage, its number of elements, and the name in ``torch`` of its class in pickles."""
+    return storage._untyped_storage, storage._size(), storage._pickle_storage_type()
+
+
+# --- pickles of torch.save --------------------------------------------------------------------------------------------
+
+# The functions that a pickle names for tensors, as (module, name). Files name them, so torch cannot rename them.
+REBUILD_TENSOR = ("torch._utils", "_rebuild_tensor_v2")  # storage, offset, shape, strides, requires_grad, hooks
+REBUILD_TENSOR_OF_NEWER_DTYPE = ("torch._utils", "_rebuild_tensor_v3")  # the same, and the dtype
+REBUILD_PARAMETER = ("torch._utils", "_rebuild_parameter")  # data, requires_grad, hooks
+# These check values of the tensors that they are given, which therefore must have been read before.
+REBUILDERS_THAT_LOOK_AT_VALUES = frozenset({"_rebuild_sparse_tensor", "_rebuild_sparse_csr_tensor"})
+
+rebuild_tensor: Callable[..., torch.Tensor] = torch._utils._rebuild_tensor_v2  # what `REBUILD_TENSOR` names
+
+
+@functools.cache
+def storage_types() -> Mapping[torch.dtype, str]:
+    """Return the names in ``torch`` of the storage classes that pickles name, by dtype; newer dtypes have none."""
+    warn_if_newer()
+    return torch.storage._dtype_to_storage_type_map()
+
+
+# --- torch.save and torch.load ----------------------------------------------------------------------------------------
+
+# The last arguments of `torch.save`, in order, and their defaults.
+_SAVE_DEFAULTS = {"_use_new_zipfile_serialization": True, "_disable_byteorder_record": False}
+
+
+def writes_usual_zip(*arguments: Any, **named: Any) -> bool:
+    """Return whether these last arguments of `torch.save` ask for the zip that it writes without them."""
+    if len(arguments) > len(_SAVE_DEFAULTS):
+        return False
+    given = dict(zip(_SAVE_DEFAULTS, arguments, strict=False)) | named
+    return all(name in _SAVE_DEFAULTS and bool(value) is _SAVE_DEFAULTS[name] for name, value in given.items())
+
+
+def moves_no_values() -> bool:
+    """Return whether torch.save and torch.load are told to move no values: by ``skip_data``, or for fake tensors."""
+    warn_if_newer()
+    detect_fake_mode: Callable[[Iterable[Any] | None], Any] = torch._guards.detect_fake_mode
+    return torch.serialization._serialization_tls.skip_data or detect_fake_mode(None) is not None
+
+
+def is_profiling() -> bool:
+    """Return whether torch's profiler is recording in this thread."""
+    return torch.autograd._profiler_enabled()
+
+
+# --- torch.distributed.checkpoint -------------------------------------------------------------------------------------
+
+
+def dcp_storage_utils() -> ModuleType:
+    """Return the module in which `torch.distributed.checkpoint` looks up its default storage classes."""
+    warn_if_newer()
+    from torch.distributed.checkpoint import _storage_utils
+
+    return _storage_utils
+
+
+def dcp_storage_info() -> type:
+    """Return the class whose objects say where an item lies in a DCP checkpoint: relative_path, offset, length.
+
+    ``.metadata`` is a pickle of them, so torch cannot rename it.
+    """
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
+
+    return _StorageInfo
+
+
+def caches_plans(planner: DefaultSavePlanner) -> bool:
+    """Return whether the planner keeps its plan from one save to the next."""
+    return planner._enable_plan_caching
+
+
+def init_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
+    """Create the state that the optimizer's first step would create, and change no parameter."""
+    warn_if_newer()
+    from torch.distributed.checkpoint.state_dict import _init_optim_state
+
+    _init_optim_state(optimizer)
