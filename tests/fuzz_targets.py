@@ -28,7 +28,9 @@ import gdsdata
 from gdsdata.checkpoint import safetensors_file
 from gdsdata.checkpoint.open_file import OpenFile
 from gdsdata.checkpoint.reading import Stored
-from gdsdata.checkpoint.torch_zip import torch_file, unpickling
+from gdsdata.checkpoint.torch_zip import archive, archive_reader, file_slice, unpickling
+from gdsdata.checkpoint.torch_zip.archive_writer import Layout
+from gdsdata.checkpoint.torch_zip.pickling import pickle_with_storages
 from gdsdata.errors import IoError
 from gdsdata.formats import (
     Arrow,
@@ -558,9 +560,9 @@ def unusual_state() -> dict:
 
 def read_torch(path: Path) -> None:
     """What is found in it; and, where all of it is plain, what loading makes of it. Else it is torch's to load."""
-    archive = torch_file.open_archive(OpenFile(str(path)))
-    each([lambda: archive.storages])
-    found = torch_file.unpickle_structure(archive)
+    opened = archive.open_archive(OpenFile(str(path)))
+    each([lambda: opened.storages])
+    found = archive_reader.unpickle_structure(opened)
     check_stored(found)
     if found is not None:
         each([lambda: gdsdata.load(path, verify=True), lambda: gdsdata.load(path, only=["*"])])
@@ -570,7 +572,7 @@ TORCH_REFUSALS = (unpickling.NotPlain, pickle.UnpicklingError)
 
 TORCH = Target(
     "torch",
-    (torch_file, unpickling, zip_directory),
+    (archive, archive_reader, file_slice, unpickling, zip_directory),
     [
         lambda folder: torch.save(plain_state(), folder / "x.pt"),
         lambda folder: torch.save(torch.ones(300), folder / "x.pt"),
@@ -596,12 +598,12 @@ _STORAGES = [64, 64, 64, 64]
 
 
 def pickle_seed(state: Callable[[], Any]) -> Callable[[Path], object]:
-    return lambda folder: (folder / "data.pkl").write_bytes(torch_file.pickled_by_storages(state())[0])
+    return lambda folder: (folder / "data.pkl").write_bytes(pickle_with_storages(state())[0])
 
 
 def read_pickle(folder: Path) -> None:
     """In a sound archive, whose storages the seeds fit."""
-    layout = torch_file.Layout((folder / "data.pkl").read_bytes(), _STORAGES)
+    layout = Layout((folder / "data.pkl").read_bytes(), _STORAGES)
     archive = bytearray(layout.end)
     for at, part in layout.frame([zlib.crc32(bytes(size)) for size in _STORAGES]):
         archive[at : at + len(part)] = part
@@ -631,7 +633,7 @@ _PICKLE_TOKENS = (
 
 PICKLE = Target(
     "pickle",
-    (unpickling, torch_file),
+    (archive, archive_reader, unpickling),
     [pickle_seed(plain_state), pickle_seed(unusual_state), pickle_seed(lambda: torch.ones(16))],
     read_pickle,
     tokens=_PICKLE_TOKENS,

@@ -25,7 +25,8 @@ import gdsdata
 from gdsdata import EngineOptions
 from gdsdata.checkpoint import safetensors_file
 from gdsdata.checkpoint.open_file import OpenFile
-from gdsdata.checkpoint.torch_zip import torch_file
+from gdsdata.checkpoint.torch_zip.archive import open_archive
+from gdsdata.checkpoint.torch_zip.archive_reader import unpickle_structure
 from gdsdata.checkpoint.torch_zip.unpickling import NotPlain, Unusual, storages_of, unpickle_plain
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.io.engine import pickle_claims_too_much, shared_engine
@@ -402,7 +403,7 @@ def test_a_requires_grad_that_is_no_bool_is_left_to_torch(tmp_path, make):
     with zipfile.ZipFile(tmp_path / "odd.pt", "w") as archive:
         for name, content in contents.items():
             archive.writestr(name, content)
-    assert torch_file.unpickle_structure(torch_file.open_archive(OpenFile(str(tmp_path / "odd.pt")))) is None
+    assert unpickle_structure(open_archive(OpenFile(str(tmp_path / "odd.pt")))) is None
     with pytest.raises((RuntimeError, CorruptData), match="odd.pt.*bool"):
         gdsdata.load(tmp_path / "odd.pt")
 

@@ -16,7 +16,8 @@ from torch.distributed.checkpoint import CheckpointException
 import gdsdata
 from gdsdata.checkpoint.open_file import OpenFile
 from gdsdata.checkpoint.reading import Reading
-from gdsdata.checkpoint.torch_zip import torch_file
+from gdsdata.checkpoint.torch_zip.archive import open_archive
+from gdsdata.checkpoint.torch_zip.archive_reader import unpickle_structure
 from gdsdata.errors import CorruptData, IoError
 
 UNPICKLABLE = (AttributeError, pickle.PicklingError)  # the one up to Python 3.13, and the other
@@ -442,7 +443,7 @@ def test_a_restore_into_a_model_on_meta_is_refused(checkpointer):
 
 def test_a_tensor_on_meta_is_never_read_into(tmp_path):
     gdsdata.save({"a": torch.ones(3)}, tmp_path / "x.pt")
-    stored = torch_file.unpickle_structure(torch_file.open_archive(OpenFile(str(tmp_path / "x.pt"))))["a"]
+    stored = unpickle_structure(open_archive(OpenFile(str(tmp_path / "x.pt"))))["a"]
     with pytest.raises(ValueError, match="^a is on the meta device"):
         Reading(gdsdata.EngineOptions(), verify=False).tensor_into(torch.zeros(3, device="meta"), stored, "a")
 

@@ -26,7 +26,9 @@ import gdsdata
 from gdsdata import EngineOptions
 from gdsdata.checkpoint import writing
 from gdsdata.checkpoint.open_file import OpenFile
-from gdsdata.checkpoint.torch_zip import torch_file, zip_layout
+from gdsdata.checkpoint.torch_zip import zip_layout
+from gdsdata.checkpoint.torch_zip.archive import open_archive
+from gdsdata.checkpoint.torch_zip.pickling import pickle_with_storages
 from gdsdata.errors import IoError
 from gdsdata.io.engine import kept_engine
 
@@ -106,20 +108,20 @@ kinds = st.builds(lambda one, kinds: [kind(one) for kind in kinds], tensors, st.
 @given(st.recursive(kinds, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4)))
 @settings(max_examples=200, deadline=None)
 def test_the_pickle_is_torchs_own_byte_for_byte(state):
-    assert torch_file.pickled_by_storages(state)[0] == torchs_pickle(state)
+    assert pickle_with_storages(state)[0] == torchs_pickle(state)
 
 
 @pytest.mark.parametrize("number", range(len(KINDS)))
 def test_the_pickle_of_each_kind_is_torchs_own(number):
     state = KINDS[number](torch.arange(6.0).reshape(2, 3))
-    assert torch_file.pickled_by_storages(state)[0] == torchs_pickle(state)
+    assert pickle_with_storages(state)[0] == torchs_pickle(state)
 
 
 def test_torch_warns_of_a_hook_that_is_not_saved():
     hooked = torch.ones(3, requires_grad=True)
     hooked.register_hook(lambda gradient: gradient)
     with pytest.warns(UserWarning, match="backward hook .* will not be serialized"):
-        pickled, _ = torch_file.pickled_by_storages(hooked)
+        pickled, _ = pickle_with_storages(hooked)
     assert pickled == torchs_pickle(torch.ones(3, requires_grad=True))
 
 
@@ -137,7 +139,7 @@ def test_tensors_of_a_gpu_are_saved_behind_the_work_that_makes_them(tmp_path, na
 
 def test_large_storages_lie_on_whole_pages_and_small_ones_close_together(tmp_path):
     gdsdata.save([torch.zeros(5000), *[torch.zeros(3) for _ in range(100)], torch.zeros(MIB)], tmp_path / "x.pt")
-    archive = torch_file.open_archive(OpenFile(str(tmp_path / "x.pt")))
+    archive = open_archive(OpenFile(str(tmp_path / "x.pt")))
     records = [archive.records[f"data/{saved.key}"] for saved in archive.storages]
     assert [record.offset % (4096 if record.size_bytes >= 4096 else 64) for record in records] == [0] * 102
     assert os.path.getsize(tmp_path / "x.pt") < sum(record.size_bytes for record in records) + 40_000

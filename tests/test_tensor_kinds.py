@@ -25,7 +25,8 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 import gdsdata
 from gdsdata.checkpoint.open_file import OpenFile
-from gdsdata.checkpoint.torch_zip import torch_file
+from gdsdata.checkpoint.torch_zip import archive_reader
+from gdsdata.checkpoint.torch_zip.archive import open_archive
 from gdsdata.errors import CorruptData
 
 pytestmark = [
@@ -374,11 +375,11 @@ def test_a_model_of_dtensors_does_not_keep_its_weights_where_shapes_differ(tmp_p
 
 def test_what_a_pickle_asks_for_must_be_what_was_read(tmp_path):
     torch_save(state_of("attributes"), tmp_path / "x.pt")
-    archive = torch_file.open_archive(OpenFile(str(tmp_path / "x.pt")))
+    archive = open_archive(OpenFile(str(tmp_path / "x.pt")))
     others = [torch.UntypedStorage(saved.size_bytes) for saved in archive.storages]
     archive.references.storages.reverse()
     with pytest.raises(CorruptData, match="asks for other storages than it names"):
-        torch_file.unpickle(archive, others, weights_only=True)
+        archive_reader.unpickle(archive, others, weights_only=True)
 
 
 def test_dcp_names_the_sparse_tensor_that_it_refuses(tmp_path):
@@ -389,7 +390,7 @@ def test_dcp_names_the_sparse_tensor_that_it_refuses(tmp_path):
 def test_whole_loads_for_some_tensors_verify_checksums_too(tmp_path):
     gdsdata.save(state_of("module"), tmp_path / "x.pt")
     content = bytearray((tmp_path / "x.pt").read_bytes())
-    content[torch_file.open_archive(OpenFile(str(tmp_path / "x.pt"))).records["data/0"].offset] ^= 1
+    content[open_archive(OpenFile(str(tmp_path / "x.pt"))).records["data/0"].offset] ^= 1
     (tmp_path / "x.pt").write_bytes(content)
     with pytest.raises(CorruptData, match="checksum"):
         gdsdata.load(tmp_path / "x.pt", only=["it"], weights_only=False, verify=True)

@@ -1,6 +1,6 @@
 """Checkpoints in the files that people already use: `save` and `load`.
 
-`api` says what is wanted, `torch_file` and `safetensors_file` where it lies in a file, and `reading` and `writing`
+`api` says what is wanted, `torch_zip` and `safetensors_file` where it lies in a file, and `reading` and `writing`
 move it.
 """
 

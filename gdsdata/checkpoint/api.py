@@ -20,7 +20,10 @@ from gdsdata.checkpoint.open_file import OpenFile
 from gdsdata.checkpoint.pause import collector_paused
 from gdsdata.checkpoint.reading import Reading, Stored
 from gdsdata.checkpoint.tensor_kinds import are_of_one_kind, copy_into, has_own_memory, is_plain, takes_copy_of
-from gdsdata.checkpoint.torch_zip import torch_file
+from gdsdata.checkpoint.torch_zip import archive_reader, archive_writer
+from gdsdata.checkpoint.torch_zip.archive import Archive, open_archive
+from gdsdata.checkpoint.torch_zip.archive_reader import unpickle_structure
+from gdsdata.checkpoint.torch_zip.unpickling import NotPlain
 from gdsdata.checkpoint.writing import get_ready
 from gdsdata.errors import CorruptData
 from gdsdata.formats.parsers import safetensors_header
@@ -60,10 +63,10 @@ def save(value: Any, path: str | os.PathLike[str], *, options: EngineOptions | N
         pickle.PicklingError, TypeError, AttributeError: something in it cannot be pickled; the message has its name.
     """
     path = checked_path(path, "save")
-    layout = safetensors_file if path.endswith(".safetensors") else torch_file
+    save_file = safetensors_file.save if path.endswith(".safetensors") else archive_writer.save
     started = time.perf_counter()
     get_ready(options or EngineOptions())
-    layout.save(value, path, options or EngineOptions())
+    save_file(value, path, options or EngineOptions())
     note_checkpoint_stall(time.perf_counter() - started)
 
 
@@ -195,8 +198,8 @@ def load_over(
     if _kind_of(file) != "torch":
         raise CorruptData(f"'{path}' is a safetensors file, and no checkpoint of AsyncCheckpointer's", path)
     try:
-        saved = torch_file.unpickle_structure(torch_file.open_archive(file))
-    except torch_file.NotPlain:
+        saved = unpickle_structure(open_archive(file))
+    except NotPlain:
         saved = None
     if saved is None:  # torch has to make it
         saved = load(path, verify=verify, weights_only=weights_only, options=options)
@@ -296,11 +299,11 @@ def _kind_of(file: OpenFile) -> str:
 
 def _load_torch(file: OpenFile, reading: Reading, device: torch.device, weights_only: bool) -> Any:
     try:
-        archive = torch_file.open_archive(file)
+        archive = open_archive(file)
         devices = [device] * len(archive.storages)
-    except torch_file.NotPlain as why:
+    except NotPlain as why:
         return _read_by_torch(file, why, device, weights_only)
-    return torch_file.read(archive, reading, devices, device, weights_only, _errors_of_torch(file, weights_only))
+    return archive_reader.read(archive, reading, devices, device, weights_only, _errors_of_torch(file, weights_only))
 
 
 # Torch looks into small tensors while it builds some kinds (sizes of nested ones): they are zeros then, and no garbage.
@@ -331,21 +334,21 @@ def _structure_of_torch(
 ) -> tuple[Any, Callable[[Path, Any], Any]]:
     """Tensors have no values yet, but where all of the file had to be read."""
     try:
-        archive = torch_file.open_archive(file)
-        if (structure := torch_file.unpickle_structure(archive)) is not None:
+        archive = open_archive(file)
+        if (structure := unpickle_structure(archive)) is not None:
             return structure, _as_it_is
         devices = [device] * len(archive.storages)
-    except torch_file.NotPlain as why:
+    except NotPlain as why:
         return _read_by_torch(file, why, device, weights_only), _as_it_is
     found = _structure_without_values(file, archive, weights_only)
     if found is None:
         within = _errors_of_torch(file, weights_only)
-        return torch_file.read(archive, make_reading(), devices, device, weights_only, within), _as_it_is
+        return archive_reader.read(archive, make_reading(), devices, device, weights_only, within), _as_it_is
     return found
 
 
 def _structure_without_values(
-    file: OpenFile, archive: torch_file.Archive, weights_only: bool
+    file: OpenFile, archive: Archive, weights_only: bool
 ) -> tuple[Any, Callable[[Path, Any], Any]] | None:
     """None if plain tensors, as leaves, are not all that refers to a storage: what else does needs its values."""
     # Memory that is not touched costs nothing.
@@ -357,7 +360,7 @@ def _structure_without_values(
         storage_id(storage): archive.record_of(saved) for storage, saved in zip(storages, archive.storages, strict=True)
     }
     try:
-        saved = torch_file.unpickle(archive, storages, weights_only)
+        saved = archive_reader.unpickle(archive, storages, weights_only)
     except (pickle.UnpicklingError, CorruptData):
         with _errors_of_torch(file, weights_only):
             raise
@@ -377,7 +380,7 @@ def _structure_without_values(
     return saved, stored
 
 
-def _read_by_torch(file: OpenFile, why: torch_file.NotPlain, device: torch.device, weights_only: bool) -> Any:
+def _read_by_torch(file: OpenFile, why: NotPlain, device: torch.device, weights_only: bool) -> Any:
     with _errors_of_torch(file, weights_only), file.reader() as reader:
         found = torch.load(reader, map_location=device, weights_only=weights_only)
     engine.warn_once(f"'{os.path.basename(file.path)}' is read by torch.load: {why}")

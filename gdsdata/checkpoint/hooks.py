@@ -17,7 +17,9 @@ from gdsdata.checkpoint.explanations import empty_file
 from gdsdata.checkpoint.open_file import OpenFile
 from gdsdata.checkpoint.pause import collector_paused
 from gdsdata.checkpoint.reading import Reading
-from gdsdata.checkpoint.torch_zip import torch_config, torch_file
+from gdsdata.checkpoint.torch_zip import archive_reader, archive_writer, torch_config
+from gdsdata.checkpoint.torch_zip.archive import open_archive
+from gdsdata.checkpoint.torch_zip.unpickling import NotPlain
 from gdsdata.errors import CorruptData, NotReplaceable
 from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions
@@ -101,7 +103,7 @@ def _save(
     if is_plain and _is_writable_name(f) and not torch_private.moves_no_values():
         try:
             with collector_paused():
-                return torch_file.save(obj, os.path.abspath(f), EngineOptions())
+                return archive_writer.save(obj, os.path.abspath(f), EngineOptions())
         except NotReplaceable as why:
             engine.warn_once(f"{why}. torch.save writes over it in place instead, and a crash meanwhile damages it")
     return _torch_save(obj, f, pickle_module, pickle_protocol, *others, **named)
@@ -128,15 +130,15 @@ def _load(
         return by_torch()
     try:
         with collector_paused():
-            archive = torch_file.open_archive(OpenFile(os.fsdecode(f)))
+            archive = open_archive(OpenFile(os.fsdecode(f)))
             devices = [_device_for(storage.location, map_location) for storage in archive.storages]
-    except (torch_file.NotPlain, CorruptData, _NotOurs):
+    except (NotPlain, CorruptData, _NotOurs):
         return by_torch()
     reading = Reading(EngineOptions(), verify=False)
     with _path_noted(f):
         try:
             with collector_paused():
-                return torch_file.read(archive, reading, devices, map_location, weights_only)
+                return archive_reader.read(archive, reading, devices, map_location, weights_only)
         except CorruptData:
             archive.file.check_unchanged()
     return by_torch()  # which has errors of its own for what is damaged

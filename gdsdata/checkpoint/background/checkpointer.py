@@ -26,7 +26,8 @@ from gdsdata.checkpoint.dtensors import has_dtensors, local_parts, with_dtensors
 from gdsdata.checkpoint.pause import collector_paused
 from gdsdata.checkpoint.reading import bytes_of_storage
 from gdsdata.checkpoint.tensor_kinds import check_has_values
-from gdsdata.checkpoint.torch_zip import torch_file
+from gdsdata.checkpoint.torch_zip.archive_writer import Layout
+from gdsdata.checkpoint.torch_zip.pickling import pickle_with_storages
 from gdsdata.checkpoint.writing import Writing, crc32_of_all
 from gdsdata.errors import CorruptData, EngineClosed, SaveAborted
 from gdsdata.io import engine
@@ -393,10 +394,10 @@ class _Job:
     @collector_paused()
     def __init__(self, step: int, state: dict[str, Any], staging: Staging, snapshots: Snapshots) -> None:
         self.step = step
-        pickled, storages = torch_file.pickled_by_storages(state)
+        pickled, storages = pickle_with_storages(state)
         self._storages = [bytes_of_storage(storage) for storage in storages]
         self.size_bytes = sum(one.nbytes for one in self._storages)
-        self.layout = torch_file.Layout(pickled, [one.nbytes for one in self._storages])
+        self.layout = Layout(pickled, [one.nbytes for one in self._storages])
         self._staging = staging
         self._staged: queue.SimpleQueue[Staged | BaseException | None] = queue.SimpleQueue()
         self._off = threading.Event()  # nobody will write what is staged

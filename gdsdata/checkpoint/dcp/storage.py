@@ -41,7 +41,12 @@ from gdsdata.checkpoint.open_file import OpenFile, missing, most_kept_files
 from gdsdata.checkpoint.pause import collector_paused
 from gdsdata.checkpoint.reading import Reading, Record, Stored, bytes_of
 from gdsdata.checkpoint.tensor_kinds import has_own_memory
-from gdsdata.checkpoint.torch_zip import torch_file
+from gdsdata.checkpoint.torch_zip.archive import is_zip
+from gdsdata.checkpoint.torch_zip.archive_reader import open_tensor
+from gdsdata.checkpoint.torch_zip.archive_writer import Layout, write_archives
+from gdsdata.checkpoint.torch_zip.file_slice import FileSlice
+from gdsdata.checkpoint.torch_zip.pickling import pickle_tensor
+from gdsdata.checkpoint.torch_zip.unpickling import NotPlain
 from gdsdata.checkpoint.writing import Extent, Writing, get_ready, reached, sync_folder
 from gdsdata.errors import CorruptData
 from gdsdata.formats.parsers import safetensors_header
@@ -104,7 +109,7 @@ class GDSStorageWriter(FileSystemWriter):
     @collector_paused()
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         name = f"{plan.storage_data.prefix}{self._number()}.distcp"
-        archives: list[tuple[torch_file.Layout, list[torch.Tensor]]] = []
+        archives: list[tuple[Layout, list[torch.Tensor]]] = []
         plain: list[tuple[StorageInfo, torch.Tensor]] = []  # what is in them
         others: list[Extent] = []
         results = []
@@ -114,8 +119,8 @@ class GDSStorageWriter(FileSystemWriter):
             info = StorageInfo(name, begin, 0)
             if item.type != WriteItemType.BYTE_IO and _is_plain(data):
                 tensor = _without_gaps(data.detach())
-                pickled = torch_file.pickled_tensor(tensor.dtype, tuple(tensor.shape), tensor.stride())
-                layout = torch_file.Layout(pickled, [tensor.nbytes], begin)
+                pickled = pickle_tensor(tensor.dtype, tuple(tensor.shape), tensor.stride())
+                layout = Layout(pickled, [tensor.nbytes], begin)
                 archives.append((layout, [reached(bytes_of(tensor))]))
                 plain.append((info, tensor))
                 end = layout.end
@@ -129,7 +134,7 @@ class GDSStorageWriter(FileSystemWriter):
             begin = end
         if results:
             path = os.path.join(self.path, name)
-            checksums = torch_file.write_archives(path, archives, others, self.options)
+            checksums = write_archives(path, archives, others, self.options)
             for (info, tensor), (layout, _), (crc32,) in zip(plain, archives, checksums, strict=True):
                 _note_place(info, layout.offsets[0], crc32, tensor, end)
         return _done(results)
@@ -352,14 +357,14 @@ class GDSStorageReader(FileSystemReader):
                 stored[index] = self._stored_tensor(index, archives[index])
             yield item, stored[index]
 
-    def _archives(self, indices: Iterable[MetadataIndex], files: _Files) -> dict[MetadataIndex, torch_file.Slice]:
+    def _archives(self, indices: Iterable[MetadataIndex], files: _Files) -> dict[MetadataIndex, FileSlice]:
         archives = {}
         for index in indices:
             info = self.storage_data[index]
             file = files[info.relative_path]
             _check_size(index, info, file)
-            archives[index] = torch_file.Slice(file, info.offset, info.length)
-        torch_file.Slice.read_ends(archives.values())
+            archives[index] = FileSlice(file, info.offset, info.length)
+        FileSlice.read_ends(archives.values())
         return archives
 
     def _read_bytes(
@@ -376,14 +381,14 @@ class GDSStorageReader(FileSystemReader):
 
         reading.afterwards(load)
 
-    def _stored_tensor(self, index: MetadataIndex, archive: torch_file.Slice) -> Stored | None:
+    def _stored_tensor(self, index: MetadataIndex, archive: FileSlice) -> Stored | None:
         if self.storage_data[index].transform_descriptors:
             return None
         try:
-            if torch_file.recognises(archive.at(0, 4)) or not _is_in_safetensors(archive):
-                return torch_file.open_tensor(archive)
+            if is_zip(archive.at(0, 4)) or not _is_in_safetensors(archive):
+                return open_tensor(archive)
             return self._in_safetensors(index, archive.file)
-        except torch_file.NotPlain as why:
+        except NotPlain as why:
             engine.warn_once(f"some tensors in '{self.path}' are read by torch.load: {why}")
             return None
 
@@ -405,7 +410,7 @@ class GDSStorageReader(FileSystemReader):
         return self._headers[here][index.fqn]
 
 
-def _is_in_safetensors(archive: torch_file.Slice) -> bool:
+def _is_in_safetensors(archive: FileSlice) -> bool:
     """Whether it is a safetensors file, whose length ``.metadata`` does not say."""
     return safetensors_header.recognises(archive.file.read(archive.begin, 9))
 

@@ -1,0 +1,134 @@
+"""The archive that `torch.save` writes: a zip of plain records.
+
+``data.pkl`` has the pickled object, ``data/N`` the bytes of a storage. Opening an archive reads the zip's directory and
+the pickle, and finds the storages that the pickle asks for, so that they can be read before anything is unpickled.
+
+Sources: PKWARE's APPNOTE.TXT 4.3 for the zip, torch.serialization for what is in it.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from dataclasses import dataclass
+
+from gdsdata.checkpoint.open_file import OpenFile
+from gdsdata.checkpoint.reading import Record
+from gdsdata.checkpoint.torch_zip import torch_config
+from gdsdata.checkpoint.torch_zip.file_slice import FileSlice
+from gdsdata.checkpoint.torch_zip.unpickling import NotPlain, SavedStorage, StorageReferences, storages_of
+from gdsdata.errors import CorruptData
+from gdsdata.formats.parsers.zip_directory import LOCAL_BYTES, content_offsets, read_directory
+
+_MOST_BYTE_ORDER_BYTES = 16  # it says "little" or "big"; a damaged file may claim gigabytes
+
+
+@dataclass(frozen=True)
+class Archive:
+    """A file that `torch.save` wrote, or a part of a file.
+
+    Attributes:
+        file: the file; None if the archive is in no file.
+        records: where each record lies, by its name within the archive ("data.pkl", "data/0").
+        pickled: the content of "data.pkl".
+    """
+
+    file: OpenFile | None
+    records: dict[str, Record]
+    pickled: bytes
+
+    @property
+    def path(self) -> str:
+        return "" if self.file is None else self.file.path
+
+    @functools.cached_property
+    def references(self) -> StorageReferences:
+        """What the pickle says of storages.
+
+        Raises:
+            NotPlain: only torch.load can find out.
+            CorruptData: the file has no such storage.
+        """
+        references = storages_of(self.pickled)
+        for storage in references.storages:
+            self.record_of(storage)
+        return references
+
+    @property
+    def storages(self) -> list[SavedStorage]:
+        """The storages in the order in which torch asks for them while it unpickles. Raises as `references` does."""
+        return self.references.storages
+
+    def record_of(self, storage: SavedStorage) -> Record:
+        """Return the record of a storage.
+
+        Raises:
+            CorruptData: the file has no such record, or one of another size.
+        """
+        record = self.records.get(f"data/{storage.key}")
+        if record is None or record.size_bytes != storage.size_bytes:
+            there = "is not there" if record is None else f"has {record.size_bytes} bytes"
+            message = f"'{self.path}': storage {storage.key} of {storage.size_bytes} bytes {there}"
+            raise CorruptData(message, self.path)
+        return record
+
+
+def is_zip(head: bytes) -> bool:
+    """Return whether a file that begins with these bytes can be an archive."""
+    return head.startswith(b"PK\x03\x04")
+
+
+def open_archive(file: OpenFile) -> Archive:
+    """Find what lies where in a file.
+
+    Raises:
+        NotPlain: the file is an older or an unusual one, which torch.load reads.
+        CorruptData: the zip is damaged: its records do not lie within the file.
+        IoError: the storage refuses the read.
+    """
+    return open_slice(FileSlice(file, 0, file.size_bytes))
+
+
+def open_slice(archive: FileSlice) -> Archive:
+    """Find what lies where in a part of a file. Raises as `open_archive` does."""
+    records, prefix = _records_of(archive)
+
+    def content(name: str, most_bytes: int) -> bytes:
+        record = records[prefix + name]
+        return archive.at(record.offset - archive.begin, min(record.size_bytes, most_bytes))
+
+    says_order = prefix + "byteorder" in records
+    order = content("byteorder", _MOST_BYTE_ORDER_BYTES) if says_order else torch_config.assumed_byte_order()
+    if order != sys.byteorder.encode():
+        raise NotPlain(f"its byte order is {order.decode(errors='replace')}")
+    pickled = content("data.pkl", archive.size_bytes)
+    by_name = {name.removeprefix(prefix): record for name, record in records.items()}
+    return Archive(archive.file, by_name, pickled)
+
+
+def _records_of(archive: FileSlice) -> tuple[dict[str, Record], str]:
+    """Return the zip's records by their full names, and the prefix that all names share."""
+    path = archive.path
+    if not is_zip(archive.at(0, 4)):
+        raise NotPlain("it is no zip file")
+    records = {}
+    try:
+        directory, members = read_directory(archive.at, path, archive.size_bytes)
+        for member in members:
+            if member.hindrance:
+                raise NotPlain(f"of record {member.name!r}, {member.hindrance}")
+        headers = archive.at_each([member.header_offset for member in members], LOCAL_BYTES)
+        for member, begin in zip(members, content_offsets(headers, members, directory, path), strict=True):
+            name, _, size_bytes, crc32, *_ = member
+            # torch writes zero if it was told to compute no checksums.
+            known = crc32 if crc32 != 0 or size_bytes == 0 else None
+            records[name] = Record(archive.file, archive.begin + begin, size_bytes, known)
+    except CorruptData as error:
+        if archive.begin == 0:
+            raise
+        message = f"{error} (counted from {archive.begin}, where its archive begins)"
+        raise CorruptData(message, path, archive.begin + error.offset, error.length) from None
+    pickles = [name for name in records if name.endswith("/data.pkl") and name.count("/") == 1]
+    if len(pickles) != 1 or any(name.endswith("constants.pkl") for name in records):
+        raise NotPlain("it is a TorchScript archive, or no archive of torch's")
+    return records, pickles[0].removesuffix("data.pkl")

@@ -1,0 +1,62 @@
+"""A part of an open file that is a file by itself, such as one tensor's archive in a file of DCP's."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+
+from gdsdata.checkpoint.open_file import OpenFile
+from gdsdata.io import engine
+
+# An archive of one tensor has everything but the tensor within this many bytes of its beginning and of its end.
+_ENDS_BYTES = 1024
+
+
+class FileSlice:
+    """Bytes of an open file that are a file by themselves. It keeps its first and last KiB once they are read.
+
+    Args:
+        file: the file.
+        begin: the offset in the file at which the slice begins, in bytes.
+        size_bytes: the size of the slice.
+    """
+
+    def __init__(self, file: OpenFile, begin: int, size_bytes: int) -> None:
+        self.file, self.path, self.begin, self.size_bytes = file, file.path, begin, size_bytes
+        self._tail_offset = max(size_bytes - _ENDS_BYTES, 0)
+        self._head = self._tail = b""  # until they are read
+
+    @staticmethod
+    def read_ends(slices: Iterable[FileSlice]) -> None:
+        """Read both ends of many slices; all reads are submitted before the first is waited for.
+
+        Raises:
+            IoError: the storage refuses a read.
+        """
+        in_order = sorted(slices, key=lambda one: (one.path, one.begin))
+        for _, grouped in itertools.groupby(in_order, key=lambda one: one.path):
+            of_file = list(grouped)
+            offsets = [at for one in of_file for at in (one.begin, one.begin + one._tail_offset)]
+            file = of_file[0].file.file()
+            found = engine.read_each(file.descriptor, of_file[0].path, offsets, _ENDS_BYTES)
+            for one, at in zip(of_file, itertools.count(0, 2 * _ENDS_BYTES)):
+                count = min(_ENDS_BYTES, one.size_bytes)
+                one._head, one._tail = found[at : at + count], found[at + _ENDS_BYTES : at + _ENDS_BYTES + count]
+
+    def at_each(self, offsets: Sequence[int], size_bytes: int) -> bytes:
+        """Return ``size_bytes`` from each of these offsets in the slice, joined (see `engine.read_each`)."""
+        file = self.file.file()
+        return engine.read_each(file.descriptor, self.path, [self.begin + offset for offset in offsets], size_bytes)
+
+    def at(self, offset: int, size_bytes: int) -> bytes:
+        """Return ``size_bytes`` from an offset in the slice: fewer if the slice ends, none outside it."""
+        end = min(offset + size_bytes, self.size_bytes)
+        if not 0 <= offset < end:
+            return b""
+        if not self._head:
+            self.read_ends([self])
+        if end <= len(self._head):
+            return self._head[offset:end]
+        if offset >= self._tail_offset:
+            return self._tail[offset - self._tail_offset : end - self._tail_offset]
+        return self.at_each([offset], end - offset)

@@ -1,0 +1,124 @@
+"""Pickles as `torch.save` makes them, byte for byte, and the storages that they refer to."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import io
+import pickle
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gdsdata.checkpoint.explanations import unpicklable
+from gdsdata.torch_private import (
+    backward_hooks,
+    is_zero_tensor,
+    parts_of_typed_storage,
+    rebuild_tensor,
+    storage_id,
+    storage_types,
+)
+
+
+def pickle_with_storages(value: Any) -> tuple[bytes, list[torch.UntypedStorage]]:
+    """Return a value as torch pickles it, and the storages that the pickle refers to: the i-th as key "i".
+
+    Raises:
+        RuntimeError: storages that share memory are counted in different dtypes.
+        pickle.PicklingError, TypeError, AttributeError: a value cannot be pickled; the message has its name.
+    """
+    pickler = _Pickler()
+    try:
+        pickler.dump(value)
+    except Exception as error:
+        explained = unpicklable(value, error, lambda leaf: _Pickler().dump(leaf))
+        if explained is error:
+            raise
+        raise explained from error
+    return pickler.pickled(), pickler.storages
+
+
+@functools.lru_cache(maxsize=1024)  # layers repeat
+def pickle_tensor(dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...]) -> bytes:
+    """Return the pickle of a tensor on the CPU whose storage has exactly its elements, without gaps."""
+    untouched = torch.empty_strided(shape, stride, dtype=dtype)  # memory that is not touched costs nothing
+    return pickle_with_storages(untouched)[0]
+
+
+# Most objects in a pickle are of these types, and none of them is a storage.
+_NO_STORAGES = frozenset({str, int, bool, tuple, type(None), dict, collections.OrderedDict, torch.Tensor})
+
+
+@dataclass(slots=True)
+class _Elements:
+    """What a plain tensor refers to. It stands for torch's TypedStorage, which is slow to make."""
+
+    storage: torch.UntypedStorage
+    dtype: torch.dtype
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Return whether torch pickles a `torch.Tensor` as `REBUILD_TENSOR`, without state, metadata or a warning."""
+    return (
+        tensor.dtype in storage_types()  # newer dtypes have a function of their own
+        and tensor.layout is torch.strided
+        and (tensor.is_cpu or tensor.is_cuda)
+        and not (tensor.is_quantized or tensor.is_nested or tensor.is_conj() or tensor.is_neg())
+        and not (tensor.__dict__ or backward_hooks(tensor) or is_zero_tensor(tensor))  # torch refuses the last
+    )
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles as torch does, and collects storages.
+
+    The class belongs to the module: a class made for each save would be garbage that only the collector frees, and
+    the storages with it.
+
+    Attributes:
+        storages: those that the pickle refers to, in order.
+    """
+
+    def __init__(self) -> None:
+        self._buffer = io.BytesIO()
+        super().__init__(self._buffer, protocol=2)
+        self.storages: list[torch.UntypedStorage] = []
+        self._keys: dict[int, str] = {}
+        self._dtypes: dict[tuple[torch.device, int], torch.dtype] = {}
+
+    def pickled(self) -> bytes:
+        return self._buffer.getvalue()
+
+    def reducer_override(self, saved: Any) -> Any:
+        # The results are those of torch and Python, whose own ways to them took more than half of all the time.
+        if type(saved) is torch.Tensor and _is_plain(saved):
+            elements = _Elements(saved.untyped_storage(), saved.dtype)
+            place = saved.storage_offset(), tuple(saved.shape), saved.stride()
+            hooks = collections.OrderedDict()  # a new one each time: one for all would be pickled as shared
+            return rebuild_tensor, (elements, *place, saved.requires_grad, hooks)
+        if type(saved) is collections.OrderedDict and not (saved or saved.__dict__):  # a tensor's hooks
+            return collections.OrderedDict, ()
+        return NotImplemented
+
+    def persistent_id(self, saved: Any) -> tuple[str, type, str, str, int] | None:
+        if type(saved) in _NO_STORAGES:
+            return None
+        if type(saved) is _Elements:
+            storage, dtype, elements = saved.storage, saved.dtype, saved.storage.nbytes() // saved.dtype.itemsize
+            of_type = getattr(torch, storage_types()[dtype])
+        elif isinstance(saved, torch.storage.TypedStorage):
+            storage, elements, name = parts_of_typed_storage(saved)
+            dtype, of_type = saved.dtype, getattr(torch, name)
+        elif torch.is_storage(saved):
+            storage, dtype, elements, of_type = saved, torch.uint8, saved.nbytes(), torch.UntypedStorage
+        else:
+            return None
+        if storage.nbytes() > 0 and self._dtypes.setdefault((storage.device, storage.data_ptr()), dtype) != dtype:
+            torchs_words = "Cannot save multiple tensors or storages that view the same data as different types"
+            raise RuntimeError(f"{torchs_words}: save a copy of one")
+        identity = storage_id(storage)
+        if identity not in self._keys:
+            self._keys[identity] = str(len(self._keys))
+            self.storages.append(storage)
+        return "storage", of_type, self._keys[identity], torch.serialization.location_tag(storage), elements
