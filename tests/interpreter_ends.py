@@ -151,7 +151,7 @@ if child:
     "a checkpointer in another module": """
 import sys
 torch.kept = [checkpointer('c')]
-torch.kept += [sys.modules[f"gdsdata.checkpoint.background.{name}"] for name in ("commit", "checkpointer")]
+torch.kept += [sys.modules[f"gdsdata.checkpoint.background.{name}"] for name in ("folder_lock", "checkpointer")]
 torch.kept[0].save(1, {'a': torch.zeros(10)}).result()
 """,
     "a failed restore": """

@@ -22,6 +22,7 @@ from test_checkpoint_save import disk_of
 import gdsdata
 from gdsdata import AsyncCheckpointer, EngineOptions, GDSDataset
 from gdsdata.checkpoint.background import staging
+from gdsdata.checkpoint.background.checkpoint_folder import LockedFolder
 from gdsdata.checkpoint.background.staging import Staged, pieces
 from gdsdata.errors import CorruptData, EngineClosed, IoError
 from gdsdata.formats import Records
@@ -518,7 +519,7 @@ def test_a_checkpoint_is_there_also_where_older_ones_cannot_be_removed(tmp_path,
         raise OSError(errno.EIO, "no")
 
     with AsyncCheckpointer(tmp_path, keep_last=1) as checkpointer:
-        monkeypatch.setattr(type(checkpointer._folder), "retain", fail)
+        monkeypatch.setattr(LockedFolder, "retain", fail)
         with pytest.warns(RuntimeWarning, match="older checkpoints in .* could not be removed"):
             checkpointer.save(1, {"a": 1}).result()
         assert checkpointer.steps() == [1]

@@ -14,7 +14,7 @@ from helpers import eventually, in_new_process
 
 from gdsdata import AsyncCheckpointer, EngineOptions
 from gdsdata.checkpoint.background import heartbeat_lock
-from gdsdata.checkpoint.background.commit import Folder
+from gdsdata.checkpoint.background.checkpoint_folder import CheckpointFolder, LockedFolder
 from gdsdata.errors import IoError
 from gdsdata.io import engine
 
@@ -36,8 +36,8 @@ def no_flock(monkeypatch):
     monkeypatch.setattr(heartbeat_lock, "STALE_S", 0.6)
 
 
-def folder_at(path: Path) -> Folder:
-    return Folder(str(path), EngineOptions())
+def locked(path: Path) -> LockedFolder:
+    return LockedFolder(CheckpointFolder(str(path)), EngineOptions())
 
 
 class OtherProcess:
@@ -49,12 +49,11 @@ class OtherProcess:
         self.id = os.fork()
         if self.id == 0:
             os.close(self._commands)
-            folder = folder_at(path)
             try:
-                folder.lock()
+                folder = locked(path)
                 os.write(told, b"y")
                 os.read(commands, 1)
-                folder.unlock()
+                folder.release()
             except BaseException:
                 os.write(told, b"n")
             os._exit(0)
@@ -77,14 +76,13 @@ class OtherProcess:
 def test_without_flock_a_folder_belongs_to_the_process_that_lives(tmp_path, no_flock):
     other = OtherProcess(tmp_path)
     assert other.has_it()
-    folder = folder_at(tmp_path)
     for _ in range(2):
         with pytest.raises(IoError, match=f"process {other.id} on .* saves checkpoints to '{tmp_path}' now: end it"):
-            folder.lock()
+            locked(tmp_path)
     other.end()
-    folder.lock()
+    folder = locked(tmp_path)
     folder.begin(1)
-    folder.unlock()
+    folder.release()
     assert not (tmp_path / "lock-held").exists()
 
 
@@ -102,8 +100,7 @@ def test_without_flock_the_lock_of_a_killed_process_is_taken_over_by_one(tmp_pat
 
 @pytest.mark.filterwarnings("ignore:gdsdata. the file system of .* has no flock")
 def test_a_process_that_lost_the_folder_while_it_was_suspended_saves_and_removes_nothing(tmp_path, no_flock):
-    folder = folder_at(tmp_path)
-    folder.lock()
+    folder = locked(tmp_path)
     folder.begin(1)
     (tmp_path / "step-1" / "rank-0-00c0ffee.pt").write_bytes(b"of the other process")
     held = tmp_path / "lock-held"
@@ -113,7 +110,7 @@ def test_a_process_that_lost_the_folder_while_it_was_suspended_saves_and_removes
     for call in (lambda: folder.commit(1, []), lambda: folder.begin(2), folder.tidy):
         with pytest.raises(IoError, match="process 5 on elsewhere saves checkpoints"):
             call()
-    folder.unlock()
+    folder.release()
     assert held.read_text() != content and held.exists(), "the other's lock is left alone"
     assert (tmp_path / "step-1" / "rank-0-00c0ffee.pt").exists()
 
@@ -123,12 +120,10 @@ def test_a_host_that_has_flock_respects_the_lock_of_one_that_has_not(tmp_path, n
     other = OtherProcess(tmp_path)
     assert other.has_it()
     monkeypatch.setattr(fcntl, "flock", lambda *_: None)
-    folder = folder_at(tmp_path)
     with pytest.raises(IoError, match=f"process {other.id} on"):
-        folder.lock()
+        locked(tmp_path)
     other.kill()
-    folder.lock()
-    folder.unlock()
+    locked(tmp_path).release()
     assert os.listdir(tmp_path) == ["lock"]
 
 
@@ -151,19 +146,18 @@ def test_without_flock_saves_work_with_one_warning(tmp_path, monkeypatch, number
 def test_another_error_of_flock_names_the_file_and_what_to_do(tmp_path, monkeypatch):
     refuse_flock(monkeypatch, errno.EIO)
     with pytest.raises(IoError, match=f"could not lock '{tmp_path}/lock': .*; save into a folder on another"):
-        folder_at(tmp_path).lock()
+        locked(tmp_path)
 
 
 @pytest.mark.filterwarnings("ignore:gdsdata. the file system of .* has no flock")
 def test_a_forked_child_leaves_its_parents_lock_alone(tmp_path, no_flock):
-    folder = folder_at(tmp_path)
-    folder.lock()
+    folder = locked(tmp_path)
     if (child := os.fork()) == 0:
-        folder.unlock()
+        folder.release()
         os._exit(0)
     os.waitpid(child, 0)
     folder.begin(1)
-    folder.unlock()
+    folder.release()
     assert not (tmp_path / "lock-held").exists()
 
 

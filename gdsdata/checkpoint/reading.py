@@ -17,7 +17,7 @@ from gdsdata.checkpoint.nests import Path, name_of
 from gdsdata.checkpoint.open_file import OpenFile, table_of
 from gdsdata.checkpoint.pause import collector_resumed
 from gdsdata.checkpoint.tensor_kinds import has_own_memory
-from gdsdata.checkpoint.threads import begin_beside
+from gdsdata.checkpoint.threads import submit_or_call
 from gdsdata.errors import CorruptData
 from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions
@@ -179,7 +179,7 @@ class Reading:
         extents.bytes += size_bytes
         if extents.bytes >= _BATCH_BYTES:
             call = self._reader_of(device, self._by_device.pop(device))
-            self._begun.append(begin_beside(self._batches, call))
+            self._begun.append(submit_or_call(self._batches, call))
 
     def tensor_into(self, target: torch.Tensor, stored: Stored, name: str) -> None:
         """A tensor's values into another of its shape, cast where dtypes differ.

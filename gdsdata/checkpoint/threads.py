@@ -1,19 +1,56 @@
-"""Calls that are made beside the caller, also while the program ends."""
+"""Calls in other threads that also work while the interpreter ends, when executors accept no more calls."""
 
 from __future__ import annotations
 
+import queue
+import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+_Calls = queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
 
-def begin_beside(threads: ThreadPoolExecutor, call: Callable[[], T]) -> Future[T]:
-    """In one of the threads; here and now where the program ends and there are no more: in an `atexit` handler."""
+
+def submit_or_call(executor: ThreadPoolExecutor, call: Callable[[], T]) -> Future[T]:
+    """Submit a call to an executor; call it here and now if the executor accepts none (in an `atexit` handler)."""
     try:
-        return threads.submit(call)
+        return executor.submit(call)
     except RuntimeError:
         done: Future[T] = Future()
         done.set_result(call())
         return done
+
+
+class DaemonThreads:
+    """Threads that make calls until `close`, or until the interpreter has ended. Any thread may submit a call.
+
+    Args:
+        count: how many threads.
+        name: of each.
+    """
+
+    def __init__(self, count: int, name: str) -> None:
+        calls: _Calls = queue.SimpleQueue()
+        for _ in range(count):
+            threading.Thread(target=_make_calls, args=(calls,), name=name, daemon=True).start()
+        self._calls = calls
+        self.close = weakref.finalize(self, lambda: [calls.put(None) for _ in range(count)])
+
+    def submit(self, call: Callable[[], T]) -> Future[T]:
+        """Have a thread make a call; calls begin in the order of submission."""
+        result: Future[T] = Future()
+        self._calls.put((result, call))
+        return result
+
+
+def _make_calls(calls: _Calls) -> None:
+    while (one := calls.get()) is not None:
+        result, call = one
+        try:
+            result.set_result(call())
+        except BaseException as error:
+            result.set_exception(error)
+        del one, result, call  # they may hold tensors

@@ -16,7 +16,7 @@ import torch
 
 from gdsdata.checkpoint.pages import PAGE_BYTES, Pages
 from gdsdata.checkpoint.pause import collector_resumed
-from gdsdata.checkpoint.threads import begin_beside
+from gdsdata.checkpoint.threads import submit_or_call
 from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions
 
@@ -98,7 +98,7 @@ class Writing:
         with ThreadPoolExecutor(_BATCHES_AT_A_TIME, thread_name_prefix="gdsdata-write") as threads:
             try:
                 for batch in _batches(extents):  # what is begun has its short extents in memory once more
-                    begun.append((batch, begin_beside(threads, self._writer_of(batch, gaps))))
+                    begun.append((batch, submit_or_call(threads, self._writer_of(batch, gaps))))
                     if len(begun) > _BATCHES_AT_A_TIME:
                         yield from checksums_of_first()
                 while begun:

@@ -1,0 +1,108 @@
+"""The file that one rank saved, read over the state that it is restored into."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from gdsdata.checkpoint.api import load
+from gdsdata.checkpoint.contents import Kind, kind_of
+from gdsdata.checkpoint.nests import Path, mapped, name_of, places
+from gdsdata.checkpoint.open_file import OpenFile
+from gdsdata.checkpoint.pause import collector_paused
+from gdsdata.checkpoint.reading import Reading, Stored
+from gdsdata.checkpoint.targets import check_fits, check_names, check_not_on_meta, fill, first_device, fits
+from gdsdata.checkpoint.tensor_kinds import are_of_one_kind
+from gdsdata.checkpoint.torch_zip.archive import open_archive
+from gdsdata.checkpoint.torch_zip.archive_reader import unpickle_structure
+from gdsdata.checkpoint.torch_zip.unpickling import NotPlain
+from gdsdata.errors import CorruptData
+from gdsdata.io import engine
+from gdsdata.io.options import EngineOptions
+
+
+@collector_paused()
+def load_over(
+    path: str,
+    targets: dict[str, Any],
+    *,
+    strict: Sequence[str],
+    verify: bool,
+    weights_only: bool,
+    options: EngineOptions,
+) -> dict[str, Any]:
+    """Load what a file of `torch.save` has under each name of ``targets``, into their tensors where these fit.
+
+    A tensor with the path, shape and dtype of a target is read into that target. Others are read into new tensors, on
+    a device of the kind that they were saved from. A tensor without memory of its own is copied, or takes the target's
+    place.
+
+    Args:
+        path: of the file.
+        targets: the states, by name.
+        strict: names under which all paths must be the same, and all tensors must fit.
+        verify: compare checksums.
+        weights_only: as in `torch.load`.
+        options: of the engine.
+
+    Raises:
+        ValueError: a name is not in the file, or something under a name of ``strict`` differs.
+    """
+    check_not_on_meta(path, targets)
+    file = OpenFile(path)
+    if kind_of(file) is not Kind.TORCH:
+        raise CorruptData(f"'{path}' is a safetensors file, and no checkpoint of AsyncCheckpointer's", path)
+    try:
+        saved = unpickle_structure(open_archive(file))
+    except NotPlain:
+        saved = None
+    if saved is None:  # only torch can make it
+        saved = load(path, verify=verify, weights_only=weights_only, options=options)
+    lost = [name for name in targets if not isinstance(saved, dict) or name not in saved]
+    if lost:
+        raise ValueError(f"'{path}' has nothing of the name {lost[0]!r}")
+    chosen = {name: saved[name] for name in targets}
+    target_of = {place.path: place.leaf for place in places(targets)}
+    for name in strict:
+        _check_strictly(path, name, chosen, target_of)
+    reading = Reading(options, verify)
+    reading.expect(file.size_bytes, first_device(targets))
+    new: dict[torch.device, dict[Path, Stored]] = {}
+    for place in places(chosen):
+        if not isinstance(place.leaf, (Stored, torch.Tensor)):
+            continue
+        target = target_of.get(place.path)
+        if fits(target, place.leaf):
+            fill(target, place.leaf, name_of(place.path), reading)
+        elif isinstance(place.leaf, Stored):
+            new.setdefault(_device_like(place.leaf.location), {})[place.path] = place.leaf
+    made = {place: tensor for device in new for place, tensor in reading.tensors(new[device], device).items()}
+    reading.run()
+
+    def restored(place: Path, leaf: Any) -> Any:
+        if isinstance(leaf, (Stored, torch.Tensor)) and fits(target_of.get(place), leaf):
+            return target_of[place]
+        if place[0] in strict and are_of_one_kind(target_of.get(place), leaf):
+            return leaf.to(target_of[place].device)
+        return made.get(place, leaf)
+
+    return mapped(chosen, restored)
+
+
+def _check_strictly(path: str, name: str, chosen: dict[str, Any], target_of: dict[Path, Any]) -> None:
+    """Check that all paths under a name are the same in the file and in the targets, and that all tensors fit."""
+    saved = {place.path: place.leaf for place in places(chosen) if place.path[0] == name}
+    check_names(path, {place for place in target_of if place[0] == name}, set(saved))
+    for place, leaf in saved.items():
+        target = target_of[place]
+        is_tensor = isinstance(leaf, (Stored, torch.Tensor)) or isinstance(target, torch.Tensor)
+        if is_tensor and not are_of_one_kind(target, leaf):
+            check_fits(path, place, target, leaf)
+
+
+def _device_like(location: str) -> torch.device:
+    """Return the CPU, or the current GPU if the tensor was saved from a GPU and there is one."""
+    on_gpu = location.startswith("cuda") and torch.cuda.is_available()
+    return engine.resolved("cuda") if on_gpu else torch.device("cpu")

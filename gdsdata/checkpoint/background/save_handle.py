@@ -1,0 +1,52 @@
+"""`SaveHandle`: what `AsyncCheckpointer.save` returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+
+
+class SaveHandle:
+    """A save that is in progress, or has ended. Any thread may use it.
+
+    Attributes:
+        step: the step that is saved.
+        bytes: the size of what this rank saves.
+        stall_s: how long `AsyncCheckpointer.save` kept its caller, in seconds.
+    """
+
+    def __init__(self, step: int, size_bytes: int, ended: Future[str], seen: Callable[[], None]) -> None:
+        self.step = step
+        self.bytes = size_bytes
+        self.stall_s = 0.0
+        self._ended, self._seen = ended, seen
+
+    def __repr__(self) -> str:
+        state = "under way"
+        if self._ended.done():
+            error = None if self._ended.cancelled() else self._ended.exception()
+            state = f"failed: {error!r}" if error else "complete"
+        return f"SaveHandle(step={self.step}, {self.bytes} bytes, {state})"
+
+    def done(self) -> bool:
+        """Return whether the save has ended, complete or failed."""
+        return self._ended.done()
+
+    def result(self, timeout_s: float | None = None) -> str:
+        """Wait until the checkpoint is complete and on storage.
+
+        Args:
+            timeout_s: how long to wait, in seconds; None: until the save ends.
+
+        Returns:
+            The checkpoint's folder.
+
+        Raises:
+            TimeoutError: the save has not ended after ``timeout_s``.
+            IoError, SaveAborted: the save failed; see `AsyncCheckpointer.save`.
+        """
+        try:
+            return self._ended.result(timeout_s)
+        finally:
+            if self._ended.done():
+                self._seen()

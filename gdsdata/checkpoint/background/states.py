@@ -1,0 +1,51 @@
+"""What `AsyncCheckpointer` saves and restores: objects with a ``state_dict``, or plain values, by name."""
+
+from __future__ import annotations
+
+import collections
+from typing import Any
+
+import torch
+
+from gdsdata.checkpoint.dtensors import has_dtensors
+from gdsdata.torch_private import init_optimizer_state
+
+
+def check_state(state: Any, kind: type) -> None:
+    """Check that a state is of this kind of mapping.
+
+    Raises:
+        TypeError: it is not.
+    """
+    if not isinstance(state, kind):
+        raise TypeError(
+            f"state is of type {type(state).__name__}: give a dict, with a name for each thing to save, as "
+            '{"model": model, "optim": optim}'
+        )
+
+
+def state_of(one: Any) -> Any:
+    """Return what of an object is saved: its ``state_dict()``, or itself if it has none."""
+    return one.state_dict() if hasattr(one, "state_dict") else one
+
+
+def target_of(one: Any) -> Any:
+    """Return what a checkpoint is read into. Its tensors are those that ``one`` uses, if ``one`` exposes them.
+
+    An optimizer of DTensors that has no state yet gets one: only the optimizer knows how to make it of DTensors.
+    """
+    if isinstance(one, torch.optim.Optimizer) and not one.state and has_dtensors(one.param_groups):
+        init_optimizer_state(one)
+    return state_of(one)
+
+
+def restored(target: Any, found: Any) -> Any:
+    """Return ``target`` with the values of ``found``, or ``found`` if ``target`` is no dict or list.
+
+    Tensors of ``target`` have been filled before, and stand in ``found`` themselves.
+    """
+    if type(target) in (dict, collections.OrderedDict, list):
+        for key, value in list(target.items() if isinstance(target, dict) else enumerate(target)):
+            target[key] = restored(value, found[key])
+        return target
+    return found

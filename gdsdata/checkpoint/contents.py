@@ -1,0 +1,163 @@
+"""What a checkpoint file holds, found out without reading its tensors if that is possible."""
+
+from __future__ import annotations
+
+import enum
+import os
+import pickle
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import torch
+
+from gdsdata.checkpoint import safetensors_file
+from gdsdata.checkpoint.explanations import empty_file, foreign_file, torch_errors_explained
+from gdsdata.checkpoint.nests import Path, places
+from gdsdata.checkpoint.open_file import OpenFile
+from gdsdata.checkpoint.reading import Reading, Stored
+from gdsdata.checkpoint.tensor_kinds import is_plain
+from gdsdata.checkpoint.torch_zip import archive_reader
+from gdsdata.checkpoint.torch_zip.archive import Archive, open_archive
+from gdsdata.checkpoint.torch_zip.unpickling import NotPlain
+from gdsdata.errors import CorruptData
+from gdsdata.formats.parsers import safetensors_header
+from gdsdata.io import engine
+from gdsdata.torch_private import storage_id
+
+_HEAD_BYTES = 64  # enough to recognize a format
+# torch looks at small tensors while it builds some kinds, as the sizes of a nested tensor. They are zeros then, no
+# garbage. Larger ones are left untouched, because memory that is not touched costs nothing.
+_LOOKED_AT_BYTES = 1 << 20
+
+
+class Kind(enum.Enum):
+    """The formats of checkpoint files."""
+
+    TORCH = "a file of torch.save"
+    SAFETENSORS = "a safetensors file"
+    INDEX = "the index of several safetensors files"
+
+
+class Contents(NamedTuple):
+    """What a file holds.
+
+    Attributes:
+        value: what was saved. Leaves stand for tensors, or are tensors.
+        stored_of: makes of a leaf, given its path, the `Stored` that it stands for; other leaves stay as they are.
+    """
+
+    value: Any
+    stored_of: Callable[[Path, Any], Any]
+
+
+def kind_of(file: OpenFile) -> Kind:
+    """Recognize the format of a file.
+
+    Raises:
+        CorruptData: the file has none of these formats.
+    """
+    if file.size_bytes == 0:
+        raise empty_file(file.path)
+    if file.path.endswith(".json"):
+        return Kind.INDEX
+    head = file.read(0, _HEAD_BYTES)
+    if safetensors_header.recognises(head):
+        return Kind.SAFETENSORS
+    if file.path.endswith(".safetensors"):
+        found = foreign_file(f"'{file.path}'", head)
+        words = f"'{file.path}' does not begin as a safetensors file: it is another one, or damaged. Fetch it again"
+        raise CorruptData(words if found is None else str(found), file.path, 0, len(head))
+    return Kind.TORCH  # or an older file of torch, which torch itself recognizes
+
+
+def load_torch_file(file: OpenFile, reading: Reading, device: torch.device, weights_only: bool) -> Any:
+    """Load all of a file that `torch.save` wrote, with its tensors on ``device``. Raises as `gdsdata.load` does."""
+    try:
+        archive = open_archive(file)
+        devices = [device] * len(archive.storages)
+    except NotPlain as why:
+        return _load_by_torch(file, why, device, weights_only)
+    explained = _torch_errors_explained(file, weights_only)
+    return archive_reader.read(archive, reading, devices, device, weights_only, explained)
+
+
+def contents_of(
+    kind: Kind, file: OpenFile, device: torch.device, make_reading: Callable[[], Reading], weights_only: bool
+) -> Contents:
+    """Find out what a file holds. Tensors have no values yet, unless all of the file had to be read.
+
+    Args:
+        kind: what `kind_of` returned for the file.
+        file: the file.
+        device: where tensors are made that have to be made to find out.
+        make_reading: called if all of the file has to be read.
+        weights_only: as in `torch.load`.
+    """
+    if kind is Kind.INDEX:
+        return Contents(safetensors_file.read_index(file), _unchanged)
+    if kind is Kind.SAFETENSORS:
+        return Contents(safetensors_file.read_header(file), _unchanged)
+    try:
+        archive = open_archive(file)
+        if (structure := archive_reader.unpickle_structure(archive)) is not None:
+            return Contents(structure, _unchanged)
+        devices = [device] * len(archive.storages)
+    except NotPlain as why:
+        return Contents(_load_by_torch(file, why, device, weights_only), _unchanged)
+    without_values = _unpickled_without_values(file, archive, weights_only)
+    if without_values is not None:
+        return without_values
+    explained = _torch_errors_explained(file, weights_only)
+    value = archive_reader.read(archive, make_reading(), devices, device, weights_only, explained)
+    return Contents(value, _unchanged)
+
+
+def _unchanged(path: Path, leaf: Any) -> Any:
+    return leaf
+
+
+def _unpickled_without_values(file: OpenFile, archive: Archive, weights_only: bool) -> Contents | None:
+    """Have torch unpickle the object on memory that nobody has filled.
+
+    Returns:
+        None if something other than plain tensors, as leaves, refers to a storage: that needs the storage's values.
+    """
+    storages = [torch.UntypedStorage(saved.size_bytes) for saved in archive.storages]
+    for storage in storages:
+        if storage.nbytes() < _LOOKED_AT_BYTES:
+            storage.fill_(0)
+    records = {
+        storage_id(storage): archive.record_of(saved) for storage, saved in zip(storages, archive.storages, strict=True)
+    }
+    try:
+        value = archive_reader.unpickle(archive, storages, weights_only)
+    except (pickle.UnpicklingError, CorruptData):
+        with _torch_errors_explained(file, weights_only):
+            raise
+    except Exception:  # if it was not for lack of values, the same error comes again when they are there
+        return None
+    tensors = {id(place.leaf): place.leaf for place in places(value) if isinstance(place.leaf, torch.Tensor)}
+    if len(tensors) != archive.references.count or not all(map(is_plain, tensors.values())):
+        return None
+
+    def stored_of(path: Path, leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        offset = leaf.storage_offset() * leaf.element_size()
+        record = records[storage_id(leaf.untyped_storage())]
+        return Stored(record, offset, leaf.dtype, tuple(leaf.shape), leaf.stride())
+
+    return Contents(value, stored_of)
+
+
+def _load_by_torch(file: OpenFile, why: NotPlain, device: torch.device, weights_only: bool) -> Any:
+    with _torch_errors_explained(file, weights_only), file.reader() as reader:
+        found = torch.load(reader, map_location=device, weights_only=weights_only)
+    engine.warn_once(f"'{os.path.basename(file.path)}' is read by torch.load: {why}")
+    return found
+
+
+def _torch_errors_explained(file: OpenFile, weights_only: bool) -> AbstractContextManager[None]:
+    place, head = f"'{file.path}' of {file.size_bytes} bytes", file.read(0, _HEAD_BYTES)
+    return torch_errors_explained(file.path, place, file.size_bytes, head=head, weights_only=weights_only)

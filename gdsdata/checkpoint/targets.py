@@ -1,0 +1,128 @@
+"""The tensors that a load fills: whether they can be filled, whether a saved tensor fits, and the filling."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from gdsdata.checkpoint.nests import Path, name_of, places
+from gdsdata.checkpoint.reading import Reading, Stored
+from gdsdata.checkpoint.tensor_kinds import are_of_one_kind, copy_into, has_own_memory, is_plain, takes_copy_of
+
+_MOST_NAMES_SHOWN = 5
+
+
+def check_into(path: str, into: Any) -> None:
+    """Check that ``into`` has tensors that the file ``path`` can fill.
+
+    Raises:
+        TypeError: it is a module, or no nest of dicts, lists and tuples.
+        ValueError: a tensor is on the meta device.
+    """
+    if isinstance(into, torch.nn.Module):
+        raise TypeError(
+            f"into= is a module ({type(into).__name__}): pass its tensors, into=model.state_dict(), or call "
+            f"model.load_state_dict(gdsdata.load({path!r}))"
+        )
+    if not isinstance(into, (dict, list, tuple, torch.Tensor)):
+        remedy = "pass a nest of dicts and lists with tensors in it, as state_dict() gives it"
+        raise TypeError(f"into= is of type {type(into).__name__}, which has nothing to fill: {remedy}")
+    check_not_on_meta(path, into)
+
+
+def check_not_on_meta(path: str, nest: Any) -> None:
+    """Check that no tensor of a nest is on the meta device, where a file has nothing to fill.
+
+    Raises:
+        ValueError: a tensor is; the message has its name.
+    """
+    for place in places(nest):
+        if isinstance(place.leaf, torch.Tensor) and place.leaf.is_meta:
+            name = name_of(place.path) or "the tensor"
+            raise ValueError(
+                f"{name} is on the meta device, which has no memory to fill from '{path}': call "
+                f"model.load_state_dict(gdsdata.load({path!r}, device=...), assign=True), which gives the model the "
+                "loaded tensors, or model.to_empty(device=...) before"
+            )
+
+
+def first_device(nest: Any) -> torch.device:
+    """Return the device of a nest's first tensor; the CPU if it has none."""
+    for place in places(nest):
+        if isinstance(place.leaf, torch.Tensor):
+            return place.leaf.device
+    return torch.device("cpu")
+
+
+def fits(target: Any, leaf: Stored | torch.Tensor, dtype: torch.dtype | None = None) -> bool:
+    """Return whether ``target`` can take the values of a saved tensor.
+
+    Args:
+        target: what is to be filled.
+        leaf: the saved tensor.
+        dtype: a dtype that ``target`` may have besides that of the saved tensor.
+    """
+    if not isinstance(target, torch.Tensor):
+        return False
+    if not has_own_memory(target) or not (isinstance(leaf, Stored) or has_own_memory(leaf)):
+        return are_of_one_kind(target, leaf) and takes_copy_of(target, leaf)
+    return target.shape == leaf.shape and target.dtype in (leaf.dtype, dtype)  # torch.Size is a tuple
+
+
+def check_fits(path: str, place: Path, target: Any, leaf: Any, dtype: torch.dtype | None = None) -> None:
+    """Check `fits` for what the file ``path`` has at ``place``.
+
+    Raises:
+        ValueError: it does not fit, or only one of ``target`` and ``leaf`` is a tensor.
+    """
+    if isinstance(target, torch.Tensor) != isinstance(leaf, (Stored, torch.Tensor)):
+        raise ValueError(f"{name_of(place)} is a tensor in one of '{path}' and into, and none in the other")
+    if fits(target, leaf, dtype):
+        return
+    if not has_own_memory(target) or not (isinstance(leaf, Stored) or has_own_memory(leaf)):
+        raise ValueError(
+            f"{name_of(place)} in '{path}' is {_described(leaf)}, and the tensor to fill is {_described(target)}: "
+            "one cannot be copied into the other; load it without into="
+        )
+    raise ValueError(
+        f"{name_of(place)} in '{path}' has shape {tuple(leaf.shape)} and dtype {leaf.dtype}, and the tensor to "
+        f"fill {tuple(target.shape)} and {target.dtype} (dtype= allows a cast to it)"
+    )
+
+
+def check_names(path: str, asked: set[Path], saved: set[Path]) -> None:
+    """Check that the file ``path`` has the names that were asked for, and no others.
+
+    Raises:
+        ValueError: names differ; the message has some of them.
+    """
+    if asked != saved:
+        raise ValueError(
+            f"'{path}' and into have different names (strict=False takes those in both): {some_names(asked - saved)} "
+            f"only in into, {some_names(saved - asked)} only in the file"
+        )
+
+
+def some_names(paths: Iterable[Path]) -> str:
+    """Return the first few names of these paths for a message."""
+    names = sorted(map(name_of, paths))
+    shown = ", ".join(names[:_MOST_NAMES_SHOWN]) or "none"
+    rest = len(names) - _MOST_NAMES_SHOWN
+    return f"{shown} and {rest} more" if rest > 0 else shown
+
+
+def fill(target: torch.Tensor, leaf: Stored | torch.Tensor, name: str, reading: Reading) -> None:
+    """Have ``reading`` fill ``target`` with the values of a saved tensor."""
+    if isinstance(leaf, Stored):
+        return reading.tensor_into(target, leaf, name)
+    return reading.afterwards(functools.partial(copy_into, target, leaf))
+
+
+def _described(one: Stored | torch.Tensor) -> str:
+    kind = "plain Tensor" if isinstance(one, Stored) or is_plain(one) else type(one).__name__
+    if isinstance(one, Stored):
+        return f"a {kind} of {one.dtype}"
+    return f"a {kind} of {one.dtype} and {one.layout} on {one.device}"
