@@ -14,7 +14,8 @@ if TYPE_CHECKING:  # for tools that read and do not run
     from gdsdata import decoders, errors, formats
     from gdsdata.checkpoint import AsyncCheckpointer, install_torch_hooks, load, save, torch_hooks
     from gdsdata.checkpoint.dcp.planner import GDSLoadPlanner, GDSSavePlanner
-    from gdsdata.checkpoint.dcp.storage import GDSStorageReader, GDSStorageWriter
+    from gdsdata.checkpoint.dcp.storage_reader import GDSStorageReader
+    from gdsdata.checkpoint.dcp.storage_writer import GDSStorageWriter
     from gdsdata.data.batches.fields import Ragged
     from gdsdata.data.dataset import GDSDataset
     from gdsdata.data.mix import Mix
@@ -55,7 +56,8 @@ __all__ = [
 _HOMES = {
     "checkpoint": ("AsyncCheckpointer", "install_torch_hooks", "load", "save", "torch_hooks"),
     "checkpoint.dcp.planner": ("GDSLoadPlanner", "GDSSavePlanner"),
-    "checkpoint.dcp.storage": ("GDSStorageReader", "GDSStorageWriter"),
+    "checkpoint.dcp.storage_reader": ("GDSStorageReader",),
+    "checkpoint.dcp.storage_writer": ("GDSStorageWriter",),
     "data.batches.fields": ("Ragged",),
     "data.dataset": ("GDSDataset",),
     "data.mix": ("Mix",),

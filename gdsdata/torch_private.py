@@ -1,7 +1,8 @@
 """Every private part of torch that gdsdata uses, in one place; no other file names one (`tests/test_structure.py`).
 
-They were checked with the versions in `CHECKED` (`make torch-versions`). If this torch is newer, the first use of a
-part that may have changed its meaning warns, once. Importing this module never warns.
+They were checked with the versions in `CHECKED` (`make torch-versions`). If this torch is newer,
+the first use of a part that may have changed its meaning warns, once. Importing this module never
+warns.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ def parts_of_typed_storage(storage: torch.TypedStorage) -> tuple[torch.UntypedSt
 
 # --- pickles of torch.save --------------------------------------------------------------------------------------------
 
-# The functions that a pickle names for tensors, as (module, name). Files name them, so torch cannot rename them.
+# The functions that a pickle names for tensors, as (module, name). Files name them, so torch cannot
+# rename them.
 REBUILD_TENSOR = ("torch._utils", "_rebuild_tensor_v2")  # storage, offset, shape, strides, requires_grad, hooks
 REBUILD_TENSOR_OF_NEWER_DTYPE = ("torch._utils", "_rebuild_tensor_v3")  # the same, and the dtype
 REBUILD_PARAMETER = ("torch._utils", "_rebuild_parameter")  # data, requires_grad, hooks

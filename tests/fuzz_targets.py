@@ -27,7 +27,7 @@ from safetensors.torch import save_file
 import gdsdata
 from gdsdata.checkpoint import safetensors_file
 from gdsdata.checkpoint.open_file import OpenFile
-from gdsdata.checkpoint.reading import Stored
+from gdsdata.checkpoint.stored import Stored
 from gdsdata.checkpoint.torch_zip import archive, archive_reader, file_slice, unpickling
 from gdsdata.checkpoint.torch_zip.archive_writer import Layout
 from gdsdata.checkpoint.torch_zip.pickling import pickle_with_storages

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint import CheckpointException
 
 import gdsdata
 from gdsdata.checkpoint.open_file import OpenFile
-from gdsdata.checkpoint.reading import Reading
+from gdsdata.checkpoint.tensor_reader import TensorReader
 from gdsdata.checkpoint.torch_zip.archive import open_archive
 from gdsdata.checkpoint.torch_zip.archive_reader import unpickle_structure
 from gdsdata.errors import CorruptData, IoError
@@ -445,7 +445,7 @@ def test_a_tensor_on_meta_is_never_read_into(tmp_path):
     gdsdata.save({"a": torch.ones(3)}, tmp_path / "x.pt")
     stored = unpickle_structure(open_archive(OpenFile(str(tmp_path / "x.pt"))))["a"]
     with pytest.raises(ValueError, match="^a is on the meta device"):
-        Reading(gdsdata.EngineOptions(), verify=False).tensor_into(torch.zeros(3, device="meta"), stored, "a")
+        TensorReader(gdsdata.EngineOptions(), verify=False).tensor_into(torch.zeros(3, device="meta"), stored, "a")
 
 
 @pytest.fixture

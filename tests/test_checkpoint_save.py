@@ -24,7 +24,7 @@ from test_checkpoint import DEVICES, SAFE_DTYPES, assert_same, awkward, nests, t
 
 import gdsdata
 from gdsdata import EngineOptions
-from gdsdata.checkpoint import writing
+from gdsdata.checkpoint import file_writer
 from gdsdata.checkpoint.open_file import OpenFile
 from gdsdata.checkpoint.torch_zip import zip_layout
 from gdsdata.checkpoint.torch_zip.archive import open_archive
@@ -173,11 +173,11 @@ def test_extents_and_what_lies_between_them_are_in_their_places(
         extents.append((len(expected), content))
         expected += content.cpu().numpy().tobytes()
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(writing, "_BATCH_BYTES", batch_bytes)
-        with writing.Writing(str(path), len(expected), EngineOptions()) as output:
+        patched.setattr(file_writer, "_BATCH_BYTES", batch_bytes)
+        with file_writer.FileWriter(str(path), len(expected), EngineOptions()) as output:
             if said_before:
                 output.write_bytes(between[::2])
-            checksums = list(output.written(extents))
+            checksums = list(output.write_in_batches(extents))
             output.write_bytes(between[1::2] if said_before else between)
             output.commit()
     assert path.read_bytes() == expected
@@ -279,7 +279,7 @@ def test_a_file_is_the_same_whether_it_is_written_in_one_go_or_in_many(tmp_path,
     sizes = [0, 1, 5000, 3, 70_000, 1024, 1023, 200_001, 7, 4096]
     state = {f"{i}": torch.randint(256, (size,), dtype=torch.uint8, device=device) for i, size in enumerate(sizes)}
     gdsdata.save(state, tmp_path / name)
-    monkeypatch.setattr(writing, "_BATCH_BYTES", 1000)
+    monkeypatch.setattr(file_writer, "_BATCH_BYTES", 1000)
     gdsdata.save(state, tmp_path / f"many-{name}")
     assert (tmp_path / f"many-{name}").read_bytes() == (tmp_path / name).read_bytes()
 
@@ -309,8 +309,8 @@ def test_a_program_that_ends_can_load_in_many_batches(tmp_path):
     gdsdata.save({"a": torch.arange(5000), "b": torch.arange(7)}, tmp_path / "x.pt")
     code = f"""
 import atexit, gdsdata
-from gdsdata.checkpoint import reading
-reading._BATCH_BYTES = 10
+from gdsdata.checkpoint import tensor_reader
+tensor_reader._BATCH_BYTES = 10
 atexit.register(lambda: print(sum(int(one.sum()) for one in gdsdata.load({str(tmp_path / "x.pt")!r}).values())))
 """
     assert run_script(code) == (0, f"{5000 * 4999 // 2 + 21}\n", "")
@@ -319,7 +319,7 @@ atexit.register(lambda: print(sum(int(one.sum()) for one in gdsdata.load({str(tm
 @pytest.mark.parametrize("batch_bytes", [64 * MIB, 500_000])
 @pytest.mark.parametrize("name", ["x.pt", "x.safetensors"])
 def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, name, batch_bytes):
-    monkeypatch.setattr(writing, "_BATCH_BYTES", batch_bytes)
+    monkeypatch.setattr(file_writer, "_BATCH_BYTES", batch_bytes)
     gdsdata.save({"a": torch.zeros(5)}, tmp_path / name)
     before = (tmp_path / name).read_bytes()
     options = EngineOptions(workers=2, faults="seed=1,fail=0.3")

@@ -32,9 +32,10 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 import gdsdata
 from gdsdata import EngineOptions, GDSLoadPlanner, GDSSavePlanner, GDSStorageReader, GDSStorageWriter
-from gdsdata.checkpoint import writing
+from gdsdata.checkpoint import file_writer
 from gdsdata.checkpoint.open_file import OpenFile
-from gdsdata.checkpoint.reading import Reading, Record, Stored
+from gdsdata.checkpoint.stored import Record, Stored
+from gdsdata.checkpoint.tensor_reader import TensorReader
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.io.engine import shared_engine
 
@@ -89,7 +90,7 @@ def test_what_one_writes_the_other_reads(tmp_path, state, writer, reader):
 def test_a_file_is_the_same_whether_it_is_written_in_one_go_or_in_many(tmp_path, monkeypatch, state):
     state = state()
     save(state, GDSStorageWriter(tmp_path / "one"))
-    monkeypatch.setattr(writing, "_BATCH_BYTES", 100)
+    monkeypatch.setattr(file_writer, "_BATCH_BYTES", 100)
     save(state, GDSStorageWriter(tmp_path / "many"))
     assert (tmp_path / "many" / "__0_0.distcp").read_bytes() == (tmp_path / "one" / "__0_0.distcp").read_bytes()
     assert_same(loaded(state, FileSystemReader(tmp_path / "many")), state)
@@ -248,7 +249,7 @@ def test_any_part_of_a_tensor_goes_into_any_memory(tmp_path, device, box):
     for axis in range(len(shape)):
         memory = memory[(slice(None),) * axis + (slice(None, None, step),)]
     target = memory.permute(*torch.argsort(torch.tensor(target_order)).tolist())
-    reading = Reading(EngineOptions(), verify=False)
+    reading = TensorReader(EngineOptions(), verify=False)
     reading.tensor_into(target, stored.box(offsets, sizes), "x")
     reading.run()
     for axis, (at, size) in enumerate(zip(offsets, sizes, strict=True)):
@@ -744,14 +745,14 @@ def test_memory_beside_the_tensors_is_bounded(tmp_path, monkeypatch):
     state = {str(i): torch.randn(30, 50).t() for i in range(20)}
     save({key: value.contiguous() for key, value in state.items()}, GDSStorageWriter(tmp_path))
     most, runs = 0, 0
-    run = Reading.run
+    run = TensorReader.run
 
     def watched(reading):
         nonlocal most, runs
         most, runs = max(most, reading.own_bytes), runs + (reading.own_bytes > 0)
         run(reading)
 
-    monkeypatch.setattr(Reading, "run", watched)
-    monkeypatch.setattr(gdsdata.checkpoint.dcp.storage, "_OWN_BYTES", 15_000)
+    monkeypatch.setattr(TensorReader, "run", watched)
+    monkeypatch.setattr(gdsdata.checkpoint.dcp.storage_reader, "_OWN_BYTES", 15_000)
     assert_same(loaded(state, GDSStorageReader(tmp_path)), state)
     assert (most, runs) == (3 * 6000, 7)

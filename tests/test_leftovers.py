@@ -17,7 +17,7 @@ from helpers import REPOSITORY, in_new_process, run_script
 from safetensors.torch import load_file
 
 import gdsdata
-from gdsdata.checkpoint.writing import TEMPORARY
+from gdsdata.checkpoint.file_writer import TEMPORARY
 from gdsdata.errors import IoError
 from gdsdata.io import engine
 

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 import gdsdata
 from gdsdata.checkpoint import open_file
-from gdsdata.checkpoint.reading import Reading
+from gdsdata.checkpoint.tensor_reader import TensorReader
 from gdsdata.errors import CorruptData
 
 OLD, NEW = {"a": torch.full((5000,), 1.0), "b": torch.ones(3)}, {"a": torch.full((900,), 2.0), "c": torch.zeros(3)}
@@ -28,14 +28,14 @@ def before_reading(monkeypatch):
     """Calls a function when a load has read the headers, and before it reads tensors."""
 
     def install(call):
-        run = Reading.run
+        run = TensorReader.run
 
         def run_after(self):
             call()
-            monkeypatch.setattr(Reading, "run", run)
+            monkeypatch.setattr(TensorReader, "run", run)
             return run(self)
 
-        monkeypatch.setattr(Reading, "run", run_after)
+        monkeypatch.setattr(TensorReader, "run", run_after)
 
     return install
 
@@ -113,7 +113,7 @@ def test_a_file_changed_in_place_while_its_tensors_are_read_is_an_error(tmp_path
         os.utime(tmp_path / "x.pt", ns=(0, 0))
         return table_of(files)
 
-    monkeypatch.setattr("gdsdata.checkpoint.reading.table_of", changed)
+    monkeypatch.setattr("gdsdata.checkpoint.tensor_reader.table_of", changed)
     with pytest.raises(CorruptData, match="was changed while it was being loaded"):
         gdsdata.load(tmp_path / "x.pt")
 

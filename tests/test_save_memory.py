@@ -9,8 +9,8 @@ import torch
 from helpers import MIB, in_new_process, peak_bytes, reset_peak
 
 import gdsdata
-from gdsdata.checkpoint import writing
-from gdsdata.checkpoint.pages import PAGE_BYTES, Pages
+from gdsdata.checkpoint import file_writer
+from gdsdata.checkpoint.partial_pages import PAGE_BYTES, PartialPages
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -21,8 +21,8 @@ def test_small_batches_and_pages_written_early_make_the_same_file(tmp_path, monk
     state = {f"t{i}": torch.from_numpy(numbers.integers(1, 256, size).astype(np.uint8)) for i, size in enumerate(sizes)}
     gdsdata.save(state, tmp_path / name)
     expected = (tmp_path / name).read_bytes()
-    monkeypatch.setattr(writing, "_BATCH_BYTES", int(numbers.integers(1, 40_000)))
-    monkeypatch.setattr(writing, "_PAGES_BYTES", PAGE_BYTES)
+    monkeypatch.setattr(file_writer, "_BATCH_BYTES", int(numbers.integers(1, 40_000)))
+    monkeypatch.setattr(file_writer, "_PAGES_BYTES", PAGE_BYTES)
     gdsdata.save(state, tmp_path / name)
     assert (tmp_path / name).read_bytes() == expected
     if name.endswith(".pt"):
@@ -30,7 +30,7 @@ def test_small_batches_and_pages_written_early_make_the_same_file(tmp_path, monk
 
 
 def test_pages_that_somebody_else_writes_are_not_given_until_they_are_released():
-    pages = Pages()
+    pages = PartialPages()
     pages.hold(0, 2 * PAGE_BYTES)
     pages.add(0, bytes(3 * PAGE_BYTES))
     assert pages.whole_bytes == PAGE_BYTES and [begin for begin, _ in pages.take_whole()] == [2 * PAGE_BYTES]
@@ -42,7 +42,7 @@ def test_pages_that_somebody_else_writes_are_not_given_until_they_are_released()
 def _beside_many_small_tensors(folder: Path) -> int:
     state = {f"t{i}": torch.full((1000,), i % 251, dtype=torch.uint8) for i in range(40_000)}
     options = gdsdata.EngineOptions(bounce_bytes=4 * MIB, workers=1)
-    writing._BATCH_BYTES, writing._PAGES_BYTES = 4 * MIB, MIB
+    file_writer._BATCH_BYTES, file_writer._PAGES_BYTES = 4 * MIB, MIB
     gdsdata.save({"x": torch.zeros(MIB)}, folder / "a.pt", options=options)  # its threads and memory
     reset_peak()
     before = peak_bytes()

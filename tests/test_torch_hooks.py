@@ -22,7 +22,7 @@ from torch.utils.serialization import config
 
 import gdsdata
 from gdsdata.checkpoint import hooks
-from gdsdata.checkpoint.dcp.storage import GDSStorageWriter
+from gdsdata.checkpoint.dcp.storage_writer import GDSStorageWriter
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*quantize|TypedStorage is deprecated"),

@@ -51,7 +51,8 @@ def test_import_does_not_warn_of_a_newer_torch():
     script = f"""
 import torch
 torch.__version__ = torch.torch_version.TorchVersion("{next_version()}.0")
-import gdsdata.checkpoint.api, gdsdata.checkpoint.hooks, gdsdata.checkpoint.dcp.storage
+import gdsdata.checkpoint.api, gdsdata.checkpoint.hooks, gdsdata.checkpoint.dcp.storage_reader
+import gdsdata.checkpoint.dcp.storage_writer
 import gdsdata.checkpoint.background.checkpointer
 """
     assert run_script(script) == (0, "", "")

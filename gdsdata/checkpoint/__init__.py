@@ -1,7 +1,7 @@
 """Checkpoints in the files that people already use: `save` and `load`.
 
-`api` says what is wanted, `torch_zip` and `safetensors_file` where it lies in a file, and `reading` and `writing`
-move it.
+`api` says what is asked for; `torch_zip` and `safetensors_file` say where it lies in a file;
+`tensor_reader` and `file_writer` move it.
 """
 
 from typing import TYPE_CHECKING

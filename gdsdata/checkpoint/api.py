@@ -14,13 +14,14 @@ import torch
 from gdsdata.checkpoint import safetensors_file
 from gdsdata.checkpoint.contents import Contents, Kind, contents_of, kind_of, load_torch_file
 from gdsdata.checkpoint.explanations import checked_path
-from gdsdata.checkpoint.nests import LEFT_OUT, Path, mapped, name_of, places
+from gdsdata.checkpoint.file_writer import prepare_engine
+from gdsdata.checkpoint.gc_pause import collector_paused
 from gdsdata.checkpoint.open_file import OpenFile
-from gdsdata.checkpoint.pause import collector_paused
-from gdsdata.checkpoint.reading import Reading, Stored
+from gdsdata.checkpoint.stored import Stored
 from gdsdata.checkpoint.targets import check_fits, check_into, check_names, fill, first_device, some_names
+from gdsdata.checkpoint.tensor_reader import TensorReader
 from gdsdata.checkpoint.torch_zip import archive_writer
-from gdsdata.checkpoint.writing import get_ready
+from gdsdata.checkpoint.tree import LEFT_OUT, Path, leaves, map_leaves, name_of
 from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions
 from gdsdata.observe.report import note_checkpoint_stall
@@ -35,32 +36,38 @@ def save(value: Any, path: str | os.PathLike[str], *, options: EngineOptions | N
 
     After an error or a crash, ``path`` has what was there before.
 
-    Bytes are written from where the tensors lie, or by way of the engine's own memory (see `EngineOptions`). Tensors
-    must not change until this returns. In a .pt file, tensors that share memory are stored once. In a safetensors file,
-    tensors are contiguous, and the checksum of each is in its metadata.
+    Bytes are written from where the tensors lie, or by way of the engine's own memory (see
+    `EngineOptions`). Tensors must not change until this returns. In a .pt file, tensors that share
+    memory are stored once. In a safetensors file, tensors are contiguous, and the checksum of each
+    is in its metadata.
 
     Args:
-        value: for a name that ends in .safetensors a dict of tensors, else whatever `torch.save` takes.
-        path: of the file; symbolic links are followed. The mode of a new file follows the umask. A file that is
-            replaced keeps its mode, and its owner if this user may set it. A .pt file has no checksums after
-            ``torch.serialization.set_crc32_options(False)``.
+        value: for a name that ends in .safetensors a dict of tensors, else whatever `torch.save`
+            takes.
+        path: of the file; symbolic links are followed. The mode of a new file follows the umask. A
+            file that is replaced keeps its mode, and its owner if this user may set it. A .pt file
+            has no checksums after ``torch.serialization.set_crc32_options(False)``.
         options: of the engine; None: the defaults.
 
     Raises:
-        ValueError: the safetensors format cannot express the value; the message has the name and the reason.
+        ValueError: the safetensors format cannot express the value; the message has the name and
+            the reason.
         RuntimeError: the .pt format cannot express it: tensors of different dtypes share memory.
         FileNotFoundError: the folder of ``path`` does not exist.
-        NotReplaceable: an `IoError`. No new file can replace ``path``: it is a bind-mounted file, or its folder is not
-            writable. `torch.save` may still overwrite it in place; a crash during that leaves it damaged.
+        NotReplaceable: an `IoError`. No new file can replace ``path``: it is a bind-mounted file,
+            or its folder is not writable. `torch.save` may still overwrite it in place; a crash
+            during that leaves it damaged.
         IoError: the file cannot be written, or the disk is full.
-        pickle.PicklingError, TypeError, AttributeError: a value cannot be pickled; the message has its name.
+        pickle.PicklingError, TypeError, AttributeError: a value cannot be pickled; the message has
+            its name.
 
-    Stream semantics: tensors on a GPU are read after all work that the current stream of that GPU has so far.
+    Stream semantics: tensors on a GPU are read after all work that the current stream of that GPU
+    has so far.
     """
     path = checked_path(path, "save")
     save_file = safetensors_file.save if path.endswith(".safetensors") else archive_writer.save
     started = time.perf_counter()
-    get_ready(options or EngineOptions())
+    prepare_engine(options or EngineOptions())
     save_file(value, path, options or EngineOptions())
     note_checkpoint_stall(time.perf_counter() - started)
 
@@ -83,30 +90,38 @@ def load(
         model.load_state_dict(gdsdata.load("model.pt", device="cuda"))
         gdsdata.load("model.safetensors", into=model.state_dict())
 
-    A model that was made on the "meta" device has no memory to fill. It takes the loaded tensors themselves:
+    A model that was made on the "meta" device has no memory to fill. It takes the loaded tensors
+    themselves:
 
         model.load_state_dict(gdsdata.load("model.safetensors", device="cuda"), assign=True)
 
-    Bytes go straight into the tensors; besides, this takes the engine's own memory (see `EngineOptions`). Tensors that
-    shared memory when torch saved them share it again, but for those that ``into`` holds.
+    Bytes go straight into the tensors; besides, this takes the engine's own memory (see
+    `EngineOptions`). Tensors that shared memory when torch saved them share it again, but for those
+    that ``into`` holds.
 
     The name of a tensor is the keys on the way to it, joined by dots ("optimizer.state.0.exp_avg").
 
-    The file is opened once. If a rename replaces it meanwhile, as `save` does, everything comes from the file that was
-    opened. Of the shards that an index names, some stay open: at most an eighth of the process's limit of descriptors.
+    The file is opened once. If a rename replaces it meanwhile, as `save` does, everything comes
+    from the file that was opened. Of the shards that an index names, some stay open: at most an
+    eighth of the process's limit of descriptors.
 
     Args:
         path: of the file.
-        device: where tensors are made, whatever device they were saved from. Not used with ``into``.
-        only: shell patterns ("layers.0.*"). Values whose names match none are left out. They are not read either, if
-            all data of the file belongs to plain tensors. Other objects, and tensors that are not plain (sparse,
-            quantized), need all of the file. None: everything.
-        dtype: the dtype of the result's floating-point tensors; they are cast on the device. None: as they were saved.
-        into: a nest of dicts, lists and tuples, as ``state_dict()`` returns it. Its tensors are filled where they are;
-            they may be views, and on several devices. Its other values are replaced in their dict or list. A tensor
-            that is not plain takes the copy of another one of its type, or is refused before anything is changed.
-        strict: with ``into``: the file and ``into`` must have the same names. False: names in both are loaded.
-        verify: compare checksums while reading. Files of torch have them, and safetensors files that gdsdata wrote.
+        device: where tensors are made, whatever device they were saved from. Not used with
+            ``into``.
+        only: shell patterns ("layers.0.*"). Values whose names match none are left out. They are
+            not read either, if all data of the file belongs to plain tensors. Other objects, and
+            tensors that are not plain (sparse, quantized), need all of the file. None: everything.
+        dtype: the dtype of the result's floating-point tensors; they are cast on the device. None:
+            as they were saved.
+        into: a tree of dicts, lists and tuples, as ``state_dict()`` returns it. Its tensors are
+            filled where they are; they may be views, and on several devices. Its other values are
+            replaced in their dict or list. A tensor that is not plain takes the copy of another one
+            of its type, or is refused before anything is changed.
+        strict: with ``into``: the file and ``into`` must have the same names. False: names in both
+            are loaded.
+        verify: compare checksums while reading. Files of torch have them, and safetensors files
+            that gdsdata wrote.
         weights_only: torch's rules for what a pickle may make (`torch.load`).
         options: of the engine; None: the defaults.
 
@@ -115,10 +130,10 @@ def load(
 
     Raises:
         FileNotFoundError, IoError: the file cannot be opened or read, or is a folder.
-        CorruptData: the file is damaged (with ``verify`` the message has the tensor's name), has none of these
-            formats, or was changed in place meanwhile.
-        ValueError: ``only`` matches no name; ``into`` has other names, shapes or (without ``dtype``) dtypes; or a
-            tensor of ``into`` is on the meta device.
+        CorruptData: the file is damaged (with ``verify`` the message has the tensor's name), has
+            none of these formats, or was changed in place meanwhile.
+        ValueError: ``only`` matches no name; ``into`` has other names, shapes or (without
+            ``dtype``) dtypes; or a tensor of ``into`` is on the meta device.
         TypeError: an argument has another type, such as several paths, or a module as ``into``.
         pickle.UnpicklingError: ``weights_only`` forbids something in the file.
         RuntimeError, AttributeError, ...: other errors of `torch.load`, with the path.
@@ -131,25 +146,25 @@ def load(
     if into is not None:
         check_into(path, into)
     target = engine.resolved(device)
-    make_reading = functools.partial(Reading, options or EngineOptions(), verify)
-    reading = make_reading()
+    make_reader = functools.partial(TensorReader, options or EngineOptions(), verify)
+    reader = make_reader()
     file = OpenFile(path)
     kind = kind_of(file)
     if kind is not Kind.INDEX:
-        reading.expect(file.size_bytes, target if into is None else first_device(into))
+        reader.expect(file.size_bytes, target if into is None else first_device(into))
     if kind is Kind.TORCH and only is None and into is None and dtype is None:
-        return load_torch_file(file, reading, target, weights_only)
+        return load_torch_file(file, reader, target, weights_only)
 
     def matches(place: Path) -> bool:
         return only is None or any(fnmatch.fnmatchcase(name_of(place), pattern) for pattern in only)
 
     made_on = target if into is None else torch.device("cpu")
-    contents = contents_of(kind, file, made_on, make_reading, weights_only)
+    contents = contents_of(kind, file, made_on, make_reader, weights_only)
     if only is not None:
         contents = contents._replace(value=_chosen(path, contents.value, only, matches))
     if into is None:
-        return _load_new(contents, reading, target, dtype)
-    _load_into(path, into, contents, reading, matches, dtype, strict)
+        return _load_new(contents, reader, target, dtype)
+    _load_into(path, into, contents, reader, matches, dtype, strict)
     return into
 
 
@@ -159,51 +174,53 @@ def _chosen(path: str, saved: Any, only: Sequence[str], matches: Callable[[Path]
     Raises:
         ValueError: no path matches.
     """
-    chosen = mapped(saved, lambda place, leaf: leaf if matches(place) else LEFT_OUT)
+    chosen = map_leaves(saved, lambda place, leaf: leaf if matches(place) else LEFT_OUT)
     if chosen is not LEFT_OUT:
         return chosen
     if only:
-        names = some_names({place.path for place in places(saved)})
+        names = some_names({one.path for one in leaves(saved)})
         raise ValueError(f"only={list(only)!r} matches no name in '{path}'. Give patterns of these: {names}")
     return {}
 
 
-def _load_new(contents: Contents, reading: Reading, device: torch.device, dtype: torch.dtype | None) -> Any:
+def _load_new(contents: Contents, reader: TensorReader, device: torch.device, dtype: torch.dtype | None) -> Any:
     """Read the tensors of a file into new ones, and return what was saved."""
-    saved = mapped(contents.value, contents.stored_of)
-    stored = {place.path: place.leaf for place in places(saved) if isinstance(place.leaf, Stored)}
-    tensors = reading.tensors(stored, device)
-    reading.run()
+    saved = map_leaves(contents.value, contents.stored_of)
+    stored = {one.path: one.value for one in leaves(saved) if isinstance(one.value, Stored)}
+    tensors = reader.tensors(stored, device)
+    reader.run()
 
     def loaded(place: Path, leaf: Any) -> Any:
         tensor = tensors.get(place, leaf)
         is_cast = dtype is not None and isinstance(tensor, torch.Tensor) and tensor.is_floating_point()
         return tensor.to(dtype) if is_cast else tensor
 
-    return mapped(saved, loaded)
+    return map_leaves(saved, loaded)
 
 
 def _load_into(
     path: str,
     into: Any,
     contents: Contents,
-    reading: Reading,
+    reader: TensorReader,
     matches: Callable[[Path], bool],
     dtype: torch.dtype | None,
     strict: bool,
 ) -> None:
     """Fill the tensors of ``into`` whose paths match, and replace its other values. All is checked before."""
-    leaves = {place.path: place.leaf for place in places(contents.value)}
-    targets = [place for place in places(into) if matches(place.path)]
+    saved = {leaf.path: leaf.value for leaf in leaves(contents.value)}
+    targets = [leaf for leaf in leaves(into) if matches(leaf.path)]
     if strict:
-        check_names(path, {place.path for place in targets}, set(leaves))
-    found = [(place, contents.stored_of(place.path, leaves[place.path])) for place in targets if place.path in leaves]
-    for place, leaf in found:
-        if isinstance(place.leaf, torch.Tensor) or isinstance(leaf, (Stored, torch.Tensor)):
-            check_fits(path, place.path, place.leaf, leaf, dtype)
-    for place, leaf in found:
-        if isinstance(place.leaf, torch.Tensor):
-            fill(place.leaf, leaf, name_of(place.path), reading)
+        check_names(path, {target.path for target in targets}, set(saved))
+    found = [
+        (target, contents.stored_of(target.path, saved[target.path])) for target in targets if target.path in saved
+    ]
+    for target, value in found:
+        if isinstance(target.value, torch.Tensor) or isinstance(value, (Stored, torch.Tensor)):
+            check_fits(path, target.path, target.value, value, dtype)
+    for target, value in found:
+        if isinstance(target.value, torch.Tensor):
+            fill(target.value, value, name_of(target.path), reader)
         else:
-            reading.afterwards(functools.partial(place.replace, leaf))
-    reading.run()
+            reader.afterwards(functools.partial(target.replace, value))
+    reader.run()

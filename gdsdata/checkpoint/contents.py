@@ -13,21 +13,23 @@ import torch
 
 from gdsdata.checkpoint import safetensors_file
 from gdsdata.checkpoint.explanations import empty_file, foreign_file, torch_errors_explained
-from gdsdata.checkpoint.nests import Path, places
 from gdsdata.checkpoint.open_file import OpenFile
-from gdsdata.checkpoint.reading import Reading, Stored
+from gdsdata.checkpoint.stored import Stored
 from gdsdata.checkpoint.tensor_kinds import is_plain
+from gdsdata.checkpoint.tensor_reader import TensorReader
 from gdsdata.checkpoint.torch_zip import archive_reader
 from gdsdata.checkpoint.torch_zip.archive import Archive, open_archive
 from gdsdata.checkpoint.torch_zip.unpickling import NotPlain
+from gdsdata.checkpoint.tree import Path, leaves
 from gdsdata.errors import CorruptData
 from gdsdata.formats.parsers import safetensors_header
 from gdsdata.io import engine
 from gdsdata.torch_private import storage_id
 
 _HEAD_BYTES = 64  # enough to recognize a format
-# torch looks at small tensors while it builds some kinds, as the sizes of a nested tensor. They are zeros then, no
-# garbage. Larger ones are left untouched, because memory that is not touched costs nothing.
+# torch looks at small tensors while it builds some kinds, as the sizes of a nested tensor. They are
+# zeros then, no garbage. Larger ones are left untouched, because memory that is not touched costs
+# nothing.
 _LOOKED_AT_BYTES = 1 << 20
 
 
@@ -44,7 +46,8 @@ class Contents(NamedTuple):
 
     Attributes:
         value: what was saved. Leaves stand for tensors, or are tensors.
-        stored_of: makes of a leaf, given its path, the `Stored` that it stands for; other leaves stay as they are.
+        stored_of: makes of a leaf, given its path, the `Stored` that it stands for; other leaves
+            stay as they are.
     """
 
     value: Any
@@ -71,7 +74,7 @@ def kind_of(file: OpenFile) -> Kind:
     return Kind.TORCH  # or an older file of torch, which torch itself recognizes
 
 
-def load_torch_file(file: OpenFile, reading: Reading, device: torch.device, weights_only: bool) -> Any:
+def load_torch_file(file: OpenFile, reader: TensorReader, device: torch.device, weights_only: bool) -> Any:
     """Load all of a file that `torch.save` wrote, with its tensors on ``device``. Raises as `gdsdata.load` does."""
     try:
         archive = open_archive(file)
@@ -79,11 +82,11 @@ def load_torch_file(file: OpenFile, reading: Reading, device: torch.device, weig
     except NotPlain as why:
         return _load_by_torch(file, why, device, weights_only)
     explained = _torch_errors_explained(file, weights_only)
-    return archive_reader.read(archive, reading, devices, device, weights_only, explained)
+    return archive_reader.read(archive, reader, devices, device, weights_only, explained)
 
 
 def contents_of(
-    kind: Kind, file: OpenFile, device: torch.device, make_reading: Callable[[], Reading], weights_only: bool
+    kind: Kind, file: OpenFile, device: torch.device, make_reader: Callable[[], TensorReader], weights_only: bool
 ) -> Contents:
     """Find out what a file holds. Tensors have no values yet, unless all of the file had to be read.
 
@@ -91,7 +94,7 @@ def contents_of(
         kind: what `kind_of` returned for the file.
         file: the file.
         device: where tensors are made that have to be made to find out.
-        make_reading: called if all of the file has to be read.
+        make_reader: called if all of the file has to be read.
         weights_only: as in `torch.load`.
     """
     if kind is Kind.INDEX:
@@ -109,7 +112,7 @@ def contents_of(
     if without_values is not None:
         return without_values
     explained = _torch_errors_explained(file, weights_only)
-    value = archive_reader.read(archive, make_reading(), devices, device, weights_only, explained)
+    value = archive_reader.read(archive, make_reader(), devices, device, weights_only, explained)
     return Contents(value, _unchanged)
 
 
@@ -121,7 +124,8 @@ def _unpickled_without_values(file: OpenFile, archive: Archive, weights_only: bo
     """Have torch unpickle the object on memory that nobody has filled.
 
     Returns:
-        None if something other than plain tensors, as leaves, refers to a storage: that needs the storage's values.
+        None if something other than plain tensors, as leaves, refers to a storage: that needs the
+            storage's values.
     """
     storages = [torch.UntypedStorage(saved.size_bytes) for saved in archive.storages]
     for storage in storages:
@@ -137,7 +141,7 @@ def _unpickled_without_values(file: OpenFile, archive: Archive, weights_only: bo
             raise
     except Exception:  # if it was not for lack of values, the same error comes again when they are there
         return None
-    tensors = {id(place.leaf): place.leaf for place in places(value) if isinstance(place.leaf, torch.Tensor)}
+    tensors = {id(one.value): one.value for one in leaves(value) if isinstance(one.value, torch.Tensor)}
     if len(tensors) != archive.references.count or not all(map(is_plain, tensors.values())):
         return None
 

@@ -1,4 +1,4 @@
-"""DTensors in states: this rank's part of each is what a file of this rank has."""
+"""DTensors in states: the file of a rank has this rank's part of each."""
 
 from __future__ import annotations
 
@@ -7,38 +7,49 @@ from typing import Any
 
 import torch
 
-from gdsdata.checkpoint.nests import Path, mapped, name_of, places
+from gdsdata.checkpoint.tree import Path, leaves, map_leaves, name_of
 
 
-def _dtensor() -> type | None:
-    module = sys.modules.get("torch.distributed.tensor")  # where nobody has imported it there are none
+def _dtensor() -> Any:
+    """Return the class; None if nobody has imported it, because then there are no DTensors."""
+    module = sys.modules.get("torch.distributed.tensor")
     return None if module is None else module.DTensor
 
 
-def has_dtensors(nest: Any) -> bool:
+def has_dtensors(tree: Any) -> bool:
+    """Return whether a leaf of a tree is a DTensor."""
     kind = _dtensor()
-    return kind is not None and any(isinstance(place.leaf, kind) for place in places(nest))
+    return kind is not None and any(isinstance(one.value, kind) for one in leaves(tree))
 
 
-def local_parts(nest: Any) -> Any:
-    """The same with each DTensor's part of this rank in its place."""
+def local_parts(tree: Any) -> Any:
+    """Return a tree with this rank's part in the place of each DTensor."""
     kind = _dtensor()
-    if not has_dtensors(nest):
-        return nest
-    return mapped(nest, lambda path, leaf: leaf.detach().to_local() if isinstance(leaf, kind) else leaf)
+    if not has_dtensors(tree):
+        return tree
+    return map_leaves(tree, lambda path, leaf: leaf.detach().to_local() if isinstance(leaf, kind) else leaf)
 
 
 def with_dtensors(target: Any, parts: Any, found: Any) -> Any:
-    """``found`` with DTensors in the places of their parts: those of ``target``, if their ``parts`` have been filled.
+    """Return a tree with DTensors in the place of their parts.
+
+    Args:
+        target: the tree with its DTensors.
+        parts: `local_parts` of ``target``.
+        found: what was loaded: the parts themselves if they were filled, else new tensors.
+
+    Returns:
+        ``found`` with DTensors: those of ``target`` whose parts were filled, and new ones for new
+            tensors.
 
     Raises:
-        ValueError: a part has another shape than that of ``target``.
+        ValueError: a loaded part has another shape than that of ``target``.
     """
     kind = _dtensor()
     if kind is None or not has_dtensors(target):
         return found
-    dtensors = {place.path: place.leaf for place in places(target) if isinstance(place.leaf, kind)}
-    filled = {place.path: place.leaf for place in places(parts) if place.path in dtensors}
+    dtensors = {one.path: one.value for one in leaves(target) if isinstance(one.value, kind)}
+    filled = {one.path: one.value for one in leaves(parts) if one.path in dtensors}
 
     def whole(path: Path, leaf: Any) -> Any:
         like = dtensors.get(path)
@@ -54,7 +65,7 @@ def with_dtensors(target: Any, parts: Any, found: Any) -> Any:
             part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
         )
 
-    return mapped(found, whole)
+    return map_leaves(found, whole)
 
 
 def _described(leaf: Any) -> str:

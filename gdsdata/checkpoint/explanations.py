@@ -1,4 +1,4 @@
-"""Errors of users, of torch and of pickle at a checkpoint's path, with that path and a remedy."""
+"""Errors about a checkpoint with its path and a remedy: mistakes of users, and errors of torch and pickle."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from gdsdata.checkpoint.nests import name_of, places
+from gdsdata.checkpoint.tree import leaves, name_of
 from gdsdata.errors import CorruptData, GdsdataError
 
 _FETCH = "Fetch or save the file again, or load an earlier checkpoint"
-# What files begin with that come by a checkpoint's name: what each is, and what to do.
+# How other files begin that are found under a checkpoint's name: what each is, and the remedy.
 _FOREIGN = (
     (b"<", "an HTML or XML page, which a failed download leaves. Fetch the file again"),
     (b"version https://git-lfs", "a Git LFS pointer. Run `git lfs pull`"),
@@ -27,14 +27,18 @@ _FOREIGN = (
     (b"\x89HDF", "an HDF5 file, which gdsdata does not read"),
     (b"\x93NUMPY", "an array of numpy's. Read it with numpy.load"),
 )
-_TORCHS_BEGINNINGS = (b"PK", b"\x80")  # a zip; a pickle, as older versions wrote
+_TORCH_MAGICS = (b"PK", b"\x80")  # a zip; a pickle, as older versions wrote
 
 
 def checked_path(path: Any, caller: str) -> str:
-    """The path of one file, as str.
+    """Return the path of one file as str.
+
+    Args:
+        path: what a user gave for it.
+        caller: the function that the user called: "load" or "save".
 
     Raises:
-        TypeError: it is something else.
+        TypeError: it is not the path of one file.
     """
     if isinstance(path, (str, bytes, os.PathLike)):
         return os.fsdecode(path)
@@ -48,7 +52,7 @@ def checked_path(path: Any, caller: str) -> str:
 
 
 def no_file(path: str) -> str:
-    """What to say if there is no file of that name."""
+    """Return the message for a file that does not exist."""
     found = glob.glob(path) if glob.has_magic(path) else []
     if found:
         return f"'{path}' is a pattern, which {len(found)} files match. Give the path of one of them, as '{found[0]}'"
@@ -59,7 +63,7 @@ def no_file(path: str) -> str:
 
 
 def folder(path: str) -> str:
-    """What to say if a folder is given for a file."""
+    """Return the message for a folder that was given in the place of a file."""
     with contextlib.suppress(OSError):
         names = sorted(os.listdir(path))
         if ".metadata" in names:
@@ -75,15 +79,17 @@ def folder(path: str) -> str:
 
 
 def empty_file(path: str) -> CorruptData:
+    """Return the error for a file of 0 bytes."""
     message = f"'{path}' is empty (0 bytes), as a save that was killed or found no space leaves it. {_FETCH}"
     return CorruptData(message, path)
 
 
 def foreign_file(place: str, head: bytes) -> CorruptData | None:
-    """What to raise if a file that begins so is none of torch's and no safetensors file; None: it may be.
+    """Return the error for a file that is neither torch's nor a safetensors file; None if it may be one.
 
     Args:
-        place: words for it, which have the path.
+        place: words for the file, with its path.
+        head: its first bytes.
     """
     start = head.lstrip().lower()
     for magic, what in _FOREIGN:
@@ -100,16 +106,21 @@ def foreign_file(place: str, head: bytes) -> CorruptData | None:
 def torch_errors_explained(
     path: str, place: str, length: int, *, offset: int = 0, head: bytes = b"PK", weights_only: bool | None
 ) -> Iterator[None]:
-    """Within it torch or pickle reads ``length`` bytes of a file from ``offset`` on: their errors come with the place.
+    """Add the place to errors of torch and pickle; for ``with``, around their reading of a file.
 
     Args:
-        place: words for it, which have the path.
-        head: what the file begins with, some dozen bytes.
-        weights_only: as `torch.load` was called with. If False, errors may be those of the user's own classes.
+        path: of the file.
+        place: words for what is read, with the path.
+        length: how many bytes are read.
+        offset: where they begin in the file.
+        head: the file's first few dozen bytes.
+        weights_only: as `torch.load` was called with. If False, errors may come from the user's own
+            classes.
 
     Raises:
-        CorruptData: the file is cut or damaged, or of another kind.
-        pickle.UnpicklingError, RuntimeError, ...: torch refuses it, in torch's own words and type.
+        CorruptData: the file is cut short, damaged, or of another kind.
+        pickle.UnpicklingError, RuntimeError, ...: torch refuses the file, with torch's own type and
+            words.
     """
     try:
         yield
@@ -122,19 +133,19 @@ def torch_errors_explained(
         raise explained from error
 
 
-# Types that are made from a message alone, and that somebody may catch by name.
+# Types that can be constructed from a message, and that somebody may catch by name.
 _KEPT_TYPES = (
     pickle.UnpicklingError, RuntimeError, NotImplementedError, ImportError, ModuleNotFoundError, AttributeError,
     TypeError, ValueError, KeyError, IndexError, AssertionError,
 )  # fmt: skip
-# Words in torch's RuntimeErrors about files that are cut or damaged.
+# Words in torch's RuntimeErrors about files that are cut short or damaged.
 _DAMAGE = ("PytorchStreamReader", "unexpected EOF", "wrong byte size", "nvalid magic number", "orrupt")
 
 
 def _explained(error: Exception, place: str, head: bytes, weights_only: bool | None) -> Exception:
     if isinstance(error, (GdsdataError, OSError, MemoryError, torch.OutOfMemoryError)):
         return error
-    if not head.startswith(_TORCHS_BEGINNINGS) and (foreign := foreign_file(place, head)) is not None:
+    if not head.startswith(_TORCH_MAGICS) and (foreign := foreign_file(place, head)) is not None:
         return foreign
     said = str(error) or type(error).__name__
     is_damage = isinstance(error, EOFError) or (isinstance(error, RuntimeError) and any(m in said for m in _DAMAGE))
@@ -150,22 +161,24 @@ def _explained(error: Exception, place: str, head: bytes, weights_only: bool | N
 
 
 def unpicklable(value: Any, error: Exception, pickled: Callable[[Any], object]) -> Exception:
-    """The error of pickling a nest, with the name of the value that it comes from.
+    """Return the error of pickling a tree, with the name of the value that caused it.
 
     Args:
-        pickled: pickles a value by itself, and raises as it did.
+        value: the tree.
+        error: the error.
+        pickled: pickles one value alone, and raises the same error for it.
     """
     if type(error) not in (pickle.PicklingError, TypeError, AttributeError):
         return error
-    for place in places(value):
+    for one in leaves(value):
         try:
-            pickled(place.leaf)
+            pickled(one.value)
         except Exception as its:
-            if not place.path or type(its) is not type(error):
+            if not one.path or type(its) is not type(error):
                 break
-            kind = type(place.leaf).__name__
+            kind = type(one.value).__name__
             return type(error)(
-                f"{name_of(place.path)}, of type {kind}, cannot be saved: {its}. Leave it out, or save plain values "
+                f"{name_of(one.path)}, of type {kind}, cannot be saved: {its}. Leave it out, or save plain values "
                 "in its place"
             )
     return error

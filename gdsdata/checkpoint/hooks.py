@@ -1,4 +1,4 @@
-"""`torch_hooks` and `install_torch_hooks`: programs that call torch's own functions, on gdsdata's engine."""
+"""`torch_hooks` and `install_torch_hooks`: torch's own functions, on gdsdata's engine."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import torch
 
 from gdsdata import torch_private
 from gdsdata.checkpoint.explanations import empty_file
+from gdsdata.checkpoint.gc_pause import collector_paused
 from gdsdata.checkpoint.open_file import OpenFile
-from gdsdata.checkpoint.pause import collector_paused
-from gdsdata.checkpoint.reading import Reading
+from gdsdata.checkpoint.tensor_reader import TensorReader
 from gdsdata.checkpoint.torch_zip import archive_reader, archive_writer, torch_config
 from gdsdata.checkpoint.torch_zip.archive import open_archive
 from gdsdata.checkpoint.torch_zip.unpickling import NotPlain
@@ -25,25 +25,31 @@ from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions
 
 _torch_save, _torch_load = torch.serialization.save, torch.serialization.load
-_changing = threading.Lock()
+_changing = threading.Lock()  # guards what follows, and the functions of torch that are replaced
 _users = 0
-_replaced: list[tuple[Any, str, Any]] = []  # where, by what name, and what was there before
+_replaced: list[tuple[Any, str, Any]] = []  # the module, the name in it, and torch's own function
 
 
 @contextlib.contextmanager
 def torch_hooks() -> Iterator[None]:
-    """Within it, `torch.save`, `torch.load`, and `torch.distributed.checkpoint` where it is given a ``checkpoint_id``
-    alone, work through gdsdata, in all threads of this process.
+    """Have `torch.save`, `torch.load` and torch.distributed.checkpoint work through gdsdata; for ``with``.
 
         with gdsdata.torch_hooks():
             trainer.fit()
 
-    Files are the same, and so is what comes back. A file that is saved is on storage when the call returns, and
-    replaces the old one whole. If no new file can replace it (a bind-mounted file, a folder that is not writable),
-    torch writes over it in place, with one warning. What gdsdata does otherwise than torch is left to torch: file
-    objects, links, a ``pickle_module``, ``mmap=True``, a function as ``map_location``, other devices than CPU and CUDA,
-    old and damaged files. torch's own switches for files (`torch.utils.serialization.config`) are followed, or torch
-    does the work. May be nested.
+    This holds for all threads of the process, and for torch.distributed.checkpoint if it gets a
+    ``checkpoint_id`` and no storage of its own. It may be nested.
+
+    Files are the same, and so are the results. A saved file is on storage when the call returns,
+    and replaces the old one as a whole. If no new file can replace it (a bind-mounted file, a
+    folder that is not writable), torch overwrites it in place, with one warning.
+
+    torch does the work if gdsdata would behave differently: for file objects, links, a
+    ``pickle_module``, ``mmap=True``, a function as ``map_location``, devices other than CPU and
+    CUDA, old files and damaged files. torch's own switches for files
+    (`torch.utils.serialization.config`) are followed, or torch does the work.
+
+    Stream semantics: as `gdsdata.save` and `gdsdata.load`.
     """
     _begin()
     try:
@@ -53,7 +59,7 @@ def torch_hooks() -> Iterator[None]:
 
 
 def install_torch_hooks() -> None:
-    """`torch_hooks`, for the rest of the program."""
+    """Install `torch_hooks` for the rest of the program."""
     _begin()
 
 
@@ -79,12 +85,13 @@ def _replacements() -> list[tuple[Any, str, Any]]:
     found = [(module, "save", _save) for module in (torch, torch.serialization)]
     found += [(module, "load", _load) for module in (torch, torch.serialization)]
     if torch.distributed.is_available():
-        from gdsdata.checkpoint.dcp import storage
+        from gdsdata.checkpoint.dcp.storage_reader import GDSStorageReader
+        from gdsdata.checkpoint.dcp.storage_writer import GDSStorageWriter
 
         storage_utils = torch_private.dcp_storage_utils()
         found += [
-            (storage_utils, "FileSystemWriter", storage.GDSStorageWriter),
-            (storage_utils, "FileSystemReader", storage.GDSStorageReader),
+            (storage_utils, "FileSystemWriter", GDSStorageWriter),
+            (storage_utils, "FileSystemReader", GDSStorageReader),
         ]
     return found
 
@@ -125,7 +132,9 @@ def _load(
 
     is_mapped = torch_config.is_mapped(mmap)
     plain = pickle_module is None and not (is_mapped or pickle_load_args or callable(map_location))
-    plain = plain and _is_name_of_file(f) and not os.fsdecode(f).endswith(".safetensors")  # torch reads those otherwise
+    plain = (
+        plain and _is_name_of_file(f) and not os.fsdecode(f).endswith(".safetensors")
+    )  # torch reads those differently
     if not plain or torch_private.moves_no_values() or _is_told_by_environment():
         return by_torch()
     try:
@@ -134,20 +143,19 @@ def _load(
             devices = [_device_for(storage.location, map_location) for storage in archive.storages]
     except (NotPlain, CorruptData, _NotOurs):
         return by_torch()
-    reading = Reading(EngineOptions(), verify=False)
+    reader = TensorReader(EngineOptions(), verify=False)
     with _path_noted(f):
         try:
             with collector_paused():
-                return archive_reader.read(archive, reading, devices, map_location, weights_only)
+                return archive_reader.read(archive, reader, devices, map_location, weights_only)
         except CorruptData:
             archive.file.check_unchanged()
-    return by_torch()  # which has errors of its own for what is damaged
+    return by_torch()  # raises torch's own errors for damaged files
 
 
 @contextlib.contextmanager
 def _path_noted(f: Any) -> Iterator[None]:
-    """Errors within it keep their types and words, which programs know from torch, and say below them of which file
-    they are (from Python 3.11 on)."""
+    """Note the file's path below errors (from Python 3.11 on), whose types and words stay those of torch."""
     try:
         yield
     except Exception as error:
@@ -159,11 +167,15 @@ def _path_noted(f: Any) -> Iterator[None]:
 
 
 class _NotOurs(Exception):
-    """Torch knows better."""
+    """torch has to do it."""
 
 
 def _device_for(location: str, map_location: Any) -> torch.device:
-    """Where torch would put what was saved from ``location``."""
+    """Return where torch would put a storage that was saved from ``location``.
+
+    Raises:
+        _NotOurs: only torch knows.
+    """
     if isinstance(map_location, dict):
         location = map_location.get(location, location)
     elif map_location is not None:
@@ -182,12 +194,12 @@ def _device_for(location: str, map_location: Any) -> torch.device:
 
 
 def _is_name_of_file(f: Any) -> bool:
-    """Whether ``f`` names a file, and is no link to one."""
+    """Return whether ``f`` names a file, and is no link to one."""
     return isinstance(f, (str, os.PathLike)) and not os.path.islink(f) and os.path.isfile(f)
 
 
 def _is_writable_name(f: Any) -> bool:
-    """Whether ``f`` names a file that may be written, or a new one in a folder that is there; torch refuses others."""
+    """Return whether ``f`` names a writable file, or a new one in a folder that exists; torch refuses others."""
     if _is_name_of_file(f):
         return os.access(f, os.W_OK, effective_ids=True)
     is_new = isinstance(f, (str, os.PathLike)) and not os.path.lexists(f)

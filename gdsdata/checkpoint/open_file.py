@@ -1,4 +1,7 @@
-"""A file that a load opens once: its header and its data are of one file, also if the name is replaced meanwhile."""
+"""`OpenFile`: a file that a load opens once, so that header and data come from one file.
+
+The name may be replaced meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,11 @@ from gdsdata.checkpoint.explanations import folder, no_file
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.io import engine
 
-Seen = tuple[int, int]  # a file's size in bytes, and when it was last changed, in ns
+Seen = tuple[int, int]  # a file's size in bytes, and its modification time in ns
 
 
 def most_kept_files() -> int:
-    """How many files one load may keep open: two descriptors each make a quarter of the process's limit."""
+    """Return how many files one load may keep open: at two descriptors each, a quarter of the process's limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 4096 if soft == resource.RLIM_INFINITY else min(max(soft // 8, 4), 4096)
 
@@ -25,20 +28,22 @@ def most_kept_files() -> int:
 class OpenFile:
     """A file as it was when it was opened.
 
-    The descriptor closes when the last reference goes, which may be that of a read under way.
+    It owns the descriptor, which is closed with the last reference; a read in progress may hold
+    that one. Any thread may call it.
 
     Args:
         path: of the file.
-        keep: hold the descriptor. False: the file is opened again by its name when it is read, and one that was
-            replaced or changed since is an error. For checkpoints of more files than `most_kept_files`.
+        keep: keep the descriptor. False, for checkpoints of more than `most_kept_files`: the file
+            is opened again by its name for each read, and it is an error if it was replaced or
+            changed since.
 
     Attributes:
         path: of the file.
-        seen: its size and its time of change when it was opened.
+        seen: its size and modification time when it was opened.
 
     Raises:
         FileNotFoundError, IoError: the file cannot be opened, or is a folder.
-        ValueError: it is a pipe, or a device.
+        ValueError: the file is a pipe or a device.
     """
 
     __slots__ = ("_file", "path", "seen")
@@ -54,10 +59,10 @@ class OpenFile:
         return self.seen[0]
 
     def file(self) -> Any:
-        """The engine's open file, whose ``descriptor`` is open as long as the object lives.
+        """Return the engine's open file, whose ``descriptor`` is open as long as that object lives.
 
         Raises:
-            CorruptData: it is opened by name, and is another one by now.
+            CorruptData: the file is opened by its name, and has been replaced or changed.
         """
         if self._file is not None:
             return self._file
@@ -66,10 +71,10 @@ class OpenFile:
         return file
 
     def read(self, offset: int, size_bytes: int) -> bytes:
-        """Bytes from ``offset`` on; fewer where the file ends.
+        """Return bytes from an offset; fewer if the file ends.
 
         Raises:
-            IoError: the storage refuses it.
+            IoError: the storage refuses the read.
         """
         file, parts = self.file(), []
         try:
@@ -81,13 +86,18 @@ class OpenFile:
         return b"".join(parts)
 
     def reader(self) -> BinaryIO:
-        """The file as Python reads it, from its beginning; not for several threads."""
+        """Return a Python file object at the file's beginning. It shares its position with other readers."""
         reader = os.fdopen(os.dup(self.file().descriptor), "rb")
         reader.seek(0)
         return reader
 
     def check_unchanged(self) -> None:
-        """Raises `CorruptData` if the file was changed in place since it was opened; if not kept, also if replaced."""
+        """Check that the file was not changed in place since it was opened.
+
+        Raises:
+            CorruptData: it was changed; without ``keep``, it may have been replaced.
+            FileNotFoundError, IoError: without ``keep``, the name cannot be looked up.
+        """
         if self._file is not None:
             return self._compare(_seen(self._file))
         try:
@@ -111,19 +121,19 @@ class OpenFile:
 
 
 def table_of(files: Sequence[OpenFile]) -> Any:
-    """For the engine's calls: the files that are kept, and of the others the names."""
+    """Return the engine's table of these files: open ones, and the names of those that are not kept."""
     return engine.table_of([one.path for one in files], [one.seen for one in files], [one._file for one in files])
 
 
 def missing(path: str, message: str) -> FileNotFoundError:
-    """With the attributes of the engine's own."""
+    """Return an error with the attributes that the engine's own have."""
     error = FileNotFoundError(errno.ENOENT, message)
     error.path = path  # type: ignore[attr-defined]
     return error
 
 
 def _opened(path: str) -> Any:
-    sys.audit("open", path, "rb", 0)  # as Python's own open does
+    sys.audit("open", path, "rb", 0)  # as Python's own `open` does
     try:
         return engine.File(path)
     except FileNotFoundError as error:

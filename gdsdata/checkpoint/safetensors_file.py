@@ -1,7 +1,7 @@
-"""safetensors: u64 N, JSON of N bytes, data. One file, or many and a ``*.index.json`` that names each tensor's file.
+"""safetensors files: a u64 N, a JSON header of N bytes, the tensors. `formats.parsers.safetensors_header` parses it.
 
-The header is `formats.safetensors_header`'s. Checksums are gdsdata's addition, as JSON
-under ``gdsdata_crc32`` in the header's metadata, which other readers pass over.
+A checkpoint may have several files; its ``*.index.json`` names each tensor's file. gdsdata adds
+checksums: JSON under ``gdsdata_crc32`` in the header's metadata, which other readers ignore.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
+from gdsdata.checkpoint.file_writer import FileWriter, reached
 from gdsdata.checkpoint.open_file import OpenFile, missing, most_kept_files
-from gdsdata.checkpoint.pages import PAGE_BYTES
-from gdsdata.checkpoint.reading import Record, Stored, bytes_of
+from gdsdata.checkpoint.partial_pages import PAGE_BYTES
+from gdsdata.checkpoint.stored import Record, Stored, bytes_of
 from gdsdata.checkpoint.tensor_kinds import has_own_memory
-from gdsdata.checkpoint.writing import Writing, reached
 from gdsdata.errors import CorruptData
 from gdsdata.formats.parsers import safetensors_header
 from gdsdata.formats.parsers.safetensors_header import DTYPES, LENGTH_BYTES, PACKED, Tensor
@@ -33,13 +33,14 @@ def save(tensors: Mapping[str, torch.Tensor], path: str, options: EngineOptions)
     """Write a dict of tensors, each contiguous, with their checksums in the header's metadata.
 
     Raises:
-        ValueError: what the format cannot say: values that are no plain tensors, complex128, memory shared by two.
-        IoError: the file cannot be written, or space is lacking.
+        ValueError: the format cannot express a value: it is no plain tensor, is complex128, or
+            shares memory with another one.
+        IoError: the file cannot be written, or the disk is full.
     """
     _check(tensors)
-    # Those of large elements first, so that all lie at multiples of theirs.
+    # Tensors with large elements come first, so that each lies at a multiple of its element size.
     names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
-    # A conjugate, or a negative view, has other bytes in memory than it has for values.
+    # The memory of a conjugate or negative view differs from its values.
     resolved = [tensors[name].detach().resolve_conj().resolve_neg() for name in names]
     flat = [reached(bytes_of(one.contiguous())) for one in resolved]
 
@@ -63,10 +64,10 @@ def save(tensors: Mapping[str, torch.Tensor], path: str, options: EngineOptions)
     for one in flat:
         extents.append((end, one))
         end += one.nbytes
-    with Writing(path, end, options) as writing:
-        text = header(list(writing.written(extents))).ljust(data_begin - 8)
-        writing.write_bytes([(0, len(text).to_bytes(8, "little") + text)])
-        writing.commit()
+    with FileWriter(path, end, options) as writer:
+        text = header(list(writer.write_in_batches(extents))).ljust(data_begin - 8)
+        writer.write_bytes([(0, len(text).to_bytes(8, "little") + text)])
+        writer.commit()
 
 
 def _check(tensors: Mapping[str, torch.Tensor]) -> None:
@@ -102,11 +103,12 @@ def _check(tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def read_index(index: OpenFile) -> dict[str, Stored]:
-    """The tensors of the files that an index names, all of which are opened before one is read.
+    """Return the tensors of the files that an index names. All files are opened before one is read.
 
     Raises:
-        CorruptData: the index is not one, or a file has not the tensor that it is named for.
-        FileNotFoundError, IoError: a file is not to be had.
+        CorruptData: the index is damaged, or a file does not have a tensor that the index says it
+            has.
+        FileNotFoundError, IoError: a file cannot be opened or read.
     """
     path = index.path
     try:
@@ -114,7 +116,7 @@ def read_index(index: OpenFile) -> dict[str, Stored]:
         names = dict.fromkeys(of_tensor.values())
         if any(os.path.basename(name) != name or name in ("", ".", "..") for name in names):
             raise ValueError("it names files outside its folder")
-        if not all(name.isprintable() for name in names):  # as no zero byte and no half of a character is
+        if not all(name.isprintable() for name in names):  # excludes zero bytes and halves of characters
             raise ValueError("it names files by what is no name")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         message = (
@@ -145,11 +147,16 @@ def read_index(index: OpenFile) -> dict[str, Stored]:
 
 
 def read_header(file: OpenFile, begin: int = 0) -> dict[str, Stored]:
-    """The tensors of one file, or of what begins at ``begin`` in it, in its order.
+    """Return the tensors of one file in its order.
+
+    Args:
+        file: the file.
+        begin: where the safetensors part begins in it, in bytes.
 
     Raises:
-        CorruptData: the header is not one, or the tensors do not lie one behind the other up to the file's end.
-        IoError: the storage refuses it.
+        CorruptData: the header is damaged, or the tensors do not fill the file to its end without
+            gaps.
+        IoError: the storage refuses a read.
     """
     data_begin = safetensors_header.data_offset(file.read(begin, LENGTH_BYTES), file.path, file.size_bytes, begin)
     text = file.read(begin + LENGTH_BYTES, data_begin - begin - LENGTH_BYTES)
@@ -162,10 +169,10 @@ def read_header(file: OpenFile, begin: int = 0) -> dict[str, Stored]:
 
 
 def _checksums(metadata: Mapping[str, str], path: str) -> dict[str, int]:
-    """By tensor.
+    """Return the checksums by tensor.
 
     Raises:
-        CorruptData: what stands there are none.
+        CorruptData: the metadata has something else under `CHECKSUMS`.
     """
     instead = "write the file again"
     try:

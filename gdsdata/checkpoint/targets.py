@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from gdsdata.checkpoint.nests import Path, name_of, places
-from gdsdata.checkpoint.reading import Reading, Stored
+from gdsdata.checkpoint.stored import Stored
 from gdsdata.checkpoint.tensor_kinds import are_of_one_kind, copy_into, has_own_memory, is_plain, takes_copy_of
+from gdsdata.checkpoint.tensor_reader import TensorReader
+from gdsdata.checkpoint.tree import Path, leaves, name_of
 
 _MOST_NAMES_SHOWN = 5
 
@@ -19,7 +20,7 @@ def check_into(path: str, into: Any) -> None:
     """Check that ``into`` has tensors that the file ``path`` can fill.
 
     Raises:
-        TypeError: it is a module, or no nest of dicts, lists and tuples.
+        TypeError: it is a module, or no tree of dicts, lists and tuples.
         ValueError: a tensor is on the meta device.
     """
     if isinstance(into, torch.nn.Module):
@@ -33,15 +34,15 @@ def check_into(path: str, into: Any) -> None:
     check_not_on_meta(path, into)
 
 
-def check_not_on_meta(path: str, nest: Any) -> None:
-    """Check that no tensor of a nest is on the meta device, where a file has nothing to fill.
+def check_not_on_meta(path: str, tree: Any) -> None:
+    """Check that no tensor of a tree is on the meta device, where a file has nothing to fill.
 
     Raises:
         ValueError: a tensor is; the message has its name.
     """
-    for place in places(nest):
-        if isinstance(place.leaf, torch.Tensor) and place.leaf.is_meta:
-            name = name_of(place.path) or "the tensor"
+    for one in leaves(tree):
+        if isinstance(one.value, torch.Tensor) and one.value.is_meta:
+            name = name_of(one.path) or "the tensor"
             raise ValueError(
                 f"{name} is on the meta device, which has no memory to fill from '{path}': call "
                 f"model.load_state_dict(gdsdata.load({path!r}, device=...), assign=True), which gives the model the "
@@ -49,11 +50,11 @@ def check_not_on_meta(path: str, nest: Any) -> None:
             )
 
 
-def first_device(nest: Any) -> torch.device:
-    """Return the device of a nest's first tensor; the CPU if it has none."""
-    for place in places(nest):
-        if isinstance(place.leaf, torch.Tensor):
-            return place.leaf.device
+def first_device(tree: Any) -> torch.device:
+    """Return the device of a tree's first tensor; the CPU if it has none."""
+    for one in leaves(tree):
+        if isinstance(one.value, torch.Tensor):
+            return one.value.device
     return torch.device("cpu")
 
 
@@ -114,11 +115,11 @@ def some_names(paths: Iterable[Path]) -> str:
     return f"{shown} and {rest} more" if rest > 0 else shown
 
 
-def fill(target: torch.Tensor, leaf: Stored | torch.Tensor, name: str, reading: Reading) -> None:
-    """Have ``reading`` fill ``target`` with the values of a saved tensor."""
+def fill(target: torch.Tensor, leaf: Stored | torch.Tensor, name: str, reader: TensorReader) -> None:
+    """Have ``reader`` fill ``target`` with the values of a saved tensor."""
     if isinstance(leaf, Stored):
-        return reading.tensor_into(target, leaf, name)
-    return reading.afterwards(functools.partial(copy_into, target, leaf))
+        return reader.tensor_into(target, leaf, name)
+    return reader.afterwards(functools.partial(copy_into, target, leaf))
 
 
 def _described(one: Stored | torch.Tensor) -> str:

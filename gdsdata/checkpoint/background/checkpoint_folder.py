@@ -3,8 +3,8 @@
     runs/a/step-100/rank-0-5f2c91d0.pt     what rank 0 saved; torch.load reads it
     runs/a/step-100/manifest.json          written last: names the files of every rank
 
-If a step is saved again, its new files have other names, and the rename of the new manifest replaces one checkpoint by
-the other.
+If a step is saved again, its new files have other names, and the rename of the new manifest
+replaces one checkpoint by the other.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from gdsdata.checkpoint.background.folder_lock import FolderLock
-from gdsdata.checkpoint.writing import TEMPORARY, Writing, make_folder, sync_folder
+from gdsdata.checkpoint.file_writer import TEMPORARY, FileWriter, make_folder, sync_folder
 from gdsdata.errors import CorruptData
 from gdsdata.io.options import EngineOptions
 
@@ -48,7 +48,8 @@ class Manifest:
 
     Attributes:
         step: the step.
-        sequence: how many checkpoints were committed in the folder before this one; the newest has the highest.
+        sequence: how many checkpoints were committed in the folder before this one; the newest has
+            the highest.
         files: those of the ranks, in order.
     """
 
@@ -151,7 +152,8 @@ class LockedFolder:
     def __init__(self, folder: CheckpointFolder, options: EngineOptions) -> None:
         self._folder, self._options = folder, options
         self._lock = FolderLock(folder.path)
-        # Remembered because reading thousands of manifests for each save takes long. Nobody else adds a checkpoint.
+        # Remembered because reading thousands of manifests for each save takes long. Nobody else
+        # adds a checkpoint.
         self._complete: list[Manifest] | None = None
         try:
             self.tidy()
@@ -180,7 +182,8 @@ class LockedFolder:
         """Make the folder of a step.
 
         Returns:
-            A part for the names of its files that distinguishes them from those of an earlier save of the step.
+            A part for the names of its files that distinguishes them from those of an earlier save
+            of the step.
 
         Raises:
             IoError: another process has taken the lock over.
@@ -200,9 +203,9 @@ class LockedFolder:
         manifest = Manifest(step, sequence, tuple(files))
         content = json.dumps({"format": _FORMAT, **asdict(manifest)}, indent=1).encode()
         self._lock.check()
-        with Writing(self._folder.file(step, MANIFEST), len(content), self._options) as writing:
-            writing.write_bytes([(0, content)])
-            writing.commit()
+        with FileWriter(self._folder.file(step, MANIFEST), len(content), self._options) as writer:
+            writer.write_bytes([(0, content)])
+            writer.commit()
         self._complete = [*(one for one in complete if one.step != step), manifest]
 
     def retain(self, keep_last: int, keep_every: int | None) -> None:
@@ -226,7 +229,8 @@ class LockedFolder:
                 continue
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._folder.file(manifest.step, MANIFEST))
-                # The manifest must be gone before its files are: a manifest without files would be a broken checkpoint.
+                # The manifest must be gone before its files are: a manifest without files would be
+                # a broken checkpoint.
                 sync_folder(self._folder.folder_of(manifest.step))
             self._remove(manifest.step, kept=())
         self._complete = kept + newest[::-1]

@@ -40,30 +40,36 @@ class AsyncCheckpointer:
         ...
         handle = ckpt.save(step, {"model": model, "optim": optim, "data": ds})
 
-    A checkpoint is a folder ``step-N`` with a file of each rank, which `torch.load` reads, and a manifest. The manifest
-    is written when all files are on storage. Without it there is no checkpoint: what a crash has left is never
-    restored, and the next save removes it. If a step is saved again, one rename replaces the old checkpoint.
+    A checkpoint is a folder ``step-N`` with a file of each rank, which `torch.load` reads, and a
+    manifest. The manifest is written when all files are on storage. Without it there is no
+    checkpoint: what a crash has left is never restored, and the next save removes it. If a step is
+    saved again, one rename replaces the old checkpoint.
 
-    With several ranks (`torch.distributed` is initialized), all of them construct it, save and restore together. Each
-    rank saves its own state, of a DTensor its own part, and the same number of ranks restores them. To change that
-    number, save with torch.distributed.checkpoint and `GDSStorageWriter`.
+    With several ranks (`torch.distributed` is initialized), all of them construct it, save and
+    restore together. Each rank saves its own state, of a DTensor its own part, and the same number
+    of ranks restores them. To change that number, save with torch.distributed.checkpoint and
+    `GDSStorageWriter`.
 
-    Memory: at most ``staging_bytes`` of the host, pinned if CUDA is used. It is allocated by the first saves that need
-    it and kept for later ones. To that come the engine's own memory (`EngineOptions`), and GPU memory within
-    ``device_staging_bytes``.
+    Memory: at most ``staging_bytes`` of the host, pinned if CUDA is used. It is allocated by the
+    first saves that need it and kept for later ones. To that come the engine's own memory
+    (`EngineOptions`), and GPU memory within ``device_staging_bytes``.
 
     It owns the threads that write, and the folder's lock. One thread at a time may call it.
 
     Args:
-        folder: of the checkpoints, on storage that all ranks see. One `AsyncCheckpointer` at a time may save into it.
-            On a file system without ``flock`` a lock file with a heartbeat ensures that, and a warning says so. If the
-            holder was killed, the next one's first save waits a minute.
-        keep_last: how many of the newest checkpoints are kept; each complete save removes older ones. Default 3.
-        keep_every: checkpoints of steps that are multiples of it are kept too, forever. None: none are.
-        staging_bytes: the most host memory for states that are being written: a number, or as "8GiB" (the default).
-            A larger state passes through it piece by piece.
-        device_staging_bytes: the most memory of each GPU for copies of states. `save` then waits neither for GPUs nor
-            for storage. A state that does not fit into what is left of it is copied to the host first. 0: none.
+        folder: of the checkpoints, on storage that all ranks see. One `AsyncCheckpointer` at a time
+            may save into it. On a file system without ``flock`` a lock file with a heartbeat
+            ensures that, and a warning says so. If the holder was killed, the next one's first save
+            waits a minute.
+        keep_last: how many of the newest checkpoints are kept; each complete save removes older
+            ones. Default 3.
+        keep_every: checkpoints of steps that are multiples of it are kept too, forever. None: none
+            are.
+        staging_bytes: the most host memory for states that are being written: a number, or as
+            "8GiB" (the default). A larger state passes through it piece by piece.
+        device_staging_bytes: the most memory of each GPU for copies of states. `save` then waits
+            neither for GPUs nor for storage. A state that does not fit into what is left of it is
+            copied to the host first. 0: none.
         process_group: of gloo, with all ranks; None: all ranks together make one.
         timeout_s: how long ranks wait for one another, in seconds.
         options: of the engine; None: the defaults.
@@ -105,25 +111,29 @@ class AsyncCheckpointer:
     def save(self, step: int, state: Mapping[str, Any]) -> SaveHandle:
         """Copy a state and write it in the background. Everything in it may change when this returns.
 
-        This waits for the copy to the host. If this save and earlier ones fill the staging memory, it also waits until
-        storage has taken some of it. With ``device_staging_bytes`` it waits for neither.
+        This waits for the copy to the host. If this save and earlier ones fill the staging memory,
+        it also waits until storage has taken some of it. With ``device_staging_bytes`` it waits for
+        neither.
 
         Args:
             step: of the training: a number of 0 or more.
-            state: by name: objects that have a ``state_dict``, or plain values as `torch.save` takes them.
+            state: by name: objects that have a ``state_dict``, or plain values as `torch.save`
+                takes them.
 
         Returns:
             A handle that says when the checkpoint is complete.
 
         Raises:
-            ValueError, TypeError: an argument is out of range or has another type, or a tensor is on the meta device.
-            pickle.PicklingError, TypeError, AttributeError: a value cannot be pickled; the message has its name.
-            IoError, SaveAborted, ...: an earlier save failed in the background, and nobody has seen its error yet. This
-                save has not begun then.
+            ValueError, TypeError: an argument is out of range or has another type, or a tensor is
+                on the meta device.
+            pickle.PicklingError, TypeError, AttributeError: a value cannot be pickled; the message
+                has its name.
+            IoError, SaveAborted, ...: an earlier save failed in the background, and nobody has seen
+                its error yet. This save has not begun then.
             EngineClosed: `close` was called before.
 
-        Stream semantics: tensors on a GPU are copied after all work that the current stream of that GPU has so far.
-        Work that it gets after this returns comes after the copy.
+        Stream semantics: tensors on a GPU are copied after all work that the current stream of that
+        GPU has so far. Work that it gets after this returns comes after the copy.
         """
         started = time.perf_counter()
         try:
@@ -165,9 +175,9 @@ class AsyncCheckpointer:
     ) -> int | None:
         """Load the newest complete checkpoint, or that of ``step``, into ``state``. Waits for saves in progress.
 
-        An object that has a ``load_state_dict`` gets its part. In plain values, tensors are filled where they are, and
-        other values are replaced in their dict; so are tensors that take no copy, as nested ones. Names that the
-        checkpoint has and ``state`` does not have are ignored.
+        An object that has a ``load_state_dict`` gets its part. In plain values, tensors are filled
+        where they are, and other values are replaced in their dict; so are tensors that take no
+        copy, as nested ones. Names that the checkpoint has and ``state`` does not have are ignored.
 
         Args:
             state: as for `save`.
@@ -181,12 +191,14 @@ class AsyncCheckpointer:
         Raises:
             FileNotFoundError: there is no checkpoint of that step, or a file of it is missing.
             CorruptData, IoError: the checkpoint is damaged, or cannot be read.
-            ValueError: it has other names or shapes (then a part of ``state`` may have been changed), another number of
-                ranks saved it, or a tensor of ``state`` is on the meta device.
+            ValueError: it has other names or shapes (then a part of ``state`` may have been
+                changed), another number of ranks saved it, or a tensor of ``state`` is on the meta
+                device.
             TypeError: an argument has another type.
             pickle.UnpicklingError: ``weights_only`` forbids something in the checkpoint.
             SaveAborted: another rank failed; its error is the cause.
-            IoError, SaveAborted, ...: an earlier save failed in the background, and nobody has seen its error yet.
+            IoError, SaveAborted, ...: an earlier save failed in the background, and nobody has seen
+                its error yet.
             Exception: whatever a ``load_state_dict`` of ``state`` raises.
 
         Stream semantics: the bytes are in place when this returns, for every stream.

@@ -16,14 +16,15 @@ from collections.abc import Callable
 
 from gdsdata.checkpoint.background import heartbeat_lock
 from gdsdata.checkpoint.background.heartbeat_lock import HeartbeatLock
-from gdsdata.checkpoint.writing import make_folder
+from gdsdata.checkpoint.file_writer import make_folder
 from gdsdata.errors import IoError
 from gdsdata.io import engine
 
 _LOCK, _HEARTBEAT_LOCK = "lock", "lock-held"
 _NO_FLOCK = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 
-# A forked child has a share in each lock. It would keep the folder locked after its parent has released it or crashed.
+# A forked child has a share in each lock. It would keep the folder locked after its parent has
+# released it or crashed.
 _held: weakref.WeakSet[FolderLock] = weakref.WeakSet()
 os.register_at_fork(after_in_child=lambda: [lock.drop() for lock in list(_held)])
 
@@ -35,8 +36,8 @@ def _this_process() -> str:
 class FolderLock:
     """Guards the files below a folder against other writers, from construction until `release` or the process's end.
 
-    On a file system without flock, the lock is a file with a heartbeat. If its holder has died, construction waits a
-    minute (`heartbeat_lock.STALE_S`) before it takes the file over.
+    On a file system without flock, the lock is a file with a heartbeat. If its holder has died,
+    construction waits a minute (`heartbeat_lock.STALE_S`) before it takes the file over.
 
     Args:
         folder: its path; it is made if it does not exist.

@@ -9,10 +9,9 @@ import threading
 import time
 import weakref
 
-# The holder changes its file so often; a file that a waiting process has not seen change for so long is stale. No
-# clocks are compared, because those of hosts differ.
-BEAT_S = 5.0
-STALE_S = 60.0
+# No clocks are compared, because those of hosts differ.
+BEAT_S = 5.0  # how often the holder changes its file
+STALE_S = 60.0  # a file that a waiting process has not seen change for so long is stale
 _POLLS_PER_BEAT = 10
 
 
@@ -21,17 +20,18 @@ class Held(Exception):
 
 
 class HeartbeatLock:
-    """The lock that the file ``path`` stands for, held from construction until `release` or the program's end.
+    """Holds a lock, for which a file stands, from construction until `release` or the process's end.
 
-    A thread rewrites the file every `BEAT_S` seconds. If the holder dies, the next one waits `STALE_S` seconds and
-    takes the file over. A holder that was suspended for longer has lost it, and `check` says so.
+    A thread of its own rewrites the file every `BEAT_S` seconds. If the holder dies, the next one
+    waits `STALE_S` seconds and takes the file over. A holder that was suspended for longer has lost
+    the lock, and `check` raises.
 
     Args:
-        path: of the file, which exists while somebody holds the lock.
-        holder: who that is, for others' messages.
+        path: of the file, which exists while a process holds the lock.
+        holder: words for this process, for the messages of others.
 
     Raises:
-        Held: another process holds it and lives.
+        Held: another process holds the lock, and is alive.
         OSError: the file cannot be created.
     """
 
@@ -51,9 +51,9 @@ class HeartbeatLock:
             os.close(self._file)
             os.unlink(path)
             raise
-        # Ends at the program's end as well, behind the saves that it waits for.
+        # Also called at the interpreter's end, after the saves that it waits for.
         self.release = weakref.finalize(self, _release, path, self._id, self._stopping, os.getpid())
-        with contextlib.suppress(RuntimeError):  # no thread starts any more at the interpreter's end
+        with contextlib.suppress(RuntimeError):  # no thread starts at the interpreter's end
             threading.Thread(target=beat.repeat, name="gdsdata-heartbeat", daemon=True).start()
 
     def check(self) -> None:
@@ -63,12 +63,12 @@ class HeartbeatLock:
             raise Held(_holder_of(content))
 
     def forget(self) -> None:
-        """Leave the lock to the process that this one was forked from."""
+        """Leave the lock to the process from which this one was forked."""
         self.release.detach()
 
 
 class _Beat:
-    """Rewrites a file, whose descriptor it closes at the end. Knows no lock, which can be collected meanwhile."""
+    """Rewrites the lock's file, and owns its descriptor. It has no reference to the lock, so the lock can be freed."""
 
     def __init__(self, file: int, content: str, stopping: threading.Event) -> None:
         self._file, self._content, self._stopping = file, content, stopping
@@ -81,7 +81,7 @@ class _Beat:
 
     def repeat(self) -> None:
         while not self._stopping.wait(BEAT_S):
-            with contextlib.suppress(OSError):  # storage may come back before others take the lock for stale
+            with contextlib.suppress(OSError):  # storage may recover before the lock is stale
                 self()
         os.close(self._file)
 
@@ -106,7 +106,11 @@ def _holder_of(content: str) -> str:
 
 
 def _remove_stale(path: str) -> None:
-    """Return when the file is gone, after removing it if it is stale; raise `Held` as soon as it changes."""
+    """Wait until the file is gone, and remove it if it is stale.
+
+    Raises:
+        Held: the file changed, so its holder is alive.
+    """
     seen = _content(path)
     until = time.monotonic() + STALE_S
     while time.monotonic() < until:
@@ -116,7 +120,8 @@ def _remove_stale(path: str) -> None:
         if content and content != seen:
             raise Held(_holder_of(content))
         time.sleep(BEAT_S / _POLLS_PER_BEAT)
-    # Of several that find it stale, one gets each file. It may be the new file of another one, which then goes back.
+    # If several processes find the file stale, a rename gives it to one of them. The renamed file
+    # may be the new file of another process, which is then put back.
     mine = f"{path}.{secrets.token_hex(8)}"
     try:
         os.rename(path, mine)
@@ -129,7 +134,7 @@ def _remove_stale(path: str) -> None:
     try:
         os.link(mine, path)
         os.unlink(mine)
-    except FileExistsError:  # a third one was quicker; the second one's next `check` says so
+    except FileExistsError:  # a third process was faster; the next `check` of the second one raises
         os.unlink(mine)
     except OSError:  # a file system without hard links
         os.rename(mine, path)

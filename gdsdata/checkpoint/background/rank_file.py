@@ -9,15 +9,16 @@ import torch
 
 from gdsdata.checkpoint.api import load
 from gdsdata.checkpoint.contents import Kind, kind_of
-from gdsdata.checkpoint.nests import Path, mapped, name_of, places
+from gdsdata.checkpoint.gc_pause import collector_paused
 from gdsdata.checkpoint.open_file import OpenFile
-from gdsdata.checkpoint.pause import collector_paused
-from gdsdata.checkpoint.reading import Reading, Stored
+from gdsdata.checkpoint.stored import Stored
 from gdsdata.checkpoint.targets import check_fits, check_names, check_not_on_meta, fill, first_device, fits
 from gdsdata.checkpoint.tensor_kinds import are_of_one_kind
+from gdsdata.checkpoint.tensor_reader import TensorReader
 from gdsdata.checkpoint.torch_zip.archive import open_archive
 from gdsdata.checkpoint.torch_zip.archive_reader import unpickle_structure
 from gdsdata.checkpoint.torch_zip.unpickling import NotPlain
+from gdsdata.checkpoint.tree import Path, leaves, map_leaves, name_of
 from gdsdata.errors import CorruptData
 from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions
@@ -35,9 +36,9 @@ def load_over(
 ) -> dict[str, Any]:
     """Load what a file of `torch.save` has under each name of ``targets``, into their tensors where these fit.
 
-    A tensor with the path, shape and dtype of a target is read into that target. Others are read into new tensors, on
-    a device of the kind that they were saved from. A tensor without memory of its own is copied, or takes the target's
-    place.
+    A tensor with the path, shape and dtype of a target is read into that target. Others are read
+    into new tensors, on a device of the kind that they were saved from. A tensor without memory of
+    its own is copied, or takes the target's place.
 
     Args:
         path: of the file.
@@ -64,22 +65,22 @@ def load_over(
     if lost:
         raise ValueError(f"'{path}' has nothing of the name {lost[0]!r}")
     chosen = {name: saved[name] for name in targets}
-    target_of = {place.path: place.leaf for place in places(targets)}
+    target_of = {one.path: one.value for one in leaves(targets)}
     for name in strict:
         _check_strictly(path, name, chosen, target_of)
-    reading = Reading(options, verify)
-    reading.expect(file.size_bytes, first_device(targets))
+    reader = TensorReader(options, verify)
+    reader.expect(file.size_bytes, first_device(targets))
     new: dict[torch.device, dict[Path, Stored]] = {}
-    for place in places(chosen):
-        if not isinstance(place.leaf, (Stored, torch.Tensor)):
+    for one in leaves(chosen):
+        if not isinstance(one.value, (Stored, torch.Tensor)):
             continue
-        target = target_of.get(place.path)
-        if fits(target, place.leaf):
-            fill(target, place.leaf, name_of(place.path), reading)
-        elif isinstance(place.leaf, Stored):
-            new.setdefault(_device_like(place.leaf.location), {})[place.path] = place.leaf
-    made = {place: tensor for device in new for place, tensor in reading.tensors(new[device], device).items()}
-    reading.run()
+        target = target_of.get(one.path)
+        if fits(target, one.value):
+            fill(target, one.value, name_of(one.path), reader)
+        elif isinstance(one.value, Stored):
+            new.setdefault(_device_like(one.value.location), {})[one.path] = one.value
+    made = {place: tensor for device in new for place, tensor in reader.tensors(new[device], device).items()}
+    reader.run()
 
     def restored(place: Path, leaf: Any) -> Any:
         if isinstance(leaf, (Stored, torch.Tensor)) and fits(target_of.get(place), leaf):
@@ -88,12 +89,12 @@ def load_over(
             return leaf.to(target_of[place].device)
         return made.get(place, leaf)
 
-    return mapped(chosen, restored)
+    return map_leaves(chosen, restored)
 
 
 def _check_strictly(path: str, name: str, chosen: dict[str, Any], target_of: dict[Path, Any]) -> None:
     """Check that all paths under a name are the same in the file and in the targets, and that all tensors fit."""
-    saved = {place.path: place.leaf for place in places(chosen) if place.path[0] == name}
+    saved = {one.path: one.value for one in leaves(chosen) if one.path[0] == name}
     check_names(path, {place for place in target_of if place[0] == name}, set(saved))
     for place, leaf in saved.items():
         target = target_of[place]

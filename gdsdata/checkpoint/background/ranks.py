@@ -18,7 +18,8 @@ class Ranks:
     """One rank, or all ranks of a process group. All of them make the same calls, in the same order.
 
     Args:
-        group: of gloo, with all ranks; None: a new one, if torch.distributed is initialized with several ranks.
+        group: of gloo, with all ranks; None: a new one, if torch.distributed is initialized with
+            several ranks.
         timeout_s: how long ranks wait for one another.
 
     Attributes:

@@ -12,12 +12,12 @@ from typing import Any, NoReturn
 import torch
 
 from gdsdata.checkpoint.background.staging import Part, Snapshots, Staged, Staging, pieces
-from gdsdata.checkpoint.pause import collector_paused
-from gdsdata.checkpoint.reading import bytes_of_storage
+from gdsdata.checkpoint.file_writer import FileWriter, crc32_of_all
+from gdsdata.checkpoint.gc_pause import collector_paused
+from gdsdata.checkpoint.stored import bytes_of_storage
 from gdsdata.checkpoint.threads import DaemonThreads
 from gdsdata.checkpoint.torch_zip.archive_writer import Layout
 from gdsdata.checkpoint.torch_zip.pickling import pickle_with_storages
-from gdsdata.checkpoint.writing import Writing, crc32_of_all
 from gdsdata.io.options import EngineOptions
 
 
@@ -33,7 +33,8 @@ class SaveJob:
     Attributes:
         step: the step.
         size_bytes: the size of all storages.
-        is_copied: the state has been copied on its devices, so its owner may change it before it has been staged.
+        is_copied: the state has been copied on its devices, so its owner may change it before it
+            has been staged.
     """
 
     @collector_paused()
@@ -47,7 +48,8 @@ class SaveJob:
         self._staging = staging
         self._staged: queue.SimpleQueue[Staged | BaseException | None] = queue.SimpleQueue()  # None: the end
         self._cancelled = threading.Event()  # what is staged will not be written
-        # Writing begins when the state is staged, or finds no room: two threads that ask for the GIL slow each other.
+        # Writing begins when the state is staged, or finds no room: two threads that ask for the
+        # GIL slow each other.
         self._may_write = threading.Event()
         self._snapshot = snapshots.take(self._storages)
         self.is_copied = self._snapshot is not None
@@ -102,19 +104,19 @@ class SaveJob:
             IoError: the file cannot be written, or the disk is full.
         """
         parts_of: list[list[tuple[int, int, int]]] = [[] for _ in self._layout.offsets]  # begin, CRC-32, size
-        with Writing(path, self._layout.end, options) as writing:
+        with FileWriter(path, self._layout.end, options) as writer:
             written = []
             try:
                 for staged in self._staged_pieces():
-                    written.append(writers.submit(lambda staged=staged: self._write_piece(writing, staged)))
+                    written.append(writers.submit(lambda staged=staged: self._write_piece(writer, staged)))
             finally:
                 wait(written)
             for one in written:
                 for part, checksum in one.result():
                     parts_of[part.storage].append((part.begin, checksum, part.size_bytes))
             checksums = [crc32_of_all(*(part[1:] for part in sorted(parts))) for parts in parts_of]
-            writing.write_bytes(self._layout.frame(checksums))
-            writing.commit()
+            writer.write_bytes(self._layout.frame(checksums))
+            writer.commit()
         return self._layout.end
 
     def cancel(self) -> None:
@@ -138,21 +140,21 @@ class SaveJob:
 
     def _release(self, staged: Staged) -> None:
         staged.wait()
-        self._staging.give_back(staged.memory)
+        self._staging.release(staged.memory)
 
-    def _write_piece(self, writing: Writing, staged: Staged) -> list[tuple[Part, int]]:
+    def _write_piece(self, writer: FileWriter, staged: Staged) -> list[tuple[Part, int]]:
         try:
             staged.wait()
             parts = staged.piece.parts
             if self._cancelled.is_set():
                 return []
-            checksums = writing.write([(part.file_offset, staged.bytes_of(part)) for part in parts])
+            checksums = writer.write([(part.file_offset, staged.bytes_of(part)) for part in parts])
             return list(zip(parts, checksums, strict=True))
         except BaseException:
             self._cancelled.set()
             raise
         finally:
-            self._staging.give_back(staged.memory)
+            self._staging.release(staged.memory)
 
 
 class FailedJob:

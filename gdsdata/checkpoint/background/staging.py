@@ -1,5 +1,7 @@
-"""Memory of a fixed size that states pass through on their way to files, so that training can go on: the host's, and
-the devices' own, from which they are staged behind the program.
+"""Memory of bounded size that states pass through on their way to files, so that training can go on.
+
+`Staging` is memory of the host. `Snapshots` are copies on the devices themselves, which are staged
+later.
 """
 
 from __future__ import annotations
@@ -12,12 +14,12 @@ from dataclasses import dataclass, field
 
 import torch
 
-from gdsdata.checkpoint.pages import PAGE_BYTES
+from gdsdata.checkpoint.partial_pages import PAGE_BYTES
 from gdsdata.io.engine import warn_once
 from gdsdata.io.memory import anonymous_memory
 
-_PIECE_BYTES = 32 << 20  # several are under way to storage, and a small state does not take much
-_MOST_COPIED_ON_CPU_BYTES = 16 << 20  # counters and generators, beside tensors on GPUs
+_PIECE_BYTES = 32 << 20  # several are written at a time, and a small state does not take much
+_MOST_COPIED_ON_CPU_BYTES = 16 << 20  # enough for counters and generators beside tensors on GPUs
 
 
 @dataclass(frozen=True)
@@ -25,10 +27,10 @@ class Part:
     """Consecutive bytes of a storage in a piece.
 
     Attributes:
-        storage: its index.
-        begin: of the first byte in the storage.
-        file_offset: of it in the file.
-        size_bytes: how many.
+        storage: the index of the storage.
+        begin: the offset of the first byte in the storage.
+        file_offset: the offset of the first byte in the file.
+        size_bytes: how many bytes.
     """
 
     storage: int
@@ -39,14 +41,25 @@ class Part:
 
 @dataclass(frozen=True)
 class Piece:
-    """A range of the file that is staged at once: it begins at a whole page of the file, and has only these parts."""
+    """A range of the file that is staged in one buffer.
+
+    Attributes:
+        file_begin: where it begins: at a whole page of the file.
+        parts: all that the range has of storages.
+    """
 
     file_begin: int
     parts: list[Part]
 
 
 def pieces(offsets: Sequence[int], sizes_bytes: Sequence[int], most_bytes: int) -> Iterator[Piece]:
-    """Storages of these sizes, which lie at these offsets of the file in rising order, in pieces of ``most_bytes``."""
+    """Divide storages into pieces.
+
+    Args:
+        offsets: where the storages lie in the file, rising.
+        sizes_bytes: their sizes.
+        most_bytes: the size of a piece.
+    """
     piece: Piece | None = None
     for storage, (offset, size_bytes) in enumerate(zip(offsets, sizes_bytes, strict=True)):
         begin = 0
@@ -65,12 +78,12 @@ def pieces(offsets: Sequence[int], sizes_bytes: Sequence[int], most_bytes: int) 
 
 @dataclass
 class Staged:
-    """A piece in staging memory.
+    """A piece in a buffer.
 
     Attributes:
-        piece: which.
-        memory: of it: uint8, as long as a piece at most.
-        copied: an event of each GPU, behind which it is there.
+        piece: the piece.
+        memory: the buffer: uint8, one dimension, at least as long as the piece.
+        copied: for each GPU, an event after which the piece's bytes are there.
     """
 
     piece: Piece
@@ -78,20 +91,26 @@ class Staged:
     copied: dict[torch.device, torch.cuda.Event] = field(default_factory=dict)
 
     def wait(self) -> None:
+        """Wait until the copies from GPUs are complete."""
         for event in self.copied.values():
             event.synchronize()
 
     def bytes_of(self, part: Part) -> torch.Tensor:
+        """Return the bytes of a part."""
         first = part.file_offset - self.piece.file_begin
         return self.memory[first : first + part.size_bytes]
 
     def copy_from(self, storages: Sequence[torch.Tensor]) -> None:
-        """From storages (uint8, one dimension); on a GPU behind what its current stream has been given. See `wait`."""
+        """Copy the parts from their storages (uint8, one dimension).
+
+        Stream semantics: copies from a GPU come after the current work of its current stream.
+        `wait` waits for them.
+        """
         try:
             for part in self.piece.parts:
                 source = storages[part.storage][part.begin : part.begin + part.size_bytes]
                 self.bytes_of(part).copy_(source, non_blocking=source.device.type == "cuda")
-        finally:  # what was asked for before an error, too
+        finally:  # after an error, the copies before it are still in progress
             devices = dict.fromkeys(storages[part.storage].device for part in self.piece.parts)
             for device in devices:
                 if device.type == "cuda":
@@ -99,10 +118,13 @@ class Staged:
 
 
 class Staging:
-    """Buffers for pieces: made when they are first needed, kept until `free`, never more than ``most_bytes`` of them.
+    """Buffers for pieces, allocated when they are first needed and kept for later ones. Any thread may call it.
 
     Args:
-        most_bytes: of all of them; one page at least.
+        most_bytes: of all buffers together; at least one page is used.
+
+    Attributes:
+        piece_bytes: the size of a buffer.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -110,12 +132,20 @@ class Staging:
         self._most = max(most_bytes // self.piece_bytes, 1)
         self._made = 0
         self._spare: list[torch.Tensor] = []
-        self._changed = threading.Condition()
+        self._changed = threading.Condition()  # guards _made and _spare
 
-    def take(self, is_off: Callable[[], bool], before_waiting: Callable[[], object]) -> torch.Tensor | None:
-        """A buffer, as soon as there is one; None as soon as ``is_off()``."""
+    def take(self, is_cancelled: Callable[[], bool], before_waiting: Callable[[], object]) -> torch.Tensor | None:
+        """Wait for a buffer.
+
+        Args:
+            is_cancelled: asked again and again; if it returns True, the wait ends.
+            before_waiting: called before each wait, because there is no buffer.
+
+        Returns:
+            The buffer; None if ``is_cancelled`` returned True.
+        """
         with self._changed:
-            while not is_off():
+            while not is_cancelled():
                 if self._spare:
                     return self._spare.pop()
                 if self._made < self._most:
@@ -132,31 +162,34 @@ class Staging:
                 self._made -= 1
             raise
 
-    def give_back(self, buffer: torch.Tensor) -> None:
+    def release(self, buffer: torch.Tensor) -> None:
+        """Make a buffer free for others."""
         with self._changed:
             self._spare.append(buffer)
             self._changed.notify()
 
     @property
     def size_bytes(self) -> int:
+        """How much memory has been allocated."""
         return self._made * self.piece_bytes
 
 
 class Snapshot:
-    """Copies of storages where these are. Hold it until they have been staged, and `release` it then.
+    """Copies of storages on their own devices. Its owner releases it when they have been staged.
 
     Attributes:
-        storages: the copies, on each GPU behind what its current stream had been given when they were asked for.
+        storages: the copies; on each GPU they come after the work that its current stream had when
+            this was made.
     """
 
-    def __init__(self, storages: list[torch.Tensor], given_back: Callable[[], object]) -> None:
-        self.storages, self._given_back = storages, given_back
+    def __init__(self, storages: list[torch.Tensor], on_release: Callable[[], object]) -> None:
+        self.storages, self._on_release = storages, on_release
         devices = dict.fromkeys(one.device for one in storages if one.device.type == "cuda")
         self._made = {device: torch.cuda.current_stream(device).record_event() for device in devices}
 
     @contextlib.contextmanager
     def streams(self) -> Iterator[None]:
-        """Of each GPU the current one is nobody else's, and behind the copies."""
+        """Make a new stream current on each GPU, whose work comes after the copies; for ``with``."""
         with contextlib.ExitStack() as current:
             for device, event in self._made.items():
                 stream = torch.cuda.Stream(device)
@@ -165,25 +198,29 @@ class Snapshot:
             yield
 
     def release(self) -> None:
-        """When nothing reads the copies any more."""
+        """Free the copies, which nothing may read any more."""
         self.storages = []
-        self._given_back()
+        self._on_release()
 
 
 class Snapshots:
-    """Makes them, where there is room.
+    """Makes snapshots within a bound of memory. Any thread may call it.
 
     Args:
-        most_bytes: on each GPU, of all that have not been released; 0: none is made.
+        most_bytes: on each GPU, for all snapshots that have not been released; 0: none is made.
     """
 
     def __init__(self, most_bytes: int) -> None:
         self._most = most_bytes
         self._taken: collections.Counter[torch.device] = collections.Counter()
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # guards _taken
 
     def take(self, storages: Sequence[torch.Tensor]) -> Snapshot | None:
-        """Of these (uint8, one dimension). None where they do not fit, or much of them is on the CPU."""
+        """Copy storages (uint8, one dimension).
+
+        Returns:
+            None if they do not fit, or if more than 16 MiB of them are on the CPU.
+        """
         sizes: collections.Counter[torch.device] = collections.Counter()
         for one in storages:
             sizes[one.device] += one.nbytes
@@ -192,25 +229,25 @@ class Snapshots:
                 return None
             self._taken += sizes
         try:
-            return Snapshot([one.clone() for one in storages], lambda: self._give_back(sizes))
+            return Snapshot([one.clone() for one in storages], lambda: self._return(sizes))
         except torch.OutOfMemoryError:
-            self._give_back(sizes)
+            self._return(sizes)
             warn_once("a GPU has no memory for a state's copy, which device_staging_bytes allows: save() waits instead")
             return None
         except BaseException:
-            self._give_back(sizes)
+            self._return(sizes)
             raise
 
     def _most_on(self, device: torch.device) -> int:
         return self._most if device.type == "cuda" else min(self._most, _MOST_COPIED_ON_CPU_BYTES)
 
-    def _give_back(self, sizes: collections.Counter[torch.device]) -> None:
+    def _return(self, sizes: collections.Counter[torch.device]) -> None:
         with self._lock:
             self._taken -= sizes
 
 
 def _make_buffer(size_bytes: int) -> torch.Tensor:
-    """On whole pages. Pinned where there may be tensors on a GPU."""
+    """Return memory on whole pages: pinned if there may be tensors on a GPU."""
     if torch.cuda.is_initialized():
         return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
     return torch.from_numpy(anonymous_memory(size_bytes, prefer_huge_pages=True))

@@ -32,7 +32,8 @@ def state_of(one: Any) -> Any:
 def target_of(one: Any) -> Any:
     """Return what a checkpoint is read into. Its tensors are those that ``one`` uses, if ``one`` exposes them.
 
-    An optimizer of DTensors that has no state yet gets one: only the optimizer knows how to make it of DTensors.
+    An optimizer of DTensors that has no state yet gets one: only the optimizer knows how to make it
+    of DTensors.
     """
     if isinstance(one, torch.optim.Optimizer) and not one.state and has_dtensors(one.param_groups):
         init_optimizer_state(one)

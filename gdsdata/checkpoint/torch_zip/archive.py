@@ -1,7 +1,8 @@
 """The archive that `torch.save` writes: a zip of plain records.
 
-``data.pkl`` has the pickled object, ``data/N`` the bytes of a storage. Opening an archive reads the zip's directory and
-the pickle, and finds the storages that the pickle asks for, so that they can be read before anything is unpickled.
+``data.pkl`` has the pickled object, ``data/N`` the bytes of a storage. Opening an archive reads the
+zip's directory and the pickle, and finds the storages that the pickle asks for, so that they can be
+read before anything is unpickled.
 
 Sources: PKWARE's APPNOTE.TXT 4.3 for the zip, torch.serialization for what is in it.
 """
@@ -13,7 +14,7 @@ import sys
 from dataclasses import dataclass
 
 from gdsdata.checkpoint.open_file import OpenFile
-from gdsdata.checkpoint.reading import Record
+from gdsdata.checkpoint.stored import Record
 from gdsdata.checkpoint.torch_zip import torch_config
 from gdsdata.checkpoint.torch_zip.file_slice import FileSlice
 from gdsdata.checkpoint.torch_zip.unpickling import NotPlain, SavedStorage, StorageReferences, storages_of

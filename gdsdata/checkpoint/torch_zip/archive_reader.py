@@ -1,7 +1,7 @@
 """From an archive of `torch.save` to the object that was saved.
 
-torch unpickles by its own rules. A pickle of plain tensors, containers and numbers alone, all of which torch's rules
-allow, is unpickled here instead, ten times faster.
+torch unpickles by its own rules. A pickle of plain tensors, containers and numbers alone, all of
+which torch's rules allow, is unpickled here instead, ten times faster.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from gdsdata.checkpoint.reading import Reading, Record, Stored, bytes_of_storage
+from gdsdata.checkpoint.stored import Record, Stored, bytes_of_storage
+from gdsdata.checkpoint.tensor_reader import TensorReader
 from gdsdata.checkpoint.torch_zip.archive import Archive, open_slice
 from gdsdata.checkpoint.torch_zip.file_slice import FileSlice
 from gdsdata.checkpoint.torch_zip.torch_unpickling import MapLocation, unpickle_by_torch
@@ -26,31 +27,32 @@ _ERRORS_UNCHANGED = nullcontext()
 
 def read(
     archive: Archive,
-    reading: Reading,
+    reader: TensorReader,
     devices: Sequence[torch.device],
     map_location: MapLocation,
     weights_only: bool | None,
     explained: AbstractContextManager[None] = _ERRORS_UNCHANGED,
 ) -> Any:
-    """Read the storages of an archive, by running ``reading``, and return the object that was saved.
+    """Read the storages of an archive, by running ``reader``, and return the object that was saved.
 
     Args:
         archive: the archive.
-        reading: takes the reads of the storages.
+        reader: takes the reads of the storages.
         devices: where each of ``archive.storages`` goes: where ``map_location`` puts it.
         map_location: as in `torch.load`.
         weights_only: as in `torch.load`.
-        explained: entered while torch unpickles, if it has to; changes the errors that torch raises.
+        explained: entered while torch unpickles, if it has to; changes the errors that torch
+            raises.
 
     Raises:
         pickle.UnpicklingError: ``weights_only`` forbids something in the pickle.
-        CorruptData: a tensor reaches beyond its storage, or as `Reading.run` does.
+        CorruptData: a tensor reaches beyond its storage, or as `TensorReader.run` does.
         FileNotFoundError, IoError: the file cannot be read.
     """
     storages = []
     for saved, device in zip(archive.storages, devices, strict=True):
         storage = engine.new_storage(saved.size_bytes, device)
-        reading.bytes_into(bytes_of_storage(storage), archive.record_of(saved), 0, f"storage {saved.key}")
+        reader.bytes_into(bytes_of_storage(storage), archive.record_of(saved), 0, f"storage {saved.key}")
         storages.append(storage)
     by_torch = False
     try:
@@ -58,7 +60,7 @@ def read(
     except Unusual:
         by_torch = True
     finally:
-        reading.run()
+        reader.run()
     if not by_torch:
         return found
     with explained:

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from gdsdata.checkpoint.pages import PAGE_BYTES
-from gdsdata.checkpoint.reading import bytes_of_storage
+from gdsdata.checkpoint.file_writer import Extent, FileWriter, reached
+from gdsdata.checkpoint.partial_pages import PAGE_BYTES
+from gdsdata.checkpoint.stored import bytes_of_storage
 from gdsdata.checkpoint.torch_zip import torch_config, zip_layout
 from gdsdata.checkpoint.torch_zip.pickling import pickle_with_storages
-from gdsdata.checkpoint.writing import Extent, Writing, reached
 from gdsdata.io.options import EngineOptions
 
 _PREFIX = "archive/"
@@ -27,7 +27,8 @@ def save(value: Any, path: str, options: EngineOptions) -> None:
     """Write what `torch.save` would write, with its storages at multiples of a page.
 
     Raises:
-        RuntimeError: storages that share memory are counted in different dtypes, which the format cannot express.
+        RuntimeError: storages that share memory are counted in different dtypes, which the format
+            cannot express.
         IoError: the file cannot be written, or the disk is full.
         pickle.PicklingError, TypeError, AttributeError: a value cannot be pickled.
     """
@@ -51,7 +52,8 @@ class Layout:
 
     Attributes:
         begin, end: where the archive lies in its file.
-        offsets: where its storages lie in the file: on whole pages, but for those shorter than a page.
+        offsets: where its storages lie in the file: on whole pages, but for those shorter than a
+            page.
     """
 
     def __init__(
@@ -76,7 +78,8 @@ class Layout:
         """Yield everything but the storages: bytes, and the offset in the file where they go.
 
         Args:
-            checksums: the CRC-32 of each storage. Each is asked for when the header that holds it is due.
+            checksums: the CRC-32 of each storage. Each is asked for when the header that holds it
+                is due.
         """
         contents = itertools.chain(self._contents.values(), itertools.repeat(b""))
         all_checksums = []
@@ -111,13 +114,13 @@ def write_archives(
     ends = [layout.end for layout, _ in archives] + [offset + content.nbytes for offset, content in others]
     storages = [extent for layout, flat in archives for extent in zip(layout.offsets, flat, strict=True)]
     checksums: list[list[int]] = []
-    with Writing(path, max(ends, default=0), options) as writing:
-        with closing(writing.written([*storages, *others])) as written:
+    with FileWriter(path, max(ends, default=0), options) as writer:
+        with closing(writer.write_in_batches([*storages, *others])) as written:
             for layout, flat in archives:
                 checksums.append([])
-                writing.write_bytes(layout.frame(_noted(itertools.islice(written, len(flat)), checksums[-1])))
+                writer.write_bytes(layout.frame(_noted(itertools.islice(written, len(flat)), checksums[-1])))
             collections.deque(written, maxlen=0)  # the others' checksums
-        writing.commit()
+        writer.commit()
     return checksums
 
 

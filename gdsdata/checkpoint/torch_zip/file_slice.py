@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from gdsdata.checkpoint.open_file import OpenFile
 from gdsdata.io import engine
 
-# An archive of one tensor has everything but the tensor within this many bytes of its beginning and of its end.
+# An archive of one tensor has everything but the tensor within this many bytes of its beginning and
+# of its end.
 _ENDS_BYTES = 1024
 
 

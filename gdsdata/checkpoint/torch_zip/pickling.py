@@ -27,7 +27,8 @@ def pickle_with_storages(value: Any) -> tuple[bytes, list[torch.UntypedStorage]]
 
     Raises:
         RuntimeError: storages that share memory are counted in different dtypes.
-        pickle.PicklingError, TypeError, AttributeError: a value cannot be pickled; the message has its name.
+        pickle.PicklingError, TypeError, AttributeError: a value cannot be pickled; the message has
+            its name.
     """
     pickler = _Pickler()
     try:
@@ -73,8 +74,8 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 class _Pickler(pickle.Pickler):
     """Pickles as torch does, and collects storages.
 
-    The class belongs to the module: a class made for each save would be garbage that only the collector frees, and
-    the storages with it.
+    The class belongs to the module: a class made for each save would be garbage that only the
+    collector frees, and the storages with it.
 
     Attributes:
         storages: those that the pickle refers to, in order.
@@ -91,7 +92,8 @@ class _Pickler(pickle.Pickler):
         return self._buffer.getvalue()
 
     def reducer_override(self, saved: Any) -> Any:
-        # The results are those of torch and Python, whose own ways to them took more than half of all the time.
+        # The results are those of torch and Python, whose own ways to them took more than half of
+        # all the time.
         if type(saved) is torch.Tensor and _is_plain(saved):
             elements = _Elements(saved.untyped_storage(), saved.dtype)
             place = saved.storage_offset(), tuple(saved.shape), saved.stride()

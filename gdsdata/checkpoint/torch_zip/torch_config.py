@@ -1,4 +1,4 @@
-"""torch's global switches for what torch.save writes and torch.load reads, as far as gdsdata follows them.
+"""torch's global switches for torch.save and torch.load, as far as gdsdata follows them.
 
 Source: torch.utils.serialization.config and the setters in torch.serialization.
 """
@@ -10,33 +10,33 @@ import sys
 import torch
 from torch.utils.serialization import config
 
-from gdsdata.checkpoint.pages import PAGE_BYTES
+from gdsdata.checkpoint.partial_pages import PAGE_BYTES
 
 SMALL_ALIGNMENT = 64
 
 
 def is_alignment_served() -> bool:
-    """Whether records can have the alignment that torch is told to give them: large ones lie on whole pages."""
+    """Return whether records can have the alignment that torch is set to: large records lie on whole pages."""
     return config.save.storage_alignment > 0 and PAGE_BYTES % config.save.storage_alignment == 0
 
 
 def alignment_bytes() -> int:
-    """Of short records."""
+    """Return the alignment of records that are shorter than a page, in bytes."""
     return max(config.save.storage_alignment, SMALL_ALIGNMENT) if is_alignment_served() else SMALL_ALIGNMENT
 
 
 def has_checksums() -> bool:
-    """False after ``torch.serialization.set_crc32_options(False)``."""
+    """Return whether archives get checksums: not after ``torch.serialization.set_crc32_options(False)``."""
     return config.save.compute_crc32
 
 
 def is_mapped(mmap: bool | None) -> bool:
-    """Whether ``torch.load(mmap=mmap)`` maps the file."""
+    """Return whether ``torch.load(mmap=mmap)`` maps the file."""
     return config.load.mmap if mmap is None else mmap
 
 
 def assumed_byte_order() -> bytes:
-    """The byte order that torch assumes for a file that does not say its own."""
+    """Return the byte order that torch assumes for a file that does not state its own."""
     assumed = torch.serialization.get_default_load_endianness()
     if assumed is torch.serialization.LoadEndianness.NATIVE:
         return sys.byteorder.encode()

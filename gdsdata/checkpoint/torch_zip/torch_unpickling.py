@@ -1,4 +1,4 @@
-"""torch.load, given the storages that a pickle asks for: it makes the object, and reads nothing of them."""
+"""torch.load on storages that have been made and read before: torch makes the object, and reads no storage."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gdsdata.checkpoint.open_file import OpenFile
 from gdsdata.checkpoint.torch_zip.unpickling import SavedStorage
 from gdsdata.errors import CorruptData
 
-# A file's storages go where torch.load puts them for one of these; functions are left to torch.
+# Where torch.load puts a file's storages. It also takes functions, which gdsdata leaves to torch.
 MapLocation = str | torch.device | dict[str, str] | None
 
 
@@ -25,22 +25,23 @@ def unpickle_by_torch(
     map_location: MapLocation,
     weights_only: bool | None,
 ) -> Any:
-    """Make what torch.load makes of a file, on storages that have been made before.
+    """Return what torch.load returns for a file, on storages that the caller has made.
 
     Args:
-        file: that torch.save wrote.
-        saved: the storages that its pickle asks for, in that order.
-        storages: what torch is given for each of them.
-        map_location: as in `torch.load`. Tensor subclasses that have no storage of their own ask for it.
+        file: a file that torch.save wrote.
+        saved: the storages that its pickle asks for, in order.
+        storages: the storage that torch gets for each of them.
+        map_location: as in `torch.load`. Tensor subclasses without a storage of their own ask for
+            it.
         weights_only: as in `torch.load`.
 
     Raises:
-        pickle.UnpicklingError: what is in it is not allowed with ``weights_only``.
+        pickle.UnpicklingError: ``weights_only`` forbids something in the pickle.
         CorruptData: the pickle asks for other storages.
     """
     locations = _Locations(map_location, _Supply(file.path, saved, storages))
     with file.reader() as reader:
-        # torch takes no pickle_module if the environment forbids weights_only=False.
+        # torch refuses a pickle_module if the environment forbids weights_only=False.
         if weights_only is False and "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ:
             return torch.load(reader, map_location=locations, pickle_module=_PICKLE, weights_only=False, mmap=False)
         with torch.serialization.skip_data():
@@ -48,7 +49,7 @@ def unpickle_by_torch(
 
 
 class _Supply:
-    """Hands out storages in the order in which torch asks for them."""
+    """Supplies storages in the order in which torch asks for them."""
 
     def __init__(self, path: str, saved: Sequence[SavedStorage], storages: Sequence[torch.UntypedStorage]) -> None:
         self._path = path
@@ -62,16 +63,22 @@ class _Supply:
 
 
 class _Location(str):
-    """Where torch puts a storage, and the supply that has this storage already."""
+    """A location for torch that also carries the supply of storages to `_supplied`.
+
+    Attributes:
+        saved: the location in the file.
+        supply: has the storage already.
+    """
 
     saved: str
     supply: _Supply
 
 
 class _Locations(dict[Any, Any]):
-    """A ``map_location`` that answers as the caller's does, and names the supply to `_supplied`.
+    """A ``map_location`` that answers as the caller's does, by locations that carry the supply.
 
-    It is a dict, because torch asks a dict, but never a function, for the device of a wrapper subclass.
+    It is a dict, because torch asks a dict, but never a function, for the device of a wrapper
+    subclass.
     """
 
     def __init__(self, map_location: MapLocation, supply: _Supply) -> None:
@@ -98,15 +105,16 @@ def _supplied(storage: torch.UntypedStorage, location: str) -> torch.UntypedStor
     return location.supply.next(storage, location.saved) if isinstance(location, _Location) else None
 
 
-# torch sorts registrations by this number, and two equal numbers end in an error: so it is nobody else's.
+# torch sorts registrations by this number, and fails if two are equal, so nobody else may have this
+# one.
 _BEFORE_ALL_OTHERS = -1_000_000_007
 torch.serialization.register_package(_BEFORE_ALL_OTHERS, _untagged, _supplied)
 
 
 class _Unpickler(pickle.Unpickler):
-    """Keeps torch from reading storages only while it makes one.
+    """Keeps torch from reading a storage while it makes one, and only then.
 
-    What else the pickle calls may load other files by torch, and those need their values.
+    Other code that the pickle calls may load other files by torch, which need their values.
     """
 
     def __setattr__(self, name: str, value: Any) -> None:

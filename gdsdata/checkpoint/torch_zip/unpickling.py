@@ -1,7 +1,10 @@
-"""Pickles as torch.save writes them: what storages one asks for, and the object where it is made of plain parts alone.
+"""Pickles as torch.save writes them: which storages they ask for, and the object if it has only plain parts.
 
-Plain are tensors, parameters, containers and numbers, all of which torch's rules allow. They are unpickled by C's
-unpickler with a fixed vocabulary, ten times faster than by torch's, which has the rest. Source: torch.serialization.
+Plain parts are tensors, parameters, containers and numbers, all of which torch's rules allow.
+Python's C unpickler makes them with a fixed vocabulary, ten times faster than torch's own
+unpickler, which makes the rest.
+
+Source: torch.serialization.
 """
 
 from __future__ import annotations
@@ -15,19 +18,19 @@ from typing import Any, NamedTuple
 import torch
 
 from gdsdata import torch_private
-from gdsdata.checkpoint.reading import Record, Stored, sealed, spanned
+from gdsdata.checkpoint.stored import Record, Stored, sealed, spanned
 from gdsdata.errors import CorruptData
 from gdsdata.io import engine
 
 
 class SavedStorage(NamedTuple):
-    """A storage that the pickle asks for.
+    """A storage that a pickle asks for.
 
     Attributes:
         key: its record is ``data/<key>``.
-        dtype: of the elements it is counted in.
-        size_bytes: that it has.
-        location: the device that it was on, as torch names it ("cpu", "cuda:0").
+        dtype: of the elements in which its size is counted.
+        size_bytes: its size.
+        location: the device that it was saved from, as torch names it ("cpu", "cuda:0").
     """
 
     key: str
@@ -39,10 +42,11 @@ class SavedStorage(NamedTuple):
 
 
 class NotPlain(Exception):
-    """The file is for torch.load alone; the message says why."""
+    """Only torch.load can read the file; the message has the reason."""
 
 
-# As the pickle names them, in which tensors are counted; newer dtypes come with UntypedStorage.
+# The storage classes that a pickle names, and the dtype of their elements. Newer dtypes come with
+# UntypedStorage.
 _STORAGE_DTYPES = {
     "UntypedStorage": torch.uint8,
     "ByteStorage": torch.uint8,
@@ -71,11 +75,11 @@ _PROTOCOL = b"\x80\x02"  # the one that torch writes
 
 
 class Unusual(Exception):
-    """The pickle names more than plain tensors, parameters, containers and numbers."""
+    """A pickle has more than plain tensors, parameters, containers and numbers."""
 
 
 class _Storage(NamedTuple):
-    """What a plain pickle's tensors are made of."""
+    """A storage of a plain pickle, as its tensors see it."""
 
     saved: SavedStorage
     record: Record
@@ -96,7 +100,7 @@ class _Tensors:
     ) -> None:
         self._record_of, self._rebuild, self._make_parameter = record_of, rebuild, make_parameter
         self._storages: dict[str, _Storage] = {}
-        self.unused = 0  # storages that are no tensor's: the object has them themselves
+        self.unused = 0  # references to storages that no tensor has used: the object itself has those storages
 
     def storage(self, saved: Any) -> _Storage:
         self.unused += 1
@@ -105,7 +109,7 @@ class _Tensors:
         if storage is None:
             known = SavedStorage(key, dtype, elements * dtype.itemsize, location)
             storage = self._storages[key] = _Storage(known, self._record_of(known))
-        if storage.saved.dtype is not dtype or location == "meta":  # torch gives a storage of its own to each dtype
+        if storage.saved.dtype is not dtype or location == "meta":  # torch makes a storage for each dtype
             raise Unusual
         return storage
 
@@ -148,8 +152,11 @@ class _Tensors:
 
 
 class _Plain(pickle.Unpickler):
-    """Knows what it is given alone. A class of the module: one made for each file would be garbage that only the
-    collector frees, and with it the file's descriptors."""
+    """Makes only what it is given by name.
+
+    The class belongs to the module: a class made for each file would be garbage that only the
+    collector frees, and the file's descriptors with it.
+    """
 
     def __init__(self, pickled: bytes, known: dict[tuple[str, str], Any], storage: Callable[[Any], _Storage]) -> None:
         super().__init__(io.BytesIO(pickled))
@@ -170,20 +177,22 @@ def unpickle_plain(
     rebuild: Callable[[SavedStorage, Stored, bool], Any],
     make_parameter: Callable[[Any, bool], Any],
 ) -> Any:
-    """The object, with ``rebuild(storage, stored, requires_grad)`` for a tensor, and
-    ``make_parameter(tensor, requires_grad)``.
+    """Unpickle an object that has only plain parts.
 
     Args:
-        record_of: where a storage lies, or `CorruptData`.
+        pickled: the pickle.
+        record_of: returns a storage's record, or raises `CorruptData`.
+        rebuild: makes a tensor of a storage, the tensor's place and requires_grad.
+        make_parameter: makes a parameter of a tensor and requires_grad.
 
     Raises:
-        Unusual: torch has to do it.
+        Unusual: only torch can unpickle it.
         CorruptData: a storage is not in the file, or a tensor reaches beyond its storage.
     """
     if not pickled.startswith(_PROTOCOL) or engine.pickle_claims_too_much(pickled):
         raise Unusual
     tensors = _Tensors(record_of, rebuild, make_parameter)
-    # By `__call__`, for a function has a dict, where a pickle could leave what it likes.
+    # `__call__`, because a function has a dict, in which a pickle could store what it likes.
     known: dict[tuple[str, str], Any] = {
         ("collections", "OrderedDict"): collections.OrderedDict,
         torch_private.REBUILD_TENSOR: tensors.tensor.__call__,
@@ -201,12 +210,12 @@ def unpickle_plain(
         return found
     except CorruptData:
         raise
-    except Exception as error:  # torch will say what is wrong with it
+    except Exception as error:  # torch raises its own error
         raise Unusual from error
 
 
 class _Anything:
-    """Stands for whatever a pickle makes: nothing of what it names is run."""
+    """Stands for any object that a pickle makes: nothing that the pickle names is run."""
 
     def __new__(cls, *_: Any, **__: Any) -> _Anything:
         return object.__new__(cls)
@@ -221,11 +230,12 @@ class _Anything:
 
 
 class StorageReferences(NamedTuple):
-    """What a pickle says of storages.
+    """A pickle's references to storages.
 
     Attributes:
-        storages: that torch asks for while it unpickles, in that order.
-        count: how often the pickle refers to one of them: once for each tensor, and for each storage by itself.
+        storages: those that torch asks for while it unpickles, in order.
+        count: how many references there are: one for each tensor, and for each storage that the
+            object itself has.
     """
 
     storages: list[SavedStorage]
@@ -233,10 +243,10 @@ class StorageReferences(NamedTuple):
 
 
 def storages_of(pickled: bytes) -> StorageReferences:
-    """Look through a pickle for storages.
+    """Find the storages that a pickle asks for, without running anything that it names.
 
     Raises:
-        NotPlain: torch.load has to find out.
+        NotPlain: only torch.load can find out.
     """
     if engine.pickle_claims_too_much(pickled):
         raise NotPlain("its pickle is damaged: it speaks of more than it can have")
@@ -255,11 +265,11 @@ def storages_of(pickled: bytes) -> StorageReferences:
         if key not in known:
             known[key] = dtype, size_bytes
         elif known[key][0] == dtype or known[key][1] == size_bytes:
-            return _Anything()  # torch gives the same again
+            return _Anything()  # torch uses the same storage again
         asked.append(SavedStorage(key, dtype, size_bytes, location))
         return _Anything()
 
-    kinds: dict[str, type] = {}  # this pickle's own, for it may change them
+    kinds: dict[str, type] = {}  # made for this pickle, because it may change them
 
     class Scan(pickle.Unpickler):
         def persistent_load(self, saved: Any) -> _Anything:
@@ -277,7 +287,7 @@ def storages_of(pickled: bytes) -> StorageReferences:
         Scan(io.BytesIO(pickled)).load()
     except NotPlain:
         raise
-    except Exception as error:  # whatever a pickle that is not plain data can raise
+    except Exception as error:  # a pickle can raise anything
         raise NotPlain(f"its pickle is unusual: {error!r}") from error
     if any(storage.location == "meta" for storage in asked):
         raise NotPlain("it has tensors on the meta device")

@@ -1,6 +1,7 @@
-"""A zip of plain records, laid out before a byte of it is written: headers come last, when the checksums are known.
+"""A zip of plain records, laid out before a byte is written. Headers are written last, because they have checksums.
 
-Source: PKWARE's APPNOTE.TXT, 4.3 (the structures), 4.4 (their fields) and 4.5.3 (sizes and offsets of 4 GiB and more).
+Source: PKWARE's APPNOTE.TXT, 4.3 (the structures), 4.4 (their fields) and 4.5.3 (sizes and offsets
+of 4 GiB and more).
 """
 
 from __future__ import annotations
@@ -15,16 +16,22 @@ _LOCATOR64 = struct.Struct("<4sIQI")
 _END = struct.Struct("<4s4H2IH")
 _EXTRA = struct.Struct("<2H")
 
-_VERSION = 45  # of the specification, where 64-bit sizes came in
+_VERSION = 45  # of the specification that introduced 64-bit sizes
 _NAMES_ARE_UTF8 = 1 << 11
-_FIRST_OF_1980 = 33  # a date; no file of equal content differs by when it was written
-_ZIP64, _PADDING = 1, 0x4246  # extra fields; the second one is torch's own
+_FIRST_OF_1980 = 33  # the date of every record, so that files of equal content are equal
+_ZIP64, _PADDING = 1, 0x4246  # ids of extra fields; the second one is torch's own
 _MOST_32, _MOST_16 = 0xFFFFFFFF, 0xFFFF
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A record's place: its header from ``header_offset`` on, its bytes from ``offset`` on."""
+    """A record's place.
+
+    Attributes:
+        name: of the record.
+        header_offset: where its header begins in the zip, in bytes.
+        offset, size_bytes: where its content lies in the zip.
+    """
 
     name: str
     header_offset: int
@@ -45,12 +52,12 @@ class Placed:
 
     @property
     def entry_bytes(self) -> int:
-        """How long its `entry` is."""
+        """The length of its `entry`."""
         longer = 2 * self._is_long + self._is_far
         return _CENTRAL.size + len(self.name.encode()) + (_EXTRA.size + 8 * longer if longer else 0)
 
     def header(self, crc32: int) -> bytes:
-        """What comes before its bytes, padded up to them."""
+        """Return its local header, padded up to its content."""
         name = self.name.encode()
         sizes = _EXTRA.pack(_ZIP64, 16) + struct.pack("<2Q", self.size_bytes, self.size_bytes) if self._is_long else b""
         padding_bytes = self.offset - self.header_offset - _LOCAL.size - len(name) - len(sizes) - _EXTRA.size
@@ -60,7 +67,7 @@ class Placed:
         return _LOCAL.pack(b"PK\x03\x04", *about) + name + extra
 
     def entry(self, crc32: int) -> bytes:
-        """Of the directory."""
+        """Return its entry in the directory."""
         name, far = self.name.encode(), self._is_far
         longer = [self.size_bytes] * 2 * self._is_long + [self.header_offset] * far
         extra = _EXTRA.pack(_ZIP64, 8 * len(longer)) + struct.pack(f"<{len(longer)}Q", *longer) if longer else b""
@@ -71,8 +78,14 @@ class Placed:
 
 
 def place(records: list[tuple[str, int, int]], begin: int = 0) -> list[Placed]:
-    """Records of these names and sizes one behind the other, each at a multiple of its alignment (at most 32 KiB) in a
-    file where the zip begins at ``begin``; places are counted from there.
+    """Place records one after another.
+
+    Args:
+        records: the name, the size in bytes and the alignment in bytes (at most 32 KiB) of each.
+        begin: where the zip begins in its file; contents are aligned in the file.
+
+    Returns:
+        Their places, counted from ``begin``.
     """
     placed = []
     header_offset = 0
@@ -85,7 +98,7 @@ def place(records: list[tuple[str, int, int]], begin: int = 0) -> list[Placed]:
 
 
 def directory_bytes(placed: list[Placed]) -> int:
-    """How long the `directory` is."""
+    """Return the length of the `directory`."""
     size = sum(record.entry_bytes for record in placed)
     return size + _END.size + (_END64.size + _LOCATOR64.size) * _has_long_end(placed, size)
 
@@ -95,7 +108,7 @@ def _has_long_end(placed: list[Placed], size: int) -> bool:
 
 
 def directory(placed: list[Placed], checksums: list[int]) -> bytes:
-    """What comes behind the last record, to the file's end."""
+    """Return everything after the last record, to the zip's end."""
     entries = b"".join(record.entry(crc32) for record, crc32 in zip(placed, checksums, strict=True))
     at, count, size = placed[-1].end, len(placed), len(entries)
     end = b""

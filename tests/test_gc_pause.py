@@ -12,8 +12,8 @@ import torch.distributed.checkpoint as dcp
 from helpers import eventually
 
 import gdsdata
-from gdsdata.checkpoint import pause
-from gdsdata.checkpoint.pause import collector_paused, collector_resumed
+from gdsdata.checkpoint import gc_pause
+from gdsdata.checkpoint.gc_pause import collector_paused, collector_resumed
 
 STATE = {"a": torch.arange(5000.0), "b": torch.ones(3)}
 
@@ -249,13 +249,13 @@ def test_ctrl_c_at_any_place_leaves_the_collector_on_and_later_pauses_whole(monk
                 found = getattr(gc, name)(*arguments)
                 calls.append(name)
                 if name == line and calls.count(line) == time:
-                    monkeypatch.setattr(pause, "gc", gc)
+                    monkeypatch.setattr(gc_pause, "gc", gc)
                     raise KeyboardInterrupt
                 return found
 
             return call
 
-    monkeypatch.setattr(pause, "gc", Interrupted())
+    monkeypatch.setattr(gc_pause, "gc", Interrupted())
     try:
         with collector_paused():
             pass
@@ -263,7 +263,7 @@ def test_ctrl_c_at_any_place_leaves_the_collector_on_and_later_pauses_whole(monk
         pass
     else:
         assert calls.count(line) < time, "it was to be interrupted"
-    monkeypatch.setattr(pause, "gc", gc)
+    monkeypatch.setattr(gc_pause, "gc", gc)
     assert collects()
     test_the_collector_is_off_within_and_on_again_after()
 
@@ -274,13 +274,13 @@ def test_a_signal_handler_may_save_while_a_pause_begins(monkeypatch, tmp_path):
     class Signalled:
         def __getattr__(self, name):
             if name == "set_threshold":
-                monkeypatch.setattr(pause, "gc", gc)
+                monkeypatch.setattr(gc_pause, "gc", gc)
                 signal.raise_signal(signal.SIGUSR1)
             return getattr(gc, name)
 
     before = signal.signal(signal.SIGUSR1, lambda *_: gdsdata.save(STATE, tmp_path / "last.pt"))
     try:
-        monkeypatch.setattr(pause, "gc", Signalled())
+        monkeypatch.setattr(gc_pause, "gc", Signalled())
         with collector_paused():
             assert not collects()
     finally:
@@ -305,7 +305,7 @@ def test_a_child_that_leaves_the_pause_it_was_forked_in_collects():
     with collector_paused():
         child = os.fork()
     if child == 0:
-        os._exit(0 if collects() and not pause._pausing else 1)
+        os._exit(0 if collects() and not gc_pause._pausing else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
@@ -338,7 +338,7 @@ def test_the_collector_waits_while_a_state_is_pickled(tmp_path, save_it):
 def seen_in_waits(monkeypatch):
     """Whether the collector was on in each call that waits for storage. A save's threads begin theirs while the saving
     one still has others to prepare: it comes on when that one waits, too."""
-    from gdsdata.checkpoint import reading
+    from gdsdata.checkpoint import tensor_reader
     from gdsdata.io import engine
 
     found = []
@@ -359,9 +359,9 @@ def seen_in_waits(monkeypatch):
         found.append(collects())
         return read_before(self, *arguments)
 
-    made, read_before = engine.Output, reading.Reading._read
+    made, read_before = engine.Output, tensor_reader.TensorReader._read
     monkeypatch.setattr(engine, "Output", Output)
-    monkeypatch.setattr(reading.Reading, "_read", read)
+    monkeypatch.setattr(tensor_reader.TensorReader, "_read", read)
     return found
 
 
@@ -400,7 +400,7 @@ def test_the_collector_waits_while_metadata_is_unpickled_and_gdsdatas_planners_p
     from gdsdata.checkpoint.dcp import planner
 
     watched(dcp.FileSystemReader, "read_metadata")
-    watched(planner, "_places")
+    watched(planner, "_flattened")
     watched(planner, "_write_of_all")
     watched(planner, "_read_of_all")
     watched(dcp.DefaultSavePlanner, "create_global_plan")

@@ -1,4 +1,4 @@
-"""From tensors into one file, that is there whole when all is done and not at all before."""
+"""`FileWriter`: writes tensors into one file, which appears under its name when it is complete."""
 
 from __future__ import annotations
 
@@ -14,63 +14,77 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 import torch
 
-from gdsdata.checkpoint.pages import PAGE_BYTES, Pages
-from gdsdata.checkpoint.pause import collector_resumed
+from gdsdata.checkpoint.gc_pause import collector_resumed
+from gdsdata.checkpoint.partial_pages import PAGE_BYTES, PartialPages
 from gdsdata.checkpoint.threads import submit_or_call
 from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions
 
 Extent = tuple[int, torch.Tensor]  # where it goes in the file, and its bytes: uint8, one dimension, contiguous
 
-# What csrc/base/replacement adds to a name that is not too long for it, and what versions up to 0.1 added.
+# Matches what csrc/base/replacement adds to the name of a temporary file, and what versions up to
+# 0.1 added.
 TEMPORARY = r"\.([0-9a-f]{16}-[0-9a-f]{8}|[0-9]+-[0-9]+)\.tmp"
 
-# So much is written in one go, and two of those at a time, so that storage always has the next.
+# Written in one call. Two calls at a time, so that storage always has the next batch.
 _BATCH_BYTES = 64 << 20
 _BATCHES_AT_A_TIME = 2
-_LONG_BYTES = 1 << 20  # of `write_bytes`: what is shorter goes by way of pages
-# Between two extents, such a gap is written with them, whatever of it is known: a break costs a disk 0.1 ms.
+_LONG_BYTES = 1 << 20  # shorter contents of `write_bytes` pass through `PartialPages`
+# A gap of at most this size is written with the extents around it, whatever is known of it: two
+# separate writes cost a disk 0.1 ms.
 _SHORT_GAP_BYTES = 64 << 10
-# When so many bytes of pages are whole that no extent fills by itself, they are written.
-_PAGES_BYTES = 16 << 20
+_PAGES_BYTES = 16 << 20  # partial pages are written when so many bytes of them are whole
 
 
-def get_ready(options: EngineOptions) -> None:
-    """A file is about to be written: the engine takes its memory while it is still laid out."""
-    engine.kept_engine(options, torch.device("cpu")).prepare()  # of a file's headers, where all tensors are on a GPU
+def prepare_engine(options: EngineOptions) -> None:
+    """Have the engine allocate its memory while the caller still lays out a file."""
+    # That of the CPU writes the headers even if all tensors are on a GPU.
+    engine.kept_engine(options, torch.device("cpu")).prepare()
 
 
-class Writing:
-    """A file in the making; see csrc/engine/whole.h. Used by ``with``: it leaves nothing where it was not committed.
+class FileWriter:
+    """Writes a file that replaces another one when it is complete; see csrc/engine/whole.h.
+
+    Used by ``with``. Until `commit`, the name has what was there before; without `commit`, nothing
+    is left. Several threads may call `write`; the other methods belong to one thread. It owns the
+    temporary file.
 
     Args:
-        path: its name, under which is what was there before until `commit`.
-        size_bytes: that it will have.
+        path: the file's name.
+        size_bytes: the size that the file will have.
         options: of the engine.
 
     Raises:
-        IoError: it cannot be made, or the disk has not so much space.
+        IoError: the file cannot be created, or the disk is full.
     """
 
     def __init__(self, path: str, size_bytes: int, options: EngineOptions) -> None:
         self._output: engine.Output | None = engine.Output(path, size_bytes)
         self._size_bytes, self._options = size_bytes, options
-        self._pages = Pages()  # still to be written
-        self._long: list[Extent] = []  # whole pages of `write_bytes`
+        self._pages = PartialPages()  # to be written later
+        self._long: list[Extent] = []  # whole pages of `write_bytes`, written by `commit`
 
-    def __enter__(self) -> Writing:
+    def __enter__(self) -> FileWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._output = None  # now, and not when an error's traceback goes
+        self._output = None  # now: an error's traceback may live longer
 
     def write(self, extents: Sequence[Extent]) -> list[int]:
-        """Each extent; the CRC-32 of each. On a GPU it comes behind the current stream's work.
+        """Write extents. No other call may write into a gap of 64 KiB or less between two of them.
 
-        Whole pages of the file are written now. The rest is remembered, and `commit` writes its pages whole: parts of
-        pages would go through the page cache, and to storage one by one when the file is synced. From the CPU's memory,
-        what lies between two extents is written too, so that all is in one piece: once more by `commit`, where a part
-        of a page came later. So nobody else's extent may lie there.
+        Whole pages of the file are written now; `commit` writes the rest, as whole pages. Parts of
+        pages would go through the page cache, and to storage one by one when the file is synced.
+        From the CPU's memory, short gaps are written together with the extents around them, and by
+        `commit` again if a part of such a page arrived later.
+
+        Args:
+            extents: where each goes, and its bytes.
+
+        Returns:
+            The CRC-32 of each extent.
+
+        Stream semantics: bytes on a GPU are read after the current work of its current stream.
         """
         with collector_resumed():
             gaps = self._held_gaps(extents)
@@ -79,10 +93,10 @@ class Writing:
             self._write_whole_pages()
             return checksums
 
-    def written(self, extents: Sequence[Extent]) -> Iterator[int]:
-        """The same, one CRC-32 after the other: what the caller does with them is done while others are written.
+    def write_in_batches(self, extents: Sequence[Extent]) -> Iterator[int]:
+        """Write extents as `write` does, and yield the CRC-32 of each while later ones are written.
 
-        When it is closed, no more is written than has been begun, and that is waited for.
+        Closing the generator cancels batches that have not begun, and waits for those that have.
         """
         gaps = self._held_gaps(extents)
         begun: deque[tuple[list[Extent], Future[list[int]]]] = deque()
@@ -97,7 +111,7 @@ class Writing:
 
         with ThreadPoolExecutor(_BATCHES_AT_A_TIME, thread_name_prefix="gdsdata-write") as threads:
             try:
-                for batch in _batches(extents):  # what is begun has its short extents in memory once more
+                for batch in _batches(extents):  # a batch in progress holds copies of its short extents
                     begun.append((batch, submit_or_call(threads, self._writer_of(batch, gaps))))
                     if len(begun) > _BATCHES_AT_A_TIME:
                         yield from checksums_of_first()
@@ -108,7 +122,11 @@ class Writing:
                     writing.cancel()
 
     def write_bytes(self, parts: Iterable[tuple[int, bytes]]) -> None:
-        """Parts, and where they go in the file. `commit` writes them."""
+        """Take bytes that `commit` writes.
+
+        Args:
+            parts: the offset in the file, and the bytes.
+        """
         for offset, content in parts:
             begin, end = _whole_pages(offset, len(content)) if len(content) >= _LONG_BYTES else (0, 0)
             if begin < end:
@@ -120,13 +138,20 @@ class Writing:
                 self._write_whole_pages()
 
     def commit(self) -> None:
-        """Puts it on storage, and then under its name."""
+        """Write what is left, sync the file, and rename it. The file is on storage under its name when this returns.
+
+        Raises:
+            IoError: the file cannot be written, or the disk is full.
+        """
         with collector_resumed():
             self._write_remembered()
             self._output.commit()
 
     def _writer_of(self, extents: Sequence[Extent], gaps: Mapping[int, int]) -> Callable[[], list[int]]:
-        """What writes them, in any thread, behind what the current stream of this one has been given."""
+        """Return a call that writes extents, in any thread, after the current work of this thread's streams.
+
+        The call returns the CRC-32 of each extent.
+        """
         by_device = []
         for device in dict.fromkeys(tensor.device for _, tensor in extents):
             places = [i for i, (_, tensor) in enumerate(extents) if tensor.device == device]
@@ -145,7 +170,7 @@ class Writing:
         self, device: torch.device, extents: Sequence[Extent], gaps: Mapping[int, int]
     ) -> Callable[[], list[int]]:
         cuts = [_whole_pages(offset, tensor.nbytes) for offset, tensor in extents]
-        ends = [  # what fills no page: of which extent, and from where to where in it
+        ends = [  # what fills no page: the index of the extent, and where the part begins and ends in it
             (i, begin, end)
             for i, ((_, tensor), cut) in enumerate(zip(extents, cuts, strict=True))
             for begin, end in ((0, cut[0]), (cut[1], tensor.nbytes))
@@ -158,7 +183,7 @@ class Writing:
             self._pages.add(extents[i][0] + begin, content)
             crc32_of_ends.append(zlib.crc32(content))
         whole: list[Extent] = []
-        places = []  # of the extents in it; what lies between them is in it too
+        places = []  # the index in ``whole`` of each extent; gaps are in it too
         for (offset, tensor), (begin, end) in zip(extents, cuts, strict=True):
             gap = gaps.get(offset + begin) if device.type == "cpu" and begin < end else None
             if gap is not None:
@@ -177,7 +202,7 @@ class Writing:
         return write_and_join
 
     def _held_gaps(self, extents: Sequence[Extent]) -> dict[int, int]:
-        """`_short_gaps`, whose pages nobody else writes until `_release_gaps`: they are written with the extents."""
+        """Return `_short_gaps`, and hold their pages until `_release_gaps`: they are written with the extents."""
         gaps = _short_gaps(extents)
         for end, begin in gaps.items():
             self._pages.hold(begin, end)
@@ -190,7 +215,7 @@ class Writing:
                 self._pages.release(gaps[offset + begin], offset + begin)
 
     def _write_whole_pages(self) -> None:
-        """If there are enough of them."""
+        """Write the partial pages that are whole, if there are enough of them."""
         if self._pages.whole_bytes >= _PAGES_BYTES:
             runs = [(offset, torch.frombuffer(pages, dtype=torch.uint8)) for offset, pages in self._pages.take_whole()]
             self._writer_where_it_lies(torch.device("cpu"), runs, with_checksums=False)()
@@ -234,40 +259,43 @@ def _batches(extents: Iterable[Extent]) -> Iterator[list[Extent]]:
 
 
 def _short_gaps(extents: Sequence[Extent]) -> dict[int, int]:
-    """Those between whole pages of the extents: where they end in the file, and begin. Nothing else has whole pages."""
+    """Return the short gaps between whole pages of the extents: where each ends in the file, and where it begins."""
     cuts = [(offset, *_whole_pages(offset, tensor.nbytes)) for offset, tensor in extents]
     whole = sorted((offset + begin, offset + end) for offset, begin, end in cuts if begin < end)
     return {begin: end for (_, end), (begin, _) in itertools.pairwise(whole) if 0 < begin - end <= _SHORT_GAP_BYTES}
 
 
 def _whole_pages(offset: int, size_bytes: int) -> tuple[int, int]:
-    """Where in an extent the first whole page of the file begins and the last one ends; without one, its end twice."""
+    """Return where in an extent the file's first whole page begins and the last one ends.
+
+    Without a whole page, both are the end of the extent.
+    """
     begin = -offset % PAGE_BYTES
     end = (offset + size_bytes) // PAGE_BYTES * PAGE_BYTES - offset
     return (begin, end) if begin < end else (size_bytes, size_bytes)
 
 
 def _contents_of(tensors: Sequence[torch.Tensor]) -> list[memoryview]:
-    """Of short tensors of one device (uint8, one dimension), in one copy."""
+    """Return the bytes of short tensors on one device (uint8, one dimension), by one copy."""
     ends = list(itertools.accumulate(tensor.nbytes for tensor in tensors))
     joined = memoryview(torch.cat(list(tensors)).cpu().numpy()) if tensors else memoryview(b"")
     return [joined[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
 
 
 def crc32_of_all(*parts: tuple[int, int]) -> int:
-    """The CRC-32 of what follows one another, from that and the length of each."""
+    """Return the CRC-32 of joined parts, given the CRC-32 and the length in bytes of each."""
     if len(parts) == 1:
         return parts[0][0]
     return functools.reduce(lambda joined, part: engine.crc32_joined(joined, *part), parts, 0)
 
 
 def reached(flat: torch.Tensor) -> torch.Tensor:
-    """On a device that the engine works on: torch brings what is elsewhere to the CPU."""
+    """Return a tensor where the engine can read it: on the CPU, if the engine does not reach its device."""
     return flat if engine.reaches(flat.device) else flat.cpu()
 
 
 def make_folder(path: str) -> None:
-    """The folder and those above it, on storage."""
+    """Make a folder and those above it. They are on storage when this returns."""
     if os.path.isdir(path):
         return
     above = os.path.dirname(os.path.abspath(path))
@@ -278,7 +306,7 @@ def make_folder(path: str) -> None:
 
 
 def sync_folder(path: str) -> None:
-    """The names in it are on storage when this returns."""
+    """Sync a folder: the names in it are on storage when this returns."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

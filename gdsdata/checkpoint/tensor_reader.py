@@ -1,4 +1,4 @@
-"""From extents of files into tensors: all that a load asks for, in one call of the engine a device."""
+"""`TensorReader`: reads all that a load asks for into tensors, in few calls of the engine a device."""
 
 from __future__ import annotations
 
@@ -8,136 +8,57 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
-from gdsdata.checkpoint.nests import Path, name_of
-from gdsdata.checkpoint.open_file import OpenFile, table_of
-from gdsdata.checkpoint.pause import collector_resumed
+from gdsdata.checkpoint.gc_pause import collector_resumed
+from gdsdata.checkpoint.open_file import table_of
+from gdsdata.checkpoint.stored import Record, Stored, bytes_of, bytes_of_storage
 from gdsdata.checkpoint.tensor_kinds import has_own_memory
 from gdsdata.checkpoint.threads import submit_or_call
+from gdsdata.checkpoint.tree import Path, name_of
 from gdsdata.errors import CorruptData
 from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions
 
-
-def sealed(self: Any, state: Any) -> None:
-    """The `__setstate__` of what a pickle makes and may not change: unpicklers call it where it says so."""
-    raise TypeError(f"a {type(self).__name__} is not to be changed")
-
-
-# Tuples, because some thousand are made before a checkpoint's first byte is asked for.
-class Record(NamedTuple):
-    """Bytes of a file that have one checksum: a storage in an archive of torch's, a tensor in a safetensors file.
-
-    Attributes:
-        file, offset, size_bytes: where they lie. file: None of what is nowhere, and not to be read.
-        crc32: of all of them; None where the file does not say.
-    """
-
-    file: OpenFile | None
-    offset: int
-    size_bytes: int
-    crc32: int | None = None
-
-    __setstate__ = sealed
-
-    @property
-    def path(self) -> str:
-        return "" if self.file is None else self.file.path
-
-
-@functools.lru_cache(maxsize=1024)  # a model's layers are alike
-def spanned(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
-    """Elements from a tensor's first one to the end of its last one; -1: it cannot be one."""
-    if len(shape) != len(stride) or min((0, *shape, *stride)) < 0:
-        return -1
-    if 0 in shape:
-        return 0
-    return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
-
-
-class Stored(NamedTuple):
-    """A tensor as a file has it.
-
-    Attributes:
-        record: the storage that it is a view of.
-        offset: of its first element in the record, in bytes.
-        dtype, shape, stride: its elements (stride in elements, as torch counts).
-        location: the device that it was on when it was saved, as torch names it.
-    """
-
-    record: Record
-    offset: int
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    location: str = "cpu"
-
-    __setstate__ = sealed
-
-    @property
-    def span_bytes(self) -> int:
-        """From its first element to the end of its last one."""
-        return spanned(self.shape, self.stride) * self.dtype.itemsize
-
-    @property
-    def size_bytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
-
-    def box(self, offsets: Sequence[int], sizes: Sequence[int]) -> Stored:
-        """The part from ``offsets`` on, of ``sizes``: one number for each dimension.
-
-        Raises:
-            ValueError: it reaches beyond the tensor.
-        """
-        if sizes == self.shape and not any(offsets):
-            return self
-        within = [0 <= at <= at + size <= end for at, size, end in zip(offsets, sizes, self.shape, strict=True)]
-        if not all(within):
-            raise ValueError(f"a box of {tuple(sizes)} at {tuple(offsets)} is not within a tensor of {self.shape}")
-        first = sum(at * step for at, step in zip(offsets, self.stride, strict=True))
-        return Stored(self.record, self.offset + first * self.dtype.itemsize, self.dtype, tuple(sizes), self.stride)
-
-
-# Rows whose neighbours in the file are nearer than this are read with what lies between them: their pages are, anyway.
+# Rows with smaller gaps than this between them are read together with the gaps, whose pages are
+# read anyway,
 _PAGE_BYTES = 4096
-# But not where that makes them so many times more.
-_MOST_TIMES_MORE = 16
-
-
-@dataclass
-class _Extents:
-    """Of one device."""
-
-    names: list[str] = field(default_factory=list)
-    records: list[Record] = field(default_factory=list)  # that a checksum is compared with, or not
-    offsets: list[int] = field(default_factory=list)
-    sizes_bytes: list[int] = field(default_factory=list)
-    places: list[int] = field(default_factory=list)
-    targets: list[torch.Tensor | torch.UntypedStorage] = field(default_factory=list)  # one for each place
-    bytes: int = 0
-
-
-# So much is read while the rest is still collected.
+# unless that makes the read this many times as long.
+_MOST_TIMES_AS_LONG = 16
+# What is read while the rest is still collected.
 _BATCH_BYTES = 256 << 20
 _BATCHES_AT_A_TIME = 4
 
 
-class Reading:
-    """Collects what is to be read, reads it, and then does what had to wait for it.
+@dataclass
+class _Extents:
+    """The reads into one device's memory."""
 
-    Whoever finds that something is not as it should be says so before it asks for the first byte: reading may begin
-    with any call.
+    names: list[str] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)  # the record that each is a part of
+    offsets: list[int] = field(default_factory=list)
+    sizes_bytes: list[int] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)  # in the targets, in bytes
+    targets: list[torch.Tensor | torch.UntypedStorage] = field(default_factory=list)  # one for each place
+    bytes: int = 0
+
+
+class TensorReader:
+    """Collects reads, makes them, and then makes the calls that had to wait for the bytes.
+
+    Any method may begin to read. So a caller checks its whole request before it asks for the first
+    byte. One thread uses it; `run` ends it.
 
     Args:
         options: of the engine.
         verify: compare the checksum of each record that is read as a whole.
 
     Attributes:
-        own_bytes: of memory that tensors go by way of, until this object goes.
+        own_bytes: the size of the memory through which tensors pass that cannot be read in place.
+            This object keeps it.
     """
 
     def __init__(self, options: EngineOptions, verify: bool) -> None:
@@ -149,20 +70,32 @@ class Reading:
         self.own_bytes = 0
 
     def expect(self, size_bytes: int, device: torch.device) -> None:
-        """So much is to be read to there, from where is still looked up: its engine gets ready meanwhile."""
+        """Have the engine of a device allocate its memory while the caller finds out what to read.
+
+        Args:
+            size_bytes: how much there will be to read, roughly.
+            device: where to.
+        """
         if device.type == "cuda" and size_bytes >= _BATCH_BYTES:
             engine.kept_engine(self._options, device).prepare()
 
     def bytes_into(self, target: torch.Tensor, record: Record, offset: int, name: str) -> None:
-        """``target.nbytes`` bytes from ``offset`` of the record on; ``target``: uint8, one dimension, contiguous."""
-        if not engine.reaches(target.device):  # torch goes the rest of the way
+        """Read ``target.nbytes`` bytes of a record.
+
+        Args:
+            target: uint8, one dimension, contiguous.
+            record: the record.
+            offset: of the first byte in the record.
+            name: of the tensor, for errors.
+        """
+        if not engine.reaches(target.device):  # by way of the CPU
             on_cpu = torch.empty_like(target, device="cpu")
             self.afterwards(functools.partial(target.copy_, on_cpu))
             target = on_cpu
         self._memory_of(target, record, offset, name)
 
     def _memory_of(self, target: torch.Tensor, record: Record, offset: int, name: str) -> None:
-        """All elements of a tensor that lie in memory without gaps, as they lie there."""
+        """Read into the memory of a tensor without gaps, in the order in which its elements lie there."""
         size_bytes = target.nbytes
         if size_bytes == 0:
             return
@@ -182,10 +115,15 @@ class Reading:
             self._begun.append(submit_or_call(self._batches, call))
 
     def tensor_into(self, target: torch.Tensor, stored: Stored, name: str) -> None:
-        """A tensor's values into another of its shape, cast where dtypes differ.
+        """Read a stored tensor into a tensor of its shape; values are cast if the dtypes differ.
 
-        They are read in place where file and ``target`` have the same dtype and rows in common that are long enough,
-        else by way of memory of their own.
+        Values are read in place if file and ``target`` have the same dtype, and contiguous
+        stretches in common that are long enough. Otherwise they pass through memory of their own.
+
+        Args:
+            target: the tensor to fill.
+            stored: where the values lie.
+            name: of the tensor, for errors.
 
         Raises:
             ValueError: ``target`` is on the meta device.
@@ -218,11 +156,11 @@ class Reading:
 
     def _is_read_in_place(self, rows: _Rows, stored: Stored, device: torch.device) -> bool:
         if self._verify and stored.size_bytes == stored.record.size_bytes:
-            return False  # its checksum is that of all rows in one
-        if 0 in rows.of_target:  # many elements in one place: torch says what it thinks of that
+            return False  # the checksum is that of all rows in one read
+        if 0 in rows.of_target:  # several elements share memory: torch raises its own error
             return False
         is_long = rows.size_bytes >= _PAGE_BYTES or not _is_read_with_gaps(stored, rows)
-        return is_long and (device.type == "cpu" or rows.follow_in_target)  # a GPU has one copy for all that follow
+        return is_long and (device.type == "cpu" or rows.follow_in_target)  # on a GPU, one copy serves adjacent rows
 
     def _rows_into(self, target: torch.Tensor, rows: _Rows, stored: Stored, name: str) -> None:
         extents = self._by_device.setdefault(target.device, _Extents())
@@ -235,7 +173,7 @@ class Reading:
         extents.targets += [memory] * rows.count
 
     def _values(self, stored: Stored, device: torch.device, name: str) -> torch.Tensor:
-        """A new tensor, filled by `run`."""
+        """Return a new tensor that `run` fills."""
         tight = _without_gaps(stored)
         rows = _Rows(stored, tight)
         if _is_read_with_gaps(stored, rows) or not engine.reaches(device):
@@ -246,7 +184,10 @@ class Reading:
         return values
 
     def tensors(self, wanted: dict[Path, Stored], device: torch.device) -> dict[Path, torch.Tensor]:
-        """New tensors with strides as in the file, filled by `run`. Those that overlap in the file share memory."""
+        """Return new tensors that `run` fills.
+
+        Their strides are those in the file. If they overlap in the file, they share memory.
+        """
         made: dict[Path, torch.Tensor] = {}
         for group in _overlapping(wanted):
             begin = min(stored.offset for _, stored in group)
@@ -260,15 +201,19 @@ class Reading:
         return made
 
     def afterwards(self, call: Callable[[], object]) -> None:
+        """Have `run` make a call when all bytes are in place."""
         self._afterwards.append(call)
 
     def run(self) -> None:
-        """Bytes are in place, for every stream, and checksums compared when this returns.
+        """Read what is left, compare checksums, and make the calls of `afterwards`.
 
         Raises:
-            FileNotFoundError, IoError: a file is not to be had.
-            CorruptData: a file ends too early, or a checksum differs; it names the tensor.
-            StallError: nothing has moved for ``stall_timeout_s``.
+            FileNotFoundError, IoError: a file cannot be opened or read.
+            CorruptData: a file ends too early, or a checksum differs; the message has the tensor's
+                name.
+            StallError: no byte has moved for ``stall_timeout_s``.
+
+        Stream semantics: the bytes are in place when this returns, for every stream.
         """
         with collector_resumed():
             try:
@@ -276,13 +221,13 @@ class Reading:
                     self._reader_of(device, extents)()
                 for batch in self._begun:
                     batch.result()
-            finally:  # those that have begun have ended then
+            finally:  # waits for the batches that have begun
                 self._batches.shutdown(cancel_futures=True)
         for call in self._afterwards:
             call()
 
     def _reader_of(self, device: torch.device, extents: _Extents) -> Callable[[], None]:
-        """What reads them, in any thread, behind what the current stream of this one has been given."""
+        """Return a call that makes these reads, in any thread, after the current work of this thread's stream."""
         shared = engine.kept_engine(self._options, device)
         return functools.partial(self._read, extents, shared, shared.mark(engine.stream_of(device)))
 
@@ -326,10 +271,14 @@ class Reading:
 class _Rows:
     """The longest stretches without gaps that a tensor has both in a file and in memory.
 
+    Args:
+        stored: the tensor in the file.
+        stride: of the tensor in memory, in elements.
+
     Attributes:
-        size_bytes: of each.
-        sizes, of_stored, of_target: how many there are along each of the other dimensions, and the steps there from
-            one to the next, in bytes.
+        size_bytes: of each row.
+        sizes: how many rows there are along each of the other dimensions.
+        of_stored, of_target: the steps from one row to the next along these dimensions, in bytes.
     """
 
     def __init__(self, stored: Stored, stride: Sequence[int]) -> None:
@@ -352,7 +301,7 @@ class _Rows:
 
     @property
     def follow_in_target(self) -> bool:
-        """Whether the rows lie one behind the other in memory, as they do in the file but for gaps."""
+        """Whether the rows are adjacent in memory, in the order of the file."""
         expected = self.size_bytes
         for step, size in zip(reversed(self.of_target), reversed(self.sizes), strict=True):
             if step != expected:
@@ -361,7 +310,7 @@ class _Rows:
         return True
 
     def offsets(self, steps: Sequence[int]) -> np.ndarray:
-        """Of each row from the first one, in bytes."""
+        """Return each row's distance from the first one, in bytes, given `of_stored` or `of_target`."""
         found = np.zeros(1, np.int64)
         for step, size in zip(steps, self.sizes, strict=True):
             found = (found[:, None] + np.arange(size, dtype=np.int64) * step).reshape(-1)
@@ -369,7 +318,7 @@ class _Rows:
 
 
 def _without_gaps(stored: Stored) -> tuple[int, ...]:
-    """Strides of a tensor with the same order of elements that has nothing between them."""
+    """Return the strides of a tensor whose elements have the same order and no gaps."""
     strides, elements = [0] * len(stored.shape), 1
     for axis in sorted(range(len(stored.shape)), key=lambda axis: (stored.stride[axis], -axis)):
         strides[axis] = elements
@@ -379,11 +328,11 @@ def _without_gaps(stored: Stored) -> tuple[int, ...]:
 
 def _is_read_with_gaps(stored: Stored, rows: _Rows) -> bool:
     gaps_bytes = stored.span_bytes - stored.size_bytes
-    return gaps_bytes < rows.count * _PAGE_BYTES and stored.span_bytes <= _MOST_TIMES_MORE * stored.size_bytes
+    return gaps_bytes < rows.count * _PAGE_BYTES and stored.span_bytes <= _MOST_TIMES_AS_LONG * stored.size_bytes
 
 
 def _overlapping(wanted: dict[Path, Stored]) -> list[list[tuple[Path, Stored]]]:
-    """Groups of tensors that have bytes of one record in common, directly or by way of others of the group."""
+    """Return groups of tensors that share bytes of one record, directly or through others of their group."""
     groups: list[list[tuple[Path, Stored]]] = []
     end = 0
 
@@ -393,7 +342,7 @@ def _overlapping(wanted: dict[Path, Stored]) -> list[list[tuple[Path, Stored]]]:
     for path, stored in sorted(wanted.items(), key=place):
         last = groups[-1][0][1] if groups else None
         shared = last is not None and last.record == stored.record and stored.offset < end and stored.span_bytes > 0
-        # Of different dtypes, one might begin between two elements of the other.
+        # A tensor of another dtype might begin between two elements of the group's.
         if last is not None and shared and (stored.offset - last.offset) % stored.dtype.itemsize == 0:
             groups[-1].append((path, stored))
             end = max(end, stored.offset + stored.span_bytes)
@@ -401,14 +350,3 @@ def _overlapping(wanted: dict[Path, Stored]) -> list[list[tuple[Path, Stored]]]:
             groups.append([(path, stored)])
             end = stored.offset + stored.span_bytes
     return groups
-
-
-def bytes_of_storage(storage: torch.UntypedStorage) -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-
-
-def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a tensor without gaps (contiguous, or transposed), as uint8 of one dimension."""
-    flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-    first = tensor.storage_offset() * tensor.element_size()
-    return flat.set_(tensor.untyped_storage(), first, (tensor.nbytes,), (1,))

@@ -1,0 +1,256 @@
+"""`GDSStorageReader`: torch.distributed.checkpoint reads by gdsdata's engine.
+
+It reads what `GDSStorageWriter` and torch's `FileSystemWriter` write. Source:
+torch.distributed.checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import os
+import pickle
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.futures import Future
+
+from gdsdata.checkpoint import safetensors_file
+from gdsdata.checkpoint.dcp.noted_place import noted_place
+from gdsdata.checkpoint.explanations import torch_errors_explained
+from gdsdata.checkpoint.gc_pause import collector_paused
+from gdsdata.checkpoint.open_file import OpenFile, missing, most_kept_files
+from gdsdata.checkpoint.stored import Record, Stored
+from gdsdata.checkpoint.tensor_reader import TensorReader
+from gdsdata.checkpoint.torch_zip.archive import is_zip
+from gdsdata.checkpoint.torch_zip.archive_reader import open_tensor
+from gdsdata.checkpoint.torch_zip.file_slice import FileSlice
+from gdsdata.checkpoint.torch_zip.unpickling import NotPlain
+from gdsdata.errors import CorruptData
+from gdsdata.formats.parsers import safetensors_header
+from gdsdata.io import engine
+from gdsdata.io.options import EngineOptions
+
+_INCOMPLETE = "The checkpoint is incomplete: copy all of its folder, or load another one"
+# Tensors that are not read in place pass through at most this much memory at a time, or that of one
+# tensor.
+_OWN_BYTES = 1 << 30
+
+
+class _Files:
+    """The files of a folder by name. Each is opened when it is first asked for."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self._folder = folder
+        self._opened: dict[str, OpenFile] = {}
+
+    def __getitem__(self, name: str) -> OpenFile:
+        if name not in self._opened:
+            path = os.path.join(self._folder, name)
+            try:
+                self._opened[name] = OpenFile(path, keep=len(self._opened) < most_kept_files())
+            except FileNotFoundError as error:
+                raise missing(path, f"there is no file '{path}', which '.metadata' names. {_INCOMPLETE}") from error
+        return self._opened[name]
+
+
+class GDSStorageReader(FileSystemReader):
+    """Reads DCP checkpoints by byte ranges, straight into the tensors that the load plan names.
+
+        torch.distributed.checkpoint.load(state, storage_reader=gdsdata.GDSStorageReader("step-100"))
+
+    Only the part of a stored tensor that the plan wants is read: its rows, with gaps of less than a
+    page between them. Values that lie in the file as in memory are read in place. Others pass
+    through memory of their own: at most 1 GiB (or one tensor) at a time. `FileSystemReader` reads
+    what only torch can read (extensions, quantized tensors), and a warning says so. It owns no open
+    file between two loads.
+
+    Args:
+        path: of the folder.
+        verify: compare the CRC-32 of each tensor that is read as a whole.
+        options: of the engine; None: the defaults.
+
+    A load raises these on every rank, within DCP's `CheckpointException`:
+        FileNotFoundError, IoError: a file cannot be opened or read.
+        CorruptData: a file is shorter than ``.metadata`` says, an archive is damaged, or a checksum
+            differs.
+        ValueError: a tensor to fill has another shape than the plan says.
+
+    Stream semantics: the bytes are in place when `read_data` returns, for every stream.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, verify: bool = False, options: EngineOptions | None = None
+    ) -> None:
+        super().__init__(path)
+        self.verify = verify
+        self.options = options or EngineOptions()
+
+    @collector_paused()
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        with self._errors_of_metadata(kwargs.get("rank")):
+            return super().read_metadata(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def _errors_of_metadata(self, rank: int | None) -> Iterator[None]:
+        path = os.path.join(self.path, ".metadata" if rank is None else f"__{rank}.metadata")
+        try:
+            with torch_errors_explained(path, f"'{path}'", 0, weights_only=False):
+                yield
+        except FileNotFoundError as error:
+            message = f"there is no file '{path}', so no checkpoint in that folder: its save did not complete, or"
+            raise missing(path, f"{message} the path is another one") from error
+        except (
+            pickle.UnpicklingError,
+            ValueError,
+            KeyError,
+            IndexError,
+            TypeError,
+        ) as error:  # of damaged pickles
+            raise CorruptData(f"'{path}' cannot be unpickled: {error}. {_INCOMPLETE}", path) from error
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        super().set_up_storage_reader(metadata, is_coordinator, *args, **kwargs)
+        self._headers: dict[tuple[str, int], dict[str, Stored]] = {}  # of safetensors files, by name and offset
+
+    @collector_paused()
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Read what a plan wants; all is in place when this returns."""
+        reader = TensorReader(self.options, self.verify)
+        files = _Files(self.path)
+        left_to_torch = []
+        for item in plan.items:
+            if item.type == LoadItemType.BYTE_IO:
+                info = self.storage_data[item.storage_index]
+                if info.transform_descriptors:
+                    left_to_torch.append(item)
+                else:
+                    self._read_bytes(item, info, files[info.relative_path], planner, reader)
+        for item, stored in self._tensors(plan, files):
+            if stored is None:
+                left_to_torch.append(item)
+                continue
+            _read_tensor(item, stored, planner, reader)
+            if reader.own_bytes >= _OWN_BYTES:
+                reader.run()
+                reader = TensorReader(self.options, self.verify)
+        reader.run()
+        self._headers.clear()  # their records keep files open
+        if left_to_torch:
+            names = ", ".join(item.storage_index.fqn for item in left_to_torch[:5])
+            place = f"one of {len(left_to_torch)} values in '{self.path}' that torch reads ({names})"
+            with torch_errors_explained(str(self.path), place, 0, weights_only=None):
+                super().read_data(LoadPlan(left_to_torch, plan.storage_data, plan.planner_data), planner)
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
+
+    def _tensors(self, plan: LoadPlan, files: _Files) -> Iterator[tuple[ReadItem, Stored | None]]:
+        """Yield where each tensor of a plan lies; None if only torch can find out.
+
+        Tensors with a noted place come first: they are read while the archives of the others are
+        opened.
+        """
+        others = []
+        for item in plan.items:
+            if item.type == LoadItemType.TENSOR:
+                info = self.storage_data[item.storage_index]
+                noted = None if info.transform_descriptors else noted_place(info, files[info.relative_path])
+                if noted is None:
+                    others.append(item)
+                else:
+                    yield item, noted
+        archives = self._archives(dict.fromkeys(item.storage_index for item in others), files)
+        stored: dict[MetadataIndex, Stored | None] = {}
+        for item in others:
+            index = item.storage_index
+            if index not in stored:
+                stored[index] = self._stored_tensor(index, archives[index])
+            yield item, stored[index]
+
+    def _archives(self, indices: Iterable[MetadataIndex], files: _Files) -> dict[MetadataIndex, FileSlice]:
+        archives = {}
+        for index in indices:
+            info = self.storage_data[index]
+            file = files[info.relative_path]
+            _check_size(index, info, file)
+            archives[index] = FileSlice(file, info.offset, info.length)
+        FileSlice.read_ends(archives.values())
+        return archives
+
+    def _read_bytes(
+        self, item: ReadItem, info: Any, file: OpenFile, planner: LoadPlanner, reader: TensorReader
+    ) -> None:
+        _check_size(item.storage_index, info, file)
+        content = torch.empty(info.length, dtype=torch.uint8)
+        reader.bytes_into(content, Record(file, info.offset, info.length), 0, item.storage_index.fqn)
+
+        def load() -> None:
+            place = f"{item.storage_index.fqn} in '{file.path}', {info.length} bytes from offset {info.offset} on,"
+            with torch_errors_explained(file.path, place, info.length, offset=info.offset, weights_only=False):
+                planner.load_bytes(item, io.BytesIO(content.numpy()))
+
+        reader.afterwards(load)
+
+    def _stored_tensor(self, index: MetadataIndex, archive: FileSlice) -> Stored | None:
+        if self.storage_data[index].transform_descriptors:
+            return None
+        try:
+            if is_zip(archive.at(0, 4)) or not _is_in_safetensors(archive):
+                return open_tensor(archive)
+            return self._in_safetensors(index, archive.file)
+        except NotPlain as why:
+            engine.warn_once(f"some tensors in '{self.path}' are read by torch.load: {why}")
+            return None
+
+    def _in_safetensors(self, index: MetadataIndex, file: OpenFile) -> Stored:
+        """Return a tensor of a safetensors file that `FileSystemWriter` wrote.
+
+        ``.metadata`` gives all tensors of such a file the same place: the file's beginning.
+        """
+        info = self.storage_data[index]
+        path, here = file.path, (info.relative_path, info.offset)
+        if here not in self._headers:
+            self._headers[here] = safetensors_file.read_header(file, info.offset)
+            there = Counter(at.fqn for at, one in self.storage_data.items() if (one.relative_path, one.offset) == here)
+            lost = [fqn for fqn, count in there.items() if count > 1 and fqn in self._headers[here]]
+            if lost:
+                raise ValueError(
+                    f"'{path}', a safetensors file, has one part of each tensor, and '.metadata' more than one of "
+                    f"{lost[0]}: they were lost when it was saved; save without SerializationFormat.SAFETENSORS"
+                )
+        if index.fqn not in self._headers[here]:
+            raise CorruptData(f"'{path}' has no tensor {index.fqn!r}, which '.metadata' says it has", path, info.offset)
+        return self._headers[here][index.fqn]
+
+
+def _is_in_safetensors(archive: FileSlice) -> bool:
+    """Return whether the slice begins a safetensors file, whose length ``.metadata`` does not say."""
+    return safetensors_header.recognises(archive.file.read(archive.begin, 9))
+
+
+def _check_size(index: MetadataIndex, info: Any, file: OpenFile) -> None:
+    if info.offset + info.length > file.size_bytes:
+        raise CorruptData(
+            f"'{file.path}' has {file.size_bytes} bytes, but '.metadata' has {index.fqn} there from {info.offset} on, "
+            f"of {info.length} bytes: the file was cut, or is of another checkpoint. {_INCOMPLETE}",
+            file.path,
+            info.offset,
+            info.length,
+        )
+
+
+def _read_tensor(item: ReadItem, stored: Stored, planner: LoadPlanner, reader: TensorReader) -> None:
+    target = planner.resolve_tensor(item).detach()
+    box = stored.box(item.storage_offsets, item.lengths)
+    name = item.storage_index.fqn
+    if target.shape != item.lengths:
+        raise ValueError(f"{name}: a part of {tuple(item.lengths)} was to fill a tensor of {tuple(target.shape)}")
+    reader.tensor_into(target, box, name)
+    reader.afterwards(functools.partial(planner.commit_tensor, item, target))

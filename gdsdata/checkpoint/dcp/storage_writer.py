@@ -1,0 +1,197 @@
+"""`GDSStorageWriter`: torch.distributed.checkpoint writes by gdsdata's engine.
+
+The files are DCP's own: ``.metadata``, a pickle, and data files in which each tensor is an archive
+of `torch.save`. torch's `FileSystemReader` reads them. Source: torch.distributed.checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import io
+import os
+import pickle
+import uuid
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import FileSystemWriter
+from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItemType
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from gdsdata.checkpoint.dcp.noted_place import note_place
+from gdsdata.checkpoint.file_writer import Extent, FileWriter, prepare_engine, reached, sync_folder
+from gdsdata.checkpoint.gc_pause import collector_paused
+from gdsdata.checkpoint.stored import bytes_of
+from gdsdata.checkpoint.tensor_kinds import has_own_memory
+from gdsdata.checkpoint.torch_zip.archive_writer import Layout, write_archives
+from gdsdata.checkpoint.torch_zip.pickling import pickle_tensor
+from gdsdata.io.options import EngineOptions
+from gdsdata.torch_private import dcp_storage_info
+
+StorageInfo = dcp_storage_info()
+
+
+class GDSStorageWriter(FileSystemWriter):
+    """Writes DCP checkpoints: one file a rank, which is laid out first and then written in few calls of the engine.
+
+        torch.distributed.checkpoint.save(state, storage_writer=gdsdata.GDSStorageWriter("step-100"))
+        future = torch.distributed.checkpoint.async_save(state, storage_writer=gdsdata.GDSStorageWriter("step-100"))
+
+    Each rank's file is complete and on storage before the rank reports that it has written.
+    ``.metadata`` comes last, by one rename. So the folder has the old checkpoint or the new one at
+    any moment. Without ``.metadata`` there is no checkpoint, and nothing loads.
+
+    If the folder has a checkpoint, new files have a random number in their names, so they never
+    replace a file that ``.metadata`` names. When the new ``.metadata`` is on storage, the files of
+    the old checkpoint and of failed saves are removed. So only one save at a time may write into a
+    folder.
+
+    If a rank fails, DCP raises the error on every rank (`CheckpointException`), and no
+    ``.metadata`` is written.
+
+    Tensors are written from where they lie; those with gaps between their elements are copied
+    first. The archive of each has its CRC-32.
+
+    Args:
+        path: of the folder; it is made if it does not exist.
+        overwrite: False: an existing checkpoint in the folder is an error.
+        cache_staged_state_dict: for `async_save`, as in `FileSystemWriter`.
+        options: of the engine; None: the defaults.
+
+    Stream semantics: tensors on a GPU are read after all work that the current stream of that GPU
+    has when DCP calls `write_data`.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        overwrite: bool = True,
+        cache_staged_state_dict: bool = False,
+        options: EngineOptions | None = None,
+    ) -> None:
+        super().__init__(path, overwrite=overwrite, cache_staged_state_dict=cache_staged_state_dict)
+        self.options = options or EngineOptions()
+
+    def set_up_storage_writer(self, *args: Any, **kwargs: Any) -> None:
+        super().set_up_storage_writer(*args, **kwargs)
+        prepare_engine(self.options)
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """Have torch make the folder, and sync the names of new folders."""
+        folder = Path(self.path)
+        made = [one for one in (folder, *folder.parents) if not one.exists()]
+        plan = super().prepare_local_plan(plan)
+        for one in made:
+            sync_folder(str(one.parent))
+        return plan
+
+    @collector_paused()
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write this rank's file; it is on storage when this returns."""
+        name = f"{plan.storage_data.prefix}{self._number()}.distcp"
+        archives: list[tuple[Layout, list[torch.Tensor]]] = []
+        plain: list[tuple[Any, torch.Tensor]] = []  # the storage info and the tensor of each archive
+        others: list[Extent] = []
+        results = []
+        begin = end = 0
+        for item in plan.items:
+            data = planner.resolve_data(item)
+            info = StorageInfo(name, begin, 0)
+            if item.type != WriteItemType.BYTE_IO and _is_plain(data):
+                tensor = _without_gaps(data.detach())
+                pickled = pickle_tensor(tensor.dtype, tuple(tensor.shape), tensor.stride())
+                layout = Layout(pickled, [tensor.nbytes], begin)
+                archives.append((layout, [reached(bytes_of(tensor))]))
+                plain.append((info, tensor))
+                end = layout.end
+            else:
+                content = data if item.type == WriteItemType.BYTE_IO else _saved_by_torch(item.index.fqn, data)
+                end = begin + content.getbuffer().nbytes
+                if end > begin:
+                    others.append((begin, torch.frombuffer(content.getbuffer(), dtype=torch.uint8)))
+            info.length = end - begin
+            results.append(WriteResult(index=item.index, size_in_bytes=info.length, storage_data=info))
+            begin = end
+        if results:
+            path = os.path.join(self.path, name)
+            checksums = write_archives(path, archives, others, self.options)
+            for (info, tensor), (layout, _), (crc32,) in zip(plain, archives, checksums, strict=True):
+                note_place(info, layout.offsets[0], crc32, tensor, end)
+        future: Future[list[WriteResult]] = Future()
+        future.set_result(results)
+        return future
+
+    @collector_paused()
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Commit the checkpoint by writing its metadata, and remove what it replaces."""
+        metadata.version = CURRENT_DCP_VERSION
+        metadata.storage_data = {one.index: one.storage_data for of_rank in results for one in of_rank}
+        metadata.storage_meta = self.storage_meta()
+        content = pickle.dumps(metadata)
+        with FileWriter(os.path.join(self.path, self._metadata_name), len(content), self.options) as writer:
+            writer.write_bytes([(0, content)])
+            writer.commit()
+        self._remove_all_but({info.relative_path for info in metadata.storage_data.values()})
+
+    def _number(self) -> str:
+        """Return a part for file names that distinguishes this save's files from those of an existing checkpoint."""
+        names = {".metadata", self._metadata_name}
+        there = any(os.path.exists(os.path.join(self.path, name)) for name in names)
+        return uuid.uuid4().hex if there else "0"
+
+    @property
+    def _is_of_one_rank(self) -> bool:
+        """Whether each rank has metadata of its own, as in a save without collectives."""
+        return self.rank is not None and not self.use_collectives
+
+    @property
+    def _metadata_name(self) -> str:
+        return f"__{self.rank}.metadata" if self._is_of_one_rank else ".metadata"
+
+    def _remove_all_but(self, kept: set[str]) -> None:
+        if self._is_of_one_rank and os.path.exists(os.path.join(self.path, ".metadata")):
+            return  # it may name files of this rank
+        of_data = f"__{self.rank if self._is_of_one_rank else '*'}_*.distcp"
+        for name in os.listdir(self.path):
+            patterns = (of_data, f"{of_data}.*.tmp", f"{self._metadata_name}.*.tmp")
+            if name not in kept and any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
+                with contextlib.suppress(OSError):  # the checkpoint is complete all the same; the next save tries again
+                    os.unlink(os.path.join(self.path, name))
+
+
+def _is_plain(data: torch.Tensor) -> bool:
+    """Return whether the engine can write a tensor from its own memory."""
+    return type(data) in (torch.Tensor, torch.nn.Parameter) and has_own_memory(data)
+
+
+def _without_gaps(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor as it is, in any order of dimensions, if it has no gaps; else a contiguous copy."""
+    tensor = tensor.resolve_conj().resolve_neg()
+    expected = 1
+    for step, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and step != expected:
+            return tensor.contiguous()
+        expected *= size
+    return tensor
+
+
+def _saved_by_torch(name: str, data: torch.Tensor) -> io.BytesIO:
+    """Return what torch.save writes for a tensor of a kind that only torch knows.
+
+    Raises:
+        NotImplementedError: no reader of DCP, torch's own included, can load it.
+    """
+    if data.is_meta or data.layout is not torch.strided:
+        raise NotImplementedError(
+            f"{name} is a tensor of {data.layout} on {data.device}, which torch.distributed.checkpoint cannot load: "
+            "save its parts as tensors of their own, or the state by torch.save"
+        )
+    content = io.BytesIO()
+    torch.save(data.detach().cpu(), content)
+    return content

@@ -1,0 +1,80 @@
+"""Trees of dicts, lists and tuples, as ``state_dict()`` returns them, and their leaves.
+
+A leaf's path is the keys on the way to it; a value that is no container is a leaf whose path is ().
+Its name is for people: two leaves with different paths may have the same name.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+_CONTAINERS = (dict, collections.OrderedDict, list, tuple)
+
+LEFT_OUT = object()  # what `map_leaves` leaves out
+
+Path = tuple[Any, ...]
+
+
+def name_of(path: Path) -> str:
+    """Return the keys joined by dots: "optimizer.state.0.exp_avg"."""
+    return ".".join(map(str, path))
+
+
+class Leaf(NamedTuple):
+    """A value that is no container.
+
+    Attributes:
+        path: the keys on the way to it.
+        holder: the container that has it as ``holder[path[-1]]``; None if there is none.
+        value: the value.
+    """
+
+    path: Path
+    holder: Any
+    value: Any
+
+    def replace(self, value: Any) -> None:
+        """Put another value in its place; does nothing in a tuple, or without a holder."""
+        if isinstance(self.holder, (dict, list)):
+            self.holder[self.path[-1]] = value
+
+
+def leaves(tree: Any, path: Path = (), holder: Any = None) -> Iterator[Leaf]:
+    """Yield the leaves of a tree in order.
+
+    Args:
+        tree: a container, or any other value: a tree of one leaf.
+        path, holder: of the tree, in a larger one.
+    """
+    if not _is_container(tree):
+        yield Leaf(path, holder, tree)
+        return
+    for key, value in _items(tree):
+        if _is_container(value):
+            yield from leaves(value, (*path, key), tree)
+        else:
+            yield Leaf((*path, key), tree, value)
+
+
+def map_leaves(tree: Any, change: Callable[[Path, Any], Any], path: Path = ()) -> Any:
+    """Return a tree of the same containers, with ``change(path, value)`` in the place of each leaf.
+
+    Leaves that become `LEFT_OUT` are left out, and so are containers that have only such leaves.
+    """
+    if not _is_container(tree):
+        return change(path, tree)
+    changed = [(key, map_leaves(value, change, (*path, key))) for key, value in _items(tree)]
+    kept = [(key, value) for key, value in changed if value is not LEFT_OUT]
+    if changed and not kept:
+        return LEFT_OUT
+    return type(tree)(kept) if isinstance(tree, dict) else type(tree)(value for _, value in kept)
+
+
+def _is_container(value: Any) -> bool:
+    return type(value) in _CONTAINERS
+
+
+def _items(container: Any) -> Iterator[tuple[Any, Any]]:
+    return iter(container.items()) if isinstance(container, dict) else enumerate(container)
