@@ -1,4 +1,6 @@
-"""Every private part of torch that gdsdata uses, in one place; no other file names one (`tests/test_structure.py`).
+"""Every private part of torch that gdsdata uses, in one place.
+
+No other file names one (`tests/test_structure.py`).
 
 They were checked with the versions in `CHECKED` (`make torch-versions`). If this torch is newer,
 the first use of a part that may have changed its meaning warns, once. Importing this module never
@@ -51,7 +53,11 @@ backward_hooks: Callable[[torch.Tensor], Any] = operator.attrgetter("_backward_h
 
 
 def parts_of_typed_storage(storage: torch.TypedStorage) -> tuple[torch.UntypedStorage, int, str]:
-    """Return its untyped storage, its number of elements, and the name in ``torch`` of its class in pickles."""
+    """Return a typed storage's parts.
+
+    They are the untyped storage, the number of elements, and the name in ``torch`` of its class in
+    pickles.
+    """
     return storage._untyped_storage, storage._size(), storage._pickle_storage_type()
 
 
@@ -70,7 +76,10 @@ rebuild_tensor: Callable[..., torch.Tensor] = torch._utils._rebuild_tensor_v2  #
 
 @functools.cache
 def storage_types() -> Mapping[torch.dtype, str]:
-    """Return the names in ``torch`` of the storage classes that pickles name, by dtype; newer dtypes have none."""
+    """Return the names in ``torch`` of the storage classes of pickles, by dtype.
+
+    Newer dtypes have none.
+    """
     warn_if_newer()
     return torch.storage._dtype_to_storage_type_map()
 
@@ -82,7 +91,7 @@ _SAVE_DEFAULTS = {"_use_new_zipfile_serialization": True, "_disable_byteorder_re
 
 
 def writes_usual_zip(*arguments: Any, **named: Any) -> bool:
-    """Return whether these last arguments of `torch.save` ask for the zip that it writes without them."""
+    """Return whether these last arguments of `torch.save` do not change the file."""
     if len(arguments) > len(_SAVE_DEFAULTS):
         return False
     given = dict(zip(_SAVE_DEFAULTS, arguments, strict=False)) | named
@@ -90,7 +99,10 @@ def writes_usual_zip(*arguments: Any, **named: Any) -> bool:
 
 
 def moves_no_values() -> bool:
-    """Return whether torch.save and torch.load are told to move no values: by ``skip_data``, or for fake tensors."""
+    """Return whether torch.save and torch.load are set to move no values.
+
+    They are within ``skip_data``, and for fake tensors.
+    """
     warn_if_newer()
     detect_fake_mode: Callable[[Iterable[Any] | None], Any] = torch._guards.detect_fake_mode
     return torch.serialization._serialization_tls.skip_data or detect_fake_mode(None) is not None
@@ -105,7 +117,7 @@ def is_profiling() -> bool:
 
 
 def dcp_storage_utils() -> ModuleType:
-    """Return the module in which `torch.distributed.checkpoint` looks up its default storage classes."""
+    """Return the module in which DCP looks up its default storage classes."""
     warn_if_newer()
     from torch.distributed.checkpoint import _storage_utils
 
@@ -113,7 +125,9 @@ def dcp_storage_utils() -> ModuleType:
 
 
 def dcp_storage_info() -> type:
-    """Return the class whose objects say where an item lies in a DCP checkpoint: relative_path, offset, length.
+    """Return the class whose objects say where an item lies in a DCP checkpoint.
+
+    Its attributes are relative_path, offset and length.
 
     ``.metadata`` is a pickle of them, so torch cannot rename it.
     """
@@ -128,7 +142,10 @@ def caches_plans(planner: DefaultSavePlanner) -> bool:
 
 
 def init_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
-    """Create the state that the optimizer's first step would create, and change no parameter."""
+    """Create the state that an optimizer's first step would create.
+
+    Parameters do not change.
+    """
     warn_if_newer()
     from torch.distributed.checkpoint.state_dict import _init_optim_state
 

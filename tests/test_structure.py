@@ -177,6 +177,27 @@ def test_imports_follow_the_table():
     assert not wrong, "\n".join(wrong)
 
 
+CIRCLE_FREE = ("checkpoint",)  # rooms in which no modules import one another, for types alone neither
+LONGEST_FILE_LINES = 450
+
+
+@pytest.mark.parametrize("room", CIRCLE_FREE)
+def test_no_modules_of_a_room_import_one_another(room):
+    inner = {module for module in MODULES if is_in(module, room) and MODULES[module].name != "__init__.py"}
+    imports = {module: set(imported_modules(MODULES[module])) & inner for module in inner}
+    while imports:  # modules that import nothing that is left are in no circle
+        free = [module for module in imports if not imports[module] & imports.keys()]
+        assert free, f"these import one another: {sorted(imports)}"
+        for module in free:
+            del imports[module]
+
+
+@pytest.mark.parametrize("room", CIRCLE_FREE)
+def test_no_file_of_a_room_is_long(room):
+    lines = {module: len(path.read_text().splitlines()) for module, path in MODULES.items() if is_in(module, room)}
+    assert {module: count for module, count in lines.items() if count > LONGEST_FILE_LINES} == {}
+
+
 def test_only_engine_py_imports_the_extension():
     importers = [path for path in PACKAGE.rglob("*.py") if "_engine" in imported_modules(path)]
     assert importers == [PACKAGE / "io" / "engine.py"]

@@ -85,7 +85,10 @@ def load(
     weights_only: bool = True,
     options: EngineOptions | None = None,
 ) -> Any:
-    """Read a checkpoint: a file of `torch.save`, a safetensors file, or several with their ``*.index.json``.
+    """Read a checkpoint.
+
+    It is a file of `torch.save`, a safetensors file, or several of those with their
+    ``*.index.json``.
 
         model.load_state_dict(gdsdata.load("model.pt", device="cuda"))
         gdsdata.load("model.safetensors", into=model.state_dict())
@@ -207,7 +210,10 @@ def _load_into(
     dtype: torch.dtype | None,
     strict: bool,
 ) -> None:
-    """Fill the tensors of ``into`` whose paths match, and replace its other values. All is checked before."""
+    """Fill the tensors of ``into`` whose paths match, and replace its other values.
+
+    All is checked before.
+    """
     saved = {leaf.path: leaf.value for leaf in leaves(contents.value)}
     targets = [leaf for leaf in leaves(into) if matches(leaf.path)]
     if strict:

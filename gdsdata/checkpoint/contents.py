@@ -1,4 +1,7 @@
-"""What a checkpoint file holds, found out without reading its tensors if that is possible."""
+"""What a checkpoint file holds.
+
+This is found out without reading the tensors, if that is possible.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +78,10 @@ def kind_of(file: OpenFile) -> Kind:
 
 
 def load_torch_file(file: OpenFile, reader: TensorReader, device: torch.device, weights_only: bool) -> Any:
-    """Load all of a file that `torch.save` wrote, with its tensors on ``device``. Raises as `gdsdata.load` does."""
+    """Load all of a file that `torch.save` wrote, with its tensors on ``device``.
+
+    Raises as `gdsdata.load` does.
+    """
     try:
         archive = open_archive(file)
         devices = [device] * len(archive.storages)
@@ -88,7 +94,9 @@ def load_torch_file(file: OpenFile, reader: TensorReader, device: torch.device, 
 def contents_of(
     kind: Kind, file: OpenFile, device: torch.device, make_reader: Callable[[], TensorReader], weights_only: bool
 ) -> Contents:
-    """Find out what a file holds. Tensors have no values yet, unless all of the file had to be read.
+    """Find out what a file holds.
+
+    Tensors have no values yet, unless all of the file had to be read.
 
     Args:
         kind: what `kind_of` returned for the file.
@@ -142,7 +150,7 @@ def _unpickled_without_values(file: OpenFile, archive: Archive, weights_only: bo
     except Exception:  # if it was not for lack of values, the same error comes again when they are there
         return None
     tensors = {id(one.value): one.value for one in leaves(value) if isinstance(one.value, torch.Tensor)}
-    if len(tensors) != archive.references.count or not all(map(is_plain, tensors.values())):
+    if len(tensors) != archive.references.total or not all(map(is_plain, tensors.values())):
         return None
 
     def stored_of(path: Path, leaf: Any) -> Any:

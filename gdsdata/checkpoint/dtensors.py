@@ -11,7 +11,10 @@ from gdsdata.checkpoint.tree import Path, leaves, map_leaves, name_of
 
 
 def _dtensor() -> Any:
-    """Return the class; None if nobody has imported it, because then there are no DTensors."""
+    """Return the class of DTensors; None if nobody has imported it.
+
+    Without the import there are no DTensors.
+    """
     module = sys.modules.get("torch.distributed.tensor")
     return None if module is None else module.DTensor
 

@@ -1,4 +1,7 @@
-"""Errors about a checkpoint with its path and a remedy: mistakes of users, and errors of torch and pickle."""
+"""Errors about a checkpoint, with its path and a remedy.
+
+They are mistakes of users, and errors of torch and pickle.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +88,9 @@ def empty_file(path: str) -> CorruptData:
 
 
 def foreign_file(place: str, head: bytes) -> CorruptData | None:
-    """Return the error for a file that is neither torch's nor a safetensors file; None if it may be one.
+    """Return the error for a file that is neither torch's nor a safetensors file.
+
+    None if it may be one.
 
     Args:
         place: words for the file, with its path.
@@ -106,7 +111,9 @@ def foreign_file(place: str, head: bytes) -> CorruptData | None:
 def torch_errors_explained(
     path: str, place: str, length: int, *, offset: int = 0, head: bytes = b"PK", weights_only: bool | None
 ) -> Iterator[None]:
-    """Add the place to errors of torch and pickle; for ``with``, around their reading of a file.
+    """Add the place to errors of torch and pickle.
+
+    For ``with``, around their reading of a file.
 
     Args:
         path: of the file.

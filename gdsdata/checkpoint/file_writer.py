@@ -1,4 +1,4 @@
-"""`FileWriter`: writes tensors into one file, which appears under its name when it is complete."""
+"""`FileWriter`: writes tensors into a file that appears when it is complete."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import itertools
 import os
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -43,7 +43,9 @@ def prepare_engine(options: EngineOptions) -> None:
 
 
 class FileWriter:
-    """Writes a file that replaces another one when it is complete; see csrc/engine/whole.h.
+    """Writes a file that replaces another one when it is complete.
+
+    See csrc/engine/whole.h.
 
     Used by ``with``. Until `commit`, the name has what was there before; without `commit`, nothing
     is left. Several threads may call `write`; the other methods belong to one thread. It owns the
@@ -71,7 +73,9 @@ class FileWriter:
         self._output = None  # now: an error's traceback may live longer
 
     def write(self, extents: Sequence[Extent]) -> list[int]:
-        """Write extents. No other call may write into a gap of 64 KiB or less between two of them.
+        """Write extents.
+
+        No other call may write into a gap of 64 KiB or less between two of them.
 
         Whole pages of the file are written now; `commit` writes the rest, as whole pages. Parts of
         pages would go through the page cache, and to storage one by one when the file is synced.
@@ -93,8 +97,10 @@ class FileWriter:
             self._write_whole_pages()
             return checksums
 
-    def write_in_batches(self, extents: Sequence[Extent]) -> Iterator[int]:
-        """Write extents as `write` does, and yield the CRC-32 of each while later ones are written.
+    def write_in_batches(self, extents: Sequence[Extent]) -> Generator[int, None, None]:
+        """Write extents as `write` does, and yield the CRC-32 of each.
+
+        The caller handles one CRC-32 while later extents are written.
 
         Closing the generator cancels batches that have not begun, and waits for those that have.
         """
@@ -138,7 +144,9 @@ class FileWriter:
                 self._write_whole_pages()
 
     def commit(self) -> None:
-        """Write what is left, sync the file, and rename it. The file is on storage under its name when this returns.
+        """Write what is left, sync the file, and rename it.
+
+        The file is on storage under its name when this returns.
 
         Raises:
             IoError: the file cannot be written, or the disk is full.
@@ -148,7 +156,9 @@ class FileWriter:
             self._output.commit()
 
     def _writer_of(self, extents: Sequence[Extent], gaps: Mapping[int, int]) -> Callable[[], list[int]]:
-        """Return a call that writes extents, in any thread, after the current work of this thread's streams.
+        """Return a call that writes extents, and that any thread may make.
+
+        The bytes are read after the current work of this thread's streams.
 
         The call returns the CRC-32 of each extent.
         """
@@ -202,7 +212,10 @@ class FileWriter:
         return write_and_join
 
     def _held_gaps(self, extents: Sequence[Extent]) -> dict[int, int]:
-        """Return `_short_gaps`, and hold their pages until `_release_gaps`: they are written with the extents."""
+        """Return `_short_gaps`, and hold their pages until `_release_gaps`.
+
+        These pages are written with the extents.
+        """
         gaps = _short_gaps(extents)
         for end, begin in gaps.items():
             self._pages.hold(begin, end)
@@ -259,14 +272,19 @@ def _batches(extents: Iterable[Extent]) -> Iterator[list[Extent]]:
 
 
 def _short_gaps(extents: Sequence[Extent]) -> dict[int, int]:
-    """Return the short gaps between whole pages of the extents: where each ends in the file, and where it begins."""
+    """Return the short gaps between whole pages of the extents.
+
+    For each, the key is where it ends in the file, and the value where it begins.
+    """
     cuts = [(offset, *_whole_pages(offset, tensor.nbytes)) for offset, tensor in extents]
     whole = sorted((offset + begin, offset + end) for offset, begin, end in cuts if begin < end)
     return {begin: end for (_, end), (begin, _) in itertools.pairwise(whole) if 0 < begin - end <= _SHORT_GAP_BYTES}
 
 
 def _whole_pages(offset: int, size_bytes: int) -> tuple[int, int]:
-    """Return where in an extent the file's first whole page begins and the last one ends.
+    """Return where an extent's first whole page begins and its last one ends.
+
+    Offsets are counted in the extent; the pages are those of the file.
 
     Without a whole page, both are the end of the extent.
     """
@@ -276,21 +294,30 @@ def _whole_pages(offset: int, size_bytes: int) -> tuple[int, int]:
 
 
 def _contents_of(tensors: Sequence[torch.Tensor]) -> list[memoryview]:
-    """Return the bytes of short tensors on one device (uint8, one dimension), by one copy."""
+    """Return the bytes of short tensors on one device, by one copy.
+
+    The tensors are uint8, of one dimension.
+    """
     ends = list(itertools.accumulate(tensor.nbytes for tensor in tensors))
     joined = memoryview(torch.cat(list(tensors)).cpu().numpy()) if tensors else memoryview(b"")
     return [joined[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
 
 
 def crc32_of_all(*parts: tuple[int, int]) -> int:
-    """Return the CRC-32 of joined parts, given the CRC-32 and the length in bytes of each."""
+    """Return the CRC-32 of joined parts.
+
+    For each part, the CRC-32 and the length in bytes are given.
+    """
     if len(parts) == 1:
         return parts[0][0]
     return functools.reduce(lambda joined, part: engine.crc32_joined(joined, *part), parts, 0)
 
 
 def reached(flat: torch.Tensor) -> torch.Tensor:
-    """Return a tensor where the engine can read it: on the CPU, if the engine does not reach its device."""
+    """Return a tensor where the engine can read it.
+
+    That is the CPU, if the engine does not reach the tensor's device.
+    """
     return flat if engine.reaches(flat.device) else flat.cpu()
 
 

@@ -1,4 +1,4 @@
-"""Pauses of Python's collector of cyclic garbage while a checkpoint's many small objects are made.
+"""Pauses of Python's garbage collector while a checkpoint's objects are made.
 
 A pause sets the collector's threshold, and does not call `gc.disable`. So a program may call
 `gc.disable` and `gc.enable` meanwhile, and a threshold that the program sets can be distinguished
@@ -21,7 +21,9 @@ _usual = gc.get_threshold()[0]  # the program's own threshold, while the thresho
 
 @contextlib.contextmanager
 def collector_paused() -> Iterator[None]:
-    """Pause the collector, in any number of threads at once; for ``with``, or as a decorator.
+    """Pause the collector, in any number of threads at once.
+
+    For ``with``, or as a decorator.
 
     A full collection looks at every object of the process: 100 to 200 ms if torch is loaded. The
     objects of a few thousand tensors cause one, and none of them is garbage. Of loads of 3000
@@ -36,7 +38,7 @@ def collector_paused() -> Iterator[None]:
 
 @contextlib.contextmanager
 def collector_resumed() -> Iterator[None]:
-    """Resume the collector within `collector_paused`, while this thread waits for storage.
+    """Resume the collector within `collector_paused` while waiting for storage.
 
     Other threads may train meanwhile, and make garbage. The youngest generation is collected at
     once, as at the end of a pause, before this thread asks storage for anything.
@@ -64,7 +66,10 @@ def _collect_youngest() -> None:
 
 
 def _set(thread: int, pausing: bool) -> None:
-    """Begin or end the pause of a thread. Ctrl-C at any call in it must not leave the collector off."""
+    """Begin or end the pause of a thread.
+
+    Ctrl-C at any call in it must not leave the collector off.
+    """
     global _usual
     with _lock:
         if pausing:

@@ -1,4 +1,4 @@
-"""`torch_hooks` and `install_torch_hooks`: torch's own functions, on gdsdata's engine."""
+"""`torch_hooks`, `install_torch_hooks`: torch's functions on gdsdata's engine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ _replaced: list[tuple[Any, str, Any]] = []  # the module, the name in it, and to
 
 @contextlib.contextmanager
 def torch_hooks() -> Iterator[None]:
-    """Have `torch.save`, `torch.load` and torch.distributed.checkpoint work through gdsdata; for ``with``.
+    """Have torch's own checkpoint functions work through gdsdata; for ``with``.
+
+    They are `torch.save`, `torch.load` and torch.distributed.checkpoint.
 
         with gdsdata.torch_hooks():
             trainer.fit()
@@ -82,7 +84,7 @@ def _end() -> None:
 
 
 def _replacements() -> list[tuple[Any, str, Any]]:
-    found = [(module, "save", _save) for module in (torch, torch.serialization)]
+    found: list[tuple[Any, str, Any]] = [(module, "save", _save) for module in (torch, torch.serialization)]
     found += [(module, "load", _load) for module in (torch, torch.serialization)]
     if torch.distributed.is_available():
         from gdsdata.checkpoint.dcp.storage_reader import GDSStorageReader
@@ -139,7 +141,8 @@ def _load(
         return by_torch()
     try:
         with collector_paused():
-            archive = open_archive(OpenFile(os.fsdecode(f)))
+            file = OpenFile(os.fsdecode(f))
+            archive = open_archive(file)
             devices = [_device_for(storage.location, map_location) for storage in archive.storages]
     except (NotPlain, CorruptData, _NotOurs):
         return by_torch()
@@ -149,13 +152,16 @@ def _load(
             with collector_paused():
                 return archive_reader.read(archive, reader, devices, map_location, weights_only)
         except CorruptData:
-            archive.file.check_unchanged()
+            file.check_unchanged()
     return by_torch()  # raises torch's own errors for damaged files
 
 
 @contextlib.contextmanager
 def _path_noted(f: Any) -> Iterator[None]:
-    """Note the file's path below errors (from Python 3.11 on), whose types and words stay those of torch."""
+    """Note the file's path below errors, from Python 3.11 on.
+
+    Their types and words stay those of torch.
+    """
     try:
         yield
     except Exception as error:
@@ -199,7 +205,10 @@ def _is_name_of_file(f: Any) -> bool:
 
 
 def _is_writable_name(f: Any) -> bool:
-    """Return whether ``f`` names a writable file, or a new one in a folder that exists; torch refuses others."""
+    """Return whether ``f`` names a writable file, or a new one in a folder.
+
+    torch refuses other names.
+    """
     if _is_name_of_file(f):
         return os.access(f, os.W_OK, effective_ids=True)
     is_new = isinstance(f, (str, os.PathLike)) and not os.path.lexists(f)

@@ -1,4 +1,6 @@
-"""`OpenFile`: a file that a load opens once, so that header and data come from one file.
+"""`OpenFile`: a file that a load opens once.
+
+So header and data come from one file.
 
 The name may be replaced meanwhile.
 """
@@ -20,7 +22,10 @@ Seen = tuple[int, int]  # a file's size in bytes, and its modification time in n
 
 
 def most_kept_files() -> int:
-    """Return how many files one load may keep open: at two descriptors each, a quarter of the process's limit."""
+    """Return how many files one load may keep open.
+
+    At two descriptors each, they take a quarter of the process's limit.
+    """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 4096 if soft == resource.RLIM_INFINITY else min(max(soft // 8, 4), 4096)
 
@@ -59,7 +64,9 @@ class OpenFile:
         return self.seen[0]
 
     def file(self) -> Any:
-        """Return the engine's open file, whose ``descriptor`` is open as long as that object lives.
+        """Return the engine's open file.
+
+        Its ``descriptor`` is open as long as that object lives.
 
         Raises:
             CorruptData: the file is opened by its name, and has been replaced or changed.
@@ -86,7 +93,10 @@ class OpenFile:
         return b"".join(parts)
 
     def reader(self) -> BinaryIO:
-        """Return a Python file object at the file's beginning. It shares its position with other readers."""
+        """Return a Python file object at the file's beginning.
+
+        It shares its position with other readers.
+        """
         reader = os.fdopen(os.dup(self.file().descriptor), "rb")
         reader.seek(0)
         return reader
@@ -121,7 +131,10 @@ class OpenFile:
 
 
 def table_of(files: Sequence[OpenFile]) -> Any:
-    """Return the engine's table of these files: open ones, and the names of those that are not kept."""
+    """Return the engine's table of these files.
+
+    It has open files, and the names of those that are not kept.
+    """
     return engine.table_of([one.path for one in files], [one.seen for one in files], [one._file for one in files])
 
 

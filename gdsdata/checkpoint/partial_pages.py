@@ -8,7 +8,9 @@ PAGE_BYTES = 4096
 
 
 class PartialPages:
-    """Puts pages together from parts that arrive one by one. No two parts may have a byte in common.
+    """Puts pages together from parts that arrive one by one.
+
+    No two parts may have a byte in common.
 
     Any thread may call it: one lock guards all of its state.
     """
@@ -26,7 +28,10 @@ class PartialPages:
         return len(self._whole) * PAGE_BYTES
 
     def hold(self, begin: int, end: int) -> None:
-        """Keep the pages of a range of the file from `take_whole` until `release`: the caller writes them."""
+        """Keep the pages of a range of the file from `take_whole` until `release`.
+
+        The caller writes them.
+        """
         with self._lock:
             self._held.update(range(begin // PAGE_BYTES, end // PAGE_BYTES))
 
@@ -57,7 +62,10 @@ class PartialPages:
             done += len(part)
 
     def take(self, begin: int, end: int) -> bytearray:
-        """Return a range of whole pages, with zeros where no part has arrived, and forget pages that are whole."""
+        """Return a range of pages, and forget those that are whole.
+
+        Bytes that have not arrived are zeros.
+        """
         found = bytearray(end - begin)
         for number in range(begin // PAGE_BYTES, end // PAGE_BYTES):
             with self._lock:
@@ -70,7 +78,10 @@ class PartialPages:
         return found
 
     def take_whole(self) -> list[tuple[int, bytearray]]:
-        """Return, as `take_runs` does, the pages that are whole and not held, and forget them."""
+        """Return the pages that are whole and not held, and forget them.
+
+        The result is that of `take_runs`.
+        """
         with self._lock:
             numbers, self._whole = self._whole, set()
             for number in numbers:

@@ -1,4 +1,6 @@
-"""safetensors files: a u64 N, a JSON header of N bytes, the tensors. `formats.parsers.safetensors_header` parses it.
+"""safetensors files: a u64 N, a JSON header of N bytes, the tensors.
+
+`formats.parsers.safetensors_header` parses it.
 
 A checkpoint may have several files; its ``*.index.json`` names each tensor's file. gdsdata adds
 checksums: JSON under ``gdsdata_crc32`` in the header's metadata, which other readers ignore.
@@ -30,7 +32,9 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def save(tensors: Mapping[str, torch.Tensor], path: str, options: EngineOptions) -> None:
-    """Write a dict of tensors, each contiguous, with their checksums in the header's metadata.
+    """Write a dict of tensors, with their checksums in the header's metadata.
+
+    Each tensor is contiguous in the file.
 
     Raises:
         ValueError: the format cannot express a value: it is no plain tensor, is complex128, or
@@ -103,7 +107,9 @@ def _check(tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def read_index(index: OpenFile) -> dict[str, Stored]:
-    """Return the tensors of the files that an index names. All files are opened before one is read.
+    """Return the tensors of the files that an index names.
+
+    All files are opened before one is read.
 
     Raises:
         CorruptData: the index is damaged, or a file does not have a tensor that the index says it

@@ -12,14 +12,16 @@ import torch
 from gdsdata.checkpoint.open_file import OpenFile
 
 
-def sealed(self: Any, state: Any) -> None:
-    """Refuse to be changed: the `__setstate__` of objects that a pickle makes, which it could call."""
-    raise TypeError(f"a {type(self).__name__} is not to be changed")
+def sealed(one: Any) -> TypeError:
+    """Return the error of `__setstate__`, which a pickle could call to change what it has made."""
+    return TypeError(f"a {type(one).__name__} is not to be changed")
 
 
 # Tuples, because thousands of them are made before the first byte of a checkpoint is read.
 class Record(NamedTuple):
-    """Bytes of a file that have one checksum: a storage in a torch archive, a tensor in a safetensors file.
+    """Bytes of a file that have one checksum.
+
+    They are a storage in a torch archive, or a tensor in a safetensors file.
 
     Attributes:
         file: the file; None if the record is in no file, and not to be read.
@@ -32,7 +34,8 @@ class Record(NamedTuple):
     size_bytes: int
     crc32: int | None = None
 
-    __setstate__ = sealed
+    def __setstate__(self, state: Any) -> None:
+        raise sealed(self)
 
     @property
     def path(self) -> str:
@@ -41,7 +44,10 @@ class Record(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)  # layers repeat
 def spanned(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
-    """Return how many elements lie from a tensor's first one to its last one; -1 if no tensor can be so."""
+    """Return how many elements lie from a tensor's first one to its last one.
+
+    -1 if no tensor can be so.
+    """
     if len(shape) != len(stride) or min((0, *shape, *stride)) < 0:
         return -1
     if 0 in shape:
@@ -66,7 +72,8 @@ class Stored(NamedTuple):
     stride: tuple[int, ...]
     location: str = "cpu"
 
-    __setstate__ = sealed
+    def __setstate__(self, state: Any) -> None:
+        raise sealed(self)
 
     @property
     def span_bytes(self) -> int:
@@ -79,7 +86,9 @@ class Stored(NamedTuple):
         return math.prod(self.shape) * self.dtype.itemsize
 
     def box(self, offsets: Sequence[int], sizes: Sequence[int]) -> Stored:
-        """Return a part of the tensor: ``sizes`` from ``offsets`` on, one number for each dimension.
+        """Return a part of the tensor.
+
+        The part has ``sizes`` from ``offsets`` on, one number for each dimension.
 
         Raises:
             ValueError: the part reaches beyond the tensor.
@@ -99,7 +108,10 @@ def bytes_of_storage(storage: torch.UntypedStorage) -> torch.Tensor:
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the memory of a tensor without gaps (contiguous, or transposed) as a uint8 tensor of one dimension."""
+    """Return a tensor's memory as a uint8 tensor of one dimension.
+
+    The tensor must have no gaps: it is contiguous, or transposed.
+    """
     flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
     first = tensor.storage_offset() * tensor.element_size()
     return flat.set_(tensor.untyped_storage(), first, (tensor.nbytes,), (1,))

@@ -1,4 +1,4 @@
-"""The tensors that a load fills: whether they can be filled, whether a saved tensor fits, and the filling."""
+"""The tensors that a load fills, and whether saved tensors fit into them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ def check_into(path: str, into: Any) -> None:
 
 
 def check_not_on_meta(path: str, tree: Any) -> None:
-    """Check that no tensor of a tree is on the meta device, where a file has nothing to fill.
+    """Check that no tensor of a tree is on the meta device.
+
+    A file has nothing to fill there.
 
     Raises:
         ValueError: a tensor is; the message has its name.
@@ -68,8 +70,10 @@ def fits(target: Any, leaf: Stored | torch.Tensor, dtype: torch.dtype | None = N
     """
     if not isinstance(target, torch.Tensor):
         return False
-    if not has_own_memory(target) or not (isinstance(leaf, Stored) or has_own_memory(leaf)):
+    if not isinstance(leaf, Stored) and not (has_own_memory(target) and has_own_memory(leaf)):
         return are_of_one_kind(target, leaf) and takes_copy_of(target, leaf)
+    if not has_own_memory(target):
+        return False
     return target.shape == leaf.shape and target.dtype in (leaf.dtype, dtype)  # torch.Size is a tuple
 
 

@@ -1,4 +1,4 @@
-"""Kinds of tensors: which are exactly the elements in their memory, and which are more or less."""
+"""Kinds of tensors: which ones are more, or less, than elements in memory."""
 
 from __future__ import annotations
 
@@ -11,18 +11,23 @@ from gdsdata.checkpoint.tree import leaves, name_of
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Return whether dtype, shape, strides and a storage's bytes describe the tensor completely."""
+    """Return whether dtype, shape, strides and bytes describe the tensor fully."""
     plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.__dict__
     return plain and has_own_memory(tensor) and not (tensor.is_conj() or tensor.is_neg())
 
 
 def dispatches(tensor: torch.Tensor) -> bool:
-    """Return whether the tensor's class has operators of its own, and so may keep its elements anywhere."""
+    """Return whether the tensor's class has operators of its own.
+
+    Such a tensor may keep its elements anywhere.
+    """
     return type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
 
 
 def has_own_memory(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor's elements lie in its own memory, so that writing there is enough to change them.
+    """Return whether a tensor's elements lie in its own memory.
+
+    Then writing there is enough to change them.
 
     Wrapper subclasses and DTensors hold other tensors instead. Sparse and nested tensors also hold
     indices, and quantized ones a scale.
@@ -35,7 +40,9 @@ def has_own_memory(tensor: torch.Tensor) -> bool:
 
 
 def check_has_values(state: Any) -> None:
-    """Check that no tensor of a state is on the meta device, which has nothing to save.
+    """Check that no tensor of a state is on the meta device.
+
+    It would have nothing to save.
 
     Raises:
         ValueError: a tensor is; the message has its name.
@@ -49,7 +56,10 @@ def check_has_values(state: Any) -> None:
 
 
 def are_of_one_kind(one: Any, other: Any) -> bool:
-    """Return whether two tensors have no memory of their own, and one may take the place of the other."""
+    """Return whether a tensor may take the place of another one.
+
+    Both must have no memory of their own, and be of one kind.
+    """
     if not (isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)):
         return False
     if has_own_memory(one) or has_own_memory(other) or type(one) is not type(other):

@@ -1,4 +1,7 @@
-"""`TensorReader`: reads all that a load asks for into tensors, in few calls of the engine a device."""
+"""`TensorReader`: reads all that a load asks for into tensors.
+
+It takes few calls of the engine for each device.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ class _Extents:
 
 
 class TensorReader:
-    """Collects reads, makes them, and then makes the calls that had to wait for the bytes.
+    """Collects reads, makes them, and makes the calls that wait for the bytes.
 
     Any method may begin to read. So a caller checks its whole request before it asks for the first
     byte. One thread uses it; `run` ends it.
@@ -70,7 +73,9 @@ class TensorReader:
         self.own_bytes = 0
 
     def expect(self, size_bytes: int, device: torch.device) -> None:
-        """Have the engine of a device allocate its memory while the caller finds out what to read.
+        """Have a device's engine allocate its memory ahead of the reads.
+
+        The caller finds out meanwhile what to read.
 
         Args:
             size_bytes: how much there will be to read, roughly.
@@ -95,7 +100,10 @@ class TensorReader:
         self._memory_of(target, record, offset, name)
 
     def _memory_of(self, target: torch.Tensor, record: Record, offset: int, name: str) -> None:
-        """Read into the memory of a tensor without gaps, in the order in which its elements lie there."""
+        """Read into the memory of a tensor without gaps.
+
+        The order is that in which its elements lie there.
+        """
         size_bytes = target.nbytes
         if size_bytes == 0:
             return
@@ -115,7 +123,9 @@ class TensorReader:
             self._begun.append(submit_or_call(self._batches, call))
 
     def tensor_into(self, target: torch.Tensor, stored: Stored, name: str) -> None:
-        """Read a stored tensor into a tensor of its shape; values are cast if the dtypes differ.
+        """Read a stored tensor into a tensor of its shape.
+
+        Values are cast if the dtypes differ.
 
         Values are read in place if file and ``target`` have the same dtype, and contiguous
         stretches in common that are long enough. Otherwise they pass through memory of their own.
@@ -227,7 +237,10 @@ class TensorReader:
             call()
 
     def _reader_of(self, device: torch.device, extents: _Extents) -> Callable[[], None]:
-        """Return a call that makes these reads, in any thread, after the current work of this thread's stream."""
+        """Return a call that makes these reads, and that any thread may make.
+
+        The bytes are written after the current work of this thread's stream.
+        """
         shared = engine.kept_engine(self._options, device)
         return functools.partial(self._read, extents, shared, shared.mark(engine.stream_of(device)))
 
@@ -269,7 +282,7 @@ class TensorReader:
 
 
 class _Rows:
-    """The longest stretches without gaps that a tensor has both in a file and in memory.
+    """Rows: the longest stretches of a tensor without gaps in file and memory.
 
     Args:
         stored: the tensor in the file.
@@ -310,7 +323,10 @@ class _Rows:
         return True
 
     def offsets(self, steps: Sequence[int]) -> np.ndarray:
-        """Return each row's distance from the first one, in bytes, given `of_stored` or `of_target`."""
+        """Return each row's distance from the first one, in bytes.
+
+        ``steps`` are `of_stored` or `of_target`.
+        """
         found = np.zeros(1, np.int64)
         for step, size in zip(steps, self.sizes, strict=True):
             found = (found[:, None] + np.arange(size, dtype=np.int64) * step).reshape(-1)
@@ -332,7 +348,10 @@ def _is_read_with_gaps(stored: Stored, rows: _Rows) -> bool:
 
 
 def _overlapping(wanted: dict[Path, Stored]) -> list[list[tuple[Path, Stored]]]:
-    """Return groups of tensors that share bytes of one record, directly or through others of their group."""
+    """Return groups of tensors that share bytes of one record.
+
+    They share them directly, or through others of their group.
+    """
     groups: list[list[tuple[Path, Stored]]] = []
     end = 0
 

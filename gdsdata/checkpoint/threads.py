@@ -1,4 +1,7 @@
-"""Calls in other threads that also work while the interpreter ends, when executors accept no more calls."""
+"""Calls in other threads, also while the interpreter ends.
+
+Executors accept no more calls then.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ _Calls = queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
 
 
 def submit_or_call(executor: ThreadPoolExecutor, call: Callable[[], T]) -> Future[T]:
-    """Submit a call to an executor; call it here and now if the executor accepts none (in an `atexit` handler)."""
+    """Submit a call to an executor.
+
+    Call it here and now if the executor accepts none (in an `atexit` handler).
+    """
     try:
         return executor.submit(call)
     except RuntimeError:
@@ -25,7 +31,9 @@ def submit_or_call(executor: ThreadPoolExecutor, call: Callable[[], T]) -> Futur
 
 
 class DaemonThreads:
-    """Threads that make calls until `close`, or until the interpreter has ended. Any thread may submit a call.
+    """Threads that make calls until `close`, or until the interpreter has ended.
+
+    Any thread may submit a call.
 
     Args:
         count: how many threads.
@@ -37,13 +45,18 @@ class DaemonThreads:
         for _ in range(count):
             threading.Thread(target=_make_calls, args=(calls,), name=name, daemon=True).start()
         self._calls = calls
-        self.close = weakref.finalize(self, lambda: [calls.put(None) for _ in range(count)])
+        self.close = weakref.finalize(self, _end, calls, count)
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
         """Have a thread make a call; calls begin in the order of submission."""
         result: Future[T] = Future()
         self._calls.put((result, call))
         return result
+
+
+def _end(calls: _Calls, count: int) -> None:
+    for _ in range(count):
+        calls.put(None)
 
 
 def _make_calls(calls: _Calls) -> None:

@@ -1,4 +1,4 @@
-"""Trees of dicts, lists and tuples, as ``state_dict()`` returns them, and their leaves.
+"""Trees of dicts, lists and tuples, such as a ``state_dict()``, and their leaves.
 
 A leaf's path is the keys on the way to it; a value that is no container is a leaf whose path is ().
 Its name is for people: two leaves with different paths may have the same name.
@@ -59,7 +59,7 @@ def leaves(tree: Any, path: Path = (), holder: Any = None) -> Iterator[Leaf]:
 
 
 def map_leaves(tree: Any, change: Callable[[Path, Any], Any], path: Path = ()) -> Any:
-    """Return a tree of the same containers, with ``change(path, value)`` in the place of each leaf.
+    """Return a tree with ``change(path, value)`` in the place of each leaf.
 
     Leaves that become `LEFT_OUT` are left out, and so are containers that have only such leaves.
     """

@@ -59,7 +59,9 @@ class Manifest:
 
 
 class CheckpointFolder:
-    """A folder of checkpoints, to be read. Reading needs no lock; writing does: see `LockedFolder`.
+    """A folder of checkpoints, to be read.
+
+    Reading needs no lock; writing does: see `LockedFolder`.
 
     Args:
         path: of the folder.
@@ -86,7 +88,7 @@ class CheckpointFolder:
         return sorted((one for one in found if one is not None), key=lambda one: one.sequence)
 
     def check(self, manifest: Manifest, file: SavedFile) -> str:
-        """Check that a file of a checkpoint is there and as long as it was, and return its path.
+        """Check that a file of a checkpoint exists with its size, and return its path.
 
         Raises:
             FileNotFoundError: the file does not exist.
@@ -105,7 +107,7 @@ class CheckpointFolder:
         return path
 
     def steps(self) -> list[int]:
-        """Return the steps that have a folder, whether or not their checkpoints are complete."""
+        """Return the steps that have a folder, complete or not."""
         try:
             names = os.listdir(self.path)
         except FileNotFoundError:
@@ -136,7 +138,9 @@ class CheckpointFolder:
 
 
 class LockedFolder:
-    """The right to write into a folder of checkpoints, from construction until `release` or the process's end.
+    """The right to write into a folder of checkpoints.
+
+    It is held from construction until `release` or the process's end.
 
     Construction removes what incomplete saves have left. One thread at a time may call it.
 
@@ -193,7 +197,9 @@ class LockedFolder:
         return secrets.token_hex(4)
 
     def commit(self, step: int, files: Sequence[SavedFile]) -> None:
-        """Write a checkpoint's manifest, whose files are on storage already. From then on the checkpoint exists.
+        """Write a checkpoint's manifest, whose files are on storage already.
+
+        From then on the checkpoint exists.
 
         Raises:
             IoError: another process has taken the lock over, or the manifest cannot be written.
@@ -209,13 +215,16 @@ class LockedFolder:
         self._complete = [*(one for one in complete if one.step != step), manifest]
 
     def retain(self, keep_last: int, keep_every: int | None) -> None:
-        """Remove old checkpoints, and from those that stay what a later save of the same step has replaced.
+        """Remove old checkpoints.
+
+        From those that stay, remove the files that a later save of the same step has replaced.
 
         Args:
             keep_last: how many of the newest checkpoints stay.
             keep_every: those of steps that are multiples of it stay too.
         """
-        older, newest = list(self._known()), []
+        older = list(self._known())
+        newest: list[Manifest] = []
         while older and len(newest) < keep_last:
             manifest = older.pop()
             if os.path.exists(self._folder.file(manifest.step, MANIFEST)):  # else somebody has removed it
@@ -241,7 +250,10 @@ class LockedFolder:
         return self._complete
 
     def _remove(self, step: int, kept: Sequence[SavedFile]) -> None:
-        """Remove our files from a step's folder, but for its manifest and ``kept``; then the folder, if it is empty."""
+        """Remove our files from a step's folder, but for its manifest and ``kept``.
+
+        Then the folder, if it is empty.
+        """
         names = {file.name for file in kept}
         folder = self._folder.folder_of(step)
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):

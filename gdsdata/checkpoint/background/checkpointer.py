@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class AsyncCheckpointer:
-    """Saves checkpoints into a folder in the background, and restores the newest complete one.
+    """Saves checkpoints in the background, and restores the newest complete one.
 
         ckpt = gdsdata.AsyncCheckpointer("runs/a", keep_last=3, keep_every=1000)
         start = ckpt.restore({"model": model, "optim": optim, "data": ds})   # the step, or None
@@ -109,7 +109,9 @@ class AsyncCheckpointer:
         self._closed = False
 
     def save(self, step: int, state: Mapping[str, Any]) -> SaveHandle:
-        """Copy a state and write it in the background. Everything in it may change when this returns.
+        """Copy a state and write it in the background.
+
+        Everything in it may change when this returns.
 
         This waits for the copy to the host. If this save and earlier ones fill the staging memory,
         it also waits until storage has taken some of it. With ``device_staging_bytes`` it waits for
@@ -173,7 +175,9 @@ class AsyncCheckpointer:
         verify: bool = False,
         weights_only: bool = True,
     ) -> int | None:
-        """Load the newest complete checkpoint, or that of ``step``, into ``state``. Waits for saves in progress.
+        """Load the newest complete checkpoint, or that of ``step``, into ``state``.
+
+        Waits for saves in progress.
 
         An object that has a ``load_state_dict`` gets its part. In plain values, tensors are filled
         where they are, and other values are replaced in their dict; so are tensors that take no
@@ -256,7 +260,10 @@ class AsyncCheckpointer:
         self._raise_unseen()
 
     def close(self) -> None:
-        """Wait for every save, and let others save into the folder. Raises as `wait` does. May be called again."""
+        """Wait for every save, and let others save into the folder. Raises as `wait` does.
+
+        May be called again.
+        """
         try:
             self.wait()
         finally:
@@ -331,7 +338,10 @@ class AsyncCheckpointer:
         return ended
 
     def _save(self, job: SaveJob | FailedJob) -> str:
-        """Save on all ranks: the first one makes the folder, each writes its file, the first one commits."""
+        """Save on all ranks.
+
+        The first rank makes the folder, each rank writes its file, and the first rank commits.
+        """
         try:
             number, step = self._ranks.first(lambda: (self._begin(job), job.step))
             files = self._ranks.each(lambda: self._write(job, number, step))

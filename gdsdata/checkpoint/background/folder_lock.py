@@ -26,7 +26,14 @@ _NO_FLOCK = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 # A forked child has a share in each lock. It would keep the folder locked after its parent has
 # released it or crashed.
 _held: weakref.WeakSet[FolderLock] = weakref.WeakSet()
-os.register_at_fork(after_in_child=lambda: [lock.drop() for lock in list(_held)])
+
+
+def _drop_all() -> None:
+    for lock in list(_held):
+        lock.drop()
+
+
+os.register_at_fork(after_in_child=_drop_all)
 
 
 def _this_process() -> str:
@@ -34,7 +41,9 @@ def _this_process() -> str:
 
 
 class FolderLock:
-    """Guards the files below a folder against other writers, from construction until `release` or the process's end.
+    """Guards the files below a folder against other writers.
+
+    The lock is held from construction until `release` or the process's end.
 
     On a file system without flock, the lock is a file with a heartbeat. If its holder has died,
     construction waits a minute (`heartbeat_lock.STALE_S`) before it takes the file over.
@@ -68,7 +77,9 @@ class FolderLock:
             self.release()
 
     def check(self) -> None:
-        """Check that this process still holds the lock: one that was suspended may have lost it.
+        """Check that this process still holds the lock.
+
+        A process that was suspended may have lost it.
 
         Raises:
             IoError: another process has taken the lock over.
@@ -80,7 +91,10 @@ class FolderLock:
                 raise self._held_by(str(holder), errno.EWOULDBLOCK) from None
 
     def release(self) -> None:
-        """Release the lock, whoever shares it: a child does until its fork handlers have run. May be called again."""
+        """Release the lock. May be called again.
+
+        A forked child that still shares it, because its fork handlers have not run, loses it too.
+        """
         if self._heartbeat is not None:
             self._heartbeat.release()
         if self._descriptor is not None:
@@ -88,7 +102,10 @@ class FolderLock:
         self.drop()
 
     def drop(self) -> None:
-        """Give up this process's share in the lock; the process that it was forked from keeps its own."""
+        """Give up this process's share in the lock.
+
+        The process that it was forked from keeps its own.
+        """
         if self._heartbeat is not None:
             self._heartbeat.forget()
             self._heartbeat = None
@@ -98,7 +115,10 @@ class FolderLock:
         _held.discard(self)
 
     def _flocked(self) -> int | None:
-        """Return the descriptor that holds the lock; None, with a warning, if the file system has no flock."""
+        """Return the descriptor that holds the lock.
+
+        None, with a warning, if the file system has no flock.
+        """
         path = os.path.join(self._folder, _LOCK)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:

@@ -1,4 +1,4 @@
-"""A lock by a file that only one process can create, for file systems without `flock`."""
+"""A lock for file systems without `flock`: a file that one process can create."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ class Held(Exception):
 
 
 class HeartbeatLock:
-    """Holds a lock, for which a file stands, from construction until `release` or the process's end.
+    """Holds a lock, for which a file stands.
+
+    The lock is held from construction until `release` or the process's end.
 
     A thread of its own rewrites the file every `BEAT_S` seconds. If the holder dies, the next one
     waits `STALE_S` seconds and takes the file over. A holder that was suspended for longer has lost
@@ -68,7 +70,10 @@ class HeartbeatLock:
 
 
 class _Beat:
-    """Rewrites the lock's file, and owns its descriptor. It has no reference to the lock, so the lock can be freed."""
+    """Rewrites the lock's file, and owns its descriptor.
+
+    It has no reference to the lock, so the lock can be freed.
+    """
 
     def __init__(self, file: int, content: str, stopping: threading.Event) -> None:
         self._file, self._content, self._stopping = file, content, stopping

@@ -34,7 +34,7 @@ def load_over(
     weights_only: bool,
     options: EngineOptions,
 ) -> dict[str, Any]:
-    """Load what a file of `torch.save` has under each name of ``targets``, into their tensors where these fit.
+    """Load what a file of `torch.save` has under each name of ``targets``.
 
     A tensor with the path, shape and dtype of a target is read into that target. Others are read
     into new tensors, on a device of the kind that they were saved from. A tensor without memory of
@@ -93,7 +93,10 @@ def load_over(
 
 
 def _check_strictly(path: str, name: str, chosen: dict[str, Any], target_of: dict[Path, Any]) -> None:
-    """Check that all paths under a name are the same in the file and in the targets, and that all tensors fit."""
+    """Check that the file and the targets agree under a name.
+
+    All paths must be the same, and all tensors must fit.
+    """
     saved = {one.path: one.value for one in leaves(chosen) if one.path[0] == name}
     check_names(path, {place for place in target_of if place[0] == name}, set(saved))
     for place, leaf in saved.items():
@@ -104,6 +107,9 @@ def _check_strictly(path: str, name: str, chosen: dict[str, Any], target_of: dic
 
 
 def _device_like(location: str) -> torch.device:
-    """Return the CPU, or the current GPU if the tensor was saved from a GPU and there is one."""
+    """Return the current GPU if a tensor was saved from one; else the CPU.
+
+    Without a GPU here, it is the CPU too.
+    """
     on_gpu = location.startswith("cuda") and torch.cuda.is_available()
     return engine.resolved("cuda") if on_gpu else torch.device("cpu")

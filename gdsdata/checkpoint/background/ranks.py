@@ -15,7 +15,9 @@ T = TypeVar("T")
 
 
 class Ranks:
-    """One rank, or all ranks of a process group. All of them make the same calls, in the same order.
+    """One rank, or all ranks of a process group.
+
+    All of them make the same calls, in the same order.
 
     Args:
         group: of gloo, with all ranks; None: a new one, if torch.distributed is initialized with
@@ -69,7 +71,10 @@ class Ranks:
         return [one[0] for one in said]
 
     def mine(self, call: Callable[[], T]) -> T:
-        """Make a call on each rank, and return this rank's own result, which others need not see. Raises as `each`."""
+        """Make a call on each rank, and return this rank's own result.
+
+        The other ranks do not get it. Raises as `each` does.
+        """
         values: list[T] = []
         self.each(lambda: values.append(call()))
         return values[0]

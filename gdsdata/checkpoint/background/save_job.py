@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import queue
 import threading
 from collections.abc import Iterator
@@ -57,7 +58,10 @@ class SaveJob:
             self._storages = self._snapshot.storages
 
     def stage(self) -> None:
-        """Copy the state to the host, as fast as there is room. Ends early if `write` has failed."""
+        """Copy the state to the host, as fast as there is room.
+
+        Ends early if `write` has failed.
+        """
         copied: dict[torch.device, torch.cuda.Event] = {}  # for each GPU, the end of all copies from it
         try:
             try:
@@ -108,7 +112,7 @@ class SaveJob:
             written = []
             try:
                 for staged in self._staged_pieces():
-                    written.append(writers.submit(lambda staged=staged: self._write_piece(writer, staged)))
+                    written.append(writers.submit(functools.partial(self._write_piece, writer, staged)))
             finally:
                 wait(written)
             for one in written:
@@ -120,7 +124,10 @@ class SaveJob:
         return self._layout.end
 
     def cancel(self) -> None:
-        """Release the memory of what is staged and not written, and of what is staged from now on."""
+        """Release what is staged and not written.
+
+        The same happens to what is staged from now on.
+        """
         self._cancelled.set()
         with contextlib.suppress(queue.Empty):
             while True:
@@ -158,7 +165,10 @@ class SaveJob:
 
 
 class FailedJob:
-    """A save that cannot begin on this rank. It takes part, so that the other ranks learn the reason."""
+    """A save that cannot begin on this rank.
+
+    It takes part, so that the other ranks learn the reason.
+    """
 
     def __init__(self, step: int, error: Exception) -> None:
         self.step, self._error = step, error

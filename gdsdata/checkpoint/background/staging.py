@@ -1,4 +1,4 @@
-"""Memory of bounded size that states pass through on their way to files, so that training can go on.
+"""Memory of bounded size that states pass through on their way to files.
 
 `Staging` is memory of the host. `Snapshots` are copies on the devices themselves, which are staged
 later.
@@ -118,7 +118,9 @@ class Staged:
 
 
 class Staging:
-    """Buffers for pieces, allocated when they are first needed and kept for later ones. Any thread may call it.
+    """Buffers for pieces. Any thread may call it.
+
+    They are allocated when they are first needed, and kept for later pieces.
 
     Args:
         most_bytes: of all buffers together; at least one page is used.
@@ -175,7 +177,9 @@ class Staging:
 
 
 class Snapshot:
-    """Copies of storages on their own devices. Its owner releases it when they have been staged.
+    """Copies of storages on their own devices.
+
+    Its owner releases it when they have been staged.
 
     Attributes:
         storages: the copies; on each GPU they come after the work that its current stream had when
@@ -189,7 +193,10 @@ class Snapshot:
 
     @contextlib.contextmanager
     def streams(self) -> Iterator[None]:
-        """Make a new stream current on each GPU, whose work comes after the copies; for ``with``."""
+        """Make a new stream current on each GPU, whose work comes after the copies.
+
+        For ``with``.
+        """
         with contextlib.ExitStack() as current:
             for device, event in self._made.items():
                 stream = torch.cuda.Stream(device)

@@ -1,4 +1,7 @@
-"""What `AsyncCheckpointer` saves and restores: objects with a ``state_dict``, or plain values, by name."""
+"""States that `AsyncCheckpointer` saves and restores.
+
+They are objects with a ``state_dict``, or plain values, by name.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +28,14 @@ def check_state(state: Any, kind: type) -> None:
 
 
 def state_of(one: Any) -> Any:
-    """Return what of an object is saved: its ``state_dict()``, or itself if it has none."""
+    """Return what is saved of an object: its ``state_dict()``, or itself."""
     return one.state_dict() if hasattr(one, "state_dict") else one
 
 
 def target_of(one: Any) -> Any:
-    """Return what a checkpoint is read into. Its tensors are those that ``one`` uses, if ``one`` exposes them.
+    """Return what a checkpoint is read into.
+
+    Its tensors are those that ``one`` uses, if ``one`` exposes them.
 
     An optimizer of DTensors that has no state yet gets one: only the optimizer knows how to make it
     of DTensors.
@@ -41,7 +46,9 @@ def target_of(one: Any) -> Any:
 
 
 def restored(target: Any, found: Any) -> Any:
-    """Return ``target`` with the values of ``found``, or ``found`` if ``target`` is no dict or list.
+    """Return ``target`` with the values of ``found``.
+
+    If ``target`` is no dict or list, return ``found``.
 
     Tensors of ``target`` have been filled before, and stand in ``found`` themselves.
     """

@@ -1,4 +1,7 @@
-"""Where a tensor lies in a data file of DCP's, noted in ``.metadata`` so that its archive need not be opened."""
+"""Where a tensor lies in a data file of DCP, noted in ``.metadata``.
+
+So a reader need not open the tensor's archive.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,10 @@ def note_place(info: Any, offset: int, crc32: int, tensor: torch.Tensor, file_by
 
 
 def noted_place(info: Any, file: OpenFile) -> Stored | None:
-    """Return a tensor's place; None if none is noted, or if it is wrong, or belongs to another file than ``file``."""
+    """Return a tensor's place.
+
+    None if none is noted, or if it is wrong, or belongs to another file than ``file``.
+    """
     try:
         begin, crc32, dtype, shape, stride, file_bytes = getattr(info, _ATTRIBUTE)
         size_bytes = math.prod(shape) * dtype.itemsize

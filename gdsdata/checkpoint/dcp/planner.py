@@ -1,4 +1,4 @@
-"""Planners for torch.distributed.checkpoint with less work for plain tensors, which no rank has a mere part of."""
+"""Planners for torch.distributed.checkpoint that are fast for plain tensors."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class GDSSavePlanner(DefaultSavePlanner):
 
 
 class GDSLoadPlanner(DefaultLoadPlanner):
-    """torch's default planner, but faster if tensors are plain and were saved as a whole.
+    """torch's default planner, but faster for plain tensors that were saved whole.
 
         reader, planner = gdsdata.GDSStorageReader("step-100"), gdsdata.GDSLoadPlanner()
         torch.distributed.checkpoint.load(state, storage_reader=reader, planner=planner)
@@ -104,9 +104,10 @@ class GDSLoadPlanner(DefaultLoadPlanner):
 
     @collector_paused()
     def create_local_plan(self) -> LoadPlan:
-        stored = self.metadata and self.metadata.state_dict_metadata
-        if stored is None or not stored.keys() <= self.state_dict.keys():  # torch also knows older names
-            return super().create_local_plan()
+        metadata = self.metadata
+        stored = None if metadata is None else metadata.state_dict_metadata
+        if metadata is None or stored is None or not stored.keys() <= self.state_dict.keys():
+            return super().create_local_plan()  # torch also knows older names
         items, others = [], {}
         for name, value in self.state_dict.items():
             item = _read_of_all(name, value, stored.get(name))
@@ -115,7 +116,7 @@ class GDSLoadPlanner(DefaultLoadPlanner):
             else:
                 items.append(item)
         if others:
-            items += create_default_local_load_plan(others, self.metadata, not self.allow_partial_load).items
+            items += create_default_local_load_plan(others, metadata, not self.allow_partial_load).items
         return LoadPlan(items)
 
     def transform_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> torch.Tensor:
@@ -136,7 +137,9 @@ class _Unusual(Exception):
 
 
 def _flattened(state: dict[str, Any]) -> dict[str, tuple[Path, Any]] | None:
-    """Return each value and its path, by the name that torch's flattening gives it; None if only torch can do it.
+    """Return each value and its path, by the name that torch's flattening gives it.
+
+    None if only torch can do it.
 
     torch does the same with dicts and lists. It does more with tensors on the meta device,
     ShardedTensors, and values of other types.
@@ -189,7 +192,10 @@ def _values(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
 
 
 def _is_plain(value: object) -> bool:
-    """Return whether a value is a plain tensor, and not a part of another one (`CheckpointableTensor`)."""
+    """Return whether a value is a plain tensor.
+
+    A part of another tensor (`CheckpointableTensor`) is not.
+    """
     return type(value) in (torch.Tensor, torch.nn.Parameter) and not hasattr(value, "global_offsets")
 
 
@@ -207,8 +213,11 @@ def _write_of_all(name: str, tensor: torch.Tensor) -> WriteItem:
     return WriteItem(MetadataIndex(name, begin), WriteItemType.TENSOR, tensor_data=data)
 
 
-def _read_of_all(name: str, value: object, stored: STORAGE_TYPES | None) -> ReadItem | None:
-    """Return the item that reads all of a tensor; None if it is not plain, or was saved in parts."""
+def _read_of_all(name: str, value: Any, stored: STORAGE_TYPES | None) -> ReadItem | None:
+    """Return the item that reads all of a tensor.
+
+    None if it is not plain, or was saved in parts.
+    """
     if not _is_plain(value) or type(stored) is not TensorStorageMetadata or len(stored.chunks) != 1:
         return None
     size = value.shape

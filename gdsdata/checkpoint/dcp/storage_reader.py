@@ -61,7 +61,7 @@ class _Files:
 
 
 class GDSStorageReader(FileSystemReader):
-    """Reads DCP checkpoints by byte ranges, straight into the tensors that the load plan names.
+    """Reads DCP checkpoints straight into the tensors that the load plan names.
 
         torch.distributed.checkpoint.load(state, storage_reader=gdsdata.GDSStorageReader("step-100"))
 
@@ -231,7 +231,10 @@ class GDSStorageReader(FileSystemReader):
 
 
 def _is_in_safetensors(archive: FileSlice) -> bool:
-    """Return whether the slice begins a safetensors file, whose length ``.metadata`` does not say."""
+    """Return whether the slice begins a safetensors file.
+
+    ``.metadata`` does not have the length of such a file.
+    """
     return safetensors_header.recognises(archive.file.read(archive.begin, 9))
 
 

@@ -37,7 +37,9 @@ StorageInfo = dcp_storage_info()
 
 
 class GDSStorageWriter(FileSystemWriter):
-    """Writes DCP checkpoints: one file a rank, which is laid out first and then written in few calls of the engine.
+    """Writes DCP checkpoints: one file a rank.
+
+    The file is laid out first, and then written in few calls of the engine.
 
         torch.distributed.checkpoint.save(state, storage_writer=gdsdata.GDSStorageWriter("step-100"))
         future = torch.distributed.checkpoint.async_save(state, storage_writer=gdsdata.GDSStorageWriter("step-100"))
@@ -140,7 +142,10 @@ class GDSStorageWriter(FileSystemWriter):
         self._remove_all_but({info.relative_path for info in metadata.storage_data.values()})
 
     def _number(self) -> str:
-        """Return a part for file names that distinguishes this save's files from those of an existing checkpoint."""
+        """Return the part of file names that distinguishes this save.
+
+        No file of an existing checkpoint has it.
+        """
         names = {".metadata", self._metadata_name}
         there = any(os.path.exists(os.path.join(self.path, name)) for name in names)
         return uuid.uuid4().hex if there else "0"
@@ -171,7 +176,10 @@ def _is_plain(data: torch.Tensor) -> bool:
 
 
 def _without_gaps(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor as it is, in any order of dimensions, if it has no gaps; else a contiguous copy."""
+    """Return a tensor as it is, in any order of dimensions, if it has no gaps.
+
+    Else a contiguous copy.
+    """
     tensor = tensor.resolve_conj().resolve_neg()
     expected = 1
     for step, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):

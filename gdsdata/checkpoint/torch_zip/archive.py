@@ -57,7 +57,10 @@ class Archive:
 
     @property
     def storages(self) -> list[SavedStorage]:
-        """The storages in the order in which torch asks for them while it unpickles. Raises as `references` does."""
+        """The storages in the order in which torch asks for them while it unpickles.
+
+        Raises as `references` does.
+        """
         return self.references.storages
 
     def record_of(self, storage: SavedStorage) -> Record:
@@ -108,7 +111,7 @@ def open_slice(archive: FileSlice) -> Archive:
 
 
 def _records_of(archive: FileSlice) -> tuple[dict[str, Record], str]:
-    """Return the zip's records by their full names, and the prefix that all names share."""
+    """Return the zip's records by full name, and the prefix that all names share."""
     path = archive.path
     if not is_zip(archive.at(0, 4)):
         raise NotPlain("it is no zip file")

@@ -33,7 +33,9 @@ def read(
     weights_only: bool | None,
     explained: AbstractContextManager[None] = _ERRORS_UNCHANGED,
 ) -> Any:
-    """Read the storages of an archive, by running ``reader``, and return the object that was saved.
+    """Read the storages of an archive, and return the object that was saved.
+
+    This runs ``reader``.
 
     Args:
         archive: the archive.
@@ -73,7 +75,7 @@ def unpickle(
     weights_only: bool | None,
     explained: AbstractContextManager[None] = _ERRORS_UNCHANGED,
 ) -> Any:
-    """Return the object that was saved, with its tensors on storages that the caller has made.
+    """Return the object that was saved, on storages that the caller has made.
 
     Args:
         archive: the archive.
@@ -93,7 +95,9 @@ def unpickle(
 
 
 def unpickle_structure(archive: Archive) -> Any | None:
-    """Return the object with a `Stored` in the place of each tensor; None if only torch can make it.
+    """Return the object with a `Stored` in the place of each tensor.
+
+    None if only torch can make it.
 
     Raises:
         CorruptData: a tensor reaches beyond its storage.
@@ -112,7 +116,9 @@ def unpickle_structure(archive: Archive) -> Any | None:
 
 
 def open_tensor(archive: FileSlice) -> Stored:
-    """Return where the one plain tensor of an archive lies: what `torch.save` made of a tensor.
+    """Return where the one plain tensor of an archive lies.
+
+    Such an archive is what `torch.save` makes of a tensor.
 
     Raises:
         NotPlain: the archive has something else, or only torch.load can read it.
@@ -129,7 +135,10 @@ def open_tensor(archive: FileSlice) -> Stored:
 
 @functools.lru_cache(maxsize=1024)  # layers repeat, and so do their pickles
 def _tensor_of(pickled: bytes, size_bytes: int) -> Stored | None:
-    """Return the tensor on a record of ``size_bytes`` in no file; None if it is not plain, or is damaged."""
+    """Return the tensor on a record of ``size_bytes`` in no file.
+
+    None if it is not plain, or is damaged.
+    """
     try:
         found = unpickle_structure(Archive(None, {"data/0": Record(None, 0, size_bytes)}, pickled))
     except (CorruptData, NotPlain):

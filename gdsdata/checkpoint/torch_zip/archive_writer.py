@@ -1,4 +1,7 @@
-"""Archives as `torch.save` writes them, laid out before the first byte is written, with storages on whole pages."""
+"""Archives as `torch.save` writes them, with storages on whole pages.
+
+They are laid out before the first byte is written.
+"""
 
 from __future__ import annotations
 
@@ -75,14 +78,14 @@ class Layout:
         self.offsets = [begin + record.offset for record in self._placed[len(self._contents) :]]
 
     def frame(self, checksums: Iterable[int]) -> Iterator[tuple[int, bytes]]:
-        """Yield everything but the storages: bytes, and the offset in the file where they go.
+        """Yield everything but the storages: offsets in the file, and bytes.
 
         Args:
             checksums: the CRC-32 of each storage. Each is asked for when the header that holds it
                 is due.
         """
         contents = itertools.chain(self._contents.values(), itertools.repeat(b""))
-        all_checksums = []
+        all_checksums: list[int] = []
         for crc32 in itertools.chain(map(zlib.crc32, self._contents.values()), checksums):
             record = self._placed[len(all_checksums)]
             all_checksums.append(crc32 if self._has_checksums else 0)

@@ -1,4 +1,7 @@
-"""A part of an open file that is a file by itself, such as one tensor's archive in a file of DCP's."""
+"""A part of an open file that is a file by itself.
+
+One tensor's archive in a file of DCP is such a part.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,9 @@ _ENDS_BYTES = 1024
 
 
 class FileSlice:
-    """Bytes of an open file that are a file by themselves. It keeps its first and last KiB once they are read.
+    """Bytes of an open file that are a file by themselves.
+
+    It keeps its first and last KiB once they are read.
 
     Args:
         file: the file.
@@ -29,7 +34,9 @@ class FileSlice:
 
     @staticmethod
     def read_ends(slices: Iterable[FileSlice]) -> None:
-        """Read both ends of many slices; all reads are submitted before the first is waited for.
+        """Read both ends of many slices.
+
+        All reads are submitted before the first is waited for.
 
         Raises:
             IoError: the storage refuses a read.
@@ -45,12 +52,18 @@ class FileSlice:
                 one._head, one._tail = found[at : at + count], found[at + _ENDS_BYTES : at + _ENDS_BYTES + count]
 
     def at_each(self, offsets: Sequence[int], size_bytes: int) -> bytes:
-        """Return ``size_bytes`` from each of these offsets in the slice, joined (see `engine.read_each`)."""
+        """Return ``size_bytes`` from each of these offsets in the slice, joined.
+
+        See `engine.read_each`.
+        """
         file = self.file.file()
         return engine.read_each(file.descriptor, self.path, [self.begin + offset for offset in offsets], size_bytes)
 
     def at(self, offset: int, size_bytes: int) -> bytes:
-        """Return ``size_bytes`` from an offset in the slice: fewer if the slice ends, none outside it."""
+        """Return ``size_bytes`` from an offset in the slice.
+
+        They are fewer if the slice ends, and none outside it.
+        """
         end = min(offset + size_bytes, self.size_bytes)
         if not 0 <= offset < end:
             return b""

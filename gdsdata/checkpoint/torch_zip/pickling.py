@@ -1,4 +1,4 @@
-"""Pickles as `torch.save` makes them, byte for byte, and the storages that they refer to."""
+"""Pickles as `torch.save` makes them, byte for byte, and their storages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ from gdsdata.torch_private import (
 
 
 def pickle_with_storages(value: Any) -> tuple[bytes, list[torch.UntypedStorage]]:
-    """Return a value as torch pickles it, and the storages that the pickle refers to: the i-th as key "i".
+    """Return a value as torch pickles it, and the storages that the pickle names.
+
+    The pickle refers to the i-th storage as key "i".
 
     Raises:
         RuntimeError: storages that share memory are counted in different dtypes.
@@ -43,7 +45,7 @@ def pickle_with_storages(value: Any) -> tuple[bytes, list[torch.UntypedStorage]]
 
 @functools.lru_cache(maxsize=1024)  # layers repeat
 def pickle_tensor(dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...]) -> bytes:
-    """Return the pickle of a tensor on the CPU whose storage has exactly its elements, without gaps."""
+    """Return the pickle of a tensor on the CPU that fills its storage."""
     untouched = torch.empty_strided(shape, stride, dtype=dtype)  # memory that is not touched costs nothing
     return pickle_with_storages(untouched)[0]
 
@@ -54,14 +56,20 @@ _NO_STORAGES = frozenset({str, int, bool, tuple, type(None), dict, collections.O
 
 @dataclass(slots=True)
 class _Elements:
-    """What a plain tensor refers to. It stands for torch's TypedStorage, which is slow to make."""
+    """What a plain tensor refers to.
+
+    It stands for torch's TypedStorage, which is slow to make.
+    """
 
     storage: torch.UntypedStorage
     dtype: torch.dtype
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Return whether torch pickles a `torch.Tensor` as `REBUILD_TENSOR`, without state, metadata or a warning."""
+    """Return whether torch pickles a `torch.Tensor` as `REBUILD_TENSOR` and no more.
+
+    More would be state, metadata, or a warning.
+    """
     return (
         tensor.dtype in storage_types()  # newer dtypes have a function of their own
         and tensor.layout is torch.strided
@@ -97,7 +105,8 @@ class _Pickler(pickle.Pickler):
         if type(saved) is torch.Tensor and _is_plain(saved):
             elements = _Elements(saved.untyped_storage(), saved.dtype)
             place = saved.storage_offset(), tuple(saved.shape), saved.stride()
-            hooks = collections.OrderedDict()  # a new one each time: one for all would be pickled as shared
+            # Each tensor gets a dict of hooks of its own: one for all would be pickled as shared.
+            hooks: collections.OrderedDict[int, Any] = collections.OrderedDict()
             return rebuild_tensor, (elements, *place, saved.requires_grad, hooks)
         if type(saved) is collections.OrderedDict and not (saved or saved.__dict__):  # a tensor's hooks
             return collections.OrderedDict, ()
@@ -106,14 +115,15 @@ class _Pickler(pickle.Pickler):
     def persistent_id(self, saved: Any) -> tuple[str, type, str, str, int] | None:
         if type(saved) in _NO_STORAGES:
             return None
-        if type(saved) is _Elements:
+        storage: torch.UntypedStorage
+        if isinstance(saved, _Elements):
             storage, dtype, elements = saved.storage, saved.dtype, saved.storage.nbytes() // saved.dtype.itemsize
             of_type = getattr(torch, storage_types()[dtype])
         elif isinstance(saved, torch.storage.TypedStorage):
             storage, elements, name = parts_of_typed_storage(saved)
             dtype, of_type = saved.dtype, getattr(torch, name)
         elif torch.is_storage(saved):
-            storage, dtype, elements, of_type = saved, torch.uint8, saved.nbytes(), torch.UntypedStorage
+            storage, dtype, elements, of_type = saved, torch.uint8, saved.nbytes(), torch.UntypedStorage  # type: ignore[assignment]
         else:
             return None
         if storage.nbytes() > 0 and self._dtypes.setdefault((storage.device, storage.data_ptr()), dtype) != dtype:

@@ -1,4 +1,4 @@
-"""torch's global switches for torch.save and torch.load, as far as gdsdata follows them.
+"""torch's global switches for torch.save and torch.load that gdsdata follows.
 
 Source: torch.utils.serialization.config and the setters in torch.serialization.
 """
@@ -16,7 +16,10 @@ SMALL_ALIGNMENT = 64
 
 
 def is_alignment_served() -> bool:
-    """Return whether records can have the alignment that torch is set to: large records lie on whole pages."""
+    """Return whether records can have the alignment that torch is set to.
+
+    Large records lie on whole pages.
+    """
     return config.save.storage_alignment > 0 and PAGE_BYTES % config.save.storage_alignment == 0
 
 
@@ -26,7 +29,10 @@ def alignment_bytes() -> int:
 
 
 def has_checksums() -> bool:
-    """Return whether archives get checksums: not after ``torch.serialization.set_crc32_options(False)``."""
+    """Return whether archives get checksums.
+
+    They get none after ``torch.serialization.set_crc32_options(False)``.
+    """
     return config.save.compute_crc32
 
 

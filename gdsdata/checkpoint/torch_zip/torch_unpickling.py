@@ -1,4 +1,7 @@
-"""torch.load on storages that have been made and read before: torch makes the object, and reads no storage."""
+"""torch.load on storages that have been made before.
+
+torch makes the object, and reads no storage.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,7 @@ class _Supply:
 
     def next(self, made_by_torch: torch.UntypedStorage, location: str) -> torch.UntypedStorage:
         saved, storage = next(self._left, (None, None))
-        if saved is None or (saved.location, saved.size_bytes) != (location, made_by_torch.nbytes()):
+        if saved is None or storage is None or (saved.location, saved.size_bytes) != (location, made_by_torch.nbytes()):
             raise CorruptData(f"'{self._path}': its pickle asks for other storages than it names", self._path)
         return storage
 
@@ -75,7 +78,9 @@ class _Location(str):
 
 
 class _Locations(dict[Any, Any]):
-    """A ``map_location`` that answers as the caller's does, by locations that carry the supply.
+    """A ``map_location`` that answers by locations that carry the supply.
+
+    The locations are those of the caller's ``map_location``.
 
     It is a dict, because torch asks a dict, but never a function, for the device of a wrapper
     subclass.

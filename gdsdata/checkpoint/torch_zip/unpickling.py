@@ -1,4 +1,4 @@
-"""Pickles as torch.save writes them: which storages they ask for, and the object if it has only plain parts.
+"""Pickles of torch.save: their storages, and their objects if these are plain.
 
 Plain parts are tensors, parameters, containers and numbers, all of which torch's rules allow.
 Python's C unpickler makes them with a fixed vocabulary, ten times faster than torch's own
@@ -38,7 +38,8 @@ class SavedStorage(NamedTuple):
     size_bytes: int
     location: str
 
-    __setstate__ = sealed
+    def __setstate__(self, state: Any) -> None:
+        raise sealed(self)
 
 
 class NotPlain(Exception):
@@ -84,7 +85,8 @@ class _Storage(NamedTuple):
     saved: SavedStorage
     record: Record
 
-    __setstate__ = sealed
+    def __setstate__(self, state: Any) -> None:
+        raise sealed(self)
 
 
 class _Tensors:
@@ -234,16 +236,18 @@ class StorageReferences(NamedTuple):
 
     Attributes:
         storages: those that torch asks for while it unpickles, in order.
-        count: how many references there are: one for each tensor, and for each storage that the
+        total: how many references there are: one for each tensor, and for each storage that the
             object itself has.
     """
 
     storages: list[SavedStorage]
-    count: int
+    total: int
 
 
 def storages_of(pickled: bytes) -> StorageReferences:
-    """Find the storages that a pickle asks for, without running anything that it names.
+    """Find the storages that a pickle asks for.
+
+    Nothing that the pickle names is run.
 
     Raises:
         NotPlain: only torch.load can find out.

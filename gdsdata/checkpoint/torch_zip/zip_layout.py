@@ -1,4 +1,6 @@
-"""A zip of plain records, laid out before a byte is written. Headers are written last, because they have checksums.
+"""A zip of plain records, laid out before a byte is written.
+
+Headers are written last, because they have checksums.
 
 Source: PKWARE's APPNOTE.TXT, 4.3 (the structures), 4.4 (their fields) and 4.5.3 (sizes and offsets
 of 4 GiB and more).
