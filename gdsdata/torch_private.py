@@ -58,7 +58,8 @@ def parts_of_typed_storage(storage: torch.TypedStorage) -> tuple[torch.UntypedSt
     They are the untyped storage, the number of elements, and the name in ``torch`` of its class in
     pickles.
     """
-    return storage._untyped_storage, storage._size(), storage._pickle_storage_type()
+    size, name = storage._size(), storage._pickle_storage_type()  # type: ignore[no-untyped-call]
+    return storage._untyped_storage, size, name
 
 
 # --- pickles of torch.save --------------------------------------------------------------------------------------------

@@ -135,7 +135,7 @@ def _unpickled_without_values(file: OpenFile, archive: Archive, weights_only: bo
         None if something other than plain tensors, as leaves, refers to a storage: that needs the
             storage's values.
     """
-    storages = [torch.UntypedStorage(saved.size_bytes) for saved in archive.storages]
+    storages: list[Any] = [torch.UntypedStorage(saved.size_bytes) for saved in archive.storages]  # type: ignore[no-untyped-call]
     for storage in storages:
         if storage.nbytes() < _LOOKED_AT_BYTES:
             storage.fill_(0)
@@ -156,7 +156,7 @@ def _unpickled_without_values(file: OpenFile, archive: Archive, weights_only: bo
     def stored_of(path: Path, leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return leaf
-        offset = leaf.storage_offset() * leaf.element_size()
+        offset = int(leaf.storage_offset()) * leaf.element_size()
         record = records[storage_id(leaf.untyped_storage())]
         return Stored(record, offset, leaf.dtype, tuple(leaf.shape), leaf.stride())
 

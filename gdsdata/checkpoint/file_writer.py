@@ -61,7 +61,7 @@ class FileWriter:
     """
 
     def __init__(self, path: str, size_bytes: int, options: EngineOptions) -> None:
-        self._output: engine.Output | None = engine.Output(path, size_bytes)
+        self._output = engine.Output(path, size_bytes)
         self._size_bytes, self._options = size_bytes, options
         self._pages = PartialPages()  # to be written later
         self._long: list[Extent] = []  # whole pages of `write_bytes`, written by `commit`
@@ -70,7 +70,7 @@ class FileWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._output = None  # now: an error's traceback may live longer
+        del self._output  # now: an error's traceback may live longer
 
     def write(self, extents: Sequence[Extent]) -> list[int]:
         """Write extents.
@@ -249,11 +249,18 @@ class FileWriter:
         def write() -> list[int]:
             offsets = np.array([offset for offset, _ in extents], np.int64)
             sizes_bytes = np.array([tensor.nbytes for _, tensor in extents], np.int64)
-            return self._output.write(
-                *(shared, offsets, sizes_bytes, [tensor for _, tensor in extents], np.zeros_like(offsets)),
-                *(with_checksums, before, True),
+            checksums = self._output.write(
+                engine=shared,
+                offset=offsets,
+                length=sizes_bytes,
+                memory=[tensor for _, tensor in extents],
+                place=np.zeros_like(offsets),
+                with_checksums=with_checksums,
+                before=before,
+                background=True,
                 stall_timeout_s=self._options.stall_timeout_s,
-            ).tolist()
+            )
+            return checksums.tolist()
 
         return write
 
@@ -299,7 +306,7 @@ def _contents_of(tensors: Sequence[torch.Tensor]) -> list[memoryview]:
     The tensors are uint8, of one dimension.
     """
     ends = list(itertools.accumulate(tensor.nbytes for tensor in tensors))
-    joined = memoryview(torch.cat(list(tensors)).cpu().numpy()) if tensors else memoryview(b"")
+    joined = torch.cat(list(tensors)).cpu().numpy().data if tensors else memoryview(b"")
     return [joined[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -60,7 +60,7 @@ def first_device(tree: Any) -> torch.device:
     return torch.device("cpu")
 
 
-def fits(target: Any, leaf: Stored | torch.Tensor, dtype: torch.dtype | None = None) -> bool:
+def fits(target: Any, leaf: Stored | torch.Tensor, dtype: torch.dtype | None = None) -> TypeGuard[torch.Tensor]:
     """Return whether ``target`` can take the values of a saved tensor.
 
     Args:

@@ -32,7 +32,7 @@ def has_own_memory(tensor: torch.Tensor) -> bool:
     Wrapper subclasses and DTensors hold other tensors instead. Sparse and nested tensors also hold
     indices, and quantized ones a scale.
     """
-    if dispatches(tensor) or isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
+    if dispatches(tensor) or isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):  # type: ignore[attr-defined]
         return False
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized or tensor.is_meta:
         return False
@@ -87,5 +87,5 @@ def copy_into(target: torch.Tensor, source: torch.Tensor) -> None:
 
 def _shape_of(tensor: torch.Tensor) -> torch.Size | None:
     """Return a tensor's shape; None if it has none that can be compared."""
-    unshaped = tensor.is_nested or isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin)
+    unshaped = tensor.is_nested or isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin)  # type: ignore[attr-defined]
     return None if unshaped else tensor.shape

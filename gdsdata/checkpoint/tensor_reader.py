@@ -178,7 +178,7 @@ class TensorReader:
         extents.records += [stored.record] * rows.count
         extents.offsets += (stored.record.offset + stored.offset + rows.offsets(rows.of_stored)).tolist()
         extents.sizes_bytes += [rows.size_bytes] * rows.count
-        memory, begin = target.untyped_storage(), target.storage_offset() * target.itemsize
+        memory, begin = target.untyped_storage(), int(target.storage_offset()) * target.itemsize
         extents.places += (begin + rows.offsets(rows.of_target)).tolist()
         extents.targets += [memory] * rows.count
 
@@ -245,13 +245,14 @@ class TensorReader:
         return functools.partial(self._read, extents, shared, shared.mark(engine.stream_of(device)))
 
     def _read(self, extents: _Extents, shared: Any, before: Any) -> None:
-        files = list(dict.fromkeys(record.file for record in extents.records))
+        files_of_records = [record.file for record in extents.records if record.file is not None]  # all have one
+        files = list(dict.fromkeys(files_of_records))
         place = {file: i for i, file in enumerate(files)}
         for file in files:
             file.check_unchanged()
         checksums, _ = shared.read_many(
             table_of(files),
-            np.array([place[record.file] for record in extents.records], np.int32),
+            np.array([place[file] for file in files_of_records], np.int32),
             np.array(extents.offsets, np.int64),
             np.array(extents.sizes_bytes, np.int64),
             extents.targets,

@@ -199,7 +199,7 @@ class Snapshot:
         """
         with contextlib.ExitStack() as current:
             for device, event in self._made.items():
-                stream = torch.cuda.Stream(device)
+                stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
                 stream.wait_event(event)
                 current.enter_context(torch.cuda.stream(stream))
             yield
@@ -255,6 +255,6 @@ class Snapshots:
 
 def _make_buffer(size_bytes: int) -> torch.Tensor:
     """Return memory on whole pages: pinned if there may be tensors on a GPU."""
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
     return torch.from_numpy(anonymous_memory(size_bytes, prefer_huge_pages=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner
@@ -199,7 +199,7 @@ def _is_plain(value: object) -> bool:
     return type(value) in (torch.Tensor, torch.nn.Parameter) and not hasattr(value, "global_offsets")
 
 
-def _is_all(value: object, index: MetadataIndex) -> bool:
+def _is_all(value: Any, index: MetadataIndex) -> TypeGuard[torch.Tensor]:
     """Return whether the index means all of a plain tensor."""
     return _is_plain(value) and (index.offset is None or not any(index.offset))
 

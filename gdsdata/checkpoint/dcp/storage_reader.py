@@ -194,7 +194,7 @@ class GDSStorageReader(FileSystemReader):
         def load() -> None:
             place = f"{item.storage_index.fqn} in '{file.path}', {info.length} bytes from offset {info.offset} on,"
             with torch_errors_explained(file.path, place, info.length, offset=info.offset, weights_only=False):
-                planner.load_bytes(item, io.BytesIO(content.numpy()))
+                planner.load_bytes(item, io.BytesIO(content.numpy().data))
 
         reader.afterwards(load)
 

@@ -19,7 +19,7 @@ import torch
 from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION
 from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItemType
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
@@ -105,7 +105,7 @@ class GDSStorageWriter(FileSystemWriter):
         for item in plan.items:
             data = planner.resolve_data(item)
             info = StorageInfo(name, begin, 0)
-            if item.type != WriteItemType.BYTE_IO and _is_plain(data):
+            if isinstance(data, torch.Tensor) and _is_plain(data):
                 tensor = _without_gaps(data.detach())
                 pickled = pickle_tensor(tensor.dtype, tuple(tensor.shape), tensor.stride())
                 layout = Layout(pickled, [tensor.nbytes], begin)
@@ -113,7 +113,7 @@ class GDSStorageWriter(FileSystemWriter):
                 plain.append((info, tensor))
                 end = layout.end
             else:
-                content = data if item.type == WriteItemType.BYTE_IO else _saved_by_torch(item.index.fqn, data)
+                content = _saved_by_torch(item.index.fqn, data) if isinstance(data, torch.Tensor) else data
                 end = begin + content.getbuffer().nbytes
                 if end > begin:
                     others.append((begin, torch.frombuffer(content.getbuffer(), dtype=torch.uint8)))

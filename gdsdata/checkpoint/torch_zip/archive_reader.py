@@ -65,6 +65,7 @@ def read(
         reader.run()
     if not by_torch:
         return found
+    assert archive.file is not None
     with explained:
         return unpickle_by_torch(archive.file, archive.storages, storages, map_location, weights_only)
 
@@ -90,6 +91,7 @@ def unpickle(
     try:
         return _unpickle_plain(archive, storages)
     except Unusual:
+        assert archive.file is not None
         with explained:
             return unpickle_by_torch(archive.file, archive.storages, storages, "cpu", weights_only)
 

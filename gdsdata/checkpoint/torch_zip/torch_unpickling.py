@@ -102,11 +102,11 @@ class _Locations(dict[Any, Any]):
         return place
 
 
-def _untagged(storage: torch.UntypedStorage) -> str | None:
+def _untagged(storage: object) -> str | None:
     return None
 
 
-def _supplied(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage | None:
+def _supplied(storage: Any, location: str) -> torch.UntypedStorage | None:
     return location.supply.next(storage, location.saved) if isinstance(location, _Location) else None
 
 

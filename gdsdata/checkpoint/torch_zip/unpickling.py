@@ -197,9 +197,9 @@ def unpickle_plain(
     # `__call__`, because a function has a dict, in which a pickle could store what it likes.
     known: dict[tuple[str, str], Any] = {
         ("collections", "OrderedDict"): collections.OrderedDict,
-        torch_private.REBUILD_TENSOR: tensors.tensor.__call__,
-        torch_private.REBUILD_TENSOR_OF_NEWER_DTYPE: tensors.tensor_of_newer_dtype.__call__,
-        torch_private.REBUILD_PARAMETER: tensors.parameter.__call__,
+        torch_private.REBUILD_TENSOR: tensors.tensor.__call__,  # type: ignore[operator]
+        torch_private.REBUILD_TENSOR_OF_NEWER_DTYPE: tensors.tensor_of_newer_dtype.__call__,  # type: ignore[operator]
+        torch_private.REBUILD_PARAMETER: tensors.parameter.__call__,  # type: ignore[operator]
     }
     known |= {("torch", name): dtype for name, dtype in _STORAGE_DTYPES.items()}
     known["torch.storage", "UntypedStorage"] = torch.uint8
