@@ -27,9 +27,13 @@ bool fails_now() {
 
 }  // namespace
 
-// Not inlined: the compiler would see malloc and delete, and warn of the pair.
+// Not inlined: the compiler would see malloc and delete, and warn of the pair. Without the nothrow one,
+// AddressSanitizer's would give std::stable_partition memory that these deletes may not free.
+[[gnu::noinline]] void* operator new(size_t bytes, const std::nothrow_t&) noexcept {
+  return fails_now() ? nullptr : std::malloc(bytes == 0 ? 1 : bytes);
+}
 [[gnu::noinline]] void* operator new(size_t bytes) {
-  void* memory = fails_now() ? nullptr : std::malloc(bytes == 0 ? 1 : bytes);
+  void* memory = operator new(bytes, std::nothrow);
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
 }
