@@ -446,7 +446,8 @@ def test_engine_builds_and_imports_without_liburing(tmp_path):
     ignored = shutil.ignore_patterns("*.so", "__pycache__")
     for folder in ("csrc", "gdsdata", "configs"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored)
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):  # the metadata names the other two
+        shutil.copy(ROOT / name, tmp_path)
     environment = {**os.environ, "LIBURING_PREFIX": str(tmp_path / "none"), "PYTHONPATH": str(tmp_path)}
     build = [sys.executable, "-c", "from setuptools import setup; setup()", "build_ext", "--inplace"]
 
