@@ -103,7 +103,7 @@ torch-versions: $(READY)  ## one wheel, tested with torch 2.11 and with torch 2.
 	  $(VENV_PYTHON) -m venv --clear $$there/venv; \
 	  $$there/venv/bin/python -m pip --disable-pip-version-check install -q "torch==$$torch.*" \
 	    "gdsdata[test] @ file://$$(echo $(CURDIR)/build/wheel/gdsdata-*.whl)"; \
-	  cp -r pyproject.toml tests $(wildcard examples) $$there/; \
+	  cp -r pyproject.toml README.md docs tests $(wildcard examples) $$there/; \
 	  echo "gdsdata: one wheel, torch $$torch:"; \
 	  (cd $$there && env -u PYTHONPATH venv/bin/pytest -m "not slow" --ignore tests/test_structure.py $(ARGS)); \
 	  rm -rf $$there; \

@@ -1,0 +1,235 @@
+"""The documentation's examples run, its commands exist, and its links lead somewhere."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tarfile
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import gdsdata
+
+ROOT = Path(__file__).resolve().parent.parent
+if not (ROOT / "docs").exists():
+    pytest.skip("no docs/ beside these tests", allow_module_level=True)
+
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")])
+BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SAMPLES = 130
+
+
+def name_of(page):
+    return page.relative_to(ROOT).as_posix()
+
+
+def blocks(page, language):
+    """Yield (the words after the language, the code) of each block.
+
+    Empty lines stand before the code, so that errors have the page's line numbers.
+    """
+    text = page.read_text()
+    for found in BLOCK.finditer(text):
+        if found[1] == language:
+            yield found[2].strip(), "\n" * (text[: found.start()].count("\n") + 1) + found[3]
+
+
+def has_examples(page):
+    return any(not how.startswith("skip") for how, _ in blocks(page, "python"))
+
+
+PAGES_WITH_EXAMPLES = list(filter(has_examples, PAGES))
+
+
+def write_shard(path):
+    """Samples of a JPEG and its class."""
+    from PIL import Image
+
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as shard:
+        for i in range(20):
+            jpeg = BytesIO()
+            Image.new("RGB", (30 + i, 20), (i, 2 * i, 3 * i)).save(jpeg, "jpeg")
+            for extension, content in (("jpg", jpeg.getvalue()), ("cls", str(i % 3).encode())):
+                member = tarfile.TarInfo(f"{i:03}.{extension}")
+                member.size = len(content)
+                shard.addfile(member, BytesIO(content))
+
+
+@pytest.fixture
+def readers_folder(tmp_path, monkeypatch):
+    """The files that the pages speak of, in the current folder."""
+    pytest.importorskip("torchvision")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name in ("train.bin", "code.bin", "text.bin"):
+        np.arange(SAMPLES * 1024 + 1, dtype=np.uint16).tofile(name)
+    np.arange(64, dtype=np.uint8).tofile("samples.rec")
+    Path("shards").mkdir()
+    write_shard("shards/a.tar")
+
+
+def known_to_readers(device):
+    """Make the model, the optimizer and the data set that the pages take for granted."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2)).to(device)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.zeros(1, 4, device=device)).sum().backward()
+    optimizer.step()
+    tokens = gdsdata.formats.Tokens("uint16", seq_len=1024)
+    dataset = gdsdata.GDSDataset("train.bin", 8, tokens, device=device)
+    return {"gdsdata": gdsdata, "torch": torch, "model": model, "optimizer": optimizer, "dataset": dataset}
+
+
+def run_examples(page, device):
+    known = known_to_readers(device)
+    torch.manual_seed(0)
+    for how, code in blocks(page, "python"):
+        if how.startswith("skip") or (how == "gpu" and device == "cpu"):
+            continue
+        exec(compile(code, str(page), "exec"), known)
+
+
+@pytest.mark.parametrize("page", PAGES_WITH_EXAMPLES, ids=name_of)
+@pytest.mark.filterwarnings("ignore::UserWarning:torch")
+def test_examples_of_a_page_run_from_top_to_bottom(page, readers_folder, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    run_examples(page, "cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("page", PAGES_WITH_EXAMPLES, ids=name_of)
+def test_examples_of_a_page_run_on_a_gpu(page, readers_folder):
+    run_examples(page, "cuda")
+
+
+def test_examples_are_found_and_an_error_in_one_has_its_line(tmp_path):
+    found = set(map(name_of, PAGES_WITH_EXAMPLES))
+    assert {"README.md", "docs/guide/data-sets.md", "docs/internals/how-to-add-a-format.md"} <= found
+    page = tmp_path / "page.md"
+    page.write_text("text\n\n```python\nfirst = 1\nsecond = first / 0\n```\n")
+    ((how, code),) = blocks(page, "python")
+    with pytest.raises(ZeroDivisionError) as caught:
+        exec(compile(code, str(page), "exec"), {})
+    assert how == "" and caught.traceback[-1].lineno + 1 == 5
+
+
+# ---------------------------------------------------------------------------------------------------------- commands
+
+
+def commands():
+    """Yield (page, words of the command) of each line in a block of commands."""
+    for page in PAGES:
+        for _, lines in blocks(page, "console"):
+            for line in filter(None, lines.splitlines()):
+                yield name_of(page), shlex.split(line, comments=True)
+
+
+def commands_of(*program):
+    """Those whose last of these words only begins so."""
+    *words, begin = program
+    count = len(words)
+    return [one for _, one in commands() if one[:count] == words and one[count].startswith(begin)]
+
+
+def test_every_command_is_of_a_program_that_is_checked_here():
+    checked = [*commands_of("python", "-m", "gdsdata.bench"), *commands_of("python", "-m", "gdsdata.doctor")]
+    checked += [*commands_of("python", "benchmarks/"), *commands_of("python", "examples/")]
+    others = [(page, one) for page, one in commands() if one not in checked and one[0] not in ("pip", "git")]
+    assert len(checked) > 20 and others == []
+
+
+# Hydra prints the configuration that each command makes, and runs nothing. A wrong name or type is
+# an error.
+BENCH_COMMANDS = """
+import json, runpy, sys
+for arguments in json.load(sys.stdin):
+    sys.argv = ["gdsdata.bench", *arguments, *([] if "--help" in arguments else ["--cfg", "job"])]
+    try:
+        runpy.run_module("gdsdata.bench", run_name="__main__")
+        status = 0
+    except SystemExit as end:
+        status = end.code
+    if status:
+        print(json.dumps(arguments), file=sys.stderr)
+        sys.exit(1)
+"""
+
+
+def without_placeholders(arguments):
+    """Another program's class and the folder of an earlier run are only there for the reader."""
+    kept = [one for one in arguments if "my_package" not in one]
+    if "--config-dir" in kept:
+        at = kept.index("--config-dir")
+        kept = kept[:at] + [one for one in kept[at + 2 :] if not one.startswith("engine=")]
+    return kept
+
+
+def ask(folder, *arguments, **how):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    run = [sys.executable, *arguments]
+    return subprocess.run(run, cwd=folder, env=environment, capture_output=True, text=True, timeout=100, **how)
+
+
+def test_commands_of_the_bench_name_settings_that_it_has(tmp_path):
+    asked = [
+        without_placeholders(one[3:])
+        for one in commands_of("python", "-m", "gdsdata.bench")
+        if one[2].endswith("bench")
+    ]
+    done = ask(tmp_path, "-c", BENCH_COMMANDS, input=json.dumps(asked))
+    assert len(asked) > 15 and done.returncode == 0, done.stderr
+    done = ask(tmp_path, "-c", BENCH_COMMANDS, input=json.dumps([[], ["case=io", "case.no_such_setting=1"]]))
+    assert done.returncode == 1 and "no_such_setting" in done.stderr
+
+
+@pytest.mark.parametrize("module", ["gdsdata.bench.compare", "gdsdata.doctor"])
+def test_commands_name_options_that_the_program_has(module, tmp_path):
+    done = ask(tmp_path, "-m", module, "--help")
+    assert done.returncode == 0, done.stderr
+    asked = commands_of("python", "-m", module)
+    assert asked
+    for option in (word for one in asked for word in one if word.startswith("--")):
+        assert option in done.stdout
+
+
+def test_commands_of_scripts_name_files_that_are_there():
+    for command in [*commands_of("python", "benchmarks/"), *commands_of("python", "examples/")]:
+        assert not (ROOT / "csrc").exists() or (ROOT / command[1]).exists(), command
+
+
+# ------------------------------------------------------------------------------------------------------- the pages
+
+
+def anchors(page):
+    """Those that GitHub makes of the headings."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.skipif(not (ROOT / "csrc").exists(), reason="not a checkout")
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_of_a_page_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if re.match(r"https?://", target):
+            continue
+        path, _, anchor = target.partition("#")
+        there = (page.parent / path).resolve() if path else page
+        assert there.exists(), f"{target} is not there"
+        if anchor:
+            assert anchor in anchors(there), f"{target}: there is no such heading"
+
+
+@pytest.mark.skipif(not (ROOT / "csrc").exists(), reason="not a checkout")
+def test_every_result_is_named_by_the_page_of_its_machine():
+    for folder in (ROOT / "benchmarks" / "results").iterdir():
+        linked = set(re.findall(r"\]\(([^)/]+)\)", (folder / "README.md").read_text()))
+        assert {path.name for path in folder.iterdir()} - {"README.md"} <= linked
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 160
