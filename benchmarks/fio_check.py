@@ -31,7 +31,7 @@ from gdsdata.bench.pattern import Pattern
 from gdsdata.bench.process import RowFailed, RowProcess
 
 SIZES = {"read": 2**20, "write": 2**20, "randread": 4096, "randwrite": 4096}
-OURS = {  # {name: (row of case=io, engine settings)}; benchmarks/notes/io.md says why these
+OURS = {  # {name: (row of case=io, engine settings)}; docs/design-decisions.md says why these
     "gdsdata_batch": ("gdsdata_batch", {}),
     "gdsdata_batch, engine.segment_bytes=8388608": ("gdsdata_batch", {"segment_bytes": 8 * 2**20}),
     "gdsdata_batch, engine.workers=4": ("gdsdata_batch", {"workers": 4}),

@@ -60,7 +60,7 @@ bool Flight::begin(const Request& request, BounceArena& arena, bool others_in_fl
     }
   }
   // Long requests keep to whole pages even where sectors would do: their memory is then whole pages too, which
-  // a virtual disk's host copies a tenth faster (benchmarks/notes/direct_io.md). Writes do in any case: a page that one
+  // a virtual disk's host copies a tenth faster (docs/design-decisions.md). Writes do in any case: a page that one
   // request writes partly around the page cache and another one through it makes the next fsync fail with EIO.
   if (is_direct()) {
     alignment_ = request.file->direct_alignment();

@@ -17,7 +17,7 @@ namespace {
 constexpr uint64_t kStepBytes = 256 * 1024;
 
 // Records lie all over the file, which no hardware prefetcher foresees: asking for the lines of the record
-// after next but two while this one is copied doubles the rate (benchmarks/notes/page_cache.md).
+// after next but two while this one is copied doubles the rate (docs/design-decisions.md).
 constexpr size_t kPrefetchDistance = 4;
 constexpr uint64_t kPrefetchBytes = 4096;
 

@@ -17,7 +17,7 @@ class PageCache {
   // Out of files of at least kMapFileBytes, transfers of at most kShortBytes are copied from a mapping (no system call
   // each), and longer ones where Mapping::map_for_copying says so, but not when a file of less than kLongFileBytes is
   // read for the first time: making a mapping costs what copying some MiB does. Others are read by preadv2 with
-  // RWF_NOWAIT. Measured: benchmarks/notes/page_cache.md.
+  // RWF_NOWAIT. Measured: docs/design-decisions.md.
   static constexpr uint64_t kShortBytes = 64 * 1024;
   static constexpr uint64_t kMapFileBytes = 1 << 20;
   static constexpr uint64_t kLongFileBytes = 8 << 20;

@@ -2,7 +2,7 @@
 //
 // Writes get ready first, copied into bounce memory with their checksums taken, and the kernel has half of what there
 // is room for. A virtual disk may answer only when it has nothing left to do, and then for all at once: the other half
-// is ready then, and keeps it busy while more is copied (benchmarks/notes/checkpoints.md).
+// is ready then, and keeps it busy while more is copied (docs/design-decisions.md).
 #include "backend/backend.h"
 
 #ifdef GDSDATA_WITHOUT_LIBURING

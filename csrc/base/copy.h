@@ -7,7 +7,7 @@
 namespace gdsdata {
 
 // Long ones go past the caches, which spares reading the target before it is written, and leaves the caches to others:
-// half as fast again (benchmarks/notes/checkpoints.md), but slower into memory that is in a cache (page_cache.md).
+// half as fast again (docs/design-decisions.md), but slower into memory that is in a cache.
 // Visible to whoever synchronises with the caller, as any store.
 void copy_bytes(std::byte* to, const std::byte* from, uint64_t bytes);
 

@@ -15,7 +15,7 @@ uint64_t page_bytes();  // of the machine: 4096, or 65536 on some ARM kernels
 
 // Whether to map ranges of a file's page cache that are to be copied once: where it cost little for the one before, or
 // one has not been tried for a while. Folios differ within a file: read-ahead starts with small ones, so that the first
-// tens of MiB say nothing of the rest (benchmarks/notes/checkpoints.md).
+// tens of MiB say nothing of the rest (docs/design-decisions.md).
 class MappingTrial {
  public:
   bool is_due();

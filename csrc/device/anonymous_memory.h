@@ -31,7 +31,7 @@ class AnonymousMemory {
 bool populate_pages(std::byte* memory, size_t bytes);
 
 // Of anybody's memory that is about to be written for the first time: the huge pages that lie in it as a whole, where
-// the system has them to give (benchmarks/notes/page_cache.md).
+// the system has them to give (docs/design-decisions.md).
 void prefer_huge_pages(std::byte* memory, size_t bytes);
 
 }  // namespace gdsdata

@@ -54,7 +54,7 @@ class Gpu {
     }
     CudaApi::Event event = nullptr;
     // Not one that the driver can sleep for: those raise an interrupt each, and copies behind one another lose a tenth
-    // of the link by it (benchmarks/notes/gpu.md).
+    // of the link by it (docs/design-decisions.md).
     api.check(api.event_create(&event, CudaApi::kEventDisableTiming), "making a CUDA event");
     return event;
   }

@@ -9,7 +9,7 @@ extern const char* const kGatherPtx;  // gather_kernel.cpp, made of gather_kerne
 inline constexpr const char* kGatherName = "gdsdata_gather";
 
 // Enough requests in flight to fill the link, few enough blocks to leave the GPU to its program:
-// benchmarks/notes/gpu.md.
+// docs/design-decisions.md.
 inline constexpr unsigned kGatherBlocks = 32;
 inline constexpr unsigned kGatherThreads = 512;
 

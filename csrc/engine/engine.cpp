@@ -23,7 +23,7 @@ constexpr size_t kSegmentParts = 1024;
 constexpr uint64_t kLeastSegmentBytes = 1 << 20;
 
 // Memory of shorter batches is written again and again, and read soon: it stays in the processor's caches. So does
-// staging memory, whatever the batch (benchmarks/notes/page_cache.md, checkpoints.md).
+// staging memory, whatever the batch (docs/design-decisions.md).
 constexpr uint64_t kPastCachesBytes = 16 << 20;
 
 // A long transfer is shared by several segments; the page cache serves a segment's part in one go, and storage gets it
@@ -57,11 +57,11 @@ void check(const EngineOptions& options, const Device& device) {
 constexpr size_t kDefaultQueueDepth = 64;
 
 // What a copy to a GPU costs besides its bytes is spread over this: 44 GB/s at 1 MiB, 50 at 4
-// (benchmarks/notes/gpu.md).
+// (docs/design-decisions.md).
 uint64_t default_segment_bytes(const Device& device) { return device.host_addressable() ? 1 << 20 : 4 << 20; }
 
 // Requests that are submitted together are joined by the kernel, and a virtual disk writes long ones a fifth faster
-// (benchmarks/notes/checkpoints.md). What is staged has to fit into staging memory, twice and more.
+// (docs/design-decisions.md). What is staged has to fit into staging memory, twice and more.
 uint64_t default_write_segment_bytes(const Device& device) { return device.host_addressable() ? 8 << 20 : 4 << 20; }
 
 // With io_uring one worker keeps a disk busy, and several are for copying out of the page cache, where the
@@ -75,7 +75,7 @@ constexpr std::chrono::nanoseconds kForEver = std::chrono::hours(24 * 365);
 
 // So much on its way, or of writes half of it and the other half ready, keeps a disk busy while a worker copies: with
 // 16 MiB a single one's saves took an eighth to a third longer than with 64, and its reads an eighth
-// (benchmarks/notes/checkpoints.md).
+// (docs/design-decisions.md).
 uint64_t default_bounce_bytes(size_t workers) { return std::max<uint64_t>((64 << 20) / workers, 16 << 20); }
 
 Error stall_of(const Group& group, std::chrono::nanoseconds timeout) {

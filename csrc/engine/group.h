@@ -21,7 +21,7 @@ namespace gdsdata {
 enum class Priority : uint8_t { kTraining, kBackground };
 
 // A read of so many bytes at most is done by who waits for it, where it can be, and is polled for: for less than it
-// takes to wake a worker and to copy out of the page cache beside it (benchmarks/notes/gpu.md).
+// takes to wake a worker and to copy out of the page cache beside it (docs/design-decisions.md).
 inline constexpr uint64_t kShortReadBytes = 1 << 20;
 
 // Whoever fills a group keeps its hands off between Engine::submit and the call of `on_done`; then the group

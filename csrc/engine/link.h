@@ -1,5 +1,5 @@
 // The way from staging memory to the device, which all workers share. Copies that come while it is busy go together:
-// each by itself costs the link as much as 100 KiB would (benchmarks/notes/gpu.md).
+// each by itself costs the link as much as 100 KiB would (docs/design-decisions.md).
 //
 //   a worker's segment --> waiting --fewer than two batches under way--> one batch, one event --> its group is told
 //

@@ -16,11 +16,11 @@ constexpr std::chrono::milliseconds kReapTimeout{100};
 // One that waits for two backends at once looks at each of them this often.
 constexpr std::chrono::milliseconds kShortReapTimeout{1};
 // One that has many requests in flight sleeps until a few have ended, or for so long: waking costs tens of
-// microseconds (benchmarks/notes/gpu.md).
+// microseconds (docs/design-decisions.md).
 constexpr size_t kMostAtOnce = 8;
 constexpr std::chrono::milliseconds kFewReapTimeout{1};
 // The kernel joins requests for neighbouring bytes that it is given in one go: as many are gathered, where there are
-// (benchmarks/notes/io.md).
+// (docs/design-decisions.md).
 constexpr size_t kGivenAtOnce = 8;
 
 using Time = std::chrono::steady_clock::time_point;

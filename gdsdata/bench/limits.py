@@ -38,7 +38,7 @@ FILES = 256  # at most so many files are opened
 WRITES = ((2**20, 32), (8 * 2**20, 8))  # (bytes of a request, in flight)
 
 
-COPYING_THREADS = 8  # at most: with ten and twelve no more came through (benchmarks/notes/checkpoints.md)
+COPYING_THREADS = 8  # at most: with ten and twelve no more came through (docs/design-decisions.md)
 
 
 def memory_copy(seconds, each_bytes=64 * 2**20):

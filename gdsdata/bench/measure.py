@@ -144,7 +144,7 @@ def warm(files):
     """Has the files in the page cache as one reading from end to end leaves them, and says how much of them is there.
 
     Files that are partly there are dropped first: a page that came by itself keeps read-ahead's large folios away from
-    its neighbours, and those are copied at half the rate (benchmarks/notes/checkpoints.md).
+    its neighbours, and those are copied at half the rate (docs/design-decisions.md).
     """
     share = resident_share(files)
     if share < 1:

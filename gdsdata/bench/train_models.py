@@ -17,7 +17,7 @@ from torch.nn import functional
 from gdsdata.bench import device
 
 # On a GPU wide enough that its kernels take longer than giving it their work: else the host would set a step's time
-# (benchmarks/notes/gpu.md).
+# (docs/design-decisions.md).
 WIDTH = {"text": {"cuda": 512, "cpu": 32}, "volumes": {"cuda": 256, "cpu": 16}, "images": {"cuda": 256, "cpu": 16}}
 LAYERS = {"text": 4, "volumes": 1, "images": 2}
 # Voxels or pixels that the first convolution makes one of, in each direction.

@@ -29,7 +29,7 @@ from gdsdata.io.options import EngineOptions
 from gdsdata.io.program_end import Ending, end_at_exit, is_ending_daemon
 from gdsdata.observe.report import Report, Reporter, StepTimes, WorkerTimes, diagnose, marked
 
-# What only some data sets need is imported where they need it, for a program's start: benchmarks/notes/startup.md.
+# What only some data sets need is imported where they need it, for a program's start: docs/design-decisions.md.
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 

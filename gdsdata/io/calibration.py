@@ -35,7 +35,7 @@ from gdsdata.io.options import MIB, EngineOptions
 CLEARLY_BETTER = 1.15
 _READ_BYTES = 256 * MIB  # enough to hide how workers start and end
 SMALLEST_FILE_BYTES = _READ_BYTES
-_SEGMENTS_STAGED = 3  # have to fit into staging memory: benchmarks/notes/gpu.md
+_SEGMENTS_STAGED = 3  # have to fit into staging memory: docs/design-decisions.md
 _RECORD_BYTES = 4096
 _RECORDS = 2048
 _REPEATS = 3

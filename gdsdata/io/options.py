@@ -9,7 +9,7 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """How bytes move. The defaults were measured; most programs need no option.
+    """How bytes move. The defaults were measured (docs/design-decisions.md); most programs need no option.
 
     The engine takes at most ``workers * bounce_bytes`` of host memory. On a GPU it takes
     ``workers * (staging_bytes + 1.3 MiB)`` more, and 1.3 MiB for short reads. Each data set that is iterated also has
