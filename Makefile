@@ -65,11 +65,13 @@ test-slow: $(READY) build/.system-tests  ## the tests that `make test` leaves ou
 	@$(VENV_PYTHON) -m pytest -m slow $(ARGS)
 
 .PHONY: lint
-lint: $(READY)  ## ruff, clang-format and mypy; make format mends what the first two can mend
+lint: $(READY)  ## ruff, clang-format, mypy and the prose check; make format mends what the first two can mend
 	@$(VENV_PYTHON) -m ruff check .
 	@$(VENV_PYTHON) -m ruff format --check .
 	@$(CLANG_FORMAT) --dry-run --Werror
 	@$(VENV_PYTHON) -m mypy --no-error-summary
+	@$(VENV_PYTHON) tests/check_prose.py
+
 
 .PHONY: format
 format: $(INSTALLED)  ## lay the C++ sources out, and mend what ruff can mend
