@@ -255,9 +255,11 @@ print(*sorted(name for name in sys.modules if name.startswith("gdsdata.")))
 print(*sorted({"pyarrow", "zstandard", "torchvision", "torchcodec", "numpy.typing"} & sys.modules.keys()))
 """
 NEEDED = {
-    *("dataset", "batch_source", "engine", "_engine", "errors", "options", "order", "progress", "ranks", "report"),
-    *("shuffles", "lazy", "formats", "formats.index", "formats.magics", "formats.registry"),
-    *("arguments", "batch_dataset", "counts", "memory_budget", "program_end", "split"),
+    *("_engine", "errors", "lazy", "torch_private", "observe", "observe.report"),
+    *("data", "data.dataset", "data.batch_dataset", "data.arguments", "data.counts", "data.progress", "data.ranks"),
+    *("data.split", "data.batches", "data.batches.source", "data.order", "data.order.choice", "data.order.permutation"),
+    *("formats", "formats.index", "formats.registry", "formats.parsers", "formats.parsers.magics"),
+    *("io", "io.engine", "io.memory_budget", "io.options", "io.program_end"),
 }
 
 
