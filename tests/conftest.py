@@ -5,6 +5,7 @@ The guard against hangs is in pyproject.toml (timeout, faulthandler_timeout); a 
 
 import functools
 import os
+import subprocess
 
 import pytest
 
@@ -28,6 +29,18 @@ def fake_driver(tmp_path_factory):
     import fake_gpu
 
     return fake_gpu.build(tmp_path_factory.mktemp("fake_driver"))
+
+
+@pytest.fixture
+def quick_programs(monkeypatch, request):
+    """Programs that the test starts are forks of a process with their imports (quick_programs.py).
+
+    Tests marked `new_interpreter` start interpreters all the same.
+    """
+    import quick_programs
+
+    if request.node.get_closest_marker("new_interpreter") is None:
+        monkeypatch.setattr(subprocess, "Popen", quick_programs.Popen)
 
 
 # First of all hooks: before the fixtures of the test, which might already need the GPU.

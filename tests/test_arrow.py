@@ -15,6 +15,8 @@ from gdsdata.errors import CorruptData
 from gdsdata.formats import Arrow, recognise
 from gdsdata.formats.fields import Field
 
+pytestmark = pytest.mark.usefixtures("quick_programs")
+
 WRITERS = {"stream": pa.ipc.new_stream, "file": pa.ipc.new_file}
 
 

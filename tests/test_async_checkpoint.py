@@ -27,6 +27,8 @@ from gdsdata.checkpoint.background.staging import Staged, pieces
 from gdsdata.errors import CorruptData, EngineClosed, IoError
 from gdsdata.formats import Records
 
+pytestmark = pytest.mark.usefixtures("quick_programs")
+
 
 def trained(seed: int = 0) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     """A model after two steps of its optimizer."""

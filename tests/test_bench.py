@@ -29,6 +29,8 @@ from gdsdata.bench import (
     settings,
 )
 
+pytestmark = pytest.mark.usefixtures("quick_programs")
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 MIB = 2**20
 
@@ -882,6 +884,7 @@ def test_drop_waits_for_a_mapping_that_is_on_its_way_out(tmp_path):
     later.join()
 
 
+@pytest.mark.new_interpreter
 def test_memory_of_children_counts_and_shared_pages_count_once():
     code = "import os, sys; a = bytearray(64 << 20); os.fork(); print(flush=True); sys.stdin.read()"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}

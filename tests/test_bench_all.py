@@ -12,6 +12,8 @@ from test_bench_compare import documented, made_results, made_row, unnamed
 from gdsdata.bench import all as bench_all
 from gdsdata.bench import all_report, case, case_settings, compare, report, settings
 
+pytestmark = pytest.mark.usefixtures("quick_programs")
+
 LOADED = {"summary": "random", "loaded_bytes": MIB, "tensors": 3, "file_system": "ext4", "device": "/dev/vda"}
 PIXEL = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="

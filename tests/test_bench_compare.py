@@ -10,6 +10,8 @@ import pytest
 
 from gdsdata.bench import case, case_settings, compare, intervals, page, report, settings
 
+pytestmark = pytest.mark.usefixtures("quick_programs")
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 MIB = 2**20
 

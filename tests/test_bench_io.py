@@ -19,6 +19,8 @@ from gdsdata.bench.io_peers import Memory, Work
 from gdsdata.bench.pattern import Pattern
 from gdsdata.io import engine
 
+pytestmark = pytest.mark.usefixtures("quick_programs")
+
 KIB = 2**10
 DIRECTIONS = ["read", "write", "randread", "randwrite"]
 CPU_ROWS = [peer for peer in io_peers.ROWS if peer.xfer == "any" and not peer.package]

@@ -26,6 +26,8 @@ from gdsdata.bench import (
 )
 from gdsdata.bench.own_folder import MARKER, OwnFolder
 
+pytestmark = pytest.mark.usefixtures("quick_programs")
+
 MIB = 2**20
 
 

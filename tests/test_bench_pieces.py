@@ -7,6 +7,8 @@ import torch
 
 from gdsdata.bench import pieces
 
+pytestmark = pytest.mark.usefixtures("quick_programs")
+
 PIECE = pieces.PIECE_BYTES
 SIZES = [1, 7, 4097, PIECE, 3 * PIECE + 5]
 

@@ -15,6 +15,8 @@ from torch.utils.data import DataLoader
 
 from gdsdata.bench import case, case_settings, copies, data, loader, peers, settings, shard_peers, train
 
+pytestmark = pytest.mark.usefixtures("quick_programs")
+
 SHAPE = [4, 8, 16]
 PACKAGES = {peer.key: peer.package for peer in [*shard_peers.rows_for(on_gpu=False), shard_peers.Ffcv]}
 

@@ -25,6 +25,8 @@ from gdsdata.bench import (
     tensor_report,
 )
 
+pytestmark = pytest.mark.usefixtures("quick_programs")
+
 MIB = 2**20
 ON_CPU = {peer.key for peer in tensor_peers.ROWS if "cpu" in peer.devices and not peer.package}
 

@@ -22,6 +22,8 @@ from gdsdata.bench import (
     train_report,
 )
 
+pytestmark = pytest.mark.usefixtures("quick_programs")
+
 SLEEP_S = 0.05
 with_images = pytest.mark.skipif(image_shards.missing() != "", reason="torchvision is not installed")
 WORKS = ["text", "volumes", pytest.param("images", marks=with_images)]

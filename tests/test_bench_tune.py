@@ -12,6 +12,8 @@ from test_bench_compare import documented, unnamed
 from gdsdata.bench import case, case_settings, compare, search, settings, tune, tune_report, tune_work
 from gdsdata.io.options import EngineOptions
 
+pytestmark = pytest.mark.usefixtures("quick_programs")
+
 SPACE = {"workers": [1, 2, 4, 8], "queue_depth": [16, 256], "direct": ["always", "never"]}
 
 

@@ -10,7 +10,10 @@ import pytest
 from helpers import REPOSITORY
 
 BENCHMARKS = REPOSITORY / "benchmarks"
-pytestmark = pytest.mark.skipif(not BENCHMARKS.is_dir(), reason="there are no sources here")
+pytestmark = [
+    pytest.mark.usefixtures("quick_programs"),
+    pytest.mark.skipif(not BENCHMARKS.is_dir(), reason="there are no sources here"),
+]
 
 
 def rows_of(script, *arguments):

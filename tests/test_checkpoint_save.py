@@ -32,9 +32,10 @@ from gdsdata.checkpoint.torch_zip.pickling import pickle_with_storages
 from gdsdata.errors import IoError
 from gdsdata.io.engine import kept_engine
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*quantize|.*nested tensors|TypedStorage is deprecated|Sparse CSR|ComplexHalf"
-)
+pytestmark = [
+    pytest.mark.usefixtures("quick_programs"),
+    pytest.mark.filterwarnings("ignore:.*quantize|.*nested tensors|TypedStorage is deprecated|Sparse CSR|ComplexHalf"),
+]
 
 
 @pytest.mark.parametrize("state", [trained, awkward, dict, lambda: torch.arange(5), lambda: [1, 2], lambda: None])

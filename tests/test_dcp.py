@@ -40,6 +40,7 @@ from gdsdata.errors import CorruptData, IoError
 from gdsdata.io.engine import shared_engine
 
 pytestmark = [
+    pytest.mark.usefixtures("quick_programs"),
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
     pytest.mark.filterwarnings("ignore:Detected an existing checkpoint"),
     pytest.mark.filterwarnings("ignore:.*quantize|TypedStorage is deprecated"),

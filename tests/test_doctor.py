@@ -20,6 +20,8 @@ from gdsdata.io import calibration
 from gdsdata.io.options import MIB, EngineOptions
 from gdsdata.io.tensor import Engine
 
+pytestmark = pytest.mark.usefixtures("quick_programs")
+
 SCRIPT = "import runpy, sys; sys.argv[0] = 'doctor'; runpy.run_module('gdsdata.doctor', run_name='__main__')"
 POSIX = transfers.Way("buffered, threads", "any", "cpu", EngineOptions(backend="posix", direct="never"))
 

@@ -23,6 +23,8 @@ from gdsdata.io import calls
 from gdsdata.io.calls import ReadCalls
 from gdsdata.io.engine import shared_engine
 
+pytestmark = pytest.mark.usefixtures("quick_programs")
+
 
 def tensor_of(i: int) -> torch.Tensor:
     """Small enough that torch starts no threads for it, which a forked child would wait for."""

@@ -18,6 +18,8 @@ from torch.utils.data import DataLoader, Dataset
 
 import gdsdata
 
+pytestmark = pytest.mark.usefixtures("quick_programs")
+
 ROOT = Path(__file__).resolve().parents[1]
 WINDOWS = 40 * 16  # an epoch of 40 batches
 

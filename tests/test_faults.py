@@ -35,6 +35,8 @@ from gdsdata.errors import BackendUnavailable, CorruptData, IoError, StallError
 from gdsdata.formats import Npy, Records, Tokens
 from gdsdata.io.engine import shared_engine
 
+pytestmark = pytest.mark.usefixtures("quick_programs")
+
 RECORD_BYTES = 4099
 BATCH = 8
 RECORDS = Records("u1", (RECORD_BYTES,))

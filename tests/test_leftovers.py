@@ -21,7 +21,10 @@ from gdsdata.checkpoint.file_writer import TEMPORARY
 from gdsdata.errors import IoError
 from gdsdata.io import engine
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+pytestmark = [
+    pytest.mark.usefixtures("quick_programs"),
+    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
+]
 
 NAMES = ["x.pt", "x.safetensors", "x.bin"]
 HOUR_S = 3600

@@ -34,6 +34,8 @@ from gdsdata import EngineOptions, GDSDataset, read_tensor, write_tensor
 from gdsdata.errors import EngineClosed, GdsdataError
 from gdsdata.formats import Records
 
+pytestmark = pytest.mark.usefixtures("quick_programs")
+
 RECORD_BYTES = 65536
 
 

@@ -20,6 +20,8 @@ from gdsdata.data.batches import pieces, tables
 from gdsdata.formats import Records
 from gdsdata.io import memory_budget
 
+pytestmark = pytest.mark.usefixtures("quick_programs")
+
 GIB = 2**30
 WITHOUT_LIMIT_V1 = 9223372036854771712
 

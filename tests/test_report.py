@@ -32,6 +32,8 @@ from gdsdata.observe.report import (
     note_checkpoint_stall,
 )
 
+pytestmark = pytest.mark.usefixtures("quick_programs")
+
 
 def records(folder, count, record_bytes, device="cpu", **arguments):
     path = folder / "records"

@@ -22,6 +22,8 @@ from gdsdata.errors import CorruptData, IoError
 from gdsdata.formats import Records
 from gdsdata.io import calibration
 
+pytestmark = pytest.mark.usefixtures("quick_programs")
+
 DTYPES = [
     *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
     *(torch.int8, torch.int16, torch.int32, torch.int64),

@@ -25,6 +25,7 @@ from gdsdata.checkpoint import hooks
 from gdsdata.checkpoint.dcp.storage_writer import GDSStorageWriter
 
 pytestmark = [
+    pytest.mark.usefixtures("quick_programs"),
     pytest.mark.filterwarnings("ignore:.*quantize|TypedStorage is deprecated"),
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
 ]

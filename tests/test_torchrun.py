@@ -13,6 +13,8 @@ from helpers import torchrun
 
 from gdsdata import Ragged
 
+pytestmark = pytest.mark.usefixtures("quick_programs")
+
 PATIENCE_S = 80
 
 

@@ -1,0 +1,89 @@
+"""A fork of `quick_programs` is to its caller what a new interpreter is."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import quick_programs
+
+NEW, FORK = subprocess.Popen, quick_programs.Popen
+SAYS = """
+import os, sys
+print(__name__, sys.argv, os.getcwd(), sorted(os.environ.items()) == sorted(eval(sys.stdin.read()).items()))
+print("an error", file=sys.stderr)
+"""
+
+
+def outcome(popen, arguments, **options):
+    """Exit status, output and errors of a program."""
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    environment = {**os.environ, "ONE_MORE": "é"}
+    with popen([sys.executable, *arguments], text=True, env=environment, **pipes, **options) as program:
+        out, errors = program.communicate(repr(environment), timeout=60)
+    return program.returncode, out, errors
+
+
+@pytest.fixture
+def program(tmp_path):
+    path = tmp_path / "program.py"
+    path.write_text(SAYS)
+    return str(path)
+
+
+@pytest.mark.parametrize("kind", ["code", "file", "module"])
+def test_a_fork_has_the_arguments_environment_folder_and_pipes_of_a_new_interpreter(program, kind, tmp_path):
+    arguments = {"code": ["-c", SAYS], "file": [program], "module": ["-m", "program"]}[kind]
+    new, fork = (outcome(popen, [*arguments, "a b", "--c"], cwd=tmp_path) for popen in (NEW, FORK))
+    assert new[1].startswith("__main__")
+    if kind == "module":  # its own path is argv[0]
+        new, fork = ((code, out.replace(program, "-m"), errors) for code, out, errors in (new, fork))
+    assert fork == new
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "raise SystemExit(7)",
+        "raise SystemExit('said at the end')",
+        "import os; os._exit(3)",
+        "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+        "import atexit; atexit.register(print, 'at exit'); print('before')",
+        "import threading, time; threading.Thread(target=lambda: (time.sleep(0.1), print('a thread'))).start()",
+    ],
+)
+def test_a_fork_ends_as_a_new_interpreter_does(code):
+    assert outcome(FORK, ["-c", code]) == outcome(NEW, ["-c", code])
+
+
+def test_an_exception_leaves_its_type_and_status():
+    code, _, errors = outcome(FORK, ["-c", "raise KeyError('x')"])
+    assert code == 1 and errors.rstrip().endswith("KeyError: 'x'")
+
+
+def test_a_fork_takes_an_interrupt():
+    code = "import time; print(flush=True); time.sleep(60)"
+    with FORK([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as program:
+        program.stdout.readline()
+        program.send_signal(signal.SIGINT)
+        assert b"KeyboardInterrupt" in program.communicate(timeout=60)[1] and program.returncode != 0
+
+
+@pytest.mark.parametrize(
+    ("command", "environment"),
+    [
+        (["ls"], {}),
+        ([sys.executable, "-W", "error", "-c", ""], {}),
+        ([sys.executable, "-c", ""], {"PYTHONWARNINGS": "error"}),
+        ([sys.executable, "-c", ""], {"LD_PRELOAD": "libasan.so"}),
+    ],
+)
+def test_settings_that_a_fork_cannot_have_need_a_new_interpreter(command, environment):
+    assert not quick_programs.can_be_forked(command, {**os.environ, **environment})
+
+
+def test_the_server_has_the_modules_of_this_checkout():
+    _, out, _ = outcome(FORK, ["-c", "import sys, gdsdata; print(gdsdata.__file__, 'torch' in sys.modules)"])
+    assert out.split() == [str(Path(quick_programs.REPOSITORY, "gdsdata", "__init__.py")), "True"]
