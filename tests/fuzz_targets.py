@@ -68,7 +68,7 @@ from gdsdata.formats.fields import FieldIndex
 from gdsdata.formats.index import Format, Index
 from gdsdata.formats.megatron import WindowIndex
 from gdsdata.formats.parquet import TableIndex
-from gdsdata.formats.parsers import parquet_footer, safetensors_header, tar_members, zip_directory
+from gdsdata.formats.parsers import parquet_footer, safetensors_header, tar_members, tfrecord_records, zip_directory
 from gdsdata.formats.parsers.crc32c import crc32c
 from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions
@@ -472,14 +472,14 @@ def mend_tfrecord(files: Files) -> Files:
         begin, length = at + 12, int.from_bytes(data[at : at + 8], "little")
         for first, end in ((at, at + 8), (begin, begin + length)):
             if end + 4 <= len(data):
-                data[end : end + 4] = tfrecord.masked(crc32c([bytes(data[first:end])])).tobytes()
+                data[end : end + 4] = tfrecord_records.masked(crc32c([bytes(data[first:end])])).tobytes()
         at = begin + length + 4
     return {"x.tfrecord": bytes(data)}
 
 
 TFRECORD = Target(
     "tfrecord",
-    (tfrecord, fields),
+    (tfrecord, tfrecord_records, fields),
     [
         lambda folder: test_formats.write(folder / "x.tfrecord", *map(test_tfrecord.record, (b"", b"abc", b"d" * 300))),
         lambda folder: test_formats.write(folder / "x.tfrecord", test_tfrecord.record_unchecked(bytes(70_000))),

@@ -12,8 +12,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gdsdata import formats
 from gdsdata.errors import BackendUnavailable, CorruptData, GdsdataError, IoError, StallError
 from gdsdata.formats import Npy, Records, Tokens, recognise
+from gdsdata.formats.catalog import FORMATS
 from gdsdata.formats.index import Index, Sample, read_heads
 from gdsdata.formats.npy import parse_header
 from gdsdata.formats.registry import list_files
@@ -415,6 +417,11 @@ class TestErrors:
 
 
 class TestRegistry:
+    def test_the_package_names_what_the_catalog_does(self):
+        names = {entry.name for entry in FORMATS}
+        assert set(formats.__all__) == names | {"recognise", "register"}
+        assert {getattr(formats, name).__name__ for name in names} == names
+
     def test_recognises_what_has_a_magic(self, tmp_path):
         assert recognise([write_npy(tmp_path / "a", np.zeros(3))]) == Npy("file")
         assert recognise([write(tmp_path / "b", llm_c_head(20240520, 0))]) == Tokens()

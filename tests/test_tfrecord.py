@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from gdsdata import GDSDataset, Lanes
 from gdsdata.decoders import Undecodable
 from gdsdata.errors import CorruptData, IoError
-from gdsdata.formats import tfrecord
 from gdsdata.formats.fields import Field
+from gdsdata.formats.parsers import tfrecord_records
 from gdsdata.formats.parsers.crc32c import crc32c, crc32c_joined
-from gdsdata.formats.tfrecord import TFRecord, find_records
+from gdsdata.formats.parsers.tfrecord_records import find_records
+from gdsdata.formats.tfrecord import TFRecord
 
 # Hypothesis runs one test function many times with one tmp_path; every example here overwrites what it reads.
 many = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -111,9 +112,9 @@ class TestRecords:
     @pytest.mark.parametrize("long_bytes", [0, 20, 10**6])
     @pytest.mark.parametrize("heads_at_once", [1, 7, 10**6])
     def test_are_found_wherever_windows_end(self, monkeypatch, window_bytes, long_bytes, heads_at_once):
-        monkeypatch.setattr(tfrecord, "_WINDOW_BYTES", window_bytes)
-        monkeypatch.setattr(tfrecord, "_LONG_BYTES", long_bytes)
-        monkeypatch.setattr(tfrecord, "_HEADS_AT_ONCE", heads_at_once)
+        monkeypatch.setattr(tfrecord_records, "_WINDOW_BYTES", window_bytes)
+        monkeypatch.setattr(tfrecord_records, "_LONG_BYTES", long_bytes)
+        monkeypatch.setattr(tfrecord_records, "_HEADS_AT_ONCE", heads_at_once)
         rng = random.Random(0)
         records = [rng.randbytes(rng.choice([0, 1, 5, 19, 20, 21, 60])) for _ in range(60)]
         data = b"".join(map(record, records))

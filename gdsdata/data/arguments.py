@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gdsdata import formats
+from gdsdata.formats.catalog import FORMATS
 from gdsdata.formats.index import Format, Index, has_fields, is_of_windows, is_table
 from gdsdata.io.options import EngineOptions
 
@@ -52,7 +52,7 @@ def check_types(
 
 
 def _check_format(format: Any) -> None:
-    names = [name for name in formats.__all__ if name[0].isupper()]
+    names = sorted(entry.name for entry in FORMATS)
     if isinstance(format, str):
         meant = [name for name in names if name.lower() == format.lower()]
         remedy = f"pass gdsdata.formats.{meant[0]}(...)" if meant else f"it is one of {', '.join(names)}"

@@ -1,13 +1,14 @@
-"""File formats: each finds the samples of its files and says where they lie (`index.Index`, `fields.FieldIndex`).
+"""File formats. Each finds the samples of its files and returns an index of where they lie (see `index.SampleIndex`).
 
-As in `gdsdata` itself, what is named here is imported when it is first asked for: files of one format need no other.
+A name of this package is imported when it is first used, so files of one format need no other format's module.
 """
 
 from typing import TYPE_CHECKING
 
+from gdsdata.formats.catalog import FORMATS
 from gdsdata.lazy import lazily
 
-if TYPE_CHECKING:  # for tools that read and do not run
+if TYPE_CHECKING:  # for tools that read the code; a test compares __all__ with the catalog
     from gdsdata.formats.arrow import Arrow
     from gdsdata.formats.litdata import LitData
     from gdsdata.formats.mds import Mds
@@ -39,24 +40,11 @@ __all__ = [
     "register",
 ]
 
-__getattr__, __dir__ = lazily(
-    __name__,
-    {
-        "Arrow": "arrow",
-        "LitData": "litdata",
-        "Mds": "mds",
-        "Megatron": "megatron",
-        "Npy": "npy",
-        "Npz": "npz",
-        "Parquet": "parquet",
-        "Records": "records",
-        "Safetensors": "safetensors_files",
-        "TFRecord": "tfrecord",
-        "Tar": "tar",
-        "Tokens": "tokens",
-        "recognise": "registry",
-        "register": "registry",
-        "fields": "fields",  # what formats of one's own need
-        "index": "index",
-    },
-)
+_HOMES = {
+    **{entry.name: entry.module for entry in FORMATS},
+    "recognise": "registry",
+    "register": "registry",
+    "fields": "fields",  # modules that a format of your own needs
+    "index": "index",
+}
+__getattr__, __dir__ = lazily(__name__, _HOMES)

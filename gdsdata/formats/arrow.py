@@ -27,7 +27,6 @@ from gdsdata.formats.columns import (
     check_alike,
     checked_names,
     columns_of,
-    damaged,
     is_bytes,
     is_list,
     nulls_among_numbers,
@@ -37,6 +36,7 @@ from gdsdata.formats.columns import (
 from gdsdata.formats.fields import FieldIndex
 from gdsdata.formats.index import first_samples, open_descriptor
 from gdsdata.formats.parsers import magics
+from gdsdata.formats.parsers.damage import damaged
 
 if TYPE_CHECKING:
     import pyarrow

@@ -190,12 +190,6 @@ def nulls_among_numbers(path: str, name: str) -> ValueError:
     )
 
 
-def damaged(path: str, offset: int, length: int, reason: str) -> CorruptData:
-    """The error where some bytes of a file are not what they should be."""
-    message = f"{path} is damaged at bytes {offset} to {offset + length}: {reason}; write or copy it again"
-    return CorruptData(message, path, offset, length)
-
-
 def check_alike(first: Sequence[Field], other: Sequence[Field], paths: tuple[str, str]) -> None:
     """
     Raises:

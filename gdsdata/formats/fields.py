@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 
-from gdsdata.formats.index import files_of_part, runs_of_files
+from gdsdata.formats.index import SampleIndex, runs_of_files
 
 _NOWHERE = 2**63 - 1
 # What lies between two fields is read with them where it is no more.
@@ -39,14 +39,10 @@ class Field:
 
 
 @dataclass(frozen=True, eq=False)
-class FieldIndex:
-    """Where every field of every sample of some files lies. Sample ids run through the files in order.
+class FieldIndex(SampleIndex):
+    """Where every field of every sample lies.
 
     Attributes:
-        paths: the F files.
-        size_bytes: int64 (F,), when indexed. With ``mtime_ns`` it lets a reader refuse a file that changed since.
-        mtime_ns: int64 (F,), last modification, when indexed.
-        first_sample: int64 (F + 1,), id of each file's first sample, then the number of samples N.
         fields: the K fields.
         begin_bytes: int64 (N, K), offset of each field's bytes in the sample's file.
         length_bytes: int64 (N, K), how many they are; -1: the sample does not have this field.
@@ -55,19 +51,11 @@ class FieldIndex:
     """
 
     kind: ClassVar[str] = "fields"
-    paths: list[str]
-    size_bytes: np.ndarray
-    mtime_ns: np.ndarray
-    first_sample: np.ndarray
     fields: tuple[Field, ...]
     begin_bytes: np.ndarray
     length_bytes: np.ndarray
     checksums: np.ndarray | None = None
     checksum: Literal["crc32", "crc32c"] = "crc32c"
-
-    def __len__(self) -> int:
-        """The number of samples in all files."""
-        return int(self.first_sample[-1])
 
     def extents(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """The extents of ``samples``.
@@ -83,19 +71,12 @@ class FieldIndex:
         file = np.searchsorted(self.first_sample, samples, side="right") - 1
         return file.astype(np.int32), self.begin_bytes[samples], self.length_bytes[samples], samples
 
-    def part(self, begin: int, end: int) -> FieldIndex:
-        """An index of the samples ``range(begin, end)`` alone, which must be some; their ids count from 0 again."""
-        files, first_sample = files_of_part(self.first_sample, begin, end)
-        return replace(
-            self,
-            paths=self.paths[files],
-            size_bytes=self.size_bytes[files],
-            mtime_ns=self.mtime_ns[files],
-            first_sample=first_sample,
-            begin_bytes=self.begin_bytes[begin:end],
-            length_bytes=self.length_bytes[begin:end],
-            checksums=None if self.checksums is None else self.checksums[begin:end],
-        )
+    def _part(self, files: slice, begin: int, end: int) -> dict[str, Any]:
+        return {
+            "begin_bytes": self.begin_bytes[begin:end],
+            "length_bytes": self.length_bytes[begin:end],
+            "checksums": None if self.checksums is None else self.checksums[begin:end],
+        }
 
     def most_bytes(self, samples: int) -> int:
         """Of so many samples' fields, whichever they are."""

@@ -5,20 +5,18 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeGuard
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 import torch
 
 from gdsdata.errors import CorruptData, IoError
 
-if TYPE_CHECKING:
-    from gdsdata.formats.fields import FieldIndex
-    from gdsdata.formats.megatron import WindowIndex
-    from gdsdata.formats.parquet import TableIndex
+Self = TypeVar("Self", bound="SampleIndex")
 
 _TORCH_DTYPES = {
     np.dtype(name): getattr(torch, name)
@@ -83,33 +81,65 @@ def torch_equivalent(dtype: np.dtype) -> torch.dtype:
 
 
 @dataclass(frozen=True, eq=False)
-class Index:
-    """Where every sample of some files lies. Sample ids run through the files in order.
-
-    Sample i of file f (counted from the file's first) starts at ``base_bytes[f] + i * stride_bytes[f]``.
+class SampleIndex(ABC):
+    """Where the samples of some files lie. Sample ids run through the files in order.
 
     Attributes:
+        kind: the name of the class of indexes in a state's identity of its data.
         paths: the F files.
-        size_bytes: int64 (F,), when indexed. With ``mtime_ns`` it lets a reader refuse a file that changed since.
+        size_bytes: int64 (F,), when indexed. A reader refuses a file whose size or ``mtime_ns`` has changed.
         mtime_ns: int64 (F,), last modification, when indexed.
-        first_sample: int64 (F + 1,), id of each file's first sample, then the number of samples.
-        base_bytes: int64 (F,), offset of each file's first sample.
-        stride_bytes: int64 (F,), from one sample's start to the next one's; less than a sample where they overlap.
-        sample: what each of them is.
+        first_sample: int64 (F + 1,), id of each file's first sample, then the number of samples N.
     """
 
-    kind: ClassVar[str] = "samples"
+    kind: ClassVar[str]
     paths: list[str]
     size_bytes: np.ndarray
     mtime_ns: np.ndarray
     first_sample: np.ndarray
+
+    def __len__(self) -> int:
+        """Return the number of samples in all files."""
+        return int(self.first_sample[-1])
+
+    def part(self: Self, begin: int, end: int) -> Self:
+        """Return an index of the samples ``range(begin, end)`` alone, at least one; their ids count from 0."""
+        files, first_sample = files_of_part(self.first_sample, begin, end)
+        return replace(
+            self,
+            paths=self.paths[files],
+            size_bytes=self.size_bytes[files],
+            mtime_ns=self.mtime_ns[files],
+            first_sample=first_sample,
+            **self._part(files, begin, end),
+        )
+
+    @abstractmethod
+    def _part(self, files: slice, begin: int, end: int) -> dict[str, Any]:
+        """Return the other attributes of such a `part`, whose samples lie in ``files``."""
+
+    @property
+    @abstractmethod
+    def spacing_bytes(self) -> int:
+        """Bytes from one sample's start to the next one's, about; at least 1."""
+
+
+@dataclass(frozen=True, eq=False)
+class Index(SampleIndex):
+    """Where samples of one size lie, each in one piece.
+
+    Sample i of file f (counted from the file's first) starts at ``base_bytes[f] + i * stride_bytes[f]``.
+
+    Attributes:
+        base_bytes: int64 (F,), offset of each file's first sample.
+        stride_bytes: int64 (F,), from one sample's start to the next one's; less than a sample if they overlap.
+        sample: what each of them is.
+    """
+
+    kind: ClassVar[str] = "samples"
     base_bytes: np.ndarray
     stride_bytes: np.ndarray
     sample: Sample
-
-    def __len__(self) -> int:
-        """The number of samples in all files."""
-        return int(self.first_sample[-1])
 
     def extents(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The extents of ``samples``, each ``sample.bytes`` long.
@@ -128,24 +158,14 @@ class Index:
         offset = self.base_bytes[file] + (samples - self.first_sample[file]) * self.stride_bytes[file]
         return file.astype(np.int32), offset
 
-    def part(self, begin: int, end: int) -> Index:
-        """An index of the samples ``range(begin, end)`` alone, which must be some; their ids count from 0 again."""
-        files, first_sample = files_of_part(self.first_sample, begin, end)
+    def _part(self, files: slice, begin: int, end: int) -> dict[str, Any]:
         base_bytes = self.base_bytes[files].copy()
         base_bytes[0] += (begin - self.first_sample[files.start]) * self.stride_bytes[files.start]
-        return replace(
-            self,
-            paths=self.paths[files],
-            size_bytes=self.size_bytes[files],
-            mtime_ns=self.mtime_ns[files],
-            first_sample=first_sample,
-            base_bytes=base_bytes,
-            stride_bytes=self.stride_bytes[files],
-        )
+        return {"base_bytes": base_bytes, "stride_bytes": self.stride_bytes[files]}
 
     @property
     def spacing_bytes(self) -> int:
-        """From one sample's start to the next one's, in the file where that is longest; at least 1."""
+        """Bytes from one sample's start to the next one's, in the file where that is longest; at least 1."""
         return max(1, int(self.stride_bytes.max()))
 
     def runs(self, first: int, count: int) -> Iterator[tuple[int, int, int]]:
@@ -180,7 +200,7 @@ def files_of_part(first_sample: np.ndarray, begin: int, end: int) -> tuple[slice
 class Format(Protocol):
     """What a format is: one method. It reads headers and sizes, and leaves the samples to the engine."""
 
-    def index(self, paths: list[str]) -> Index | FieldIndex | WindowIndex:
+    def index(self, paths: list[str]) -> SampleIndex:
         """Find the samples of ``paths``.
 
         Raises:
@@ -193,15 +213,15 @@ class Format(Protocol):
 # An index says by its `kind` what it is, so that who is given one imports no module for those that it never meets.
 
 
-def has_fields(index: Any) -> TypeGuard[FieldIndex]:
+def has_fields(index: Any) -> bool:
     return index.kind == "fields"
 
 
-def is_of_windows(index: Any) -> TypeGuard[WindowIndex]:
+def is_of_windows(index: Any) -> bool:
     return index.kind == "windows"
 
 
-def is_table(index: Any) -> TypeGuard[TableIndex]:
+def is_table(index: Any) -> bool:
     return index.kind == "table"
 
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.formats.fields import Field, FieldIndex
-from gdsdata.formats.index import Index, Sample, files_of_part, first_samples, read_heads
+from gdsdata.formats.index import Index, Sample, SampleIndex, first_samples, read_heads
 from gdsdata.formats.parsers import magics
 
 _OLD_MAGIC = b"TNTIDX\0\0"
@@ -176,18 +176,14 @@ class Megatron:
 
 
 @dataclass(frozen=True, eq=False)
-class WindowIndex:
-    """Where every window of some token files lies, in how many pieces it may be. Sample ids run through the files.
+class WindowIndex(SampleIndex):
+    """Where every window of some token files lies, in however many pieces.
 
     The tokens of all files, in the order they are read (a sequence comes again in every epoch), have numbers. Those
     that lie together in a file and in that order are a run, so a window of a file is its intersection with some
     successive runs: 16 bytes a run are all there is to keep, and 4 a window if they are shuffled.
 
     Attributes:
-        paths: the F files.
-        size_bytes: int64 (F,), when indexed. With ``mtime_ns`` it lets a reader refuse a file that changed since.
-        mtime_ns: int64 (F,), last modification, when indexed.
-        first_sample: int64 (F + 1,), id of each file's first sample, then the number of samples.
         sample: what each of them is; a file's last window may be shorter, as `Megatron` was asked.
         file_token: int64 (F + 1,), number of each file's first token, then the number of tokens.
         run_token: int64 (R + 1,), number of the first token of each of the R runs, none of them empty, then the same.
@@ -196,19 +192,11 @@ class WindowIndex:
     """
 
     kind: ClassVar[str] = "windows"
-    paths: list[str]
-    size_bytes: np.ndarray
-    mtime_ns: np.ndarray
-    first_sample: np.ndarray
     sample: Sample
     file_token: np.ndarray
     run_token: np.ndarray
     run_bytes: np.ndarray
     shuffled: np.ndarray | None
-
-    def __len__(self) -> int:
-        """The number of samples in all files."""
-        return int(self.first_sample[-1])
 
     def extents(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """The extents of ``samples``: the pieces of the first, in the order of their tokens, then those of the next.
@@ -239,21 +227,14 @@ class WindowIndex:
         offset = self.run_bytes[run] + (piece_begin - run_begin) * token_bytes
         return file[of_sample].astype(np.int32), offset, (piece_end - piece_begin) * token_bytes, pieces
 
-    def part(self, begin: int, end: int) -> WindowIndex:
-        """An index of the samples ``range(begin, end)`` alone, which must be some; their ids count from 0 again."""
-        files, first_sample = files_of_part(self.first_sample, begin, end)
+    def _part(self, files: slice, begin: int, end: int) -> dict[str, Any]:
         file_token = self.file_token[files.start : files.stop + 1].copy()
         if self.shuffled is None:
             file_token[0] += (begin - self.first_sample[files.start]) * (self.sample.shape[0] - 1)
-        return replace(
-            self,
-            paths=self.paths[files],
-            size_bytes=self.size_bytes[files],
-            mtime_ns=self.mtime_ns[files],
-            first_sample=first_sample,
-            file_token=file_token,
-            shuffled=None if self.shuffled is None else self.shuffled[begin:end],
-        )
+        return {
+            "file_token": file_token,
+            "shuffled": None if self.shuffled is None else self.shuffled[begin:end],
+        }
 
     @property
     def is_even(self) -> bool:

@@ -11,7 +11,7 @@ import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -24,15 +24,15 @@ from gdsdata.formats.columns import (
     check_alike,
     checked_names,
     columns_of,
-    damaged,
     is_bytes,
     nulls_among_numbers,
     storage_of,
     value_bytes,
 )
 from gdsdata.formats.fields import Field
-from gdsdata.formats.index import files_of_part, first_samples, open_descriptor
+from gdsdata.formats.index import SampleIndex, files_of_part, first_samples, open_descriptor
 from gdsdata.formats.parsers import magics
+from gdsdata.formats.parsers.damage import damaged
 from gdsdata.formats.parsers.parquet_footer import StoredColumn, row_groups_of
 
 if TYPE_CHECKING:
@@ -121,14 +121,10 @@ class _File(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class TableIndex:
-    """Where the row groups of some files lie. Sample ids run through the files in order.
+class TableIndex(SampleIndex):
+    """Where the row groups of some files lie.
 
     Attributes:
-        paths: the F files.
-        size_bytes: int64 (F,), when indexed. With ``mtime_ns`` it lets a reader refuse a file that changed since.
-        mtime_ns: int64 (F,), last modification, when indexed.
-        first_sample: int64 (F + 1,), id of each file's first sample, then the number of samples N.
         fields: the K fields.
         group_first_row: int64 (G + 1,), id of each row group's first sample, then N. None is empty.
         group_file: int32 (G,), a place in ``paths``.
@@ -141,10 +137,6 @@ class TableIndex:
     """
 
     kind: ClassVar[str] = "table"
-    paths: list[str]
-    size_bytes: np.ndarray
-    mtime_ns: np.ndarray
-    first_sample: np.ndarray
     fields: tuple[Field, ...]
     group_first_row: np.ndarray
     group_file: np.ndarray
@@ -156,37 +148,24 @@ class TableIndex:
     decoded_bytes: np.ndarray
     files: tuple[_File, ...]
 
-    def __len__(self) -> int:
-        """The number of samples in all files."""
-        return int(self.first_sample[-1])
-
     def extents(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The row group of each of ``samples`` (int64 (m,), not checked), and its row there: int64 (m,) each."""
         group = np.searchsorted(self.group_first_row, samples, side="right") - 1
         return group, samples - self.group_first_row[group] + self.group_begin[group]
 
-    def part(self, begin: int, end: int) -> TableIndex:
-        """An index of the samples ``range(begin, end)`` alone, which must be some; their ids count from 0 again.
-
-        A row group that it has a part of is still read and decoded as a whole.
-        """
-        files, first_sample = files_of_part(self.first_sample, begin, end)
+    def _part(self, files: slice, begin: int, end: int) -> dict[str, Any]:
+        """A row group that the part has some rows of is still read and decoded as a whole."""
         groups, group_first_row = files_of_part(self.group_first_row, begin, end)
         group_begin = self.group_begin[groups].copy()
         group_begin[0] += begin - self.group_first_row[groups.start]
         of_groups = ("group_number", "group_rows", "begin_bytes", "length_bytes", "decoded_bytes")
-        return replace(
-            self,
-            paths=self.paths[files],
-            size_bytes=self.size_bytes[files],
-            mtime_ns=self.mtime_ns[files],
-            first_sample=first_sample,
-            files=self.files[files],
-            group_first_row=group_first_row,
-            group_begin=group_begin,
-            group_file=self.group_file[groups] - np.int32(files.start),
+        return {
+            "files": self.files[files],
+            "group_first_row": group_first_row,
+            "group_begin": group_begin,
+            "group_file": self.group_file[groups] - np.int32(files.start),
             **{name: getattr(self, name)[groups] for name in of_groups},
-        )
+        }
 
     def most_bytes(self, samples: int) -> int:
         """Of so many samples' fields, about."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import glob
+import importlib
 import itertools
 import os
 import stat
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
-from gdsdata import formats
 from gdsdata.errors import IoError
+from gdsdata.formats.catalog import FORMATS, Entry
 from gdsdata.formats.index import Format, read_heads
 from gdsdata.formats.parsers import magics
 from gdsdata.formats.parsers.magics import HEAD_BYTES
@@ -71,19 +73,16 @@ class Recogniser(NamedTuple):
     make: Callable[[], Format]
 
 
-# Asked in this order. What makes a format is a function, so that its module is imported for files of its own alone.
+def _default_of(entry: Entry) -> Format:
+    """Return a format of the catalog with its defaults. Only now is its module imported."""
+    return getattr(importlib.import_module(f".{entry.module}", __package__), entry.name)()
+
+
+# Asked in this order.
 _recognisers = [
-    Recogniser("npy", magics.is_npy, lambda: formats.Npy("file")),
-    Recogniser("llm.c's tokens", magics.is_llm_c, lambda: formats.Tokens()),
-    Recogniser("WebDataset's tar", magics.is_tar, lambda: formats.Tar()),
-    Recogniser("MDS's index.json", magics.is_mds, lambda: formats.Mds()),
-    Recogniser("LitData's index.json", magics.is_litdata, lambda: formats.LitData()),
-    Recogniser("Megatron's .idx", magics.is_megatron, lambda: formats.Megatron()),
-    Recogniser("npz", magics.is_npz, lambda: formats.Npz()),
-    Recogniser("safetensors", magics.is_safetensors, lambda: formats.Safetensors()),
-    Recogniser("Parquet", magics.is_parquet, lambda: formats.Parquet()),
-    Recogniser("Arrow", magics.is_arrow, lambda: formats.Arrow()),
-    Recogniser("TFRecord", magics.is_tfrecord, lambda: formats.TFRecord()),
+    Recogniser(entry.title, getattr(magics, entry.recogniser), partial(_default_of, entry))
+    for entry in FORMATS
+    if entry.recogniser
 ]
 
 

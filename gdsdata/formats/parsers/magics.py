@@ -77,6 +77,6 @@ def is_beside_arrow(path: str) -> bool:
 
 def is_tfrecord(head: bytes, path: str) -> bool:
     """By the checksum of its first record's length, which has no cheaper sign."""
-    from gdsdata.formats import tfrecord
+    from gdsdata.formats.parsers import tfrecord_records
 
-    return tfrecord.recognises(head)
+    return tfrecord_records.recognises(head)

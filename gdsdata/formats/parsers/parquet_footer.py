@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from gdsdata.formats.columns import damaged
+from gdsdata.formats.parsers.damage import damaged
 
 # Kinds of values in the compact protocol; of a field, and of a list's elements.
 _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT, _UUID = range(1, 14)
