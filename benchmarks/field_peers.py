@@ -155,11 +155,11 @@ class Pread(Row):
         self.descriptors = [os.open(path, os.O_RDONLY) for path in self.index.paths]
 
     def read(self, ids):
-        files, begins, lengths, _ = self.index.extents(ids)
-        offsets = np.cumsum([0, *lengths[:, 0]])
+        plan = self.index.plan(ids)  # of one field
+        offsets = np.cumsum([0, *plan.length])
         values = torch.empty(int(offsets[-1]), dtype=torch.uint8)
         view = memoryview(values.numpy())
-        places = files.tolist(), begins[:, 0].tolist(), offsets[:-1].tolist(), offsets[1:].tolist()
+        places = plan.source.tolist(), plan.offset.tolist(), offsets[:-1].tolist(), offsets[1:].tolist()
         for file, begin, at, end in zip(*places, strict=True):
             os.preadv(self.descriptors[file], [view[at:end]], begin)
         return values, torch.from_numpy(offsets)

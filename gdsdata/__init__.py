@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # for tools that read and do not run
     from gdsdata.checkpoint.dcp.planner import GDSLoadPlanner, GDSSavePlanner
     from gdsdata.checkpoint.dcp.storage_reader import GDSStorageReader
     from gdsdata.checkpoint.dcp.storage_writer import GDSStorageWriter
-    from gdsdata.data.batches.fields import Ragged
+    from gdsdata.data.batches.ragged import Ragged
     from gdsdata.data.dataset import GDSDataset
     from gdsdata.data.mix import Mix
     from gdsdata.data.order.lanes import Lanes
@@ -58,7 +58,7 @@ _HOMES = {
     "checkpoint.dcp.planner": ("GDSLoadPlanner", "GDSSavePlanner"),
     "checkpoint.dcp.storage_reader": ("GDSStorageReader",),
     "checkpoint.dcp.storage_writer": ("GDSStorageWriter",),
-    "data.batches.fields": ("Ragged",),
+    "data.batches.ragged": ("Ragged",),
     "data.dataset": ("GDSDataset",),
     "data.mix": ("Mix",),
     "data.order.lanes": ("Lanes",),

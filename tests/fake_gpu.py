@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from gdsdata.data.batches import source
+from gdsdata.data.batches import ring
 from gdsdata.io import engine
 
 DEVICE = "cuda:0"
@@ -32,7 +32,7 @@ def install(library: Path) -> ctypes.CDLL:
     os.environ["GDSDATA_LIBCUDA"] = str(library)
     engine._initialise_cuda = lambda device: None
     engine.stream_of = lambda device: 0  # the device's own
-    source.from_dlpack = _from_dlpack
+    ring.from_dlpack = _from_dlpack
     torch.set_num_threads(1)  # which copies batches in the place of the GPU, beside the loop
     fake = ctypes.CDLL(str(library))
     fake.fake_cuda_set_link_bytes_per_s.argtypes = [ctypes.c_uint64]

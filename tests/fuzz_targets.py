@@ -65,11 +65,10 @@ from gdsdata.formats import (
 )
 from gdsdata.formats import index as indexes
 from gdsdata.formats.fields import FieldIndex
-from gdsdata.formats.index import Format, Index
-from gdsdata.formats.megatron import WindowIndex
-from gdsdata.formats.parquet import TableIndex
+from gdsdata.formats.index import Format, SampleIndex
 from gdsdata.formats.parsers import parquet_footer, safetensors_header, tar_members, tfrecord_records, zip_directory
 from gdsdata.formats.parsers.crc32c import crc32c
+from gdsdata.formats.tables import TableIndex
 from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions
 
@@ -122,28 +121,25 @@ def each(readings: Iterable[Callable[[], object]]) -> None:
         raise refusal
 
 
-def check(index: Index | FieldIndex | WindowIndex) -> None:
+def check(index: SampleIndex) -> None:
     """The first and the last samples lie in files that are as large as the index says."""
     sizes = np.array([Path(path).stat().st_size for path in index.paths])
     assert (sizes == index.size_bytes).all(), "files are of another size than the index says"
     assert len(index) == index.first_sample[-1] and (np.diff(index.first_sample) >= 0).all()
     last = np.arange(max(0, len(index) - _MOST_ASKED), len(index))
     for samples in (np.arange(min(len(index), _MOST_ASKED)), last):
-        if isinstance(index, Index):
-            file, begin = index.extents(samples)
-            length = np.full(len(begin), index.sample.bytes)
-        elif isinstance(index, FieldIndex):
-            file, begin, length, same = index.extents(samples)
-            assert same is samples and (index.checksums is None or index.checksums.shape == index.begin_bytes.shape)
-            file = file[:, None]
+        plan = index.plan(samples)
+        file, begin, length = plan.source, plan.offset, np.broadcast_to(plan.length, plan.offset.shape)
+        assert plan.samples is samples
+        if isinstance(index, FieldIndex):
+            assert len(begin) == len(samples) * len(index.fields)
+            assert index.checksums is None or index.checksums.shape == index.begin_bytes.shape
         else:
-            file, begin, length, pieces = index.extents(samples)
-            assert pieces.sum() == len(begin)
+            assert len(begin) == (len(samples) if plan.sample_ptr is None else plan.sample_ptr[-1])
         there = length >= 0
         assert ((begin >= 0) & (begin + length <= sizes[file]))[there].all(), "an extent leaves its file"
     index.spacing_bytes, list(index.runs(0, min(len(index), _MOST_ASKED)))
-    if not isinstance(index, Index):
-        index.most_bytes(min(len(index), 7))
+    index.most_bytes(min(len(index), 7))
 
 
 def indexing(pattern: str, *formats: Format) -> Callable[[Path], None]:

@@ -27,7 +27,9 @@ def pack_shard(samples: Sequence[bytes], config: bytes = b"") -> bytes:
 def read_column(index: FieldIndex, name: str, samples: Sequence[int] | None = None) -> list[Any]:
     """A field of some samples, as an engine would read it: by its extents, and nothing else. Arrays, or bytes."""
     samples = np.arange(len(index)) if samples is None else np.asarray(samples)
-    files, begin, length, _ = index.extents(samples)
+    plan = index.plan(samples)
+    shape = (-1, len(index.fields))
+    files, begin, length = plan.source.reshape(shape)[:, 0], plan.offset.reshape(shape), plan.length.reshape(shape)
     assert files.dtype == np.int32 and begin.dtype == length.dtype == np.int64
     place = [field.name for field in index.fields].index(name)
     field = index.fields[place]
@@ -54,7 +56,8 @@ def same(got: Sequence[Any], expected: Sequence[Any]) -> bool:
 
 def assert_within_files(index: FieldIndex) -> None:
     """Every extent lies in its file, in the order of the fields, and files are as large as the index says."""
-    files, begin, length, _ = index.extents(np.arange(len(index)))
+    plan, shape = index.plan(np.arange(len(index))), (-1, len(index.fields))
+    files, begin, length = plan.source.reshape(shape)[:, 0], plan.offset.reshape(shape), plan.length.reshape(shape)
     size = np.array([os.path.getsize(path) for path in index.paths])
     assert (size == index.size_bytes).all()
     assert (begin >= 0).all() and (length >= 0).all()

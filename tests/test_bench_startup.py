@@ -257,8 +257,10 @@ print(*sorted({"pyarrow", "zstandard", "torchvision", "torchcodec", "numpy.typin
 NEEDED = {
     *("_engine", "errors", "lazy", "torch_private", "observe", "observe.report"),
     *("data", "data.dataset", "data.batch_dataset", "data.arguments", "data.counts", "data.progress", "data.ranks"),
-    *("data.split", "data.batches", "data.batches.source", "data.order", "data.order.choice", "data.order.permutation"),
-    *("formats", "formats.index", "formats.registry", "formats.parsers", "formats.parsers.magics"),
+    *("data.split", "data.batches", "data.batches.reader", "data.batches.ring", "data.batches.settings"),
+    *("data.batches.source", "data.order", "data.order.choice", "data.order.epoch", "data.order.permutation"),
+    *("formats", "formats.catalog", "formats.index", "formats.plan", "formats.registry"),
+    *("formats.parsers", "formats.parsers.magics"),
     *("io", "io.engine", "io.memory_budget", "io.options", "io.program_end"),
 }
 

@@ -33,7 +33,7 @@ from helpers import (
 )
 
 from gdsdata import EngineOptions, GDSDataset
-from gdsdata.data.batches.source import BatchSource
+from gdsdata.data.batches.source import RingSource
 from gdsdata.data.order.permutation import Order
 from gdsdata.formats import Npy, Records, Tokens
 
@@ -528,7 +528,7 @@ def test_an_error_in_transform_reaches_the_consumer_and_the_next_epoch_works(tmp
 
 
 def test_device_none_is_cuda_only_where_there_is_one(tmp_path, records, monkeypatch):
-    monkeypatch.setattr(BatchSource, "open", lambda self: None)  # it would look for the GPU, and so would this:
+    monkeypatch.setattr(RingSource, "open", lambda self: None)  # it would look for the GPU, and so would this:
     monkeypatch.setattr("gdsdata.io.engine.resolved", torch.device)
     for available, device in ((False, "cpu"), (True, "cuda")):
         monkeypatch.setattr(torch.cuda, "is_available", lambda available=available: available)

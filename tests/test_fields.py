@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 
 import gdsdata
 from gdsdata import EngineOptions, GDSDataset, Ragged
-from gdsdata.data.batches.fields import FieldBatches, moved
+from gdsdata.data.batches.fields import FieldReader
+from gdsdata.data.batches.ragged import moved
+from gdsdata.data.batches.settings import BatchSettings
 from gdsdata.errors import CorruptData, StallError
 from gdsdata.formats.fields import Field, FieldIndex
 from gdsdata.formats.parsers import tfrecord_records
@@ -414,10 +416,9 @@ def test_runs_cover_the_bytes_of_their_samples(tmp_path_factory, counts, drawn):
     first = drawn.draw(st.integers(0, len(index) - 1))
     count = drawn.draw(st.integers(1, len(index) - first))
     covered = {(file, at) for file, begin, size in index.runs(first, count) for at in range(begin, begin + size)}
-    files, begins, sizes, _ = index.extents(np.arange(first, first + count))
-    for file, begin, size in zip(files, begins, sizes, strict=True):
-        for at, length in zip(begin.tolist(), size.tolist(), strict=True):
-            assert length <= 0 or {(file, at), (file, at + length - 1)} <= covered
+    _, files, begins, sizes, _ = index.plan(np.arange(first, first + count))
+    for file, at, length in zip(files, begins.tolist(), sizes.tolist(), strict=True):
+        assert length <= 0 or {(file, at), (file, at + length - 1)} <= covered
 
 
 @pytest.mark.parametrize("dtype", [">f4", ">i2", ">c8", "<f8"])
@@ -459,8 +460,9 @@ def test_a_stall_is_told_and_its_memory_kept(tmp_path, ends):
     )
     late = EngineOptions(direct="always", workers=1, faults="late=1,late_ms=8000")
     shared = engine.shared_engine(late, CPU)
-    batches = FieldBatches(shared, engine.file_table(index), index, CPU, 2, 0.05, "flat", {}, lent=Lent(4))
-    batches.plan(*index.extents(np.arange(2)), np.array([1, 1]))
+    settings = BatchSettings(CPU, dataclasses.replace(late, stall_timeout_s=0.05), prefetch=2)
+    batches = FieldReader(index, settings, shared, engine.file_table(index), memory=Lent(4))
+    batches.plan(np.arange(2), np.array([1, 1]))
     while shared.statistics()["requests"] < 2:  # what is not begun need not be kept
         time.sleep(0.01)
     with pytest.raises(StallError):

@@ -51,7 +51,7 @@ def llm_c_head(magic: int, tokens: int, version: int = 1) -> bytes:
 def read(index: Index, samples) -> np.ndarray:
     """The samples as an engine would read them: by their extents, and nothing else."""
     sample = index.sample
-    files, offsets = index.extents(np.asarray(samples, np.int64))
+    _, files, offsets, *_ = index.plan(np.asarray(samples, np.int64))
     assert files.dtype == np.int32 and offsets.dtype == np.int64
     arrays = []
     for file, offset in zip(files, offsets, strict=True):
@@ -77,9 +77,9 @@ class TestIndex:
             sample=Sample(np.dtype("u1"), (10,)),
         )
         expected = [(f, f * 1000 + i * (f + 10)) for f, count in enumerate(counts) for i in range(count)]
-        files, offsets = index.extents(np.arange(len(index)))
+        _, files, offsets, *_ = index.plan(np.arange(len(index)))
         assert list(zip(files.tolist(), offsets.tolist(), strict=True)) == expected
-        backwards, _ = index.extents(np.arange(len(index))[::-1])
+        backwards = index.plan(np.arange(len(index))[::-1]).source
         assert backwards.tolist() == files.tolist()[::-1]
 
     def test_remembers_size_and_time_of_each_file(self, tmp_path):

@@ -15,7 +15,8 @@ from test_fields import Members, decoded
 
 import gdsdata
 from gdsdata import EngineOptions, GDSDataset, decoders
-from gdsdata.data.batches.fields import FieldBatches
+from gdsdata.data.batches.fields import FieldReader
+from gdsdata.data.batches.settings import BatchSettings
 from gdsdata.decoders import Image, Threads, images
 from gdsdata.errors import CorruptData
 from gdsdata.formats.fields import Field, FieldIndex
@@ -388,10 +389,9 @@ def test_only_what_is_decoded_is_read_to_the_host(tmp_path):
     samples = [(b"image" * (i + 2), i.to_bytes(8, "little"), b"more") for i in range(6)]
     (tmp_path / "photos").write_bytes(b"".join(part for one in samples for part in one))
     index, device, host = Photos(samples).index([str(tmp_path / "photos")]), Counting(), Counting()
-    batches = FieldBatches(
-        device, engine.file_table(index), index, CPU, 2, 60, "list", {"jpg": decoders.keep_encoded}, host
-    )
-    batches.plan(*index.extents(np.arange(6)), np.array([4, 2]))
+    settings = BatchSettings(CPU, EngineOptions(), prefetch=2, ragged="list", decode={"jpg": decoders.keep_encoded})
+    batches = FieldReader(index, settings, device, engine.file_table(index), host)
+    batches.plan(np.arange(6), np.array([4, 2]))
     found = [batches.next() for _ in range(2)]
     bytes_read = sum(batches.statistics()["bytes"].values())
     batches.close()

@@ -16,8 +16,9 @@ from gdsdata import EngineOptions, GDSDataset
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.formats.fields import Field, FieldIndex
 from gdsdata.formats.index import Index
-from gdsdata.formats.megatron import Megatron, WindowIndex, parse_index
+from gdsdata.formats.megatron import Megatron, parse_index
 from gdsdata.formats.parsers.magics import MEGATRON
+from gdsdata.formats.windows import WindowIndex
 
 # Hypothesis runs one test function many times with one tmp_path; every example here overwrites what it reads.
 many = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -68,9 +69,11 @@ def read_windows(index: WindowIndex | Index, samples) -> list[list[int]]:
     """The samples as an engine would read them: by their extents, and nothing else."""
     if isinstance(index, Index):
         data = [np.fromfile(path, np.uint8) for path in index.paths]
-        places = zip(*index.extents(np.asarray(samples, np.int64)), strict=True)
+        plan = index.plan(np.asarray(samples, np.int64))
+        places = zip(plan.source, plan.offset, strict=True)
         return [data[file][at : at + index.sample.bytes].view(index.sample.dtype).tolist() for file, at in places]
-    files, offsets, lengths, pieces = index.extents(np.asarray(samples, np.int64))
+    _, files, offsets, lengths, sample_ptr = index.plan(np.asarray(samples, np.int64))
+    pieces = np.diff(sample_ptr)
     assert (files.dtype, offsets.dtype, lengths.dtype, pieces.dtype) == (np.int32, np.int64, np.int64, np.int64)
     assert len(files) == len(offsets) == len(lengths) == pieces.sum() and len(pieces) == len(samples)
     assert (lengths > 0).all() and (pieces > 0).all()
@@ -179,7 +182,7 @@ class TestWindows:
         (tmp_path / "b.bin").write_bytes(np.array([0, 1, 2, 99, 3, 4, 5], "u2").tobytes())
         index = Megatron(5).index([gap])
         assert read_windows(index, [0]) == [[0, 1, 2, 3, 4, 5]]
-        assert index.extents(np.arange(1))[3].tolist() == [2]
+        assert index.plan(np.arange(1)).sample_ptr.tolist() == [0, 2]
 
     def test_are_the_same_every_time_and_leave_numpys_generator_alone(self, tmp_path):
         path = write_pair(tmp_path, "a", list(range(60)))
@@ -187,7 +190,7 @@ class TestWindows:
         before = np.random.get_state()[1].tolist()
         one, two = (Megatron(16, 3).index([path]) for _ in range(2))
         samples = np.arange(len(one))
-        assert all((a == b).all() for a, b in zip(one.extents(samples), two.extents(samples), strict=True))
+        assert all((a == b).all() for a, b in zip(one.plan(samples), two.plan(samples), strict=True))
         other = Megatron(16, 4).index([path])
         assert read_windows(other, samples) != read_windows(one, samples)
         assert np.random.get_state()[1].tolist() == before
@@ -205,9 +208,10 @@ class TestWindows:
         index = Megatron(2**30, seed).index([str(tmp_path / "a.idx")])
         assert len(index) == (6 * (2**31 - 1) - 1) // 2**30 == 11
         if seed is None:
-            assert index.extents(np.arange(11))[1].tolist() == [i * 2**32 for i in range(11)]
+            assert index.plan(np.arange(11)).offset.tolist() == [i * 2**32 for i in range(11)]
             return
-        _, offsets, lengths_bytes, pieces = index.extents(np.arange(11))
+        _, _, offsets, lengths_bytes, sample_ptr = index.plan(np.arange(11))
+        pieces = np.diff(sample_ptr)
         assert np.add.reduceat(lengths_bytes, np.cumsum(pieces) - pieces).tolist() == [(2**30 + 1) * 4] * 11
         assert offsets.min() >= 0 and (offsets + lengths_bytes).max() <= index.size_bytes[0]
 
@@ -232,7 +236,7 @@ class TestWindows:
             before = sys.gettrace()
             sys.settrace(trace)
             try:
-                index.extents(samples)
+                index.plan(samples)
             finally:
                 sys.settrace(before)
             return count
@@ -248,9 +252,9 @@ class TestSequences:
         index = Megatron().index(paths)
         assert isinstance(index, FieldIndex) and len(index) == 4
         assert index.fields == (Field("tokens", np.dtype(CODES[code]).newbyteorder("<")),)
-        files, offsets, lengths_bytes, _ = index.extents(np.arange(4))
+        _, files, offsets, lengths_bytes, _ = index.plan(np.arange(4))
         read = []
-        for file, at, length in zip(files, offsets[:, 0], lengths_bytes[:, 0], strict=True):
+        for file, at, length in zip(files, offsets, lengths_bytes, strict=True):
             with open(index.paths[file], "rb") as stream:
                 stream.seek(at)
                 read.append(np.frombuffer(stream.read(length), CODES[code]).tolist())

@@ -16,7 +16,7 @@ from helpers import MIB, arrays, random_bytes, require_direct
 
 import gdsdata
 from gdsdata import EngineOptions, GDSDataset, Lanes, RowGroups
-from gdsdata.data.batches import pieces, tables
+from gdsdata.data.batches import pieces, row_groups
 from gdsdata.formats import Records
 from gdsdata.io import memory_budget
 
@@ -164,9 +164,10 @@ def test_fewer_row_groups_in_memory_change_no_order(table, monkeypatch):
         found = []
         for batch in dataset:
             found.append((batch["id"].tolist(), [bytes(text.tolist()) for text in batch["text"].as_list()]))
-            if (held := dataset._running) is not None:  # with the last batch, reading is closed
-                assert held._held_bytes <= held.budget_bytes
-                assert held._held_bytes == sum(int(held._index.decoded_bytes[group]) for group in held._held)
+            if (reader := dataset._running) is not None:  # with the last batch, reading is closed
+                chunks = reader.row_groups
+                assert chunks.held_bytes <= chunks.budget_bytes
+                assert chunks.held_bytes == sum(map(chunks.size_bytes, chunks.held))
         return found
 
     def dataset():
@@ -174,13 +175,13 @@ def test_fewer_row_groups_in_memory_change_no_order(table, monkeypatch):
 
     expected = ids(dataset())
     for share_bytes in (0, 30_000):
-        monkeypatch.setattr(tables, "share_bytes", lambda share_bytes=share_bytes: share_bytes)
+        monkeypatch.setattr(row_groups, "share_bytes", lambda share_bytes=share_bytes: share_bytes)
         limited = dataset()
         gdsdata.io.engine._warned.clear()
         with pytest.warns(RuntimeWarning, match="decoded again for each batch. Give it more memory"):
             assert ids(limited) == expected
         ring_bytes = limited.prefetch * limited._index.most_bytes(32)
-        decoding_bytes = tables._decoding_bytes(limited._index)
+        decoding_bytes = row_groups._decoding_bytes(limited._index)
         assert limited.stats()["ring_bytes"] <= ring_bytes + max(share_bytes, decoding_bytes)
 
 
@@ -196,7 +197,7 @@ def test_row_groups_that_are_passed_are_let_go_though_nobody_asks_for_statistics
         decoded.append(weakref.ref(values))
         return values
 
-    monkeypatch.setattr(tables, "_KEPT_BYTES", 0)
+    monkeypatch.setattr(row_groups, "_KEPT_BYTES", 0)
     dataset = GDSDataset(table, 32, shuffle=False, device="cpu")
     monkeypatch.setattr(type(dataset._source.index), "decode", watched)
     most = 0

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from tables import awkward, damaged, pa, read_all, rows_in, rows_of
 
 import gdsdata
-from gdsdata.data.batches import tables
+from gdsdata.data.batches import row_groups
 from gdsdata.data.order.permutation import Order
 from gdsdata.data.order.row_groups import InOrder, RowGroupPermutation, RowGroups, RowGroupShuffle
 from gdsdata.errors import CorruptData, EngineClosed
 from gdsdata.formats import Parquet, recognise
-from gdsdata.formats.parquet import TableIndex
 from gdsdata.formats.parsers.parquet_footer import row_groups_of
+from gdsdata.formats.tables import TableIndex
 
 pq = pytest.importorskip("pyarrow.parquet")
 
@@ -369,12 +369,12 @@ class TestEpochs:
     def test_decode_a_row_group_once_but_for_lanes_edges(
         self, tmp_path, monkeypatch, decoded_groups, shuffle, batch_size
     ):
-        monkeypatch.setattr(tables, "_KEPT_BYTES", 0)
+        monkeypatch.setattr(row_groups, "_KEPT_BYTES", 0)
         path = write(tmp_path / "a.parquet", numbered(8000), 100)
         dataset = gdsdata.GDSDataset(path, batch_size, shuffle=shuffle, device="cpu")
         most = 0
         for _ in itertools.islice(dataset, len(dataset) - 1):  # with the last batch, reading is closed
-            most = max(most, len(dataset._running._held))
+            most = max(most, len(dataset._running.row_groups.held))
         assert set(decoded_groups) == set(range(80))
         assert len(decoded_groups) <= (80 if shuffle is False else 80 + 4 + 1)
         assert most <= 5 * 4 + 4
@@ -387,7 +387,7 @@ class TestEpochs:
     @pytest.mark.parametrize("shuffle", [False, RowGroups(3, 20)])
     @pytest.mark.parametrize("uneven", ["pad", "repeat"])
     def test_end_with_rows_that_no_lane_has_or_that_come_again(self, tmp_path, monkeypatch, shuffle, uneven):
-        monkeypatch.setattr(tables, "_KEPT_BYTES", 0)
+        monkeypatch.setattr(row_groups, "_KEPT_BYTES", 0)
         path = write(tmp_path / "a.parquet", numbered(101), 4)
         arguments = {"batch_size": 4, "shuffle": shuffle, "uneven": uneven, "world_size": 3}
         ids = [i for rank in range(3) for batch in ids_of(path, rank=rank, **arguments) for i in batch]
@@ -395,12 +395,12 @@ class TestEpochs:
 
     @pytest.mark.parametrize("shuffle", [False, RowGroups(4, 300)])
     def test_hold_no_more_memory_than_they_say(self, tmp_path, monkeypatch, shuffle):
-        monkeypatch.setattr(tables, "_KEPT_BYTES", 0)
+        monkeypatch.setattr(row_groups, "_KEPT_BYTES", 0)
         path = write(tmp_path / "a.parquet", pa.table({"id": range(20_000)}), 100)
         dataset = gdsdata.GDSDataset(path, 32, shuffle=shuffle, device="cpu")
         but_the_last = itertools.islice(dataset, len(dataset) - 1)  # with that one, reading is closed
-        most_bytes = max(len(dataset._running._held) * 800 for _ in but_the_last)
-        decoding_bytes = 4 * tables._decoding_bytes(dataset._index)  # by four threads at most
+        most_bytes = max(len(dataset._running.row_groups.held) * 800 for _ in but_the_last)
+        decoding_bytes = 4 * row_groups._decoding_bytes(dataset._index)  # by four threads at most
         assert 2 * most_bytes + decoding_bytes > dataset.stats()["ring_bytes"] > 0.8 * most_bytes
 
     def test_break_off_and_close(self, tmp_path):

@@ -154,7 +154,7 @@ def test_every_byte_is_read_once_in_pieces(tmp_path):
     pieces = OpenPieces(index, permutation, range(8), EngineOptions(), 60.0)
     read, runs = np.zeros(30_000_000, np.uint8), 0
     for number in range(permutation.windows):
-        window = pieces._open(number)
+        window = pieces._fetch(number)
         assert window.is_read.all()
         for begin, end in zip(window.begin, window.end, strict=True):
             read[begin:end] += 1

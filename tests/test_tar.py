@@ -89,7 +89,9 @@ def index(*paths: str, fields=None) -> FieldIndex:
 def read(found: FieldIndex) -> list[dict[str, bytes]]:
     """Every sample, by its extents and nothing else."""
     samples = []
-    for file, begins, lengths, _ in zip(*found.extents(np.arange(len(found))), strict=True):
+    plan, shape = found.plan(np.arange(len(found))), (len(found), len(found.fields))
+    columns = plan.source.reshape(shape)[:, 0], plan.offset.reshape(shape), plan.length.reshape(shape)
+    for file, begins, lengths in zip(*columns, strict=True):
         sample = {}
         with open(found.paths[file], "rb") as stream:
             for field, begin, length in zip(found.fields, begins.tolist(), lengths.tolist(), strict=True):

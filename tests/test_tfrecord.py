@@ -49,9 +49,9 @@ def read_of(data: bytes):
 
 def records_in(index) -> list[bytes]:
     """The records as an engine would read them: by their extents, and nothing else."""
-    files, offsets, lengths, _ = index.extents(np.arange(len(index)))
+    _, files, offsets, lengths, _ = index.plan(np.arange(len(index)))
     found = []
-    for file, offset, length in zip(files, offsets[:, 0], lengths[:, 0], strict=True):
+    for file, offset, length in zip(files, offsets, lengths, strict=True):
         with open(index.paths[file], "rb") as stream:
             stream.seek(offset)
             found.append(stream.read(length))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gdsdata.formats.catalog import FORMATS
-from gdsdata.formats.index import Format, Index, has_fields, is_of_windows, is_table
+from gdsdata.formats.index import Format, SampleIndex
 from gdsdata.io.options import EngineOptions
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def check_values(prefetch: int, residency: str | None, device: torch.device, rag
     if residency is not None and device.type != "cuda":
         raise ValueError(f'residency="pinned" is for CUDA devices: on {device} files are mapped anyway')
     if ragged != "flat":
-        from gdsdata.data.batches.fields import check_ragged_as
+        from gdsdata.data.batches.ragged import check_ragged_as
 
         check_ragged_as(ragged)
     if on_error not in ("raise", "skip"):
@@ -110,22 +110,18 @@ def decoders_of(decode: Mapping[str, str | Decoder | Image] | None) -> dict[str,
     return {name: decoder_of(said) for name, said in decode.items()}
 
 
-def check_index(
-    index: Any, format: Format, collate: Any, residency: str | None, decode: Mapping[str, Decoder | Image]
-) -> None:
+def check_index(index: SampleIndex, format: Format, collate: Any, decode: Mapping[str, Decoder | Image]) -> None:
     """Refuse arguments of `GDSDataset` that do not fit the samples that were found.
 
     Raises:
         ValueError: one does not.
     """
-    if is_of_windows(index) and not index.is_even:
+    if not index.is_even:
         raise ValueError(f"{format}: last windows are shorter, which no batch holds: leave drop_last True")
-    if collate is not None and not (has_fields(index) or is_table(index)):
+    if collate is not None and not index.field_names:
         raise ValueError(
             f"collate= is for samples with fields: of {format} a batch is one tensor already, and transform= gets that"
         )
-    names = {field.name for field in getattr(index, "fields", ())}
-    if residency is not None and not isinstance(index, Index):
-        raise ValueError(f"residency={residency!r} is for samples of one size: leave it out for fields")
-    if lost := sorted(decode.keys() - names):
-        raise ValueError(f"decode= names {lost[0]!r}, but the samples' fields are {sorted(names) or 'none'}")
+    if lost := sorted(decode.keys() - set(index.field_names)):
+        names = sorted(index.field_names)
+        raise ValueError(f"decode= names {lost[0]!r}, but the samples' fields are {names or 'none'}")

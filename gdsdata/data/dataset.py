@@ -14,15 +14,18 @@ from torch.utils.data import get_worker_info
 
 from gdsdata.data import arguments
 from gdsdata.data.batch_dataset import BatchDataset, warn_of_stacking
-from gdsdata.data.batches.source import BatchSource
+from gdsdata.data.batches.reader import Reader
+from gdsdata.data.batches.settings import BatchSettings
+from gdsdata.data.batches.source import BatchSource, Sources
 from gdsdata.data.counts import ADDED, sum_of, sum_of_routes
 from gdsdata.data.order import choice
+from gdsdata.data.order.epoch import Epoch
 from gdsdata.data.order.permutation import Order
 from gdsdata.data.progress import Begun, Progress
 from gdsdata.data.ranks import EpochRanks, Ranks, Share
 from gdsdata.data.split import checked_split, part_of
-from gdsdata.errors import CorruptData, GdsdataError, IoError, StallError
-from gdsdata.formats.index import Format, Index, has_fields, is_table
+from gdsdata.errors import GdsdataError, StallError
+from gdsdata.formats.index import Format, SampleIndex
 from gdsdata.formats.registry import Source, list_files, recognise
 from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions
@@ -33,14 +36,11 @@ from gdsdata.observe.report import Report, Reporter, StepTimes, WorkerTimes, dia
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from gdsdata.data.batches.fields import Collate, RaggedAs
-    from gdsdata.data.batches.pieces import OpenPieces
+    from gdsdata.data.batches.ragged import RaggedAs
+    from gdsdata.data.batches.settings import Collate
     from gdsdata.data.order.lanes import Lanes
-    from gdsdata.data.order.row_groups import RowGroups, UpcomingGroups
+    from gdsdata.data.order.row_groups import RowGroups
     from gdsdata.decoders import Decoder, Image
-    from gdsdata.formats.fields import FieldIndex
-    from gdsdata.formats.megatron import WindowIndex
-    from gdsdata.formats.parquet import TableIndex
 
 # Samples planned at a time, when an epoch is under way: numpy's cost a call is then spread over many batches.
 _PLAN_SAMPLES = 4096
@@ -212,7 +212,7 @@ class GDSDataset(BatchDataset):
             "mean_ready": 0.0,
         }
         self._piece_bytes, self._piece_memory_bytes = dict.fromkeys(engine.ROUTES, 0), 0  # of iterators that have ended
-        self._running: Any = None  # the newest iterator's prefetcher
+        self._running: Reader[Any] | None = None  # the newest iterator's
         self._times, self._reporter = StepTimes(), Reporter(report_every_s, self.report)
         self._workers = WorkerTimes()  # of iterators that have ended
         self._workers_before: tuple[Any, WorkerTimes] | None = None  # the engine, and its at the newest one's begin
@@ -220,7 +220,7 @@ class GDSDataset(BatchDataset):
             self._source.open()  # its engine is made, and a cast loaded, while the program still prepares
 
     def _index_files(self) -> None:
-        self._index: Index | FieldIndex | WindowIndex | TableIndex | None = self._indexed()
+        self._index: SampleIndex | None = self._indexed()
         self._data_identity: dict[str, Any] | None = None
         self._choice.begin(self._index, self._share.world_size, self._ranks.are_given)
         self._make_order()
@@ -253,27 +253,27 @@ class GDSDataset(BatchDataset):
 
     def _reorder(self) -> None:
         self._make_order()
-        if self._source.options != self._options_of_batches:
+        if self._source.settings.options != self._options_of_batches:
             self._make_source()
 
     def _recognised(self) -> Format:
         if self._skipped is None:
             return recognise(self._paths)
-        from gdsdata.data.batches.skipped import first_recognised
+        from gdsdata.data.batches.sound_files import first_recognised
 
         return first_recognised(self._paths)
 
-    def _indexed(self) -> Index | FieldIndex | WindowIndex | TableIndex:
+    def _indexed(self) -> SampleIndex:
         if self._skipped is None:
             index = self._format.index(self._paths)
         else:
-            from gdsdata.data.batches.skipped import index_sound
+            from gdsdata.data.batches.sound_files import index_sound
 
             index, refusals = index_sound(self._format, self._paths)
             self._skipped.leave_out_files(refusals, len(self._paths))
         if not len(index):
             raise ValueError(f"no samples in {self._paths[0]} (of {len(self._paths)} files)")
-        arguments.check_index(index, self._format, self.collate, self.residency, self.decode)
+        arguments.check_index(index, self._format, self.collate, self.decode)
         return part_of(index, self._split, self._paths[0])
 
     def _make_order(self) -> None:
@@ -290,10 +290,20 @@ class GDSDataset(BatchDataset):
         self._shuffle = shuffle
 
     def _make_source(self) -> None:
-        self._source = BatchSource(
-            *(self._index, self.device, self._options_of_batches, self._batch_size, self.prefetch, self.zero_copy),
-            *(self.residency, self.ragged, self.decode, self.collate, self._skipped),
+        settings = BatchSettings(
+            device=self.device,
+            options=self._options_of_batches,
+            piece_options=self.options,
+            batch_size=self._batch_size,
+            prefetch=self.prefetch,
+            zero_copy=self.zero_copy,
+            residency=self.residency,
+            ragged=self.ragged,
+            decode=self.decode,
+            collate=self.collate,
+            skipped=self._skipped,
         )
+        self._source: BatchSource[Any] = self._index.read_by(Sources(settings))
 
     @property
     def _options_of_batches(self) -> EngineOptions:
@@ -472,32 +482,25 @@ class GDSDataset(BatchDataset):
         self, epoch: int, numbers: range | np.ndarray, handed_out: Callable[[int], object]
     ) -> Iterator[Any]:
         """What ends it, once reading has begun, and then the batches."""
-        index, order, check_ranks = self._index, self._order, self._ranks.watch(self._share)
+        order, check_ranks = self._order, self._ranks.watch(self._share)
         done, total = 0, len(numbers)
-        pieces = self._open_pieces(index, epoch)
-        upcoming = self._upcoming(index, epoch) if is_table(index) else None
         source = self._source
-        batches, take = source.batches(pieces, upcoming, owner=self)
-        self._running = batches
-        ending = Ending(partial(self._end, batches, pieces))
-        reach = batches.reach if is_table(index) else pieces.reach if pieces else None
+        reader = self._running = source.reader(self._epoch(epoch), owner=self)
+        ending = Ending(partial(self._end, reader))
+        take, reach = reader.next, reader.reach
         transform, times = self.transform, self._times
         planned, plan_batches = 0, self.prefetch
 
         def plan() -> None:
             """Ahead of the consumer; the first is short, for the first batch waits for it."""
             nonlocal planned, plan_batches
-            if reach is not None:
-                reach(int(numbers[done]))
+            reach(int(numbers[done]))
             count = min(plan_batches, total - planned)
             if planned - done > plan_batches // 2 + self.prefetch:
                 count = 0
-            if pieces is not None:
-                in_memory = pieces.steps_in_memory(numbers[planned : planned + count])
-                count = max(in_memory, 1 if planned == done else 0)
+            count = max(reader.steps_local(numbers[planned : planned + count]), 1 if planned == done else 0)
             if count:
-                samples, sizes = order.samples_of(epoch, numbers[planned : planned + count])
-                batches.plan(*(pieces or index).extents(samples), sizes)
+                reader.plan(*order.samples_of(epoch, numbers[planned : planned + count]))
                 planned += count
                 plan_batches = max(self.prefetch, min(2 * plan_batches, _PLAN_SAMPLES // self._batch_size))
 
@@ -510,13 +513,8 @@ class GDSDataset(BatchDataset):
                 check_ranks()
                 if done:
                     plan()
-                try:
-                    with marked("gdsdata: waiting for a batch"):
-                        batch = take()
-                except (IoError, CorruptData):
-                    if self._skipped is None or has_fields(index) or is_table(index):  # whose batches do it
-                        raise
-                    batch = self._sample_by_sample(index, order.samples_of(epoch, numbers[done : done + 1])[0])
+                with marked("gdsdata: waiting for a batch"):
+                    batch = take()
                 if transform is not None:
                     batch = times.transformed(transform, batch)
                 done += 1
@@ -544,68 +542,24 @@ class GDSDataset(BatchDataset):
             yield batch
             times.trained()
 
-    def _end(self, batches: Any, pieces: OpenPieces | None) -> None:
+    def _epoch(self, number: int) -> Epoch:
+        return Epoch(self._shuffle, len(self._index), self._step_samples, self._share, self._seed, number)
+
+    def _end(self, reader: Reader[Any]) -> None:
         """Close what an iterator has open, and keep its counts."""
-        self._add_to_totals(batches)
-        batches.close()
+        self._totals = sum_of(self._totals, reader.statistics())
+        if self._running is reader:
+            self._running = None
+        reader.close()
         self._workers, self._workers_before = self._worker_times(), None
-        if pieces is not None:
-            pieces.close()
+        if (pieces := reader.pieces) is not None:
             self._piece_bytes = sum_of_routes(self._piece_bytes, pieces.bytes)
             self._piece_memory_bytes = max(self._piece_memory_bytes, pieces.memory_bytes)
         self._source.warn_of_fallbacks()
 
-    def _sample_by_sample(self, index: Index | WindowIndex, samples: np.ndarray) -> torch.Tensor:
-        """A batch of those of ``samples`` that can be read."""
-        one_each, take = self._source.batches(batch_samples=1, owner=self)
-        one_each.plan(*index.extents(samples), np.ones(len(samples), np.int64))
-        kept, last_error = [], None
-        try:
-            for _ in samples:
-                try:
-                    kept.append(take().clone())  # the ring's own memory is for whole batches
-                except (IoError, CorruptData) as error:
-                    self._skipped.leave_out_sample(error)
-                    last_error = error
-        finally:
-            self._totals = sum_of(self._totals, {**one_each.statistics(), "batches": 1})
-            one_each.close()
-        if not kept:
-            from gdsdata.data.batches.skipped import nothing_left
-
-            raise nothing_left(len(samples), last_error)
-        return torch.cat(kept)
-
-    def _upcoming(self, index: TableIndex, epoch: int) -> UpcomingGroups:
-        """What can say which row groups are needed next."""
-        if not self._shuffle:
-            from gdsdata.data.order.row_groups import InOrder
-
-            return InOrder(index.group_first_row, self._step_samples, *self._share)
-        permutation = self._shuffle.permutation(len(index), self._step_samples, self._seed, epoch)
-        return permutation.of_rank(*self._share)
-
-    def _open_pieces(self, index: Index | FieldIndex | WindowIndex | TableIndex, epoch: int) -> OpenPieces | None:
-        """What reads the pieces of a lane shuffle; None where a step needs several windows."""
-        if not choice.is_lanes(self._shuffle) or not self._shuffle.holds(self._step_samples) or self.residency:
-            return None
-        from gdsdata.data.batches.pieces import OpenPieces
-
-        worker, options = get_worker_info(), self.options
-        if worker and worker.num_workers > 1:  # they read the same pieces, which the storage then gives once
-            options = replace(options, direct="never")
-        permutation = self._shuffle.permutation(len(index), self._step_samples, self._seed, epoch)
-        lanes = self._shuffle.of_rank(*self._share)
-        return OpenPieces(index, permutation, lanes, options, self.options.stall_timeout_s)
-
     @property
     def _shuffle_name(self) -> str:
         return {True: "uniform", False: "none"}.get(self._shuffle, str(self._shuffle))
-
-    def _add_to_totals(self, batches: Any) -> None:
-        self._totals = sum_of(self._totals, batches.statistics())
-        if self._running is batches:
-            self._running = None
 
     def report(self) -> Report:
         """Where the time of the loop over this data set went so far: how much of it was waiting for input, what for,
@@ -654,14 +608,9 @@ class GDSDataset(BatchDataset):
         if self._index is None:
             self._index_files()
         result = sum_of(self._totals, running.statistics()) if running is not None else dict(self._totals)
+        epoch = self._epoch(self._progress.epoch)
+        result["ring_bytes"] = self._source.ring_bytes(epoch, len(self._order), running)
         result |= self._source.stats()
-        if is_table(self._index):
-            from gdsdata.data.batches.tables import most_held_bytes
-
-            upcoming = self._upcoming(self._index, self._progress.epoch)
-            budget_bytes = running.budget_bytes if running is not None else None
-            steps = len(self._order)
-            result["ring_bytes"] += most_held_bytes(self._index, upcoming, steps, self.prefetch, budget_bytes)
         result["piece_bytes"], result["piece_memory_bytes"] = dict(self._piece_bytes), self._piece_memory_bytes
         result["shuffle"] = f"{self._shuffle_name}: {self._choice.reason}"
         if self._skipped is not None:

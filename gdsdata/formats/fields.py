@@ -1,4 +1,4 @@
-"""What a format of samples with fields makes of files: a `FieldIndex`, with the extent of each field of each sample."""
+"""`FieldIndex`: where each field of each sample lies."""
 
 from __future__ import annotations
 
@@ -7,35 +7,17 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-import torch
 
-from gdsdata.formats.index import SampleIndex, runs_of_files
+from gdsdata.errors import CorruptData
+from gdsdata.formats.field import Field
+from gdsdata.formats.index import Made, Readers, SampleIndex, runs_of_files
+from gdsdata.formats.plan import Plan
+
+__all__ = ["Field", "FieldIndex"]
 
 _NOWHERE = 2**63 - 1
-# What lies between two fields is read with them where it is no more.
+# A gap between two fields that is no longer than this is read with them.
 _GAP_BYTES = 16384
-
-
-@dataclass(frozen=True)
-class Field:
-    """One of the fields that samples have.
-
-    Attributes:
-        name: as the format has it: the extension of a member ("jpg"), the name of a column.
-        dtype: of its elements as stored, with their byte order; None: its bytes mean nothing to the format.
-        shape: of one sample's value, which then no sample lacks; ``()`` is one element, None one dimension of as many
-            elements as its bytes hold.
-        row_shape: where ``shape`` is None: of what that one dimension counts, which then is the first of several.
-        fortran_order: the first axis varies fastest in the file.
-        view_as: what the stored bits are, where numpy has no such dtype: bfloat16 in a ``dtype`` of uint16.
-    """
-
-    name: str
-    dtype: np.dtype | None = None
-    shape: tuple[int, ...] | None = None
-    row_shape: tuple[int, ...] = ()
-    fortran_order: bool = False
-    view_as: torch.dtype | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,19 +39,25 @@ class FieldIndex(SampleIndex):
     checksums: np.ndarray | None = None
     checksum: Literal["crc32", "crc32c"] = "crc32c"
 
-    def extents(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """The extents of ``samples``.
+    def plan(self, samples: np.ndarray) -> Plan:
+        """Return where the fields of samples lie, K pieces a sample. Pieces have the length -1 if there is no field."""
+        file = (np.searchsorted(self.first_sample, samples, side="right") - 1).astype(np.int32)
+        source = file if len(self.fields) == 1 else np.repeat(file, len(self.fields))
+        return Plan(samples, source, self.begin_bytes[samples].reshape(-1), self.length_bytes[samples].reshape(-1))
 
-        Args:
-            samples: int64 (m,), each in ``range(len(self))``; not checked, for it runs once a batch.
+    def read_by(self, readers: Readers[Made]) -> Made:
+        return readers.of_fields(self)
 
-        Returns:
-            The file of each sample (int32 (m,), a place in ``paths``), and of each of its fields the offset there and
-            the length, in bytes (int64 (m, K) each; the length is -1 where the sample does not have the field); and
-            ``samples``, by which a reader of copies of these bytes still knows what they are.
-        """
-        file = np.searchsorted(self.first_sample, samples, side="right") - 1
-        return file.astype(np.int32), self.begin_bytes[samples], self.length_bytes[samples], samples
+    @property
+    def field_names(self) -> tuple[str, ...]:
+        return tuple(field.name for field in self.fields)
+
+    def damaged(self, sample: int, field: int, reason: str) -> CorruptData:
+        """Return the error for a field of a sample, by their numbers; ``reason`` says what the field does or lacks."""
+        path = self.paths[int(np.searchsorted(self.first_sample, sample, side="right")) - 1]
+        begin, length = int(self.begin_bytes[sample, field]), int(self.length_bytes[sample, field])
+        message = f"{path}: field {self.fields[field].name!r} of {length} bytes at offset {begin} {reason}"
+        return CorruptData(message, path, begin, length)
 
     def _part(self, files: slice, begin: int, end: int) -> dict[str, Any]:
         return {
@@ -79,21 +67,17 @@ class FieldIndex(SampleIndex):
         }
 
     def most_bytes(self, samples: int) -> int:
-        """Of so many samples' fields, whichever they are."""
         of_samples = np.maximum(self.length_bytes, 0).sum(1)
         largest = np.partition(of_samples, -samples)[-samples:] if samples < len(of_samples) else of_samples
         return int(largest.sum())
 
     @property
     def spacing_bytes(self) -> int:
-        """Of a sample, on the average, with what lies between samples; at least 1."""
+        """Bytes from one sample's start to the next one's, on average; at least 1."""
         return max(1, int(self.size_bytes.sum()) // max(1, len(self)))
 
     def runs(self, first: int, count: int) -> Iterator[tuple[int, int, int]]:
-        """File (a place in ``paths``), offset and bytes of what ``count`` samples from ``first`` on have in each file.
-
-        Of a file it is one run where the fields of a sample lie together, and one for each field where they do not.
-        """
+        """Yield one run a file if the fields of a sample lie together, and else one for each field."""
         for file, begin, here in runs_of_files(self.first_sample, first, count):
             samples = slice(int(self.first_sample[file]) + begin, int(self.first_sample[file]) + begin + here)
             begins, lengths = self.begin_bytes[samples], self.length_bytes[samples]

@@ -15,8 +15,10 @@ import numpy as np
 import torch
 
 from gdsdata.errors import CorruptData, IoError
+from gdsdata.formats.plan import Plan
 
 Self = TypeVar("Self", bound="SampleIndex")
+Made = TypeVar("Made", covariant=True)
 
 _TORCH_DTYPES = {
     np.dtype(name): getattr(torch, name)
@@ -80,7 +82,23 @@ def torch_equivalent(dtype: np.dtype) -> torch.dtype:
         raise ValueError(f"torch has no equivalent of numpy's {dtype}: convert the data to one of {known}") from None
 
 
-@dataclass(frozen=True, eq=False)
+class Readers(Protocol[Made]):
+    """Makes what reads samples, by one method for each way in which they lie (see `SampleIndex.read_by`)."""
+
+    def of_one_size(self, index: Any) -> Made:
+        """Return what reads the samples of an `Index`."""
+
+    def of_fields(self, index: Any) -> Made:
+        """Return what reads the samples of a `fields.FieldIndex`."""
+
+    def of_windows(self, index: Any) -> Made:
+        """Return what reads the samples of a `windows.WindowIndex`."""
+
+    def of_row_groups(self, index: Any) -> Made:
+        """Return what reads the samples of a `tables.TableIndex`."""
+
+
+@dataclass(frozen=True, eq=False, init=False, repr=False)
 class SampleIndex(ABC):
     """Where the samples of some files lie. Sample ids run through the files in order.
 
@@ -101,6 +119,18 @@ class SampleIndex(ABC):
     def __len__(self) -> int:
         """Return the number of samples in all files."""
         return int(self.first_sample[-1])
+
+    @abstractmethod
+    def plan(self, samples: np.ndarray) -> Plan:
+        """Return where samples lie.
+
+        Args:
+            samples: int64 (m,), each in ``range(len(self))``. They are not checked, because this runs once a batch.
+        """
+
+    @abstractmethod
+    def read_by(self, readers: Readers[Made]) -> Made:
+        """Return what reads these samples."""
 
     def part(self: Self, begin: int, end: int) -> Self:
         """Return an index of the samples ``range(begin, end)`` alone, at least one; their ids count from 0."""
@@ -123,6 +153,43 @@ class SampleIndex(ABC):
     def spacing_bytes(self) -> int:
         """Bytes from one sample's start to the next one's, about; at least 1."""
 
+    @property
+    def sample_bytes(self) -> int:
+        """Bytes of one sample, about."""
+        return self.spacing_bytes
+
+    @property
+    def field_names(self) -> tuple[str, ...]:
+        """The names of the samples' fields. Without any, a sample is one tensor."""
+        return ()
+
+    @property
+    def is_even(self) -> bool:
+        """Whether no sample is shorter than a batch has room for."""
+        return True
+
+    @property
+    def group_first_sample(self) -> np.ndarray | None:
+        """int64 (G + 1,), id of the first sample of each group that can only be decoded as a whole, then N.
+
+        None: each sample can be read by itself.
+        """
+        return None
+
+    @abstractmethod
+    def most_bytes(self, samples: int) -> int:
+        """Return the bytes of so many samples at most, whichever they are."""
+
+    def runs(self, first: int, count: int) -> Iterator[tuple[int, int, int]]:
+        """Yield what ``count`` samples from ``first`` on lie in: a file (a place in ``paths``), an offset, bytes."""
+        plan = self.plan(np.arange(first, first + count))
+        lengths = np.broadcast_to(plan.length, plan.offset.shape)
+        yield from zip(plan.source.tolist(), plan.offset.tolist(), lengths.tolist(), strict=True)
+
+    def probe(self) -> Index:
+        """Return samples of one size that take about as long to read as these, to time it."""
+        return records_of(self.paths[int(self.size_bytes.argmax())], self.sample_bytes)
+
 
 @dataclass(frozen=True, eq=False)
 class Index(SampleIndex):
@@ -141,22 +208,18 @@ class Index(SampleIndex):
     stride_bytes: np.ndarray
     sample: Sample
 
-    def extents(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The extents of ``samples``, each ``sample.bytes`` long.
-
-        Args:
-            samples: int64 (m,), each in ``range(len(self))``; not checked, for it runs once a batch.
-
-        Returns:
-            The file of each (int32 (m,), a place in ``paths``) and its offset there in bytes (int64 (m,)).
-        """
+    def plan(self, samples: np.ndarray) -> Plan:
         if len(self.paths) == 1:
-            return np.zeros(len(samples), np.int32), self.base_bytes[0] + samples * self.stride_bytes[0]
+            source = np.zeros(len(samples), np.int32)
+            return Plan(samples, source, self.base_bytes[0] + samples * self.stride_bytes[0], self.sample.bytes)
         if self._one_sample_a_file:
-            return samples.astype(np.int32), self.base_bytes[samples]
+            return Plan(samples, samples.astype(np.int32), self.base_bytes[samples], self.sample.bytes)
         file = np.searchsorted(self.first_sample, samples, side="right") - 1
         offset = self.base_bytes[file] + (samples - self.first_sample[file]) * self.stride_bytes[file]
-        return file.astype(np.int32), offset
+        return Plan(samples, file.astype(np.int32), offset, self.sample.bytes)
+
+    def read_by(self, readers: Readers[Made]) -> Made:
+        return readers.of_one_size(self)
 
     def _part(self, files: slice, begin: int, end: int) -> dict[str, Any]:
         base_bytes = self.base_bytes[files].copy()
@@ -168,8 +231,17 @@ class Index(SampleIndex):
         """Bytes from one sample's start to the next one's, in the file where that is longest; at least 1."""
         return max(1, int(self.stride_bytes.max()))
 
+    @property
+    def sample_bytes(self) -> int:
+        return self.sample.bytes
+
+    def most_bytes(self, samples: int) -> int:
+        return min(samples, len(self)) * self.sample.bytes
+
+    def probe(self) -> Index:
+        return self
+
     def runs(self, first: int, count: int) -> Iterator[tuple[int, int, int]]:
-        """What ``count`` samples from ``first`` on are in each file: its place in ``paths``, offset and bytes."""
         for file, begin, here in runs_of_files(self.first_sample, first, count):
             stride_bytes = int(self.stride_bytes[file])
             offset = int(self.base_bytes[file]) + begin * stride_bytes
@@ -197,6 +269,20 @@ def files_of_part(first_sample: np.ndarray, begin: int, end: int) -> tuple[slice
     return slice(first, stop), np.clip(first_sample[first : stop + 1], begin, end) - begin
 
 
+def records_of(path: str, record_bytes: int) -> Index:
+    """Return an index of a file of anything as records; bytes behind the last whole one are left out."""
+    status = os.stat(path)
+    return Index(
+        paths=[path],
+        size_bytes=np.array([status.st_size]),
+        mtime_ns=np.array([status.st_mtime_ns]),
+        first_sample=first_samples([status.st_size // record_bytes]),
+        base_bytes=np.zeros(1, np.int64),
+        stride_bytes=np.full(1, record_bytes, np.int64),
+        sample=Sample(np.dtype(np.uint8), (record_bytes,)),
+    )
+
+
 class Format(Protocol):
     """What a format is: one method. It reads headers and sizes, and leaves the samples to the engine."""
 
@@ -208,21 +294,6 @@ class Format(Protocol):
             ValueError: the files are sound, but not what this format was told, or unlike each other.
             FileNotFoundError, IoError: a file is not to be had.
         """
-
-
-# An index says by its `kind` what it is, so that who is given one imports no module for those that it never meets.
-
-
-def has_fields(index: Any) -> bool:
-    return index.kind == "fields"
-
-
-def is_of_windows(index: Any) -> bool:
-    return index.kind == "windows"
-
-
-def is_table(index: Any) -> bool:
-    return index.kind == "table"
 
 
 def first_samples(counts: Sequence[int]) -> np.ndarray:

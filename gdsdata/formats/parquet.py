@@ -12,28 +12,17 @@ import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from gdsdata.errors import CorruptData, IoError
-from gdsdata.formats.columns import (
-    Column,
-    arrow_module,
-    check_alike,
-    checked_names,
-    columns_of,
-    is_bytes,
-    nulls_among_numbers,
-    storage_of,
-    value_bytes,
-)
-from gdsdata.formats.fields import Field
-from gdsdata.formats.index import SampleIndex, files_of_part, first_samples, open_descriptor
+from gdsdata.formats.columns import Column, arrow_module, check_alike, checked_names, columns_of, value_bytes
+from gdsdata.formats.index import first_samples, open_descriptor
 from gdsdata.formats.parsers import magics
 from gdsdata.formats.parsers.damage import damaged
 from gdsdata.formats.parsers.parquet_footer import StoredColumn, row_groups_of
+from gdsdata.formats.tables import TableFile, TableIndex, errors_of_pyarrow, line_of
 
 if TYPE_CHECKING:
     import pyarrow
@@ -47,9 +36,6 @@ _LONGEST_FOOTER_BYTES = 2**28
 _LARGEST_GROUP_BYTES = 2**32
 # Files indexed at a time, so that a disk has several reads to serve.
 _READERS = 8
-
-# A column of a row group: an array (rows, *shape), or, of strings and lists, pyarrow's of the large type.
-Values = Any
 
 
 @dataclass(frozen=True)
@@ -108,172 +94,8 @@ class Parquet:
             begin_bytes=np.array(sum((one.begins for one in found), []), np.int64).reshape(-1, len(found[0].leaves)),
             length_bytes=np.array(sum((one.lengths for one in found), []), np.int64).reshape(-1, len(found[0].leaves)),
             decoded_bytes=np.array(sum((one.decoded for one in found), []), np.int64),
-            files=tuple(_File(one.metadata, one.columns, one.leaves) for one in found),
+            files=tuple(TableFile(one.metadata, one.columns, one.leaves) for one in found),
         )
-
-
-class _File(NamedTuple):
-    """What pyarrow has to know to decode a file's row groups, and which of its columns are wanted."""
-
-    metadata: pyarrow.parquet.FileMetaData
-    columns: tuple[Column, ...]
-    leaves: tuple[str, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class TableIndex(SampleIndex):
-    """Where the row groups of some files lie.
-
-    Attributes:
-        fields: the K fields.
-        group_first_row: int64 (G + 1,), id of each row group's first sample, then N. None is empty.
-        group_file: int32 (G,), a place in ``paths``.
-        group_number: int64 (G,), among the row groups of its file.
-        group_begin: int64 (G,), the row of it that is its first sample: 0, but for the first one of a `part`.
-        group_rows: int64 (G,), rows that are stored in it; a `part` may have fewer of the first one and the last one.
-        begin_bytes, length_bytes: int64 (G, C), extents of the stored columns that are wanted.
-        decoded_bytes: int64 (G,), memory of it when decoded, about.
-        files: what pyarrow has to know of each file.
-    """
-
-    kind: ClassVar[str] = "table"
-    fields: tuple[Field, ...]
-    group_first_row: np.ndarray
-    group_file: np.ndarray
-    group_number: np.ndarray
-    group_begin: np.ndarray
-    group_rows: np.ndarray
-    begin_bytes: np.ndarray
-    length_bytes: np.ndarray
-    decoded_bytes: np.ndarray
-    files: tuple[_File, ...]
-
-    def extents(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The row group of each of ``samples`` (int64 (m,), not checked), and its row there: int64 (m,) each."""
-        group = np.searchsorted(self.group_first_row, samples, side="right") - 1
-        return group, samples - self.group_first_row[group] + self.group_begin[group]
-
-    def _part(self, files: slice, begin: int, end: int) -> dict[str, Any]:
-        """A row group that the part has some rows of is still read and decoded as a whole."""
-        groups, group_first_row = files_of_part(self.group_first_row, begin, end)
-        group_begin = self.group_begin[groups].copy()
-        group_begin[0] += begin - self.group_first_row[groups.start]
-        of_groups = ("group_number", "group_rows", "begin_bytes", "length_bytes", "decoded_bytes")
-        return {
-            "files": self.files[files],
-            "group_first_row": group_first_row,
-            "group_begin": group_begin,
-            "group_file": self.group_file[groups] - np.int32(files.start),
-            **{name: getattr(self, name)[groups] for name in of_groups},
-        }
-
-    def most_bytes(self, samples: int) -> int:
-        """Of so many samples' fields, about."""
-        return samples * self.spacing_bytes
-
-    @cached_property
-    def spacing_bytes(self) -> int:
-        """Of a sample when it is decoded, on the average; at least 1."""
-        return max(1, int(self.decoded_bytes.sum()) // max(1, len(self)))
-
-    def name_of(self, group: int) -> str:
-        """Of a row group, for errors."""
-        return f"row group {self.group_number[group]} of {self.paths[self.group_file[group]]}"
-
-    def decode(self, group: int, stored: Sequence[memoryview]) -> list[Values]:
-        """The columns of a row group.
-
-        Args:
-            group: which.
-            stored: the bytes of its extents.
-
-        Returns:
-            Of each field its values: an array (rows, *shape), or, of strings and lists, pyarrow's of the large type.
-
-        Raises:
-            CorruptData: the bytes are not what the footer says.
-            ValueError: nulls among numbers.
-        """
-        arrow, parquet = arrow_module(), arrow_module("pyarrow.parquet")
-        file = self.files[self.group_file[group]]
-        path = self.paths[self.group_file[group]]
-        source = _Stored(self.begin_bytes[group].tolist(), stored, int(self.size_bytes[self.group_file[group]]))
-        try:
-            reader = parquet.ParquetFile(
-                arrow.PythonFile(source, "r"),
-                metadata=file.metadata,
-                pre_buffer=False,  # each column by itself, as it was read
-                page_checksum_verification=True,
-            )
-            number = int(self.group_number[group])
-            table = reader.read_row_group(number, columns=list(file.leaves), use_threads=False)
-            table.validate()
-            columns = [_column_of(table, column) for column in file.columns]
-        except _errors_of_pyarrow() as error:
-            raise self._corrupt(group, f"it cannot be decoded ({_line_of(error)})") from error
-        rows = int(self.group_rows[group])
-        values = []
-        for column, (array, lists_have_nulls) in zip(file.columns, columns, strict=True):
-            if len(array) != rows:
-                raise self._corrupt(group, f"column {column.field.name!r} has {len(array)} rows and should have {rows}")
-            if lists_have_nulls or (column.field.shape is not None and array.null_count):
-                raise nulls_among_numbers(path, column.field.name)
-            values.append(array if column.field.shape is None else _dense(array, column.field))
-        return values
-
-    def _corrupt(self, group: int, reason: str) -> CorruptData:
-        begin = int(self.begin_bytes[group].min())
-        length = int((self.begin_bytes[group] + self.length_bytes[group]).max()) - begin
-        message = (
-            f"{self.name_of(group)}, at bytes {begin} to {begin + length}, is damaged: {reason}; write or copy it again"
-        )
-        return CorruptData(message, self.paths[self.group_file[group]], begin, length)
-
-
-class _Stored:
-    """A file of which some ranges are at hand, for pyarrow: reads beyond them are an error."""
-
-    closed = False
-
-    def __init__(self, begins: Sequence[int], stored: Sequence[memoryview], size_bytes: int) -> None:
-        self._ranges = sorted(zip(begins, stored, strict=True), key=lambda one: one[0])
-        self._size_bytes, self._at = size_bytes, 0
-
-    def readable(self) -> bool:
-        return True
-
-    seekable = readable
-
-    def close(self) -> None:
-        self.closed = True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size_bytes}[whence]
-        return self._at
-
-    def read(self, count: int) -> memoryview:
-        for begin, stored in self._ranges:
-            place = self._at - begin
-            if 0 <= place and place + count <= len(stored):
-                self._at += count
-                return stored[place : place + count]
-        raise ValueError(f"{count} bytes at {self._at} belong to none of the columns")
-
-
-def _errors_of_pyarrow() -> tuple[type[Exception], ...]:
-    """What it raises where data are damaged."""
-    arrow = arrow_module()
-    return arrow.ArrowException, OSError, ValueError, TypeError, KeyError, OverflowError, MemoryError
-
-
-def _line_of(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
-
-
-# --------------------------------------------------------------------------------------------------------- footers
 
 
 class _Found(NamedTuple):
@@ -297,8 +119,8 @@ def _index_file(path: str, wanted: Sequence[str] | None) -> _Found:
         metadata = parquet.read_metadata(arrow.BufferReader(magics.PARQUET + footer))  # as of a file without data
         schema = metadata.schema.to_arrow_schema()
         paths = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
-    except _errors_of_pyarrow() as error:
-        raise damaged(path, footer_at, len(footer), f"the footer cannot be read ({_line_of(error)})") from error
+    except errors_of_pyarrow() as error:
+        raise damaged(path, footer_at, len(footer), f"the footer cannot be read ({line_of(error)})") from error
     if metadata.num_row_groups != len(groups) or any(len(group.columns) != len(paths) for group in groups):
         raise damaged(path, footer_at, len(footer), f"not all of its row groups have the schema's {len(paths)} columns")
     columns = columns_of(schema, wanted, path)
@@ -418,74 +240,3 @@ def _decoded_bytes(columns: Sequence[Column], leaves: Sequence[_Leaf], rows: int
             f"the columns that are wanted (columns=)"
         )
     return decoded_bytes
-
-
-# --------------------------------------------------------------------------------------------------------- columns
-
-
-def _column_of(table: pyarrow.Table, column: Column) -> tuple[pyarrow.Array, bool]:
-    """A column out of its structs, strings and lists with 64-bit offsets; and whether its lists have nulls in them."""
-    arrow, types = arrow_module(), arrow_module("pyarrow.types")
-    name, *members = _names_of(table, column)
-    chunks = table.column(name)
-    for member in members:
-        place = storage_of(chunks.type).get_field_index(member)
-        flat = [_stored(chunk).flatten()[place] for chunk in chunks.chunks]  # so nulls of the struct are the member's
-        chunks = arrow.chunked_array(flat, storage_of(chunks.type).field(place).type)
-    kind = storage_of(chunks.type)
-    chunks = arrow.chunked_array([_stored(chunk) for chunk in chunks.chunks], kind)
-    if types.is_dictionary(kind):
-        kind = kind.value_type
-        chunks = chunks.cast(kind)
-    if column.field.shape is None:
-        wide = arrow.large_binary() if is_bytes(kind) else arrow.large_list(storage_of(kind.value_type))
-        chunks = chunks.cast(wide)
-    array = chunks.combine_chunks()
-    if isinstance(array, arrow.ChunkedArray):
-        array = arrow.concat_arrays(array.chunks)
-    inside = array.flatten().null_count if types.is_large_list(array.type) else _nulls_within(array)
-    return array, inside > 0
-
-
-def _names_of(table: pyarrow.Table, column: Column) -> list[str]:
-    return _split(table.schema, column.field.name)
-
-
-def _split(fields: Any, name: str) -> list[str]:
-    """The names of a column and of the members in its structs, any of which may have dots."""
-    for one in fields:
-        if one.name == name:
-            return [one.name]
-        stored = storage_of(one.type)
-        if name.startswith(f"{one.name}.") and arrow_module("pyarrow.types").is_struct(stored):
-            members = [stored.field(i) for i in range(stored.num_fields)]
-            return [one.name, *_split(members, name[len(one.name) + 1 :])]
-    raise KeyError(name)
-
-
-def _stored(array: pyarrow.Array) -> pyarrow.Array:
-    """An extension array's storage; of others themselves."""
-    return getattr(array, "storage", array)
-
-
-def _nulls_within(array: pyarrow.Array) -> int:
-    """Of the values in fixed-size lists."""
-    types = arrow_module("pyarrow.types")
-    nulls = 0
-    while types.is_fixed_size_list(array.type):
-        array = _stored(array.flatten())
-        nulls += array.null_count
-    return nulls
-
-
-def _dense(array: pyarrow.Array, field: Field) -> np.ndarray:
-    """Values of one size, without nulls: (rows, *shape)."""
-    types = arrow_module("pyarrow.types")
-    rows = len(array)
-    while types.is_fixed_size_list(array.type):
-        array = _stored(array.flatten())
-    if types.is_boolean(array.type):
-        return array.to_numpy(zero_copy_only=False)
-    values = np.frombuffer(array.buffers()[1], field.dtype) if rows else np.empty(0, field.dtype)
-    width = array.type.byte_width // field.dtype.itemsize
-    return values[array.offset * width : (array.offset + len(array)) * width].reshape(rows, *field.shape)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.dlpack import to_dlpack
 
-from gdsdata.data.batches.fields import Ragged
+from gdsdata.data.batches.ragged import Ragged
 from gdsdata.data.dataset import GDSDataset
 
 

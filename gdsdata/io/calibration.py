@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from gdsdata.errors import GdsdataError
-from gdsdata.formats.index import Index, Sample, first_samples
+from gdsdata.formats.index import records_of
 from gdsdata.io import engine
 from gdsdata.io.calibration_file import cache_folder, cache_path, change_entry, kept_entries, lock_of_node
 from gdsdata.io.options import MIB, EngineOptions
@@ -344,7 +344,8 @@ def _record_rate(path: str, device: torch.device, options: EngineOptions, gives_
         for _ in range(1 + _REPEATS):  # the first makes the engine's memory
             _check_wanted(gives_up)
             started = time.perf_counter()
-            batches.plan(*index.extents(samples), np.full(4, _RECORDS // 4, np.int64))
+            plan = index.plan(samples)
+            batches.plan(plan.source, plan.offset, np.full(4, _RECORDS // 4, np.int64))
             for _ in range(4):
                 batches.next(engine.stream_of(device))
             torch.cuda.synchronize(device)
@@ -352,20 +353,6 @@ def _record_rate(path: str, device: torch.device, options: EngineOptions, gives_
         return _best_of(rates)
     finally:
         batches.close()
-
-
-def records_of(path: str, record_bytes: int) -> Index:
-    """A file of anything as records, but for what is left at its end."""
-    status = os.stat(path)
-    return Index(
-        paths=[path],
-        size_bytes=np.array([status.st_size]),
-        mtime_ns=np.array([status.st_mtime_ns]),
-        first_sample=first_samples([status.st_size // record_bytes]),
-        base_bytes=np.zeros(1, np.int64),
-        stride_bytes=np.full(1, record_bytes, np.int64),
-        sample=Sample(np.dtype(np.uint8), (record_bytes,)),
-    )
 
 
 _ATTEMPTS = 5

@@ -31,9 +31,7 @@ except ImportError as error:
     ) from error
 
 if TYPE_CHECKING:
-    from gdsdata.formats.fields import FieldIndex
-    from gdsdata.formats.index import Index, Sample
-    from gdsdata.formats.megatron import WindowIndex
+    from gdsdata.formats.index import Index, Sample, SampleIndex
 
 ROUTES: tuple[str, ...] = _engine.ROUTES
 File = _engine.File
@@ -287,9 +285,7 @@ def warn_once(message: str) -> None:
         warnings.warn(f"gdsdata: {message}", RuntimeWarning, stacklevel=3)
 
 
-def file_table(
-    index: Index | FieldIndex | WindowIndex, in_memory: Mapping[str, int] | None = None
-) -> _engine.FileTable:
+def file_table(index: SampleIndex, in_memory: Mapping[str, int] | None = None) -> _engine.FileTable:
     """The files of an index, opened when they are first read, and behind them some that this process itself fills, by
     path and size in bytes.
     """

@@ -55,9 +55,6 @@ class MemoryPool:
         return anonymous_memory(size_bytes + size_bytes // 4)  # the next batch may be somewhat larger
 
 
-LentMemory = MemoryPool  # the name that gdsdata/data still uses
-
-
 def anonymous_memory(size_bytes: int, prefer_huge_pages: bool = False) -> np.ndarray:
     """Return new memory on whole pages: uint8, at least ``size_bytes``. Pages that are never written take no memory."""
     whole = -(-size_bytes // _PAGE_BYTES) * _PAGE_BYTES

@@ -1,4 +1,4 @@
-"""`OpenPieces`: the pieces that a lane shuffle has open, read into memory, in large requests, ahead of the samples."""
+"""`OpenPieces`: the pieces that a lane shuffle has open, read into memory in large requests, ahead of the samples."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ import torch
 
 from gdsdata.data.order.lanes import LanePermutation
 from gdsdata.errors import GdsdataError
-from gdsdata.formats.fields import FieldIndex
-from gdsdata.formats.index import Index
-from gdsdata.formats.megatron import WindowIndex
+from gdsdata.formats.chunks import Chunks
+from gdsdata.formats.index import SampleIndex
+from gdsdata.formats.plan import Plan
 from gdsdata.io import engine
 from gdsdata.io.memory_budget import share_bytes
 from gdsdata.io.options import MIB, EngineOptions
@@ -88,146 +88,140 @@ class _Memory:
         return f"/proc/self/fd/{self._descriptor}"
 
 
-class OpenPieces:
-    """An epoch's pieces in memory, each read once, a window ahead of the consumer.
+class OpenPieces(Chunks[_Window]):
+    """An epoch's pieces in memory, each read once. A chunk is a window, of all lanes that this process reads.
 
-    The window that samples come from and the next one are in memory, no more: the even ones in one file in memory and
-    the odd ones in another. Each has a half of the budget: as much as two windows, and an eighth more, need, or
-    `memory_budget.share_bytes` if that is less. The last window can be longer; it has what the one before leaves, and
-    is read to its end when that is past. Samples of pieces for which there is no room are read one by one. `extents`
-    says where samples lie there, so whoever makes batches of extents, for the CPU or
-    a GPU, copies them from there. What could not be read stays where it is: who reads it there learns what is wrong.
+    The window that samples come from and the next one are held: the even ones in one file in memory, the odd ones in
+    another. Each has half of the budget, which is what two windows and an eighth more need, or
+    `memory_budget.share_bytes` if that is less. The last window can be longer. It has what the one before leaves, and
+    is read to its end when that one is past.
+
+    Samples of pieces that have no room, or could not be read, are read from the files one by one, and so report what is
+    wrong there.
 
     Args:
         index: of the samples.
         permutation: the epoch.
         lanes: those that this process reads.
-        options: of the engine that reads pieces, which is one of the CPU. Pieces that are in the page cache are copied.
-        stall_timeout_s: raise `StallError` when nothing has moved for so long.
+        options: of the engine that reads pieces, for the CPU. Pieces that are in the page cache are copied.
+        stall_timeout_s: raise `StallError` if nothing has moved for so long.
 
     Attributes:
-        files: the index's and those in memory, for who reads what `extents` says.
-        budget_bytes: that windows may take.
+        files: the index's files and those in memory, for a reader of what `local` returns.
     """
 
     def __init__(
         self,
-        index: Index | FieldIndex | WindowIndex,
+        index: SampleIndex,
         permutation: LanePermutation,
         lanes: range,
         options: EngineOptions,
         stall_timeout_s: float,
     ) -> None:
+        window_bytes = permutation.window_samples(lanes) * index.spacing_bytes
+        wanted_bytes = 2 * (int((1 + _SLACK) * window_bytes) + _SLACK_BYTES)
+        budget_bytes = min(wanted_bytes, share_bytes()) // _PAGE_BYTES * _PAGE_BYTES
+        super().__init__(budget_bytes, 2, "gdsdata-pieces")
         self._index, self._permutation, self._lanes = index, permutation, lanes
         self._reads = ReadsInFlight(stall_timeout_s)
         self._engine = engine.shared_engine(
             dataclasses.replace(options, workers=options.workers or _WORKERS), torch.device("cpu")
         )
         self._file_begin = np.cumsum([0, *index.size_bytes])
-        window_bytes = permutation.window_samples(lanes) * index.spacing_bytes
-        wanted_bytes = 2 * (int((1 + _SLACK) * window_bytes) + _SLACK_BYTES)
-        self.budget_bytes = min(wanted_bytes, share_bytes()) // _PAGE_BYTES * _PAGE_BYTES
-        room_bytes = max(self.budget_bytes, _PAGE_BYTES)  # address space, until it is used
+        room_bytes = max(budget_bytes, _PAGE_BYTES)  # address space, until it is used
         self._memories = (_Memory(room_bytes), _Memory(room_bytes))
-        if self.budget_bytes < 2 * window_bytes:
+        if budget_bytes < 2 * window_bytes:
             engine.warn_once(
                 f"pieces of this shuffle would take {2 * window_bytes / MIB:.0f} MiB, and this process may take "
-                f"{self.budget_bytes / MIB:.0f} MiB for them: samples of the others are read one by one. Give it more "
+                f"{budget_bytes / MIB:.0f} MiB for them: samples of the others are read one by one. Give it more "
                 "memory, or use shuffle=gdsdata.Lanes(...) with smaller windows"
             )
         self._sources = engine.file_table(index)
         self.files = engine.file_table(index, {memory.path: room_bytes for memory in self._memories})
-        self._windows: dict[int, Future[_Window]] = {}
-        self._openers = ThreadPoolExecutor(2, thread_name_prefix="gdsdata-pieces")
         self._readers = ThreadPoolExecutor(_CALLS, thread_name_prefix="gdsdata-pieces")
-        self._counting = threading.Lock()
+        self._counting = threading.Lock()  # guards the bytes that are read and taken
         self._bytes, self._most_bytes = dict.fromkeys(engine.ROUTES, 0), 0
         self._closed = False
         stop_at_exit(self)
 
+    def size_bytes(self, chunk: int) -> int:
+        return self.budget_bytes // 2
+
     @property
     def bytes(self) -> Mapping[str, int]:
-        """Read so far, by the route that served them."""
+        """Bytes that were read so far, by route."""
         return dict(self._bytes)
 
     @property
     def memory_bytes(self) -> int:
-        """That windows have taken at a time, at most."""
+        """The memory that windows have taken at a time, at most."""
         return self._most_bytes
 
     def reach(self, step: int) -> None:
-        """Say that ``step`` of the epoch is the next to be handed out: what only those before it needed may go."""
+        """Note that ``step`` of the epoch is the next to be handed out, and drop what only earlier steps needed."""
         window = self._permutation.window_of(step)
         last = self._permutation.windows - 1
-        for passed in [one for one in self._windows if one < window]:
-            del self._windows[passed]
+        for passed in [one for one in self.held if one < window]:
+            self.drop([passed])
             if passed == last - 1:
                 self._memories[passed % 2].free()
-                self._windows[last] = self._openers.submit(self._open_rest, last, self._windows[last])
+                self._held[last] = self._fetchers.submit(self._fetch_rest, last, self._held[last])
         for due in range(window, min(window + 2, last + 1)):
-            if due not in self._windows:
-                self._windows[due] = self._openers.submit(self._open, due)
+            self.get(due)
 
     def steps_in_memory(self, steps: range | np.ndarray) -> int:
-        """How many of these steps, from the first on (they ascend), need not be waited for."""
+        """Return how many of these steps, from the first on (they ascend), have their windows in memory."""
         there = None
-        for window, opened in sorted(self._windows.items()):
+        for window, opened in sorted(self._held.items()):
             if not opened.done():
                 break
             there = window
         return 0 if there is None else bisect.bisect_left(steps, self._permutation.steps_within(there))
 
-    def extents(self, samples: np.ndarray) -> tuple[np.ndarray, ...]:
-        """What the index's ``extents`` says, but in memory where they are there. Waits for the windows of `reach`.
+    def local(self, plan: Plan) -> Plan:
+        """Return the plan with the pieces in memory that are there. Waits for the windows of `reach`.
 
         Args:
-            samples: int64 (m,), of steps of the windows that `reach` has come to.
+            plan: of samples of steps in the windows that `reach` has come to.
 
         Raises:
             StallError: nothing has moved for ``stall_timeout_s``.
         """
-        file, begin_bytes, *more = self._index.extents(samples)
-        length_bytes = more[0] if more else np.int64(self._index.sample.bytes)
-        on_line = self._file_begin[file].reshape(-1, *[1] * (begin_bytes.ndim - 1)) + begin_bytes
-        file, begin_bytes = file.copy(), begin_bytes.copy()
-        unknown = np.ones(len(file), bool)
-        # The later window first: what two of them have is there as long as a sample of either can be asked for.
-        for number, opened in sorted(self._windows.items(), reverse=True):
+        on_line = self._file_begin[plan.source] + plan.offset
+        source, offset = plan.source.copy(), plan.offset.copy()
+        unknown = np.ones(len(source), bool)
+        # The later window first: a piece that two windows have stays there while a sample of either can be asked for.
+        for number, opened in sorted(self._held.items(), reverse=True):
             window = self._wait_for(opened)
             if not len(window.begin):
                 continue
             run = np.searchsorted(window.begin, on_line, side="right") - 1
-            inside = (run >= 0) & (on_line + length_bytes <= window.end[run])
-            is_read = window.is_read[run]
-            if inside.ndim == 2:  # fields: all that a sample has, or none
-                inside, is_read = ((part | (length_bytes <= 0)).all(axis=1) for part in (inside, is_read))
-            inside &= unknown
+            inside = (run >= 0) & (on_line + plan.length <= window.end[run]) & unknown
             unknown &= ~inside
-            inside &= is_read
+            inside &= window.is_read[run]
             run = run[inside]
-            begin_bytes[inside] = window.memory_begin[run] + on_line[inside] - window.begin[run]
-            file[inside] = len(self._index.paths) + number % 2
-        return file, begin_bytes, *more
+            offset[inside] = window.memory_begin[run] + on_line[inside] - window.begin[run]
+            source[inside] = len(self._index.paths) + number % 2
+        return plan._replace(source=source, offset=offset)
 
     def stop(self) -> None:
-        """Drop what has not begun, and give up what storage has not given yet. Does not wait."""
+        """Drop what has not begun, and give up reads that storage has not answered. Does not wait."""
         self._closed = True
-        for threads in (self._openers, self._readers):
-            threads.shutdown(wait=False, cancel_futures=True)
+        super().stop()
+        self._readers.shutdown(wait=False, cancel_futures=True)
         self._reads.close()
 
-    def close(self) -> None:
-        """Returns when nothing is being read any more, but for what has stalled, which is not waited for."""
+    def close(self, wait: bool = True) -> None:
+        """Returns when nothing is being read, except what has stalled."""
         self.stop()
-        for threads in (self._openers, self._readers):
-            threads.shutdown(wait=not self._reads.has_stalled)
-        self._windows.clear()
+        super().close(wait=wait and not self._reads.has_stalled)
+        self._readers.shutdown(wait=wait and not self._reads.has_stalled)
 
     def _wait_for(self, opened: Future[_Window]) -> _Window:
         self._reads.wait_for(opened, "pieces")
         return opened.result()
 
-    def _open(self, number: int) -> _Window:
+    def _fetch(self, number: int) -> _Window:
         """Read a window, in the order of first use, as far as there is room."""
         file, begin_bytes, length_bytes = self._runs(number)
         first_page = begin_bytes // _PAGE_BYTES * _PAGE_BYTES
@@ -239,7 +233,7 @@ class OpenPieces:
         begun = self._take(number, runs)
         return self._window_of(runs, self._read_runs(number, runs, 0, begun), begun)
 
-    def _open_rest(self, number: int, opened: Future[_Window]) -> _Window:
+    def _fetch_rest(self, number: int, opened: Future[_Window]) -> _Window:
         """The last window, when the one before is past: what had no room beside it is read too."""
         window = opened.result()
         begun = self._take(number, window.runs)
@@ -255,7 +249,7 @@ class OpenPieces:
         """How many of a window's runs have room, which is taken."""
         memory, other = self._memories[number % 2], self._memories[1 - number % 2]
         with self._counting:
-            is_alone = number == self._permutation.windows - 1 and number - 1 not in self._windows
+            is_alone = number == self._permutation.windows - 1 and number - 1 not in self._held
             may_take = self.budget_bytes if is_alone else self.budget_bytes // 2
             fits = int(np.searchsorted(runs.end_place, may_take, side="right"))
             if fits:

@@ -1,4 +1,4 @@
-"""Where a data set's batches come from, in one process: its engine, files and memory, and what reads ahead by them."""
+"""Where a data set's batches come from, in one process: its engine, files and memory, and the readers of its epochs."""
 
 from __future__ import annotations
 
@@ -6,239 +6,315 @@ import contextlib
 import functools
 import os
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 import torch
-from torch.utils.dlpack import from_dlpack
+from torch.utils.data import get_worker_info
 
-from gdsdata.formats.index import Index, has_fields, is_of_windows, is_table
+from gdsdata.data.batches.reader import IndexT, Reader
+from gdsdata.data.batches.settings import BatchSettings
+from gdsdata.data.order.epoch import Epoch
+from gdsdata.formats.index import Index
 from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions
 
-# As in dataset.py, what only some data sets need is imported where they need it.
+# What only some data sets need is imported where they need it: a program pays for what it uses.
 if TYPE_CHECKING:
-    from gdsdata.data.batches.fields import Collate, RaggedAs
     from gdsdata.data.batches.pieces import OpenPieces
-    from gdsdata.data.batches.skipped import Skipped
-    from gdsdata.data.order.row_groups import UpcomingGroups
-    from gdsdata.decoders import Decoder, Image
+    from gdsdata.data.batches.tables import TableReader
     from gdsdata.formats.fields import FieldIndex
-    from gdsdata.formats.megatron import WindowIndex
-    from gdsdata.formats.parquet import TableIndex
-    from gdsdata.io.memory import LentMemory
+    from gdsdata.formats.tables import TableIndex
+    from gdsdata.formats.windows import WindowIndex
+    from gdsdata.io.memory import MemoryPool
 
 
 class Opened(NamedTuple):
-    """What a process has of a source."""
+    """What a process has open of a source."""
 
     process: int
     engine: Any
     files: Any
-    pool: Any  # None where samples have no one size
-    residence: Any  # None without residency="pinned"
 
 
-@dataclass(eq=False)
-class BatchSource:
-    """Opened when it is first asked, and kept from epoch to epoch, but not across a fork.
+class BatchSource(ABC, Generic[IndexT]):
+    """Makes the readers of a data set's epochs.
 
-    Attributes:
-        index: of the samples. device: that batches are for.
-        options: of the engine that makes batches.
-        batch_size, prefetch, zero_copy, residency, ragged, decode, collate: as of `GDSDataset`.
-        skipped: with ``on_error="skip"``.
+    It opens engine and files when they are first needed, and keeps them from epoch to epoch. A forked or spawned
+    process opens its own.
+
+    Args:
+        index: of the samples.
+        settings: of the batches.
+
+    Raises:
+        ValueError: the settings are not for such samples.
     """
 
-    index: Index | FieldIndex | WindowIndex | TableIndex
-    device: torch.device
-    options: EngineOptions
-    batch_size: int
-    prefetch: int
-    zero_copy: bool
-    residency: str | None
-    ragged: RaggedAs
-    decode: Mapping[str, Decoder | Image]
-    collate: Collate | None
-    skipped: Skipped | None
-    _kept: Opened | None = field(default=None, init=False)
-    _lent: LentMemory | None = field(default=None, init=False)
+    def __init__(self, index: IndexT, settings: BatchSettings) -> None:
+        self.index, self.settings = index, settings
+        self._kept: Opened | None = None
+        self._refuse_residency()
+
+    def _refuse_residency(self) -> None:
+        if self.settings.residency is not None:
+            raise ValueError(
+                f"residency={self.settings.residency!r} is for samples of one size: leave it out for fields"
+            )
+
+    @abstractmethod
+    def reader(self, epoch: Epoch, owner: object) -> Reader[IndexT]:
+        """Return what reads an epoch's batches.
+
+        Args:
+            epoch: that is read.
+            owner: of the iterator that takes the batches: see `engine.make_batches`.
+        """
 
     def open(self) -> Opened:
-        """Now, rather than when it is first needed."""
+        """Return what is open, and open it if that was not done in this process yet."""
         if self._kept is None or self._kept.process != os.getpid():
-            on_cuda, pool, residence = self.device.type == "cuda", None, None
-            if on_cuda and isinstance(self.index, Index):
-                _, dtype = engine.conversion_on(on_cuda, self.index.sample)
-                _load_cast(dtype, self.index.sample.torch_dtype, self.device)
-            shared = engine.shared_engine(self._calibrated_options, self._read_to)
-            if isinstance(self.index, Index):
-                pool = engine.buffer_pool(shared, self.index.sample, self.batch_size, self.prefetch, on_cuda)
-            files = engine.file_table(self.index)
-            if self.residency is not None:
-                residence = engine.residence_of(shared, files, self.index)
-            self._kept = Opened(os.getpid(), shared, files, pool, residence)
+            self._kept = self._opened()
         return self._kept
+
+    def _opened(self) -> Opened:
+        shared = engine.shared_engine(self._calibrated_options, self._reads_to)
+        return Opened(os.getpid(), shared, engine.file_table(self.index))
 
     @property
     def engine(self) -> Any:
         return self.open().engine
 
+    @property
+    def _reads_to(self) -> torch.device:
+        """The device whose engine reads."""
+        return self.settings.device
+
+    @property
+    def _calibrated_options(self) -> EngineOptions:
+        if self._reads_to.type == "cpu":  # for which nothing is calibrated
+            return self.settings.options
+        from gdsdata.io.calibration import calibrated
+
+        largest = self.index.paths[int(self.index.size_bytes.argmax())]
+        return calibrated(self.settings.options, largest, self._reads_to)
+
+    def _pieces(self, epoch: Epoch) -> OpenPieces | None:
+        """Return the chunks that a lane shuffle reads ahead."""
+        lanes = epoch.lanes()
+        if lanes is None or self.settings.residency is not None:
+            return None
+        from gdsdata.data.batches.pieces import OpenPieces
+
+        worker, options = get_worker_info(), self.settings.piece_options
+        if worker and worker.num_workers > 1:  # they read the same pieces, which the storage then gives once
+            options = replace(options, direct="never")
+        return OpenPieces(self.index, *lanes, options, options.stall_timeout_s)
+
+    def ring_bytes(self, epoch: Epoch, steps: int, reader: Reader[IndexT] | None) -> int:
+        """Return the memory of batches in flight or ready, at most, and of row groups.
+
+        Args:
+            epoch: that is read, or would be. steps: in it.
+            reader: that reads it, if one does.
+        """
+        return self._most_bytes
+
+    @cached_property
+    def _most_bytes(self) -> int:
+        """The memory of batches. It looks at every sample of the index."""
+        return self.settings.prefetch * self.index.most_bytes(self.settings.batch_size)
+
     def stats(self) -> dict[str, Any]:
-        """What `GDSDataset.stats` says of the engine, and of the memory but for what row groups hold."""
-        opened = self.open()
-        shared, pool, residence = opened.engine, opened.pool, opened.residence
-        found: dict[str, Any] = {"ring_bytes": pool.max_kept_bytes if pool else self._most_bytes}
+        """Return what `GDSDataset.stats` says of the engine."""
+        shared = self.engine
+        return {
+            "engine": {
+                "backend": shared.backend,
+                "device_backend": shared.device_backend,
+                "fallback_reason": shared.fallback_reason,
+                "workers": shared.workers,
+                "queue_depth": shared.queue_depth,
+                "segment_bytes": shared.segment_bytes,
+                "bounce_bytes": shared.bounce_bytes,
+                **shared.statistics(),
+            }
+        }
+
+    def warn_of_fallbacks(self) -> None:
+        """Warn once each of what was asked for, or is usual, and cannot be had."""
+        options = self.settings.options
+        if options.direct == "auto" and not options.strict:
+            for refusal in engine.direct_refusals():
+                engine.warn_once(f"O_DIRECT was refused, so bytes go through the page cache: {refusal}")
+        if not options.strict:
+            for fallback in engine.noted_fallbacks():
+                engine.warn_once(fallback)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For worker processes: all but what belongs to this one."""
+        return {**self.__dict__, "_kept": None}
+
+
+class RingSource(BatchSource[Index]):
+    """Samples of one size. Batches have a pool of buffers, and the files may be pinned for a GPU."""
+
+    def __init__(self, index: Index, settings: BatchSettings) -> None:
+        super().__init__(index, settings)
+        self._pool: Any = None  # of the process that has it open
+        self._residence: Any = None  # with residency="pinned"
+
+    def _refuse_residency(self) -> None:
+        """Samples of one size may have it."""
+
+    def _opened(self) -> Opened:
+        settings, on_cuda = self.settings, self.settings.device.type == "cuda"
+        if on_cuda:
+            _, dtype = engine.conversion_on(on_cuda, self.index.sample)
+            _load_cast(dtype, self.index.sample.torch_dtype, settings.device)
+        opened = super()._opened()
+        self._pool = engine.buffer_pool(
+            opened.engine, self.index.sample, settings.batch_size, settings.prefetch, on_cuda
+        )
+        if settings.residency is not None:
+            self._residence = engine.residence_of(opened.engine, opened.files, self.index)
+        return opened
+
+    def reader(self, epoch: Epoch, owner: object) -> Reader[Index]:
+        from gdsdata.data.batches.ring import RingReader
+
+        (_, shared, files), pieces = self.open(), self._pieces(epoch)
+        make_batches = functools.partial(
+            engine.make_batches,
+            shared,
+            files if pieces is None else pieces.files,
+            self._pool,
+            self.index.sample,
+            slots=self.settings.prefetch,
+            stall_timeout_s=self.settings.options.stall_timeout_s,
+            on_cuda=self.settings.device.type == "cuda",
+            residence=self._residence,
+            owner=owner,
+        )
+        return RingReader(self.index, self.settings, make_batches, pieces)
+
+    def ring_bytes(self, epoch: Epoch, steps: int, reader: Reader[Index] | None) -> int:
+        self.open()
+        return self._pool.max_kept_bytes
+
+    def stats(self) -> dict[str, Any]:
+        found, residence = super().stats(), self._residence
         if residence is not None:
             found["residency"] = {
                 "ready": residence.ready,
                 "registered_bytes": residence.registered_bytes,
                 "error": residence.error,
             }
-        found["engine"] = {
-            "backend": shared.backend,
-            "device_backend": shared.device_backend,
-            "fallback_reason": shared.fallback_reason,
-            "workers": shared.workers,
-            "queue_depth": shared.queue_depth,
-            "segment_bytes": shared.segment_bytes,
-            "bounce_bytes": shared.bounce_bytes,
-            **shared.statistics(),
-        }
         return found
 
-    @functools.cached_property
-    def _most_bytes(self) -> int:
-        """Of batches in memory. It looks at every sample of the index, so once."""
-        return self.prefetch * self.index.most_bytes(self.batch_size)
-
     def warn_of_fallbacks(self) -> None:
-        """Once each: what was asked for, or is usual, and is not to be had."""
-        if self.options.direct == "auto" and not self.options.strict:
-            for refusal in engine.direct_refusals():
-                engine.warn_once(f"O_DIRECT was refused, so bytes go through the page cache: {refusal}")
-        if not self.options.strict:
-            for fallback in engine.noted_fallbacks():
-                engine.warn_once(fallback)
-        if self._kept and self._kept.residence is not None and self._kept.residence.error:
-            engine.warn_once(f'residency="pinned" is not to be had: {self._kept.residence.error}')
-
-    def batches(
-        self,
-        pieces: OpenPieces | None = None,
-        upcoming: UpcomingGroups | None = None,
-        batch_samples: int | None = None,
-        owner: object = None,
-    ) -> tuple[Any, Callable[[], Any]]:
-        """What is given plans, and what gives the next batch as the user keeps it.
-
-        Args:
-            pieces: that samples are read from, instead of the files.
-            upcoming: of a table, which row groups are needed next.
-            batch_samples: None: ``batch_size``.
-            owner: of the iterator that takes them: `engine.make_batches`.
-        """
-        index, timeout_s = self.index, self.options.stall_timeout_s
-        _, shared, files, pool, residence = self.open()
-        if pieces is not None:
-            files = pieces.files
-        if is_table(index):
-            from gdsdata.data.batches.fields import moved
-            from gdsdata.data.batches.tables import TableBatches
-
-            batches = TableBatches(
-                *(shared, files, index, self.prefetch, timeout_s, self.ragged, self.decode, upcoming),
-                *(self.collate, self.skipped),
-            )
-            if self.device.type == "cpu":
-                return batches, batches.next
-            return batches, lambda: moved(batches.next(), self.device)
-        if has_fields(index):
-            from gdsdata.data.batches.fields import FieldBatches
-
-            host = engine.kept_engine(self.options, torch.device("cpu")) if self._reads_to_both else None
-            batches = FieldBatches(
-                *(shared, files, index, self.device, self.prefetch, timeout_s, self.ragged, self.decode, host),
-                *(self.collate, self.skipped, self._lent_memory()),
-            )
-            return batches, batches.next
-        if is_of_windows(index):
-            from gdsdata.data.batches.fields import WindowBatches
-
-            lent = self._lent_memory()
-            batches = WindowBatches(shared, files, index, self.device, self.prefetch, timeout_s, lent)
-            return batches, batches.next
-        batches, dtype = engine.make_batches(
-            shared,
-            files,
-            pool,
-            index.sample,
-            batch_samples=batch_samples or self.batch_size,
-            slots=self.prefetch,
-            stall_timeout_s=timeout_s,
-            on_cuda=self.device.type == "cuda",
-            residence=residence,
-            owner=owner,
-        )
-        return batches, self._take_of(batches, dtype)
-
-    def _take_of(self, batches: Any, dtype: torch.dtype) -> Callable[[], torch.Tensor]:
-        next_batch = batches.next
-        result_dtype = self.index.sample.torch_dtype if self.index.sample.torch_dtype != dtype else None
-        if self.device.type == "cpu":
-            if result_dtype is None:
-                return lambda: from_dlpack(next_batch())
-            return lambda: from_dlpack(next_batch()).to(result_dtype)
-        device, most_leases = self.device, self.prefetch if self.zero_copy else -1
-
-        def take() -> torch.Tensor:
-            # The current stream waits for the copies, not the host; what is queued on it here comes behind them, and
-            # the lease, which ends with `lent`, behind that.
-            lent = from_dlpack(next_batch(engine.stream_of(device)))
-            if result_dtype is not None:
-                return lent.to(result_dtype)
-            return lent if batches.leased <= most_leases else lent.clone()
-
-        return take
-
-    @property
-    def _reads_to_both(self) -> bool:
-        """Decoders want bytes on the CPU; the other fields go to the GPU as they are."""
-        return bool(self.decode) and self.device.type == "cuda"
-
-    @property
-    def _read_to(self) -> torch.device:
-        """What pyarrow decodes it wants on the CPU."""
-        return torch.device("cpu") if is_table(self.index) else self.device
-
-    @property
-    def _calibrated_options(self) -> EngineOptions:
-        if self._read_to.type == "cpu":  # for which nothing is calibrated
-            return self.options
-        from gdsdata.io.calibration import calibrated
-
-        largest = self.index.paths[int(self.index.size_bytes.argmax())]
-        return calibrated(self.options, largest, self._read_to)
-
-    def _lent_memory(self) -> LentMemory:
-        if self._lent is None:
-            from gdsdata.io.memory import LentMemory
-
-            self._lent = LentMemory(self.prefetch + 2)
-        return self._lent
+        super().warn_of_fallbacks()
+        if self._residence is not None and self._residence.error:
+            engine.warn_once(f'residency="pinned" is not to be had: {self._residence.error}')
 
     def __getstate__(self) -> dict[str, Any]:
-        """For worker processes: all but what belongs to this one."""
-        return {**self.__dict__, "_kept": None, "_lent": None}
+        return {**super().__getstate__(), "_pool": None, "_residence": None}
+
+
+class _MemorySource(BatchSource[IndexT]):
+    """Samples of many sizes, whose batches on the CPU get memory of a pool that is kept from epoch to epoch."""
+
+    _memory: MemoryPool | None = None
+
+    def _kept_memory(self) -> MemoryPool:
+        if self._memory is None:
+            from gdsdata.io.memory import MemoryPool
+
+            self._memory = MemoryPool(self.settings.prefetch + 2)
+        return self._memory
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_memory": None}
+
+
+class FieldSource(_MemorySource["FieldIndex"]):
+    """Samples with fields."""
+
+    def reader(self, epoch: Epoch, owner: object) -> Reader[FieldIndex]:
+        from gdsdata.data.batches.fields import FieldReader
+
+        (_, shared, files), pieces = self.open(), self._pieces(epoch)
+        # Decoders want bytes on the CPU; the other fields are read to the GPU.
+        reads_to_both = bool(self.settings.decode) and self.settings.device.type == "cuda"
+        host = engine.kept_engine(self.settings.options, torch.device("cpu")) if reads_to_both else None
+        files = files if pieces is None else pieces.files
+        return FieldReader(self.index, self.settings, shared, files, host, self._kept_memory(), pieces)
+
+
+class WindowSource(_MemorySource["WindowIndex"]):
+    """Windows of tokens, in several pieces."""
+
+    def reader(self, epoch: Epoch, owner: object) -> Reader[WindowIndex]:
+        from gdsdata.data.batches.windows import WindowReader
+
+        (_, shared, files), pieces = self.open(), self._pieces(epoch)
+        files = files if pieces is None else pieces.files
+        return WindowReader(self.index, self.settings, shared, files, self._kept_memory(), pieces)
+
+
+class TableSource(BatchSource["TableIndex"]):
+    """Rows of tables, which pyarrow decodes on the CPU."""
+
+    @property
+    def _reads_to(self) -> torch.device:
+        return torch.device("cpu")
+
+    def reader(self, epoch: Epoch, owner: object) -> TableReader:
+        from gdsdata.data.batches.tables import TableReader
+
+        _, shared, files = self.open()
+        upcoming = epoch.upcoming_groups(self.index.group_first_row)
+        return TableReader(self.index, self.settings, shared, files, upcoming)
+
+    def ring_bytes(self, epoch: Epoch, steps: int, reader: Any) -> int:
+        from gdsdata.data.batches.row_groups import most_held_bytes
+
+        budget_bytes = reader.row_groups.budget_bytes if reader is not None else None
+        upcoming = epoch.upcoming_groups(self.index.group_first_row)
+        return self._most_bytes + most_held_bytes(self.index, upcoming, steps, self.settings.prefetch, budget_bytes)
+
+
+class Sources:
+    """Makes the source for an index: what `SampleIndex.read_by` takes.
+
+    Args:
+        settings: of the batches.
+    """
+
+    def __init__(self, settings: BatchSettings) -> None:
+        self._settings = settings
+
+    def of_one_size(self, index: Index) -> BatchSource[Any]:
+        return RingSource(index, self._settings)
+
+    def of_fields(self, index: FieldIndex) -> BatchSource[Any]:
+        return FieldSource(index, self._settings)
+
+    def of_windows(self, index: WindowIndex) -> BatchSource[Any]:
+        return WindowSource(index, self._settings)
+
+    def of_row_groups(self, index: TableIndex) -> BatchSource[Any]:
+        return TableSource(index, self._settings)
 
 
 @functools.cache
 def _load_cast(dtype: torch.dtype, result_dtype: torch.dtype, device: torch.device) -> None:
-    """CUDA loads a kernel where it is first used, some 16 ms for a cast of torch's: beside the first reads, then."""
+    """Have CUDA load the kernel of a cast beside the first reads. That takes 16 ms when the kernel is first used."""
 
     def cast() -> None:
-        with contextlib.suppress(RuntimeError):  # the batch that is cast tells what is wrong
+        with contextlib.suppress(RuntimeError):  # the batch that is cast reports what is wrong
             torch.empty(1, dtype=dtype, device=device).to(result_dtype)
 
     if dtype != result_dtype:  # no daemon: one that is in torch's C++ when the interpreter ends takes the process along

@@ -12,16 +12,13 @@ import torch.distributed
 from torch.utils.data import get_worker_info
 
 from gdsdata.data.ranks import is_distributed
-from gdsdata.formats.index import Index, is_table
+from gdsdata.formats.index import Index, SampleIndex, records_of
 from gdsdata.io import engine
 from gdsdata.io.options import MIB, EngineOptions
 
 if TYPE_CHECKING:
     from gdsdata.data.order.lanes import Lanes
     from gdsdata.data.order.row_groups import RowGroups, RowGroupShuffle
-    from gdsdata.formats.fields import FieldIndex
-    from gdsdata.formats.megatron import WindowIndex
-    from gdsdata.formats.parquet import TableIndex
 
 # Below this much data the pieces would be of a few samples, and an epoch is over in a moment.
 _LEAST_BYTES = 256 * MIB
@@ -45,21 +42,21 @@ class ShuffleChoice:
         self.asked, self.reason, self.is_auto = asked, "as asked for", asked == "auto"
         self._is_final = not self.is_auto
 
-    def shape(self, index: Index | FieldIndex | WindowIndex | TableIndex, step_samples: int) -> Any:
+    def shape(self, index: SampleIndex, step_samples: int) -> Any:
         """What `order.Order` takes; before ``"auto"`` is chosen, True."""
-        is_open = self.asked == "auto" and not is_table(index)
+        is_open = self.asked == "auto" and index.group_first_sample is None
         return shape_of(is_open or self.asked, index, step_samples)
 
-    def begin(self, index: Index | FieldIndex | WindowIndex | TableIndex, ranks: int, are_given: bool) -> None:
+    def begin(self, index: SampleIndex, ranks: int, are_given: bool) -> None:
         """Choose when the data set is made, unless there are ranks that cannot agree yet."""
-        if is_table(index):
+        if index.group_first_sample is not None:
             self.is_auto, self._is_final = False, True  # there is nothing to choose
         elif self.asked == "auto":
             self.reason = "until iteration begins"
             if ranks == 1 or are_given or is_distributed():
                 self._choose(index, ranks, are_given)
 
-    def agree(self, index: Index | FieldIndex | WindowIndex, ranks: int, are_given: bool) -> bool:
+    def agree(self, index: SampleIndex, ranks: int, are_given: bool) -> bool:
         """Choose when iteration begins, if that was not done for all ranks yet. Whether it changes anything.
 
         Raises:
@@ -77,7 +74,7 @@ class ShuffleChoice:
             )
         return self.asked != before
 
-    def _choose(self, index: Index | FieldIndex | WindowIndex, ranks: int, are_given: bool) -> None:
+    def _choose(self, index: SampleIndex, ranks: int, are_given: bool) -> None:
         found = None if self.asked == "auto" else (self.asked, self.reason)
         self.asked, self.reason = choose(index, ranks, found)
         self._is_final = are_given or is_distributed()
@@ -88,7 +85,7 @@ class ShuffleChoice:
 
 
 def shape_of(
-    asked: bool | str | Lanes | RowGroups, index: Index | FieldIndex | WindowIndex | TableIndex, step_samples: int
+    asked: bool | str | Lanes | RowGroups, index: SampleIndex, step_samples: int
 ) -> bool | Lanes | RowGroupShuffle:
     """What `order.Order` takes: True for ``"uniform"``, and `Lanes` that fit the data for ``"lanes"``.
 
@@ -97,8 +94,8 @@ def shape_of(
     Raises:
         ValueError: ``asked`` is nothing of the kind.
     """
-    if is_table(index):
-        return _of_row_groups(asked, index, step_samples)
+    if index.group_first_sample is not None:
+        return _of_row_groups(asked, index, index.group_first_sample, step_samples)
     if isinstance(asked, bool):
         return asked
     if asked == "uniform":
@@ -138,23 +135,21 @@ def is_lanes(shuffle: bool | Lanes | RowGroupShuffle) -> TypeGuard[Lanes]:
 
 
 def _of_row_groups(
-    asked: bool | str | Lanes | RowGroups, index: TableIndex, step_samples: int
+    asked: bool | str | Lanes | RowGroups, index: SampleIndex, group_first_sample: np.ndarray, step_samples: int
 ) -> bool | RowGroupShuffle:
     from gdsdata.data.order.row_groups import RowGroups, RowGroupShuffle
 
     if asked is False or len(index) == 0:
         return False
     if asked in (True, "auto", "lanes"):
-        asked = RowGroups.fitting(len(index), len(index.group_file), index.spacing_bytes, step_samples)
+        asked = RowGroups.fitting(len(index), len(group_first_sample) - 1, index.spacing_bytes, step_samples)
     if isinstance(asked, RowGroups):
-        return RowGroupShuffle(asked, index.group_first_row)
+        return RowGroupShuffle(asked, group_first_sample)
     reason = ": a row group would be decoded for each of its rows" if asked == "uniform" else ""
     raise ValueError(f"shuffle={asked!r} is not for tables{reason}: use True, or a RowGroups")
 
 
-def choose(
-    index: Index | FieldIndex | WindowIndex, ranks: int, found: tuple[str, str] | None = None
-) -> tuple[str, str]:
+def choose(index: SampleIndex, ranks: int, found: tuple[str, str] | None = None) -> tuple[str, str]:
     """``"uniform"`` or ``"lanes"``, whichever suits the data and its storage, and the reason in words.
 
     If torch.distributed is initialised, all its processes must call this, and get what the first one found. ``found``
@@ -176,8 +171,8 @@ def choose(
     return agreed[0]
 
 
-def _choose(index: Index | FieldIndex | WindowIndex) -> tuple[str, str]:
-    sample_bytes = index.sample.bytes if isinstance(index, Index) else index.spacing_bytes
+def _choose(index: SampleIndex) -> tuple[str, str]:
+    sample_bytes = index.sample_bytes
     if sample_bytes >= _LONG_SAMPLE_BYTES:
         return "uniform", f"samples of {sample_bytes} bytes are large reads themselves"
     largest = int(index.size_bytes.argmax())
@@ -186,11 +181,8 @@ def _choose(index: Index | FieldIndex | WindowIndex) -> tuple[str, str]:
     total_bytes = int(index.size_bytes.sum())
     if total_bytes < _LEAST_BYTES:
         return "uniform", f"all files have {total_bytes / MIB:.0f} MiB, less than {_LEAST_BYTES // MIB}"
-    from gdsdata.io.calibration import records_of
-
-    path = index.paths[largest]
-    singly = _gb_per_s(index if isinstance(index, Index) else records_of(path, sample_bytes), _BATCH_SAMPLES)
-    in_pieces = _gb_per_s(records_of(path, MIB), _BATCH_PIECES)
+    singly = _gb_per_s(index.probe(), _BATCH_SAMPLES)
+    in_pieces = _gb_per_s(records_of(index.paths[largest], MIB), _BATCH_PIECES)
     chosen = "lanes" if in_pieces > _CLEARLY_FASTER * singly else "uniform"
     return chosen, (
         f"samples of {sample_bytes} bytes, read one by one past the page cache, bring {singly:.2f} GB/s here, and "
@@ -218,7 +210,8 @@ def _gb_per_s(index: Index, batch: int) -> float:
         for seed in range(2):  # the first makes the engine's memory
             samples = np.random.default_rng(seed).integers(0, len(index), _BATCHES * batch)
             started_s = time.perf_counter()
-            batches.plan(*index.extents(samples), np.full(_BATCHES, batch, np.int64))
+            plan = index.plan(samples)
+            batches.plan(plan.source, plan.offset, np.full(_BATCHES, batch, np.int64))
             for _ in range(_BATCHES):
                 batches.next()
             best_s = min(best_s, time.perf_counter() - started_s)

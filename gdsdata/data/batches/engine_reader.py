@@ -1,0 +1,265 @@
+"""`EngineReader`: readers of which each batch is one call of the engine, into memory of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotYet
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from gdsdata.data.batches.ahead import AheadReader
+from gdsdata.data.batches.reader import IndexT
+from gdsdata.data.batches.settings import BatchSettings
+from gdsdata.data.batches.values import FieldBytes
+from gdsdata.formats.plan import Plan
+from gdsdata.io import engine
+from gdsdata.io.memory import MemoryPool
+from gdsdata.io.stalls import ReadsInFlight
+
+if TYPE_CHECKING:
+    from gdsdata.data.batches.pieces import OpenPieces
+
+# Reads that were canceled are waited for so long. What storage has not answered by then keeps its memory.
+_CLOSING_S = 1.0
+# Each field's values begin at a multiple of it, so that any dtype may be their view.
+_ALIGNMENT_BYTES = 64
+
+
+class Read(NamedTuple):
+    """One call of an engine, for some fields of a batch.
+
+    Attributes:
+        memory: what it reads into.
+        engine: that reads.
+        transfers: files, sources, offsets, lengths, memory, places and mark, as `begin_read` takes them.
+        conversion: what the engine does with each element on the way.
+        checksum: what the engine computes of each transfer.
+        check: gets these checksums, and raises `CorruptData` if one is wrong.
+    """
+
+    memory: torch.Tensor
+    engine: Any
+    transfers: tuple[Any, ...]
+    conversion: str
+    checksum: str
+    check: Callable[[np.ndarray], None] | None
+
+
+class Reads:
+    """Reads that have begun. It is like a `Future` of their bytes by route, and of no decoded values."""
+
+    def __init__(self, reads: Sequence[Read]) -> None:
+        self._begun = [read.engine.begin_read(*read.transfers, read.conversion, read.checksum) for read in reads]
+        self._unchecked = [(i, read.check) for i, read in enumerate(reads) if read.check is not None]
+
+    def done(self) -> bool:
+        return all(read.ended() for read in self._begun)
+
+    def progress(self) -> Hashable:
+        """See `ReadsInFlight.progress`."""
+        return tuple(read.progress() for read in self._begun if not read.ended()) or None
+
+    def exception(self, timeout: float) -> None:
+        ends = time.monotonic() + timeout
+        for read in self._begun:
+            if not read.wait(max(0.0, ends - time.monotonic())):
+                raise NotYet
+
+    def result(self) -> tuple[dict[str, int], dict[int, Any]]:
+        """Return bytes by route, and no values. Waits for the reads, and for copies to a GPU.
+
+        Raises:
+            CorruptData: a checksum differs.
+        """
+        self.exception(math.inf)
+        routes = sum_of([read.routes() for read in self._begun])
+        self._compare()
+        return routes, {}
+
+    def result_in_thread(self, in_flight: ReadsInFlight) -> dict[str, int]:
+        """Return bytes by route, in a thread that ``in_flight`` can have give up.
+
+        Raises:
+            CorruptData: a checksum differs.
+        """
+        routes = sum_of(in_flight.routes_of(self._begun))
+        self._compare()
+        return routes
+
+    def _compare(self) -> None:
+        for i, check in self._unchecked:
+            check(self._begun[i].checksums())
+        self._unchecked = []
+
+    def cancel(self) -> None:
+        for read in self._begun:
+            read.cancel()
+
+    def let_go(self) -> None:
+        """Wait for them no longer. The engine may still write into their memory, and keeps it."""
+        for read in self._begun:
+            read.let_go()
+
+
+def sum_of(routes: Sequence[dict[str, int]]) -> dict[str, int]:
+    """Return the bytes of several reads, by route."""
+    return routes[0] if len(routes) == 1 else {route: sum(one[route] for one in routes) for route in engine.ROUTES}
+
+
+class Destination(NamedTuple):
+    """Where some pieces of each sample are read to: the engine that reads them, and its device.
+
+    Attributes:
+        columns: the places of these pieces among a sample's.
+        chosen: the same, as an index of NumPy's; a slice if they are all.
+    """
+
+    engine: Any
+    device: torch.device
+    columns: list[int]
+    chosen: list[int] | slice
+
+
+class BatchRead(NamedTuple):
+    """A batch on its way: its plan, the memory of its fields, and their bytes by route and decoded values to come."""
+
+    plan: Plan
+    read: FieldBytes
+    done: Future[tuple[dict[str, int], dict[int, Any]]] | Reads
+
+
+class EngineReader(AheadReader[IndexT]):
+    """Reads the pieces of a batch's samples, column by column, each column's one behind the other.
+
+    Args:
+        index: of the samples.
+        settings: of the batches.
+        readers: threads on which batches come.
+        files: the engine's table of the files of ``index``, and of those of ``pieces``.
+        destinations: where each of a sample's pieces goes; together they have all columns.
+        memory: of batches on the CPU, kept from epoch to epoch.
+        pieces: as of `Reader`.
+        conversion: of each element, by the engine; a byte that is stored becomes ``growth`` of them.
+    """
+
+    def __init__(
+        self,
+        index: IndexT,
+        settings: BatchSettings,
+        readers: ThreadPoolExecutor,
+        files: Any,
+        destinations: Sequence[Destination],
+        memory: MemoryPool | None = None,
+        pieces: OpenPieces | None = None,
+        conversion: str = "none",
+        growth: int = 1,
+    ) -> None:
+        super().__init__(index, settings, readers, pieces)
+        self._files, self._device = files, settings.device
+        self._destinations = [there for there in destinations if there.columns]
+        self._columns = sum(len(there.columns) for there in destinations)
+        self._memory = memory or MemoryPool(settings.prefetch + 2)
+        self._conversion, self._growth = conversion, growth
+        self._checksums = getattr(index, "checksums", None)
+
+    @abstractmethod
+    def _batch_of(self, begun: BatchRead) -> Any: ...
+
+    def _begin(self, plan: Plan) -> BatchRead:
+        """Read behind the work that the current stream has, whose memory the batch may get."""
+        length = plan.length.reshape(-1, self._columns)
+        flat: dict[int, torch.Tensor] = {}
+        read = FieldBytes(plan.samples, np.maximum(length, 0), flat, self._presence(length))
+        reads = [self._read_of(plan, read.length_bytes, there, flat) for there in self._destinations]
+        return BatchRead(plan, read, self._start(reads, read))
+
+    def _presence(self, length_bytes: np.ndarray) -> np.ndarray | None:
+        """Return `FieldBytes.is_there`."""
+        return None
+
+    def _start(self, reads: list[Read], read: FieldBytes) -> Future[tuple[dict[str, int], dict[int, Any]]] | Reads:
+        return Reads(reads)
+
+    def _read_of(self, plan: Plan, length_bytes: np.ndarray, there: Destination, flat: dict[int, torch.Tensor]) -> Read:
+        """Lay some columns out in memory of their own, and put each one's part of it into ``flat``."""
+        chosen, shape = there.chosen, (-1, self._columns)
+        length_bytes = length_bytes[:, chosen]
+        result_bytes = length_bytes * self._growth
+        field_bytes = result_bytes.sum(0)
+        begins = np.cumsum([0, *(-(-field_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES)])
+        memory = self._memory_for(int(begins[-1]), there.device)
+        for k, begin, size in zip(there.columns, begins.tolist(), field_bytes.tolist(), strict=False):
+            flat[k] = memory[begin : begin + size]
+        places = begins[:-1] + np.cumsum(result_bytes, 0) - result_bytes
+        wanted = length_bytes > 0
+        transfers = (
+            self._files,
+            plan.source.reshape(shape)[:, chosen][wanted],
+            plan.offset.reshape(shape)[:, chosen][wanted],
+            length_bytes[wanted],
+            memory,
+            places[wanted],
+            there.engine.mark(engine.stream_of(there.device)),
+        )
+        if self._checksums is None:
+            return Read(memory, there.engine, transfers, self._conversion, "none", None)
+        check = partial(self._check_sums, plan.samples, there.columns, wanted)
+        return Read(memory, there.engine, transfers, self._conversion, self.index.checksum, check)
+
+    def _check_sums(self, samples: np.ndarray, columns: list[int], wanted: np.ndarray, found: np.ndarray) -> None:
+        """Compare the checksums of a batch with the index's.
+
+        Args:
+            samples: int64 (B,), ids.
+            columns: fields that were read.
+            wanted: bool (B, len(columns)), which of them have bytes.
+            found: uint32, the checksums of these.
+
+        Raises:
+            CorruptData: one is not the index's.
+        """
+        expected = self._checksums[samples][:, columns]
+        of_all = np.zeros_like(expected)
+        of_all[wanted] = found
+        if (of_all == expected).all():
+            return
+        i, place = np.argwhere(of_all != expected)[0].tolist()
+        raise self.index.damaged(
+            int(samples[i]),
+            columns[place],
+            f"has the {self.index.checksum} {of_all[i, place]:08x}, and {expected[i, place]:08x} stands in the file: "
+            f'write or copy it again, or pass on_error="skip"',
+        )
+
+    def _memory_for(self, size_bytes: int, device: torch.device) -> torch.Tensor:
+        if device.type == self._device.type == "cpu":
+            return self._memory.take(size_bytes)
+        return torch.empty(size_bytes, dtype=torch.uint8, device=device, pin_memory=device != self._device)
+
+    def _joined(self, parts: list[BatchRead]) -> BatchRead:
+        """Join batches in memory: what has come is not read again."""
+        done: Future[tuple[dict[str, int], dict[int, Any]]] = Future()
+        done.set_result(({}, {}))
+        return BatchRead(
+            Plan.joined([part.plan for part in parts]), FieldBytes.joined([part.read for part in parts]), done
+        )
+
+    def close(self) -> None:
+        reads = [begun.done for begun in self._begun if isinstance(begun.done, Reads)]
+        for one in reads:
+            one.cancel()
+        until = time.monotonic() + min(_CLOSING_S, self._stall_timeout_s)
+        for one in reads:
+            if not self._reads.has_stalled:
+                with contextlib.suppress(NotYet):
+                    one.exception(max(0.0, until - time.monotonic()))
+            one.let_go()
+        super().close()

@@ -1,0 +1,75 @@
+"""`Ragged`: values of samples that differ in size, and the other forms that a batch can have them in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+RaggedAs = Literal["flat", "nested", "padded", "list"]
+
+
+class Ragged(NamedTuple):
+    """Values of B samples, one behind the other.
+
+    Attributes:
+        values: of all samples. It has one dimension, or more if samples are rows of a shape (`Field.row_shape`).
+        offsets: int64 (B + 1,), on the CPU: sample i has ``values[offsets[i] : offsets[i + 1]]``.
+    """
+
+    values: torch.Tensor
+    offsets: torch.Tensor
+
+    def as_list(self) -> list[torch.Tensor]:
+        """Return a view of each sample's values."""
+        return list(self.values.split(self.offsets.diff().tolist()))
+
+    def as_nested(self) -> torch.Tensor:
+        """Return a nested tensor (jagged layout) of the same memory."""
+        return torch.nested.nested_tensor_from_jagged(self.values, self.offsets.to(self.values.device))
+
+    def as_padded(self) -> torch.Tensor:
+        """Return ``(B, longest, ...)``, with zeros behind each sample's values."""
+        return torch.nn.utils.rnn.pad_sequence(self.as_list(), batch_first=True)
+
+
+RAGGED_AS: dict[str, Callable[[Ragged], Any]] = {
+    "flat": lambda ragged: ragged,
+    "nested": Ragged.as_nested,
+    "padded": Ragged.as_padded,
+    "list": Ragged.as_list,
+}
+
+
+def check_ragged_as(ragged: str) -> None:
+    """Check the form that a data set was asked for.
+
+    Raises:
+        ValueError: there is no such form.
+    """
+    if ragged not in RAGGED_AS:
+        raise ValueError(f"ragged={ragged!r}: it is one of {', '.join(map(repr, RAGGED_AS))}")
+
+
+def moved(value: Any, device: torch.device) -> Any:
+    """Return a batch with its values on ``device``; offsets stay on the CPU."""
+    if isinstance(value, Ragged):
+        return Ragged(moved(value.values, device), value.offsets)
+    if isinstance(value, torch.Tensor):
+        return value.to(device, non_blocking=True)
+    if isinstance(value, dict):
+        return {name: moved(one, device) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        values = [moved(one, device) for one in value]
+        return type(value)(*values) if hasattr(value, "_fields") else type(value)(values)
+    return value
+
+
+def tensors_of(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors in a batch."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (dict, list, tuple)):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from tensors_of(one)

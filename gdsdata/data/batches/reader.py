@@ -1,0 +1,65 @@
+"""`Reader`: what the batches of one epoch are taken from."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import numpy as np
+
+from gdsdata.formats.index import SampleIndex
+from gdsdata.formats.plan import Plan
+
+if TYPE_CHECKING:
+    from gdsdata.data.batches.pieces import OpenPieces
+
+IndexT = TypeVar("IndexT", bound=SampleIndex)
+
+
+class Reader(ABC, Generic[IndexT]):
+    """Reads batches ahead, in the order in which they are planned.
+
+    One thread uses it, and closes it. An error ends it.
+
+    Args:
+        index: of the samples.
+        pieces: chunks of the data that are in memory, and that samples come from if they are there.
+
+    Attributes:
+        next: takes the next batch, whose bytes are in place for the current stream. It raises what is wrong with a
+            file, `StallError` if nothing has moved for ``stall_timeout_s``, and `EngineClosed` after `close`.
+        pieces: as above.
+    """
+
+    next: Callable[[], Any]
+
+    def __init__(self, index: IndexT, pieces: OpenPieces | None = None) -> None:
+        self.index, self.pieces = index, pieces
+
+    @abstractmethod
+    def plan(self, samples: np.ndarray, sizes: np.ndarray) -> None:
+        """Add batches of ``sizes`` samples each (int64), whose ids (int64) follow one another in ``samples``."""
+
+    def located(self, samples: np.ndarray) -> Plan:
+        """Return where samples are read from."""
+        plan = self.index.plan(samples)
+        return plan if self.pieces is None else self.pieces.local(plan)
+
+    def reach(self, step: int) -> None:
+        """Note that ``step`` of the epoch is the next one to be handed out, so that its chunks are fetched."""
+        if self.pieces is not None:
+            self.pieces.reach(step)
+
+    def steps_local(self, steps: range | np.ndarray) -> int:
+        """Return how many of these steps, from the first on (they ascend), wait for no chunk if they are planned."""
+        return len(steps) if self.pieces is None else self.pieces.steps_in_memory(steps)
+
+    @abstractmethod
+    def statistics(self) -> dict[str, Any]:
+        """Return what `GDSDataset.stats` says of batches."""
+
+    def close(self) -> None:
+        """Drop what is read ahead. Returns when nothing is being read, except what has stalled."""
+        if self.pieces is not None:
+            self.pieces.close()

@@ -1,0 +1,179 @@
+"""`FieldValues`: makes batches of the bytes of their fields. It decodes, shapes and collates them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from gdsdata.data.batches.ragged import RAGGED_AS, Ragged, moved
+from gdsdata.data.batches.settings import BatchSettings
+from gdsdata.decoders import Image, Threads, Undecodable, keep_encoded, runs_ahead
+from gdsdata.formats.field import Field
+from gdsdata.formats.fields import FieldIndex
+from gdsdata.formats.index import torch_equivalent
+from gdsdata.formats.tables import TableIndex
+
+
+class FieldBytes(NamedTuple):
+    """The bytes of the K fields of B samples.
+
+    Attributes:
+        samples: int64 (B,), ids.
+        length_bytes: int64 (B, K), at least 0.
+        flat: of each field, by its number, its bytes sample after sample: uint8 of one dimension.
+        is_there: bool (B, K), which fields the samples have; None: all.
+    """
+
+    samples: np.ndarray
+    length_bytes: np.ndarray
+    flat: Mapping[int, torch.Tensor]
+    is_there: np.ndarray | None = None
+
+    @classmethod
+    def joined(cls, parts: Sequence[FieldBytes]) -> FieldBytes:
+        """Return the bytes of all samples of several batches, in order."""
+        there = [part.is_there for part in parts if part.is_there is not None]
+        return cls(
+            np.concatenate([part.samples for part in parts]),
+            np.concatenate([part.length_bytes for part in parts]),
+            {k: torch.cat([part.flat[k] for part in parts]) for k in parts[0].flat},
+            np.concatenate(there) if there else None,
+        )
+
+
+class FieldValues:
+    """Makes batches of the bytes of their fields.
+
+    Args:
+        index: of the samples.
+        settings: of the batches.
+        device: of the values.
+
+    Attributes:
+        ahead: numbers of the fields that are decoded by threads, before the batch is taken.
+    """
+
+    def __init__(self, index: FieldIndex | TableIndex, settings: BatchSettings, device: torch.device) -> None:
+        self._index, self._fields, self._device = index, index.fields, device
+        self._ragged_as = RAGGED_AS[settings.ragged]
+        self._decode, self._collate = settings.decode, settings.collate
+        self.ahead = [
+            k for k, field in enumerate(self._fields) if field.name in self._decode and self._runs_ahead(field.name)
+        ]
+        has_images = any(isinstance(one, Image) for one in self._decode.values())
+        self._threads = Threads(settings.prefetch + 2) if has_images else None
+
+    def _runs_ahead(self, name: str) -> bool:
+        return runs_ahead(self._decode[name])
+
+    @property
+    def wants_presence(self) -> bool:
+        """Whether `FieldBytes.is_there` makes a difference."""
+        return self._collate is not None
+
+    def batch(self, read: FieldBytes, decoded: Mapping[int, Any]) -> Any:
+        """Return a batch as its user gets it.
+
+        Args:
+            read: its bytes.
+            decoded: of fields that were decoded ahead, by their numbers, the values.
+        """
+        if self._collate is not None:
+            return moved(self._collate(self._samples_of(read, decoded)), self._device)
+        return {
+            field.name: self._decoded(read, k, decoded)
+            if field.name in self._decode
+            else values_of(field, read.flat[k], read.length_bytes[:, k], self._ragged_as)
+            for k, field in enumerate(self._fields)
+        }
+
+    def check(self, read: FieldBytes, decoded: Mapping[int, Any]) -> None:
+        """Decode what `batch` would.
+
+        Raises:
+            CorruptData: a sample cannot be decoded.
+        """
+        for k, field in enumerate(self._fields):
+            if field.name in self._decode:
+                self._decoded(read, k, decoded)
+
+    def decode(self, read: FieldBytes, k: int) -> Any:
+        """Return what the decoder of field ``k`` makes of it, on the device.
+
+        Raises:
+            CorruptData: a sample cannot be decoded.
+        """
+        name, wanted = self._fields[k].name, self._decoded_samples(read, k)
+        of_all = read.flat[k].split(read.length_bytes[:, k].tolist())
+        try:
+            return self._made_of(name, [of_all[i] for i in wanted]) if len(wanted) else []
+        except Undecodable as error:
+            sample = int(read.samples[wanted[error.sample]])
+            raise self._index.damaged(sample, k, f"cannot be decoded: {error}") from error
+
+    def _made_of(self, name: str, samples: Sequence[torch.Tensor]) -> Any:
+        decoder = self._decode[name]
+        if isinstance(decoder, Image):
+            return decoder.decode(samples, self._device, self._threads)
+        return decoder(samples) if decoder is keep_encoded else moved(decoder(samples), self._device)
+
+    def _decoded(self, read: FieldBytes, k: int, decoded: Mapping[int, Any]) -> Any:
+        return decoded[k] if k in decoded else self.decode(read, k)
+
+    def _decoded_samples(self, read: FieldBytes, k: int) -> Sequence[int]:
+        """The places in the batch whose field a decoder gets: all, or with ``collate`` those that have it."""
+        if self._collate is None or read.is_there is None:
+            return range(len(read.samples))
+        return np.flatnonzero(read.is_there[:, k]).tolist()
+
+    def _samples_of(self, read: FieldBytes, decoded: Mapping[int, Any]) -> list[dict[str, Any]]:
+        """Of each sample a dict of the fields that it has."""
+        samples: list[dict[str, Any]] = [{} for _ in read.samples]
+        for k, field in enumerate(self._fields):
+            there = self._decoded_samples(read, k)
+            if field.name in self._decode:
+                values = self._decoded(read, k, decoded)
+                if not hasattr(values, "__len__") or len(values) != len(there):
+                    raise ValueError(
+                        f"collate= gets samples one by one, but the decoder of field {field.name!r} made "
+                        f"{type(values).__name__} of {len(there)} of them: have it return a value for each"
+                    )
+            else:
+                of_all = values_of(field, read.flat[k], read.length_bytes[:, k], Ragged.as_list)
+                values = [of_all[i] for i in there]
+            for i, value in zip(there, values, strict=True):
+                samples[i][field.name] = value
+        return samples
+
+    def close(self, wait: bool) -> None:
+        """End the threads that decode images."""
+        if self._threads is not None:
+            self._threads.close(wait=wait)
+
+
+def values_of(field: Field, flat: torch.Tensor, lengths: np.ndarray, ragged_as: Callable[[Ragged], Any]) -> Any:
+    """Return the values of a field, in the form that a batch has them.
+
+    Args:
+        field: what they are.
+        flat: uint8 of one dimension, their bytes as they are stored.
+        lengths: int64 (B,), the bytes of each sample.
+        ragged_as: the form of values that differ in size.
+    """
+    dtype = np.dtype(np.uint8) if field.dtype is None else field.dtype
+    if dtype.newbyteorder("=") != dtype:
+        width = dtype.itemsize // (2 if dtype.kind == "c" else 1)
+        flat = flat.view(-1, width).flip(1).view(-1)
+    typed = flat.view(field.view_as or torch_equivalent(dtype))
+    if field.shape is not None and field.fortran_order:
+        backwards = typed.view(len(lengths), *reversed(field.shape))
+        return backwards.permute(0, *range(len(field.shape), 0, -1))
+    if field.shape is not None:
+        return typed.view(len(lengths), *field.shape)
+    row_bytes = dtype.itemsize * math.prod(field.row_shape)
+    offsets = torch.from_numpy(np.cumsum([0, *(lengths // row_bytes)]))
+    return ragged_as(Ragged(typed.view(-1, *field.row_shape), offsets))

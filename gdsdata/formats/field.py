@@ -1,0 +1,30 @@
+"""`Field`: one of the fields that samples have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+
+@dataclass(frozen=True)
+class Field:
+    """One of the fields that samples have.
+
+    Attributes:
+        name: as the format has it: the extension of a member ("jpg"), the name of a column.
+        dtype: of its elements as stored, with their byte order; None: its bytes mean nothing to the format.
+        shape: of one sample's value, which then no sample lacks; ``()`` is one element. None: a value has one
+            dimension, of as many elements as its bytes hold.
+        row_shape: if ``shape`` is None: the shape of each element along that dimension.
+        fortran_order: the first axis varies fastest in the file.
+        view_as: what the stored bits are, if numpy has no such dtype: bfloat16 in a ``dtype`` of uint16.
+    """
+
+    name: str
+    dtype: np.dtype | None = None
+    shape: tuple[int, ...] | None = None
+    row_shape: tuple[int, ...] = ()
+    fortran_order: bool = False
+    view_as: torch.dtype | None = None
