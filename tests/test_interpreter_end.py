@@ -5,6 +5,8 @@ import json
 import subprocess
 import sys
 import tarfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from helpers import REPOSITORY, random_bytes, write_records
+
+from gdsdata import GDSDataset
+from gdsdata.io import program_end
 
 # Its programs are read here, and run there.
 PROGRAMS = Path(__file__).with_name("interpreter_ends.py")
@@ -64,3 +69,29 @@ def test_a_program_says_its_own_error_alone_at(outcomes, name):
     assert code == expected_code, f"after {seconds:.1f} s: {stderr}"
     assert stderr.splitlines()[-1:] == ([last_line] if last_line else []), stderr
     assert stderr.count("Traceback") <= 1 and "Exception ignored" not in stderr, stderr
+
+
+@pytest.mark.parametrize("daemon", [True, False])
+def test_a_daemon_thread_whose_executor_has_shut_down_ends_in_silence(tmp_path, monkeypatch, daemon):
+    """Python shuts executors down before it stops daemon threads. Other threads raise the error."""
+    with tarfile.open(tmp_path / "0.tar", "w") as tar:
+        for i in range(8):
+            member = tarfile.TarInfo(f"{i}.txt")
+            member.size = 10
+            tar.addfile(member, io.BytesIO(bytes(10)))
+    refused, raised = threading.Event(), []
+
+    def refuse(self, *_):
+        refused.set()
+        raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+
+    batches = iter(GDSDataset(tmp_path / "0.tar", 1, prefetch=1, device="cpu", decode={"txt": "txt"}))
+    next(batches)
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", refuse)
+    monkeypatch.setattr(program_end, "_is_ending", True)
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+    loop = threading.Thread(target=list, args=(batches,), daemon=daemon)
+    loop.start()
+    loop.join()
+    assert refused.is_set()
+    assert [one.exc_type for one in raised] == [SystemExit if daemon else RuntimeError]  # SystemExit: in silence

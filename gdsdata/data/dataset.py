@@ -536,6 +536,10 @@ class GDSDataset(BatchDataset):
                 error.statistics = self.stats()
             self._index = None  # the files are not as they were: look again at the next iteration
             raise
+        except RuntimeError:  # of an executor that the program's end has shut down
+            if is_ending_daemon():
+                raise SystemExit from None
+            raise
         finally:
             ending()
         if total:
