@@ -126,9 +126,9 @@ def first_batches(results):
     warm_s = batch * record / (limits["int64, warm"]["pinned_copy"]["gb_per_s"] * 1e9)
     cold_s = batch / most_random_reads(results)
 
-    def dataset(**arguments):
-        records = gdsdata.formats.Records("u2", (record // 2,))
-        return gdsdata.GDSDataset(path, batch, records, device="cuda", **arguments)
+    def dataset(seed=0, **arguments):
+        records, reading = gdsdata.formats.Records("u2", (record // 2,)), gdsdata.Reading(**arguments)
+        return gdsdata.GDSDataset(path, batch, records, seed=seed, device="cuda", reading=reading)
 
     rows = []
     past_the_cache = gdsdata.EngineOptions(direct="always")

@@ -32,7 +32,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 from turns import Turns, take_all
 
-from gdsdata import GDSDataset
+from gdsdata import Fields, GDSDataset, Reading
 from gdsdata.bench import device as devices
 from gdsdata.bench import image_shards, measure
 from gdsdata.formats import Tar
@@ -148,9 +148,9 @@ def gdsdata_dataset(work, decode):
         work.batch,
         Tar(index_cache=None),
         device=work.device,
-        decode=decode,
         drop_last=True,
-        prefetch=AHEAD,
+        fields=Fields(decode=decode),
+        reading=Reading(prefetch=AHEAD),
     )
 
 

@@ -68,8 +68,8 @@ dataset = gdsdata.GDSDataset(
     format=gdsdata.formats.Tokens("uint8", seq_len),
     seed=0,
     device=device,
-    device_mesh=mesh,
     drop_last=True,  # an epoch's last, smaller step would depend on the number of ranks
+    sharding=gdsdata.Sharding(device_mesh=mesh),
 )
 
 # --------------------------------------------------------------------------------------------------------------- model

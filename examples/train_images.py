@@ -79,9 +79,9 @@ def dataset_of(shards: list[Path], shuffle: bool) -> gdsdata.GDSDataset:
         shards,
         args.batch_size,
         format=gdsdata.formats.Tar(fields=(args.image, args.label)),
-        decode={args.image: image, args.label: "cls"},
         shuffle=shuffle,
         device=args.device,
+        fields=gdsdata.Fields(decode={args.image: image, args.label: "cls"}),
     )
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # for tools that read and do not run
     from gdsdata.checkpoint.dcp.storage_writer import GDSStorageWriter
     from gdsdata.data.batches.ragged import Ragged
     from gdsdata.data.dataset import GDSDataset
+    from gdsdata.data.groups import Fields, Reading, Sharding
     from gdsdata.data.mix import Mix
     from gdsdata.data.order.lanes import Lanes
     from gdsdata.data.order.row_groups import RowGroups
@@ -31,6 +32,7 @@ __all__ = [
     "AsyncCheckpointer",
     "Engine",
     "EngineOptions",
+    "Fields",
     "GDSDataset",
     "GDSLoadPlanner",
     "GDSSavePlanner",
@@ -39,7 +41,9 @@ __all__ = [
     "Lanes",
     "Mix",
     "Ragged",
+    "Reading",
     "RowGroups",
+    "Sharding",
     "decoders",
     "errors",
     "formats",
@@ -60,6 +64,7 @@ _HOMES = {
     "checkpoint.dcp.storage_writer": ("GDSStorageWriter",),
     "data.batches.ragged": ("Ragged",),
     "data.dataset": ("GDSDataset",),
+    "data.groups": ("Fields", "Reading", "Sharding"),
     "data.mix": ("Mix",),
     "data.order.lanes": ("Lanes",),
     "data.order.row_groups": ("RowGroups",),

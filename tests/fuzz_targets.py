@@ -645,8 +645,8 @@ def reading(name: str, *formats: Format) -> Callable[[Path], None]:
     def read_all(path: str, format: Format) -> None:
         engine.kept_engine(EngineOptions(), torch.device("cpu"))  # else each input would make one anew
         data = gdsdata.GDSDataset(path, 8, format, shuffle=False, device="cpu")
-        if not isinstance(data._index, TableIndex):
-            check(data._index)
+        if not isinstance(data._samples.index, TableIndex):
+            check(data._samples.index)
         for _ in data:
             pass
 

@@ -282,3 +282,17 @@ def eventually(condition: Callable[[], bool], timeout_s: float = 5) -> bool:
             return False
         time.sleep(0.01)
     return True
+
+
+GROUPS = {"sharding": gdsdata.Sharding, "fields": gdsdata.Fields, "reading": gdsdata.Reading}
+
+
+def grouped(arguments: dict) -> dict:
+    """Arguments of GDSDataset, with those that belong to a group in it: a test's parameters name them alone."""
+    by_group = {
+        group: kind(**{name: arguments[name] for name in kind._fields if name in arguments})
+        for group, kind in GROUPS.items()
+    }
+    given = {group: values for group, values in by_group.items() if arguments.keys() & set(values._fields)}
+    inner = {name for kind in GROUPS.values() for name in kind._fields}
+    return {**{name: value for name, value in arguments.items() if name not in inner}, **given}

@@ -27,16 +27,18 @@ FOLDER = Path(sys.argv[1])
 AT_A_TIME = 2
 
 
-def read(batch_size=4, **arguments):
-    return gdsdata.GDSDataset(FOLDER / "0.bin", batch_size, Records("u1", (4096,)), device="cpu", **arguments)
+def read(batch_size=4, shuffle=True, **reading):
+    records, how = Records("u1", (4096,)), gdsdata.Reading(**reading)
+    return gdsdata.GDSDataset(FOLDER / "0.bin", batch_size, records, shuffle, device="cpu", reading=how)
 
 
-def tar(**arguments):
-    return gdsdata.GDSDataset(FOLDER / "0.tar", 4, Tar(index_cache=None), device="cpu", **arguments)
+def tar(decode=None, **reading):
+    groups = dict(fields=gdsdata.Fields(decode=decode), reading=gdsdata.Reading(**reading))
+    return gdsdata.GDSDataset(FOLDER / "0.tar", 4, Tar(index_cache=None), device="cpu", **groups)
 
 
-def parquet(**arguments):
-    return gdsdata.GDSDataset(FOLDER / "0.parquet", 4, device="cpu", **arguments)
+def parquet(**reading):
+    return gdsdata.GDSDataset(FOLDER / "0.parquet", 4, device="cpu", reading=gdsdata.Reading(**reading))
 
 
 def begun(dataset):

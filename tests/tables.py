@@ -4,6 +4,7 @@ import random
 
 import numpy as np
 import pytest
+from helpers import grouped
 
 import gdsdata
 
@@ -63,7 +64,9 @@ def rows_in(batches) -> dict[str, list]:
 
 def read_all(source, **arguments) -> dict[str, list]:
     """The rows in the order of the files."""
-    return rows_in(gdsdata.GDSDataset(source, **{"batch_size": 5, "shuffle": False, "device": "cpu", **arguments}))
+    return rows_in(
+        gdsdata.GDSDataset(source, **grouped({"batch_size": 5, "shuffle": False, "device": "cpu", **arguments}))
+    )
 
 
 def damaged(sound: bytes, rng: random.Random) -> bytes:

@@ -9,11 +9,11 @@ from multiprocessing.reduction import ForkingPickler
 import numpy as np
 import pytest
 import torch
-from helpers import arrays, assert_same_batches, write_records
+from helpers import arrays, assert_same_batches, grouped, write_records
 from torch.utils.data import DataLoader, Subset, random_split
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from gdsdata import GDSDataset, Mix, formats
+from gdsdata import EngineOptions, Fields, GDSDataset, Mix, Reading, Sharding, formats
 from gdsdata.formats import Records
 from gdsdata.formats.fields import Field, FieldIndex
 from gdsdata.io import engine
@@ -27,7 +27,7 @@ def file(tmp_path):
 
 
 def read(file, **arguments) -> GDSDataset:
-    return GDSDataset(file, **{"batch_size": 8, "format": Records("u1", (64,)), "device": "cpu", **arguments})
+    return GDSDataset(file, **grouped({"batch_size": 8, "format": Records("u1", (64,)), "device": "cpu", **arguments}))
 
 
 def as_it_is(batch):
@@ -64,8 +64,63 @@ def as_it_is(batch):
 )
 def test_an_argument_of_another_type_is_refused_in_words(file, arguments, words):
     with pytest.raises(TypeError) as error:
-        read(**{"file": file, **arguments}) if "source" not in arguments else GDSDataset(**arguments)
+        read(**{"file": file, **arguments}) if "source" not in arguments else GDSDataset(**grouped(arguments))
     assert words in str(error.value)
+
+
+OLD_SPELLINGS = [
+    ("sharding", Sharding(rank=1, world_size=2)),
+    ("sharding", Sharding(rank=0, world_size=3, uneven="repeat")),
+    ("fields", Fields(ragged="list")),
+    ("fields", Fields(decode={"x": "cls"})),
+    ("fields", Fields(collate=len)),
+    ("reading", Reading(options=EngineOptions(workers=1), prefetch=7)),
+    ("reading", Reading(zero_copy=True)),
+    ("reading", Reading(residency="pinned")),
+]
+
+
+def outcome_of(file, **arguments):
+    """What a data set is, or why it is refused."""
+    try:
+        data = GDSDataset(file, 8, Records("u1", (64,)), device="cpu", **arguments)
+    except ValueError as error:
+        return str(error)
+    settings = data._samples.settings
+    return len(data), data.rank, data.world_size, settings._replace(device=None), [batch.tolist() for batch in data]
+
+
+@pytest.mark.filterwarnings("default:.*old spelling")
+@pytest.mark.parametrize("name, group", OLD_SPELLINGS, ids=str)
+def test_the_old_spelling_of_a_group_means_the_same_and_warns(file, name, group):
+    old = {field: value for field, value in group._asdict().items() if value != type(group)._field_defaults[field]}
+    with pytest.warns(DeprecationWarning, match=rf"write GDSDataset\({name}=gdsdata.{type(group).__name__}\(") as told:
+        spelled = outcome_of(file, **old)
+    assert told[0].filename == __file__ and all(f"{field}=" in str(told[0].message) for field in old)
+    assert spelled == outcome_of(file, **{name: group}) != outcome_of(file)
+
+
+@pytest.mark.filterwarnings("default:.*old spelling")
+def test_the_old_spelling_of_all_groups_at_once(file):
+    with pytest.warns(DeprecationWarning) as told:
+        data = GDSDataset(file, 8, Records("u1", (64,)), device="cpu", rank=0, world_size=2, ragged="flat", prefetch=2)
+    assert len(told) == 3 and (data.world_size, data.prefetch) == (2, 2)
+
+
+def test_an_argument_of_a_group_is_given_in_one_place(file):
+    with pytest.raises(TypeError, match=r"rank=, world_size= belongs into sharding=gdsdata.Sharding\(...\), which is"):
+        GDSDataset(file, sharding=Sharding(), rank=0, world_size=1)
+
+
+@pytest.mark.parametrize("name", ["sharding", "fields", "reading"])
+def test_a_group_of_another_type_is_refused(file, name):
+    with pytest.raises(TypeError, match=rf"{name}=\{{'prefetch': 2\}} must be a gdsdata.{name.title()}"):
+        GDSDataset(file, **{name: {"prefetch": 2}})
+
+
+def test_an_unknown_argument_is_refused(file):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'num_workers'"):
+        GDSDataset(file, num_workers=2)
 
 
 def test_numbers_of_numpy_are_numbers(file):

@@ -44,7 +44,7 @@ def test_files_follow_one_another_and_may_be_empty(tmp_path):
 
 def test_a_shuffled_epoch_has_every_row_once(tmp_path):
     write(tmp_path / "a.arrow", pa.table({"id": range(100), "text": [str(i) for i in range(100)]}))
-    batches = gdsdata.GDSDataset(tmp_path, batch_size=16, device="cpu", decode={"text": "txt"})
+    batches = gdsdata.GDSDataset(tmp_path, batch_size=16, device="cpu", fields=gdsdata.Fields(decode={"text": "txt"}))
     pairs = [pair for batch in batches for pair in zip(batch["id"].tolist(), batch["text"], strict=True)]
     assert sorted(pairs) == [(i, str(i)) for i in range(100)] and pairs != sorted(pairs)
 

@@ -3,7 +3,7 @@
 import time
 
 import fake_gpu
-from helpers import in_new_process, write_records
+from helpers import grouped, in_new_process, write_records
 
 from gdsdata import EngineOptions, GDSDataset
 from gdsdata.formats import Records
@@ -18,7 +18,7 @@ def waits_of_batches(driver, folder, link_bytes_per_s, patience_s):
     path, form = folder / "records", Records("u1", (RECORD_BYTES,))
     write_records(path, BATCHES * BATCH_SAMPLES, RECORD_BYTES)
     arguments = dict(prefetch=BATCHES, shuffle=False, options=EngineOptions(workers=2, calibrate=False))
-    data = GDSDataset(path, BATCH_SAMPLES, form, device=fake_gpu.DEVICE, **arguments)
+    data = GDSDataset(path, BATCH_SAMPLES, form, device=fake_gpu.DEVICE, **grouped(arguments))
     batches = iter(data)
     kept = [next(batches)]
     time.sleep(patience_s)

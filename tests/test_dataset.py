@@ -20,6 +20,7 @@ from helpers import (
     assert_same_batches,
     drop_cache,
     eventually,
+    grouped,
     in_new_process,
     lack_of_uring,
     peak_bytes,
@@ -32,7 +33,7 @@ from helpers import (
     write_records,
 )
 
-from gdsdata import EngineOptions, GDSDataset
+from gdsdata import EngineOptions, GDSDataset, Reading
 from gdsdata.data.batches.source import RingSource
 from gdsdata.data.order.permutation import Order
 from gdsdata.formats import Npy, Records, Tokens
@@ -298,8 +299,12 @@ def test_batches_are_what_numpy_reads(data, delivery, options, cache):
     if options.direct == "always":
         require_direct(data.files[0])
     batch_size = min(16, len(data.samples) - 1)
-    make = lambda: GDSDataset(data.files, batch_size, data.format, seed=3, options=options, **arguments)  # noqa: E731
-    if "residency" in arguments and not data.format.index([str(path) for path in data.files]).sample.dtype.isnative:
+    arguments = grouped({"options": options, **arguments})
+    make = lambda: GDSDataset(data.files, batch_size, data.format, seed=3, **arguments)  # noqa: E731
+    if (
+        arguments["reading"].residency
+        and not data.format.index([str(path) for path in data.files]).sample.dtype.isnative
+    ):
         with pytest.raises(ValueError, match="of the other byte order"):
             make()
         return
@@ -329,7 +334,7 @@ def records(tmp_path) -> np.ndarray:
 
 
 def read(tmp_path, batch_size=8, **arguments) -> GDSDataset:
-    return GDSDataset(f"{tmp_path}/*.bin", batch_size, Records("u1", (64,)), device="cpu", **arguments)
+    return GDSDataset(f"{tmp_path}/*.bin", batch_size, Records("u1", (64,)), device="cpu", **grouped(arguments))
 
 
 def rows(batches) -> list[bytes]:
@@ -600,7 +605,9 @@ def test_keeping_every_batch_of_an_epoch_is_safe(tmp_path, backend, direct):
     if direct == "always":
         require_direct(tmp_path / "0.bin")
     options = EngineOptions(backend=backend, direct=direct)
-    dataset = GDSDataset(tmp_path, 7, Records("u1", (5000,)), shuffle=False, device="cpu", prefetch=3, options=options)
+    dataset = GDSDataset(
+        tmp_path, 7, Records("u1", (5000,)), shuffle=False, device="cpu", reading=Reading(prefetch=3, options=options)
+    )
     kept = []
     for batch in dataset:
         kept.append((batch, batch.clone()))
@@ -622,9 +629,11 @@ def test_a_batch_outlives_dataset_and_engine(tmp_path, records):
 
 def peak_growth_of_an_epoch(folder: Path, options: EngineOptions) -> tuple[int, int]:
     """By how much an epoch raised resident memory at its worst, and by how much it may."""
-    warm_up = GDSDataset(sorted(folder.iterdir())[:1], 1, device="cpu", options=EngineOptions(workers=1))
+    warm_up = GDSDataset(
+        sorted(folder.iterdir())[:1], 1, device="cpu", reading=Reading(options=EngineOptions(workers=1))
+    )
     arrays(warm_up)
-    dataset = GDSDataset(folder, 4, device="cpu", options=options)
+    dataset = GDSDataset(folder, 4, device="cpu", reading=Reading(options=options))
     statistics = dataset.stats()
     reset_peak()
     before, seen = peak_bytes(), 0

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import arrays, assert_same_batches, in_new_process, write_records
+from helpers import arrays, assert_same_batches, grouped, in_new_process, write_records
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -26,7 +26,7 @@ def read(folder: Path, **arguments) -> GDSDataset:
     if not (folder / "0.bin").exists():
         write_records(folder / "0.bin", 103, 64)
     return GDSDataset(
-        folder / "0.bin", **{"batch_size": 8, "format": Records("u1", (64,)), "device": "cpu", **arguments}
+        folder / "0.bin", **grouped({"batch_size": 8, "format": Records("u1", (64,)), "device": "cpu", **arguments})
     )
 
 
@@ -170,7 +170,7 @@ def test_the_last_batch_outlives_the_reading_that_ends_with_it(tmp_path):
     batches = iter(dataset)
     for _ in range(BATCHES):
         last = next(batches)
-    assert dataset._running is None  # closed, though nobody asked for another batch
+    assert dataset._iteration.running is None  # closed, though nobody asked for another batch
     expected = epochs_by(by_for, read, tmp_path, 1)[-1]
     by_for(dataset)  # uses what memory it let go of
     assert_same_batches([last], [expected])

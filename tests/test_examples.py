@@ -192,7 +192,9 @@ def bytes_of_fsdp():
     """{step: what the bytes of train_fsdp.py's come to}, by one data set that nothing interrupts."""
     library = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
     tokens = gdsdata.formats.Tokens("uint8", 64)
-    dataset = gdsdata.GDSDataset(library, 8, tokens, seed=0, device="cpu", rank=0, world_size=1)
+    dataset = gdsdata.GDSDataset(
+        library, 8, tokens, seed=0, device="cpu", sharding=gdsdata.Sharding(rank=0, world_size=1)
+    )
     powers = torch.tensor([pow(31, i, 2**31) for i in range(65)])
     return {
         step: f"{(batch * powers).sum().item() % 2**32:08x}" for step, batch in zip(range(1, 11), dataset, strict=False)

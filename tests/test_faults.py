@@ -21,6 +21,7 @@ from helpers import (
     arrays,
     assert_same_batches,
     drop_cache,
+    grouped,
     in_new_process,
     needs_uring,
     random_bytes,
@@ -30,7 +31,7 @@ from helpers import (
     write_records,
 )
 
-from gdsdata import EngineOptions, GDSDataset, write_tensor
+from gdsdata import EngineOptions, GDSDataset, Reading, write_tensor
 from gdsdata.errors import BackendUnavailable, CorruptData, IoError, StallError
 from gdsdata.formats import Npy, Records, Tokens
 from gdsdata.io.engine import shared_engine
@@ -49,7 +50,12 @@ def records(tmp_path) -> np.ndarray:
 
 
 def read(source: Path, options: EngineOptions | None = None, **arguments) -> GDSDataset:
-    return GDSDataset(source, BATCH, RECORDS, **{"shuffle": False, "device": "cpu", **arguments}, options=options)
+    return GDSDataset(
+        source,
+        BATCH,
+        RECORDS,
+        **grouped({"options": options, "shuffle": False, "device": "cpu", **arguments}),
+    )
 
 
 def batches_of(records: np.ndarray) -> list[np.ndarray]:
@@ -98,7 +104,7 @@ def test_short_interrupted_late_and_reordered_transfers_give_right_bytes_in_orde
 def test_short_and_interrupted_transfers_of_converted_tokens_give_right_values(tmp_path, backend):
     (tmp_path / "0.bin").write_bytes(random_bytes(400_001 * 2))
     options = EngineOptions(backend=backend, direct="auto", faults="seed=2,shorten=0.8,interrupt=0.3")
-    shaky = GDSDataset(tmp_path, 5, Tokens(">u2", seq_len=333), device="cpu", options=options)
+    shaky = GDSDataset(tmp_path, 5, Tokens(">u2", seq_len=333), device="cpu", reading=Reading(options=options))
     drop_cache(tmp_path / "0.bin")
     assert_same_batches(shaky, GDSDataset(tmp_path, 5, Tokens(">u2", seq_len=333), device="cpu"))
 
@@ -117,7 +123,9 @@ def test_a_failed_completion_is_an_error_at_its_batch_and_the_next_epoch_works(t
     require_direct(tmp_path / "0.bin")
     options = EngineOptions(**ONE_BY_ONE, backend=backend, faults=f"fail_at={number}")
     engine = shared_engine(options, torch.device("cpu"))  # kept, for its backends count their completions
-    dataset = GDSDataset(tmp_path, 4, Records("u1", (8192,)), shuffle=False, device="cpu", options=options)
+    dataset = GDSDataset(
+        tmp_path, 4, Records("u1", (8192,)), shuffle=False, device="cpu", reading=Reading(options=options)
+    )
     got, error = until_error(dataset, IoError)
 
     assert error.errno == errno.EIO and error.path == str(tmp_path / "0.bin")
@@ -250,7 +258,12 @@ def test_a_file_truncated_while_it_is_iterated_is_corrupt_at_the_batch_that_lack
     warm_cache(tmp_path / "0.bin")
     options = EngineOptions(backend=backend)
     dataset = GDSDataset(
-        tmp_path, 1, Records("u1", (record_bytes,)), shuffle=False, device="cpu", prefetch=2, options=options
+        tmp_path,
+        1,
+        Records("u1", (record_bytes,)),
+        shuffle=False,
+        device="cpu",
+        reading=Reading(prefetch=2, options=options),
     )
     batches = iter(dataset)
     first = arrays(next(batches) for _ in range(4))
@@ -272,7 +285,14 @@ def test_what_a_truncation_left_is_still_delivered_though_others_find_the_end(tm
     expected = write_records(tmp_path / "0.bin", 256, 65536)
     options = EngineOptions(backend="posix", workers=8)
     batches = iter(
-        GDSDataset(tmp_path, 1, Records("u1", (65536,)), shuffle=False, device="cpu", prefetch=8, options=options)
+        GDSDataset(
+            tmp_path,
+            1,
+            Records("u1", (65536,)),
+            shuffle=False,
+            device="cpu",
+            reading=Reading(prefetch=8, options=options),
+        )
     )
     first = arrays(next(batches) for _ in range(4))
     os.truncate(tmp_path / "0.bin", 100 * 65536)
@@ -309,7 +329,9 @@ def test_a_truncation_at_any_moment_is_never_a_signal_nor_wrong_bytes(tmp_path):
 
 def test_a_mapping_that_lost_pages_says_nothing_about_files_read_later(tmp_path):
     write_records(tmp_path / "0.bin", 1024, 4096)
-    batches = iter(GDSDataset(tmp_path, 1, Records("u1", (4096,)), shuffle=False, device="cpu", prefetch=1))
+    batches = iter(
+        GDSDataset(tmp_path, 1, Records("u1", (4096,)), shuffle=False, device="cpu", reading=Reading(prefetch=1))
+    )
     next(batches)
     os.truncate(tmp_path / "0.bin", 0)
     until_error(batches, CorruptData)
@@ -393,7 +415,7 @@ def epochs_of_a_refusing_file(path: Path, options: EngineOptions) -> tuple[str, 
     """ "right", "wrong" or the error of two epochs; by which routes bytes came; what was warned of."""
     header_bytes = path.stat().st_size % 4096
     records = Records("u1", (4096,), header_bytes)
-    dataset = GDSDataset(path, 64, records, shuffle=False, device="cpu", options=options)
+    dataset = GDSDataset(path, 64, records, shuffle=False, device="cpu", reading=Reading(options=options))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -494,7 +516,7 @@ def volumes(tmp_path) -> list[np.ndarray]:
 
 def read_volumes(folder: Path, **options) -> GDSDataset:
     options = EngineOptions(direct="never", workers=1, **options)
-    dataset = GDSDataset(folder, 1, Npy(), shuffle=False, device="cpu", prefetch=1, options=options)
+    dataset = GDSDataset(folder, 1, Npy(), shuffle=False, device="cpu", reading=Reading(prefetch=1, options=options))
     drop_cache(*folder.iterdir())  # indexing read their heads
     return dataset
 

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gdsdata
-from gdsdata import EngineOptions, GDSDataset, Ragged
+from gdsdata import EngineOptions, Fields, GDSDataset, Ragged, Reading
 from gdsdata.data.batches.fields import FieldReader
 from gdsdata.data.batches.ragged import moved
 from gdsdata.data.batches.settings import BatchSettings
@@ -88,7 +88,7 @@ PATHS = {"default": EngineOptions(), "posix": EngineOptions(backend="posix"), "d
 @pytest.mark.parametrize("options", PATHS.values(), ids=PATHS)
 def test_each_sample_comes_once_an_epoch_bit_for_bit(tmp_path, options):
     paths, lengths, samples = write(tmp_path, [37, 0, 64, 5])
-    data = GDSDataset(paths, 8, Lines(lengths), device="cpu", shuffle=True, options=options)
+    data = GDSDataset(paths, 8, Lines(lengths), device="cpu", shuffle=True, reading=Reading(options=options))
     for _ in range(2):
         found = [sample for batch in data for sample in given_back(batch)]
         assert sorted(map(repr, found)) == sorted(map(repr, samples)) and found != samples
@@ -107,7 +107,9 @@ def test_the_order_of_the_files_is_kept_without_a_shuffle(tmp_path):
 def test_offsets_are_those_of_the_samples(tmp_path_factory, counts, batch_size):
     folder = tmp_path_factory.mktemp("lines")
     paths, lengths, samples = write(folder, [*counts, 1], most=9)
-    data = GDSDataset(paths, batch_size, Lines(lengths), device="cpu", shuffle=False, options=EngineOptions())
+    data = GDSDataset(
+        paths, batch_size, Lines(lengths), device="cpu", shuffle=False, reading=Reading(options=EngineOptions())
+    )
     assert [sample for batch in data for sample in given_back(batch)] == samples
 
 
@@ -116,7 +118,7 @@ def test_ragged_fields_come_as_they_are_asked_for(tmp_path):
     images = [torch.tensor(list(sample["image"]), dtype=torch.uint8) for sample in samples]
 
     def batch(ragged):
-        (found,) = GDSDataset(paths, 6, Lines(lengths), device="cpu", shuffle=False, ragged=ragged)
+        (found,) = GDSDataset(paths, 6, Lines(lengths), device="cpu", shuffle=False, fields=Fields(ragged=ragged))
         return found["image"]
 
     flat = batch("flat")
@@ -168,7 +170,7 @@ def test_a_file_that_was_cut_since_is_an_error_and_the_rest_can_be_read_when_it_
 
 def test_memory_in_flight_is_bounded_by_prefetch_and_counted(tmp_path):
     paths, lengths, samples = write(tmp_path, [64])
-    data = GDSDataset(paths, 4, Lines(lengths), device="cpu", prefetch=2)
+    data = GDSDataset(paths, 4, Lines(lengths), device="cpu", reading=Reading(prefetch=2))
     batches = iter(data)
     next(batches)
     stats = data.stats()
@@ -201,7 +203,7 @@ def test_fields_come_to_a_gpu(tmp_path):
 def test_pinned_residency_is_refused_for_fields(tmp_path):
     paths, lengths, _ = write(tmp_path, [4])
     with pytest.raises(ValueError, match="samples of one size"):
-        GDSDataset(paths, 2, Lines(lengths), residency="pinned", device="cuda")
+        GDSDataset(paths, 2, Lines(lengths), device="cuda", reading=Reading(residency="pinned"))
 
 
 CPU = torch.device("cpu")
@@ -223,7 +225,12 @@ class Members:
 def decoded(folder, contents, decode):
     (folder / "members").write_bytes(b"".join(contents))
     data = GDSDataset(
-        folder / "members", len(contents), Members("x", contents), device="cpu", shuffle=False, decode={"x": decode}
+        folder / "members",
+        len(contents),
+        Members("x", contents),
+        device="cpu",
+        shuffle=False,
+        fields=Fields(decode={"x": decode}),
     )
     (batch,) = data
     return batch["x"]
@@ -289,7 +296,7 @@ def test_mistakes_in_decode_are_told_at_once(tmp_path):
     with pytest.raises(ValueError, match="decode='jpg'"):
         decoded(tmp_path, [b"1"], "jpg")
     with pytest.raises(ValueError, match="names 'y'"):
-        GDSDataset(tmp_path / "members", 1, Members("x", [b"1"]), device="cpu", decode={"y": "cls"})
+        GDSDataset(tmp_path / "members", 1, Members("x", [b"1"]), device="cpu", fields=Fields(decode={"y": "cls"}))
 
 
 def test_collate_gets_samples_with_the_fields_that_they_have_and_its_result_is_the_batch(tmp_path):
@@ -298,7 +305,9 @@ def test_collate_gets_samples_with_the_fields_that_they_have_and_its_result_is_t
     content = np.random.default_rng(0).integers(0, 256, int(np.maximum(lengths[0], 0).sum()), np.uint8).tobytes()
     (tmp_path / "00.bin").write_bytes(content)
     index = Lines(lengths).index(paths)
-    batches = list(GDSDataset(paths, 4, Lines(lengths), device="cpu", shuffle=False, collate=lambda some: some))
+    batches = list(
+        GDSDataset(paths, 4, Lines(lengths), device="cpu", shuffle=False, fields=Fields(collate=lambda some: some))
+    )
     assert [len(batch) for batch in batches] == [4, 4, 1]
     for i, sample in enumerate(one for batch in batches for one in batch):
         assert list(sample) == [field.name for k, field in enumerate(FIELDS) if lengths[0][i, k] >= 0]
@@ -320,10 +329,9 @@ def test_collate_gets_decoded_values_and_transform_what_it_made(tmp_path):
         made.append(some)
         return [one.get("x", -1) for one in some], len(some)
 
-    data = GDSDataset(
-        *(tmp_path / "members", 3, index), device="cpu", shuffle=False, decode={"x": "cls"}, collate=collate,
-        transform=lambda batch: batch[1],
-    )  # fmt: skip
+    fields = Fields(decode={"x": "cls"}, collate=collate)
+    arguments = dict(device="cpu", shuffle=False, transform=lambda batch: batch[1], fields=fields)
+    data = GDSDataset(tmp_path / "members", 3, index, **arguments)
     assert list(data) == [3]
     assert [list(one) for one in made[0]] == [["x"], [], ["x"]] and int(made[0][0]["x"]) == 3
 
@@ -333,13 +341,13 @@ def test_a_decoder_that_makes_one_thing_of_many_samples_cannot_be_collated(tmp_p
     format = Members("x", [b"a", b"b"])
     decode = {"x": lambda samples: len(samples)}
     with pytest.raises(ValueError, match="decoder of field 'x' made int of 2"):
-        list(GDSDataset(tmp_path / "members", 2, format, device="cpu", decode=decode, collate=list))
+        list(GDSDataset(tmp_path / "members", 2, format, device="cpu", fields=Fields(decode=decode, collate=list)))
 
 
 def test_samples_of_one_size_refuse_collate_and_name_transform(tmp_path):
     np.arange(8).tofile(tmp_path / "a.bin")
     with pytest.raises(ValueError, match="one tensor already, and transform= gets that"):
-        GDSDataset(tmp_path / "a.bin", 2, gdsdata.formats.Records("i8", ()), device="cpu", collate=list)
+        GDSDataset(tmp_path / "a.bin", 2, gdsdata.formats.Records("i8", ()), device="cpu", fields=Fields(collate=list))
 
 
 def test_what_collate_makes_moves_as_a_whole():
@@ -363,7 +371,7 @@ def test_a_tar_of_a_folder_is_recognised_and_decoded(tmp_path):
     (tmp_path / "0.tar.idx").write_bytes(bytes(16))  # Energon's, and DALI's
     (tmp_path / "1.idx").write_bytes(b"v1.2 10\n")
     decode = {"npy": "npy", "cls": "cls"}
-    data = GDSDataset(tmp_path, 4, device="cpu", seed=1, decode=decode)
+    data = GDSDataset(tmp_path, 4, device="cpu", seed=1, fields=Fields(decode=decode))
     found = {}
     for batch in data:
         assert batch["npy"].shape == (4, 4, 5)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import REPOSITORY
+from helpers import REPOSITORY, grouped
 from torch.utils.data import DataLoader
 
-from gdsdata import GDSDataset
+from gdsdata import GDSDataset, Sharding
 from gdsdata.formats import Records
 
 SAMPLES, BATCHES = 103, 13
@@ -26,7 +26,7 @@ def folder(tmp_path) -> Path:
 
 
 def read(folder: Path, **arguments) -> GDSDataset:
-    return GDSDataset(folder / "0.bin", 8, Records("f4", (1,)), device="cpu", **arguments)
+    return GDSDataset(folder / "0.bin", 8, Records("f4", (1,)), device="cpu", **grouped(arguments))
 
 
 def numbers(batch: torch.Tensor) -> list[int]:
@@ -155,7 +155,9 @@ def test_the_ranks_that_lightning_launches_read_their_shares(lightning, folder):
     )
     assert done.returncode == 0, done.stderr
     for rank in range(2):
-        alone = GDSDataset(folder / "0.bin", 4, Records("f4", (1,)), device="cpu", rank=rank, world_size=2)
+        alone = GDSDataset(
+            folder / "0.bin", 4, Records("f4", (1,)), device="cpu", sharding=Sharding(rank=rank, world_size=2)
+        )
         expected = [number for _ in range(2) for batch in alone for number in numbers(batch)]
         assert json.loads((folder / f"rank-{rank}.json").read_text()) == expected
 

@@ -21,6 +21,7 @@ from helpers import (
     drop_cache,
     eventually,
     exit_code_of_fork,
+    grouped,
     in_new_process,
     random_bytes,
     run_script,
@@ -28,7 +29,7 @@ from helpers import (
 )
 
 import gdsdata
-from gdsdata import EngineOptions, GDSDataset, read_tensor, write_tensor
+from gdsdata import EngineOptions, GDSDataset, Reading, read_tensor, write_tensor
 from gdsdata.errors import BackendUnavailable, CorruptData, EngineClosed, IoError
 from gdsdata.formats import Records, Tokens
 
@@ -55,7 +56,7 @@ def records(tmp_path) -> np.ndarray:
 
 def read(folder: Path, device: str = "cuda", **arguments) -> GDSDataset:
     records = Records("u1", (RECORD_BYTES,))
-    return GDSDataset(folder / "0.bin", 4, records, shuffle=False, device=device, **arguments)
+    return GDSDataset(folder / "0.bin", 4, records, shuffle=False, device=device, **grouped(arguments))
 
 
 def settle(dataset: GDSDataset) -> GDSDataset:
@@ -321,7 +322,9 @@ def test_batches_come_from_the_disk_until_the_files_are_resident(tmp_path, recor
 
 def test_an_empty_file_hinders_no_residency(tmp_path, records):
     (tmp_path / "1.bin").write_bytes(b"")
-    dataset = GDSDataset(f"{tmp_path}/*.bin", 4, Records("u1", (RECORD_BYTES,)), shuffle=False, residency="pinned")
+    dataset = GDSDataset(
+        f"{tmp_path}/*.bin", 4, Records("u1", (RECORD_BYTES,)), shuffle=False, reading=Reading(residency="pinned")
+    )
     assert_same_batches(settle(dataset), epoch_of(records))
 
 
@@ -329,7 +332,7 @@ def test_an_empty_file_hinders_no_residency(tmp_path, records):
 def test_residency_is_refused_for_the_other_byte_order(tmp_path, dtype):
     (tmp_path / "0.bin").write_bytes(bytes(8000))
     with pytest.raises(ValueError, match="of the other byte order: leave residency out"):
-        GDSDataset(tmp_path / "0.bin", 4, Records(dtype, (10,)), device="cuda", residency="pinned")
+        GDSDataset(tmp_path / "0.bin", 4, Records(dtype, (10,)), device="cuda", reading=Reading(residency="pinned"))
 
 
 def test_residency_is_refused_for_more_than_fits_into_memory(tmp_path, records, monkeypatch):

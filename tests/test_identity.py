@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from helpers import assert_same_batches, write_records
+from helpers import assert_same_batches, grouped, write_records
 from sources import SOURCES
 
 from gdsdata import GDSDataset, Mix
@@ -25,7 +25,9 @@ def unpacked_within(tmp_path, monkeypatch):
 
 
 def read(source, format, **arguments) -> GDSDataset:
-    return GDSDataset(source, **{"batch_size": 2, "format": format, "device": "cpu", "ragged": "padded", **arguments})
+    return GDSDataset(
+        source, **grouped({"batch_size": 2, "format": format, "device": "cpu", "ragged": "padded", **arguments})
+    )
 
 
 def records(file, **arguments) -> GDSDataset:

@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from helpers import eventually
+from helpers import eventually, grouped
 from test_fields import Members, decoded
 
 import gdsdata
@@ -159,7 +159,9 @@ def test_mistakes_in_an_images_settings_are_told_at_once():
 
 def read(folder, contents, batch_size, **arguments):
     (folder / "members").write_bytes(b"".join(contents))
-    return GDSDataset(folder / "members", batch_size, Members("x", contents), device="cpu", shuffle=False, **arguments)
+    return GDSDataset(
+        folder / "members", batch_size, Members("x", contents), device="cpu", shuffle=False, **grouped(arguments)
+    )
 
 
 def test_order_is_kept_when_batches_take_unequally_long(tmp_path):
@@ -360,7 +362,12 @@ def photos_on(device, folder, contents, decode=None, **arguments):
     (folder / "photos").write_bytes(b"".join(part for one in samples for part in one))
     decoders_of = {"jpg": decode} if decode else None
     return GDSDataset(
-        folder / "photos", 8, Photos(samples), shuffle=False, device=device, decode=decoders_of, **arguments
+        folder / "photos",
+        8,
+        Photos(samples),
+        shuffle=False,
+        device=device,
+        **grouped({"decode": decoders_of, **arguments}),
     )
 
 

@@ -15,7 +15,7 @@ import pyarrow.parquet
 import pytest
 from helpers import REPOSITORY, random_bytes, write_records
 
-from gdsdata import GDSDataset
+from gdsdata import Fields, GDSDataset, Reading
 from gdsdata.io import program_end
 
 # Its programs are read here, and run there.
@@ -85,7 +85,11 @@ def test_a_daemon_thread_whose_executor_has_shut_down_ends_in_silence(tmp_path, 
         refused.set()
         raise RuntimeError("cannot schedule new futures after interpreter shutdown")
 
-    batches = iter(GDSDataset(tmp_path / "0.tar", 1, prefetch=1, device="cpu", decode={"txt": "txt"}))
+    batches = iter(
+        GDSDataset(
+            tmp_path / "0.tar", 1, device="cpu", reading=Reading(prefetch=1), fields=Fields(decode={"txt": "txt"})
+        )
+    )
     next(batches)
     monkeypatch.setattr(ThreadPoolExecutor, "submit", refuse)
     monkeypatch.setattr(program_end, "_is_ending", True)

@@ -22,6 +22,7 @@ from helpers import (
     descriptors,
     eventually,
     exit_code_of_fork,
+    grouped,
     in_new_process,
     require_direct,
     run_script,
@@ -53,7 +54,7 @@ def storage(tmp_path, records) -> None:
 
 def read(folder: Path, batch_size: int = 4, **arguments) -> GDSDataset:
     records = Records("u1", (RECORD_BYTES,))
-    return GDSDataset(folder / "0.bin", batch_size, records, shuffle=False, device="cpu", **arguments)
+    return GDSDataset(folder / "0.bin", batch_size, records, shuffle=False, device="cpu", **grouped(arguments))
 
 
 def epoch_of(records: np.ndarray) -> list[np.ndarray]:
@@ -239,7 +240,7 @@ from gdsdata.formats import Records
 signal.signal(signal.SIGINT, signal.default_int_handler)
 path, faults, pause = sys.argv[1], sys.argv[2], float(sys.argv[3])
 dataset = gdsdata.GDSDataset(path, 4, Records("u1", ({RECORD_BYTES},)), device="cpu",
-                             options=gdsdata.EngineOptions(direct="always", faults=faults))
+                             reading=gdsdata.Reading(gdsdata.EngineOptions(direct="always", faults=faults)))
 if faults:
     print("waiting", flush=True)
 for batch in dataset:
@@ -330,7 +331,7 @@ import gdsdata
 from gdsdata.formats import Records
 def read(**options):
     return gdsdata.GDSDataset(sys.argv[1], 4, Records("u1", ({RECORD_BYTES},)), device="cpu",
-                              options=gdsdata.EngineOptions(**options))
+                              reading=gdsdata.Reading(gdsdata.EngineOptions(**options)))
 """
 
 
@@ -386,7 +387,7 @@ class Watched(gdsdata.GDSDataset):
     def __del__(self):
         print(threading.current_thread() is threading.main_thread())
 options = gdsdata.EngineOptions(direct="always", faults="late=1,late_ms=1000")
-batches = iter(Watched(sys.argv[1], 4, Records("u1", (512,)), device="cpu", options=options))
+batches = iter(Watched(sys.argv[1], 4, Records("u1", (512,)), device="cpu", reading=gdsdata.Reading(options)))
 threading.Thread(target=next, args=(batches,), daemon=True).start()
 time.sleep(0.2)
 """

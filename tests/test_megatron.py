@@ -12,7 +12,7 @@ from helpers import require_direct
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gdsdata import EngineOptions, GDSDataset
+from gdsdata import EngineOptions, GDSDataset, Reading
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.formats.fields import Field, FieldIndex
 from gdsdata.formats.index import Index
@@ -420,7 +420,9 @@ def test_windows_in_pieces_are_widened_on_every_way(tmp_path, code, direct):
     write_pair(tmp_path, "a", lengths, code)
     require_direct(tmp_path / "a.bin")
     options = EngineOptions(direct=direct)
-    data = GDSDataset(tmp_path, 4, Megatron(seq_len=500, seed=2), device="cpu", shuffle=False, options=options)
+    data = GDSDataset(
+        tmp_path, 4, Megatron(seq_len=500, seed=2), device="cpu", shuffle=False, reading=Reading(options=options)
+    )
     found = torch.cat(list(data)[:-1])
     expected = np.array(windows_by_the_rules(lengths, 500, 2)[: len(found)]).astype(CODES[code])
     assert found.dtype == torch.int64 and len(found) > 50

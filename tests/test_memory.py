@@ -82,5 +82,5 @@ def test_a_data_set_that_has_lent_memory_goes_to_another_process_without_it(tmp_
     dataset = gdsdata.GDSDataset(shard(tmp_path / "0.tar", 40), 8, device="cpu", shuffle=False)
     first = next(iter(dataset))["bin"].values
     other = pickle.loads(pickle.dumps(dataset))
-    assert other._source._lent is None
+    assert other._samples.source._memory is None
     assert torch.equal(next(iter(other))["bin"].values, first)

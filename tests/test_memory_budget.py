@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import MIB, arrays, random_bytes, require_direct
+from helpers import MIB, arrays, grouped, random_bytes, require_direct
 
 import gdsdata
 from gdsdata import EngineOptions, GDSDataset, Lanes, RowGroups
@@ -117,7 +117,7 @@ def records(tmp_path) -> Path:
 
 def in_lanes(path: Path, **arguments) -> GDSDataset:
     records = Records("uint8", (RECORD_BYTES,))
-    return GDSDataset(path, 16, records, shuffle=SHAPE, device="cpu", prefetch=2, **arguments)
+    return GDSDataset(path, 16, records, shuffle=SHAPE, device="cpu", **grouped({"prefetch": 2, **arguments}))
 
 
 def test_two_windows_are_held_and_no_more_though_the_last_is_longer(records, monkeypatch):
@@ -164,7 +164,7 @@ def test_fewer_row_groups_in_memory_change_no_order(table, monkeypatch):
         found = []
         for batch in dataset:
             found.append((batch["id"].tolist(), [bytes(text.tolist()) for text in batch["text"].as_list()]))
-            if (reader := dataset._running) is not None:  # with the last batch, reading is closed
+            if (reader := dataset._iteration.running) is not None:  # with the last batch, reading is closed
                 chunks = reader.row_groups
                 assert chunks.held_bytes <= chunks.budget_bytes
                 assert chunks.held_bytes == sum(map(chunks.size_bytes, chunks.held))
@@ -180,8 +180,8 @@ def test_fewer_row_groups_in_memory_change_no_order(table, monkeypatch):
         gdsdata.io.engine._warned.clear()
         with pytest.warns(RuntimeWarning, match="decoded again for each batch. Give it more memory"):
             assert ids(limited) == expected
-        ring_bytes = limited.prefetch * limited._index.most_bytes(32)
-        decoding_bytes = row_groups._decoding_bytes(limited._index)
+        ring_bytes = limited.prefetch * limited._samples.index.most_bytes(32)
+        decoding_bytes = row_groups._decoding_bytes(limited._samples.index)
         assert limited.stats()["ring_bytes"] <= ring_bytes + max(share_bytes, decoding_bytes)
 
 
@@ -190,7 +190,7 @@ def test_row_groups_that_are_passed_are_let_go_though_nobody_asks_for_statistics
         """A list that can be referred to weakly."""
 
     decoded = []
-    plain = type(GDSDataset(table, 32, device="cpu")._source.index).decode
+    plain = type(GDSDataset(table, 32, device="cpu")._samples.source.index).decode
 
     def watched(self, group, stored):
         values = Values(plain(self, group, stored))
@@ -199,7 +199,7 @@ def test_row_groups_that_are_passed_are_let_go_though_nobody_asks_for_statistics
 
     monkeypatch.setattr(row_groups, "_KEPT_BYTES", 0)
     dataset = GDSDataset(table, 32, shuffle=False, device="cpu")
-    monkeypatch.setattr(type(dataset._source.index), "decode", watched)
+    monkeypatch.setattr(type(dataset._samples.source.index), "decode", watched)
     most = 0
     for _ in dataset:
         most = max(most, sum(one() is not None for one in decoded))

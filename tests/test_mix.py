@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import eventually, in_new_process, reading_threads
+from helpers import eventually, grouped, in_new_process, reading_threads
 from hypothesis import given
 from hypothesis import strategies as st
 from test_tfrecord import record
@@ -37,7 +37,9 @@ def folder(tmp_path_factory) -> Path:
 def sources(folder, **arguments):
     sizes = arguments.pop("sizes", SIZES)
     return [
-        GDSDataset(folder / f"{i}.bin", sizes[i], Records("i8", (WIDTHS[i],)), seed=5, device="cpu", **arguments)
+        GDSDataset(
+            folder / f"{i}.bin", sizes[i], Records("i8", (WIDTHS[i],)), seed=5, device="cpu", **grouped(arguments)
+        )
         for i in range(3)
     ]
 
@@ -189,7 +191,7 @@ def test_a_state_of_another_mix_is_refused(folder):
     with pytest.raises(ValueError, match="stop was 'all_exhausted'"):
         mix(folder, stop=9).load_state_dict(state)
     other = mix(folder)
-    other.sources[1]._seed = 6
+    other.sources[1]._samples._seed = 6
     with pytest.raises(ValueError, match="source 1: .* seed was 5 and is 6"):
         other.load_state_dict(state)
     with pytest.raises(ValueError, match="of 2 sources"):
@@ -240,7 +242,7 @@ def test_breaking_off_ends_the_sources_readers(tmp_path):
         next(batches), next(batches)
         batches.close()
     assert eventually(lambda: reading_threads() <= before)
-    assert all(source._running is None for source in fields)
+    assert all(source._iteration.running is None for source in fields)
 
 
 def test_the_error_of_a_source_is_raised_at_its_batch_and_the_mix_goes_on_when_it_is_mended(folder, tmp_path):

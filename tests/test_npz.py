@@ -8,6 +8,7 @@ import zipfile
 import numpy as np
 import pytest
 import torch
+from helpers import grouped
 from shard_files import mutations
 from test_formats import read
 
@@ -30,7 +31,7 @@ def npy(array) -> bytes:
 
 
 def batches_of(paths, format, batch_size: int = 4, **options) -> list:
-    return list(GDSDataset(paths, batch_size, format, shuffle=False, device="cpu", **options))
+    return list(GDSDataset(paths, batch_size, format, shuffle=False, device="cpu", **grouped(options)))
 
 
 def assert_within(index, size_bytes: int) -> None:

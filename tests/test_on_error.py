@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers import grouped
 from test_fields import Members
 from test_litdata import write_plain as write_litdata
 from test_mds import write_mds
@@ -28,7 +29,7 @@ def warned_anew(monkeypatch):
 
 def read(source, batch_size=4, format=None, **arguments):
     arguments = {"device": "cpu", "seed": 2, "on_error": "skip", **arguments}
-    return GDSDataset(source, batch_size, format, **arguments)
+    return GDSDataset(source, batch_size, format, **grouped(arguments))
 
 
 # -------------------------------------------------------------------------------------- files: a damaged one of four
@@ -130,7 +131,7 @@ def test_what_is_left_out_keeps_nothing_of_who_asked_for_the_batches(tmp_path, k
     gc.disable()
     try:
         data, local = break_off()
-        assert local() is None and data._running is None
+        assert local() is None and data._iteration.running is None
     finally:
         gc.enable()
 

@@ -12,7 +12,7 @@ import torch
 from helpers import BACKENDS, descriptors, drop_cache, in_new_process, needs_uring
 
 import gdsdata
-from gdsdata import EngineOptions, GDSDataset
+from gdsdata import EngineOptions, GDSDataset, Reading
 from gdsdata.errors import IoError
 from gdsdata.formats import Npy
 
@@ -43,7 +43,7 @@ def limit_descriptors(limit: int, left: int | None = None) -> list[int]:
 
 def read_all(folder: Path, options: EngineOptions, limit: int, left: int | None) -> tuple[list[int], int, list[str]]:
     torch.empty(0)  # its libraries open files
-    dataset = GDSDataset(folder, BATCH, Npy(), shuffle=True, seed=1, device="cpu", options=options)
+    dataset = GDSDataset(folder, BATCH, Npy(), shuffle=True, seed=1, device="cpu", reading=Reading(options=options))
     first = []
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
@@ -100,7 +100,7 @@ def test_many_ranges_of_many_files_are_read_with_few_descriptors(folder):
 
 def save_beside_reading(folder: Path, out: Path) -> None:
     """The files that reading has left open give way to the ones that a save needs."""
-    dataset = GDSDataset(folder, 64, Npy(), device="cpu", options=EngineOptions(workers=2))
+    dataset = GDSDataset(folder, 64, Npy(), device="cpu", reading=Reading(options=EngineOptions(workers=2)))
     torch.save({}, out / "imports")
     gdsdata.save({}, out / "imports.pt")
     limit_descriptors(1024)
@@ -116,7 +116,9 @@ def test_a_save_finds_descriptors_that_idle_files_hold(folder, tmp_path):
 
 
 def read_without_any(folder: Path) -> str:
-    dataset = GDSDataset(folder, 64, Npy(), device="cpu", options=EngineOptions(workers=2, backend="posix"))
+    dataset = GDSDataset(
+        folder, 64, Npy(), device="cpu", reading=Reading(options=EngineOptions(workers=2, backend="posix"))
+    )
     taken = limit_descriptors(1024, 0)
     assert taken
     try:

@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from helpers import peak_bytes, reset_peak
+from helpers import grouped, peak_bytes, reset_peak
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tables import awkward, damaged, pa, read_all, rows_in, rows_of
@@ -52,7 +52,7 @@ def with_a_damaged_row_group(path):
 
 
 def ids_of(source, **arguments) -> list[list[int]]:
-    return [batch["id"].tolist() for batch in gdsdata.GDSDataset(source, device="cpu", **arguments)]
+    return [batch["id"].tolist() for batch in gdsdata.GDSDataset(source, device="cpu", **grouped(arguments))]
 
 
 @pytest.fixture
@@ -110,7 +110,9 @@ class TestRows:
             }
         )
         write(tmp_path / "a.parquet", table, 3)
-        (batch,) = gdsdata.GDSDataset(tmp_path, batch_size=4, shuffle=False, device="cpu", decode={"word": "txt"})
+        (batch,) = gdsdata.GDSDataset(
+            tmp_path, batch_size=4, shuffle=False, device="cpu", fields=gdsdata.Fields(decode={"word": "txt"})
+        )
         assert batch["word"] == ["a", "", "bb", "a"]
         assert batch["flag"].dtype == torch.bool and batch["flag"].tolist() == [True, False, True, True]
         assert [one.tolist() for one in batch["flags"].as_list()] == [[True], [], [False, True], []]
@@ -140,13 +142,17 @@ class TestRows:
     @pytest.mark.parametrize("ragged, kind", [("list", list), ("padded", torch.Tensor), ("nested", torch.Tensor)])
     def test_come_as_ragged_says(self, tmp_path, ragged, kind):
         path = write(tmp_path / "a.parquet", pa.table({"l": [[1, 2], [3]]}))
-        (batch,) = gdsdata.GDSDataset(path, 2, shuffle=False, device="cpu", ragged=ragged)
+        (batch,) = gdsdata.GDSDataset(path, 2, shuffle=False, device="cpu", fields=gdsdata.Fields(ragged=ragged))
         assert isinstance(batch["l"], kind) and [one.tolist()[:1] for one in batch["l"]] == [[1], [3]]
 
     def test_come_one_by_one_to_collate(self, tmp_path):
         write(tmp_path / "a.parquet", numbered(25))
         data = gdsdata.GDSDataset(
-            tmp_path, 10, shuffle=False, device="cpu", decode={"text": "txt"}, collate=lambda samples: samples
+            tmp_path,
+            10,
+            shuffle=False,
+            device="cpu",
+            fields=gdsdata.Fields(decode={"text": "txt"}, collate=lambda samples: samples),
         )
         found = [(int(sample["id"]), sample["text"]) for batch in data for sample in batch]
         assert found == [(i, str(i)) for i in range(25)]
@@ -154,7 +160,7 @@ class TestRows:
     def test_that_cannot_be_decoded_are_told_by_file_row_group_and_row(self, tmp_path):
         path = write(tmp_path / "a.parquet", pa.table({"j": ["1"] * 13 + ["{"]}))
         with pytest.raises(CorruptData, match=f"row 3 of row group 1 of {path}: column 'j' cannot be decoded"):
-            list(gdsdata.GDSDataset(path, 14, shuffle=False, device="cpu", decode={"j": "json"}))
+            list(gdsdata.GDSDataset(path, 14, shuffle=False, device="cpu", fields=gdsdata.Fields(decode={"j": "json"})))
 
 
 class TestRefusals:
@@ -326,7 +332,9 @@ class TestEpochs:
     @pytest.mark.parametrize("shuffle", [True, "auto", "lanes", RowGroups(2, 30), False])
     def test_have_every_row_once_and_values_stay_together(self, tmp_path, shuffle):
         path = write(tmp_path / "a.parquet", numbered(500), [7, 100, 1, 92, 200, 100])
-        dataset = gdsdata.GDSDataset(path, 16, shuffle=shuffle, device="cpu", decode={"text": "txt"})
+        dataset = gdsdata.GDSDataset(
+            path, 16, shuffle=shuffle, device="cpu", fields=gdsdata.Fields(decode={"text": "txt"})
+        )
         orders = []
         for _ in range(2):
             pairs = [pair for batch in dataset for pair in zip(batch["id"].tolist(), batch["text"], strict=True)]
@@ -348,7 +356,11 @@ class TestEpochs:
             shares = []
             for rank in range(world_size):
                 dataset = gdsdata.GDSDataset(
-                    path, 64 // world_size, seed=5, device="cpu", rank=rank, world_size=world_size
+                    path,
+                    64 // world_size,
+                    seed=5,
+                    device="cpu",
+                    sharding=gdsdata.Sharding(rank=rank, world_size=world_size),
                 )
                 dataset.load_state_dict(state)
                 shares.append([batch["id"].tolist() for batch in dataset])
@@ -374,7 +386,7 @@ class TestEpochs:
         dataset = gdsdata.GDSDataset(path, batch_size, shuffle=shuffle, device="cpu")
         most = 0
         for _ in itertools.islice(dataset, len(dataset) - 1):  # with the last batch, reading is closed
-            most = max(most, len(dataset._running.row_groups.held))
+            most = max(most, len(dataset._iteration.running.row_groups.held))
         assert set(decoded_groups) == set(range(80))
         assert len(decoded_groups) <= (80 if shuffle is False else 80 + 4 + 1)
         assert most <= 5 * 4 + 4
@@ -399,8 +411,8 @@ class TestEpochs:
         path = write(tmp_path / "a.parquet", pa.table({"id": range(20_000)}), 100)
         dataset = gdsdata.GDSDataset(path, 32, shuffle=shuffle, device="cpu")
         but_the_last = itertools.islice(dataset, len(dataset) - 1)  # with that one, reading is closed
-        most_bytes = max(len(dataset._running.row_groups.held) * 800 for _ in but_the_last)
-        decoding_bytes = 4 * row_groups._decoding_bytes(dataset._index)  # by four threads at most
+        most_bytes = max(len(dataset._iteration.running.row_groups.held) * 800 for _ in but_the_last)
+        decoding_bytes = 4 * row_groups._decoding_bytes(dataset._samples.index)  # by four threads at most
         assert 2 * most_bytes + decoding_bytes > dataset.stats()["ring_bytes"] > 0.8 * most_bytes
 
     def test_break_off_and_close(self, tmp_path):
@@ -408,7 +420,7 @@ class TestEpochs:
         dataset = gdsdata.GDSDataset(path, 64, device="cpu")
         batches = iter(dataset)
         next(batches)
-        running = dataset._running
+        running = dataset._iteration.running
         batches.close()
         with pytest.raises(EngineClosed):
             running.next()

@@ -7,7 +7,7 @@ from multiprocessing import get_context
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import arrays, assert_same_batches, in_new_process, write_records
+from helpers import arrays, assert_same_batches, grouped, in_new_process, write_records
 from torch.utils.data import DataLoader
 
 from gdsdata import GDSDataset, Mix
@@ -153,7 +153,7 @@ def folder(tmp_path):
 
 def read(folder, **arguments):
     return GDSDataset(
-        folder / "0.bin", **{"batch_size": 8, "format": Records("u1", (64,)), "device": "cpu", **arguments}
+        folder / "0.bin", **grouped({"batch_size": 8, "format": Records("u1", (64,)), "device": "cpu", **arguments})
     )
 
 

@@ -13,7 +13,7 @@ import torch
 from helpers import BACKENDS, eventually, in_new_process, random_bytes
 
 import gdsdata
-from gdsdata import EngineOptions, GDSDataset
+from gdsdata import EngineOptions, GDSDataset, Reading
 from gdsdata.errors import GdsdataError
 from gdsdata.formats import Records
 
@@ -69,7 +69,9 @@ def options_of(backend: str, **others) -> EngineOptions:
 
 def read_while_it_refuses(path: Path, backend: str, strict: bool) -> tuple[np.ndarray, dict, list[str]]:
     options = options_of(backend, strict=strict)
-    dataset = GDSDataset(path, BATCH, Records("u1", (RECORD_BYTES,)), shuffle=False, device="cpu", options=options)
+    dataset = GDSDataset(
+        path, BATCH, Records("u1", (RECORD_BYTES,)), shuffle=False, device="cpu", reading=Reading(options=options)
+    )
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         got = np.concatenate([batch.numpy().copy() for batch in dataset])

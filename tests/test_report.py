@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 import fake_gpu
 import pytest
 import torch
-from helpers import in_new_process, require_direct, write_records
+from helpers import grouped, in_new_process, require_direct, write_records
 from test_fields import Members
 
 import gdsdata
-from gdsdata import EngineOptions, GDSDataset
+from gdsdata import EngineOptions, Fields, GDSDataset
 from gdsdata.formats import Records
 from gdsdata.observe.report import (
     CHECKPOINTS,
@@ -41,7 +41,7 @@ def records(folder, count, record_bytes, device="cpu", **arguments):
         write_records(path, count, record_bytes)
     if "options" in arguments:
         require_direct(path)
-    return GDSDataset(path, 8, Records("u1", (record_bytes,)), device=device, **arguments)
+    return GDSDataset(path, 8, Records("u1", (record_bytes,)), device=device, **grouped(arguments))
 
 
 def slow_disk(**more):
@@ -124,7 +124,7 @@ def test_a_slow_decoder_is_the_processor(tmp_path):
     contents = [b"x" * 100] * 200
     (tmp_path / "members").write_bytes(b"".join(contents))
     decode = {"x": lambda samples: time.sleep(0.003) or len(samples)}
-    data = GDSDataset(tmp_path / "members", 8, Members("x", contents), device="cpu", decode=decode)
+    data = GDSDataset(tmp_path / "members", 8, Members("x", contents), device="cpu", fields=Fields(decode=decode))
     report = report_of(data, lambda batch: time.sleep(0.001))
     assert report.limiter == CPU and report.input_share > 0.5
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import MIB, arrays, assert_same_batches, in_new_process, write_records
+from helpers import MIB, arrays, assert_same_batches, grouped, in_new_process, write_records
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -25,7 +25,7 @@ def folder(tmp_path) -> Path:
 
 
 def read(folder: Path, **arguments) -> GDSDataset:
-    return GDSDataset(folder, **{"batch_size": 8, "format": RECORDS, "device": "cpu", **arguments})
+    return GDSDataset(folder, **grouped({"batch_size": 8, "format": RECORDS, "device": "cpu", **arguments}))
 
 
 def epochs_of(dataset, count: int) -> list[np.ndarray]:

@@ -7,6 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 import torch
+from helpers import grouped
 from shard_files import assert_within_files, mutations
 from test_formats import read
 
@@ -39,7 +40,7 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def batches_of(paths, format, batch_size: int = 4, **options) -> list:
-    return list(GDSDataset(paths, batch_size, format, shuffle=False, device="cpu", **options))
+    return list(GDSDataset(paths, batch_size, format, shuffle=False, device="cpu", **grouped(options)))
 
 
 def header_of(tensors: dict, padding: int = 0) -> bytes:

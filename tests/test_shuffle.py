@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import MIB, arrays, assert_same_batches, drop_cache, random_bytes, served_by, write_records
+from helpers import MIB, arrays, assert_same_batches, drop_cache, grouped, random_bytes, served_by, write_records
 
-from gdsdata import EngineOptions, GDSDataset, Lanes
+from gdsdata import EngineOptions, GDSDataset, Lanes, Reading
 from gdsdata.data.batches.pieces import OpenPieces
 from gdsdata.data.order import choice
 from gdsdata.errors import CorruptData, StallError
@@ -30,7 +30,9 @@ def folder(tmp_path) -> Path:
 
 
 def read(folder: Path, **arguments) -> GDSDataset:
-    return GDSDataset(folder, **{"batch_size": 16, "format": RECORDS, "device": "cpu", "shuffle": SHAPE, **arguments})
+    return GDSDataset(
+        folder, **grouped({"batch_size": 16, "format": RECORDS, "device": "cpu", "shuffle": SHAPE, **arguments})
+    )
 
 
 def steps_of(folder: Path, world_size: int, state: str | None = None, **arguments) -> list[np.ndarray]:
@@ -150,7 +152,7 @@ def test_every_byte_is_read_once_in_pieces(tmp_path):
         write_records(tmp_path / f"{number}.bin", 10_000, 1000, number)
     dataset = GDSDataset(tmp_path, 32, Records("u1", (1000,)), device="cpu", shuffle=Lanes(8, 16, 50))
     dataset.samples  # noqa: B018  (the index is there)
-    index, permutation = dataset._index, Lanes(8, 16, 50).permutation(30_000, 32, 0, 0)
+    index, permutation = dataset._samples.index, Lanes(8, 16, 50).permutation(30_000, 32, 0, 0)
     pieces = OpenPieces(index, permutation, range(8), EngineOptions(), 60.0)
     read, runs = np.zeros(30_000_000, np.uint8), 0
     for number in range(permutation.windows):
@@ -170,7 +172,7 @@ def test_samples_of_lanes_come_from_pieces_in_memory(tmp_path):
     if not drop_cache(tmp_path / "0.bin"):
         pytest.skip("this file system keeps its files in memory")
     records = Records("u1", (2048,))
-    singly = GDSDataset(tmp_path, 64, records, device="cpu", options=EngineOptions(queue_depth=61))
+    singly = GDSDataset(tmp_path, 64, records, device="cpu", reading=Reading(options=EngineOptions(queue_depth=61)))
     whole = rows(arrays(singly))
     assert served_by(singly) == {"direct": 64 * MIB}
     drop_cache(tmp_path / "0.bin")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from helpers import MIB, in_new_process, write_records
 
-from gdsdata import EngineOptions, GDSDataset
+from gdsdata import EngineOptions, GDSDataset, Reading
 from gdsdata.errors import CorruptData
 from gdsdata.formats import Records
 
@@ -22,7 +22,9 @@ ORDERS = [order for n in range(1, 5) for order in itertools.product(["read", "en
 
 def data_set(path: Path) -> GDSDataset:
     options = EngineOptions(backend="posix", workers=1)
-    return GDSDataset(path, 64, Records("u1", (RECORD_BYTES,)), shuffle=False, device="cpu", options=options)
+    return GDSDataset(
+        path, 64, Records("u1", (RECORD_BYTES,)), shuffle=False, device="cpu", reading=Reading(options=options)
+    )
 
 
 def take(order: tuple[str, ...], dataset: GDSDataset) -> None:

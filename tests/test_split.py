@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from helpers import assert_same_batches, write_records
+from helpers import assert_same_batches, grouped, write_records
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sources import SOURCES
@@ -19,7 +19,7 @@ many = settings(max_examples=40, deadline=None, suppress_health_check=[HealthChe
 
 def read(folder, format, **arguments) -> GDSDataset:
     given = {"batch_size": 1, "format": format, "device": "cpu", "ragged": "list", "shuffle": False, **arguments}
-    return GDSDataset(folder, **given)
+    return GDSDataset(folder, **grouped(given))
 
 
 def samples_of(dataset) -> list[bytes]:

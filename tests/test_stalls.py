@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import random_bytes, require_direct
+from helpers import grouped, random_bytes, require_direct
 
 import gdsdata
 from gdsdata import EngineOptions, GDSDataset
@@ -41,7 +41,14 @@ def write_tar(path: Path, members: dict[str, bytes]) -> None:
 
 
 def _first_batch(*data, **arguments):
-    batches = iter(GDSDataset(*data, shuffle=arguments.pop("shuffle", False), device="cpu", prefetch=1, **arguments))
+    batches = iter(
+        GDSDataset(
+            *data,
+            shuffle=arguments.pop("shuffle", False),
+            device="cpu",
+            **grouped({"prefetch": 1, **arguments}),
+        )
+    )
     try:
         return next(batches)
     finally:

@@ -253,7 +253,6 @@ LONGER_FILES = {
     "gdsdata/bench/peers.py": 608,
     "gdsdata/bench/report.py": 566,
     "gdsdata/bench/train.py": 466,
-    "gdsdata/data/dataset.py": 630,
     "gdsdata/formats/arrow.py": 484,
     "gdsdata/formats/shards.py": 533,
 }

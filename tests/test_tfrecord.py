@@ -8,10 +8,11 @@ import zlib
 
 import numpy as np
 import pytest
+from helpers import grouped
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gdsdata import GDSDataset, Lanes
+from gdsdata import Fields, GDSDataset, Lanes
 from gdsdata.decoders import Undecodable
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.formats.fields import Field
@@ -265,7 +266,7 @@ class TestDataThatAreRead:
 
     @staticmethod
     def read(path, format=None, **options) -> list[bytes]:
-        data = GDSDataset(path, 4, format or TFRecord(), shuffle=False, device="cpu", **options)
+        data = GDSDataset(path, 4, format or TFRecord(), shuffle=False, device="cpu", **grouped(options))
         return [bytes(one.numpy()) for batch in data for one in batch["data"].as_list()]
 
     def test_sound_data_come_as_they_are(self, path):
@@ -312,7 +313,7 @@ class TestDataThatAreRead:
         self.damage(path, 4, 69_000)
         seen = []
         with pytest.raises(CorruptData, match="crc32c"):
-            list(GDSDataset(path, 6, shuffle=False, device="cpu", decode={"data": seen.append}))
+            list(GDSDataset(path, 6, shuffle=False, device="cpu", fields=Fields(decode={"data": seen.append})))
         assert not seen
 
     def test_what_a_decoder_refuses_is_named_where_it_is_when_pieces_are_read_ahead(self, tmp_path):
@@ -324,7 +325,9 @@ class TestDataThatAreRead:
                 if sample[0] == 40:
                     raise Undecodable(i, "it is the fortieth")
 
-        data = GDSDataset(path, 8, TFRecord(), shuffle=Lanes(2, 5, 4), device="cpu", decode={"data": refuse})
+        data = GDSDataset(
+            path, 8, TFRecord(), shuffle=Lanes(2, 5, 4), device="cpu", fields=Fields(decode={"data": refuse})
+        )
         with pytest.raises(CorruptData, match="cannot be decoded: it is the fortieth") as caught:
             list(data)
         assert (caught.value.path, caught.value.offset, caught.value.length) == (str(path), 40 * 516 + 12, 500)

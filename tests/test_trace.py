@@ -11,7 +11,7 @@ from helpers import write_records
 from torch.profiler import ProfilerActivity, record_function, schedule, tensorboard_trace_handler
 
 import gdsdata
-from gdsdata import EngineOptions, GDSDataset
+from gdsdata import EngineOptions, GDSDataset, Reading
 from gdsdata.formats import Records
 from gdsdata.io import engine
 from gdsdata.observe import trace
@@ -27,7 +27,9 @@ def records(folder, **options):
     if not path.exists():
         write_records(path, RECORDS, RECORD_BYTES)
     options = EngineOptions(workers=2, **options)
-    return GDSDataset(path, 16, Records("u1", (RECORD_BYTES,)), shuffle=False, device="cpu", options=options)
+    return GDSDataset(
+        path, 16, Records("u1", (RECORD_BYTES,)), shuffle=False, device="cpu", reading=Reading(options=options)
+    )
 
 
 def profiled(**arguments):
@@ -172,7 +174,9 @@ def test_a_file_that_is_no_trace_is_left_alone_with_a_warning(tmp_path):
 def test_a_trace_of_a_gpu_has_its_workers(tmp_path):
     write_records(tmp_path / "records", RECORDS, RECORD_BYTES)
     options = EngineOptions(workers=2, calibrate=False)
-    data = GDSDataset(tmp_path / "records", 16, Records("u1", (RECORD_BYTES,)), device="cuda:0", options=options)
+    data = GDSDataset(
+        tmp_path / "records", 16, Records("u1", (RECORD_BYTES,)), device="cuda:0", reading=Reading(options=options)
+    )
     with gdsdata.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profile:
         list(data)
         torch.cuda.synchronize()

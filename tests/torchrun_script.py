@@ -17,6 +17,7 @@ from unittest import mock
 import numpy as np
 import torch
 import torch.distributed as dist
+from helpers import grouped
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
@@ -66,8 +67,8 @@ def field_values():
 def dataset_of(folder, kind, ranks, **arguments):
     """With batches of which ``ranks`` together are a step."""
     if kind == "records":
-        return GDSDataset(folder / kind, STEP // ranks, Records("f4", (5,)), **arguments)
-    return GDSDataset(folder / kind, STEP // ranks, Tar(), decode={"cls": "cls"}, **arguments)
+        return GDSDataset(folder / kind, STEP // ranks, Records("f4", (5,)), **grouped(arguments))
+    return GDSDataset(folder / kind, STEP // ranks, Tar(), **grouped({"decode": {"cls": "cls"}, **arguments}))
 
 
 def numbers(batch):

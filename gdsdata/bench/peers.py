@@ -114,7 +114,7 @@ class Ours(Peer):
     key, name = "gdsdata", "gdsdata"
     setting = "GDSDataset as documented; every batch is the caller's to keep"
 
-    more = {}  # arguments
+    residency = None  # as of `gdsdata.Reading`
 
     def layout(self):
         """The format."""
@@ -135,10 +135,8 @@ class Ours(Peer):
             shuffle=True,
             seed=self.seed,
             device=self.device,
-            rank=0,
-            world_size=1,
-            options=gdsdata.EngineOptions(**self.engine),
-            **self.more,
+            sharding=gdsdata.Sharding(rank=0, world_size=1),
+            reading=gdsdata.Reading(gdsdata.EngineOptions(**self.engine), residency=self.residency),
         )
 
     def epoch(self, epoch):
@@ -178,8 +176,8 @@ class OursPinned(Ours):
     """From the second epoch on the GPU gathers out of page cache that is registered with CUDA."""
 
     key, name = "gdsdata_pinned", "gdsdata, residency=pinned"
-    setting = 'GDSDataset(residency="pinned"), timed from the second epoch on, once stats()["residency"] says ready'
-    more = {"residency": "pinned"}
+    setting = 'Reading(residency="pinned"), timed from the second epoch on, once stats()["residency"] says ready'
+    residency = "pinned"
 
     def settle(self):
         started = time.perf_counter()

@@ -161,7 +161,7 @@ class Ours(Program):
             gdsdata.formats.Tokens("uint16", told["seq_len"]),
             seed=told["seed"],
             device=self.device,
-            options=self.options,
+            reading=gdsdata.Reading(options=self.options),
         )
         self.batches = iter(self.data)
 

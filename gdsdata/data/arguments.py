@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gdsdata.data.groups import Fields, Reading
 from gdsdata.formats.catalog import FORMATS
 from gdsdata.formats.index import Format, SampleIndex
 from gdsdata.io.options import EngineOptions
@@ -18,15 +19,7 @@ if TYPE_CHECKING:
 
 
 def check_types(
-    source: Any,
-    batch_size: Any,
-    format: Any,
-    seed: Any,
-    prefetch: Any,
-    transform: Any,
-    collate: Any,
-    decode: Any,
-    options: Any,
+    source: Any, batch_size: Any, format: Any, seed: Any, transform: Any, fields: Fields, reading: Reading
 ) -> None:
     """Refuse arguments of `GDSDataset` that are of another type, before anything is made of them.
 
@@ -39,12 +32,13 @@ def check_types(
         raise TypeError(f"source={shown(source)} must be a path, a directory, a glob, or a list of these")
     if format is not None:
         _check_format(format)
-    for name, number in (("batch_size", batch_size), ("seed", seed), ("prefetch", prefetch)):
+    for name, number in (("batch_size", batch_size), ("seed", seed), ("prefetch", reading.prefetch)):
         if isinstance(number, bool) or not hasattr(type(number), "__index__"):
             raise TypeError(f"{name}={shown(number)} must be a whole number")
-    for name, function in (("transform", transform), ("collate", collate)):
+    for name, function in (("transform", transform), ("collate", fields.collate)):
         if function is not None and not callable(function):
             raise TypeError(f"{name}={shown(function)} must be a function, called with a batch's values")
+    decode, options = fields.decode, reading.options
     if decode is not None and not isinstance(decode, Mapping):
         raise TypeError(f'decode={shown(decode)} must be a dict by the names of fields, as in {{"jpg": "image"}}')
     if options is not None and not isinstance(options, EngineOptions):
@@ -68,14 +62,15 @@ def shown(value: Any) -> str:
     return shown if len(shown) <= 80 else f"{shown[:60]}... ({type(value).__name__})"
 
 
-def check_values(prefetch: int, residency: str | None, device: torch.device, ragged: str, on_error: str) -> None:
+def check_values(fields: Fields, reading: Reading, device: torch.device, on_error: str) -> None:
     """Refuse arguments of `GDSDataset` that are out of range.
 
     Raises:
         ValueError: one is.
     """
-    if prefetch < 1:
-        raise ValueError(f"prefetch={prefetch}: at least one batch has to be in flight")
+    residency, ragged = reading.residency, fields.ragged
+    if reading.prefetch < 1:
+        raise ValueError(f"prefetch={reading.prefetch}: at least one batch has to be in flight")
     if residency not in (None, "pinned"):
         raise ValueError(f'residency={residency!r} must be None or "pinned"')
     if residency is not None and device.type != "cuda":
@@ -125,3 +120,17 @@ def check_index(index: SampleIndex, format: Format, collate: Any, decode: Mappin
     if lost := sorted(decode.keys() - set(index.field_names)):
         names = sorted(index.field_names)
         raise ValueError(f"decode= names {lost[0]!r}, but the samples' fields are {names or 'none'}")
+
+
+def checked_state(state: Any) -> Mapping[str, Any]:
+    """Return a state of `GDSDataset`, with what older versions left out.
+
+    Raises:
+        TypeError: it is no dict.
+        ValueError: it is no state, or of a newer version.
+    """
+    if not isinstance(state, Mapping):
+        raise TypeError(f"a state is a dict that state_dict() returned, and this is a {type(state).__name__}")
+    if state.get("version") != 1:
+        raise ValueError(f"this is no state of a GDSDataset that this version knows: {state!r}")
+    return {"uneven": "drop", **state}

@@ -18,7 +18,7 @@ def source(dataset: GDSDataset, fields: str | Sequence[str] | None = None, prefe
 
     Give it ``batch=True`` and ``no_copy=True``, and ``num_outputs`` where ``fields`` is a sequence::
 
-        data = GDSDataset("shards/*.tar", 256, decode={"jpg": "encoded", "cls": "cls"})
+        data = GDSDataset("shards/*.tar", 256, fields=Fields(decode={"jpg": "encoded", "cls": "cls"}))
 
         @pipeline_def(batch_size=256, num_threads=8, device_id=0, prefetch_queue_depth=2)
         def pipeline(source):

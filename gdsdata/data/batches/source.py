@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from gdsdata.data.batches.reader import IndexT, Reader
+from gdsdata.data.batches.ring import RingReader
 from gdsdata.data.batches.settings import BatchSettings
 from gdsdata.data.order.epoch import Epoch
 from gdsdata.formats.index import Index
@@ -183,8 +184,6 @@ class RingSource(BatchSource[Index]):
         return opened
 
     def reader(self, epoch: Epoch, owner: object) -> Reader[Index]:
-        from gdsdata.data.batches.ring import RingReader
-
         (_, shared, files), pieces = self.open(), self._pieces(epoch)
         make_batches = functools.partial(
             engine.make_batches,

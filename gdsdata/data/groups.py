@@ -1,0 +1,124 @@
+"""`Sharding`, `Fields` and `Reading`: the arguments of `GDSDataset` that belong together."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from gdsdata.data.batches.ragged import RaggedAs
+    from gdsdata.data.batches.settings import Collate
+    from gdsdata.decoders import Decoder, Image
+    from gdsdata.io.options import EngineOptions
+
+
+class Sharding(NamedTuple):
+    """Which share of each step this process reads.
+
+    Without arguments, rank and world size come from torch.distributed if it is initialized, else
+    from what torchrun, Lightning, MPI or SLURM set (`gdsdata.data.ranks.Ranks`), else there is one
+    process. They are looked up when iteration begins, or `len`, and an epoch keeps them: another
+    answer within it is an error. Shares are disjoint and equally long.
+
+    Attributes:
+        rank, world_size: this process's share, and how many there are. Give both or neither.
+        device_mesh: in the place of both, the mesh that FSDP or tensor parallelism uses.
+        dp_dim: the dimension of the mesh (or several, the outermost first) along which the data is
+            shared. Processes that differ along other dimensions alone get the same batches. A mesh
+            of one dimension needs none.
+        uneven: what happens to samples that are left when the last batch is shared among ranks.
+            ``"drop"`` leaves out fewer than ``world_size`` samples, ``"pad"`` gives fewer than
+            ``world_size`` samples twice, and ``"repeat"`` gives so many twice that the last batch
+            is complete. Ranks have equally many batches in any case.
+    """
+
+    rank: int | None = None
+    world_size: int | None = None
+    device_mesh: DeviceMesh | None = None
+    dp_dim: str | int | Sequence[str | int] | None = None
+    uneven: str = "drop"
+
+
+class Fields(NamedTuple):
+    """How batches are made of samples with fields.
+
+    Attributes:
+        ragged: what a field becomes whose size differs from sample to sample. ``"flat"``: a
+            `gdsdata.Ragged` (values and offsets). ``"nested"``: torch's nested tensor (jagged).
+            ``"padded"``: a tensor ``(B, longest)`` with zeros behind shorter values. ``"list"``: a
+            tensor for each sample.
+        decode: decoders by the names of fields. A decoder is a name of `gdsdata.decoders`
+            (``"cls"``, ``"txt"``, ``"json"``, ``"npy"``, ``"image"``, ``"encoded"``) or a
+            `gdsdata.decoders.Image`; these run ahead of the consumer on threads of their own, at
+            most ``prefetch`` batches. Or it is a function, called on the consumer's thread with a
+            list of a batch's values (a uint8 CPU tensor for each sample), that returns what the
+            batch has. With a GPU, the bytes of these fields are read to pinned host memory, and
+            decoded values go to ``device``.
+        collate: called with a list of a batch's samples, on the consumer's thread; its result is
+            the batch. A sample is a dict of the fields that it has: decoded values, else tensors.
+            Tensors are on ``device``, and tensors of the result (in dicts, lists and tuples too) go
+            there as well. ``"encoded"`` values stay in host memory. ``transform`` gets the result.
+            It takes the place of ``ragged``.
+    """
+
+    ragged: RaggedAs = "flat"
+    decode: Mapping[str, str | Decoder | Image] | None = None
+    collate: Collate | None = None
+
+
+class Reading(NamedTuple):
+    """How batches are read.
+
+    Attributes:
+        options: of the engine. None: `gdsdata.EngineOptions` with its defaults.
+        prefetch: batches in flight or ready ahead of the consumer.
+        zero_copy: on a GPU, hand out the ring's own memory if the batch needs no cast. This saves a
+            copy on the device (a fortieth of the link's time). Such a batch belongs to the stream
+            that was current when it came: drop it only when all its uses have been queued on that
+            stream, or on others named by `gdsdata.record_stream`. If you hold more than
+            ``prefetch`` of them, later ones are copied. CPU batches are never copied.
+        residency: ``"pinned"`` maps the files and registers them with the GPU, in the background.
+            When that is done (`GDSDataset.stats` reports it), the GPU gathers batches from the page
+            cache itself. The files must fit into memory and must not change. None: they are read.
+    """
+
+    options: EngineOptions | None = None
+    prefetch: int = 4
+    zero_copy: bool = False
+    residency: str | None = None
+
+
+GroupT = TypeVar("GroupT", Sharding, Fields, Reading)
+
+
+def group_of(kind: type[GroupT], name: str, given: GroupT | None, old: dict[str, Any]) -> GroupT:
+    """Return a group of arguments, from itself or from the old spelling of its arguments.
+
+    Args:
+        kind: of the group.
+        name: of the argument that takes the group.
+        given: the group; None: the defaults.
+        old: arguments by their old spelling, as in ``GDSDataset(..., rank=0)``. Those of this group
+            are taken out.
+
+    Raises:
+        TypeError: ``given`` is of another type, or an argument is given both ways.
+    """
+    spelled = {field: old.pop(field) for field in kind._fields if field in old}
+    names = ", ".join(f"{field}=" for field in spelled)
+    if given is not None and not isinstance(given, kind):
+        raise TypeError(f"{name}={given!r} must be a gdsdata.{kind.__name__}")
+    if not spelled:
+        return kind() if given is None else given
+    if given is not None:
+        raise TypeError(f"{names} belongs into {name}=gdsdata.{kind.__name__}(...), which is given too")
+    warnings.warn(
+        f"GDSDataset({names}...) is an old spelling, which the next version refuses: write "
+        f"GDSDataset({name}=gdsdata.{kind.__name__}({names}...))",
+        DeprecationWarning,
+        stacklevel=4,
+    )
+    return kind(**spelled)

@@ -1,0 +1,185 @@
+"""`Iteration`: reads batches of a data set ahead, and counts and times its iterators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from gdsdata.data.batches.reader import Reader
+from gdsdata.data.counts import ADDED, sum_of, sum_of_routes
+from gdsdata.data.ranks import Ranks
+from gdsdata.data.samples import Samples
+from gdsdata.errors import GdsdataError, StallError
+from gdsdata.io import engine
+from gdsdata.io.program_end import Ending, end_at_exit, is_ending_daemon
+from gdsdata.observe.report import Report, Reporter, StepTimes, WorkerTimes, diagnose, marked
+
+# Samples planned at a time during an epoch: numpy's cost per call is spread over many batches.
+_PLAN_SAMPLES = 4096
+
+
+class Iteration:
+    """The iterators of a data set, and the sum of what they did.
+
+    Args:
+        samples: that are read.
+        ranks: watched during an epoch.
+        report_every_s: as of `GDSDataset`.
+
+    Attributes:
+        running: the newest iterator's reader; None: it has ended.
+        reporter: prints reports.
+    """
+
+    def __init__(self, samples: Samples, ranks: Ranks, report_every_s: float | None) -> None:
+        self._samples, self._ranks = samples, ranks
+        self._prefetch, self._batch_size = samples.settings.prefetch, samples.settings.batch_size
+        self._totals: dict[str, Any] = {
+            "bytes": dict.fromkeys(engine.ROUTES, 0),
+            **dict.fromkeys(ADDED, 0),
+            "mean_ready": 0.0,
+        }
+        self._piece_bytes, self._piece_memory_bytes = dict.fromkeys(engine.ROUTES, 0), 0  # of iterators that have ended
+        self.running: Reader[Any] | None = None
+        self._times, self.reporter = StepTimes(), Reporter(report_every_s, self.report)
+        self._workers = WorkerTimes()  # of iterators that have ended
+        self._workers_before: tuple[Any, WorkerTimes] | None = None  # the engine, and its at the newest one's begin
+
+    def begin(
+        self,
+        epoch: int,
+        numbers: range | np.ndarray,
+        handed_out: Callable[[int], object],
+        transform: Callable[[Any], Any] | None,
+        owner: object,
+    ) -> Iterator[Any]:
+        """Begin to read batches of an epoch, and return their iterator.
+
+        Args:
+            epoch: chooses the order.
+            numbers: of the batches, ascending.
+            handed_out: called before each batch with how many there are with it.
+            transform: called on each batch.
+            owner: of the iterator. It is kept until the interpreter has ended.
+        """
+        batches = self._read_ahead(epoch, numbers, handed_out, transform, owner)
+        end_at_exit(batches, next(batches))
+        return batches
+
+    def _read_ahead(
+        self,
+        epoch: int,
+        numbers: range | np.ndarray,
+        handed_out: Callable[[int], object],
+        transform: Callable[[Any], Any] | None,
+        owner: object,
+    ) -> Iterator[Any]:
+        """Yield what ends it, once reading has begun, and then the batches."""
+        order, source, check_ranks = self._samples.order, self._samples.source, self._ranks.watch(self._samples.share)
+        done, total = 0, len(numbers)
+        reader = self.running = source.reader(self._samples.epoch(epoch), owner)
+        ending = Ending(partial(self._end, reader))
+        take, reach, times, prefetch = reader.next, reader.reach, self._times, self._prefetch
+        planned, plan_batches = 0, prefetch
+
+        def plan() -> None:
+            """Plan ahead. The first plan is short, because the first batch waits for it."""
+            nonlocal planned, plan_batches
+            reach(int(numbers[done]))
+            count = min(plan_batches, total - planned)
+            if planned - done > plan_batches // 2 + prefetch:
+                count = 0
+            count = max(reader.steps_local(numbers[planned : planned + count]), 1 if planned == done else 0)
+            if count:
+                reader.plan(*order.samples_of(epoch, numbers[planned : planned + count]))
+                planned += count
+                plan_batches = max(prefetch, min(2 * plan_batches, _PLAN_SAMPLES // self._batch_size))
+
+        try:
+            if total:
+                plan()
+            yield ending
+            times.asked()
+            while done < total:
+                check_ranks()
+                if done:
+                    plan()
+                with marked("gdsdata: waiting for a batch"):
+                    batch = take()
+                if transform is not None:
+                    batch = times.transformed(transform, batch)
+                done += 1
+                times.handed_out()
+                handed_out(done)
+                if self._workers_before is None:  # now: what they waited before the first batch does not count
+                    shared = source.engine
+                    self._workers_before = shared, WorkerTimes.of(shared.statistics())
+                self.reporter.handed_out()
+                if done == total:  # the consumer may not ask again: close everything before this batch is yielded
+                    break
+                yield batch
+                times.trained()
+                batch = None  # a batch that the consumer has dropped must not live on here
+        except (GdsdataError, FileNotFoundError) as error:
+            if is_ending_daemon():
+                raise SystemExit from None
+            if isinstance(error, StallError):
+                error.statistics = self.stats(epoch)
+            self._samples.forget_index()  # the files are not as they were
+            raise
+        except RuntimeError:  # of an executor that the program's end has shut down
+            if is_ending_daemon():
+                raise SystemExit from None
+            raise
+        finally:
+            ending()
+        if total:
+            yield batch
+            times.trained()
+
+    def _end(self, reader: Reader[Any]) -> None:
+        """Close a reader, and keep its counts."""
+        self._totals = sum_of(self._totals, reader.statistics())
+        if self.running is reader:
+            self.running = None
+        reader.close()
+        self._workers, self._workers_before = self._worker_times(), None
+        if (pieces := reader.pieces) is not None:
+            self._piece_bytes = sum_of_routes(self._piece_bytes, pieces.bytes)
+            self._piece_memory_bytes = max(self._piece_memory_bytes, pieces.memory_bytes)
+        self._samples.source.warn_of_fallbacks()
+
+    def report(self) -> Report:
+        """Return `GDSDataset.report`."""
+        counts = self._counts()
+        workers, name = self._worker_times(), self._samples.shuffle_name
+        return diagnose(self._times, workers, counts["bytes"], counts["ring_full_s"], counts["stall_s"], name)
+
+    def stats(self, epoch: int) -> dict[str, Any]:
+        """Return `GDSDataset.stats`, if ``epoch`` is read or is the next to be read."""
+        samples, result = self._samples, self._counts()
+        of_epoch = samples.epoch(epoch)  # first: it indexes the files again if they have changed
+        result["ring_bytes"] = samples.source.ring_bytes(of_epoch, len(samples.order), self.running)
+        result |= samples.source.stats()
+        result["piece_bytes"], result["piece_memory_bytes"] = dict(self._piece_bytes), self._piece_memory_bytes
+        result["shuffle"] = f"{samples.shuffle_name}: {samples.shuffle_reason}"
+        if samples.skipped is not None:
+            result["skipped"] = samples.skipped.report()
+        return result
+
+    def _counts(self) -> dict[str, Any]:
+        running = self.running
+        return sum_of(self._totals, running.statistics()) if running is not None else dict(self._totals)
+
+    def _worker_times(self) -> WorkerTimes:
+        if self._workers_before is None:
+            return self._workers
+        shared, before = self._workers_before
+        return self._workers.plus(WorkerTimes.of(shared.statistics()).minus(before))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For worker processes: all but what belongs to this one."""
+        return {**self.__dict__, "running": None, "_workers_before": None}

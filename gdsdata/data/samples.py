@@ -1,0 +1,237 @@
+"""`Samples`: the samples of some files, their order for a share, and their batches' source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from gdsdata.data import arguments
+from gdsdata.data.batches.settings import BatchSettings
+from gdsdata.data.batches.source import BatchSource, Sources
+from gdsdata.data.order import choice
+from gdsdata.data.order.epoch import Epoch
+from gdsdata.data.order.permutation import Order
+from gdsdata.data.ranks import Ranks, Share
+from gdsdata.data.split import part_of
+from gdsdata.formats.index import Format, SampleIndex
+from gdsdata.formats.registry import recognise
+from gdsdata.io.options import EngineOptions
+
+if TYPE_CHECKING:
+    from gdsdata.data.order.lanes import Lanes
+    from gdsdata.data.order.row_groups import RowGroups
+
+
+class Samples:
+    """The index of some files' samples, their order, and the source of their batches.
+
+    Files are indexed when it is made. After `forget_index` they are indexed again when that is
+    needed.
+
+    Args:
+        paths: of the files.
+        format: of the files; None: recognized by the first file.
+        split: the part of the samples that is used, as of `GDSDataset`.
+        shuffle, seed, drop_last, uneven: as of `GDSDataset`.
+        ranks: where rank and world size come from.
+        settings: of the batches.
+
+    Attributes:
+        order: of an epoch's samples.
+        shuffle: that ``order`` has: ``"auto"`` is resolved.
+        source: makes the readers of epochs.
+        share: of each step that is this process's.
+
+    Raises:
+        CorruptData: a file is not what its header or size says.
+        ValueError: the files have no samples, or an argument does not fit them.
+    """
+
+    order: Order
+    source: BatchSource[Any]
+
+    def __init__(
+        self,
+        paths: list[str],
+        format: Format | None,
+        split: tuple[float, float],
+        shuffle: bool | str | Lanes | RowGroups,
+        seed: int,
+        drop_last: bool,
+        uneven: str,
+        ranks: Ranks,
+        settings: BatchSettings,
+    ) -> None:
+        self.paths, self.settings, self.skipped = paths, settings, settings.skipped
+        self.format = format or self._recognised()
+        self._split, self._ranks = split, ranks
+        self._seed, self._drop_last, self._uneven = seed, drop_last, uneven
+        self._choice = choice.ShuffleChoice(shuffle)
+        self.share = ranks.found_or_none() or Share(0, 1)
+        self._index_files()
+
+    def __len__(self) -> int:
+        """Return the number of samples, before they are shared among ranks."""
+        return len(self.index)
+
+    @property
+    def index(self) -> SampleIndex:
+        """Where the samples lie."""
+        if self._index is None:
+            self._index_files()
+            assert self._index is not None
+        return self._index
+
+    def forget_index(self) -> None:
+        """Index the files again when that is needed: they have changed."""
+        self._index = None
+
+    @property
+    def step_samples(self) -> int:
+        """Samples in a step of all ranks."""
+        return self.settings.batch_size * self.share.world_size
+
+    def epoch(self, number: int) -> Epoch:
+        """Return an epoch of this share."""
+        return Epoch(self.shuffle, len(self.index), self.step_samples, self.share, self._seed, number)
+
+    def take_up(self, share: Share) -> int:
+        """Use this share from now on.
+
+        Returns:
+            Its batches in an epoch.
+
+        Raises:
+            ValueError: the data make no batch for each of so many ranks.
+        """
+        if self._index is None:
+            self._index_files()
+        if share != self.share:
+            before, self.share = self.share, share
+            try:
+                self._reorder()
+            except ValueError:
+                self.share = before
+                raise
+        return len(self.order)
+
+    def agree_on_shuffle(self) -> None:
+        """Choose what ``shuffle="auto"`` means. All ranks call it when iteration begins."""
+        if self._choice.agree(self.index, self.share.world_size, self._ranks.are_given):
+            self._reorder()
+
+    @property
+    def shuffle_name(self) -> str:
+        """The shuffle as `GDSDataset.stats` names it."""
+        return {True: "uniform", False: "none"}.get(self.shuffle, str(self.shuffle))
+
+    @property
+    def shuffle_reason(self) -> str:
+        """Why it is this one."""
+        return self._choice.reason
+
+    # ------------------------------------------------------------------------------------------------------- states
+
+    def identity(self) -> dict[str, Any]:
+        """Return what must be equal for the same positions to mean the same samples."""
+        return {
+            "samples": len(self.index),
+            "shuffle": choice.identity_of(self.shuffle),
+            "seed": self._seed,
+            "drop_last": self._drop_last,
+            "uneven": self._uneven,
+            "samples_per_step": self.step_samples,
+        }
+
+    def identity_of_data(self) -> dict[str, Any]:
+        """Return what tells these data from others. The first call reads the index."""
+        if self._data_identity is None or self._index is None:
+            from gdsdata.data.identity import identity_of
+
+            self._data_identity = identity_of(self.index, self.format, self._split)
+        return self._data_identity
+
+    def take_order_of(self, state: Mapping[str, Any]) -> None:
+        """Use the share and the shuffle that a state of `GDSDataset` needs.
+
+        Raises:
+            ValueError: the state is of other data, another order, or another product of batch and
+                world size. The share is then as before.
+        """
+        before = self.share
+        self.take_up(self._ranks.of_state(state, self.settings.batch_size))
+        identity = self.identity()
+        if self._choice.is_auto:
+            identity["shuffle"] = state.get("shuffle")
+        from gdsdata.data.identity import refuse_other
+
+        try:
+            refuse_other(state, {**identity, "data": self.identity_of_data()})
+        except ValueError:
+            self.take_up(before)
+            raise
+        if self._choice.is_auto:
+            self._choice.load(state["shuffle"])
+            self._reorder()
+
+    # ----------------------------------------------------------------------------------------------------- its parts
+
+    def _recognised(self) -> Format:
+        if self.skipped is None:
+            return recognise(self.paths)
+        from gdsdata.data.batches.sound_files import first_recognised
+
+        return first_recognised(self.paths)
+
+    def _index_files(self) -> None:
+        self._index: SampleIndex | None = self._indexed()
+        self._data_identity: dict[str, Any] | None = None
+        self._choice.begin(self._index, self.share.world_size, self._ranks.are_given)
+        self._make_order()
+        self._make_source()
+
+    def _indexed(self) -> SampleIndex:
+        if self.skipped is None:
+            index = self.format.index(self.paths)
+        else:
+            from gdsdata.data.batches.sound_files import index_sound
+
+            index, refusals = index_sound(self.format, self.paths)
+            self.skipped.leave_out_files(refusals, len(self.paths))
+        if not len(index):
+            raise ValueError(f"no samples in {self.paths[0]} (of {len(self.paths)} files)")
+        arguments.check_index(index, self.format, self.settings.collate, self.settings.decode)
+        return part_of(index, self._split, self.paths[0])
+
+    def _reorder(self) -> None:
+        self._make_order()
+        if self.source.settings.options != self._batch_options:
+            self._make_source()
+
+    def _make_order(self) -> None:
+        shuffle = self._choice.shape(self.index, self.step_samples)
+        self.order = Order(
+            len(self.index),
+            self.settings.batch_size,
+            shuffle,
+            self._seed,
+            self._drop_last,
+            *self.share,
+            self._uneven,
+        )
+        self.shuffle = shuffle
+
+    def _make_source(self) -> None:
+        self.source = self.index.read_by(Sources(self.settings._replace(options=self._batch_options)))
+
+    @property
+    def _batch_options(self) -> EngineOptions:
+        """Options of the engine that makes batches.
+
+        Batches of a lane shuffle come from memory, so ``direct="always"`` is for their pieces.
+        """
+        options = self.settings.options
+        if choice.is_lanes(self.shuffle) and options.direct == "always":
+            return replace(options, direct="auto")
+        return options
