@@ -9,6 +9,7 @@
 #include "base/crc32.h"
 #include "base/extent_math.h"
 #include "engine/link.h"
+#include "engine/segmentation.h"
 #include "engine/staging.h"
 #include "engine/worker.h"
 
@@ -16,21 +17,9 @@ namespace gdsdata {
 
 namespace {
 
-// A segment of tiny records ends here even if its bytes are few, so that several workers share a batch.
-constexpr size_t kSegmentParts = 1024;
-
-// A group is shared by all workers, but not in smaller segments than this.
-constexpr uint64_t kLeastSegmentBytes = 1 << 20;
-
 // Memory of shorter batches is written again and again, and read soon: it stays in the processor's caches. So does
 // staging memory, whatever the batch (docs/design-decisions.md).
 constexpr uint64_t kPastCachesBytes = 16 << 20;
-
-// A long transfer is shared by several segments; the page cache serves a segment's part in one go, and storage gets it
-// in requests.
-uint64_t longest_part(const EngineOptions& options) {
-  return std::max(options.segment_bytes, options.io.request_bytes);
-}
 
 // A request may reach one block beyond its range on either side.
 constexpr uint64_t kRequestEdges = 2 * 65536;
@@ -46,7 +35,8 @@ void check(const EngineOptions& options, const Device& device) {
     refuse("bounce_bytes must be at least request_bytes + 131072, to hold one request with its alignment");
   }
   if (options.segment_bytes < 4096) refuse("segment_bytes must be at least 4096");
-  const uint64_t longest_segment = Staging::most_bytes(longest_part(options) + kCutBytes);
+  const uint64_t longest_segment =
+      Staging::most_bytes(longest_part_bytes(options.segment_bytes, options.io.request_bytes) + kCutBytes);
   if (!device.host_addressable() && options.staging_bytes < longest_segment) {
     refuse("staging_bytes must be at least " + std::to_string(longest_segment) +
            ", to hold one segment of these segment_bytes and request_bytes");
@@ -105,12 +95,13 @@ void Group::add_copies(Events& events) const {
 
 std::vector<uint32_t> Group::checksums() const {
   std::vector<uint32_t> joined;
+  const std::vector<Transfer>& parts = segmentation_.parts;
   size_t part = 0;
   for (const Transfer& transfer : transfers) {
     uint32_t sum = 0;  // of no bytes
-    for (uint64_t done = 0; done < transfer.length; done += parts_[part++].length) {
+    for (uint64_t done = 0; done < transfer.length; done += parts[part++].length) {
       const uint32_t of_part = part_checksums_[part];
-      sum = done == 0 ? of_part : joined_checksums(checksum, sum, of_part, parts_[part].length);
+      sum = done == 0 ? of_part : joined_checksums(checksum, sum, of_part, parts[part].length);
     }
     joined.push_back(sum);
   }
@@ -286,7 +277,7 @@ struct Engine::Running {
   std::mutex guest_mutex;
   std::unique_ptr<Worker> guest;  // without a thread: whoever helps borrows it
   std::vector<std::unique_ptr<Worker>> workers;
-  uint64_t write_segment_bytes = 0;
+  SegmentLimits segment_limits;
   std::vector<std::thread> threads;
   std::mutex ended_mutex;
   std::condition_variable ended;
@@ -300,9 +291,9 @@ Engine::Engine(EngineOptions options, std::shared_ptr<Device> device)
   if (options.io.queue_depth == 0) options.io.queue_depth = kDefaultQueueDepth;
   if (options.segment_bytes == 0) {
     options.segment_bytes = default_segment_bytes(*device);
-    running.write_segment_bytes = default_write_segment_bytes(*device);
+    running.segment_limits.write_bytes = default_write_segment_bytes(*device);
   } else {
-    running.write_segment_bytes = options.segment_bytes;
+    running.segment_limits.write_bytes = options.segment_bytes;
   }
   if (options.workers == 0) options.workers = default_workers(running.selection.name);
   if (options.io.bounce_bytes == 0) {
@@ -310,6 +301,9 @@ Engine::Engine(EngineOptions options, std::shared_ptr<Device> device)
   }
   check(options, *device);
   FaultPlan::parse(options.io.faults);  // a typing error is told now, not by a worker
+  running.segment_limits.read_bytes = options.segment_bytes;
+  running.segment_limits.request_bytes = options.io.request_bytes;
+  running.segment_limits.workers = options.workers;
   running.options = std::move(options);
   running.device = std::move(device);
   running.link = std::make_unique<Link>(*running.device);
@@ -372,38 +366,15 @@ void Engine::submit(std::shared_ptr<Group> group, bool helped) {
   group->error.reset();
   group->bytes = {};
   group->abandoned_ = false;
-  group->parts_.clear();
   group->copied_.clear();
   group->requests_given_ = group->requests_completed_ = 0;
-  uint64_t group_bytes = 0;
-  for (const Transfer& transfer : group->transfers) group_bytes += transfer.length;
+  segment(group->transfers, group->direction, group->conversion, running_->segment_limits, group->segmentation_);
+  const uint64_t group_bytes = group->segmentation_.bytes;
   group->is_short_ = group->direction == Direction::kRead && group_bytes <= kShortReadBytes;
   group->past_caches_ = device()->host_addressable() && group_bytes >= kPastCachesBytes;
-  const uint64_t share_bytes = align_up(group_bytes / options().workers, kCutBytes);
-  const bool write = group->direction == Direction::kWrite;
-  const uint64_t most_bytes = write ? running_->write_segment_bytes : options().segment_bytes;
-  const uint64_t segment_bytes = std::min(most_bytes, std::max(kLeastSegmentBytes, share_bytes));
-  const uint64_t part_bytes = std::max(segment_bytes, options().io.request_bytes);
-  uint64_t joined_bytes = 0;
-  for (const Transfer& transfer : group->transfers) {
-    joined_bytes = split(transfer, part_bytes, group->conversion, group->parts_, write ? joined_bytes : 0);
-  }
-  group->part_checksums_.assign(group->checksum != Checksum::kNone ? group->parts_.size() : 0, 0);
-  // Of what is written, each segment is full: it may be in one piece in the file.
-  const uint64_t most_in_segment = write ? part_bytes + kCutBytes : segment_bytes;
+  group->part_checksums_.assign(group->checksum != Checksum::kNone ? group->segmentation_.parts.size() : 0, 0);
   std::vector<Segment> segments;
-  const auto& parts = group->parts_;
-  for (size_t first = 0; first < parts.size();) {
-    uint64_t bytes = 0;
-    size_t last = first;
-    while (last < parts.size() && last - first < kSegmentParts &&
-           (last == first || bytes + parts[last].length <= most_in_segment)) {
-      bytes += parts[last++].length;
-    }
-    segments.push_back({group, first, last - first, {}, {}, false});
-    first = last;
-  }
-  if (segments.empty()) segments.push_back({group, 0, 0, {}, {}, false});  // it still ends on a worker
+  for (const PartRange& range : group->segmentation_.segments) segments.push_back({group, range, {}, {}, false});
   group->open_segments_ = segments.size();
   running_->queue.push_fresh(segments, helped && (device()->host_addressable() || group->is_short_));
 }
@@ -416,7 +387,7 @@ void Engine::prepare() {
   if (forked()) return;
   auto group = std::make_shared<Group>();  // of nothing
   group->on_done = [] {};
-  std::vector<Segment> segments(options().workers, Segment{group, 0, 0, {}, {}, false});
+  std::vector<Segment> segments(options().workers, Segment{group, {}, {}, {}, false});
   group->open_segments_ = segments.size();
   running_->queue.push_fresh(segments);
 }

@@ -14,6 +14,7 @@
 #include "base/file_table.h"
 #include "base/types.h"
 #include "device/device.h"
+#include "engine/segmentation.h"
 
 namespace gdsdata {
 
@@ -63,7 +64,7 @@ class Group {
   void copied_by(const Stream* stream, std::shared_ptr<Event> copied);
   void segment_ended(const RouteBytes& segment_bytes, std::optional<Error> segment_error);
 
-  std::vector<Transfer> parts_;  // the transfers, cut to what a backend takes
+  Segmentation segmentation_;
   std::vector<uint32_t> part_checksums_;
   bool is_short_ = false;  // a read of kShortReadBytes at most
   bool past_caches_ = false;  // what is copied out of the page cache goes past the processor's caches
@@ -77,8 +78,7 @@ class Group {
 // What a worker takes: consecutive parts of a group.
 struct Segment {
   std::shared_ptr<Group> group;
-  size_t first_part = 0;
-  size_t part_count = 0;
+  PartRange range;
   // Once memory has been asked: what only storage has, and what was delivered before.
   std::vector<Transfer> rest;
   RouteBytes bytes;

@@ -83,7 +83,7 @@ bool Worker::work() {
   if (!taken && !busy) return false;
   if (taken) {
     parked_ = &begin(std::move(segment));
-    const bool prepares = parked_->segment.part_count == 0;
+    const bool prepares = parked_->segment.range.count == 0;
     if (staged_) parked_->error = open_device(/*wholly=*/prepares);
     if (!staged_ && prepares) make_backend_once(host_, selection_.name, *parked_);
   }
@@ -260,7 +260,7 @@ void Worker::retire(Active& active) {
 std::span<Transfer> Worker::parts_of(Active& active) {
   Segment& segment = active.segment;
   if (!segment.rest.empty()) return segment.rest;
-  return std::span(segment.group->parts_).subspan(segment.first_part, segment.part_count);
+  return std::span(segment.group->segmentation_.parts).subspan(segment.range.first, segment.range.count);
 }
 
 bool Worker::start(Active& active) {
@@ -580,7 +580,7 @@ void Worker::request_writes(Active& active, std::span<const Transfer> left) {
   uint64_t joined_bytes = 0;
   for (size_t i = 0; i < left.size(); ++i) {  // with checksums, these are all parts of the segment
     uint32_t* checksum =
-        group.checksum != Checksum::kNone ? &group.part_checksums_[active.segment.first_part + i] : nullptr;
+        group.checksum != Checksum::kNone ? &group.part_checksums_[active.segment.range.first + i] : nullptr;
     parts_.clear();
     joined_bytes = split(left[i], most_bytes, group.conversion, parts_, goes_on_with(left[i]) ? joined_bytes : 0);
     for (const Transfer& part : parts_) {
@@ -724,7 +724,7 @@ bool Worker::retry_by_host(const Asked& asked, const Error& error) {
   group->open_segments_.fetch_add(1, std::memory_order_relaxed);
   try {
     note_fallback("a transfer between storage and " + device_.name() + " went by way of the host: " + error.message);
-    queue_.push_for_storage({group, 0, 0, {{asked.file, piece.offset, piece.length, piece.memory}}, {}, true});
+    queue_.push_for_storage({group, {}, {{asked.file, piece.offset, piece.length, piece.memory}}, {}, true});
   } catch (...) {
     group->open_segments_.fetch_sub(1, std::memory_order_relaxed);  // this one's own is still open
     return false;
@@ -778,8 +778,9 @@ void Worker::take_checksums(const Active& active) {
   Group& group = *segment.group;
   if (group.checksum == Checksum::kNone || group.direction == Direction::kWrite || active.error) return;
   if (group.abandoned_.load(std::memory_order_relaxed)) return;
-  for (size_t i = segment.first_part; i < segment.first_part + segment.part_count; ++i) {
-    group.part_checksums_[i] = checksum_of(group.checksum, group.parts_[i].memory, group.parts_[i].length);
+  for (size_t i = segment.range.first; i < segment.range.first + segment.range.count; ++i) {
+    const Transfer& part = group.segmentation_.parts[i];
+    group.part_checksums_[i] = checksum_of(group.checksum, part.memory, part.length);
   }
 }
 
@@ -801,7 +802,7 @@ void Worker::end(Active& active) {
     }
   }
   for (size_t i = 0; i < kRouteCount; ++i) counters_.bytes[i].add(active.bytes.bytes[i]);
-  counters_.transfers.add(active.segment.part_count);
+  counters_.transfers.add(active.segment.range.count);
   counters_.segments.add(1);
   if (active.error) counters_.errors.add(1);
   counters_.segment_latency.add(Clock::now() - active.started);

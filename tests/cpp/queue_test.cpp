@@ -16,7 +16,7 @@ std::shared_ptr<Group> group_of(Priority priority) {
 }
 
 void push(SegmentQueue& queue, const std::shared_ptr<Group>& group, size_t count) {
-  std::vector<Segment> segments(count, Segment{group, 0, 0, {}, {}, false});
+  std::vector<Segment> segments(count, Segment{group, {}, {}, {}, false});
   queue.push_fresh(segments);
 }
 
@@ -53,8 +53,8 @@ TEST(SegmentQueue, TheBackgroundGetsItsTurnBetweenSegmentsForStorageToo) {
   push(queue, group_of(Priority::kBackground), 3);
   int turns = 0;
   do {  // as a consumer that helps keeps doing, while its data is on the disk
-    queue.push_for_storage({training, 0, 0, {{}}, {}, false});
-    queue.push_for_storage({training, 0, 0, {{}}, {}, false});
+    queue.push_for_storage({training, {}, {{}}, {}, false});
+    queue.push_for_storage({training, {}, {{}}, {}, false});
   } while (++turns <= 9 && popped(queue) == Priority::kTraining);
   EXPECT_LE(turns, 9) << "storage is busy with training, and a checkpoint never ends";
 }
@@ -62,7 +62,7 @@ TEST(SegmentQueue, TheBackgroundGetsItsTurnBetweenSegmentsForStorageToo) {
 TEST(SegmentQueue, BackgroundThatGoesToStorageDoesNotGoBeforeTraining) {
   SegmentQueue queue;
   const auto background = group_of(Priority::kBackground);
-  for (int i = 0; i < 20; ++i) queue.push_for_storage({background, 0, 0, {{}}, {}, false});
+  for (int i = 0; i < 20; ++i) queue.push_for_storage({background, {}, {{}}, {}, false});
   push(queue, group_of(Priority::kTraining), 8);
   for (int turn = 1; turn <= 8; ++turn) ASSERT_EQ(popped(queue), Priority::kTraining) << "turn " << turn;
   EXPECT_EQ(popped(queue), Priority::kBackground);
@@ -117,7 +117,7 @@ TEST(SegmentQueue, WhoHelpsIsNobodysWorkerLessUnlessHeIsAboutToSleep) {
   std::jthread worker(work);
   std::this_thread::sleep_for(100ms);
   const auto group = group_of(Priority::kTraining);
-  std::vector<Segment> segments(1, Segment{group, 0, 0, {}, {}, false});
+  std::vector<Segment> segments(1, Segment{group, {}, {}, {}, false});
   queue.push_fresh(segments, /*helped=*/true);
   std::this_thread::sleep_for(50ms);
   EXPECT_EQ(took, 0);

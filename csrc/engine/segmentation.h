@@ -1,0 +1,44 @@
+// How a group's transfers are cut into segments, the share of work that one worker takes. Pure arithmetic.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/types.h"
+
+namespace gdsdata {
+
+struct SegmentLimits {
+  uint64_t read_bytes = 0;     // of a segment that is read
+  uint64_t write_bytes = 0;    // of one that is written
+  uint64_t request_bytes = 0;  // of a request to a backend
+  size_t workers = 1;          // that share a group
+};
+
+// Consecutive parts of a group.
+struct PartRange {
+  size_t first = 0;
+  size_t count = 0;
+};
+
+struct Segmentation {
+  uint64_t bytes = 0;              // of all transfers
+  std::vector<Transfer> parts;     // the transfers in their order, long ones cut
+  std::vector<PartRange> segments;  // all parts in their order; at least one segment, which may be empty
+};
+
+// The longest part of a transfer, but for kCutBytes: the page cache serves a segment's part in one go, and a backend
+// gets it in requests.
+uint64_t longest_part_bytes(uint64_t segment_bytes, uint64_t request_bytes);
+
+// Replaces what `result` holds, and keeps its capacity.
+//
+// The workers share a group evenly, in segments of kLeastSegmentBytes to the limit. A segment has at most kSegmentParts
+// parts. Reads end a segment before it gets longer than its limit, unless one part alone is longer. Writes fill each
+// segment, so that it may be one piece of the file.
+void segment(std::span<const Transfer> transfers, Direction direction, Conversion conversion,
+             const SegmentLimits& limits, Segmentation& result);
+
+}  // namespace gdsdata
