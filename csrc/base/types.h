@@ -33,6 +33,7 @@ inline constexpr std::array<const char*, kRouteCount> kRouteNames = {"page_cache
 struct RouteBytes {
   std::array<uint64_t, kRouteCount> bytes{};
   uint64_t& operator[](Route route) { return bytes[static_cast<size_t>(route)]; }
+  uint64_t operator[](Route route) const { return bytes[static_cast<size_t>(route)]; }
   RouteBytes& operator+=(const RouteBytes& other) {
     for (size_t i = 0; i < kRouteCount; ++i) bytes[i] += other.bytes[i];
     return *this;

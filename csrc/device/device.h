@@ -9,6 +9,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/error.h"
@@ -82,11 +83,18 @@ class Stream {
   virtual std::shared_ptr<Event> record() = 0;
 };
 
-// Waits for all that was put into a stream before; of a lost device, for nothing: it does no more.
+// Waits until all that was put into a stream before is done. A lost device does nothing more. Without memory for an
+// event it tries again: the stream may still use the caller's memory.
 inline void finish(Stream& stream) noexcept {
-  try {
-    stream.record()->wait();
-  } catch (const Failure&) {
+  constexpr std::chrono::milliseconds kPause{1};
+  while (true) {
+    try {
+      return stream.record()->wait();
+    } catch (const Failure&) {
+      return;
+    } catch (...) {
+      std::this_thread::sleep_for(kPause);
+    }
   }
 }
 

@@ -1,4 +1,4 @@
-// Transfers that belong together, and end together: a batch, a tensor, a file.
+// Transfers that belong together and end together: a batch, a tensor, a file.
 #pragma once
 
 #include <atomic>
@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -18,61 +19,103 @@
 
 namespace gdsdata {
 
-// Who goes first where both have work: see SegmentQueue.
+// Which segments go first if both kinds wait: see SegmentQueue.
 enum class Priority : uint8_t { kTraining, kBackground };
 
-// A read of so many bytes at most is done by who waits for it, where it can be, and is polled for: for less than it
-// takes to wake a worker and to copy out of the page cache beside it (docs/design-decisions.md).
+// A read of at most so many bytes is short: its waiting caller serves it if it can, and polls for it. Waking a worker
+// and copying out of the page cache beside it takes longer (benchmarks/notes/gpu.md).
 inline constexpr uint64_t kShortReadBytes = 1 << 20;
 
-// Whoever fills a group keeps its hands off between Engine::submit and the call of `on_done`; then the group
-// may be filled and submitted again.
-class Group {
- public:
-  // Filled by the owner.
+// What a caller asks for.
+struct GroupRequest {
   std::shared_ptr<FileTable> files;
   std::vector<Transfer> transfers;
   Direction direction = Direction::kRead;
-  Conversion conversion = Conversion::kNone;  // for a device that the processor cannot write: of equal size
+  Conversion conversion = Conversion::kNone;  // of equal size, if the processor cannot write the device
   Priority priority = Priority::kTraining;
-  bool patient = false;  // nobody waits for it soon: a worker more will do, rather than all that have nothing to do
-  Events before;  // device memory is touched behind these only
-  // Of each transfer, without conversion; taken on the way, so that all of it passes the host. Of writes CRC-32 alone.
+  bool patient = false;  // nobody waits for it soon: wake one worker more, not every idle one
+  Events before;         // device memory is read and written behind these only
+  // Of each transfer's bytes before conversion. All bytes then pass through host memory. Writes take kCrc32 alone.
   Checksum checksum = Checksum::kNone;
-  // Called once, when all transfers have ended, on the worker that ended the last one, and let go after that:
-  // what it holds lives as long as the group is in flight. Must not block, nor throw. Set anew for each submit.
+  // Called once, when all transfers have ended, on the worker that ended the last one, and released then: what it
+  // holds lives as long as the group is in flight. Must not block, nor throw. Set it anew for each submit.
   std::function<void()> on_done;
+};
 
-  // What became of it; read after on_done.
+// What the workers made of it.
+struct GroupResult {
   std::optional<Error> error;  // the first one
   RouteBytes bytes;
-  // Copies to the device that were asked for and may still be under way: its bytes are there behind these.
-  Events copies() const;
-  void add_copies(Events& events) const;
-  // With checksums and without an error: that of each transfer.
+  // Copies to the device that were queued and may still be in flight, the last one of each stream: the bytes are there
+  // behind these.
+  Events copies;
+};
+
+// The owner edits the request, submits the group (Engine::submit), and reads the result once `on_done` was called; then
+// it may edit and submit again. Between, the group is in flight and belongs to the workers.
+class Group {
+ public:
+  Group() = default;
+  explicit Group(GroupRequest request) : request_(std::move(request)) {}
+
+  const GroupRequest& request() const { return request_; }
+  // Throws std::logic_error in flight.
+  GroupRequest& edit();
+  const GroupResult& result() const { return result_; }
+  GroupResult take_result() noexcept { return std::exchange(result_, {}); }
+  // With GroupRequest::checksum and without an error: that of each transfer.
   std::vector<uint32_t> checksums() const;
 
-  // What has not been started need not be: its transfers end without being done.
-  void cancel() { abandoned_.store(true, std::memory_order_relaxed); }
+  // Transfers that have not started end without being done. Any thread may call it.
+  void cancel() { cancelled_.store(true, std::memory_order_relaxed); }
+
+  // --- For the engine and its workers, in flight ---
+
+  // Begins a flight with these segments, and returns them.
+  std::span<const PartRange> begin(const SegmentLimits& limits, bool host_addressable);
+  // Begins a flight with so many empty segments, which prepare workers (Engine::prepare).
+  void begin_empty(size_t segments);
+  // Ends a flight of which nobody has taken a segment.
+  void abort() { open_segments_ = 0; }
+
+  std::span<Transfer> parts(const PartRange& range) {
+    return std::span(segmentation_.parts).subspan(range.first, range.count);
+  }
+  uint32_t& part_checksum(size_t part) { return part_checksums_[part]; }
+  bool cancelled() const { return cancelled_.load(std::memory_order_relaxed); }
+  bool is_short() const { return is_short_; }
+  bool past_caches() const { return past_caches_; }
+
+  // One more segment. Its caller holds an open one, so the group cannot end meanwhile.
+  void add_segment() { open_segments_.fetch_add(1, std::memory_order_relaxed); }
+  void remove_segment() { open_segments_.fetch_sub(1, std::memory_order_relaxed); }
+  // Before segment_ended: `copied` is behind all that was copied for this group by `stream`.
+  void copied_by(const Stream* stream, std::shared_ptr<Event> copied);
+  // The last one ends the flight, and calls on_done.
+  void segment_ended(const RouteBytes& bytes, std::optional<Error> error) noexcept;
+
+  // Progress: see Engine::progress_of.
+  void count_requests_taken(size_t count) { requests_taken_.fetch_add(count, std::memory_order_relaxed); }
+  void count_request_completed() { requests_completed_.fetch_add(1, std::memory_order_relaxed); }
+  uint64_t requests_taken() const { return requests_taken_.load(std::memory_order_relaxed); }
+  uint64_t requests_completed() const { return requests_completed_.load(std::memory_order_relaxed); }
+  uint64_t open_segments() const { return open_segments_.load(std::memory_order_relaxed); }
 
  private:
-  friend class Engine;
-  friend class Link;
-  friend class Pending;
-  friend class Worker;
-  // Before the segments are told to have ended: `copied` is behind all that was copied for this group by `stream`.
-  void copied_by(const Stream* stream, std::shared_ptr<Event> copied);
-  void segment_ended(const RouteBytes& segment_bytes, std::optional<Error> segment_error);
+  void reset_result();
 
+  GroupRequest request_;
   Segmentation segmentation_;
-  std::vector<uint32_t> part_checksums_;
-  bool is_short_ = false;  // a read of kShortReadBytes at most
-  bool past_caches_ = false;  // what is copied out of the page cache goes past the processor's caches
-  std::atomic<size_t> open_segments_{0};
-  std::atomic<uint64_t> requests_given_{0}, requests_completed_{0};  // to a backend, and by it: Engine::progress_of
-  std::atomic<bool> abandoned_{false};
-  std::vector<std::pair<const Stream*, std::shared_ptr<Event>>> copied_;  // the last one of each stream
-  std::mutex mutex_;
+  bool is_short_ = false;     // a read of at most kShortReadBytes
+  bool past_caches_ = false;  // copies out of the page cache go past the processor's caches
+  std::atomic<size_t> open_segments_{0};  // 0: not in flight
+  std::atomic<uint64_t> requests_taken_{0}, requests_completed_{0};  // by backends
+  std::atomic<bool> cancelled_{false};
+  std::vector<uint32_t> part_checksums_;  // empty without checksums
+
+  std::mutex mutex_;  // guards, in flight, what follows
+  GroupResult result_;
+  std::vector<const Stream*> copy_streams_;  // of GroupResult::copies, one each
 };
 
 // What a worker takes: consecutive parts of a group.

@@ -1,12 +1,13 @@
 // The way from staging memory to the device, which all workers share. Copies that come while it is busy go together:
 // each by itself costs the link as much as 100 KiB would (docs/design-decisions.md).
 //
-//   a worker's segment --> waiting --fewer than two batches under way--> one batch, one event --> its group is told
+//   a worker's segment --> waiting --fewer than two batches in flight--> one batch, one event --> its group is told
 //
-// Nothing waits here for long: whoever brings a copy, or waits for one, gives the device what it has room for, and a
-// worker that is about to sleep for anything else gives it everything.
+// Nothing waits here for long: whoever brings a copy, or waits for one, submits what the device has room for, and a
+// worker that is about to sleep for anything else submits everything.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <deque>
 #include <limits>
@@ -17,43 +18,57 @@
 #include <vector>
 
 #include "device/device.h"
-#include "engine/group.h"
+#include "engine/active_segment.h"
 #include "engine/staging.h"
 
 namespace gdsdata {
 
 class Link {
  public:
+  // The copies of one segment. Unlike an Event it may not be submitted yet, so no stream can wait for it.
+  class Ticket {
+   public:
+    explicit Ticket(Link& link) : link_(link) {}
+    // Whether the copies are done, or could not be submitted. Throws Failure if the device is lost.
+    bool done() { return is_submitted() && (event_ == nullptr || event_->done()); }
+    void wait();  // sleeps until they are done
+
+   private:
+    friend class Link;
+    bool is_submitted();
+    void submitted(std::shared_ptr<Event> event);  // null: they could not be
+
+    Link& link_;
+    std::shared_ptr<Event> event_;
+    std::atomic<bool> submitted_{false};
+  };
+
   explicit Link(Device& device) : device_(device) {}
 
-  // Copies the runs, and tells the group that a segment of it has ended when its bytes need only be waited for: now,
-  // or soon, on any worker. The runs and their memory stay as they are until the event is done, which is not to be
-  // given to a stream. If it throws, it has not taken them.
-  std::shared_ptr<Event> carry(std::shared_ptr<Group> group, const RouteBytes& bytes,
-                               std::span<const Staging::Run> runs);
-  // The device gets all that waits.
-  void flush() { give(std::numeric_limits<size_t>::max()); }
+  // Copies the runs, and tells the segment's end when its copies are submitted: now, or soon, on any worker. The runs
+  // and their memory stay as they are until the ticket is done. If it throws, it has taken nothing.
+  std::shared_ptr<Ticket> carry(EndedSegment& segment, std::span<const Staging::Run> runs);
+  // Submits all that waits.
+  void flush() { submit(std::numeric_limits<size_t>::max()); }
 
  private:
-  class Ticket;
   struct Load {
-    std::shared_ptr<Group> group;
-    RouteBytes bytes;
+    EndedSegment segment;
     std::span<const Staging::Run> runs;
     std::shared_ptr<Ticket> ticket;
-    std::optional<Error> error;
   };
-  static constexpr size_t kMostUnderWay = 2;  // one that is copied, one that follows it at once
-  static constexpr size_t kMostCopies = 64;   // of a batch; more where a segment has more
+  static constexpr size_t kMostInFlight = 2;  // one that is copied, one that follows it at once
+  static constexpr size_t kMostCopies = 64;   // of a batch; more if a segment has more
 
-  void give(size_t most_under_way);
-  void give_batch(std::vector<Load>& given);  // with the lock
+  void submit(size_t most_in_flight);
+  // With the lock. Appends the copies that it takes, submitted or failed; false if there is no memory for that.
+  bool submit_batch(std::vector<Load>& submitted);
 
   Device& device_;
-  std::mutex mutex_;
+  std::mutex mutex_;                // guards what follows
   std::unique_ptr<Stream> stream_;  // made when the first copy comes
   std::deque<Load> waiting_;
-  std::deque<std::shared_ptr<Event>> under_way_;  // batches, oldest first
+  std::deque<std::shared_ptr<Event>> in_flight_;  // batches, oldest first
   std::vector<CopyIn> batch_;                     // scratch
 };
 

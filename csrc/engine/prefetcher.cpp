@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "engine/ring.h"
+#include "engine/stall_clock.h"
 
 namespace gdsdata {
 
@@ -76,10 +77,7 @@ class Prefetcher::Core : public std::enable_shared_from_this<Core> {
     std::shared_ptr<Group> group;
     size_t offset = 0;  // of the first sample in the buffer
     size_t samples = 0;
-    // What became of it, once it is ready.
-    std::optional<Error> error;
-    RouteBytes bytes;
-    Events copies;
+    GroupResult result;  // once it is ready
   };
 
   void fill_free_slots();  // lock held
@@ -186,38 +184,34 @@ void Prefetcher::Core::fill(size_t index) {
   const auto offsets = std::span(planned_offsets_).subspan(next_sample_, slot.samples);
   next_sample_ += slot.samples;
   slot.offset = placement(static_cast<uint64_t>(offsets.front()));
-  slot.error.reset();
-  slot.bytes = {};
-  slot.copies.clear();
+  slot.result = {};
   try {
     if (slot.buffer == nullptr) slot.buffer = pool_->take();
     if (residence_ == nullptr || !residence_->ready()) return submit(index, files, offsets);
     gather(slot, files, offsets);
   } catch (...) {
-    slot.error = current_error();
-    if (slot.group != nullptr) slot.group->on_done = nullptr;  // which holds this
+    slot.result.error = current_error();
+    if (slot.group != nullptr) slot.group->edit().on_done = nullptr;  // which holds this
   }
   mark_ready(index);
 }
 
 void Prefetcher::Core::submit(size_t index, std::span<const int32_t> files, std::span<const int64_t> offsets) {
   Slot& slot = slots_[index];
-  if (slot.group == nullptr) {
-    slot.group = std::make_shared<Group>();
-    slot.group->files = files_;
-    slot.group->conversion = options_.conversion;
-  }
-  slot.group->before = slot.buffer->uses;
-  slot.group->patient = 2 * ring_.count(Ring::State::kReady) >= ring_.slots();
+  if (slot.group == nullptr) slot.group = std::make_shared<Group>();
+  GroupRequest& request = slot.group->edit();
+  request.files = files_;
+  request.conversion = options_.conversion;
+  request.before = slot.buffer->uses;
+  request.patient = 2 * ring_.count(Ring::State::kReady) >= ring_.slots();
   // Keeps this alive while reads into its slot are in flight.
-  slot.group->on_done = [self = shared_from_this(), index] { self->slot_done(index); };
-  slot.group->transfers.clear();
-  slot.group->transfers.reserve(files.size());
-  slot.copies.reserve(engine_->options().workers + 2);  // a stream of each worker, the guest's, and the link's
+  request.on_done = [self = shared_from_this(), index] { self->slot_done(index); };
+  request.transfers.clear();
+  request.transfers.reserve(files.size());
   std::byte* memory = slot.buffer->data() + slot.offset;
   const size_t result_sample_bytes = result_bytes(options_.conversion, options_.sample_bytes);
   for (size_t i = 0; i < files.size(); ++i, memory += result_sample_bytes) {
-    slot.group->transfers.push_back(
+    request.transfers.push_back(
         {static_cast<uint32_t>(files[i]), static_cast<uint64_t>(offsets[i]), options_.sample_bytes, memory});
   }
   engine_->submit(slot.group);
@@ -226,8 +220,8 @@ void Prefetcher::Core::submit(size_t index, std::span<const int32_t> files, std:
 void Prefetcher::Core::gather(Slot& slot, std::span<const int32_t> files, std::span<const int64_t> offsets) {
   if (gatherer_ == nullptr) gatherer_ = std::make_unique<Gatherer>(residence_, options_.batch_samples);
   std::byte* memory = slot.buffer->data() + slot.offset;
-  slot.copies = {gatherer_->gather(memory, files, offsets, options_.sample_bytes, slot.buffer->uses)};
-  slot.bytes[Route::kPinnedCache] += files.size() * options_.sample_bytes;
+  slot.result.copies = {gatherer_->gather(memory, files, offsets, options_.sample_bytes, slot.buffer->uses)};
+  slot.result.bytes[Route::kPinnedCache] += files.size() * options_.sample_bytes;
 }
 
 // A batch may start anywhere in its buffer. Where all of its samples then lie in memory as they lie in their
@@ -242,9 +236,7 @@ size_t Prefetcher::Core::placement(uint64_t file_offset) const {
 void Prefetcher::Core::slot_done(size_t index) {
   std::lock_guard lock(mutex_);
   Slot& slot = slots_[index];
-  slot.error = std::move(slot.group->error);
-  slot.bytes = slot.group->bytes;
-  slot.group->add_copies(slot.copies);  // for which there is room
+  slot.result = slot.group->take_result();
   mark_ready(index);
 }
 
@@ -276,14 +268,14 @@ std::optional<Prefetcher::Batch> Prefetcher::Core::next(const std::function<void
   }
   const size_t index = ring_.take();
   Slot& slot = slots_[index];
-  const std::optional<Error> error = std::move(slot.error);
+  const std::optional<Error> error = std::move(slot.result.error);
   Batch batch{nullptr, slot.offset, slot.samples, {}};
   if (!error) {
     ++statistics_.batches;
-    statistics_.bytes += slot.bytes;
+    statistics_.bytes += slot.result.bytes;
     batch.buffer = std::move(slot.buffer);
     batch.buffer->uses.clear();  // its copies came behind them
-    batch.copies = std::move(slot.copies);
+    batch.copies = std::move(slot.result.copies);
     pool_->handed_over();
   } else if (slot.buffer != nullptr) {
     add_uses(slot);
@@ -344,7 +336,8 @@ uint64_t Prefetcher::Core::progress() const {
 
 Error Prefetcher::Core::stalled() const {
   const Slot& slot = slots_[*ring_.head()];
-  const Transfer& first = slot.group->transfers.front();  // it was submitted: what is gathered is ready at once
+  const Transfer& first =
+      slot.group->request().transfers.front();  // it was submitted: what is gathered is ready at once
   return {ErrorCode::kStalled,
           "no read has ended for " + std::to_string(options_.stall_timeout.count()) +
               " ms; the next batch waits for '" + files_->path(first.file) + "' at offset " +
@@ -378,8 +371,8 @@ void Prefetcher::Core::let_go(Slot& slot) {
 // Whoever fills the buffer next does so behind the copies that may still be under way into it.
 void Prefetcher::Core::add_uses(Slot& slot) {
   auto& uses = slot.buffer->uses;
-  uses.insert(uses.end(), slot.copies.begin(), slot.copies.end());
-  slot.copies.clear();
+  uses.insert(uses.end(), slot.result.copies.begin(), slot.result.copies.end());
+  slot.result.copies.clear();
 }
 
 PrefetchStatistics Prefetcher::Core::statistics() const {

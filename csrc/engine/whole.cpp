@@ -8,21 +8,21 @@ namespace {
 
 std::shared_ptr<Group> group_of(Direction direction, std::shared_ptr<FileTable> files, std::vector<Transfer> transfers,
                                 const Caller& caller) {
-  auto group = std::make_shared<Group>();
-  group->files = std::move(files);
-  group->direction = direction;
-  group->transfers = std::move(transfers);
-  group->priority = caller.priority;
-  group->before = caller.before;
-  return group;
+  GroupRequest request;
+  request.files = std::move(files);
+  request.direction = direction;
+  request.transfers = std::move(transfers);
+  request.priority = caller.priority;
+  request.before = caller.before;
+  return std::make_shared<Group>(std::move(request));
 }
 
 Moved move(Engine& engine, Direction direction, std::shared_ptr<FileTable> files, std::vector<Transfer> transfers,
            bool with_checksums, const Caller& caller) {
   const auto group = group_of(direction, std::move(files), std::move(transfers), caller);
-  group->checksum = with_checksums ? Checksum::kCrc32 : Checksum::kNone;
+  group->edit().checksum = with_checksums ? Checksum::kCrc32 : Checksum::kNone;
   engine.run(group, caller.poll, caller.stall_timeout);
-  return {with_checksums ? group->checksums() : std::vector<uint32_t>(), group->bytes};
+  return {with_checksums ? group->checksums() : std::vector<uint32_t>(), group->result().bytes};
 }
 
 void move_range(Engine& engine, Direction direction, std::shared_ptr<File> file, uint64_t offset, uint64_t length,

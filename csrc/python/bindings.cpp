@@ -18,7 +18,9 @@
 #include "device/anonymous_memory.h"
 #include "engine/endings.h"
 #include "engine/engine.h"
+#include "engine/pending.h"
 #include "engine/prefetcher.h"
+#include "engine/stall_clock.h"
 #include "engine/whole.h"
 #include "python/buffer.h"
 #include "python/dlpack.h"
@@ -373,7 +375,7 @@ class BegunRead {
   // Of one that has ended.
   py::dict routes() const {
     if (error_) throw Failure(*error_);
-    return by_route(pending_.group().bytes);
+    return by_route(pending_.group().result().bytes);
   }
 
   // The same, if checksums were asked for: one of each transfer.
@@ -501,8 +503,8 @@ PYBIND11_MODULE(_engine, module) {
                                                            Access::kWrite, conversion_of(conversion));
             Caller caller = caller_of(nullptr, before, /*background=*/false);
             auto group = group_of_reads(std::move(files), std::move(transfers), caller);
-            group->conversion = conversion_of(conversion);
-            group->checksum = checksum_of(checksum);
+            group->edit().conversion = conversion_of(conversion);
+            group->edit().checksum = checksum_of(checksum);
             return std::make_unique<BegunRead>(std::move(engine), std::move(group), std::move(memory));
           },
           py::arg("files"), py::arg("file"), py::arg("offset"), py::arg("length"), py::arg("memory"), py::arg("place"),

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <barrier>
 #include <cstring>
+#include <deque>
 #include <fstream>
 #include <set>
 #include <thread>
@@ -13,6 +14,7 @@
 #include "backend/page_cache.h"
 #include "base/crc32.h"
 #include "engine/endings.h"
+#include "engine/pending.h"
 #include "engine/prefetcher.h"
 #include "engine/ring.h"
 #include "engine/whole.h"
@@ -132,27 +134,27 @@ TEST_P(EngineOverFaults, MovesManyGroupsAtOnceWithoutMixingThem) {
     std::vector<Job> jobs(8);
     std::atomic<size_t> ended{0};
     for (Job& job : jobs) {
-      job.group->files = files;
-      job.group->checksum = round < 2 ? Checksum::kCrc32 : Checksum::kNone;
+      job.group->edit().files = files;
+      job.group->edit().checksum = round < 2 ? Checksum::kCrc32 : Checksum::kNone;
       for (int i = 0; i < 30; ++i) {
         const uint32_t file = random() % 5 == 0 ? 1 : 0;
         const uint64_t size = file == 0 ? a.size() : b.size();
         const uint64_t offset = random() % size;
         const uint64_t limit = random() % 4 == 0 ? 500000 : 3000;
         job.memory.emplace_back(1 + random() % std::min(size - offset, limit));
-        job.group->transfers.push_back({file, offset, job.memory.back().size(), nullptr});
+        job.group->edit().transfers.push_back({file, offset, job.memory.back().size(), nullptr});
       }
-      for (int i = 0; i < 30; ++i) job.group->transfers[i].memory = job.memory[i].data();
-      job.group->on_done = [&] { ++ended; };
+      for (int i = 0; i < 30; ++i) job.group->edit().transfers[i].memory = job.memory[i].data();
+      job.group->edit().on_done = [&] { ++ended; };
     }
     for (Job& job : jobs) engine->submit(job.group);
     while (ended != jobs.size()) engine->help() ? void() : std::this_thread::yield();
     for (Job& job : jobs) {
-      ASSERT_FALSE(job.group->error) << job.group->error->message;
+      ASSERT_FALSE(job.group->result().error) << job.group->result().error->message;
       uint64_t counted = 0, asked = 0;
-      for (size_t i = 0; i < kRouteCount; ++i) counted += job.group->bytes.bytes[i];
+      for (size_t i = 0; i < kRouteCount; ++i) counted += job.group->result().bytes.bytes[i];
       for (size_t i = 0; i < job.memory.size(); ++i) {
-        const Transfer& transfer = job.group->transfers[i];
+        const Transfer& transfer = job.group->request().transfers[i];
         asked += transfer.length;
         const Bytes& content = transfer.file == 0 ? a : b;
         ASSERT_EQ(std::memcmp(job.memory[i].data(), content.data() + transfer.offset, transfer.length), 0);
@@ -179,12 +181,12 @@ TEST(Engine, ServesAWarmFileFromThePageCacheAndAColdOneFromTheDisk) {
   Bytes memory(content.size());
   const auto read = [&](uint64_t length, uint64_t records) {
     auto group = std::make_shared<Group>();
-    group->files = table_of({path});
+    group->edit().files = table_of({path});
     for (uint64_t i = 0; i < records; ++i)
-      group->transfers.push_back({0, i * length, length, memory.data() + i * length});
+      group->edit().transfers.push_back({0, i * length, length, memory.data() + i * length});
     engine->run(group);
     EXPECT_EQ(std::memcmp(memory.data(), content.data(), length * records), 0);
-    return group->bytes;
+    return group->result().bytes;
   };
   EXPECT_EQ(read(content.size(), 1)[Route::kPageCache], content.size());
   EXPECT_EQ(read(1000, 100)[Route::kPageCache], 100000u);
@@ -201,8 +203,8 @@ TEST(Engine, JoinsColdNeighboursIntoFewRequests) {
   const auto engine = make_engine(DirectMode::kAlways);
   Bytes memory(64 * 1000);
   auto group = std::make_shared<Group>();
-  group->files = table_of({path});
-  for (uint64_t i = 0; i < 64; ++i) group->transfers.push_back({0, i * 1000, 1000, memory.data() + i * 1000});
+  group->edit().files = table_of({path});
+  for (uint64_t i = 0; i < 64; ++i) group->edit().transfers.push_back({0, i * 1000, 1000, memory.data() + i * 1000});
   engine->run(group);
   EXPECT_EQ(engine->statistics().transfers, 64u);
   EXPECT_EQ(engine->statistics().requests, 1u);
@@ -215,8 +217,8 @@ TEST(Engine, CountsTheTimeThatStorageTakes) {
     const auto engine = make_engine(direct, faults, 1);
     Bytes memory(1 << 20);
     auto group = std::make_shared<Group>();
-    group->files = table_of({path});
-    group->transfers.push_back({0, 0, memory.size(), memory.data()});
+    group->edit().files = table_of({path});
+    group->edit().transfers.push_back({0, 0, memory.size(), memory.data()});
     engine->run(group);
     return engine->statistics().worker_storage_s;
   };
@@ -232,20 +234,20 @@ TEST(Engine, KeepsTheFirstErrorOfAGroupAndGoesOnWithOthers) {
   const auto engine = make_engine();
   Bytes memory(content.size());
   auto bad = std::make_shared<Group>();
-  bad->files = files;
-  bad->transfers = {{0, 0, 1000, memory.data()}, {1, 77, 1000, memory.data() + 1000}};
+  bad->edit().files = files;
+  bad->edit().transfers = {{0, 0, 1000, memory.data()}, {1, 77, 1000, memory.data() + 1000}};
   const Error error = error_of([&] { engine->run(bad); });
   EXPECT_EQ(error.code, ErrorCode::kNotFound);
   EXPECT_EQ(error.offset, 77u);
   EXPECT_EQ(error.length, 1000u);
-  bad->transfers.pop_back();
+  bad->edit().transfers.pop_back();
   EXPECT_NO_THROW(engine->run(bad)) << "a group may be used again after an error";
 }
 
 std::shared_ptr<Group> group_of_one(const std::string& path, Bytes& memory) {
   auto group = std::make_shared<Group>();
-  group->files = table_of({path});
-  group->transfers.push_back({0, 0, memory.size(), memory.data()});
+  group->edit().files = table_of({path});
+  group->edit().transfers.push_back({0, 0, memory.size(), memory.data()});
   return group;
 }
 
@@ -262,7 +264,7 @@ TEST(Pending, EndsWhetherSomebodyWaitsOrNot) {
   while (!looked_at.ended()) std::this_thread::yield();
   EXPECT_EQ(first, content);
   EXPECT_EQ(second, content);
-  RouteBytes bytes = looked_at.group().bytes;
+  RouteBytes bytes = looked_at.group().result().bytes;
   EXPECT_EQ(bytes[Route::kPageCache], content.size());
 }
 
@@ -431,9 +433,9 @@ TEST(Engine, ReportsAFileTruncatedUnderItsMapping) {
     Bytes memory(60 * length);
     const auto read = [&] {
       auto group = std::make_shared<Group>();
-      group->files = files;
+      group->edit().files = files;
       for (uint64_t i = 0; i < 60; ++i) {
-        group->transfers.push_back({0, i * 60'000, length, memory.data() + i * length});
+        group->edit().transfers.push_back({0, i * 60'000, length, memory.data() + i * length});
       }
       engine->run(group);
     };
@@ -460,9 +462,9 @@ TEST(Engine, EndsEveryGroupBeforeItsOwnEnd) {
     const auto engine = make_engine(DirectMode::kAlways, "late=1,late_ms=5");
     for (int i = 0; i < 5; ++i) {  // in half the time that an engine waits for its workers
       auto group = std::make_shared<Group>();
-      group->files = files;
-      group->transfers = {{0, 0, memory.size(), memory.data()}};
-      group->on_done = [&] { ++ended; };
+      group->edit().files = files;
+      group->edit().transfers = {{0, 0, memory.size(), memory.data()}};
+      group->edit().on_done = [&] { ++ended; };
       engine->submit(group);
     }
   }

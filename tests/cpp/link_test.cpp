@@ -25,9 +25,9 @@ class BusyLink : public Staged {
   // So many segments of the file's, out of the page cache.
   std::shared_ptr<Group> read_of(size_t segments, Memory& memory, size_t first = 0) {
     auto group = std::make_shared<Group>();
-    group->files = files_;
+    group->edit().files = files_;
     const uint64_t begin = first * kSegmentBytes;
-    group->transfers = {{0, begin, segments * kSegmentBytes, memory.data() + begin}};
+    group->edit().transfers = {{0, begin, segments * kSegmentBytes, memory.data() + begin}};
     return group;
   }
 
@@ -49,9 +49,9 @@ TEST_F(BusyLink, GetsCopiesTogetherThatCameWhileItWasBusy) {
   const uint64_t before = calls("cuMemcpyHtoDAsync") + calls("cuMemcpyBatchAsync");
   const auto group = read_of(32, memory);
   ASSERT_TRUE(run(engine, group));
-  ASSERT_FALSE(group->error) << group->error->message;
+  ASSERT_FALSE(group->result().error) << group->result().error->message;
   EXPECT_LE(calls("cuMemcpyHtoDAsync") + calls("cuMemcpyBatchAsync") - before, 16u) << "of 32 segments";
-  EXPECT_LE(group->copies().size(), 1u) << "one stream for all workers";
+  EXPECT_LE(group->result().copies.size(), 1u) << "one stream for all workers";
   set_link_bytes_per_s(0);
   ASSERT_TRUE(same(memory.content(), content_));
 }
@@ -64,7 +64,7 @@ TEST_F(BusyLink, GetsCopiesOneByOneOfADriverThatCannotTakeThemTogether) {
   const uint64_t before = calls("cuMemcpyHtoDAsync");
   const auto group = read_of(32, memory);
   ASSERT_TRUE(run(engine, group));
-  ASSERT_FALSE(group->error) << group->error->message;
+  ASSERT_FALSE(group->result().error) << group->result().error->message;
   EXPECT_EQ(calls("cuMemcpyHtoDAsync") - before, 32u);
   set_link_bytes_per_s(0);
   ASSERT_TRUE(same(memory.content(), content_));
@@ -76,12 +76,12 @@ TEST_F(BusyLink, DoesNotKeepAGroupFromEndingOnceWorkersHaveNothingElseToDo) {
   set_link_bytes_per_s(1 << 20);
   const auto group = read_of(8, memory);  // half a second
   Ended ended;
-  group->on_done = ended.one();
+  group->edit().on_done = ended.one();
   engine->submit(group);
   if (!ended.wait_for(1)) return leave(engine, group);
-  ASSERT_EQ(group->copies().size(), 1u);
-  EXPECT_FALSE(group->copies()[0]->done()) << "it ended when its copies did";
-  group->copies()[0]->wait();
+  ASSERT_EQ(group->result().copies.size(), 1u);
+  EXPECT_FALSE(group->result().copies[0]->done()) << "it ended when its copies did";
+  group->result().copies[0]->wait();
   set_link_bytes_per_s(0);
   ASSERT_TRUE(same(memory.content(), [&] {
     Bytes expected(content_.size(), kUntouched);
@@ -101,10 +101,10 @@ TEST_F(BusyLink, DoesNotKeepAGroupFromEndingWhileItsWorkerWaitsForStorage) {
   for (int round = 0; round < 5; ++round) {
     drop_from_page_cache(cold);
     const auto warm = read_of(4, memory), late = read_of(32, other);
-    late->files = table_of({cold});
+    late->edit().files = table_of({cold});
     Ended ended, late_ended;
-    warm->on_done = ended.one();
-    late->on_done = late_ended.one();
+    warm->edit().on_done = ended.one();
+    late->edit().on_done = late_ended.one();
     const auto began = steady_clock::now();
     engine->submit(warm);
     engine->submit(late);
@@ -112,7 +112,7 @@ TEST_F(BusyLink, DoesNotKeepAGroupFromEndingWhileItsWorkerWaitsForStorage) {
     soonest = std::min(soonest, steady_clock::now() - began);
     late->cancel();
     if (!late_ended.wait_for(1)) return leave(engine, late);
-    for (const auto& copy : warm->copies()) copy->wait();
+    for (const auto& copy : warm->result().copies) copy->wait();
   }
   EXPECT_LT(soonest, std::chrono::milliseconds(80));
 }
@@ -126,21 +126,21 @@ TEST_F(BusyLink, OfALostDeviceIsAnErrorOfEachGroupThatWaitedForItAndNoHang) {
     Ended ended;
     for (size_t i = 0; i < 16; ++i) {
       groups.push_back(read_of(1, memory, i));
-      groups.back()->on_done = ended.one();
+      groups.back()->edit().on_done = ended.one();
       engine->submit(groups.back());
     }
     ASSERT_TRUE(ended.wait_for(2));
     FAKE(cuda, fake_cuda_break)(kLost);
     if (!ended.wait_for(16)) return leave(engine, groups.back());
     size_t failed = 0;
-    for (const auto& group : groups) failed += group->error ? 1 : 0;
+    for (const auto& group : groups) failed += group->result().error ? 1 : 0;
     EXPECT_GT(failed, 0u) << "there is staging memory for two of them";
     FAKE(cuda, fake_cuda_break)(0);
     set_link_bytes_per_s(0);
     memory.read_later()->wait();  // behind what was under way
     const auto next = read_of(16, memory);
     ASSERT_TRUE(run(engine, next));
-    ASSERT_FALSE(next->error) << next->error->message;
+    ASSERT_FALSE(next->result().error) << next->result().error->message;
     const Bytes found = memory.content();
     ASSERT_TRUE(same({found.begin(), found.begin() + 16 * kSegmentBytes}, beginning(16)));
   }
@@ -156,22 +156,23 @@ TEST_F(BusyLink, TellsEachGroupOfABatchThatFails) {
     std::vector<std::shared_ptr<Group>> groups;
     for (size_t i = 0; i < 8; ++i) {
       groups.push_back(read_of(1, memory, i));
-      groups.back()->on_done = ended.one();
+      groups.back()->edit().on_done = ended.one();
     }
     // By the worker itself: it has all of them to do before it looks whether there is anything else.
     const auto first = read_of(1, memory);
-    first->on_done = [&] {
+    first->edit().on_done = [&] {
       for (const auto& group : groups) engine->submit(group);
     };
     engine->submit(first);
     if (!ended.wait_for(8)) return leave(engine, groups.back());
     size_t failed = 0;
     for (const auto& group : groups) {
-      if (group->error) {
+      if (group->result().error) {
         ++failed;
-        EXPECT_NE(group->error->message.find("CUDA_ERROR_LAUNCH_FAILED"), std::string::npos) << group->error->message;
+        EXPECT_NE(group->result().error->message.find("CUDA_ERROR_LAUNCH_FAILED"), std::string::npos)
+            << group->result().error->message;
       }
-      EXPECT_EQ(group->copies().empty(), group->error.has_value());
+      EXPECT_EQ(group->result().copies.empty(), group->result().error.has_value());
     }
     EXPECT_GE(failed, 2u);
     set_link_bytes_per_s(0);

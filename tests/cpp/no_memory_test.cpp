@@ -5,6 +5,7 @@
 #include <new>
 #include <thread>
 
+#include "engine/pending.h"
 #include "engine/prefetcher.h"
 #include "engine/whole.h"
 #include "testing.h"
@@ -86,9 +87,10 @@ TEST_P(NoMemory, OfAWorkerEndsEachGroupOnceAndTheNextOneIsRight) {
       for (const std::string& path : paths_) drop_from_page_cache(path);
       Bytes memory(content_.size());
       const auto group = std::make_shared<Group>();
-      group->files = table_of(paths_);
+      group->edit().files = table_of(paths_);
       for (uint64_t i = 0; i < kSamples; ++i) {
-        group->transfers.push_back({static_cast<uint32_t>(i % 2), i * kSample, kSample, memory.data() + i * kSample});
+        group->edit().transfers.push_back(
+            {static_cast<uint32_t>(i % 2), i * kSample, kSample, memory.data() + i * kSample});
       }
       std::atomic<int> ends{0};
       Pending pending(*engine, group, [&] { ++ends; });
@@ -98,9 +100,9 @@ TEST_P(NoMemory, OfAWorkerEndsEachGroupOnceAndTheNextOneIsRight) {
         while (!pending.ended() && std::chrono::steady_clock::now() < until) std::this_thread::yield();
       }
       ASSERT_TRUE(pending.wait(kPatience)) << "it hangs when allocation " << first << " fails";
-      if (group->error) {
+      if (group->result().error) {
         ++errors;
-        EXPECT_NE(group->error->message.find("memory"), std::string::npos) << group->error->message;
+        EXPECT_NE(group->result().error->message.find("memory"), std::string::npos) << group->result().error->message;
       } else {
         ASSERT_EQ(std::memcmp(memory.data(), content_.data(), memory.size()), 0) << first;
       }

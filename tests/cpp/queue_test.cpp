@@ -4,6 +4,7 @@
 #include <atomic>
 #include <thread>
 
+#include "engine/segment_queue.h"
 #include "testing.h"
 
 namespace gdsdata::testing {
@@ -11,7 +12,7 @@ namespace {
 
 std::shared_ptr<Group> group_of(Priority priority) {
   auto group = std::make_shared<Group>();
-  group->priority = priority;
+  group->edit().priority = priority;
   return group;
 }
 
@@ -23,7 +24,7 @@ void push(SegmentQueue& queue, const std::shared_ptr<Group>& group, size_t count
 Priority popped(SegmentQueue& queue) {
   Segment segment;
   EXPECT_TRUE(queue.pop(segment, /*wait=*/false));
-  return segment.group->priority;
+  return segment.group->request().priority;
 }
 
 TEST(SegmentQueue, TrainingGoesFirstAndTheBackgroundGetsEveryNinthTurn) {
@@ -92,7 +93,7 @@ TEST(SegmentQueue, APatientGroupGetsAWorkerMoreUntilSomebodyIsInAHurry) {
   while (about_to_wait < 6) std::this_thread::sleep_for(1ms);
   std::this_thread::sleep_for(100ms);
   const auto patient = group_of(Priority::kTraining);
-  patient->patient = true;
+  patient->edit().patient = true;
   push(queue, patient, 2);
   EXPECT_EQ(after(1), 1);
   push(queue, patient, 2);
@@ -136,7 +137,7 @@ TEST(SegmentQueue, WhatIsSpareGoesInTheSameTurns) {
   push(queue, group_of(Priority::kTraining), 1);
   for (const Priority next : {Priority::kTraining, Priority::kBackground}) {
     ASSERT_TRUE(queue.pop_spare(segment));
-    EXPECT_EQ(segment.group->priority, next);
+    EXPECT_EQ(segment.group->request().priority, next);
   }
 }
 
@@ -168,9 +169,9 @@ TEST(SegmentQueue, WhoeverHelpsTrainingTakesNothingOfTheBackground) {
   push(queue, group_of(Priority::kTraining), 2);
   EXPECT_TRUE(queue.pop_fresh(segment, Priority::kTraining));
   EXPECT_TRUE(queue.pop_fresh(segment, Priority::kBackground));
-  EXPECT_EQ(segment.group->priority, Priority::kTraining) << "it goes first here too";
+  EXPECT_EQ(segment.group->request().priority, Priority::kTraining) << "it goes first here too";
   EXPECT_TRUE(queue.pop_fresh(segment, Priority::kBackground));
-  EXPECT_EQ(segment.group->priority, Priority::kBackground);
+  EXPECT_EQ(segment.group->request().priority, Priority::kBackground);
   EXPECT_EQ(popped(queue), Priority::kBackground);
 }
 

@@ -7,6 +7,7 @@
 
 #include "base/crc32.h"
 #include "device/cuda_api.h"
+#include "engine/pending.h"
 #include "engine/whole.h"
 #include "staged.h"
 
@@ -55,8 +56,8 @@ class ShortReads : public Staged {
 
   static std::shared_ptr<Group> read_into(Memory& memory, std::shared_ptr<FileTable> files, uint64_t bytes) {
     auto group = std::make_shared<Group>();
-    group->files = std::move(files);
-    group->transfers = {{0, 0, bytes, memory.data()}};
+    group->edit().files = std::move(files);
+    group->edit().transfers = {{0, 0, bytes, memory.data()}};
     return group;
   }
 
@@ -93,8 +94,8 @@ TEST_F(ShortReads, AreDoneByWhoWaitsAndWakeNobody) {
     engine->begin_spans(1000);
     const auto group = read_into(memory, files_, bytes);
     engine->run(group);
-    EXPECT_TRUE(group->copies().empty()) << "it is there";
-    EXPECT_EQ(group->bytes[Route::kPageCache], bytes);
+    EXPECT_TRUE(group->result().copies.empty()) << "it is there";
+    EXPECT_EQ(group->result().bytes[Route::kPageCache], bytes);
     const Served by = served(*engine);
     EXPECT_EQ(by.by_guest, bytes);
     EXPECT_EQ(by.by_workers, 0u);
@@ -111,8 +112,8 @@ TEST_F(ShortReads, ThatOthersBegunAreDoneByWhoWaitsToo) {
   set_delay_us(50'000);
   Memory busy(*device_, 5 << 20), memory(*device_, 4096);
   auto long_read = std::make_shared<Group>();  // keeps the worker, whose staging memory holds one segment
-  long_read->files = table_of({folder_.write("long", random_bytes(5 << 20, 2))});
-  long_read->transfers = {{0, 0, 5 << 20, busy.data()}};
+  long_read->edit().files = table_of({folder_.write("long", random_bytes(5 << 20, 2))});
+  long_read->edit().transfers = {{0, 0, 5 << 20, busy.data()}};
   Pending others(*engine, long_read);
   engine->begin_spans(1000);
   Pending pending(*engine, read_into(memory, files_, 4096));
@@ -139,10 +140,10 @@ TEST_F(ShortReads, OfWhatThePageCacheLacksAreTheWorkers) {
   drop_from_page_cache(path_);
   std::ifstream(path_).get();  // its first pages are there again
   const auto group = read_into(memory, files_, kShortReadBytes);
-  group->checksum = Checksum::kCrc32;
+  group->edit().checksum = Checksum::kCrc32;
   engine->run(group);
-  EXPECT_LT(group->bytes[Route::kPageCache], kShortReadBytes);
-  EXPECT_EQ(counted(group->bytes), kShortReadBytes);
+  EXPECT_LT(group->result().bytes[Route::kPageCache], kShortReadBytes);
+  EXPECT_EQ(counted(group->result().bytes), kShortReadBytes);
   EXPECT_EQ(group->checksums(), std::vector<uint32_t>{crc32(content_.data(), kShortReadBytes)});
   EXPECT_EQ(engine->statistics().transfers, 1u);
   Bytes got = memory.content();
@@ -172,7 +173,7 @@ TEST_F(ShortReads, WaitForWhatStillUsesTheMemory) {
     set_delay_us(20000);
     const auto used = memory.read_later();
     const auto group = read_into(memory, files_, old.size());
-    group->before = {used};
+    group->edit().before = {used};
     engine->run(group);
     ASSERT_TRUE(used->done()) << "the copy did not wait";
     ASSERT_TRUE(same(memory.result(), old)) << "whoever used the memory found it changed";
@@ -192,7 +193,7 @@ TEST_F(ShortReads, OfManyCallersAtOnceAreAllRight) {
       for (uint64_t round = 0; round < 50; ++round) {
         const uint64_t offset = 1000 * caller + 7777 * round;
         const auto group = read_into(memory, files_, kBytes);
-        group->transfers.front().offset = offset;
+        group->edit().transfers.front().offset = offset;
         engine->run(group);
         const auto begin = content_.begin() + static_cast<ptrdiff_t>(offset);
         ASSERT_TRUE(same(memory.content(), {begin, begin + kBytes})) << "caller " << caller << ", round " << round;
@@ -313,7 +314,7 @@ TEST_F(ShortReadErrors, ADeviceLostUnderTheCopyIsTheCallersErrorAndNoHang) {
   for (int round = 0; round < 3; ++round) {
     FAKE(cuda, fake_cuda_keep_busy)(0, 200'000);
     const auto group = read_into(memory, files_, 4096);
-    group->before = {device_->foreign_stream(0)->record()};
+    group->edit().before = {device_->foreign_stream(0)->record()};
     std::jthread loses([&, before = asked()] {
       while (asked() == before) std::this_thread::yield();
       FAKE(cuda, fake_cuda_break)(700);

@@ -78,8 +78,8 @@ class EngineSpans : public ::testing::Test {
   }
   void read(Engine& engine) {
     auto group = std::make_shared<Group>();
-    group->files = table_of({path_});
-    group->transfers = {{0, 0, kBytes, memory_.data()}};
+    group->edit().files = table_of({path_});
+    group->edit().transfers = {{0, 0, kBytes, memory_.data()}};
     engine.run(group);
   }
 

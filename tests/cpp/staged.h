@@ -99,13 +99,13 @@ class Staged : public ::testing::Test {
   // Submits and waits for it and its copies; false where it does not end. Then it is left, with all that it uses.
   bool run(const std::shared_ptr<Engine>& engine, const std::shared_ptr<Group>& group) {
     Ended ended;
-    group->on_done = ended.one();
+    group->edit().on_done = ended.one();
     engine->submit(group);
     if (!ended.wait_for(1)) {
       leave(engine, group);
       return false;
     }
-    for (const auto& copy : group->copies()) copy->wait();
+    for (const auto& copy : group->result().copies) copy->wait();
     return true;
   }
 

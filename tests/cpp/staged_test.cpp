@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <deque>
 #include <fstream>
 #include <numeric>
 #include <set>
@@ -33,8 +34,8 @@ struct Reads {
   Reads(Device& device, std::mt19937_64& random, std::shared_ptr<FileTable> files, const std::vector<Bytes>& contents,
         Conversion conversion, size_t count) {
     const uint64_t unit = element_bytes(conversion);
-    group->files = std::move(files);
-    group->conversion = conversion;
+    group->edit().files = std::move(files);
+    group->edit().conversion = conversion;
     const bool scattered = random() % 3 == 0;
     const uint64_t longest = random() % 3 == 0 ? 200000 : 3000;
     uint64_t end = random() % 5000;
@@ -42,8 +43,8 @@ struct Reads {
       Transfer next;
       next.file = static_cast<uint32_t>(random() % contents.size());
       next.offset = random() % contents[next.file].size();
-      if (!group->transfers.empty() && random() % 2 == 0) {  // goes on in the file
-        const Transfer& last = group->transfers.back();
+      if (!group->request().transfers.empty() && random() % 2 == 0) {  // goes on in the file
+        const Transfer& last = group->request().transfers.back();
         next.file = last.file;
         next.offset = last.offset + last.length;
       }
@@ -55,20 +56,20 @@ struct Reads {
       if (scattered || random() % 10 == 0) end += random() % 300;
       next.memory = reinterpret_cast<std::byte*>(end);
       end += next.length;
-      group->transfers.push_back(next);
+      group->edit().transfers.push_back(next);
     }
     memory = std::make_unique<Memory>(device, end + 4096);
     expected.assign(end + 4096, kUntouched);
-    for (Transfer& transfer : group->transfers) {
+    for (Transfer& transfer : group->edit().transfers) {
       std::byte* target = expected.data() + reinterpret_cast<uint64_t>(transfer.memory);
       convert(conversion, target, contents[transfer.file].data() + transfer.offset, transfer.length);
       transfer.memory = memory->data() + reinterpret_cast<uint64_t>(transfer.memory);
     }
-    if (scattered) std::shuffle(group->transfers.begin(), group->transfers.end(), random);
+    if (scattered) std::shuffle(group->edit().transfers.begin(), group->edit().transfers.end(), random);
   }
 
   uint64_t bytes() const {
-    return std::accumulate(group->transfers.begin(), group->transfers.end(), uint64_t{0},
+    return std::accumulate(group->request().transfers.begin(), group->request().transfers.end(), uint64_t{0},
                            [](uint64_t sum, const Transfer& transfer) { return sum + transfer.length; });
   }
 };
@@ -96,20 +97,21 @@ TEST_P(StagedOverFaults, ReadsManyGroupsAtOnceAndTouchesNothingBeside) {
     for (int i = 0; i < 8; ++i) jobs.emplace_back(*device_, random, files, contents, Conversion::kNone, 30);
     Ended ended;
     for (Reads& job : jobs) {
-      job.group->on_done = ended.one();
-      job.group->checksum = round < 2 ? Checksum::kCrc32 : Checksum::kNone;
+      job.group->edit().on_done = ended.one();
+      job.group->edit().checksum = round < 2 ? Checksum::kCrc32 : Checksum::kNone;
     }
     for (Reads& job : jobs) engine->submit(job.group);
     ASSERT_TRUE(ended.wait_for(jobs.size()));
     for (Reads& job : jobs) {
-      ASSERT_FALSE(job.group->error) << job.group->error->message;
-      for (const auto& copy : job.group->copies()) copy->wait();
+      ASSERT_FALSE(job.group->result().error) << job.group->result().error->message;
+      for (const auto& copy : job.group->result().copies) copy->wait();
       ASSERT_TRUE(same(job.memory->content(), job.expected)) << "round " << round;
-      for (size_t i = 0; round < 2 && i < job.group->transfers.size(); ++i) {
-        const Transfer& transfer = job.group->transfers[i];
+      for (size_t i = 0; round < 2 && i < job.group->request().transfers.size(); ++i) {
+        const Transfer& transfer = job.group->request().transfers[i];
         ASSERT_EQ(job.group->checksums()[i], crc32(contents[transfer.file].data() + transfer.offset, transfer.length));
       }
-      ASSERT_EQ(counted(job.group->bytes), job.bytes()) << "every byte is counted once, by the route that served it";
+      ASSERT_EQ(counted(job.group->result().bytes), job.bytes())
+          << "every byte is counted once, by the route that served it";
     }
   }
 }
@@ -126,7 +128,7 @@ TEST_P(StagedOverFaults, SwapsBytesOnTheWay) {
       if (cold) std::for_each(paths.begin(), paths.end(), drop_from_page_cache);
       Reads job(*device_, random, files, contents, conversion, 30);
       ASSERT_TRUE(run(engine, job.group));
-      ASSERT_FALSE(job.group->error) << job.group->error->message;
+      ASSERT_FALSE(job.group->result().error) << job.group->result().error->message;
       ASSERT_TRUE(same(job.memory->content(), job.expected)) << "elements of " << element_bytes(conversion) << " bytes";
     }
   }
@@ -180,29 +182,29 @@ TEST_P(StagedOverFaults, WritesManyPartsFromAnywhereOnTheDevice) {
   const Bytes content = random_bytes(2'000'000, 8);
   Memory memory(*device_, content.size());
   auto group = std::make_shared<Group>();
-  group->files = std::make_shared<FileTable>(File::open_for_writing(path, /*create=*/false));
-  group->direction = Direction::kWrite;
+  group->edit().files = std::make_shared<FileTable>(File::open_for_writing(path, /*create=*/false));
+  group->edit().direction = Direction::kWrite;
   uint64_t from = 0;
-  for (uint64_t offset = random() % 5000; group->transfers.size() < 60;) {
+  for (uint64_t offset = random() % 5000; group->request().transfers.size() < 60;) {
     const uint64_t length = 1 + random() % (random() % 4 == 0 ? 150'000 : 2000);
     if (offset + length > expected.size()) break;
     from += random() % 3 == 0 ? random() % 100 : 0;
-    group->transfers.push_back({0, offset, length, memory.data() + from});
+    group->edit().transfers.push_back({0, offset, length, memory.data() + from});
     std::copy_n(content.begin() + static_cast<ptrdiff_t>(from), length,
                 expected.begin() + static_cast<ptrdiff_t>(offset));
     from += length;
     offset += length + (random() % 3 == 0 ? random() % 10000 : 0);
   }
-  std::shuffle(group->transfers.begin(), group->transfers.end(), random);
+  std::shuffle(group->edit().transfers.begin(), group->edit().transfers.end(), random);
   set_delay_us(3000);
-  group->checksum = Checksum::kCrc32;
-  group->before = {memory.fill_later(content)};
+  group->edit().checksum = Checksum::kCrc32;
+  group->edit().before = {memory.fill_later(content)};
   ASSERT_TRUE(run(engine, group));
-  ASSERT_FALSE(group->error) << group->error->message;
+  ASSERT_FALSE(group->result().error) << group->result().error->message;
   drop_from_page_cache(path);
   ASSERT_TRUE(same(read_file(path), expected));
-  for (size_t i = 0; i < group->transfers.size(); ++i) {
-    const Transfer& transfer = group->transfers[i];
+  for (size_t i = 0; i < group->request().transfers.size(); ++i) {
+    const Transfer& transfer = group->request().transfers[i];
     ASSERT_EQ(group->checksums()[i], crc32(expected.data() + transfer.offset, transfer.length)) << "transfer " << i;
   }
 }
@@ -226,20 +228,21 @@ TEST_P(StagedOverFaults, TheLeastStagingMemoryIsEnoughForReadsAndWritesTogether)
   Ended ended;
   for (int i = 0; i < 3; ++i) {
     writes.push_back(std::make_shared<Group>());
-    writes[i]->files = std::make_shared<FileTable>(File::open_for_writing(folder.file("w" + std::to_string(i)), true));
-    writes[i]->direction = Direction::kWrite;
-    writes[i]->transfers = {{0, 0, source.size(), memory.data()}};
-    writes[i]->on_done = ended.one();
+    writes[i]->edit().files =
+        std::make_shared<FileTable>(File::open_for_writing(folder.file("w" + std::to_string(i)), true));
+    writes[i]->edit().direction = Direction::kWrite;
+    writes[i]->edit().transfers = {{0, 0, source.size(), memory.data()}};
+    writes[i]->edit().on_done = ended.one();
   }
-  for (Reads& job : jobs) job.group->on_done = ended.one();
+  for (Reads& job : jobs) job.group->edit().on_done = ended.one();
   for (size_t i = 0; i < jobs.size(); ++i) {
     engine->submit(jobs[i].group);
     if (i < writes.size()) engine->submit(writes[i]);
   }
   ASSERT_TRUE(ended.wait_for(jobs.size() + writes.size())) << "the workers wait for one another";
   for (Reads& job : jobs) {
-    ASSERT_FALSE(job.group->error) << job.group->error->message;
-    for (const auto& copy : job.group->copies()) copy->wait();
+    ASSERT_FALSE(job.group->result().error) << job.group->result().error->message;
+    for (const auto& copy : job.group->result().copies) copy->wait();
     ASSERT_TRUE(same(job.memory->content(), job.expected));
   }
   for (int i = 0; i < 3; ++i) ASSERT_TRUE(same(read_file(folder.file("w" + std::to_string(i))), source));
@@ -268,8 +271,8 @@ TEST_F(Staged, WorkersAreMadeReadyBeforeTheirFirstSegmentWhereThatIsAskedFor) {
   EXPECT_GE(objects().registrations, before_.registrations + 1);
   Memory memory(*device_, content.size());
   auto group = std::make_shared<Group>();
-  group->files = table_of({folder.write("a", content)});
-  group->transfers.push_back({0, 0, content.size(), memory.data()});
+  group->edit().files = table_of({folder.write("a", content)});
+  group->edit().transfers.push_back({0, 0, content.size(), memory.data()});
   ASSERT_TRUE(run(engine, group));
   EXPECT_EQ(memory.content(), content);
   EXPECT_LE(objects().registrations, before_.registrations + 3 + 1) << "a worker has taken more than its own";
@@ -298,8 +301,8 @@ TEST_F(Staged, IoUringKnowsEachPieceOfStagingMemoryFromItsFirstRequestOn) {
   std::vector<size_t> registered;
   for (const size_t bytes : {size_t{1} << 16, content.size()}) {
     auto group = std::make_shared<Group>();
-    group->files = files;
-    group->transfers.push_back({0, 0, bytes, memory.data()});
+    group->edit().files = files;
+    group->edit().transfers.push_back({0, 0, bytes, memory.data()});
     ASSERT_TRUE(run(engine, group));
     registered.push_back(registered_pieces());
   }
@@ -326,9 +329,9 @@ TEST_F(Staged, ARequestOfPartsForDifferentPlacesLeavesTheirNeighboursAlone) {
   Bytes expected(1 << 20, kUntouched);
   Memory memory(*device_, expected.size());
   auto group = std::make_shared<Group>();
-  group->files = files;
+  group->edit().files = files;
   const auto read = [&](uint32_t file, uint64_t offset, uint64_t length, size_t to) {
-    group->transfers.push_back({file, offset, length, memory.data() + to});
+    group->edit().transfers.push_back({file, offset, length, memory.data() + to});
     std::copy_n((file == 0 ? warm : cold).begin() + static_cast<ptrdiff_t>(offset), length,
                 expected.begin() + static_cast<ptrdiff_t>(to));
   };
@@ -340,7 +343,7 @@ TEST_F(Staged, ARequestOfPartsForDifferentPlacesLeavesTheirNeighboursAlone) {
     memory.fill(Bytes(memory.size(), kUntouched));
     drop_from_page_cache(files->path(1));
     ASSERT_TRUE(run(engine, group));
-    ASSERT_FALSE(group->error) << group->error->message;
+    ASSERT_FALSE(group->result().error) << group->result().error->message;
     ASSERT_TRUE(same(memory.content(), expected));
   }
 }
@@ -356,8 +359,8 @@ TEST_F(Staged, CountsTheTimeThatItWaitsForTheLink) {
     set_delay_us(delay_us);
     const double before = engine->statistics().worker_link_s;
     auto group = std::make_shared<Group>();
-    group->files = files;
-    group->transfers = {{0, 0, content.size(), memory.data()}};
+    group->edit().files = files;
+    group->edit().transfers = {{0, 0, content.size(), memory.data()}};
     EXPECT_TRUE(run(engine, group));
     return engine->statistics().worker_link_s - before;
   };
@@ -396,8 +399,8 @@ TEST_F(Staged, SpansHoldTheWaitForTheLink) {
   const auto engine = make_engine({.workers = 1, .staging_bytes = 1 << 20, .segment_bytes = 1 << 18});
   Memory memory(*device_, content.size());
   auto group = std::make_shared<Group>();
-  group->files = table_of({folder.write("a", content)});
-  group->transfers = {{0, 0, content.size(), memory.data()}};
+  group->edit().files = table_of({folder.write("a", content)});
+  group->edit().transfers = {{0, 0, content.size(), memory.data()}};
   set_delay_us(20000);
   const double before = engine->statistics().worker_link_s;
   engine->begin_spans(1000);
@@ -426,10 +429,10 @@ TEST_F(Staged, ReadsWaitForWhatStillUsesTheMemory) {
     memory.fill(old);
     set_delay_us(20000);
     auto group = std::make_shared<Group>();
-    group->files = files;
-    group->transfers = {{0, 0, content.size(), memory.data()}};
+    group->edit().files = files;
+    group->edit().transfers = {{0, 0, content.size(), memory.data()}};
     const auto used = memory.read_later();
-    group->before = {used};
+    group->edit().before = {used};
     ASSERT_TRUE(run(engine, group));
     ASSERT_TRUE(used->done()) << "the copies did not wait";
     ASSERT_TRUE(same(memory.result(), old)) << "whoever used the memory found it changed";
@@ -448,15 +451,15 @@ TEST_F(Staged, EventsOfAGroupComeAfterAllOfItsBytes) {
     Memory memory(*device_, content.size());
     auto group = std::make_shared<Group>();
     Ended ended;
-    group->files = files;
-    group->transfers = {{0, 0, content.size(), memory.data()}};
-    group->on_done = ended.one();
+    group->edit().files = files;
+    group->edit().transfers = {{0, 0, content.size(), memory.data()}};
+    group->edit().on_done = ended.one();
     engine->submit(group);
     ASSERT_TRUE(ended.wait_for(1));
-    EXPECT_LE(group->copies().size(), 4u) << "one a stream is enough";
+    EXPECT_LE(group->result().copies.size(), 4u) << "one a stream is enough";
     const auto consumer = device_->make_stream();
     const auto result = device_->allocate_pinned(content.size());
-    for (const auto& copy : group->copies()) consumer->wait(*copy);
+    for (const auto& copy : group->result().copies) consumer->wait(*copy);
     consumer->copy_out(result->data(), memory.data(), content.size());
     consumer->record()->wait();
     ASSERT_TRUE(same({result->data(), result->data() + content.size()}, content));
@@ -475,12 +478,12 @@ TEST_F(Staged, TwoDevicesWorkAtOnce) {
   Ended ended;
   for (int i = 0; i < 10; ++i) {
     jobs.emplace_back(*engines[i % 2]->device(), random, files, contents, Conversion::kNone, 20);
-    jobs.back().group->on_done = ended.one();
+    jobs.back().group->edit().on_done = ended.one();
     engines[i % 2]->submit(jobs.back().group);
   }
   ASSERT_TRUE(ended.wait_for(jobs.size()));
   for (Reads& job : jobs) {
-    for (const auto& copy : job.group->copies()) copy->wait();
+    for (const auto& copy : job.group->result().copies) copy->wait();
     ASSERT_TRUE(same(job.memory->content(), job.expected));
   }
 }
@@ -503,8 +506,9 @@ class StagedErrors : public Staged {
   // One segment, of three copies to places of their own.
   std::shared_ptr<Group> read_into(Memory& memory) {
     auto group = std::make_shared<Group>();
-    group->files = files_;
-    for (uint64_t i = 0; i < 3; ++i) group->transfers.push_back({0, i * 20000, 20000, memory.data() + i * 25000});
+    group->edit().files = files_;
+    for (uint64_t i = 0; i < 3; ++i)
+      group->edit().transfers.push_back({0, i * 20000, 20000, memory.data() + i * 25000});
     return group;
   }
   Bytes expected_of_read() {
@@ -524,13 +528,14 @@ TEST_F(StagedErrors, ACopyThatFailsIsItsGroupsErrorAndTheNextGroupsWork) {
       auto failing = read_into(memory);
       fail_next(call, kLaunchFailed);
       ASSERT_TRUE(run(engine, failing)) << "round " << round;
-      ASSERT_TRUE(failing->error) << "round " << round;
-      EXPECT_EQ(failing->error->code, ErrorCode::kDevice);
-      EXPECT_NE(failing->error->message.find("CUDA_ERROR_LAUNCH_FAILED"), std::string::npos) << failing->error->message;
+      ASSERT_TRUE(failing->result().error) << "round " << round;
+      EXPECT_EQ(failing->result().error->code, ErrorCode::kDevice);
+      EXPECT_NE(failing->result().error->message.find("CUDA_ERROR_LAUNCH_FAILED"), std::string::npos)
+          << failing->result().error->message;
     }
     auto next = read_into(memory);
     ASSERT_TRUE(run(engine, next));
-    ASSERT_FALSE(next->error) << next->error->message;
+    ASSERT_FALSE(next->result().error) << next->result().error->message;
     ASSERT_TRUE(same(memory.content(), expected_of_read()));
   }
 }
@@ -545,7 +550,7 @@ TEST_F(StagedErrors, NoCopyOfAFailedReadComesBehindItsEvents) {
     auto failing = read_into(memory);
     FAKE(cuda, fake_cuda_fail_after)("cuMemcpyHtoDAsync", 2, kLaunchFailed);
     ASSERT_TRUE(run(engine, failing));
-    ASSERT_TRUE(failing->error);
+    ASSERT_TRUE(failing->result().error);
     set_delay_us(0);
     const Bytes mine = random_bytes(80'000, 5);
     memory.fill(mine);  // the memory's next use, behind all that the group told of
@@ -564,18 +569,18 @@ TEST_F(StagedErrors, AWriteWhoseCopyFailsDisturbsNoLaterRead) {
     for (int round = 0; round < 5; ++round) {
       set_delay_us(20000);
       auto write = std::make_shared<Group>();
-      write->files = std::make_shared<FileTable>(File::open_for_writing(folder_.file("w"), true));
-      write->direction = Direction::kWrite;
+      write->edit().files = std::make_shared<FileTable>(File::open_for_writing(folder_.file("w"), true));
+      write->edit().direction = Direction::kWrite;
       for (uint64_t i = 0; i < 3; ++i) {
-        write->transfers.push_back({0, i * 20000, 19000, source.data() + i * 20000});
+        write->edit().transfers.push_back({0, i * 20000, 19000, source.data() + i * 20000});
       }
       FAKE(cuda, fake_cuda_fail_after)(call, call == std::string("cuEventRecord") ? 0 : 2, kLaunchFailed);
       ASSERT_TRUE(run(engine, write));
-      ASSERT_TRUE(write->error);
-      EXPECT_EQ(write->error->code, ErrorCode::kDevice);
+      ASSERT_TRUE(write->result().error);
+      EXPECT_EQ(write->result().error->code, ErrorCode::kDevice);
       auto read = read_into(memory);
       ASSERT_TRUE(run(engine, read));
-      ASSERT_FALSE(read->error) << read->error->message;
+      ASSERT_FALSE(read->result().error) << read->result().error->message;
       set_delay_us(200);
       Bytes content = memory.content();
       content.resize(80'000);
@@ -592,12 +597,12 @@ TEST_F(StagedErrors, ALostDeviceIsAnErrorOfEachGroupAndNoHang) {
   for (int i = 0; i < 10 && !hung_; ++i) {
     auto group = read_into(memory);
     Ended ended;
-    group->on_done = ended.one();
+    group->edit().on_done = ended.one();
     engine->submit(group);
     if (!ended.wait_for(1)) {
       leave(engine, group);
     } else {
-      EXPECT_TRUE(group->error);
+      EXPECT_TRUE(group->result().error);
     }
   }
   FAKE(cuda, fake_cuda_break)(0);
@@ -612,9 +617,10 @@ TEST_F(StagedErrors, AWorkerWithoutPinnedMemoryOrStreamSaysSo) {
     const auto engine = make_engine({.workers = 1});
     auto group = read_into(memory);
     ASSERT_TRUE(run(engine, group));
-    ASSERT_TRUE(group->error);
-    EXPECT_EQ(group->error->code, ErrorCode::kDevice);
-    EXPECT_NE(group->error->message.find("CUDA_ERROR_OUT_OF_MEMORY"), std::string::npos) << group->error->message;
+    ASSERT_TRUE(group->result().error);
+    EXPECT_EQ(group->result().error->code, ErrorCode::kDevice);
+    EXPECT_NE(group->result().error->message.find("CUDA_ERROR_OUT_OF_MEMORY"), std::string::npos)
+        << group->result().error->message;
   }
 }
 
@@ -625,9 +631,9 @@ TEST_F(StagedErrors, AnErrorOfStorageLeavesNoStagingMemoryTaken) {
   for (int i = 0; i < 60; ++i) {
     auto group = read_into(memory);
     ASSERT_TRUE(run(engine, group));
-    ++(group->error ? failed : right);
-    if (group->error) {
-      EXPECT_EQ(group->error->code, ErrorCode::kIo);
+    ++(group->result().error ? failed : right);
+    if (group->result().error) {
+      EXPECT_EQ(group->result().error->code, ErrorCode::kIo);
     }
   }
   EXPECT_GT(failed, 0u);
@@ -645,23 +651,23 @@ TEST_F(Staged, GroupsAreCancelledWithCopiesInFlight) {
   for (int round = 0; round < 30; ++round) {
     auto group = std::make_shared<Group>();
     Ended ended;
-    group->files = files;
-    group->direction = round % 3 == 0 ? Direction::kWrite : Direction::kRead;
-    if (group->direction == Direction::kWrite) {
-      group->files = std::make_shared<FileTable>(File::open_for_writing(folder.file("w"), true));
+    group->edit().files = files;
+    group->edit().direction = round % 3 == 0 ? Direction::kWrite : Direction::kRead;
+    if (group->request().direction == Direction::kWrite) {
+      group->edit().files = std::make_shared<FileTable>(File::open_for_writing(folder.file("w"), true));
     }
-    group->transfers = {{0, 0, content.size(), memory.data()}};
-    group->on_done = ended.one();
+    group->edit().transfers = {{0, 0, content.size(), memory.data()}};
+    group->edit().on_done = ended.one();
     engine->submit(group);
     std::this_thread::sleep_for(std::chrono::microseconds(random() % 5000));
     group->cancel();
     ASSERT_TRUE(ended.wait_for(1));
-    for (const auto& copy : group->copies()) copy->wait();
+    for (const auto& copy : group->result().copies) copy->wait();
   }
   set_delay_us(200);
   auto group = std::make_shared<Group>();
-  group->files = files;
-  group->transfers = {{0, 0, content.size(), memory.data()}};
+  group->edit().files = files;
+  group->edit().transfers = {{0, 0, content.size(), memory.data()}};
   ASSERT_TRUE(run(engine, group));
   ASSERT_TRUE(same(memory.content(), content));
 }
@@ -676,9 +682,9 @@ TEST_F(Staged, AnEngineEndsWithCopiesInFlight) {
   Ended ended;
   for (int i = 0; i < 10; ++i) {
     groups.push_back(std::make_shared<Group>());
-    groups[i]->files = files;
-    groups[i]->transfers = {{0, 0, content.size(), memory.data() + i * content.size()}};
-    groups[i]->on_done = ended.one();
+    groups[i]->edit().files = files;
+    groups[i]->edit().transfers = {{0, 0, content.size(), memory.data() + i * content.size()}};
+    groups[i]->edit().on_done = ended.one();
   }
   auto engine = make_engine({});
   for (const auto& group : groups) engine->submit(group);
@@ -686,7 +692,7 @@ TEST_F(Staged, AnEngineEndsWithCopiesInFlight) {
   engines_.clear();
   ASSERT_TRUE(ended.wait_for(groups.size()));
   for (const auto& group : groups) {
-    for (const auto& copy : group->copies()) copy->wait();
+    for (const auto& copy : group->result().copies) copy->wait();
   }
   set_delay_us(200);
   const Bytes got = memory.content();
@@ -1295,9 +1301,9 @@ TEST_F(StagedCufile, WhatIsCachedIsCopiedAndTheRestComesFromTheDisk) {
       drop_from_page_cache(paths[0]);
       Reads job(*device_, random, files, contents, Conversion::kNone, 30);
       ASSERT_TRUE(run(engine, job.group));
-      ASSERT_FALSE(job.group->error) << job.group->error->message;
+      ASSERT_FALSE(job.group->result().error) << job.group->result().error->message;
       ASSERT_TRUE(same(job.memory->content(), job.expected)) << "round " << round;
-      ASSERT_EQ(counted(job.group->bytes), job.bytes());
+      ASSERT_EQ(counted(job.group->result().bytes), job.bytes());
     }
     EXPECT_GT(engine->statistics().bytes[Route::kGds] + engine->statistics().bytes[Route::kGdsCompat], 0u);
     EXPECT_EQ(engine->statistics().retries, 0u);
@@ -1318,23 +1324,23 @@ TEST_F(StagedCufile, AGroupsEndDoesNotWaitForWhatStillUsesAnothersMemory) {
   const auto used = device_->foreign_stream(0)->record();
   Ended ended, others_ended;
   const auto warm = std::make_shared<Group>();
-  warm->files = warm_files;
-  warm->transfers = {{0, 0, content.size(), memory.data()}};
-  warm->on_done = ended.one();
+  warm->edit().files = warm_files;
+  warm->edit().transfers = {{0, 0, content.size(), memory.data()}};
+  warm->edit().on_done = ended.one();
   engine->submit(warm);
   std::vector<std::shared_ptr<Group>> others;
   for (size_t i = 0; i < 8; ++i) {  // both workers' next segments
     others.push_back(std::make_shared<Group>());
-    others.back()->files = cold_files;
-    others.back()->before = {used};
-    others.back()->transfers = {{0, 0, content.size(), other.data() + i * content.size()}};
-    others.back()->on_done = others_ended.one();
+    others.back()->edit().files = cold_files;
+    others.back()->edit().before = {used};
+    others.back()->edit().transfers = {{0, 0, content.size(), other.data() + i * content.size()}};
+    others.back()->edit().on_done = others_ended.one();
     engine->submit(others.back());
   }
   if (!ended.wait_for(1)) return leave(engine, warm);
   EXPECT_FALSE(used->done());
   if (!others_ended.wait_for(8)) return leave(engine, others.back());
-  for (const auto& copy : warm->copies()) copy->wait();
+  for (const auto& copy : warm->result().copies) copy->wait();
   FAKE(cuda, fake_cuda_set_link_bytes_per_s)(0);
   ASSERT_TRUE(same(memory.content(), content));
 }
@@ -1347,9 +1353,9 @@ TEST_F(StagedCufile, WhatItCannotDoGoesByWayOfTheHostOnce) {
     FAKE(cufile, fake_cufile_fail_next)("cuFileRead", EIO);
     auto group = read_into(memory);
     ASSERT_TRUE(run(engine, group));
-    ASSERT_FALSE(group->error) << group->error->message;
+    ASSERT_FALSE(group->result().error) << group->result().error->message;
     ASSERT_TRUE(same(memory.content(), expected_of_read()));
-    ASSERT_EQ(counted(group->bytes), 60'000u);
+    ASSERT_EQ(counted(group->result().bytes), 60'000u);
     EXPECT_EQ(engine->statistics().retries, static_cast<uint64_t>(round + 1));
   }
   EXPECT_EQ(engine->statistics().errors, 0u) << "it was none in the end";
@@ -1384,8 +1390,8 @@ TEST_F(StagedCufile, StrictRaisesInstead) {
   FAKE(cufile, fake_cufile_fail_next)("cuFileRead", EIO);
   auto group = read_into(memory);
   ASSERT_TRUE(run(engine, group));
-  ASSERT_TRUE(group->error);
-  EXPECT_EQ(group->error->code, ErrorCode::kIo);
+  ASSERT_TRUE(group->result().error);
+  EXPECT_EQ(group->result().error->code, ErrorCode::kIo);
   EXPECT_EQ(engine->statistics().retries, 0u);
   ASSERT_TRUE(run(engine, read_into(memory)));
 }
@@ -1395,10 +1401,10 @@ TEST_F(StagedCufile, AFileThatEndedIsAnErrorAndNoRetry) {
   Memory memory(*device_, 80'000);
   drop_from_page_cache(files_->path(0));
   auto group = read_into(memory);
-  group->transfers.push_back({0, content_.size() - 10, 20, memory.data() + 79'000});
+  group->edit().transfers.push_back({0, content_.size() - 10, 20, memory.data() + 79'000});
   ASSERT_TRUE(run(engine, group));
-  ASSERT_TRUE(group->error);
-  EXPECT_EQ(group->error->code, ErrorCode::kCorrupt);
+  ASSERT_TRUE(group->result().error);
+  EXPECT_EQ(group->result().error->code, ErrorCode::kCorrupt);
   EXPECT_EQ(engine->statistics().retries, 0u);
 }
 
@@ -1420,15 +1426,15 @@ TEST_F(StagedCufile, TroubleOfEveryKindAtOnceLosesNothing) {
       Ended ended;
       for (int i = 0; i < 4; ++i) {
         jobs.emplace_back(*device_, random, files, contents, Conversion::kNone, 20);
-        jobs.back().group->on_done = ended.one();
+        jobs.back().group->edit().on_done = ended.one();
       }
       for (Reads& job : jobs) engine->submit(job.group);
       ASSERT_TRUE(ended.wait_for(jobs.size()));
       for (Reads& job : jobs) {
-        ASSERT_FALSE(job.group->error) << job.group->error->message;
-        for (const auto& copy : job.group->copies()) copy->wait();
+        ASSERT_FALSE(job.group->result().error) << job.group->result().error->message;
+        for (const auto& copy : job.group->result().copies) copy->wait();
         ASSERT_TRUE(same(job.memory->content(), job.expected)) << "round " << round;
-        ASSERT_EQ(counted(job.group->bytes), job.bytes());
+        ASSERT_EQ(counted(job.group->result().bytes), job.bytes());
       }
     }
   }

@@ -1,0 +1,92 @@
+// The segments that a worker has taken and not ended, and who owns them.
+//
+//   SegmentQueue --begin--> ActiveSegment: rounds of files, requests, copies --finish--> EndedSegment --tell--> Group
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "engine/group.h"
+#include "engine/round_files.h"
+#include "engine/staging.h"
+#include "engine/worker_log.h"
+
+namespace gdsdata {
+
+struct ActiveSegment {
+  Segment segment;
+  Clock::time_point started;
+  RouteBytes bytes;
+  std::optional<Error> error;
+
+  size_t begun_parts = 0;    // of a read, the first ones: rounds begin one after the other
+  RoundFiles files;          // of the round
+  size_t open_requests = 0;  // to backends
+  std::vector<Piece> pieces, device_pieces;  // of these requests: in host memory, in device memory
+
+  // Of a worker with staging memory.
+  size_t host_parts = 0;  // the first ones are staged; a backend moves the others to or from the device
+  Staging::Place place;
+  std::shared_ptr<Event> copied;  // of a write: behind its copies out of the device, until they are done
+
+  Group& group() const { return *segment.group; }
+  bool is_read() const { return group().request().direction == Direction::kRead; }
+  std::span<Transfer> parts() { return segment.rest.empty() ? group().parts(segment.range) : segment.rest; }
+  // Nothing to move: the worker allocates what later segments need (Engine::prepare).
+  bool prepares() { return parts().empty(); }
+  // What has not started need not start.
+  bool stopped() const { return error.has_value() || group().cancelled(); }
+  // Throw Failure. The second one returns null if it gives up.
+  File& file(uint32_t index) { return *open_file(index, WhenTaken::kWait); }
+  File* open_file(uint32_t index, WhenTaken when_taken) {
+    return files.open(*group().request().files, index, when_taken);
+  }
+};
+
+// The last news of a segment: its group's share of bytes and error.
+struct EndedSegment {
+  std::shared_ptr<Group> group;
+  RouteBytes bytes;
+  std::optional<Error> error;
+  void fail(const Error& why) noexcept;
+  void tell() noexcept { group->segment_ended(bytes, std::move(error)); }
+};
+
+// Owns the active segments of a worker, and keeps ended ones for the next ones.
+class ActiveSegments {
+ public:
+  // Allocates what the next `begin` needs: so nothing can fail between the queue, which gives a segment once, and here.
+  void reserve();
+  // After `reserve`.
+  ActiveSegment& begin(Segment segment);
+  // Counts it and releases all that it holds: whoever is told of the end may submit the group again.
+  EndedSegment finish(ActiveSegment& active, WorkerCounters& counters);
+  // Releases it: its segment went elsewhere.
+  void release(ActiveSegment& active);
+
+  // Reads whose next round waits for its turn, or for descriptors.
+  bool has_unfinished() const { return !unfinished_.empty(); }
+  void add_unfinished(ActiveSegment& active) { unfinished_.push_back(&active); }
+  // All of them, in any order. Valid until the next call; add_unfinished may be called meanwhile.
+  std::span<ActiveSegment* const> take_unfinished();
+  void drop_unfinished() { unfinished_.clear(); }
+
+  template <typename Visit>
+  void visit(Visit visit) {
+    for (const auto& active : all_) {
+      if (active->segment.group != nullptr) visit(*active);
+    }
+  }
+
+ private:
+  std::vector<std::unique_ptr<ActiveSegment>> all_;
+  std::vector<ActiveSegment*> idle_, unfinished_, continued_;  // each has room for all
+};
+
+// Of what was read, while it is in memory that the processor reads. A write's are taken on the way.
+void take_checksums(ActiveSegment& active);
+
+}  // namespace gdsdata

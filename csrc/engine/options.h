@@ -1,0 +1,21 @@
+// What an engine's creator chooses.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "backend/backend.h"
+
+namespace gdsdata {
+
+struct EngineOptions {
+  std::string backend = "auto";
+  size_t workers = 0;                   // threads; 0: as many as serve the backend best
+  uint64_t segment_bytes = 0;           // the longest segment, a worker's share; 0: what serves the device best
+  uint64_t staging_bytes = 13 << 20;    // pinned memory of each worker, if the processor cannot write the device
+  uint64_t coalesce_gap_bytes = 16384;  // neighbors at most so far apart become one request
+  BackendOptions io;                    // of each worker's backend
+};
+
+}  // namespace gdsdata

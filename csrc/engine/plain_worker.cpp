@@ -1,0 +1,62 @@
+#include "engine/plain_worker.h"
+
+namespace gdsdata {
+
+namespace {
+
+// A worker that waits for its disk looks up this often; nothing depends on it.
+constexpr std::chrono::milliseconds kReapTimeout{100};
+
+}  // namespace
+
+bool PlainWorker::turn() {
+  count_active();
+  const bool busy = segments_.has_unfinished() || lane_.busy();
+  const bool has_room = !segments_.has_unfinished() && lane_.waiting() == 0;
+  ActiveSegment* taken = has_room ? take(/*wait=*/!busy) : nullptr;
+  if (!busy) count_idle();
+  if (taken == nullptr && !busy) return false;
+  if (taken != nullptr && taken->prepares()) make_backend(lane_, *taken);
+  read_unfinished();
+  if (taken != nullptr) {
+    start(*taken);
+    gather();
+  }
+  drop_cancelled(lane_);
+  if (!lane_.busy()) return true;
+  const bool waits = taken == nullptr || lane_.waiting() > 0;
+  exchange(lane_, waits ? kReapTimeout : std::chrono::milliseconds(0), !segments_.has_unfinished());
+  return true;
+}
+
+bool PlainWorker::start(ActiveSegment& active) {
+  if (active.stopped()) {
+    end(active);
+    return true;
+  }
+  try {
+    if (active.is_read()) {
+      read_on(active);
+    } else if (!active.parts().empty() && make_backend(lane_, active)) {
+      requests_.add_writes(lane_, active, active.parts());
+    }
+  } catch (...) {
+    active.error = current_error();
+  }
+  settle(active);
+  return true;
+}
+
+void PlainWorker::read_round(ActiveSegment& active, std::span<Transfer> parts) {
+  left_.clear();
+  reader_.serve(active, parts, left_);
+  if (left_.empty() || active.error || !make_backend(lane_, active)) return;
+  requests_.add_reads(lane_, active, left_);
+}
+
+void PlainWorker::end(ActiveSegment& active) {
+  take_checksums(active);
+  segments_.finish(active, log_.counters).tell();
+}
+
+}  // namespace gdsdata

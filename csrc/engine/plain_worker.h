@@ -1,0 +1,24 @@
+// A worker for memory that the processor writes.
+//
+//   read    page cache, then backend --> memory
+//   write   memory --> backend
+#pragma once
+
+#include "engine/worker.h"
+
+namespace gdsdata {
+
+class PlainWorker final : public Worker {
+ public:
+  PlainWorker(const EngineOptions& options, const Selection& selection, Device& device, SegmentQueue& queue)
+      : Worker(options, selection, device, queue) {}
+
+ private:
+  bool turn() override;
+  bool start(ActiveSegment& active) override;
+  void read_round(ActiveSegment& active, std::span<Transfer> parts) override;
+  void end(ActiveSegment& active) override;
+  void drop_waiting() noexcept override { lane_.drop_waiting(); }
+};
+
+}  // namespace gdsdata

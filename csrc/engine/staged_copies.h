@@ -1,0 +1,98 @@
+// The staging memory of a worker or guest, the stream of its own copies, and what still uses that memory.
+//
+// The host waits for a copy only if it needs the staging memory that the copy holds, or writes what the copy brought.
+#pragma once
+
+#include <cstddef>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <span>
+#include <variant>
+#include <vector>
+
+#include "device/device.h"
+#include "engine/active_segment.h"
+#include "engine/link.h"
+#include "engine/staging.h"
+#include "engine/worker_log.h"
+
+namespace gdsdata {
+
+class StagedCopies {
+ public:
+  // kSoon: polls for the end of a wait before it sleeps, because a caller waits for it.
+  enum class Waits { kAsleep, kSoon };
+
+  StagedCopies(Device& device, Link& link, uint64_t staging_bytes, Waits waits, WorkerLog& log)
+      : device_(device), link_(link), staging_bytes_(staging_bytes), waits_(waits), log_(log) {}
+  StagedCopies(const StagedCopies&) = delete;
+  StagedCopies& operator=(const StagedCopies&) = delete;
+
+  // Makes the stream, once. Throws Failure.
+  void open_once();
+  bool is_open() const { return staging_ != nullptr; }
+  void allocate_all() { staging_->take_all(); }
+  const std::vector<std::span<std::byte>>& memory() const { return staging_->memory(); }
+
+  // Points parts at staging memory: see Staging::place.
+  bool place(std::span<Transfer> parts, Staging::Place& place) { return staging_->place(parts, place); }
+  void release(Staging::Place& place) { staging_->give_back(place); }
+
+  // Queues the copies of a segment out of the device, behind what still writes there: ActiveSegment::copied.
+  void copy_out(ActiveSegment& active);
+  // Queues the copies of a read to the device, on this stream: ActiveSegment::copied, or its error, or neither if
+  // there is nothing to copy.
+  void copy_in(ActiveSegment& active);
+  // Keeps a segment's place until its copies by copy_in are done, and adds them to its group's result. Releases the
+  // place if there are none.
+  void release_when_copied(ActiveSegment& active);
+  // Has the link copy from `place` and tell the segment's end. If it cannot, sets the segment's error and returns
+  // false.
+  bool carry(EndedSegment& segment, Staging::Place&& place);
+
+  // Places whose copies are done.
+  void reclaim();
+  bool has_copies() const { return !in_flight_.empty(); }
+  // Copies end in the order in which they were queued.
+  void wait_for_oldest();
+
+  // Before this is destroyed. Copies of a lost device count as done.
+  void wait_for_all() noexcept;
+  // Until `uses` are done: other work that reads memory which is written next, or writes what is read.
+  void wait_for_device(const Events& uses);
+  // Until a segment's own copies are done, which were queued behind its group's `before`.
+  void wait_for_copied(ActiveSegment& active);
+  // Until all that was queued is done, after an error.
+  void finish_stream() noexcept {
+    if (stream_ != nullptr) finish(*stream_);
+  }
+
+ private:
+  struct Copy {
+    Events before;  // what else it waits for
+    std::variant<std::shared_ptr<Event>, std::shared_ptr<Link::Ticket>> end;
+    Staging::Place place;
+
+    bool done() const {
+      return std::visit([](const auto& end) { return end->done(); }, end);
+    }
+  };
+  template <typename Wait>
+  void count_wait(Work work, Counter& counter, Wait wait);
+  void wait_for(Event& event) { waits_ == Waits::kSoon ? wait_soon(event) : event.wait(); }
+
+  Device& device_;
+  Link& link_;
+  const uint64_t staging_bytes_;
+  const Waits waits_;
+  WorkerLog& log_;
+  std::unique_ptr<Stream> stream_;
+  std::unique_ptr<Staging> staging_;
+  std::deque<Copy> in_flight_;  // to the device, oldest first
+};
+
+// Throws Failure, of a device that is lost.
+bool all_done(const Events& events);
+
+}  // namespace gdsdata
