@@ -187,8 +187,13 @@ class CudaStream final : public Stream {
         "gathering " + std::to_string(count) + " records on " + gpu_.name());
   }
   void wait(Event& event) override {
+    const auto* recorded = dynamic_cast<const CudaEvent*>(&event);
+    if (recorded == nullptr) {
+      throw Failure({ErrorCode::kInvalidArgument,
+                     "a stream of " + gpu_.name() + " waits for events of GPUs only, not for one of another kind"});
+    }
     const Current current(gpu_);
-    gpu_.api.check(gpu_.api.stream_wait_event(stream_, static_cast<CudaEvent&>(event).handle(), 0),
+    gpu_.api.check(gpu_.api.stream_wait_event(stream_, recorded->handle(), 0),
                    "making a stream wait on " + gpu_.name());
   }
   std::shared_ptr<Event> record() override {

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <new>
 #include <span>
 #include <string>
 #include <thread>
@@ -79,7 +80,8 @@ class Stream {
   // Copies `count` records of `bytes` each, from addresses[i] on (both as the device sees them), to
   // target + i * bytes. `addresses` is pinned, and stays as it is until this is done.
   virtual void gather(std::byte* target, const uint64_t* addresses, size_t count, size_t bytes) = 0;
-  virtual void wait(Event& event) = 0;  // what is put in from now on happens behind the event
+  // What is put in from now on happens behind the event. Throws Failure if the event is of another kind of device.
+  virtual void wait(Event& event) = 0;
   virtual std::shared_ptr<Event> record() = 0;
 };
 
@@ -90,10 +92,10 @@ inline void finish(Stream& stream) noexcept {
   while (true) {
     try {
       return stream.record()->wait();
-    } catch (const Failure&) {
-      return;
-    } catch (...) {
+    } catch (const std::bad_alloc&) {
       std::this_thread::sleep_for(kPause);
+    } catch (...) {
+      return;
     }
   }
 }

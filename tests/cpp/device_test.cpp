@@ -123,6 +123,17 @@ TEST_F(OnGpu, AWaitIsForWhatTheEventStoodForThen) {
   EXPECT_FALSE(later->done()) << "the second stream waited for a later recording";
 }
 
+TEST_F(OnGpu, AStreamRefusesAnEventOfAnotherKindOfDevice) {
+  class Foreign final : public Event {
+   public:
+    bool done() override { return true; }
+    void wait() override {}
+  } foreign;
+  const Error error = error_of([&] { stream_->wait(foreign); });
+  EXPECT_EQ(error.code, ErrorCode::kInvalidArgument);
+  EXPECT_NE(error.message.find("of another kind"), std::string::npos) << error.message;
+}
+
 TEST_F(OnGpu, CopiesAreNotDoneWhenTheirCallReturns) {
   SKIP_WITH_REAL_CUDA();
   FAKE(cuda, fake_cuda_set_delay_us)(20000);
