@@ -38,10 +38,15 @@ FaultPlan FaultPlan::parse(const std::string& text) {
       plan.fail_at = std::stoll(value);
     } else if (key == "error") {
       plan.error = std::stoll(value);
+    } else if (key == "submit_throws") {
+      plan.submit_throws = std::stod(value);
+    } else if (key == "reap_throws") {
+      plan.reap_throws = std::stod(value);
     } else {
       throw Failure({ErrorCode::kInvalidArgument,
                      "unknown fault '" + key +
-                         "'; there are seed, shorten, interrupt, late, late_ms, reorder, fail, fail_at, error"});
+                         "'; there are seed, shorten, interrupt, late, late_ms, reorder, fail, fail_at, error, "
+                         "submit_throws, reap_throws"});
     }
   }
   plan.random.seed(plan.seed);
@@ -61,6 +66,7 @@ FaultyBackend::FaultyBackend(std::unique_ptr<Backend> inner, FaultPlan plan)
     : inner_(std::move(inner)), plan_(std::move(plan)) {}
 
 size_t FaultyBackend::submit(std::span<const Request> requests) {
+  if (plan_.happens(plan_.submit_throws)) throw 1;
   // What is held back is in flight too.
   const size_t depth = inner_->capabilities().queue_depth, in_flight = extents_.size();
   if (in_flight >= depth) return 0;
@@ -72,6 +78,7 @@ size_t FaultyBackend::submit(std::span<const Request> requests) {
 }
 
 size_t FaultyBackend::reap(std::span<Completion> completions, size_t min, std::chrono::milliseconds timeout) {
+  if (plan_.happens(plan_.reap_throws)) throw 1;
   const auto deadline = Clock::now() + timeout;
   size_t given = 0;
   while (true) {

@@ -27,6 +27,8 @@ struct FaultPlan {
   double fail = 0;         // a completion becomes an error
   int64_t fail_at = -1;    // the completion of this number (from 0, over this backend) becomes an error
   int64_t error = 5;       // its errno (5: EIO)
+  double submit_throws = 0;  // a call throws what is no exception, before it does anything
+  double reap_throws = 0;
   std::mt19937_64 random;
 
   // Throws Failure for a key it does not know.

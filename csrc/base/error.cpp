@@ -56,6 +56,14 @@ Error current_error() noexcept {
   }
 }
 
+Error copy_of(const Error& error) noexcept {
+  try {
+    return error;
+  } catch (...) {
+    return current_error();
+  }
+}
+
 Error system_error(const std::string& operation, const std::string& path, int system_errno, uint64_t offset,
                    uint64_t length) {
   Error error{code_of(system_errno), "", path, offset, length, system_errno};

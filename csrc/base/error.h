@@ -45,6 +45,9 @@ class Failure : public std::exception {
 // In a catch block: what was caught, as an Error. Never throws, not even without memory.
 Error current_error() noexcept;
 
+// A copy that never throws: without memory for its text, an Error that says so.
+Error copy_of(const Error& error) noexcept;
+
 // An Error for a refused system call. `operation` is a verb phrase: "open for reading", "read with O_DIRECT".
 Error system_error(const std::string& operation, const std::string& path, int system_errno, uint64_t offset = 0,
                    uint64_t length = 0);

@@ -6,14 +6,6 @@
 
 namespace gdsdata {
 
-void EndedSegment::fail(const Error& why) noexcept {
-  try {
-    error = why;
-  } catch (...) {  // no memory for its text
-    error = current_error();
-  }
-}
-
 void ActiveSegments::reserve() {
   if (!idle_.empty()) return;
   for (auto* list : {&idle_, &unfinished_, &continued_}) list->reserve(all_.size() + 1);

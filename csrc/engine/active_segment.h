@@ -51,7 +51,6 @@ struct EndedSegment {
   std::shared_ptr<Group> group;
   RouteBytes bytes;
   std::optional<Error> error;
-  void fail(const Error& why) noexcept;
   void tell() noexcept { group->segment_ended(bytes, std::move(error)); }
 };
 

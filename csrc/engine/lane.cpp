@@ -16,6 +16,13 @@ namespace {
 constexpr size_t kMostAtOnce = 8;
 constexpr std::chrono::milliseconds kFewReapTimeout{1};
 
+// Behind SegmentQueue::sleeps.
+struct Sleep {
+  SegmentQueue& queue;
+  Backend& backend;
+  ~Sleep() { queue.wakes(backend); }
+};
+
 }  // namespace
 
 Lane::Lane(std::string backend, std::string fallback, const BackendOptions& options, Device& device, WorkerLog& log)
@@ -96,9 +103,8 @@ size_t Lane::submit() {
 size_t Lane::reap(size_t min, std::chrono::milliseconds patience, SegmentQueue* queue) {
   if (min == 0 || queue == nullptr || !waiting_.empty()) return backend_->reap(completions_, min, patience);
   if (!queue->sleeps(*backend_)) return backend_->reap(completions_, 0, {});
-  const size_t count = backend_->reap(completions_, min, patience);
-  queue->wakes(*backend_);
-  return count;
+  const Sleep sleep{*queue, *backend_};
+  return backend_->reap(completions_, min, patience);
 }
 
 Lane::Asked Lane::complete(const Completion& completion) {

@@ -74,7 +74,7 @@ bool Link::submit_batch(std::vector<Load>& submitted) {
     copied.reset();
   }
   for (size_t i = first; i < submitted.size(); ++i) {
-    if (error) submitted[i].segment.fail(*error);
+    if (error) submitted[i].segment.error = copy_of(*error);
     submitted[i].ticket->submitted(copied);
   }
   return true;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <thread>
 #include <utility>
 
 namespace gdsdata {
@@ -11,6 +12,8 @@ namespace {
 // The kernel joins requests for neighbouring bytes that it is given in one go: as many are gathered, where there are
 // (docs/design-decisions.md).
 constexpr size_t kGivenAtOnce = 8;
+// Whatever was thrown may be thrown again at once, for as long as requests are in flight.
+constexpr std::chrono::milliseconds kPauseAfterException{1};
 
 }  // namespace
 
@@ -28,6 +31,7 @@ void Worker::run() noexcept {
       goes_on = turn();
     } catch (...) {
       fail_all(current_error());
+      std::this_thread::sleep_for(kPauseAfterException);
     }
   }
   wait_for_copies();
@@ -39,7 +43,7 @@ void Worker::fail_all(const Error& error) noexcept {
   drop_waiting();
   segments_.drop_unfinished();
   segments_.visit([&](ActiveSegment& active) {
-    if (!active.error) active.error = error;
+    if (!active.error) active.error = copy_of(error);
     if (active.open_requests == 0) end(active);
   });
 }

@@ -3,11 +3,13 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <optional>
 #include <thread>
 
 #include "engine/pending.h"
 #include "engine/prefetcher.h"
 #include "engine/whole.h"
+#include "fakes.h"
 #include "testing.h"
 
 namespace {
@@ -226,6 +228,48 @@ TEST(UnexpectedExceptions, OfABuffersMemoryAreTheErrorOfItsBatch) {
       kept.push_back(batch->buffer);
     }
     EXPECT_FALSE(prefetcher.next({}));
+  }
+}
+
+// A backend that throws fails the groups of its worker, which goes on with the next ones.
+TEST(UnexpectedExceptions, OfABackendAreTheErrorOfItsGroupsAndTheOthersEnd) {
+  constexpr uint64_t kBytes = 3'000'000;
+  const TemporaryFolder folder;
+  const Bytes content = random_bytes(kBytes, 1);
+  const auto files = table_of({folder.write("a", content)});
+  for (const auto& device : {host_device(), test_device()}) {
+    if (device == nullptr) continue;
+    for (const char* faults :
+         {"seed=1,submit_throws=0.3", "seed=2,reap_throws=0.3", "seed=3,late=0.3,reap_throws=0.8"}) {
+      EngineOptions options;
+      options.backend = "posix";
+      options.workers = 2;
+      options.io.direct = DirectMode::kAlways;
+      options.io.faults = faults;
+      std::atomic<int> ends{0};
+      const auto memory = device->allocate(kBytes);
+      const auto group = std::make_shared<Group>();
+      group->edit().files = files;
+      group->edit().transfers = {{0, 0, kBytes, memory->data()}};
+      std::optional<Engine> engine(std::in_place, options, device);
+      size_t errors = 0, sound = 0;
+      for (int i = 0; i < 60; ++i) {
+        Pending pending(*engine, group, [&] { ++ends; });
+        ASSERT_TRUE(pending.wait(kPatience)) << faults;
+        for (const auto& copy : group->result().copies) copy->wait();
+        if (const auto& error = group->result().error) {
+          ++errors;
+          EXPECT_NE(error->message.find("does not know why"), std::string::npos) << error->message;
+        } else {
+          ++sound;
+          ASSERT_TRUE(!device->host_addressable() || std::memcmp(memory->data(), content.data(), kBytes) == 0);
+        }
+      }
+      EXPECT_GT(errors, 0u) << faults;
+      EXPECT_GT(sound, 0u) << faults;
+      engine.reset();
+      EXPECT_EQ(ends, 60) << faults;
+    }
   }
 }
 
