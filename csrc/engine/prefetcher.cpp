@@ -11,55 +11,6 @@
 
 namespace gdsdata {
 
-BufferPool::BufferPool(std::shared_ptr<Device> device, size_t buffer_bytes, size_t max_kept, Announce announce)
-    : device_(std::move(device)), buffer_bytes_(buffer_bytes), max_kept_(max_kept), announce_(std::move(announce)) {
-  spare_.reserve(max_kept);  // so that a buffer can always come back
-}
-
-std::shared_ptr<DeviceBuffer> BufferPool::take() {
-  Pooled pooled;
-  {
-    std::lock_guard lock(mutex_);
-    if (!spare_.empty()) {
-      pooled = std::move(spare_.back());  // the last to come back has the warmest memory
-      spare_.pop_back();
-    } else {
-      ++kept_;
-    }
-  }
-  try {
-    if (pooled.buffer == nullptr) {
-      pooled.buffer = device_->allocate(buffer_bytes_);
-      if (announce_) pooled.announced = announce_({pooled.buffer->data(), pooled.buffer->size_bytes()});
-    }
-    DeviceBuffer* buffer = pooled.buffer.release();
-    return {buffer,
-            [pool = shared_from_this(), announced = std::move(pooled.announced)](DeviceBuffer* returned) mutable {
-              pool->give_back({std::unique_ptr<DeviceBuffer>(returned), std::move(announced)});
-            }};
-  } catch (...) {
-    handed_over();
-    throw;
-  }
-}
-
-void BufferPool::handed_over() {
-  std::lock_guard lock(mutex_);
-  --kept_;
-}
-
-void BufferPool::give_back(Pooled pooled) {
-  {
-    std::lock_guard lock(mutex_);
-    if (kept_ < max_kept_) {
-      ++kept_;
-      spare_.push_back(std::move(pooled));
-      return;
-    }
-  }
-  pooled.announced.reset();
-}
-
 class Prefetcher::Core : public std::enable_shared_from_this<Core> {
  public:
   Core(std::shared_ptr<Engine> engine, std::shared_ptr<FileTable> files, std::shared_ptr<BufferPool> pool,
@@ -74,66 +25,80 @@ class Prefetcher::Core : public std::enable_shared_from_this<Core> {
   using Clock = std::chrono::steady_clock;
   struct Slot {
     std::shared_ptr<DeviceBuffer> buffer;
-    std::shared_ptr<Group> group;
+    std::shared_ptr<Group> group;  // the same one for every batch
     size_t offset = 0;  // of the first sample in the buffer
     size_t samples = 0;
     GroupResult result;  // once it is ready
   };
 
-  void fill_free_slots();  // lock held
-  void fill(size_t index);
-  void submit(size_t index, std::span<const int32_t> files, std::span<const int64_t> offsets);
+  // With planning_, without mutex_.
+  void fill_free_slots();
+  void fill(Engine& engine, size_t index, bool patient);
+  void submit(Engine& engine, size_t index, bool patient, std::span<const int32_t> files,
+              std::span<const int64_t> offsets);
   void gather(Slot& slot, std::span<const int32_t> files, std::span<const int64_t> offsets);
-  void mark_ready(size_t index);
   size_t placement(uint64_t file_offset) const;
-  void let_go(Slot& slot);
+  // With mutex_. What it returns is to be released without.
+  std::shared_ptr<DeviceBuffer> mark_ready(size_t index);
+  std::shared_ptr<DeviceBuffer> take_buffer(Slot& slot);
   void add_uses(Slot& slot);
-  void slot_done(size_t index);  // on a worker
   bool help_until_head(std::unique_lock<std::mutex>& lock);
   void wait_for_head(std::unique_lock<std::mutex>& lock, const std::function<void()>& poll);
-  uint64_t progress() const;  // of all batches on their way: see Engine::progress_of
-  Error stalled() const;
+  uint64_t progress() const;  // of all batches in flight: see Engine::progress_of
+  // Without any lock.
+  void slot_done(size_t index);  // on a worker
+  Error stall_of(size_t index);
 
-  std::shared_ptr<Engine> engine_;  // until close(): a worker that ends this must not end the engine too
   const int64_t process_ = process_id();
   const std::shared_ptr<FileTable> files_;
   const PrefetchOptions options_;
   const std::shared_ptr<BufferPool> pool_;
   const std::shared_ptr<Residence> residence_;
+
+  // Held while slots are filled, which allocates memory: workers never take it. Taken before mutex_. Guards what is
+  // planned and not yet in a slot, and of a slot that is filled all but its result.
+  std::mutex planning_;
+  std::deque<size_t> planned_sizes_;
+  std::vector<int32_t> planned_files_;
+  std::vector<int64_t> planned_offsets_;
+  size_t next_sample_ = 0;              // in planned_files_ and planned_offsets_
   std::unique_ptr<Gatherer> gatherer_;  // once the residence is ready
 
+  // Held over no allocation, because workers take it. Guards what follows, and slots that are ready or free.
   mutable std::mutex mutex_;
   std::condition_variable changed_;
+  std::shared_ptr<Engine> engine_;  // until close(): a worker that ends this must not end the engine too
   bool closed_ = false;
   bool consumer_waits_ = false;
   Ring ring_;
   std::atomic<bool> head_ready_{false};  // what the ring says, for a glance without the lock
   std::vector<Slot> slots_;
-  // What is planned and not yet in a slot.
-  std::deque<size_t> planned_sizes_;
-  std::vector<int32_t> planned_files_;
-  std::vector<int64_t> planned_offsets_;
-  size_t next_sample_ = 0;  // in planned_files_ and planned_offsets_
-
+  size_t planned_batches_ = 0;  // planned_sizes_.size()
   PrefetchStatistics statistics_;
   uint64_t calls_ = 0;       // of next that found a batch planned, and
   uint64_t ready_seen_ = 0;  // the batches ready at each of them
-  uint64_t completed_ = 0;  // groups: progress
+  uint64_t completed_ = 0;   // groups: progress
   std::optional<Clock::time_point> full_since_;
 };
 
 Prefetcher::Core::Core(std::shared_ptr<Engine> engine, std::shared_ptr<FileTable> files,
                        std::shared_ptr<BufferPool> pool, PrefetchOptions options, std::shared_ptr<Residence> residence)
-    : engine_(std::move(engine)),
-      files_(std::move(files)),
+    : files_(std::move(files)),
       options_(options),
       pool_(std::move(pool)),
       residence_(std::move(residence)),
+      engine_(std::move(engine)),
       ring_(options.slots),
       slots_(options.slots) {
   if (pool_->buffer_bytes() <
       result_bytes(options_.conversion, options_.sample_bytes * options_.batch_samples) + kPlacementBytes) {
     throw Failure({ErrorCode::kInvalidArgument, "the pool's buffers are smaller than a batch"});
+  }
+  for (Slot& slot : slots_) {
+    GroupRequest request;
+    request.files = files_;
+    request.conversion = options_.conversion;
+    slot.group = std::make_shared<Group>(std::move(request));
   }
 }
 
@@ -155,7 +120,7 @@ void Prefetcher::Core::plan(std::span<const int32_t> files, std::span<const int6
       throw Failure({ErrorCode::kInvalidArgument, "no file has the index " + std::to_string(file)});
     }
   }
-  std::lock_guard lock(mutex_);
+  const std::lock_guard planning(planning_);
   // All of it is planned, or nothing: what may lack memory comes first.
   planned_files_.reserve(planned_files_.size() + files.size());
   planned_offsets_.reserve(planned_offsets_.size() + offsets.size());
@@ -165,18 +130,32 @@ void Prefetcher::Core::plan(std::span<const int32_t> files, std::span<const int6
   next_sample_ = 0;
   planned_files_.insert(planned_files_.end(), files.begin(), files.end());
   planned_offsets_.insert(planned_offsets_.end(), offsets.begin(), offsets.end());
+  {
+    const std::lock_guard lock(mutex_);
+    planned_batches_ += sizes.size();
+  }
   fill_free_slots();
 }
 
 void Prefetcher::Core::fill_free_slots() {
-  while (!closed_ && !planned_sizes_.empty()) {
-    const std::optional<size_t> index = ring_.acquire();
-    if (!index) return;
-    fill(*index);
+  while (!planned_sizes_.empty()) {
+    std::shared_ptr<Engine> engine;
+    std::optional<size_t> index;
+    bool patient = false;
+    {
+      const std::lock_guard lock(mutex_);
+      if (closed_) return;
+      index = ring_.acquire();
+      if (!index) return;
+      --planned_batches_;
+      engine = engine_;
+      patient = 2 * ring_.count(Ring::State::kReady) >= ring_.slots();
+    }
+    fill(*engine, *index, patient);
   }
 }
 
-void Prefetcher::Core::fill(size_t index) {
+void Prefetcher::Core::fill(Engine& engine, size_t index, bool patient) {
   Slot& slot = slots_[index];
   slot.samples = planned_sizes_.front();
   planned_sizes_.pop_front();
@@ -185,25 +164,37 @@ void Prefetcher::Core::fill(size_t index) {
   next_sample_ += slot.samples;
   slot.offset = placement(static_cast<uint64_t>(offsets.front()));
   slot.result = {};
+  const bool gathers = residence_ != nullptr && residence_->ready();
+  bool in_flight = false;
   try {
     if (slot.buffer == nullptr) slot.buffer = pool_->take();
-    if (residence_ == nullptr || !residence_->ready()) return submit(index, files, offsets);
-    gather(slot, files, offsets);
+    auto& uses = slot.buffer->uses;
+    uses.reserve(uses.size() + engine.options().workers + 2);  // streams: each worker's, the guest's, and the link's
+    if (gathers) {
+      gather(slot, files, offsets);
+    } else {
+      submit(engine, index, patient, files, offsets);
+      in_flight = true;
+    }
   } catch (...) {
     slot.result.error = current_error();
-    if (slot.group != nullptr) slot.group->edit().on_done = nullptr;  // which holds this
+    slot.group->edit().on_done = nullptr;  // which holds this
   }
-  mark_ready(index);
+  std::shared_ptr<DeviceBuffer> released;
+  const std::lock_guard lock(mutex_);
+  if (!in_flight) {
+    released = mark_ready(index);
+  } else if (closed_) {  // close() may have come before the submit
+    slot.group->cancel();
+  }
 }
 
-void Prefetcher::Core::submit(size_t index, std::span<const int32_t> files, std::span<const int64_t> offsets) {
+void Prefetcher::Core::submit(Engine& engine, size_t index, bool patient, std::span<const int32_t> files,
+                              std::span<const int64_t> offsets) {
   Slot& slot = slots_[index];
-  if (slot.group == nullptr) slot.group = std::make_shared<Group>();
   GroupRequest& request = slot.group->edit();
-  request.files = files_;
-  request.conversion = options_.conversion;
   request.before = slot.buffer->uses;
-  request.patient = 2 * ring_.count(Ring::State::kReady) >= ring_.slots();
+  request.patient = patient;
   // Keeps this alive while reads into its slot are in flight.
   request.on_done = [self = shared_from_this(), index] { self->slot_done(index); };
   request.transfers.clear();
@@ -214,7 +205,7 @@ void Prefetcher::Core::submit(size_t index, std::span<const int32_t> files, std:
     request.transfers.push_back(
         {static_cast<uint32_t>(files[i]), static_cast<uint64_t>(offsets[i]), options_.sample_bytes, memory});
   }
-  engine_->submit(slot.group);
+  engine.submit(slot.group);
 }
 
 void Prefetcher::Core::gather(Slot& slot, std::span<const int32_t> files, std::span<const int64_t> offsets) {
@@ -234,30 +225,33 @@ size_t Prefetcher::Core::placement(uint64_t file_offset) const {
 }
 
 void Prefetcher::Core::slot_done(size_t index) {
-  std::lock_guard lock(mutex_);
+  std::shared_ptr<DeviceBuffer> released;
+  const std::lock_guard lock(mutex_);
   Slot& slot = slots_[index];
   slot.result = slot.group->take_result();
-  mark_ready(index);
+  released = mark_ready(index);
 }
 
-void Prefetcher::Core::mark_ready(size_t index) {
+std::shared_ptr<DeviceBuffer> Prefetcher::Core::mark_ready(size_t index) {
   ring_.ready(index);
   ++completed_;
   head_ready_.store(ring_.head_ready(), std::memory_order_release);
-  if (ring_.count(Ring::State::kFilling) == 0 && !planned_sizes_.empty()) full_since_ = Clock::now();
-  if (closed_) let_go(slots_[index]);
+  if (ring_.count(Ring::State::kFilling) == 0 && planned_batches_ > 0) full_since_ = Clock::now();
   if (consumer_waits_ && ring_.head() == index) changed_.notify_all();
+  return closed_ ? take_buffer(slots_[index]) : nullptr;
 }
 
 std::optional<Prefetcher::Batch> Prefetcher::Core::next(const std::function<void()>& poll) {
   std::unique_lock lock(mutex_);
-  if (closed_) throw Failure({ErrorCode::kClosed, "this iterator was closed; make a new one with iter(dataset)"});
+  if (closed_) {
+    lock.unlock();
+    throw Failure({ErrorCode::kClosed, "this iterator was closed; make a new one with iter(dataset)"});
+  }
   if (!ring_.head()) return std::nullopt;
   ready_seen_ += ring_.count(Ring::State::kReady);
   ++calls_;
   if (!ring_.head_ready()) {
     const auto began = Clock::now();
-    engine_->hurry();
     if (!help_until_head(lock)) wait_for_head(lock, poll);
     ++statistics_.stalls;
     statistics_.stall_s += std::chrono::duration<double>(Clock::now() - began).count();
@@ -268,7 +262,7 @@ std::optional<Prefetcher::Batch> Prefetcher::Core::next(const std::function<void
   }
   const size_t index = ring_.take();
   Slot& slot = slots_[index];
-  const std::optional<Error> error = std::move(slot.result.error);
+  std::optional<Error> error = std::move(slot.result.error);
   Batch batch{nullptr, slot.offset, slot.samples, {}};
   if (!error) {
     ++statistics_.batches;
@@ -280,30 +274,38 @@ std::optional<Prefetcher::Batch> Prefetcher::Core::next(const std::function<void
   } else if (slot.buffer != nullptr) {
     add_uses(slot);
   }
+  const bool is_first = statistics_.batches == 1;
   ring_.release(index);
-  fill_free_slots();
   head_ready_.store(ring_.head_ready(), std::memory_order_release);
-  if (error) throw Failure(*error);
-  if (residence_ != nullptr && statistics_.batches == 1) residence_->begin();
+  lock.unlock();
+  {
+    const std::lock_guard planning(planning_);
+    fill_free_slots();
+  }
+  if (error) throw Failure(std::move(*error));
+  if (residence_ != nullptr && is_first) residence_->begin();
   return batch;
 }
 
 // Where the processor can write batches, the consumer copies too rather than sleep: waking it would cost as
-// much as a small batch. Then it looks a few more times, for a worker may be about to finish.
+// much as a small batch. Then it looks a few more times, for a worker may be about to finish. False: it has to sleep.
 bool Prefetcher::Core::help_until_head(std::unique_lock<std::mutex>& lock) {
-  const std::shared_ptr<Engine> engine = engine_;
   constexpr std::chrono::microseconds kPatience{20};
-  while (!ring_.head_ready()) {
-    lock.unlock();
+  const std::shared_ptr<Engine> engine = engine_;
+  lock.unlock();
+  engine->hurry();
+  while (true) {
     bool helped = engine->help();
     const auto until = Clock::now() + kPatience;
     while (!helped && !head_ready_.load(std::memory_order_acquire) && Clock::now() < until) {
       helped = engine->help();
     }
     lock.lock();
-    if (closed_ || (!helped && !ring_.head_ready())) return false;
+    if (closed_) return false;
+    if (ring_.head_ready()) return true;
+    if (!helped) return false;
+    lock.unlock();
   }
-  return true;
 }
 
 void Prefetcher::Core::wait_for_head(std::unique_lock<std::mutex>& lock, const std::function<void()>& poll) {
@@ -313,7 +315,9 @@ void Prefetcher::Core::wait_for_head(std::unique_lock<std::mutex>& lock, const s
   while (!changed_.wait_for(lock, kPollInterval, [this] { return ring_.head_ready() || closed_; })) {
     if (clock.stalled(progress())) {
       consumer_waits_ = false;
-      throw Failure(stalled());
+      const size_t index = *ring_.head();
+      lock.unlock();
+      throw Failure(stall_of(index));
     }
     if (poll) {
       lock.unlock();
@@ -322,22 +326,23 @@ void Prefetcher::Core::wait_for_head(std::unique_lock<std::mutex>& lock, const s
     }
   }
   consumer_waits_ = false;
-  if (closed_) throw Failure({ErrorCode::kClosed, "this iterator was closed while it waited for a batch"});
+  if (!closed_) return;
+  lock.unlock();
+  throw Failure({ErrorCode::kClosed, "this iterator was closed while it waited for a batch"});
 }
 
 uint64_t Prefetcher::Core::progress() const {
   uint64_t progress = completed_;
   for (size_t i = 0; i < slots_.size(); ++i) {
-    if (ring_.state(i) == Ring::State::kFilling && slots_[i].group != nullptr)
-      progress += engine_->progress_of(*slots_[i].group);
+    if (ring_.state(i) == Ring::State::kFilling) progress += engine_->progress_of(*slots_[i].group);
   }
   return progress;
 }
 
-Error Prefetcher::Core::stalled() const {
-  const Slot& slot = slots_[*ring_.head()];
-  const Transfer& first =
-      slot.group->request().transfers.front();  // it was submitted: what is gathered is ready at once
+Error Prefetcher::Core::stall_of(size_t index) {
+  const std::lock_guard planning(planning_);  // then its request is whole
+  // It was submitted: what is gathered is ready at once.
+  const Transfer& first = slots_[index].group->request().transfers.front();
   return {ErrorCode::kStalled,
           "no read has ended for " + std::to_string(options_.stall_timeout.count()) +
               " ms; the next batch waits for '" + files_->path(first.file) + "' at offset " +
@@ -347,28 +352,33 @@ Error Prefetcher::Core::stalled() const {
 
 void Prefetcher::Core::close() {
   std::shared_ptr<Engine> engine;  // goes after the lock
-  std::lock_guard lock(mutex_);
-  closed_ = true;
-  engine.swap(engine_);
-  changed_.notify_all();
-  planned_sizes_.clear();
-  for (size_t i = 0; i < slots_.size(); ++i) {
-    if (ring_.state(i) == Ring::State::kFilling && slots_[i].group != nullptr) {
+  {
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+    engine.swap(engine_);
+    planned_batches_ = 0;
+    changed_.notify_all();
+  }
+  for (size_t i = 0; i < slots_.size(); ++i) {  // no slot is filled any more
+    std::shared_ptr<DeviceBuffer> released;
+    const std::lock_guard lock(mutex_);
+    if (ring_.state(i) == Ring::State::kFilling) {
       slots_[i].group->cancel();
     } else {
-      let_go(slots_[i]);
+      released = take_buffer(slots_[i]);
     }
   }
 }
 
-void Prefetcher::Core::let_go(Slot& slot) {
-  if (slot.buffer == nullptr) return;
+// Out of its slot, back to the pool once it is released.
+std::shared_ptr<DeviceBuffer> Prefetcher::Core::take_buffer(Slot& slot) {
+  if (slot.buffer == nullptr) return nullptr;
   add_uses(slot);
-  pool_->handed_over();  // to nobody: it goes back
-  slot.buffer.reset();
+  pool_->handed_over();
+  return std::exchange(slot.buffer, nullptr);
 }
 
-// Whoever fills the buffer next does so behind the copies that may still be under way into it.
+// The next fill of the buffer waits for copies that may still be in flight into it. `fill` has made room for them.
 void Prefetcher::Core::add_uses(Slot& slot) {
   auto& uses = slot.buffer->uses;
   uses.insert(uses.end(), slot.result.copies.begin(), slot.result.copies.end());

@@ -11,39 +11,11 @@
 #include <span>
 #include <vector>
 
+#include "engine/buffer_pool.h"
 #include "engine/engine.h"
 #include "engine/residence.h"
 
 namespace gdsdata {
-
-// Buffers of one size. A batch leaves in one, and when its last user lets go, in whatever thread that is, the
-// buffer comes back: its memory is touched, so it is far cheaper than a new one. What the device still does with it
-// then is in its `uses`. Outlives prefetchers, so that the next epoch finds them. Thread-safe.
-class BufferPool : public std::enable_shared_from_this<BufferPool> {
- public:
-  // What is told of each buffer when it is made; the result goes before the buffer does.
-  using Announce = std::function<std::shared_ptr<void>(std::span<std::byte>)>;
-  // Keeps at most `max_kept` buffers: those in a ring and spare ones, not those that consumers hold.
-  BufferPool(std::shared_ptr<Device> device, size_t buffer_bytes, size_t max_kept, Announce announce = {});
-  std::shared_ptr<DeviceBuffer> take();  // for a ring; throws Failure where there is no memory
-  void handed_over();                    // one that was taken is a consumer's now
-  size_t buffer_bytes() const { return buffer_bytes_; }
-  uint64_t max_kept_bytes() const { return max_kept_ * buffer_bytes_; }
-
- private:
-  struct Pooled {
-    std::unique_ptr<DeviceBuffer> buffer;
-    std::shared_ptr<void> announced;
-  };
-  void give_back(Pooled pooled);
-  const std::shared_ptr<Device> device_;
-  const size_t buffer_bytes_;
-  const size_t max_kept_;
-  std::mutex mutex_;
-  size_t kept_ = 0;
-  const Announce announce_;
-  std::vector<Pooled> spare_;
-};
 
 struct PrefetchOptions {
   size_t slots = 4;            // batches in flight or ready

@@ -231,6 +231,112 @@ TEST(UnexpectedExceptions, OfABuffersMemoryAreTheErrorOfItsBatch) {
   }
 }
 
+// A device whose second buffer is allocated only once somebody allows it.
+class SlowToAllocate final : public Device {
+ public:
+  std::string name() const override { return inner_->name(); }
+  int ordinal() const override { return 0; }
+  bool host_addressable() const override { return true; }
+  std::unique_ptr<DeviceBuffer> allocate(size_t bytes) override {
+    if (allocations.fetch_add(1) == 1) allowed.wait(false);
+    return inner_->allocate(bytes);
+  }
+  std::unique_ptr<PinnedBuffer> allocate_pinned(size_t bytes) override { return inner_->allocate_pinned(bytes); }
+  std::unique_ptr<Registration> register_mapping(const std::byte* memory, size_t bytes) override {
+    return inner_->register_mapping(memory, bytes);
+  }
+  std::unique_ptr<Stream> make_stream() override { return inner_->make_stream(); }
+  std::unique_ptr<Stream> foreign_stream(uintptr_t handle) override { return inner_->foreign_stream(handle); }
+  void bind_thread() override {}
+  void allow() {
+    allowed = true;
+    allowed.notify_all();
+  }
+
+  std::atomic<int> allocations{0};
+  std::atomic<bool> allowed{false};
+
+ private:
+  const std::shared_ptr<Device> inner_ = host_device();
+};
+
+TEST(SlowAllocations, OfAPrefetcherKeepNoWorkerAndNoOtherCallWaiting) {
+  constexpr uint64_t kSample = 4096;
+  const TemporaryFolder folder;
+  const Bytes content = random_bytes(kSample * 2, 1);
+  const auto files = table_of({folder.write("a", content)});
+  const auto device = std::make_shared<SlowToAllocate>();
+  EngineOptions engine_options;
+  engine_options.backend = "posix";
+  engine_options.workers = 1;
+  engine_options.io.direct = DirectMode::kNever;
+  const auto engine = std::make_shared<Engine>(engine_options, device);
+  const auto pool = std::make_shared<BufferPool>(device, kSample + Prefetcher::kPlacementBytes, 3);
+  PrefetchOptions options;
+  options.slots = 2;
+  options.sample_bytes = kSample;
+  options.batch_samples = 1;
+  Prefetcher prefetcher(engine, files, pool, options);
+  std::thread plans([&] {
+    prefetcher.plan(std::vector<int32_t>(2, 0), std::vector<int64_t>{0, kSample}, std::vector<int64_t>(2, 1));
+  });
+  while (device->allocations < 2) std::this_thread::yield();
+  // The first batch is in flight. The only worker ends it, and is free for this one.
+  Bytes memory(kSample);
+  const auto group = std::make_shared<Group>();
+  group->edit().files = files;
+  group->edit().transfers = {{0, 0, kSample, memory.data()}};
+  Pending pending(*engine, group);
+  const auto until = std::chrono::steady_clock::now() + kPatience;
+  while (!pending.ended() && std::chrono::steady_clock::now() < until) std::this_thread::yield();
+  EXPECT_TRUE(pending.ended()) << "the worker waits for the prefetcher's lock";
+  std::atomic<bool> asked{false};
+  std::thread asks([&] {
+    EXPECT_EQ(prefetcher.statistics().batches, 0u);
+    asked = true;
+  });
+  while (!asked && std::chrono::steady_clock::now() < until) std::this_thread::yield();
+  EXPECT_TRUE(asked) << "statistics wait for the prefetcher's lock";
+  device->allow();
+  asks.join();
+  plans.join();
+  for (int i = 0; i < 2; ++i) {
+    const auto batch = prefetcher.next({});
+    ASSERT_TRUE(batch);
+    EXPECT_EQ(std::memcmp(batch->buffer->data() + batch->offset, content.data() + i * kSample, kSample), 0);
+  }
+}
+
+TEST(SlowAllocations, DoNotKeepAPrefetcherFromBeingClosed) {
+  constexpr uint64_t kSample = 4096;
+  const TemporaryFolder folder;
+  const auto files = table_of({folder.write("a", random_bytes(kSample * 2, 1))});
+  const auto device = std::make_shared<SlowToAllocate>();
+  const auto engine = std::make_shared<Engine>(EngineOptions{}, device);
+  const auto pool = std::make_shared<BufferPool>(device, kSample + Prefetcher::kPlacementBytes, 3);
+  PrefetchOptions options;
+  options.slots = 2;
+  options.sample_bytes = kSample;
+  options.batch_samples = 1;
+  Prefetcher prefetcher(engine, files, pool, options);
+  std::thread plans([&] {
+    prefetcher.plan(std::vector<int32_t>(2, 0), std::vector<int64_t>{0, kSample}, std::vector<int64_t>(2, 1));
+  });
+  while (device->allocations < 2) std::this_thread::yield();
+  std::atomic<bool> closed{false};
+  std::thread closes([&] {
+    prefetcher.close();
+    closed = true;
+  });
+  const auto until = std::chrono::steady_clock::now() + kPatience;
+  while (!closed && std::chrono::steady_clock::now() < until) std::this_thread::yield();
+  EXPECT_TRUE(closed);
+  device->allow();
+  closes.join();
+  plans.join();
+  EXPECT_EQ(error_of([&] { prefetcher.next({}); }).code, ErrorCode::kClosed);
+}
+
 // A backend that throws fails the groups of its worker, which goes on with the next ones.
 TEST(UnexpectedExceptions, OfABackendAreTheErrorOfItsGroupsAndTheOthersEnd) {
   constexpr uint64_t kBytes = 3'000'000;

@@ -1,0 +1,45 @@
+// Memory for batches, kept from epoch to epoch.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "device/device.h"
+
+namespace gdsdata {
+
+// Buffers of one size. A batch leaves in one. When its last user releases it, on any thread, the buffer comes back: its
+// memory is touched, so it is far cheaper than a new one. What the device still does with it then is in its `uses`.
+// The pool outlives prefetchers, so that the next epoch finds the buffers. Thread-safe.
+class BufferPool : public std::enable_shared_from_this<BufferPool> {
+ public:
+  // Called with each buffer's memory when it is allocated. Its result is released before the buffer.
+  using Announce = std::function<std::shared_ptr<void>(std::span<std::byte>)>;
+  // Keeps at most `max_kept` buffers: those in a ring and spare ones, but not those that consumers hold.
+  BufferPool(std::shared_ptr<Device> device, size_t buffer_bytes, size_t max_kept, Announce announce = {});
+  std::shared_ptr<DeviceBuffer> take();  // for a ring; throws Failure if there is no memory
+  void handed_over();                    // one that was taken belongs to a consumer now
+  size_t buffer_bytes() const { return buffer_bytes_; }
+  uint64_t max_kept_bytes() const { return max_kept_ * buffer_bytes_; }
+
+ private:
+  struct Pooled {
+    std::unique_ptr<DeviceBuffer> buffer;
+    std::shared_ptr<void> announced;
+  };
+  void give_back(Pooled pooled);
+  const std::shared_ptr<Device> device_;
+  const size_t buffer_bytes_;
+  const size_t max_kept_;
+  const Announce announce_;
+  std::mutex mutex_;  // guards what follows; held over no allocation
+  size_t kept_ = 0;
+  std::vector<Pooled> spare_;
+};
+
+}  // namespace gdsdata
