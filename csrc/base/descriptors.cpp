@@ -27,15 +27,15 @@ struct Caches {
   std::vector<FileCache*> members;  // guarded by mutex
   std::atomic<ssize_t> files{0};    // open in all of them
 
-  // In other caches than `except`.
-  size_t close_idle(size_t most, const FileCache* except) {
+  // Closes one idle file, of any cache but `except`. Returns false if there is none.
+  bool close_idle(const FileCache* except) {
+    std::vector<std::shared_ptr<void>> idle;  // closes without the lock
     std::lock_guard lock(mutex);
-    size_t closed = 0;
     for (FileCache* cache : members) {
-      if (closed == most) break;
-      if (cache != except) closed += cache->close_idle(most - closed);
+      if (cache != except) cache->take_idle(1, idle);
+      if (!idle.empty()) return true;
     }
-    return closed;
+    return false;
   }
   bool has_used_files() {
     std::lock_guard lock(mutex);
@@ -79,7 +79,7 @@ int open_descriptor(const std::function<int()>& open, WhenTaken when_taken) {
     const int fd = open();
     if (fd >= 0 || !is_out_of_descriptors(errno)) return fd;
     const int refusal = errno;
-    if (caches().close_idle(1, nullptr) > 0) continue;
+    if (caches().close_idle(nullptr)) continue;
     const bool waits = when_taken == WhenTaken::kWait && caches().has_used_files();
     errno = refusal;
     if (!waits || std::chrono::steady_clock::now() >= until) return -1;
@@ -112,7 +112,9 @@ bool FileCache::make_room() {
   Caches& all = caches();
   const auto most = static_cast<ssize_t>(most_cached_files());
   while (all.files.load(std::memory_order_relaxed) >= most) {
-    if (close_idle(1) == 0 && all.close_idle(1, this) == 0) return false;
+    std::vector<std::shared_ptr<void>> idle;
+    take_idle(1, idle);
+    if (idle.empty() && !all.close_idle(this)) return false;
   }
   return true;
 }

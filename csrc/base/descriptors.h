@@ -6,6 +6,8 @@
 
 #include <cstddef>
 #include <functional>
+#include <memory>
+#include <vector>
 
 namespace gdsdata {
 
@@ -45,8 +47,9 @@ size_t most_cached_files();
 // and `leave` before they go. Thread-safe.
 class FileCache {
  public:
-  // Closes up to `most` files that nobody uses, least recently used first; returns how many.
-  virtual size_t close_idle(size_t most) = 0;
+  // Moves up to `most` files that nobody uses to `idle`, least recently used first. They close when the caller releases
+  // them, so that it can do that without a lock.
+  virtual void take_idle(size_t most, std::vector<std::shared_ptr<void>>& idle) = 0;
   virtual bool has_used_files() = 0;
 
  protected:

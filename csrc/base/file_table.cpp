@@ -39,10 +39,12 @@ std::shared_ptr<File> FileTable::get(uint32_t index, WhenTaken when_taken) {
   if (!identities_.empty()) expected = identities_[index];
   auto file = File::open_for_reading(paths_[index], expected, when_taken);
   if (file == nullptr) return nullptr;
-  std::lock_guard lock(mutex_);
-  if (auto found = find(index)) return found;  // another thread was faster; ours closes with the last lock released
-  recency_.push_front(index);
-  opened_[index] = {file, recency_.begin()};
+  {
+    std::lock_guard lock(mutex_);
+    if (auto found = find(index)) return found;  // another thread was faster: ours closes behind the lock
+    recency_.push_front(index);
+    opened_[index] = {file, recency_.begin()};
+  }
   count(1);
   return file;
 }
@@ -54,18 +56,19 @@ std::shared_ptr<File> FileTable::find(uint32_t index) {
   return found->second.file;
 }
 
-size_t FileTable::close_idle(size_t most) {
-  std::vector<std::shared_ptr<File>> closing;  // they close without the lock
-  std::lock_guard lock(mutex_);
-  for (auto at = recency_.end(); at != recency_.begin() && closing.size() < most;) {
-    const auto opened = opened_.find(*--at);
-    if (!is_idle(opened->second)) continue;
-    closing.push_back(std::move(opened->second.file));
-    opened_.erase(opened);
-    at = recency_.erase(at);
+void FileTable::take_idle(size_t most, std::vector<std::shared_ptr<void>>& idle) {
+  const size_t before = idle.size();
+  {
+    std::lock_guard lock(mutex_);
+    for (auto at = recency_.end(); at != recency_.begin() && idle.size() - before < most;) {
+      const auto opened = opened_.find(*--at);
+      if (!is_idle(opened->second)) continue;
+      idle.push_back(std::move(opened->second.file));
+      opened_.erase(opened);
+      at = recency_.erase(at);
+    }
   }
-  count(-static_cast<ssize_t>(closing.size()));
-  return closing.size();
+  count(-static_cast<ssize_t>(idle.size() - before));
 }
 
 bool FileTable::has_used_files() {

@@ -40,7 +40,7 @@ class FileTable final : private FileCache {
     std::shared_ptr<File> file;
     std::list<uint32_t>::iterator recency;
   };
-  size_t close_idle(size_t most) override;
+  void take_idle(size_t most, std::vector<std::shared_ptr<void>>& idle) override;
   bool has_used_files() override;
   std::shared_ptr<File> find(uint32_t index);  // with the lock
   // A file outside of this table is in use: new users get their share of it here, under the lock.
@@ -49,8 +49,8 @@ class FileTable final : private FileCache {
   std::vector<std::string> paths_;
   std::vector<FileIdentity> identities_;      // empty, or one a path
   std::vector<std::shared_ptr<File>> given_;  // empty, or one a path; null: `opened_` has it, or will
-  // Guards what follows; not held while a file is opened or closed. What precedes it is read by all without a lock, so
-  // it lies in other cache lines.
+  // Guards what follows; held over no system call. What precedes it is read by all without a lock, so it lies in other
+  // cache lines.
   alignas(64) std::mutex mutex_;
   std::list<uint32_t> recency_;  // most recent first
   std::unordered_map<uint32_t, Opened> opened_;

@@ -4,6 +4,8 @@
 #include <sys/resource.h>
 #include <sys/wait.h>
 
+#include <atomic>
+#include <barrier>
 #include <exception>
 #include <functional>
 #include <random>
@@ -113,11 +115,17 @@ TEST_F(FewDescriptors, WhoHoldsNoneWaitsUntilOthersCloseOne) {
     const auto paths = write_files();
     const auto table = table_of(paths), other = table_of(paths);
     auto held = table->get(0);
+    const auto open_already = other->get(2);
     const auto taken = take_descriptors();
     EXPECT_EQ(other->get(1, WhenTaken::kGiveUp), nullptr);
     std::shared_ptr<File> waited_for;
-    std::thread waits([&] { waited_for = other->get(1); });
-    std::this_thread::yield();
+    std::atomic<bool> is_waiting{false};
+    std::thread waits([&] {
+      is_waiting = true;
+      waited_for = other->get(1);
+    });
+    while (!is_waiting) std::this_thread::yield();
+    EXPECT_EQ(other->get(2).get(), open_already.get()) << "a wait for a descriptor keeps the table's lock";
     held.reset();
     waits.join();
     ASSERT_NE(waited_for, nullptr);
@@ -161,6 +169,28 @@ TEST_F(FewDescriptors, AForkedChildHasCachesOfItsOwn) {
     ::waitpid(child, &status, 0);
     EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
   });
+}
+
+TEST(FileTable, ThreadsThatOpenAFileAtOnceShareOneDescriptor) {
+  constexpr size_t kThreads = 8, kRounds = 300;
+  const TemporaryFolder folder;
+  const std::string path = folder.write("a", random_bytes(10, 1));
+  const size_t before = count_descriptors();
+  for (size_t round = 0; round < kRounds; ++round) {
+    const auto table = table_of({path});
+    std::barrier begin(kThreads);
+    std::vector<std::shared_ptr<File>> got(kThreads);
+    std::vector<std::thread> threads;
+    for (size_t i = 0; i < kThreads; ++i) {
+      threads.emplace_back([&, i] {
+        begin.arrive_and_wait();
+        got[i] = table->get(0);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (const auto& file : got) ASSERT_EQ(file, got.front());
+    ASSERT_EQ(count_descriptors(), before + 1) << "in round " << round;
+  }
 }
 
 TEST(RoundFiles, AskTheTableOnceForAFileThatManyPartsRead) {
