@@ -10,6 +10,7 @@
 
 #include "base/types.h"
 #include "device/device.h"
+#include "tuning.h"
 
 namespace gdsdata {
 
@@ -47,8 +48,8 @@ enum class DirectMode : uint8_t {
 };
 
 struct BackendOptions {
-  size_t queue_depth = 64;
-  uint64_t bounce_bytes = 16 << 20;
+  size_t queue_depth = tuning::kQueueDepth;
+  uint64_t bounce_bytes = tuning::kLeastBounceBytes;
   uint64_t request_bytes = 1 << 20;
   DirectMode direct = DirectMode::kAuto;
   bool strict = false;  // a fallback is an error

@@ -5,6 +5,7 @@
 
 #include "base/extent_math.h"
 #include "device/anonymous_memory.h"
+#include "tuning.h"
 
 namespace gdsdata {
 
@@ -50,7 +51,7 @@ void BounceArena::bring_the_rest() {
   if (bringing_.joinable()) return;
   const size_t end_page = size_bytes() / kPageBytes;
   const auto bring = [this, end_page] {
-    constexpr size_t kPagesAtOnce = (2 << 20) / kPageBytes;
+    constexpr size_t kPagesAtOnce = tuning::kTouchedAtOnceBytes / kPageBytes;
     for (size_t page = ready_pages_; page < end_page && !stopped_.load(std::memory_order_relaxed);) {
       const size_t pages = std::min(kPagesAtOnce - page % kPagesAtOnce, end_page - page);
       // Refused by systems that know no such request: it is touched when it is used, then.

@@ -18,6 +18,7 @@
 #include "backend/request_error.h"
 #include "base/fallbacks.h"
 #include "base/file.h"
+#include "tuning.h"
 
 namespace gdsdata {
 
@@ -25,11 +26,6 @@ namespace {
 
 // A driver that answers so often without moving a byte will not move one.
 constexpr int kMaxIdleAnswers = 1000;
-
-// A batch takes no more entries before all that it has are done, so there are several: one ends while others run.
-constexpr size_t kBatches = 4;
-
-constexpr std::chrono::milliseconds kLook{1};  // at the other batches, while waiting for one
 
 // A file as cuFile knows it. It is the File's companion, so it ends before the descriptor closes, and requests in
 // flight keep it open.
@@ -93,7 +89,7 @@ class CufileBackend final : public Backend {
     // Longer entries than its own buffers take another way through cuFile, which copies.
     const uint64_t cache_bytes = uint64_t{api_.properties.per_buffer_cache_kib} * 1024;
     entry_bytes_ = cache_bytes == 0 ? options.request_bytes : cache_bytes;
-    batches_.resize(std::min(depth_, kBatches));
+    batches_.resize(std::min(depth_, tuning::kCufileBatches));
     for (Batch& batch : batches_) batch.parts.resize(depth_ / batches_.size());
     entries_.reserve(batches_.front().parts.size());
     events_.resize(batches_.front().parts.size());
@@ -143,7 +139,8 @@ class CufileBackend final : public Backend {
       const auto left = deadline - std::chrono::steady_clock::now();
       if (left.count() <= 0) return 0;
       const auto busy = std::find_if(batches_.begin(), batches_.end(), [](const Batch& b) { return b.in_flight > 0; });
-      if (busy != batches_.end()) take_answers(*busy, 1, std::min<std::chrono::nanoseconds>(left, kLook));
+      if (busy != batches_.end())
+        take_answers(*busy, 1, std::min<std::chrono::nanoseconds>(left, tuning::kCufileLooks));
     }
   }
 

@@ -11,18 +11,13 @@
 #include "base/crc32.h"
 #include "base/extent_math.h"
 #include "base/file.h"
+#include "tuning.h"
 
 namespace gdsdata {
 
 namespace {
 
-// Smaller reads go through a bounce as a whole: registered memory is then worth more than a copy saved.
-constexpr uint64_t kInPlaceBytes = 64 * 1024;
-
 constexpr uint64_t kPageBytes = 4096;
-
-// So much of what is copied is in a core's cache behind it.
-constexpr uint64_t kCachedBytes = 256 * 1024;
 
 // A kernel that answers so often without moving a byte will not move one.
 constexpr uint64_t kMaxIdleAnswers = 1000;
@@ -64,7 +59,7 @@ bool Flight::begin(const Request& request, BounceArena& arena, bool others_in_fl
   // request writes partly around the page cache and another one through it makes the next fsync fail with EIO.
   if (is_direct()) {
     alignment_ = request.file->direct_alignment();
-    if (request.length >= kInPlaceBytes) alignment_ = std::max(alignment_, kPageBytes);
+    if (request.length >= tuning::kInPlaceBytes) alignment_ = std::max(alignment_, kPageBytes);
     if (request.direction == Direction::kWrite) alignment_ = std::max(alignment_, page_bytes());
   }
   if (!take_window(others_in_flight)) return false;
@@ -86,7 +81,7 @@ bool Flight::take_window(bool others_in_flight) {
   if (window_begin_ == window_end_) return true;
   const Piece& piece = request_.pieces.front();
   if (in_one_place(request_.pieces) && request_.conversion == Conversion::kNone && is_congruent(piece, alignment_) &&
-      (write || request_.length >= kInPlaceBytes || !is_direct())) {
+      (write || request_.length >= tuning::kInPlaceBytes || !is_direct())) {
     const bool whole = request_.owns_pages && !write && alignment_ <= kPageBytes;
     middle_begin_ = whole ? window_begin_ : align_up(request_.offset, alignment_);
     middle_end_ = whole ? window_end_ : std::max(middle_begin_, align_down(end(), alignment_));
@@ -111,7 +106,7 @@ void Flight::leave_memory() {
       const uint64_t offset = piece.offset + done;
       const bool bounces = offset >= window_begin_ && offset < bounced_end;
       const uint64_t stop = bounces ? bounced_end : offset < window_begin_ ? window_begin_ : end();
-      const uint64_t bytes = std::min({piece.length - done, stop - offset, kCachedBytes});
+      const uint64_t bytes = std::min({piece.length - done, stop - offset, tuning::kCheckedAtOnceBytes});
       if (bounces) copy_bytes(bounce_ + (offset - window_begin_), piece.memory + done, bytes);
       if (piece.checksum != nullptr) *piece.checksum = crc32(piece.memory + done, bytes, *piece.checksum);
       done += bytes;

@@ -7,24 +7,17 @@
 #include <cerrno>
 
 #include "base/copy.h"
+#include "tuning.h"
 
 namespace gdsdata {
 
 namespace {
 
-// Steps in which a partly resident transfer is looked at, and converted bytes pass through scratch memory
-// that stays in the second-level cache.
-constexpr uint64_t kStepBytes = 256 * 1024;
-
-// Records lie all over the file, which no hardware prefetcher foresees: asking for the lines of the record
-// after next but two while this one is copied doubles the rate (docs/design-decisions.md).
-constexpr size_t kPrefetchDistance = 4;
-constexpr uint64_t kPrefetchBytes = 4096;
-
+// Records lie all over the file, which no hardware prefetcher foresees.
 void prefetch(const std::byte* memory, uint64_t length) {
   constexpr uint64_t kLineBytes = 64;
   constexpr int kForReading = 0, kIntoSecondLevel = 2;
-  for (uint64_t i = 0; i < std::min(length, kPrefetchBytes); i += kLineBytes) {
+  for (uint64_t i = 0; i < std::min(length, tuning::kPrefetchedBytes); i += kLineBytes) {
     __builtin_prefetch(memory + i, kForReading, kIntoSecondLevel);
   }
 }
@@ -47,10 +40,9 @@ bool resident(File& file, Mapping& mapping, const Transfer& transfer) {
 // Of a long transfer a page in each stretch is asked for first: that tells the two common cases, all and nothing, from
 // the rare one at a fraction of the cost. What was evicted between, RWF_NOWAIT does not wait for.
 File::Residency long_residency(File& file, const Transfer& transfer) {
-  constexpr uint64_t kStretchBytes = 512 * 1024;
-  if (transfer.length < 2 * kStretchBytes) return file.residency(transfer.offset, transfer.length);
+  if (transfer.length < 2 * tuning::kResidencyStretchBytes) return file.residency(transfer.offset, transfer.length);
   File::Residency first = File::Residency::kUnknown;
-  for (uint64_t done = 0; done < transfer.length; done += kStretchBytes) {
+  for (uint64_t done = 0; done < transfer.length; done += tuning::kResidencyStretchBytes) {
     const File::Residency page = file.residency(transfer.offset + done, 1);
     if (done == 0) first = page;
     if (page != first) return file.residency(transfer.offset, transfer.length);
@@ -120,8 +112,8 @@ std::optional<Error> PageCache::copy_mapped(Conversion conversion, bool past_cac
   MappingGuard::install_handler();
   const long major_faults = count_major_faults();
   for (size_t i = 0; i < copies_.size(); ++i) {
-    if (i + kPrefetchDistance < copies_.size()) {
-      const Copy& later = copies_[i + kPrefetchDistance];
+    if (i + tuning::kPrefetchedRecords < copies_.size()) {
+      const Copy& later = copies_[i + tuning::kPrefetchedRecords];
       prefetch(later.mapping->data() + later.transfer->offset, later.transfer->length);
     }
     const Copy& copy = copies_[i];
@@ -161,7 +153,7 @@ void PageCache::read_resident(File& file, const Transfer& transfer, File::Reside
     return;
   }
   const uint64_t step_bytes =
-      whole == File::Residency::kSome || conversion != Conversion::kNone ? kStepBytes : transfer.length;
+      whole == File::Residency::kSome || conversion != Conversion::kNone ? tuning::kScratchBytes : transfer.length;
   for (uint64_t done = 0; done < transfer.length; done += step_bytes) {
     Transfer part{transfer.file, transfer.offset + done, std::min(step_bytes, transfer.length - done),
                   transfer.memory + result_bytes(conversion, done)};
@@ -181,7 +173,7 @@ void PageCache::read_resident(File& file, const Transfer& transfer, File::Reside
 uint64_t PageCache::read_now(File& file, const Transfer& part, Conversion conversion, bool known_resident) {
   std::byte* target = part.memory;
   if (conversion != Conversion::kNone) {
-    if (scratch_.size() < part.length) scratch_.resize(std::max(kStepBytes, part.length));
+    if (scratch_.size() < part.length) scratch_.resize(std::max(tuning::kScratchBytes, part.length));
     target = scratch_.data();
   }
   uint64_t served = 0;

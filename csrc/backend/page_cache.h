@@ -8,6 +8,7 @@
 
 #include "base/file.h"
 #include "base/types.h"
+#include "tuning.h"
 
 namespace gdsdata {
 
@@ -17,10 +18,10 @@ class PageCache {
   // Out of files of at least kMapFileBytes, transfers of at most kShortBytes are copied from a mapping (no system call
   // each), and longer ones where Mapping::map_for_copying says so, but not when a file of less than kLongFileBytes is
   // read for the first time: making a mapping costs what copying some MiB does. Others are read by preadv2 with
-  // RWF_NOWAIT. Measured: docs/design-decisions.md.
-  static constexpr uint64_t kShortBytes = 64 * 1024;
-  static constexpr uint64_t kMapFileBytes = 1 << 20;
-  static constexpr uint64_t kLongFileBytes = 8 << 20;
+  // RWF_NOWAIT.
+  static constexpr uint64_t kShortBytes = tuning::kMappedTransferBytes;
+  static constexpr uint64_t kMapFileBytes = tuning::kMappedFileBytes;
+  static constexpr uint64_t kLongFileBytes = tuning::kLongFileBytes;
 
   // `files[i]` is the open file of `transfers[i]`. Appends what was not resident to `left`, as whole
   // transfers or parts of them, and counts what was delivered in `bytes`. An error where a file ends before

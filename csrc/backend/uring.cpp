@@ -37,6 +37,7 @@ std::unique_ptr<Backend> make_uring_backend(const BackendOptions&) {
 #include "backend/flight.h"
 #include "base/descriptors.h"
 #include "base/extent_math.h"
+#include "tuning.h"
 
 namespace gdsdata {
 
@@ -86,7 +87,7 @@ class UringBackend final : public Backend {
  public:
   explicit UringBackend(const BackendOptions& options)
       : options_(options),
-        arena_(*host_device(), options.bounce_bytes, kRegisteredBytes),
+        arena_(*host_device(), options.bounce_bytes, tuning::kRegisteredBytes),
         flights_(options.queue_depth),
         most_writing_bytes_(std::max(options.bounce_bytes / 2, 2 * (options.request_bytes + kCutBytes))) {
     if (!options.faults.empty()) faults_ = FaultPlan::parse(options.faults);
@@ -102,7 +103,7 @@ class UringBackend final : public Backend {
     // Registered memory spares the kernel pinning pages at each request. Where the limit of locked memory
     // forbids it, requests work without. It is brought at once, so only what short requests use: for long ones in huge
     // pages it hardly matters.
-    registered_.push_back({arena_.data(), std::min(arena_.size_bytes(), kRegisteredBytes)});
+    registered_.push_back({arena_.data(), std::min(arena_.size_bytes(), tuning::kRegisteredBytes)});
     register_memory();
   }
 
@@ -156,8 +157,6 @@ class UringBackend final : public Backend {
   }
 
  private:
-  static constexpr uint64_t kRegisteredBytes = 4 << 20;
-  static constexpr uint64_t kLooksEveryBytes = 1 << 20;
   static constexpr uint64_t kWake = UINT64_MAX;  // in the place of a flight's index
   // A wait for several answers ends with as many, whatever they are: an interrupt has to bring them all.
   static constexpr size_t kWakes = 8;
@@ -185,7 +184,7 @@ class UringBackend final : public Backend {
       }
       ready_writes_.push_back(index);
       passed_bytes += flight.length();
-      if (passed_bytes >= kLooksEveryBytes) {
+      if (passed_bytes >= tuning::kLooksEveryBytes) {
         passed_bytes = 0;
         take_answers(0);
       }

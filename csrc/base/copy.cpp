@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "tuning.h"
+
 // Sanitizers know what memcpy reads and writes, and not what these instructions do.
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
 #define GDSDATA_STREAMING_STORES
@@ -15,8 +17,6 @@ namespace gdsdata {
 namespace {
 
 constexpr uint64_t kLineBytes = 64;
-// Shorter ones are often in a cache already, or soon wanted in one.
-constexpr uint64_t kLongBytes = 256 * 1024;
 
 // `to` begins a line; whole lines only. Without a hint to the prefetcher: it costs Intel's up to three tenths.
 using Stream = void (*)(std::byte* to, const std::byte* from, uint64_t bytes);
@@ -49,7 +49,7 @@ void stream_by_16(std::byte* to, const std::byte* from, uint64_t bytes) {
 }  // namespace
 
 void copy_bytes(std::byte* to, const std::byte* from, uint64_t bytes) {
-  if (bytes < kLongBytes) {
+  if (bytes < tuning::kStreamedCopyBytes) {
     std::memcpy(to, from, bytes);
     return;
   }

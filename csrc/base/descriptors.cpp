@@ -11,6 +11,8 @@
 #include <thread>
 #include <vector>
 
+#include "tuning.h"
+
 namespace gdsdata {
 
 namespace {
@@ -88,10 +90,9 @@ int open_descriptor(const std::function<int()>& open, WhenTaken when_taken) {
 }
 
 size_t most_cached_files() {
-  constexpr size_t kMost = 4096;
   rlimit limit{};
-  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return kMost;
-  return std::clamp<size_t>(limit.rlim_cur / 4, 1, kMost);
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return tuning::kMostCachedFiles;
+  return std::clamp<size_t>(limit.rlim_cur / 4, 1, tuning::kMostCachedFiles);
 }
 
 void FileCache::join() {

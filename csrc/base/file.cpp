@@ -18,6 +18,7 @@
 #include <thread>
 
 #include "base/fallbacks.h"
+#include "tuning.h"
 
 namespace gdsdata {
 
@@ -377,9 +378,8 @@ void replace(const std::string& temporary, const std::string& path) {
 }
 
 void free_in_background(Descriptor last) {
-  constexpr off_t kLargeBytes = 64 << 20;
   struct stat status{};
-  if (last.get() >= 0 && ::fstat(last.get(), &status) == 0 && status.st_size >= kLargeBytes) {
+  if (last.get() >= 0 && ::fstat(last.get(), &status) == 0 && status.st_size >= tuning::kLongToFreeBytes) {
     freeing().free(std::move(last));
   }
 }

@@ -10,18 +10,11 @@
 #include <thread>
 
 #include "base/sigbus.h"
+#include "tuning.h"
 
 namespace gdsdata {
 
 namespace {
-
-// A page of a large folio takes a few nanoseconds to map, one by itself 100 to 400, and 400 to 600 to copy.
-constexpr std::chrono::nanoseconds kLowPageCost{40};
-constexpr uint32_t kTriedAgain = 8;  // of so many ranges one
-
-// Whoever drops a file is not kept while the pages of a long one are unmapped: 0.3 to 60 ms each GiB, by their folios.
-// Until then the page cache cannot let go of them, nor the file system of a file without a name.
-constexpr uint64_t kLongToUnmapBytes = 256 << 20;
 
 struct GuardedRange {
   const std::byte* begin = nullptr;
@@ -58,11 +51,12 @@ void MappingGuard::install_handler() { put_sigbus_handler_in_front(read_zeros_in
 
 bool MappingTrial::is_due() {
   return !last_was_dear_.load(std::memory_order_relaxed) ||
-         left_out_.fetch_add(1, std::memory_order_relaxed) % kTriedAgain == kTriedAgain - 1;
+         left_out_.fetch_add(1, std::memory_order_relaxed) % tuning::kMappingTriedEvery ==
+             tuning::kMappingTriedEvery - 1;
 }
 
 void MappingTrial::took(std::chrono::nanoseconds a_page) {
-  last_was_dear_.store(a_page >= kLowPageCost, std::memory_order_relaxed);
+  last_was_dear_.store(a_page >= tuning::kCheapPage, std::memory_order_relaxed);
 }
 
 std::unique_ptr<Mapping> Mapping::make(int fd, uint64_t size_bytes) {
@@ -92,7 +86,8 @@ int64_t Mapping::clock_ms() {
 Mapping::~Mapping() {
   const auto unmap = [data = const_cast<std::byte*>(data_), size_bytes = size_bytes_] { ::munmap(data, size_bytes); };
   try {
-    if (size_bytes_ >= kLongToUnmapBytes) {
+    // Until it is unmapped, the page cache keeps its pages, and the file system a file without a name.
+    if (size_bytes_ >= tuning::kLongToUnmapBytes) {
       std::thread(unmap).detach();
       return;
     }

@@ -9,6 +9,8 @@
 #include <memory>
 #include <vector>
 
+#include "tuning.h"
+
 namespace gdsdata {
 
 uint64_t page_bytes();  // of the machine: 4096, or 65536 on some ARM kernels
@@ -62,7 +64,7 @@ class Mapping {
 
   // Whether an area of kAreaBytes is nearly all in the page cache, asked of `share` (which is slow: a
   // microsecond for each few dozen pages) at most once a second.
-  static constexpr uint64_t kAreaBytes = 16 << 20;
+  static constexpr uint64_t kAreaBytes = tuning::kHoleAreaBytes;
   template <typename Share>
   bool area_mostly_resident(uint64_t offset, Share share) {
     std::atomic<int64_t>& known = areas_[offset / kAreaBytes];

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "base/crc32.h"
+#include "tuning.h"
 
 namespace gdsdata {
 
@@ -33,10 +34,6 @@ constexpr std::string_view kNoKernel = "00000000";
 // was free, but that another kernel's process may hold on a file system whose locks do not reach other hosts.
 constexpr int64_t kUnchangedOfOtherKernelS = 3600;
 constexpr int64_t kUnchangedWithoutLockS = 24 * 3600;
-
-// A folder of up to so many entries is listed by each save, and one of n times as many by every n-th save. A listing
-// takes about 0.3 ms per 1000 entries, so n saves into one folder would otherwise take n² steps.
-constexpr size_t kEntriesPerSave = 1000;
 
 std::string hex(uint64_t value, size_t digits) {
   std::array<char, 17> text{};
@@ -157,7 +154,7 @@ std::vector<std::string> temporaries_in(const std::string& folder) {
   const std::pair key(status.st_dev, status.st_ino);
   if (const auto found = large.find(key); found != large.end()) {
     Listing& known = found->second;
-    if (++known.uses * kEntriesPerSave < known.entries) return known.temporaries;
+    if (++known.uses * tuning::kEntriesPerSave < known.entries) return known.temporaries;
     large.erase(found);
   }
   Listing listing;
@@ -165,7 +162,7 @@ std::vector<std::string> temporaries_in(const std::string& folder) {
     ++listing.entries;
     if (const std::string_view name = entry->d_name; name.ends_with(kSuffix)) listing.temporaries.emplace_back(name);
   }
-  if (listing.entries <= kEntriesPerSave) return std::move(listing.temporaries);
+  if (listing.entries <= tuning::kEntriesPerSave) return std::move(listing.temporaries);
   return (large[key] = std::move(listing)).temporaries;
 }
 

@@ -16,6 +16,7 @@
 #include "device/cuda_api.h"
 #include "device/device.h"
 #include "device/gather_kernel.h"
+#include "tuning.h"
 
 namespace gdsdata {
 
@@ -130,16 +131,15 @@ class CudaEvent final : public Event {
   }
   // Sleeps between looks: a thread that spins would take a core from the program.
   void wait() override {
-    std::chrono::microseconds sleep{10};
+    std::chrono::microseconds sleep = tuning::kShortestEventSleep;
     while (!done()) {
       std::this_thread::sleep_for(sleep);
-      sleep = std::min(2 * sleep, kLongestSleep);
+      sleep = std::min(2 * sleep, tuning::kLongestEventSleep);
     }
   }
   CudaApi::Event handle() const { return event_; }
 
  private:
-  static constexpr std::chrono::microseconds kLongestSleep{200};
   Gpu& gpu_;
   const CudaApi::Event event_;
   std::atomic<bool> done_{false};  // it is recorded once
@@ -182,9 +182,9 @@ class CudaStream final : public Stream {
     uint64_t count_parameter = count, bytes_parameter = bytes;
     unsigned unit_bytes = gather_unit_bytes(common);
     void* parameters[] = {&target_address, &addresses, &count_parameter, &bytes_parameter, &unit_bytes};
-    gpu_.api.check(
-        gpu_.api.launch(function, kGatherBlocks, 1, 1, kGatherThreads, 1, 1, 0, stream_, parameters, nullptr),
-        "gathering " + std::to_string(count) + " records on " + gpu_.name());
+    gpu_.api.check(gpu_.api.launch(function, tuning::kGatherBlocks, 1, 1, tuning::kGatherThreads, 1, 1, 0, stream_,
+                                   parameters, nullptr),
+                   "gathering " + std::to_string(count) + " records on " + gpu_.name());
   }
   void wait(Event& event) override {
     const auto* recorded = dynamic_cast<const CudaEvent*>(&event);

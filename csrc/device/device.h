@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "tuning.h"
 
 namespace gdsdata {
 
@@ -25,11 +26,9 @@ class Event {
   virtual void wait() = 0;  // sleeps until it is done
 };
 
-// Waits for what takes less than a sleep, which is 60 us at least: looks again and again, and sleeps if it takes
-// longer.
+// Waits for what takes less than a sleep: polls for a moment before it sleeps.
 inline void wait_soon(Event& event) {
-  constexpr std::chrono::microseconds kLooked{100};
-  const auto until = std::chrono::steady_clock::now() + kLooked;
+  const auto until = std::chrono::steady_clock::now() + tuning::kEventPolls;
   while (!event.done()) {
     if (std::chrono::steady_clock::now() > until) return event.wait();
   }

@@ -8,11 +8,6 @@ namespace gdsdata {
 extern const char* const kGatherPtx;  // gather_kernel.cpp, made of gather_kernel.cu
 inline constexpr const char* kGatherName = "gdsdata_gather";
 
-// Enough requests in flight to fill the link, few enough blocks to leave the GPU to its program:
-// docs/design-decisions.md.
-inline constexpr unsigned kGatherBlocks = 32;
-inline constexpr unsigned kGatherThreads = 512;
-
 // The largest unit, up to 16 bytes, that divides everything whose bits are in `common`.
 constexpr unsigned gather_unit_bytes(uint64_t common) {
   unsigned unit = 16;

@@ -16,6 +16,7 @@
 #include "engine/segment_queue.h"
 #include "engine/staged_worker.h"
 #include "engine/stall_clock.h"
+#include "tuning.h"
 
 namespace gdsdata {
 
@@ -44,29 +45,27 @@ void check(const EngineOptions& options, const Device& device) {
   if (options.workers > 256) refuse("workers must be at most 256");
 }
 
-constexpr size_t kDefaultQueueDepth = 64;
+uint64_t default_segment_bytes(const Device& device) {
+  return device.host_addressable() ? tuning::kHostReadSegmentBytes : tuning::kDeviceReadSegmentBytes;
+}
 
-// What a copy to a GPU costs besides its bytes is spread over this: 44 GB/s at 1 MiB, 50 at 4
-// (docs/design-decisions.md).
-uint64_t default_segment_bytes(const Device& device) { return device.host_addressable() ? 1 << 20 : 4 << 20; }
+uint64_t default_write_segment_bytes(const Device& device) {
+  return device.host_addressable() ? tuning::kHostWriteSegmentBytes : tuning::kDeviceWriteSegmentBytes;
+}
 
-// Requests that are submitted together are joined by the kernel, and a virtual disk writes long ones a fifth faster
-// (docs/design-decisions.md). What is staged has to fit into staging memory, twice and more.
-uint64_t default_write_segment_bytes(const Device& device) { return device.host_addressable() ? 8 << 20 : 4 << 20; }
-
-// With io_uring one worker keeps a disk busy, and several are for copying out of the page cache, where the
-// consumer helps: a core is left to it. With posix a worker has one request in flight, so a disk wants many.
+// With io_uring, several workers are for copies out of the page cache. The consumer helps with those, so a core is left
+// to it.
 size_t default_workers(const std::string& backend) {
   const size_t cores = std::max(1U, std::thread::hardware_concurrency());
-  return backend == "uring" ? std::clamp<size_t>(cores - 1, 1, 8) : 8;
+  return backend == "uring" ? std::clamp<size_t>(cores - 1, 1, tuning::kMostUringWorkers) : tuning::kPosixWorkers;
 }
 
 constexpr std::chrono::nanoseconds kForEver = std::chrono::hours(24 * 365);
 
-// So much on its way, or of writes half of it and the other half ready, keeps a disk busy while a worker copies: with
-// 16 MiB a single one's saves took an eighth to a third longer than with 64, and its reads an eighth
-// (docs/design-decisions.md).
-uint64_t default_bounce_bytes(size_t workers) { return std::max<uint64_t>((64 << 20) / workers, 16 << 20); }
+// Of reads all of it is in flight, of writes one half, while the other half is made ready.
+uint64_t default_bounce_bytes(size_t workers) {
+  return std::max(tuning::kSharedBounceBytes / workers, tuning::kLeastBounceBytes);
+}
 
 Error stall_of(const Group& group, std::chrono::nanoseconds timeout) {
   const GroupRequest& request = group.request();
@@ -114,7 +113,7 @@ Engine::Engine(EngineOptions options, std::shared_ptr<Device> device)
     : process_(process_id()), running_(std::make_shared<Running>()) {
   Running& running = *running_;
   running.selection = select_backend(options.backend, options.io, *device);
-  if (options.io.queue_depth == 0) options.io.queue_depth = kDefaultQueueDepth;
+  if (options.io.queue_depth == 0) options.io.queue_depth = tuning::kQueueDepth;
   SegmentLimits& limits = running.segment_limits;
   limits.write_bytes = options.segment_bytes != 0 ? options.segment_bytes : default_write_segment_bytes(*device);
   if (options.segment_bytes == 0) options.segment_bytes = default_segment_bytes(*device);

@@ -4,15 +4,9 @@
 #include <stdexcept>
 #include <utility>
 
+#include "tuning.h"
+
 namespace gdsdata {
-
-namespace {
-
-// Memory of shorter batches is written again and again, and read soon: it stays in the processor's caches. So does
-// staging memory, whatever the batch (benchmarks/notes/page_cache.md, checkpoints.md).
-constexpr uint64_t kPastCachesBytes = 16 << 20;
-
-}  // namespace
 
 GroupRequest& Group::edit() {
   if (open_segments_.load(std::memory_order_acquire) != 0) {
@@ -48,8 +42,10 @@ void Group::reset_result() {
 std::span<const PartRange> Group::begin(const SegmentLimits& limits, bool host_addressable) {
   reset_result();
   segment(request_.transfers, request_.direction, request_.conversion, limits, segmentation_);
-  is_short_ = request_.direction == Direction::kRead && segmentation_.bytes <= kShortReadBytes;
-  past_caches_ = host_addressable && segmentation_.bytes >= kPastCachesBytes;
+  is_short_ = request_.direction == Direction::kRead && segmentation_.bytes <= tuning::kShortReadBytes;
+  // Memory of shorter batches is written again and again, and read soon: it stays in the processor's caches. So does
+  // staging memory, whatever the batch.
+  past_caches_ = host_addressable && segmentation_.bytes >= tuning::kPastCachesBytes;
   part_checksums_.assign(request_.checksum != Checksum::kNone ? segmentation_.parts.size() : 0, 0);
   open_segments_ = segmentation_.segments.size();
   return segmentation_.segments;

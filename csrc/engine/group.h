@@ -22,10 +22,6 @@ namespace gdsdata {
 // Which segments go first if both kinds wait: see SegmentQueue.
 enum class Priority : uint8_t { kTraining, kBackground };
 
-// A read of at most so many bytes is short: its waiting caller serves it if it can, and polls for it. Waking a worker
-// and copying out of the page cache beside it takes longer (benchmarks/notes/gpu.md).
-inline constexpr uint64_t kShortReadBytes = 1 << 20;
-
 // What a caller asks for.
 struct GroupRequest {
   std::shared_ptr<FileTable> files;
@@ -106,7 +102,7 @@ class Group {
 
   GroupRequest request_;
   Segmentation segmentation_;
-  bool is_short_ = false;     // a read of at most kShortReadBytes
+  bool is_short_ = false;     // a read of at most tuning::kShortReadBytes: see Engine::help_with
   bool past_caches_ = false;  // copies out of the page cache go past the processor's caches
   std::atomic<size_t> open_segments_{0};  // 0: not in flight
   std::atomic<uint64_t> requests_taken_{0}, requests_completed_{0};  // by backends

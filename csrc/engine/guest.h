@@ -10,6 +10,7 @@
 #include "engine/segment_queue.h"
 #include "engine/staged_copies.h"
 #include "engine/worker_log.h"
+#include "tuning.h"
 
 namespace gdsdata {
 
@@ -27,7 +28,7 @@ class Guest {
 
   // Pinned memory that help_with allocates.
   static constexpr uint64_t kStagingBytes = Staging::kFirstBytes;
-  static_assert(kStagingBytes >= Staging::most_bytes(kShortReadBytes));
+  static_assert(kStagingBytes >= Staging::most_bytes(tuning::kShortReadBytes));
 
   WorkerLog& log() { return log_; }
 

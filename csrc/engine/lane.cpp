@@ -6,15 +6,11 @@
 #include "backend/select.h"
 #include "base/descriptors.h"
 #include "base/fallbacks.h"
+#include "tuning.h"
 
 namespace gdsdata {
 
 namespace {
-
-// A worker with many requests in flight sleeps until a few have ended, or for so long: waking costs tens of
-// microseconds (benchmarks/notes/gpu.md).
-constexpr size_t kMostAtOnce = 8;
-constexpr std::chrono::milliseconds kFewReapTimeout{1};
 
 // Behind SegmentQueue::sleeps.
 struct Sleep {
@@ -67,9 +63,9 @@ Lane::Exchange Lane::exchange(std::chrono::milliseconds patience, SegmentQueue* 
     exchange.moved = taken > 0;
     return exchange;
   }
-  completions_.resize(std::min(options_.queue_depth, kMostAtOnce));
-  const size_t few = patience.count() > 0 ? std::clamp<size_t>(in_flight_ / 4, 1, kMostAtOnce) : 0;
-  size_t count = reap(few, few > 1 ? std::min(patience, kFewReapTimeout) : patience, queue);
+  completions_.resize(std::min(options_.queue_depth, tuning::kMostCompletionsAtOnce));
+  const size_t few = patience.count() > 0 ? std::clamp<size_t>(in_flight_ / 4, 1, tuning::kMostCompletionsAtOnce) : 0;
+  size_t count = reap(few, few > 1 ? std::min(patience, tuning::kFewCompletionsTimeout) : patience, queue);
   if (count == 0 && few > 1) count = reap(1, patience, queue);
   in_flight_ -= count;
   try {

@@ -4,16 +4,17 @@
 #include <thread>
 #include <utility>
 
+#include "tuning.h"
+
 namespace gdsdata {
 
 // Looks more often than an event's own wait does: a sleeping waiter stalls the link.
 void Link::Ticket::wait() {
-  constexpr std::chrono::microseconds kSleep{10};
-  while (!done()) std::this_thread::sleep_for(kSleep);
+  while (!done()) std::this_thread::sleep_for(tuning::kLinkSleep);
 }
 
 bool Link::Ticket::is_submitted() {
-  if (!submitted_.load(std::memory_order_acquire)) link_.submit(kMostInFlight);
+  if (!submitted_.load(std::memory_order_acquire)) link_.submit(tuning::kMostBatchesOnLink);
   return submitted_.load(std::memory_order_acquire);
 }
 
@@ -29,7 +30,7 @@ std::shared_ptr<Link::Ticket> Link::carry(EndedSegment& segment, std::span<const
     waiting_.emplace_back();
     waiting_.back() = {std::move(segment), runs, ticket};
   }
-  submit(kMostInFlight);
+  submit(tuning::kMostBatchesOnLink);
   return ticket;
 }
 
@@ -61,7 +62,7 @@ bool Link::submit_batch(std::vector<Load>& submitted) {
       for (const Staging::Run& run : waiting_.front().runs) batch_.push_back({run.device, run.host, run.bytes});
       submitted.push_back(std::move(waiting_.front()));
       waiting_.pop_front();
-    } while (!waiting_.empty() && batch_.size() + waiting_.front().runs.size() <= kMostCopies);
+    } while (!waiting_.empty() && batch_.size() + waiting_.front().runs.size() <= tuning::kMostCopiesOfBatch);
     if (stream_ == nullptr) stream_ = device_.make_stream();
     stream_->copy_all_in(batch_);
     copied = stream_->record();

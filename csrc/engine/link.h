@@ -57,8 +57,6 @@ class Link {
     std::span<const Staging::Run> runs;
     std::shared_ptr<Ticket> ticket;
   };
-  static constexpr size_t kMostInFlight = 2;  // one that is copied, one that follows it at once
-  static constexpr size_t kMostCopies = 64;   // of a batch; more if a segment has more
 
   void submit(size_t most_in_flight);
   // With the lock. Appends the copies that it takes, submitted or failed; false if there is no memory for that.

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "backend/backend.h"
+#include "tuning.h"
 
 namespace gdsdata {
 
@@ -13,8 +14,9 @@ struct EngineOptions {
   std::string backend = "auto";
   size_t workers = 0;                   // threads; 0: as many as serve the backend best
   uint64_t segment_bytes = 0;           // the longest segment, a worker's share; 0: what serves the device best
-  uint64_t staging_bytes = 13 << 20;    // pinned memory of each worker, if the processor cannot write the device
-  uint64_t coalesce_gap_bytes = 16384;  // neighbors at most so far apart become one request
+  uint64_t staging_bytes =
+      tuning::kStagingBytes;    // pinned memory of each worker, if the processor cannot write the device
+  uint64_t coalesce_gap_bytes = tuning::kCoalesceGapBytes;  // neighbors at most so far apart become one request
   BackendOptions io;                    // of each worker's backend
 };
 

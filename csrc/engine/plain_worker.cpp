@@ -2,13 +2,6 @@
 
 namespace gdsdata {
 
-namespace {
-
-// A worker that waits for its disk looks up this often; nothing depends on it.
-constexpr std::chrono::milliseconds kReapTimeout{100};
-
-}  // namespace
-
 bool PlainWorker::turn() {
   count_active();
   const bool busy = segments_.has_unfinished() || lane_.busy();

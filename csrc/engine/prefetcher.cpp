@@ -8,6 +8,7 @@
 
 #include "engine/ring.h"
 #include "engine/stall_clock.h"
+#include "tuning.h"
 
 namespace gdsdata {
 
@@ -290,13 +291,12 @@ std::optional<Prefetcher::Batch> Prefetcher::Core::next(const std::function<void
 // Where the processor can write batches, the consumer copies too rather than sleep: waking it would cost as
 // much as a small batch. Then it looks a few more times, for a worker may be about to finish. False: it has to sleep.
 bool Prefetcher::Core::help_until_head(std::unique_lock<std::mutex>& lock) {
-  constexpr std::chrono::microseconds kPatience{20};
   const std::shared_ptr<Engine> engine = engine_;
   lock.unlock();
   engine->hurry();
   while (true) {
     bool helped = engine->help();
-    const auto until = Clock::now() + kPatience;
+    const auto until = Clock::now() + tuning::kConsumerLooks;
     while (!helped && !head_ready_.load(std::memory_order_acquire) && Clock::now() < until) {
       helped = engine->help();
     }

@@ -5,13 +5,9 @@
 #include <utility>
 
 #include "base/extent_math.h"
+#include "tuning.h"
 
 namespace gdsdata {
-
-namespace {
-// Registered at a time, so that whoever ends meanwhile waits for tens of milliseconds only.
-constexpr uint64_t kWindowBytes = 32 << 20;
-}  // namespace
 
 Residence::Residence(std::shared_ptr<Device> device, std::shared_ptr<FileTable> files)
     : device_(std::move(device)), files_(std::move(files)), thread_([this] { register_files(); }) {}
@@ -62,9 +58,9 @@ void Residence::register_file(uint32_t index) {
     throw Failure({ErrorCode::kUnavailable, "'" + file->path() + "' cannot be mapped into memory", file->path()});
   }
   const uint64_t mapped_bytes = align_up(mapping->size_bytes(), page_bytes());
-  for (uint64_t offset = 0; offset < mapped_bytes && !stop_; offset += kWindowBytes) {
+  for (uint64_t offset = 0; offset < mapped_bytes && !stop_; offset += tuning::kRegistrationWindowBytes) {
     const std::byte* window = mapping->data() + offset;
-    const uint64_t bytes = std::min(kWindowBytes, mapped_bytes - offset);
+    const uint64_t bytes = std::min(tuning::kRegistrationWindowBytes, mapped_bytes - offset);
     file->will_need(offset, bytes);  // or registering would read the file page by page
     registrations_.push_back(device_->register_mapping(window, bytes));
     if (registrations_.back()->on_device() != window) {

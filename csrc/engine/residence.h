@@ -14,6 +14,7 @@
 
 #include "base/file_table.h"
 #include "device/device.h"
+#include "tuning.h"
 
 namespace gdsdata {
 
@@ -74,7 +75,7 @@ class Gatherer {
 
  private:
   // Batches whose addresses the device may not have read yet; asking for one more waits for the oldest.
-  static constexpr size_t kInFlight = 32;
+  static constexpr size_t kInFlight = tuning::kMostGathersInFlight;
   const std::shared_ptr<Residence> residence_;
   const size_t batch_samples_;
   std::unique_ptr<PinnedBuffer> addresses_;  // kInFlight times batch_samples

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "tuning.h"
+
 namespace gdsdata {
 
 void SegmentQueue::push_fresh(std::vector<Segment>& segments, bool helped) {
@@ -104,7 +106,7 @@ bool SegmentQueue::take_next(Segment& segment) {
   Waiting &training = of(Priority::kTraining), &background = of(Priority::kBackground);
   if (training.empty() && background.empty()) return false;
   Waiting* next = &training;
-  if (!background.empty() && (training.empty() || ++passed_over_ > kPassedOver)) {
+  if (!background.empty() && (training.empty() || ++passed_over_ > tuning::kMostPassedOver)) {
     passed_over_ = 0;
     next = &background;
   }

@@ -33,7 +33,6 @@ class SegmentQueue {
   void close();
 
  private:
-  static constexpr size_t kPassedOver = 8;
   // With the lock: how many idle workers are to be woken for so many segments; backends are interrupted for the others.
   size_t claim_workers(size_t segments);
   void wake(size_t workers);

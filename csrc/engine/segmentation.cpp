@@ -3,18 +3,9 @@
 #include <algorithm>
 
 #include "base/extent_math.h"
+#include "tuning.h"
 
 namespace gdsdata {
-
-namespace {
-
-// A segment of tiny records ends here even if its bytes are few, so that several workers share a batch.
-constexpr size_t kSegmentParts = 1024;
-
-// A group is shared by all workers, but not in smaller segments than this.
-constexpr uint64_t kLeastSegmentBytes = 1 << 20;
-
-}  // namespace
 
 uint64_t longest_part_bytes(uint64_t segment_bytes, uint64_t request_bytes) {
   return std::max(segment_bytes, request_bytes);
@@ -29,7 +20,7 @@ void segment(std::span<const Transfer> transfers, Direction direction, Conversio
   for (const Transfer& transfer : transfers) result.bytes += transfer.length;
   const uint64_t share_bytes = align_up(result.bytes / limits.workers, kCutBytes);
   const uint64_t segment_bytes =
-      std::min(is_write ? limits.write_bytes : limits.read_bytes, std::max(kLeastSegmentBytes, share_bytes));
+      std::min(is_write ? limits.write_bytes : limits.read_bytes, std::max(tuning::kLeastSegmentBytes, share_bytes));
   const uint64_t part_bytes = longest_part_bytes(segment_bytes, limits.request_bytes);
   uint64_t joined_bytes = 0;
   for (const Transfer& transfer : transfers) {
@@ -40,7 +31,7 @@ void segment(std::span<const Transfer> transfers, Direction direction, Conversio
   for (size_t first = 0; first < parts.size();) {
     uint64_t bytes = 0;
     size_t last = first;
-    while (last < parts.size() && last - first < kSegmentParts &&
+    while (last < parts.size() && last - first < tuning::kMostSegmentParts &&
            (last == first || bytes + parts[last].length <= most_bytes)) {
       bytes += parts[last++].length;
     }

@@ -35,9 +35,9 @@ uint64_t longest_part_bytes(uint64_t segment_bytes, uint64_t request_bytes);
 
 // Replaces what `result` holds, and keeps its capacity.
 //
-// The workers share a group evenly, in segments of kLeastSegmentBytes to the limit. A segment has at most kSegmentParts
-// parts. Reads end a segment before it gets longer than its limit, unless one part alone is longer. Writes fill each
-// segment, so that it may be one piece of the file.
+// The workers share a group evenly, in segments of kLeastSegmentBytes to the limit. A segment has at most
+// kMostSegmentParts parts. Reads end a segment before it gets longer than its limit, unless one part alone is
+// longer. Writes fill each segment, so that it may be one piece of the file.
 void segment(std::span<const Transfer> transfers, Direction direction, Conversion conversion,
              const SegmentLimits& limits, Segmentation& result);
 

@@ -9,9 +9,7 @@ namespace gdsdata {
 
 namespace {
 
-// A worker that waits for its disk looks up this often; nothing depends on it.
-constexpr std::chrono::milliseconds kReapTimeout{100};
-// One that waits for two backends at once looks at each of them this often.
+// A worker that waits for two backends at once looks at each of them this often.
 constexpr std::chrono::milliseconds kShortReapTimeout{1};
 constexpr std::chrono::milliseconds kNoWait{0};
 

@@ -12,6 +12,7 @@
 #include "backend/bounce.h"
 #include "base/types.h"
 #include "device/device.h"
+#include "tuning.h"
 
 namespace gdsdata {
 
@@ -36,7 +37,7 @@ class Staging {
   // Transfers that follow one another in file and device over so many bytes lie on pages as they do in the file:
   // storage then writes them without a bounce, but for a page that two such stretches share where one copy is to carry
   // both. Shorter ones are packed as on the device.
-  static constexpr uint64_t kPagedBytes = 64 * 1024;
+  static constexpr uint64_t kPagedBytes = tuning::kPagedBytes;
 
   // Room that any segment with at most `segment_bytes` in its transfers takes at most.
   static constexpr uint64_t most_bytes(uint64_t segment_bytes) {
@@ -44,7 +45,8 @@ class Staging {
   }
 
   // Segments that fit share so much, where it is less than all, until it is full or a longer one comes.
-  static constexpr uint64_t kFirstBytes = (1 << 20) + (1 << 18) + (64 << 10);  // most_bytes(1 MiB)
+  static constexpr uint64_t kFirstBytes =
+      tuning::kShortReadBytes + tuning::kShortReadBytes / 4 + (64 << 10);  // most_bytes
   static constexpr uint64_t taken_at_most(uint64_t bytes) { return bytes + (bytes > kFirstBytes ? kFirstBytes : 0); }
 
   // Takes taken_at_most(bytes) at most.

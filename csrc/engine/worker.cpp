@@ -5,13 +5,12 @@
 #include <thread>
 #include <utility>
 
+#include "tuning.h"
+
 namespace gdsdata {
 
 namespace {
 
-// The kernel joins requests for neighbouring bytes that it is given in one go: as many are gathered, where there are
-// (docs/design-decisions.md).
-constexpr size_t kGivenAtOnce = 8;
 // Whatever was thrown may be thrown again at once, for as long as requests are in flight.
 constexpr std::chrono::milliseconds kPauseAfterException{1};
 
@@ -69,7 +68,7 @@ ActiveSegment* Worker::take(bool wait) {
 
 ActiveSegment* Worker::gather() {
   if (lane_.waiting() == 0) return nullptr;  // else there is a backend
-  const size_t at_once = std::min(kGivenAtOnce, lane_.capabilities().queue_depth);
+  const size_t at_once = std::min(tuning::kRequestsAtOnce, lane_.capabilities().queue_depth);
   size_t gathered = 0;
   Segment segment;
   while (!segments_.has_unfinished() && lane_.waiting() > gathered && lane_.waiting() < at_once) {

@@ -33,6 +33,9 @@ class Worker {
   WorkerLog& log() { return log_; }
 
  protected:
+  // A worker that waits for its disk looks up this often; nothing depends on it.
+  static constexpr std::chrono::milliseconds kReapTimeout{100};
+
   Worker(const EngineOptions& options, const Selection& selection, Device& device, SegmentQueue& queue);
 
   // What differs. One turn of the loop; returns false if the queue is closed and nothing is left to do.

@@ -78,7 +78,7 @@ class ShortReads : public Staged {
   }
 
   const TemporaryFolder folder_;
-  const Bytes content_ = random_bytes(kShortReadBytes + 1, 1);
+  const Bytes content_ = random_bytes(tuning::kShortReadBytes + 1, 1);
   const std::string path_ = folder_.write("a", content_);
   const std::shared_ptr<FileTable> files_ = table_of({path_});
   std::vector<pid_t> workers_;  // of the engine at rest
@@ -88,7 +88,7 @@ TEST_F(ShortReads, AreDoneByWhoWaitsAndWakeNobody) {
   const auto engine = engine_at_rest();
   const auto slept = [&] { return sleeps_of(workers_[0]) + sleeps_of(workers_[1]); };
   const uint64_t before = slept();
-  for (const uint64_t bytes : {uint64_t{0}, uint64_t{1}, uint64_t{4096}, uint64_t{70'001}, kShortReadBytes}) {
+  for (const uint64_t bytes : {uint64_t{0}, uint64_t{1}, uint64_t{4096}, uint64_t{70'001}, tuning::kShortReadBytes}) {
     SCOPED_TRACE(bytes);
     Memory memory(*device_, content_.size());
     engine->begin_spans(1000);
@@ -129,7 +129,7 @@ TEST_F(ShortReads, OfALittleMoreAreTheWorkers) {
   const auto engine = engine_at_rest();
   Memory memory(*device_, content_.size());
   engine->begin_spans(1000);
-  engine->run(read_into(memory, files_, kShortReadBytes + 1));
+  engine->run(read_into(memory, files_, tuning::kShortReadBytes + 1));
   EXPECT_EQ(served(*engine).by_guest, 0u);
   ASSERT_TRUE(same(memory.content(), content_));
 }
@@ -139,20 +139,20 @@ TEST_F(ShortReads, OfWhatThePageCacheLacksAreTheWorkers) {
   Memory memory(*device_, content_.size());
   drop_from_page_cache(path_);
   std::ifstream(path_).get();  // its first pages are there again
-  const auto group = read_into(memory, files_, kShortReadBytes);
+  const auto group = read_into(memory, files_, tuning::kShortReadBytes);
   group->edit().checksum = Checksum::kCrc32;
   engine->run(group);
-  EXPECT_LT(group->result().bytes[Route::kPageCache], kShortReadBytes);
-  EXPECT_EQ(counted(group->result().bytes), kShortReadBytes);
-  EXPECT_EQ(group->checksums(), std::vector<uint32_t>{crc32(content_.data(), kShortReadBytes)});
+  EXPECT_LT(group->result().bytes[Route::kPageCache], tuning::kShortReadBytes);
+  EXPECT_EQ(counted(group->result().bytes), tuning::kShortReadBytes);
+  EXPECT_EQ(group->checksums(), std::vector<uint32_t>{crc32(content_.data(), tuning::kShortReadBytes)});
   EXPECT_EQ(engine->statistics().transfers, 1u);
   Bytes got = memory.content();
-  got.resize(kShortReadBytes);
+  got.resize(tuning::kShortReadBytes);
   ASSERT_TRUE(same(got, {content_.begin(), content_.end() - 1}));
   EXPECT_EQ(read_file(path_).size(), content_.size());  // all of it is there now
   engine->begin_spans(1000);
-  engine->run(read_into(memory, files_, kShortReadBytes));
-  EXPECT_EQ(served(*engine).by_guest, kShortReadBytes) << "it has kept staging memory";
+  engine->run(read_into(memory, files_, tuning::kShortReadBytes));
+  EXPECT_EQ(served(*engine).by_guest, tuning::kShortReadBytes) << "it has kept staging memory";
 }
 
 TEST_F(ShortReads, HaveTheirChecksums) {
@@ -165,7 +165,7 @@ TEST_F(ShortReads, HaveTheirChecksums) {
 
 TEST_F(ShortReads, WaitForWhatStillUsesTheMemory) {
   const auto engine = engine_at_rest();
-  const Bytes old = random_bytes(kShortReadBytes, 2);
+  const Bytes old = random_bytes(tuning::kShortReadBytes, 2);
   Memory memory(*device_, old.size());
   for (int round = 0; round < 10; ++round) {
     set_delay_us(200);
@@ -232,7 +232,7 @@ TEST_F(ShortReads, AreEndedWithTheEngineThatOnlyTheirCallerHasStill) {
   set_delay_us(100'000);
   std::jthread caller([&, engine = make_engine(kSetting)]() mutable {
     begun = true;
-    engine->run(read_into(memory, files_, kShortReadBytes));
+    engine->run(read_into(memory, files_, tuning::kShortReadBytes));
     engine.reset();
   });
   while (!begun) std::this_thread::yield();
@@ -240,14 +240,14 @@ TEST_F(ShortReads, AreEndedWithTheEngineThatOnlyTheirCallerHasStill) {
   caller.join();
   set_delay_us(200);
   Bytes got = memory.content();
-  got.resize(kShortReadBytes);
+  got.resize(tuning::kShortReadBytes);
   ASSERT_TRUE(same(got, {content_.begin(), content_.end() - 1}));
 }
 
 TEST_F(ShortReads, HaveStagingMemoryThatTheEngineStates) {
   const auto engine = engine_at_rest();
   const uint64_t of_workers = 2 * ((1 << 20) + Staging::taken_at_most(kSetting.staging_bytes));
-  EXPECT_EQ(engine->bounce_bytes() - of_workers, Staging::most_bytes(kShortReadBytes));
+  EXPECT_EQ(engine->bounce_bytes() - of_workers, Staging::most_bytes(tuning::kShortReadBytes));
 }
 
 class ShortReadErrors : public ShortReads {
