@@ -151,6 +151,7 @@ class Driver {
   std::map<std::string, Fault> faults;
   int broken = kSuccess;
   bool executing = false;
+  bool breaking = false;  // nothing more begins: `broken` is about to be set
   uint64_t delay_us = kDelayUs;
   uint64_t link_bytes_per_s = 0;     // 0: no limit
   Clock::time_point link_free = {};  // from when on
@@ -267,8 +268,8 @@ class Driver {
           next_due = std::min(next_due, work.due);
         }
       });
-      if (ready.empty()) {
-        if (next_due == Clock::time_point::max()) {
+      if (ready.empty() || breaking) {
+        if (breaking || next_due == Clock::time_point::max()) {
           changed.wait(lock);
         } else {
           changed.wait_until(lock, next_due);
@@ -739,9 +740,14 @@ void fake_cuda_fail_after(const char* name, uint64_t calls, int code) {
 void fake_cuda_break(int code) {
   Driver& driver = ::driver();
   std::unique_lock lock(driver.mutex);
+  if (driver.process == ::getpid()) {  // else its thread stayed behind
+    // Callers that find a lost device use memory again that its copies read: so it ends them first.
+    driver.breaking = true;
+    driver.changed.wait(lock, [&] { return !driver.executing; });
+    driver.breaking = false;
+  }
   driver.broken = code;
-  if (driver.process != ::getpid()) return;  // its thread stayed behind
-  driver.changed.wait(lock, [&] { return !driver.executing; });
+  driver.changed.notify_all();
 }
 
 void fake_cuda_reset() {
