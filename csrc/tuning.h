@@ -4,7 +4,7 @@
 // "Two cores" is a virtual machine with 2 cores (AMD EPYC), ext4 on a virtio disk, kernel 6.18.
 // "H200" is one NVIDIA H200, 16 cores of a virtual machine, driver 580, CUDA 13.0. All figures are
 // of November 2026. Constants that follow from a format, a page, a cache line or an interface stand
-// beside the code that uses them. docs/design-decisions.md tells more of each measurement.
+// beside the code that uses them. docs/design-decisions.md says more about each measurement.
 #pragma once
 
 #include <chrono>
@@ -18,13 +18,13 @@ namespace gdsdata::tuning {
 // The longest segment of a read into host memory. Two cores, cold 1 MiB reads: 0.926 of fio, with 8
 // MiB 0.925, because segments are gathered (kRequestsAtOnce).
 inline constexpr uint64_t kHostReadSegmentBytes = 1 << 20;
-// Of a read into a GPU's memory: what a copy costs besides its bytes is spread over 4 MiB. H200, a
-// file of 4 GiB: 43 GB/s at 1 MiB, 48 at 2 MiB, 49 to 51 at 4 MiB.
+// The same for a read into a GPU's memory: what a copy costs besides its bytes is spread over 4
+// MiB. H200, a file of 4 GiB: 43 GB/s at 1 MiB, 48 at 2 MiB, 49 to 51 at 4 MiB.
 inline constexpr uint64_t kDeviceReadSegmentBytes = 4 << 20;
-// Of a write out of host memory: the kernel joins requests that are submitted together. Two cores:
-// 1.00 and 1.01 of the raw write with 4 and 8 MiB, 0.83 to 0.85 with 2 MiB.
+// The same for a write out of host memory: the kernel joins requests that are submitted together.
+// Two cores: 1.00 and 1.01 of the raw write with 4 and 8 MiB, 0.83 to 0.85 with 2 MiB.
 inline constexpr uint64_t kHostWriteSegmentBytes = 8 << 20;
-// Of a write out of a GPU's memory: staging memory has to hold more than two segments.
+// The same for a write out of a GPU's memory: staging memory has to hold more than two segments.
 inline constexpr uint64_t kDeviceWriteSegmentBytes = 4 << 20;
 // The workers share a batch evenly, but not in shorter segments. H200, 8 workers, batches of 8 MiB:
 // 40.2 GB/s of records in segments of 1 MiB, 25.1 in segments of 4 MiB.
@@ -132,7 +132,7 @@ inline constexpr uint64_t kPrefetchedBytes = 4096;
 // Converted bytes pass through scratch memory of so many bytes, which stays in the second-level
 // cache. Not measured by itself.
 inline constexpr uint64_t kScratchBytes = 256 << 10;
-// Of a long transfer, one page in so many bytes tells whether it is in the page cache. Two cores:
+// One page in so many bytes of a long transfer shows whether it is in the page cache. Two cores:
 // asking for all of 16 MiB takes cachestat 200 us in 4 KiB folios.
 inline constexpr uint64_t kResidencyStretchBytes = 512 << 10;
 

@@ -17,9 +17,11 @@ namespace gdsdata {
 
 namespace {
 
-// Storage that answers closes its files within this time; other parts of the program may never close theirs.
+// Storage that answers closes its files within this time; other parts of the program may never
+// close theirs.
 constexpr std::chrono::seconds kPatience{30};
-// Nobody announces a descriptor that becomes free, least of all other parts of the program: so it is looked for.
+// Nobody announces a descriptor that becomes free, least of all other parts of the program: so it
+// is looked for.
 constexpr std::chrono::milliseconds kLooksAgain{2};
 
 // All caches of a process. A cache's lock may be taken inside this lock, never the other way round.
@@ -45,8 +47,8 @@ struct Caches {
   }
 };
 
-// Never destroyed: workers may outlive static destructors. A forked child gets its own, because a thread that it does
-// not have may hold the parent's lock.
+// Never destroyed: workers may outlive static destructors. A forked child gets its own, because a
+// thread that it does not have may hold the parent's lock.
 Caches& caches() {
   static std::atomic<Caches*> current{new Caches};
   Caches* found = current.load(std::memory_order_acquire);

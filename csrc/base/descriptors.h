@@ -1,5 +1,5 @@
-// A process may open RLIMIT_NOFILE descriptors. Caches of open files share a part of them, and close idle files when
-// anybody in this library finds none left.
+// A process may open RLIMIT_NOFILE descriptors. Caches of open files share a part of them, and
+// close idle files when anybody in this library finds none left.
 #pragma once
 
 #include <sys/types.h>
@@ -31,24 +31,25 @@ class Descriptor {
 // EMFILE or ENFILE: no descriptor is left. It says nothing about the file.
 bool is_out_of_descriptors(int system_errno);
 
-// Whether to wait while all descriptors are taken, for other threads of this library to close theirs. A thread that
-// holds open files itself gives up, closes them and tries again: two threads that wait for each other would never end.
+// Whether to wait while all descriptors are taken, for other threads of this library to close
+// theirs. A thread that holds open files itself gives up, closes them and tries again: two threads
+// that wait for each other would never end.
 enum class WhenTaken { kWait, kGiveUp };
 
-// Calls `open`, which returns a descriptor, or -1 and errno. While none is left, closes idle files of all caches and
-// calls it again, for up to half a minute. Returns its last answer.
+// Calls `open`, which returns a descriptor, or -1 and errno. While none is left, closes idle files
+// of all caches and calls it again, for up to half a minute. Returns its last answer.
 int open_descriptor(const std::function<int()>& open, WhenTaken when_taken = WhenTaken::kWait);
 
-// Files that caches keep open at most, all together: a quarter of the limit, because a file has two descriptors (see
-// File) and the program needs some too.
+// Files that caches keep open at most, all together: a quarter of the limit, because a file has two
+// descriptors (see File) and the program needs some too.
 size_t most_cached_files();
 
-// Files that are kept open to be used again, and can be opened again. Derived classes call `join` when they are whole
-// and `leave` before they go. Thread-safe.
+// Files that are kept open to be used again, and can be opened again. Derived classes call `join`
+// when they are whole and `leave` before they go. Thread-safe.
 class FileCache {
  public:
-  // Moves up to `most` files that nobody uses to `idle`, least recently used first. They close when the caller releases
-  // them, so that it can do that without a lock.
+  // Moves up to `most` files that nobody uses to `idle`, least recently used first. They close when
+  // the caller releases them, so that it can do that without a lock.
   virtual void take_idle(size_t most, std::vector<std::shared_ptr<void>>& idle) = 0;
   virtual bool has_used_files() = 0;
 

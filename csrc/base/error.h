@@ -1,5 +1,5 @@
-// What went wrong, as a value that travels: through completions and groups to the consumer, who gets it
-// as the Python exception of the same meaning.
+// What went wrong, as a value that travels: through completions and groups to the consumer, who
+// gets it as the Python exception of the same meaning.
 #pragma once
 
 #include <cstdint>
@@ -30,8 +30,8 @@ struct Error {
   int system_errno = 0;
 };
 
-// The form an Error takes while it unwinds the stack. Only constructors and blocking calls throw it; the
-// data path returns Errors in completions.
+// The form an Error takes while it unwinds the stack. Only constructors and blocking calls throw
+// it; the data path returns Errors in completions.
 class Failure : public std::exception {
  public:
   explicit Failure(Error error) : error_(std::move(error)) {}
@@ -48,7 +48,8 @@ Error current_error() noexcept;
 // A copy that never throws: without memory for its text, an Error that says so.
 Error copy_of(const Error& error) noexcept;
 
-// An Error for a refused system call. `operation` is a verb phrase: "open for reading", "read with O_DIRECT".
+// An Error for a refused system call. `operation` is a verb phrase: "open for reading", "read with
+// O_DIRECT".
 Error system_error(const std::string& operation, const std::string& path, int system_errno, uint64_t offset = 0,
                    uint64_t length = 0);
 

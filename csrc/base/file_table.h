@@ -15,9 +15,9 @@
 
 namespace gdsdata {
 
-// The files of one data set, opened when first read. They stay open while they are in use, and as long as all tables
-// together keep no more than most_cached_files(): so a data set may have more files than a process may have
-// descriptors. Thread-safe.
+// The files of one data set, opened when first read. They stay open while they are in use, and as
+// long as all tables together keep no more than most_cached_files(): so a data set may have more
+// files than a process may have descriptors. Thread-safe.
 class FileTable final : private FileCache {
  public:
   // `opened`: for each path the file that its caller keeps open, or null. Empty: none.
@@ -28,9 +28,9 @@ class FileTable final : private FileCache {
   FileTable(const FileTable&) = delete;
   FileTable& operator=(const FileTable&) = delete;
 
-  // Throws Failure if the file cannot be opened or is not the one that was indexed. While as many files as may be
-  // cached are in use, kGiveUp returns null, and kWait opens one more; if the process has no descriptor for it, kWait
-  // waits for others to close one.
+  // Throws Failure if the file cannot be opened or is not the one that was indexed. While as many
+  // files as may be cached are in use, kGiveUp returns null, and kWait opens one more; if the
+  // process has no descriptor for it, kWait waits for others to close one.
   std::shared_ptr<File> get(uint32_t index, WhenTaken when_taken = WhenTaken::kWait);
   const std::string& path(uint32_t index) const { return paths_[index]; }
   size_t size() const { return paths_.size(); }
@@ -49,8 +49,8 @@ class FileTable final : private FileCache {
   std::vector<std::string> paths_;
   std::vector<FileIdentity> identities_;      // empty, or one a path
   std::vector<std::shared_ptr<File>> given_;  // empty, or one a path; null: `opened_` has it, or will
-  // Guards what follows; held over no system call. What precedes it is read by all without a lock, so it lies in other
-  // cache lines.
+  // Guards what follows; held over no system call. What precedes it is read by all without a lock,
+  // so it lies in other cache lines.
   alignas(64) std::mutex mutex_;
   std::list<uint32_t> recency_;  // most recent first
   std::unordered_map<uint32_t, Opened> opened_;

@@ -1,6 +1,7 @@
-// Where batches live, and how bytes get there. The engine knows only this page; a device is added by giving
-// it a Device and the things that it makes. All functions that take or make something throw Failure (kDevice,
-// with the driver's own name for what went wrong) and may be called on any thread.
+// Where batches live, and how bytes get there. The engine knows only this page; a device is added
+// by giving it a Device and the things that it makes. All functions that take or make something
+// throw Failure (kDevice, with the driver's own name for what went wrong) and may be called on any
+// thread.
 #pragma once
 
 #include <chrono>
@@ -68,24 +69,27 @@ struct CopyIn {
   size_t bytes = 0;
 };
 
-// An ordered queue of work for the device. Calls return at once; what they ask for happens in order, later.
+// An ordered queue of work for the device. Calls return at once; what they ask for happens in
+// order, later.
 class Stream {
  public:
   virtual ~Stream() = default;
   virtual void copy_in(std::byte* device, const std::byte* host, size_t bytes) = 0;
-  // All of them, in any order among themselves: as one where the driver can, which costs the link less.
+  // All of them, in any order among themselves: as one where the driver can, which costs the link
+  // less.
   virtual void copy_all_in(std::span<const CopyIn> copies) = 0;
   virtual void copy_out(std::byte* host, const std::byte* device, size_t bytes) = 0;
   // Copies `count` records of `bytes` each, from addresses[i] on (both as the device sees them), to
   // target + i * bytes. `addresses` is pinned, and stays as it is until this is done.
   virtual void gather(std::byte* target, const uint64_t* addresses, size_t count, size_t bytes) = 0;
-  // What is put in from now on happens behind the event. Throws Failure if the event is of another kind of device.
+  // Work that is put in from now on happens behind the event. Throws Failure if the event is of
+  // another kind of device.
   virtual void wait(Event& event) = 0;
   virtual std::shared_ptr<Event> record() = 0;
 };
 
-// Waits until all that was put into a stream before is done. A lost device does nothing more. Without memory for an
-// event it tries again: the stream may still use the caller's memory.
+// Waits until all that was put into a stream before is done. A lost device does nothing more.
+// Without memory for an event it tries again: the stream may still use the caller's memory.
 inline void finish(Stream& stream) noexcept {
   constexpr std::chrono::milliseconds kPause{1};
   while (true) {
@@ -104,7 +108,8 @@ class Device {
   virtual ~Device() = default;
   virtual std::string name() const = 0;  // "cpu", "cuda:0"
   virtual int ordinal() const = 0;       // among devices of its kind
-  // Whether the processor can write DeviceBuffers: then backends deliver there and no stream is involved.
+  // Whether the processor can write DeviceBuffers: then backends deliver there and no stream is
+  // involved.
   virtual bool host_addressable() const = 0;
   virtual std::unique_ptr<DeviceBuffer> allocate(size_t bytes) = 0;
   virtual std::unique_ptr<PinnedBuffer> allocate_pinned(size_t bytes) = 0;
@@ -119,8 +124,8 @@ class Device {
 // The processor's own memory.
 std::shared_ptr<Device> host_device();
 
-// A GPU, by its place among those that CUDA_VISIBLE_DEVICES leaves. The same object at every call. Throws Failure
-// (kUnavailable) where there is no driver, or no such GPU.
+// A GPU, by its place among those that CUDA_VISIBLE_DEVICES leaves. The same object at every call.
+// Throws Failure (kUnavailable) where there is no driver, or no such GPU.
 std::shared_ptr<Device> cuda_device(int ordinal);
 
 }  // namespace gdsdata

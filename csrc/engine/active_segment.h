@@ -1,6 +1,6 @@
 // The segments that a worker has taken and not ended, and who owns them.
 //
-//   SegmentQueue --begin--> ActiveSegment: rounds of files, requests, copies --finish--> EndedSegment --tell--> Group
+//   SegmentQueue --begin--> ActiveSegment: rounds of files, requests, copies --finish--> EndedSegment --report--> Group
 #pragma once
 
 #include <cstddef>
@@ -22,12 +22,12 @@ struct ActiveSegment {
   RouteBytes bytes;
   std::optional<Error> error;
 
-  size_t begun_parts = 0;    // of a read, the first ones: rounds begin one after the other
-  RoundFiles files;          // of the round
+  size_t begun_parts = 0;  // of a read, the first ones: rounds begin one after the other
+  RoundFiles files;  // of the round
   size_t open_requests = 0;  // to backends
   std::vector<Piece> pieces, device_pieces;  // of these requests: in host memory, in device memory
 
-  // Of a worker with staging memory.
+  // Used by workers with staging memory.
   size_t host_parts = 0;  // the first ones are staged; a backend moves the others to or from the device
   Staging::Place place;
   std::shared_ptr<Event> copied;  // of a write: behind its copies out of the device, until they are done
@@ -37,7 +37,7 @@ struct ActiveSegment {
   std::span<Transfer> parts() { return segment.rest.empty() ? group().parts(segment.range) : segment.rest; }
   // Nothing to move: the worker allocates what later segments need (Engine::prepare).
   bool prepares() { return parts().empty(); }
-  // What has not started need not start.
+  // Nothing more of it need start.
   bool stopped() const { return error.has_value() || group().cancelled(); }
   // Throw Failure. The second one returns null if it gives up.
   File& file(uint32_t index) { return *open_file(index, WhenTaken::kWait); }
@@ -51,17 +51,19 @@ struct EndedSegment {
   std::shared_ptr<Group> group;
   RouteBytes bytes;
   std::optional<Error> error;
-  void tell() noexcept { group->segment_ended(bytes, std::move(error)); }
+  void report() noexcept { group->segment_ended(bytes, std::move(error)); }
 };
 
 // Owns the active segments of a worker, and keeps ended ones for the next ones.
 class ActiveSegments {
  public:
-  // Allocates what the next `begin` needs: so nothing can fail between the queue, which gives a segment once, and here.
+  // Allocates what the next `begin` needs: so nothing can fail between the queue, which gives a
+  // segment once, and here.
   void reserve();
   // After `reserve`.
   ActiveSegment& begin(Segment segment);
-  // Counts it and releases all that it holds: whoever is told of the end may submit the group again.
+  // Counts it and releases all that it holds: the group may be submitted again as soon as its end
+  // is reported.
   EndedSegment finish(ActiveSegment& active, WorkerCounters& counters);
   // Releases it: its segment went elsewhere.
   void release(ActiveSegment& active);
@@ -85,7 +87,8 @@ class ActiveSegments {
   std::vector<ActiveSegment*> idle_, unfinished_, continued_;  // each has room for all
 };
 
-// Of what was read, while it is in memory that the processor reads. A write's are taken on the way.
+// Takes the checksums of a read, while its bytes are in memory that the processor reads. A write's
+// are taken on the way.
 void take_checksums(ActiveSegment& active);
 
 }  // namespace gdsdata

@@ -13,14 +13,17 @@
 
 namespace gdsdata {
 
-// Buffers of one size. A batch leaves in one. When its last user releases it, on any thread, the buffer comes back: its
-// memory is touched, so it is far cheaper than a new one. What the device still does with it then is in its `uses`.
-// The pool outlives prefetchers, so that the next epoch finds the buffers. Thread-safe.
+// Buffers of one size. A batch leaves in one. When its last user releases it, on any thread, the
+// buffer comes back: its memory is touched, so it is far cheaper than a new one. Its `uses` say how
+// the device still uses it then. The pool outlives prefetchers, so that the next epoch finds the
+// buffers. Thread-safe.
 class BufferPool : public std::enable_shared_from_this<BufferPool> {
  public:
-  // Called with each buffer's memory when it is allocated. Its result is released before the buffer.
+  // Called with each buffer's memory when it is allocated. Its result is released before the
+  // buffer.
   using Announce = std::function<std::shared_ptr<void>(std::span<std::byte>)>;
-  // Keeps at most `max_kept` buffers: those in a ring and spare ones, but not those that consumers hold.
+  // Keeps at most `max_kept` buffers: those in a ring and spare ones, but not those that consumers
+  // hold.
   BufferPool(std::shared_ptr<Device> device, size_t buffer_bytes, size_t max_kept, Announce announce = {});
   std::shared_ptr<DeviceBuffer> take();  // for a ring; throws Failure if there is no memory
   void handed_over();                    // one that was taken belongs to a consumer now

@@ -7,7 +7,8 @@
 namespace gdsdata {
 
 Endings::~Endings() {
-  // In a forked child, the thread that slept here is gone, and so would whoever waits for it to leave wait for ever.
+  // In a forked child, the thread that slept here is gone, and so would whoever waits for it to
+  // leave wait for ever.
   if (engine_->forked()) new std::shared_ptr<State>(state_);
 }
 

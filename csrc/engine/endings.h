@@ -25,13 +25,14 @@ class Endings {
   std::function<void()> expect(int64_t number);
   void not_begun();  // one that was expected and will not come
 
-  // While somebody waits for the end of one himself, its end wakes nobody; if he has seen it, nobody else is told of
-  // it.
+  // While somebody waits for the end of one himself, its end wakes nobody; if he has seen it,
+  // nobody else is told of it.
   void begin_waiting(int64_t number);
   void end_waiting(int64_t number, bool has_seen_it);
 
-  // Sleeps until some have ended, doing the workers' work before, and returns these; none when it was closed and all
-  // that were expected have come, or as soon as `gives_up`, asked now and then once it was closed, says so.
+  // Sleeps until some have ended, doing the workers' work before, and returns these; none when it
+  // was closed and all that were expected have come, or as soon as `gives_up`, asked now and then
+  // once it was closed, says so.
   std::vector<int64_t> take(const std::function<bool()>& gives_up);
   void close();
 

@@ -53,8 +53,8 @@ uint64_t default_write_segment_bytes(const Device& device) {
   return device.host_addressable() ? tuning::kHostWriteSegmentBytes : tuning::kDeviceWriteSegmentBytes;
 }
 
-// With io_uring, several workers are for copies out of the page cache. The consumer helps with those, so a core is left
-// to it.
+// With io_uring, several workers are for copies out of the page cache. The consumer helps with
+// those, so a core is left to it.
 size_t default_workers(const std::string& backend) {
   const size_t cores = std::max(1U, std::thread::hardware_concurrency());
   return backend == "uring" ? std::clamp<size_t>(cores - 1, 1, tuning::kMostUringWorkers) : tuning::kPosixWorkers;
@@ -62,7 +62,7 @@ size_t default_workers(const std::string& backend) {
 
 constexpr std::chrono::nanoseconds kForEver = std::chrono::hours(24 * 365);
 
-// Of reads all of it is in flight, of writes one half, while the other half is made ready.
+// Reads have all of it in flight, writes one half: the other half is copied meanwhile.
 uint64_t default_bounce_bytes(size_t workers) {
   return std::max(tuning::kSharedBounceBytes / workers, tuning::kLeastBounceBytes);
 }
@@ -151,7 +151,8 @@ Engine::Engine(EngineOptions options, std::shared_ptr<Device> device)
 Engine::~Engine() {
   constexpr std::chrono::milliseconds kPatience{500};
   if (forked()) {
-    // The threads are not here, and their locks may be held for ever: nothing of it can be used or freed.
+    // The threads are not here, and their locks may be held for ever: nothing of it can be used or
+    // freed.
     new std::shared_ptr<Running>(std::move(running_));
     return;
   }

@@ -43,8 +43,8 @@ std::span<const PartRange> Group::begin(const SegmentLimits& limits, bool host_a
   reset_result();
   segment(request_.transfers, request_.direction, request_.conversion, limits, segmentation_);
   is_short_ = request_.direction == Direction::kRead && segmentation_.bytes <= tuning::kShortReadBytes;
-  // Memory of shorter batches is written again and again, and read soon: it stays in the processor's caches. So does
-  // staging memory, whatever the batch.
+  // Memory of shorter batches is written again and again, and read soon: it stays in the
+  // processor's caches. So does staging memory, whatever the batch.
   past_caches_ = host_addressable && segmentation_.bytes >= tuning::kPastCachesBytes;
   part_checksums_.assign(request_.checksum != Checksum::kNone ? segmentation_.parts.size() : 0, 0);
   open_segments_ = segmentation_.segments.size();

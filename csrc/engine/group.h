@@ -22,7 +22,7 @@ namespace gdsdata {
 // Which segments go first if both kinds wait: see SegmentQueue.
 enum class Priority : uint8_t { kTraining, kBackground };
 
-// What a caller asks for.
+// The part that a caller fills.
 struct GroupRequest {
   std::shared_ptr<FileTable> files;
   std::vector<Transfer> transfers;
@@ -31,24 +31,27 @@ struct GroupRequest {
   Priority priority = Priority::kTraining;
   bool patient = false;  // nobody waits for it soon: wake one worker more, not every idle one
   Events before;         // device memory is read and written behind these only
-  // Of each transfer's bytes before conversion. All bytes then pass through host memory. Writes take kCrc32 alone.
+  // The kind of each transfer's checksum, before conversion. All bytes then pass through host
+  // memory. Writes take kCrc32 alone.
   Checksum checksum = Checksum::kNone;
-  // Called once, when all transfers have ended, on the worker that ended the last one, and released then: what it
-  // holds lives as long as the group is in flight. Must not block, nor throw. Set it anew for each submit.
+  // Called once, when all transfers have ended, on the worker that ended the last one, and released
+  // then: what it holds lives as long as the group is in flight. Must not block, nor throw. Set it
+  // anew for each submit.
   std::function<void()> on_done;
 };
 
-// What the workers made of it.
+// The part that the workers fill.
 struct GroupResult {
   std::optional<Error> error;  // the first one
   RouteBytes bytes;
-  // Copies to the device that were queued and may still be in flight, the last one of each stream: the bytes are there
-  // behind these.
+  // Copies to the device that were queued and may still be in flight, the last one of each stream:
+  // the bytes are there behind these.
   Events copies;
 };
 
-// The owner edits the request, submits the group (Engine::submit), and reads the result once `on_done` was called; then
-// it may edit and submit again. Between, the group is in flight and belongs to the workers.
+// The owner edits the request, submits the group (Engine::submit), and reads the result once
+// `on_done` was called; then it may edit and submit again. Between, the group is in flight and
+// belongs to the workers.
 class Group {
  public:
   Group() = default;
@@ -114,7 +117,7 @@ class Group {
   std::vector<const Stream*> copy_streams_;  // of GroupResult::copies, one each
 };
 
-// What a worker takes: consecutive parts of a group.
+// Consecutive parts of a group, which one worker takes.
 struct Segment {
   std::shared_ptr<Group> group;
   PartRange range;

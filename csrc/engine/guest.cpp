@@ -57,7 +57,8 @@ bool Guest::help_with(const Group& group) {
   return true;
 }
 
-// Returns false, with everything as it was, if the page cache does not have all of it, or there is no staging memory.
+// Returns false, with everything as it was, if the page cache does not have all of it, or there is
+// no staging memory.
 bool Guest::serve_staged(ActiveSegment& active) {
   const auto parts = active.parts();
   device_parts_.assign(parts.begin(), parts.end());
@@ -95,7 +96,7 @@ void Guest::copy_to_device(ActiveSegment& active) noexcept {
 void Guest::end(ActiveSegment& active) {
   take_checksums(active);
   if (active.place.memory != nullptr) copy_to_device(active);
-  segments_.finish(active, log_.counters).tell();
+  segments_.finish(active, log_.counters).report();
 }
 
 }  // namespace gdsdata

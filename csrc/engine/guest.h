@@ -1,4 +1,5 @@
-// The workers' work on the thread of a caller that waits: what the page cache has, without a backend.
+// The workers' work on the thread of a caller that waits: what the page cache has, without a
+// backend.
 #pragma once
 
 #include <vector>
@@ -19,11 +20,11 @@ class Guest {
  public:
   Guest(const EngineOptions& options, Device& device, SegmentQueue& queue, Link& link);
 
-  // If the processor writes the device: takes one fresh segment, serves it from memory, and queues the rest of it for
-  // storage. Returns false if there is no segment.
+  // If the processor writes the device: takes one fresh segment, serves it from memory, and queues
+  // the rest of it for storage. Returns false if there is no segment.
   bool help(Priority lowest);
-  // If it does not: the same with a segment of this group, a short read. It is in the device's memory when this
-  // returns, or queued as a whole.
+  // If it does not: the same with a segment of this group, a short read. It is in the device's
+  // memory when this returns, or queued as a whole.
   bool help_with(const Group& group);
 
   // Pinned memory that help_with allocates.

@@ -31,27 +31,28 @@ class Lane {
     std::exception_ptr failure;         // of a submit; rethrow it when the completions are handled
   };
 
-  // `fallback`, if not empty: the backend that serves if the process has no descriptors for this one.
+  // `fallback`, if not empty: the backend that serves if the process has no descriptors for this
+  // one.
   Lane(std::string backend, std::string fallback, const BackendOptions& options, Device& device, WorkerLog& log);
 
   // A warm page cache needs no backend, so the first request makes it. Throws Failure.
   void make_backend_once();
   Capabilities capabilities() const { return backend_->capabilities(); }
-  // Tells the backend of memory that it was not told of before: `memory` only grows.
+  // Names memory to the backend that it does not know yet: `memory` only grows.
   void expect_memory(const std::vector<std::span<std::byte>>& memory);
 
   void add(ActiveSegment& active, uint32_t file, Request request);
   size_t waiting() const { return waiting_.size(); }
   bool busy() const { return in_flight_ > 0 || !waiting_.empty(); }
 
-  // Submits what the backend takes, collects completions, and submits again before anybody is told: the disk does not
-  // wait for that. Waits for a completion up to `patience` (0: not at all). `queue`, if not null: a new segment ends
-  // the wait, unless requests wait here.
+  // Submits what the backend takes, collects completions, and submits again before ends are
+  // reported: the disk does not wait for that. Waits for a completion up to `patience` (0: not at
+  // all). `queue`, if not null: a new segment ends the wait, unless requests wait here.
   Exchange exchange(std::chrono::milliseconds patience, SegmentQueue* queue);
   // Counts the completion, and returns what was asked for.
   Asked complete(const Completion& completion);
 
-  // Drops waiting requests of cancelled groups, and calls `settle` on the segment of each.
+  // Drops waiting requests of groups that were canceled, and calls `settle` on the segment of each.
   template <typename Settle>
   void drop_cancelled(Settle settle) {
     std::erase_if(waiting_, [&](const Request& request) {
@@ -74,7 +75,7 @@ class Lane {
   Device& device_;
   WorkerLog& log_;
   std::unique_ptr<Backend> backend_;
-  size_t expected_memory_ = 0;  // pieces that the backend was told of
+  size_t expected_memory_ = 0;  // pieces that the backend knows
   std::deque<Request> waiting_;
   size_t in_flight_ = 0;
   std::vector<Asked> asked_;  // by tag

@@ -49,7 +49,7 @@ void Link::submit(size_t most_in_flight) {
     while (!waiting_.empty() && in_flight_.size() < most_in_flight && submit_batch(submitted)) {
     }
   }
-  for (Load& load : submitted) load.segment.tell();
+  for (Load& load : submitted) load.segment.report();
 }
 
 bool Link::submit_batch(std::vector<Load>& submitted) {

@@ -1,10 +1,11 @@
-// The way from staging memory to the device, which all workers share. Copies that come while it is busy go together:
-// each by itself costs the link as much as 100 KiB would (docs/design-decisions.md).
+// The way from staging memory to the device, which all workers share. Copies that come while it is
+// busy leave as one batch: each by itself costs the link as much as 100 KiB would
+// (docs/design-decisions.md).
 //
-//   a worker's segment --> waiting --fewer than two batches in flight--> one batch, one event --> its group is told
+//   a worker's segment --> waiting --fewer than two batches in flight--> one batch, one event --> its group ends
 //
-// Nothing waits here for long: whoever brings a copy, or waits for one, submits what the device has room for, and a
-// worker that is about to sleep for anything else submits everything.
+// Nothing waits here for long. A thread that adds a copy, or waits for one, submits as much as the
+// device has room for. A worker that is about to sleep for anything else submits everything.
 #pragma once
 
 #include <atomic>
@@ -25,7 +26,8 @@ namespace gdsdata {
 
 class Link {
  public:
-  // The copies of one segment. Unlike an Event it may not be submitted yet, so no stream can wait for it.
+  // The copies of one segment. Unlike an Event it may not be submitted yet, so no stream can wait
+  // for it.
   class Ticket {
    public:
     explicit Ticket(Link& link) : link_(link) {}
@@ -45,8 +47,9 @@ class Link {
 
   explicit Link(Device& device) : device_(device) {}
 
-  // Copies the runs, and tells the segment's end when its copies are submitted: now, or soon, on any worker. The runs
-  // and their memory stay as they are until the ticket is done. If it throws, it has taken nothing.
+  // Copies the runs, and reports the segment's end when its copies are submitted: now, or soon, on
+  // any worker. The runs and their memory stay as they are until the ticket is done. If it throws,
+  // it has taken nothing.
   std::shared_ptr<Ticket> carry(EndedSegment& segment, std::span<const Staging::Run> runs);
   // Submits all that waits.
   void flush() { submit(std::numeric_limits<size_t>::max()); }
@@ -59,7 +62,8 @@ class Link {
   };
 
   void submit(size_t most_in_flight);
-  // With the lock. Appends the copies that it takes, submitted or failed; false if there is no memory for that.
+  // With the lock. Appends the copies that it takes, submitted or failed; false if there is no
+  // memory for that.
   bool submit_batch(std::vector<Load>& submitted);
 
   Device& device_;

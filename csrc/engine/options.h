@@ -1,4 +1,4 @@
-// What an engine's creator chooses.
+// The choices of an engine's creator.
 #pragma once
 
 #include <cstddef>

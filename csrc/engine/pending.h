@@ -15,13 +15,14 @@ namespace gdsdata {
 // Destroy it before the group's memory. That memory may be released once `ended` returns true.
 class Pending {
  public:
-  // Submits the group. `on_end`, if any, is called once when the group has ended, on the worker that ended it; it must
-  // not block. `waits_now`: the caller calls `wait` at once. It then does a worker's work, so one worker less is woken.
+  // Submits the group. `on_end`, if any, is called once when the group has ended, on the worker
+  // that ended it; it must not block. `waits_now`: the caller calls `wait` at once. It then does a
+  // worker's work, so one worker less is woken.
   Pending(Engine& engine, std::shared_ptr<Group> group, std::function<void()> on_end = {}, bool waits_now = false);
   bool ended() const { return state_->ended.load(std::memory_order_acquire); }
-  // Waits until the group has ended, at most for `patience`; returns whether it has. Does the workers' work meanwhile.
-  // Calls `poll` now and then, and rethrows what that throws: the group stays in flight. In a forked child it returns
-  // false at once.
+  // Waits until the group has ended, at most for `patience`; returns whether it has. Does the
+  // workers' work meanwhile. Calls `poll` now and then, and rethrows what that throws: the group
+  // stays in flight. In a forked child it returns false at once.
   bool wait(std::chrono::nanoseconds patience, const std::function<void()>& poll = {});
   // Once it has ended: waits for its copies to the device, and throws the group's error as Failure.
   void finish();

@@ -49,7 +49,7 @@ void PlainWorker::read_round(ActiveSegment& active, std::span<Transfer> parts) {
 
 void PlainWorker::end(ActiveSegment& active) {
   take_checksums(active);
-  segments_.finish(active, log_.counters).tell();
+  segments_.finish(active, log_.counters).report();
 }
 
 }  // namespace gdsdata

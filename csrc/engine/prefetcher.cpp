@@ -39,7 +39,7 @@ class Prefetcher::Core : public std::enable_shared_from_this<Core> {
               std::span<const int64_t> offsets);
   void gather(Slot& slot, std::span<const int32_t> files, std::span<const int64_t> offsets);
   size_t placement(uint64_t file_offset) const;
-  // With mutex_. What it returns is to be released without.
+  // With mutex_. The caller releases the result without.
   std::shared_ptr<DeviceBuffer> mark_ready(size_t index);
   std::shared_ptr<DeviceBuffer> take_buffer(Slot& slot);
   void add_uses(Slot& slot);
@@ -56,8 +56,9 @@ class Prefetcher::Core : public std::enable_shared_from_this<Core> {
   const std::shared_ptr<BufferPool> pool_;
   const std::shared_ptr<Residence> residence_;
 
-  // Held while slots are filled, which allocates memory: workers never take it. Taken before mutex_. Guards what is
-  // planned and not yet in a slot, and of a slot that is filled all but its result.
+  // Held while slots are filled, which allocates memory: workers never take it. Taken before
+  // mutex_. Guards what is planned and not yet in a slot, and of a slot that is filled all but its
+  // result.
   std::mutex planning_;
   std::deque<size_t> planned_sizes_;
   std::vector<int32_t> planned_files_;
@@ -65,7 +66,8 @@ class Prefetcher::Core : public std::enable_shared_from_this<Core> {
   size_t next_sample_ = 0;              // in planned_files_ and planned_offsets_
   std::unique_ptr<Gatherer> gatherer_;  // once the residence is ready
 
-  // Held over no allocation, because workers take it. Guards what follows, and slots that are ready or free.
+  // Held over no allocation, because workers take it. Guards what follows, and slots that are ready
+  // or free.
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::shared_ptr<Engine> engine_;  // until close(): a worker that ends this must not end the engine too
@@ -216,8 +218,9 @@ void Prefetcher::Core::gather(Slot& slot, std::span<const int32_t> files, std::s
   slot.result.bytes[Route::kPinnedCache] += files.size() * options_.sample_bytes;
 }
 
-// A batch may start anywhere in its buffer. Where all of its samples then lie in memory as they lie in their
-// files, modulo the alignment of direct I/O, a disk can write into it without a bounce; still on a cache line.
+// A batch may start anywhere in its buffer. Where all of its samples then lie in memory as they lie
+// in their files, modulo the alignment of direct I/O, a disk can write into it without a bounce;
+// still on a cache line.
 size_t Prefetcher::Core::placement(uint64_t file_offset) const {
   constexpr uint64_t kSector = 512, kCacheLine = 64;
   const uint64_t place = file_offset % kPlacementBytes;
@@ -288,8 +291,9 @@ std::optional<Prefetcher::Batch> Prefetcher::Core::next(const std::function<void
   return batch;
 }
 
-// Where the processor can write batches, the consumer copies too rather than sleep: waking it would cost as
-// much as a small batch. Then it looks a few more times, for a worker may be about to finish. False: it has to sleep.
+// Where the processor can write batches, the consumer copies too rather than sleep: waking it would
+// cost as much as a small batch. Then it looks a few more times, for a worker may be about to
+// finish. False: it has to sleep.
 bool Prefetcher::Core::help_until_head(std::unique_lock<std::mutex>& lock) {
   const std::shared_ptr<Engine> engine = engine_;
   lock.unlock();
@@ -378,7 +382,8 @@ std::shared_ptr<DeviceBuffer> Prefetcher::Core::take_buffer(Slot& slot) {
   return std::exchange(slot.buffer, nullptr);
 }
 
-// The next fill of the buffer waits for copies that may still be in flight into it. `fill` has made room for them.
+// The next fill of the buffer waits for copies that may still be in flight into it. `fill` has made
+// room for them.
 void Prefetcher::Core::add_uses(Slot& slot) {
   auto& uses = slot.buffer->uses;
   uses.insert(uses.end(), slot.result.copies.begin(), slot.result.copies.end());
@@ -415,7 +420,8 @@ PrefetchStatistics Prefetcher::statistics() const {
 
 void Prefetcher::close() {
   if (!core_->forked()) return core_->close();
-  // In a forked child nobody ends what is in flight, and a lock may be held for ever: it is left as it is.
+  // In a forked child nobody ends what is in flight, and a lock may be held for ever: it is left as
+  // it is.
   static auto* left = new std::vector<std::shared_ptr<Core>>;
   left->push_back(core_);
 }

@@ -1,5 +1,5 @@
-// Batches ahead of the consumer, in order: planned batches wait, a few are read into the slots of a ring,
-// and the consumer takes them one by one.
+// Batches ahead of the consumer, in order: planned batches wait, a few are read into the slots of a
+// ring, and the consumer takes them one by one.
 #pragma once
 
 #include <chrono>
@@ -43,7 +43,8 @@ class Prefetcher {
     Events copies;  // its bytes are there behind these; none where the processor wrote them
   };
 
-  // The pool's buffers hold at least a batch (batch_samples of sample_bytes, converted) and kPlacementBytes.
+  // The pool's buffers hold at least a batch (batch_samples of sample_bytes, converted) and
+  // kPlacementBytes.
   static constexpr size_t kPlacementBytes = 4096;
   // With a residence, batches are gathered out of it as soon as it is ready.
   Prefetcher(std::shared_ptr<Engine> engine, std::shared_ptr<FileTable> files, std::shared_ptr<BufferPool> pool,
@@ -52,17 +53,18 @@ class Prefetcher {
   Prefetcher(const Prefetcher&) = delete;
   Prefetcher& operator=(const Prefetcher&) = delete;
 
-  // Plans batches to come after those planned before: of sizes[i] samples each, sample by sample the index of
-  // the file and the offset in it.
+  // Plans batches to come after those planned before: of sizes[i] samples each, sample by sample
+  // the index of the file and the offset in it.
   void plan(std::span<const int32_t> files, std::span<const int64_t> offsets, std::span<const int64_t> sizes);
 
-  // The next batch in order, or nothing when all planned batches were taken. Waits; calls `poll` now and
-  // then while it does. Throws Failure: the batch's own error (the following call gives the batch after
-  // it), kStalled, kClosed.
+  // The next batch in order, or nothing when all planned batches were taken. Waits; calls `poll`
+  // now and then while it does. Throws Failure: the batch's own error (the following call gives the
+  // batch after it), kStalled, kClosed.
   std::optional<Batch> next(const std::function<void()>& poll);
 
-  // Drops what is planned and cancels what was not started. Does not wait, so that storage that hangs does not
-  // hang its user; memory that reads still go into is let go when they end. Taken batches stay valid.
+  // Drops what is planned and cancels what was not started. Does not wait, so that storage that
+  // hangs does not hang its user; memory that reads still go into is let go when they end. Taken
+  // batches stay valid.
   void close();
 
   PrefetchStatistics statistics() const;  // all zeros in a forked child

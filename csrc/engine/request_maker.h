@@ -18,8 +18,9 @@ class RequestMaker {
 
   // Through host memory: neighbors in a file become one request.
   void add_reads(Lane& lane, ActiveSegment& active, std::span<const Transfer> left);
-  // Through host memory: consecutive ranges of the file are joined, and all keep their order. So each part's checksum
-  // goes on from request to request. With checksums, `left` is all parts of the segment.
+  // Through host memory: consecutive ranges of the file are joined, and all keep their order. So
+  // each part's checksum goes on from request to request. With checksums, `left` is all parts of
+  // the segment.
   void add_writes(Lane& lane, ActiveSegment& active, std::span<const Transfer> left);
   // By a backend that moves device memory, which cannot read over a gap: a request is a piece.
   void add_of_device(Lane& lane, ActiveSegment& active, std::span<const Transfer> left);

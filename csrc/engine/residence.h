@@ -1,4 +1,5 @@
-// A data set's files, mapped and registered with the device, which then reads records out of the page cache by itself.
+// A data set's files, mapped and registered with the device, which then reads records out of the
+// page cache by itself.
 #pragma once
 
 #include <atomic>
@@ -18,9 +19,9 @@
 
 namespace gdsdata {
 
-// Maps and registers on a thread of its own, which brings what is not in memory yet into it. Copies to the device wait
-// while the driver registers, so the first batch goes first: it starts at begin(), or kPatience after it was made.
-// Thread-safe.
+// Maps and registers on a thread of its own, which brings what is not in memory yet into it. Copies
+// to the device wait while the driver registers, so the first batch goes first: it starts at
+// begin(), or kPatience after it was made. Thread-safe.
 class Residence {
  public:
   Residence(std::shared_ptr<Device> device, std::shared_ptr<FileTable> files);
@@ -68,13 +69,15 @@ class Gatherer {
   Gatherer(const Gatherer&) = delete;
   Gatherer& operator=(const Gatherer&) = delete;
 
-  // Samples of `sample_bytes` each, one behind the other, to `target`, behind `before`. Returns at once, with the event
-  // that they are there. Throws Failure, of a file that ends before a sample too.
+  // Samples of `sample_bytes` each, one behind the other, to `target`, behind `before`. Returns at
+  // once, with the event that they are there. Throws Failure, of a file that ends before a sample
+  // too.
   std::shared_ptr<Event> gather(std::byte* target, std::span<const int32_t> files, std::span<const int64_t> offsets,
                                 uint64_t sample_bytes, const Events& before);
 
  private:
-  // Batches whose addresses the device may not have read yet; asking for one more waits for the oldest.
+  // Batches whose addresses the device may not have read yet; asking for one more waits for the
+  // oldest.
   static constexpr size_t kInFlight = tuning::kMostGathersInFlight;
   const std::shared_ptr<Residence> residence_;
   const size_t batch_samples_;

@@ -1,9 +1,10 @@
-// The slots of a prefetcher and their states. Batches leave in the order in which their slots were acquired.
+// The slots of a prefetcher and their states. Batches leave in the order in which their slots were
+// acquired.
 //
 //   Free --acquire--> Filling --ready--> Ready --take--> Leased --release--> Free
 //
-// A device adds Draining between Leased and Free: released by the consumer, but its event has not passed.
-// Not thread-safe: the prefetcher's lock is around it.
+// A device adds Draining between Leased and Free: released by the consumer, but its event has not
+// passed. Not thread-safe: the prefetcher's lock is around it.
 #pragma once
 
 #include <cstddef>

@@ -12,14 +12,15 @@
 
 namespace gdsdata {
 
-// Keeps files open and remembers them by index. All workers share the table's lock, so a round of shuffled parts asks
-// the table about once for each file instead of once for each part.
+// Keeps files open and remembers them by index. All workers share the table's lock, so a round of
+// shuffled parts asks the table about once for each file instead of once for each part.
 class RoundFiles {
  public:
   // Throws Failure as FileTable::get does. Returns null if `when_taken` gives up.
   File* open(FileTable& table, uint32_t index, WhenTaken when_taken);
   void clear();
-  // Releases the files that none of `used` is; these are the first ones that were opened, in the same order.
+  // Releases the files that none of `used` is; these are the first ones that were opened, in the
+  // same order.
   void keep(std::span<File* const> used);
   size_t size() const { return files_.size(); }
   // The file that was opened last is in use by this round alone; its table keeps it too.

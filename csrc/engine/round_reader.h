@@ -1,4 +1,5 @@
-// Serves a segment's parts out of the page cache, in rounds of as many files as the process has descriptors for.
+// Serves a segment's parts out of the page cache, in rounds of as many files as the process has
+// descriptors for.
 #pragma once
 
 #include <cstddef>
@@ -15,8 +16,9 @@ class RoundReader {
  public:
   RoundReader(const EngineOptions& options, SpanLog& spans);
 
-  // Opens the files of a round: those of the first parts, as many as there are descriptors for. Returns how many parts
-  // that is: 0 if a file cannot be opened (active.error says why), or if `when_taken` gives up.
+  // Opens the files of a round: those of the first parts, as many as there are descriptors for.
+  // Returns how many parts that is: 0 if a file cannot be opened (active.error says why), or if
+  // `when_taken` gives up.
   size_t open_files(ActiveSegment& active, std::span<const Transfer> parts, WhenTaken when_taken);
   // Parts of the round that was opened last. Appends to `left` what the page cache does not have.
   void serve(ActiveSegment& active, std::span<const Transfer> parts, std::vector<Transfer>& left);

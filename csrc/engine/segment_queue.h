@@ -13,11 +13,13 @@
 
 namespace gdsdata {
 
-// First in, first out; segments that only storage can serve come before fresh ones, for they have waited, and
-// training's before those in the background, which get every ninth turn at least, so that they end too.
+// First in, first out. Segments that only storage can serve come before fresh ones, because they
+// have waited. Training comes before the background, which gets at least every ninth turn, so that
+// it ends too.
 class SegmentQueue {
  public:
-  // Takes them all, at least one, of one group; none if it throws. `helped`: somebody pops one of them at once.
+  // Takes them all, at least one, of one group; none if it throws. `helped`: somebody pops one of
+  // them at once.
   void push_fresh(std::vector<Segment>& segments, bool helped = false);
   void push_for_storage(Segment&& segment);  // leaves it alone if it throws
   void hurry();  // segments that a push has left without a worker get one
@@ -26,14 +28,15 @@ class SegmentQueue {
   bool pop_spare(Segment& segment);  // one that no worker waits for
   bool pop_fresh(Segment& segment, Priority lowest);
   bool pop_fresh_of(const Group& group, Segment& segment);
-  // A worker that could take a segment is about to wait for its backend: false where there is one to take. What comes
-  // until `wakes` interrupts the backend, if no other worker waits for it.
+  // A worker that could take a segment is about to wait for its backend. Returns false if one is
+  // queued. Until `wakes`, a segment that no other worker waits for interrupts the backend.
   bool sleeps(Backend& backend);
   void wakes(Backend& backend);
   void close();
 
  private:
-  // With the lock: how many idle workers are to be woken for so many segments; backends are interrupted for the others.
+  // With the lock: how many idle workers are to be woken for so many segments; backends are
+  // interrupted for the others.
   size_t claim_workers(size_t segments);
   void wake(size_t workers);
   struct Waiting {

@@ -1,4 +1,5 @@
-// How a group's transfers are cut into segments, the share of work that one worker takes. Pure arithmetic.
+// How a group's transfers are cut into segments, the share of work that one worker takes. Pure
+// arithmetic.
 #pragma once
 
 #include <cstddef>
@@ -29,15 +30,15 @@ struct Segmentation {
   std::vector<PartRange> segments;  // all parts in their order; at least one segment, which may be empty
 };
 
-// The longest part of a transfer, but for kCutBytes: the page cache serves a segment's part in one go, and a backend
-// gets it in requests.
+// The longest part of a transfer, but for kCutBytes: the page cache serves a segment's part in one
+// go, and a backend gets it in requests.
 uint64_t longest_part_bytes(uint64_t segment_bytes, uint64_t request_bytes);
 
 // Replaces what `result` holds, and keeps its capacity.
 //
-// The workers share a group evenly, in segments of kLeastSegmentBytes to the limit. A segment has at most
-// kMostSegmentParts parts. Reads end a segment before it gets longer than its limit, unless one part alone is
-// longer. Writes fill each segment, so that it may be one piece of the file.
+// The workers share a group evenly, in segments of kLeastSegmentBytes to the limit. A segment has
+// at most kMostSegmentParts parts. Reads end a segment before it gets longer than its limit, unless
+// one part alone is longer. Writes fill each segment, so that it may be one piece of the file.
 void segment(std::span<const Transfer> transfers, Direction direction, Conversion conversion,
              const SegmentLimits& limits, Segmentation& result);
 

@@ -1,4 +1,5 @@
-// What a worker's time went into, span by span, for a profiler's trace: kept only while somebody asks for it.
+// What a worker's time went into, span by span, for a profiler's trace: kept only while somebody
+// asks for it.
 #pragma once
 
 #include <array>

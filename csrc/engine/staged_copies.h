@@ -1,6 +1,8 @@
-// The staging memory of a worker or guest, the stream of its own copies, and what still uses that memory.
+// The staging memory of a worker or guest, the stream of its own copies, and what still uses that
+// memory.
 //
-// The host waits for a copy only if it needs the staging memory that the copy holds, or writes what the copy brought.
+// The host waits for a copy only if it needs the staging memory that the copy holds, or writes the
+// bytes that were copied.
 #pragma once
 
 #include <cstddef>
@@ -39,16 +41,17 @@ class StagedCopies {
   bool place(std::span<Transfer> parts, Staging::Place& place) { return staging_->place(parts, place); }
   void release(Staging::Place& place) { staging_->give_back(place); }
 
-  // Queues the copies of a segment out of the device, behind what still writes there: ActiveSegment::copied.
+  // Queues the copies of a segment out of the device, behind what still writes there:
+  // ActiveSegment::copied.
   void copy_out(ActiveSegment& active);
-  // Queues the copies of a read to the device, on this stream: ActiveSegment::copied, or its error, or neither if
-  // there is nothing to copy.
+  // Queues the copies of a read to the device, on this stream: ActiveSegment::copied, or its error,
+  // or neither if there is nothing to copy.
   void copy_in(ActiveSegment& active);
-  // Keeps a segment's place until its copies by copy_in are done, and adds them to its group's result. Releases the
-  // place if there are none.
+  // Keeps a segment's place until its copies by copy_in are done, and adds them to its group's
+  // result. Releases the place if there are none.
   void release_when_copied(ActiveSegment& active);
-  // Has the link copy from `place` and tell the segment's end. If it cannot, sets the segment's error and returns
-  // false.
+  // Has the link copy from `place` and report the segment's end. If it cannot, sets the segment's
+  // error and returns false.
   bool carry(EndedSegment& segment, Staging::Place&& place);
 
   // Places whose copies are done.
@@ -59,7 +62,8 @@ class StagedCopies {
 
   // Before this is destroyed. Copies of a lost device count as done.
   void wait_for_all() noexcept;
-  // Until `uses` are done: other work that reads memory which is written next, or writes what is read.
+  // Until `uses` are done: other work that reads memory which is written next, or writes what is
+  // read.
   void wait_for_device(const Events& uses);
   // Until a segment's own copies are done, which were queued behind its group's `before`.
   void wait_for_copied(ActiveSegment& active);

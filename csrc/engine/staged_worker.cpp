@@ -98,7 +98,8 @@ bool StagedWorker::place(ActiveSegment& active) {
   return copies_.place(parts.first(active.host_parts), active.place);
 }
 
-// Moves parts that a backend brings to or from the device to the end; returns how many stay before them.
+// Moves parts that a backend transfers to or from the device to the end; returns how many stay
+// before them.
 size_t StagedWorker::count_host_parts(ActiveSegment& active, std::span<Transfer> parts) {
   const GroupRequest& asked = active.group().request();
   if (!has_device_lane_ || active.segment.retried || asked.checksum != Checksum::kNone) return parts.size();
@@ -171,7 +172,8 @@ void StagedWorker::request_of_device(ActiveSegment& active, std::span<const Tran
   requests_.add_of_device(device_lane_, active, parts);
 }
 
-// Waits for a completion if there is nothing else to do: no segment to start, or no room for the last one's requests.
+// Waits for a completion if there is nothing else to do: no segment to start, or no room for the
+// last one's requests.
 void StagedWorker::exchange_all(bool idle) {
   const auto patience_of = [&](const Lane& lane) { return idle || lane.waiting() > 0 ? kReapTimeout : kNoWait; };
   if (!device_lane_.busy()) {
@@ -193,7 +195,8 @@ bool StagedWorker::exchange_lane(Lane& lane, std::chrono::milliseconds patience)
   return exchange(lane, patience, has_room);
 }
 
-// Storage that cannot deliver to the device does so through host memory, once: as one more segment of the group.
+// Storage that cannot deliver to the device does so through host memory, once: as one more segment
+// of the group.
 bool StagedWorker::retries(const Lane& lane, const Lane::Asked& asked, const Error& error) {
   if (&lane != &device_lane_ || options_.io.strict || error.code == ErrorCode::kCorrupt) return false;
   const Piece& piece = asked.request.pieces.front();
@@ -221,7 +224,7 @@ void StagedWorker::end(ActiveSegment& active) {
   }
   EndedSegment ended = segments_.finish(active, log_.counters);
   if (by_link && copies_.carry(ended, std::move(carried))) return;
-  ended.tell();
+  ended.report();
 }
 
 // Not what has to wait in its stream: all that comes behind it would wait too.

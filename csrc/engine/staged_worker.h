@@ -4,8 +4,8 @@
 //           backend --> device                      (a second lane, if a backend reaches the device)
 //   write   the same ways back
 //
-// Copies to the device go by the link that all workers share. This worker's own stream copies out of the device, and to
-// the device what must wait there for the group's `before`.
+// Copies to the device go by the link that all workers share. This worker's own stream copies out
+// of the device, and to the device what must wait there for the group's `before`.
 #pragma once
 
 #include <deque>

@@ -1,7 +1,7 @@
-// Where a segment's bytes stop over between storage and a device that the processor cannot write: pinned memory of
-// one worker, laid out so that disks write into it without a bounce and few copies carry it on. It is taken when it is
-// needed, and little of it for short segments: to pin it takes the driver milliseconds, in which no other thread gets
-// anything of it.
+// Where a segment's bytes stop over between storage and a device that the processor cannot write:
+// pinned memory of one worker, laid out so that disks write into it without a bounce and few copies
+// carry it on. It is taken when it is needed, and little of it for short segments: to pin it takes
+// the driver milliseconds, in which no other thread gets anything of it.
 #pragma once
 
 #include <cstdint>
@@ -34,9 +34,9 @@ class Staging {
     bool holds(const std::byte* address) const { return address >= memory && address < memory + bytes; }
   };
 
-  // Transfers that follow one another in file and device over so many bytes lie on pages as they do in the file:
-  // storage then writes them without a bounce, but for a page that two such stretches share where one copy is to carry
-  // both. Shorter ones are packed as on the device.
+  // Transfers that follow one another in file and device over so many bytes lie on pages as they do
+  // in the file: storage then writes them without a bounce, but for a page that two such stretches
+  // share where one copy is to carry both. Shorter ones are packed as on the device.
   static constexpr uint64_t kPagedBytes = tuning::kPagedBytes;
 
   // Room that any segment with at most `segment_bytes` in its transfers takes at most.
@@ -44,7 +44,8 @@ class Staging {
     return segment_bytes + segment_bytes / 4 + (64 << 10);
   }
 
-  // Segments that fit share so much, where it is less than all, until it is full or a longer one comes.
+  // Segments that fit share so much, where it is less than all, until it is full or a longer one
+  // comes.
   static constexpr uint64_t kFirstBytes =
       tuning::kShortReadBytes + tuning::kShortReadBytes / 4 + (64 << 10);  // most_bytes
   static constexpr uint64_t taken_at_most(uint64_t bytes) { return bytes + (bytes > kFirstBytes ? kFirstBytes : 0); }
@@ -52,8 +53,8 @@ class Staging {
   // Takes taken_at_most(bytes) at most.
   Staging(Device& device, uint64_t bytes) : device_(device), bytes_(bytes) {}
 
-  // Points the transfers, which point into device memory, at staging memory instead. False where there is no room,
-  // and then nothing was changed. Throws Failure where memory is not to be had.
+  // Points the transfers, which point into device memory, at staging memory instead. False where
+  // there is no room, and then nothing was changed. Throws Failure where memory is not to be had.
   bool place(std::span<Transfer> transfers, Place& place);
   void give_back(Place& place);
 

@@ -1,4 +1,5 @@
-// Ranges of files, there and back, waiting for them: what read_tensor, write_tensor and checkpoints are made of.
+// Ranges of files, there and back, waiting for them: what read_tensor, write_tensor and checkpoints
+// are made of.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +15,8 @@ namespace gdsdata {
 
 using Poll = std::function<void()>;  // see Engine::run
 
-// What the caller has: memory of `length` bytes on the engine's device (where it is one range), which is touched behind
-// `before`.
+// What the caller has: memory of `length` bytes on the engine's device (where it is one range),
+// which is touched behind `before`.
 struct Caller {
   std::byte* memory = nullptr;
   Events before;
@@ -48,8 +49,8 @@ class Output {
   // Throws Failure, as all of it does.
   Output(const std::string& path, uint64_t length) : replacement_(path, length) {}
 
-  // Each transfer's bytes from its memory, on the engine's device, to its place in the file; with checksums, returns
-  // the CRC-32 of each. Where nothing is written, the file has zeros.
+  // Each transfer's bytes from its memory, on the engine's device, to its place in the file; with
+  // checksums, returns the CRC-32 of each. Where nothing is written, the file has zeros.
   std::vector<uint32_t> write(Engine& engine, std::vector<Transfer> transfers, bool with_checksums,
                               const Caller& caller);
   void commit() { replacement_.commit(); }

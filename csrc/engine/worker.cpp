@@ -36,8 +36,8 @@ void Worker::run() noexcept {
   wait_for_copies();
 }
 
-// After an exception that answers no request: no memory, or a defect. Each segment ends with it. Segments with
-// requests in flight end when these do, because they use the segment's memory.
+// After an exception that answers no request: no memory, or a defect. Each segment ends with it.
+// Segments with requests in flight end when these do, because they use the segment's memory.
 void Worker::fail_all(const Error& error) noexcept {
   drop_waiting();
   segments_.drop_unfinished();
@@ -81,8 +81,8 @@ ActiveSegment* Worker::gather() {
   return nullptr;
 }
 
-// Goes on with a read in rounds, each of as many parts as there are descriptors for, until one waits for storage or
-// for descriptors.
+// Goes on with a read in rounds, each of as many parts as there are descriptors for, until one
+// waits for storage or for descriptors.
 void Worker::read_on(ActiveSegment& active) {
   while (!active.stopped() && active.open_requests == 0) {
     const auto rest = active.parts().subspan(active.begun_parts);

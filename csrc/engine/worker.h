@@ -1,9 +1,10 @@
-// One worker: a thread's loop around its backends. This part is common to all memory that batches may lie in.
+// One worker: a thread's loop around its backends. This part is common to all memory that batches
+// may lie in.
 //
 //   queue --take--> start --> rounds: page cache, then requests in a lane --> settle: next round, or end
 //
-// PlainWorker moves bytes between files and memory that the processor writes. StagedWorker adds the way through
-// staging memory to a device.
+// PlainWorker moves bytes between files and memory that the processor writes. StagedWorker adds the
+// way through staging memory to a device.
 #pragma once
 
 #include <chrono>
@@ -28,7 +29,8 @@ class Worker {
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
-  // Returns when the queue is closed and all that was taken has ended. An exception ends each active segment.
+  // Returns when the queue is closed and all that was taken has ended. An exception ends each
+  // active segment.
   void run() noexcept;
   WorkerLog& log() { return log_; }
 
@@ -38,7 +40,8 @@ class Worker {
 
   Worker(const EngineOptions& options, const Selection& selection, Device& device, SegmentQueue& queue);
 
-  // What differs. One turn of the loop; returns false if the queue is closed and nothing is left to do.
+  // These differ. One turn of the loop; returns false if the queue is closed and nothing is left to
+  // do.
   virtual bool turn() = 0;
   // Returns false if there is no memory for the segment yet: start it again.
   virtual bool start(ActiveSegment& active) = 0;
@@ -57,11 +60,11 @@ class Worker {
   // Steps of a turn.
   void count_active();
   void count_idle();
-  // Takes the next segment of the queue; returns null if there is none. Waits for one if asked to, until the queue is
-  // closed.
+  // Takes the next segment of the queue; returns null if there is none. Waits for one if asked to,
+  // until the queue is closed.
   ActiveSegment* take(bool wait);
-  // Starts more segments if that makes more requests that the backend gets in one go. Returns one that could not
-  // start, or null.
+  // Starts more segments if that makes more requests that the backend gets in one go. Returns one
+  // that could not start, or null.
   ActiveSegment* gather();
   void read_on(ActiveSegment& active);
   void read_unfinished();
@@ -69,8 +72,8 @@ class Worker {
   // False, with the segment's error, if it cannot be made.
   bool make_backend(Lane& lane, ActiveSegment& active);
   void drop_cancelled(Lane& lane);
-  // Returns whether anything moved. `has_room`: nothing but requests of this lane keeps the worker from taking another
-  // segment.
+  // Returns whether anything moved. `has_room`: nothing but requests of this lane keeps the worker
+  // from taking another segment.
   bool exchange(Lane& lane, std::chrono::milliseconds patience, bool has_room);
 
   const EngineOptions& options_;

@@ -1,4 +1,4 @@
-// What one worker counts and records of its own work.
+// The counters and spans of one worker.
 #pragma once
 
 #include <chrono>

@@ -1,4 +1,5 @@
-// Memory that runs out, or anything else that is thrown inside: an error at its batch or group, and nothing hangs.
+// Memory that runs out, or anything else that is thrown inside: an error at its batch or group, and
+// nothing hangs.
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -30,8 +31,8 @@ bool fails_now() {
 
 }  // namespace
 
-// Not inlined: the compiler would see malloc and delete, and warn of the pair. Without the nothrow one,
-// AddressSanitizer's would give std::stable_partition memory that these deletes may not free.
+// Not inlined: the compiler would see malloc and delete, and warn of the pair. Without the nothrow
+// one, AddressSanitizer's would give std::stable_partition memory that these deletes may not free.
 [[gnu::noinline]] void* operator new(size_t bytes, const std::nothrow_t&) noexcept {
   return fails_now() ? nullptr : std::malloc(bytes == 0 ? 1 : bytes);
 }
