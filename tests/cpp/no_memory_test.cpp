@@ -347,7 +347,7 @@ TEST(UnexpectedExceptions, OfABackendAreTheErrorOfItsGroupsAndTheOthersEnd) {
   for (const auto& device : {host_device(), test_device()}) {
     if (device == nullptr) continue;
     for (const char* faults :
-         {"seed=1,submit_throws=0.3", "seed=2,reap_throws=0.3", "seed=3,late=0.3,reap_throws=0.8"}) {
+         {"seed=1,submit_throws=0.3", "seed=2,reap_throws=0.2", "seed=3,late=0.3,reap_throws=0.1"}) {
       EngineOptions options;
       options.backend = "posix";
       options.workers = 2;
