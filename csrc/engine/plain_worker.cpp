@@ -3,11 +3,11 @@
 namespace gdsdata {
 
 bool PlainWorker::turn() {
-  count_active();
+  clock_.count_active();
   const bool busy = segments_.has_unfinished() || lane_.busy();
   const bool has_room = !segments_.has_unfinished() && lane_.waiting() == 0;
   ActiveSegment* taken = has_room ? take(/*wait=*/!busy) : nullptr;
-  if (!busy) count_idle();
+  if (!busy) clock_.count_idle();
   if (taken == nullptr && !busy) return false;
   if (taken != nullptr && taken->prepares()) make_backend(lane_, *taken);
   read_unfinished();

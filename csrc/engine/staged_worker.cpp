@@ -25,11 +25,11 @@ StagedWorker::StagedWorker(const EngineOptions& options, const Selection& select
       device_lane_(selection.device_backend, /*fallback=*/"", options.io, device, log_) {}
 
 bool StagedWorker::turn() {
-  count_active();
+  clock_.count_active();
   const bool busy =
       parked_ != nullptr || segments_.has_unfinished() || lane_.busy() || device_lane_.busy() || !leaving_.empty();
   ActiveSegment* taken = has_room() ? take_next(busy) : nullptr;
-  if (!busy) count_idle();
+  if (!busy) clock_.count_idle();
   if (taken == nullptr && !busy) return false;
   if (taken != nullptr) {
     parked_ = taken;

@@ -24,7 +24,7 @@ Worker::Worker(const EngineOptions& options, const Selection& selection, Device&
       lane_(selection.name, /*fallback=*/"posix", options.io, device, log_) {}
 
 void Worker::run() noexcept {
-  counted_at_ = Clock::now();
+  clock_.start();
   for (bool goes_on = true; goes_on;) {
     try {
       goes_on = turn();
@@ -45,18 +45,6 @@ void Worker::fail_all(const Error& error) noexcept {
     if (!active.error) active.error = copy_of(error);
     if (active.open_requests == 0) end(active);
   });
-}
-
-void Worker::count_active() {
-  const auto now = Clock::now();
-  log_.counters.active_ns.add(ns_between(counted_at_, now));
-  counted_at_ = now;
-}
-
-void Worker::count_idle() {
-  const auto now = Clock::now();
-  log_.counters.idle_ns.add(ns_between(counted_at_, now));
-  counted_at_ = now;
 }
 
 ActiveSegment* Worker::take(bool wait) {

@@ -40,8 +40,9 @@ class Worker {
 
   Worker(const EngineOptions& options, const Selection& selection, Device& device, SegmentQueue& queue);
 
-  // These differ. One turn of the loop; returns false if the queue is closed and nothing is left to
-  // do.
+  // --- Strategies differ in these ---
+
+  // One turn of the loop. Returns false if the queue is closed and nothing is left to do.
   virtual bool turn() = 0;
   // Returns false if there is no memory for the segment yet: start it again.
   virtual bool start(ActiveSegment& active) = 0;
@@ -57,9 +58,8 @@ class Worker {
   // Whether a request that failed is made again in another way.
   virtual bool retries(const Lane&, const Lane::Asked&, const Error&) { return false; }
 
-  // Steps of a turn.
-  void count_active();
-  void count_idle();
+  // --- Steps of a turn ---
+
   // Takes the next segment of the queue; returns null if there is none. Waits for one if asked to,
   // until the queue is closed.
   ActiveSegment* take(bool wait);
@@ -79,6 +79,7 @@ class Worker {
   const EngineOptions& options_;
   SegmentQueue& queue_;
   WorkerLog log_;
+  WorkClock clock_{log_.counters};
   ActiveSegments segments_;
   RoundReader reader_;
   RequestMaker requests_;
@@ -88,8 +89,6 @@ class Worker {
  private:
   void fail_all(const Error& error) noexcept;
   void completed(Lane& lane, Completion& completion);
-
-  Clock::time_point counted_at_;  // what comes after it is not in active_ns yet
 };
 
 }  // namespace gdsdata

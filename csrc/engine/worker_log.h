@@ -20,4 +20,24 @@ struct WorkerLog {
   SpanLog spans;
 };
 
+// Divides one worker's time into active and idle. Its worker alone uses it.
+class WorkClock {
+ public:
+  explicit WorkClock(WorkerCounters& counters) : counters_(counters) {}
+  void start() { counted_at_ = Clock::now(); }
+  // The time since the last count, or since the start.
+  void count_active() { count(counters_.active_ns); }
+  void count_idle() { count(counters_.idle_ns); }
+
+ private:
+  void count(Counter& counter) {
+    const auto now = Clock::now();
+    counter.add(ns_between(counted_at_, now));
+    counted_at_ = now;
+  }
+
+  WorkerCounters& counters_;
+  Clock::time_point counted_at_;
+};
+
 }  // namespace gdsdata
