@@ -92,6 +92,7 @@ struct Work {
   std::shared_ptr<Recording> recording = nullptr;
   std::vector<Range> host = {}, device = {};  // what it uses
   Clock::time_point due = {};
+  bool lost = false;  // with its device: it never happens
 };
 
 struct Stream {
@@ -253,6 +254,16 @@ class Driver {
     return recording;
   }
 
+  // Nothing that is queued happens any more, not even if the device works again.
+  void lose_all() {
+    each_stream([](Stream& stream) {
+      for (Work& work : stream.works) {
+        work.lost = true;
+        work.due = {};
+      }
+    });
+  }
+
   void run() {
     std::unique_lock lock(mutex);
     while (true) {
@@ -278,7 +289,7 @@ class Driver {
       }
       Stream* stream = ready[random() % ready.size()];
       Work& work = stream->works.front();  // stays where it is while others are put behind it
-      if (broken == kSuccess) {            // a device that is lost does nothing any more
+      if (broken == kSuccess && !work.lost) {  // a device that is lost does nothing any more
         executing = true;
         lock.unlock();
         execute(work);
@@ -747,6 +758,7 @@ void fake_cuda_break(int code) {
     driver.breaking = false;
   }
   driver.broken = code;
+  if (code != kSuccess) driver.lose_all();
   driver.changed.notify_all();
 }
 
