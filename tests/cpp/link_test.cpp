@@ -45,7 +45,7 @@ class BusyLink : public Staged {
 TEST_F(BusyLink, GetsCopiesTogetherThatCameWhileItWasBusy) {
   const auto engine = make_engine({.workers = 2, .staging_bytes = 4 << 20});
   Memory memory(*device_, content_.size());
-  set_link_bytes_per_s(40 << 20);
+  set_link_bytes_per_s(8 << 20);
   const uint64_t before = calls("cuMemcpyHtoDAsync") + calls("cuMemcpyBatchAsync");
   const auto group = read_of(32, memory);
   ASSERT_TRUE(run(engine, group));
