@@ -61,7 +61,7 @@ def read(folder: Path, device: str = "cuda", **arguments) -> GDSDataset:
 
 def settle(dataset: GDSDataset) -> GDSDataset:
     """The data set, its residency ready where it has one."""
-    if dataset.residency:
+    if dataset._samples.settings.residency:
         assert eventually(lambda: dataset.stats()["residency"]["ready"], 30), dataset.stats()["residency"]["error"]
     return dataset
 
@@ -656,7 +656,8 @@ import sys, threading, time
 import torch, gdsdata
 from gdsdata.formats import Records
 def read(**arguments):
-    return gdsdata.GDSDataset(sys.argv[1], 4, Records("u1", ({RECORD_BYTES},)), device="cuda", **arguments)
+    records, reading = Records("u1", ({RECORD_BYTES},)), gdsdata.Reading(**arguments)
+    return gdsdata.GDSDataset(sys.argv[1], 4, records, device="cuda", reading=reading)
 """
 
 

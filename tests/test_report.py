@@ -26,11 +26,9 @@ from gdsdata.observe.report import (
     TRAINING,
     TRANSFORM,
     Report,
-    StepTimes,
-    WorkerTimes,
     diagnose,
-    note_checkpoint_stall,
 )
+from gdsdata.observe.times import StepTimes, WorkerTimes, note_checkpoint_stall
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
 

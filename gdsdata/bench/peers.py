@@ -115,6 +115,7 @@ class Ours(Peer):
     setting = "GDSDataset as documented; every batch is the caller's to keep"
 
     residency = None  # as of `gdsdata.Reading`
+    decode = None  # as of `gdsdata.Fields`
 
     def layout(self):
         """The format."""
@@ -136,6 +137,7 @@ class Ours(Peer):
             seed=self.seed,
             device=self.device,
             sharding=gdsdata.Sharding(rank=0, world_size=1),
+            fields=gdsdata.Fields(decode=self.decode),
             reading=gdsdata.Reading(gdsdata.EngineOptions(**self.engine), residency=self.residency),
         )
 

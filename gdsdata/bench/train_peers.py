@@ -78,7 +78,7 @@ class Ours(Fed, peers.Ours):
 
         if self.source.kind != "images":
             return super().layout()
-        self.more = {"decode": {"jpg": "image"}}
+        self.decode = {"jpg": "image"}
         return formats.Tar(index_cache=None)
 
     def epoch(self, epoch):

@@ -24,7 +24,7 @@ from gdsdata.checkpoint.torch_zip import archive_writer
 from gdsdata.checkpoint.tree import LEFT_OUT, Path, leaves, map_leaves, name_of
 from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions
-from gdsdata.observe.report import note_checkpoint_stall
+from gdsdata.observe.times import note_checkpoint_stall
 
 
 @collector_paused()

@@ -23,11 +23,11 @@ from gdsdata.formats.index import Format
 from gdsdata.formats.registry import Source, list_files
 from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions
-from gdsdata.observe.report import Report
 
 if TYPE_CHECKING:
     from gdsdata.data.order.lanes import Lanes
     from gdsdata.data.order.row_groups import RowGroups
+    from gdsdata.observe.report import Report
 
 
 class GDSDataset(BatchDataset):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,7 +15,10 @@ from gdsdata.data.samples import Samples
 from gdsdata.errors import GdsdataError, StallError
 from gdsdata.io import engine
 from gdsdata.io.program_end import Ending, end_at_exit, is_ending_daemon
-from gdsdata.observe.report import Report, Reporter, StepTimes, WorkerTimes, diagnose, marked
+from gdsdata.observe.times import Reporter, StepTimes, WorkerTimes, marked
+
+if TYPE_CHECKING:
+    from gdsdata.observe.report import Report
 
 # Samples planned at a time during an epoch: numpy's cost per call is spread over many batches.
 _PLAN_SAMPLES = 4096
@@ -154,6 +157,8 @@ class Iteration:
 
     def report(self) -> Report:
         """Return `GDSDataset.report`."""
+        from gdsdata.observe.report import diagnose  # few programs ask for one
+
         counts = self._counts()
         workers, name = self._worker_times(), self._samples.shuffle_name
         return diagnose(self._times, workers, counts["bytes"], counts["ring_full_s"], counts["stall_s"], name)

@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-import operator
-import os
 import re
-import sys
-import threading
-import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-import torch
-
-from gdsdata import torch_private
-
-T = TypeVar("T")
+from gdsdata.observe.times import StepTimes, WorkerTimes
 
 # Below this share of a step nobody gains by looking for more.
 _NOTICED = 0.02
@@ -29,112 +18,6 @@ _SOME = 0.1
 TRAINING, TRANSFORM, STORAGE, SMALL_READS = "training", "transform", "storage", "small reads"
 LINK, CPU, RING, CHECKPOINTS = "link", "CPU", "ring too small", "checkpoints"
 HANDING_OVER = "handing over"
-
-
-@dataclass
-class StepTimes:
-    """A loop's time, as its iterator sees it: added to at each batch, in the thread that takes it.
-
-    Attributes:
-        batches: handed out.
-        input_s: in which the loop waited for a batch, ``transform=`` included.
-        transform_s: of that, in ``transform=``.
-        training_s: between a batch and the next time that one was asked for.
-        checkpoint_s: of that, in which saves kept this process (`note_checkpoint_stall`).
-    """
-
-    batches: int = 0
-    input_s: float = 0.0
-    transform_s: float = 0.0
-    training_s: float = 0.0
-    checkpoint_s: float = 0.0
-    _asked_at: float = field(default=0.0, repr=False)
-    _stalled_before: float = field(default=0.0, repr=False)
-
-    @property
-    def elapsed_s(self) -> float:
-        return self.input_s + self.training_s
-
-    def asked(self) -> None:
-        """A batch is asked for, for the first time in this epoch, or again."""
-        self._asked_at = time.perf_counter()
-
-    def transformed(self, transform: Callable[[Any], T], batch: Any) -> T:
-        began = time.perf_counter()
-        try:
-            return transform(batch)
-        finally:
-            self.transform_s += time.perf_counter() - began
-
-    def handed_out(self) -> None:
-        now = time.perf_counter()
-        self.batches += 1
-        self.input_s += now - self._asked_at
-        self._asked_at, self._stalled_before = now, _checkpoints.stall_s
-
-    def trained(self) -> None:
-        """What the loop did with the batch is done: it asks for the next one."""
-        now = time.perf_counter()
-        self.training_s += now - self._asked_at
-        self.checkpoint_s += _checkpoints.stall_s - self._stalled_before
-        self._asked_at = now
-
-
-class _Checkpoints:
-    """How long saves kept this process's threads so far."""
-
-    def __init__(self) -> None:
-        self.stall_s = 0.0
-        self._lock = threading.Lock()
-
-    def add(self, seconds: float) -> None:
-        with self._lock:
-            self.stall_s += seconds
-
-
-_checkpoints = _Checkpoints()
-
-
-def note_checkpoint_stall(seconds: float) -> None:
-    """A save kept its caller for so long."""
-    _checkpoints.add(seconds)
-
-
-class WorkerTimes(NamedTuple):
-    """What an engine's workers did, in seconds of all of them together.
-
-    Attributes:
-        active_s: doing anything at all.
-        storage_s: of that, reading, or waiting for storage. link_s: waiting for copies to the GPU. device_s: waiting
-            until the GPU is done with batches whose memory comes next. The rest is the processor's: copies out of the
-            page cache, conversions.
-        requests, storage_bytes: that storage was asked for.
-    """
-
-    active_s: float = 0.0
-    storage_s: float = 0.0
-    link_s: float = 0.0
-    device_s: float = 0.0
-    requests: int = 0
-    storage_bytes: int = 0
-
-    @classmethod
-    def of(cls, engine_stats: Mapping[str, Any]) -> WorkerTimes:
-        """Of ``stats()["engine"]``, since the engine was made."""
-        return cls(
-            active_s=engine_stats["worker_active_s"],
-            storage_s=engine_stats["worker_storage_s"],
-            link_s=engine_stats["worker_link_s"],
-            device_s=engine_stats["worker_device_s"],
-            requests=engine_stats["requests"],
-            storage_bytes=engine_stats["storage_bytes"],
-        )
-
-    def plus(self, other: WorkerTimes) -> WorkerTimes:
-        return WorkerTimes(*map(operator.add, self, other))
-
-    def minus(self, other: WorkerTimes) -> WorkerTimes:
-        return WorkerTimes(*map(operator.sub, self, other))
 
 
 @dataclass(frozen=True)
@@ -287,37 +170,3 @@ def _limiter(times: StepTimes, workers: WorkerTimes, ring_full_s: float, stall_s
     if longest == STORAGE and is_random and workers.storage_bytes < _SMALL_REQUEST_BYTES * workers.requests:
         return SMALL_READS
     return longest
-
-
-def marked(what: str) -> AbstractContextManager[Any]:
-    """A range of this name in torch.profiler's trace, or, under `torch.autograd.profiler.emit_nvtx`, NVTX's."""
-    if torch_private.is_profiling():
-        return torch.profiler.record_function(what)
-    return nullcontext()
-
-
-class Reporter:
-    """Prints a report every so many seconds, and at the end of each epoch; not in worker processes.
-
-    Args:
-        every_s: None: never.
-        report: gives it.
-    """
-
-    def __init__(self, every_s: float | None, report: Callable[[], Report]) -> None:
-        self._every_s, self._report, self._process = every_s, report, os.getpid()
-        self._next = time.monotonic() + (every_s or 0.0)
-
-    def handed_out(self) -> None:
-        if self._every_s is not None and time.monotonic() >= self._next:
-            self._print()
-
-    def epoch_ended(self) -> None:
-        if self._every_s is not None:
-            self._print()
-
-    def _print(self) -> None:
-        if os.getpid() != self._process:
-            return
-        print(self._report(), file=sys.stderr, flush=True)
-        self._next = time.monotonic() + (self._every_s or 0.0)

@@ -26,7 +26,7 @@ from gdsdata.checkpoint.threads import DaemonThreads
 from gdsdata.errors import CorruptData, EngineClosed, SaveAborted
 from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions
-from gdsdata.observe.report import note_checkpoint_stall
+from gdsdata.observe.times import note_checkpoint_stall
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -1,0 +1,162 @@
+"""Times of a training loop and of the engine's workers, from which `observe.report` works out a report."""
+
+from __future__ import annotations
+
+import operator
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+
+from gdsdata import torch_private
+
+T = TypeVar("T")
+
+
+class StepTimes:
+    """A loop's time, measured by its iterator. The thread that takes batches adds to it.
+
+    Attributes:
+        batches: handed out.
+        input_s: the loop waited for a batch, ``transform=`` included.
+        transform_s: the part of that in ``transform=``.
+        training_s: from a batch to the next request for one.
+        checkpoint_s: the part of that in which saves blocked this process (`note_checkpoint_stall`).
+    """
+
+    def __init__(
+        self,
+        batches: int = 0,
+        input_s: float = 0.0,
+        transform_s: float = 0.0,
+        training_s: float = 0.0,
+        checkpoint_s: float = 0.0,
+    ) -> None:
+        self.batches, self.input_s, self.transform_s = batches, input_s, transform_s
+        self.training_s, self.checkpoint_s = training_s, checkpoint_s
+        self._asked_at = self._stalled_before = 0.0
+
+    @property
+    def elapsed_s(self) -> float:
+        return self.input_s + self.training_s
+
+    def asked(self) -> None:
+        """Note that the first batch of an epoch is requested."""
+        self._asked_at = time.perf_counter()
+
+    def transformed(self, transform: Callable[[Any], T], batch: Any) -> T:
+        began = time.perf_counter()
+        try:
+            return transform(batch)
+        finally:
+            self.transform_s += time.perf_counter() - began
+
+    def handed_out(self) -> None:
+        now = time.perf_counter()
+        self.batches += 1
+        self.input_s += now - self._asked_at
+        self._asked_at, self._stalled_before = now, _checkpoints.stall_s
+
+    def trained(self) -> None:
+        """Note that the loop has used its batch and requests the next one."""
+        now = time.perf_counter()
+        self.training_s += now - self._asked_at
+        self.checkpoint_s += _checkpoints.stall_s - self._stalled_before
+        self._asked_at = now
+
+
+class _Checkpoints:
+    """The time in which saves blocked this process's threads."""
+
+    def __init__(self) -> None:
+        self.stall_s = 0.0
+        self._lock = threading.Lock()
+
+    def add(self, seconds: float) -> None:
+        with self._lock:
+            self.stall_s += seconds
+
+
+_checkpoints = _Checkpoints()
+
+
+def note_checkpoint_stall(seconds: float) -> None:
+    """Note that a save blocked its caller for so long."""
+    _checkpoints.add(seconds)
+
+
+class WorkerTimes(NamedTuple):
+    """What an engine's workers did, in seconds of all of them together.
+
+    Attributes:
+        active_s: they worked.
+        storage_s: the part of that in which they read, or waited for storage.
+        link_s: the part in which they waited for copies to the GPU.
+        device_s: the part in which they waited until the GPU had used batches whose memory is next.
+            The rest is the processor's: copies out of the page cache, conversions.
+        requests, storage_bytes: of storage.
+    """
+
+    active_s: float = 0.0
+    storage_s: float = 0.0
+    link_s: float = 0.0
+    device_s: float = 0.0
+    requests: int = 0
+    storage_bytes: int = 0
+
+    @classmethod
+    def of(cls, engine_stats: Mapping[str, Any]) -> WorkerTimes:
+        """Return the times in ``stats()["engine"]``, since the engine was made."""
+        return cls(
+            active_s=engine_stats["worker_active_s"],
+            storage_s=engine_stats["worker_storage_s"],
+            link_s=engine_stats["worker_link_s"],
+            device_s=engine_stats["worker_device_s"],
+            requests=engine_stats["requests"],
+            storage_bytes=engine_stats["storage_bytes"],
+        )
+
+    def plus(self, other: WorkerTimes) -> WorkerTimes:
+        return WorkerTimes(*map(operator.add, self, other))
+
+    def minus(self, other: WorkerTimes) -> WorkerTimes:
+        return WorkerTimes(*map(operator.sub, self, other))
+
+
+def marked(what: str) -> AbstractContextManager[Any]:
+    """Mark a range in torch.profiler's trace; under `torch.autograd.profiler.emit_nvtx`, in NVTX's."""
+    if torch_private.is_profiling():
+        return torch.profiler.record_function(what)
+    return nullcontext()
+
+
+class Reporter:
+    """Prints a report at intervals and at the end of each epoch; not in worker processes.
+
+    Args:
+        every_s: the interval. None: never print.
+        report: makes the report.
+    """
+
+    def __init__(self, every_s: float | None, report: Callable[[], object]) -> None:
+        self._every_s, self._report, self._process = every_s, report, os.getpid()
+        self._next = time.monotonic() + (every_s or 0.0)
+
+    def handed_out(self) -> None:
+        if self._every_s is not None and time.monotonic() >= self._next:
+            self._print()
+
+    def epoch_ended(self) -> None:
+        if self._every_s is not None:
+            self._print()
+
+    def _print(self) -> None:
+        if os.getpid() != self._process:
+            return
+        print(self._report(), file=sys.stderr, flush=True)
+        self._next = time.monotonic() + (self._every_s or 0.0)
