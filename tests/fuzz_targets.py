@@ -67,9 +67,9 @@ from gdsdata.formats import index as indexes
 from gdsdata.formats.fields import FieldIndex
 from gdsdata.formats.index import Format, SampleIndex
 from gdsdata.formats.parsers import parquet_footer, safetensors_header, tar_members, tfrecord_records, zip_directory
-from gdsdata.formats.parsers.crc32c import crc32c
 from gdsdata.formats.tables import TableIndex
 from gdsdata.io import engine
+from gdsdata.io.engine import crc32c_of_rows
 from gdsdata.io.options import EngineOptions
 
 Files = dict[str, bytes]  # by name, all of one folder
@@ -468,7 +468,7 @@ def mend_tfrecord(files: Files) -> Files:
         begin, length = at + 12, int.from_bytes(data[at : at + 8], "little")
         for first, end in ((at, at + 8), (begin, begin + length)):
             if end + 4 <= len(data):
-                data[end : end + 4] = tfrecord_records.masked(crc32c([bytes(data[first:end])])).tobytes()
+                data[end : end + 4] = tfrecord_records.masked(crc32c_of_rows(np.frombuffer(data[first:end], np.uint8)[None])).tobytes()
         at = begin + length + 4
     return {"x.tfrecord": bytes(data)}
 

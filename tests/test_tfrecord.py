@@ -17,9 +17,9 @@ from gdsdata.decoders import Undecodable
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.formats.fields import Field
 from gdsdata.formats.parsers import tfrecord_records
-from gdsdata.formats.parsers.crc32c import crc32c, crc32c_joined
 from gdsdata.formats.parsers.tfrecord_records import find_records
 from gdsdata.formats.tfrecord import TFRecord
+from gdsdata.io.engine import crc32c_of_rows
 
 # Hypothesis runs one test function many times with one tmp_path; every example here overwrites what it reads.
 many = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -32,6 +32,12 @@ def crc32c_by_bits(data: bytes) -> int:
         for _ in range(8):
             register = register >> 1 ^ (0x82F63B78 if register & 1 else 0)
     return register ^ 0xFFFFFFFF
+
+
+def crc32c(strings) -> np.ndarray:
+    """The engine's, of each string: uint32 (m,)."""
+    rows = [crc32c_of_rows(np.frombuffer(string, np.uint8)[None]) for string in strings]
+    return np.concatenate([np.empty(0, np.uint32), *rows])
 
 
 def masked(data: bytes) -> bytes:
@@ -75,22 +81,26 @@ class TestChecksums:
         """RFC 3720, appendix B.4, and the usual check value."""
         assert crc32c([data]).tolist() == [expected]
 
-    @given(st.lists(st.binary(max_size=70), max_size=8))
+    @given(st.integers(0, 8), st.integers(0, 70), st.randoms(use_true_random=False))
     @many
-    def test_of_many_strings_are_each_ones_own(self, strings):
-        found = crc32c(strings)
-        assert found.dtype == np.uint32 and found.tolist() == [crc32c_by_bits(string) for string in strings]
+    def test_of_many_rows_are_each_ones_own(self, count, length, rng):
+        rows = np.frombuffer(rng.randbytes(count * length), np.uint8).reshape(count, length)
+        found = crc32c_of_rows(rows)
+        assert found.dtype == np.uint32 and found.tolist() == [crc32c_by_bits(row.tobytes()) for row in rows]
+
+    def test_of_rows_that_are_columns_of_a_wider_array(self):
+        rows = np.arange(40, dtype=np.uint8).reshape(4, 10)
+        assert crc32c_of_rows(rows[:, 2:5]).tolist() == [crc32c_by_bits(row[2:5].tobytes()) for row in rows]
+
+    @pytest.mark.parametrize("rows", [np.zeros(4, np.uint8), np.zeros((1, 2, 3), np.uint8)])
+    def test_of_anything_but_rows_are_refused(self, rows):
+        with pytest.raises(ValueError, match="two dimensions"):
+            crc32c_of_rows(rows)
 
     @pytest.mark.parametrize("length", [255, 256, 257, 4095, 4096, 4097])
     def test_of_lengths_about_a_power_of_two(self, length):
         data = random.Random(length).randbytes(length)
         assert crc32c([data, memoryview(data)[1:]]).tolist() == [crc32c_by_bits(data), crc32c_by_bits(data[1:])]
-
-    @given(st.binary(max_size=40), st.binary(max_size=40))
-    @many
-    def test_of_two_strings_are_joined_without_their_bytes(self, first, second):
-        joined = crc32c_joined(crc32c([first]), crc32c([second]), np.array([len(second)]))
-        assert joined.tolist() == [crc32c_by_bits(first + second)]
 
 
 class TestRecords:

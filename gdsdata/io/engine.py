@@ -38,6 +38,7 @@ File = _engine.File
 Output = _engine.Output
 pickle_claims_too_much = _engine.pickle_claims_too_much
 crc32_joined = _engine.crc32_joined
+crc32c_of_rows = _engine.crc32c_of_rows
 direct_refusals = _engine.direct_refusals
 noted_fallbacks = _engine.noted_fallbacks
 cufile_dma_is_possible = _engine.cufile_dma_is_possible

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from gdsdata.formats.parsers.crc32c import crc32c_of_rows
+from gdsdata.io.engine import crc32c_of_rows
 from gdsdata.formats.parsers.damage import damaged
 
 # Returns at most so many bytes of a file from an offset; fewer at its end.
@@ -101,7 +101,7 @@ def _walk(read: Read, at: int, size_bytes: int) -> tuple[list[int], list[bytes],
 def _checked_lengths(heads: np.ndarray, offsets: list[int], path: str) -> np.ndarray:
     """The lengths (int64 (n,)) of records whose heads (uint8 (n, 12)) these are."""
     lengths, stored = heads[:, :_LENGTH_BYTES], heads[:, _LENGTH_BYTES:]
-    wrong = masked(crc32c_of_rows(lengths, np.array([_LENGTH_BYTES]))) != _uint32(stored)
+    wrong = masked(crc32c_of_rows(lengths)) != _uint32(stored)
     if wrong.any():
         first = int(wrong.argmax())
         if offsets[first] == 0 and _is_compressed(heads[first].tobytes()):
@@ -115,7 +115,7 @@ def recognises(head: bytes) -> bool:
     row = np.frombuffer(head[:_HEAD_BYTES], np.uint8)[None]
     if row.shape[1] < _HEAD_BYTES:
         return False
-    found = masked(crc32c_of_rows(row[:, :_LENGTH_BYTES], np.array([_LENGTH_BYTES])))
+    found = masked(crc32c_of_rows(row[:, :_LENGTH_BYTES]))
     return bool((found == _uint32(row[:, _LENGTH_BYTES:]))[0])
 
 

@@ -1,0 +1,11 @@
+// Batches of a data set for Python: prefetcher, buffer pool, residence.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace gdsdata {
+
+// Adds `Residence`, `BufferPool`, `Batches` and `record_stream` to the module.
+void bind_batches(pybind11::module_& module);
+
+}  // namespace gdsdata
