@@ -1,9 +1,10 @@
 """Saving and loading checkpoints, asked and measured: `python benchmarks/checkpoint.py [--small] [--only NAME ...]`.
 
-Runs `python -m gdsdata.bench case=checkpoint` for a state of 8 GiB on a GPU and one of 2 GiB on the CPU, a kind of work
-at a time, and writes the table anew after each. Needs the package's `bench` extra, safetensors, and 40 GiB of disk
-(data.folder=, as all of the bench's settings, goes behind the options). What has not been measured after --seconds is
-left out. --small takes 1 GiB and 512 MiB, whose figures mean less.
+Runs `python -m gdsdata.bench case=checkpoint` for a state of 8 GiB on a GPU and one of 2 GiB on the
+CPU, a kind of work at a time, and writes the table anew after each. Needs the package's `bench`
+extra, safetensors, and 40 GiB of disk (data.folder=, as all of the bench's settings, goes behind
+the options). What has not been measured after --seconds is left out. --small takes 1 GiB and 512
+MiB, whose figures mean less.
 """
 
 import argparse

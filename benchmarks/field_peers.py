@@ -1,9 +1,10 @@
 """The rows of benchmarks/fields.py: GDSDataset, loops by hand, and other projects' loaders, set as their guides say.
 
-A row is made once in a process of its own, and then asked for `batches()` again and again: an endless run of shuffled
-epochs, until it is closed. A batch is what a training loop could use and the loader makes at least cost: (values,
-offsets) of a whole batch, a list of buffers, or (B, tokens). From worker processes few tensors come at least cost, for
-they travel in shared memory; without workers it is the list.
+A row is made once in a process of its own, and then asked for `batches()` again and again: an
+endless run of shuffled epochs, until it is closed. A batch is what a training loop could use and
+the loader makes at least cost: (values, offsets) of a whole batch, a list of buffers, or (B,
+tokens). From worker processes few tensors come at least cost, for they travel in shared memory;
+without workers it is the list.
 """
 
 import itertools

@@ -1,11 +1,13 @@
 """Shuffled samples with fields, and windows of tokens, out of the page cache: gdsdata beside what else reads them.
 
-    python benchmarks/fields.py [--only tar mds litdata files tokens index] [--folder F] [--rounds 5]
+    python benchmarks/fields.py [--only tar mds litdata files tokens index] [--folder F] [--rounds
+    5]
 
-Made once, 256 MB of each: samples of 30 to 100 KB as tar, MDS and LitData shards and as files of their own, and a pair
-of Megatron's, read as windows of 1025 and 2049 tokens. What every row (field_peers.py) gives is compared with what was
-written, by checksums; then all take turns in random order, a memory copy with them. Peers that are not installed are
-named with what installs them:
+Made once, 256 MB of each: samples of 30 to 100 KB as tar, MDS and LitData shards and as files of
+their own, and a pair of Megatron's, read as windows of 1025 and 2049 tokens. What every row
+(field_peers.py) gives is compared with what was written, by checksums; then all take turns in
+random order, a memory copy with them. Peers that are not installed are named with what installs
+them:
 
     pip install webdataset mosaicml-streaming litdata spdl megatron-core nvidia-dali-cuda130
 """

@@ -1,17 +1,20 @@
 """case=io beside fio: the same file, size, depth and direction, past the page cache, in turns; medians and their ratio.
 
-    python benchmarks/fio_check.py [--folder F] [--rounds 7] [--seconds 1.5] [--io-depth 32] [--json FILE]
+    python benchmarks/fio_check.py [--folder F] [--rounds 7] [--seconds 1.5] [--io-depth 32] [--json
+    FILE]
 
-fio (apt-get install fio) runs its io_uring engine three ways: as it is; in huge pages, which is what case=io's buffers
-are in; and so, but handing over and taking back several transfers at a time, as batches of case=io do. Sequential
-transfers are of 1 MiB, random ones of 4 KiB. What is written goes to a new file of allocated space, and one fsync at
-the end is in the time of both. What case=io reads and writes is compared, between the turns.
+fio (apt-get install fio) runs its io_uring engine three ways: as it is; in huge pages, which is
+what case=io's buffers are in; and so, but handing over and taking back several transfers at a time,
+as batches of case=io do. Sequential transfers are of 1 MiB, random ones of 4 KiB. What is written
+goes to a new file of allocated space, and one fsync at the end is in the time of both. What case=io
+reads and writes is compared, between the turns.
 
-Two more calls than fill the depth: one worker gives the disk no more than the depth, and what it takes next waits in
-the engine, as batches that a data set reads ahead do. Its latency is that of a call with the waiting in it.
+Two more calls than fill the depth: one worker gives the disk no more than the depth, and what it
+takes next waits in the engine, as batches that a data set reads ahead do. Its latency is that of a
+call with the waiting in it.
 
-`at the disk` is how many requests the disk had at a time, on average: what the kernel counts of their durations, by the
-time of the turn.
+`at the disk` is how many requests the disk had at a time, on average: what the kernel counts of
+their durations, by the time of the turn.
 """
 
 import argparse

@@ -1,9 +1,9 @@
 """The GPU's figures in one run, beside the limit and the peers: `python benchmarks/gpu.py [--small] [--only NAME ...]`.
 
-Runs `python -m gdsdata.bench` for each line of the table, with up to 8 GiB of data on the disk and in /dev/shm, and
-writes one table of what was asked for and what was measured beside their reports. Needs a GPU, the package's `bench`
-extra, and whichever peers are installed. 8 GiB take some ten minutes; --small takes 1 GiB, whose figures mean less.
-Of --only, load-memory needs load-disk.
+Runs `python -m gdsdata.bench` for each line of the table, with up to 8 GiB of data on the disk and
+in /dev/shm, and writes one table of what was asked for and what was measured beside their reports.
+Needs a GPU, the package's `bench` extra, and whichever peers are installed. 8 GiB take some ten
+minutes; --small takes 1 GiB, whose figures mean less. Of --only, load-memory needs load-disk.
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """Several GPUs, one process each, on shares of the same data: torchrun --nproc-per-node=2 benchmarks/ranks.py
 
-Every rank first reads its share alone, then all of them at once. Prints GB/s of each, and checks that the shares are
-disjoint, cover the data, and hold what was written. The data, records of 2 MiB, is made in the folder and stays in the
-page cache.
+Every rank first reads its share alone, then all of them at once. Prints GB/s of each, and checks
+that the shares are disjoint, cover the data, and hold what was written. The data, records of 2 MiB,
+is made in the folder and stays in the page cache.
 """
 
 import argparse

@@ -1,17 +1,19 @@
 """How well orders shuffle, beside the memory that they hold: python benchmarks/shuffle_quality.py [--out FOLDER]
 
-Data: 262144 samples, sorted by their class, in files of 64 (the best case for orders that open whole files) or 4096; a
-piece is 64 samples. Each order is given some samples of memory, and judged by its global batches of 256 over three
-epochs:
+Data: 262144 samples, sorted by their class, in files of 64 (the best case for orders that open
+whole files) or 4096; a piece is 64 samples. Each order is given some samples of memory, and judged
+by its global batches of 256 over three epochs:
 
-pairs       pairs of samples of one piece in one batch, as a multiple of what a uniform shuffle has: what is near in the
+pairs       pairs of samples of one piece in one batch, as a multiple of what a uniform shuffle has:
+what is near in the
             files stays near in time. 1 is uniform, 0 is none.
-chi-square  of a batch's classes, by degree of freedom. 1 is what a uniform shuffle has, more is batches that lean to
+chi-square  of a batch's classes, by degree of freedom. 1 is what a uniform shuffle has, more is
+batches that lean to
             some classes, less is batches more even than chance.
 
-The orders of others are models of what their documentation says, of one process without workers (but up to 64 readers
-for files side by side); nothing of theirs runs. Prints a table, and writes it with a plot. Figures depend on the seed
-alone.
+The orders of others are models of what their documentation says, of one process without workers
+(but up to 64 readers for files side by side); nothing of theirs runs. Prints a table, and writes it
+with a plot. Figures depend on the seed alone.
 """
 
 import argparse
@@ -91,7 +93,8 @@ ORDERS = {
 def pairs(batches):
     """Pairs of one piece in one batch, over what a uniform shuffle has on average."""
     pieces = np.sort(batches // PIECE, axis=1)
-    # Of c equal ones in a sorted row, c - 1 lie one apart, c - 2 lie two apart and so on: together c * (c - 1) / 2.
+    # Of c equal ones in a sorted row, c - 1 lie one apart, c - 2 lie two apart and so on: together
+    # c * (c - 1) / 2.
     same = sum((pieces[:, apart:] == pieces[:, :-apart]).sum() for apart in range(1, PIECE))
     expected = BATCH * (BATCH - 1) / 2 * (PIECE - 1) / (SAMPLES - 1)
     return same / len(batches) / expected

@@ -1,8 +1,9 @@
 """What lanes bring where data is not in memory: python benchmarks/shuffle_reads.py FOLDER [--gib 4]
 
-Writes a file of counting int64s into FOLDER, and reads it, cold, as samples of several lengths, in a uniform order and
-in lanes, for an epoch or eight seconds, whichever ends first. Every batch is compared with what was written. Prints
-GB/s, the routes that served the bytes (of lanes, their pieces), and what ``shuffle="auto"`` would choose.
+Writes a file of counting int64s into FOLDER, and reads it, cold, as samples of several lengths, in
+a uniform order and in lanes, for an epoch or eight seconds, whichever ends first. Every batch is
+compared with what was written. Prints GB/s, the routes that served the bytes (of lanes, their
+pieces), and what ``shuffle="auto"`` would choose.
 """
 
 import argparse

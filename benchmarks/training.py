@@ -1,20 +1,21 @@
 """What loaders leave of a training loop: a device that takes steps of a given length, one a batch, and how idle it is.
 
-    python benchmarks/training.py [--device cuda] [--case arrays images] [--step-ms 5 2 0] [--only gdsdata ...]
+    python benchmarks/training.py [--device cuda] [--case arrays images] [--step-ms 5 2 0] [--only
+    gdsdata ...]
 
-`arrays`: int64 arrays of 2 MiB in WebDataset tars, and as npy files of their own for those who read files; 32 a
-batch, 67 MB. `images`: JPEGs in tars, decoded on the device, 64 a batch. All out of the page cache, shuffled. A step
-is products of matrices that take so many milliseconds when nothing else runs, behind a sum over a part of the batch,
-so that it waits for it; of 0 ms there is none, which measures the loader alone. On the CPU a step is one thread's
-work.
+`arrays`: int64 arrays of 2 MiB in WebDataset tars, and as npy files of their own for those who read
+files; 32 a batch, 67 MB. `images`: JPEGs in tars, decoded on the device, 64 a batch. All out of the
+page cache, shuffled. A step is products of matrices that take so many milliseconds when nothing
+else runs, behind a sum over a part of the batch, so that it waits for it; of 0 ms there is none,
+which measures the loader alone. On the CPU a step is one thread's work.
 
     idle = 1 - steps x a step's time alone / time of the loop
     slower = a step's time in the loop / alone, by events on the device: what loaders take from the steps themselves
 
-A step's time alone is measured before and after each loop, on a batch that stays: the mean of both. Of arrays, the
-first row is the limit: the same batches out of pinned memory, where they are ready. Rows take turns in random order,
-each in a process of its own, and what they give is compared with what was written. Peers that are not installed are
-named with what installs them.
+A step's time alone is measured before and after each loop, on a batch that stays: the mean of both.
+Of arrays, the first row is the limit: the same batches out of pinned memory, where they are ready.
+Rows take turns in random order, each in a process of its own, and what they give is compared with
+what was written. Peers that are not installed are named with what installs them.
 """
 
 import argparse

@@ -19,8 +19,9 @@ class Turns:
     Args:
         name: for the table.
         package: what pip installs, where the row is another project's.
-        make, arguments: a function of a module's top level and what it is called with, there. It makes and checks the
-            row, and returns the function that takes a turn, whose results `results` collects.
+        make, arguments: a function of a module's top level and what it is called with, there. It
+            makes and checks the row, and returns the function that takes a turn, whose results
+            `results` collects.
     """
 
     def __init__(self, name, package, make, *arguments):

@@ -1,9 +1,9 @@
 """How the extension `gdsdata._engine` is built: every .cpp under csrc/, liburing inside it, no libtorch beside it.
 
 pyproject.toml names BuildEngine as its build_ext command. Read from the environment:
-    LIBURING_PREFIX           a folder with include/liburing.h and lib/liburing.a, used instead of the system's
-    GDSDATA_WITHOUT_LIBURING  1 builds an engine without the io_uring backend
-    CXX, MAX_JOBS             the compiler, and how many of them run at once
+    LIBURING_PREFIX           a folder with include/liburing.h and lib/liburing.a, used instead of
+    the system's GDSDATA_WITHOUT_LIBURING  1 builds an engine without the io_uring backend CXX,
+    MAX_JOBS             the compiler, and how many of them run at once
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ class BuildEngine(BuildExtension):
 
     def run(self):
         if self.inplace or self.editable_mode:
-            # pip's editable build compiles in a folder that it throws away; in this one the objects stay, and
-            # `make build` and `pip install -e .` share them.
+            # pip's editable build compiles in a folder that it throws away; in this one the objects
+            # stay, and `make build` and `pip install -e .` share them.
             self.build_temp = "build/engine"
         super().run()
 

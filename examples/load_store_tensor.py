@@ -4,8 +4,9 @@
     python examples/load_store_tensor.py --folder /mnt/nvme --mb-size 1024 --loop 5
     python examples/load_store_tensor.py --validate                 # compares every byte of every load and store
 
-Every store is on storage when it ends. Loads find the file out of the page cache, unless --warm is given. For figures
-to rely on, with other libraries beside: python -m gdsdata.bench case=tensor. tests/test_examples.py runs this.
+Every store is on storage when it ends. Loads find the file out of the page cache, unless --warm is
+given. For figures to rely on, with other libraries beside: python -m gdsdata.bench case=tensor.
+tests/test_examples.py runs this.
 """
 
 import argparse

@@ -1,6 +1,7 @@
 """A format of one's own: IDX files, in which MNIST comes. `python examples/own_format.py FOLDER`.
 
-Source of the format: http://yann.lecun.com/exdb/mnist (the magic's third byte is the dtype, its fourth the dimensions).
+Source of the format: http://yann.lecun.com/exdb/mnist (the magic's third byte is the dtype, its
+fourth the dimensions).
 """
 
 import struct

@@ -5,7 +5,8 @@
     python examples/resume_training.py                      # goes on from the last complete one, digit for digit
     python examples/resume_training.py --folder elsewhere   # from the beginning
 
-A small network learns which byte follows 16 others in the Python standard library. tests/test_examples.py runs it.
+A small network learns which byte follows 16 others in the Python standard library.
+tests/test_examples.py runs it.
 """
 
 import argparse
@@ -27,7 +28,8 @@ parser.add_argument("--kill-in-save", type=int, help="end as by kill -9 in the m
 parser.add_argument("--folder", type=Path, default=cache / "resume_training", help="of the checkpoints")
 args = parser.parse_args()
 
-# The data are the files as they are: 17 bytes at a time, and the last of them is to be told from the others.
+# The data are the files as they are: 17 bytes at a time, and the last of them is to be told from
+# the others.
 device = "cuda" if torch.cuda.is_available() else "cpu"
 torch.manual_seed(0)
 dataset = gdsdata.GDSDataset(

@@ -4,13 +4,15 @@
     torchrun --nproc-per-node=2 examples/train_fsdp.py --folder new --kill-at 30    # the last rank ends as by kill -9
     torchrun --nproc-per-node=1 examples/train_fsdp.py --folder new     # one rank goes on from the last checkpoint
 
-A folder whose checkpoint has all of --steps trains no further: take more of them, or another folder.
-With --max-restarts=1 torchrun starts the ranks again by itself. Set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 then: without
-it those of torch 2.15 found the addresses of the ranks that had ended, and gave up.
+A folder whose checkpoint has all of --steps trains no further: take more of them, or another
+folder. With --max-restarts=1 torchrun starts the ranks again by itself. Set
+TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 then: without it those of torch 2.15 found the addresses of the
+ranks that had ended, and gave up.
 
-Each step prints its loss and a number made of the bytes that all ranks together trained on. Whatever the number of
-ranks, and wherever it was broken off, step n prints the same bytes, and the same loss but for the rounding of sums.
-A small transformer learns which byte comes next in the Python standard library. tests/test_examples.py runs it.
+Each step prints its loss and a number made of the bytes that all ranks together trained on.
+Whatever the number of ranks, and wherever it was broken off, step n prints the same bytes, and the
+same loss but for the rounding of sums. A small transformer learns which byte comes next in the
+Python standard library. tests/test_examples.py runs it.
 """
 
 import argparse

@@ -4,8 +4,9 @@
     python examples/train_images.py --device cpu     # decoded by the processor's cores, ahead of the training
     python examples/train_images.py --data imagenet/train --classes 1000 --size 224
 
-A sample is two members of a tar: KEY.jpg and KEY.cls, the class in digits. The last shard is held out, to see what was
-learned. What is made are discs, squares, crosses and rings, of all sizes and colours. tests/test_examples.py runs it.
+A sample is two members of a tar: KEY.jpg and KEY.cls, the class in digits. The last shard is held
+out, to see what was learned. What is made are discs, squares, crosses and rings, of all sizes and
+colours. tests/test_examples.py runs it.
 """
 
 import argparse

@@ -5,8 +5,9 @@
     python examples/train_volumes.py --in-order             # then both print the same losses (on the CPU)
     python examples/train_volumes.py --cold                 # the files are not in the page cache when it begins
 
-A file is one case: uint8 (2, side, side, side), a noisy scan and the mask of the ball in it, which the network has to
-find. docs/guide/data-sets.md shows as a diff what the two loaders need. tests/test_examples.py runs it.
+A file is one case: uint8 (2, side, side, side), a noisy scan and the mask of the ball in it, which
+the network has to find. docs/guide/data-sets.md shows as a diff what the two loaders need.
+tests/test_examples.py runs it.
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """gdsdata: training data and checkpoints at the storage's speed.
 
-Start with `GDSDataset` for training data (`Mix` for several), and with `save` and `load` for checkpoints
-(`GDSStorageWriter` and `GDSStorageReader` for those of torch.distributed.checkpoint); `read_tensor` and `write_tensor`
-move single tensors, `Engine` many.
+Start with `GDSDataset` for training data (`Mix` for several), and with `save` and `load` for
+checkpoints (`GDSStorageWriter` and `GDSStorageReader` for those of torch.distributed.checkpoint);
+`read_tensor` and `write_tensor` move single tensors, `Engine` many.
 
 What is named here is imported when it is first asked for: a program pays for what it uses.
 """

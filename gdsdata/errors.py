@@ -1,10 +1,11 @@
 """The exceptions of gdsdata.
 
-A wrong argument is a plain ``ValueError`` and a missing file a plain ``FileNotFoundError``; everything else is one of
-these. A message says what was tried, on which path, offset and length, what happened, and what to do.
+A wrong argument is a plain ``ValueError`` and a missing file a plain ``FileNotFoundError``;
+everything else is one of these. A message says what was tried, on which path, offset and length,
+what happened, and what to do.
 
-What follows the message has a default: Python rebuilds a pickled exception from its message and then its attributes,
-and torch rebuilds a DataLoader worker's from its message alone.
+What follows the message has a default: Python rebuilds a pickled exception from its message and
+then its attributes, and torch rebuilds a DataLoader worker's from its message alone.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class BackendUnavailable(GdsdataError, RuntimeError):
 class IoError(GdsdataError, OSError):
     """The operating system refused or failed to move bytes ``[offset, offset + length)`` of ``path``.
 
-    ``errno`` is the system's number for it. ``str()`` is the message alone, without the ``[Errno N]`` of ``OSError``.
+    ``errno`` is the system's number for it. ``str()`` is the message alone, without the ``[Errno
+    N]`` of ``OSError``.
     """
 
     def __init__(self, errno: int, message: str, path: str = "", offset: int = 0, length: int = 0) -> None:
@@ -47,7 +49,8 @@ class IoError(GdsdataError, OSError):
 class NotReplaceable(IoError):
     """``path`` is there, but no new file can take its place, so it cannot be saved atomically.
 
-    It is a mount point (a single file that is bind-mounted into a container), or its folder takes no new file.
+    It is a mount point (a single file that is bind-mounted into a container), or its folder takes
+    no new file.
     """
 
 

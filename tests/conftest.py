@@ -1,6 +1,7 @@
 """What every test gets: tests marked `gpu` need a CUDA device, and GDSDATA_REQUIRE_GPU=1 makes its lack a failure.
 
-The guard against hangs is in pyproject.toml (timeout, faulthandler_timeout); a longer test is marked timeout(seconds).
+The guard against hangs is in pyproject.toml (timeout, faulthandler_timeout); a longer test is
+marked timeout(seconds).
 """
 
 import functools
@@ -9,7 +10,8 @@ import subprocess
 
 import pytest
 
-# Asks NVML, not the driver, whether there is a GPU: initialised CUDA would spoil the tests that fork.
+# Asks NVML, not the driver, whether there is a GPU: initialised CUDA would spoil the tests that
+# fork.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 

@@ -4,11 +4,12 @@
     python tests/fuzz.py tar --seconds 60 --seed 7 --corpus FOLDER --findings FOLDER
     python tests/fuzz.py tar --repeat FOLDER               # what a finding's line says
 
-An input is a folder of small files. Inputs begin as what the tests' own writers write; one that reaches a line of the
-parser that none reached before is kept, and changed further. A process of its own reads them, so that a crash and a
-hang are found with their input too. Findings: an exception that is no refusal, or a refusal without the path; a crash;
-an extent that leaves its file; a file opened, a module imported or a program run that is none of the parser's business;
-more than a second of the processor, 64 MiB touched or 4 GiB reserved for an input of at most 256 KiB a file.
+An input is a folder of small files. Inputs begin as what the tests' own writers write; one that
+reaches a line of the parser that none reached before is kept, and changed further. A process of its
+own reads them, so that a crash and a hang are found with their input too. Findings: an exception
+that is no refusal, or a refusal without the path; a crash; an extent that leaves its file; a file
+opened, a module imported or a program run that is none of the parser's business; more than a second
+of the processor, 64 MiB touched or 4 GiB reserved for an input of at most 256 KiB a file.
 
 To add a target, write a `Target` and name it in `TARGETS`.
 """
@@ -162,7 +163,8 @@ _CHANGES: list[Callable[..., None]] = [
 class Lines:
     """Which lines of some modules run, in any thread.
 
-    Code of which every line has run is not looked at again, so that a parser is soon nearly as fast as without.
+    Code of which every line has run is not looked at again, so that a parser is soon nearly as fast
+    as without.
     """
 
     def __init__(self, modules: Sequence[ModuleType]) -> None:

@@ -89,10 +89,13 @@ class Target:
         name: on the command line.
         modules: whose lines are counted.
         seeds: each writes a sound input into a folder.
-        read: parses what a folder holds, and checks what comes of it; raises what the parser raises.
-        mend: puts right, in a changed input, checksums and lengths behind which a parser would not look.
+        read: parses what a folder holds, and checks what comes of it; raises what the parser
+            raises.
+        mend: puts right, in a changed input, checksums and lengths behind which a parser would not
+            look.
         tokens: bytes that mean something to the parser.
-        refusals: what it may raise beside `CorruptData`, `IoError`, `FileNotFoundError` and `ValueError`.
+        refusals: what it may raise beside `CorruptData`, `IoError`, `FileNotFoundError` and
+            `ValueError`.
     """
 
     name: str
@@ -468,7 +471,8 @@ def mend_tfrecord(files: Files) -> Files:
         begin, length = at + 12, int.from_bytes(data[at : at + 8], "little")
         for first, end in ((at, at + 8), (begin, begin + length)):
             if end + 4 <= len(data):
-                data[end : end + 4] = tfrecord_records.masked(crc32c_of_rows(np.frombuffer(data[first:end], np.uint8)[None])).tobytes()
+                checksum = crc32c_of_rows(np.frombuffer(data[first:end], np.uint8)[None])
+                data[end : end + 4] = tfrecord_records.masked(checksum).tobytes()
         at = begin + length + 4
     return {"x.tfrecord": bytes(data)}
 

@@ -220,7 +220,8 @@ def torchrun(
 def exit_code_of_fork(child: Callable[[], Any], timeout_s: float = 10) -> int:
     """Fork, and run ``child`` in the child only; its exit code: 0, 1 for an exception, -N for signal N.
 
-    The child leaves without the interpreter's end: it has no business with the parent's. A hang fails.
+    The child leaves without the interpreter's end: it has no business with the parent's. A hang
+    fails.
     """
     pid = os.fork()
     if pid == 0:

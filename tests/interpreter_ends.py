@@ -2,9 +2,10 @@
 
     python interpreter_ends.py FOLDER SECONDS NAME...
 
-A fork runs its program as the main module and falls off the end of this script: what comes then is Python's own
-finalization. For each name a line of JSON goes to stdout: the name, the exit code (-N: signal N), the seconds that the
-fork took, and what it wrote to stderr. A fork that takes longer than SECONDS is killed.
+A fork runs its program as the main module and falls off the end of this script: what comes then is
+Python's own finalization. For each name a line of JSON goes to stdout: the name, the exit code (-N:
+signal N), the seconds that the fork took, and what it wrote to stderr. A fork that takes longer
+than SECONDS is killed.
 """
 
 import json
@@ -175,7 +176,8 @@ except gdsdata.errors.IoError as error:
     "a save and an iterator": "batches = begun(tar()); handle = checkpointer('f').save(1, {'a': torch.zeros(10)})",
 }
 
-# Programs that end by an exception: their exit code, and the last line of stderr, which has their traceback alone.
+# Programs that end by an exception: their exit code, and the last line of stderr, which has their
+# traceback alone.
 LOUD = {
     "an exception in the loop": (
         "for batch in read():\n    raise ZeroDivisionError('mine')",

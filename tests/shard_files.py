@@ -113,7 +113,8 @@ def outcomes_of_damage(
     Args:
         file: a shard or index.json.
         seed: of the damage.
-        size_at: where index.json has the size of that shard, which is kept true: it would be all that is found.
+        size_at: where index.json has the size of that shard, which is kept true: it would be all
+            that is found.
         read: index the dataset.
         count: of mutations.
     """

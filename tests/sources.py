@@ -28,7 +28,8 @@ class Source(NamedTuple):
     Attributes:
         write: files of some samples into a folder, which exists; 0.* first.
         format: of them.
-        other: another format of the same files, by which they have other samples; None: there is none.
+        other: another format of the same files, by which they have other samples; None: there is
+            none.
     """
 
     write: Callable[[Path], object]

@@ -38,8 +38,8 @@ MIB = 2**20
 def bench(*overrides, cwd, timeout=110):
     paths = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    # Where processors are shared, torch's threads would spin at each barrier until the others get their turn: a step of
-    # 134 ms took 1,382 ms beside one busy process on two cores.
+    # Where processors are shared, torch's threads would spin at each barrier until the others get
+    # their turn: a step of 134 ms took 1,382 ms beside one busy process on two cores.
     environment["OMP_WAIT_POLICY"] = "passive"
     command = [sys.executable, "-m", "gdsdata.bench", *overrides]
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout)

@@ -344,7 +344,8 @@ def disk_of(size, folder):
     try:
         yield folder
     finally:
-        # A file that was replaced last is closed behind its save, and keeps the file system until then.
+        # A file that was replaced last is closed behind its save, and keeps the file system until
+        # then.
         assert eventually(lambda: subprocess.run(["umount", folder], capture_output=True).returncode == 0, 30)
 
 

@@ -40,7 +40,8 @@ from gdsdata.formats import Npy, Records, Tokens
 
 # ------------------------------------------------------------------------------------- formats x options x cache
 
-# Every number small, so that requests are cut, coalesced, and wait for room in the queue and in the bounce memory.
+# Every number small, so that requests are cut, coalesced, and wait for room in the queue and in the
+# bounce memory.
 TIGHT = dict(
     workers=3,
     queue_depth=2,
@@ -275,7 +276,8 @@ def data(request, tmp_path_factory) -> Case:
     return CASES[request.param](tmp_path_factory.mktemp("data"))
 
 
-# Where batches are wanted and how they get there; the ways that differ behind the engine only, with few of its options.
+# Where batches are wanted and how they get there; the ways that differ behind the engine only, with
+# few of its options.
 DELIVERIES = {
     "cpu": dict(device="cpu"),
     "cuda": dict(device="cuda"),

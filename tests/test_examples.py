@@ -30,7 +30,8 @@ def run(command, on_gpu=False, ends_with=0, **more):
     """
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     hidden = {} if on_gpu else {"CUDA_VISIBLE_DEVICES": ""}
-    # Of networks as small as these, OpenMP's threads wait for each other longer than they compute, beside other tests.
+    # Of networks as small as these, OpenMP's threads wait for each other longer than they compute,
+    # beside other tests.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths), **hidden, **more}
     result = subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True, timeout=100)
     assert result.returncode == ends_with, result.stderr

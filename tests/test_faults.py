@@ -111,7 +111,8 @@ def test_short_and_interrupted_transfers_of_converted_tokens_give_right_values(t
 
 # ------------------------------------------------------------------------- one completion in turn becomes an error
 
-# Past the page cache, so that each record passes through the backend; one worker, whose completions are counted.
+# Past the page cache, so that each record passes through the backend; one worker, whose completions
+# are counted.
 ONE_BY_ONE = dict(direct="always", workers=1, coalesce_gap_bytes=0, segment_bytes=4096)
 
 
@@ -281,7 +282,8 @@ def test_a_file_truncated_while_it_is_iterated_is_corrupt_at_the_batch_that_lack
 
 @pytest.mark.parametrize("attempt", range(10))
 def test_what_a_truncation_left_is_still_delivered_though_others_find_the_end(tmp_path, attempt):
-    # Many workers at once on a mapping of which some see the lost part: those that do not, have right bytes.
+    # Many workers at once on a mapping of which some see the lost part: those that do not, have
+    # right bytes.
     expected = write_records(tmp_path / "0.bin", 256, 65536)
     options = EngineOptions(backend="posix", workers=8)
     batches = iter(

@@ -24,8 +24,8 @@ from gdsdata.data.batches.settings import BatchSettings
 from gdsdata.errors import CorruptData, StallError
 from gdsdata.formats.fields import Field, FieldIndex
 from gdsdata.formats.parsers import tfrecord_records
-from gdsdata.io.engine import crc32c_of_rows
 from gdsdata.io import engine
+from gdsdata.io.engine import crc32c_of_rows
 from gdsdata.io.memory import MemoryPool
 
 FIELDS = (Field("image"), Field("label", np.dtype("<i8"), ()), Field("points", np.dtype("<f4")))

@@ -21,7 +21,8 @@ from gdsdata.formats.npy import parse_header
 from gdsdata.formats.registry import list_files
 
 VERSIONS = [(1, 0), (2, 0), (3, 0)]
-# Hypothesis runs one test function many times with one tmp_path; every example here overwrites what it reads.
+# Hypothesis runs one test function many times with one tmp_path; every example here overwrites what
+# it reads.
 many = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 

@@ -37,7 +37,8 @@ pytestmark = pytest.mark.gpu
 
 RECORD_BYTES = 65536
 BATCHES = 48
-# Cycles for which `torch.cuda._sleep` keeps a stream busy: a few milliseconds, and a fraction of a second.
+# Cycles for which `torch.cuda._sleep` keeps a stream busy: a few milliseconds, and a fraction of a
+# second.
 SHORT, LONG = 5_000_000, 300_000_000
 
 DELIVERIES = {
@@ -628,7 +629,8 @@ def test_a_forked_child_is_told_and_the_parent_goes_on(tmp_path, records):
     assert in_new_process(what_a_forked_child_says, tmp_path) == [0] * 5
 
 
-# torch itself maps the driver when it counts devices without NVML; what gdsdata does is the difference.
+# torch itself maps the driver when it counts devices without NVML; what gdsdata does is the
+# difference.
 CPU_EPOCH = """
 import os, sys
 os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"

@@ -20,8 +20,8 @@ from gdsdata.io import program_end
 
 # Its programs are read here, and run there.
 PROGRAMS = Path(__file__).with_name("interpreter_ends.py")
-# Of a program with what it does before its end, on a busy machine; a second of processor time goes into Python's and
-# torch's own end. Storage that hangs answers much later than that.
+# Of a program with what it does before its end, on a busy machine; a second of processor time goes
+# into Python's and torch's own end. Storage that hangs answers much later than that.
 MOST_S = 40.0
 
 

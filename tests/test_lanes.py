@@ -109,7 +109,8 @@ class TestLanePermutation:
             assert whole == 64
             batches = owner[ids].reshape(-1, 32)
             pieces_a_batch = [len(set(batch.tolist())) for batch in batches]
-            # One piece is read in two parts (it has the last ids and the first), which makes more pieces, never fewer.
+            # One piece is read in two parts (it has the last ids and the first), which makes more
+            # pieces, never fewer.
             assert set(pieces_a_batch) == {32}
 
     def test_every_sample_is_as_likely_at_every_position(self):

@@ -294,7 +294,8 @@ def test_ctrl_c_does_not_wait_for_storage_that_hangs(tmp_path, storage, backend)
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_ctrl_c_drops_the_requests_that_were_not_started(tmp_path, storage, backend):
-    # One batch of 48 requests, one after another and each late: what has begun is waited for, and nothing else.
+    # One batch of 48 requests, one after another and each late: what has begun is waited for, and
+    # nothing else.
     options = EngineOptions(
         backend=backend,
         direct="always",
@@ -381,7 +382,8 @@ engine.read(sys.argv[1], torch.empty(1000, dtype=torch.uint8)).add_done_callback
 
 
 def test_a_daemon_thread_does_not_free_the_data_set_while_the_interpreter_ends(tmp_path, storage):
-    # Freeing a tensor may let the GIL go, and a thread that asks for it again at this time ends the process.
+    # Freeing a tensor may let the GIL go, and a thread that asks for it again at this time ends the
+    # process.
     program = """
 class Watched(gdsdata.GDSDataset):
     def __del__(self):

@@ -24,7 +24,8 @@ from gdsdata.errors import CorruptData
 from gdsdata.formats import shards
 from gdsdata.formats.litdata import LitData, decode_array
 
-# Hypothesis runs one test function many times with one tmp_path; every example here overwrites what it reads.
+# Hypothesis runs one test function many times with one tmp_path; every example here overwrites what
+# it reads.
 many = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 TORCH_CODES = {1: "f4", 3: "f8", 5: "c8", 7: "c16", 9: "f2", 11: "u1", 12: "i1", 14: "i2", 16: "i4", 18: "i8", 19: "?"}

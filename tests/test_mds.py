@@ -34,7 +34,8 @@ from gdsdata.errors import CorruptData, IoError
 from gdsdata.formats import shards, unpacking
 from gdsdata.formats.mds import Mds, decode_array
 
-# Hypothesis runs one test function many times with one tmp_path; every example here overwrites what it reads.
+# Hypothesis runs one test function many times with one tmp_path; every example here overwrites what
+# it reads.
 many = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 DTYPE_CODES = {

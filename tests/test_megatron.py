@@ -20,13 +20,14 @@ from gdsdata.formats.megatron import Megatron, parse_index
 from gdsdata.formats.parsers.magics import MEGATRON
 from gdsdata.formats.windows import WindowIndex
 
-# Hypothesis runs one test function many times with one tmp_path; every example here overwrites what it reads.
+# Hypothesis runs one test function many times with one tmp_path; every example here overwrites what
+# it reads.
 many = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 CODES = {1: "u1", 2: "i1", 3: "i2", 4: "i4", 5: "i8", 6: "f8", 7: "f4", 8: "u2"}
 
-# `Megatron(4, seed=1234, num_samples=12)` of sequences of 5, 0, 3, 9 and 4 tokens, as Megatron-LM's own code (d98e8a64)
-# cuts and shuffles them: three epochs, the last of them apart.
+# `Megatron(4, seed=1234, num_samples=12)` of sequences of 5, 0, 3, 9 and 4 tokens, as Megatron-LM's
+# own code (d98e8a64) cuts and shuffles them: three epochs, the last of them apart.
 MEGATRONS_WINDOWS = [
     [2, 3, 4, 8, 9],
     [11, 12, 13, 14, 15],

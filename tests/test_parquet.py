@@ -638,7 +638,8 @@ class TestFooters:
         for path, columns in zip(paths, (["id"], ["id", "text"]), strict=True):
             write(path, numbered(10).select(columns), store_schema=False)
         one, two = (path.read_bytes() for path in paths)
-        # A FileMetaData has its version, the schema, the number of rows (here 10), a row group, and who wrote it.
+        # A FileMetaData has its version, the schema, the number of rows (here 10), a row group, and
+        # who wrote it.
         (_, groups), (schema, _) = (footer_of(content).split(b"\x16\x14\x19\x1c", 1) for content in (one, two))
         groups = groups[: groups.index(b"parquet-cpp") - 2]  # of a field and its length
         paths[0].write_bytes(with_footer(one, schema + b"\x16\x14\x19\x1c" + groups + b"\0"))

@@ -215,7 +215,8 @@ def test_another_world_size_continues_with_the_same_global_batches(folder, batch
         rank.load_state_dict(state)
     steps = [np.concatenate(shares) for shares in zip(*map(arrays, ranks), strict=True)]
     whole = arrays(read(folder))
-    # Of the last, partial step each rank has an equal share, so what is left out depends on their number.
+    # Of the last, partial step each rank has an equal share, so what is left out depends on their
+    # number.
     assert_same_batches(steps[:7], whole[5:12])
 
 

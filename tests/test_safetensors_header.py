@@ -37,7 +37,8 @@ def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
         assert found[name].view(torch.uint8).equal(tensor.view(torch.uint8))
 
 
-# What stands behind each: whether the library refuses it too (where it does not, the format's description does).
+# What stands behind each: whether the library refuses it too (where it does not, the format's
+# description does).
 REFUSED = {
     "a name twice": (b"{" + A + b"," + A + b"}", False),
     "a name twice with other bytes": (b"{" + A + b"," + A.replace(b"F32", b"I32") + b"}", False),

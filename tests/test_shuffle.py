@@ -181,7 +181,8 @@ def test_samples_of_lanes_come_from_pieces_in_memory(tmp_path):
     assert served_by(lanes) == {"page_cache": 64 * MIB}
     by_route = {route: count for route, count in lanes.stats()["piece_bytes"].items() if count}
     assert 64 * MIB <= by_route["direct"] <= 66 * MIB and len(by_route) == 1
-    # Two windows of 128 pieces of 32 KiB, of which the last one takes what is left; a piece lies across two pages more.
+    # Two windows of 128 pieces of 32 KiB, of which the last one takes what is left; a piece lies
+    # across two pages more.
     assert 8 * MIB <= lanes.stats()["piece_memory_bytes"] <= 2 * 2 * 128 * 40 * 1024
 
 

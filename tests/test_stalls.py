@@ -26,7 +26,8 @@ STALL_S = 0.4
 _ONE_BY_ONE = dict(
     direct="always", backend="posix", workers=1, queue_depth=1, request_bytes=65536, stall_timeout_s=STALL_S
 )
-# 16 of these are more than STALL_S, and each is much less; and one that is not over when STALL_S is.
+# 16 of these are more than STALL_S, and each is much less; and one that is not over when STALL_S
+# is.
 SLOW = EngineOptions(**_ONE_BY_ONE, faults="late=1,late_ms=50")
 HANGING = EngineOptions(**_ONE_BY_ONE, faults="late=1,late_ms=5000")
 CONTENT = random_bytes(ITEM_BYTES)

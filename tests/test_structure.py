@@ -102,8 +102,9 @@ def test_the_gather_kernel_was_compiled_from_its_source():
 
 # --- gdsdata: imports go by this table, from ARCHITECTURE -------------------------------------------------------------
 
-# Keys are folders, inside folders too, and the modules beside them. A module belongs to the deepest one that holds it,
-# and may import from there, and from the folders and modules that are named, with what lies below them.
+# Keys are folders, inside folders too, and the modules beside them. A module belongs to the deepest
+# one that holds it, and may import from there, and from the folders and modules that are named,
+# with what lies below them.
 EVERYTHING = None
 FOLDERS = {
     "__init__": EVERYTHING,
@@ -214,7 +215,8 @@ KNOWN_CIRCLES = [["bench.dali", "bench.peers", "bench.shard_peers"]]
 def test_no_modules_import_each_other_in_a_circle():
     """Imports for types alone count too, and those in functions.
 
-    A lazy package's __init__.py is left out: it names what its modules hold, and imports none of them by itself.
+    A lazy package's __init__.py is left out: it names what its modules hold, and imports none of
+    them by itself.
     """
     graph = {
         module: set() if is_lazy(path) else set(imported_modules(path)) & MODULES.keys() - {module}
@@ -241,7 +243,8 @@ def test_the_search_for_circles_finds_them(imports, circles):
 
 
 MOST_LINES = 450
-# Longer files, with the lines they may have. A file leaves the list when it is short enough; none may join or grow.
+# Longer files, with the lines they may have. A file leaves the list when it is short enough; none
+# may join or grow.
 LONGER_FILES = {
     "csrc/device/gather_kernel.cpp": 2183,  # made by a compiler
     "csrc/python/bindings.cpp": 677,

@@ -28,7 +28,8 @@ from gdsdata.formats.tar_reading import dali_offsets, energon_offsets
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 every_format = pytest.mark.parametrize("kind", FORMATS)
-# Hypothesis runs one test function many times with one tmp_path; every example here overwrites what it reads.
+# Hypothesis runs one test function many times with one tmp_path; every example here overwrites what
+# it reads.
 many = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 GIB = 2**30
 END = bytes(1024)
@@ -48,7 +49,8 @@ def pack(members, kind: str = "pax") -> bytes:
     with tarfile.open(fileobj=stream, mode="w", format=FORMATS[kind]) as archive:
         for info, data in members:
             if isinstance(info, str):
-                # As webdataset's writer has it: a fraction in the time puts a pax header before every member.
+                # As webdataset's writer has it: a fraction in the time puts a pax header before
+                # every member.
                 info, data = member(info, data, mtime=1700000000.25 if kind == "pax" else 0)
             archive.addfile(info, io.BytesIO(data))
     return stream.getvalue()

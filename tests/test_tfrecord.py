@@ -21,7 +21,8 @@ from gdsdata.formats.parsers.tfrecord_records import find_records
 from gdsdata.formats.tfrecord import TFRecord
 from gdsdata.io.engine import crc32c_of_rows
 
-# Hypothesis runs one test function many times with one tmp_path; every example here overwrites what it reads.
+# Hypothesis runs one test function many times with one tmp_path; every example here overwrites what
+# it reads.
 many = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 

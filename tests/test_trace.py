@@ -18,7 +18,8 @@ from gdsdata.observe import trace
 
 RECORD_BYTES, RECORDS = 65536, 256
 WAITING = "gdsdata: waiting for a batch"
-# Ours and Kineto's differ by some microseconds, and by more where a busy machine stops who compares them.
+# Ours and Kineto's differ by some microseconds, and by more where a busy machine stops who compares
+# them.
 CLOCKS_AGREE_US = 500
 
 

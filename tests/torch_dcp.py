@@ -2,8 +2,9 @@
 
     python tests/torch_dcp.py FOLDER/test_file_system_checkpoint_cpu.py ...      # or a folder of them
 
-They are in torch's repository, under test/distributed/checkpoint: take those of the torch that is installed (and the
-package expecttest, which they need). Prints what passed, what failed and what was skipped, and why.
+They are in torch's repository, under test/distributed/checkpoint: take those of the torch that is
+installed (and the package expecttest, which they need). Prints what passed, what failed and what
+was skipped, and why.
 """
 
 import sys

@@ -2,7 +2,8 @@
 
     torchrun --standalone --nproc-per-node=2 tests/torchrun_script.py FOLDER cpu
 
-FOLDER holds what `write_data` makes and states.json; each rank writes FOLDER/rank-R.json: what each of `CHECKS` found.
+FOLDER holds what `write_data` makes and states.json; each rank writes FOLDER/rank-R.json: what each
+of `CHECKS` found.
 """
 
 import io

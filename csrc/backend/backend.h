@@ -18,7 +18,8 @@ struct Capabilities {
   const char* name = "";
   size_t queue_depth = 1;             // requests it keeps in flight, those that are ready included
   uint64_t max_request_bytes = 0;     // longest request it takes
-  // Pieces are device memory, and each request has one; else they are memory that the processor can write.
+  // Pieces are device memory, and each request has one; else they are memory that the processor can
+  // write.
   bool reaches_device = false;
 };
 
@@ -27,16 +28,17 @@ class Backend {
  public:
   virtual ~Backend() = default;  // nothing is in flight
   virtual Capabilities capabilities() const = 0;
-  // Memory that many requests will be read into or written from, if it helps to know. It outlives the backend.
+  // Memory that many requests will be read into or written from, if it helps to know. It outlives
+  // the backend.
   virtual void expect_memory(std::span<std::byte>) {}
-  // Takes a prefix of `requests` and returns its length; fewer than given means busy: reap, then try again.
-  // With nothing in flight it takes at least one. Each request taken ends in exactly one completion. If it throws, it
-  // has taken none.
+  // Takes a prefix of `requests` and returns its length; fewer than given means busy: reap, then
+  // try again. With nothing in flight it takes at least one. Each request taken ends in exactly one
+  // completion. If it throws, it has taken none.
   virtual size_t submit(std::span<const Request> requests) = 0;
   // Gives completions, in any order; waits for `min` of them (0: none) at most `timeout`.
   virtual size_t reap(std::span<Completion> completions, size_t min, std::chrono::milliseconds timeout) = 0;
-  // From any thread: the reap that waits, or else the next one, comes back with what there is. Nothing where reap never
-  // waits, or only for moments.
+  // From any thread: the reap that waits, or else the next one, comes back with what there is.
+  // Nothing where reap never waits, or only for moments.
   virtual void interrupt() {}
 };
 
@@ -62,7 +64,8 @@ std::unique_ptr<Backend> make_posix_backend(const BackendOptions& options);
 std::unique_ptr<Backend> make_uring_backend(const BackendOptions& options);
 std::unique_ptr<Backend> make_cufile_backend(const BackendOptions& options, Device& device);
 
-// Why io_uring cannot be used here, or cuFile with this device, with the remedy; empty where it can.
+// Why io_uring cannot be used here, or cuFile with this device, with the remedy; empty where it
+// can.
 std::string uring_refusal();
 std::string cufile_refusal(const Device& device);
 

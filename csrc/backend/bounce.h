@@ -1,8 +1,9 @@
-// Memory that disks write into with O_DIRECT, in pieces of any number of pages, out of one buffer of fixed
-// size: the bound on what a worker has in flight.
+// Memory that disks write into with O_DIRECT, in pieces of any number of pages, out of one buffer
+// of fixed size: the bound on what a worker has in flight.
 //
-// Some machines take longer to bring memory that was never touched than a disk to fill it, so that it would wait for
-// who touches it. That is a thread's work: it begins when such memory is first missed, and ends when all is there.
+// Some machines take longer to bring memory that was never touched than a disk to fill it, so that
+// it would wait for who touches it. That is a thread's work: it begins when such memory is first
+// missed, and ends when all is there.
 #pragma once
 
 #include <atomic>
@@ -37,7 +38,8 @@ class BounceArena {
 
  private:
   static constexpr uint64_t kPageBytes = 4096;
-  // First fit over free ranges kept sorted by position: few of them exist, because requests are alike.
+  // First fit over free ranges kept sorted by position: few of them exist, because requests are
+  // alike.
   struct FreeRange {
     size_t first_page;
     size_t pages;

@@ -1,7 +1,7 @@
-// cuFile: from disks into a GPU's memory, without the processor's where nvidia-fs or PCI P2PDMA allow it. Where they do
-// not it copies through host memory, and says so in its statistics alone: bytes count as Route::kGds only where these
-// saw DMA and nothing else. They are the whole process's, so a copy that another thread makes meanwhile counts against
-// us, never for us.
+// cuFile: from disks into a GPU's memory, without the processor's where nvidia-fs or PCI P2PDMA
+// allow it. Where they do not it copies through host memory, and says so in its statistics alone:
+// bytes count as Route::kGds only where these saw DMA and nothing else. They are the whole
+// process's, so a copy that another thread makes meanwhile counts against us, never for us.
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
@@ -27,8 +27,8 @@ namespace {
 // A driver that answers so often without moving a byte will not move one.
 constexpr int kMaxIdleAnswers = 1000;
 
-// A file as cuFile knows it. It is the File's companion, so it ends before the descriptor closes, and requests in
-// flight keep it open.
+// A file as cuFile knows it. It is the File's companion, so it ends before the descriptor closes,
+// and requests in flight keep it open.
 struct CufileFile {
   CufileFile(const CufileApi& api, int fd) : api(api), process(process_id()) {
     CufileApi::Descriptor descriptor{};
@@ -114,8 +114,8 @@ class CufileBackend final : public Backend {
       } else if (options_.cufile_batch && going.file->by_dma) {
         cut(going);
       } else {
-        // In batches a copy through host memory may wait for ever, where cuFile's pool of buffers is empty: they are
-        // for files that are known to go by DMA.
+        // In batches a copy through host memory may wait for ever, where cuFile's pool of buffers
+        // is empty: they are for files that are known to go by DMA.
         Part part{&going, going.request.offset, going.request.length};
         transfer(part);
         break;  // it took its time; look what else has ended
@@ -287,8 +287,8 @@ class CufileBackend final : public Backend {
       batch.in_flight = count;
       return;
     }
-    // Which of them it took is not said: none is in flight once the batch is destroyed. Blocking calls find out what
-    // is wrong with them, if anything is.
+    // Which of them it took is not said: none is in flight once the batch is destroyed. Blocking
+    // calls find out what is wrong with them, if anything is.
     note_fallback("cuFile refused a batch and is called for each part of it instead: " + CufileApi::describe(status));
     give_up(batch);
     for (unsigned i = 0; i < count; ++i) {

@@ -143,8 +143,8 @@ std::string text_of(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// Statistics are asked for before the driver opens, which is when it takes settings, and started after. Whatever of
-// this fails, transfers work; nothing is then said to have gone by DMA.
+// Statistics are asked for before the driver opens, which is when it takes settings, and started
+// after. Whatever of this fails, transfers work; nothing is then said to have gone by DMA.
 bool start_counting(const CufileApi& api) {
   if (api.statistics_start == nullptr || api.statistics == nullptr) return false;
   if (api.statistics_start().code != 0) return false;
@@ -230,8 +230,9 @@ const char* CufileApi::why_not_counted() {
 }
 
 bool cufile_dma_is_possible() {
-  // A library that was named is taken at its word. Others are asked only where there is something to count: with
-  // statistics on, libcufile reports while the process exits, and has crashed there (rapidsai/kvikio issue 497).
+  // A library that was named is taken at its word. Others are asked only where there is something
+  // to count: with statistics on, libcufile reports while the process exits, and has crashed there
+  // (rapidsai/kvikio issue 497).
   const char* named = std::getenv("GDSDATA_LIBCUFILE");
   if (named != nullptr && *named != '\0') return true;
   if (exists("/proc/driver/nvidia-fs") || exists("/sys/module/nvidia_fs")) return true;

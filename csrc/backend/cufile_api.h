@@ -1,5 +1,5 @@
-// cuFile, found at run time like the CUDA driver (device/cuda_api.h): the names of its functions are in cufile_api.cpp
-// alone, and nothing of it is touched before the first call of get().
+// cuFile, found at run time like the CUDA driver (device/cuda_api.h): the names of its functions
+// are in cufile_api.cpp alone, and nothing of it is touched before the first call of get().
 //
 // Source: the cuFile API reference; layouts as in cufile.h of CUDA 12.9 and 13.
 #pragma once
@@ -107,9 +107,9 @@ struct CufileApi {
   Properties properties;  // of the open driver
   bool counts_routes;     // whether statistics() tells
 
-  // Loaded, and its driver opened, at the first call; for the life of the process: a library that dlopen brought
-  // crashes in its own ending where its driver is closed at exit. Throws Failure (kUnavailable) where there is no
-  // cuFile, where it refuses, or in a forked child.
+  // Loaded, and its driver opened, at the first call; for the life of the process: a library that
+  // dlopen brought crashes in its own ending where its driver is closed at exit. Throws Failure
+  // (kUnavailable) where there is no cuFile, where it refuses, or in a forked child.
   static const CufileApi& get();
   static const char* why_not_counted();  // where counts_routes is false
 
@@ -117,15 +117,17 @@ struct CufileApi {
   static std::string describe(Status status);
 };
 
-// Where to look besides the system's places: files, such as the pip wheel's nvidia/cu13/lib/libcufile.so.0. Before the
-// first get(). GDSDATA_LIBCUFILE names the one library to load instead.
+// Where to look besides the system's places: files, such as the pip wheel's
+// nvidia/cu13/lib/libcufile.so.0. Before the first get(). GDSDATA_LIBCUFILE names the one library
+// to load instead.
 void set_cufile_search_path(std::vector<std::string> files);
 
-// Before the process's exit handlers run: with statistics on the library reports while it ends, and may crash.
+// Before the process's exit handlers run: with statistics on the library reports while it ends, and
+// may crash.
 void stop_cufile_statistics();
 
-// Whether bytes could go by DMA at all: nvidia-fs is loaded, or cuFile's configuration names P2PDMA. Asks no library,
-// so that a machine without either is spared opening its driver.
+// Whether bytes could go by DMA at all: nvidia-fs is loaded, or cuFile's configuration names
+// P2PDMA. Asks no library, so that a machine without either is spared opening its driver.
 bool cufile_dma_is_possible();
 
 // How operations of this process went, so far.

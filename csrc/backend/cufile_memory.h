@@ -1,5 +1,6 @@
-// Device memory that cuFile knows beforehand, so that disks write into it without a copy on the device. Registering
-// takes milliseconds and room in the GPU's window on the bus (BAR1): it is for memory that is used again and again.
+// Device memory that cuFile knows beforehand, so that disks write into it without a copy on the
+// device. Registering takes milliseconds and room in the GPU's window on the bus (BAR1): it is for
+// memory that is used again and again.
 #pragma once
 
 #include <cstddef>
@@ -9,9 +10,10 @@
 
 namespace gdsdata {
 
-// Registers until the last owner of the result lets go of it, which must be before the memory is freed and when no
-// transfer uses it. Null where cuFile is not there, refuses, or has no room left for it: transfers work without. The
-// same span may be asked for by many. On a thread of the device (Device::bind_thread).
+// Registers until the last owner of the result lets go of it, which must be before the memory is
+// freed and when no transfer uses it. Null where cuFile is not there, refuses, or has no room left
+// for it: transfers work without. The same span may be asked for by many. On a thread of the device
+// (Device::bind_thread).
 std::shared_ptr<void> register_cufile_memory(std::span<std::byte> memory);
 
 // How cuFile wants a place named: registered memory by its begin, other memory by itself.

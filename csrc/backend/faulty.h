@@ -1,5 +1,5 @@
-// Trouble by design, for tests: a backend around another one that delays, reorders and fails completions,
-// and a plan, by a seed, that also makes single transfers short or interrupted.
+// Trouble by design, for tests: a backend around another one that delays, reorders and fails
+// completions, and a plan, by a seed, that also makes single transfers short or interrupted.
 #pragma once
 
 #include <condition_variable>

@@ -54,9 +54,10 @@ bool Flight::begin(const Request& request, BounceArena& arena, bool others_in_fl
       return true;
     }
   }
-  // Long requests keep to whole pages even where sectors would do: their memory is then whole pages too, which
-  // a virtual disk's host copies a tenth faster (docs/design-decisions.md). Writes do in any case: a page that one
-  // request writes partly around the page cache and another one through it makes the next fsync fail with EIO.
+  // Long requests keep to whole pages even where sectors would do: their memory is then whole pages
+  // too, which a virtual disk's host copies a tenth faster (docs/design-decisions.md). Writes do in
+  // any case: a page that one request writes partly around the page cache and another one through
+  // it makes the next fsync fail with EIO.
   if (is_direct()) {
     alignment_ = request.file->direct_alignment();
     if (request.length >= tuning::kInPlaceBytes) alignment_ = std::max(alignment_, kPageBytes);
@@ -98,7 +99,8 @@ bool Flight::take_window(bool others_in_flight) {
   return true;
 }
 
-// Of a write: what bounces is copied, and the checksums taken while it is in the processor's caches.
+// Of a write: what bounces is copied, and the checksums taken while it is in the processor's
+// caches.
 void Flight::leave_memory() {
   const uint64_t bounced_end = bounce_bytes_ == 0 ? window_begin_ : window_end_;
   for (const Piece& piece : request_.pieces) {
@@ -123,7 +125,8 @@ const Flight::Step& Flight::next() {
   if (!step_.write || step_.direct) {
     point_step_at(align_down(position_, alignment_), window_end_);
   } else {
-    // An edge that shares its block with neighbours, or a file without direct I/O: the page cache merges it.
+    // An edge that shares its block with neighbours, or a file without direct I/O: the page cache
+    // merges it.
     const bool before_window = is_direct() && position_ < window_begin_ && window_begin_ < window_end_;
     point_step_at_pieces(before_window ? window_begin_ : end());
   }
@@ -213,7 +216,8 @@ void Flight::advance_write(uint64_t moved) {
   if (position_ >= end()) ended_ = true;
 }
 
-// Bounce memory, where there is some, serves buffered I/O as well; only what lies behind the request is left out.
+// Bounce memory, where there is some, serves buffered I/O as well; only what lies behind the
+// request is left out.
 void Flight::fall_back_to_buffered(const std::string& refused, int system_errno) {
   request_.file->refuse_direct(
       system_error(refused, request_.file->path(), system_errno, step_.offset, step_.length).message);

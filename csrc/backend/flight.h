@@ -1,6 +1,7 @@
-// One request on its way through a kernel interface: what to ask for next, and what an answer means. Here,
-// and nowhere else, short transfers are resumed, interrupted ones repeated and refusals of direct I/O
-// answered by buffered I/O. It makes no system call: a backend issues each Step and reports its result.
+// One request on its way through a kernel interface: what to ask for next, and what an answer
+// means. Here, and nowhere else, short transfers are resumed, interrupted ones repeated and
+// refusals of direct I/O answered by buffered I/O. It makes no system call: a backend issues each
+// Step and reports its result.
 #pragma once
 
 #include <sys/uio.h>
@@ -30,9 +31,10 @@ class Flight {
     unsigned memory_count = 0;
   };
 
-  // Takes what it needs from `arena`, and of a write copies what bounces and goes on with its checksums; false where
-  // there is no room, and then nothing was begun. If others are in flight, false too if its memory is not there yet, or
-  // no descriptor is left for O_DIRECT: it can be tried again when one of them has ended.
+  // Takes what it needs from `arena`, and of a write copies what bounces and goes on with its
+  // checksums; false where there is no room, and then nothing was begun. If others are in flight,
+  // false too if its memory is not there yet, or no descriptor is left for O_DIRECT: it can be
+  // tried again when one of them has ended.
   bool begin(const Request& request, BounceArena& arena, bool others_in_flight, const BackendOptions& options,
              FaultPlan* faults);
 
@@ -63,15 +65,15 @@ class Flight {
   const BackendOptions* options_ = nullptr;
   FaultPlan* faults_ = nullptr;
 
-  // Once this request goes through the page cache: -1. Asked of the file once: it answers -1 when another request is
-  // refused, while this one has steps in flight on the descriptor.
+  // Once this request goes through the page cache: -1. Asked of the file once: it answers -1 when
+  // another request is refused, while this one has steps in flight on the descriptor.
   int direct_fd_ = -1;
   uint64_t alignment_ = 1;  // of the descriptor in use
 
-  // The window is the range of the file that moves: for reads it contains the request, for direct writes it
-  // is the aligned middle of it. It falls into three parts (any may be empty): a head in bounce memory, a
-  // middle in the caller's own memory, a tail in bounce memory again. Memory that lies like the file, modulo
-  // the alignment, thus needs a bounce for its two edges only.
+  // The window is the range of the file that moves: for reads it contains the request, for direct
+  // writes it is the aligned middle of it. It falls into three parts (any may be empty): a head in
+  // bounce memory, a middle in the caller's own memory, a tail in bounce memory again. Memory that
+  // lies like the file, modulo the alignment, thus needs a bounce for its two edges only.
   uint64_t window_begin_ = 0;
   uint64_t middle_begin_ = 0;
   uint64_t middle_end_ = 0;

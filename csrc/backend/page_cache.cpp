@@ -37,8 +37,9 @@ bool resident(File& file, Mapping& mapping, const Transfer& transfer) {
   return true;
 }
 
-// Of a long transfer a page in each stretch is asked for first: that tells the two common cases, all and nothing, from
-// the rare one at a fraction of the cost. What was evicted between, RWF_NOWAIT does not wait for.
+// Of a long transfer a page in each stretch is asked for first: that tells the two common cases,
+// all and nothing, from the rare one at a fraction of the cost. What was evicted between,
+// RWF_NOWAIT does not wait for.
 File::Residency long_residency(File& file, const Transfer& transfer) {
   if (transfer.length < 2 * tuning::kResidencyStretchBytes) return file.residency(transfer.offset, transfer.length);
   File::Residency first = File::Residency::kUnknown;
@@ -50,8 +51,8 @@ File::Residency long_residency(File& file, const Transfer& transfer) {
   return first;
 }
 
-// A hole in a file that is otherwise in memory: reading past it with O_DIRECT would leave it there for every
-// epoch to wait for, so it is filled instead.
+// A hole in a file that is otherwise in memory: reading past it with O_DIRECT would leave it there
+// for every epoch to wait for, so it is filled instead.
 bool is_small_hole(File& file, Mapping& mapping, const Transfer& transfer) {
   return mapping.area_mostly_resident(transfer.offset, [&](uint64_t offset) {
     return file.resident_share(offset, std::min(Mapping::kAreaBytes, file.size_bytes() - offset));
@@ -89,7 +90,8 @@ std::optional<Error> PageCache::serve(std::span<const Transfer> transfers, std::
                       (is_long && file.size_bytes() >= kMapFileBytes && file.was_read_before(transfer.length));
     Mapping* mapping = pays ? file.mapping() : nullptr;
     if (mapping == nullptr || is_long) {
-      // Asked first, because RWF_NOWAIT on a page that is not there starts reading it into the page cache.
+      // Asked first, because RWF_NOWAIT on a page that is not there starts reading it into the page
+      // cache.
       const File::Residency residency = long_residency(file, transfer);
       if (mapping != nullptr && residency == File::Residency::kAll &&
           mapping->map_for_copying(transfer.offset, transfer.length)) {

@@ -15,17 +15,18 @@ namespace gdsdata {
 // Used by one thread at a time.
 class PageCache {
  public:
-  // Out of files of at least kMapFileBytes, transfers of at most kShortBytes are copied from a mapping (no system call
-  // each), and longer ones where Mapping::map_for_copying says so, but not when a file of less than kLongFileBytes is
-  // read for the first time: making a mapping costs what copying some MiB does. Others are read by preadv2 with
-  // RWF_NOWAIT.
+  // Out of files of at least kMapFileBytes, transfers of at most kShortBytes are copied from a
+  // mapping (no system call each), and longer ones where Mapping::map_for_copying says so, but not
+  // when a file of less than kLongFileBytes is read for the first time: making a mapping costs what
+  // copying some MiB does. Others are read by preadv2 with RWF_NOWAIT.
   static constexpr uint64_t kShortBytes = tuning::kMappedTransferBytes;
   static constexpr uint64_t kMapFileBytes = tuning::kMappedFileBytes;
   static constexpr uint64_t kLongFileBytes = tuning::kLongFileBytes;
 
-  // `files[i]` is the open file of `transfers[i]`. Appends what was not resident to `left`, as whole
-  // transfers or parts of them, and counts what was delivered in `bytes`. An error where a file ends before
-  // a transfer does. `past_caches`: long copies leave the processor's caches alone.
+  // `files[i]` is the open file of `transfers[i]`. Appends what was not resident to `left`, as
+  // whole transfers or parts of them, and counts what was delivered in `bytes`. An error where a
+  // file ends before a transfer does. `past_caches`: long copies leave the processor's caches
+  // alone.
   std::optional<Error> serve(std::span<const Transfer> transfers, std::span<File* const> files, Conversion conversion,
                              bool past_caches, std::vector<Transfer>& left, RouteBytes& bytes);
 

@@ -1,4 +1,5 @@
-// preadv and pwritev, one request at a time: works everywhere. A queue comes from having several workers.
+// preadv and pwritev, one request at a time: works everywhere. A queue comes from having several
+// workers.
 #include <sys/uio.h>
 
 #include <cerrno>

@@ -15,12 +15,12 @@ struct Selection {
   std::string device_backend;  // "cufile", which goes first for what is not in the page cache; empty: none
 };
 
-// `asked` is "auto", "uring", "posix" or "cufile". Throws Failure: kInvalidArgument for another name, kUnavailable
-// where a backend was asked for by name, or `strict`, and cannot work here.
+// `asked` is "auto", "uring", "posix" or "cufile". Throws Failure: kInvalidArgument for another
+// name, kUnavailable where a backend was asked for by name, or `strict`, and cannot work here.
 Selection select_backend(const std::string& asked, const BackendOptions& options, const Device& device);
 
-// Tells a backend that reaches the device of device memory that will be used again and again, and returns what to let
-// go of before the memory is freed; null where it does not help.
+// Tells a backend that reaches the device of device memory that will be used again and again, and
+// returns what to let go of before the memory is freed; null where it does not help.
 std::shared_ptr<void> announce_memory(const std::string& backend, const std::shared_ptr<Device>& device,
                                       std::span<std::byte> memory);
 

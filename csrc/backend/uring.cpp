@@ -1,8 +1,9 @@
 // io_uring: a queue of requests in flight from one thread.
 //
-// Writes get ready first, copied into bounce memory with their checksums taken, and the kernel has half of what there
-// is room for. A virtual disk may answer only when it has nothing left to do, and then for all at once: the other half
-// is ready then, and keeps it busy while more is copied (docs/design-decisions.md).
+// Writes get ready first, copied into bounce memory with their checksums taken, and the kernel has
+// half of what there is room for. A virtual disk may answer only when it has nothing left to do,
+// and then for all at once: the other half is ready then, and keeps it busy while more is copied
+// (docs/design-decisions.md).
 #include "backend/backend.h"
 
 #ifdef GDSDATA_WITHOUT_LIBURING
@@ -100,9 +101,9 @@ class UringBackend final : public Backend {
       throw failure_of(reason);
     }
     for (size_t i = flights_.size(); i-- > 0;) idle_.push_back(i);
-    // Registered memory spares the kernel pinning pages at each request. Where the limit of locked memory
-    // forbids it, requests work without. It is brought at once, so only what short requests use: for long ones in huge
-    // pages it hardly matters.
+    // Registered memory spares the kernel pinning pages at each request. Where the limit of locked
+    // memory forbids it, requests work without. It is brought at once, so only what short requests
+    // use: for long ones in huge pages it hardly matters.
     registered_.push_back({arena_.data(), std::min(arena_.size_bytes(), tuning::kRegisteredBytes)});
     register_memory();
   }
@@ -158,7 +159,8 @@ class UringBackend final : public Backend {
 
  private:
   static constexpr uint64_t kWake = UINT64_MAX;  // in the place of a flight's index
-  // A wait for several answers ends with as many, whatever they are: an interrupt has to bring them all.
+  // A wait for several answers ends with as many, whatever they are: an interrupt has to bring them
+  // all.
   static constexpr size_t kWakes = 8;
 
   // Counts in `taken` those that will end in a completion.
@@ -239,8 +241,8 @@ class UringBackend final : public Backend {
     return -1;
   }
 
-  // Until so many completions are there: what the caller does with those does not wait for more. Writes that are ready
-  // do.
+  // Until so many completions are there: what the caller does with those does not wait for more.
+  // Writes that are ready do.
   void take_answers(size_t wanted) {
     // DEFER_TASKRUN posts answers only when their submitter enters the kernel for them.
     if (idle_.size() != flights_.size() && io_uring_cq_ready(&ring_) == 0) io_uring_get_events(&ring_);

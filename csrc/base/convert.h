@@ -27,7 +27,8 @@ inline size_t result_bytes(Conversion conversion, size_t stored_bytes) {
   return stored_bytes / stored_element_bytes(conversion) * result_element_bytes(conversion);
 }
 
-// Copies `stored_bytes` bytes, a multiple of the stored element, converting each. Neither side need be aligned.
+// Copies `stored_bytes` bytes, a multiple of the stored element, converting each. Neither side need
+// be aligned.
 void convert(Conversion conversion, std::byte* result, const std::byte* stored, size_t stored_bytes);
 
 }  // namespace gdsdata

@@ -18,7 +18,8 @@ namespace {
 
 constexpr uint64_t kLineBytes = 64;
 
-// `to` begins a line; whole lines only. Without a hint to the prefetcher: it costs Intel's up to three tenths.
+// `to` begins a line; whole lines only. Without a hint to the prefetcher: it costs Intel's up to
+// three tenths.
 using Stream = void (*)(std::byte* to, const std::byte* from, uint64_t bytes);
 
 void stream_by_16(std::byte* to, const std::byte* from, uint64_t bytes) {

@@ -1,6 +1,6 @@
-// Sources: RFC 1952, section 8 (the polynomial and its table). V. Gopal et al., "Fast CRC Computation for Generic
-// Polynomials Using PCLMULQDQ Instruction", Intel 2009: folding, with the constants of its page 22. RFC 3720, appendix
-// B.4 (CRC-32C).
+// Sources: RFC 1952, section 8 (the polynomial and its table). V. Gopal et al., "Fast CRC
+// Computation for Generic Polynomials Using PCLMULQDQ Instruction", Intel 2009: folding, with the
+// constants of its page 22. RFC 3720, appendix B.4 (CRC-32C).
 #include "base/crc32.h"
 
 #include <array>

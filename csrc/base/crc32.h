@@ -1,6 +1,6 @@
-// CRC-32 as zip has it (IEEE 802.3, reflected polynomial 0xEDB88320), at memory's speed where the processor multiplies
-// without carries; and CRC-32C as TFRecord has it (Castagnoli, 0x82F63B78), at that speed where the processor has an
-// instruction for it.
+// CRC-32 as zip has it (IEEE 802.3, reflected polynomial 0xEDB88320), at memory's speed where the
+// processor multiplies without carries; and CRC-32C as TFRecord has it (Castagnoli, 0x82F63B78), at
+// that speed where the processor has an instruction for it.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,5 @@
-// What was done another way than asked, and why: for whoever tells the user. Thread-safe; for the process's life.
+// What was done another way than asked, and why: for whoever tells the user. Thread-safe; for the
+// process's life.
 #pragma once
 
 #include <string>

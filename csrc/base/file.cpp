@@ -24,8 +24,8 @@ namespace gdsdata {
 
 namespace {
 
-// What each file system refused. A process sees few file systems, and a refusal does not change while one
-// stays mounted.
+// What each file system refused. A process sees few file systems, and a refusal does not change
+// while one stays mounted.
 class DirectRefusals {
  public:
   void add(uint64_t file_system, const std::string& reason) {
@@ -53,7 +53,8 @@ DirectRefusals& refusals() {
   return *instance;
 }
 
-// Files whose last name is gone, each freed on a thread of its own: freeing takes a second for every few GiB.
+// Files whose last name is gone, each freed on a thread of its own: freeing takes a second for
+// every few GiB.
 class Freeing {
  public:
   void free(Descriptor last) {
@@ -93,7 +94,8 @@ Freeing& freeing() {
   return *instance;
 }
 
-// The larger of the memory and the offset alignment that the file asks for; 4096 where the kernel cannot say.
+// The larger of the memory and the offset alignment that the file asks for; 4096 where the kernel
+// cannot say.
 uint64_t ask_direct_alignment(int fd) {
 #ifdef STATX_DIOALIGN
   struct statx status{};
@@ -168,8 +170,8 @@ File::File(std::string path, std::string opened_as, int flags, Descriptor buffer
   if (!S_ISREG(status.st_mode) && !S_ISBLK(status.st_mode)) {
     throw Failure({ErrorCode::kInvalidArgument, "'" + path_ + "' is not a regular file", path_});
   }
-  // The engine reads ahead itself, and knows what will be wanted; the kernel's guess would fill the page cache
-  // with bytes that O_DIRECT reads as well.
+  // The engine reads ahead itself, and knows what will be wanted; the kernel's guess would fill the
+  // page cache with bytes that O_DIRECT reads as well.
   ::posix_fadvise(buffered_.get(), 0, 0, POSIX_FADV_RANDOM);
   size_bytes_ = static_cast<uint64_t>(status.st_size);
   file_system_ = status.st_dev;
@@ -216,7 +218,8 @@ int File::open_direct() {
   if (const int fd = direct_fd_; fd != kNotOpened) return fd;
   if (refusals().contains(file_system_)) return direct_fd_ = -1;
   direct_alignment_ = ask_direct_alignment(buffered_.get());
-  // Through /proc, so that the descriptor is of the very file that is open, whatever the path names by now.
+  // Through /proc, so that the descriptor is of the very file that is open, whatever the path names
+  // by now.
   const std::string self = "/proc/self/fd/" + std::to_string(buffered_.get());
   const auto open = [this, &self] {
     const int flags = (flags_ & O_ACCMODE) | O_DIRECT | O_CLOEXEC;
@@ -350,8 +353,8 @@ void preallocate(const File& file, uint64_t length_bytes) {
     freeing().wait();
     result = allocate();
   }
-  // File systems without fallocate (some network ones) allocate while writing; all else is an error now
-  // rather than in the middle of the data.
+  // File systems without fallocate (some network ones) allocate while writing; all else is an error
+  // now rather than in the middle of the data.
   if (result != 0 && errno != EOPNOTSUPP && errno != ENOSYS) {
     throw Failure(system_error("reserve space for", file.path(), errno, 0, length_bytes));
   }
@@ -367,7 +370,8 @@ void sync_folder_of(const std::string& path) {
 }
 
 void replace(const std::string& temporary, const std::string& path) {
-  // The sync of the folder would wait until what was there before is freed: it is kept open until then.
+  // The sync of the folder would wait until what was there before is freed: it is kept open until
+  // then.
   Descriptor before(
       open_descriptor([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK); }));
   if (::rename(temporary.c_str(), path.c_str()) != 0) {

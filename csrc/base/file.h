@@ -42,12 +42,14 @@ class File {
   uint64_t size_bytes() const { return size_bytes_; }  // when it was opened
   int buffered() const { return buffered_.get(); }
 
-  // The O_DIRECT descriptor, opened at the first call, or -1 if there is none. It stays open as long as the file does,
-  // even if a request is refused later.
+  // The O_DIRECT descriptor, opened at the first call, or -1 if there is none. It stays open as
+  // long as the file does, even if a request is refused later.
   int direct();
-  // Remembers, for this file and for others on its file system, that direct I/O was refused at a request.
+  // Remembers, for this file and for others on its file system, that direct I/O was refused at a
+  // request.
   void refuse_direct(const std::string& reason);
-  // If `direct` returned -1: why; and whether a later call may return a descriptor, because the process had none left.
+  // If `direct` returned -1: why; and whether a later call may return a descriptor, because the
+  // process had none left.
   Error why_not_direct() const;
   bool may_be_direct_later() const { return direct_fd_.load(std::memory_order_acquire) == kNotOpened; }
   // Multiple of which offsets and lengths of direct requests must be; memory too.
@@ -69,8 +71,8 @@ class File {
     return bytes_counted_.fetch_add(length, std::memory_order_relaxed) >= size_bytes_;
   }
 
-  // What a library made of this file's descriptors, by `make` at the first call. It ends before they close, when nobody
-  // uses the file any more.
+  // What a library made of this file's descriptors, by `make` at the first call. It ends before
+  // they close, when nobody uses the file any more.
   std::shared_ptr<void> companion(const std::function<std::shared_ptr<void>()>& make);
 
   // A view of the whole file in memory, made at the first call; null where it cannot be mapped.
@@ -103,29 +105,32 @@ class File {
   std::shared_ptr<void> companion_;
 };
 
-// Whether the file system refuses O_DIRECT by this answer to an open or a request. No other error says that.
+// Whether the file system refuses O_DIRECT by this answer to an open or a request. No other error
+// says that.
 bool refuses_direct(int system_errno);
 
 // Why direct I/O was refused, a line a file system; empty where it never was.
 std::vector<std::string> direct_refusals();
 
-// `length` bytes from each of `offsets` on into `out`, one behind the other: zeros where the file has ended. Where one
-// of them is not in memory, it and all that follow are asked for before it is waited for, and leave the page cache
-// again: a page by itself there keeps whoever reads the file later from large folios around it. For the same reason
-// nothing is read ahead by `fd` from then on. Throws Failure.
+// `length` bytes from each of `offsets` on into `out`, one behind the other: zeros where the file
+// has ended. Where one of them is not in memory, it and all that follow are asked for before it is
+// waited for, and leave the page cache again: a page by itself there keeps whoever reads the file
+// later from large folios around it. For the same reason nothing is read ahead by `fd` from then
+// on. Throws Failure.
 void read_each(int fd, const std::string& path, std::span<const int64_t> offsets, size_t length, std::byte* out);
 
 int64_t process_id();
 
-// Durability: each throws Failure. A new name lives in its folder, which needs a sync of its own: without it
-// a crash may bring the old file back. `replace` renames and does that, so that after a crash the path names
-// the old file or the new one, whole.
+// Durability: each throws Failure. A new name lives in its folder, which needs a sync of its own:
+// without it a crash may bring the old file back. `replace` renames and does that, so that after a
+// crash the path names the old file or the new one, whole.
 void set_size(const File& file, uint64_t length_bytes);
 void preallocate(const File& file, uint64_t length_bytes);
 void sync_file(const File& file);
 void sync_folder_of(const std::string& path);
 void replace(const std::string& temporary, const std::string& path);
-// Closes a file whose last name is gone, on a thread of its own if it is large: freeing its blocks takes long.
+// Closes a file whose last name is gone, on a thread of its own if it is large: freeing its blocks
+// takes long.
 void free_in_background(Descriptor last);
 
 }  // namespace gdsdata

@@ -30,8 +30,8 @@ bool read_zeros_instead(const siginfo_t& info) {
   if (info.si_code != BUS_ADRERR || guarded.begin == nullptr || address < guarded.begin || address >= guarded.end) {
     return false;
   }
-  // Puts a page of zeros where the file's page is gone, and lets the copy go on: its result is thrown away.
-  // The mark comes first, so that another thread that reads these zeros finds it set.
+  // Puts a page of zeros where the file's page is gone, and lets the copy go on: its result is
+  // thrown away. The mark comes first, so that another thread that reads these zeros finds it set.
   const uint64_t offset = (address - guarded.begin) & ~(page_bytes() - 1);
   uint64_t lost_from = guarded.lost_from->load();
   while (offset < lost_from && !guarded.lost_from->compare_exchange_weak(lost_from, offset)) {
@@ -86,7 +86,8 @@ int64_t Mapping::clock_ms() {
 Mapping::~Mapping() {
   const auto unmap = [data = const_cast<std::byte*>(data_), size_bytes = size_bytes_] { ::munmap(data, size_bytes); };
   try {
-    // Until it is unmapped, the page cache keeps its pages, and the file system a file without a name.
+    // Until it is unmapped, the page cache keeps its pages, and the file system a file without a
+    // name.
     if (size_bytes_ >= tuning::kLongToUnmapBytes) {
       std::thread(unmap).detach();
       return;

@@ -1,5 +1,6 @@
-// A file mapped into memory for copying out of the page cache: no system call a record, and a processor copies faster
-// than the kernel does. A file truncated meanwhile ends in an error, not in a signal.
+// A file mapped into memory for copying out of the page cache: no system call a record, and a
+// processor copies faster than the kernel does. A file truncated meanwhile ends in an error, not in
+// a signal.
 #pragma once
 
 #include <atomic>
@@ -15,9 +16,10 @@ namespace gdsdata {
 
 uint64_t page_bytes();  // of the machine: 4096, or 65536 on some ARM kernels
 
-// Whether to map ranges of a file's page cache that are to be copied once: where it cost little for the one before, or
-// one has not been tried for a while. Folios differ within a file: read-ahead starts with small ones, so that the first
-// tens of MiB say nothing of the rest (docs/design-decisions.md).
+// Whether to map ranges of a file's page cache that are to be copied once: where it cost little for
+// the one before, or one has not been tried for a while. Folios differ within a file: read-ahead
+// starts with small ones, so that the first tens of MiB say nothing of the rest
+// (docs/design-decisions.md).
 class MappingTrial {
  public:
   bool is_due();
@@ -42,8 +44,9 @@ class Mapping {
   // By mincore; File::residency asks the cheaper cachestat first.
   uint64_t resident_pages(uint64_t offset, uint64_t length) const;
 
-  // Regions that were seen to be wholly in the page cache. A hint that lasts: pages may be evicted later,
-  // which costs a page fault that reads them back; whoever sees such faults calls forget_residency.
+  // Regions that were seen to be wholly in the page cache. A hint that lasts: pages may be evicted
+  // later, which costs a page fault that reads them back; whoever sees such faults calls
+  // forget_residency.
   static constexpr uint64_t kRegionBytes = 64 * 1024;
   size_t region_count() const { return regions_.size(); }
   bool region_known_resident(size_t region) const {
@@ -52,18 +55,19 @@ class Mapping {
   void mark_region_resident(size_t region) { regions_[region].fetch_or(kResident, std::memory_order_relaxed); }
   void forget_residency();
 
-  // Whether a range that is in the page cache is to be copied from here, and if so, its pages are mapped now. Mapping
-  // pages one by one costs about what copying them does: it pays for what is read again. Those of large folios are
-  // mapped many at a time, which pays at once; MappingTrial finds out. What it leaves is mapped when it comes for the
-  // second time.
+  // Whether a range that is in the page cache is to be copied from here, and if so, its pages are
+  // mapped now. Mapping pages one by one costs about what copying them does: it pays for what is
+  // read again. Those of large folios are mapped many at a time, which pays at once; MappingTrial
+  // finds out. What it leaves is mapped when it comes for the second time.
   bool map_for_copying(uint64_t offset, uint64_t length);
 
-  // Somebody touched a part of the file that was gone: from this offset on, what was read may be zeros.
+  // Somebody touched a part of the file that was gone: from this offset on, what was read may be
+  // zeros.
   static constexpr uint64_t kNothingLost = UINT64_MAX;
   uint64_t lost_from() const { return lost_from_.load(); }
 
-  // Whether an area of kAreaBytes is nearly all in the page cache, asked of `share` (which is slow: a
-  // microsecond for each few dozen pages) at most once a second.
+  // Whether an area of kAreaBytes is nearly all in the page cache, asked of `share` (which is slow:
+  // a microsecond for each few dozen pages) at most once a second.
   static constexpr uint64_t kAreaBytes = tuning::kHoleAreaBytes;
   template <typename Share>
   bool area_mostly_resident(uint64_t offset, Share share) {
@@ -93,12 +97,13 @@ class Mapping {
   std::atomic<uint64_t> lost_from_{kNothingLost};
 };
 
-// While one lives, touching pages of `mapping` that the file no longer has reads zeros on this thread
-// instead of raising SIGBUS, and the mapping's lost_from() says from where on. One at a time on a thread, and
-// install_handler must have been called since another library may have put in its own.
+// While one lives, touching pages of `mapping` that the file no longer has reads zeros on this
+// thread instead of raising SIGBUS, and the mapping's lost_from() says from where on. One at a time
+// on a thread, and install_handler must have been called since another library may have put in its
+// own.
 //
-// Sources: mmap(2) on SIGBUS beyond the end of a file; sigaction(2) on si_addr. Every other SIGBUS goes to the handlers
-// that were there before (sigbus.h).
+// Sources: mmap(2) on SIGBUS beyond the end of a file; sigaction(2) on si_addr. Every other SIGBUS
+// goes to the handlers that were there before (sigbus.h).
 class MappingGuard {
  public:
   static void install_handler();

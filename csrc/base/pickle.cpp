@@ -8,7 +8,8 @@ namespace gdsdata {
 
 namespace {
 
-// What follows an instruction: so many bytes, a count of so many bytes and what it counts, or so many lines.
+// What follows an instruction: so many bytes, a count of so many bytes and what it counts, or so
+// many lines.
 enum class Kind : uint8_t { kNone, kFixed, kCounted, kLines };
 struct Argument {
   Kind kind = Kind::kNone;

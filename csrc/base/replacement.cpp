@@ -30,8 +30,9 @@ constexpr size_t kRandomDigits = 16, kKernelDigits = 8;
 constexpr size_t kAddedBytes = 1 + kRandomDigits + 1 + kKernelDigits + kSuffix.size();
 constexpr std::string_view kNoKernel = "00000000";
 
-// A temporary that nobody changed for so long is abandoned, if its lock cannot tell. The first limit is for a lock that
-// was free, but that another kernel's process may hold on a file system whose locks do not reach other hosts.
+// A temporary that nobody changed for so long is abandoned, if its lock cannot tell. The first
+// limit is for a lock that was free, but that another kernel's process may hold on a file system
+// whose locks do not reach other hosts.
 constexpr int64_t kUnchangedOfOtherKernelS = 3600;
 constexpr int64_t kUnchangedWithoutLockS = 24 * 3600;
 
@@ -120,8 +121,9 @@ class TemporaryNames {
 
 enum class Lock { kTaken, kHeld, kUnsupported };
 
-// One byte far behind the end, because some file systems make locks mandatory. The lock belongs to the descriptor:
-// closing another one of the same file does not release it, and other threads of this process respect it.
+// One byte far behind the end, because some file systems make locks mandatory. The lock belongs to
+// the descriptor: closing another one of the same file does not release it, and other threads of
+// this process respect it.
 Lock set_lock(int fd, short type) {
   struct flock range{};
   range.l_type = type;
@@ -146,7 +148,8 @@ std::vector<std::string> temporaries_in(const std::string& folder) {
     size_t entries = 0, uses = 0;
     std::vector<std::string> temporaries;
   };
-  // The listings of large folders. Each thread has its own, because a forked child could find a lock held for ever.
+  // The listings of large folders. Each thread has its own, because a forked child could find a
+  // lock held for ever.
   thread_local std::map<std::pair<dev_t, ino_t>, Listing> large;
   const std::unique_ptr<DIR, int (*)(DIR*)> opened(::opendir(folder.empty() ? "." : folder.c_str()), ::closedir);
   struct stat status{};
@@ -179,7 +182,8 @@ void remove_if_abandoned(const std::string& path, TemporaryNames::Kind kind, int
   if (is_named(path, status) && ::unlink(path.c_str()) == 0) free_in_background(std::move(file));
 }
 
-// `own` is the file that was just created. It has the file system's time, because hosts' clocks differ.
+// `own` is the file that was just created. It has the file system's time, because hosts' clocks
+// differ.
 void remove_leftovers(const Place& place, const TemporaryNames& names, const std::string& own, int64_t now_s) {
   for (const std::string& name : temporaries_in(place.folder)) {
     const auto kind = names.kind_of(name);
@@ -286,7 +290,8 @@ Replacement::Replacement(const std::string& path, uint64_t length_bytes)
   const bool exists = ::stat(path_.c_str(), &target) == 0;
   if (exists) check_replaceable(path_, target);
   const TemporaryNames names(place);
-  // Only the owner may read the file that replaces a private one, even before it gets the old one's mode.
+  // Only the owner may read the file that replaces a private one, even before it gets the old one's
+  // mode.
   NewFile made = create_temporary(place, names, exists ? 0600 : 0666);
   if (made.descriptor.get() < 0) throw creation_failed(path_, place, exists, errno);
   temporary_ = std::move(made.path);
@@ -310,7 +315,8 @@ void Replacement::commit() {
   if (::stat(path_.c_str(), &target) == 0) {
     struct stat own{};
     ::fstat(file_->buffered(), &own);
-    // Ownership is kept as far as this user may; the mode last, because a change of owner clears bits of it.
+    // Ownership is kept as far as this user may; the mode last, because a change of owner clears
+    // bits of it.
     if ((own.st_uid != target.st_uid || own.st_gid != target.st_gid) &&
         ::fchown(file_->buffered(), target.st_uid, target.st_gid) != 0) {
       (void)!::fchown(file_->buffered(), static_cast<uid_t>(-1), target.st_gid);

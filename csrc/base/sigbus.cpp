@@ -15,11 +15,12 @@ namespace gdsdata {
 
 namespace {
 
-// Other libraries keep the handler that they found, and install it again when they leave. So a single function in front
-// of all others would not know any more whom to call: the one that it found first, or the one that has left since. Each
-// handler that is found in front gets a place instead, with a function of its own that calls it: a chain without a
-// cycle, whose right part is in force whichever function is installed again. A place never changes once it is used, so
-// signal handlers read it without a lock.
+// Other libraries keep the handler that they found, and install it again when they leave. So a
+// single function in front of all others would not know any more whom to call: the one that it
+// found first, or the one that has left since. Each handler that is found in front gets a place
+// instead, with a function of its own that calls it: a chain without a cycle, whose right part is
+// in force whichever function is installed again. A place never changes once it is used, so signal
+// handlers read it without a lock.
 constexpr size_t kMostPlaces = 16;
 
 struct Place {
@@ -46,8 +47,9 @@ struct Place {
 Place places[kMostPlaces];
 std::atomic<SigbusHandler> first_handler{nullptr};
 
-// The last SIGBUS of a thread that went to another handler. Libraries that save and restore handlers carelessly can
-// still make a cycle of them and us: no place is called twice for the same one.
+// The last SIGBUS of a thread that went to another handler. Libraries that save and restore
+// handlers carelessly can still make a cycle of them and us: no place is called twice for the same
+// one.
 struct Passed {
   const void* address = nullptr;
   int code = 0;
@@ -89,7 +91,8 @@ void die(siginfo_t* info) {
   standard.sa_handler = SIG_DFL;
   ::sigemptyset(&standard.sa_mask);
   ::sigaction(SIGBUS, &standard, nullptr);
-  // A fault comes again when this returns. What was sent does not: it is sent once more, and waits until then.
+  // A fault comes again when this returns. What was sent does not: it is sent once more, and waits
+  // until then.
   if (!is_fault(*info)) ::syscall(SYS_rt_tgsigqueueinfo, ::getpid(), ::syscall(SYS_gettid), SIGBUS, info);
 }
 

@@ -54,13 +54,14 @@ struct Piece {
   uint64_t offset = 0;  // in the file
   uint64_t length = 0;
   std::byte* memory = nullptr;
-  // Of a write, if not null: a CRC-32 that goes on with its bytes when the request is taken, by backends whose pieces
-  // are memory that the processor reads.
+  // Of a write, if not null: a CRC-32 that goes on with its bytes when the request is taken, by
+  // backends whose pieces are memory that the processor reads.
   uint32_t* checksum = nullptr;
 };
 
-// What a backend sees: one contiguous range of one file, of any alignment, and the pieces of it that
-// somebody wants. File and pieces belong to the caller and live until the completion is reaped.
+// What a backend sees: one contiguous range of one file, of any alignment, and the pieces of it
+// that somebody wants. File and pieces belong to the caller and live until the completion is
+// reaped.
 struct Request {
   uint64_t tag = 0;  // the caller's; comes back in the completion
   Direction direction = Direction::kRead;
@@ -73,7 +74,8 @@ struct Request {
   bool owns_pages = false;
 };
 
-// Without an error, every piece of the request is in place (or every byte of it is handed to the file).
+// Without an error, every piece of the request is in place (or every byte of it is handed to the
+// file).
 struct Completion {
   uint64_t tag = 0;
   RouteBytes bytes;            // delivered, by route

@@ -53,7 +53,8 @@ void AnonymousMemory::prefer_node(int numa_node) {
 
 bool populate_pages(std::byte* memory, size_t bytes) { return ::madvise(memory, bytes, MADV_POPULATE_WRITE) == 0; }
 
-// Piece by piece, for whoever maps memory meanwhile waits until a piece is there (docs/design-decisions.md).
+// Piece by piece, for whoever maps memory meanwhile waits until a piece is there
+// (docs/design-decisions.md).
 void AnonymousMemory::populate() {
   for (size_t at = 0; at < mapped_bytes_; at += kHugePageBytes) {
     const size_t end = std::min(at + kHugePageBytes, mapped_bytes_);

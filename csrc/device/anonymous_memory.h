@@ -1,4 +1,5 @@
-// Anonymous memory for buffers: huge pages where it is long enough, and nothing behind it that outlives it.
+// Anonymous memory for buffers: huge pages where it is long enough, and nothing behind it that
+// outlives it.
 #pragma once
 
 #include <cstddef>
@@ -7,8 +8,9 @@ namespace gdsdata {
 
 class AnonymousMemory {
  public:
-  // Page-aligned. From one huge page on it is aligned to huge pages and asks for them: a batch of tens of
-  // megabytes then costs tens of page faults at its first use, not thousands. Throws Failure (kDevice).
+  // Page-aligned. From one huge page on it is aligned to huge pages and asks for them: a batch of
+  // tens of megabytes then costs tens of page faults at its first use, not thousands. Throws
+  // Failure (kDevice).
   explicit AnonymousMemory(size_t bytes);
   ~AnonymousMemory();
   AnonymousMemory(const AnonymousMemory&) = delete;
@@ -30,8 +32,8 @@ class AnonymousMemory {
 // Whether these whole pages are there now; what is in them stays.
 bool populate_pages(std::byte* memory, size_t bytes);
 
-// Of anybody's memory that is about to be written for the first time: the huge pages that lie in it as a whole, where
-// the system has them to give (docs/design-decisions.md).
+// Of anybody's memory that is about to be written for the first time: the huge pages that lie in it
+// as a whole, where the system has them to give (docs/design-decisions.md).
 void prefer_huge_pages(std::byte* memory, size_t bytes);
 
 }  // namespace gdsdata

@@ -1,7 +1,8 @@
 """Makes gather_kernel.cpp of gather_kernel.cu: `python csrc/device/compile_gather.py`.
 
-NVRTC, which torch's CUDA builds bring, compiles it to PTX for the oldest GPU it knows; newer ones run that too. The PTX
-is marked as of version 7.0, so that drivers from CUDA 11.0 on take it; it uses nothing newer.
+NVRTC, which torch's CUDA builds bring, compiles it to PTX for the oldest GPU it knows; newer ones
+run that too. The PTX is marked as of version 7.0, so that drivers from CUDA 11.0 on take it; it
+uses nothing newer.
 """
 
 import ctypes

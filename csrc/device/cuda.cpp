@@ -1,5 +1,5 @@
-// A GPU, by the driver's interface. Every call makes the device's primary context current for its own time only: the
-// thread may be anybody's, and torch's, on another GPU.
+// A GPU, by the driver's interface. Every call makes the device's primary context current for its
+// own time only: the thread may be anybody's, and torch's, on another GPU.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -22,8 +22,8 @@ namespace gdsdata {
 
 namespace {
 
-// What is made of a device uses this, which is never freed: buffers and events may end long after engines, at the
-// interpreter's exit even, when the driver answers only that it has shut down.
+// What is made of a device uses this, which is never freed: buffers and events may end long after
+// engines, at the interpreter's exit even, when the driver answers only that it has shut down.
 class Gpu {
  public:
   Gpu(const CudaApi& api, int ordinal) : api(api), ordinal(ordinal) {
@@ -54,8 +54,8 @@ class Gpu {
       }
     }
     CudaApi::Event event = nullptr;
-    // Not one that the driver can sleep for: those raise an interrupt each, and copies behind one another lose a tenth
-    // of the link by it (docs/design-decisions.md).
+    // Not one that the driver can sleep for: those raise an interrupt each, and copies behind one
+    // another lose a tenth of the link by it (docs/design-decisions.md).
     api.check(api.event_create(&event, CudaApi::kEventDisableTiming), "making a CUDA event");
     return event;
   }
@@ -252,8 +252,8 @@ class CudaBuffer final : public DeviceBuffer {
   CudaApi::Address address_ = 0;
 };
 
-// Anonymous memory registered afterwards: three times faster to get than memory that the driver allocates, and
-// io_uring takes it too.
+// Anonymous memory registered afterwards: three times faster to get than memory that the driver
+// allocates, and io_uring takes it too.
 class CudaPinnedBuffer final : public PinnedBuffer {
  public:
   CudaPinnedBuffer(Gpu& gpu, size_t bytes) : gpu_(gpu), memory_(bytes) {

@@ -18,7 +18,8 @@ struct Loaded {
   pid_t process = 0;
 };
 
-// A library that lacks a function fails as a whole: its driver is older than what we were written for.
+// A library that lacks a function fails as a whole: its driver is older than what we were written
+// for.
 template <typename Function>
 void find(void* library, const char* name, Function& function, std::optional<Error>& error) {
   function = reinterpret_cast<Function>(::dlsym(library, name));

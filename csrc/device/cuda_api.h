@@ -1,8 +1,9 @@
-// The CUDA driver, found at run time: nothing of CUDA is needed to build, and nothing of it is touched before the
-// first call of get(). The only files that name the driver's functions are this one's.
+// The CUDA driver, found at run time: nothing of CUDA is needed to build, and nothing of it is
+// touched before the first call of get(). The only files that name the driver's functions are this
+// one's.
 //
-// Source: the CUDA Driver API reference; the versions named below are those of CUDA 11.0 and stay in later drivers, but
-// for what a driver may lack.
+// Source: the CUDA Driver API reference; the versions named below are those of CUDA 11.0 and stay
+// in later drivers, but for what a driver may lack.
 #pragma once
 
 #include <cstddef>
@@ -26,7 +27,8 @@ struct CudaApi {
   using Module = ModuleRecord*;
   using Function = FunctionRecord*;
 
-  // CUmemcpyAttributes: how copies of a batch read their source; the locations say nothing of memory that is pinned.
+  // CUmemcpyAttributes: how copies of a batch read their source; the locations say nothing of
+  // memory that is pinned.
   struct CopyAttributes {
     int source_order;
     struct {
@@ -78,9 +80,9 @@ struct CudaApi {
   Result (*launch)(Function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
                    unsigned block_z, unsigned shared_bytes, Stream, void** parameters, void** extra);
 
-  // Loaded and initialised at the first call. Throws Failure (kUnavailable) where there is no driver, where it
-  // refuses, or in the child of a process that forked after this, where CUDA does not work.
-  // GDSDATA_LIBCUDA names another library than libcuda.so.1.
+  // Loaded and initialised at the first call. Throws Failure (kUnavailable) where there is no
+  // driver, where it refuses, or in the child of a process that forked after this, where CUDA does
+  // not work. GDSDATA_LIBCUDA names another library than libcuda.so.1.
   static const CudaApi& get();
 
   // "CUDA_ERROR_OUT_OF_MEMORY (out of memory)"

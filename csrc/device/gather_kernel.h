@@ -1,4 +1,5 @@
-// The kernel that gathers records, as PTX: the driver compiles it for the GPU at hand, so no toolkit builds it.
+// The kernel that gathers records, as PTX: the driver compiles it for the GPU at hand, so no
+// toolkit builds it.
 #pragma once
 
 #include <cstdint>

@@ -10,7 +10,8 @@ namespace {
 
 enum class Kind : uint8_t { kTensor, kStorage, kOther };
 
-// Python's name of an attribute, made once and never freed: the interpreter may end before static destructors run.
+// Python's name of an attribute, made once and never freed: the interpreter may end before static
+// destructors run.
 class Name {
  public:
   explicit Name(const char* text) : name_(PyUnicode_InternFromString(text)) {}
@@ -37,8 +38,8 @@ uint64_t unsigned_of(const py::object& number) {
 
 std::byte* pointer_of(const py::object& number) { return reinterpret_cast<std::byte*>(unsigned_of(number)); }
 
-// A tensor that is not contiguous may still fill its memory without gaps, in another order. If it is expanded, it has
-// more bytes than memory.
+// A tensor that is not contiguous may still fill its memory without gaps, in another order. If it
+// is expanded, it has more bytes than memory.
 void check_tensor_has_its_bytes(py::handle tensor, const Buffer& buffer) {
   static const Name is_contiguous("is_contiguous"), untyped_storage("untyped_storage"), data_ptr("data_ptr"),
       nbytes("nbytes");

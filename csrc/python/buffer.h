@@ -21,11 +21,13 @@ struct Buffer {
   uint64_t bytes = 0;
 };
 
-// The memory of a tensor, of a torch storage, or of an object with Python's buffer protocol. It does not keep the
-// object: the caller does. Throws ValueError if the memory has gaps or may not be written, TypeError if there is none.
+// The memory of a tensor, of a torch storage, or of an object with Python's buffer protocol. It
+// does not keep the object: the caller does. Throws ValueError if the memory has gaps or may not be
+// written, TypeError if there is none.
 Buffer buffer_of(pybind11::handle object, Access access);
 
-// Columns of equal length, one row a transfer. `file` may be empty: then all transfers are of the first file.
+// Columns of equal length, one row a transfer. `file` may be empty: then all transfers are of the
+// first file.
 struct TransferColumns {
   const pybind11::array_t<int32_t, pybind11::array::c_style>& file;
   const pybind11::array_t<int64_t, pybind11::array::c_style>& offset;  // bytes, in the file
@@ -33,8 +35,9 @@ struct TransferColumns {
   const pybind11::array_t<int64_t, pybind11::array::c_style>& place;  // bytes, in the transfer's buffer
 };
 
-// The transfers of these rows. `memory` is one buffer for all of them, or a list with one buffer for each. Throws
-// ValueError if a transfer's bytes, after `conversion`, are not all within its buffer.
+// The transfers of these rows. `memory` is one buffer for all of them, or a list with one buffer
+// for each. Throws ValueError if a transfer's bytes, after `conversion`, are not all within its
+// buffer.
 std::vector<Transfer> transfers_of(size_t files, const TransferColumns& columns, const pybind11::object& memory,
                                    Access access, Conversion conversion = Conversion::kNone);
 

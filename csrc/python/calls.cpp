@@ -41,8 +41,8 @@ std::shared_ptr<Engine> make_engine(int cuda_ordinal, const std::string& backend
   options.staging_bytes = staging_bytes;
   options.coalesce_gap_bytes = coalesce_gap_bytes;
   options.io = {queue_depth, bounce_bytes, request_bytes, direct_mode(direct), strict, cufile_batch, faults};
-  // Its end may wait half a second, with the GIL kept: a thread that let it go while the interpreter ends could
-  // not take it again.
+  // Its end may wait half a second, with the GIL kept: a thread that let it go while the
+  // interpreter ends could not take it again.
   return ends_without_gil(std::make_unique<Engine>(options, device_of(cuda_ordinal)));
 }
 
@@ -61,8 +61,8 @@ Caller caller_of(std::byte* memory, const Mark& before, bool background, double 
           duration_of(stall_timeout_s)};
 }
 
-// Makes a call that waits, without the GIL. If it stalls, storage may still touch its `memory`, which is then never
-// freed.
+// Makes a call that waits, without the GIL. If it stalls, storage may still touch its `memory`,
+// which is then never freed.
 template <typename Call>
 auto waiting(py::object memory, const Call& call) {
   try {
@@ -74,7 +74,8 @@ auto waiting(py::object memory, const Call& call) {
   }
 }
 
-// A read on its way. Keeps `memory`, an object of Python's, until nothing is written there any more.
+// A read on its way. Keeps `memory`, an object of Python's, until nothing is written there any
+// more.
 class BegunRead {
  public:
   BegunRead(std::shared_ptr<Engine> engine, std::shared_ptr<Group> group, py::object memory,
@@ -128,7 +129,8 @@ class BegunRead {
     return true;
   }
 
-  // What storage does not give back for so long keeps its memory for ever. So does a forked child, where nothing ends.
+  // What storage does not give back for so long keeps its memory for ever. So does a forked child,
+  // where nothing ends.
   void let_go(std::chrono::nanoseconds patience) {
     if (finished_) return;
     pending_.cancel();

@@ -21,8 +21,8 @@ struct TensorLayout {
   DLDevice device{kDLCPU, 0};
 };
 
-// A capsule "dltensor" of shape (samples, *sample_shape) over leased memory from `offset` on; the lease ends with the
-// tensor made of it.
+// A capsule "dltensor" of shape (samples, *sample_shape) over leased memory from `offset` on; the
+// lease ends with the tensor made of it.
 pybind11::capsule to_dlpack(const TensorLayout& layout, std::unique_ptr<Lease> lease, size_t offset, size_t samples);
 
 }  // namespace gdsdata

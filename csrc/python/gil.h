@@ -10,8 +10,9 @@
 
 namespace gdsdata {
 
-// A thread that asks for the GIL while the interpreter ends is ended in the middle of our frames. So
-// calls that wait are told to return before, and one that has not returned then stays where it is.
+// A thread that asks for the GIL while the interpreter ends is ended in the middle of our frames.
+// So calls that wait are told to return before, and one that has not returned then stays where it
+// is.
 struct InterpreterEnd {
   std::atomic<bool> begun{false}, done{false};
   std::atomic<int> waiting_calls{0};

@@ -14,11 +14,12 @@ namespace gdsdata {
 
 class Lease {
  public:
-  // `streams`: those on which it is used, by the driver's handles; none where the processor uses it. `count` is one
-  // higher while this lives.
+  // `streams`: those on which it is used, by the driver's handles; none where the processor uses
+  // it. `count` is one higher while this lives.
   Lease(std::shared_ptr<Device> device, std::shared_ptr<DeviceBuffer> buffer, std::vector<uintptr_t> streams,
         std::shared_ptr<std::atomic<size_t>> count);
-  // The buffer goes back with an event of each stream: what was put into them until now still finds its content.
+  // The buffer goes back with an event of each stream: what was put into them until now still finds
+  // its content.
   ~Lease();
   Lease(const Lease&) = delete;
   Lease& operator=(const Lease&) = delete;

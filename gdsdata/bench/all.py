@@ -1,8 +1,8 @@
 """case=all: every other case, each by a command of its own in a subfolder of the run's folder, and one page of them.
 
-A case that fails, or that is killed, stops no other; its row says why, and which of a case's own rows failed. What each
-case was given is its command, which results.json has: the settings that differ from the defaults, and its part of
-`case.settings`.
+A case that fails, or that is killed, stops no other; its row says why, and which of a case's own
+rows failed. What each case was given is its command, which results.json has: the settings that
+differ from the defaults, and its part of `case.settings`.
 """
 
 import contextlib

@@ -306,7 +306,8 @@ class Case:
         """The limits that bear on a table, measured once."""
         if table.cache == "warm" and self.limits_process:
             return {"pinned_copy": self.limits_process.ask("pinned_copy", device=self.device, seconds=seconds)}
-        # The engine's own depth too: a limit must not be beaten only because it was measured at a lower one.
+        # The engine's own depth too: a limit must not be beaten only because it was measured at a
+        # lower one.
         depths = {32, 64, *(min(row.checked.get("engine_depth", 64), MOST_DEPTH) for row in table.rows)}
         return limits.take_turn(table.source, table.cache, seconds, sorted(depths))
 

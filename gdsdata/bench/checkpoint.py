@@ -7,11 +7,12 @@ Three kinds of work, each a source of its own with its tables:
     async  how long save() keeps the caller, once staging memory is there. Limit: a memory copy or pinned copy. Another
            save then has steps of a training loop beside it (steps.TrainingSteps), as there were before it
 
-The state is made anew before each run and dropped behind it (data.State), so that one process at a time holds it.
-`peak_bytes` of a run are anonymous and shared memory (RssAnon and RssShmem of /proc/PID/status, looked at every 20 ms)
-above what the process had when the clock started, the state or the tensors to fill included: so what is left is what
-saving or loading takes on top. VmHWM would count mapped files' pages, which are the page cache's. Beside it,
-`stated_bytes` is what gdsdata's engines say that they take at most.
+The state is made anew before each run and dropped behind it (data.State), so that one process at a
+time holds it. `peak_bytes` of a run are anonymous and shared memory (RssAnon and RssShmem of
+/proc/PID/status, looked at every 20 ms) above what the process had when the clock started, the
+state or the tensors to fill included: so what is left is what saving or loading takes on top. VmHWM
+would count mapped files' pages, which are the page cache's. Beside it, `stated_bytes` is what
+gdsdata's engines say that they take at most.
 """
 
 import dataclasses

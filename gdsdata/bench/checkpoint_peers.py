@@ -1,10 +1,12 @@
 """gdsdata.save and load, and what else a user would save and load a checkpoint with.
 
-A peer is a class: `Peer(device, engine)` opens nothing yet. `save(state, path)` writes a dict of tensors to a file or a
-folder; where `durable` is False the bench syncs that within the time. `load(into, path)` fills tensors that are there.
-`AsyncPeer` says what those do that save behind the program. `served()` counts bytes by path, where the library does.
+A peer is a class: `Peer(device, engine)` opens nothing yet. `save(state, path)` writes a dict of
+tensors to a file or a folder; where `durable` is False the bench syncs that within the time.
+`load(into, path)` fills tensors that are there. `AsyncPeer` says what those do that save behind the
+program. `served()` counts bytes by path, where the library does.
 
-`saves` and `loads` name the formats, "" where there is none; STOCK says who reads a format for verifying.
+`saves` and `loads` name the formats, "" where there is none; STOCK says who reads a format for
+verifying.
 """
 
 import contextlib
@@ -518,7 +520,8 @@ class TorchAsync(AsyncPeer):
         except KeyError:
             if self.stager is None:
                 raise
-            # Torch 2.11 closes the stager behind the first save: the writer keeps what it stages in, then.
+            # Torch 2.11 closes the stager behind the first save: the writer keeps what it stages
+            # in, then.
             self.stager = None
             self.caching = dcp.FileSystemWriter(
                 self.saved, thread_count=THREADS, sync_files=True, cache_staged_state_dict=True

@@ -1,21 +1,23 @@
 """`python -m gdsdata.bench.compare A B`: what changed from run A of a case to run B, and what may be chance.
 
-A and B are results.json files, or the folders they are in. Rows are matched by data, dtype, cache and key, and
-compared by time: of the same bytes, and in case=latency the median of one call. Each repeat is one value, however many
-iterations it has, and a run's is their geometric mean. Two runs of case=all are compared case by case. A row is called
-slower or faster when all of this holds:
+A and B are results.json files, or the folders they are in. Rows are matched by data, dtype, cache
+and key, and compared by time: of the same bytes, and in case=latency the median of one call. Each
+repeat is one value, however many iterations it has, and a run's is their geometric mean. Two runs
+of case=all are compared case by case. A row is called slower or faster when all of this holds:
 
 - there are 3 repeats or more on either side;
 - Welch's interval of the ratio of times (of their logarithms, at 99 %) does not contain 1;
 - each run's median lies outside the other's range;
 - the time has changed by 2 % or more.
 
-Where nothing changed, about one row in a hundred is so called, or fewer. Three repeats that scatter by 3 % show a
-slowdown of 20 % four times in five, and five always: more repeats (case.repeats=) show smaller changes.
+Where nothing changed, about one row in a hundred is so called, or fewer. Three repeats that scatter
+by 3 % show a slowdown of 20 % four times in five, and five always: more repeats (case.repeats=)
+show smaller changes.
 
-Repeats of one run cannot show that the machine was another one throughout the other run. What was measured between them
-can: where the machine's own limit, or the median of the table's other rows that are not gdsdata's, changed half as much
-as a row or more, it is called slower (faster) with the machine, and no failure for --fail-if-slower.
+Repeats of one run cannot show that the machine was another one throughout the other run. What was
+measured between them can: where the machine's own limit, or the median of the table's other rows
+that are not gdsdata's, changed half as much as a row or more, it is called slower (faster) with the
+machine, and no failure for --fail-if-slower.
 """
 
 import argparse
@@ -119,7 +121,8 @@ def compared(case, old, new):
     found |= {name: statistics.geometric_mean(ones) for name, ones in zip("ab", values, strict=True)}
     found |= {"unit": times[1][0][1], "repeats": [len(ones) for ones in values]}
     used = [[run["cpu_seconds"] / (run["bytes"] or 1) for run in row["runs"]] for row in (old, new)]
-    # Short runs can come to less than the clock's tick, and a run of nothing has no ratio to another.
+    # Short runs can come to less than the clock's tick, and a run of nothing has no ratio to
+    # another.
     found["cpu"] = judged(*used) if min(map(min, used)) > 0 else judged([], [])
     found["path"] = [old["path"], new["path"]]
     limits = [row["limit"]["gb_per_s"] for row in (old, new)]

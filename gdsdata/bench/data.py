@@ -16,7 +16,8 @@ import torch
 
 MAKER = 1  # raise it when made data changes, so that older data sets are made anew
 PIECE_BYTES = 16 * 2**20
-# Of `State`: words of its random base, from one tensor's first word in it to the next one's, a small tensor's size.
+# Of `State`: words of its random base, from one tensor's first word in it to the next one's, a
+# small tensor's size.
 WORD_BYTES, BASE_WORDS, BASE_STEP, SMALL_BYTES = 8, 2**23, 104_729, 16 * 2**10
 LLMC_MAGIC, LLMC_HEADER_BYTES = 20240520, 1024  # karpathy/llm.c, dev/data/data_common.py: write_datafile
 
@@ -29,8 +30,8 @@ class DataError(ValueError):
 class Source:
     """Files and how samples lie in them; everything a row needs to know. Sample ids count through `files` in order.
 
-    tokens: file i holds `counts[i]` windows of seq_len + 1 tokens at `stride`, from byte `headers[i]`.
-    npy: file i is one sample of `shape`, from byte `headers[i]`.
+    tokens: file i holds `counts[i]` windows of seq_len + 1 tokens at `stride`, from byte
+    `headers[i]`. npy: file i is one sample of `shape`, from byte `headers[i]`.
     """
 
     kind: str
@@ -73,8 +74,8 @@ class Source:
 class Checkpoint:
     """One safetensors file, and a .pt file of the same tensors where that was made (else "").
 
-    `tensors` has each one's first and last byte (exclusive), counted from `start`; `bytes` are those of all of them,
-    and `checksums` their checksums by name, once they were taken.
+    `tensors` has each one's first and last byte (exclusive), counted from `start`; `bytes` are
+    those of all of them, and `checksums` their checksums by name, once they were taken.
     """
 
     path: str
@@ -106,8 +107,8 @@ class Checkpoint:
 class State:
     """What a checkpoint is made of: random bits, the same on every device and in every process.
 
-    One tensor in ten is small, as norms and biases are; the others share the rest of `bytes` equally. All are of whole
-    64-bit words. `dtypes` are given to them in turn.
+    One tensor in ten is small, as norms and biases are; the others share the rest of `bytes`
+    equally. All are of whole 64-bit words. `dtypes` are given to them in turn.
     """
 
     bytes: int
@@ -297,7 +298,8 @@ def make(kind, folder, size_bytes, shape, progress=lambda count: None):
     name = f"tokens-uint16-{size_bytes}.bin"
     if kind == "npy":
         name = f"npy-float32-{'x'.join(map(str, shape))}-{size_bytes}"
-    # The text is part of the parameters only by version: tests may be installed or not, which changes nothing measured.
+    # The text is part of the parameters only by version: tests may be installed or not, which
+    # changes nothing measured.
     parameters = {
         "maker": MAKER,
         "kind": kind,
@@ -317,8 +319,8 @@ def make(kind, folder, size_bytes, shape, progress=lambda count: None):
 def keep(folder, name, parameters, size_bytes, write):
     """The path of what `write(path)` makes, made now unless it is there and whole.
 
-    It is written under a temporary name, synced and renamed; its manifest (`<name>.json`) comes last, so a data set
-    without a manifest is one whose making was interrupted, and is made again.
+    It is written under a temporary name, synced and renamed; its manifest (`<name>.json`) comes
+    last, so a data set without a manifest is one whose making was interrupted, and is made again.
     """
     folder.mkdir(parents=True, exist_ok=True)
     target, manifest_path = folder / name, folder / f"{name}.json"
@@ -535,7 +537,8 @@ def checksum(tensor, at=0):
     """Of a flat uint8 tensor, on the device where it lies: its 64-bit words, each times an odd number of its own,
     summed modulo 2**64. Any one word that differs shows, for an odd number times a difference is no multiple of 2**64.
 
-    `at` is the place of its first word in what the sum is of; pieces of whole words can so be summed one by one.
+    `at` is the place of its first word in what the sum is of; pieces of whole words can so be
+    summed one by one.
     """
     tail = -tensor.numel() % 8
     if tail:

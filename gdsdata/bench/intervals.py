@@ -1,9 +1,10 @@
 """What repeated measurements say, and how sure: mean, percentiles, and Student's intervals.
 
-Student's t is computed here rather than looked up: scipy is no dependency, a table ends somewhere, and a normal
-approximation is far too sure for three repeats (1.96 in place of 4.30). With t = sqrt(dof) tan(a) the distribution is
-an integral of a power of the cosine over a short stretch, which Simpson's rule gives to seven digits for any `dof` from
-1 on, whole or not; so one method serves every number of measurements.
+Student's t is computed here rather than looked up: scipy is no dependency, a table ends somewhere,
+and a normal approximation is far too sure for three repeats (1.96 in place of 4.30). With t =
+sqrt(dof) tan(a) the distribution is an integral of a power of the cosine over a short stretch,
+which Simpson's rule gives to seven digits for any `dof` from 1 on, whole or not; so one method
+serves every number of measurements.
 """
 
 import functools
@@ -40,7 +41,8 @@ def t_quantile(confidence, dof):
 def mean_interval(values, confidence=CONFIDENCE):
     """(low, high): where the mean lies. None for fewer than two values.
 
-    It takes them for independent. Iterations of one run are less scattered than those of another day.
+    It takes them for independent. Iterations of one run are less scattered than those of another
+    day.
     """
     if len(values) < 2:
         return None
@@ -52,7 +54,8 @@ def mean_interval(values, confidence=CONFIDENCE):
 def ratio_interval(before, after, confidence):
     """(ratio, low, high) of the geometric means of `after` to those of `before`, each of two positive values or more.
 
-    Welch's interval on logarithms: times scatter by factors, and the two runs need not scatter alike.
+    Welch's interval on logarithms: times scatter by factors, and the two runs need not scatter
+    alike.
     """
     logs = [[math.log(value) for value in values] for values in (before, after)]
     ratio = statistics.fmean(logs[1]) - statistics.fmean(logs[0])
@@ -67,7 +70,8 @@ def ratio_interval(before, after, confidence):
 def described(values):
     """What the bench reports of many measurements of one thing, in their unit.
 
-    Percentiles lie between two values where they fall there (numpy's default); p99 of fewer than 100 is near the max.
+    Percentiles lie between two values where they fall there (numpy's default); p99 of fewer than
+    100 is near the max.
     """
     interval = mean_interval(values)
     return {

@@ -1,17 +1,21 @@
 """case=io: transfers of one size between a file and memory, by type, direction, size and depth, as gdsio lists them.
 
-A table is one direction, one state of the page cache, one I/O size and one depth; `case.io_bytes` and `case.depth` with
-several values make a table for each pair, and a picture of throughput over size and depth. Transfer types are
+A table is one direction, one state of the page cache, one I/O size and one depth; `case.io_bytes`
+and `case.depth` with several values make a table for each pair, and a picture of throughput over
+size and depth. Transfer types are
 
-    storage->CPU, storage->CPU->GPU, storage->GPU     O_DIRECT, after the file's pages were dropped; the last by cuFile
-    page cache->CPU, page cache->CPU->GPU             after the whole file was read once; reads only
-    CPU->storage, GPU->CPU->storage, GPU->storage     O_DIRECT into a new file of allocated space; synced in the time
+    storage->CPU, storage->CPU->GPU, storage->GPU     O_DIRECT, after the file's pages were dropped;
+    the last by cuFile page cache->CPU, page cache->CPU->GPU             after the whole file was
+    read once; reads only CPU->storage, GPU->CPU->storage, GPU->storage     O_DIRECT into a new file
+    of allocated space; synced in the time
 
-each synchronous (a thread a transfer), asynchronous (one thread, a future a transfer) or by batches (io_peers.py).
-A row that leaves in the page cache what it was to move past it is marked, and no other is compared with it.
+each synchronous (a thread a transfer), asynchronous (one thread, a future a transfer) or by batches
+(io_peers.py). A row that leaves in the page cache what it was to move past it is marked, and no
+other is compared with it.
 
-The file's bytes follow from their offset (pattern.Pattern). Reads are compared in a pass that is not timed, and what
-the last calls of a timed run brought once more; writes are read back and compared, in both.
+The file's bytes follow from their offset (pattern.Pattern). Reads are compared in a pass that is
+not timed, and what the last calls of a timed run brought once more; writes are read back and
+compared, in both.
 """
 
 import contextlib

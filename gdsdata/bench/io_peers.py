@@ -29,10 +29,9 @@ RANDOM = {"randread": True, "randwrite": True, "read": False, "write": False}
 class Work:
     """What one run does; sent to a row's process as a dict.
 
-    path: the file that is read, or written anew.
-    cache: "cold": past the page cache; "warm": out of it.
-    depth: transfers in flight. threads: of the synchronous rows; batch_calls: which carry the batch rows' depth.
-    duration_s: None: one pass over the file.
+    path: the file that is read, or written anew. cache: "cold": past the page cache; "warm": out of
+    it. depth: transfers in flight. threads: of the synchronous rows; batch_calls: which carry the
+    batch rows' depth. duration_s: None: one pass over the file.
     """
 
     path: str
@@ -104,7 +103,8 @@ class Memory:
 class IoPeer:
     """Carries transfers between a file and `memory`.
 
-    submit: "sync" (`threads` threads, a transfer each), "batch" (`batch_calls` calls in flight, which share the depth)
+    submit: "sync" (`threads` threads, a transfer each), "batch" (`batch_calls` calls in flight,
+    which share the depth)
         or "async" (one thread, a future for each transfer in flight).
     """
 

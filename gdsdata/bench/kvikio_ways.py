@@ -1,7 +1,8 @@
 """kvikio as the rows of several cases use it: its settings, and what carries its bytes.
 
-Host memory always goes by POSIX, and reads use the page cache unless a setting says otherwise, which versions from
-25.12 on have. Whole pages then go with O_DIRECT, where the file system lets them; parts of pages do not.
+Host memory always goes by POSIX, and reads use the page cache unless a setting says otherwise,
+which versions from 25.12 on have. Whole pages then go with O_DIRECT, where the file system lets
+them; parts of pages do not.
 """
 
 

@@ -3,10 +3,12 @@
 Each size of each kind of work is a source of its own, with its tables:
 
     read   warm: the file is in the page cache; cold: its pages are dropped before each read
-    write  until the bytes are on storage. replaced: a new file takes the old one's name; in_place: over a file's bytes
+    write  until the bytes are on storage. replaced: a new file takes the old one's name; in_place:
+        over a file's bytes
 
-Only reads and writes themselves are timed, and only their CPU time is counted: not the dropping of pages before them
-and the comparing of bytes behind them. engine.workers, queue_depth, segment_bytes and direct set how the engine works.
+Only reads and writes themselves are timed, and only their CPU time is counted: not the dropping of
+pages before them and the comparing of bytes behind them. engine.workers, queue_depth, segment_bytes
+and direct set how the engine works.
 """
 
 import collections
@@ -161,7 +163,8 @@ class Latency(case.Case):
         found, ends = [], time.perf_counter() + seconds
         while not found or time.perf_counter() < ends:
             if state == "in_place":
-                # Within the tensor, and the file's size as it is: who comes next would pay for a change of that.
+                # Within the tensor, and the file's size as it is: who comes next would pay for a
+                # change of that.
                 offsets = np.arange(source.tensor_bytes // request) * request
                 places = np.zeros(len(offsets), np.int64), offsets, np.full(len(offsets), request, np.uint64)
                 found.append(limits.direct_io(source.files, lambda _, places=places: places, depth, write=True))
@@ -206,7 +209,8 @@ class LatencyRow(row.Row):
         """The file as the state wants it, the peer, and the bytes: all before the clock."""
         self.state, self.check = state, check
         if self.work == "write":
-            # What lies behind the tensor in a file is why a write goes over its bytes, and not to a file of its own.
+            # What lies behind the tensor in a file is why a write goes over its bytes, and not to a
+            # file of its own.
             os.truncate(self.path, self.tensor_bytes + (measure.PAGE if state == "in_place" else 0))
         if self.expected is None and (check or self.work == "write"):
             self.expected = random_bytes(self.tensor_bytes, self.seed)

@@ -1,10 +1,11 @@
 """gdsdata's ways to read or write one tensor, and those of plain Python.
 
-A peer is a class: `Peer(path, tensor_bytes, state, device, engine)` may keep memory. `read()` gives a uint8 tensor on
-the device with the file's first `tensor_bytes` bytes, and opens the file within it, as a program does that wants one
-tensor. `write(tensor)` returns when the bytes are on storage: in state `replaced` in a new file that then takes the old
-one's name, which a crash cannot leave half done, and in state `in_place` over the bytes of a file that is there.
-`served()` counts bytes by path, where the library does.
+A peer is a class: `Peer(path, tensor_bytes, state, device, engine)` may keep memory. `read()` gives
+a uint8 tensor on the device with the file's first `tensor_bytes` bytes, and opens the file within
+it, as a program does that wants one tensor. `write(tensor)` returns when the bytes are on storage:
+in state `replaced` in a new file that then takes the old one's name, which a crash cannot leave
+half done, and in state `in_place` over the bytes of a file that is there. `served()` counts bytes
+by path, where the library does.
 """
 
 import contextlib
@@ -127,7 +128,8 @@ class Python(LatencyPeer):
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
-        # Where bytes stop over on their way to a GPU and from it: kept, as a program would that knows what it costs.
+        # Where bytes stop over on their way to a GPU and from it: kept, as a program would that
+        # knows what it costs.
         self.pinned = device.pinned(self.tensor_bytes, torch.uint8) if device.is_cuda(self.device) else None
 
     def read(self):

@@ -1,7 +1,8 @@
 """What the machine can do at most, measured in the same run and without gdsdata's engine.
 
-Memory: two threads copy (numpy releases the GIL). Disk: O_DIRECT reads and writes through the kernel's native AIO, one
-thread that keeps `depth` in flight: with Python threads the GIL, not the disk, would set the pace of small ones.
+Memory: two threads copy (numpy releases the GIL). Disk: O_DIRECT reads and writes through the
+kernel's native AIO, one thread that keeps `depth` in flight: with Python threads the GIL, not the
+disk, would set the pace of small ones.
 """
 
 import contextlib
@@ -129,8 +130,9 @@ def direct_io(files, requests, depth, seconds=math.inf, write=False):
     """Reads with O_DIRECT, `depth` in flight, for `seconds`, or all requests once where that is endless; with `write`,
     writes all requests once, and syncs.
 
-    `requests(count)` gives the next ones as arrays (index into files, offset, length), aligned and inside the files.
-    Returns {"gb_per_s", "per_s", "depth", "mean_bytes"}; OSError where AIO or O_DIRECT is not to be had.
+    `requests(count)` gives the next ones as arrays (index into files, offset, length), aligned and
+    inside the files. Returns {"gb_per_s", "per_s", "depth", "mean_bytes"}; OSError where AIO or
+    O_DIRECT is not to be had.
     """
     fds, aio, memory = [], None, None
     opcode, verb = (AIO_WRITE, "write") if write else (AIO_READ, "read")
@@ -167,7 +169,8 @@ def direct_io(files, requests, depth, seconds=math.inf, write=False):
         started = time.perf_counter()
         end = started + seconds
         flying = give(np.arange(depth))
-        # Large ones go out one by one; small ones in handfuls, or Python would be the limit and not the disk.
+        # Large ones go out one by one; small ones in handfuls, or Python would be the limit and not
+        # the disk.
         least = 1 if largest >= 2**17 else max(1, depth // 8)
         while flying:
             events = aio.wait(min(least, flying))
@@ -221,7 +224,8 @@ def durable_writes(folder, size_bytes):
 def huge_pages(size):
     """Memory that lies in one piece where the system allows it, touched: (its mmap, a uint8 array of it).
 
-    A 1 MiB read into scattered pages is 256 pieces to the disk, which took virtio from 2.3 to 1.3 GB/s.
+    A 1 MiB read into scattered pages is 256 pieces to the disk, which took virtio from 2.3 to 1.3
+    GB/s.
     """
     huge = 2**21
     memory = mmap.mmap(-1, size + huge, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -302,7 +306,8 @@ def take_turn(source, cache, seconds, depths=(32, 64)):
 
     `depths` are those of the random reads.
 
-    They take turns with the rows: disks of virtual machines change their speed from minute to minute.
+    They take turns with the rows: disks of virtual machines change their speed from minute to
+    minute.
     """
     if cache == "warm":
         return {"memory_copy": memory_copy(seconds)}
@@ -366,9 +371,9 @@ def write_limit(limits):
 def limit_for(source, cache, cold_samples, limits):
     """(samples/s, what it is) that no row can be expected to pass, or (None, why it is not known).
 
-    Warm: a memory copy of the samples' bytes, or a copy of pinned memory to the GPU.
-    Cold: the faster of fetching just the samples (random reads; for volumes,
-    sequential ones) and of reading the whole data set once from end to end, which pays when many samples are asked for.
+    Warm: a memory copy of the samples' bytes, or a copy of pinned memory to the GPU. Cold: the
+    faster of fetching just the samples (random reads; for volumes, sequential ones) and of reading
+    the whole data set once from end to end, which pays when many samples are asked for.
     """
     if cache == "warm":
         rate, name = warm_limit(limits)

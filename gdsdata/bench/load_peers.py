@@ -1,8 +1,9 @@
 """read_tensor, and the libraries and hand-written loops that a user would otherwise load a big file with.
 
-A peer is a class: `Peer(source, device, engine)` opens nothing yet; `load()` gives {name: tensor on the device}, or
-{WHOLE: one tensor of all data bytes} where a loader knows no safetensors. `served()` counts bytes by path, where the
-loader does. What a mapping would only promise on the CPU is copied, so that every row has moved its bytes.
+A peer is a class: `Peer(source, device, engine)` opens nothing yet; `load()` gives {name: tensor on
+the device}, or {WHOLE: one tensor of all data bytes} where a loader knows no safetensors.
+`served()` counts bytes by path, where the loader does. What a mapping would only promise on the CPU
+is copied, so that every row has moved its bytes.
 """
 
 import functools

@@ -9,7 +9,8 @@ from gdsdata.bench import case, copies, data, device, limits, measure, peers, ro
 from gdsdata.bench.copies import stored_as
 
 VERIFIED_BYTES = 160 * 2**20  # batches that are kept for verifying take no more than this
-# Read before a cold run, so that it times the storage and not memory that is touched for the first time.
+# Read before a cold run, so that it times the storage and not memory that is touched for the first
+# time.
 OPENING_BATCHES = 8
 # More than any row allocates with the default data sets.
 TOUCHED_BYTES = 512 * 2**20

@@ -143,8 +143,9 @@ def resident_share(files):
 def warm(files):
     """Has the files in the page cache as one reading from end to end leaves them, and says how much of them is there.
 
-    Files that are partly there are dropped first: a page that came by itself keeps read-ahead's large folios away from
-    its neighbours, and those are copied at half the rate (docs/design-decisions.md).
+    Files that are partly there are dropped first: a page that came by itself keeps read-ahead's
+    large folios away from its neighbours, and those are copied at half the rate
+    (docs/design-decisions.md).
     """
     share = resident_share(files)
     if share < 1:
@@ -168,8 +169,9 @@ def read_through(files):
 def drop(files):
     """Asks the kernel to forget the files' pages (no root needed), and says how much stays resident.
 
-    Pages that are dirty or mapped by some process stay; the first are written out before, the second is why runs close
-    their mappings. Long ones are unmapped in the background (csrc/base/mapping.cpp): what stays is asked for a while.
+    Pages that are dirty or mapped by some process stay; the first are written out before, the
+    second is why runs close their mappings. Long ones are unmapped in the background
+    (csrc/base/mapping.cpp): what stays is asked for a while.
     """
     ends = time.monotonic() + UNMAPPED_WITHIN_S
     while True:
@@ -196,8 +198,9 @@ def drop_file(path):
 def touch_memory(size_bytes):
     """Takes that much memory, writes to every page and gives it back to the kernel, so that the next to ask get it.
 
-    A virtual machine's host may take free memory away and find it again only when it is touched, at 1 GB/s: whoever
-    allocates first after a pause would pay for that, and rows by what they allocate.
+    A virtual machine's host may take free memory away and find it again only when it is touched, at
+    1 GB/s: whoever allocates first after a pause would pay for that, and rows by what they
+    allocate.
     """
     with mmap.mmap(-1, size_bytes) as memory:
         for offset in range(0, size_bytes, mmap.PAGESIZE):

@@ -8,7 +8,8 @@ from pathlib import Path
 from gdsdata.bench import data
 
 MARKER = ".gdsdata-bench"
-# What the bench makes there, and what the engine and the peers write before they rename it over one of these.
+# What the bench makes there, and what the engine and the peers write before they rename it over one
+# of these.
 OWN = re.compile(r"(tensor-[\w-]+\.bin|limit-\d+\.bin)(\.[\w-]+\.tmp)?")
 NAMED = 5  # strangers, in an error
 

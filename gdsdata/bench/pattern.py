@@ -12,8 +12,9 @@ ODD = np.uint64(0x9E3779B97F4A7C15)  # times this, the numbers of sectors stay a
 class Pattern:
     """A page of random words again and again; the first word of each sector of 512 bytes says where it belongs.
 
-    So what was written before can be written elsewhere with a few words changed: what a run's writes are given costs
-    the processor little. Bytes that are wrong, and right ones in a wrong place, both show.
+    So what was written before can be written elsewhere with a few words changed: what a run's
+    writes are given costs the processor little. Bytes that are wrong, and right ones in a wrong
+    place, both show.
     """
 
     def __init__(self, seed):

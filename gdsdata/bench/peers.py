@@ -1,10 +1,11 @@
 """GDSDataset, and the loaders that a user would otherwise pick or write, each in its best sensible form.
 
-A peer is a class: `Peer(source, batch_size, dtype, seed, engine, device)` is all it takes to be ready (its time
-counts), `epoch(e)` gives an iterator of tensors (B, *shape) on the device, `close()` lets go of files, threads and
-mappings. `expected_ids(e, batches)` says in which order samples come, so that a batch can be compared with plain numpy.
-Where `keeps_batches` is False a batch need only stay valid until the next one is asked for; else it is the caller's for
-good. On a GPU every peer goes through pinned memory, copies without waiting, and widens tokens there.
+A peer is a class: `Peer(source, batch_size, dtype, seed, engine, device)` is all it takes to be
+ready (its time counts), `epoch(e)` gives an iterator of tensors (B, *shape) on the device,
+`close()` lets go of files, threads and mappings. `expected_ids(e, batches)` says in which order
+samples come, so that a batch can be compared with plain numpy. Where `keeps_batches` is False a
+batch need only stay valid until the next one is asked for; else it is the caller's for good. On a
+GPU every peer goes through pinned memory, copies without waiting, and widens tokens there.
 
 A peer of your own: case.rows=[gdsdata,my.module:MyPeer].
 """
@@ -484,7 +485,8 @@ class VolumeReader:
 class ReadRing(Peer):
     """Threads fill the batches of a small ring ahead of the caller; the buffers are used again and again.
 
-    To a GPU the buffers are pinned, and the threads wait for a buffer's copy to end before they read into it again.
+    To a GPU the buffers are pinned, and the threads wait for a buffer's copy to end before they
+    read into it again.
     """
 
     key, name = "read_ring", "read ring, 2 threads"

@@ -1,7 +1,8 @@
 """Long tensors made, changed, read back and compared piece by piece, by several threads.
 
-A piece stays in the processor's caches from step to step, and nothing as long as the tensor is allocated beside it.
-The arithmetic is NumPy's: torch's would start threads of its own from each of these, which spin on when they are done.
+A piece stays in the processor's caches from step to step, and nothing as long as the tensor is
+allocated beside it. The arithmetic is NumPy's: torch's would start threads of its own from each of
+these, which spin on when they are done.
 """
 
 import ctypes

@@ -89,7 +89,8 @@ def columns_of(case, kind):
 def layout(case):
     """Who lays out a case's tables, notes and picture: a module with PICTURE, columns_of, tables, notes and plot.
 
-    One with a `page_text` lays its whole page out; one with `answers` says behind the tables what came out.
+    One with a `page_text` lays its whole page out; one with `answers` says behind the tables what
+    came out.
     """
     if case in ("all", "latency", "startup", "tensor", "train", "tune"):
         return importlib.import_module(f".{case}_report", __package__)

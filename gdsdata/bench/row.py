@@ -1,18 +1,20 @@
 """One row's process: `python -m gdsdata.bench.row` reads a JSON command a line and answers with a JSON line.
 
-Every row has a process of its own, kept over its runs, so that rows can take turns while their memory, page tables and
-imports stay apart. Commands:
+Every row has a process of its own, kept over its runs, so that rows can take turns while their
+memory, page tables and imports stay apart. Commands:
 
-    {"do": "load", "case", "peer": name, "device", ...}    the rest is the case's: LoaderRow, LoadRow, ...
-    {"do": "verify", ...}                      compares what the row gives with plain reading
-    {"do": "prepare", "touched_bytes"}         gives memory back, touches what will be wanted, warms CUDA's context
-    {"do": "open", ...}                        loader, cold: times the first batch from construction, reads some more
-    {"do": "run", ...}                         times from construction, or from what open left; all stays open ...
-    {"do": "close"}                            ... until here, where the process tree's CPU time is taken
-    {"do": "write" | "begin" | "compare", ...} checkpoint: files to load; what a save finds; all bits of what was loaded
+    {"do": "load", "case", "peer": name, "device", ...}    the rest is the case's: LoaderRow,
+    LoadRow, ... {"do": "verify", ...}                      compares what the row gives with plain
+    reading {"do": "prepare", "touched_bytes"}         gives memory back, touches what will be
+    wanted, warms CUDA's context {"do": "open", ...}                        loader, cold: times the
+    first batch from construction, reads some more {"do": "run", ...}                         times
+    from construction, or from what open left; all stays open ... {"do": "close"}
+    ... until here, where the process tree's CPU time is taken {"do": "write" | "begin" | "compare",
+    ...} checkpoint: files to load; what a save finds; all bits of what was loaded
                                                (io, compare: what a timed run has read last, or written)
 
-Two more need no row: "device" says what the device is, "pinned_copy" measures copies of pinned memory to it.
+Two more need no row: "device" says what the device is, "pinned_copy" measures copies of pinned
+memory to it.
 """
 
 import ctypes

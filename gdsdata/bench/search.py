@@ -1,9 +1,10 @@
 """A short search for the best setting of something whose measurements are noisy: what case=tune does, with no engine.
 
-From the default on, one parameter after the other: all its values and what is best so far take turns in random order,
-in rounds; after each round the slower half leaves. A second pass, if the first one moved, finds what only then pays.
-Whoever won so many comparisons has had luck in some. So what was found is compared with the default once more, by
-measurements of its own, in pairs of random order: only if that confirms it, the default is called worse.
+From the default on, one parameter after the other: all its values and what is best so far take
+turns in random order, in rounds; after each round the slower half leaves. A second pass, if the
+first one moved, finds what only then pays. Whoever won so many comparisons has had luck in some. So
+what was found is compared with the default once more, by measurements of its own, in pairs of
+random order: only if that confirms it, the default is called worse.
 """
 
 import math
@@ -40,7 +41,8 @@ class Search:
     Args:
         space: {parameter: values to try}.
         measure: options -> a rate (more is better), or raises `Refused`.
-        seconds: the search ends after so long, with what is best by then; a measurement that is under way ends first.
+        seconds: the search ends after so long, with what is best by then; a measurement that is
+            under way ends first.
         generator: random.Random, for the order of turns.
         advance: called with 1 after each measurement.
     """
@@ -112,8 +114,8 @@ def typical(tried):
 def confirmed(ratios):
     """{"ratio", "low", "high", "pairs", "confirmed"} of pairs' ratios: what is found to the default, taken in turns.
 
-    The interval is Student's, of the logarithms' mean, at `CONFIDENCE`. What both turns of a pair share, as a slow
-    minute of the disk, is not in their ratio.
+    The interval is Student's, of the logarithms' mean, at `CONFIDENCE`. What both turns of a pair
+    share, as a slow minute of the disk, is not in their ratio.
     """
     logs = [math.log(ratio) for ratio in ratios]
     interval = intervals.mean_interval(logs, CONFIDENCE)

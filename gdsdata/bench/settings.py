@@ -1,7 +1,7 @@
 """What can be set for a bench run: dataclasses that are the Hydra schema, and the text that `--help` prints from them.
 
-A field's unit is in its name (`_bytes`, `_seconds`). Hydra refuses names that are not here and values of a wrong type;
-`check` refuses values that have the right type and make no sense.
+A field's unit is in its name (`_bytes`, `_seconds`). Hydra refuses names that are not here and
+values of a wrong type; `check` refuses values that have the right type and make no sense.
 """
 
 import dataclasses

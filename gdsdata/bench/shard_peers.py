@@ -1,6 +1,7 @@
 """Other projects' loaders of volumes: of shards in their own formats (copies.py), and with threads over the files.
 
-Those that mix samples as they come have an order of their own: what a batch has is told by its bytes.
+Those that mix samples as they come have an order of their own: what a batch has is told by its
+bytes.
 """
 
 import contextlib

@@ -1,10 +1,11 @@
 """case=startup: from the start of a training script's process to its first optimizer step, by part.
 
-Each run is a process of its own (`startup_peers`, as a script), which notes when each part was over; what its parent
-adds is when it was started. A source is a file of tokens with a checkpoint of some size, or with none. The row `floor`
-is the same script without a library and without files. Of every run the first batch and the restored tensors are
-compared with what was written, while its clock stands. A run that is not timed comes before: it leaves Python's
-compiled modules in their folders, and the files of all libraries in the page cache.
+Each run is a process of its own (`startup_peers`, as a script), which notes when each part was
+over; what its parent adds is when it was started. A source is a file of tokens with a checkpoint of
+some size, or with none. The row `floor` is the same script without a library and without files. Of
+every run the first batch and the restored tensors are compared with what was written, while its
+clock stands. A run that is not timed comes before: it leaves Python's compiled modules in their
+folders, and the files of all libraries in the page cache.
 """
 
 import functools

@@ -1,8 +1,9 @@
 """A user's small training script, from its process's start to its first optimizer step, by each of the libraries.
 
-`python startup_peers.py ARGUMENTS` is that script: it notes the time behind each of its `PARTS` and prints a JSON line
-at its end. So nothing is imported here that such a script would not import, and torch only within its own part. What
-differs from library to library is a `Program`; what is restored is the state of a model of equal layers and of AdamW.
+`python startup_peers.py ARGUMENTS` is that script: it notes the time behind each of its `PARTS` and
+prints a JSON line at its end. So nothing is imported here that such a script would not import, and
+torch only within its own part. What differs from library to library is a `Program`; what is
+restored is the state of a model of equal layers and of AdamW.
 """
 
 import time

@@ -6,8 +6,9 @@ import torch
 
 from gdsdata.bench import device
 
-# Some milliseconds a step, which the report says. On a GPU its kernels take longer than giving it a step's work: with a
-# batch of 4096 an H200 waited for that for a third of each step, and its time moved by 15 % with the core's.
+# Some milliseconds a step, which the report says. On a GPU its kernels take longer than giving it a
+# step's work: with a batch of 4096 an H200 waited for that for a third of each step, and its time
+# moved by 15 % with the core's.
 WIDTH, BATCH, LAYERS = {"cuda": 2048, "cpu": 128}, {"cuda": 16384, "cpu": 256}, 8
 WARM_UP = 20
 

@@ -1,8 +1,9 @@
 """case=tensor: one big tensor loaded from a file and stored to one, on the CPU and on a GPU: DeepNVMe's table.
 
-Each kind of work on each device is a source of its own, measured as case=latency measures one size, with its states of
-the file; who does it is in tensor_peers. A row that only trying shows to be possible here (an operator that has to be
-built, cuFile on this file system) loads and stores a small file first, and is left out, with the reason, if it cannot.
+Each kind of work on each device is a source of its own, measured as case=latency measures one size,
+with its states of the file; who does it is in tensor_peers. A row that only trying shows to be
+possible here (an operator that has to be built, cuFile on this file system) loads and stores a
+small file first, and is left out, with the reason, if it cannot.
 """
 
 from dataclasses import dataclass

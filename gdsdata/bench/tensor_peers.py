@@ -1,6 +1,7 @@
 """Who loads and stores one big tensor: those of case=latency, gdsdata by one path alone, kvikio, torch's GDS, DeepNVMe.
 
-The interface is latency_peers'. Whatever a library wants once (pinned memory, registered buffers, handles) is kept.
+The interface is latency_peers'. Whatever a library wants once (pinned memory, registered buffers,
+handles) is kept.
 """
 
 import os

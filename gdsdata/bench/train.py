@@ -1,10 +1,12 @@
 """case=train: a training loop from files to weights, fed by GDSDataset and by others, beside the loop without input.
 
-Each kind of work (text, volumes, images) has a table. Every row runs the same loop, on a model that starts alike:
-forward, backward and optimizer, bf16 on a GPU. The ceiling's batch stays on the device, so it has nothing to wait for;
-it takes its turns among the others. Rows that save write a checkpoint of model and optimizer every so many steps.
+Each kind of work (text, volumes, images) has a table. Every row runs the same loop, on a model that
+starts alike: forward, backward and optimizer, bf16 on a GPU. The ceiling's batch stays on the
+device, so it has nothing to wait for; it takes its turns among the others. Rows that save write a
+checkpoint of model and optimizer every so many steps.
 
-A run's steps are timed between two moments at which the device has done all. The host is let two steps ahead of it.
+A run's steps are timed between two moments at which the device has done all. The host is let two
+steps ahead of it.
 """
 
 import itertools

@@ -1,8 +1,9 @@
 """What case=train trains, in torch alone: a GPT over bytes, and convolutional nets over volumes and images.
 
-A batch is one tensor as its loader gives it, and all of it is used; what a net is to say of volumes or images follows
-from the batch itself, so no labels have to travel. A body of layers is gone through `repeats` times, whole or in
-part, with the same weights: steps grow longer, and the state that a checkpoint holds does not.
+A batch is one tensor as its loader gives it, and all of it is used; what a net is to say of volumes
+or images follows from the batch itself, so no labels have to travel. A body of layers is gone
+through `repeats` times, whole or in part, with the same weights: steps grow longer, and the state
+that a checkpoint holds does not.
 """
 
 import contextlib
@@ -16,8 +17,8 @@ from torch.nn import functional
 
 from gdsdata.bench import device
 
-# On a GPU wide enough that its kernels take longer than giving it their work: else the host would set a step's time
-# (docs/design-decisions.md).
+# On a GPU wide enough that its kernels take longer than giving it their work: else the host would
+# set a step's time (docs/design-decisions.md).
 WIDTH = {"text": {"cuda": 512, "cpu": 32}, "volumes": {"cuda": 256, "cpu": 16}, "images": {"cuda": 256, "cpu": 16}}
 LAYERS = {"text": 4, "volumes": 1, "images": 2}
 # Voxels or pixels that the first convolution makes one of, in each direction.

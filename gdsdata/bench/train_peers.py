@@ -1,9 +1,11 @@
 """Who feeds case=train, and who saves its checkpoints.
 
-Loaders are peers as in peers.py, of text and volumes the same ones. Those of images give uint8 (B, 3, height, width),
-shuffled as each does it: an `expected_ids` of None says that a batch's images tell themselves which they are.
+Loaders are peers as in peers.py, of text and volumes the same ones. Those of images give uint8 (B,
+3, height, width), shuffled as each does it: an `expected_ids` of None says that a batch's images
+tell themselves which they are.
 
-A row's key is its loader's; where it saves as well, `saver` is a peer of checkpoint_peers' AsyncPeer.
+A row's key is its loader's; where it saves as well, `saver` is a peer of checkpoint_peers'
+AsyncPeer.
 """
 
 import itertools

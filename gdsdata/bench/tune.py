@@ -1,8 +1,9 @@
 """case=tune: which workers, depth and segment size serve this path and device best, and what they gain.
 
-Each kind of work in each state of the page cache is a search of its own (search.py), within its share of `budget_s`:
-three fifths of it to search, and what is left to compare what was found with the default, turn by turn. All settings
-are measured in one process (tune_work.py), and the bytes of each are compared with plain reading before it is timed.
+Each kind of work in each state of the page cache is a search of its own (search.py), within its
+share of `budget_s`: three fifths of it to search, and what is left to compare what was found with
+the default, turn by turn. All settings are measured in one process (tune_work.py), and the bytes of
+each are compared with plain reading before it is timed.
 """
 
 import contextlib

@@ -1,7 +1,8 @@
 """What case=tune measures settings by: big reads into a tensor, shuffled batches, or writes; each in the row's process.
 
-Work has `verify(options)`, which compares bytes with plain reading; `open(options)`, all that comes before the clock;
-`run(seconds, once)`, {"bytes", "seconds", "served", "path"}, with `once` no byte of a file twice; and `close()`.
+Work has `verify(options)`, which compares bytes with plain reading; `open(options)`, all that comes
+before the clock; `run(seconds, once)`, {"bytes", "seconds", "served", "path"}, with `once` no byte
+of a file twice; and `close()`.
 """
 
 import contextlib

@@ -13,14 +13,16 @@ from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
 from gdsdata.io import engine
 
-# From `iter(dataset)` in a loader's fetcher to the method that is asked, with a subclass's own between them.
+# From `iter(dataset)` in a loader's fetcher to the method that is asked, with a subclass's own
+# between them.
 _FRAMES_TO_A_FETCHER = 6
 
 
 def warn_of_stacking(dataset: object) -> None:
     """Say once that a DataLoader with a batch size stacks whole batches, when it asks ``dataset`` for an iterator.
 
-    A loader does not tell its data set how it is called, so this looks for the loader's fetcher among the callers.
+    A loader does not tell its data set how it is called, so this looks for the loader's fetcher
+    among the callers.
     """
     worker = get_worker_info()
     if worker is not None and worker.id > 0:

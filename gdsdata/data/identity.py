@@ -1,8 +1,9 @@
 """What a data set's samples are, in a few plain numbers: so that a state is not resumed with other data.
 
-An index says everything that batches are made from: which bytes of which files are which sample, and of what dtype,
-shape and fields. So data is the same if the index is, and the files have the same names and sizes. Contents are not
-looked at. Folders may have moved: names count from the folder that all files have in common.
+An index says everything that batches are made from: which bytes of which files are which sample,
+and of what dtype, shape and fields. So data is the same if the index is, and the files have the
+same names and sizes. Contents are not looked at. Folders may have moved: names count from the
+folder that all files have in common.
 """
 
 from __future__ import annotations
@@ -23,20 +24,21 @@ from gdsdata.io.engine import warn_once
 _DIGEST_BYTES = 8
 # What a key of a state is called in arguments.
 _NAMES = {"samples_per_step": "batch_size * world_size"}
-# Of an index, what tells nothing of its samples: names and sizes have digests of their own, copies have times of their
-# own, and what pyarrow has to know of a table's file follows from the rest.
+# Of an index, what tells nothing of its samples: names and sizes have digests of their own, copies
+# have times of their own, and what pyarrow has to know of a table's file follows from the rest.
 _NOT_OF_SAMPLES = ("paths", "size_bytes", "mtime_ns", "files")
 
 
 def identity_of(index: Any, format: Format, split: tuple[float, float]) -> dict[str, Any]:
     """What tells this data from other data: plain numbers and strings, however many samples and files there are.
 
-    It reads all of the index, 0.4 s for ten million samples with two fields, so keep what it returns.
+    It reads all of the index, 0.4 s for ten million samples with two fields, so keep what it
+    returns.
 
     Args:
         index: of the samples.
-        format: that made the index. It is recorded to say what differs, and is not compared: its arguments may be
-            spelled in several ways, and all that they mean is in the index.
+        format: that made the index. It is recorded to say what differs, and is not compared: its
+            arguments may be spelled in several ways, and all that they mean is in the index.
         split: part of the source; as ``format``.
     """
     names = relative_names(index.paths)
@@ -55,7 +57,8 @@ def identity_of(index: Any, format: Format, split: tuple[float, float]) -> dict[
 def refuse_other(state: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """
     Raises:
-        ValueError: a state is of another data set or order than the one that ``now`` describes; what differs is named.
+        ValueError: a state is of another data set or order than the one that ``now`` describes;
+            what differs is named.
     """
     different = [key for key in now if key != "data" and state.get(key) != now[key]]
     said = [f"{_NAMES.get(key, key)} was {state.get(key)!r} and is {now[key]!r}" for key in different]
@@ -88,7 +91,8 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 def relative_names(paths: Sequence[str]) -> list[str]:
     """The files' names from the folder on that they have in common.
 
-    A shard that was unpacked (`formats.unpacking`) lies under a name that depends on its folder: it counts without one.
+    A shard that was unpacked (`formats.unpacking`) lies under a name that depends on its folder: it
+    counts without one.
     """
     named = [path for path in paths if not is_unpacked(path)]
     if not named:

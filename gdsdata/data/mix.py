@@ -20,7 +20,8 @@ from gdsdata.data.ranks import EpochRanks, Ranks, Share
 
 # Positions whose sources are computed together.
 _WINDOW = 4096
-# A share is a multiple of 2 ** -31, so that all arithmetic is exact in int64 and alike on every machine.
+# A share is a multiple of 2 ** -31, so that all arithmetic is exact in int64 and alike on every
+# machine.
 _SHARE_BITS = 31
 _HALF = 1 << (_SHARE_BITS - 1)
 _MASK = (1 << _SHARE_BITS) - 1
@@ -39,12 +40,13 @@ class _Fork(NamedTuple):
 class Blend:
     """An endless order of K sources, in which each has its share at every prefix, computed at any position.
 
-    It is a tree, as Huffman's code builds it, with a source at each leaf. Of the first n turns that come to a fork, its
-    left side has had ``n * share``, rounded to the nearest whole number. So at one fork nobody is more than half a turn
-    ahead or behind, and of what happens further up a source sees its own share alone: a source of weight w with nodes
-    of weights W above it (the root left out) stays within ``(1 + sum(w / W)) / 2`` turns of its due. In a tree of
-    Huffman's the nodes upwards grow at least as Fibonacci's numbers do, so that is less than 1.68 whatever the weights
-    are, and less than 1 for three sources.
+    It is a tree, as Huffman's code builds it, with a source at each leaf. Of the first n turns that
+    come to a fork, its left side has had ``n * share``, rounded to the nearest whole number. So at
+    one fork nobody is more than half a turn ahead or behind, and of what happens further up a
+    source sees its own share alone: a source of weight w with nodes of weights W above it (the root
+    left out) stays within ``(1 + sum(w / W)) / 2`` turns of its due. In a tree of Huffman's the
+    nodes upwards grow at least as Fibonacci's numbers do, so that is less than 1.68 whatever the
+    weights are, and less than 1 for three sources.
 
     Args:
         weights: finite, at least 0, not all 0. They need no sum of 1.
@@ -122,32 +124,35 @@ def _left_turns(fork: _Fork, turns: Any) -> Any:
 class Mix(BatchDataset):
     """Batches of several data sets, each whole batch from one of them, in proportions that hold at every moment.
 
-    After n batches, source i has given ``n * weights[i] / sum(weights)`` of them, give or take less than 2 (less than 1
-    for up to three sources): nothing is drawn at random, so nothing drifts. Whose turn it is depends on the weights and
-    the position alone, so all ranks get batches of the same source at the same step, with equally many samples.
+    After n batches, source i has given ``n * weights[i] / sum(weights)`` of them, give or take less
+    than 2 (less than 1 for up to three sources): nothing is drawn at random, so nothing drifts.
+    Whose turn it is depends on the weights and the position alone, so all ranks get batches of the
+    same source at the same step, with equally many samples.
 
-    A batch comes from one source, as it is: with its fields, shapes, batch size and `transform`, which may all differ.
-    Weights are of batches; where batch sizes differ, the proportion of samples is that of ``weight * batch_size``. For
-    several sources in one step of the optimizer, use small batches and accumulate their gradients.
+    A batch comes from one source, as it is: with its fields, shapes, batch size and `transform`,
+    which may all differ. Weights are of batches; where batch sizes differ, the proportion of
+    samples is that of ``weight * batch_size``. For several sources in one step of the optimizer,
+    use small batches and accumulate their gradients.
 
-    Sources never start anew in the middle: what comes of each is one endless stream, its epoch 0, then its epoch 1 in
-    that epoch's order, and so on, and an epoch of the mix is a stretch of it. So all samples of a source have come
-    before any comes again, however short the epochs of the mix are. Use it as a `GDSDataset`: in a loop, in
-    ``DataLoader(mix, batch_size=None)``, or in torchdata's StatefulDataLoader. The sources' own places, and so their
-    states, are left alone.
+    Sources never start anew in the middle: what comes of each is one endless stream, its epoch 0,
+    then its epoch 1 in that epoch's order, and so on, and an epoch of the mix is a stretch of it.
+    So all samples of a source have come before any comes again, however short the epochs of the mix
+    are. Use it as a `GDSDataset`: in a loop, in ``DataLoader(mix, batch_size=None)``, or in
+    torchdata's StatefulDataLoader. The sources' own places, and so their states, are left alone.
 
     Args:
         sources: data sets, of the same rank and world size. Equal seeds are fine.
         weights: one of each source; 0 leaves it out. None: by their numbers of batches.
-        stop: where an epoch ends. ``"first_exhausted"``: where a source's turn comes that has given all of its own
-            epoch. ``"all_exhausted"``: when each source has given all of it; the others have started over by then. A
-            number: after so many batches. Later epochs are as long as the first one; in them, such a source may come to
-            its end a batch earlier or later.
+        stop: where an epoch ends. ``"first_exhausted"``: where a source's turn comes that has given
+            all of its own epoch. ``"all_exhausted"``: when each source has given all of it; the
+            others have started over by then. A number: after so many batches. Later epochs are as
+            long as the first one; in them, such a source may come to its end a batch earlier or
+            later.
         on_break: as of `GDSDataset`.
 
     Raises:
-        ValueError: no sources, one of another kind, rank or world size, weights of another number, negative, not
-            finite or all 0, or another ``stop`` or ``on_break``.
+        ValueError: no sources, one of another kind, rank or world size, weights of another number,
+            negative, not finite or all 0, or another ``stop`` or ``on_break``.
     """
 
     def __init__(
@@ -213,7 +218,8 @@ class Mix(BatchDataset):
     def state_dict(self) -> dict[str, Any]:
         """Where the newest iterator is: plain numbers, O(1) in the epoch's length, the sources' states among them.
 
-        It counts the batches that were handed out, not those read ahead, and can be taken at any moment.
+        It counts the batches that were handed out, not those read ahead, and can be taken at any
+        moment.
 
         Raises:
             RuntimeError: as `GDSDataset.state_dict`.
@@ -230,11 +236,13 @@ class Mix(BatchDataset):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Make the next iterator continue with exactly the batch after those that ``state`` counts.
 
-        As with `GDSDataset.load_state_dict`, rank, batch sizes and world size may differ if their products do not.
+        As with `GDSDataset.load_state_dict`, rank, batch sizes and world size may differ if their
+        products do not.
 
         Raises:
             TypeError: it is no dict.
-            ValueError: the state is of other sources, or the same in another order, or of other weights or ends.
+            ValueError: the state is of other sources, or the same in another order, or of other
+                weights or ends.
         """
         if not isinstance(state, Mapping):
             raise TypeError(f"a state is a dict that state_dict() returned, and this is a {type(state).__name__}")
@@ -327,7 +335,8 @@ class Mix(BatchDataset):
 
         Returns:
             batches: handed out by this mix, of each source.
-            stalls, stall_s: how often and how long the consumer waited for a source, of all together.
+            stalls, stall_s: how often and how long the consumer waited for a source, of all
+                together.
             sources: the `GDSDataset.stats` of each.
         """
         of_sources = [source.stats() for source in self.sources]

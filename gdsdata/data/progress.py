@@ -12,8 +12,9 @@ import torch
 from torch.utils.data import get_worker_info
 
 _MOST_WORKERS = 1024
-# A DataLoader's workers share these rows with the process that began them. The first two have a column for each worker:
-# the epoch of its next iterator, and the batches of it that its last one handed out. The third one has the notes below.
+# A DataLoader's workers share these rows with the process that began them. The first two have a
+# column for each worker: the epoch of its next iterator, and the batches of it that its last one
+# handed out. The third one has the notes below.
 _EPOCHS, _BATCHES, _NOTES = range(3)
 _IS_IN_WORKERS, _HAS_WARNED = range(2)
 _ON_BREAK = ("restart", "continue")
@@ -48,15 +49,17 @@ class _Position(NamedTuple):
 class Progress:
     """Epoch and batches of a data set's newest iterator; the others move nothing.
 
-    An epoch is over when its last batch is handed out, whether or not its iterator is asked for another one.
+    An epoch is over when its last batch is handed out, whether or not its iterator is asked for
+    another one.
 
-    The epoch is shared with the worker processes of a DataLoader: the workers of the next epoch are other processes,
-    and must find the epoch that those before them reached. It is over when all of them have handed out their shares.
-    Another process that has the data set (a rank that was spawned or forked with it) has an epoch of its own.
+    The epoch is shared with the worker processes of a DataLoader: the workers of the next epoch are
+    other processes, and must find the epoch that those before them reached. It is over when all of
+    them have handed out their shares. Another process that has the data set (a rank that was
+    spawned or forked with it) has an epoch of its own.
 
     Args:
-        on_break: whether an epoch that was broken off starts again (``"restart"``; None does, with a warning) or goes
-            on behind the last batch that was handed out (``"continue"``).
+        on_break: whether an epoch that was broken off starts again (``"restart"``; None does, with
+            a warning) or goes on behind the last batch that was handed out (``"continue"``).
 
     Raises:
         ValueError: ``on_break`` is another value.
@@ -66,8 +69,8 @@ class Progress:
         if on_break is not None and on_break not in _ON_BREAK:
             raise ValueError(f"on_break={on_break!r} must be None, 'restart' or 'continue'")
         self._on_break = on_break
-        # By the process that shares them with its workers. Each column is a worker's, because one may end its share
-        # before another begins.
+        # By the process that shares them with its workers. Each column is a worker's, because one
+        # may end its share before another begins.
         self._rows_of = {os.getpid(): torch.zeros((3, _MOST_WORKERS), dtype=torch.int64).share_memory_()}
         _living.add(self)
         self._position: _Position | None = None  # None: the epoch's beginning
@@ -141,7 +144,8 @@ class Progress:
 
         Args:
             epoch_batches: how many an epoch has.
-            step: samples of a step, with which the batches were counted; of several sources, for each.
+            step: samples of a step, with which the batches were counted; of several sources, for
+                each.
         """
         position = _Position(state["epoch"], state["batches"], state["workers"])
         if position.workers <= 1 and position.batches >= epoch_batches:  # states had this form at an epoch's end
@@ -153,8 +157,8 @@ class Progress:
         """An iterator begins, and is the newest from now on.
 
         Raises:
-            ValueError: it would go on from a state of another ``step``, in the middle of an epoch with another number
-                of workers, or in a worker behind a loop that was broken off.
+            ValueError: it would go on from a state of another ``step``, in the middle of an epoch
+                with another number of workers, or in a worker behind a loop that was broken off.
         """
         worker, position, epoch = get_worker_info(), self._position, self.epoch
         workers = worker.num_workers if worker else 0

@@ -33,19 +33,21 @@ class Ranks:
 
     The first of these that says something:
 
-    1. ``rank`` and ``world_size``, or ``device_mesh`` and ``dp_dim``: for good.
-    2. torch.distributed, once it is initialised.
-    3. In a DataLoader's worker process: what the process that began the worker found.
-    4. ``RANK`` and ``WORLD_SIZE``, as torchrun sets them.
-    5. ``WORLD_SIZE``, ``NODE_RANK`` and ``LOCAL_RANK``, as Lightning's launcher sets them, which sets no ``RANK``. On
+    1. ``rank`` and ``world_size``, or ``device_mesh`` and ``dp_dim``: for good. 2.
+    torch.distributed, once it is initialised. 3. In a DataLoader's worker process: what the process
+    that began the worker found. 4. ``RANK`` and ``WORLD_SIZE``, as torchrun sets them. 5.
+    ``WORLD_SIZE``, ``NODE_RANK`` and ``LOCAL_RANK``, as Lightning's launcher sets them, which sets
+    no ``RANK``. On
        another node than the first, ``LOCAL_WORLD_SIZE`` too.
-    6. ``OMPI_COMM_WORLD_RANK`` and ``OMPI_COMM_WORLD_SIZE`` (Open MPI), or ``PMI_RANK`` and ``PMI_SIZE`` (MPICH).
-    7. ``SLURM_PROCID`` and ``SLURM_STEP_NUM_TASKS`` or ``SLURM_NTASKS``, in a process that srun started. A batch script
-       or a notebook in an allocation for several tasks has these variables too, but is one process: that warns.
+    6. ``OMPI_COMM_WORLD_RANK`` and ``OMPI_COMM_WORLD_SIZE`` (Open MPI), or ``PMI_RANK`` and
+    ``PMI_SIZE`` (MPICH). 7. ``SLURM_PROCID`` and ``SLURM_STEP_NUM_TASKS`` or ``SLURM_NTASKS``, in a
+    process that srun started. A batch script
+       or a notebook in an allocation for several tasks has these variables too, but is one process:
+           that warns.
 
     Raises:
-        ValueError: one of a pair of arguments is missing, both arguments and a mesh are given, or the mesh has no such
-            dimension.
+        ValueError: one of a pair of arguments is missing, both arguments and a mesh are given, or
+            the mesh has no such dimension.
     """
 
     def __init__(
@@ -89,8 +91,8 @@ class Ranks:
     def of_state(self, state: Mapping[str, Any], batch_size: int) -> Share:
         """The share that a data set's state is loaded for: this process's.
 
-        If nothing says yet how many ranks there will be, it is one of as many as the state was taken with. Iteration
-        compares them with those that there are then.
+        If nothing says yet how many ranks there will be, it is one of as many as the state was
+        taken with. Iteration compares them with those that there are then.
         """
         step = state.get("samples_per_step")
         is_of_whole_batches = isinstance(step, int) and step > 0 and step % batch_size == 0
@@ -268,8 +270,8 @@ def _said(*names: str) -> str:
 def _place_in(mesh: DeviceMesh, dp_dim: str | int | Sequence[str | int] | None) -> Share:
     """This process's place along the data-parallel dimensions of a mesh, the first one outermost, and their size.
 
-    Processes that differ along other dimensions alone (tensor, context or pipeline parallel) have the same place, and
-    so read the same batches.
+    Processes that differ along other dimensions alone (tensor, context or pipeline parallel) have
+    the same place, and so read the same batches.
     """
     names = mesh.mesh_dim_names or ()
     if dp_dim is None:

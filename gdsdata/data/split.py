@@ -25,8 +25,8 @@ def checked_split(split: Any) -> tuple[float, float]:
 def part_of(index: Any, split: tuple[float, float], source: str) -> Any:
     """The part of an index that a split has.
 
-    Sample i of N belongs to it if ``round(begin * N) <= i < round(end * N)``, where a half is rounded up. So parts that
-    meet have no sample in common and leave none out.
+    Sample i of N belongs to it if ``round(begin * N) <= i < round(end * N)``, where a half is
+    rounded up. So parts that meet have no sample in common and leave none out.
 
     Raises:
         ValueError: it has no samples.

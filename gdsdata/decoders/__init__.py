@@ -23,7 +23,8 @@ from gdsdata.io.memory import MemoryPool
 
 T = TypeVar("T")
 
-# Of each sample its bytes, uint8 of one dimension, on the CPU; returns what the batch then has for the field.
+# Of each sample its bytes, uint8 of one dimension, on the CPU; returns what the batch then has for
+# the field.
 Decoder = Callable[[Sequence[torch.Tensor]], Any]
 
 
@@ -70,8 +71,8 @@ class Threads:
     """Threads among which the samples of batches are shared, as many as there are cores, and memory for batches.
 
     Args:
-        most_kept: batches whose memory is kept, when nobody has them any more, for those to come: new pages would cost
-            a quarter of what decoding does.
+        most_kept: batches whose memory is kept, when nobody has them any more, for those to come:
+            new pages would cost a quarter of what decoding does.
     """
 
     def __init__(self, most_kept: int) -> None:
@@ -96,8 +97,9 @@ class Threads:
 class _Batch:
     """Images of a batch as its threads bring them: in one tensor, as far as they are of the first one's size.
 
-    Each is copied there while it is in the processor's caches, and its own memory is free for the next one's. NumPy
-    copies it, because torch would wake as many threads again for each of these threads.
+    Each is copied there while it is in the processor's caches, and its own memory is free for the
+    next one's. NumPy copies it, because torch would wake as many threads again for each of these
+    threads.
     """
 
     def __init__(self, count: int, threads: Threads) -> None:
@@ -135,17 +137,18 @@ class _Batch:
 class Image:
     """JPEG, PNG, WebP, GIF, decoded to uint8 by torchcodec (from 0.16 on) or torchvision; ``"image"`` is its defaults.
 
-    A batch is uint8 ``(B, 3, height, width)`` with ``resize`` or where all are of one size, else a list of
-    ``(3, height, width)``. From the CPU its memory is as decoders leave it, mostly with the channels innermost
-    (``torch.channels_last``).
+    A batch is uint8 ``(B, 3, height, width)`` with ``resize`` or where all are of one size, else a
+    list of ``(3, height, width)``. From the CPU its memory is as decoders leave it, mostly with the
+    channels innermost (``torch.channels_last``).
 
-    What EXIF says is turned comes upright. Transparency is dropped, colours of other kinds (grey, palette, CMYK) become
-    RGB, 16 bits become 8, and of a film the first picture comes. On a GPU, JPEGs are decoded by nvJPEG, whose values
-    differ from the CPU's by a few levels; what `images.is_plain_jpeg` excludes is decoded on the CPU and copied.
+    What EXIF says is turned comes upright. Transparency is dropped, colours of other kinds (grey,
+    palette, CMYK) become RGB, 16 bits become 8, and of a film the first picture comes. On a GPU,
+    JPEGs are decoded by nvJPEG, whose values differ from the CPU's by a few levels; what
+    `images.is_plain_jpeg` excludes is decoded on the CPU and copied.
 
     Attributes:
-        resize: (height, width) of all of them, whatever their proportions: bilinear, antialiased, as
-            ``torch.nn.functional.interpolate``.
+        resize: (height, width) of all of them, whatever their proportions: bilinear, antialiased,
+            as ``torch.nn.functional.interpolate``.
         mode: ``"RGB"``, or ``"GRAY"`` with one channel instead of three.
     """
 

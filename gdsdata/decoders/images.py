@@ -10,7 +10,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch.nn.functional import interpolate
 
-# Of JPEG's markers (ITU-T T.81, table B.1) those of frames in baseline, extended and progressive Huffman coding.
+# Of JPEG's markers (ITU-T T.81, table B.1) those of frames in baseline, extended and progressive
+# Huffman coding.
 _FRAMES = (0xC0, 0xC1, 0xC2)
 _START, _END, _APP1 = b"\xff\xd8", b"\xff\xd9", 0xE1
 _EXIF, _RIFF = b"Exif\0\0", b"RIFF"
@@ -23,10 +24,12 @@ class Codec(NamedTuple):
 
     Attributes:
         name: of its package.
-        decode: of an image's bytes (uint8, on the CPU) and a mode ("RGB" or "GRAY"), the pixels: uint8 ``(3 or 1,
-            height, width)`` on the CPU, turned as its EXIF orientation says. Raises RuntimeError or ValueError.
-        decode_jpegs: of the bytes of several JPEGs (on the CPU), a mode and a CUDA device, the pixels of each there.
-            The current stream waits for them. Raises RuntimeError, and then gives none of them.
+        decode: of an image's bytes (uint8, on the CPU) and a mode ("RGB" or "GRAY"), the pixels:
+            uint8 ``(3 or 1, height, width)`` on the CPU, turned as its EXIF orientation says.
+            Raises RuntimeError or ValueError.
+        decode_jpegs: of the bytes of several JPEGs (on the CPU), a mode and a CUDA device, the
+            pixels of each there. The current stream waits for them. Raises RuntimeError, and then
+            gives none of them.
     """
 
     name: str
@@ -103,7 +106,8 @@ def is_plain_jpeg(content: torch.Tensor) -> bool:
     """Whether it is a JPEG that GPUs decode as the CPU does: in Huffman coding, of 8 bits, not CMYK, upright, and not
     cut off.
 
-    Its markers are looked at up to the frame's, which says the rest; an EXIF segment comes before it.
+    Its markers are looked at up to the frame's, which says the rest; an EXIF segment comes before
+    it.
     """
     data = content.numpy().data
     if data[:2] != _START or data[-2:] != _END:

@@ -3,8 +3,9 @@
     for finding in gdsdata.doctor.examine("/data/train.bin"):
         print(finding.answer, finding.question, finding.evidence, finding.remedy)
 
-Without ``--test`` nothing is measured and nothing kept. `evidence` is the one way to files, tools and probes, so that
-every check is a function of a `Host` and a `Place`, and runs on a folder of recorded evidence as well.
+Without ``--test`` nothing is measured and nothing kept. `evidence` is the one way to files, tools
+and probes, so that every check is a function of a `Host` and a `Place`, and runs on a folder of
+recorded evidence as well.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Where evidence comes from: files below a root folder, the output of tools, and probes of this process's own.
 
-A check asks a `Host` and nothing else. `ThisHost` is the machine that it runs on; `RecordedHost` is a folder with the
-same files in it, so that a check can be tried on machines that are not at hand. Whatever is not there, may not be
-read or does not answer in time is None, and never an exception.
+A check asks a `Host` and nothing else. `ThisHost` is the machine that it runs on; `RecordedHost` is
+a folder with the same files in it, so that a check can be tried on machines that are not at hand.
+Whatever is not there, may not be read or does not answer in time is None, and never an exception.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _MORE_TOOLS = ":/usr/sbin:/sbin:/usr/local/cuda/gds/tools"
 def within(limit_s: float, call: Callable[[], Any]) -> Any:
     """What ``call`` returns or raises, if it comes in time.
 
-    A system call on a dead mount cannot be interrupted, so the thread that makes it is left behind; it is a daemon.
+    A system call on a dead mount cannot be interrupted, so the thread that makes it is left behind;
+    it is a daemon.
 
     Raises:
         TimeoutError: it took longer than ``limit_s``.
@@ -135,8 +136,8 @@ class ThisHost(Host):
         limits_s: how long each of these may take.
 
     Attributes:
-        left_behind: what did not answer in time. It may keep a thread that cannot be ended, and with it the
-            interpreter's own end.
+        left_behind: what did not answer in time. It may keep a thread that cannot be ended, and
+            with it the interpreter's own end.
     """
 
     def __init__(

@@ -12,7 +12,8 @@ from gdsdata.doctor.finding import Answer, check, no, unknown, yes
 from gdsdata.doctor.place import Place, gpus
 
 OLDEST_CAPABILITY = (6, 0)
-# By file system, the module that has to have called nvidia-fs: the keys of nvidia-fs's own table (nvfs-mod.c).
+# By file system, the module that has to have called nvidia-fs: the keys of nvidia-fs's own table
+# (nvfs-mod.c).
 _MODULES = {
     "nfs": "rpcrdma",
     "nfs4": "rpcrdma",
@@ -89,10 +90,11 @@ def _is_supported(name: str, capability: str) -> bool:
 def peer_to_peer(host: Host, place: Place) -> Answer:
     """Either way needs more than a loaded module.
 
-    nvidia-fs: /proc/driver/nvidia-fs/modules lists who registered with it (nvfs-proc.c of NVIDIA/gds-nvidia-fs); a disk
-    or network whose module is not there (a stock rpcrdma, say) goes through the host. P2PDMA: cufile.json has to say
-    both ``properties.use_pci_p2pdma`` and ``block.nvme.use_pci_p2pdma``, ``block`` beside ``properties`` and not in
-    ``fs``; a kernel with CONFIG_PCI_P2PDMA; the open driver (GPUDirect Storage installation guide, "PCI P2PDMA").
+    nvidia-fs: /proc/driver/nvidia-fs/modules lists who registered with it (nvfs-proc.c of
+    NVIDIA/gds-nvidia-fs); a disk or network whose module is not there (a stock rpcrdma, say) goes
+    through the host. P2PDMA: cufile.json has to say both ``properties.use_pci_p2pdma`` and
+    ``block.nvme.use_pci_p2pdma``, ``block`` beside ``properties`` and not in ``fs``; a kernel with
+    CONFIG_PCI_P2PDMA; the open driver (GPUDirect Storage installation guide, "PCI P2PDMA").
     """
     where, config = cufile_configuration(host)
     if _is_set(host, config, "force_compat_mode", "CUFILE_FORCE_COMPAT_MODE"):

@@ -33,7 +33,8 @@ class Place:
         silence: why the path could not be looked at; empty where it could.
         mount: None where no mount is known.
         block: name of its block device ("nvme0n1p1"); empty for a network, or memory.
-        controllers: addresses of PCI devices that its bytes come from: disks, or the RDMA devices of a network.
+        controllers: addresses of PCI devices that its bytes come from: disks, or the RDMA devices
+            of a network.
     """
 
     path: str

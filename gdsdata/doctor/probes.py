@@ -1,6 +1,7 @@
 """What can only be known by trying it on this machine. Each probe takes the path and returns plain values, or "error".
 
-They raise whatever happens to them; `attempt` makes an "error" of it. Reads are of `READ_BYTES` at most.
+They raise whatever happens to them; `attempt` makes an "error" of it. Reads are of `READ_BYTES` at
+most.
 """
 
 from __future__ import annotations

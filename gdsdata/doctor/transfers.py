@@ -43,7 +43,8 @@ class Transfer:
         gb_per_s: 1e9 bytes a second, up to the last byte; a write is on storage.
         cpu_s_per_gb: CPU seconds, user and system, of this process's threads a 1e9 bytes.
         served_by: bytes by the route that the engine counted them on (`gdsdata.io.engine.ROUTES`).
-        correct: whether every byte was the one that was written; None where it did not come to that.
+        correct: whether every byte was the one that was written; None where it did not come to
+            that.
         error: why it did not; else empty.
     """
 
@@ -112,8 +113,8 @@ def verified(rows: Sequence[Transfer], requirement: str, tested: Sequence[Way] |
 def cpu_use(rows: Sequence[Transfer]) -> Finding:
     """Whether cuFile spared the CPU its work: by the route, and by CPU time beside that of the way through the host.
 
-    Copies through the host cost several times what asking for DMA does: storage vendors publish 15 % of user time
-    against 3 % at one rate.
+    Copies through the host cost several times what asking for DMA does: storage vendors publish 15
+    % of user time against 3 % at one rate.
     """
     question = "cuFile spares the CPU"
     read = {row.path: row for row in rows if row.direction == "read" and row.correct}

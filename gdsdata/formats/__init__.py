@@ -1,6 +1,7 @@
 """File formats. Each finds the samples of its files and returns an index of where they lie (see `index.SampleIndex`).
 
-A name of this package is imported when it is first used, so files of one format need no other format's module.
+A name of this package is imported when it is first used, so files of one format need no other
+format's module.
 """
 
 from typing import TYPE_CHECKING

@@ -71,7 +71,8 @@ def checked_names(mode: str, names: str | Sequence[str] | None, what: str) -> st
     """The names of the arrays that a format was told to read, as it keeps them.
 
     Raises:
-        ValueError: there is no such mode, "rows" has no name, or one comes twice; ``what`` is the argument's name.
+        ValueError: there is no such mode, "rows" has no name, or one comes twice; ``what`` is the
+            argument's name.
     """
     if mode not in ("rows", "file"):
         raise ValueError(f'mode={mode!r} is neither "rows" (a row is a sample) nor "file" (a file is a sample)')
@@ -88,7 +89,8 @@ def index_arrays(files: Iterable[ArrayFile], mode: str, names: str | tuple[str, 
     """The samples of at least one file: rows of the arrays of these names, or each file.
 
     Raises:
-        ValueError: an array is missing, is no rows, or is unlike that of the same name in another file.
+        ValueError: an array is missing, is no rows, or is unlike that of the same name in another
+            file.
     """
     if mode == "file":
         return _index_files(files, (names,) if isinstance(names, str) else names)

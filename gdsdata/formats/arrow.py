@@ -1,12 +1,14 @@
 """Arrow IPC, as files and as streams (what Hugging Face ``datasets`` writes): a row is a sample, a column a field.
 
-Record batches that are not compressed have each column's values in one stretch of the file. So indexing reads the
-batches' metadata and the offsets of strings and lists, and leaves the values to the engine.
+Record batches that are not compressed have each column's values in one stretch of the file. So
+indexing reads the batches' metadata and the offsets of strings and lists, and leaves the values to
+the engine.
 
-Source of the format: https://arrow.apache.org/docs/format/Columnar.html, "Serialization and Interprocess Communication
-(IPC)", and ``format/Message.fbs`` of https://github.com/apache/arrow, whose tables are FlatBuffers
-(https://flatbuffers.dev/internals). pyarrow reads the schema; the batches' metadata are read here, because pyarrow
-would decompress what it reads, and what lies must not become memory.
+Source of the format: https://arrow.apache.org/docs/format/Columnar.html, "Serialization and
+Interprocess Communication (IPC)", and ``format/Message.fbs`` of https://github.com/apache/arrow,
+whose tables are FlatBuffers (https://flatbuffers.dev/internals). pyarrow reads the schema; the
+batches' metadata are read here, because pyarrow would decompress what it reads, and what lies must
+not become memory.
 """
 
 from __future__ import annotations
@@ -56,12 +58,14 @@ Read = Callable[[int, int], bytes]
 class Arrow:
     """Arrow IPC files and streams, not compressed. Hugging Face's folders of them (``save_to_disk``) are such.
 
-    - Numbers, dates and times (as integers) are tensors ``(B,)``; fixed-size lists and binaries, and fixed-shape
+    - Numbers, dates and times (as integers) are tensors ``(B,)``; fixed-size lists and binaries,
+    and fixed-shape
       tensors, ``(B, *shape)``. A column of them that has nulls is refused: fill them (``fill_null``).
-    - Strings, binaries and lists of numbers are fields whose size differs from sample to sample. Null is a field that
+    - Strings, binaries and lists of numbers are fields whose size differs from sample to sample.
+    Null is a field that
       the sample does not have, which a batch has as empty.
-    - A struct's members are columns: ``image.bytes``. A null struct has null members.
-    - Booleans (which are bits), dictionaries, decimals, lists of lists or structs and unions are refused.
+    - A struct's members are columns: ``image.bytes``. A null struct has null members. - Booleans
+    (which are bits), dictionaries, decimals, lists of lists or structs and unions are refused.
 
     Args:
         columns: names of those that are wanted; a struct's means all its members. None: all.
@@ -82,8 +86,8 @@ class Arrow:
 
         Raises:
             CorruptData: metadata lie, or a file ends before its end mark.
-            ValueError: a type that is refused, nulls among numbers, compressed buffers, big-endian values, a column
-                that is not there, or files with unlike columns.
+            ValueError: a type that is refused, nulls among numbers, compressed buffers, big-endian
+                values, a column that is not there, or files with unlike columns.
             ImportError: pyarrow is not installed.
             FileNotFoundError, IoError: a file is not to be had.
         """
@@ -274,9 +278,12 @@ class _Placed(NamedTuple):
 
     Attributes:
         column: what it is.
-        above: node and buffer of validity, of it and of the structs around it: of what makes it null.
-        inner: nodes of the values in its lists, and how many of them a row has (0: as its offsets say).
-        offsets: the buffer of a list's or string's offsets, and their dtype; None: its values are of one size.
+        above: node and buffer of validity, of it and of the structs around it: of what makes it
+            null.
+        inner: nodes of the values in its lists, and how many of them a row has (0: as its offsets
+            say).
+        offsets: the buffer of a list's or string's offsets, and their dtype; None: its values are
+            of one size.
         values: the buffer of its values.
     """
 

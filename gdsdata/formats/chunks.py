@@ -13,8 +13,8 @@ Local = TypeVar("Local")
 class Chunks(ABC, Generic[Local]):
     """Parts of a data set that threads fetch ahead, that samples are taken from, and that are dropped.
 
-    The windows of a lane shuffle, Parquet's row groups and shards that are compressed as a whole are chunks. They have
-    numbers. One thread calls these methods.
+    The windows of a lane shuffle, Parquet's row groups and shards that are compressed as a whole
+    are chunks. They have numbers. One thread calls these methods.
 
     Args:
         budget_bytes: all chunks that are held may take so much; `size_bytes` says what one takes.

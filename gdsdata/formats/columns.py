@@ -26,7 +26,8 @@ class Column(NamedTuple):
     """A column that is wanted.
 
     Attributes:
-        field: as samples have it; the name of a member of a struct stands behind the struct's, as in ``image.bytes``.
+        field: as samples have it; the name of a member of a struct stands behind the struct's, as
+            in ``image.bytes``.
         places: of the column in its schema, then of the member in each struct.
     """
 
@@ -122,7 +123,8 @@ def columns_of(schema: pyarrow.Schema, wanted: Sequence[str] | None, path: str) 
     """The fields of a file's samples, in the order of ``wanted``, or of the schema where that is None.
 
     Raises:
-        ValueError: a name that is wanted is none or is there twice, or a column's type cannot be had.
+        ValueError: a name that is wanted is none or is there twice, or a column's type cannot be
+            had.
         CorruptData: a name is not UTF-8.
     """
     try:

@@ -14,12 +14,14 @@ class Field:
 
     Attributes:
         name: as the format has it: the extension of a member ("jpg"), the name of a column.
-        dtype: of its elements as stored, with their byte order; None: its bytes mean nothing to the format.
-        shape: of one sample's value, which then no sample lacks; ``()`` is one element. None: a value has one
-            dimension, of as many elements as its bytes hold.
+        dtype: of its elements as stored, with their byte order; None: its bytes mean nothing to the
+            format.
+        shape: of one sample's value, which then no sample lacks; ``()`` is one element. None: a
+            value has one dimension, of as many elements as its bytes hold.
         row_shape: if ``shape`` is None: the shape of each element along that dimension.
         fortran_order: the first axis varies fastest in the file.
-        view_as: what the stored bits are, if numpy has no such dtype: bfloat16 in a ``dtype`` of uint16.
+        view_as: what the stored bits are, if numpy has no such dtype: bfloat16 in a ``dtype`` of
+            uint16.
     """
 
     name: str

@@ -28,7 +28,8 @@ class FieldIndex(SampleIndex):
         fields: the K fields.
         begin_bytes: int64 (N, K), offset of each field's bytes in the sample's file.
         length_bytes: int64 (N, K), how many they are; -1: the sample does not have this field.
-        checksums: uint32 (N, K), of those bytes, 0 of none; compared when they are read. None: there are none.
+        checksums: uint32 (N, K), of those bytes, 0 of none; compared when they are read. None:
+            there are none.
         checksum: what they are: ``"crc32"`` or ``"crc32c"``.
     """
 

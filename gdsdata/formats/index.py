@@ -38,7 +38,8 @@ class Sample:
         shape: as stored; ``()`` is one element.
         fortran_order: the first axis varies fastest in the file.
         result_dtype: of the batch's tensor, where it is not the stored one.
-        view_as: what the stored bits are, where numpy has no such dtype: bfloat16 in a ``dtype`` of uint16.
+        view_as: what the stored bits are, where numpy has no such dtype: bfloat16 in a ``dtype`` of
+            uint16.
 
     Raises:
         ValueError: torch has no equivalent of ``dtype``.
@@ -105,7 +106,8 @@ class SampleIndex(ABC):
     Attributes:
         kind: the name of the class of indexes in a state's identity of its data.
         paths: the F files.
-        size_bytes: int64 (F,), when indexed. A reader refuses a file whose size or ``mtime_ns`` has changed.
+        size_bytes: int64 (F,), when indexed. A reader refuses a file whose size or ``mtime_ns`` has
+            changed.
         mtime_ns: int64 (F,), last modification, when indexed.
         first_sample: int64 (F + 1,), id of each file's first sample, then the number of samples N.
     """
@@ -125,7 +127,8 @@ class SampleIndex(ABC):
         """Return where samples lie.
 
         Args:
-            samples: int64 (m,), each in ``range(len(self))``. They are not checked, because this runs once a batch.
+            samples: int64 (m,), each in ``range(len(self))``. They are not checked, because this
+                runs once a batch.
         """
 
     @abstractmethod
@@ -195,11 +198,13 @@ class SampleIndex(ABC):
 class Index(SampleIndex):
     """Where samples of one size lie, each in one piece.
 
-    Sample i of file f (counted from the file's first) starts at ``base_bytes[f] + i * stride_bytes[f]``.
+    Sample i of file f (counted from the file's first) starts at ``base_bytes[f] + i *
+    stride_bytes[f]``.
 
     Attributes:
         base_bytes: int64 (F,), offset of each file's first sample.
-        stride_bytes: int64 (F,), from one sample's start to the next one's; less than a sample if they overlap.
+        stride_bytes: int64 (F,), from one sample's start to the next one's; less than a sample if
+            they overlap.
         sample: what each of them is.
     """
 
@@ -291,7 +296,8 @@ class Format(Protocol):
 
         Raises:
             CorruptData: a file is not what its header or its size says.
-            ValueError: the files are sound, but not what this format was told, or unlike each other.
+            ValueError: the files are sound, but not what this format was told, or unlike each
+                other.
             FileNotFoundError, IoError: a file is not to be had.
         """
 
@@ -321,16 +327,16 @@ def open_descriptor(path: str) -> Iterator[int]:
         os.close(descriptor)
 
 
-# Files whose heads are asked for before the first is read: with a cold cache the disk then serves them side by side,
-# which brought the first batch of 256 files from 40 ms to 28.
+# Files whose heads are asked for before the first is read: with a cold cache the disk then serves
+# them side by side, which brought the first batch of 256 files from 40 ms to 28.
 _HEADS_AT_ONCE = 64
 
 
 def read_heads(paths: Sequence[str], head_bytes: int) -> tuple[list[bytes], np.ndarray, np.ndarray]:
     """The first ``head_bytes`` of each file (fewer where it is shorter), sizes in bytes and mtimes in ns (int64 (F,)).
 
-    Plain descriptors, because a folder of a hundred thousand samples is indexed at every start: 6 us a file, where
-    ``open()`` takes 20.
+    Plain descriptors, because a folder of a hundred thousand samples is indexed at every start: 6
+    us a file, where ``open()`` takes 20.
 
     Raises:
         FileNotFoundError: as the system raises it.

@@ -1,7 +1,7 @@
 """LitData's datasets: an index.json, and ``.bin`` files of samples, each the leaves of a tree of Python's containers.
 
-Source of the format: https://github.com/Lightning-AI/litdata, ``src/litdata/streaming`` (writer, item_loader,
-serializers). What it calls a chunk is a shard here.
+Source of the format: https://github.com/Lightning-AI/litdata, ``src/litdata/streaming`` (writer,
+item_loader, serializers). What it calls a chunk is a shard here.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ from gdsdata.formats.shards import (
 )
 from gdsdata.formats.unpacking import unpacked
 
-# By code. What would be torch's bfloat16 has no equivalent in numpy, and LitData cannot write it either.
+# By code. What would be torch's bfloat16 has no equivalent in numpy, and LitData cannot write it
+# either.
 _TORCH_DTYPES = [
     *("<f4", "<f4", "<f8", "<f8", "<c8", "<c8", "<c16", "<c16", "<f2", "<f2", None),
     *("u1", "i1", "<i2", "<i2", "<i4", "<i4", "<i8", "<i8", "?", "<u2"),
@@ -51,7 +52,8 @@ _DTYPES = {
 }
 _SCALARS = {"int": np.dtype("<i8"), "float": np.dtype("<f8"), "bool": np.dtype("?")}
 _NO_HEADER = "no_header_"
-# LitData's own (``serializers._SERIALIZERS``) whose leaves are their bytes; some write more behind a colon: video:mp4.
+# LitData's own (``serializers._SERIALIZERS``) whose leaves are their bytes; some write more behind
+# a colon: video:mp4.
 _BYTES = {
     *("str", "text", "bytes", "json", "file", "jpeg", "jpeg_array", "pil", "tif", "tifffile", "image", "video"),
     *("audio", "nifti", "mesh", "pdf", "graph"),
@@ -70,20 +72,20 @@ _DICTS = ("builtins.dict", "collections.OrderedDict")
 class LitData:
     """The samples of a LitData dataset; a field is a leaf of the tree that a sample is.
 
-    A field is called as the keys and places on the way to it from the top, joined by dots: "image", "boxes.0"; "0" if
-    the sample is that leaf itself. Numbers, tensors and numpy's arrays have a dtype; all other leaves are their bytes
-    as they are encoded. Arrays of several axes whose shape varies from sample to sample, or whose dtype varies, are
-    bytes too (see `decode_array`).
+    A field is called as the keys and places on the way to it from the top, joined by dots: "image",
+    "boxes.0"; "0" if the sample is that leaf itself. Numbers, tensors and numpy's arrays have a
+    dtype; all other leaves are their bytes as they are encoded. Arrays of several axes whose shape
+    varies from sample to sample, or whose dtype varies, are bytes too (see `decode_array`).
 
     Args:
-        window_tokens: of a dataset written for TokensLoader: how many tokens a sample is (its ``block_size``). Windows
-            do not overlap, and none crosses a shard's end.
-        allow_pickle: give the bytes of leaves that are pickles, too. Nothing here unpickles them, which would run
-            whatever code they name.
-        serializers: names of serializers of your own (their data_format), whose leaves are given as their bytes. Any
-            other name that LitData does not have is refused.
-        unpacked: where shards that are compressed as a whole (zstd, ``compression_level="chunk"``) are unpacked, as
-            `Mds` has it; ``"user"`` is ``~/.cache/gdsdata/litdata``.
+        window_tokens: of a dataset written for TokensLoader: how many tokens a sample is (its
+            ``block_size``). Windows do not overlap, and none crosses a shard's end.
+        allow_pickle: give the bytes of leaves that are pickles, too. Nothing here unpickles them,
+            which would run whatever code they name.
+        serializers: names of serializers of your own (their data_format), whose leaves are given as
+            their bytes. Any other name that LitData does not have is refused.
+        unpacked: where shards that are compressed as a whole (zstd, ``compression_level="chunk"``)
+            are unpacked, as `Mds` has it; ``"user"`` is ``~/.cache/gdsdata/litdata``.
         without: paths of shards that are left out.
 
     Raises:
@@ -107,15 +109,19 @@ class LitData:
         """Find the samples of the shards that an index.json lists.
 
         Args:
-            paths: as `Mds.index` takes them: an index.json, or a folder's files, one of which is called so.
+            paths: as `Mds.index` takes them: an index.json, or a folder's files, one of which is
+                called so.
 
         Raises:
             CorruptData: index.json or a shard is damaged, or they do not fit each other.
-            ValueError: no index.json, pickles, a serializer that is not known, several datasets of unlike samples,
-                shards that are encrypted, or of another layout (Parquet, Arrow), or compressed otherwise than by zstd;
-                ``window_tokens`` missing, of no use, or longer than every shard.
-            ImportError: shards are compressed with zstd, and the extra ``gdsdata[zstd]`` is lacking.
-            FileNotFoundError, IoError: a file is not to be had, or there is no space for unpacked shards.
+            ValueError: no index.json, pickles, a serializer that is not known, several datasets of
+                unlike samples, shards that are encrypted, or of another layout (Parquet, Arrow), or
+                compressed otherwise than by zstd; ``window_tokens`` missing, of no use, or longer
+                than every shard.
+            ImportError: shards are compressed with zstd, and the extra ``gdsdata[zstd]`` is
+                lacking.
+            FileNotFoundError, IoError: a file is not to be had, or there is no space for unpacked
+                shards.
         """
         found: list[Shard] = []
         tokens: list[int] = []
@@ -307,8 +313,8 @@ def _column(name: str, format: str, path: str) -> Column:
 def _array_format(kind: str) -> ArrayFormat:
     """Arrays behind a u32 for the dtype, one for the number of axes, and one for each: torch's, or numpy's.
 
-    Newer versions of LitData write those of torch's tensors, but not of numpy's arrays, big endian: what is small shows
-    it.
+    Newer versions of LitData write those of torch's tensors, but not of numpy's arrays, big endian:
+    what is small shows it.
     """
 
     def parse(heads: np.ndarray) -> ArrayHeads:

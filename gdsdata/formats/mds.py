@@ -1,7 +1,8 @@
 """MosaicML Streaming's shards (MDS): an index.json, and ``.mds`` files of samples of named columns.
 
-Source of the format: https://github.com/mosaicml/streaming, ``streaming/base/format/mds`` (version 2). Between a
-shard's table of offsets and its samples stands a copy of what index.json says of it, which is not read.
+Source of the format: https://github.com/mosaicml/streaming, ``streaming/base/format/mds`` (version
+2). Between a shard's table of offsets and its samples stands a copy of what index.json says of it,
+which is not read.
 """
 
 from __future__ import annotations
@@ -56,19 +57,20 @@ _NDARRAY = re.compile(r"ndarray(:(?P<dtype>\w+)(:(?P<shape> *[1-9]\d{0,9} *(, *[
 class Mds:
     """The samples of an MDS dataset; a field is a column.
 
-    Numbers ("int", "uint8" to "float64") and arrays ("ndarray") have a dtype; all other columns are their bytes as they
-    are encoded: UTF-8, JSON, JPEG, PNG. Arrays of several axes whose shape varies from sample to sample, or whose dtype
-    varies, are bytes too (see `decode_array`).
+    Numbers ("int", "uint8" to "float64") and arrays ("ndarray") have a dtype; all other columns are
+    their bytes as they are encoded: UTF-8, JSON, JPEG, PNG. Arrays of several axes whose shape
+    varies from sample to sample, or whose dtype varies, are bytes too (see `decode_array`).
 
     Args:
-        allow_pickle: give the bytes of columns that are pickles ("pkl"), too. Nothing here unpickles them, which would
-            run whatever code they name.
-        unpacked: where shards that are compressed as a whole (zstd, gz, bz2) are unpacked, once, by the processor, and
-            kept while the compressed file is the same. They are compared with a hash that index.json has, if it has
-            one (``MDSWriter(hashes=["sha1"])``): zstd itself notices little damage. ``"user"``: in
-            ``~/.cache/gdsdata/mds`` (``XDG_CACHE_HOME`` moves it); ``"beside"``: in hidden files beside the data; else
-            in the folder of this path; None: such shards are refused. Those that already lie unpacked beside themselves
-            are read there in any case.
+        allow_pickle: give the bytes of columns that are pickles ("pkl"), too. Nothing here
+            unpickles them, which would run whatever code they name.
+        unpacked: where shards that are compressed as a whole (zstd, gz, bz2) are unpacked, once, by
+            the processor, and kept while the compressed file is the same. They are compared with a
+            hash that index.json has, if it has one (``MDSWriter(hashes=["sha1"])``): zstd itself
+            notices little damage. ``"user"``: in ``~/.cache/gdsdata/mds`` (``XDG_CACHE_HOME`` moves
+            it); ``"beside"``: in hidden files beside the data; else in the folder of this path;
+            None: such shards are refused. Those that already lie unpacked beside themselves are
+            read there in any case.
         without: paths of shards that are left out.
     """
 
@@ -80,15 +82,18 @@ class Mds:
         """Find the samples of the shards that an index.json lists.
 
         Args:
-            paths: an index.json, or a folder's files, one of which is called so; those beside it are not looked at, for
-                it says what they are. Of several, one dataset follows the other. Shards lie in its folder or below.
+            paths: an index.json, or a folder's files, one of which is called so; those beside it
+                are not looked at, for it says what they are. Of several, one dataset follows the
+                other. Shards lie in its folder or below.
 
         Raises:
             CorruptData: index.json or a shard is damaged, or they do not fit each other.
-            ValueError: no index.json, an encoding that is not known, a pickle, shards of unlike columns, or that are
-                compressed otherwise (br, snappy), or are not MDS (JSON, CSV).
-            ImportError: shards are compressed with zstd, and the extra ``gdsdata[zstd]`` is lacking.
-            FileNotFoundError, IoError: a file is not to be had, or there is no space for unpacked shards.
+            ValueError: no index.json, an encoding that is not known, a pickle, shards of unlike
+                columns, or that are compressed otherwise (br, snappy), or are not MDS (JSON, CSV).
+            ImportError: shards are compressed with zstd, and the extra ``gdsdata[zstd]`` is
+                lacking.
+            FileNotFoundError, IoError: a file is not to be had, or there is no space for unpacked
+                shards.
         """
         found: list[Shard] = []
         columns: list[Column] = []
@@ -235,7 +240,8 @@ def decode_array(data: bytes, encoding: str = "ndarray") -> np.ndarray:
         encoding: of the column, without a shape.
 
     Raises:
-        CorruptData: its head makes no sense or does not fit its length, or there is no such encoding.
+        CorruptData: its head makes no sense or does not fit its length, or there is no such
+            encoding.
     """
     dtype, shape = _parse_ndarray(encoding, "decode_array")
     if shape is not None:

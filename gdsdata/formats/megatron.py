@@ -1,7 +1,8 @@
 """Megatron-LM's indexed datasets: an ``.idx`` file of lengths and pointers beside a ``.bin`` file of bare tokens.
 
-Sources, in https://github.com/NVIDIA/Megatron-LM under ``megatron/core/datasets``: ``indexed_dataset.py`` (the files),
-``gpt_dataset.py`` and ``helpers.cpp`` (the windows, which are cut and shuffled here as there, token for token).
+Sources, in https://github.com/NVIDIA/Megatron-LM under ``megatron/core/datasets``:
+``indexed_dataset.py`` (the files), ``gpt_dataset.py`` and ``helpers.cpp`` (the windows, which are
+cut and shuffled here as there, token for token).
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from gdsdata.formats.parsers import magics
 from gdsdata.formats.windows import WindowIndex
 
 _OLD_MAGIC = b"TNTIDX\0\0"
-# Magic, version, code of the dtype, number of sequences, number of document bounds. What follows lies unaligned.
+# Magic, version, code of the dtype, number of sequences, number of document bounds. What follows
+# lies unaligned.
 _HEAD = struct.Struct("<9sQBQQ")
 _COUNTS_AT = 18
 _DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8: "<u2"}
@@ -61,23 +63,28 @@ class Sequences(NamedTuple):
 class Megatron:
     """Megatron-LM's ``.idx`` and ``.bin`` pairs; as samples, their sequences, or the windows that a GPT is trained on.
 
-    With ``seq_len``, a sample is ``seq_len + 1`` tokens of the sequences laid end to end, and ``seq_len`` behind the
-    sample before, so that each token is a target once. Every pair is cut by itself, and so is each of a blend in
-    Megatron. What Megatron calls a document here is a sequence, one entry of the ``.idx``; its document bounds are
-    checked but mean nothing to the windows.
+    With ``seq_len``, a sample is ``seq_len + 1`` tokens of the sequences laid end to end, and
+    ``seq_len`` behind the sample before, so that each token is a target once. Every pair is cut by
+    itself, and so is each of a blend in Megatron. What Megatron calls a document here is a
+    sequence, one entry of the ``.idx``; its document bounds are checked but mean nothing to the
+    windows.
 
-    For the samples of a Megatron run, in its order: its ``seed``, its ``num_samples``, its ``split``, and a data set
-    that does not shuffle. To let the data set shuffle, leave ``seed`` out: windows then lie in one piece.
+    For the samples of a Megatron run, in its order: its ``seed``, its ``num_samples``, its
+    ``split``, and a data set that does not shuffle. To let the data set shuffle, leave ``seed``
+    out: windows then lie in one piece.
 
     Args:
-        seq_len: tokens a model is fed at a time. None: each sequence is a sample, of a length of its own.
-        seed: of numpy's `RandomState`, which shuffles the sequences of all epochs, then the windows. None: neither.
-        num_samples: windows wanted of each pair, which takes whole epochs of its sequences, so there are as many or
-            more. If the last epoch is needed for less than 80 % of its windows, it is shuffled by itself, sequences and
-            windows. None: one epoch.
-        split: part of each pair's sequences that is used, as fractions of their number: Megatron's "969,30,1" trains on
-            ``(0, 0.969)``.
-        drop_last: leave out the tokens behind the last whole window; else they are a last, shorter one.
+        seq_len: tokens a model is fed at a time. None: each sequence is a sample, of a length of
+            its own.
+        seed: of numpy's `RandomState`, which shuffles the sequences of all epochs, then the
+            windows. None: neither.
+        num_samples: windows wanted of each pair, which takes whole epochs of its sequences, so
+            there are as many or more. If the last epoch is needed for less than 80 % of its
+            windows, it is shuffled by itself, sequences and windows. None: one epoch.
+        split: part of each pair's sequences that is used, as fractions of their number: Megatron's
+            "969,30,1" trains on ``(0, 0.969)``.
+        drop_last: leave out the tokens behind the last whole window; else they are a last, shorter
+            one.
 
     Raises:
         ValueError: an argument out of its range, or one of windows without ``seq_len``.
@@ -103,13 +110,13 @@ class Megatron:
         """Find the sequences or the windows of ``paths``: ``.idx`` files, ``.bin`` files, or both; each pair once.
 
         Returns:
-            A `FieldIndex` of one field, "tokens", with ``seq_len`` None, else a `WindowIndex`, or an `Index` where
-            windows are in order and each is one piece; of the ``.bin`` files.
+            A `FieldIndex` of one field, "tokens", with ``seq_len`` None, else a `WindowIndex`, or
+            an `Index` where windows are in order and each is one piece; of the ``.bin`` files.
 
         Raises:
             CorruptData: an ``.idx`` file lies about itself, or points beyond its ``.bin`` file.
-            ValueError: a path of another suffix, the old format of fairseq, pairs of unlike dtypes, windows of floats,
-                or not enough tokens for a window.
+            ValueError: a path of another suffix, the old format of fairseq, pairs of unlike dtypes,
+                windows of floats, or not enough tokens for a window.
             FileNotFoundError, IoError: a file, or the other one of its pair, is not to be had.
         """
         prefixes = _prefixes(paths)
@@ -300,9 +307,9 @@ def parse_index(data: bytes | np.ndarray, path: str, bin_bytes: int) -> Sequence
         path: named in errors.
 
     Raises:
-        CorruptData, ValueError: as `parse_head`; also `CorruptData` for a length below 0, a pointer that is not on a
-            token or whose sequence ends beyond the ``.bin`` file, and document bounds that do not rise from 0 to the
-            number of sequences.
+        CorruptData, ValueError: as `parse_head`; also `CorruptData` for a length below 0, a pointer
+            that is not on a token or whose sequence ends beyond the ``.bin`` file, and document
+            bounds that do not rise from 0 to the number of sequences.
     """
     data = np.frombuffer(data, np.uint8)
     dtype, sequences, document_bounds = parse_head(data[: _HEAD.size].tobytes(), path, len(data))

@@ -1,6 +1,7 @@
 """numpy's ``.npy`` files, parsed strictly and without numpy's reader, which takes a hundred microseconds a file.
 
-Source of the format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html (versions 1.0, 2.0, 3.0).
+Source of the format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
+(versions 1.0, 2.0, 3.0).
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class Npy:
     """npy files of every version, order and byte order. A batch is ``(B, *shape)``.
 
     Args:
-        mode: ``"file"``: each file is one sample. ``"row"``: each row of each file along its first axis is one.
+        mode: ``"file"``: each file is one sample. ``"row"``: each row of each file along its first
+            axis is one.
 
     Raises:
         ValueError: ``mode`` is neither.
@@ -66,8 +68,8 @@ class Npy:
 
         Raises:
             CorruptData: a header lies, or a file is shorter than its header says.
-            ValueError: a pickle, a dtype that torch lacks, samples of unequal shape, dtype or order, or rows in Fortran
-                order (whose elements do not lie together).
+            ValueError: a pickle, a dtype that torch lacks, samples of unequal shape, dtype or
+                order, or rows in Fortran order (whose elements do not lie together).
             FileNotFoundError, IoError: a file is not to be had.
         """
         heads, size_bytes, mtime_ns = read_heads(paths, _HEAD_BYTES)
@@ -114,7 +116,8 @@ def read_header(head: bytes, path: str, size_bytes: int) -> Header:
     """The header of ``path``, whose first 12 bytes or more are ``head``, checked against the file's size.
 
     Raises:
-        CorruptData, ValueError: as `parse_header`; also `CorruptData` for a file shorter than its header says.
+        CorruptData, ValueError: as `parse_header`; also `CorruptData` for a file shorter than its
+            header says.
         FileNotFoundError, IoError: a header longer than ``head`` is not to be had.
     """
     head_bytes = header_bytes(head, path)
@@ -136,11 +139,13 @@ def parse_header(head: bytes, path: str) -> Header:
     """The header at the start of an npy file.
 
     Args:
-        head: the file's first bytes, the whole header among them; what lies behind it is not looked at.
+        head: the file's first bytes, the whole header among them; what lies behind it is not looked
+            at.
         path: named in errors.
 
     Raises:
-        CorruptData: ``head`` is no npy header, ends within it, or the header lies or makes no sense.
+        CorruptData: ``head`` is no npy header, ends within it, or the header lies or makes no
+            sense.
         ValueError: the file is sound but not a tensor: a pickle, records, strings, dates.
     """
     data_offset = header_bytes(head, path)

@@ -44,10 +44,12 @@ class Npz:
     """Arrays of npz files that are not compressed (``numpy.savez``), of every version, order and byte order.
 
     Args:
-        mode: ``"rows"``: each row of an array, along its first axis, is a sample. ``"file"``: each file is one.
-        array: names, as `Safetensors` has those of tensors; ``arr_0`` is what numpy calls the first one without a name.
-        verify: when indexing, read all of the arrays that are wanted, and compare them with the zip's checksums: about
-            1 GB/s a processor.
+        mode: ``"rows"``: each row of an array, along its first axis, is a sample. ``"file"``: each
+            file is one.
+        array: names, as `Safetensors` has those of tensors; ``arr_0`` is what numpy calls the first
+            one without a name.
+        verify: when indexing, read all of the arrays that are wanted, and compare them with the
+            zip's checksums: about 1 GB/s a processor.
 
     Raises:
         ValueError: there is no such mode, rows without a name, or a name comes twice.
@@ -64,10 +66,11 @@ class Npz:
         """Read the directories of ``paths``, and the npy headers of the arrays that are wanted.
 
         Raises:
-            CorruptData: a directory or header is damaged or lies, a file was cut short, or (``verify``) an array has
-                another checksum.
-            ValueError: an array is compressed, a pickle, of a dtype that torch lacks, missing, in Fortran order or
-                without enough rows where rows are wanted, or unlike that of the same name in another file.
+            CorruptData: a directory or header is damaged or lies, a file was cut short, or
+                (``verify``) an array has another checksum.
+            ValueError: an array is compressed, a pickle, of a dtype that torch lacks, missing, in
+                Fortran order or without enough rows where rows are wanted, or unlike that of the
+                same name in another file.
             FileNotFoundError, IoError: a file is not to be had.
         """
         wanted = {self.array} if isinstance(self.array, str) else self.array and set(self.array)

@@ -1,8 +1,8 @@
 """Parquet: a row is a sample, a column a field, and a row group what is read and decoded at a time, by pyarrow.
 
 Source of the format: https://parquet.apache.org/docs/file-format/ and ``parquet.thrift`` of
-https://github.com/apache/parquet-format. Files that parquet-mr wrote before 1.2.9 (2014) say wrongly where some columns
-end, and are not read.
+https://github.com/apache/parquet-format. Files that parquet-mr wrote before 1.2.9 (2014) say
+wrongly where some columns end, and are not read.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 _ENCRYPTED = b"PARE"
 _TAIL_BYTES = 8
-# Footers of thousands of row groups and columns take far less; a length that lies must not become memory.
+# Footers of thousands of row groups and columns take far less; a length that lies must not become
+# memory.
 _LONGEST_FOOTER_BYTES = 2**28
 # What a row group may take when it is decoded: a number of rows that lies must not become memory.
 _LARGEST_GROUP_BYTES = 2**32
@@ -42,16 +43,20 @@ _READERS = 8
 class Parquet:
     """Parquet files, of every encoding and codec that pyarrow decodes.
 
-    - Numbers, booleans, dates and times (as integers) are tensors ``(B,)``; fixed-size lists and binaries, and
+    - Numbers, booleans, dates and times (as integers) are tensors ``(B,)``; fixed-size lists and
+    binaries, and
       fixed-shape tensors, ``(B, *shape)``. A column of them that has nulls is refused: fill them (``fill_null``).
-    - Strings, binaries and lists of numbers are fields whose size differs from sample to sample. Null is empty.
-    - A struct's members are columns: ``image.bytes``. A null struct has null members.
-    - Dictionaries are decoded. Decimals, lists of lists or structs, and encrypted files are refused.
+    - Strings, binaries and lists of numbers are fields whose size differs from sample to sample.
+    Null is empty. - A struct's members are columns: ``image.bytes``. A null struct has null
+    members. - Dictionaries are decoded. Decimals, lists of lists or structs, and encrypted files
+    are refused.
 
-    A row group is read and decoded as a whole, so it has to fit in memory several times: see `gdsdata.RowGroups`.
+    A row group is read and decoded as a whole, so it has to fit in memory several times: see
+    `gdsdata.RowGroups`.
 
     Args:
-        columns: names of those that are wanted, and no others are read; a struct's means all its members. None: all.
+        columns: names of those that are wanted, and no others are read; a struct's means all its
+            members. None: all.
 
     Raises:
         ValueError: ``columns`` is empty, a string, or names one twice.
@@ -67,8 +72,9 @@ class Parquet:
 
         Raises:
             CorruptData: a footer is damaged or lies.
-            ValueError: a type that is refused, nulls among numbers, what is encrypted, a column that is not there, a
-                row group that takes more than 4 GiB, or files with unlike columns.
+            ValueError: a type that is refused, nulls among numbers, what is encrypted, a column
+                that is not there, a row group that takes more than 4 GiB, or files with unlike
+                columns.
             ImportError: pyarrow is not installed.
             FileNotFoundError, IoError: a file is not to be had.
         """
@@ -203,7 +209,8 @@ class _Leaf(NamedTuple):
     def check(self, number: int, rows: int, footer_at: int, path: str) -> None:
         """
         Raises:
-            CorruptData: it lies outside the data, or has another number of values than the row group has rows.
+            CorruptData: it lies outside the data, or has another number of values than the row
+                group has rows.
             ValueError: it lies in another file, or is encrypted.
         """
         if self.is_encrypted:

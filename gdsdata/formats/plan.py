@@ -11,15 +11,18 @@ import numpy as np
 class Plan(NamedTuple):
     """The pieces of m samples, p in all: those of the first sample, in order, then those of the next.
 
-    It is a sparse matrix in CSR form. If each sample has equally many pieces, it has no row pointers.
+    It is a sparse matrix in CSR form. If each sample has equally many pieces, it has no row
+    pointers.
 
     Attributes:
         samples: int64 (m,), ids in the index.
-        source: int32 (p,), which file each piece lies in, a place in `SampleIndex.paths`; of a table the row group.
+        source: int32 (p,), which file each piece lies in, a place in `SampleIndex.paths`; of a
+            table the row group.
         offset: int64 (p,), where it begins there, in bytes; of a table the row.
-        length: int64 (p,), in bytes; -1 is a field that the sample does not have. An int is the length of all pieces.
-        sample_ptr: int64 (m + 1,): sample i has the pieces ``sample_ptr[i] : sample_ptr[i + 1]``. None: each sample
-            has ``p // m`` of them.
+        length: int64 (p,), in bytes; -1 is a field that the sample does not have. An int is the
+            length of all pieces.
+        sample_ptr: int64 (m + 1,): sample i has the pieces ``sample_ptr[i] : sample_ptr[i + 1]``.
+            None: each sample has ``p // m`` of them.
     """
 
     samples: np.ndarray

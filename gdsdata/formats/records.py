@@ -25,7 +25,8 @@ class Records:
         header_bytes: to skip at each file's start.
 
     Raises:
-        ValueError: torch has no equivalent of ``dtype``, a record has no bytes, or ``header_bytes`` is negative.
+        ValueError: torch has no equivalent of ``dtype``, a record has no bytes, or ``header_bytes``
+            is negative.
     """
 
     dtype: DTypeLike

@@ -26,8 +26,8 @@ def list_files(source: Source) -> list[str]:
     The order is the same on every machine, so that the same seed shuffles alike everywhere.
 
     Args:
-        source: a file; a directory (its own files, without hidden ones); a glob, where ``**`` crosses directories; or a
-            sequence of these.
+        source: a file; a directory (its own files, without hidden ones); a glob, where ``**``
+            crosses directories; or a sequence of these.
 
     Raises:
         FileNotFoundError: one of them means no file.
@@ -64,7 +64,8 @@ class Recogniser(NamedTuple):
 
     Attributes:
         name: of the format, for errors.
-        recognises: called with the first `HEAD_BYTES` of a file (fewer where it is shorter) and its path.
+        recognises: called with the first `HEAD_BYTES` of a file (fewer where it is shorter) and its
+            path.
         make: the format with its defaults.
     """
 
@@ -93,8 +94,10 @@ def register(name: str, recognises: Callable[[bytes, str], bool], make: Callable
 
     Args:
         name: of the format, for errors.
-        recognises: called with the first 512 bytes of a file (fewer where it is shorter) and its path.
-        make: the format with its defaults: anything with `gdsdata.formats.index.Format`'s one method.
+        recognises: called with the first 512 bytes of a file (fewer where it is shorter) and its
+            path.
+        make: the format with its defaults: anything with `gdsdata.formats.index.Format`'s one
+            method.
     """
     _recognisers[:] = [one for one in _recognisers if one.name != name]
     _recognisers.insert(0, Recogniser(name, recognises, make))
@@ -109,7 +112,8 @@ def recognise(paths: Sequence[str]) -> Format:
     """The format of ``paths``, by the magic of the one that tells what the others are: an index, else the first.
 
     Raises:
-        ValueError: it has no magic that tells; bare tokens and records cannot be known from their bytes.
+        ValueError: it has no magic that tells; bare tokens and records cannot be known from their
+            bytes.
         FileNotFoundError, IoError: the file is not to be had.
     """
     paths = list(itertools.filterfalse(magics.is_beside_arrow, paths)) or paths

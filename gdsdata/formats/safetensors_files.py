@@ -27,10 +27,12 @@ class Safetensors:
     """Tensors of safetensors files, of every dtype that torch has.
 
     Args:
-        mode: ``"rows"``: each row of a tensor, along its first axis, is a sample. ``"file"``: each file is one.
-        tensor: names. In rows, of a name alone a batch is ``(B, *shape[1:])``, of a tuple a dict of these, whose
-            tensors have equally many rows. Of files, a batch is a dict of the tensors named, or of all. There a tensor
-            of one shape in all files is ``(B, *shape)``, and one that differs along its first axis a `Ragged` of rows.
+        mode: ``"rows"``: each row of a tensor, along its first axis, is a sample. ``"file"``: each
+            file is one.
+        tensor: names. In rows, of a name alone a batch is ``(B, *shape[1:])``, of a tuple a dict of
+            these, whose tensors have equally many rows. Of files, a batch is a dict of the tensors
+            named, or of all. There a tensor of one shape in all files is ``(B, *shape)``, and one
+            that differs along its first axis a `Ragged` of rows.
 
     Raises:
         ValueError: there is no such mode, rows without a name, or a name comes twice.
@@ -46,8 +48,10 @@ class Safetensors:
         """Read the headers of ``paths``. An index of tensors (``.index.json``) among them is passed over.
 
         Raises:
-            CorruptData: a header is damaged or lies, or the tensors do not lie one behind the other to the file's end.
-            ValueError: a tensor is missing, has no rows or too few, or is unlike that of the same name in another file.
+            CorruptData: a header is damaged or lies, or the tensors do not lie one behind the other
+                to the file's end.
+            ValueError: a tensor is missing, has no rows or too few, or is unlike that of the same
+                name in another file.
             FileNotFoundError, IoError: a file is not to be had.
         """
         paths = [path for path in paths if not path.endswith(".index.json")] or paths

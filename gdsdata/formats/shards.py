@@ -1,7 +1,8 @@
 """What MDS and LitData have in common: shards of samples behind a table of offsets, listed in an index.json.
 
-A shard is u32 N; u32 offset[N + 1], from the file's start, the last one its end; then N samples. A sample is the u32
-size of each of its columns that carries one; then the columns. All numbers are little endian.
+A shard is u32 N; u32 offset[N + 1], from the file's start, the last one its end; then N samples. A
+sample is the u32 size of each of its columns that carries one; then the columns. All numbers are
+little endian.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ MOST_AXES = 64
 LARGEST_BYTES = 2**32 - 1
 # Read of an array's head at first: up to 16 axes of MDS's usual widths, 8 of LitData's.
 _ARRAY_HEAD_BYTES = 40
-# Shards whose tables are in memory together (`read_heads` asks the disk for them side by side), and their bytes.
+# Shards whose tables are in memory together (`read_heads` asks the disk for them side by side), and
+# their bytes.
 _TABLES_AT_ONCE = 64
 _TABLES_AT_ONCE_BYTES = 2**26
 
@@ -35,9 +37,10 @@ _TABLES_AT_ONCE_BYTES = 2**26
 class Shard(NamedTuple):
     """A shard as index.json has it: where it is, how long, and how many samples it holds.
 
-    Of one that was written compressed as a whole, that is what it is once unpacked; ``packed`` is the path of the file
-    that there is, and ``compression`` says how it was written ("zstd:7"), ``packed_bytes`` how long that file is, and
-    ``hashes`` what the unpacked bytes hash to, by algorithm, as far as index.json says so.
+    Of one that was written compressed as a whole, that is what it is once unpacked; ``packed`` is
+    the path of the file that there is, and ``compression`` says how it was written ("zstd:7"),
+    ``packed_bytes`` how long that file is, and ``hashes`` what the unpacked bytes hash to, by
+    algorithm, as far as index.json says so.
     """
 
     path: str
@@ -161,7 +164,8 @@ def shard_path(name: Any, index_path: str) -> str:
     """The path of the shard that an index.json calls ``name``, which lies in its folder or below.
 
     Raises:
-        CorruptData: it is no such name: an index.json from elsewhere must not make one read other files.
+        CorruptData: it is no such name: an index.json from elsewhere must not make one read other
+            files.
     """
     name = checked(name, str, index_path, "a shard's name")
     if not name or "\0" in name or os.path.isabs(name) or ".." in name.split("/") or not _is_encodable(name):
@@ -190,7 +194,8 @@ def parse_table(head: bytes, shard: Shard) -> np.ndarray:
         shard: what index.json says of it.
 
     Raises:
-        CorruptData: the table is cut short, counts other samples than ``shard``, or leaves the file.
+        CorruptData: the table is cut short, counts other samples than ``shard``, or leaves the
+            file.
     """
     table_bytes = table_size(shard.samples)
     if len(head) < table_bytes:
@@ -234,8 +239,8 @@ def place_columns(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Where each column of each sample of a shard lies: begin and length, in bytes, int64 (n, K) each.
 
-    Where no more than one column's size is not known beforehand, it is what the others leave of the sample; only
-    otherwise are the sizes read that the samples carry.
+    Where no more than one column's size is not known beforehand, it is what the others leave of the
+    sample; only otherwise are the sizes read that the samples carry.
 
     Args:
         offsets: int64 (n + 1,), of the samples (`parse_table`).
@@ -294,7 +299,8 @@ def parse_arrays(
     _require(said.axes <= MOST_AXES, path, begin, length, f"an array has more than {MOST_AXES} axes")
     _require(said.bytes <= length, path, begin, length, "an array ends within its head")
     kinds = set()
-    # Heads of one form are read as one matrix; an axis takes up to 8 bytes, and there are up to 64 of them.
+    # Heads of one form are read as one matrix; an axis takes up to 8 bytes, and there are up to 64
+    # of them.
     form_of = (said.dtype_code << 13) | (said.axes << 5) | (said.big_endian << 4) | said.axis_bytes
     for form in np.unique(form_of).tolist():
         rows = np.flatnonzero(form_of == form)
@@ -399,9 +405,9 @@ def missing_shards_named(shards: Sequence[Shard]) -> Iterator[None]:
 def index_shards(shards: Sequence[Shard], columns: Sequence[Column]) -> FieldIndex:
     """Find each column of each sample of ``shards``.
 
-    Arrays whose shape stands before them (`Column.array`) become a field of their values alone, if all have one dtype
-    and one shape, or one axis; otherwise a field of bytes, what stands before the values included. A field of one axis
-    has a shape if all its lengths are the same.
+    Arrays whose shape stands before them (`Column.array`) become a field of their values alone, if
+    all have one dtype and one shape, or one axis; otherwise a field of bytes, what stands before
+    the values included. A field of one axis has a shape if all its lengths are the same.
 
     Raises:
         CorruptData: a shard is not what index.json, its table or its samples' heads say.
@@ -477,8 +483,8 @@ def _common(name: str, kinds: list[ArrayKind]) -> Field:
 class _Reader:
     """Reads short stretches of one file, which is opened when the first is asked for.
 
-    By system calls and not through a mapping, though that takes a quarter of their 0.6 us each: a file that is cut
-    short meanwhile, or whose storage fails, would end the process there (SIGBUS).
+    By system calls and not through a mapping, though that takes a quarter of their 0.6 us each: a
+    file that is cut short meanwhile, or whose storage fails, would end the process there (SIGBUS).
     """
 
     def __init__(self, path: str) -> None:

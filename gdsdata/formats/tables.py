@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     import pyarrow
     import pyarrow.parquet
 
-# A column of a row group: an array (rows, *shape), or, of strings and lists, pyarrow's of the large type.
+# A column of a row group: an array (rows, *shape), or, of strings and lists, pyarrow's of the large
+# type.
 Values = Any
 
 
@@ -41,8 +42,10 @@ class TableIndex(SampleIndex):
         group_first_row: int64 (G + 1,), id of each row group's first sample, then N. None is empty.
         group_file: int32 (G,), a place in ``paths``.
         group_number: int64 (G,), among the row groups of its file.
-        group_begin: int64 (G,), the row of it that is its first sample: 0, but for the first one of a `part`.
-        group_rows: int64 (G,), rows that are stored in it; a `part` may have fewer of the first one and the last one.
+        group_begin: int64 (G,), the row of it that is its first sample: 0, but for the first one of
+            a `part`.
+        group_rows: int64 (G,), rows that are stored in it; a `part` may have fewer of the first one
+            and the last one.
         begin_bytes, length_bytes: int64 (G, C), extents of the stored columns that are wanted.
         decoded_bytes: int64 (G,), memory of it when decoded, about.
         files: what pyarrow has to know of each file.
@@ -118,7 +121,8 @@ class TableIndex(SampleIndex):
             stored: the bytes of its extents.
 
         Returns:
-            Of each field its values: an array (rows, *shape), or, of strings and lists, pyarrow's of the large type.
+            Of each field its values: an array (rows, *shape), or, of strings and lists, pyarrow's
+                of the large type.
 
         Raises:
             CorruptData: the bytes are not what the footer says.

@@ -1,7 +1,7 @@
 """WebDataset's tar shards: a sample is the neighbouring members whose paths are equal up to the first dot of the name.
 
-One pass follows the headers of a file and leaves the payloads alone (`tar_members`, `tar_reading`). What is kept of it
-(`tar_index`) is used while size and mtime of the file are the same.
+One pass follows the headers of a file and leaves the payloads alone (`tar_members`, `tar_reading`).
+What is kept of it (`tar_index`) is used while size and mtime of the file are the same.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from gdsdata.formats.index import first_samples
 from gdsdata.formats.parsers.tar_members import Members, read_members
 from gdsdata.formats.tar_reading import HeaderReader
 
-# Of fields=None: the samples that are asked, and what they may have. A table of more is a mistake in the names.
+# Of fields=None: the samples that are asked, and what they may have. A table of more is a mistake
+# in the names.
 _FIRST_SAMPLES = 100
 _MOST_FIELDS = 64
 
@@ -27,16 +28,18 @@ _MOST_FIELDS = 64
 class Tar:
     """Tar shards as webdataset has them: ustar, GNU and pax, not compressed. A field is a member's bytes.
 
-    A member's path up to the first dot of its name is the key, the rest is the field's name, in lower case:
-    ``train/0001.seg.png`` is the field ``seg.png`` of the sample ``train/0001``. Members next to each other with equal
-    keys are one sample. Left out are: what is no regular file, names without a dot or with one in front, and paths
-    that begin with a part like ``__meta__``.
+    A member's path up to the first dot of its name is the key, the rest is the field's name, in
+    lower case: ``train/0001.seg.png`` is the field ``seg.png`` of the sample ``train/0001``.
+    Members next to each other with equal keys are one sample. Left out are: what is no regular
+    file, names without a dot or with one in front, and paths that begin with a part like
+    ``__meta__``.
 
     Args:
-        fields: the extensions that are wanted; others are passed over. None: all that the first 100 samples have.
-        index_cache: where the index of each file is kept for the next time. ``"user"``: in ``~/.cache/gdsdata/tar``
-            (``XDG_CACHE_HOME`` moves it); ``"beside"``: in a hidden file beside the data; else in the folder of this
-            path; None: nowhere.
+        fields: the extensions that are wanted; others are passed over. None: all that the first 100
+            samples have.
+        index_cache: where the index of each file is kept for the next time. ``"user"``: in
+            ``~/.cache/gdsdata/tar`` (``XDG_CACHE_HOME`` moves it); ``"beside"``: in a hidden file
+            beside the data; else in the folder of this path; None: nowhere.
 
     Raises:
         ValueError: ``fields`` is empty, a string, or names one twice.
@@ -55,14 +58,14 @@ class Tar:
     def index(self, paths: list[str]) -> FieldIndex:
         """Follow the headers of ``paths``, or take what was kept of them.
 
-        A field that a sample lacks has the length -1. That no sample of any file has a field is an error. Indexes of
-        other projects (``.idx``) among them are passed over.
+        A field that a sample lacks has the length -1. That no sample of any file has a field is an
+        error. Indexes of other projects (``.idx``) among them are passed over.
 
         Raises:
-            CorruptData: a header is damaged or lies, a file was cut short, members follow zeros that end a tar, a name
-                has a part "..", or a sample has a field twice.
-            ValueError: a compressed file, a sparse member, no samples, a field that no sample has, or (``fields=None``)
-                more fields than samples have.
+            CorruptData: a header is damaged or lies, a file was cut short, members follow zeros
+                that end a tar, a name has a part "..", or a sample has a field twice.
+            ValueError: a compressed file, a sparse member, no samples, a field that no sample has,
+                or (``fields=None``) more fields than samples have.
             FileNotFoundError, IoError: a file is not to be had.
         """
         paths = self.data_files(paths)

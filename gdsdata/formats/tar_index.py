@@ -13,8 +13,8 @@ import numpy as np
 from gdsdata.formats import caches
 from gdsdata.formats.parsers.tar_members import RECORD_BYTES, Members
 
-# Magic with the version, and CRC-32 of all that follows: size in bytes and mtime in ns of the tar, number of members,
-# bytes of the extensions, these (JSON), and the members' columns.
+# Magic with the version, and CRC-32 of all that follows: size in bytes and mtime in ns of the tar,
+# number of members, bytes of the extensions, these (JSON), and the members' columns.
 _KEPT = struct.Struct("<16s I 4x 4q")
 _KEPT_MAGIC = b"gdsdata tar v2\r\n"
 _KEPT_CHECKED = 24  # where the bytes begin that the checksum covers

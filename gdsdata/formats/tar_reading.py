@@ -1,7 +1,8 @@
 """Reads a tar's headers out of a file, ahead of who follows them; other projects' indexes say where they may lie.
 
 Headers are the truth: DALI's wds2idx has written wrong offsets for pax headers
-(https://github.com/NVIDIA/DALI/pull/4226). Sources of the indexes: Megatron-Energon ``itar.py``; DALI ``wds2idx.py``.
+(https://github.com/NVIDIA/DALI/pull/4226). Sources of the indexes: Megatron-Energon ``itar.py``;
+DALI ``wds2idx.py``.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ _CANNOT_SAY = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 class HeaderReader:
     """Reads headers: page cache first; where that misses, storage is told what will be wanted before the read waits.
 
-    From header to header alone, each would wait for the one before it: 1.1 s for a cold tar of 270 MB in small members,
-    where reading ahead takes 0.3, and reading ahead at the offsets of another project's index 0.2.
+    From header to header alone, each would wait for the one before it: 1.1 s for a cold tar of 270
+    MB in small members, where reading ahead takes 0.3, and reading ahead at the offsets of another
+    project's index 0.2.
     """
 
     _SMALL_BYTES = 256 * 1024  # members this small are had sooner by reading all than by waiting for each header
@@ -99,7 +101,8 @@ def energon_offsets(index: bytes) -> np.ndarray:
 def dali_offsets(index: bytes) -> np.ndarray:
     """DALI's index, text: where each payload lies (int64, bytes); none where it is of another kind.
 
-    A line ``v1.2 N``, then one a sample, with extension, offset, size and name of each member; ``v1.1`` has no names.
+    A line ``v1.2 N``, then one a sample, with extension, offset, size and name of each member;
+    ``v1.1`` has no names.
     """
     version, *_ = index[:5].split(b" ")
     if version not in _DALI_MEMBER_WORDS:

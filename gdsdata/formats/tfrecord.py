@@ -1,11 +1,13 @@
 """TFRecord files: records of bytes, each between its length and a checksum. What the bytes mean is left to the user.
 
-The engine takes the checksums of data when it has read them. Out of the page cache that cost 0.8 us of the processor
-for a record of 300 bytes, which takes 2.1 us without, 9 us for 100 kB (21 without), and 150 us for 1 MB (140 without):
-two busy cores of an AMD EPYC, November 2026.
+The engine takes the checksums of data when it has read them. Out of the page cache that cost 0.8 us
+of the processor for a record of 300 bytes, which takes 2.1 us without, 9 us for 100 kB (21
+without), and 150 us for 1 MB (140 without): two busy cores of an AMD EPYC, November 2026.
 
-Source of the format: https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details. A record is a
-uint64 length, the masked CRC-32C of those 8 bytes, the data, and its masked CRC-32C; little endian, nothing between.
+Source of the format:
+https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details. A record is a
+uint64 length, the masked CRC-32C of those 8 bytes, the data, and its masked CRC-32C; little endian,
+nothing between.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from gdsdata.formats.fields import Field, FieldIndex
 from gdsdata.formats.index import first_samples, open_descriptor, read_heads
 from gdsdata.formats.parsers.tfrecord_records import find_records
 
-# Files indexed at a time, so that a disk has several reads to serve; a thread mostly waits or copies.
+# Files indexed at a time, so that a disk has several reads to serve; a thread mostly waits or
+# copies.
 _READERS = 8
 
 
@@ -30,13 +33,13 @@ _READERS = 8
 class TFRecord:
     """TFRecord files, not compressed as a whole. A sample is a record: one field "data", of as many bytes as it has.
 
-    Indexing reads every record's head and checks its length's checksum: files of records under 64 KiB are read whole,
-    of longer ones the heads alone.
+    Indexing reads every record's head and checks its length's checksum: files of records under 64
+    KiB are read whole, of longer ones the heads alone.
 
     Args:
-        check_data: compare the checksum of each record's data when it is read: one that differs is CorruptData, or left
-            out with ``on_error="skip"``. Data on their way to a GPU then pass the processor, and False lets GPUDirect
-            Storage take them past it.
+        check_data: compare the checksum of each record's data when it is read: one that differs is
+            CorruptData, or left out with ``on_error="skip"``. Data on their way to a GPU then pass
+            the processor, and False lets GPUDirect Storage take them past it.
     """
 
     check_data: bool = True

@@ -25,10 +25,12 @@ else:
 
 _BARE_DTYPE = np.dtype("<u2")
 _LLM_C_HEADER_BYTES = 256 * 4
-# Vocabularies have some hundred thousand tokens; values far below zero, or above this, are of another dtype.
+# Vocabularies have some hundred thousand tokens; values far below zero, or above this, are of
+# another dtype.
 _LARGEST_TOKEN = 2**24
 _LEAST_TOKEN = -(2**15)  # -100 and the like mean "no target"
-# The upper half of a token that is read as two: vocabularies of less than a million have no more there.
+# The upper half of a token that is read as two: vocabularies of less than a million have no more
+# there.
 _LARGEST_UPPER_HALF = 15
 # Fewer tokens than these tell nothing.
 _FEWEST_TOLD = 64
@@ -46,17 +48,18 @@ class _Layout(NamedTuple):
 class Tokens:
     """Windows of ``seq_len + 1`` tokens, ``stride`` apart, none across a file's end.
 
-    The files' first tokens are looked at: if most of them cannot be tokens of ``dtype``, a warning says what they seem
-    to be.
+    The files' first tokens are looked at: if most of them cannot be tokens of ``dtype``, a warning
+    says what they seem to be.
 
-    A batch is int64 ``(B, seq_len + 1)``: inputs are ``batch[:, :-1]``, targets ``batch[:, 1:]``. A file too short for
-    a window gives none, and so do the tokens behind a file's last whole window.
+    A batch is int64 ``(B, seq_len + 1)``: inputs are ``batch[:, :-1]``, targets ``batch[:, 1:]``. A
+    file too short for a window gives none, and so do the tokens behind a file's last whole window.
 
     Args:
-        dtype: of the tokens as stored. None takes what a file's header says, and uint16 for a bare file.
+        dtype: of the tokens as stored. None takes what a file's header says, and uint16 for a bare
+            file.
         seq_len: tokens a model is fed at a time.
-        stride: tokens from one window's start to the next one's; None is ``seq_len``, so that each token is a target
-            once.
+        stride: tokens from one window's start to the next one's; None is ``seq_len``, so that each
+            token is a target once.
         raw: batches keep the stored dtype.
 
     Raises:
@@ -79,8 +82,8 @@ class Tokens:
 
         Raises:
             CorruptData: a header lies about the file's size, or a file ends within a token.
-            ValueError: files of unlike dtype, or of another one than this format was told; a npy file that holds no
-                one-dimensional integers; or no file is long enough for a window.
+            ValueError: files of unlike dtype, or of another one than this format was told; a npy
+                file that holds no one-dimensional integers; or no file is long enough for a window.
             FileNotFoundError, IoError: a file is not to be had.
         """
         heads, size_bytes, mtime_ns = read_heads(paths, _LLM_C_HEADER_BYTES)

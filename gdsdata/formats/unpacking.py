@@ -1,7 +1,8 @@
 """Shards that are compressed as a whole: unpacked once, by the processor, and kept for the next time.
 
-None of a compressed shard's samples can be read by itself, so batches come from what was unpacked. Its name has the
-size and mtime of the compressed file in it, and so it is used as long as these are the same.
+None of a compressed shard's samples can be read by itself, so batches come from what was unpacked.
+Its name has the size and mtime of the compressed file in it, and so it is used as long as these are
+the same.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from gdsdata.formats.shards import Shard, missing_shards_named
 # What opens a stream of the unpacked bytes, and what that raises for bytes that are no such stream.
 Decoder = tuple[Callable[[BinaryIO], Any], tuple[type[Exception], ...]]
 
-# Unpacked at a time: all that a thread has in memory, with the decoder's window (128 MiB at most, mostly 8 or less).
+# Unpacked at a time: all that a thread has in memory, with the decoder's window (128 MiB at most,
+# mostly 8 or less).
 _STEP_BYTES = 2**20
 _MOST_THREADS = 8
 _ENDING = "unpacked"
@@ -46,15 +48,17 @@ def unpacked(shards: Sequence[Shard], where: str | None, kind: str) -> list[Shar
 
     Args:
         shards: as index.json lists them.
-        where: the place of what is unpacked: ``"user"``, ``"beside"``, or a folder (see `caches`); None refuses.
+        where: the place of what is unpacked: ``"user"``, ``"beside"``, or a folder (see `caches`);
+            None refuses.
         kind: the format's name there.
 
     Raises:
-        CorruptData: a shard cannot be unpacked, or has not the sizes or the hash that index.json says; nothing is left
-            of it.
+        CorruptData: a shard cannot be unpacked, or has not the sizes or the hash that index.json
+            says; nothing is left of it.
         ValueError: ``where`` is None, or a compression that cannot be read.
         ImportError: the package for it is lacking.
-        FileNotFoundError, IoError: a file is not to be had, or there is no space for what is unpacked.
+        FileNotFoundError, IoError: a file is not to be had, or there is no space for what is
+            unpacked.
     """
     missing = [shard for shard in shards if shard.packed is not None and not os.path.exists(shard.path)]
     if not missing:
@@ -170,7 +174,8 @@ def _unpack(shard: Shard, target: str, decoder: Decoder) -> None:
             packed_bytes = os.fstat(file.fileno()).st_size
             if shard.packed_bytes not in (None, packed_bytes):
                 raise _corrupt(shard, f"index.json says {shard.packed_bytes} bytes, and it has {packed_bytes}")
-            # Who waits here finds the shard unpacked. Some network file systems know no locks: then all unpack it.
+            # Who waits here finds the shard unpacked. Some network file systems know no locks: then
+            # all unpack it.
             with contextlib.suppress(OSError):
                 fcntl.flock(file, fcntl.LOCK_EX)
             if _is_there(target, shard):
@@ -180,7 +185,8 @@ def _unpack(shard: Shard, target: str, decoder: Decoder) -> None:
                     _copy(open_stream(file), out, shard)
                 except errors as error:
                     raise _corrupt(shard, f"its {shard.compression} is damaged ({error})") from error
-                # The size alone tells that it is whole, so no name may come to storage before the bytes do.
+                # The size alone tells that it is whole, so no name may come to storage before the
+                # bytes do.
                 out.flush()
                 os.fsync(out.fileno())
     except FileNotFoundError:

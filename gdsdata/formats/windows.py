@@ -15,16 +15,19 @@ from gdsdata.formats.plan import Plan
 class WindowIndex(SampleIndex):
     """Where every window of some token files lies, in however many pieces.
 
-    The tokens of all files, in the order they are read (a sequence comes again in every epoch), have numbers. Those
-    that lie together in a file and in that order are a run, so a window of a file is its intersection with some
-    successive runs: 16 bytes a run are all there is to keep, and 4 a window if they are shuffled.
+    The tokens of all files, in the order they are read (a sequence comes again in every epoch),
+    have numbers. Those that lie together in a file and in that order are a run, so a window of a
+    file is its intersection with some successive runs: 16 bytes a run are all there is to keep, and
+    4 a window if they are shuffled.
 
     Attributes:
         sample: what each of them is; a file's last window may be shorter, as `Megatron` was asked.
         file_token: int64 (F + 1,), number of each file's first token, then the number of tokens.
-        run_token: int64 (R + 1,), number of the first token of each of the R runs, none of them empty, then the same.
+        run_token: int64 (R + 1,), number of the first token of each of the R runs, none of them
+            empty, then the same.
         run_bytes: int64 (R,), offset of each run in its file.
-        shuffled: int32 or int64 (N,), which window of its file each sample is; None: they are in order.
+        shuffled: int32 or int64 (N,), which window of its file each sample is; None: they are in
+            order.
     """
 
     kind: ClassVar[str] = "windows"

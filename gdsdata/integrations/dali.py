@@ -16,7 +16,8 @@ from gdsdata.data.dataset import GDSDataset
 def source(dataset: GDSDataset, fields: str | Sequence[str] | None = None, prefetch_queue_depth: int = 2) -> Source:
     """What ``nvidia.dali.fn.external_source`` takes batches of a data set from.
 
-    Give it ``batch=True`` and ``no_copy=True``, and ``num_outputs`` where ``fields`` is a sequence::
+    Give it ``batch=True`` and ``no_copy=True``, and ``num_outputs`` where ``fields`` is a
+    sequence::
 
         data = GDSDataset("shards/*.tar", 256, fields=Fields(decode={"jpg": "encoded", "cls": "cls"}))
 
@@ -27,27 +28,34 @@ def source(dataset: GDSDataset, fields: str | Sequence[str] | None = None, prefe
 
         pipe = pipeline(dali.source(data, ["jpg", "cls"]))
 
-    The pipeline's ``batch_size`` is the data set's at least; DALI's image decoders need ``nvidia-nvimgcodec-cu13`` (or
-    ``-cu12``) beside ``nvidia-dali-cuda130``. Nothing is copied for it:
+    The pipeline's ``batch_size`` is the data set's at least; DALI's image decoders need
+    ``nvidia-nvimgcodec-cu13`` (or ``-cu12``) beside ``nvidia-dali-cuda130``. Nothing is copied for
+    it:
 
-    - Encoded images (``decode={"jpg": "encoded"}``, or any field whose size differs, from a data set on the CPU) go to
-      DALI as views of the batch's host memory, one a sample, which is pinned where the data set's device is a GPU.
-    - A tensor ``(B, ...)`` goes as a whole. One on a GPU needs ``device="gpu"`` there, and so an `external_source` of
-      its own. What its streams were given for it is waited for first, because DALI uses streams of its own.
+    - Encoded images (``decode={"jpg": "encoded"}``, or any field whose size differs, from a data
+    set on the CPU) go to
+      DALI as views of the batch's host memory, one a sample, which is pinned where the data set's
+      device is a GPU.
+    - A tensor ``(B, ...)`` goes as a whole. One on a GPU needs ``device="gpu"`` there, and so an
+    `external_source` of
+      its own. What its streams were given for it is waited for first, because DALI uses streams of
+      its own.
 
-    Views are DLPack's, which own what they show: a batch's host memory stays as it is until DALI has let go of the last
-    of them, however many batches ahead it works. A GPU may still read what DALI has let go of, so batches there are
-    kept for ``prefetch_queue_depth`` more of them: by DALI's own rule their memory is then no longer used.
+    Views are DLPack's, which own what they show: a batch's host memory stays as it is until DALI
+    has let go of the last of them, however many batches ahead it works. A GPU may still read what
+    DALI has let go of, so batches there are kept for ``prefetch_queue_depth`` more of them: by
+    DALI's own rule their memory is then no longer used.
 
     Args:
         dataset: whose batches are a dict of fields, or (with ``fields=None``) one tensor.
         fields: the name of one, or the names of several in the order of the outputs.
-        prefetch_queue_depth: the pipeline's; where it has one for the CPU and one for the GPU, their product.
+        prefetch_queue_depth: the pipeline's; where it has one for the CPU and one for the GPU,
+            their product.
 
     Returns:
-        A callable without arguments that returns the next batch, and raises StopIteration behind the last one of an
-        epoch. When the pipeline is reset (``pipe.reset()``, or ``auto_reset=True`` of DALI's iterators), the next epoch
-        follows.
+        A callable without arguments that returns the next batch, and raises StopIteration behind
+        the last one of an epoch. When the pipeline is reset (``pipe.reset()``, or
+        ``auto_reset=True`` of DALI's iterators), the next epoch follows.
     """
     return Source(dataset, fields, prefetch_queue_depth)
 

@@ -1,13 +1,15 @@
 """What serves one GPU best from one file system: measured once, and kept.
 
-The engine's own defaults were measured on a few machines. Here, where a data set is first opened for a GPU, choices
-that differ from machine to machine are tried on the data set's own files, and one that is clearly better than the
-default is kept in ``~/.cache/gdsdata/calibration.json`` (``XDG_CACHE_HOME`` moves it). Deleting that file measures
-anew; ``EngineOptions(calibrate=False)`` does without, and a value that was set by hand is never replaced.
+The engine's own defaults were measured on a few machines. Here, where a data set is first opened
+for a GPU, choices that differ from machine to machine are tried on the data set's own files, and
+one that is clearly better than the default is kept in ``~/.cache/gdsdata/calibration.json``
+(``XDG_CACHE_HOME`` moves it). Deleting that file measures anew; ``EngineOptions(calibrate=False)``
+does without, and a value that was set by hand is never replaced.
 
-One process of a node measures at a time, under a lock; the others wait for `CONSTRUCTOR_S` at most, as the constructor
-of the one that measures does. A measurement that takes longer, or that something else disturbed, is dropped, and the
-defaults are used. To measure beforehand, without that limit: ``python -m gdsdata.io.calibration FILE --device cuda:0``.
+One process of a node measures at a time, under a lock; the others wait for `CONSTRUCTOR_S` at most,
+as the constructor of the one that measures does. A measurement that takes longer, or that something
+else disturbed, is dropped, and the defaults are used. To measure beforehand, without that limit:
+``python -m gdsdata.io.calibration FILE --device cuda:0``.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ from gdsdata.io import engine
 from gdsdata.io.calibration_file import cache_folder, cache_path, change_entry, kept_entries, lock_of_node
 from gdsdata.io.options import MIB, EngineOptions
 
-# A choice has to be so much better than the default to be taken: a busy moment is not to be kept for ever.
+# A choice has to be so much better than the default to be taken: a busy moment is not to be kept
+# for ever.
 CLEARLY_BETTER = 1.15
 _READ_BYTES = 256 * MIB  # enough to hide how workers start and end
 SMALLEST_FILE_BYTES = _READ_BYTES
@@ -46,8 +49,8 @@ CONSTRUCTOR_S = 0.3
 _LOOK_S = 0.01
 # A constructor that had to give up is not followed by another attempt for so long.
 _RETRY_S = 24 * 3600
-# What was found without measuring, by options, device and file system, until something is measured: to look it up takes
-# longer than a short read.
+# What was found without measuring, by options, device and file system, until something is measured:
+# to look it up takes longer than a short read.
 _found: dict[tuple[EngineOptions, torch.device, int], EngineOptions] = {}
 
 
@@ -62,7 +65,8 @@ class Calibration:
     Attributes:
         backend: ``"cufile"`` where it truly reaches the GPU and was the fastest, else ``"auto"``.
         workers, queue_depth, segment_bytes: as in `EngineOptions`; 0 is the engine's default.
-        gb_per_s: of the choices tried, by what was read: "page cache, 8 workers", "storage, cufile".
+        gb_per_s: of the choices tried, by what was read: "page cache, 8 workers", "storage,
+            cufile".
         records_per_s: random records of 4 KiB past the page cache, by queue depth.
         seconds: that it took.
     """
@@ -79,8 +83,9 @@ class Calibration:
 def calibrated(options: EngineOptions, path: str, device: torch.device, measure: bool = True) -> EngineOptions:
     """``options``, with what they leave to gdsdata filled in for files beside ``path`` and this device.
 
-    On the CPU, for files too small to tell and with ``calibrate=False`` they come back as they are; so they do with
-    ``measure=False`` where nothing was kept, which this process looks up once a file system.
+    On the CPU, for files too small to tell and with ``calibrate=False`` they come back as they are;
+    so they do with ``measure=False`` where nothing was kept, which this process looks up once a
+    file system.
     """
     if device.type != "cuda" or not options.calibrate:
         return options

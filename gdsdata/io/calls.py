@@ -21,7 +21,8 @@ import torch
 from gdsdata.errors import EngineClosed
 from gdsdata.io.engine import endings_of, table_of_one
 
-# Of the files that were read last so many stay open, for to open and map one takes longer than a small read.
+# Of the files that were read last so many stay open, for to open and map one takes longer than a
+# small read.
 _KEPT_FILES = 8
 
 
@@ -76,7 +77,8 @@ class ReadCalls:
 
     def __init__(self, shared: Any, most: int, owner: object) -> None:
         self._shared, self._most = shared, most
-        # Reads of a program that ends are let go of: so it does not wait for this thread as for others.
+        # Reads of a program that ends are let go of: so it does not wait for this thread as for
+        # others.
         self._thread = threading.Thread(target=self._tell_futures, name="gdsdata-reads", daemon=True)
         self._endings = endings_of(shared, self._thread)
         self._changing = threading.RLock()  # a future's callback may read
@@ -152,7 +154,8 @@ class ReadCalls:
     def _help(self, number: int, begun: Any, seconds: float) -> None:
         """Until the read has ended, or so long; the future is told, unless the thread was quicker and is about to.
 
-        Of many that are under way the thread tells several at a time, which is quicker than each by itself.
+        Of many that are under way the thread tells several at a time, which is quicker than each by
+        itself.
         """
         if len(self._under_way) > 1:
             return

@@ -43,8 +43,8 @@ direct_refusals = _engine.direct_refusals
 noted_fallbacks = _engine.noted_fallbacks
 cufile_dma_is_possible = _engine.cufile_dma_is_possible
 
-# DLPack's types (dlpack.h): a code (0 int, 1 uint, 2 float, 4 bfloat, 5 complex, 6 bool, and one for each smaller
-# float), the bits of an element, and how many elements torch counts as one.
+# DLPack's types (dlpack.h): a code (0 int, 1 uint, 2 float, 4 bfloat, 5 complex, 6 bool, and one
+# for each smaller float), the bits of an element, and how many elements torch counts as one.
 _DLPACK_TYPES = {
     **{getattr(torch, f"int{bits}"): (0, bits, 1) for bits in (8, 16, 32, 64)},
     **{getattr(torch, f"uint{bits}"): (1, bits, 1) for bits in (8, 16, 32, 64)},
@@ -61,18 +61,20 @@ _DLPACK_TYPES = {
 }
 # Well below the system's own limit of mappings a process (65530), which others need too.
 _MOST_MAPPED_FILES = 30_000
-# Where a process may take less than this, each worker's bounce memory is short: 64 MiB of them all would be too much.
+# Where a process may take less than this, each worker's bounce memory is short: 64 MiB of them all
+# would be too much.
 _SCARCE_BYTES, _SCARCE_BOUNCE_BYTES = 2**29, 4 * 2**20
 _REQUEST_EDGES_BYTES = 2 * 65536  # as csrc/engine/engine.cpp demands beside a request
 _WIDENED = {"u1": "u8_to_i64", "u2": "u16_to_i64", "i2": "i16_to_i64", "i4": "i32_to_i64", "u4": "u32_to_i64"}
 
-# Closed before the interpreter goes: a thread that waits for a batch must not come back to find it gone.
+# Closed before the interpreter goes: a thread that waits for a batch must not come back to find it
+# gone.
 _open_batches: weakref.WeakSet[_engine.Batches] = weakref.WeakSet()
 # The same of threads that wait for reads to end, and these: they free tensors.
 _open_endings: weakref.WeakSet[_engine.Endings] = weakref.WeakSet()
 _threads_of_endings: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
-# Kept until the interpreter is gone: freeing a tensor lets the GIL go, and a daemon thread that then asks for it back
-# ends the process.
+# Kept until the interpreter is gone: freeing a tensor lets the GIL go, and a daemon thread that
+# then asks for it back ends the process.
 _owners_of_batches: weakref.WeakSet[object] = weakref.WeakSet()
 _kept_to_the_end: list[object] = []
 
@@ -111,7 +113,8 @@ def shared_engine(options: EngineOptions, device: torch.device) -> _engine.Engin
 
     Raises:
         ValueError: an option is out of range.
-        BackendUnavailable: a backend was asked for by name, or ``strict``, and cannot work here; no such device.
+        BackendUnavailable: a backend was asked for by name, or ``strict``, and cannot work here; no
+            such device.
     """
     ordinal = cuda_ordinal(device)
     key = (os.getpid(), ordinal, options)
@@ -152,8 +155,8 @@ class WorkerSpans(NamedTuple):
 
     Attributes:
         name: its own, for people.
-        spans: "page cache", "storage", "link" or "device", begin and end in ns on the monotonic clock, bytes delivered
-            in it. They do not overlap.
+        spans: "page cache", "storage", "link" or "device", begin and end in ns on the monotonic
+            clock, bytes delivered in it. They do not overlap.
         dropped: how many came after these.
     """
 
@@ -266,9 +269,10 @@ def stream_of(device: torch.device) -> int:
 def record_stream(batch: torch.Tensor, stream: torch.cuda.Stream) -> None:
     """Say that a zero-copy batch is used on ``stream`` too, other than the one that was current when it came.
 
-    Call it before the batch's last reference goes: its memory is then not written again until what ``stream`` has been
-    given by that time is done. Batches that are no leases (``zero_copy=False``) are torch's own memory: for those, as
-    for all tensors, it is ``batch.record_stream(stream)``, which this calls.
+    Call it before the batch's last reference goes: its memory is then not written again until what
+    ``stream`` has been given by that time is done. Batches that are no leases (``zero_copy=False``)
+    are torch's own memory: for those, as for all tensors, it is ``batch.record_stream(stream)``,
+    which this calls.
 
     Raises:
         ValueError: ``batch`` is not on a CUDA device.

@@ -16,16 +16,17 @@ _PAGE_BYTES = 4096
 class MemoryPool:
     """Buffers that return to the pool when the last tensor that views them is freed. Any thread may call it.
 
-    The kernel zeroes new pages before a process may use them. That takes about as long as filling them, so the pool
-    keeps buffers.
+    The kernel zeroes new pages before a process may use them. That takes about as long as filling
+    them, so the pool keeps buffers.
 
-    Two kinds of memory stay outside. `checkpoint.background.staging` has a fixed budget and makes its caller wait, and
-    its buffers are pinned and returned when a file has them. `data.batches.pieces` needs files in memory, because the
-    engine reads from them too.
+    Two kinds of memory stay outside. `checkpoint.background.staging` has a fixed budget and makes
+    its caller wait, and its buffers are pinned and returned when a file has them.
+    `data.batches.pieces` needs files in memory, because the engine reads from them too.
 
     Args:
         most_kept: free buffers that the pool keeps; those in use are not counted.
-        least_bytes: smaller buffers are torch's own: malloc has them at hand, and a user may keep very many.
+        least_bytes: smaller buffers are torch's own: malloc has them at hand, and a user may keep
+            very many.
     """
 
     def __init__(self, most_kept: int, least_bytes: int = 1 << 20) -> None:

@@ -18,8 +18,8 @@ _PROCESSES_HERE = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALN
 def share_bytes() -> int:
     """Bytes that a data set in this process may hold beside its batches.
 
-    This is half of `available_bytes`, shared with the processes of this job on this machine as its launcher counts them
-    (``LOCAL_WORLD_SIZE``), and with the other workers of a DataLoader.
+    This is half of `available_bytes`, shared with the processes of this job on this machine as its
+    launcher counts them (``LOCAL_WORLD_SIZE``), and with the other workers of a DataLoader.
     """
     counts = (os.environ.get(name, "") for name in _PROCESSES_HERE)
     ranks = next((int(count) for count in counts if count.isdecimal() and int(count) > 0), 1)

@@ -1,8 +1,8 @@
 """What a program leaves open when it ends: it is closed while Python still works, and quickly.
 
-The end has three steps. First, Python joins the threads of executors, which otherwise complete all that was submitted;
-`stop_at_exit` has them drop it. Then it calls exit handlers; `end_at_exit` closes iterators there. Last, it tears
-modules down; what is closed by then does nothing any more.
+The end has three steps. First, Python joins the threads of executors, which otherwise complete all
+that was submitted; `stop_at_exit` has them drop it. Then it calls exit handlers; `end_at_exit`
+closes iterators there. Last, it tears modules down; what is closed by then does nothing any more.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def _forget_all() -> None:
     _endings.clear()
 
 
-# Not public, but since 3.9 the only hook before threads are joined: concurrent.futures has its own there. Without it a
-# program ends later, when its executors have completed everything.
+# Not public, but since 3.9 the only hook before threads are joined: concurrent.futures has its own
+# there. Without it a program ends later, when its executors have completed everything.
 with contextlib.suppress(RuntimeError):  # of a program that ends while this is imported
     getattr(threading, "_register_atexit", atexit.register)(_stop_all)
 atexit.register(_end_all)

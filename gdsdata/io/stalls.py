@@ -28,8 +28,9 @@ class Awaited(Protocol):
 class ReadsInFlight:
     """Reads that the threads of one iterator wait for, and the wait for what they make of them.
 
-    Only time in which the engine has a read and none makes progress (a request taken or completed, a segment ended)
-    counts towards the timeout: not time in which threads decode, or wait for each other. Thread-safe.
+    Only time in which the engine has a read and none makes progress (a request taken or completed,
+    a segment ended) counts towards the timeout: not time in which threads decode, or wait for each
+    other. Thread-safe.
 
     Args:
         stall_timeout_s: `EngineOptions.stall_timeout_s`.
@@ -50,8 +51,8 @@ class ReadsInFlight:
         """Wait for begun reads; the bytes of each by route.
 
         Raises:
-            StallError, EngineClosed: the iterator was told of a stall meanwhile, or closed. Their memory is then kept
-                until they end.
+            StallError, EngineClosed: the iterator was told of a stall meanwhile, or closed. Their
+                memory is then kept until they end.
             IoError, CorruptData, FileNotFoundError, DeviceError: of the first one that failed.
         """
         with self._changing:

@@ -29,22 +29,24 @@ class Engine:
             futures = [engine.read(path, into=tensor) for path, tensor in wanted]
             tensors = [future.result() for future in futures]
 
-    Tensors may be on the CPU or on any CUDA device. Each call returns a `concurrent.futures.Future` at once. When it
-    is done, the bytes are in place, for every stream; the tensor's memory must not be used before.
+    Tensors may be on the CPU or on any CUDA device. Each call returns a `concurrent.futures.Future`
+    at once. When it is done, the bytes are in place, for every stream; the tensor's memory must not
+    be used before.
 
-    On a GPU, a call comes behind what the current stream has been given before it: a tensor that is still being
-    computed can be written, and one that is still being read can be read into.
+    On a GPU, a call comes behind what the current stream has been given before it: a tensor that is
+    still being computed can be written, and one that is still being read can be read into.
 
-    A read is of the file that has the name when it is asked for. The eight files of a device that were read last stay
-    open until it is closed.
+    A read is of the file that has the name when it is asked for. The eight files of a device that
+    were read last stay open until it is closed.
 
-    It shares workers and pinned memory with all users of equal ``options`` in this process. Where training data and
-    these calls both wait, a call of priority "background" (the default) gets every ninth turn at least, so that a
-    checkpoint does not starve training, and still ends.
+    It shares workers and pinned memory with all users of equal ``options`` in this process. Where
+    training data and these calls both wait, a call of priority "background" (the default) gets
+    every ninth turn at least, so that a checkpoint does not starve training, and still ends.
 
     Args:
         options: of the engine.
-        most_calls: reads that are under way at a time (for each device), and writes; more of them wait their turn.
+        most_calls: reads that are under way at a time (for each device), and writes; more of them
+            wait their turn.
     """
 
     def __init__(self, options: EngineOptions | None = None, most_calls: int = 16) -> None:
@@ -199,10 +201,11 @@ def write_tensor(
 ) -> None:
     """Write a tensor's bytes (native byte order, contiguous) to ``path``; on storage when this returns.
 
-    A tensor that makes a whole file (``offset`` 0, and no longer file there) replaces it atomically: after a crash at
-    any moment the path names the old file or the new one, and it keeps the old one's mode. Otherwise the bytes are
-    written over ``path`` from ``offset`` on, and a crash meanwhile may leave a part of them. On a GPU it comes behind
-    what the current stream has been given before.
+    A tensor that makes a whole file (``offset`` 0, and no longer file there) replaces it
+    atomically: after a crash at any moment the path names the old file or the new one, and it keeps
+    the old one's mode. Otherwise the bytes are written over ``path`` from ``offset`` on, and a
+    crash meanwhile may leave a part of them. On a GPU it comes behind what the current stream has
+    been given before.
 
     Args:
         tensor: of any dtype and strides; its bytes are written as those of a contiguous one.
@@ -211,9 +214,10 @@ def write_tensor(
         options: of the engine.
 
     Raises:
-        NotReplaceable: an `IoError`. No new file can replace ``path``: it is a bind-mounted file, or its folder is not
-            writable.
-        IoError: the file cannot be written, or space is lacking: then a file that was to be replaced is untouched.
+        NotReplaceable: an `IoError`. No new file can replace ``path``: it is a bind-mounted file,
+            or its folder is not writable.
+        IoError: the file cannot be written, or space is lacking: then a file that was to be
+            replaced is untouched.
         ValueError: a negative offset, or a tensor without plain memory (sparse, meta).
         StallError: nothing has moved for ``options.stall_timeout_s``.
         TypeError: ``tensor`` is none.

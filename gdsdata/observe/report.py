@@ -27,14 +27,15 @@ class Report:
     Attributes:
         batches: handed out; each is a step.
         step_s: mean time of a step, input and all.
-        input_share: of the steps' time, in which the loop waited for its input, 0 to 1. On a GPU the host's waiting:
-            work that is queued there may go on meanwhile.
+        input_share: of the steps' time, in which the loop waited for its input, 0 to 1. On a GPU
+            the host's waiting: work that is queued there may go on meanwhile.
         checkpoint_share: in which saves kept it.
-        limiter: what the steps would be faster without: ``"training"`` (the input is there when it is asked for, or
-            waits for the GPU to be done with batches before it),
-            ``"storage"``, ``"small reads"`` (storage, by their number), ``"link"`` (copies to the GPU), ``"CPU"``
-            (copying, converting, decoding), ``"transform"``, ``"ring too small"``, ``"handing over"`` (batches are
-            ready, and the loop's own thread takes that long to get each) or ``"checkpoints"``.
+        limiter: what the steps would be faster without: ``"training"`` (the input is there when it
+            is asked for, or waits for the GPU to be done with batches before it), ``"storage"``,
+            ``"small reads"`` (storage, by their number), ``"link"`` (copies to the GPU), ``"CPU"``
+            (copying, converting, decoding), ``"transform"``, ``"ring too small"``, ``"handing
+            over"`` (batches are ready, and the loop's own thread takes that long to get each) or
+            ``"checkpoints"``.
         suggestion: what would help.
         gain: how much of a step's time it can save at most, 0 to 1.
         bytes: delivered, by route. gb_per_s: of all of them, over the whole time.
@@ -108,7 +109,8 @@ def diagnose(
         times: the loop's.
         workers: of the engine that reads for it, over the same time.
         bytes_of: delivered, by route.
-        ring_full_s: in which every slot of the ring was ready, so that the workers had nothing to do.
+        ring_full_s: in which every slot of the ring was ready, so that the workers had nothing to
+            do.
         stall_s: in which the loop waited for a batch that was not ready.
         shuffle: "uniform", "none", or another order's name.
     """

@@ -26,7 +26,8 @@ class StepTimes:
         input_s: the loop waited for a batch, ``transform=`` included.
         transform_s: the part of that in ``transform=``.
         training_s: from a batch to the next request for one.
-        checkpoint_s: the part of that in which saves blocked this process (`note_checkpoint_stall`).
+        checkpoint_s: the part of that in which saves blocked this process
+            (`note_checkpoint_stall`).
     """
 
     def __init__(

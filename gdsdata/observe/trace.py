@@ -23,14 +23,15 @@ class profile(torch.profiler.profile):
     """`torch.profiler.profile`, with a row in its trace for each worker of the engines of this process.
 
     Takes what that one takes, and is used as that one is, with a schedule and
-    `torch.profiler.tensorboard_trace_handler` too. A row holds what its worker did: ``gdsdata: page cache`` (copying
-    out of it), ``gdsdata: storage`` (reading or writing, with writes' checksums, or waiting for it), ``gdsdata: link``
-    (waiting for copies to or from the GPU) and ``gdsdata: device`` (waiting until the GPU is done with memory that is
-    written next), each with the bytes that were delivered in it. Between these it mostly had nothing to do. Threads
-    that wait for a batch take a part in that work, which has a row of its own.
+    `torch.profiler.tensorboard_trace_handler` too. A row holds what its worker did: ``gdsdata: page
+    cache`` (copying out of it), ``gdsdata: storage`` (reading or writing, with writes' checksums,
+    or waiting for it), ``gdsdata: link`` (waiting for copies to or from the GPU) and ``gdsdata:
+    device`` (waiting until the GPU is done with memory that is written next), each with the bytes
+    that were delivered in it. Between these it mostly had nothing to do. Threads that wait for a
+    batch take a part in that work, which has a row of its own.
 
-    A worker's first 65536 spans are kept, and its row's name says how many more there were. Engines in a DataLoader's
-    worker processes are not seen.
+    A worker's first 65536 spans are kept, and its row's name says how many more there were. Engines
+    in a DataLoader's worker processes are not seen.
     """
 
     _workers: tuple[engine.WorkerSpans, ...] = ()

@@ -1,5 +1,5 @@
-// One suite over all backends, ways of opening and kinds of trouble: whatever they do, the bytes are right or
-// an error says why not.
+// One suite over all backends, ways of opening and kinds of trouble: whatever they do, the bytes
+// are right or an error says why not.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -88,7 +88,8 @@ class OverEveryBackend : public ::testing::TestWithParam<Case> {
   std::unique_ptr<Backend> backend_;
 };
 
-// The rules of backend.h that hold whatever a backend does with bytes. A backend that moves none runs these alone.
+// The rules of backend.h that hold whatever a backend does with bytes. A backend that moves none
+// runs these alone.
 class ProtocolConformance : public OverEveryBackend {};
 
 // Bytes arrive where they belong, and errors tell their place. Needs a backend that moves them.
@@ -206,7 +207,8 @@ TEST_P(BytesConformance, WritesAnyRangeAndTouchesNoNeighbour) {
   }
 }
 
-// Whatever their lengths, from as many places in memory or, every other time, from one that is aligned like the file.
+// Whatever their lengths, from as many places in memory or, every other time, from one that is
+// aligned like the file.
 TEST_P(BytesConformance, WritesARequestOfManyPiecesAndTakesTheChecksumOfEach) {
   std::mt19937_64 random(8);
   Bytes expected = random_bytes(700000, 8);

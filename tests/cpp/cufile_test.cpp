@@ -1,5 +1,6 @@
-// The cuFile backend: whatever the library answers, the bytes are right or an error says why not, and what counts as
-// DMA was DMA. Over the fake library; the conformance tests also over the real one (fakes.h).
+// The cuFile backend: whatever the library answers, the bytes are right or an error says why not,
+// and what counts as DMA was DMA. Over the fake library; the conformance tests also over the real
+// one (fakes.h).
 #include <dlfcn.h>
 #include <sys/resource.h>
 #include <sys/wait.h>

@@ -1,5 +1,6 @@
-// What the engine may expect of a GPU: bytes arrive where and when streams and events say, errors carry the driver's
-// name, and nothing is left behind. Runs over the fake driver, or over a GPU (fakes.h).
+// What the engine may expect of a GPU: bytes arrive where and when streams and events say, errors
+// carry the driver's name, and nothing is left behind. Runs over the fake driver, or over a GPU
+// (fakes.h).
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -435,7 +436,8 @@ TEST_F(OnGpu, AForkedChildIsToldWhatToDo) {
   EXPECT_NE(std::string(text).find("'spawn'"), std::string::npos) << text;
 }
 
-// The library is looked up once, so these ask a process of their own, which runs nothing else before.
+// The library is looked up once, so these ask a process of their own, which runs nothing else
+// before.
 class WithoutGpu : public ::testing::Test {
  protected:
   void SetUp() override { ::testing::FLAGS_gtest_death_test_style = "threadsafe"; }

@@ -1,7 +1,8 @@
-// A driver for machines without a GPU: the functions that device/cuda_api.cpp looks up, over host memory. Work on
-// streams happens later, on a thread of its own and in an order of its own (by a seed), as far as streams and events
-// leave it a choice: a caller who forgets to wait for something finds old bytes. What a driver answers with an error
-// is an error here; what breaks it silently (memory let go of under a copy) ends the process with a message.
+// A driver for machines without a GPU: the functions that device/cuda_api.cpp looks up, over host
+// memory. Work on streams happens later, on a thread of its own and in an order of its own (by a
+// seed), as far as streams and events leave it a choice: a caller who forgets to wait for something
+// finds old bytes. What a driver answers with an error is an error here; what breaks it silently
+// (memory let go of under a copy) ends the process with a message.
 //
 // Source: the CUDA Driver API reference. All streams behave as CU_STREAM_NON_BLOCKING.
 #include "fake_cuda.h"
@@ -57,8 +58,8 @@ constexpr uint64_t kAllocationAlignment = 512;
 constexpr uint64_t kLargeBytes = 1 << 20;
 constexpr uint64_t kDelayUs = 200;
 constexpr unsigned kReadOnly = 8;
-// The device sees memory that was registered read-only elsewhere than the processor does, so that nobody mistakes
-// one address for the other. (On x86 they are the same.)
+// The device sees memory that was registered read-only elsewhere than the processor does, so that
+// nobody mistakes one address for the other. (On x86 they are the same.)
 constexpr uint64_t kDeviceOffset = uint64_t{1} << 50;
 
 [[noreturn]] void end(const std::string& message) {
@@ -161,7 +162,8 @@ class Driver {
   bool one_address = false;
   std::mt19937_64 random{1};
 
-  // What every call begins with: kSuccess, or why it goes no further. `context`: whether it needs one.
+  // What every call begins with: kSuccess, or why it goes no further. `context`: whether it needs
+  // one.
   int enter(const char* name, bool context = true) {
     ++calls[name];
     if (process != ::getpid()) return kNotInitialized;
@@ -198,7 +200,8 @@ class Driver {
     return pages_of(next->first, next->second.bytes).contains(range) ? &next->second : nullptr;
   }
 
-  // Whether a kernel finds all of it: registrations beside one another serve it together, which copies do not take.
+  // Whether a kernel finds all of it: registrations beside one another serve it together, which
+  // copies do not take.
   bool kernel_reaches(const Range& range, Address offset) const {
     for (Address at = range.begin; at < range.begin + range.bytes;) {
       const auto next = registrations.upper_bound(at);
@@ -371,7 +374,8 @@ int launch_gather(Driver& driver, Stream& stream, void** parameters) {
 int put_copy(Driver& driver, std::byte* target, const std::byte* source, size_t bytes, bool in, Stream& stream) {
   const Range device{address(in ? target : source), bytes}, host{address(in ? source : target), bytes};
   if (!driver.on_device(device)) return kInvalidValue;
-  // A driver would take any memory, and copy before it returns: the slow way, which nobody here wants.
+  // A driver would take any memory, and copy before it returns: the slow way, which nobody here
+  // wants.
   const Registered* registered = driver.registered(host);
   if (registered == nullptr || (!in && registered->read_only)) return kInvalidValue;
   Work work{Work::kCopy};
@@ -402,7 +406,8 @@ int cuInit(unsigned) {
   std::lock_guard lock(driver.mutex);
   if (driver.process == 0) {
     driver.process = ::getpid();
-    // A forked child asks too, and is refused; it must not find the lock held by a thread that it does not have.
+    // A forked child asks too, and is refused; it must not find the lock held by a thread that it
+    // does not have.
     ::pthread_atfork([] { ::driver().mutex.lock(); }, [] { ::driver().mutex.unlock(); },
                      [] { ::driver().mutex.unlock(); });
     std::thread([&driver] { driver.run(); }).detach();

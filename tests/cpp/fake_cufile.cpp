@@ -1,6 +1,7 @@
-// A cuFile for machines without one, over the fake CUDA driver's memory: transfers are pread and pwrite. It answers
-// wrong calls with the errors of cuFile, and ends the process where cuFile would go wrong silently: a handle or memory
-// let go of under a transfer, a descriptor closed under its handle.
+// A cuFile for machines without one, over the fake CUDA driver's memory: transfers are pread and
+// pwrite. It answers wrong calls with the errors of cuFile, and ends the process where cuFile would
+// go wrong silently: a handle or memory let go of under a transfer, a descriptor closed under its
+// handle.
 //
 // Source: the cuFile API reference. Entries of a batch move when their status is asked for.
 #include "fake_cufile.h"

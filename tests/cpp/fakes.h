@@ -1,5 +1,6 @@
-// The libraries that stand for NVIDIA's in these tests, and what they offer besides. GDSDATA_TEST_REAL_CUDA=1 leaves
-// the engine the real ones; tests that ask something of a fake then skip.
+// The libraries that stand for NVIDIA's in these tests, and what they offer besides.
+// GDSDATA_TEST_REAL_CUDA=1 leaves the engine the real ones; tests that ask something of a fake then
+// skip.
 #pragma once
 
 #include <memory>
@@ -16,7 +17,8 @@ bool real_cuda();
 // The path of a fake: "cuda", "cufile".
 std::string fake_library(const std::string& name);
 
-// The function of that name in a fake. The engine must have loaded the fake, or not need it any more.
+// The function of that name in a fake. The engine must have loaded the fake, or not need it any
+// more.
 void* fake_function(const std::string& library, const char* name);
 
 // FAKE(cuda, fake_cuda_fail_next)("cuMemAlloc", 2)

@@ -158,7 +158,8 @@ TEST_F(BusyLink, TellsEachGroupOfABatchThatFails) {
       groups.push_back(read_of(1, memory, i));
       groups.back()->edit().on_done = ended.one();
     }
-    // By the worker itself: it has all of them to do before it looks whether there is anything else.
+    // By the worker itself: it has all of them to do before it looks whether there is anything
+    // else.
     const auto first = read_of(1, memory);
     first->edit().on_done = [&] {
       for (const auto& group : groups) engine->submit(group);

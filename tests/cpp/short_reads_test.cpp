@@ -1,4 +1,5 @@
-// Reads that who waits for them does himself, on the way to a device that the processor cannot write.
+// Reads that who waits for them does himself, on the way to a device that the processor cannot
+// write.
 #include <unistd.h>
 
 #include <fstream>
@@ -33,7 +34,8 @@ uint64_t sleeps_of(pid_t task) {
   return 0;
 }
 
-// Short reads whose caller waits: he brings them to the device himself, by the guest's staging memory.
+// Short reads whose caller waits: he brings them to the device himself, by the guest's staging
+// memory.
 class ShortReads : public Staged {
  protected:
   static constexpr Setting kSetting{.workers = 2, .staging_bytes = 8 << 20, .segment_bytes = 1 << 20};

@@ -1,4 +1,5 @@
-// SIGBUS in a process where other libraries come and go: what is not ours ends as it would without us.
+// SIGBUS in a process where other libraries come and go: what is not ours ends as it would without
+// us.
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -22,7 +23,8 @@ struct Library {
   int calls = 0;
 };
 
-// Like Python's faulthandler: once it is called it puts back what it found and raises the signal again.
+// Like Python's faulthandler: once it is called it puts back what it found and raises the signal
+// again.
 Library reporter;
 void report(int signal_number) {
   if (!reporter.enabled) return;
@@ -41,7 +43,8 @@ void disable_reporter() {
   if (std::exchange(reporter.enabled, false)) ::sigaction(SIGBUS, &reporter.found, nullptr);
 }
 
-// One that hands on what is not its own, and installs itself again and again as carelessly as can be.
+// One that hands on what is not its own, and installs itself again and again as carelessly as can
+// be.
 Library chainer;
 void chain(int signal_number, siginfo_t* info, void* context) {
   if (++chainer.calls > 100) std::_Exit(4);

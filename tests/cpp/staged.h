@@ -1,5 +1,6 @@
-// What tests of the engine over a device that the processor cannot write share. They run over the fake driver, whose
-// copies are late and in no order but the one that was asked for, or over a GPU (fakes.h).
+// What tests of the engine over a device that the processor cannot write share. They run over the
+// fake driver, whose copies are late and in no order but the one that was asked for, or over a GPU
+// (fakes.h).
 #pragma once
 
 #include <algorithm>
@@ -96,7 +97,8 @@ class Staged : public ::testing::Test {
     return engines_.back();
   }
 
-  // Submits and waits for it and its copies; false where it does not end. Then it is left, with all that it uses.
+  // Submits and waits for it and its copies; false where it does not end. Then it is left, with all
+  // that it uses.
   bool run(const std::shared_ptr<Engine>& engine, const std::shared_ptr<Group>& group) {
     Ended ended;
     group->edit().on_done = ended.one();

@@ -1,4 +1,5 @@
-// The engine over a device that the processor cannot write: copies and events, leases, residences, cuFile.
+// The engine over a device that the processor cannot write: copies and events, leases, residences,
+// cuFile.
 #include "staged.h"
 
 #include <unistd.h>
@@ -25,7 +26,8 @@ namespace {
 
 size_t element_bytes(Conversion conversion) { return stored_element_bytes(conversion); }
 
-// A group of reads to places of their own, in no order and beside one another or not, and what the memory is after it.
+// A group of reads to places of their own, in no order and beside one another or not, and what the
+// memory is after it.
 struct Reads {
   std::shared_ptr<Group> group = std::make_shared<Group>();
   std::unique_ptr<Memory> memory;
@@ -278,7 +280,8 @@ TEST_F(Staged, WorkersAreMadeReadyBeforeTheirFirstSegmentWhereThatIsAskedFor) {
   EXPECT_LE(objects().registrations, before_.registrations + 3 + 1) << "a worker has taken more than its own";
 }
 
-// Pieces of memory that this process has registered with io_uring, by what the kernel says of its rings.
+// Pieces of memory that this process has registered with io_uring, by what the kernel says of its
+// rings.
 size_t registered_pieces() {
   size_t count = 0;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fdinfo")) {
@@ -320,8 +323,8 @@ TEST_F(Staged, RefusesStagingMemoryThatHoldsNoSegment) {
       << error.message;
 }
 
-// Parts that follow one another in the file and in staging memory, but not on the device, are read by one request,
-// whose pages are not its own.
+// Parts that follow one another in the file and in staging memory, but not on the device, are read
+// by one request, whose pages are not its own.
 TEST_F(Staged, ARequestOfPartsForDifferentPlacesLeavesTheirNeighboursAlone) {
   const TemporaryFolder folder;
   const Bytes warm = random_bytes(1000, 1), cold = random_bytes(1 << 20, 2);
@@ -702,7 +705,8 @@ TEST_F(Staged, AnEngineEndsWithCopiesInFlight) {
 
 // ----------------------------------------------------------------------------------------- batches and their users
 
-// Somebody with a stream of their own, as torch has: reads batches late, and lets go of them before.
+// Somebody with a stream of their own, as torch has: reads batches late, and lets go of them
+// before.
 class Consumer {
  public:
   explicit Consumer(std::shared_ptr<Device> device) : device_(std::move(device)) {
@@ -961,7 +965,8 @@ TEST_F(StagedPrefetcher, ABatchThatFailsIsAnErrorInItsPlaceAndLaterOnesAreRight)
   std::mt19937_64 random(7);
   for (int round = 0; round < 10; ++round) {
     plan(*prefetcher, random, 1);
-    // One sample of the batch lies behind the end of its file; the copies of the others may be under way.
+    // One sample of the batch lies behind the end of its file; the copies of the others may be
+    // under way.
     std::vector<int64_t> offsets(kBatch, 0);
     offsets.back() = static_cast<int64_t>(contents_[0].size());
     prefetcher->plan(std::vector<int32_t>(kBatch, 0), offsets, std::vector<int64_t>{kBatch});
@@ -1222,7 +1227,8 @@ TEST_F(StagedResidence, ADeviceThatSeesOtherAddressesIsRefused) {
   EXPECT_EQ(expect_epoch(residence), 0u);
 }
 
-// By "cuEventRecord" the gather itself is under way: neither its addresses nor its target are free yet.
+// By "cuEventRecord" the gather itself is under way: neither its addresses nor its target are free
+// yet.
 TEST_F(StagedResidence, AGatherThatFailsIsItsBatchsErrorAndTheNextBatchIsRight) {
   SKIP_WITH_REAL_CUDA();
   const auto residence = make_residence();
@@ -1310,7 +1316,8 @@ TEST_F(StagedCufile, WhatIsCachedIsCopiedAndTheRestComesFromTheDisk) {
   }
 }
 
-// The link is busy, its worker waits for work on the device: what was copied before is told all the same.
+// The link is busy, its worker waits for work on the device: what was copied before is told all the
+// same.
 TEST_F(StagedCufile, AGroupsEndDoesNotWaitForWhatStillUsesAnothersMemory) {
   const TemporaryFolder folder;
   const Bytes content = random_bytes(4 * kSegmentBytes, 1);

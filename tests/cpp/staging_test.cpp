@@ -11,8 +11,9 @@
 namespace gdsdata::testing {
 namespace {
 
-// Transfers as groups have them, to addresses that nobody touches: stretches that go on in file and device, records
-// behind one another on the device from anywhere in files, and others that are scattered.
+// Transfers as groups have them, to addresses that nobody touches: stretches that go on in file and
+// device, records behind one another on the device from anywhere in files, and others that are
+// scattered.
 std::vector<Transfer> random_transfers(std::mt19937_64& random, uint64_t most_bytes, size_t most_parts) {
   std::vector<Transfer> transfers;
   std::vector<uint64_t> lengths = {1, 63, 64, 65, 4095, 4096, 4097, 65535, 65536, 65537, 1 + random() % 300000};
@@ -89,7 +90,8 @@ void expect_well_placed(const std::vector<Transfer>& asked, const std::vector<Tr
   }
   std::sort(owned.begin(), owned.end(), [](const Span& a, const Span& b) { return a.begin < b.begin; });
   for (size_t i = 1; i < owned.size(); ++i) ASSERT_LE(owned[i - 1].end, owned[i].begin) << "two share bytes, or a page";
-  // The copies carry each byte from where it is staged to where it was asked for, and no other byte.
+  // The copies carry each byte from where it is staged to where it was asked for, and no other
+  // byte.
   uint64_t copied = 0, transferred = 0;
   for (const Staging::Run& run : place.runs) copied += run.bytes;
   size_t at = 0;
@@ -183,7 +185,8 @@ TEST(Staging, AnySegmentOfTheLargestSizeFits) {
       std::mt19937_64 random(seed);
       expect_room(random_transfers(random, segment_bytes, 1024), "seed " + std::to_string(seed));
     }
-    // The worst there are: records that waste most of a line, stretches that waste most of a page before and behind.
+    // The worst there are: records that waste most of a line, stretches that waste most of a page
+    // before and behind.
     std::vector<Transfer> lines, pages;
     uint64_t left = segment_bytes;
     for (uint64_t i = 0; i < 1023; ++i, --left) lines.push_back({0, i * 1000, 1, base + i * 1000});

@@ -1,4 +1,5 @@
-// What the engine's tests share: files with known bytes, and random choices whose seed is printed on failure.
+// What the engine's tests share: files with known bytes, and random choices whose seed is printed
+// on failure.
 #pragma once
 
 #include <fcntl.h>

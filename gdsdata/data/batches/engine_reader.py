@@ -27,7 +27,8 @@ from gdsdata.io.stalls import ReadsInFlight
 if TYPE_CHECKING:
     from gdsdata.data.batches.pieces import OpenPieces
 
-# Reads that were canceled are waited for so long. What storage has not answered by then keeps its memory.
+# Reads that were canceled are waited for so long. What storage has not answered by then keeps its
+# memory.
 _CLOSING_S = 1.0
 # Each field's values begin at a multiple of it, so that any dtype may be their view.
 _ALIGNMENT_BYTES = 64
@@ -39,7 +40,8 @@ class Read(NamedTuple):
     Attributes:
         memory: what it reads into.
         engine: that reads.
-        transfers: files, sources, offsets, lengths, memory, places and mark, as `begin_read` takes them.
+        transfers: files, sources, offsets, lengths, memory, places and mark, as `begin_read` takes
+            them.
         conversion: what the engine does with each element on the way.
         checksum: what the engine computes of each transfer.
         check: gets these checksums, and raises `CorruptData` if one is wrong.
@@ -147,7 +149,8 @@ class EngineReader(AheadReader[IndexT]):
         destinations: where each of a sample's pieces goes; together they have all columns.
         memory: of batches on the CPU, kept from epoch to epoch.
         pieces: as of `Reader`.
-        conversion: of each element, by the engine; a byte that is stored becomes ``growth`` of them.
+        conversion: of each element, by the engine; a byte that is stored becomes ``growth`` of
+            them.
     """
 
     def __init__(

@@ -20,7 +20,8 @@ from gdsdata.io.program_end import stop_at_exit
 if TYPE_CHECKING:
     from gdsdata.data.batches.pieces import OpenPieces
 
-# Batches that threads decode at the same time: two that are read and copied, and a third one to keep the threads busy.
+# Batches that threads decode at the same time: two that are read and copied, and a third one to
+# keep the threads busy.
 _DECODED_AT_A_TIME = 3
 
 
@@ -32,8 +33,9 @@ class FieldReader(EngineReader[FieldIndex]):
         settings: of the batches.
         shared: the engine of ``settings.device``.
         files: its table of the files of ``index``, and of those of ``pieces``.
-        host: if the device is a GPU and fields are decoded: an engine of the CPU, which reads these fields to pinned
-            memory. torch keeps memory that was once pinned, and uses it again when nobody has a view of it.
+        host: if the device is a GPU and fields are decoded: an engine of the CPU, which reads these
+            fields to pinned memory. torch keeps memory that was once pinned, and uses it again when
+            nobody has a view of it.
         memory: of batches on the CPU, kept from epoch to epoch.
         pieces: as of `Reader`.
     """
@@ -71,7 +73,8 @@ class FieldReader(EngineReader[FieldIndex]):
     def _fetch(self, reads: list[Read], read: FieldBytes) -> tuple[dict[str, int], dict[int, Any]]:
         """Read and decode a batch, on a thread.
 
-        The host waits for the GPU, so that the batch is there for every stream, and the pinned bytes are free.
+        The host waits for the GPU, so that the batch is there for every stream, and the pinned
+        bytes are free.
         """
         bytes_of = Reads(reads).result_in_thread(self._reads)
         decoded = {k: self._values.decode(read, k) for k in self._values.ahead}

@@ -27,13 +27,15 @@ from gdsdata.io.options import MIB, EngineOptions
 from gdsdata.io.program_end import stop_at_exit
 from gdsdata.io.stalls import ReadsInFlight
 
-# Bytes of one call of the engine, and how many calls are under way: the storage has something to do between them.
+# Bytes of one call of the engine, and how many calls are under way: the storage has something to do
+# between them.
 _CALL_BYTES = 32 * MIB
 _CALLS = 2
 _WORKERS = 2
 # Whole pages are read, straight into memory, for O_DIRECT takes no less.
 _PAGE_BYTES = 4096
-# What windows may take beyond their average, for samples differ in size and pieces are read by whole pages.
+# What windows may take beyond their average, for samples differ in size and pieces are read by
+# whole pages.
 _SLACK, _SLACK_BYTES = 1 / 8, 16 * MIB
 
 
@@ -91,19 +93,20 @@ class _Memory:
 class OpenPieces(Chunks[_Window]):
     """An epoch's pieces in memory, each read once. A chunk is a window, of all lanes that this process reads.
 
-    The window that samples come from and the next one are held: the even ones in one file in memory, the odd ones in
-    another. Each has half of the budget, which is what two windows and an eighth more need, or
-    `memory_budget.share_bytes` if that is less. The last window can be longer. It has what the one before leaves, and
-    is read to its end when that one is past.
+    The window that samples come from and the next one are held: the even ones in one file in
+    memory, the odd ones in another. Each has half of the budget, which is what two windows and an
+    eighth more need, or `memory_budget.share_bytes` if that is less. The last window can be longer.
+    It has what the one before leaves, and is read to its end when that one is past.
 
-    Samples of pieces that have no room, or could not be read, are read from the files one by one, and so report what is
-    wrong there.
+    Samples of pieces that have no room, or could not be read, are read from the files one by one,
+    and so report what is wrong there.
 
     Args:
         index: of the samples.
         permutation: the epoch.
         lanes: those that this process reads.
-        options: of the engine that reads pieces, for the CPU. Pieces that are in the page cache are copied.
+        options: of the engine that reads pieces, for the CPU. Pieces that are in the page cache are
+            copied.
         stall_timeout_s: raise `StallError` if nothing has moved for so long.
 
     Attributes:
@@ -190,7 +193,8 @@ class OpenPieces(Chunks[_Window]):
         on_line = self._file_begin[plan.source] + plan.offset
         source, offset = plan.source.copy(), plan.offset.copy()
         unknown = np.ones(len(source), bool)
-        # The later window first: a piece that two windows have stays there while a sample of either can be asked for.
+        # The later window first: a piece that two windows have stays there while a sample of either
+        # can be asked for.
         for number, opened in sorted(self._held.items(), reverse=True):
             window = self._wait_for(opened)
             if not len(window.begin):

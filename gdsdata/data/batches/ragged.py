@@ -14,7 +14,8 @@ class Ragged(NamedTuple):
     """Values of B samples, one behind the other.
 
     Attributes:
-        values: of all samples. It has one dimension, or more if samples are rows of a shape (`Field.row_shape`).
+        values: of all samples. It has one dimension, or more if samples are rows of a shape
+            (`Field.row_shape`).
         offsets: int64 (B + 1,), on the CPU: sample i has ``values[offsets[i] : offsets[i + 1]]``.
     """
 

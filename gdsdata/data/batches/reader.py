@@ -27,8 +27,9 @@ class Reader(ABC, Generic[IndexT]):
         pieces: chunks of the data that are in memory, and that samples come from if they are there.
 
     Attributes:
-        next: takes the next batch, whose bytes are in place for the current stream. It raises what is wrong with a
-            file, `StallError` if nothing has moved for ``stall_timeout_s``, and `EngineClosed` after `close`.
+        next: takes the next batch, whose bytes are in place for the current stream. It raises what
+            is wrong with a file, `StallError` if nothing has moved for ``stall_timeout_s``, and
+            `EngineClosed` after `close`.
         pieces: as above.
     """
 

@@ -97,8 +97,8 @@ def _take_on_cuda(
 ) -> torch.Tensor:
     """Take a batch on the current stream.
 
-    The stream waits for the copies, and the host does not. Work that is queued here comes behind them. The lease ends
-    with ``lent``, behind that work.
+    The stream waits for the copies, and the host does not. Work that is queued here comes behind
+    them. The lease ends with ``lent``, behind that work.
     """
     lent = from_dlpack(batches.next(engine.stream_of(device)))
     if result_dtype is not None:

@@ -28,8 +28,8 @@ _PLACES_ASKED = 64
 class RowGroupChunks(Chunks[list[Values]]):
     """The row groups that the next steps of an epoch need.
 
-    `held_budget` bounds those that are held. A row group that has no room is decoded again for each batch that needs
-    it.
+    `held_budget` bounds those that are held. A row group that has no room is decoded again for each
+    batch that needs it.
 
     Args:
         index: of the table.
@@ -151,8 +151,8 @@ def held_budget(index: TableIndex, share_bytes: int) -> tuple[int, int]:
     """Return the bytes of decoded row groups that may be held, and how many threads decode.
 
     Args:
-        share_bytes: that both may take. If it is little, fewer threads decode. One more row group at a time may be
-            decoded again for a batch.
+        share_bytes: that both may take. If it is little, fewer threads decode. One more row group
+            at a time may be decoded again for a batch.
     """
     decoding_bytes = max(1, _decoding_bytes(index))
     most_threads = min(_DECODERS, len(os.sched_getaffinity(0)))

@@ -36,11 +36,13 @@ def first_recognised(paths: Sequence[str]) -> Format:
 def index_sound(format: Format, paths: list[str]) -> tuple[SampleIndex, list[CorruptData]]:
     """The index of the files of ``paths`` that ``format`` does not refuse as damaged, and why it refuses the others.
 
-    Where one is damaged each is indexed by itself, too: some three times the work, however many are.
+    Where one is damaged each is indexed by itself, too: some three times the work, however many
+    are.
 
     Raises:
         CorruptData: all are.
-        ValueError, FileNotFoundError, IoError: as the format raises them: such files are not left out.
+        ValueError, FileNotFoundError, IoError: as the format raises them: such files are not left
+            out.
     """
     if hasattr(format, "without"):
         return _index_sound_shards(format, paths)

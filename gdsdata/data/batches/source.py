@@ -43,8 +43,8 @@ class Opened(NamedTuple):
 class BatchSource(ABC, Generic[IndexT]):
     """Makes the readers of a data set's epochs.
 
-    It opens engine and files when they are first needed, and keeps them from epoch to epoch. A forked or spawned
-    process opens its own.
+    It opens engine and files when they are first needed, and keeps them from epoch to epoch. A
+    forked or spawned process opens its own.
 
     Args:
         index: of the samples.

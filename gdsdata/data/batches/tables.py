@@ -21,11 +21,13 @@ from gdsdata.formats.plan import Plan
 from gdsdata.formats.tables import TableIndex, Values
 from gdsdata.io.program_end import stop_at_exit
 
-# Batches that are gathered at the same time: while one is planned and handed over, another is copied.
+# Batches that are gathered at the same time: while one is planned and handed over, another is
+# copied.
 _AT_A_TIME = 2
 _CPU = torch.device("cpu")
 
-# Of a field: the values of a row group, which of its rows are wanted, and their places in the batch.
+# Of a field: the values of a row group, which of its rows are wanted, and their places in the
+# batch.
 _Part = tuple[Values, np.ndarray, np.ndarray]
 
 

@@ -152,11 +152,12 @@ def _of_row_groups(
 def choose(index: SampleIndex, ranks: int, found: tuple[str, str] | None = None) -> tuple[str, str]:
     """``"uniform"`` or ``"lanes"``, whichever suits the data and its storage, and the reason in words.
 
-    If torch.distributed is initialised, all its processes must call this, and get what the first one found. ``found``
-    is what this process found before that.
+    If torch.distributed is initialised, all its processes must call this, and get what the first
+    one found. ``found`` is what this process found before that.
 
     Raises:
-        ValueError: there are several ranks, and torch.distributed, by which they would agree, is not initialised.
+        ValueError: there are several ranks, and torch.distributed, by which they would agree, is
+            not initialised.
     """
     agree = is_distributed()
     if not agree and ranks > 1:

@@ -1,9 +1,10 @@
 """A shuffle that reads in large pieces: every piece of the data once an epoch, its samples far apart in time.
 
-A *piece* is a run of consecutive samples, read at once. An epoch's pieces, in a new order, are dealt to L *lanes*. A
-lane opens K pieces at a time, its *window*, and gives one sample of each of them, in a new order, before it gives a
-second one of any. Every global batch takes equally many samples of each lane, lane after lane: so a rank, whose share
-is a slice of the batch, has lanes of its own, and the pieces that it reads are no other rank's.
+A *piece* is a run of consecutive samples, read at once. An epoch's pieces, in a new order, are
+dealt to L *lanes*. A lane opens K pieces at a time, its *window*, and gives one sample of each of
+them, in a new order, before it gives a second one of any. Every global batch takes equally many
+samples of each lane, lane after lane: so a rank, whose share is a slice of the batch, has lanes of
+its own, and the pieces that it reads are no other rank's.
 
 As in `order`, nothing is kept: the sample at any position is computed from the position, in 0.2 us.
 """
@@ -28,9 +29,11 @@ class Lanes:
     """The shape of a lane shuffle.
 
     Attributes:
-        lanes: L, a divisor of the samples in a global batch. A rank reads only pieces of its own where the number of
-            ranks divides L; with other numbers, neighbours share the pieces of the lane between them.
-        window_pieces: K, pieces that a lane has open; more than it gives samples to a batch, or batches repeat pieces.
+        lanes: L, a divisor of the samples in a global batch. A rank reads only pieces of its own
+            where the number of ranks divides L; with other numbers, neighbours share the pieces of
+            the lane between them.
+        window_pieces: K, pieces that a lane has open; more than it gives samples to a batch, or
+            batches repeat pieces.
         piece_samples: m, samples in a piece.
 
     Raises:
@@ -61,12 +64,13 @@ class Lanes:
             sample_bytes: from one sample's start to the next one's.
             step_samples: in a global batch.
             lanes: None takes the largest divisor of ``step_samples`` up to 64.
-            piece_bytes: of a piece, at most. Windows of a lane have at least 4 pieces for each of its samples in a
-                batch, and 16; where all lanes' windows would be more than 1 GiB, or more than all samples, pieces are
-                smaller.
+            piece_bytes: of a piece, at most. Windows of a lane have at least 4 pieces for each of
+                its samples in a batch, and 16; where all lanes' windows would be more than 1 GiB,
+                or more than all samples, pieces are smaller.
 
         Raises:
-            ValueError: ``lanes`` does not divide ``step_samples``, or ``piece_bytes`` is less than 1.
+            ValueError: ``lanes`` does not divide ``step_samples``, or ``piece_bytes`` is less than
+                1.
         """
         if piece_bytes < 1:
             raise ValueError(f"piece_bytes={piece_bytes}: a piece has at least one byte")
@@ -102,12 +106,15 @@ class LanePermutation:
 
     With N samples, pieces of m, L lanes and G samples a step, of which each lane gives G/L:
 
-    - The ids are turned (``id + shift mod N``) by another amount each epoch, so that pieces begin elsewhere and what
+    - The ids are turned (``id + shift mod N``) by another amount each epoch, so that pieces begin
+    elsewhere and what
       the rules below treat apart is any sample's turn. One piece has the last ids and the first.
-    - Of the whole pieces in their random order, each lane has Q = N // m // L.
-    - What remains, fewer than L pieces and a shorter one, is a line that is cut into L *short pieces* of equal length,
+    - Of the whole pieces in their random order, each lane has Q = N // m // L. - What remains,
+    fewer than L pieces and a shorter one, is a line that is cut into L *short pieces* of equal
+    length,
       one a lane, and fewer than L samples that end the epoch. So a lane gives N // L samples.
-    - A window is K pieces; the lane's last one has what remains, fewer than 2 K, and the short piece, whose samples are
+    - A window is K pieces; the lane's last one has what remains, fewer than 2 K, and the short
+    piece, whose samples are
       spread evenly over the window's m rounds.
 
     Args:
@@ -167,7 +174,8 @@ class LanePermutation:
     def reads(self, lanes: range, window: int) -> tuple[np.ndarray, np.ndarray]:
         """The runs of ids that make up a window of some lanes, in the order of their first use.
 
-        Over all windows and lanes every sample is in one run, but for fewer than L that no lane has.
+        Over all windows and lanes every sample is in one run, but for fewer than L that no lane
+        has.
 
         Returns:
             The first id of each run, and how many follow each other from there (int64).
@@ -193,7 +201,8 @@ class LanePermutation:
         pieces = np.where(is_last, self._lane_pieces - window * k, k)
         window_samples = pieces * m + np.where(is_last, short, 0)
         place = place - window * (k * m)
-        # Round i of m begins at i * window_samples // m: it has a sample of each piece, and sometimes of the short one.
+        # Round i of m begins at i * window_samples // m: it has a sample of each piece, and
+        # sometimes of the short one.
         round_ = ((place + 1) * m - 1) // window_samples
         begin, end = round_ * window_samples // m, (round_ + 1) * window_samples // m
         round_number = (lane * self._windows + window) * m + round_

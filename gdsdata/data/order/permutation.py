@@ -1,8 +1,8 @@
 """Which samples make which batch: epoch order, shuffle and ranks, in O(1) memory.
 
-Nothing here keeps an array as long as the epoch. A shuffled epoch is a keyed bijection (`Permutation`, or a
-`lanes.LanePermutation`), evaluated only at the positions asked for, so starting anywhere in any epoch costs nothing and
-needs no state but two numbers.
+Nothing here keeps an array as long as the epoch. A shuffled epoch is a keyed bijection
+(`Permutation`, or a `lanes.LanePermutation`), evaluated only at the positions asked for, so
+starting anywhere in any epoch costs nothing and needs no state but two numbers.
 """
 
 from __future__ import annotations
@@ -37,13 +37,14 @@ def epoch_key(seed: int, epoch: int) -> int:
 class Permutation:
     """A bijection on ``range(n)`` chosen by ``(seed, epoch)``, the same on every machine (integers only).
 
-    A position is written in mixed radix as ``left * b + right``, with ``left < a``, ``right < b`` and ``a * b >= n``.
-    Each round adds a keyed hash of one half to the other, which can be undone, so the whole is a bijection on
-    ``range(a * b)`` (a generalized Feistel network: Black and Rogaway, Ciphers with Arbitrary Finite Domains, 2002).
-    A result outside ``range(n)`` is sent through again until it lands inside; with ``a * b`` close to ``n`` few are.
+    A position is written in mixed radix as ``left * b + right``, with ``left < a``, ``right < b``
+    and ``a * b >= n``. Each round adds a keyed hash of one half to the other, which can be undone,
+    so the whole is a bijection on ``range(a * b)`` (a generalized Feistel network: Black and
+    Rogaway, Ciphers with Arbitrary Finite Domains, 2002). A result outside ``range(n)`` is sent
+    through again until it lands inside; with ``a * b`` close to ``n`` few are.
 
-    It is a shuffle, not a cipher: every sample is as likely at every position, but a 64-bit key cannot reach all n!
-    orders.
+    It is a shuffle, not a cipher: every sample is as likely at every position, but a 64-bit key
+    cannot reach all n! orders.
 
     Raises:
         ValueError: ``n`` is not in ``1 .. 2**62``.
@@ -52,11 +53,13 @@ class Permutation:
     def __init__(self, n: int, seed: int, epoch: int) -> None:
         if not 1 <= n <= _LARGEST_N:
             raise ValueError(f"Permutation: n={n} is not in 1 .. 2**62")
-        # Both halves stay near sqrt(n): a flat rectangle would mix badly. Within that, the tightest one walks least.
+        # Both halves stay near sqrt(n): a flat rectangle would mix badly. Within that, the tightest
+        # one walks least.
         root = math.isqrt(n - 1) + 1
         a = min(range(root, root + 1 + min(32, root // 16)), key=lambda a: a * -(-n // a))
         self._n, self._a, self._b = np.uint64(n), np.uint64(a), np.uint64(-(-n // a))
-        # Small rectangles mix less in a round, and cost less: 8 rounds leave a bias at n = 6 that 16 do not.
+        # Small rectangles mix less in a round, and cost less: 8 rounds leave a bias at n = 6 that
+        # 16 do not.
         rounds = 8 if n > 1000 else 16
         key = epoch_key(seed, epoch)
         self._keys = [np.uint64(mix(key ^ i)) for i in range(rounds)]
@@ -121,11 +124,13 @@ def _feistel(x: np.ndarray, a: np.ndarray, b: np.ndarray, keys: Iterable[np.ndar
         hashed ^= hashed >> _SHIFT_27
         hashed *= _MUL_2
         hashed >>= _SHIFT_32
-        # The top 32 bits, scaled into range(left_radix) by multiply and shift: a modulo costs six times as much.
+        # The top 32 bits, scaled into range(left_radix) by multiply and shift: a modulo costs six
+        # times as much.
         hashed *= left_radix
         hashed >>= _SHIFT_32
         left += hashed
-        # left mod left_radix: left - left_radix wraps round to a huge number where it was already below.
+        # left mod left_radix: left - left_radix wraps round to a huge number where it was already
+        # below.
         np.minimum(left, left - left_radix, out=left)
         left, right = right, left
         left_radix, right_radix = right_radix, left_radix
@@ -151,26 +156,29 @@ class Shuffle(Protocol):
 class Order:
     """The batches of one rank, as arrays of sample ids.
 
-    With batch size B and W ranks, step g of an epoch covers the positions ``[g*B*W, (g+1)*B*W)``, and rank r takes the
-    r-th slice of B of them. In the last, partial step R < B*W positions are left, and each rank takes the r-th slice of
-    as many as ``uneven`` says:
+    With batch size B and W ranks, step g of an epoch covers the positions ``[g*B*W, (g+1)*B*W)``,
+    and rank r takes the r-th slice of B of them. In the last, partial step R < B*W positions are
+    left, and each rank takes the r-th slice of as many as ``uneven`` says:
 
-    - ``"drop"``: ``R // W``. The other ``R % W`` samples (fewer than W) are left out this epoch, and when shuffled they
+    - ``"drop"``: ``R // W``. The other ``R % W`` samples (fewer than W) are left out this epoch,
+    and when shuffled they
       are other ones in the next.
-    - ``"pad"``: ``R / W``, rounded up. Every sample comes, and fewer than W of them, the epoch's first, once more.
-    - ``"repeat"``: B. Every sample comes, every batch is whole, and the epoch's first ``B*W - R`` come once more.
+    - ``"pad"``: ``R / W``, rounded up. Every sample comes, and fewer than W of them, the epoch's
+    first, once more. - ``"repeat"``: B. Every sample comes, every batch is whole, and the epoch's
+    first ``B*W - R`` come once more.
 
     With ``drop_last`` the partial step is dropped. So
 
-    - all ranks have the same number of batches, of the same sizes, and none waits for another at the end;
-    - the ranks' shares are disjoint, but for what comes once more;
-    - whole steps depend on B*W alone: a run resumed with other B and W of the same product sees the same global
+    - all ranks have the same number of batches, of the same sizes, and none waits for another at
+    the end; - the ranks' shares are disjoint, but for what comes once more; - whole steps depend on
+    B*W alone: a run resumed with other B and W of the same product sees the same global
       batches.
 
     Args:
         samples: how many there are; ids are ``range(samples)``.
         batch_size: B, samples in a rank's batch.
-        shuffle: True: a new uniform order each epoch; False: the order of the ids; or a `Shuffle`, as `lanes.Lanes` is.
+        shuffle: True: a new uniform order each epoch; False: the order of the ids; or a `Shuffle`,
+            as `lanes.Lanes` is.
         seed: chooses the orders; any int.
         drop_last: leave out the partial step.
         rank: this rank r, in ``range(world_size)``.

@@ -1,13 +1,15 @@
 """A shuffle of tables that decodes every row group once: rows of some row groups at a time, in a new order.
 
-An epoch's row groups, in a new order, are one behind the other a *line* of rows, which is turned by another amount each
-epoch and cut into L equal *lanes*. A lane is given in *windows* of M rows, each in a new order of its own. Every global
-batch takes equally many samples of each lane, lane after lane, as in `lanes`: so a rank, whose share is a slice of the
-batch, has lanes of its own, and decodes no other row groups. One that two windows share stays decoded for the second,
-one that two lanes share is decoded for each of them.
+An epoch's row groups, in a new order, are one behind the other a *line* of rows, which is turned by
+another amount each epoch and cut into L equal *lanes*. A lane is given in *windows* of M rows, each
+in a new order of its own. Every global batch takes equally many samples of each lane, lane after
+lane, as in `lanes`: so a rank, whose share is a slice of the batch, has lanes of its own, and
+decodes no other row groups. One that two windows share stays decoded for the second, one that two
+lanes share is decoded for each of them.
 
-Windows of different lanes end at different times, so that of few row groups at a time the next ones have to be decoded.
-As in `order`, the row at any position is computed from the position; of an epoch only the row groups' order is kept.
+Windows of different lanes end at different times, so that of few row groups at a time the next ones
+have to be decoded. As in `order`, the row at any position is computed from the position; of an
+epoch only the row groups' order is kept.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ _MOST_GROUPS_A_WINDOW = 16
 # Of decoded row groups that are held at a time, where one rank reads all.
 _HELD_BYTES = 2**31
 _LARGEST_WINDOW_ROWS = 2**31
-# The golden ratio's share of 2**64: multiples of it are spread evenly over a circle, however many there are.
+# The golden ratio's share of 2**64: multiples of it are spread evenly over a circle, however many
+# there are.
 _GOLDEN = 0x9E3779B97F4A7C15
 
 
@@ -34,12 +37,13 @@ _GOLDEN = 0x9E3779B97F4A7C15
 class RowGroups:
     """The shape of a shuffle of row groups.
 
-    A rank that reads l of the lanes holds, decoded, the row groups that l + 1 windows and their edges touch: about
-    ``(l + 1) * (window_rows / rows of a row group + 1)`` of them.
+    A rank that reads l of the lanes holds, decoded, the row groups that l + 1 windows and their
+    edges touch: about ``(l + 1) * (window_rows / rows of a row group + 1)`` of them.
 
     Attributes:
-        lanes: L, a divisor of the samples in a global batch. A rank decodes only row groups of its own where the number
-            of ranks divides L; with other numbers, neighbours decode those of the lane between them too.
+        lanes: L, a divisor of the samples in a global batch. A rank decodes only row groups of its
+            own where the number of ranks divides L; with other numbers, neighbours decode those of
+            the lane between them too.
         window_rows: M, rows of a lane that are mixed with each other.
 
     Raises:
@@ -58,8 +62,9 @@ class RowGroups:
     def fitting(cls, rows: int, groups: int, row_bytes: int, step_samples: int) -> RowGroups:
         """A shape for such data: the same on every rank, and for every number of ranks that share a global batch.
 
-        8 lanes (or the largest divisor of ``step_samples`` below), and windows of as many rows as 16 row groups have.
-        Where one rank would hold more than 2 GiB so, windows are smaller, down to one row group, and then lanes fewer.
+        8 lanes (or the largest divisor of ``step_samples`` below), and windows of as many rows as
+        16 row groups have. Where one rank would hold more than 2 GiB so, windows are smaller, down
+        to one row group, and then lanes fewer.
 
         Args:
             rows: in all.
@@ -104,7 +109,8 @@ class UpcomingGroups(Protocol):
     """An epoch of one rank that can say which row groups its steps need.
 
     Attributes:
-        steps_ahead: in which a row group or two are used up, so that those behind them can be decoded meanwhile.
+        steps_ahead: in which a row group or two are used up, so that those behind them can be
+            decoded meanwhile.
     """
 
     steps_ahead: int
@@ -116,12 +122,13 @@ class UpcomingGroups(Protocol):
 class RowGroupPermutation:
     """A bijection on ``range(rows)`` from an epoch's positions to row ids: what `order.Order` asks for.
 
-    Each lane has ``rows // L`` rows, and what remains, fewer than L of them, ends the epoch. The first window of a lane
-    is shorter, by a part of its own, and the last one has what remains.
+    Each lane has ``rows // L`` rows, and what remains, fewer than L of them, ends the epoch. The
+    first window of a lane is shorter, by a part of its own, and the last one has what remains.
 
     Args:
         shape: L and M.
-        group_first_row: int64 (G + 1,), id of each row group's first row, then the number of rows; rising.
+        group_first_row: int64 (G + 1,), id of each row group's first row, then the number of rows;
+            rising.
         step_samples: in a global batch.
         seed, epoch: choose the order.
 

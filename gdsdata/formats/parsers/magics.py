@@ -1,7 +1,8 @@
 """What files begin with or are called by which their format is known: all that recognising needs, and no more, so that
 none of the formats is imported for it.
 
-Each function is asked with the first `HEAD_BYTES` of a file (fewer where it is shorter) and its path.
+Each function is asked with the first `HEAD_BYTES` of a file (fewer where it is shorter) and its
+path.
 """
 
 from __future__ import annotations

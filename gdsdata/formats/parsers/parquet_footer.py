@@ -1,10 +1,10 @@
 """The row groups in the footer of a Parquet file: how many rows each has, and where its columns lie.
 
-A pure parser of what is needed of ``FileMetaData``; all else (schema, statistics, ...) is stepped over. pyarrow gives
-the same, but ends the whole process where a column's metadata are damaged.
+A pure parser of what is needed of ``FileMetaData``; all else (schema, statistics, ...) is stepped
+over. pyarrow gives the same, but ends the whole process where a column's metadata are damaged.
 
-Sources: ``parquet.thrift`` of https://github.com/apache/parquet-format, and of Thrift's compact protocol
-https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md.
+Sources: ``parquet.thrift`` of https://github.com/apache/parquet-format, and of Thrift's compact
+protocol https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md.
 """
 
 from __future__ import annotations
@@ -76,8 +76,9 @@ def row_groups_of(footer: bytes, footer_at: int, path: str) -> list[RowGroup]:
         raise damaged(path, footer_at, len(footer), f"its footer cannot be read ({error})") from error
 
 
-# Reads a value that begins at a place, so deep within others; gives it, and the place behind it. An IndexError, or a
-# ValueError: there is none. Places never decrease, so whatever the bytes say, each is seen once.
+# Reads a value that begins at a place, so deep within others; gives it, and the place behind it. An
+# IndexError, or a ValueError: there is none. Places never decrease, so whatever the bytes say, each
+# is seen once.
 _Reader = Callable[[bytes, int, int], tuple[Any, int]]
 
 

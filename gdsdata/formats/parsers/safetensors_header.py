@@ -1,7 +1,7 @@
 """The header of a safetensors file: u64 N, JSON of N bytes, and the tensors' bytes one behind the other, without gaps.
 
-Source: the format's own description, https://github.com/huggingface/safetensors. Pure; what reads files is
-`safetensors_files` for data and ``checkpoint.safetensors_file`` for checkpoints.
+Source: the format's own description, https://github.com/huggingface/safetensors. Pure; what reads
+files is `safetensors_files` for data and ``checkpoint.safetensors_file`` for checkpoints.
 """
 
 from __future__ import annotations
@@ -106,7 +106,8 @@ def parse(text: bytes, path: str, data_begin: int, size_bytes: int) -> Header:
     """The header that the JSON ``text`` is, in a file of ``size_bytes`` whose data begins at ``data_begin``.
 
     Raises:
-        CorruptData: it is none, or the tensors do not lie one behind the other up to the file's end.
+        CorruptData: it is none, or the tensors do not lie one behind the other up to the file's
+            end.
         ValueError: the header is sound, but torch cannot hold one of its tensors.
     """
     begin = data_begin - len(text)

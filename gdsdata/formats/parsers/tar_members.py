@@ -1,7 +1,7 @@
 """From the bytes of a tar to its members: ustar, GNU and pax headers, and what of them belongs to a sample.
 
-Sources of the format: POSIX.1-2024 (pax, "ustar Interchange Format"); GNU tar's manual, "Basic Tar Format"; webdataset
-``tariterators.py`` (keys, extensions, names that are left out).
+Sources of the format: POSIX.1-2024 (pax, "ustar Interchange Format"); GNU tar's manual, "Basic Tar
+Format"; webdataset ``tariterators.py`` (keys, extensions, names that are left out).
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _HEADER = struct.Struct("100s 24x 12s 12x 8s 101x 6s 82x 155s 12x")
 _POSIX_MAGIC = b"ustar\0"  # GNU's is "ustar ", and what lies at its prefix is something else
 _CHECKSUM_AT = slice(148, 156)
 WINDOW_BYTES = 4096
-# So many zeros behind a tar are its padding: tar's own records have 10 KiB, and no more than 256 blocks.
+# So many zeros behind a tar are its padding: tar's own records have 10 KiB, and no more than 256
+# blocks.
 _LOOKED_AT_BYTES = 2**17
 
 _KIND_AT = 156
@@ -148,7 +149,8 @@ def _regular_members(read: Read, size_bytes: int, path: str) -> Iterator[tuple[b
             break
         begin = offset + RECORD_BYTES
         kind = record[_KIND_AT]
-        # One writer's extended headers are the same bytes again and again, for their names do not matter.
+        # One writer's extended headers are the same bytes again and again, for their names do not
+        # matter.
         name, length, wrong = _parse_again(record) if kind in _EXTENDED else _parse(record)
         if wrong:
             raise _no_header(path, offset, record, wrong)
@@ -186,7 +188,8 @@ def _regular_members(read: Read, size_bytes: int, path: str) -> Iterator[tuple[b
 def _refuse_what_follows(read: Read, offset: int, size_bytes: int, path: str) -> None:
     """Refuse members behind the zeros that end a tar, from ``offset`` on, which other readers drop in silence.
 
-    Zeros may go on to the file's end, of which so many are looked at. Behind one block alone nothing may follow at all.
+    Zeros may go on to the file's end, of which so many are looked at. Behind one block alone
+    nothing may follow at all.
     """
     for at in range(offset, min(size_bytes, offset + _LOOKED_AT_BYTES), WINDOW_BYTES):
         window = read(WINDOW_BYTES, at)
@@ -209,7 +212,8 @@ def _refuse_what_follows(read: Read, offset: int, size_bytes: int, path: str) ->
 def _parse(record: bytes) -> tuple[bytes, int, str]:
     """Name and length of the payload as a header has them; and why it is no header, or ""."""
     name, size, checksum, magic, prefix = _HEADER.unpack(record)
-    # Adler-32's low half is the sum that tar asks for, modulo 65521, and takes a twentieth of Python's time.
+    # Adler-32's low half is the sum that tar asks for, modulo 65521, and takes a twentieth of
+    # Python's time.
     if zlib.adler32(record) & 0xFFFF != _low_adler(checksum) and not _signed_sum_matches(record):
         return name, 0, f"it starts with {record[:16]!r} and its checksum differs"
     if (length := _number(size)) < 0:

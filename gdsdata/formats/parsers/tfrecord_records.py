@@ -1,7 +1,7 @@
 """TFRecord's records, parsed: their heads, lengths and checksums.
 
-A record is a uint64 length, the masked CRC-32C of those 8 bytes, the data, and its masked CRC-32C. Numbers are little
-endian, and nothing lies between records.
+A record is a uint64 length, the masked CRC-32C of those 8 bytes, the data, and its masked CRC-32C.
+Numbers are little endian, and nothing lies between records.
 
 Source: https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details.
 """
@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from gdsdata.io.engine import crc32c_of_rows
 from gdsdata.formats.parsers.damage import damaged
+from gdsdata.io.engine import crc32c_of_rows
 
 # Returns at most so many bytes of a file from an offset; fewer at its end.
 Read = Callable[[int, int], bytes]
@@ -21,10 +21,12 @@ Read = Callable[[int, int], bytes]
 _LENGTH_BYTES = 8
 _HEAD_BYTES = 12
 _FOOT_BYTES = 4
-# A record's checksum of its data, and the next one's head: all that is read between two records' data.
+# A record's checksum of its data, and the next one's head: all that is read between two records'
+# data.
 _JOINT_BYTES = _FOOT_BYTES + _HEAD_BYTES
-# Heads of records shorter than this are found in windows of the file, because a read of its own would cost more than
-# reading the data between. Behind a longer record, the next head is read by itself.
+# Heads of records shorter than this are found in windows of the file, because a read of its own
+# would cost more than reading the data between. Behind a longer record, the next head is read by
+# itself.
 _LONG_BYTES = 2**16
 _WINDOW_BYTES = 2**20
 # Heads whose checksums are computed together.

@@ -1,6 +1,7 @@
 """What lies where in a zip, from the directory at its end: of npz files, and of torch's.
 
-Source of the format: PKWARE's APPNOTE.TXT, 4.3 (the structures), 4.4 (their fields), 4.5.3 (64-bit sizes and offsets).
+Source of the format: PKWARE's APPNOTE.TXT, 4.3 (the structures), 4.4 (their fields), 4.5.3 (64-bit
+sizes and offsets).
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from typing import NamedTuple
 
 from gdsdata.errors import CorruptData
 
-# Flags, method, checksum, the two sizes, lengths of name, extra field and comment, offset of the local header.
+# Flags, method, checksum, the two sizes, lengths of name, extra field and comment, offset of the
+# local header.
 _ENTRY = struct.Struct("<4s4xHH4xIII HHH8xI")
 # Lengths of name and extra field.
 _LOCAL = struct.Struct("<4s22xHH")
@@ -24,9 +26,11 @@ _ENTRY_MAGIC, _LOCAL_MAGIC, _END_MAGIC = b"PK\1\2", b"PK\3\4", b"PK\5\6"
 _LOCATOR64_MAGIC, _END64_MAGIC = b"PK\6\7", b"PK\6\6"
 
 LOCAL_BYTES = _LOCAL.size
-# Where time, date and checksum stand in a local header and in an entry, and how many bytes they take.
+# Where time, date and checksum stand in a local header and in an entry, and how many bytes they
+# take.
 LOCAL_STAMP_AT, ENTRY_STAMP_AT, STAMP_BYTES = 10, 12, 8
-# Of the structures behind the directory: with the longest comment, and more than they take without one.
+# Of the structures behind the directory: with the longest comment, and more than they take without
+# one.
 LONGEST_END_BYTES = _END64.size + _LOCATOR64.size + _END.size + 0xFFFF
 USUAL_END_BYTES = 1024
 # Of some hundred thousand members; a length that lies must not become memory.
@@ -90,7 +94,8 @@ def find_directory(tail: bytes, path: str, size_bytes: int) -> Directory | None:
     many as `LONGEST_END_BYTES` might.
 
     Raises:
-        CorruptData: the file does not end as a zip does, or the directory would not lie where its end says.
+        CorruptData: the file does not end as a zip does, or the directory would not lie where its
+            end says.
     """
     tail_offset = size_bytes - len(tail)
     at = tail.rfind(_END_MAGIC)
@@ -129,8 +134,8 @@ def parse_directory(data: bytes, directory: Directory, path: str) -> list[Member
     """The entries of a directory, whose bytes are ``data``.
 
     Raises:
-        CorruptData: an entry is none, lies before the file's begin or behind the directory's, or has a name that leads
-            out of a folder; or two have one name.
+        CorruptData: an entry is none, lies before the file's begin or behind the directory's, or
+            has a name that leads out of a folder; or two have one name.
     """
     members = []
     at = 0
@@ -191,7 +196,8 @@ def content_offset(local: bytes, member: Member, directory: Directory, path: str
     """Where the content of a member begins, from its local header (`LOCAL_BYTES`), with as much of its name as follows.
 
     Raises:
-        CorruptData: that is no local header, or another member's, or the content would reach into the directory.
+        CorruptData: that is no local header, or another member's, or the content would reach into
+            the directory.
     """
     named = member.name_bytes.startswith(local[LOCAL_BYTES:][: len(member.name_bytes)])
     if len(local) < LOCAL_BYTES or not named:
