@@ -46,6 +46,7 @@ from gdsdata.formats import (
     Tokens,
     arrays,
     arrow,
+    arrow_rows,
     columns,
     fields,
     litdata,
@@ -55,6 +56,7 @@ from gdsdata.formats import (
     npz,
     parquet,
     safetensors_files,
+    shard_lists,
     shards,
     tar,
     tar_index,
@@ -345,7 +347,7 @@ def mds_seed(encodings: dict[str, str], sizes: list[int | None], *samples: list[
 
 MDS = Target(
     "mds",
-    (mds, shards, fields, indexes),
+    (mds, shard_lists, shards, fields, indexes),
     [
         test_mds.write_plain,
         lambda folder: test_mds.write_arrays(
@@ -401,7 +403,7 @@ MDS_PACKED = Target(
 
 LITDATA = Target(
     "litdata",
-    (litdata, shards, fields, indexes),
+    (litdata, shard_lists, shards, fields, indexes),
     [
         test_litdata.write_plain,
         lambda folder: test_litdata.write(
@@ -690,7 +692,7 @@ def arrow_seed(file_format: bool) -> Callable[[Path], object]:
 
 ARROW = Target(
     "arrow",
-    (arrow, columns),
+    (arrow, arrow_rows, columns),
     [arrow_seed(False), arrow_seed(True)],
     reading("x.arrow", Arrow(), Arrow(columns=("i64", "text"))),
     tokens=(b"ARROW1", b"\xff\xff\xff\xff", b"\xff\xff\xff\x7f", bytes(8)),

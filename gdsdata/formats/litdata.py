@@ -20,20 +20,15 @@ from gdsdata.errors import CorruptData
 from gdsdata.formats import shards
 from gdsdata.formats.fields import Field, FieldIndex
 from gdsdata.formats.index import first_samples, read_heads
+from gdsdata.formats.shard_lists import checked, count_member, index_files, member, read_json, shard_path
 from gdsdata.formats.shards import (
     ArrayFormat,
     ArrayHeads,
     Column,
     Shard,
     check_count,
-    checked,
-    count_member,
-    index_files,
     index_shards,
-    member,
-    read_json,
     refuse_no_shards,
-    shard_path,
     stat_shards,
     table_size,
 )

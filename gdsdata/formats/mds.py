@@ -18,21 +18,8 @@ import numpy as np
 from gdsdata.errors import CorruptData
 from gdsdata.formats import shards
 from gdsdata.formats.fields import Field, FieldIndex
-from gdsdata.formats.shards import (
-    LARGEST_BYTES,
-    ArrayFormat,
-    ArrayHeads,
-    Column,
-    Shard,
-    checked,
-    count_member,
-    index_files,
-    index_shards,
-    member,
-    read_json,
-    refuse_no_shards,
-    shard_path,
-)
+from gdsdata.formats.shard_lists import checked, count_member, index_files, member, read_json, shard_path
+from gdsdata.formats.shards import LARGEST_BYTES, ArrayFormat, ArrayHeads, Column, Shard, index_shards, refuse_no_shards
 from gdsdata.formats.unpacking import unpacked
 
 _VERSION = 2

@@ -8,12 +8,10 @@ little endian.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,11 +19,10 @@ from gdsdata.errors import CorruptData, IoError
 from gdsdata.formats.fields import Field, FieldIndex
 from gdsdata.formats.index import first_samples, read_heads
 from gdsdata.formats.parsers.magics import SHARDS_INDEX
+from gdsdata.formats.shard_lists import LARGEST_BYTES
 
 # numpy's and torch's own limit.
 MOST_AXES = 64
-# Offsets have 32 bits, so nothing in a shard is longer.
-LARGEST_BYTES = 2**32 - 1
 # Read of an array's head at first: up to 16 axes of MDS's usual widths, 8 of LitData's.
 _ARRAY_HEAD_BYTES = 40
 # Shards whose tables are in memory together (`read_heads` asks the disk for them side by side), and
@@ -97,93 +94,6 @@ class Column(NamedTuple):
 
 
 # --- index.json ------------------------------------------------------------------------------------------------------
-
-
-def index_files(paths: Sequence[str], reader: str) -> list[str]:
-    """Those of ``paths`` that are called index.json; ``reader`` is who asks, in the error.
-
-    Raises:
-        ValueError: none is.
-    """
-    found = [path for path in paths if os.path.basename(path) == SHARDS_INDEX]
-    if not found:
-        raise ValueError(
-            f"{reader}: none of the {len(paths)} files such as {paths[0] if paths else None} is called {SHARDS_INDEX}, "
-            f"which says what shards there are: pass the folder that has it, or its own path"
-        )
-    return found
-
-
-def read_json(path: str) -> dict[str, Any]:
-    """The object that a JSON file holds.
-
-    Raises:
-        CorruptData: it is no JSON, or no object.
-        FileNotFoundError, IoError: it is not to be had.
-    """
-    _, size_bytes, _ = read_heads([path], 0)
-    (text,), _, _ = read_heads([path], int(size_bytes[0]))
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as reason:  # ValueError: no JSON, no Unicode, a number of 5000 digits
-        raise CorruptData(f"{path} is no JSON: {reason}; write it again", path, 0, len(text)) from None
-    return checked(value, dict, path, "it")
-
-
-def checked(value: Any, kind: type | tuple[type, ...], path: str, what: str) -> Any:
-    """``value``, which is of one of these types exactly: to JSON, true is no number.
-
-    Raises:
-        CorruptData: it is not; ``what`` of ``path`` it is stands in the error.
-    """
-    kinds = kind if isinstance(kind, tuple) else (kind,)
-    if type(value) not in kinds:
-        names = " or ".join(one.__name__ for one in kinds)
-        raise CorruptData(f"{path}: {what} is {reprlib.repr(value)}, not of type {names}; write it again", path)
-    return value
-
-
-def member(record: dict[str, Any], key: str, kind: type | tuple[type, ...], path: str) -> Any:
-    """``record[key]``, of one of these types (see `checked`); None where there is none."""
-    return checked(record.get(key), kind, path, key)
-
-
-def count_member(record: dict[str, Any], key: str, path: str) -> int:
-    """``record[key]``, a number of bytes or samples.
-
-    Raises:
-        CorruptData: it is none, or absurd.
-    """
-    count = member(record, key, int, path)
-    if not 0 <= count <= LARGEST_BYTES:
-        raise CorruptData(f"{path}: {key} is {reprlib.repr(count)}, not in 0 to {LARGEST_BYTES}; write it again", path)
-    return count
-
-
-def shard_path(name: Any, index_path: str) -> str:
-    """The path of the shard that an index.json calls ``name``, which lies in its folder or below.
-
-    Raises:
-        CorruptData: it is no such name: an index.json from elsewhere must not make one read other
-            files.
-    """
-    name = checked(name, str, index_path, "a shard's name")
-    if not name or "\0" in name or os.path.isabs(name) or ".." in name.split("/") or not _is_encodable(name):
-        raise CorruptData(
-            f"{index_path}: a shard is called {reprlib.repr(name)}, which is no path below this folder", index_path
-        )
-    return os.path.join(os.path.dirname(index_path), name)
-
-
-def _is_encodable(name: str) -> bool:
-    try:
-        os.fsencode(name)
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-# --- tables and samples ----------------------------------------------------------------------------------------------
 
 
 def parse_table(head: bytes, shard: Shard) -> np.ndarray:
