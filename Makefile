@@ -79,6 +79,10 @@ format: $(INSTALLED)  ## lay the C++ sources out, and mend what ruff can mend
 	@$(VENV_PYTHON) -m ruff check --fix .
 	@$(VENV_PYTHON) -m ruff format .
 
+.PHONY: reference
+reference: $(INSTALLED)  ## docs/reference/*.md from the docstrings
+	@$(VENV_PYTHON) docs/make_reference.py
+
 .PHONY: sanitize
 sanitize: build/.system-tests  ## the C++ engine's tests under ASan and UBSan, then under TSan
 	@$(CPP_TESTS) run VARIANT=asan

@@ -20,7 +20,8 @@ ROOT = Path(__file__).resolve().parent.parent
 if not (ROOT / "docs").exists():
     pytest.skip("no docs/ beside these tests", allow_module_level=True)
 
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")])
+WRITTEN = {*(ROOT / "docs" / "reference").glob("gdsdata*.md")}  # by `make reference`
+PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")} - WRITTEN)
 BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SAMPLES = 130
 
@@ -233,3 +234,25 @@ def test_every_result_is_named_by_the_page_of_its_machine():
 
 def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 160
+
+
+@pytest.mark.parametrize("module", [gdsdata, gdsdata.formats])
+def test_the_reference_has_every_public_name(module, reference):
+    page = (reference / f"{module.__name__}.md").read_text()
+    names = [name for name in module.__all__ if not isinstance(getattr(module, name), type(gdsdata))]
+    assert set(re.findall(r"^## `(\w+)`$", page, re.MULTILINE)) == set(names)
+
+
+def test_the_reference_has_docstrings_and_every_error(reference):
+    assert "Batches of samples from files, read ahead by the engine." in (reference / "gdsdata.md").read_text()
+    errors = vars(gdsdata.errors)
+    names = {name for name, one in errors.items() if isinstance(one, type) and one.__module__ == "gdsdata.errors"}
+    assert set(re.findall(r"^## `(\w+)`$", (reference / "gdsdata.errors.md").read_text(), re.MULTILINE)) == names
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    """The folder of the pages that `make reference` writes."""
+    folder = tmp_path_factory.mktemp("reference")
+    subprocess.run([sys.executable, ROOT / "docs" / "make_reference.py", folder], check=True, capture_output=True)
+    return folder
