@@ -4,11 +4,10 @@
     python examples/analytics_parquet.py trips/*.parquet --key zone --value fare
     python examples/analytics_parquet.py trips.csv --key zone --value fare --device cpu
 
-For each key: rows, sum, mean and maximum of the values. The processor decodes, by pyarrow; what
-crosses to the GPU are the two columns as numbers. Of Parquet only their bytes are read. Of CSV all
-of them are: where a column lies in it, only a parser knows. What comes out is compared with
-pyarrow's own reader and group_by, which is the better choice where the answer is all that is wanted
-and there is no GPU. tests/test_examples.py runs it.
+For each key: rows, sum, mean and maximum of the values. pyarrow decodes on the processor, and the
+two columns go to the GPU as numbers. Parquet files are read in these columns alone, CSV files as a
+whole. The result is compared with pyarrow's own reader and group_by, which is the better choice if
+the answer is all you want and there is no GPU. tests/test_examples.py runs it.
 """
 
 import argparse
