@@ -83,6 +83,33 @@ def test_a_state_is_of_the_newest_iterator_whatever_older_ones_do(folder):
     assert (dataset.state_dict()["epoch"], dataset.state_dict()["batches"]) == (0, 1)
 
 
+@pytest.mark.parametrize("before", [2, 12])
+def test_a_loaded_state_holds_if_an_older_iterator_goes_on(folder, before):
+    """With 12 batches before, the older iterator even ends its epoch."""
+    dataset = read(folder)
+    taken(dataset, 5)
+    state = dataset.state_dict()
+    dataset = read(folder)
+    older = iter(dataset)
+    for _ in range(before):
+        next(older)
+    dataset.load_state_dict(state)
+    next(older)
+    assert dataset.state_dict() == state
+    dataset.set_epoch(0)
+    assert dataset.state_dict() == state
+    assert_same_batches(arrays(dataset), epochs_of(read(folder), 1)[5:])
+
+
+def test_set_epoch_twice_around_the_end_of_an_older_iterator(folder):
+    dataset = read(folder)
+    older = iter(dataset)
+    dataset.set_epoch(3)
+    assert len(list(older)) == 13
+    dataset.set_epoch(3)
+    assert dataset.state_dict()["epoch"] == 3
+
+
 def test_a_state_is_kept_when_the_loop_is_left(folder):
     dataset = read(folder)
     for done, _ in enumerate(dataset, 1):

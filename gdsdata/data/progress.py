@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import warnings
 import weakref
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -39,7 +40,10 @@ class Begun(NamedTuple):
 
 
 class _Position(NamedTuple):
-    """Where an iterator is, or begins: behind so many batches of the share that one of ``workers`` has of an epoch."""
+    """Where an iterator is, or begins: behind so many batches of an epoch.
+
+    With ``workers``, these are batches of the share that one of them has.
+    """
 
     epoch: int
     batches: int
@@ -71,7 +75,8 @@ class Progress:
         self._on_break = on_break
         # By the process that shares them with its workers. Each column is a worker's, because one
         # may end its share before another begins.
-        self._rows_of = {os.getpid(): torch.zeros((3, _MOST_WORKERS), dtype=torch.int64).share_memory_()}
+        self._rows_of = {os.getpid(): torch.zeros((3, _MOST_WORKERS), dtype=torch.int64)}
+        self._rows_of[os.getpid()].share_memory_()  # type: ignore[no-untyped-call]  # torch does not annotate it
         _living.add(self)
         self._position: _Position | None = None  # None: the epoch's beginning
         self._set_in: int | None = None  # the process that asked for the position, if no iterator has begun there yet
@@ -86,12 +91,15 @@ class Progress:
         return self._rows_of[os.getpid()]
 
     def _become_of(self, parent: int) -> None:
-        """This process has this object from ``parent``: it shares the parent's rows if it turns out to be a worker, and
-        has rows of its own for workers of its own.
+        """Note that this process has this object from ``parent``.
+
+        If it is a worker, it shares the parent's rows. For workers of its own it has its own rows.
         """
         rows = self._rows_of.get(parent)
         rows = next(iter(self._rows_of.values())) if rows is None else rows
-        self._rows_of = {parent: rows, os.getpid(): rows.clone().share_memory_()}
+        own_rows = rows.clone()
+        own_rows.share_memory_()  # type: ignore[no-untyped-call]  # torch does not annotate it
+        self._rows_of = {parent: rows, os.getpid(): own_rows}
 
     @property
     def epoch(self) -> int:
@@ -105,11 +113,14 @@ class Progress:
         self._rows()[row, first : None if is_last else first + 1] = value
 
     def go_to(self, epoch: int) -> None:
-        """The next iterator begins this epoch: at the place that was loaded, or is to be continued, if that is in it,
-        else at its beginning.
+        """Have the next iterator begin this epoch.
+
+        It begins at the place that was loaded, or is to be continued, if that is in this epoch;
+        else at the epoch's beginning.
         """
-        has_place = self._set_in is not None or (self._on_break == "continue" and self._position is not None)
-        if not (has_place and self._position.epoch == self.epoch == epoch):
+        is_kept = self._set_in is not None or self._on_break == "continue"
+        place = self._position if is_kept else None
+        if place is None or not place.epoch == self.epoch == epoch:
             self._move_to(_Position(epoch, 0, 0))
 
     def _move_to(self, position: _Position) -> None:
@@ -139,10 +150,13 @@ class Progress:
         epoch = int(self._rows()[_EPOCHS, worker.id]) if worker else self.epoch
         return _Position(epoch, 0, worker.num_workers if worker else 0)._asdict()
 
-    def load(self, state: dict[str, Any], epoch_batches: int, step: int | list[int]) -> None:
-        """The next iterator goes on behind the batches that ``state`` counts.
+    def load(self, state: Mapping[str, Any], epoch_batches: int, step: int | list[int]) -> None:
+        """Have the next iterator continue behind the batches that ``state`` counts.
+
+        Iterators that began before it move nothing any more.
 
         Args:
+            state: that `state` returned.
             epoch_batches: how many an epoch has.
             step: samples of a step, with which the batches were counted; of several sources, for
                 each.
@@ -151,7 +165,7 @@ class Progress:
         if position.workers <= 1 and position.batches >= epoch_batches:  # states had this form at an epoch's end
             position = _Position(position.epoch + 1, 0, position.workers)
         self._move_to(position)
-        self._loaded_step = step
+        self._loaded_step, self._newest = step, None
 
     def begin(self, epoch_batches: int, step: int | list[int]) -> Begun:
         """An iterator begins, and is the newest from now on.
@@ -173,7 +187,8 @@ class Progress:
                 f"here that is {step}: give batch sizes of the same product, and call init_process_group() before "
                 "iterating, if there are several ranks"
             )
-        if worker and self._set_in == os.getpid():  # the other workers may not have loaded theirs yet
+        # The other workers may not have loaded theirs yet.
+        if worker and position is not None and self._set_in == os.getpid():
             epoch = position.epoch
         start = 0
         if position is not None and position.epoch == epoch:
