@@ -360,7 +360,7 @@ def test_auto_of_an_environment_for_several_ranks_waits_for_torch_distributed(fo
     monkeypatch.setenv("WORLD_SIZE", "2")
     dataset = read(folder, shuffle="auto")
     assert dataset.stats()["shuffle"] == "uniform: until iteration begins"
-    with pytest.raises(ValueError, match="initialise torch.distributed first"):
+    with pytest.raises(ValueError, match="initialize torch.distributed first"):
         iter(dataset)
     become(1, 2)
     arrays(dataset)

@@ -259,7 +259,7 @@ def test_auto_takes_uniform_where_pieces_bring_nothing(tmp_path):
 
 
 def test_auto_on_ranks_that_cannot_agree_is_refused_in_words(folder):
-    with pytest.raises(ValueError, match="world_size=2 ranks might find different things: initialise torch.distrib"):
+    with pytest.raises(ValueError, match="world_size=2 ranks might find different things: initialize torch.distrib"):
         read(folder, shuffle="auto", rank=0, world_size=2)
 
 

@@ -1,4 +1,4 @@
-"""The arguments of `GDSDataset`: their types, their ranges, and whether they fit the samples that were found."""
+"""Checks of the arguments of `GDSDataset`: types, ranges, and whether they fit the samples."""
 
 from __future__ import annotations
 
@@ -14,12 +14,19 @@ from gdsdata.formats.index import Format, SampleIndex
 from gdsdata.io.options import EngineOptions
 
 if TYPE_CHECKING:
+    from gdsdata.data.batches.settings import Collate
     from gdsdata.data.batches.skipped import Skipped
     from gdsdata.decoders import Decoder, Image
 
 
 def check_types(
-    source: Any, batch_size: Any, format: Any, seed: Any, transform: Any, fields: Fields, reading: Reading
+    source: object,
+    batch_size: object,
+    format: object,
+    seed: object,
+    transform: object,
+    fields: Fields,
+    reading: Reading,
 ) -> None:
     """Refuse arguments of `GDSDataset` that are of another type, before anything is made of them.
 
@@ -45,7 +52,7 @@ def check_types(
         raise TypeError(f"options={shown(options)} must be a gdsdata.EngineOptions, as in EngineOptions(workers=4)")
 
 
-def _check_format(format: Any) -> None:
+def _check_format(format: object) -> None:
     names = sorted(entry.name for entry in FORMATS)
     if isinstance(format, str):
         meant = [name for name in names if name.lower() == format.lower()]
@@ -57,7 +64,8 @@ def _check_format(format: Any) -> None:
         raise TypeError(f"format={shown(format)} must be one of gdsdata.formats, or have a method index(paths)")
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
+    """Return a value as errors show it: at most some 60 characters and its type."""
     shown = repr(value)
     return shown if len(shown) <= 80 else f"{shown[:60]}... ({type(value).__name__})"
 
@@ -84,7 +92,7 @@ def check_values(fields: Fields, reading: Reading, device: torch.device, on_erro
 
 
 def skipped_of(on_error: str) -> Skipped | None:
-    """What takes note of bad samples; None: they are errors."""
+    """Return the object that notes bad samples; None: they are errors."""
     if on_error == "raise":
         return None
     from gdsdata.data.batches.skipped import Skipped
@@ -93,7 +101,8 @@ def skipped_of(on_error: str) -> Skipped | None:
 
 
 def decoders_of(decode: Mapping[str, str | Decoder | Image] | None) -> dict[str, Decoder | Image]:
-    """
+    """Return the decoders of ``decode=``, by the names of their fields.
+
     Raises:
         ValueError: one is of no name that is known, and no function.
         ImportError: one needs an extra that is not installed.
@@ -105,7 +114,9 @@ def decoders_of(decode: Mapping[str, str | Decoder | Image] | None) -> dict[str,
     return {name: decoder_of(said) for name, said in decode.items()}
 
 
-def check_index(index: SampleIndex, format: Format, collate: Any, decode: Mapping[str, Decoder | Image]) -> None:
+def check_index(
+    index: SampleIndex, format: Format, collate: Collate | None, decode: Mapping[str, Decoder | Image]
+) -> None:
     """Refuse arguments of `GDSDataset` that do not fit the samples that were found.
 
     Raises:
@@ -122,7 +133,7 @@ def check_index(index: SampleIndex, format: Format, collate: Any, decode: Mappin
         raise ValueError(f"decode= names {lost[0]!r}, but the samples' fields are {names or 'none'}")
 
 
-def checked_state(state: Any) -> Mapping[str, Any]:
+def checked_state(state: object) -> Mapping[str, Any]:
     """Return a state of `GDSDataset`, with what older versions left out.
 
     Raises:

@@ -1,4 +1,4 @@
-"""`BatchDataset`: what `GDSDataset` and `Mix` have in common as iterable data sets of whole batches."""
+"""`BatchDataset`: the base of `GDSDataset` and `Mix`, iterable data sets of whole batches."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _FRAMES_TO_A_FETCHER = 6
 
 
 def warn_of_stacking(dataset: object) -> None:
-    """Say once that a DataLoader with a batch size stacks whole batches, when it asks ``dataset`` for an iterator.
+    """Warn once of a DataLoader that has a batch size: it stacks whole batches.
 
-    A loader does not tell its data set how it is called, so this looks for the loader's fetcher
-    among the callers.
+    Call it when ``dataset`` is asked for an iterator. A loader passes nothing to its data set, so
+    this looks for the loader's fetcher among the callers.
     """
     worker = get_worker_info()
     if worker is not None and worker.id > 0:
@@ -44,25 +44,28 @@ def warn_of_stacking(dataset: object) -> None:
 
 
 class BatchDataset(IterableDataset):
-    """An iterable data set of whole batches: it has no items, and says what multiprocessing cannot send."""
+    """An iterable data set of whole batches.
+
+    It has no items, and its errors name the argument that multiprocessing cannot send.
+    """
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
         ForkingPickler.register(cls, _reduced)  # other picklers may be able to send what this one cannot
 
-    def __getitem__(self, index: Any) -> NoReturn:
-        """Of ``dataset[i]``, which `Subset` and `random_split` ask for too."""
+    def __getitem__(self, index: object) -> NoReturn:
+        """Refuse ``dataset[i]``, which `Subset` and `random_split` ask for too."""
         raise NotImplementedError(
             f"a {type(self).__name__} has no samples by number, which [], Subset and random_split ask for: iterate "
             "over it; for a part of the samples pass split= to GDSDataset, as in split=(0, 0.9) and split=(0.9, 1)"
         )
 
     def _of_user(self) -> dict[str, Any]:
-        """What the user gave it, by the names of arguments: functions, and objects of classes of his own."""
+        """Return the user's own functions and objects, by the names of arguments."""
         return {}
 
 
-def _reduced(dataset: BatchDataset) -> Any:
+def _reduced(dataset: BatchDataset) -> str | tuple[Any, ...]:
     for name, value in dataset._of_user().items():
         while isinstance(value, functools.partial):
             value = value.func

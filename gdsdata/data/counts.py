@@ -1,4 +1,4 @@
-"""What a data set's statistics add up: counts of one iterator and of those before it."""
+"""Sums of the counts that a data set's statistics have: of one iterator and of those before it."""
 
 from __future__ import annotations
 

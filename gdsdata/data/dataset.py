@@ -85,7 +85,8 @@ class GDSDataset(BatchDataset):
     - ``"lanes"``: a new order in which samples come from some hundreds of pieces of 1 MiB at a
       time (`gdsdata.data.order.lanes`). Each piece is one large read, for storage that is slow at
       small ones. Pieces take up to 1 GiB of host memory, and as much again for those read ahead; W
-      ranks share that. Each worker of a DataLoader reads all of them. A `Lanes` has its own numbers.
+      ranks share that. Each worker of a DataLoader reads all of them. A `Lanes` has its own
+      numbers.
     - ``"auto"``: one of these two, by the size of a sample and a short measurement.
       ``stats()["shuffle"]`` says which and why. If torch.distributed is initialized, as several
       ranks need, all of its processes have to make the data set, and use the choice of the first
@@ -257,10 +258,10 @@ class GDSDataset(BatchDataset):
             ValueError: the state is of other data, another order, or another product of batch and
                 world size.
         """
-        state = arguments.checked_state(state)
-        self._samples.take_order_of(state)
+        checked = arguments.checked_state(state)
+        self._samples.take_order_of(checked)
         self._epoch_ranks.release()
-        self._progress.load(state, len(self._samples.order), self._samples.step_samples)
+        self._progress.load(checked, len(self._samples.order), self._samples.step_samples)
 
     def __repr__(self) -> str:
         samples, paths = self._samples, self._samples.paths

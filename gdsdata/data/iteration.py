@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +49,8 @@ class Iteration:
         self.running: Reader[Any] | None = None
         self._times, self.reporter = StepTimes(), Reporter(report_every_s, self.report)
         self._workers = WorkerTimes()  # of iterators that have ended
-        self._workers_before: tuple[Any, WorkerTimes] | None = None  # the engine, and its at the newest one's begin
+        # The engine, and its workers' times when the newest iterator began.
+        self._workers_before: tuple[engine.Engine, WorkerTimes] | None = None
 
     def begin(
         self,
@@ -79,7 +80,7 @@ class Iteration:
         handed_out: Callable[[int], object],
         transform: Callable[[Any], Any] | None,
         owner: object,
-    ) -> Iterator[Any]:
+    ) -> Generator[Any, None, None]:
         """Yield what ends it, once reading has begun, and then the batches."""
         order, source, check_ranks = self._samples.order, self._samples.source, self._ranks.watch(self._samples.share)
         done, total = 0, len(numbers)

@@ -6,9 +6,9 @@ import heapq
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -28,9 +28,12 @@ _MASK = (1 << _SHARE_BITS) - 1
 _STOPS = ("first_exhausted", "all_exhausted")
 _LARGEST_POSITION = 2**61
 
+# A number of turns, or one for each of some positions (int64).
+_Turns = TypeVar("_Turns", int, np.ndarray)
+
 
 class _Fork(NamedTuple):
-    """Shares what comes to it between two others."""
+    """A node that shares the turns that come to it between two others."""
 
     left_share: int  # of 2 ** _SHARE_BITS
     left: _Fork | int
@@ -38,15 +41,15 @@ class _Fork(NamedTuple):
 
 
 class Blend:
-    """An endless order of K sources, in which each has its share at every prefix, computed at any position.
+    """An endless order of K sources, in which each has its share at every prefix.
 
-    It is a tree, as Huffman's code builds it, with a source at each leaf. Of the first n turns that
-    come to a fork, its left side has had ``n * share``, rounded to the nearest whole number. So at
-    one fork nobody is more than half a turn ahead or behind, and of what happens further up a
-    source sees its own share alone: a source of weight w with nodes of weights W above it (the root
-    left out) stays within ``(1 + sum(w / W)) / 2`` turns of its due. In a tree of Huffman's the
-    nodes upwards grow at least as Fibonacci's numbers do, so that is less than 1.68 whatever the
-    weights are, and less than 1 for three sources.
+    It is computed at any position. It is a tree, as Huffman's code builds it, with a source at each
+    leaf. The left side of a fork has had ``n * share`` of the first n turns that come to the fork,
+    rounded to the nearest whole number. So at one fork no side is more than half a turn ahead or
+    behind, and a source sees its own share alone of the errors further up. A source of weight w
+    with nodes of weights W above it (the root left out) stays within ``(1 + sum(w / W)) / 2`` turns
+    of its due. In a tree of Huffman's the nodes upwards grow at least as Fibonacci's numbers do. So
+    that is less than 1.68 whatever the weights are, and less than 1 for three sources.
 
     Args:
         weights: finite, at least 0, not all 0. They need no sum of 1.
@@ -85,7 +88,14 @@ class Blend:
         return counts
 
     def sources(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Whose turn it is at ``positions`` (int64 (m,)), and how many turns that source has had: int64 (m,) each."""
+        """Return the source whose turn it is at each position, and how many turns it has had.
+
+        Args:
+            positions: int64 (m,).
+
+        Returns:
+            int64 (m,) each.
+        """
         sources, turns = np.empty_like(positions), positions.copy()
         nodes: list[tuple[_Fork | int, np.ndarray]] = [(self._root, np.arange(len(positions)))]
         while nodes:
@@ -115,30 +125,31 @@ class Blend:
         return bisect_left(range(end), True, key=is_reached)
 
 
-def _left_turns(fork: _Fork, turns: Any) -> Any:
-    """Of so many turns, an int or int64s: ``turns * share``, rounded. In two parts, for 62 bits hold no more."""
+def _left_turns(fork: _Fork, turns: _Turns) -> _Turns:
+    """Return ``turns * share``, rounded, computed in two parts because 62 bits hold no more."""
     high, low = turns >> _SHARE_BITS, turns & _MASK
     return high * fork.left_share + ((low * fork.left_share + _HALF) >> _SHARE_BITS)
 
 
 class Mix(BatchDataset):
-    """Batches of several data sets, each whole batch from one of them, in proportions that hold at every moment.
+    """Batches of several data sets, in proportions that hold at every moment.
 
     After n batches, source i has given ``n * weights[i] / sum(weights)`` of them, give or take less
-    than 2 (less than 1 for up to three sources): nothing is drawn at random, so nothing drifts.
-    Whose turn it is depends on the weights and the position alone, so all ranks get batches of the
+    than 2 (less than 1 for up to three sources): nothing is drawn at random, so nothing drifts. The
+    source of a batch depends on the weights and the position alone, so all ranks get batches of the
     same source at the same step, with equally many samples.
 
     A batch comes from one source, as it is: with its fields, shapes, batch size and `transform`,
-    which may all differ. Weights are of batches; where batch sizes differ, the proportion of
+    which may all differ. Weights are of batches; if batch sizes differ, the proportion of
     samples is that of ``weight * batch_size``. For several sources in one step of the optimizer,
     use small batches and accumulate their gradients.
 
-    Sources never start anew in the middle: what comes of each is one endless stream, its epoch 0,
-    then its epoch 1 in that epoch's order, and so on, and an epoch of the mix is a stretch of it.
-    So all samples of a source have come before any comes again, however short the epochs of the mix
-    are. Use it as a `GDSDataset`: in a loop, in ``DataLoader(mix, batch_size=None)``, or in
-    torchdata's StatefulDataLoader. The sources' own places, and so their states, are left alone.
+    Sources never start anew in the middle. Each is one endless stream: its epoch 0, then its epoch
+    1 in that epoch's order, and so on. An epoch of the mix is a stretch of it. So all samples of a
+    source have come before any comes again, however short the epochs of the mix are.
+
+    Use it as a `GDSDataset`: in a loop, in ``DataLoader(mix, batch_size=None)``, or in torchdata's
+    StatefulDataLoader. The sources' own places, and so their states, are left alone.
 
     Args:
         sources: data sets, of the same rank and world size. Equal seeds are fine.
@@ -195,7 +206,9 @@ class Mix(BatchDataset):
         return max(self._blend.first_with(*source) for source in due)
 
     def __len__(self) -> int:
-        """Batches of this rank in an epoch; the same for every rank, and for every epoch of so many ranks.
+        """Batches of this rank in an epoch.
+
+        They are as many for every rank, and for every epoch of so many ranks.
 
         Raises:
             RuntimeError: as of a `GDSDataset`.
@@ -204,7 +217,9 @@ class Mix(BatchDataset):
         return self._batches
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next iterator, from its first batch. The sources' own epochs follow from it.
+        """Choose the epoch of the next iterator, from its first batch.
+
+        The sources' own epochs follow from it.
 
         The epoch of a state that was just loaded changes nothing, as with `GDSDataset.set_epoch`.
 
@@ -216,7 +231,9 @@ class Mix(BatchDataset):
         self._progress.go_to(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the newest iterator is: plain numbers, O(1) in the epoch's length, the sources' states among them.
+        """Return where the newest iterator is: plain numbers, and the sources' states.
+
+        Its size does not depend on the epoch's length.
 
         It counts the batches that were handed out, not those read ahead, and can be taken at any
         moment.
@@ -275,7 +292,7 @@ class Mix(BatchDataset):
         return [source.batch_size * self._share.world_size for source in self.sources]
 
     def _identity(self) -> dict[str, Any]:
-        """What, besides the sources, must be equal for the same positions to mean the same batches."""
+        """Return what, besides the sources, gives the same positions the same batches."""
         return {"weights": self.weights, "stop": self.stop, "source_batches": self._source_batches}
 
     def __repr__(self) -> str:
@@ -291,6 +308,7 @@ class Mix(BatchDataset):
         return self._epoch_from(begun, range(begin + numbers.start, begin + numbers.stop, numbers.step))
 
     def _epoch_from(self, begun: Begun, positions: range) -> Iterator[Any]:
+        batch: Any
         streams = [self._stream(source, positions, begun.epoch) for source in range(len(self.sources))]
         try:
             for done, source in enumerate(self._sources_at(positions), 1):
@@ -312,8 +330,8 @@ class Mix(BatchDataset):
         for first in range(0, len(positions), _WINDOW):
             yield from self._blend.sources(as_array(positions[first : first + _WINDOW]))[0].tolist()
 
-    def _stream(self, source: int, positions: range, mix_epoch: int) -> Iterator[Any]:
-        """The batches of a source at those of ``positions`` that are its turn."""
+    def _stream(self, source: int, positions: range, mix_epoch: int) -> Generator[Any, None, None]:
+        """Yield the batches of a source at those of ``positions`` that are its turn."""
         turns, batches = self._turns(source, positions), self._source_batches[source]
         while len(turns):
             epoch = int(turns[0]) // batches
@@ -323,7 +341,10 @@ class Mix(BatchDataset):
             turns = turns[here:]
 
     def _turns(self, source: int, positions: range) -> range | np.ndarray:
-        """Which of its turns come at ``positions``; in a DataLoader's worker they are not successive."""
+        """Return which of its turns come at ``positions``.
+
+        In a DataLoader's worker they are not successive.
+        """
         if positions.step == 1:
             return range(*(self._blend.counts(position)[source] for position in (positions.start, positions.stop)))
         windows = [as_array(positions[first : first + _WINDOW]) for first in range(0, len(positions), _WINDOW)]
@@ -331,7 +352,7 @@ class Mix(BatchDataset):
         return np.concatenate([np.empty(0, np.int64), *found])
 
     def stats(self) -> dict[str, Any]:
-        """What has happened since the sources were made.
+        """Return counts of what has happened since the sources were made.
 
         Returns:
             batches: handed out by this mix, of each source.

@@ -1,4 +1,7 @@
-"""Which share of the data a process reads: from arguments, a device mesh, torch.distributed or a launcher."""
+"""`Ranks`: which share of the data a process reads.
+
+Arguments, a device mesh, torch.distributed or a launcher's variables say it.
+"""
 
 from __future__ import annotations
 
@@ -33,17 +36,17 @@ class Ranks:
 
     The first of these that says something:
 
-    1. ``rank`` and ``world_size``, or ``device_mesh`` and ``dp_dim``: for good. 2.
-    torch.distributed, once it is initialised. 3. In a DataLoader's worker process: what the process
-    that began the worker found. 4. ``RANK`` and ``WORLD_SIZE``, as torchrun sets them. 5.
-    ``WORLD_SIZE``, ``NODE_RANK`` and ``LOCAL_RANK``, as Lightning's launcher sets them, which sets
-    no ``RANK``. On
-       another node than the first, ``LOCAL_WORLD_SIZE`` too.
+    1. ``rank`` and ``world_size``, or ``device_mesh`` and ``dp_dim``: these never change.
+    2. torch.distributed, once it is initialized.
+    3. In a DataLoader's worker process: what the process that began the worker found.
+    4. ``RANK`` and ``WORLD_SIZE``, as torchrun sets them.
+    5. ``WORLD_SIZE``, ``NODE_RANK`` and ``LOCAL_RANK``, as Lightning's launcher sets them, which
+       sets no ``RANK``. On another node than the first, ``LOCAL_WORLD_SIZE`` too.
     6. ``OMPI_COMM_WORLD_RANK`` and ``OMPI_COMM_WORLD_SIZE`` (Open MPI), or ``PMI_RANK`` and
-    ``PMI_SIZE`` (MPICH). 7. ``SLURM_PROCID`` and ``SLURM_STEP_NUM_TASKS`` or ``SLURM_NTASKS``, in a
-    process that srun started. A batch script
-       or a notebook in an allocation for several tasks has these variables too, but is one process:
-           that warns.
+       ``PMI_SIZE`` (MPICH).
+    7. ``SLURM_PROCID`` and ``SLURM_STEP_NUM_TASKS`` or ``SLURM_NTASKS``, in a process that srun
+       started. A batch script or a notebook in an allocation for several tasks has these variables
+       too, but is one process: that warns.
 
     Raises:
         ValueError: one of a pair of arguments is missing, both arguments and a mesh are given, or
@@ -94,17 +97,22 @@ class Ranks:
         If nothing says yet how many ranks there will be, it is one of as many as the state was
         taken with. Iteration compares them with those that there are then.
         """
-        step = state.get("samples_per_step")
-        is_of_whole_batches = isinstance(step, int) and step > 0 and step % batch_size == 0
-        return self.found_or_none() or Share(0, step // batch_size if is_of_whole_batches else 1)
+        step, world_size = state.get("samples_per_step"), 1
+        if isinstance(step, int) and step > 0 and step % batch_size == 0:
+            world_size = step // batch_size
+        return self.found_or_none() or Share(0, world_size)
 
     def watch(self, share: Share) -> Callable[[], None]:
-        """A check, for an iterator of ``share``, that raises once torch.distributed says that it is another one."""
+        """Return a check for an iterator of ``share``.
+
+        It raises RuntimeError once torch.distributed says that the share is another one.
+        """
         if self._given is not None or is_distributed():
             return lambda: None
 
         def check() -> None:
-            if is_distributed() and (found := self.found()) != share:
+            found = self.found() if is_distributed() else None
+            if found is not None and found != share:
                 raise _changed(share, found)
 
         return check
@@ -121,7 +129,11 @@ class EpochRanks:
         self._fixed: tuple[int, int, Share] | None = None  # process, epoch and share
 
     def fix(self, epoch: int, found: Share | None) -> Share:
-        """The share of ``epoch``, from now on. ``found`` is what is known now; None is one process, for all we know.
+        """Return the share of ``epoch``, which stays the same from now on.
+
+        Args:
+            epoch: its number.
+            found: the share that is known now; None: nothing says that there are several processes.
 
         Raises:
             RuntimeError: the epoch has another share already.
@@ -130,14 +142,15 @@ class EpochRanks:
         if fixed is None:
             fixed = found or Share(0, 1)
             self._fixed = os.getpid(), epoch, fixed
-        elif found not in (None, fixed):
+        elif found is not None and found != fixed:
             raise _changed(fixed, found)
         return fixed
 
     def of(self, epoch: int) -> Share | None:
         """The share that was fixed for ``epoch``; None if none was."""
-        is_fixed = self._fixed is not None and self._fixed[:2] == (os.getpid(), epoch)
-        return self._fixed[2] if is_fixed else None
+        if self._fixed is not None and self._fixed[:2] == (os.getpid(), epoch):
+            return self._fixed[2]
+        return None
 
     def release(self) -> None:
         """The epoch that comes asks anew."""
@@ -154,7 +167,7 @@ def _changed(before: Share, now: Share) -> RuntimeError:
 
 
 def is_distributed() -> bool:
-    """Whether torch.distributed is initialised."""
+    """Whether torch.distributed is initialized."""
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
@@ -202,7 +215,7 @@ def _of_lightning() -> Share | None:
     names = ("WORLD_SIZE", "NODE_RANK", "LOCAL_RANK")
     if not all(map(os.environ.get, names)):
         return None
-    world_size, node, local = map(_number, names)
+    world_size, node, local = (_parsed(name, os.environ[name]) for name in names)
     ranks_a_node = _number("LOCAL_WORLD_SIZE")
     if node and not ranks_a_node:
         said = _said("NODE_RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
@@ -253,10 +266,14 @@ def _checked(rank_name: str, size_name: str) -> Share:
 
 
 def _number(name: str) -> int | None:
-    """An environment variable's; None if it is not set, or empty."""
+    """Return the number in an environment variable; None if it is not set, or empty."""
     value = os.environ.get(name)
+    return _parsed(name, value) if value else None
+
+
+def _parsed(name: str, value: str) -> int:
     try:
-        return int(value) if value else None
+        return int(value)
     except ValueError:
         raise ValueError(f"the environment's {_said(name)}, which is no number. {_REMEDY}") from None
 
@@ -268,7 +285,9 @@ def _said(*names: str) -> str:
 
 
 def _place_in(mesh: DeviceMesh, dp_dim: str | int | Sequence[str | int] | None) -> Share:
-    """This process's place along the data-parallel dimensions of a mesh, the first one outermost, and their size.
+    """Return this process's place along the data-parallel dimensions of a mesh, and their size.
+
+    The first of these dimensions is the outermost.
 
     Processes that differ along other dimensions alone (tensor, context or pipeline parallel) have
     the same place, and so read the same batches.

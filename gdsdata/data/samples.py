@@ -20,7 +20,7 @@ from gdsdata.io.options import EngineOptions
 
 if TYPE_CHECKING:
     from gdsdata.data.order.lanes import Lanes
-    from gdsdata.data.order.row_groups import RowGroups
+    from gdsdata.data.order.row_groups import RowGroups, RowGroupShuffle
 
 
 class Samples:
@@ -50,6 +50,9 @@ class Samples:
 
     order: Order
     source: BatchSource[Any]
+    shuffle: bool | Lanes | RowGroupShuffle
+    _index: SampleIndex | None
+    _data_identity: dict[str, Any] | None
 
     def __init__(
         self,
@@ -79,8 +82,7 @@ class Samples:
     def index(self) -> SampleIndex:
         """Where the samples lie."""
         if self._index is None:
-            self._index_files()
-            assert self._index is not None
+            return self._index_files()
         return self._index
 
     def forget_index(self) -> None:
@@ -124,7 +126,9 @@ class Samples:
     @property
     def shuffle_name(self) -> str:
         """The shuffle as `GDSDataset.stats` names it."""
-        return {True: "uniform", False: "none"}.get(self.shuffle, str(self.shuffle))
+        if isinstance(self.shuffle, bool):
+            return "uniform" if self.shuffle else "none"
+        return str(self.shuffle)
 
     @property
     def shuffle_reason(self) -> str:
@@ -184,12 +188,13 @@ class Samples:
 
         return first_recognised(self.paths)
 
-    def _index_files(self) -> None:
-        self._index: SampleIndex | None = self._indexed()
-        self._data_identity: dict[str, Any] | None = None
-        self._choice.begin(self._index, self.share.world_size, self._ranks.are_given)
+    def _index_files(self) -> SampleIndex:
+        self._index = index = self._indexed()
+        self._data_identity = None
+        self._choice.begin(index, self.share.world_size, self._ranks.are_given)
         self._make_order()
         self._make_source()
+        return index
 
     def _indexed(self) -> SampleIndex:
         if self.skipped is None:

@@ -6,10 +6,11 @@ import math
 from typing import Any
 
 from gdsdata.data.arguments import shown
+from gdsdata.formats.index import SampleIndex
 
 
 def checked_split(split: Any) -> tuple[float, float]:
-    """The ``split=`` of a data set, as floats.
+    """Return the ``split=`` of a data set, as floats.
 
     Raises:
         TypeError, ValueError: it is no pair of numbers that rise within 0 and 1.
@@ -22,8 +23,8 @@ def checked_split(split: Any) -> tuple[float, float]:
     return float(split[0]), float(split[1])
 
 
-def part_of(index: Any, split: tuple[float, float], source: str) -> Any:
-    """The part of an index that a split has.
+def part_of(index: SampleIndex, split: tuple[float, float], source: str) -> SampleIndex:
+    """Return the part of an index that a split has.
 
     Sample i of N belongs to it if ``round(begin * N) <= i < round(end * N)``, where a half is
     rounded up. So parts that meet have no sample in common and leave none out.

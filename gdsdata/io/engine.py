@@ -34,8 +34,14 @@ if TYPE_CHECKING:
     from gdsdata.formats.index import Index, Sample, SampleIndex
 
 ROUTES: tuple[str, ...] = _engine.ROUTES
+Batches = _engine.Batches
+BegunRead = _engine.BegunRead
+BufferPool = _engine.BufferPool
+Engine = _engine.Engine
 File = _engine.File
+FileTable = _engine.FileTable
 Output = _engine.Output
+Residence = _engine.Residence
 pickle_claims_too_much = _engine.pickle_claims_too_much
 crc32_joined = _engine.crc32_joined
 crc32c_of_rows = _engine.crc32c_of_rows

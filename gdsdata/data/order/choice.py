@@ -1,10 +1,10 @@
-"""What `GDSDataset`'s ``shuffle`` means for some data, and the choice that ``"auto"`` makes."""
+"""`ShuffleChoice`: the meaning of ``shuffle`` for some data, and the choice of ``"auto"``."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import astuple
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,6 +17,8 @@ from gdsdata.io import engine
 from gdsdata.io.options import MIB, EngineOptions
 
 if TYPE_CHECKING:
+    from typing_extensions import TypeIs  # typing has it from Python 3.13 on
+
     from gdsdata.data.order.lanes import Lanes
     from gdsdata.data.order.row_groups import RowGroups, RowGroupShuffle
 
@@ -30,7 +32,7 @@ _BATCHES, _BATCH_SAMPLES, _BATCH_PIECES = 4, 256, 8
 
 
 class ShuffleChoice:
-    """What ``shuffle=`` of a data set means, and, of ``"auto"``, when and by whom that is chosen.
+    """The meaning of a data set's ``shuffle=``, and the time and rank of the choice of ``"auto"``.
 
     Attributes:
         asked: what `shape_of` takes; ``"auto"`` until it is chosen.
@@ -42,8 +44,8 @@ class ShuffleChoice:
         self.asked, self.reason, self.is_auto = asked, "as asked for", asked == "auto"
         self._is_final = not self.is_auto
 
-    def shape(self, index: SampleIndex, step_samples: int) -> Any:
-        """What `order.Order` takes; before ``"auto"`` is chosen, True."""
+    def shape(self, index: SampleIndex, step_samples: int) -> bool | Lanes | RowGroupShuffle:
+        """Return what `permutation.Order` takes; before ``"auto"`` is chosen, True."""
         is_open = self.asked == "auto" and index.group_first_sample is None
         return shape_of(is_open or self.asked, index, step_samples)
 
@@ -57,7 +59,10 @@ class ShuffleChoice:
                 self._choose(index, ranks, are_given)
 
     def agree(self, index: SampleIndex, ranks: int, are_given: bool) -> bool:
-        """Choose when iteration begins, if that was not done for all ranks yet. Whether it changes anything.
+        """Choose when iteration begins, if that was not done for all ranks yet.
+
+        Returns:
+            Whether this changes anything.
 
         Raises:
             ValueError: ranks cannot agree here.
@@ -75,7 +80,9 @@ class ShuffleChoice:
         return self.asked != before
 
     def _choose(self, index: SampleIndex, ranks: int, are_given: bool) -> None:
-        found = None if self.asked == "auto" else (self.asked, self.reason)
+        found = None
+        if isinstance(self.asked, str) and self.asked != "auto":
+            found = self.asked, self.reason
         self.asked, self.reason = choose(index, ranks, found)
         self._is_final = are_given or is_distributed()
 
@@ -87,9 +94,10 @@ class ShuffleChoice:
 def shape_of(
     asked: bool | str | Lanes | RowGroups, index: SampleIndex, step_samples: int
 ) -> bool | Lanes | RowGroupShuffle:
-    """What `order.Order` takes: True for ``"uniform"``, and `Lanes` that fit the data for ``"lanes"``.
+    """Return what `permutation.Order` takes.
 
-    Of tables, a `RowGroupShuffle` for all but False.
+    It is True for ``"uniform"``, and `Lanes` that fit the data for ``"lanes"``. For tables it is a
+    `RowGroupShuffle` for all but False.
 
     Raises:
         ValueError: ``asked`` is nothing of the kind.
@@ -117,7 +125,7 @@ def identity_of(shuffle: bool | Lanes | RowGroupShuffle) -> bool | list[int]:
 
 
 def of_identity(identity: bool | list[int]) -> bool | Lanes:
-    """What `identity_of` was asked of, where that is for other than tables."""
+    """Return the shuffle that `identity_of` was asked for, if it is not of tables."""
     if isinstance(identity, bool):
         return identity
     from gdsdata.data.order.lanes import Lanes
@@ -125,8 +133,8 @@ def of_identity(identity: bool | list[int]) -> bool | Lanes:
     return Lanes(*identity)
 
 
-def is_lanes(shuffle: bool | Lanes | RowGroupShuffle) -> TypeGuard[Lanes]:
-    """Without importing them for a data set that has none."""
+def is_lanes(shuffle: bool | Lanes | RowGroupShuffle) -> TypeIs[Lanes]:
+    """Return whether it is a `Lanes`, which is not imported for a plain order."""
     if isinstance(shuffle, bool):
         return False
     from gdsdata.data.order.lanes import Lanes
@@ -150,26 +158,29 @@ def _of_row_groups(
 
 
 def choose(index: SampleIndex, ranks: int, found: tuple[str, str] | None = None) -> tuple[str, str]:
-    """``"uniform"`` or ``"lanes"``, whichever suits the data and its storage, and the reason in words.
+    """Return ``"uniform"`` or ``"lanes"``, and the reason in words.
 
-    If torch.distributed is initialised, all its processes must call this, and get what the first
-    one found. ``found`` is what this process found before that.
+    The choice suits the data and its storage. If torch.distributed is initialized, all its
+    processes must call this, and get what the first one found. ``found`` is what this process found
+    before that.
 
     Raises:
         ValueError: there are several ranks, and torch.distributed, by which they would agree, is
-            not initialised.
+            not initialized.
     """
     agree = is_distributed()
     if not agree and ranks > 1:
         raise ValueError(
-            f'shuffle="auto" measures, and world_size={ranks} ranks might find different things: initialise '
+            f'shuffle="auto" measures, and world_size={ranks} ranks might find different things: initialize '
             'torch.distributed first, or say "uniform" or "lanes"'
         )
     if not agree or torch.distributed.get_world_size() == 1:
         return found or _choose(index)
     agreed = [(found or _choose(index)) if torch.distributed.get_rank() == 0 else None]
     torch.distributed.broadcast_object_list(agreed, src=0)
-    return agreed[0]
+    (of_first_rank,) = agreed
+    assert of_first_rank is not None  # the broadcast has replaced the None of other ranks
+    return of_first_rank
 
 
 def _choose(index: SampleIndex) -> tuple[str, str]:
@@ -192,7 +203,7 @@ def _choose(index: SampleIndex) -> tuple[str, str]:
 
 
 def _gb_per_s(index: Index, batch: int) -> float:
-    """Of random samples, by an engine of its own that leaves the page cache out."""
+    """Read random samples with an engine that leaves the page cache out, and return the rate."""
     shared = engine.shared_engine(EngineOptions(direct="always"), torch.device("cpu"))
     pool = engine.buffer_pool(shared, index.sample, batch, _BATCHES, False)
     batches, _ = engine.make_batches(

@@ -1,4 +1,6 @@
-"""A shuffle that reads in large pieces: every piece of the data once an epoch, its samples far apart in time.
+"""A shuffle that reads in large pieces.
+
+Every piece of the data is read once an epoch, and its samples are far apart in time.
 
 A *piece* is a run of consecutive samples, read at once. An epoch's pieces, in a new order, are
 dealt to L *lanes*. A lane opens K pieces at a time, its *window*, and gives one sample of each of
@@ -30,8 +32,8 @@ class Lanes:
 
     Attributes:
         lanes: L, a divisor of the samples in a global batch. A rank reads only pieces of its own
-            where the number of ranks divides L; with other numbers, neighbours share the pieces of
-            the lane between them.
+            if the number of ranks divides L. With other numbers, neighbors share the pieces of the
+            lane between them.
         window_pieces: K, pieces that a lane has open; more than it gives samples to a batch, or
             batches repeat pieces.
         piece_samples: m, samples in a piece.
@@ -57,7 +59,9 @@ class Lanes:
     def fitting(
         cls, samples: int, sample_bytes: int, step_samples: int, lanes: int | None = None, piece_bytes: int = _MIB
     ) -> Lanes:
-        """A shape for such data: the same on every rank, and for every number of ranks that share a global batch.
+        """Return a shape for such data.
+
+        It is the same on every rank, and for every number of ranks that share a global batch.
 
         Args:
             samples: in all.
@@ -65,8 +69,8 @@ class Lanes:
             step_samples: in a global batch.
             lanes: None takes the largest divisor of ``step_samples`` up to 64.
             piece_bytes: of a piece, at most. Windows of a lane have at least 4 pieces for each of
-                its samples in a batch, and 16; where all lanes' windows would be more than 1 GiB,
-                or more than all samples, pieces are smaller.
+                its samples in a batch, and 16. Pieces are smaller if all lanes' windows would be
+                more than 1 GiB, or more than all samples.
 
         Raises:
             ValueError: ``lanes`` does not divide ``step_samples``, or ``piece_bytes`` is less than
@@ -93,29 +97,31 @@ class Lanes:
         return step_samples <= self.lanes * self.window_pieces * self.piece_samples
 
     def of_rank(self, rank: int, world_size: int) -> range:
-        """The lanes that a rank reads, some of them not alone where the ranks do not divide the lanes."""
+        """Return the lanes that a rank reads.
+
+        If the ranks do not divide the lanes, it does not read all of them alone.
+        """
         return range(rank * self.lanes // world_size, -(-(rank + 1) * self.lanes // world_size))
 
     def permutation(self, samples: int, step_samples: int, seed: int, epoch: int) -> LanePermutation:
-        """A bijection on ``range(samples)`` from an epoch's positions to ids: what `order.Shuffle` asks for."""
+        """Return an epoch's bijection, as `permutation.Shuffle` asks for."""
         return LanePermutation(self, samples, step_samples, seed, epoch)
 
 
 class LanePermutation:
-    """A bijection on ``range(samples)`` from an epoch's positions to sample ids: what `order.Order` asks for.
+    """A bijection on ``range(samples)`` from an epoch's positions to sample ids.
 
     With N samples, pieces of m, L lanes and G samples a step, of which each lane gives G/L:
 
-    - The ids are turned (``id + shift mod N``) by another amount each epoch, so that pieces begin
-    elsewhere and what
-      the rules below treat apart is any sample's turn. One piece has the last ids and the first.
-    - Of the whole pieces in their random order, each lane has Q = N // m // L. - What remains,
-    fewer than L pieces and a shorter one, is a line that is cut into L *short pieces* of equal
-    length,
-      one a lane, and fewer than L samples that end the epoch. So a lane gives N // L samples.
-    - A window is K pieces; the lane's last one has what remains, fewer than 2 K, and the short
-    piece, whose samples are
-      spread evenly over the window's m rounds.
+    - The ids are turned (``id + shift mod N``) by another amount each epoch. So pieces begin
+      elsewhere, and the exceptions below meet other samples. One piece has the last ids and the
+      first.
+    - Each lane has Q = N // m // L of the whole pieces, in their random order.
+    - Fewer than L pieces and a shorter one remain. They are a line that is cut into L *short
+      pieces* of equal length, one a lane. Fewer than L samples remain of it, and end the epoch. So
+      a lane gives N // L samples.
+    - A window is K pieces. The lane's last one has what remains, fewer than 2 K, and the short
+      piece, whose samples are spread evenly over the window's m rounds.
 
     Args:
         shape: L, K and m.
@@ -194,7 +200,10 @@ class LanePermutation:
         return _cut(first, size, self._samples - first, np.zeros_like(first))
 
     def _pieces_of(self, lane: np.ndarray, place: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Where the piece of each lane's place starts on the line, its samples, and how many of them came before."""
+        """Return where the piece of each lane's place starts on the line, its samples and its turn.
+
+        The turn is how many of the piece's samples came before.
+        """
         k, m, short = self._shape.window_pieces, self._shape.piece_samples, self._short_samples
         window = np.minimum(place // (k * m), self._windows - 1)
         is_last = window == self._windows - 1
@@ -216,11 +225,14 @@ class LanePermutation:
         return start, np.where(is_short, short, m), np.where(is_short, round_ * short // m, round_)
 
     def _ids(self, line: np.ndarray) -> np.ndarray:
-        """Ids of places on the line, where whole pieces stand in the epoch's order and the shorter one behind them."""
+        """Return the ids of places on the line.
+
+        Whole pieces stand there in the epoch's order, and the shorter one behind them.
+        """
         m = self._shape.piece_samples
         ids = line.copy()
-        whole = np.flatnonzero(line < self._whole_pieces * m)
-        if whole.size:
+        if self._pieces is not None:
+            whole = np.flatnonzero(line < self._whole_pieces * m)
             piece, place = np.divmod(line[whole], m)
             ids[whole] = self._pieces(piece) * m + place
         ids += self._shift

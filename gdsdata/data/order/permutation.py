@@ -21,8 +21,15 @@ _WEYL, _MULTIPLIER_1, _MULTIPLIER_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x
 _MUL_1, _MUL_2, _SHIFT_27, _SHIFT_32 = (np.uint64(value) for value in (_MULTIPLIER_1, _MULTIPLIER_2, 27, 32))
 
 
+# A uint64, or one for each position.
+_UInt64 = np.uint64 | np.ndarray
+
+
 def mix(x: int) -> int:
-    """One step of splitmix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014)."""
+    """Return one step of splitmix64.
+
+    Source: Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014.
+    """
     x = (x + _WEYL) & _MASK
     x = ((x ^ (x >> 30)) * _MULTIPLIER_1) & _MASK
     x = ((x ^ (x >> 27)) * _MULTIPLIER_2) & _MASK
@@ -35,13 +42,16 @@ def epoch_key(seed: int, epoch: int) -> int:
 
 
 class Permutation:
-    """A bijection on ``range(n)`` chosen by ``(seed, epoch)``, the same on every machine (integers only).
+    """A bijection on ``range(n)``, chosen by ``(seed, epoch)``.
+
+    It computes with integers only, so it is the same on every machine.
 
     A position is written in mixed radix as ``left * b + right``, with ``left < a``, ``right < b``
-    and ``a * b >= n``. Each round adds a keyed hash of one half to the other, which can be undone,
-    so the whole is a bijection on ``range(a * b)`` (a generalized Feistel network: Black and
-    Rogaway, Ciphers with Arbitrary Finite Domains, 2002). A result outside ``range(n)`` is sent
-    through again until it lands inside; with ``a * b`` close to ``n`` few are.
+    and ``a * b >= n``. Each round adds a keyed hash of one half to the other. That can be undone,
+    so the whole is a bijection on ``range(a * b)``: a generalized Feistel network. A result outside
+    ``range(n)`` is sent through again until it lands inside; with ``a * b`` close to ``n`` few are.
+
+    Source: Black and Rogaway, Ciphers with Arbitrary Finite Domains, 2002.
 
     It is a shuffle, not a cipher: every sample is as likely at every position, but a 64-bit key
     cannot reach all n! orders.
@@ -65,7 +75,7 @@ class Permutation:
         self._keys = [np.uint64(mix(key ^ i)) for i in range(rounds)]
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
-        """The images (int64, shape of ``positions``) of int64 ``positions``, one-dimensional, each in ``range(n)``."""
+        """Return the images of ``positions``: int64 (m,), as they are, each in ``range(n)``."""
         values = _feistel(positions.view(np.uint64), self._a, self._b, self._keys)
         outside = np.flatnonzero(values >= self._n)
         while outside.size:
@@ -76,7 +86,9 @@ class Permutation:
 
 
 def permuted(positions: np.ndarray, n: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """Images of positions that lie in many small ranges, each shuffled by a key of its own (see `Permutation`).
+    """Return the images of positions in many small ranges, each of which has its own key.
+
+    See `Permutation`.
 
     Args:
         positions: int64 (m,), each in ``range`` of its ``n``.
@@ -113,8 +125,11 @@ def mixed(x: np.ndarray) -> np.ndarray:
     return x ^ (x >> np.uint64(31))
 
 
-def _feistel(x: np.ndarray, a: np.ndarray, b: np.ndarray, keys: Iterable[np.ndarray]) -> np.ndarray:
-    """The bijection on ``range(a * b)``. The largest product is 2**32 * a, with a <= 2**31 + 32: no overflow."""
+def _feistel(x: np.ndarray, a: _UInt64, b: _UInt64, keys: Iterable[_UInt64]) -> np.ndarray:
+    """Return the images of uint64s under the bijection on ``range(a * b)``.
+
+    The largest product is 2**32 * a, with a <= 2**31 + 32: nothing overflows.
+    """
     left = x // b
     right = x - left * b
     left_radix, right_radix = a, b
@@ -150,7 +165,7 @@ class Shuffle(Protocol):
     """A way to shuffle that `Order` can take in the place of the uniform one."""
 
     def permutation(self, samples: int, step_samples: int, seed: int, epoch: int) -> Callable[[np.ndarray], np.ndarray]:
-        """A bijection on ``range(samples)`` from positions (int64 (m,)) to ids, of an epoch of such steps."""
+        """Return an epoch's bijection on ``range(samples)`` from positions (int64 (m,)) to ids."""
 
 
 class Order:
@@ -161,18 +176,19 @@ class Order:
     left, and each rank takes the r-th slice of as many as ``uneven`` says:
 
     - ``"drop"``: ``R // W``. The other ``R % W`` samples (fewer than W) are left out this epoch,
-    and when shuffled they
-      are other ones in the next.
+      and when shuffled they are other ones in the next.
     - ``"pad"``: ``R / W``, rounded up. Every sample comes, and fewer than W of them, the epoch's
-    first, once more. - ``"repeat"``: B. Every sample comes, every batch is whole, and the epoch's
-    first ``B*W - R`` come once more.
+      first, once more.
+    - ``"repeat"``: B. Every sample comes, every batch is whole, and the epoch's first ``B*W - R``
+      come once more.
 
-    With ``drop_last`` the partial step is dropped. So
+    With ``drop_last`` the partial step is dropped. It follows:
 
-    - all ranks have the same number of batches, of the same sizes, and none waits for another at
-    the end; - the ranks' shares are disjoint, but for what comes once more; - whole steps depend on
-    B*W alone: a run resumed with other B and W of the same product sees the same global
-      batches.
+    - All ranks have the same number of batches, of the same sizes. None waits for another at the
+      end.
+    - The ranks' shares are disjoint, but for what comes once more.
+    - Whole steps depend on B*W alone. A run resumed with other B and W of the same product sees the
+      same global batches.
 
     Args:
         samples: how many there are; ids are ``range(samples)``.
@@ -230,12 +246,12 @@ class Order:
         return self._whole_steps + (self._last_size > 0)
 
     def plan(self, epoch: int, first_batch: int, batches: int, step: int = 1) -> tuple[np.ndarray, np.ndarray]:
-        """The samples of this rank's batches ``first_batch``, ``first_batch + step`` and so on of ``epoch``.
+        """Return the samples of this rank's batches ``first_batch``, ``first_batch + step``, ...
 
         Ask for several batches at a time: shuffling 64 positions costs 45 us, 4096 of them 110 us.
 
         Returns:
-            The sample ids (int64, batch after batch) and the batches' sizes (int64, shape ``(batches,)``).
+            The sample ids (int64), batch after batch, and the batches' sizes (int64 (batches,)).
 
         Raises:
             ValueError: one of them is not in ``range(len(self))``.
@@ -246,7 +262,12 @@ class Order:
         return self.samples_of(epoch, range(first_batch, end, step))
 
     def samples_of(self, epoch: int, numbers: range | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """`plan`, of batches by their ``numbers`` (an array is int64), which ascend and are not checked."""
+        """Return what `plan` does, of batches by their numbers.
+
+        Args:
+            epoch: chooses the order.
+            numbers: ascending, and not checked; an array is int64.
+        """
         numbers = as_array(numbers)
         size, step_size = self._batch_size, self._batch_size * self._world_size
         whole = numbers[: np.searchsorted(numbers, self._whole_steps)]

@@ -1,4 +1,6 @@
-"""A shuffle of tables that decodes every row group once: rows of some row groups at a time, in a new order.
+"""A shuffle of tables that decodes every row group once.
+
+Rows of some row groups at a time come in a new order.
 
 An epoch's row groups, in a new order, are one behind the other a *line* of rows, which is turned by
 another amount each epoch and cut into L equal *lanes*. A lane is given in *windows* of M rows, each
@@ -25,7 +27,7 @@ from gdsdata.data.order.permutation import Permutation, epoch_key, mix, mixed, p
 
 _MOST_LANES = 8
 _MOST_GROUPS_A_WINDOW = 16
-# Of decoded row groups that are held at a time, where one rank reads all.
+# The decoded row groups that are held at a time, if one rank reads all.
 _HELD_BYTES = 2**31
 _LARGEST_WINDOW_ROWS = 2**31
 # The golden ratio's share of 2**64: multiples of it are spread evenly over a circle, however many
@@ -42,8 +44,8 @@ class RowGroups:
 
     Attributes:
         lanes: L, a divisor of the samples in a global batch. A rank decodes only row groups of its
-            own where the number of ranks divides L; with other numbers, neighbours decode those of
-            the lane between them too.
+            own if the number of ranks divides L. With other numbers, neighbors decode those of the
+            lane between them too.
         window_rows: M, rows of a lane that are mixed with each other.
 
     Raises:
@@ -60,11 +62,13 @@ class RowGroups:
 
     @classmethod
     def fitting(cls, rows: int, groups: int, row_bytes: int, step_samples: int) -> RowGroups:
-        """A shape for such data: the same on every rank, and for every number of ranks that share a global batch.
+        """Return a shape for such data.
 
-        8 lanes (or the largest divisor of ``step_samples`` below), and windows of as many rows as
-        16 row groups have. Where one rank would hold more than 2 GiB so, windows are smaller, down
-        to one row group, and then lanes fewer.
+        It is the same on every rank, and for every number of ranks that share a global batch.
+
+        It has 8 lanes (or the largest divisor of ``step_samples`` below), and windows of as many
+        rows as 16 row groups have. If one rank would hold more than 2 GiB that way, windows are
+        smaller, down to one row group. Then lanes are fewer.
 
         Args:
             rows: in all.
@@ -101,26 +105,23 @@ class RowGroupShuffle:
         return str(self.shape)
 
     def permutation(self, samples: int, step_samples: int, seed: int, epoch: int) -> RowGroupPermutation:
-        """A bijection on ``range(samples)`` from an epoch's positions to ids: what `order.Shuffle` asks for."""
+        """Return an epoch's bijection, as `permutation.Shuffle` asks for."""
         return RowGroupPermutation(self.shape, self.group_first_row, step_samples, seed, epoch)
 
 
 class UpcomingGroups(Protocol):
-    """An epoch of one rank that can say which row groups its steps need.
+    """An epoch of one rank that can say which row groups its steps need."""
 
-    Attributes:
-        steps_ahead: in which a row group or two are used up, so that those behind them can be
-            decoded meanwhile.
-    """
-
-    steps_ahead: int
+    @property
+    def steps_ahead(self) -> int:
+        """The steps that use up a row group or two; those behind them can be decoded meanwhile."""
 
     def groups(self, first_step: int, last_step: int) -> np.ndarray:
-        """Numbers of the row groups (int64, each once) for the steps from one to another, both included."""
+        """Return the row groups for some steps, the last one included: int64, each once."""
 
 
 class RowGroupPermutation:
-    """A bijection on ``range(rows)`` from an epoch's positions to row ids: what `order.Order` asks for.
+    """A bijection on ``range(rows)`` from an epoch's positions to row ids.
 
     Each lane has ``rows // L`` rows, and what remains, fewer than L of them, ends the epoch. The
     first window of a lane is shorter, by a part of its own, and the last one has what remains.
@@ -168,14 +169,17 @@ class RowGroupPermutation:
         return self._first_row[nth] + line - self._line_first[nth]
 
     def of_rank(self, rank: int, world_size: int) -> LanesOfRank:
-        """The lanes that a rank reads, some of them not alone where the ranks do not divide the lanes."""
+        """Return the lanes that a rank reads.
+
+        If the ranks do not divide the lanes, it does not read all of them alone.
+        """
         lanes = self._shape.lanes
         lane = np.arange(rank * lanes // world_size, -(-(rank + 1) * lanes // world_size), dtype=np.int64)
         # A window of one of its lanes ends in so many steps.
         return LanesOfRank(self, lane, self._shape.window_rows * lanes // (self._step_samples * len(lane)))
 
     def groups(self, lane: np.ndarray, first_step: int, last_step: int) -> np.ndarray:
-        """Numbers of the row groups (int64, each once) that lie in the windows of some lanes in some steps."""
+        """Return the row groups in the windows of some lanes in some steps: int64, each once."""
         a_step = self._step_samples // self._shape.lanes
         places = np.minimum([first_step * a_step, (last_step + 1) * a_step - 1], max(0, self._lane_rows - 1))
         first, last = (np.full_like(lane, place) for place in places)
@@ -184,7 +188,7 @@ class RowGroupPermutation:
         found = [np.empty(0, np.int64)]
         for line, stop in zip((begin + self._shift).tolist(), (end + self._shift).tolist(), strict=True):
             for low, high in ((line, min(stop, self._rows)), (max(line - self._rows, 0), stop - self._rows)):
-                if low < high:  # the line's end and its beginning are neighbours
+                if low < high:  # the line's end and its beginning are neighbors
                     first_nth, end_nth = np.searchsorted(self._line_first, [low, high - 1], side="right")
                     found.append(self._order[first_nth - 1 : end_nth])
         return np.unique(np.concatenate(found))
