@@ -354,7 +354,7 @@ def test_a_residency_that_fails_warns_once_and_batches_are_read(tmp_path, record
     monkeypatch.setattr(gdsdata.io.engine, "residence_of", of_an_absent_file)
     dataset = read(tmp_path, residency="pinned")
     assert eventually(lambda: dataset.stats()["residency"]["error"])
-    with pytest.warns(RuntimeWarning, match="is not to be had: could not open .*absent"):
+    with pytest.warns(RuntimeWarning, match="is not available: could not open .*absent"):
         assert_same_batches(dataset, epoch_of(records))
     assert not dataset.stats()["residency"]["ready"] and dataset.stats()["bytes"]["pinned_page_cache"] == 0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
@@ -36,7 +36,7 @@ class Chunks(ABC, Generic[Local]):
         """Make a chunk local. A thread calls it."""
 
     @property
-    def held(self) -> Collection[int]:
+    def held(self) -> Set[int]:
         """The chunks that are local, or on their way."""
         return self._held.keys()
 
@@ -51,7 +51,7 @@ class Chunks(ABC, Generic[Local]):
         return self._held[chunk]
 
     def drop(self, chunks: Iterable[int]) -> None:
-        """Hold these chunks no longer. Whoever has one keeps it."""
+        """Hold these chunks no longer. A caller that has one keeps it."""
         for chunk in chunks:
             del self._held[chunk]
             self.held_bytes -= self.size_bytes(chunk)

@@ -31,6 +31,11 @@ class Plan(NamedTuple):
     length: np.ndarray | int
     sample_ptr: np.ndarray | None = None
 
+    @property
+    def lengths(self) -> np.ndarray:
+        """The length of each piece in bytes: int64 (p,), as ``length``."""
+        return np.full(len(self.offset), self.length) if isinstance(self.length, int) else self.length
+
     def split(self, sizes: Sequence[int] | np.ndarray) -> list[Plan]:
         """Return the plans of successive batches of so many samples each. Their arrays are views."""
         ends = np.cumsum(sizes)

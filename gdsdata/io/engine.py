@@ -40,6 +40,7 @@ BufferPool = _engine.BufferPool
 Engine = _engine.Engine
 File = _engine.File
 FileTable = _engine.FileTable
+Mark = _engine.Mark
 Output = _engine.Output
 Residence = _engine.Residence
 pickle_claims_too_much = _engine.pickle_claims_too_much

@@ -6,8 +6,8 @@ import time
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Protocol
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -16,25 +16,38 @@ from gdsdata.data.batches.settings import BatchSettings
 from gdsdata.errors import CorruptData, EngineClosed, IoError
 from gdsdata.formats.plan import Plan
 from gdsdata.io import engine
-from gdsdata.io.stalls import ReadsInFlight
+from gdsdata.io.stalls import Awaited, ReadsInFlight
 
 if TYPE_CHECKING:
     from gdsdata.data.batches.pieces import OpenPieces
 
 
+class Coming(Awaited, Protocol):
+    """Reads of a batch: a `Future`, or an object that behaves like one."""
+
+    def result(self) -> tuple[dict[str, int], Any]:
+        """Return the batch's bytes by route, and the values that the reader makes the batch of."""
+
+    def cancel(self) -> object:
+        """Give the reads up, if they have not ended."""
+
+
 class Begun(Protocol):
-    """A batch on its way.
+    """A batch on its way."""
 
-    Attributes:
-        plan: of its samples.
-        done: ends with the batch's bytes by route, and what the reader makes the batch of.
-    """
+    @property
+    def plan(self) -> Plan:
+        """The plan of its samples."""
 
-    plan: Plan
-    done: Future[tuple[dict[str, int], Any]]
+    @property
+    def done(self) -> Coming:
+        """Its reads."""
 
 
-class AheadReader(Reader[IndexT]):
+BegunT = TypeVar("BegunT", bound=Begun)
+
+
+class AheadReader(Reader[IndexT], Generic[IndexT, BegunT]):
     """Begins batches in the order of their plan, and hands them out in that order.
 
     Args:
@@ -57,26 +70,26 @@ class AheadReader(Reader[IndexT]):
         self._reads = ReadsInFlight(self._stall_timeout_s)
         self._readers = readers
         self._planned: deque[Plan] = deque()
-        self._begun: deque[Any] = deque()
+        self._begun: deque[BegunT] = deque()
         self._closed = False
         self._bytes = dict.fromkeys(engine.ROUTES, 0)
         self._batches = self._stalls = self._ready = 0
         self._stall_s = 0.0
 
     @abstractmethod
-    def _begin(self, plan: Plan) -> Any:
-        """Begin to read a batch, and return its `Begun`."""
+    def _begin(self, plan: Plan) -> BegunT:
+        """Begin to read a batch."""
 
     @abstractmethod
-    def _batch_of(self, begun: Any) -> Any:
+    def _batch_of(self, begun: BegunT) -> Any:
         """Return the batch, as its user gets it, of one that has come."""
 
     @abstractmethod
-    def _check(self, begun: Any) -> None:
+    def _check(self, begun: BegunT) -> None:
         """Raise what is wrong with a sample that has come."""
 
-    def _joined(self, parts: list[Any]) -> Any:
-        """Return the `Begun` of one batch of several that have come."""
+    def _joined(self, parts: list[BegunT]) -> BegunT:
+        """Return one batch of the samples of several that have come."""
         return self._begin(Plan.joined([part.plan for part in parts]))
 
     def plan(self, samples: np.ndarray, sizes: np.ndarray) -> None:
@@ -102,11 +115,11 @@ class AheadReader(Reader[IndexT]):
         self._arrive(begun)
         return self._batch_of(begun)
 
-    def _alone(self, plan: Plan) -> Callable[[int], Any]:
-        """Return what reads one of a batch's samples by itself, and raises what is wrong with it."""
+    def _alone(self, plan: Plan) -> Callable[[int], BegunT]:
+        """Return a function that reads one of a batch's samples by itself, and raises its error."""
         plans = plan.split([1] * len(plan.samples))
 
-        def read(i: int) -> Any:
+        def read(i: int) -> BegunT:
             begun = self._begin(plans[i])
             self._arrive(begun)
             self._check(begun)
@@ -114,13 +127,13 @@ class AheadReader(Reader[IndexT]):
 
         return read
 
-    def _arrive(self, begun: Any) -> None:
+    def _arrive(self, begun: BegunT) -> None:
         self._wait_for(begun.done)
         routes, _ = begun.done.result()
         for route, count in routes.items():
             self._bytes[route] += count
 
-    def _wait_for(self, done: Future[Any]) -> None:
+    def _wait_for(self, done: Coming) -> None:
         if done.done():
             return
         started = time.monotonic()
@@ -143,7 +156,7 @@ class AheadReader(Reader[IndexT]):
         }
 
     def stop(self) -> None:
-        """Drop what has not begun, and give up reads that storage has not answered. Does not wait."""
+        """Drop batches that have not begun, and give up reads under way. Does not wait."""
         self._closed = True
         self._planned.clear()
         for begun in list(self._begun):

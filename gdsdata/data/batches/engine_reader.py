@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from abc import abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,17 +19,22 @@ from gdsdata.data.batches.settings import BatchSettings
 from gdsdata.data.batches.values import FieldBytes
 from gdsdata.formats.plan import Plan
 from gdsdata.io import engine
+from gdsdata.io.engine import Engine, FileTable, Mark
 from gdsdata.io.memory import MemoryPool
 from gdsdata.io.stalls import ReadsInFlight
 
 if TYPE_CHECKING:
     from gdsdata.data.batches.pieces import OpenPieces
 
-# Reads that were canceled are waited for so long. What storage has not answered by then keeps its
+# Reads that were canceled are waited for so long. Those that have not ended by then keep their
 # memory.
 _CLOSING_S = 1.0
 # Each field's values begin at a multiple of it, so that any dtype may be their view.
 _ALIGNMENT_BYTES = 64
+
+
+# Gets the checksums of some transfers, and raises `CorruptData` if one is wrong.
+Check = Callable[[np.ndarray], None]
 
 
 class Read(NamedTuple):
@@ -44,19 +47,22 @@ class Read(NamedTuple):
             them.
         conversion: what the engine does with each element on the way.
         checksum: what the engine computes of each transfer.
-        check: gets these checksums, and raises `CorruptData` if one is wrong.
+        check: of these checksums.
     """
 
     memory: torch.Tensor
-    engine: Any
-    transfers: tuple[Any, ...]
+    engine: Engine
+    transfers: tuple[FileTable, np.ndarray, np.ndarray, np.ndarray, torch.Tensor, np.ndarray, Mark]
     conversion: str
     checksum: str
-    check: Callable[[np.ndarray], None] | None
+    check: Check | None
 
 
 class Reads:
-    """Reads that have begun. It is like a `Future` of their bytes by route, and of no decoded values."""
+    """Reads that have begun.
+
+    It behaves like a `Future` of their bytes by route, and of no decoded values.
+    """
 
     def __init__(self, reads: Sequence[Read]) -> None:
         self._begun = [read.engine.begin_read(*read.transfers, read.conversion, read.checksum) for read in reads]
@@ -69,8 +75,8 @@ class Reads:
         """See `ReadsInFlight.progress`."""
         return tuple(read.progress() for read in self._begun if not read.ended()) or None
 
-    def exception(self, timeout: float) -> None:
-        ends = time.monotonic() + timeout
+    def exception(self, timeout: float | None = None) -> None:
+        ends = math.inf if timeout is None else time.monotonic() + timeout
         for read in self._begun:
             if not read.wait(max(0.0, ends - time.monotonic())):
                 raise NotYet
@@ -81,7 +87,7 @@ class Reads:
         Raises:
             CorruptData: a checksum differs.
         """
-        self.exception(math.inf)
+        self.exception()
         routes = sum_of([read.routes() for read in self._begun])
         self._compare()
         return routes, {}
@@ -124,21 +130,27 @@ class Destination(NamedTuple):
         chosen: the same, as an index of NumPy's; a slice if they are all.
     """
 
-    engine: Any
+    engine: Engine
     device: torch.device
     columns: list[int]
     chosen: list[int] | slice
 
 
 class BatchRead(NamedTuple):
-    """A batch on its way: its plan, the memory of its fields, and their bytes by route and decoded values to come."""
+    """A batch on its way.
+
+    Attributes:
+        plan: of its samples.
+        read: the memory of its fields.
+        done: ends with their bytes by route, and the values that are decoded ahead.
+    """
 
     plan: Plan
     read: FieldBytes
     done: Future[tuple[dict[str, int], dict[int, Any]]] | Reads
 
 
-class EngineReader(AheadReader[IndexT]):
+class EngineReader(AheadReader[IndexT, BatchRead]):
     """Reads the pieces of a batch's samples, column by column, each column's one behind the other.
 
     Args:
@@ -158,7 +170,7 @@ class EngineReader(AheadReader[IndexT]):
         index: IndexT,
         settings: BatchSettings,
         readers: ThreadPoolExecutor,
-        files: Any,
+        files: FileTable,
         destinations: Sequence[Destination],
         memory: MemoryPool | None = None,
         pieces: OpenPieces | None = None,
@@ -171,14 +183,10 @@ class EngineReader(AheadReader[IndexT]):
         self._columns = sum(len(there.columns) for there in destinations)
         self._memory = memory or MemoryPool(settings.prefetch + 2)
         self._conversion, self._growth = conversion, growth
-        self._checksums = getattr(index, "checksums", None)
-
-    @abstractmethod
-    def _batch_of(self, begun: BatchRead) -> Any: ...
 
     def _begin(self, plan: Plan) -> BatchRead:
         """Read behind the work that the current stream has, whose memory the batch may get."""
-        length = plan.length.reshape(-1, self._columns)
+        length = plan.lengths.reshape(-1, self._columns)
         flat: dict[int, torch.Tensor] = {}
         read = FieldBytes(plan.samples, np.maximum(length, 0), flat, self._presence(length))
         reads = [self._read_of(plan, read.length_bytes, there, flat) for there in self._destinations]
@@ -192,7 +200,7 @@ class EngineReader(AheadReader[IndexT]):
         return Reads(reads)
 
     def _read_of(self, plan: Plan, length_bytes: np.ndarray, there: Destination, flat: dict[int, torch.Tensor]) -> Read:
-        """Lay some columns out in memory of their own, and put each one's part of it into ``flat``."""
+        """Lay some columns out in their own memory, and put each one's part of it into ``flat``."""
         chosen, shape = there.chosen, (-1, self._columns)
         length_bytes = length_bytes[:, chosen]
         result_bytes = length_bytes * self._growth
@@ -212,35 +220,18 @@ class EngineReader(AheadReader[IndexT]):
             places[wanted],
             there.engine.mark(engine.stream_of(there.device)),
         )
-        if self._checksums is None:
-            return Read(memory, there.engine, transfers, self._conversion, "none", None)
-        check = partial(self._check_sums, plan.samples, there.columns, wanted)
-        return Read(memory, there.engine, transfers, self._conversion, self.index.checksum, check)
+        checksum, check = self._check_of(plan.samples, there.columns, wanted)
+        return Read(memory, there.engine, transfers, self._conversion, checksum, check)
 
-    def _check_sums(self, samples: np.ndarray, columns: list[int], wanted: np.ndarray, found: np.ndarray) -> None:
-        """Compare the checksums of a batch with the index's.
+    def _check_of(self, samples: np.ndarray, columns: list[int], wanted: np.ndarray) -> tuple[str, Check | None]:
+        """Return the checksum that the engine computes of each transfer, and its check.
 
         Args:
             samples: int64 (B,), ids.
-            columns: fields that were read.
-            wanted: bool (B, len(columns)), which of them have bytes.
-            found: uint32, the checksums of these.
-
-        Raises:
-            CorruptData: one is not the index's.
+            columns: that are read.
+            wanted: bool (B, len(columns)), which of them have bytes, and so a checksum.
         """
-        expected = self._checksums[samples][:, columns]
-        of_all = np.zeros_like(expected)
-        of_all[wanted] = found
-        if (of_all == expected).all():
-            return
-        i, place = np.argwhere(of_all != expected)[0].tolist()
-        raise self.index.damaged(
-            int(samples[i]),
-            columns[place],
-            f"has the {self.index.checksum} {of_all[i, place]:08x}, and {expected[i, place]:08x} stands in the file: "
-            f'write or copy it again, or pass on_error="skip"',
-        )
+        return "none", None
 
     def _memory_for(self, size_bytes: int, device: torch.device) -> torch.Tensor:
         if device.type == self._device.type == "cpu":

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from gdsdata.data.batches.engine_reader import BatchRead, Destination, EngineReader, Read, Reads
+from gdsdata.data.batches.engine_reader import BatchRead, Check, Destination, EngineReader, Read, Reads
 from gdsdata.data.batches.ragged import tensors_of
 from gdsdata.data.batches.settings import BatchSettings
 from gdsdata.data.batches.values import FieldBytes, FieldValues
 from gdsdata.formats.fields import FieldIndex
+from gdsdata.io import engine
 from gdsdata.io.memory import MemoryPool
 from gdsdata.io.program_end import stop_at_exit
 
@@ -33,9 +34,9 @@ class FieldReader(EngineReader[FieldIndex]):
         settings: of the batches.
         shared: the engine of ``settings.device``.
         files: its table of the files of ``index``, and of those of ``pieces``.
-        host: if the device is a GPU and fields are decoded: an engine of the CPU, which reads these
-            fields to pinned memory. torch keeps memory that was once pinned, and uses it again when
-            nobody has a view of it.
+        host: an engine of the CPU, if the device is a GPU and fields are decoded. It reads these
+            fields to pinned memory. torch keeps such memory, and uses it again when no tensor views
+            it.
         memory: of batches on the CPU, kept from epoch to epoch.
         pieces: as of `Reader`.
     """
@@ -44,25 +45,59 @@ class FieldReader(EngineReader[FieldIndex]):
         self,
         index: FieldIndex,
         settings: BatchSettings,
-        shared: Any,
-        files: Any,
-        host: Any = None,
+        shared: engine.Engine,
+        files: engine.FileTable,
+        host: engine.Engine | None = None,
         memory: MemoryPool | None = None,
         pieces: OpenPieces | None = None,
     ) -> None:
         self._values = FieldValues(index, settings, settings.device)
-        on_host = [k for k, field in enumerate(index.fields) if host is not None and field.name in settings.decode]
-        elsewhere = [k for k in range(len(index.fields)) if k not in on_host]
-        destinations = (
-            Destination(host, torch.device("cpu"), on_host, on_host),
-            Destination(shared, settings.device, elsewhere, elsewhere if on_host else slice(None)),
-        )
+        columns = list(range(len(index.fields)))
+        destinations = [Destination(shared, settings.device, columns, slice(None))]
+        on_host = [k for k in columns if host is not None and index.fields[k].name in settings.decode]
+        if host is not None and on_host:
+            elsewhere = [k for k in columns if k not in on_host]
+            destinations = [
+                Destination(host, torch.device("cpu"), on_host, on_host),
+                Destination(shared, settings.device, elsewhere, elsewhere),
+            ]
         is_on_cuda = settings.device.type == "cuda"
         set_up = partial(_use_own_stream, settings.device) if self._values.ahead and is_on_cuda else None
         readers = ThreadPoolExecutor(min(settings.prefetch, _DECODED_AT_A_TIME), "gdsdata-fields", set_up)
         super().__init__(index, settings, readers, files, destinations, memory, pieces)
         if self._values.ahead:
             stop_at_exit(self)
+
+    def _check_of(self, samples: np.ndarray, columns: list[int], wanted: np.ndarray) -> tuple[str, Check | None]:
+        if self.index.checksums is None:
+            return "none", None
+        expected = self.index.checksums[samples][:, columns]
+        return self.index.checksum, partial(self._compare, samples, columns, wanted, expected)
+
+    def _compare(
+        self, samples: np.ndarray, columns: list[int], wanted: np.ndarray, expected: np.ndarray, found: np.ndarray
+    ) -> None:
+        """Compare the checksums of a batch with the index's.
+
+        Args:
+            samples, columns, wanted: as of `_check_of`.
+            expected: uint32 (B, len(columns)), the index's.
+            found: uint32, the checksums of the columns that have bytes.
+
+        Raises:
+            CorruptData: one is not the index's.
+        """
+        of_all = np.zeros_like(expected)
+        of_all[wanted] = found
+        if (of_all == expected).all():
+            return
+        i, place = np.argwhere(of_all != expected)[0].tolist()
+        raise self.index.damaged(
+            int(samples[i]),
+            columns[place],
+            f"has the {self.index.checksum} {of_all[i, place]:08x}, and {expected[i, place]:08x} stands in the file: "
+            f'write or copy it again, or pass on_error="skip"',
+        )
 
     def _presence(self, length_bytes: np.ndarray) -> np.ndarray | None:
         return length_bytes >= 0 if self._values.wants_presence else None
@@ -79,7 +114,8 @@ class FieldReader(EngineReader[FieldIndex]):
         bytes_of = Reads(reads).result_in_thread(self._reads)
         decoded = {k: self._values.decode(read, k) for k in self._values.ahead}
         if decoded and self._device.type == "cuda":
-            arrived = torch.cuda.Event(blocking=True)  # sleeps, and leaves the core to others
+            # It sleeps, and leaves the core to others.
+            arrived = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # torch does not annotate it
             arrived.record()
             arrived.synchronize()
         return bytes_of, decoded
@@ -103,6 +139,7 @@ class FieldReader(EngineReader[FieldIndex]):
 
 
 def _use_own_stream(device: torch.device) -> None:
-    """Give the thread a stream, so that its work on the GPU and that of others do not wait for each other."""
+    """Give the thread its own stream, because it would wait for other threads' work on the GPU."""
     torch.cuda.set_device(device)
-    torch.cuda.set_stream(torch.cuda.Stream(device))
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch does not annotate it
+    torch.cuda.set_stream(stream)

@@ -1,4 +1,4 @@
-"""`OpenPieces`: the pieces that a lane shuffle has open, read into memory in large requests, ahead of the samples."""
+"""`OpenPieces`: the pieces that a lane shuffle has open, read into memory ahead of the samples."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from gdsdata.io.stalls import ReadsInFlight
 _CALL_BYTES = 32 * MIB
 _CALLS = 2
 _WORKERS = 2
-# Whole pages are read, straight into memory, for O_DIRECT takes no less.
+# Whole pages are read, straight into memory, because O_DIRECT takes no less.
 _PAGE_BYTES = 4096
-# What windows may take beyond their average, for samples differ in size and pieces are read by
-# whole pages.
+# Windows may take so much beyond their average, because samples differ in size and pieces are read
+# by whole pages.
 _SLACK, _SLACK_BYTES = 1 / 8, 16 * MIB
 
 
 class _Runs(NamedTuple):
-    """The R runs of bytes that make up a window's pieces: int64 (R,) each, in the order of first use."""
+    """The R runs of bytes that make up a window's pieces: int64 (R,) each, by their first use."""
 
     file: np.ndarray
     begin_bytes: np.ndarray  # in the file, as is ``first_page``, where reading begins
@@ -52,7 +52,7 @@ class _Runs(NamedTuple):
 
 
 class _Window(NamedTuple):
-    """A window's runs in the order of ``begin``, and what of them is in memory.
+    """A window's runs in the order of ``begin``, and whether they are in memory.
 
     ``begin`` and ``end`` are places on the line of all files, one behind the other.
     """
@@ -62,7 +62,7 @@ class _Window(NamedTuple):
     memory_begin: np.ndarray  # of the byte at ``begin``
     is_read: np.ndarray  # bool (R,)
     runs: _Runs
-    begun: int  # of ``runs`` so many were read, or could not be
+    begun: int  # so many of ``runs`` were read, or could not be
 
 
 class _Memory:
@@ -79,7 +79,7 @@ class _Memory:
         self.taken_bytes = 0
 
     def free(self) -> None:
-        """Give its pages back; it can be filled anew."""
+        """Free its pages; it can be filled anew."""
         with suppress(OSError):
             self.mapping.madvise(mmap.MADV_REMOVE)
             self.taken_bytes = 0
@@ -91,7 +91,9 @@ class _Memory:
 
 
 class OpenPieces(Chunks[_Window]):
-    """An epoch's pieces in memory, each read once. A chunk is a window, of all lanes that this process reads.
+    """An epoch's pieces in memory, each read once.
+
+    A chunk is a window of all lanes that this process reads.
 
     The window that samples come from and the next one are held: the even ones in one file in
     memory, the odd ones in another. Each has half of the budget, which is what two windows and an
@@ -161,7 +163,7 @@ class OpenPieces(Chunks[_Window]):
         return self._most_bytes
 
     def reach(self, step: int) -> None:
-        """Note that ``step`` of the epoch is the next to be handed out, and drop what only earlier steps needed."""
+        """Note that ``step`` is the epoch's next one, and drop pieces that no later step needs."""
         window = self._permutation.window_of(step)
         last = self._permutation.windows - 1
         for passed in [one for one in self.held if one < window]:
@@ -173,7 +175,11 @@ class OpenPieces(Chunks[_Window]):
             self.get(due)
 
     def steps_in_memory(self, steps: range | np.ndarray) -> int:
-        """Return how many of these steps, from the first on (they ascend), have their windows in memory."""
+        """Return how many of these steps, from the first on, have their windows in memory.
+
+        Args:
+            steps: ascending.
+        """
         there = None
         for window, opened in sorted(self._held.items()):
             if not opened.done():
@@ -182,7 +188,7 @@ class OpenPieces(Chunks[_Window]):
         return 0 if there is None else bisect.bisect_left(steps, self._permutation.steps_within(there))
 
     def local(self, plan: Plan) -> Plan:
-        """Return the plan with the pieces in memory that are there. Waits for the windows of `reach`.
+        """Return the plan with the pieces that are in memory. Waits for the windows of `reach`.
 
         Args:
             plan: of samples of steps in the windows that `reach` has come to.
@@ -209,14 +215,14 @@ class OpenPieces(Chunks[_Window]):
         return plan._replace(source=source, offset=offset)
 
     def stop(self) -> None:
-        """Drop what has not begun, and give up reads that storage has not answered. Does not wait."""
+        """Drop reads that have not begun, and give up those that have not ended. Does not wait."""
         self._closed = True
         super().stop()
         self._readers.shutdown(wait=False, cancel_futures=True)
         self._reads.close()
 
     def close(self, wait: bool = True) -> None:
-        """Returns when nothing is being read, except what has stalled."""
+        """Return when nothing is being read, except what has stalled."""
         self.stop()
         super().close(wait=wait and not self._reads.has_stalled)
         self._readers.shutdown(wait=wait and not self._reads.has_stalled)
@@ -238,7 +244,7 @@ class OpenPieces(Chunks[_Window]):
         return self._window_of(runs, self._read_runs(number, runs, 0, begun), begun)
 
     def _fetch_rest(self, number: int, opened: Future[_Window]) -> _Window:
-        """The last window, when the one before is past: what had no room beside it is read too."""
+        """Read the rest of the last window, which had no room beside the one before it."""
         window = opened.result()
         begun = self._take(number, window.runs)
         if begun <= window.begun:
@@ -280,13 +286,16 @@ class OpenPieces(Chunks[_Window]):
     def _window_of(self, runs: _Runs, is_read: np.ndarray, begun: int) -> _Window:
         on_line = self._on_line(runs)
         order = np.argsort(on_line, kind="stable")
-        columns = (on_line, on_line + runs.length_bytes, runs.place + runs.begin_bytes - runs.first_page, is_read)
-        return _Window(*(column[order] for column in columns), runs, begun)
+        end, memory_begin = on_line + runs.length_bytes, runs.place + runs.begin_bytes - runs.first_page
+        return _Window(on_line[order], end[order], memory_begin[order], is_read[order], runs, begun)
 
     def _runs(self, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """File, offset and length in bytes of what makes up a window; what follows or overlaps is one."""
+        """Return file, offset and length in bytes of the runs that make up a window.
+
+        Runs that follow each other or overlap are one.
+        """
         first, count = self._permutation.reads(self._lanes, number)
-        runs = []
+        runs: list[tuple[int, int, int]] = []
         for samples in zip(first.tolist(), count.tolist(), strict=True):
             if self._closed:
                 break
@@ -301,7 +310,7 @@ class OpenPieces(Chunks[_Window]):
     def _read(
         self, memory: _Memory, file: np.ndarray, begin_bytes: np.ndarray, length_bytes: np.ndarray, place: np.ndarray
     ) -> bool:
-        """Whether they were read; what was wrong is told by who reads the samples one by one."""
+        """Return whether they were read. Later the read of a single sample raises what is wrong."""
         if self._closed:
             return False
         try:

@@ -1,4 +1,4 @@
-"""`Ragged`: values of samples that differ in size, and the other forms that a batch can have them in."""
+"""`Ragged`: values of samples that differ in size, and their other forms in a batch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ class Ragged(NamedTuple):
 
     def as_list(self) -> list[torch.Tensor]:
         """Return a view of each sample's values."""
-        return list(self.values.split(self.offsets.diff().tolist()))
+        sizes = self.offsets.diff().tolist()
+        return list(self.values.split(sizes))  # type: ignore[no-untyped-call]  # torch does not annotate it
 
     def as_nested(self) -> torch.Tensor:
         """Return a nested tensor (jagged layout) of the same memory."""

@@ -1,4 +1,4 @@
-"""`Reader`: what the batches of one epoch are taken from."""
+"""`Reader`: the base of the classes that read the batches of one epoch."""
 
 from __future__ import annotations
 
@@ -48,12 +48,16 @@ class Reader(ABC, Generic[IndexT]):
         return plan if self.pieces is None else self.pieces.local(plan)
 
     def reach(self, step: int) -> None:
-        """Note that ``step`` of the epoch is the next one to be handed out, so that its chunks are fetched."""
+        """Note that ``step`` is the epoch's next one, so that its chunks are fetched."""
         if self.pieces is not None:
             self.pieces.reach(step)
 
     def steps_local(self, steps: range | np.ndarray) -> int:
-        """Return how many of these steps, from the first on (they ascend), wait for no chunk if they are planned."""
+        """Return how many of these steps, from the first on, wait for no chunk if they are planned.
+
+        Args:
+            steps: ascending.
+        """
         return len(steps) if self.pieces is None else self.pieces.steps_in_memory(steps)
 
     @abstractmethod

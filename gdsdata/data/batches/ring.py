@@ -1,4 +1,4 @@
-"""`RingReader`: batches of samples of one size, which the engine itself reads ahead, into a ring of slots."""
+"""`RingReader`: batches of samples of one size, which the engine reads into a ring of slots."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from gdsdata.io import engine
 
 if TYPE_CHECKING:
     from gdsdata.data.batches.pieces import OpenPieces
+    from gdsdata.data.batches.skipped import Skipped
 
-# Makes the engine's reader of batches of so many samples, and says of what dtype they are.
-MakeBatches = Callable[[int], tuple[Any, torch.dtype]]
+# Makes the engine's reader of batches of so many samples, and returns it with their dtype.
+MakeBatches = Callable[[int], tuple[engine.Batches, torch.dtype]]
 
 
 class RingReader(Reader[Index]):
@@ -42,7 +43,7 @@ class RingReader(Reader[Index]):
         self._settings, self._make_batches = settings, make_batches
         self._batches, dtype = make_batches(settings.batch_size)
         self._take = _taking(self._batches, dtype, index, settings)
-        self.next = self._take if settings.skipped is None else self._next_sound
+        self.next = self._take if settings.skipped is None else partial(self._next_sound, settings.skipped)
         self._planned: deque[np.ndarray] = deque()  # ids of each batch, if bad samples are left out
         self._alone: dict[str, Any] | None = None  # statistics of samples that were read one by one
 
@@ -52,7 +53,7 @@ class RingReader(Reader[Index]):
             self._planned.extend(np.split(samples, np.cumsum(sizes)[:-1]))
         self._batches.plan(plan.source, plan.offset, sizes)
 
-    def _next_sound(self) -> torch.Tensor:
+    def _next_sound(self, skipped: Skipped) -> torch.Tensor:
         """Take the next batch; if it is bad, read its samples one by one, from their files."""
         samples = self._planned.popleft()
         try:
@@ -65,7 +66,7 @@ class RingReader(Reader[Index]):
         one_each.plan(plan.source, plan.offset, np.ones(len(samples), np.int64))
         try:
             # Cloned, because the ring's own memory is for whole batches.
-            return torch.cat(self._settings.skipped.sound(len(samples), lambda _: take().clone()))
+            return torch.cat(skipped.sound(len(samples), lambda _: take().clone()))
         finally:
             counted = {**one_each.statistics(), "batches": 1}
             self._alone = counted if self._alone is None else sum_of(self._alone, counted)
@@ -80,8 +81,13 @@ class RingReader(Reader[Index]):
         super().close()
 
 
-def _taking(batches: Any, dtype: torch.dtype, index: Index, settings: BatchSettings) -> Callable[[], torch.Tensor]:
-    """Return what takes the next batch, as its user gets it. It is called once a batch, so it decides nothing twice."""
+def _taking(
+    batches: engine.Batches, dtype: torch.dtype, index: Index, settings: BatchSettings
+) -> Callable[[], torch.Tensor]:
+    """Return a function that takes the next batch, as its user gets it.
+
+    It is called once a batch, so it decides nothing twice.
+    """
     next_batch = batches.next
     result_dtype = index.sample.torch_dtype if index.sample.torch_dtype != dtype else None
     if settings.device.type == "cpu":
@@ -93,7 +99,7 @@ def _taking(batches: Any, dtype: torch.dtype, index: Index, settings: BatchSetti
 
 
 def _take_on_cuda(
-    batches: Any, device: torch.device, result_dtype: torch.dtype | None, most_leases: int
+    batches: engine.Batches, device: torch.device, result_dtype: torch.dtype | None, most_leases: int
 ) -> torch.Tensor:
     """Take a batch on the current stream.
 

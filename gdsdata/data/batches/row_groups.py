@@ -1,11 +1,13 @@
-"""`RowGroupChunks`: Parquet's row groups, read by the engine and decoded by pyarrow before rows are wanted."""
+"""`RowGroupChunks`: Parquet's row groups, read and decoded before rows of them are wanted.
+
+The engine reads them, and pyarrow decodes them.
+"""
 
 from __future__ import annotations
 
 import os
 import threading
 from concurrent.futures import Future
-from typing import Any
 
 import numpy as np
 
@@ -43,8 +45,8 @@ class RowGroupChunks(Chunks[list[Values]]):
     def __init__(
         self,
         index: TableIndex,
-        shared: Any,
-        files: Any,
+        shared: engine.Engine,
+        files: engine.FileTable,
         upcoming: UpcomingGroups,
         prefetch: int,
         reads: ReadsInFlight,
@@ -87,7 +89,9 @@ class RowGroupChunks(Chunks[list[Values]]):
     def rows_of(
         self, group: int, held: Future[list[Values]] | None, rows: np.ndarray
     ) -> tuple[list[Values], np.ndarray]:
-        """Return values that have some rows of a row group, and the rows' places among them. A thread calls it.
+        """Return values that have some rows of a row group, and the rows' places among them.
+
+        A thread calls it.
 
         Args:
             group: which.
@@ -120,7 +124,7 @@ class RowGroupChunks(Chunks[list[Values]]):
             self._engine.mark(0),
         )
         (routes,) = self._reads.routes_of([read])
-        stored = [memoryview(memory)[place : place + length] for place, length in zip(places, lengths, strict=True)]
+        stored = [memory.data[place : place + length] for place, length in zip(places, lengths, strict=True)]
         with self._counting:
             for route, count in routes.items():
                 self._bytes[route] += count
@@ -130,9 +134,13 @@ class RowGroupChunks(Chunks[list[Values]]):
 def most_held_bytes(
     index: TableIndex, upcoming: UpcomingGroups, steps: int, prefetch: int, budget_bytes: int | None = None
 ) -> int:
-    """Return the memory of row groups that are held or being decoded, about: the most in an epoch of so many steps.
+    """Return about the memory of row groups that are held or being decoded: the most in an epoch.
 
     Args:
+        index: of the table.
+        upcoming: says which row groups the epoch's steps need.
+        steps: of the epoch.
+        prefetch: batches that are read ahead.
         budget_bytes: of those that are held; None: what `held_budget` finds now.
     """
     budget_now, threads = held_budget(index, share_bytes())
@@ -161,11 +169,17 @@ def held_budget(index: TableIndex, share_bytes: int) -> tuple[int, int]:
 
 
 def _decoding_bytes(index: TableIndex) -> int:
-    """Return what decoding a row group takes: it as stored, as pyarrow has it, and its values, with copies."""
+    """Return the memory that decoding a row group takes.
+
+    It is stored, then pyarrow's, then its values, with copies.
+    """
     stored_bytes = index.length_bytes.sum(axis=1)
     return 2 * int((stored_bytes + index.decoded_bytes).max(initial=0))
 
 
 def _steps_held(upcoming: UpcomingGroups, prefetch: int) -> int:
-    """Return how many steps ahead row groups are held; `reach` looks again when a fifth of them is past."""
+    """Return how many steps ahead row groups are held.
+
+    `reach` looks again when a fifth of them is past.
+    """
     return max(prefetch + 2, upcoming.steps_ahead * 5 // 4)

@@ -1,4 +1,4 @@
-"""`BatchSettings`: what a data set was told of how its batches are made."""
+"""`BatchSettings`: a data set's arguments that say how its batches are made."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from gdsdata.io.options import EngineOptions
 
-# What only some data sets need is imported where they need it: a program pays for what it uses.
+# Modules that only some data sets need are imported by these: a program pays for what it uses.
 if TYPE_CHECKING:
     from gdsdata.data.batches.ragged import RaggedAs
     from gdsdata.data.batches.skipped import Skipped
@@ -21,7 +21,7 @@ Collate = Callable[[list[dict[str, Any]]], Any]
 
 
 class BatchSettings(NamedTuple):
-    """What readers are made from, besides the index.
+    """The arguments that readers are made from, besides the index.
 
     Attributes:
         device: of the batches.

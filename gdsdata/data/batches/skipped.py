@@ -1,4 +1,4 @@
-"""What ``on_error="skip"`` leaves out: samples are found here, all that is left out is counted and named."""
+"""`Skipped` counts and names the files and samples that ``on_error="skip"`` leaves out."""
 
 from __future__ import annotations
 

@@ -1,23 +1,45 @@
-"""``on_error="skip"``, of files: those that their format refuses as damaged are left out of the index."""
+"""``on_error="skip"`` for files: the index leaves out those that their format finds damaged."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from gdsdata.errors import CorruptData
 from gdsdata.formats.index import Format, SampleIndex
 from gdsdata.formats.parsers.magics import SHARDS_INDEX
 from gdsdata.formats.registry import recognise
 
-# So many files are asked for their format if the first ones do not tell it.
+# So many files are asked for their format if the first ones do not show it.
 _MOST_ASKED = 100
 
 
+@runtime_checkable
+class ShardFormat(Protocol):
+    """A format whose index.json lists its files, as a dataclass.
+
+    Attributes:
+        without: paths of files that are left out.
+    """
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+    without: tuple[str, ...]
+
+    def index(self, paths: list[str]) -> SampleIndex: ...
+
+
+@runtime_checkable
+class FileLister(Protocol):
+    """A format that has more files than those with samples."""
+
+    def data_files(self, paths: list[str]) -> list[str]:
+        """Return the files of ``paths`` that have samples."""
+
+
 def first_recognised(paths: Sequence[str]) -> Format:
-    """`recognise`, by the next files where the first ones are damaged.
+    """Recognize the format, by the next files if the first ones are damaged.
 
     Raises:
         ValueError, FileNotFoundError, IoError: as `recognise` does of all of them.
@@ -34,24 +56,24 @@ def first_recognised(paths: Sequence[str]) -> Format:
 
 
 def index_sound(format: Format, paths: list[str]) -> tuple[SampleIndex, list[CorruptData]]:
-    """The index of the files of ``paths`` that ``format`` does not refuse as damaged, and why it refuses the others.
+    """Return the index of the files that ``format`` does not refuse, and why it refuses the others.
 
-    Where one is damaged each is indexed by itself, too: some three times the work, however many
-    are.
+    If one is damaged, each is indexed by itself too. That is some three times the work, however
+    many are damaged.
 
     Raises:
         CorruptData: all are.
         ValueError, FileNotFoundError, IoError: as the format raises them: such files are not left
             out.
     """
-    if hasattr(format, "without"):
+    if isinstance(format, ShardFormat):
         return _index_sound_shards(format, paths)
     try:
         return format.index(paths), []
     except CorruptData:
         refusals: dict[str, CorruptData] = {}
         sound = []
-        for path in format.data_files(paths) if hasattr(format, "data_files") else paths:
+        for path in format.data_files(paths) if isinstance(format, FileLister) else paths:
             try:
                 format.index([path])
             except CorruptData as refusal:
@@ -66,8 +88,8 @@ def index_sound(format: Format, paths: list[str]) -> tuple[SampleIndex, list[Cor
         return format.index(sound), list(refusals.values())
 
 
-def _index_sound_shards(format: Any, paths: list[str]) -> tuple[SampleIndex, list[CorruptData]]:
-    """Of a format whose index.json lists the files: each that is damaged is found by an index of its own."""
+def _index_sound_shards(format: ShardFormat, paths: list[str]) -> tuple[SampleIndex, list[CorruptData]]:
+    """Do the same if index.json lists the files. Each damaged one is found by one more index."""
     refusals: list[CorruptData] = []
     while True:
         left_out = tuple(refusal.path for refusal in refusals)

@@ -1,4 +1,7 @@
-"""Where a data set's batches come from, in one process: its engine, files and memory, and the readers of its epochs."""
+"""`BatchSource`: where a data set's batches come from, in one process.
+
+It has an engine, files and memory, and makes the readers of epochs.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,10 @@ from gdsdata.data.batches.settings import BatchSettings
 from gdsdata.data.order.epoch import Epoch
 from gdsdata.formats.index import Index
 from gdsdata.io import engine
+from gdsdata.io.engine import BufferPool, Engine, FileTable, Residence
 from gdsdata.io.options import EngineOptions
 
-# What only some data sets need is imported where they need it: a program pays for what it uses.
+# Modules that only some data sets need are imported by these: a program pays for what it uses.
 if TYPE_CHECKING:
     from gdsdata.data.batches.pieces import OpenPieces
     from gdsdata.data.batches.tables import TableReader
@@ -33,11 +37,11 @@ if TYPE_CHECKING:
 
 
 class Opened(NamedTuple):
-    """What a process has open of a source."""
+    """A source that is open in a process."""
 
     process: int
-    engine: Any
-    files: Any
+    engine: Engine
+    files: FileTable
 
 
 class BatchSource(ABC, Generic[IndexT]):
@@ -85,7 +89,7 @@ class BatchSource(ABC, Generic[IndexT]):
         return Opened(os.getpid(), shared, engine.file_table(self.index))
 
     @property
-    def engine(self) -> Any:
+    def engine(self) -> Engine:
         return self.open().engine
 
     @property
@@ -145,7 +149,7 @@ class BatchSource(ABC, Generic[IndexT]):
         }
 
     def warn_of_fallbacks(self) -> None:
-        """Warn once each of what was asked for, or is usual, and cannot be had."""
+        """Warn once of each fallback from what was asked for, or is usual."""
         options = self.settings.options
         if options.direct == "auto" and not options.strict:
             for refusal in engine.direct_refusals():
@@ -160,12 +164,12 @@ class BatchSource(ABC, Generic[IndexT]):
 
 
 class RingSource(BatchSource[Index]):
-    """Samples of one size. Batches have a pool of buffers, and the files may be pinned for a GPU."""
+    """Samples of one size. Batches have a pool of buffers, and files may be pinned for a GPU."""
 
     def __init__(self, index: Index, settings: BatchSettings) -> None:
         super().__init__(index, settings)
-        self._pool: Any = None  # of the process that has it open
-        self._residence: Any = None  # with residency="pinned"
+        self._pool: BufferPool | None = None  # of the process that has it open
+        self._residence: Residence | None = None  # with residency="pinned"
 
     def _refuse_residency(self) -> None:
         """Samples of one size may have it."""
@@ -189,7 +193,7 @@ class RingSource(BatchSource[Index]):
             engine.make_batches,
             shared,
             files if pieces is None else pieces.files,
-            self._pool,
+            self._buffers,
             self.index.sample,
             slots=self.settings.prefetch,
             stall_timeout_s=self.settings.options.stall_timeout_s,
@@ -200,8 +204,13 @@ class RingSource(BatchSource[Index]):
         return RingReader(self.index, self.settings, make_batches, pieces)
 
     def ring_bytes(self, epoch: Epoch, steps: int, reader: Reader[Index] | None) -> int:
+        return self._buffers.max_kept_bytes
+
+    @property
+    def _buffers(self) -> BufferPool:
         self.open()
-        return self._pool.max_kept_bytes
+        assert self._pool is not None  # `open` makes it
+        return self._pool
 
     def stats(self) -> dict[str, Any]:
         found, residence = super().stats(), self._residence
@@ -216,14 +225,17 @@ class RingSource(BatchSource[Index]):
     def warn_of_fallbacks(self) -> None:
         super().warn_of_fallbacks()
         if self._residence is not None and self._residence.error:
-            engine.warn_once(f'residency="pinned" is not to be had: {self._residence.error}')
+            engine.warn_once(f'residency="pinned" is not available: {self._residence.error}')
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_pool": None, "_residence": None}
 
 
 class _MemorySource(BatchSource[IndexT]):
-    """Samples of many sizes, whose batches on the CPU get memory of a pool that is kept from epoch to epoch."""
+    """Samples of many sizes.
+
+    Their batches on the CPU get memory of a pool that is kept from epoch to epoch.
+    """
 
     _memory: MemoryPool | None = None
 
@@ -277,10 +289,11 @@ class TableSource(BatchSource["TableIndex"]):
         upcoming = epoch.upcoming_groups(self.index.group_first_row)
         return TableReader(self.index, self.settings, shared, files, upcoming)
 
-    def ring_bytes(self, epoch: Epoch, steps: int, reader: Any) -> int:
+    def ring_bytes(self, epoch: Epoch, steps: int, reader: Reader[TableIndex] | None) -> int:
         from gdsdata.data.batches.row_groups import most_held_bytes
+        from gdsdata.data.batches.tables import TableReader
 
-        budget_bytes = reader.row_groups.budget_bytes if reader is not None else None
+        budget_bytes = reader.row_groups.budget_bytes if isinstance(reader, TableReader) else None
         upcoming = epoch.upcoming_groups(self.index.group_first_row)
         return self._most_bytes + most_held_bytes(self.index, upcoming, steps, self.settings.prefetch, budget_bytes)
 
@@ -310,7 +323,10 @@ class Sources:
 
 @functools.cache
 def _load_cast(dtype: torch.dtype, result_dtype: torch.dtype, device: torch.device) -> None:
-    """Have CUDA load the kernel of a cast beside the first reads. That takes 16 ms when the kernel is first used."""
+    """Have CUDA load the kernel of a cast beside the first reads.
+
+    That takes 16 ms when the kernel is first used.
+    """
 
     def cast() -> None:
         with contextlib.suppress(RuntimeError):  # the batch that is cast reports what is wrong

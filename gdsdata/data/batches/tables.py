@@ -19,6 +19,7 @@ from gdsdata.formats.field import Field
 from gdsdata.formats.index import torch_equivalent
 from gdsdata.formats.plan import Plan
 from gdsdata.formats.tables import TableIndex, Values
+from gdsdata.io import engine
 from gdsdata.io.program_end import stop_at_exit
 
 # Batches that are gathered at the same time: while one is planned and handed over, another is
@@ -26,7 +27,7 @@ from gdsdata.io.program_end import stop_at_exit
 _AT_A_TIME = 2
 _CPU = torch.device("cpu")
 
-# Of a field: the values of a row group, which of its rows are wanted, and their places in the
+# The values that a row group has of a field, which of its rows are wanted, and their places in the
 # batch.
 _Part = tuple[Values, np.ndarray, np.ndarray]
 
@@ -36,8 +37,8 @@ class _Begun(NamedTuple):
     done: Future[tuple[dict[str, int], FieldBytes]]
 
 
-class TableReader(AheadReader[TableIndex]):
-    """Reads rows of tables. The ``bytes`` of its statistics are those of the row groups that were read.
+class TableReader(AheadReader[TableIndex, _Begun]):
+    """Reads rows of tables. Its statistics have the ``bytes`` of the row groups that were read.
 
     Args:
         index: of the samples.
@@ -51,7 +52,12 @@ class TableReader(AheadReader[TableIndex]):
     """
 
     def __init__(
-        self, index: TableIndex, settings: BatchSettings, shared: Any, files: Any, upcoming: UpcomingGroups
+        self,
+        index: TableIndex,
+        settings: BatchSettings,
+        shared: engine.Engine,
+        files: engine.FileTable,
+        upcoming: UpcomingGroups,
     ) -> None:
         readers = ThreadPoolExecutor(min(settings.prefetch, _AT_A_TIME), "gdsdata-rows")
         super().__init__(index, settings, readers)
@@ -69,7 +75,10 @@ class TableReader(AheadReader[TableIndex]):
         return _Begun(plan, self._readers.submit(self._gather, plan, groups))
 
     def _gather(self, plan: Plan, groups: dict[int, Future[list[Values]] | None]) -> tuple[dict[str, int], FieldBytes]:
-        """Return the bytes of a batch's rows, on a thread. Routes are counted where row groups are read."""
+        """Return the bytes of a batch's rows, on a thread.
+
+        Routes are counted when row groups are read.
+        """
         order = np.argsort(plan.source, kind="stable")
         numbers, first = np.unique(plan.source[order], return_index=True)
         found: list[tuple[list[Values], np.ndarray, np.ndarray]] = []
@@ -103,7 +112,7 @@ class TableReader(AheadReader[TableIndex]):
 
 
 def _gathered(field: Field, parts: list[_Part], rows: int) -> tuple[torch.Tensor, np.ndarray | int]:
-    """Return the bytes of a field of so many rows, in the batch's order, and the bytes of each row."""
+    """Return the bytes of a field of some rows, in the batch's order, and the bytes of each row."""
     dtype = np.dtype(np.uint8) if field.dtype is None else field.dtype
     if field.shape is None:
         return _gathered_ragged(parts, dtype)

@@ -1,4 +1,4 @@
-"""`FieldValues`: makes batches of the bytes of their fields. It decodes, shapes and collates them."""
+"""`FieldValues` makes batches of their fields' bytes: it decodes, shapes and collates them."""
 
 from __future__ import annotations
 
@@ -64,8 +64,7 @@ class FieldValues:
         self.ahead = [
             k for k, field in enumerate(self._fields) if field.name in self._decode and self._runs_ahead(field.name)
         ]
-        has_images = any(isinstance(one, Image) for one in self._decode.values())
-        self._threads = Threads(settings.prefetch + 2) if has_images else None
+        self._threads = Threads(settings.prefetch + 2)  # they begin with the first image
 
     def _runs_ahead(self, name: str) -> bool:
         return runs_ahead(self._decode[name])
@@ -108,7 +107,8 @@ class FieldValues:
             CorruptData: a sample cannot be decoded.
         """
         name, wanted = self._fields[k].name, self._decoded_samples(read, k)
-        of_all = read.flat[k].split(read.length_bytes[:, k].tolist())
+        sizes = read.length_bytes[:, k].tolist()
+        of_all = read.flat[k].split(sizes)  # type: ignore[no-untyped-call]  # torch does not annotate it
         try:
             return self._made_of(name, [of_all[i] for i in wanted]) if len(wanted) else []
         except Undecodable as error:
@@ -125,13 +125,16 @@ class FieldValues:
         return decoded[k] if k in decoded else self.decode(read, k)
 
     def _decoded_samples(self, read: FieldBytes, k: int) -> Sequence[int]:
-        """The places in the batch whose field a decoder gets: all, or with ``collate`` those that have it."""
+        """Return the places in the batch whose field a decoder gets.
+
+        They are all, or with ``collate`` those that have the field.
+        """
         if self._collate is None or read.is_there is None:
             return range(len(read.samples))
         return np.flatnonzero(read.is_there[:, k]).tolist()
 
     def _samples_of(self, read: FieldBytes, decoded: Mapping[int, Any]) -> list[dict[str, Any]]:
-        """Of each sample a dict of the fields that it has."""
+        """Return a dict for each sample, of the fields that it has."""
         samples: list[dict[str, Any]] = [{} for _ in read.samples]
         for k, field in enumerate(self._fields):
             there = self._decoded_samples(read, k)
@@ -151,8 +154,7 @@ class FieldValues:
 
     def close(self, wait: bool) -> None:
         """End the threads that decode images."""
-        if self._threads is not None:
-            self._threads.close(wait=wait)
+        self._threads.close(wait=wait)
 
 
 def values_of(field: Field, flat: torch.Tensor, lengths: np.ndarray, ragged_as: Callable[[Ragged], Any]) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -33,8 +33,8 @@ class WindowReader(EngineReader[WindowIndex]):
         self,
         index: WindowIndex,
         settings: BatchSettings,
-        shared: Any,
-        files: Any,
+        shared: engine.Engine,
+        files: engine.FileTable,
         memory: MemoryPool | None = None,
         pieces: OpenPieces | None = None,
     ) -> None:
