@@ -16,7 +16,7 @@ from gdsdata import GDSDataset
 from gdsdata.errors import CorruptData
 from gdsdata.formats import Npz, npz, recognise
 from gdsdata.formats.fields import FieldIndex
-from gdsdata.formats.parsers.zip_directory import USUAL_END_BYTES
+from gdsdata.formats.parsers.zip_directory import USUAL_END_BYTES, read_directory
 
 
 def write(path, **arrays) -> str:
@@ -230,6 +230,13 @@ class TestDamage:
         with pytest.raises(CorruptData, match="does not end as a zip does") as caught:
             Npz().index([str(path)])
         assert caught.value.path == str(path)
+
+    @pytest.mark.parametrize("keep", [0, 100])
+    def test_a_file_that_becomes_shorter_while_it_is_read_is_corrupt(self, tmp_path, keep):
+        content = bytes(keep)
+        with pytest.raises(CorruptData, match="has become shorter while it was read") as caught:
+            read_directory(lambda offset, length: content[offset : offset + length], "a.npz", 200_000)
+        assert caught.value.path == "a.npz"
 
     def test_names_that_come_twice_are_corrupt(self, tmp_path):
         path = tmp_path / "a.npz"

@@ -1,4 +1,6 @@
-"""What lies where in a zip, from the directory at its end: of npz files, and of torch's.
+"""The members of a zip and their places, from the directory at its end.
+
+npz files and torch's files are zips.
 
 Source of the format: PKWARE's APPNOTE.TXT, 4.3 (the structures), 4.4 (their fields), 4.5.3 (64-bit
 sizes and offsets).
@@ -29,11 +31,11 @@ LOCAL_BYTES = _LOCAL.size
 # Where time, date and checksum stand in a local header and in an entry, and how many bytes they
 # take.
 LOCAL_STAMP_AT, ENTRY_STAMP_AT, STAMP_BYTES = 10, 12, 8
-# Of the structures behind the directory: with the longest comment, and more than they take without
-# one.
+# Bytes of the structures behind the directory: with the longest comment, and more than they take
+# without one.
 LONGEST_END_BYTES = _END64.size + _LOCATOR64.size + _END.size + 0xFFFF
 USUAL_END_BYTES = 1024
-# Of some hundred thousand members; a length that lies must not become memory.
+# A directory of some hundred thousand members; a length that lies must not become memory.
 _LONGEST_DIRECTORY_BYTES = 64 * 2**20
 _ENCRYPTED, _NAME_IS_UTF8 = 1, 1 << 11
 _STORED = 0
@@ -71,10 +73,15 @@ class Member(NamedTuple):
 
 
 def read_directory(read: Callable[[int, int], bytes], path: str, size_bytes: int) -> tuple[Directory, list[Member]]:
-    """The directory of a file of ``size_bytes`` and its entries; ``read`` gives bytes, by offset and length.
+    """Return the directory of a file of ``size_bytes``, and its entries.
+
+    Args:
+        read: gives bytes of the file, by offset and length; fewer only at its end.
+        path: named in errors.
+        size_bytes: of the file.
 
     Raises:
-        CorruptData: as `find_directory` and `parse_directory` do.
+        CorruptData: as `find_directory` and `parse_directory` do, or the file has become shorter.
     """
     for most_bytes in (USUAL_END_BYTES, LONGEST_END_BYTES):
         tail_offset = max(0, size_bytes - most_bytes)
@@ -82,6 +89,9 @@ def read_directory(read: Callable[[int, int], bytes], path: str, size_bytes: int
         directory = find_directory(tail, path, size_bytes)
         if directory is not None:
             break
+    else:
+        reason = "the file has become shorter while it was read"
+        raise _corrupt(path, reason, tail_offset, size_bytes - tail_offset)
     if directory.offset >= tail_offset:
         data = tail[directory.offset - tail_offset :][: directory.length_bytes]
     else:
@@ -90,8 +100,9 @@ def read_directory(read: Callable[[int, int], bytes], path: str, size_bytes: int
 
 
 def find_directory(tail: bytes, path: str, size_bytes: int) -> Directory | None:
-    """The place of the directory, from the last bytes of a file of ``size_bytes``; None: they do not tell, but as
-    many as `LONGEST_END_BYTES` might.
+    """Return the place of the directory, from the last bytes of a file of ``size_bytes``.
+
+    None: these bytes are too few, and `LONGEST_END_BYTES` of them may show it.
 
     Raises:
         CorruptData: the file does not end as a zip does, or the directory would not lie where its
@@ -121,7 +132,10 @@ def _ends_with(tail: bytes, at: int) -> bool:
 
 
 def _find_end64(tail: bytes, locator_at: int, path: str, tail_offset: int) -> tuple[int, int, int, int]:
-    """Where it is, and what it says: entries, length, offset; ``locator_at`` is the place of what leads there."""
+    """Return the place of the 64-bit end, and its entries, length and offset of the directory.
+
+    ``locator_at`` is the place of the structure that leads there.
+    """
     _, end = _LOCATOR64.unpack_from(tail, locator_at)
     if 0 <= end - tail_offset <= locator_at - _END64.size:
         magic, *said = _END64.unpack_from(tail, end - tail_offset)
@@ -137,7 +151,7 @@ def parse_directory(data: bytes, directory: Directory, path: str) -> list[Member
         CorruptData: an entry is none, lies before the file's begin or behind the directory's, or
             has a name that leads out of a folder; or two have one name.
     """
-    members = []
+    members: list[Member] = []
     at = 0
     for _ in range(directory.entries):
         if at + _ENTRY.size > len(data) or not data.startswith(_ENTRY_MAGIC, at):
@@ -176,7 +190,10 @@ def parse_directory(data: bytes, directory: Directory, path: str) -> list[Member
 
 
 def _longer(extra: bytes, *said: int) -> list[int]:
-    """The numbers that are ``said``; those that 32 bits do not hold stand in the extra field, in this order."""
+    """Return the numbers that are ``said``.
+
+    Those that 32 bits do not hold stand in the extra field, in this order.
+    """
     at = 0
     while at + _EXTRA.size <= len(extra):
         kind, length = _EXTRA.unpack_from(extra, at)
@@ -193,7 +210,13 @@ def _hindrance(flags: int, method: int) -> str:
 
 
 def content_offset(local: bytes, member: Member, directory: Directory, path: str) -> int:
-    """Where the content of a member begins, from its local header (`LOCAL_BYTES`), with as much of its name as follows.
+    """Return where the content of a member begins.
+
+    Args:
+        local: its local header (`LOCAL_BYTES`), and as much of its name as follows.
+        member: which.
+        directory: that has it.
+        path: named in errors.
 
     Raises:
         CorruptData: that is no local header, or another member's, or the content would reach into
