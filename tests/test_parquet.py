@@ -118,6 +118,15 @@ class TestRows:
         assert [one.tolist() for one in batch["flags"].as_list()] == [[True], [], [False, True], []]
         assert torch.equal(batch["t"], torch.from_numpy(values))
 
+    @pytest.mark.parametrize("batch_size", [1, 3])
+    def test_of_fixed_size_lists_of_booleans_keep_their_shape(self, tmp_path, batch_size):
+        values = np.random.default_rng(3).integers(0, 2, (7, 2, 3)).astype(bool)
+        kind = pa.list_(pa.list_(pa.bool_(), 3), 2)
+        path = write(tmp_path / "a.parquet", pa.table({"mask": pa.array(values.tolist(), kind)}), 4)
+        batches = list(gdsdata.GDSDataset(path, batch_size=batch_size, shuffle=False, device="cpu"))
+        found = torch.cat([batch["mask"] for batch in batches])
+        assert found.dtype == torch.bool and torch.equal(found, torch.from_numpy(values))
+
     def test_have_only_the_columns_that_are_wanted_and_read_no_others(self, tmp_path):
         table = awkward(30).append_column("cost", pa.array([1] * 30, pa.decimal128(5, 2)))
         path = write(tmp_path / "a.parquet", table)

@@ -1,4 +1,4 @@
-"""What a column of Arrow's types is as a field: what `arrow` and `parquet` share.
+"""Columns of Arrow's types as fields, which `arrow` and `parquet` share.
 
 Source of the types: https://arrow.apache.org/docs/format/Columnar.html.
 """
@@ -48,7 +48,7 @@ def arrow_module(name: str = "pyarrow") -> ModuleType:
 
 
 def checked_names(columns: Sequence[str] | None, owner: object) -> tuple[str, ...] | None:
-    """``columns`` of a format, as can be compared and hashed.
+    """Return ``columns`` of a format as a tuple, which can be compared and hashed.
 
     Raises:
         ValueError: it is empty, a string, or names one twice.
@@ -61,12 +61,15 @@ def checked_names(columns: Sequence[str] | None, owner: object) -> tuple[str, ..
 
 
 def storage_of(kind: pyarrow.DataType) -> pyarrow.DataType:
-    """What an extension type is stored as, itself of others."""
+    """Return the type that an extension type is stored as; other types as they are."""
     return getattr(kind, "storage_type", kind)
 
 
 def scalar_dtype(kind: pyarrow.DataType) -> np.dtype | None:
-    """Of numbers, booleans, dates and times (which are their integers); None of other types."""
+    """Return the dtype of a type of numbers, booleans, dates or times; None: it is another type.
+
+    Dates and times are their integers.
+    """
     types = arrow_module("pyarrow.types")
     if types.is_boolean(kind):
         return np.dtype(bool)
@@ -94,7 +97,10 @@ def is_list(kind: pyarrow.DataType) -> bool:
 
 
 def field_of(name: str, kind: pyarrow.DataType) -> Field | None:
-    """A column of one type as a field; None where it is none (structs, lists of lists, decimals and others)."""
+    """Return a column of one type as a field.
+
+    None: no field has that type (structs, lists of lists, decimals and others).
+    """
     types = arrow_module("pyarrow.types")
     shape = list(kind.shape) if str(getattr(kind, "extension_name", "")) == "arrow.fixed_shape_tensor" else None
     if shape is not None and kind.permutation not in (None, list(range(len(shape)))):
@@ -120,11 +126,13 @@ def field_of(name: str, kind: pyarrow.DataType) -> Field | None:
 
 
 def columns_of(schema: pyarrow.Schema, wanted: Sequence[str] | None, path: str) -> tuple[Column, ...]:
-    """The fields of a file's samples, in the order of ``wanted``, or of the schema where that is None.
+    """Return the fields of a file's samples.
+
+    They are in the order of ``wanted``, or of the schema if that is None.
 
     Raises:
-        ValueError: a name that is wanted is none or is there twice, or a column's type cannot be
-            had.
+        ValueError: a name that is wanted is none or is there twice, or no field has a column's
+            type.
         CorruptData: a name is not UTF-8.
     """
     try:
@@ -181,21 +189,22 @@ def _expanded(wanted: Sequence[str], names: tuple[str, ...], path: str) -> tuple
 
 
 def value_bytes(field: Field) -> int:
-    """Of one value of a field whose values are of one size; of others, of one of its elements."""
-    return (1 if field.dtype is None else field.dtype.itemsize) * math.prod(field.shape or ())
+    """Return the bytes of one value, if a field's values are of one size; else of an element."""
+    return field.element_dtype.itemsize * math.prod(field.shape or ())
 
 
 def nulls_among_numbers(path: str, name: str) -> ValueError:
-    """The error where a column whose values are of one size, or its lists, lack some."""
+    """Return the error for nulls among values of one size, or in lists."""
     return ValueError(
         f"{path}: column {name!r} has nulls, which a tensor has no value for: fill them (fill_null) or leave it out"
     )
 
 
 def check_alike(first: Sequence[Field], other: Sequence[Field], paths: tuple[str, str]) -> None:
-    """
+    """Check that two files' samples have the same fields.
+
     Raises:
-        ValueError: two files' samples have different fields.
+        ValueError: they have not.
     """
     if tuple(first) != tuple(other):
         said = [

@@ -30,3 +30,8 @@ class Field:
     row_shape: tuple[int, ...] = ()
     fortran_order: bool = False
     view_as: torch.dtype | None = None
+
+    @property
+    def element_dtype(self) -> np.dtype:
+        """The dtype of its elements as stored: uint8 if its bytes mean nothing to the format."""
+        return np.dtype(np.uint8) if self.dtype is None else self.dtype

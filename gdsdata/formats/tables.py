@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -20,13 +20,16 @@ if TYPE_CHECKING:
     import pyarrow
     import pyarrow.parquet
 
-# A column of a row group: an array (rows, *shape), or, of strings and lists, pyarrow's of the large
-# type.
-Values = Any
+# The values that a row group has of a column: an array (rows, *shape), or for strings and lists an
+# array of pyarrow, of the large type.
+if TYPE_CHECKING:
+    Values = np.ndarray | pyarrow.Array
+else:
+    Values = Any
 
 
 class TableFile(NamedTuple):
-    """What pyarrow has to know to decode a file's row groups, and which of its columns are wanted."""
+    """A file's metadata, which pyarrow decodes row groups by, and the columns that are wanted."""
 
     metadata: pyarrow.parquet.FileMetaData
     columns: tuple[Column, ...]
@@ -48,7 +51,7 @@ class TableIndex(SampleIndex):
             and the last one.
         begin_bytes, length_bytes: int64 (G, C), extents of the stored columns that are wanted.
         decoded_bytes: int64 (G,), memory of it when decoded, about.
-        files: what pyarrow has to know of each file.
+        files: the metadata of each file.
     """
 
     kind: ClassVar[str] = "table"
@@ -81,7 +84,13 @@ class TableIndex(SampleIndex):
         return self.group_first_row
 
     def damaged(self, sample: int, field: int, reason: str) -> CorruptData:
-        """Return the error for a column of a row, by their numbers; ``reason`` says what the column does or lacks."""
+        """Return the error for a column of a row.
+
+        Args:
+            sample: id of the row.
+            field: number of the column.
+            reason: what the column does or lacks.
+        """
         plan = self.plan(np.array([sample]))
         group, row = int(plan.source[0]), int(plan.offset[0])
         message = f"row {row} of {self.name_of(group)}: column {self.fields[field].name!r} {reason}"
@@ -106,23 +115,22 @@ class TableIndex(SampleIndex):
 
     @cached_property
     def spacing_bytes(self) -> int:
-        """Of a sample when it is decoded, on the average; at least 1."""
+        """Bytes of a sample when it is decoded, on the average; at least 1."""
         return max(1, int(self.decoded_bytes.sum()) // max(1, len(self)))
 
     def name_of(self, group: int) -> str:
-        """Of a row group, for errors."""
+        """Return the name of a row group, for errors."""
         return f"row group {self.group_number[group]} of {self.paths[self.group_file[group]]}"
 
     def decode(self, group: int, stored: Sequence[memoryview]) -> list[Values]:
-        """The columns of a row group.
+        """Return the columns of a row group.
 
         Args:
             group: which.
             stored: the bytes of its extents.
 
         Returns:
-            Of each field its values: an array (rows, *shape), or, of strings and lists, pyarrow's
-                of the large type.
+            The values of each field.
 
         Raises:
             CorruptData: the bytes are not what the footer says.
@@ -146,7 +154,7 @@ class TableIndex(SampleIndex):
         except errors_of_pyarrow() as error:
             raise self._corrupt(group, f"it cannot be decoded ({line_of(error)})") from error
         rows = int(self.group_rows[group])
-        values = []
+        values: list[Values] = []
         for column, (array, lists_have_nulls) in zip(file.columns, columns, strict=True):
             if len(array) != rows:
                 raise self._corrupt(group, f"column {column.field.name!r} has {len(array)} rows and should have {rows}")
@@ -165,7 +173,7 @@ class TableIndex(SampleIndex):
 
 
 class _Stored:
-    """A file of which some ranges are at hand, for pyarrow: reads beyond them are an error."""
+    """A file for pyarrow that has some ranges in memory: reads beyond them are an error."""
 
     closed = False
 
@@ -198,17 +206,21 @@ class _Stored:
 
 
 def errors_of_pyarrow() -> tuple[type[Exception], ...]:
-    """What it raises where data are damaged."""
+    """Return the exceptions that pyarrow raises for damaged data."""
     arrow = arrow_module()
     return arrow.ArrowException, OSError, ValueError, TypeError, KeyError, OverflowError, MemoryError
 
 
 def line_of(error: Exception) -> str:
+    """Return the first line of what an error says."""
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _column_of(table: pyarrow.Table, column: Column) -> tuple[pyarrow.Array, bool]:
-    """A column out of its structs, strings and lists with 64-bit offsets; and whether its lists have nulls in them."""
+    """Return a column out of its structs, and whether its lists have nulls in them.
+
+    Strings and lists have 64-bit offsets.
+    """
     arrow, types = arrow_module(), arrow_module("pyarrow.types")
     name, *members = _names_of(table, column)
     chunks = table.column(name)
@@ -235,8 +247,8 @@ def _names_of(table: pyarrow.Table, column: Column) -> list[str]:
     return _split(table.schema, column.field.name)
 
 
-def _split(fields: Any, name: str) -> list[str]:
-    """The names of a column and of the members in its structs, any of which may have dots."""
+def _split(fields: Iterable[pyarrow.Field], name: str) -> list[str]:
+    """Return the names of a column and of the members in its structs; any of them may have dots."""
     for one in fields:
         if one.name == name:
             return [one.name]
@@ -248,12 +260,12 @@ def _split(fields: Any, name: str) -> list[str]:
 
 
 def _stored(array: pyarrow.Array) -> pyarrow.Array:
-    """An extension array's storage; of others themselves."""
+    """Return an extension array's storage; other arrays as they are."""
     return getattr(array, "storage", array)
 
 
 def _nulls_within(array: pyarrow.Array) -> int:
-    """Of the values in fixed-size lists."""
+    """Return how many nulls the values in fixed-size lists have."""
     types = arrow_module("pyarrow.types")
     nulls = 0
     while types.is_fixed_size_list(array.type):
@@ -263,13 +275,14 @@ def _nulls_within(array: pyarrow.Array) -> int:
 
 
 def _dense(array: pyarrow.Array, field: Field) -> np.ndarray:
-    """Values of one size, without nulls: (rows, *shape)."""
+    """Return values of one size, without nulls: (rows, *shape)."""
     types = arrow_module("pyarrow.types")
     rows = len(array)
     while types.is_fixed_size_list(array.type):
         array = _stored(array.flatten())
+    shape, dtype = (rows, *(field.shape or ())), field.element_dtype
     if types.is_boolean(array.type):
-        return array.to_numpy(zero_copy_only=False)
-    values = np.frombuffer(array.buffers()[1], field.dtype) if rows else np.empty(0, field.dtype)
-    width = array.type.byte_width // field.dtype.itemsize
-    return values[array.offset * width : (array.offset + len(array)) * width].reshape(rows, *field.shape)
+        return array.to_numpy(zero_copy_only=False).reshape(shape)
+    values = np.frombuffer(array.buffers()[1], dtype) if rows else np.empty(0, dtype)
+    width = array.type.byte_width // dtype.itemsize
+    return values[array.offset * width : (array.offset + len(array)) * width].reshape(shape)

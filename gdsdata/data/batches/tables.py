@@ -113,7 +113,7 @@ class TableReader(AheadReader[TableIndex, _Begun]):
 
 def _gathered(field: Field, parts: list[_Part], rows: int) -> tuple[torch.Tensor, np.ndarray | int]:
     """Return the bytes of a field of some rows, in the batch's order, and the bytes of each row."""
-    dtype = np.dtype(np.uint8) if field.dtype is None else field.dtype
+    dtype = field.element_dtype
     if field.shape is None:
         return _gathered_ragged(parts, dtype)
     tensor = torch.empty((rows, *field.shape), dtype=torch_equivalent(dtype))

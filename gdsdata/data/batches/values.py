@@ -166,7 +166,7 @@ def values_of(field: Field, flat: torch.Tensor, lengths: np.ndarray, ragged_as: 
         lengths: int64 (B,), the bytes of each sample.
         ragged_as: the form of values that differ in size.
     """
-    dtype = np.dtype(np.uint8) if field.dtype is None else field.dtype
+    dtype = field.element_dtype
     if dtype.newbyteorder("=") != dtype:
         width = dtype.itemsize // (2 if dtype.kind == "c" else 1)
         flat = flat.view(-1, width).flip(1).view(-1)
