@@ -10,6 +10,7 @@ then its attributes, and torch rebuilds a DataLoader worker's from its message a
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -41,6 +42,11 @@ class IoError(GdsdataError, OSError):
         self.path = path
         self.offset = offset
         self.length = length
+
+    @classmethod
+    def caused_by(cls, error: OSError, message: str, path: str = "", offset: int = 0, length: int = 0) -> IoError:
+        """Return one with the number of ``error``, or with EIO if it has none."""
+        return cls(error.errno or errno.EIO, message, path, offset, length)
 
     def __str__(self) -> str:
         return self.strerror or ""

@@ -1,5 +1,6 @@
 """Megatron-LM's indexed datasets: the same windows as its rules give, and nothing believed that a file says wrongly."""
 
+import errno
 import os
 import random
 import struct
@@ -293,6 +294,18 @@ class TestPaths:
         os.mkdir(path)
         with pytest.raises(IoError, match="a.idx"):
             Megatron().index([path])
+
+    def test_an_idx_that_numpy_cannot_read_is_an_io_error_with_a_number(self, tmp_path, monkeypatch):
+        """Its errors have no number of the system's."""
+        path = write_pair(tmp_path, "a", [5])
+
+        def refuse(*_: object) -> None:
+            raise OSError("obtaining file position failed")
+
+        monkeypatch.setattr(np, "fromfile", refuse)
+        with pytest.raises(IoError, match="a.idx failed: obtaining file position failed") as caught:
+            Megatron().index([path])
+        assert caught.value.errno == errno.EIO
 
     def test_files_of_other_suffixes_and_unlike_pairs_are_refused(self, tmp_path):
         one, two = write_pair(tmp_path, "a", [5], 8), write_pair(tmp_path, "b", [5], 4)

@@ -1,4 +1,4 @@
-"""File formats. Each finds the samples of its files and returns an index of where they lie (see `index.SampleIndex`).
+"""File formats. Each finds the samples of its files, and returns an `index.SampleIndex` of them.
 
 A name of this package is imported when it is first used, so files of one format need no other
 format's module.

@@ -1,4 +1,7 @@
-"""What safetensors and npz have in common: files of named arrays, whose rows are samples, or each of which is one."""
+"""Files of named arrays, which safetensors and npz have in common.
+
+Rows of the arrays are samples, or each file is one.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,13 @@ from gdsdata.formats.index import Index, Sample, first_samples
 
 
 class Kind(NamedTuple):
-    """What an array is, wherever it lies.
+    """The dtype, shape and order of an array, wherever it lies.
 
     Attributes:
         dtype: as stored, with its byte order.
         shape: as stored.
         fortran_order: the first of several axes varies fastest in the file.
-        view_as: what the stored bits are, where numpy has no such dtype.
+        view_as: what the stored bits are, if numpy has no such dtype.
     """
 
     dtype: np.dtype
@@ -31,12 +34,12 @@ class Kind(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """That it takes."""
+        """Bytes that it takes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     @property
     def row(self) -> Kind:
-        """Of what lies along the first axis."""
+        """The kind of its rows, along the first axis."""
         return self._replace(shape=self.shape[1:])
 
     def __str__(self) -> str:
@@ -68,7 +71,7 @@ class ArrayFile(NamedTuple):
 
 
 def checked_names(mode: str, names: str | Sequence[str] | None, what: str) -> str | tuple[str, ...] | None:
-    """The names of the arrays that a format was told to read, as it keeps them.
+    """Return the names of the arrays that a format reads, as it keeps them.
 
     Raises:
         ValueError: there is no such mode, "rows" has no name, or one comes twice; ``what`` is the
@@ -86,13 +89,13 @@ def checked_names(mode: str, names: str | Sequence[str] | None, what: str) -> st
 
 
 def index_arrays(files: Iterable[ArrayFile], mode: str, names: str | tuple[str, ...] | None) -> Index | FieldIndex:
-    """The samples of at least one file: rows of the arrays of these names, or each file.
+    """Index at least one file: samples are rows of the arrays of these names, or each file.
 
     Raises:
         ValueError: an array is missing, is no rows, or is unlike that of the same name in another
             file.
     """
-    if mode == "file":
+    if mode == "file" or names is None:
         return _index_files(files, (names,) if isinstance(names, str) else names)
     return _index_rows(files, names)
 
@@ -101,10 +104,11 @@ def index_arrays(files: Iterable[ArrayFile], mode: str, names: str | tuple[str, 
 
 
 def _index_rows(files: Iterable[ArrayFile], names: str | tuple[str, ...]) -> Index | FieldIndex:
-    """Of one name an `Index`, of a tuple a `FieldIndex`."""
+    """Return an `Index` for one name, and a `FieldIndex` for a tuple."""
     wanted = (names,) if isinstance(names, str) else names
     kinds: list[Kind] = []  # in the first file
-    found, counts, begins = [], [], []
+    found: list[ArrayFile] = []
+    counts, begins = [], []
     for file in files:
         arrays = [_array(file, name) for name in wanted]
         kinds = kinds or [array.kind for array in arrays]
@@ -129,8 +133,12 @@ def _index_rows(files: Iterable[ArrayFile], names: str | tuple[str, ...]) -> Ind
 
 
 def _check_rows(path: str, name: str, kind: Kind, first: Kind) -> None:
-    """Whether an array has rows, as many as the ``first`` one of its file; and bytes in them, so that no number of rows
-    is more than the file is long.
+    """Check that an array has rows, as many as the ``first`` one of its file.
+
+    They have bytes, so no number of rows is more than the file is long.
+
+    Raises:
+        ValueError: it has not.
     """
     if not kind.shape:
         raise ValueError(f'{path}: {name!r} is a single element, which has no rows: use mode="file"')
@@ -152,22 +160,27 @@ def _check_rows(path: str, name: str, kind: Kind, first: Kind) -> None:
 
 
 def _index_files(files: Iterable[ArrayFile], names: tuple[str, ...] | None) -> FieldIndex:
-    """Each file one sample, whose fields are the arrays of these names; None: all that there are, in every file."""
-    all_of_them = names is None
+    """Index files as samples, whose fields are the arrays of these names.
+
+    None: all arrays of the first file, which every file has.
+    """
+    wanted = names or ()
     kinds: list[Kind] = []  # in the first file
     shapes: list[dict[tuple[int, ...], None]] = []  # of each name, in any file
-    found, begins, lengths = [], [], []
+    found: list[ArrayFile] = []
+    begins, lengths = [], []
     for file in files:
-        names = tuple(file.arrays) if names is None else names
-        arrays = [_array(file, name) for name in names]
-        if not arrays or (all_of_them and len(file.arrays) != len(arrays)):
+        if names is None and not found:
+            wanted = tuple(file.arrays)
+        arrays = [_array(file, name) for name in wanted]
+        if not arrays or (names is None and len(file.arrays) != len(arrays)):
             raise ValueError(
-                f"{file.path} has the arrays {_listed(file.arrays)}, and {(found or [file])[0].path} {_listed(names)}: "
-                f"name those that are in every file"
+                f"{file.path} has the arrays {_listed(file.arrays)}, and {(found or [file])[0].path} {_listed(wanted)}"
+                f": name those that are in every file"
             )
         kinds = kinds or [array.kind for array in arrays]
         shapes = shapes or [{kind.shape: None} for kind in kinds]
-        for name, array, kind, seen in zip(names, arrays, kinds, shapes, strict=True):
+        for name, array, kind, seen in zip(wanted, arrays, kinds, shapes, strict=True):
             if array.kind is not kind and array.kind != kind:
                 if array.kind._replace(shape=kind.shape) != kind:
                     raise _unlike(name, array.kind, file.path, kind, found[0].path)
@@ -175,13 +188,13 @@ def _index_files(files: Iterable[ArrayFile], names: tuple[str, ...] | None) -> F
         found.append(file._replace(arrays={}))
         begins.append([file.data_begin + array.begin_bytes for array in arrays])
         lengths.append([array.kind.bytes for array in arrays])
-    fields = tuple(map(_field, names, kinds, shapes))
+    fields = tuple(map(_field, wanted, kinds, shapes))
     first_sample = np.arange(len(found) + 1, dtype=np.int64)
     return FieldIndex(*_about(found), first_sample, fields, np.array(begins, np.int64), np.array(lengths, np.int64))
 
 
 def _field(name: str, kind: Kind, shapes: Mapping[tuple[int, ...], None]) -> Field:
-    """Of arrays of this kind and these shapes, which may differ along the first axis."""
+    """Return the field of arrays of this kind, whose shapes may differ along the first axis."""
     if len(shapes) == 1:
         return Field(name, kind.dtype, kind.shape, fortran_order=kind.fortran_order, view_as=kind.view_as)
     rows = {shape[1:] if shape else None for shape in shapes}
@@ -216,6 +229,6 @@ def _unlike(name: str, kind: Kind, path: str, first: Kind, first_path: str) -> V
 
 
 def _about(files: Sequence[ArrayFile]) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """What every index has first: paths, sizes, times."""
+    """Return the first attributes of every index: paths, sizes, times."""
     sizes = np.array([file.size_bytes for file in files], np.int64)
     return [file.path for file in files], sizes, np.array([file.mtime_ns for file in files], np.int64)

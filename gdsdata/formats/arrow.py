@@ -1,14 +1,17 @@
-"""Arrow IPC, as files and as streams (what Hugging Face ``datasets`` writes): a row is a sample, a column a field.
+"""Arrow IPC, as files and as streams. Hugging Face ``datasets`` writes streams.
+
+A row is a sample, and a column is a field.
 
 Record batches that are not compressed have each column's values in one stretch of the file. So
 indexing reads the batches' metadata and the offsets of strings and lists, and leaves the values to
 the engine.
 
+pyarrow reads the schema. The batches' metadata are read here, because pyarrow would decompress what
+it reads, and a size that lies must not become memory.
+
 Source of the format: https://arrow.apache.org/docs/format/Columnar.html, "Serialization and
-Interprocess Communication (IPC)", and ``format/Message.fbs`` of https://github.com/apache/arrow,
-whose tables are FlatBuffers (https://flatbuffers.dev/internals). pyarrow reads the schema; the
-batches' metadata are read here, because pyarrow would decompress what it reads, and what lies must
-not become memory.
+Interprocess Communication (IPC)". ``format/Message.fbs`` of https://github.com/apache/arrow has the
+tables, which are FlatBuffers (https://flatbuffers.dev/internals).
 """
 
 from __future__ import annotations
@@ -17,37 +20,31 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from gdsdata.errors import IoError
 from gdsdata.formats.arrow_rows import find_rows
-from gdsdata.formats.columns import (
-    check_alike,
-    checked_names,
-)
-from gdsdata.formats.fields import FieldIndex
+from gdsdata.formats.columns import check_alike, checked_names
+from gdsdata.formats.fields import Field, FieldIndex
 from gdsdata.formats.index import first_samples, open_descriptor
 from gdsdata.formats.parsers import magics
 from gdsdata.formats.parsers.damage import damaged
 
-if TYPE_CHECKING:
-    pass
-
 
 @dataclass(frozen=True)
 class Arrow:
-    """Arrow IPC files and streams, not compressed. Hugging Face's folders of them (``save_to_disk``) are such.
+    """Arrow IPC files and streams, not compressed. Hugging Face's ``save_to_disk`` writes them.
 
-    - Numbers, dates and times (as integers) are tensors ``(B,)``; fixed-size lists and binaries,
-    and fixed-shape
-      tensors, ``(B, *shape)``. A column of them that has nulls is refused: fill them (``fill_null``).
+    - Numbers, dates and times (as integers) are tensors ``(B,)``. Fixed-size lists and binaries,
+      and fixed-shape tensors, are ``(B, *shape)``. A column of them that has nulls is refused: fill
+      them (``fill_null``).
     - Strings, binaries and lists of numbers are fields whose size differs from sample to sample.
-    Null is a field that
-      the sample does not have, which a batch has as empty.
-    - A struct's members are columns: ``image.bytes``. A null struct has null members. - Booleans
-    (which are bits), dictionaries, decimals, lists of lists or structs and unions are refused.
+      Null is a field that the sample does not have. A batch has it as empty.
+    - A struct's members are columns: ``image.bytes``. A null struct has null members.
+    - Booleans (which are bits), dictionaries, decimals, lists of lists or structs and unions are
+      refused.
 
     Args:
         columns: names of those that are wanted; a struct's means all its members. None: all.
@@ -62,20 +59,21 @@ class Arrow:
         object.__setattr__(self, "columns", checked_names(self.columns, self))
 
     def index(self, paths: list[str]) -> FieldIndex:
-        """Read the schema and the record batches' metadata of each of ``paths``. A file may hold no rows.
+        """Read the schema and the record batches' metadata of each of ``paths``.
 
-        JSON that ``datasets`` leaves beside its files is passed over.
+        A file may hold no rows. JSON that ``datasets`` leaves beside its files is passed over.
 
         Raises:
             CorruptData: metadata lie, or a file ends before its end mark.
             ValueError: a type that is refused, nulls among numbers, compressed buffers, big-endian
                 values, a column that is not there, or files with unlike columns.
             ImportError: pyarrow is not installed.
-            FileNotFoundError, IoError: a file is not to be had.
+            FileNotFoundError, IoError: a file is not available.
         """
         paths = [path for path in paths if not magics.is_beside_arrow(path)] or paths
         size_bytes, mtime_ns = np.empty(len(paths), np.int64), np.empty(len(paths), np.int64)
-        fields, wanted, counts = (), self.columns, []
+        fields: tuple[Field, ...] = ()
+        wanted, counts = self.columns, []
         begins, lengths = [], []
         for i, path in enumerate(paths):
             found = _index_file(path, wanted)
@@ -98,7 +96,7 @@ class Arrow:
 
 
 class _Found(NamedTuple):
-    fields: tuple
+    fields: tuple[Field, ...]
     begin_bytes: np.ndarray
     length_bytes: np.ndarray
     size_bytes: int
@@ -117,7 +115,7 @@ def _read(descriptor: int, path: str, offset: int, count: int) -> bytes:
         data = os.pread(descriptor, count, offset)
     except OSError as error:
         message = f"indexing {path}: reading {count} bytes at {offset} failed: {error.strerror}"
-        raise IoError(error.errno, message, path, offset, count) from error
+        raise IoError.caused_by(error, message, path, offset, count) from error
     if len(data) < count:
         raise damaged(path, offset, count, "the file has become shorter while it was indexed")
     return data

@@ -18,6 +18,7 @@ from gdsdata.formats.columns import (
     storage_of,
     value_bytes,
 )
+from gdsdata.formats.field import Field
 from gdsdata.formats.parsers import magics
 from gdsdata.formats.parsers.damage import damaged
 
@@ -37,8 +38,8 @@ Read = Callable[[int, int], bytes]
 
 def find_rows(
     read: Read, size_bytes: int, wanted: Sequence[str] | None, path: str
-) -> tuple[tuple, np.ndarray, np.ndarray]:
-    """Where the values of each row lie.
+) -> tuple[tuple[Field, ...], np.ndarray, np.ndarray]:
+    """Return where the values of each row lie.
 
     Args:
         read: gives the file's bytes.
@@ -47,7 +48,7 @@ def find_rows(
         path: named in errors.
 
     Returns:
-        The K fields, and of each of N rows offset and length in bytes, int64 (N, K) each.
+        The K fields, then offset and length in bytes of each of the N rows: int64 (N, K) each.
 
     Raises:
         CorruptData, ValueError: as `Arrow.index`.
@@ -114,7 +115,15 @@ class _Table(NamedTuple):
 
 
 class _Message(NamedTuple):
-    """A message at an offset of its file: its metadata with what is before them, its header, and where its body is."""
+    """A message at an offset of its file.
+
+    Attributes:
+        at: offset of the message.
+        frame: its metadata, with the frame before them.
+        kind: type of the message.
+        header: in the metadata.
+        body_at, body_bytes: extent of its body in the file.
+    """
 
     at: int
     frame: bytes
@@ -172,8 +181,8 @@ class _Placed(NamedTuple):
 
     Attributes:
         column: what it is.
-        above: node and buffer of validity, of it and of the structs around it: of what makes it
-            null.
+        above: node and buffer of validity, of it and of the structs around it. Any of them can make
+            it null.
         inner: nodes of the values in its lists, and how many of them a row has (0: as its offsets
             say).
         offsets: the buffer of a list's or string's offsets, and their dtype; None: its values are
@@ -215,7 +224,11 @@ def _walk(
     placed: dict[tuple[int, ...], _Placed],
     path: str,
 ) -> tuple[int, int]:
-    """Count nodes and buffers of a column, and note those of it that are wanted; the next node and buffer."""
+    """Count nodes and buffers of a column, and note those that are wanted.
+
+    Returns:
+        The next node and buffer.
+    """
     types = arrow_module("pyarrow.types")
     kind = storage_of(field.type)
     if types.is_struct(kind):
@@ -236,7 +249,7 @@ def _place(column: Column, kind: pyarrow.DataType, above: tuple[tuple[int, int],
     node, buffer = above[-1]
     name = column.field.name
     inner: list[tuple[int, int]] = []
-    offsets = None
+    offsets: tuple[int, np.dtype] | None = None
     values = buffer + 1
     if is_bytes(kind) or is_list(kind):
         is_large = types.is_large_string(kind) or types.is_large_binary(kind) or types.is_large_list(kind)
@@ -291,7 +304,10 @@ def _spanned(kind: pyarrow.DataType, name: str, path: str) -> tuple[int, int]:
 def _extents_of(
     message: _Message, columns: tuple[_Placed, ...], read: Read, path: str
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Of each column, offset and length in bytes of the values of a record batch's n rows: int64 (n,) each."""
+    """Return offset and length in bytes of each column's values, in a record batch of n rows.
+
+    They are int64 (n,) each.
+    """
     try:
         is_compressed = message.header.table(3) is not None
         rows = message.header.integer(0, "q")
@@ -303,11 +319,16 @@ def _extents_of(
             f"{path}: its record batches are compressed, so values cannot be read by themselves: write it with "
             f"pyarrow.ipc.IpcWriteOptions(compression=None), or as Parquet"
         )
-    return [batch.varying(placed) if placed.offsets else batch.fixed(placed) for placed in columns]
+    return [
+        batch.fixed(placed) if placed.offsets is None else batch.varying(placed, *placed.offsets) for placed in columns
+    ]
 
 
 class _Batch(NamedTuple):
-    """A record batch's metadata: nodes are (length, nulls) and buffers (offset in the body, length), int64 (n, 2)."""
+    """A record batch's metadata.
+
+    Nodes are (length, nulls), and buffers are (offset in the body, length): int64 (n, 2).
+    """
 
     message: _Message
     rows: int
@@ -326,10 +347,15 @@ class _Batch(NamedTuple):
         self._check(self.rows * size <= length, f"{self.rows} values of column {name!r} have {length} bytes")
         return begin + size * np.arange(self.rows, dtype=np.int64), np.full(self.rows, size, np.int64)
 
-    def varying(self, placed: _Placed) -> tuple[np.ndarray, np.ndarray]:
-        """Extents of values whose size differs; null has a length of -1."""
+    def varying(self, placed: _Placed, number: int, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+        """Return extents of values whose size differs; null has a length of -1.
+
+        Args:
+            placed: the column.
+            number: of the buffer of its offsets.
+            dtype: of these offsets.
+        """
         self._check_nodes(placed)
-        number, dtype = placed.offsets
         element_bytes = value_bytes(placed.column.field)
         if self.rows == 0:
             return np.empty(0, np.int64), np.empty(0, np.int64)
@@ -347,7 +373,11 @@ class _Batch(NamedTuple):
         return begin + offsets[:-1] * element_bytes, lengths
 
     def _check_nodes(self, placed: _Placed) -> None:
-        """Nodes of whole rows have as many values as the batch, those within lists enough of them, and no nulls."""
+        """Check the numbers of values and nulls.
+
+        Nodes of whole rows have as many values as the batch. Nodes within lists have enough of
+        them, and no nulls.
+        """
         self._check(self.rows >= 0, f"it has {self.rows} rows")
         for node, _ in placed.above:
             length, nulls = self._node(node)
@@ -362,7 +392,8 @@ class _Batch(NamedTuple):
 
     def _node(self, number: int) -> tuple[int, int]:
         self._check(number < len(self.nodes), f"it has {len(self.nodes)} nodes")
-        return tuple(self.nodes[number].tolist())
+        length, nulls = self.nodes[number].tolist()
+        return length, nulls
 
     def _buffer(self, number: int) -> tuple[int, int]:
         """Offset in the file and length of a buffer."""

@@ -1,4 +1,4 @@
-"""Files that are kept for the next time: where, and how they come there whole or not at all."""
+"""Files that are kept for the next time: their places. They are written whole or not at all."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from typing import BinaryIO
 
 
 def folder_of(where: str, kind: str) -> str:
-    """The folder that ``where`` means: ``"user"`` is ``~/.cache/gdsdata/KIND`` (``XDG_CACHE_HOME`` moves it)."""
+    """Return the folder that ``where`` means.
+
+    ``"user"`` is ``~/.cache/gdsdata/KIND``; ``XDG_CACHE_HOME`` moves it.
+    """
     if where != "user":
         return where
     above = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
@@ -19,7 +22,10 @@ def folder_of(where: str, kind: str) -> str:
 
 
 def place_of(path: str, where: str, kind: str, ending: str) -> str:
-    """Where what belongs to the file ``path`` is kept: in a folder (`folder_of`), or ``"beside"`` it."""
+    """Return the place of a kept file that belongs to ``path``.
+
+    It is in a folder (`folder_of`), or ``"beside"`` the file.
+    """
     folder, name = os.path.split(os.path.abspath(path))
     if where == "beside":
         return os.path.join(folder, f".{name}.{ending}")  # hidden: a folder's other files are data
@@ -29,7 +35,9 @@ def place_of(path: str, where: str, kind: str, ending: str) -> str:
 
 @contextlib.contextmanager
 def written(path: str) -> Iterator[BinaryIO]:
-    """A file to write, which has the name ``path`` behind the block; after an exception in it there is none.
+    """Yield a file to write, which has the name ``path`` after the block.
+
+    An exception in the block deletes it.
 
     Raises:
         OSError: of any step, and nothing is left.

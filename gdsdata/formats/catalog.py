@@ -1,4 +1,4 @@
-"""The formats that gdsdata brings: the one place that names them."""
+"""The formats of gdsdata: the one place that names them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Entry(NamedTuple):
         module: of `gdsdata.formats` that has the class.
         title: names its files in errors.
         recogniser: the function of `gdsdata.formats.parsers.magics` that knows its files; "" if no
-            file tells it.
+            file shows it.
     """
 
     name: str

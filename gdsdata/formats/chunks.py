@@ -11,7 +11,7 @@ Local = TypeVar("Local")
 
 
 class Chunks(ABC, Generic[Local]):
-    """Parts of a data set that threads fetch ahead, that samples are taken from, and that are dropped.
+    """Parts of a data set that threads fetch ahead, and that samples are taken from.
 
     The windows of a lane shuffle, Parquet's row groups and shards that are compressed as a whole
     are chunks. They have numbers. One thread calls these methods.

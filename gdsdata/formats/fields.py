@@ -41,7 +41,10 @@ class FieldIndex(SampleIndex):
     checksum: Literal["crc32", "crc32c"] = "crc32c"
 
     def plan(self, samples: np.ndarray) -> Plan:
-        """Return where the fields of samples lie, K pieces a sample. Pieces have the length -1 if there is no field."""
+        """Return where the fields of samples lie, K pieces a sample.
+
+        Pieces have the length -1 if there is no field.
+        """
         file = (np.searchsorted(self.first_sample, samples, side="right") - 1).astype(np.int32)
         source = file if len(self.fields) == 1 else np.repeat(file, len(self.fields))
         return Plan(samples, source, self.begin_bytes[samples].reshape(-1), self.length_bytes[samples].reshape(-1))
@@ -54,7 +57,13 @@ class FieldIndex(SampleIndex):
         return tuple(field.name for field in self.fields)
 
     def damaged(self, sample: int, field: int, reason: str) -> CorruptData:
-        """Return the error for a field of a sample, by their numbers; ``reason`` says what the field does or lacks."""
+        """Return the error for a field of a sample.
+
+        Args:
+            sample: its id.
+            field: number of the field.
+            reason: what the field does or lacks.
+        """
         path = self.paths[int(np.searchsorted(self.first_sample, sample, side="right")) - 1]
         begin, length = int(self.begin_bytes[sample, field]), int(self.length_bytes[sample, field])
         message = f"{path}: field {self.fields[field].name!r} of {length} bytes at offset {begin} {reason}"
@@ -78,7 +87,7 @@ class FieldIndex(SampleIndex):
         return max(1, int(self.size_bytes.sum()) // max(1, len(self)))
 
     def runs(self, first: int, count: int) -> Iterator[tuple[int, int, int]]:
-        """Yield one run a file if the fields of a sample lie together, and else one for each field."""
+        """Yield one run a file if the fields of a sample lie together, else one for each field."""
         for file, begin, here in runs_of_files(self.first_sample, first, count):
             samples = slice(int(self.first_sample[file]) + begin, int(self.first_sample[file]) + begin + here)
             begins, lengths = self.begin_bytes[samples], self.length_bytes[samples]

@@ -1,4 +1,7 @@
-"""What a format makes of files: an `Index`, which turns sample ids into extents with no Python per sample."""
+"""`SampleIndex`: where the samples of files lie, with no Python for each sample.
+
+A format (`Format`) makes one of files. Readers ask it for the extents of sample ids.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +40,8 @@ class Sample:
         dtype: as stored, with its byte order.
         shape: as stored; ``()`` is one element.
         fortran_order: the first axis varies fastest in the file.
-        result_dtype: of the batch's tensor, where it is not the stored one.
-        view_as: what the stored bits are, where numpy has no such dtype: bfloat16 in a ``dtype`` of
+        result_dtype: of the batch's tensor, if it is not the stored one.
+        view_as: what the stored bits are, if numpy has no such dtype: bfloat16 in a ``dtype`` of
             uint16.
 
     Raises:
@@ -71,7 +74,7 @@ class Sample:
 
 
 def torch_equivalent(dtype: np.dtype) -> torch.dtype:
-    """The torch dtype of the same values, whatever the byte order of ``dtype``.
+    """Return the torch dtype of the same values, whatever the byte order of ``dtype``.
 
     Raises:
         ValueError: torch has none (strings, dates, long doubles, records, objects).
@@ -84,9 +87,12 @@ def torch_equivalent(dtype: np.dtype) -> torch.dtype:
 
 
 class Readers(Protocol[Made]):
-    """Makes what reads samples, by one method for each way in which they lie (see `SampleIndex.read_by`)."""
+    """Makes readers of samples: one method for each way in which samples lie.
 
-    def of_one_size(self, index: Any) -> Made:
+    See `SampleIndex.read_by`. Indexes of other modules are Any, because these import this one.
+    """
+
+    def of_one_size(self, index: Index) -> Made:
         """Return what reads the samples of an `Index`."""
 
     def of_fields(self, index: Any) -> Made:
@@ -136,7 +142,10 @@ class SampleIndex(ABC):
         """Return what reads these samples."""
 
     def part(self: Self, begin: int, end: int) -> Self:
-        """Return an index of the samples ``range(begin, end)`` alone, at least one; their ids count from 0."""
+        """Return an index of the samples ``range(begin, end)`` alone, at least one.
+
+        Their ids count from 0.
+        """
         files, first_sample = files_of_part(self.first_sample, begin, end)
         return replace(
             self,
@@ -173,9 +182,10 @@ class SampleIndex(ABC):
 
     @property
     def group_first_sample(self) -> np.ndarray | None:
-        """int64 (G + 1,), id of the first sample of each group that can only be decoded as a whole, then N.
+        """The groups of samples that can only be decoded as a whole.
 
-        None: each sample can be read by itself.
+        int64 (G + 1,), id of each group's first sample, then N. None: each sample can be read by
+        itself.
         """
         return None
 
@@ -184,10 +194,12 @@ class SampleIndex(ABC):
         """Return the bytes of so many samples at most, whichever they are."""
 
     def runs(self, first: int, count: int) -> Iterator[tuple[int, int, int]]:
-        """Yield what ``count`` samples from ``first`` on lie in: a file (a place in ``paths``), an offset, bytes."""
+        """Yield the runs of bytes that ``count`` samples from ``first`` on lie in.
+
+        A run is a file (a place in ``paths``), an offset and a length in bytes.
+        """
         plan = self.plan(np.arange(first, first + count))
-        lengths = np.broadcast_to(plan.length, plan.offset.shape)
-        yield from zip(plan.source.tolist(), plan.offset.tolist(), lengths.tolist(), strict=True)
+        yield from zip(plan.source.tolist(), plan.offset.tolist(), plan.lengths.tolist(), strict=True)
 
     def probe(self) -> Index:
         """Return samples of one size that take about as long to read as these, to time it."""
@@ -233,7 +245,7 @@ class Index(SampleIndex):
 
     @property
     def spacing_bytes(self) -> int:
-        """Bytes from one sample's start to the next one's, in the file where that is longest; at least 1."""
+        """Bytes from one sample's start to the next one's, the most of any file; at least 1."""
         return max(1, int(self.stride_bytes.max()))
 
     @property
@@ -258,7 +270,10 @@ class Index(SampleIndex):
 
 
 def runs_of_files(first_sample: np.ndarray, first: int, count: int) -> Iterator[tuple[int, int, int]]:
-    """Where ``count`` samples from ``first`` on lie: the file, the first one's number there, and how many are there."""
+    """Yield the files that ``count`` samples from ``first`` on lie in.
+
+    With each file come the number that its first sample has there, and how many are there.
+    """
     file = int(np.searchsorted(first_sample, first, side="right")) - 1
     while count:
         here = min(count, int(first_sample[file + 1]) - first)
@@ -268,14 +283,17 @@ def runs_of_files(first_sample: np.ndarray, first: int, count: int) -> Iterator[
 
 
 def files_of_part(first_sample: np.ndarray, begin: int, end: int) -> tuple[slice, np.ndarray]:
-    """The files with any of the samples ``range(begin, end)``, and `Index.first_sample` of these samples alone."""
+    """Return the files with any of the samples ``range(begin, end)``.
+
+    With them comes `SampleIndex.first_sample` of these samples alone.
+    """
     first = int(np.searchsorted(first_sample, begin, side="right")) - 1
     stop = int(np.searchsorted(first_sample, end, side="left"))
     return slice(first, stop), np.clip(first_sample[first : stop + 1], begin, end) - begin
 
 
 def records_of(path: str, record_bytes: int) -> Index:
-    """Return an index of a file of anything as records; bytes behind the last whole one are left out."""
+    """Return an index of a file of anything as records, without bytes behind the last whole one."""
     status = os.stat(path)
     return Index(
         paths=[path],
@@ -289,27 +307,27 @@ def records_of(path: str, record_bytes: int) -> Index:
 
 
 class Format(Protocol):
-    """What a format is: one method. It reads headers and sizes, and leaves the samples to the engine."""
+    """A format: one method, which reads headers and sizes and leaves the samples to the engine."""
 
     def index(self, paths: list[str]) -> SampleIndex:
         """Find the samples of ``paths``.
 
         Raises:
             CorruptData: a file is not what its header or its size says.
-            ValueError: the files are sound, but not what this format was told, or unlike each
-                other.
-            FileNotFoundError, IoError: a file is not to be had.
+            ValueError: the files are sound, but do not fit this format's arguments, or are unlike
+                each other.
+            FileNotFoundError, IoError: a file is not available.
         """
 
 
 def first_samples(counts: Sequence[int]) -> np.ndarray:
-    """`Index.first_sample` (int64 (F + 1,)) of F files with ``counts`` samples."""
+    """Return `SampleIndex.first_sample` (int64 (F + 1,)) of F files with ``counts`` samples."""
     return np.cumsum([0, *counts], dtype=np.int64)
 
 
 @contextlib.contextmanager
 def open_descriptor(path: str) -> Iterator[int]:
-    """A plain descriptor of ``path``, to be read.
+    """Open ``path`` to read it, and yield a plain descriptor.
 
     Raises:
         FileNotFoundError: as the system raises it.
@@ -320,23 +338,26 @@ def open_descriptor(path: str) -> Iterator[int]:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise IoError(error.errno, f"indexing {path}: it cannot be opened: {error.strerror}", path) from error
+        raise IoError.caused_by(error, f"indexing {path}: it cannot be opened: {error.strerror}", path) from error
     try:
         yield descriptor
     finally:
         os.close(descriptor)
 
 
-# Files whose heads are asked for before the first is read: with a cold cache the disk then serves
-# them side by side, which brought the first batch of 256 files from 40 ms to 28.
+# Files whose heads are asked for before the first is read. With a cold cache the disk then serves
+# them side by side: the first batch of 256 files takes 28 ms instead of 40 ms.
 _HEADS_AT_ONCE = 64
 
 
 def read_heads(paths: Sequence[str], head_bytes: int) -> tuple[list[bytes], np.ndarray, np.ndarray]:
-    """The first ``head_bytes`` of each file (fewer where it is shorter), sizes in bytes and mtimes in ns (int64 (F,)).
+    """Return the first ``head_bytes`` of each file, or all of a shorter one.
 
-    Plain descriptors, because a folder of a hundred thousand samples is indexed at every start: 6
-    us a file, where ``open()`` takes 20.
+    It uses plain descriptors, because a folder of a hundred thousand samples is indexed at every
+    start: 6 us a file, and ``open()`` takes 20 us.
+
+    Returns:
+        With the heads, sizes in bytes and times of modification in ns: int64 (F,) each.
 
     Raises:
         FileNotFoundError: as the system raises it.
@@ -360,7 +381,7 @@ def read_heads(paths: Sequence[str], head_bytes: int) -> tuple[list[bytes], np.n
             raise
         except OSError as error:
             message = f"indexing {path}: reading its first {head_bytes} bytes failed: {error.strerror}"
-            raise IoError(error.errno, message, path, 0, head_bytes) from error
+            raise IoError.caused_by(error, message, path, 0, head_bytes) from error
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -368,7 +389,14 @@ def read_heads(paths: Sequence[str], head_bytes: int) -> tuple[list[bytes], np.n
 
 
 def count_items(path: str, size_bytes: int, header_bytes: int, item_bytes: int, item: str) -> int:
-    """How many items of ``item_bytes`` follow the header in a file of ``size_bytes``; ``item`` is their name in errors.
+    """Return how many items follow the header in a file.
+
+    Args:
+        path: of the file, for errors.
+        size_bytes: of the file.
+        header_bytes: of its header.
+        item_bytes: of each item.
+        item: their name in errors.
 
     Raises:
         CorruptData: the file ends within its header or within an item.

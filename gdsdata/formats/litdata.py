@@ -1,7 +1,9 @@
-"""LitData's datasets: an index.json, and ``.bin`` files of samples, each the leaves of a tree of Python's containers.
+"""LitData's datasets: an index.json, and ``.bin`` files of samples.
+
+A sample is the leaves of a tree of Python's containers. A shard here is a chunk in LitData.
 
 Source of the format: https://github.com/Lightning-AI/litdata, ``src/litdata/streaming`` (writer,
-item_loader, serializers). What it calls a chunk is a shard here.
+item_loader, serializers).
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from gdsdata.formats.shards import (
 )
 from gdsdata.formats.unpacking import unpacked
 
-# By code. What would be torch's bfloat16 has no equivalent in numpy, and LitData cannot write it
+# By code. None stands for torch's bfloat16: numpy has no equivalent, and LitData cannot write it
 # either.
 _TORCH_DTYPES = [
     *("<f4", "<f4", "<f8", "<f8", "<c8", "<c8", "<c16", "<c16", "<f2", "<f2", None),
@@ -56,7 +58,8 @@ _BYTES = {
 _PICKLE = "pickle"  # "graph:pickle" too
 # The last bytes of shards of newer versions, whose rows are Arrow's.
 _ARROW_MAGIC = b"LDARW01\0"
-# Of a leaf. What stands once in index.json would be in the names of all that it holds.
+# Characters of a leaf's name. A key that stands once in index.json is in the names of all leaves
+# below it.
 _LONGEST_NAME = 1000
 _LOADERS = ("PyTreeLoader", "TokensLoader")
 # Types of data_spec whose context lists the keys of their children.
@@ -109,13 +112,13 @@ class LitData:
 
         Raises:
             CorruptData: index.json or a shard is damaged, or they do not fit each other.
-            ValueError: no index.json, pickles, a serializer that is not known, several datasets of
-                unlike samples, shards that are encrypted, or of another layout (Parquet, Arrow), or
-                compressed otherwise than by zstd; ``window_tokens`` missing, of no use, or longer
-                than every shard.
+            ValueError: no index.json, pickles, a serializer that is not known, or several datasets
+                of unlike samples. Shards that are encrypted, or of another layout (Parquet, Arrow),
+                or compressed otherwise than by zstd. ``window_tokens`` missing, of no use, or
+                longer than every shard.
             ImportError: shards are compressed with zstd, and the extra ``gdsdata[zstd]`` is
                 lacking.
-            FileNotFoundError, IoError: a file is not to be had, or there is no space for unpacked
+            FileNotFoundError, IoError: a file is not available, or there is no space for unpacked
                 shards.
         """
         found: list[Shard] = []
@@ -172,7 +175,10 @@ class LitData:
         return [_column(name, format, path) for name, format in zip(names, samples["data_format"], strict=True)]
 
     def _index_tokens(self, found: list[Shard], tokens: list[int], columns: list[Column], path: str) -> FieldIndex:
-        """Windows of the tokens that follow each shard's table, ``tokens`` of them; the table itself is of no use."""
+        """Index windows of the ``tokens`` tokens that follow each shard's table.
+
+        The table itself is of no use.
+        """
         dtype = columns[0].field.dtype
         if len(columns) != 1 or dtype is None or columns[0].array is not None:
             raise CorruptData(f"{path}: data_format is {columns}, and not of one array, as TokensLoader has it", path)
@@ -229,14 +235,17 @@ def _refuse_other_layouts(config: dict[str, Any], path: str) -> None:
 
 
 def _has_arrow_footer(path: str) -> bool:
-    """Whether newer versions of LitData put the rows of this shard into a footer, and nothing into its samples."""
+    """Return whether the rows of this shard are in a footer, as newer versions of LitData write it.
+
+    Its samples are empty then.
+    """
     with open(path, "rb") as file:
         file.seek(-min(len(_ARROW_MAGIC), os.fstat(file.fileno()).st_size), os.SEEK_END)
         return file.read() == _ARROW_MAGIC
 
 
 def _samples(config: dict[str, Any], path: str) -> dict[str, Any]:
-    """How samples lie: data_format (list[str], not empty), data_spec (str | None), item_loader."""
+    """Return how samples lie: data_format (list[str], not empty), data_spec, item_loader."""
     formats = [checked(one, str, path, "one of data_format") for one in member(config, "data_format", list, path)]
     if not formats:
         raise CorruptData(f"{path}: data_format is empty: write it again", path)
@@ -250,7 +259,7 @@ def _samples(config: dict[str, Any], path: str) -> dict[str, Any]:
 
 
 def _shard(record: dict[str, Any], config: dict[str, Any], path: str) -> Shard:
-    """A shard as listed in ``path``, unpacked."""
+    """Return a shard as listed in ``path``, unpacked."""
     name = member(record, "filename", str, path)
     packed = shard_path(name, path)
     size_bytes, samples = count_member(record, "chunk_bytes", path), count_member(record, "chunk_size", path)
@@ -261,10 +270,10 @@ def _shard(record: dict[str, Any], config: dict[str, Any], path: str) -> Shard:
 
 
 def _leaf_names(spec: str | None, count: int, path: str) -> list[str]:
-    """The names of ``count`` leaves, by the tree of data_spec (torch.utils._pytree's JSON)."""
+    """Return the names of ``count`` leaves, by the tree of data_spec (JSON of torch's pytree)."""
     try:
         leaves = map(str, range(count)) if spec is None else _walk(json.loads(spec)[1], (), path)
-        names = list(itertools.islice(leaves, count + 1))  # one more than there may be tells
+        names = list(itertools.islice(leaves, count + 1))  # one more than there may be shows it
     except (ValueError, LookupError, TypeError, RecursionError) as reason:
         raise CorruptData(f"{path}: data_spec is no tree: {reason}; write it again", path) from None
     if len(names) != count or len(set(names)) < count:
@@ -276,8 +285,9 @@ def _leaf_names(spec: str | None, count: int, path: str) -> list[str]:
     return names
 
 
-def _walk(node: Any, way: tuple[str, ...], path: str) -> Iterator[str]:
-    children = member(checked(node, dict, path, "a node"), "children_spec", list, path)
+def _walk(said: object, way: tuple[str, ...], path: str) -> Iterator[str]:
+    node = checked(said, dict, path, "a node")
+    children = member(node, "children_spec", list, path)
     if node.get("type") is None:
         if len(name := ".".join(way)) > _LONGEST_NAME:
             raise ValueError(f"a leaf's name of {len(name)} characters")
@@ -289,7 +299,7 @@ def _walk(node: Any, way: tuple[str, ...], path: str) -> Iterator[str]:
 
 
 def _column(name: str, format: str, path: str) -> Column:
-    """The leaf that a data_format says; every leaf carries its size."""
+    """Return the leaf that a data_format says; every leaf carries its size."""
     kind, _, code = format.partition(":")
     if kind in _SCALARS:
         return Column(Field(name, _SCALARS[kind], ()), _SCALARS[kind].itemsize, carries_size=True)
@@ -306,15 +316,16 @@ def _column(name: str, format: str, path: str) -> Column:
 
 
 def _array_format(kind: str) -> ArrayFormat:
-    """Arrays behind a u32 for the dtype, one for the number of axes, and one for each: torch's, or numpy's.
+    """Return the format of torch's tensors, or of numpy's arrays.
 
-    Newer versions of LitData write those of torch's tensors, but not of numpy's arrays, big endian:
-    what is small shows it.
+    A head is a u32 for the dtype, one for the number of axes, and one for each axis. Newer versions
+    of LitData write those of torch's tensors, but not of numpy's arrays, big endian: small numbers
+    show it.
     """
 
     def parse(heads: np.ndarray) -> ArrayHeads:
         words = np.ascontiguousarray(heads[:, :8]).view("<u4")
-        big = (words >= 1 << 24).any(axis=1) if kind == "tensor" else np.zeros(len(words), bool)
+        big = words.max(axis=1) >= 1 << 24 if kind == "tensor" else np.zeros(len(words), bool)
         code, axes = np.where(big[:, None], words.byteswap(), words).astype(np.int64).T
         return ArrayHeads(code, axes, np.full(len(heads), 4), big, axes_at=8)
 
@@ -322,7 +333,7 @@ def _array_format(kind: str) -> ArrayFormat:
 
 
 def decode_array(data: bytes, kind: Literal["tensor", "numpy"]) -> np.ndarray:
-    """The array that a sample's bytes are, for leaves that `LitData` gives as bytes.
+    """Return the array that a sample's bytes are, for leaves that `LitData` gives as bytes.
 
     Args:
         data: of the whole leaf of one sample; the result is a view of it.

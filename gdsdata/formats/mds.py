@@ -18,8 +18,16 @@ import numpy as np
 from gdsdata.errors import CorruptData
 from gdsdata.formats import shards
 from gdsdata.formats.fields import Field, FieldIndex
-from gdsdata.formats.shard_lists import checked, count_member, index_files, member, read_json, shard_path
-from gdsdata.formats.shards import LARGEST_BYTES, ArrayFormat, ArrayHeads, Column, Shard, index_shards, refuse_no_shards
+from gdsdata.formats.shard_lists import (
+    LARGEST_BYTES,
+    checked,
+    count_member,
+    index_files,
+    member,
+    read_json,
+    shard_path,
+)
+from gdsdata.formats.shards import ArrayFormat, ArrayHeads, Column, Shard, index_shards, refuse_no_shards
 from gdsdata.formats.unpacking import unpacked
 
 _VERSION = 2
@@ -70,8 +78,8 @@ class Mds:
 
         Args:
             paths: an index.json, or a folder's files, one of which is called so; those beside it
-                are not looked at, for it says what they are. Of several, one dataset follows the
-                other. Shards lie in its folder or below.
+                are not looked at, because it says what they are. If there are several, one dataset
+                follows the other. Shards lie in its folder or below.
 
         Raises:
             CorruptData: index.json or a shard is damaged, or they do not fit each other.
@@ -79,7 +87,7 @@ class Mds:
                 columns, or that are compressed otherwise (br, snappy), or are not MDS (JSON, CSV).
             ImportError: shards are compressed with zstd, and the extra ``gdsdata[zstd]`` is
                 lacking.
-            FileNotFoundError, IoError: a file is not to be had, or there is no space for unpacked
+            FileNotFoundError, IoError: a file is not available, or there is no space for unpacked
                 shards.
         """
         found: list[Shard] = []
@@ -111,7 +119,7 @@ class Mds:
 
 
 def _listed(path: str) -> list[tuple[list[tuple[str, str, int | None]], Shard]]:
-    """The shards that an index.json lists, each behind its columns: name, encoding, size in bytes."""
+    """Return the shards of an index.json, each behind its columns: name, encoding, bytes."""
     content = read_json(path)
     if (version := member(content, "version", int, path)) != _VERSION:
         raise ValueError(
@@ -144,21 +152,19 @@ def _listed(path: str) -> list[tuple[list[tuple[str, str, int | None]], Shard]]:
 
 
 def _hashes(raw: dict[str, Any], path: str) -> dict[str, str]:
-    """What the bytes of a shard hash to, by algorithm, in lower case."""
+    """Return the hashes of a shard's bytes, by algorithm, in lower case."""
     hashes = member(raw, "hashes", (dict, type(None)), path) or {}
     return {name: checked(digest, str, path, f"its hash {name}").lower() for name, digest in hashes.items()}
 
 
 def _declared(record: dict[str, Any], path: str) -> list[tuple[str, str, int | None]]:
-    """The columns of a shard: name, encoding, size in bytes."""
-    names, encodings, sizes = (
-        [checked(value, kind, path, f"one of {key}") for value in member(record, key, list, path)]
-        for key, kind in [
-            ("column_names", str),
-            ("column_encodings", str),
-            ("column_sizes", (int, type(None))),
-        ]
-    )
+    """Return the columns of a shard: name, encoding, size in bytes."""
+
+    def values(key: str, *kinds: type) -> list[Any]:
+        return [checked(value, kinds, path, f"one of {key}") for value in member(record, key, list, path)]
+
+    names, encodings = values("column_names", str), values("column_encodings", str)
+    sizes = values("column_sizes", int, type(None))
     if not len(names) == len(encodings) == len(sizes) or len(set(names)) < len(names) or not names:
         raise CorruptData(
             f"{path}: a shard has {len(names)} column_names ({len(set(names))} different ones), {len(encodings)} "
@@ -169,7 +175,7 @@ def _declared(record: dict[str, Any], path: str) -> list[tuple[str, str, int | N
 
 
 def _column(name: str, encoding: str, size_bytes: int | None, path: str) -> Column:
-    """A column as declared in ``path``."""
+    """Return a column as declared in ``path``."""
     array = None
     if encoding in _SCALARS:
         field = Field(name, _SCALARS[encoding], ())
@@ -197,7 +203,7 @@ def _column(name: str, encoding: str, size_bytes: int | None, path: str) -> Colu
 
 
 def _parse_ndarray(encoding: str, path: str) -> tuple[np.dtype | None, tuple[int, ...] | None]:
-    """The dtype and the shape of ``ndarray[:dtype[:shape]]``; None where each sample has its own."""
+    """Return the dtype and the shape of ``ndarray[:dtype[:shape]]``; None: samples differ."""
     said = _NDARRAY.fullmatch(encoding)
     if said is None or (said["dtype"] is not None and said["dtype"] not in _ARRAY_DTYPES.values()):
         raise CorruptData(f"{path}: there is no encoding {reprlib.repr(encoding)}; write it again", path)
@@ -207,12 +213,15 @@ def _parse_ndarray(encoding: str, path: str) -> tuple[np.dtype | None, tuple[int
 
 
 def _array_format(dtype: np.dtype | None) -> ArrayFormat:
-    """Arrays with a shape of their own and, if ``dtype`` is None, a dtype; its code, a byte of axes, their sizes."""
+    """Return the format of arrays with a shape of their own and, if ``dtype`` is None, a dtype.
+
+    A head is the dtype's code, a byte of axes, then the axes' sizes.
+    """
     dtypes = {code: _SCALARS[name] for code, name in _ARRAY_DTYPES.items() if dtype is None or dtype == _SCALARS[name]}
     axes_byte = 1 if dtype is None else 0
 
     def parse(heads: np.ndarray) -> ArrayHeads:
-        code = heads[:, 0].astype(np.int64) if dtype is None else np.full(len(heads), *dtypes)
+        code = heads[:, 0].astype(np.int64) if dtype is None else np.full(len(heads), next(iter(dtypes)))
         form = heads[:, axes_byte].astype(np.int64)
         return ArrayHeads(code, form >> 2, 1 << (form & 3), np.zeros(len(heads), bool), axes_at=axes_byte + 1)
 
@@ -220,7 +229,7 @@ def _array_format(dtype: np.dtype | None) -> ArrayFormat:
 
 
 def decode_array(data: bytes, encoding: str = "ndarray") -> np.ndarray:
-    """The array that a sample's bytes are, for columns that `Mds` gives as bytes.
+    """Return the array that a sample's bytes are, for columns that `Mds` gives as bytes.
 
     Args:
         data: of the whole column of one sample; the result is a view of it.

@@ -1,4 +1,4 @@
-"""Megatron-LM's indexed datasets: an ``.idx`` file of lengths and pointers beside a ``.bin`` file of bare tokens.
+"""Megatron-LM's indexed datasets: ``.idx`` files of lengths and pointers, ``.bin`` files of tokens.
 
 Sources, in https://github.com/NVIDIA/Megatron-LM under ``megatron/core/datasets``:
 ``indexed_dataset.py`` (the files), ``gpt_dataset.py`` and ``helpers.cpp`` (the windows, which are
@@ -23,8 +23,8 @@ from gdsdata.formats.parsers import magics
 from gdsdata.formats.windows import WindowIndex
 
 _OLD_MAGIC = b"TNTIDX\0\0"
-# Magic, version, code of the dtype, number of sequences, number of document bounds. What follows
-# lies unaligned.
+# Magic, version, code of the dtype, number of sequences, number of document bounds. The arrays
+# behind it lie unaligned.
 _HEAD = struct.Struct("<9sQBQQ")
 _COUNTS_AT = 18
 _DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8: "<u2"}
@@ -33,7 +33,7 @@ _MOST_OF_AN_EPOCH = 0.8
 
 
 class Head(NamedTuple):
-    """What an ``.idx`` file says of itself."""
+    """The head of an ``.idx`` file."""
 
     dtype: np.dtype
     sequences: int
@@ -61,13 +61,13 @@ class Sequences(NamedTuple):
 
 @dataclass(frozen=True)
 class Megatron:
-    """Megatron-LM's ``.idx`` and ``.bin`` pairs; as samples, their sequences, or the windows that a GPT is trained on.
+    """Megatron-LM's ``.idx`` and ``.bin`` pairs.
 
-    With ``seq_len``, a sample is ``seq_len + 1`` tokens of the sequences laid end to end, and
-    ``seq_len`` behind the sample before, so that each token is a target once. Every pair is cut by
-    itself, and so is each of a blend in Megatron. What Megatron calls a document here is a
-    sequence, one entry of the ``.idx``; its document bounds are checked but mean nothing to the
-    windows.
+    Samples are their sequences, or the windows that a GPT is trained on. With ``seq_len``, a sample
+    is ``seq_len + 1`` tokens of the sequences laid end to end. It begins ``seq_len`` tokens behind
+    the sample before, so each token is a target once. Every pair is cut by itself, and so is each
+    of a blend in Megatron. A sequence here, one entry of the ``.idx``, is a document in Megatron's
+    windows. Document bounds are checked, but mean nothing to the windows.
 
     For the samples of a Megatron run, in its order: its ``seed``, its ``num_samples``, its
     ``split``, and a data set that does not shuffle. To let the data set shuffle, leave ``seed``
@@ -107,17 +107,20 @@ class Megatron:
             raise ValueError(f"{self}: split is where the part begins and where it ends, from 0 to 1")
 
     def index(self, paths: list[str]) -> Index | FieldIndex | WindowIndex:
-        """Find the sequences or the windows of ``paths``: ``.idx`` files, ``.bin`` files, or both; each pair once.
+        """Find the sequences or the windows of ``paths``.
+
+        Args:
+            paths: ``.idx`` files, ``.bin`` files, or both. Each pair is read once.
 
         Returns:
-            A `FieldIndex` of one field, "tokens", with ``seq_len`` None, else a `WindowIndex`, or
-            an `Index` where windows are in order and each is one piece; of the ``.bin`` files.
+            Of the ``.bin`` files: with ``seq_len`` None, a `FieldIndex` of one field, "tokens";
+            else a `WindowIndex`, or an `Index` if windows are in order and each is one piece.
 
         Raises:
             CorruptData: an ``.idx`` file lies about itself, or points beyond its ``.bin`` file.
             ValueError: a path of another suffix, the old format of fairseq, pairs of unlike dtypes,
                 windows of floats, or not enough tokens for a window.
-            FileNotFoundError, IoError: a file, or the other one of its pair, is not to be had.
+            FileNotFoundError, IoError: a file, or the other one of its pair, is not available.
         """
         prefixes = _prefixes(paths)
         bins = [f"{prefix}.bin" for prefix in prefixes]
@@ -136,7 +139,7 @@ class Megatron:
                     f"{bins[0]} holds {dtype} tokens and {path} holds {pair.dtype}: read them as separate datasets"
                 )
         if self.seq_len is not None:
-            return self._windows(bins, size_bytes, mtime_ns, pairs)
+            return self._windows(self.seq_len, bins, size_bytes, mtime_ns, pairs)
         lengths = [pair.lengths.astype(np.int64) * dtype.itemsize for pair in pairs]
         return FieldIndex(
             paths=bins,
@@ -149,22 +152,22 @@ class Megatron:
         )
 
     def _part(self, pair: Sequences) -> Sequences:
-        """The sequences that ``split`` leaves."""
+        """Return the sequences that ``split`` leaves."""
         begin, end = (round(bound * len(pair.lengths)) for bound in self.split)
         return Sequences(pair.dtype, pair.lengths[begin:end], pair.pointers[begin:end])
 
     def _windows(
-        self, paths: list[str], size_bytes: np.ndarray, mtime_ns: np.ndarray, pairs: list[Sequences]
+        self, seq_len: int, paths: list[str], size_bytes: np.ndarray, mtime_ns: np.ndarray, pairs: list[Sequences]
     ) -> Index | WindowIndex:
         dtype = pairs[0].dtype
         if dtype.kind not in "iu":
             raise ValueError(f"{paths[0]} holds {dtype}, and windows are of integers: leave seq_len out")
-        cuts = [_cut(pair, self) for pair in pairs]
+        cuts = [_cut(pair, seq_len, self) for pair in pairs]
         first_sample = first_samples([cut.windows for cut in cuts])
         first_token = first_samples([cut.tokens for cut in cuts])
         if not first_sample[-1]:
             raise ValueError(
-                f"no window of {self.seq_len + 1} tokens (seq_len + 1) in {len(paths)} files such as {paths[0]}, which "
+                f"no window of {seq_len + 1} tokens (seq_len + 1) in {len(paths)} files such as {paths[0]}, which "
                 f"have {first_token[-1]} in all: use a shorter seq_len, a larger split, or drop_last=False"
             )
         index = WindowIndex(
@@ -172,7 +175,7 @@ class Megatron:
             size_bytes=size_bytes,
             mtime_ns=mtime_ns,
             first_sample=first_sample,
-            sample=Sample(dtype, (self.seq_len + 1,), result_dtype=torch.int64),
+            sample=Sample(dtype, (seq_len + 1,), result_dtype=torch.int64),
             file_token=first_token,
             run_token=np.concatenate(
                 [*(cut.run_token + at for cut, at in zip(cuts, first_token[:-1], strict=True)), first_token[-1:]]
@@ -193,9 +196,9 @@ class _Cut(NamedTuple):
     shuffled: np.ndarray | None
 
 
-def _cut(pair: Sequences, wanted: Megatron) -> _Cut:
+def _cut(pair: Sequences, seq_len: int, wanted: Megatron) -> _Cut:
     """Lay the sequences end to end, epoch after epoch, and cut them into windows."""
-    seq_len, tokens_an_epoch = wanted.seq_len, int(pair.lengths.sum(dtype=np.int64))
+    tokens_an_epoch = int(pair.lengths.sum(dtype=np.int64))
     epochs, last_by_itself = plan_epochs(tokens_an_epoch, seq_len, wanted.num_samples)
     tokens = epochs * tokens_an_epoch
     targets = max(0, tokens - 1)
@@ -214,7 +217,7 @@ def _cut(pair: Sequences, wanted: Megatron) -> _Cut:
 
 
 def plan_epochs(tokens_an_epoch: int, seq_len: int, num_samples: int | None) -> tuple[int, bool]:
-    """How many epochs ``num_samples`` windows take, and whether the last of them is shuffled by itself."""
+    """Return how many epochs the windows take, and whether the last one is shuffled by itself."""
     if num_samples is None or not tokens_an_epoch:
         return 1, False
     epochs = -(-(num_samples * seq_len + 1) // tokens_an_epoch)
@@ -224,7 +227,10 @@ def plan_epochs(tokens_an_epoch: int, seq_len: int, num_samples: int | None) -> 
 
 
 def _arange(count: int) -> np.ndarray:
-    """``arange``, in half the bytes where they suffice. What `RandomState.shuffle` makes of it is the same."""
+    """Return ``arange``, in half the bytes if they suffice.
+
+    `RandomState.shuffle` shuffles both alike.
+    """
     return np.arange(count, dtype=np.int32 if count < 2**31 else np.int64)
 
 
@@ -235,7 +241,7 @@ def _shuffle_apart(items: np.ndarray, first: int, state: np.random.RandomState) 
 
 
 def _runs(lengths: np.ndarray, pointers: np.ndarray, token_bytes: int) -> tuple[np.ndarray, np.ndarray]:
-    """`WindowIndex.run_token` (without its end) and ``run_bytes`` of sequences that are read in this order."""
+    """Return ``run_token`` (without its end) and ``run_bytes`` of a `WindowIndex` of sequences."""
     some = lengths > 0
     lengths, pointers = lengths[some].astype(np.int64), pointers[some]
     begins = np.ones(len(lengths), bool)
@@ -245,7 +251,7 @@ def _runs(lengths: np.ndarray, pointers: np.ndarray, token_bytes: int) -> tuple[
 
 
 def _prefixes(paths: Sequence[str]) -> list[str]:
-    """What the files of each pair have in common, each once, in order."""
+    """Return the common part of the names of each pair's files, each once, in order."""
     for path in paths:
         if not path.endswith((".idx", ".bin")):
             raise ValueError(f"{path} is neither an .idx nor a .bin file of Megatron-LM: name these alone")
@@ -253,23 +259,24 @@ def _prefixes(paths: Sequence[str]) -> list[str]:
 
 
 def read_index(path: str, bin_bytes: int) -> Sequences:
-    """The sequences that the ``.idx`` file ``path`` says are in its ``.bin`` file of ``bin_bytes``.
+    """Return the sequences that the ``.idx`` file ``path`` says are in its ``.bin`` file.
 
     Raises:
         CorruptData, ValueError: as `parse_index`.
-        FileNotFoundError, IoError: the file is not to be had.
+        FileNotFoundError, IoError: the file is not available.
     """
     (head,), (size_bytes,), _ = read_heads([path], _HEAD.size)
     parse_head(head, path, int(size_bytes))  # before what may be gigabytes of something else is read
     try:
         data = np.fromfile(path, np.uint8)
     except OSError as error:
-        raise IoError(error.errno, f"reading {path} failed: {error.strerror}", path, 0, int(size_bytes)) from error
+        message = f"reading {path} failed: {error.strerror or error}"  # numpy's own have no strerror
+        raise IoError.caused_by(error, message, path, 0, int(size_bytes)) from error
     return parse_index(data, path, bin_bytes)
 
 
 def parse_head(head: bytes, path: str, size_bytes: int) -> Head:
-    """The head of the ``.idx`` file ``path`` of ``size_bytes``, from its first 34 bytes or more.
+    """Return the head of an ``.idx`` file of ``size_bytes``, from its first 34 bytes or more.
 
     Raises:
         CorruptData: it is no such head, or the file is not as long as its counts say.
@@ -300,21 +307,21 @@ def parse_head(head: bytes, path: str, size_bytes: int) -> Head:
 
 
 def parse_index(data: bytes | np.ndarray, path: str, bin_bytes: int) -> Sequences:
-    """The sequences of a whole ``.idx`` file, each of which lies in a ``.bin`` file of ``bin_bytes``.
+    """Return the sequences of a whole ``.idx`` file, which lie in a ``.bin`` file of ``bin_bytes``.
 
     Args:
         data: the file's bytes, or uint8 of them.
         path: named in errors.
 
     Raises:
-        CorruptData, ValueError: as `parse_head`; also `CorruptData` for a length below 0, a pointer
-            that is not on a token or whose sequence ends beyond the ``.bin`` file, and document
-            bounds that do not rise from 0 to the number of sequences.
+        CorruptData, ValueError: as `parse_head`.
+        CorruptData: a length is below 0, a pointer is not on a token, a sequence ends beyond the
+            ``.bin`` file, or document bounds do not rise from 0 to the number of sequences.
     """
     data = np.frombuffer(data, np.uint8)
     dtype, sequences, document_bounds = parse_head(data[: _HEAD.size].tobytes(), path, len(data))
     at = np.cumsum([_HEAD.size, sequences * 4, sequences * 8, document_bounds * 8]).tolist()
-    # Copied, for none of them is aligned where it lies.
+    # Copied, because none of them is aligned where it lies.
     lengths, pointers, bounds = (
         data[begin:end].view(stored).astype(stored[1:])
         for begin, end, stored in zip(at[:-1], at[1:], ("<i4", "<i8", "<i8"), strict=True)
@@ -335,7 +342,7 @@ def parse_index(data: bytes | np.ndarray, path: str, bin_bytes: int) -> Sequence
 
 
 def _without_its_pair(error: FileNotFoundError) -> FileNotFoundError:
-    """The same of a file of a pair, with the other one's name."""
+    """Return the same error of a file of a pair, with the other one's name."""
     prefix, suffix = os.path.splitext(error.filename)
     other = prefix + (".bin" if suffix == ".idx" else ".idx")
     reason = f"{error.strerror}, but the other file of its pair, {other}, is asked for: fetch both, or preprocess again"
@@ -343,7 +350,7 @@ def _without_its_pair(error: FileNotFoundError) -> FileNotFoundError:
 
 
 def _first(wrong: np.ndarray) -> int | None:
-    """The first place that is True, if any."""
+    """Return the first place that is True, if any."""
     place = int(wrong.argmax()) if len(wrong) else 0
     return place if len(wrong) and wrong[place] else None
 

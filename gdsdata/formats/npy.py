@@ -1,4 +1,6 @@
-"""numpy's ``.npy`` files, parsed strictly and without numpy's reader, which takes a hundred microseconds a file.
+"""numpy's ``.npy`` files, parsed strictly.
+
+numpy's reader is not used: it takes a hundred microseconds a file.
 
 Source of the format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
 (versions 1.0, 2.0, 3.0).
@@ -32,7 +34,7 @@ _LARGEST_DATA_BYTES = 2**62
 
 
 class Header(NamedTuple):
-    """What an npy file says of itself; its bytes of data follow from ``data_offset`` on."""
+    """The header of an npy file, whose bytes of data begin at ``data_offset``."""
 
     dtype: np.dtype
     fortran_order: bool
@@ -70,7 +72,7 @@ class Npy:
             CorruptData: a header lies, or a file is shorter than its header says.
             ValueError: a pickle, a dtype that torch lacks, samples of unequal shape, dtype or
                 order, or rows in Fortran order (whose elements do not lie together).
-            FileNotFoundError, IoError: a file is not to be had.
+            FileNotFoundError, IoError: a file is not available.
         """
         heads, size_bytes, mtime_ns = read_heads(paths, _HEAD_BYTES)
         headers = [read_header(*file) for file in zip(heads, paths, size_bytes.tolist(), strict=True)]
@@ -94,7 +96,7 @@ class Npy:
         )
 
     def _sample(self, header: Header, path: str) -> Sample:
-        """One sample of a file with this header."""
+        """Return one sample of a file with this header."""
         if self.mode == "file":
             return Sample(header.dtype, header.shape, header.fortran_order)
         if not header.shape:
@@ -113,12 +115,17 @@ def _describe(sample: Sample) -> str:
 
 
 def read_header(head: bytes, path: str, size_bytes: int) -> Header:
-    """The header of ``path``, whose first 12 bytes or more are ``head``, checked against the file's size.
+    """Return the header of ``path``, checked against the file's size.
+
+    Args:
+        head: the file's first 12 bytes or more.
+        path: of the file.
+        size_bytes: of the file.
 
     Raises:
         CorruptData, ValueError: as `parse_header`; also `CorruptData` for a file shorter than its
             header says.
-        FileNotFoundError, IoError: a header longer than ``head`` is not to be had.
+        FileNotFoundError, IoError: a header longer than ``head`` is not available.
     """
     head_bytes = header_bytes(head, path)
     if head_bytes > len(head):
@@ -136,7 +143,7 @@ def read_header(head: bytes, path: str, size_bytes: int) -> Header:
 
 
 def parse_header(head: bytes, path: str) -> Header:
-    """The header at the start of an npy file.
+    """Return the header at the start of an npy file.
 
     Args:
         head: the file's first bytes, the whole header among them; what lies behind it is not looked
@@ -165,7 +172,10 @@ def _corrupt(path: str, reason: str, length: int) -> CorruptData:
 
 
 def header_bytes(head: bytes, path: str) -> int:
-    """Length of the whole header, which is the offset of the data, from the first 12 bytes."""
+    """Return the length of the whole header, which is the offset of the data.
+
+    ``head`` has the file's first 12 bytes.
+    """
     if not head.startswith(magics.NPY):
         raise _corrupt(path, f"it starts with {head[:6]!r}, not with {magics.NPY!r}", len(magics.NPY))
     version = head[6:_LENGTH_AT]
@@ -183,14 +193,17 @@ def header_bytes(head: bytes, path: str) -> int:
 
 @lru_cache(maxsize=4096)
 def _parse(header: bytes) -> Header:
-    """Parse a whole header. Its length is sound; errors lack the path, for a thousand files share one header."""
+    """Parse a whole header, whose length is sound.
+
+    Errors lack the path, because a thousand files may share one header.
+    """
     length_format, encoding = _LAYOUTS[header[6:_LENGTH_AT]]
     text = header[_LENGTH_AT + struct.calcsize(length_format) :]
     if not text.endswith(b"\n"):
         raise CorruptData("it does not end with a newline")
     try:
         fields = ast.literal_eval(text.decode(encoding))
-    # What literal_eval raises on bad text; the last two by deep nesting.
+    # literal_eval raises these on bad text; the last two by deep nesting.
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         raise CorruptData("it is no Python literal") from None
     if not isinstance(fields, dict) or fields.keys() != {"descr", "fortran_order", "shape"}:

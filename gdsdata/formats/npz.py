@@ -1,4 +1,6 @@
-"""numpy's npz as data: rows of its arrays, or each file one sample. A zip (`zip_directory`) of npy files (`npy`).
+"""numpy's npz as data: rows of its arrays, or each file one sample.
+
+A file is a zip (`zip_directory`) of npy files (`npy`).
 
 Source of the format: https://numpy.org/doc/stable/reference/generated/numpy.savez.html.
 """
@@ -30,7 +32,8 @@ from gdsdata.formats.parsers.zip_directory import (
 )
 
 _NPY = ".npy"
-# Of an npy header as numpy writes it, and with a zip's local header before it, whose name is short.
+# Bytes of an npy header as numpy writes it; and with a zip's local header before it, whose name is
+# short.
 _NPY_HEAD_BYTES = 128
 _HEAD_BYTES = 256
 # Members are read in such pieces for their checksums.
@@ -41,7 +44,9 @@ _FILES_AT_ONCE = 64
 
 @dataclass(frozen=True)
 class Npz:
-    """Arrays of npz files that are not compressed (``numpy.savez``), of every version, order and byte order.
+    """Arrays of npz files that are not compressed (``numpy.savez``).
+
+    Versions, orders and byte orders of all kinds are read.
 
     Args:
         mode: ``"rows"``: each row of an array, along its first axis, is a sample. ``"file"``: each
@@ -71,14 +76,15 @@ class Npz:
             ValueError: an array is compressed, a pickle, of a dtype that torch lacks, missing, in
                 Fortran order or without enough rows where rows are wanted, or unlike that of the
                 same name in another file.
-            FileNotFoundError, IoError: a file is not to be had.
+            FileNotFoundError, IoError: a file is not available.
         """
-        wanted = {self.array} if isinstance(self.array, str) else self.array and set(self.array)
+        names = (self.array,) if isinstance(self.array, str) else self.array
+        wanted = None if names is None else set(names)
         return index_arrays(_read_files(paths, wanted, self.verify), self.mode, self.array)
 
 
 def _read_files(paths: list[str], wanted: set[str] | None, verify: bool) -> Iterator[ArrayFile]:
-    """Each of the files, with the arrays of these names that it has; None: with all."""
+    """Yield each of the files, with the arrays of these names that it has; None: with all."""
     known = _Layout([], {}, -1)
     for first in range(0, len(paths), _FILES_AT_ONCE):
         with contextlib.ExitStack() as opened:
@@ -87,11 +93,11 @@ def _read_files(paths: list[str], wanted: set[str] | None, verify: bool) -> Iter
                 file.ask_for(file.size_bytes - USUAL_END_BYTES, USUAL_END_BYTES)
                 for stretch in known.stretches:
                     file.ask_for(stretch.offset, stretch.length)
-            # What is known of an equal file is not its checksums.
+            # An equal file has other checksums.
             found = [None if known.is_of(file) and not verify else _wanted_members(file, wanted) for file in files]
             for file, parsed in zip(files, found, strict=True):
                 arrays = known.arrays if parsed is None else _read_arrays(file, parsed)
-                if verify:
+                if verify and parsed is not None:
                     _verify(file, parsed, arrays)
                 yield ArrayFile(file.path, file.size_bytes, file.mtime_ns, arrays)
             if parsed is not None:  # the others may be like this one
@@ -107,7 +113,7 @@ class _Parsed(NamedTuple):
 
 
 class _Stretch(NamedTuple):
-    """Bytes of a file but for those that tell nothing of what lies where: times and checksums."""
+    """Bytes of a file without times and checksums, which say nothing of its layout."""
 
     offset: int
     length: int
@@ -123,7 +129,7 @@ class _Stretch(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """What lies where in a file, and in all that have its size and these stretches.
+    """The layout of a file, and of all that have its size and these stretches.
 
     Samples are mostly saved alike, and comparing takes six tenths of the time of parsing.
     """
@@ -151,7 +157,7 @@ def _layout(file: _File, parsed: _Parsed, arrays: dict[str, Array]) -> _Layout:
 
 
 def _wanted_members(file: _File, wanted: set[str] | None) -> _Parsed:
-    """What the directory of a file says, and storage is asked for the headers of what is wanted."""
+    """Return what a file's directory says, and ask storage for the headers of wanted members."""
     directory, entries = read_directory(file.read, file.path, file.size_bytes)
     members = [
         entry
@@ -189,7 +195,7 @@ def _verify(file: _File, parsed: _Parsed, arrays: dict[str, Array]) -> None:
 
 
 def _read_array(file: _File, member: Member, directory: Directory) -> Array:
-    """What the npy header of a member says."""
+    """Return the array that the npy header of a member describes."""
     if member.hindrance:
         raise ValueError(
             f"{file.path}: no bytes of {member.name!r} lie there as they are, for {member.hindrance}, as "
@@ -213,7 +219,7 @@ def _read_array(file: _File, member: Member, directory: Directory) -> Array:
 
 
 def _parse_header(head: bytes, file: _File, member: Member, begin: int) -> npy.Header:
-    """The npy header that begins with ``head`` at ``begin`` of the file."""
+    """Return the npy header that begins with ``head`` at ``begin`` of the file."""
     who = f"{file.path}, {member.name!r} at {begin}"
     try:
         head_bytes = npy.header_bytes(head, who)
@@ -257,12 +263,12 @@ class _File:
         os.close(self._descriptor)
 
     def ask_for(self, offset: int, length: int) -> None:
-        """Has storage bring what lies there, and waits for nothing."""
-        with contextlib.suppress(OSError):  # a hint: what does not come now is waited for later
+        """Have storage read these bytes ahead; it does not wait for them."""
+        with contextlib.suppress(OSError):  # a hint: a read waits for bytes that do not come now
             os.posix_fadvise(self._descriptor, max(offset, 0), length, os.POSIX_FADV_WILLNEED)
 
     def read(self, offset: int, length: int) -> bytes:
-        """Fewer bytes only where the file ends."""
+        """Return bytes of the file; fewer only at its end."""
         try:
             return os.pread(self._descriptor, length, offset)
         except OSError as error:
@@ -270,4 +276,4 @@ class _File:
 
     def _refused(self, error: OSError, offset: int, length: int) -> IoError:
         message = f"indexing {self.path}: reading {length} bytes at {offset} failed: {error.strerror}"
-        return IoError(error.errno, message, self.path, offset, length)
+        return IoError.caused_by(error, message, self.path, offset, length)

@@ -1,4 +1,4 @@
-"""Parquet: a row is a sample, a column a field, and a row group what is read and decoded at a time, by pyarrow.
+"""Parquet: a row is a sample, and a column is a field. pyarrow decodes a row group at a time.
 
 Source of the format: https://parquet.apache.org/docs/file-format/ and ``parquet.thrift`` of
 https://github.com/apache/parquet-format. Files that parquet-mr wrote before 1.2.9 (2014) say
@@ -33,7 +33,8 @@ _TAIL_BYTES = 8
 # Footers of thousands of row groups and columns take far less; a length that lies must not become
 # memory.
 _LONGEST_FOOTER_BYTES = 2**28
-# What a row group may take when it is decoded: a number of rows that lies must not become memory.
+# A row group may take so much when it is decoded: a number of rows that lies must not become
+# memory.
 _LARGEST_GROUP_BYTES = 2**32
 # Files indexed at a time, so that a disk has several reads to serve.
 _READERS = 8
@@ -43,13 +44,14 @@ _READERS = 8
 class Parquet:
     """Parquet files, of every encoding and codec that pyarrow decodes.
 
-    - Numbers, booleans, dates and times (as integers) are tensors ``(B,)``; fixed-size lists and
-    binaries, and
-      fixed-shape tensors, ``(B, *shape)``. A column of them that has nulls is refused: fill them (``fill_null``).
+    - Numbers, booleans, dates and times (as integers) are tensors ``(B,)``. Fixed-size lists and
+      binaries, and fixed-shape tensors, are ``(B, *shape)``. A column of them that has nulls is
+      refused: fill them (``fill_null``).
     - Strings, binaries and lists of numbers are fields whose size differs from sample to sample.
-    Null is empty. - A struct's members are columns: ``image.bytes``. A null struct has null
-    members. - Dictionaries are decoded. Decimals, lists of lists or structs, and encrypted files
-    are refused.
+      Null is empty.
+    - A struct's members are columns: ``image.bytes``. A null struct has null members.
+    - Dictionaries are decoded. Decimals, lists of lists or structs, and encrypted files are
+      refused.
 
     A row group is read and decoded as a whole, so it has to fit in memory several times: see
     `gdsdata.RowGroups`.
@@ -76,7 +78,7 @@ class Parquet:
                 that is not there, a row group that takes more than 4 GiB, or files with unlike
                 columns.
             ImportError: pyarrow is not installed.
-            FileNotFoundError, IoError: a file is not to be had.
+            FileNotFoundError, IoError: a file is not available.
         """
         arrow_module("pyarrow.parquet")
         wanted = self.columns
@@ -153,7 +155,7 @@ def _index_file(path: str, wanted: Sequence[str] | None) -> _Found:
 
 
 def _footer_of(path: str) -> tuple[bytes, int, os.stat_result]:
-    """The footer with what is behind it, where it begins, and the file's size and times."""
+    """Return the footer with the tail behind it, its offset, and the file's status."""
     with open_descriptor(path) as descriptor, _failures_told(path):
         status = os.fstat(descriptor)
         size_bytes = status.st_size
@@ -178,11 +180,11 @@ def _failures_told(path: str) -> Iterator[None]:
         raise
     except OSError as error:
         message = f"indexing {path}: reading its footer failed: {error.strerror}"
-        raise IoError(error.errno, message, path, 0, 0) from error
+        raise IoError.caused_by(error, message, path) from error
 
 
 class _Leaf(NamedTuple):
-    """A stored column of a row group: where it lies, and what its metadata say of its values."""
+    """A stored column of a row group: its place, and what its metadata say of its values."""
 
     name: str
     begin: int
@@ -207,7 +209,8 @@ class _Leaf(NamedTuple):
         )
 
     def check(self, number: int, rows: int, footer_at: int, path: str) -> None:
-        """
+        """Check its place and its number of values.
+
         Raises:
             CorruptData: it lies outside the data, or has another number of values than the row
                 group has rows.
@@ -231,7 +234,10 @@ class _Leaf(NamedTuple):
 
 
 def _decoded_bytes(columns: Sequence[Column], leaves: Sequence[_Leaf], rows: int, number: int, path: str) -> int:
-    """Memory of a row group's columns when decoded: exactly of values of one size, about of others."""
+    """Return the memory of a row group's columns when decoded.
+
+    It is exact for values of one size, and an estimate for others.
+    """
     decoded_bytes = 0
     for column in columns:
         name = column.field.name

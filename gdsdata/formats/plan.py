@@ -9,7 +9,7 @@ import numpy as np
 
 
 class Plan(NamedTuple):
-    """The pieces of m samples, p in all: those of the first sample, in order, then those of the next.
+    """The pieces of m samples, p in all, sample after sample.
 
     It is a sparse matrix in CSR form. If each sample has equally many pieces, it has no row
     pointers.
@@ -37,7 +37,7 @@ class Plan(NamedTuple):
         return np.full(len(self.offset), self.length) if isinstance(self.length, int) else self.length
 
     def split(self, sizes: Sequence[int] | np.ndarray) -> list[Plan]:
-        """Return the plans of successive batches of so many samples each. Their arrays are views."""
+        """Return the plans of successive batches of so many samples each: views of the arrays."""
         ends = np.cumsum(sizes)
         pieces = (
             self.sample_ptr[ends] if self.sample_ptr is not None else ends * (len(self.source) // len(self.samples))

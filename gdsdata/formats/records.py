@@ -12,12 +12,14 @@ from gdsdata.formats.index import Index, Sample, count_items, first_samples, rea
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 else:
-    DTypeLike = Any  # for who asks for hints at run time: numpy.typing takes as long to import as all of this
+    DTypeLike = Any  # at run time: numpy.typing takes as long to import as all of this
 
 
 @dataclass(frozen=True)
 class Records:
-    """Files of fixed-size records in C order, such as ``array.tofile`` writes. A batch is ``(B, *shape)``.
+    """Files of fixed-size records in C order, such as ``array.tofile`` writes.
+
+    A batch is ``(B, *shape)``.
 
     Args:
         dtype: of a record's elements as stored; ``">f4"`` is big endian.
@@ -46,7 +48,7 @@ class Records:
 
         Raises:
             CorruptData: a file is shorter than its header, or ends within a record.
-            FileNotFoundError, IoError: a file is not to be had.
+            FileNotFoundError, IoError: a file is not available.
         """
         _, size_bytes, mtime_ns = read_heads(paths, 0)
         sample = self._sample()

@@ -1,4 +1,4 @@
-"""From what a user points at to files, and from files to their format."""
+"""From the sources that a user names to files, and from files to their format."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 def list_files(source: Source) -> list[str]:
-    """The files that ``source`` means, as absolute paths, each once and in the order of their names.
+    """Return the files that ``source`` means: absolute paths, each once, ordered by name.
 
     The order is the same on every machine, so that the same seed shuffles alike everywhere.
 
@@ -42,14 +42,15 @@ def list_files(source: Source) -> list[str]:
 
 def _expand(source: str) -> list[str]:
     try:
-        mode = os.stat(source).st_mode  # asked before glob, for a name may have brackets
+        mode = os.stat(source).st_mode  # before glob, because a name may have brackets
     except OSError:
         mode = 0
     if stat.S_ISDIR(mode):
         try:
             files = [entry.path for entry in os.scandir(source) if entry.is_file() and not entry.name.startswith(".")]
         except OSError as error:
-            raise IoError(error.errno, f"listing the directory {source} failed: {error.strerror}", source) from error
+            message = f"listing the directory {source} failed: {error.strerror}"
+            raise IoError.caused_by(error, message, source) from error
     elif mode:
         files = [source]
     else:
@@ -60,7 +61,7 @@ def _expand(source: str) -> list[str]:
 
 
 class Recogniser(NamedTuple):
-    """A format that can be told from a file.
+    """A format that is known by a file.
 
     Attributes:
         name: of the format, for errors.
@@ -88,9 +89,9 @@ _recognisers = [
 
 
 def register(name: str, recognises: Callable[[bytes, str], bool], make: Callable[[], Format]) -> None:
-    """Have data sets recognise a format of one's own; see ``examples/own_format.py``.
+    """Have data sets recognize a format of one's own; see ``examples/own_format.py``.
 
-    What was registered last is asked first, and a name that is known is replaced.
+    The format that was registered last is asked first. A name that is known is replaced.
 
     Args:
         name: of the format, for errors.
@@ -104,21 +105,23 @@ def register(name: str, recognises: Callable[[bytes, str], bool], make: Callable
 
 
 def _tells(path: str) -> bool:
-    """Whether it says what the files beside it are."""
+    """Return whether it says what the files beside it are."""
     return os.path.basename(path) == magics.SHARDS_INDEX or path.endswith(".idx")
 
 
 def recognise(paths: Sequence[str]) -> Format:
-    """The format of ``paths``, by the magic of the one that tells what the others are: an index, else the first.
+    """Return the format of ``paths``, by the magic of one of them.
+
+    It is an index, which says what the others are, or else the first.
 
     Raises:
-        ValueError: it has no magic that tells; bare tokens and records cannot be known from their
+        ValueError: no format has its magic; bare tokens and records cannot be known from their
             bytes.
-        FileNotFoundError, IoError: the file is not to be had.
+        FileNotFoundError, IoError: the file is not available.
     """
     paths = list(itertools.filterfalse(magics.is_beside_arrow, paths)) or paths
     telling = next(filter(_tells, paths), paths[0])
-    other = next(itertools.filterfalse(_tells, paths), paths[0])  # for an index that no format here is told by
+    other = next(itertools.filterfalse(_tells, paths), paths[0])  # if no format here has such an index
     for path in dict.fromkeys((telling, other)):
         (head,), _, _ = read_heads([path], HEAD_BYTES)
         for known in _recognisers:

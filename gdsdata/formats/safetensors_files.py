@@ -1,4 +1,7 @@
-"""safetensors files as data: rows of their tensors, or each file one sample. The format is in `safetensors_header`."""
+"""safetensors files as data: rows of their tensors, or each file one sample.
+
+The format is in `safetensors_header`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from gdsdata.formats.index import Index, read_heads
 from gdsdata.formats.parsers import safetensors_header
 from gdsdata.formats.parsers.safetensors_header import LENGTH_BYTES, Header
 
-# Of a file whose tensors are a few; longer ones are read again.
+# The header of a file with a few tensors; longer ones are read again.
 _HEAD_BYTES = 1024
 # Files whose heads are in memory together.
 _HEADS_AT_ONCE = 1024
@@ -29,10 +32,11 @@ class Safetensors:
     Args:
         mode: ``"rows"``: each row of a tensor, along its first axis, is a sample. ``"file"``: each
             file is one.
-        tensor: names. In rows, of a name alone a batch is ``(B, *shape[1:])``, of a tuple a dict of
-            these, whose tensors have equally many rows. Of files, a batch is a dict of the tensors
-            named, or of all. There a tensor of one shape in all files is ``(B, *shape)``, and one
-            that differs along its first axis a `Ragged` of rows.
+        tensor: names. With ``mode="rows"``, a batch of one name is ``(B, *shape[1:])``, and a batch
+            of a tuple is a dict of these, whose tensors have equally many rows. With
+            ``mode="file"``, a batch is a dict of the tensors named, or of all. A tensor of one
+            shape in all files is ``(B, *shape)``; one that differs along its first axis is a
+            `Ragged` of rows.
 
     Raises:
         ValueError: there is no such mode, rows without a name, or a name comes twice.
@@ -45,14 +49,14 @@ class Safetensors:
         object.__setattr__(self, "tensor", checked_names(self.mode, self.tensor, "tensor"))
 
     def index(self, paths: list[str]) -> Index | FieldIndex:
-        """Read the headers of ``paths``. An index of tensors (``.index.json``) among them is passed over.
+        """Read the headers of ``paths``, and pass over an index of tensors (``.index.json``).
 
         Raises:
             CorruptData: a header is damaged or lies, or the tensors do not lie one behind the other
                 to the file's end.
             ValueError: a tensor is missing, has no rows or too few, or is unlike that of the same
                 name in another file.
-            FileNotFoundError, IoError: a file is not to be had.
+            FileNotFoundError, IoError: a file is not available.
         """
         paths = [path for path in paths if not path.endswith(".index.json")] or paths
         return index_arrays(_read_headers(paths), self.mode, self.tensor)

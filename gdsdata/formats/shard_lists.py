@@ -6,7 +6,7 @@ import json
 import os
 import reprlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from gdsdata.errors import CorruptData
 from gdsdata.formats.index import read_heads
@@ -15,9 +15,11 @@ from gdsdata.formats.parsers.magics import SHARDS_INDEX
 # Offsets have 32 bits, so nothing in a shard is longer.
 LARGEST_BYTES = 2**32 - 1
 
+T = TypeVar("T")
+
 
 def index_files(paths: Sequence[str], reader: str) -> list[str]:
-    """Those of ``paths`` that are called index.json; ``reader`` is who asks, in the error.
+    """Return those of ``paths`` that are called index.json; the error names the format ``reader``.
 
     Raises:
         ValueError: none is.
@@ -32,11 +34,11 @@ def index_files(paths: Sequence[str], reader: str) -> list[str]:
 
 
 def read_json(path: str) -> dict[str, Any]:
-    """The object that a JSON file holds.
+    """Return the object that a JSON file holds.
 
     Raises:
         CorruptData: it is no JSON, or no object.
-        FileNotFoundError, IoError: it is not to be had.
+        FileNotFoundError, IoError: it is not available.
     """
     _, size_bytes, _ = read_heads([path], 0)
     (text,), _, _ = read_heads([path], int(size_bytes[0]))
@@ -47,11 +49,19 @@ def read_json(path: str) -> dict[str, Any]:
     return checked(value, dict, path, "it")
 
 
-def checked(value: Any, kind: type | tuple[type, ...], path: str, what: str) -> Any:
-    """``value``, which is of one of these types exactly: to JSON, true is no number.
+@overload
+def checked(value: object, kind: type[T], path: str, what: str) -> T: ...
+
+
+@overload
+def checked(value: object, kind: tuple[type, ...], path: str, what: str) -> Any: ...
+
+
+def checked(value: object, kind: type | tuple[type, ...], path: str, what: str) -> Any:
+    """Return ``value``, which is of one of these types exactly: to JSON, true is no number.
 
     Raises:
-        CorruptData: it is not; ``what`` of ``path`` it is stands in the error.
+        CorruptData: it is not; the error says ``what`` of ``path`` it is.
     """
     kinds = kind if isinstance(kind, tuple) else (kind,)
     if type(value) not in kinds:
@@ -60,13 +70,21 @@ def checked(value: Any, kind: type | tuple[type, ...], path: str, what: str) -> 
     return value
 
 
+@overload
+def member(record: dict[str, Any], key: str, kind: type[T], path: str) -> T: ...
+
+
+@overload
+def member(record: dict[str, Any], key: str, kind: tuple[type, ...], path: str) -> Any: ...
+
+
 def member(record: dict[str, Any], key: str, kind: type | tuple[type, ...], path: str) -> Any:
-    """``record[key]``, of one of these types (see `checked`); None where there is none."""
+    """Return ``record[key]``, of one of these types (see `checked`); None if there is none."""
     return checked(record.get(key), kind, path, key)
 
 
 def count_member(record: dict[str, Any], key: str, path: str) -> int:
-    """``record[key]``, a number of bytes or samples.
+    """Return ``record[key]``, a number of bytes or samples.
 
     Raises:
         CorruptData: it is none, or absurd.
@@ -77,14 +95,14 @@ def count_member(record: dict[str, Any], key: str, path: str) -> int:
     return count
 
 
-def shard_path(name: Any, index_path: str) -> str:
-    """The path of the shard that an index.json calls ``name``, which lies in its folder or below.
+def shard_path(said: object, index_path: str) -> str:
+    """Return the path of the shard that an index.json names, which lies in its folder or below.
 
     Raises:
         CorruptData: it is no such name: an index.json from elsewhere must not make one read other
             files.
     """
-    name = checked(name, str, index_path, "a shard's name")
+    name = checked(said, str, index_path, "a shard's name")
     if not name or "\0" in name or os.path.isabs(name) or ".." in name.split("/") or not _is_encodable(name):
         raise CorruptData(
             f"{index_path}: a shard is called {reprlib.repr(name)}, which is no path below this folder", index_path
@@ -98,6 +116,3 @@ def _is_encodable(name: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-# --- tables and samples ----------------------------------------------------------------------------------------------

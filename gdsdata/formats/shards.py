@@ -1,4 +1,4 @@
-"""What MDS and LitData have in common: shards of samples behind a table of offsets, listed in an index.json.
+"""Shards of samples behind a table of offsets, listed in an index.json: of MDS and LitData.
 
 A shard is u32 N; u32 offset[N + 1], from the file's start, the last one its end; then N samples. A
 sample is the u32 size of each of its columns that carries one; then the columns. All numbers are
@@ -8,18 +8,18 @@ little endian.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 
-from gdsdata.errors import CorruptData, IoError
+from gdsdata.errors import CorruptData
 from gdsdata.formats.fields import Field, FieldIndex
 from gdsdata.formats.index import first_samples, read_heads
 from gdsdata.formats.parsers.magics import SHARDS_INDEX
 from gdsdata.formats.shard_lists import LARGEST_BYTES
+from gdsdata.formats.stretch_reader import StretchReader
 
 # numpy's and torch's own limit.
 MOST_AXES = 64
@@ -32,12 +32,17 @@ _TABLES_AT_ONCE_BYTES = 2**26
 
 
 class Shard(NamedTuple):
-    """A shard as index.json has it: where it is, how long, and how many samples it holds.
+    """A shard as index.json has it.
 
-    Of one that was written compressed as a whole, that is what it is once unpacked; ``packed`` is
-    the path of the file that there is, and ``compression`` says how it was written ("zstd:7"),
-    ``packed_bytes`` how long that file is, and ``hashes`` what the unpacked bytes hash to, by
-    algorithm, as far as index.json says so.
+    Attributes:
+        path: of the shard; of a compressed one, its path once it is unpacked.
+        size_bytes: of this file.
+        samples: that it holds.
+        listed_in: path of index.json.
+        packed: path of the file that is there, if the shard was compressed as a whole.
+        compression: how ``packed`` was written ("zstd:7").
+        packed_bytes: size of ``packed``; None: index.json does not say it.
+        hashes: of the unpacked bytes, by algorithm, as far as index.json has them.
     """
 
     path: str
@@ -50,12 +55,12 @@ class Shard(NamedTuple):
     hashes: Mapping[str, str] = MappingProxyType({})
 
     def is_one_of(self, paths: Sequence[str]) -> bool:
-        """Whether one of ``paths`` is the file that there is, or the one that it is unpacked."""
+        """Return whether one of ``paths`` is the file that is there, or the unpacked one."""
         return self.path in paths or self.packed in paths
 
 
 class ArrayHeads(NamedTuple):
-    """What the heads of n arrays say: each is ``axes_at`` bytes, and then the sizes of its axes."""
+    """The heads of n arrays. A head is ``axes_at`` bytes, and then the sizes of its axes."""
 
     dtype_code: np.ndarray  # int64 (n,)
     axes: np.ndarray  # int64 (n,)
@@ -77,7 +82,7 @@ class ArrayFormat(NamedTuple):
 
 
 class ArrayKind(NamedTuple):
-    """Some arrays of one dtype and equally many axes: the least and the greatest size of each axis."""
+    """Some arrays of one dtype and equally many axes: the least and greatest size of each axis."""
 
     dtype: np.dtype
     least: tuple[int, ...]
@@ -97,7 +102,9 @@ class Column(NamedTuple):
 
 
 def parse_table(head: bytes, shard: Shard) -> np.ndarray:
-    """Where the samples of a shard lie, and where the last one ends: int64 (N + 1,), from the file's start.
+    """Return where the samples of a shard lie, and where the last one ends.
+
+    int64 (N + 1,), from the file's start.
 
     Args:
         head: the file's first ``4 * (N + 2)`` bytes or more.
@@ -147,16 +154,17 @@ def place_columns(
     path: str,
     read: Callable[[np.ndarray, int], np.ndarray],
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Where each column of each sample of a shard lies: begin and length, in bytes, int64 (n, K) each.
+    """Return where each column of each sample of a shard lies.
 
-    Where no more than one column's size is not known beforehand, it is what the others leave of the
-    sample; only otherwise are the sizes read that the samples carry.
+    They are begin and length in bytes, int64 (n, K) each. If only one column's size is not known
+    beforehand, it is what the others leave of the sample. The sizes that the samples carry are read
+    only otherwise.
 
     Args:
         offsets: int64 (n + 1,), of the samples (`parse_table`).
         columns: the K columns, in the order of their bytes.
         path: named in errors.
-        read: gives, of each of some offsets, that many bytes from there on: uint8 (n, count).
+        read: gives so many bytes from each of some offsets on: uint8 (n, count).
 
     Raises:
         CorruptData: sizes that do not make up the samples, or of no whole number of elements.
@@ -192,7 +200,7 @@ def place_columns(
 def parse_arrays(
     heads: np.ndarray, begin: np.ndarray, length: np.ndarray, array: ArrayFormat, path: str
 ) -> tuple[np.ndarray, set[ArrayKind]]:
-    """The lengths of the heads of n arrays (int64 (n,), bytes), and of what kinds the arrays are.
+    """Return the lengths of the heads of n arrays (int64 (n,), bytes), and the arrays' kinds.
 
     Args:
         heads: uint8 (n, w), the first bytes of each, whole heads among them unless they are absurd.
@@ -225,7 +233,7 @@ def parse_arrays(
 
 
 def decode_array(data: bytes, array: ArrayFormat) -> np.ndarray:
-    """The array that ``data`` is, head and values; a view of it.
+    """Return the array that ``data`` is, head and values; a view of it.
 
     Raises:
         CorruptData: the head makes no sense, or does not fit the length.
@@ -237,7 +245,10 @@ def decode_array(data: bytes, array: ArrayFormat) -> np.ndarray:
 
 
 def _product(sizes: np.ndarray) -> np.ndarray:
-    """The product of each row of uint64 (n, axes), `LARGEST_BYTES` standing for any greater number: uint64 (n,)."""
+    """Return the product of each row of uint64 (n, axes): uint64 (n,).
+
+    `LARGEST_BYTES` stands for any greater number.
+    """
     largest = np.uint64(LARGEST_BYTES)
     product = np.ones(len(sizes), np.uint64)
     for size in np.minimum(sizes, largest).T:
@@ -261,18 +272,20 @@ def _corrupt(path: str, reason: str, offset: int, length: int) -> CorruptData:
 
 
 def refuse_no_shards(shards: Sequence[Shard], paths: Sequence[str]) -> None:
-    """
+    """Check that there are shards.
+
     Raises:
-        ValueError: the index.json files ``paths`` list no shards.
+        ValueError: the index.json files ``paths`` list none.
     """
     if not shards:
         raise ValueError(f"{', '.join(map(repr, paths))}: no shards are listed: write some samples first")
 
 
 def stat_shards(shards: Sequence[Shard], least_bytes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Sizes in bytes and modification times in ns of the shards' files (int64 (F,) each), found as index.json has them.
+    """Return sizes in bytes and modification times in ns of the shards' files: int64 (F,) each.
 
-    So the numbers of samples are known to be sound before anything is allocated for them.
+    They are as index.json has them. So the numbers of samples are known to be sound before anything
+    is allocated for them.
 
     Args:
         shards: at least one.
@@ -280,7 +293,7 @@ def stat_shards(shards: Sequence[Shard], least_bytes: int) -> tuple[np.ndarray, 
 
     Raises:
         CorruptData: a file is of another size, too short for its samples, or listed twice.
-        FileNotFoundError, IoError: a file is not to be had.
+        FileNotFoundError, IoError: a file is not available.
     """
     seen: set[str] = set()
     for shard in shards:
@@ -301,7 +314,7 @@ def stat_shards(shards: Sequence[Shard], least_bytes: int) -> tuple[np.ndarray, 
 
 @contextlib.contextmanager
 def missing_shards_named(shards: Sequence[Shard]) -> Iterator[None]:
-    """A `FileNotFoundError` of one of ``shards`` also says which index.json lists it, and what to do."""
+    """Have a `FileNotFoundError` of one of ``shards`` say which index.json lists it."""
     try:
         yield
     except FileNotFoundError as error:
@@ -316,12 +329,12 @@ def index_shards(shards: Sequence[Shard], columns: Sequence[Column]) -> FieldInd
     """Find each column of each sample of ``shards``.
 
     Arrays whose shape stands before them (`Column.array`) become a field of their values alone, if
-    all have one dtype and one shape, or one axis; otherwise a field of bytes, what stands before
-    the values included. A field of one axis has a shape if all its lengths are the same.
+    all have one dtype and one shape, or one axis. Otherwise they become a field of bytes, with the
+    heads. A field of one axis has a shape if all its lengths are the same.
 
     Raises:
         CorruptData: a shard is not what index.json, its table or its samples' heads say.
-        FileNotFoundError, IoError: a file is not to be had.
+        FileNotFoundError, IoError: a file is not available.
     """
     least_bytes = sum(4 * column.carries_size + (column.size_bytes or 0) for column in columns)
     size_bytes, mtime_ns = stat_shards(shards, least_bytes)
@@ -331,7 +344,7 @@ def index_shards(shards: Sequence[Shard], columns: Sequence[Column]) -> FieldInd
     kinds: list[set[ArrayKind]] = [set() for _ in columns]
     for i, (shard, offsets) in enumerate(_tables(shards)):
         rows = slice(first_sample[i], first_sample[i + 1])
-        with _Reader(shard.path) as reader:
+        with StretchReader(shard.path) as reader:
             begin[rows], length[rows] = place_columns(offsets, columns, shard.path, reader.read)
             for place, column in enumerate(columns):
                 if column.array is not None:
@@ -350,20 +363,20 @@ def index_shards(shards: Sequence[Shard], columns: Sequence[Column]) -> FieldInd
 
 
 def _tables(shards: Sequence[Shard]) -> Iterator[tuple[Shard, np.ndarray]]:
-    """Each shard with the offsets of its samples."""
+    """Yield each shard with the offsets of its samples."""
     first = 0
     while first < len(shards):
         some = shards[first : first + _TABLES_AT_ONCE]
         longest_bytes = max(table_size(shard.samples) for shard in some)
-        if len(some) * longest_bytes > _TABLES_AT_ONCE_BYTES:  # of each so much is read, whatever its own takes
+        if len(some) * longest_bytes > _TABLES_AT_ONCE_BYTES:  # so much is read of each, whatever its own takes
             some, longest_bytes = some[:1], table_size(some[0].samples)
         heads, _, _ = read_heads([shard.path for shard in some], longest_bytes)
         yield from ((shard, parse_table(head, shard)) for shard, head in zip(some, heads, strict=True))
         first += len(some)
 
 
-def _read_array_heads(reader: _Reader, begin: np.ndarray, array: ArrayFormat) -> np.ndarray:
-    """The first bytes of arrays, their whole heads among them unless these are absurd: uint8 (n, w)."""
+def _read_array_heads(reader: StretchReader, begin: np.ndarray, array: ArrayFormat) -> np.ndarray:
+    """Return the first bytes of arrays: uint8 (n, w). They have whole heads, unless absurd ones."""
     heads = reader.read(begin, _ARRAY_HEAD_BYTES)
     said = array.parse(heads)
     longest = int(said.bytes[said.axes <= MOST_AXES].max(initial=0))
@@ -371,7 +384,7 @@ def _read_array_heads(reader: _Reader, begin: np.ndarray, array: ArrayFormat) ->
 
 
 def _result(column: Column, length: np.ndarray, kinds: Iterable[ArrayKind]) -> Field:
-    """The field that a column is, once all of its lengths (int64 (N,), bytes) and arrays are known."""
+    """Return the field that a column is, from all of its lengths (int64 (N,), bytes) and arrays."""
     name, dtype, shape = column.field.name, column.field.dtype, column.field.shape
     if column.array is not None:
         return _common(name, list(kinds))
@@ -381,69 +394,10 @@ def _result(column: Column, length: np.ndarray, kinds: Iterable[ArrayKind]) -> F
 
 
 def _common(name: str, kinds: list[ArrayKind]) -> Field:
-    """The field of arrays of these kinds."""
+    """Return the field of arrays of these kinds."""
     if len({(kind.dtype, len(kind.least)) for kind in kinds}) != 1:
         return Field(name)
     dtype, shape, _ = kinds[0]
     if all(kind.least == kind.greatest == shape for kind in kinds):
         return Field(name, dtype, shape)
     return Field(name, dtype) if len(shape) == 1 else Field(name)
-
-
-class _Reader:
-    """Reads short stretches of one file, which is opened when the first is asked for.
-
-    By system calls and not through a mapping, though that takes a quarter of their 0.6 us each: a
-    file that is cut short meanwhile, or whose storage fails, would end the process there (SIGBUS).
-    """
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._descriptor: int | None = None
-
-    def __enter__(self) -> _Reader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-
-    def read(self, offsets: np.ndarray, count: int) -> np.ndarray:
-        """``count`` bytes from each of the offsets (int64 (n,)) on, zeros behind the file's end: uint8 (n, count).
-
-        Raises:
-            FileNotFoundError: as the system raises it.
-            IoError: any other refusal.
-        """
-        places = offsets.tolist()
-        if not places:
-            return np.empty((0, count), np.uint8)
-        try:
-            if self._descriptor is None:
-                self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-                os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # no readahead behind each
-            if not _seem_cached(self._descriptor, places):
-                # The disk then serves them side by side: 1000 of 64 MB in 12 ms, and not in 85.
-                for offset in places:
-                    os.posix_fadvise(self._descriptor, offset, count, os.POSIX_FADV_WILLNEED)
-            parts = [os.pread(self._descriptor, count, offset) for offset in places]
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            message = f"indexing {self._path}: reading the heads of its samples failed: {error.strerror}"
-            raise IoError(error.errno, message, self._path, places[0], count) from error
-        data = b"".join(parts)
-        if len(data) < len(places) * count:
-            data = b"".join(part.ljust(count, b"\0") for part in parts)
-        return np.frombuffer(data, np.uint8).reshape(len(places), count)
-
-
-def _seem_cached(descriptor: int, offsets: Sequence[int]) -> bool:
-    """Whether the page cache has some of these places of a file, by which the others are judged."""
-    byte = bytearray(1)
-    try:
-        for offset in offsets[:: len(offsets) // 16 + 1]:
-            os.preadv(descriptor, [byte], offset, os.RWF_NOWAIT)
-    except OSError:  # EAGAIN: it has not; any other: this file system does not tell
-        return False
-    return True

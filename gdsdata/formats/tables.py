@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -22,10 +22,7 @@ if TYPE_CHECKING:
 
 # The values that a row group has of a column: an array (rows, *shape), or for strings and lists an
 # array of pyarrow, of the large type.
-if TYPE_CHECKING:
-    Values = np.ndarray | pyarrow.Array
-else:
-    Values = Any
+Values: TypeAlias = "np.ndarray | pyarrow.Array"
 
 
 class TableFile(NamedTuple):

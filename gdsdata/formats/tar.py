@@ -1,7 +1,8 @@
-"""WebDataset's tar shards: a sample is the neighbouring members whose paths are equal up to the first dot of the name.
+"""WebDataset's tar shards.
 
-One pass follows the headers of a file and leaves the payloads alone (`tar_members`, `tar_reading`).
-What is kept of it (`tar_index`) is used while size and mtime of the file are the same.
+A sample is the neighboring members whose paths are equal up to the first dot of the name. One pass
+follows the headers of a file and leaves the payloads alone (`tar_members`, `tar_reading`). Its
+result is kept (`tar_index`), and used while size and mtime of the file are the same.
 """
 
 from __future__ import annotations
@@ -18,15 +19,17 @@ from gdsdata.formats.index import first_samples
 from gdsdata.formats.parsers.tar_members import Members, read_members
 from gdsdata.formats.tar_reading import HeaderReader
 
-# Of fields=None: the samples that are asked, and what they may have. A table of more is a mistake
-# in the names.
+# With fields=None: the samples that are looked at, and the fields that they may have. More of them
+# are a mistake in the names.
 _FIRST_SAMPLES = 100
 _MOST_FIELDS = 64
 
 
 @dataclass(frozen=True)
 class Tar:
-    """Tar shards as webdataset has them: ustar, GNU and pax, not compressed. A field is a member's bytes.
+    """Tar shards as webdataset has them: ustar, GNU and pax, not compressed.
+
+    A field is a member's bytes.
 
     A member's path up to the first dot of its name is the key, the rest is the field's name, in
     lower case: ``train/0001.seg.png`` is the field ``seg.png`` of the sample ``train/0001``.
@@ -56,7 +59,7 @@ class Tar:
         object.__setattr__(self, "fields", tuple(self.fields))  # a list becomes what can be compared and hashed
 
     def index(self, paths: list[str]) -> FieldIndex:
-        """Follow the headers of ``paths``, or take what was kept of them.
+        """Follow the headers of ``paths``, or take their kept indexes.
 
         A field that a sample lacks has the length -1. That no sample of any file has a field is an
         error. Indexes of other projects (``.idx``) among them are passed over.
@@ -66,7 +69,7 @@ class Tar:
                 that end a tar, a name has a part "..", or a sample has a field twice.
             ValueError: a compressed file, a sparse member, no samples, a field that no sample has,
                 or (``fields=None``) more fields than samples have.
-            FileNotFoundError, IoError: a file is not to be had.
+            FileNotFoundError, IoError: a file is not available.
         """
         paths = self.data_files(paths)
         size_bytes, mtime_ns = np.empty(len(paths), np.int64), np.empty(len(paths), np.int64)
@@ -79,7 +82,7 @@ class Tar:
                 names = names or first_extensions(members, path)
                 tables.append(field_table(members, names))
                 extensions.update(dict.fromkeys(members.extensions[:_MOST_FIELDS]))
-        if not tables:
+        if names is None or not tables:
             raise ValueError(f"no samples in {paths[0]} (of {len(paths)} files): a sample's file has a name with a dot")
         begin_bytes, length_bytes = map(np.concatenate, zip(*tables, strict=True))
         for name, lengths in zip(names, length_bytes.T, strict=True):
@@ -100,15 +103,15 @@ class Tar:
 
     @staticmethod
     def data_files(paths: list[str]) -> list[str]:
-        """Without indexes of other projects, unless there is nothing else."""
+        """Return ``paths`` without indexes of other projects, unless there is nothing else."""
         return [path for path in paths if not path.endswith(".idx")] or paths
 
 
 def first_extensions(members: Members, path: str) -> tuple[str, ...]:
-    """What the first samples have, in the order in which it comes.
+    """Return the fields that the first samples have, in the order in which they come.
 
     Raises:
-        ValueError: more than samples have; the names have dots where a key should not end.
+        ValueError: they are too many: the names have dots at which a key should not end.
     """
     first = members.extension[: np.searchsorted(members.sample, _FIRST_SAMPLES)]
     found = [members.extensions[i] for i in dict.fromkeys(first.tolist())]
@@ -121,7 +124,10 @@ def first_extensions(members: Members, path: str) -> tuple[str, ...]:
 
 
 def field_table(members: Members, names: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Offset and length of each sample's fields ``names`` in bytes (int64 (samples, K) each); length -1: lacks it."""
+    """Return offset and length of each sample's fields ``names`` in bytes: int64 (samples, K) each.
+
+    A length of -1: the sample lacks the field.
+    """
     begin_bytes = np.zeros((members.samples, len(names)), np.int64)
     length_bytes = np.full_like(begin_bytes, -1)
     column_of = {name: column for column, name in enumerate(names)}
@@ -134,7 +140,7 @@ def field_table(members: Members, names: tuple[str, ...]) -> tuple[np.ndarray, n
 
 
 def _members_of(path: str, index_cache: str | None) -> tuple[Members, int, int]:
-    """The members of a file, its size in bytes and its last modification in ns."""
+    """Return the members of a file, its size in bytes and its last modification in ns."""
     try:
         with open(path, "rb", buffering=0) as file:
             status = os.fstat(file.fileno())
@@ -150,7 +156,8 @@ def _members_of(path: str, index_cache: str | None) -> tuple[Members, int, int]:
     except OSError as error:
         if isinstance(error, IoError):
             raise
-        raise IoError(error.errno, f"indexing {path}: reading its headers failed: {error.strerror}", path) from error
+        message = f"indexing {path}: reading its headers failed: {error.strerror}"
+        raise IoError.caused_by(error, message, path) from error
     return members, status.st_size, status.st_mtime_ns
 
 

@@ -1,4 +1,7 @@
-"""What is kept of a tar, so that its headers are followed once: its members, while its size and mtime are the same."""
+"""The kept index of a tar, so that its headers are followed once.
+
+It has the tar's members, and is used while size and mtime of the tar are the same.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ _KEPT_COLUMNS = 4
 
 
 def pack_members(members: Members, size_bytes: int, mtime_ns: int) -> bytes:
-    """What `unpack_members` reads: ``members`` of a tar of this size and last modification."""
+    """Return the bytes that `unpack_members` reads: members of a tar of this size and mtime."""
     names = json.dumps(members.extensions).encode()
     columns = np.stack(members[1:]).astype("<i8").tobytes()
     said = (size_bytes, mtime_ns, len(members.sample), len(names))
@@ -31,7 +34,10 @@ def pack_members(members: Members, size_bytes: int, mtime_ns: int) -> bytes:
 
 
 def unpack_members(kept: bytes, size_bytes: int, mtime_ns: int) -> Members | None:
-    """What was kept of a tar of this size and last modification; None: ``kept`` is of another, or damaged."""
+    """Return the kept members of a tar of this size and last modification.
+
+    None: ``kept`` is of another tar, or damaged.
+    """
     if len(kept) < _KEPT.size or not kept.startswith(_KEPT_MAGIC):
         return None
     _, checksum, size, mtime, count, names_bytes = _KEPT.unpack_from(kept)
@@ -50,7 +56,10 @@ def unpack_members(kept: bytes, size_bytes: int, mtime_ns: int) -> Members | Non
 
 
 def _can_be_of(members: Members, size_bytes: int) -> bool:
-    """Whether a tar of this size can have them: beside the data, an index may be another's work, checksum and all."""
+    """Return whether a tar of this size can have them.
+
+    Beside the data, another program may have written an index with its checksum.
+    """
     names, sample, extension, begin, length = members
     steps = np.diff(sample, prepend=-1)
     return bool(
@@ -63,12 +72,12 @@ def _can_be_of(members: Members, size_bytes: int) -> bool:
 
 
 def place_of(path: str, index_cache: str | None) -> str | None:
-    """Where the index of ``path`` is kept."""
+    """Return the place of the kept index of ``path``; None: none is kept."""
     return None if index_cache is None else caches.place_of(path, index_cache, "tar", "gdsdata-index")
 
 
 def kept_members(kept_at: str | None, size_bytes: int, mtime_ns: int) -> Members | None:
-    """What `keep` has kept there of a tar of this size and last modification, if it has."""
+    """Return the members that `keep` wrote there for a tar of this size and last modification."""
     if kept_at is None:
         return None
     try:
@@ -80,7 +89,10 @@ def kept_members(kept_at: str | None, size_bytes: int, mtime_ns: int) -> Members
 
 
 def keep(kept_at: str | None, kept: bytes) -> None:
-    """Under its name as a whole or not at all. Not synced: after a crash its checksum tells, and it is made again."""
+    """Write the index under its name as a whole or not at all.
+
+    It is not synced: after a crash its checksum differs, and it is made again.
+    """
     if kept_at is None:
         return
     try:

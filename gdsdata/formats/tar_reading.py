@@ -1,8 +1,9 @@
-"""Reads a tar's headers out of a file, ahead of who follows them; other projects' indexes say where they may lie.
+"""`HeaderReader`: reads a tar's headers out of a file, ahead of the parser.
 
-Headers are the truth: DALI's wds2idx has written wrong offsets for pax headers
-(https://github.com/NVIDIA/DALI/pull/4226). Sources of the indexes: Megatron-Energon ``itar.py``;
-DALI ``wds2idx.py``.
+Other projects' indexes say where they may lie. Headers are the truth: DALI's wds2idx has written
+wrong offsets for pax headers (https://github.com/NVIDIA/DALI/pull/4226).
+
+Sources of the indexes: Megatron-Energon ``itar.py``; DALI ``wds2idx.py``.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from gdsdata.formats.parsers.tar_members import WINDOW_BYTES
 
 _LARGEST_INDEX_BYTES = 2**26  # of another project's
 _DALI_MEMBER_WORDS = {b"v1.1": 3, b"v1.2": 4}
-# Of file systems that do not know RWF_NOWAIT.
+# The errors of file systems that do not know RWF_NOWAIT.
 _CANNOT_SAY = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
 class HeaderReader:
-    """Reads headers: page cache first; where that misses, storage is told what will be wanted before the read waits.
+    """Reads headers from the page cache. If it misses, storage is asked for more than one header.
 
     From header to header alone, each would wait for the one before it: 1.1 s for a cold tar of 270
-    MB in small members, where reading ahead takes 0.3, and reading ahead at the offsets of another
-    project's index 0.2.
+    MB in small members. Reading ahead takes 0.3 s, and reading ahead at the offsets of another
+    project's index takes 0.2 s.
     """
 
     _SMALL_BYTES = 256 * 1024  # members this small are had sooner by reading all than by waiting for each header
@@ -45,7 +46,7 @@ class HeaderReader:
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # readahead is this class's business
 
     def read(self, length: int, offset: int) -> bytes:
-        """`Read`, of the file."""
+        """Return up to ``length`` bytes at ``offset``: see `tar_members.Read`."""
         self._reads += 1
         if self._knows_cached and length == WINDOW_BYTES:
             try:
@@ -64,42 +65,50 @@ class HeaderReader:
         if self._hints is None:
             self._hints = _foreign_hints(self._path, self._size_bytes)
         if len(self._hints):
-            self._ask_for_hints(offset)
+            self._ask_for_hints(self._hints, offset)
         elif offset < self._reads * self._SMALL_BYTES:
             until = min(offset + self._AHEAD_BYTES, self._size_bytes)
             for begin in range(max(offset, self._asked_until), until, self._REQUEST_BYTES):
                 os.posix_fadvise(self._descriptor, begin, self._REQUEST_BYTES, os.POSIX_FADV_WILLNEED)
                 self._asked_until = begin + self._REQUEST_BYTES
 
-    def _ask_for_hints(self, offset: int) -> None:
-        first, last = np.searchsorted(self._hints, (max(offset, self._asked_until), self._size_bytes))
-        for hint in self._hints[first : min(last, first + self._HINTED)].tolist():
+    def _ask_for_hints(self, hints: np.ndarray, offset: int) -> None:
+        first, last = np.searchsorted(hints, (max(offset, self._asked_until), self._size_bytes))
+        for hint in hints[first : min(last, first + self._HINTED)].tolist():
             begin = max(hint - self._AROUND_BYTES, 0)
             os.posix_fadvise(self._descriptor, begin, 2 * self._AROUND_BYTES, os.POSIX_FADV_WILLNEED)
             self._asked_until = hint + 1
 
 
 def _foreign_hints(path: str, size_bytes: int) -> np.ndarray:
-    """Where the headers of ``path`` may lie (int64, bytes, ascending), as Energon or DALI wrote it down; or none."""
+    """Return where the headers of ``path`` may lie, by Energon's or DALI's index of it.
+
+    int64, in bytes, ascending; empty if there is no such index.
+    """
     folder, name = os.path.split(path)
     for index_path, parse in (
         (f"{path}.idx", energon_offsets),
         (os.path.join(folder, name[:1] + name[1:].split(".")[0] + ".idx"), dali_offsets),
     ):
         with contextlib.suppress(OSError), open(index_path, "rb") as file:
-            # No index is longer than its tar; what is longer than this is not worth its memory.
+            # No index is longer than its tar; one that is longer than this is not worth its memory.
             if os.fstat(file.fileno()).st_size <= min(size_bytes, _LARGEST_INDEX_BYTES):
                 return np.sort(parse(file.read(_LARGEST_INDEX_BYTES)))
     return np.empty(0, np.int64)
 
 
 def energon_offsets(index: bytes) -> np.ndarray:
-    """Energon's ``.tar.idx``: where each sample's first header lies, then where the last one ends (int64, bytes)."""
+    """Return the offsets in Energon's ``.tar.idx``: int64, in bytes.
+
+    They are where each sample's first header lies, then where the last one ends.
+    """
     return np.frombuffer(index[: len(index) // 8 * 8], "<u8").astype(np.int64)
 
 
 def dali_offsets(index: bytes) -> np.ndarray:
-    """DALI's index, text: where each payload lies (int64, bytes); none where it is of another kind.
+    """Return the offsets in DALI's index: where each payload lies, int64, in bytes.
+
+    Empty: the index is of another kind.
 
     A line ``v1.2 N``, then one a sample, with extension, offset, size and name of each member;
     ``v1.1`` has no names.
@@ -108,5 +117,5 @@ def dali_offsets(index: bytes) -> np.ndarray:
     if version not in _DALI_MEMBER_WORDS:
         return np.empty(0, np.int64)
     words = (line.split()[1 :: _DALI_MEMBER_WORDS[version]] for line in index.splitlines()[1:])
-    # A name with a blank in it shifts the words of its line: what is no offset is left out.
+    # A name with a blank in it shifts the words of its line: words that are no offset are left out.
     return np.array([int(word) for line in words for word in line if word.isdigit() and len(word) < 19], np.int64)

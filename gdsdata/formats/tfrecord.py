@@ -1,8 +1,12 @@
-"""TFRecord files: records of bytes, each between its length and a checksum. What the bytes mean is left to the user.
+"""TFRecord files: records of bytes, each between its length and a checksum.
 
-The engine takes the checksums of data when it has read them. Out of the page cache that cost 0.8 us
-of the processor for a record of 300 bytes, which takes 2.1 us without, 9 us for 100 kB (21
-without), and 150 us for 1 MB (140 without): two busy cores of an AMD EPYC, November 2026.
+The meaning of the bytes is left to the user. The engine computes the checksums of data when it has
+read them. Out of the page cache, that costs these times of the processor (two busy cores of an AMD
+EPYC, November 2026):
+
+- 0.8 us for a record of 300 bytes, which takes 2.1 us without;
+- 9 us for one of 100 kB, which takes 21 us without;
+- 150 us for one of 1 MB, which takes 140 us without.
 
 Source of the format:
 https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details. A record is a
@@ -31,7 +35,9 @@ _READERS = 8
 
 @dataclass(frozen=True)
 class TFRecord:
-    """TFRecord files, not compressed as a whole. A sample is a record: one field "data", of as many bytes as it has.
+    """TFRecord files, not compressed as a whole.
+
+    A sample is a record: one field "data", of as many bytes as it has.
 
     Indexing reads every record's head and checks its length's checksum: files of records under 64
     KiB are read whole, of longer ones the heads alone.
@@ -50,7 +56,7 @@ class TFRecord:
         Raises:
             CorruptData: a checksum differs, or a file ends within a record.
             ValueError: a file is compressed.
-            FileNotFoundError, IoError: a file is not to be had.
+            FileNotFoundError, IoError: a file is not available.
         """
         _, size_bytes, mtime_ns = read_heads(paths, 0)
         with ThreadPoolExecutor(min(_READERS, len(paths))) as readers:
@@ -79,4 +85,4 @@ def _read(descriptor: int, path: str, offset: int, count: int) -> bytes:
         return os.pread(descriptor, count, offset)
     except OSError as error:
         message = f"indexing {path}: reading {count} bytes at {offset} failed: {error.strerror}"
-        raise IoError(error.errno, message, path, offset, count) from error
+        raise IoError.caused_by(error, message, path, offset, count) from error

@@ -1,4 +1,6 @@
-"""Token files: bare (nanoGPT, OLMo), behind llm.c's header, or behind a npy header; windows of them are the samples.
+"""Token files: bare (nanoGPT, OLMo), behind llm.c's header, or behind a npy header.
+
+Windows of tokens are the samples.
 
 Sources of the formats: nanoGPT ``data/openwebtext/prepare.py`` (``tofile`` of uint16), llm.c
 ``dev/data/data_common.py`` (256 int32: magic, version 1, count of tokens; then the tokens).
@@ -21,7 +23,7 @@ from gdsdata.formats.parsers import magics
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 else:
-    DTypeLike = Any  # for who asks for hints at run time: numpy.typing takes as long to import as all of this
+    DTypeLike = Any  # at run time: numpy.typing takes as long to import as all of this
 
 _BARE_DTYPE = np.dtype("<u2")
 _LLM_C_HEADER_BYTES = 256 * 4
@@ -32,12 +34,12 @@ _LEAST_TOKEN = -(2**15)  # -100 and the like mean "no target"
 # The upper half of a token that is read as two: vocabularies of less than a million have no more
 # there.
 _LARGEST_UPPER_HALF = 15
-# Fewer tokens than these tell nothing.
+# Fewer tokens than these show nothing.
 _FEWEST_TOLD = 64
 
 
 class _Layout(NamedTuple):
-    """Where a file's tokens lie."""
+    """The place of a file's tokens."""
 
     dtype: np.dtype
     base_bytes: int
@@ -82,9 +84,9 @@ class Tokens:
 
         Raises:
             CorruptData: a header lies about the file's size, or a file ends within a token.
-            ValueError: files of unlike dtype, or of another one than this format was told; a npy
+            ValueError: files of unlike dtype, or of another one than ``dtype``; a npy
                 file that holds no one-dimensional integers; or no file is long enough for a window.
-            FileNotFoundError, IoError: a file is not to be had.
+            FileNotFoundError, IoError: a file is not available.
         """
         heads, size_bytes, mtime_ns = read_heads(paths, _LLM_C_HEADER_BYTES)
         layouts = [self._layout(*file) for file in zip(heads, paths, size_bytes.tolist(), strict=True)]
@@ -114,7 +116,10 @@ class Tokens:
         )
 
     def _layout(self, head: bytes, path: str, size_bytes: int) -> _Layout:
-        """Where the tokens of one file lie, told by its magic: OLMo's bare files are called .npy as well."""
+        """Return the place of the tokens of one file, by its magic.
+
+        The name does not say it: OLMo's bare files are called .npy as well.
+        """
         if magics.is_npy(head, path):
             layout = _npy_layout(head, path, size_bytes)
         elif magics.is_llm_c(head, path):
@@ -128,7 +133,7 @@ class Tokens:
 
 
 def _warn_of_another_dtype(heads: list[bytes], paths: list[str], layouts: list[_Layout]) -> None:
-    """Warn of the first bare file whose tokens seem to be of another dtype than they are read as."""
+    """Warn of the first bare file whose tokens seem to be of another dtype."""
     for head, path, layout in zip(heads, paths, layouts, strict=True):
         if layout.base_bytes == 0 and (seems := seeming_dtype(head, layout.dtype)) is not None:
             warnings.warn(
@@ -141,7 +146,10 @@ def _warn_of_another_dtype(heads: list[bytes], paths: list[str], layouts: list[_
 
 
 def seeming_dtype(head: bytes, dtype: np.dtype) -> str | None:
-    """What the tokens that begin with ``head`` seem to be, if most of them can be none of ``dtype``; else None."""
+    """Return the dtype that the tokens in ``head`` seem to have.
+
+    None: most of them can be tokens of ``dtype``, or they show nothing.
+    """
     width = dtype.itemsize
     if width == 1 or len(head) < _FEWEST_TOLD * width:
         return None
@@ -158,7 +166,10 @@ def seeming_dtype(head: bytes, dtype: np.dtype) -> str | None:
 
 
 def _few_are_tokens(head: bytes, dtype: np.dtype) -> bool:
-    """Whether less than half of the values can be tokens, but for the largest integer, which may mark what is none."""
+    """Return whether less than half of the values can be tokens.
+
+    The largest integer is left out: it may mark a place without a token.
+    """
     least, largest = np.iinfo(dtype).min, np.iinfo(dtype).max
     values = np.frombuffer(head[: len(head) // dtype.itemsize * dtype.itemsize], dtype)
     values = values[values != largest]
@@ -186,7 +197,7 @@ def _llm_c_layout(head: bytes, path: str, size_bytes: int) -> _Layout:
 
 
 def _npy_layout(head: bytes, path: str, size_bytes: int) -> _Layout:
-    from gdsdata.formats import npy  # which most token files have no need of
+    from gdsdata.formats import npy  # few token files need it
 
     header = npy.read_header(head, path, size_bytes)
     if header.dtype.kind not in "iu" or len(header.shape) != 1:

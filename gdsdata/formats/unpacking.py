@@ -1,8 +1,8 @@
-"""Shards that are compressed as a whole: unpacked once, by the processor, and kept for the next time.
+"""Shards that are compressed as a whole: unpacked once, by the processor, and kept.
 
-None of a compressed shard's samples can be read by itself, so batches come from what was unpacked.
-Its name has the size and mtime of the compressed file in it, and so it is used as long as these are
-the same.
+None of a compressed shard's samples can be read by itself, so batches come from the unpacked file.
+Its name has the size and mtime of the compressed file in it. It is used as long as these are the
+same.
 """
 
 from __future__ import annotations
@@ -21,14 +21,11 @@ import warnings
 import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, BinaryIO
+from typing import BinaryIO, NamedTuple, Protocol
 
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.formats import caches
 from gdsdata.formats.shards import Shard, missing_shards_named
-
-# What opens a stream of the unpacked bytes, and what that raises for bytes that are no such stream.
-Decoder = tuple[Callable[[BinaryIO], Any], tuple[type[Exception], ...]]
 
 # Unpacked at a time: all that a thread has in memory, with the decoder's window (128 MiB at most,
 # mostly 8 or less).
@@ -41,8 +38,35 @@ _TEMPORARY = ".tmp"
 _OLD_S = 24 * 3600.0
 
 
+class _Stream(Protocol):
+    """Unpacked bytes."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+    def close(self) -> None: ...
+
+
+# A function that opens a stream, and its exceptions for bytes that cannot be unpacked.
+Decoder = tuple[Callable[[BinaryIO], _Stream], tuple[type[Exception], ...]]
+
+
+class _Packed(NamedTuple):
+    """A shard that is there compressed alone, and the path of its compressed file."""
+
+    shard: Shard
+    path: str
+
+
+class _Digest(Protocol):
+    """A hash of hashlib or xxhash that is being computed."""
+
+    def update(self, data: bytes, /) -> None: ...
+
+    def hexdigest(self) -> str: ...
+
+
 def unpacked(shards: Sequence[Shard], where: str | None, kind: str) -> list[Shard]:
-    """The shards, with the paths of those that are there compressed alone (`Shard.packed`) replaced.
+    """Unpack shards that are there compressed alone (`Shard.packed`); return all with their paths.
 
     Every process can do this at once: the first one unpacks a shard, while the others wait for it.
 
@@ -57,27 +81,33 @@ def unpacked(shards: Sequence[Shard], where: str | None, kind: str) -> list[Shar
             says; nothing is left of it.
         ValueError: ``where`` is None, or a compression that cannot be read.
         ImportError: the package for it is lacking.
-        FileNotFoundError, IoError: a file is not to be had, or there is no space for what is
-            unpacked.
+        FileNotFoundError, IoError: a file is not available, or there is no space for the unpacked
+            files.
     """
-    missing = [shard for shard in shards if shard.packed is not None and not os.path.exists(shard.path)]
+    missing = [
+        _Packed(shard, shard.packed) for shard in shards if shard.packed is not None and not os.path.exists(shard.path)
+    ]
     if not missing:
         return list(shards)
-    decoders = {shard.compression: _decoder(shard, where) for shard in missing}
-    with missing_shards_named(missing):
-        targets = {shard.path: _target(shard, where, kind) for shard in missing}
-    lacking = [shard for shard in missing if not _is_there(targets[shard.path], shard)]
+    if where is None:
+        raise _refused(missing[0], "unpacked=None")
+    decoders = {packed.shard.compression: _decoder(packed) for packed in missing}
+    with missing_shards_named([packed.shard for packed in missing]):
+        targets = {packed.shard.path: _target(packed.path, where, kind) for packed in missing}
+    lacking = [packed for packed in missing if not _is_there(targets[packed.shard.path], packed.shard)]
     if lacking:
-        folder = os.path.dirname(targets[lacking[0].path])
-        lacking_bytes = sum(shard.size_bytes for shard in lacking)
+        folder = os.path.dirname(targets[lacking[0].shard.path])
+        lacking_bytes = sum(packed.shard.size_bytes for packed in lacking)
         _require_space(folder, lacking_bytes)
         threads = ThreadPoolExecutor(min(_MOST_THREADS, len(os.sched_getaffinity(0))), "gdsdata-unpacking")
         try:
-            for _ in threads.map(lambda one: _unpack(one, targets[one.path], decoders[one.compression]), lacking):
+            for _ in threads.map(
+                lambda one: _unpack(one, targets[one.shard.path], decoders[one.shard.compression]), lacking
+            ):
                 pass
         finally:
             threads.shutdown(cancel_futures=True)
-        _sweep({targets[shard.path] for shard in lacking})
+        _sweep({targets[packed.shard.path] for packed in lacking})
         warnings.warn(
             f"gdsdata: {len(lacking)} compressed shards were unpacked into {folder}, where their "
             f"{lacking_bytes / 1e9:.3g} GB stay for the next time (unpacked= chooses another place)",
@@ -88,25 +118,34 @@ def unpacked(shards: Sequence[Shard], where: str | None, kind: str) -> list[Shar
 
 
 def is_unpacked(path: str) -> bool:
-    """Whether `unpacked` has made this file."""
+    """Return whether `unpacked` has made this file."""
     return path.endswith(f".{_ENDING}")
 
 
-def _decoder(shard: Shard, where: str | None) -> Decoder:
-    """What unpacks a shard.
+def _decoder(packed: _Packed) -> Decoder:
+    """Return the decoder of a shard.
 
     Raises:
-        ValueError: nothing does, or nothing is to.
-        ImportError: the package that does is lacking.
+        ValueError: there is none.
+        ImportError: the package that has it is lacking.
     """
-    algorithm = shard.compression.split(":")[0]  # behind it the level
-    if where is not None and algorithm in _DECODERS:
-        return _DECODERS[algorithm]()
-    command = f"zstd -d {shard.packed} -o {shard.path}" if algorithm == "zstd" else f"unpack it as {shard.path}"
-    refused = "unpacked=None" if where is None else f"only {', '.join(_DECODERS)} are unpacked here"
-    raise ValueError(
-        f"{shard.packed} is compressed as a whole ({shard.compression}), so none of its samples can be read by itself, "
-        f"and {refused}: unpack the shards once, beside themselves ({command}), or write them without compression"
+    algorithm = _algorithm(packed)
+    if algorithm not in _DECODERS:
+        raise _refused(packed, f"only {', '.join(_DECODERS)} are unpacked here")
+    return _DECODERS[algorithm]()
+
+
+def _algorithm(packed: _Packed) -> str:
+    return packed.shard.compression.split(":")[0]  # behind it the level
+
+
+def _refused(packed: _Packed, reason: str) -> ValueError:
+    path = packed.shard.path
+    command = f"zstd -d {packed.path} -o {path}" if _algorithm(packed) == "zstd" else f"unpack it as {path}"
+    return ValueError(
+        f"{packed.path} is compressed as a whole ({packed.shard.compression}), so none of its samples can be read by "
+        f"itself, and {reason}: unpack the shards once, beside themselves ({command}), or write them without "
+        f"compression"
     )
 
 
@@ -132,31 +171,32 @@ _DECODERS: dict[str, Callable[[], Decoder]] = {
 }
 
 
-def _target(shard: Shard, where: str, kind: str) -> str:
+def _target(path: str, where: str, kind: str) -> str:
+    """Return the path of the unpacked file for the compressed one at ``path``."""
     try:
-        status = os.stat(shard.packed)
+        status = os.stat(path)
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise IoError(error.errno, f"{shard.packed} cannot be read: {error.strerror}", shard.packed) from error
-    return caches.place_of(shard.packed, where, kind, f"{status.st_size}-{status.st_mtime_ns}.{_ENDING}")
+        raise IoError.caused_by(error, f"{path} cannot be read: {error.strerror}", path) from error
+    return caches.place_of(path, where, kind, f"{status.st_size}-{status.st_mtime_ns}.{_ENDING}")
 
 
 def _is_there(target: str, shard: Shard) -> bool:
     try:
         return os.stat(target).st_size == shard.size_bytes
-    except OSError:  # what else is wrong with the place is told when it is written to
+    except OSError:  # writing to the place raises what else is wrong with it
         return False
 
 
 def _require_space(folder: str, size_bytes: int) -> None:
-    """Refuse before the first byte what would fill the disk."""
+    """Refuse files that would fill the disk, before the first byte is written."""
     try:
         os.makedirs(folder, exist_ok=True)
         free_bytes = shutil.disk_usage(folder).free
     except OSError as error:
         message = f"compressed shards cannot be unpacked into {folder}: {error.strerror}; choose another with unpacked="
-        raise IoError(error.errno, message, folder) from error
+        raise IoError.caused_by(error, message, folder) from error
     if free_bytes < size_bytes:
         raise IoError(
             errno.ENOSPC,
@@ -166,26 +206,26 @@ def _require_space(folder: str, size_bytes: int) -> None:
         )
 
 
-def _unpack(shard: Shard, target: str, decoder: Decoder) -> None:
+def _unpack(packed: _Packed, target: str, decoder: Decoder) -> None:
     """Make ``target``, which then has as many bytes as index.json says; or nothing."""
-    open_stream, errors = decoder
+    shard, (open_stream, errors) = packed.shard, decoder
     try:
-        with open(shard.packed, "rb") as file:
+        with open(packed.path, "rb") as file:
             packed_bytes = os.fstat(file.fileno()).st_size
             if shard.packed_bytes not in (None, packed_bytes):
-                raise _corrupt(shard, f"index.json says {shard.packed_bytes} bytes, and it has {packed_bytes}")
-            # Who waits here finds the shard unpacked. Some network file systems know no locks: then
-            # all unpack it.
+                raise _corrupt(packed, f"index.json says {shard.packed_bytes} bytes, and it has {packed_bytes}")
+            # A process that has waited here finds the shard unpacked. Some network file systems
+            # know no locks: then all unpack it.
             with contextlib.suppress(OSError):
                 fcntl.flock(file, fcntl.LOCK_EX)
             if _is_there(target, shard):
                 return
             with caches.written(target) as out:
                 try:
-                    _copy(open_stream(file), out, shard)
+                    _copy(open_stream(file), out, packed)
                 except errors as error:
-                    raise _corrupt(shard, f"its {shard.compression} is damaged ({error})") from error
-                # The size alone tells that it is whole, so no name may come to storage before the
+                    raise _corrupt(packed, f"its {shard.compression} is damaged ({error})") from error
+                # The size alone shows that it is whole, so no name may come to storage before the
                 # bytes do.
                 out.flush()
                 os.fsync(out.fileno())
@@ -193,37 +233,37 @@ def _unpack(shard: Shard, target: str, decoder: Decoder) -> None:
         raise
     except OSError as error:
         if error.errno is None:  # gzip's and bz2's own
-            raise _corrupt(shard, f"its {shard.compression} is damaged ({error})") from error
-        message = f"unpacking {shard.packed} as {target} failed: {error.strerror}; unpacked= chooses another folder"
-        raise IoError(error.errno, message, shard.packed) from error
+            raise _corrupt(packed, f"its {shard.compression} is damaged ({error})") from error
+        message = f"unpacking {packed.path} as {target} failed: {error.strerror}; unpacked= chooses another folder"
+        raise IoError.caused_by(error, message, packed.path) from error
 
 
-def _copy(stream: Any, out: BinaryIO, shard: Shard) -> None:
-    """All of ``stream``, as long as it is no longer than the shard should be."""
-    left_bytes = shard.size_bytes
-    algorithm, digest = _hash_of(shard)
-    with stream:
+def _copy(stream: _Stream, out: BinaryIO, packed: _Packed) -> None:
+    """Copy all of ``stream``.
+
+    Raises:
+        CorruptData: it is longer or shorter than the shard should be, or has another hash.
+    """
+    shard, left_bytes = packed.shard, packed.shard.size_bytes
+    algorithm, digest = _hash_of(shard) or ("", None)
+    with contextlib.closing(stream):
         while data := stream.read(min(_STEP_BYTES, left_bytes + 1)):
             left_bytes -= len(data)
             if left_bytes < 0:
-                raise _corrupt(shard, f"unpacked it has more than the {shard.size_bytes} bytes that index.json says")
+                raise _corrupt(packed, f"unpacked it has more than the {shard.size_bytes} bytes that index.json says")
             out.write(data)
-            digest.update(data)
+            if digest is not None:
+                digest.update(data)
     if left_bytes:
         has_bytes = shard.size_bytes - left_bytes
-        raise _corrupt(shard, f"unpacked it has {has_bytes} bytes, and index.json says {shard.size_bytes}")
-    if algorithm and digest.hexdigest() != shard.hashes[algorithm]:
+        raise _corrupt(packed, f"unpacked it has {has_bytes} bytes, and index.json says {shard.size_bytes}")
+    if digest is not None and digest.hexdigest() != shard.hashes[algorithm]:
         found, said = digest.hexdigest(), shard.hashes[algorithm]
-        raise _corrupt(shard, f"unpacked its {algorithm} is {found[:16]}..., and index.json says {said[:16]}...")
+        raise _corrupt(packed, f"unpacked its {algorithm} is {found[:16]}..., and index.json says {said[:16]}...")
 
 
-class _NoHash:
-    def update(self, data: bytes) -> None:
-        """Nothing is known to compare."""
-
-
-def _hash_of(shard: Shard) -> tuple[str, Any]:
-    """The first of a shard's hashes that can be computed here, and what computes it; or "" and what does nothing."""
+def _hash_of(shard: Shard) -> tuple[str, _Digest] | None:
+    """Return the first of a shard's hashes that can be computed: name and new digest."""
     for algorithm in sorted(shard.hashes):
         with contextlib.suppress(ValueError):
             digest = hashlib.new(algorithm, usedforsecurity=False)
@@ -232,16 +272,16 @@ def _hash_of(shard: Shard) -> tuple[str, Any]:
         if algorithm in _XXHASHES:
             with contextlib.suppress(ImportError):
                 return algorithm, getattr(importlib.import_module("xxhash"), algorithm)()
-    return "", _NoHash()
+    return None
 
 
-def _corrupt(shard: Shard, reason: str) -> CorruptData:
-    size_bytes = os.stat(shard.packed).st_size
-    return CorruptData(f"{shard.packed}: {reason}; write the shard again", shard.packed, 0, size_bytes)
+def _corrupt(packed: _Packed, reason: str) -> CorruptData:
+    size_bytes = os.stat(packed.path).st_size
+    return CorruptData(f"{packed.path}: {reason}; write the shard again", packed.path, 0, size_bytes)
 
 
 def _sweep(targets: set[str]) -> None:
-    """Remove what was unpacked of earlier versions of these shards, and what killed processes left of any."""
+    """Remove unpacked files of earlier versions of these shards, and files of killed processes."""
     current = {target.rsplit(".", 2)[0] for target in targets}
     for folder in {os.path.dirname(target) for target in targets}:
         with contextlib.suppress(OSError), os.scandir(folder) as entries:

@@ -15,10 +15,10 @@ from gdsdata.formats.plan import Plan
 class WindowIndex(SampleIndex):
     """Where every window of some token files lies, in however many pieces.
 
-    The tokens of all files, in the order they are read (a sequence comes again in every epoch),
-    have numbers. Those that lie together in a file and in that order are a run, so a window of a
-    file is its intersection with some successive runs: 16 bytes a run are all there is to keep, and
-    4 a window if they are shuffled.
+    The tokens of all files have numbers, in the order they are read (a sequence comes again in
+    every epoch). Tokens that lie together in a file and in that order are a run. So a window of a
+    file is its intersection with some successive runs. The index keeps 16 bytes a run, and 4 a
+    window if they are shuffled.
 
     Attributes:
         sample: what each of them is; a file's last window may be shorter, as `Megatron` was asked.
@@ -38,7 +38,10 @@ class WindowIndex(SampleIndex):
     shuffled: np.ndarray | None
 
     def plan(self, samples: np.ndarray) -> Plan:
-        """Return where windows lie: each in one or more pieces, in the order of their tokens. No piece is empty."""
+        """Return where windows lie: each in one or more pieces, in the order of their tokens.
+
+        No piece is empty.
+        """
         file = np.searchsorted(self.first_sample, samples, side="right") - 1
         order = self.shuffled
         window = samples - self.first_sample[file] if order is None else order[samples].astype(np.int64)
@@ -80,7 +83,10 @@ class WindowIndex(SampleIndex):
         return bool((needed <= np.diff(self.file_token))[np.diff(self.first_sample) > 0].all())
 
     def strided(self) -> Index | None:
-        """The same where each file's tokens lie in one run, and windows of one length in their order; else None."""
+        """Return the same as an `Index`.
+
+        None: a file's tokens lie in several runs, or windows are shuffled or of several lengths.
+        """
         has_run = np.diff(self.file_token) > 0
         if self.shuffled is not None or len(self.run_bytes) != has_run.sum() or not self.is_even:
             return None
@@ -96,5 +102,5 @@ class WindowIndex(SampleIndex):
 
     @property
     def spacing_bytes(self) -> int:
-        """From one window's start to the next one's, where they lie in one piece."""
+        """Bytes from one window's start to the next one's, if they lie in one piece."""
         return max(1, (self.sample.shape[0] - 1) * self.sample.dtype.itemsize)

@@ -1,8 +1,7 @@
-"""What files begin with or are called by which their format is known: all that recognising needs, and no more, so that
-none of the formats is imported for it.
+"""The first bytes and the names by which a file's format is known.
 
-Each function is asked with the first `HEAD_BYTES` of a file (fewer where it is shorter) and its
-path.
+There is no more in here than that takes, so that no format is imported for it. Each function is
+called with the first `HEAD_BYTES` of a file (fewer if it is shorter) and its path.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import re
 HEAD_BYTES = 512  # a tar's magic lies 257 bytes into its first header
 
 NPY = b"\x93NUMPY"
-LLM_C_DTYPES = {20240520: "<u2", 20240801: "<u4"}  # the magic number tells the tokens' type
+LLM_C_DTYPES = {20240520: "<u2", 20240801: "<u4"}  # the magic number says the tokens' type
 MEGATRON = b"MMIDIDX\0\0"
 PARQUET = b"PAR1"
 ARROW = b"ARROW1"
@@ -22,7 +21,7 @@ ARROW_CONTINUES = 0xFFFFFFFF  # a stream's first four bytes
 SHARDS_INDEX = "index.json"  # of MDS and of LitData
 _MDS_BEGINS = re.compile(rb'\s*\{\s*"(shards|version)"')
 _LITDATA_BEGINS = re.compile(rb'\s*\{\s*"(chunks|config)"')
-# What `datasets` leaves beside its Arrow files.
+# Files that `datasets` leaves beside its Arrow files.
 _BESIDE_ARROW = ("dataset_info.json", "state.json", "dataset_dict.json")
 
 
@@ -67,12 +66,12 @@ def is_parquet(head: bytes, path: str) -> bool:
 
 
 def is_arrow(head: bytes, path: str) -> bool:
-    """An Arrow file, or a stream, whose first bytes alone tell little."""
+    """An Arrow file, or a stream, whose first bytes alone say little."""
     return head.startswith(ARROW) or (path.endswith(".arrow") and head[:4] == ARROW_CONTINUES.to_bytes(4, "little"))
 
 
 def is_beside_arrow(path: str) -> bool:
-    """Whether it is what ``datasets`` leaves beside its files."""
+    """Return whether it is a file that ``datasets`` leaves beside its Arrow files."""
     return os.path.basename(path) in _BESIDE_ARROW
 
 

@@ -1,7 +1,7 @@
-"""The row groups in the footer of a Parquet file: how many rows each has, and where its columns lie.
+"""The row groups in the footer of a Parquet file: rows of each, and where its columns lie.
 
-A pure parser of what is needed of ``FileMetaData``; all else (schema, statistics, ...) is stepped
-over. pyarrow gives the same, but ends the whole process where a column's metadata are damaged.
+A pure parser of the needed part of ``FileMetaData``; all else (schema, statistics, ...) is stepped
+over. pyarrow gives the same, but ends the whole process if a column's metadata are damaged.
 
 Sources: ``parquet.thrift`` of https://github.com/apache/parquet-format, and of Thrift's compact
 protocol https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md.
@@ -24,7 +24,9 @@ _LONGEST_VARINT_BYTES = 10
 
 
 class StoredColumn(NamedTuple):
-    """A column of a row group, as its footer has it: nothing is compared with the file or the schema.
+    """A column of a row group, as its footer has it.
+
+    Nothing is compared with the file or the schema.
 
     Attributes:
         values: its number, of those of lists and of nulls too.
@@ -45,7 +47,8 @@ class StoredColumn(NamedTuple):
 
 
 class RowGroup(NamedTuple):
-    """
+    """A row group, as its footer has it.
+
     Attributes:
         rows: its number.
         columns: in the order of the schema's leaves, if the footer is sound.
@@ -56,7 +59,8 @@ class RowGroup(NamedTuple):
 
 
 def row_groups_of(footer: bytes, footer_at: int, path: str) -> list[RowGroup]:
-    """
+    """Return the row groups of a footer.
+
     Args:
         footer: begins with a ``FileMetaData``; what is behind it does not matter.
         footer_at: where it begins in the file at ``path``, which is not read.
@@ -83,7 +87,10 @@ _Reader = Callable[[bytes, int, int], tuple[Any, int]]
 
 
 def _struct(data: bytes, at: int, depth: int, wanted: Mapping[int, _Reader]) -> tuple[dict[int, Any], int]:
-    """The fields that are ``wanted``, by ``number << 4 | kind``: one of another kind is not the field that is meant."""
+    """Return the fields that are ``wanted``, by ``number << 4 | kind``.
+
+    A field of another kind is not the one that is meant.
+    """
     values = {}
     number = 0
     while header := data[at]:
@@ -214,16 +221,21 @@ def _structs(read: _Reader) -> _Reader:
 # ------------------------------------------------------------------------------------ the structs of parquet.thrift
 
 
+# The first five attributes of a `StoredColumn`.
+_Sizes = tuple[int, int, int, int, int | None]
+
+
 def _column(data: bytes, at: int, depth: int) -> tuple[StoredColumn, int]:
     fields, at = _struct(data, at, depth, _CHUNK)
     is_encrypted = _CRYPTO in fields or _ENCRYPTED in fields
-    stored = fields.get(_METADATA, _NOTHING) if is_encrypted else fields[_METADATA]
+    stored: _Sizes = fields.get(_METADATA, _NOTHING) if is_encrypted else fields[_METADATA]
     return StoredColumn(*stored, fields.get(_FILE_PATH, ""), is_encrypted), at
 
 
-def _metadata(data: bytes, at: int, depth: int) -> tuple[tuple[Any, ...], int]:
+def _metadata(data: bytes, at: int, depth: int) -> tuple[_Sizes, int]:
     fields, at = _struct(data, at, depth, _COLUMN)
-    return (*[fields[key] for key in _SIZES], fields.get(_DICTIONARY_PAGE_OFFSET)), at
+    values, compressed, uncompressed, data_page_offset = (fields[key] for key in _SIZES)
+    return (values, compressed, uncompressed, data_page_offset, fields.get(_DICTIONARY_PAGE_OFFSET)), at
 
 
 def _row_group(data: bytes, at: int, depth: int) -> tuple[RowGroup, int]:
@@ -236,7 +248,7 @@ _VALUES, _UNCOMPRESSED, _COMPRESSED, _DATA_PAGE_OFFSET, _DICTIONARY_PAGE_OFFSET 
     number << 4 | _I64 for number in (5, 6, 7, 9, 11)
 )
 _SIZES = (_VALUES, _COMPRESSED, _UNCOMPRESSED, _DATA_PAGE_OFFSET)
-_NOTHING = (0, 0, 0, 0, None)
+_NOTHING: _Sizes = (0, 0, 0, 0, None)
 _COLUMN = dict.fromkeys((*_SIZES, _DICTIONARY_PAGE_OFFSET), _integer)
 # ColumnChunk
 _FILE_PATH, _METADATA, _CRYPTO, _ENCRYPTED = 1 << 4 | _BINARY, 3 << 4 | _STRUCT, 8 << 4 | _STRUCT, 9 << 4 | _BINARY

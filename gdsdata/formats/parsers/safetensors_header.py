@@ -1,7 +1,10 @@
-"""The header of a safetensors file: u64 N, JSON of N bytes, and the tensors' bytes one behind the other, without gaps.
+"""The header of a safetensors file.
 
-Source: the format's own description, https://github.com/huggingface/safetensors. Pure; what reads
-files is `safetensors_files` for data and ``checkpoint.safetensors_file`` for checkpoints.
+A file is u64 N, JSON of N bytes, then the tensors' bytes one behind the other, without gaps. This
+parser is pure: `safetensors_files` reads files for data, and ``checkpoint.safetensors_file`` for
+checkpoints.
+
+Source: the format's own description, https://github.com/huggingface/safetensors.
 """
 
 from __future__ import annotations
@@ -68,7 +71,7 @@ class Tensor(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What a header says.
+    """The tensors and the metadata of a header.
 
     Attributes:
         tensors: by name, in the header's order.
@@ -82,12 +85,18 @@ class Header(NamedTuple):
 
 
 def recognises(head: bytes) -> bool:
-    """Whether a file that begins so (9 bytes or more) can be one."""
+    """Return whether a file that begins so (9 bytes or more) can be one."""
     return len(head) >= 9 and head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= LONGEST_HEADER_BYTES
 
 
 def data_offset(head: bytes, path: str, size_bytes: int, begin: int = 0) -> int:
-    """Where the data begins in a file of ``size_bytes``, from the 8 bytes at ``begin``, where the header is.
+    """Return where the data begins in a file.
+
+    Args:
+        head: the 8 bytes at ``begin``.
+        path: named in errors.
+        size_bytes: of the file.
+        begin: offset of the header.
 
     Raises:
         CorruptData: the header would not end within the file, or is absurdly long.
@@ -103,7 +112,13 @@ def data_offset(head: bytes, path: str, size_bytes: int, begin: int = 0) -> int:
 
 
 def parse(text: bytes, path: str, data_begin: int, size_bytes: int) -> Header:
-    """The header that the JSON ``text`` is, in a file of ``size_bytes`` whose data begins at ``data_begin``.
+    """Return the header that the JSON ``text`` is.
+
+    Args:
+        text: of the header.
+        path: named in errors.
+        data_begin: where the data begins in the file.
+        size_bytes: of the file.
 
     Raises:
         CorruptData: it is none, or the tensors do not lie one behind the other up to the file's
@@ -153,7 +168,7 @@ def _parse(text: bytes) -> Header:
 
 
 def _dict_of(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """The object of these members, each of which it has once."""
+    """Return the object of these members, each of which it has once."""
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]

@@ -1,4 +1,4 @@
-"""From the bytes of a tar to its members: ustar, GNU and pax headers, and what of them belongs to a sample.
+"""The members of a tar that belong to samples, from its ustar, GNU and pax headers.
 
 Sources of the format: POSIX.1-2024 (pax, "ustar Interchange Format"); GNU tar's manual, "Basic Tar
 Format"; webdataset ``tariterators.py`` (keys, extensions, names that are left out).
@@ -18,7 +18,7 @@ import numpy as np
 
 from gdsdata.errors import CorruptData
 
-# Reads up to ``length`` bytes at ``offset``: fewer only where the file ends.
+# Reads up to ``length`` bytes at ``offset``: fewer only at the file's end.
 Read = Callable[[int, int], bytes]
 
 RECORD_BYTES = 512
@@ -82,7 +82,7 @@ class Members(NamedTuple):
 
 
 def read_members(read: Read, size_bytes: int, path: str) -> Members:
-    """Follow the headers of a tar of ``size_bytes`` and group its members. ``path`` is named in errors.
+    """Follow the headers of a tar of ``size_bytes`` and group its members.
 
     Raises:
         CorruptData, ValueError: as `Tar.index`.
@@ -128,11 +128,11 @@ def _refuse_duplicates(members: Members, path: str) -> None:
 
 
 def _regular_members(read: Read, size_bytes: int, path: str) -> Iterator[tuple[bytes, int, int]]:
-    """Name, offset of the payload and its length in bytes, of every regular file in order."""
+    """Yield name, offset of the payload and its length in bytes, of every regular file in order."""
     offset = 0
     # A few KiB of the file: a small member and the headers around it come with one read.
     window, window_begin = b"", 0
-    # What extended headers said of the next member, and of all that follow.
+    # Records of extended headers: for the next member, and for all that follow.
     own: dict[bytes, bytes] = {}
     common: dict[bytes, bytes] = {}
     while True:
@@ -186,7 +186,9 @@ def _regular_members(read: Read, size_bytes: int, path: str) -> Iterator[tuple[b
 
 
 def _refuse_what_follows(read: Read, offset: int, size_bytes: int, path: str) -> None:
-    """Refuse members behind the zeros that end a tar, from ``offset`` on, which other readers drop in silence.
+    """Refuse members behind the zeros that end a tar, from ``offset`` on.
+
+    Other readers drop them in silence.
 
     Zeros may go on to the file's end, of which so many are looked at. Behind one block alone
     nothing may follow at all.
@@ -210,7 +212,7 @@ def _refuse_what_follows(read: Read, offset: int, size_bytes: int, path: str) ->
 
 
 def _parse(record: bytes) -> tuple[bytes, int, str]:
-    """Name and length of the payload as a header has them; and why it is no header, or ""."""
+    """Return name and length of the payload by a header; and why it is no header, or ""."""
     name, size, checksum, magic, prefix = _HEADER.unpack(record)
     # Adler-32's low half is the sum that tar asks for, modulo 65521, and takes a twentieth of
     # Python's time.
@@ -228,7 +230,13 @@ _parse_again = lru_cache(maxsize=256)(_parse)
 
 
 def _overridden(name: bytes, length: int, said: dict[bytes, bytes], path: str, offset: int) -> tuple[bytes, int]:
-    """Name and length of a member whose own header says ``name`` and ``length``, and extended headers ``said``."""
+    """Return name and length of a member, after extended headers.
+
+    Args:
+        name, length: as its own header has them.
+        said: the records of extended headers.
+        path, offset: of its header, for errors.
+    """
     name = said.get(b"path") or name  # an empty value takes back what was said before
     if b"\0" in name:
         raise _corrupt(path, offset, f"the name {_shown(name)} has a zero byte in it")
@@ -242,7 +250,10 @@ def _overridden(name: bytes, length: int, said: dict[bytes, bytes], path: str, o
 
 
 def _pax_records(payload: bytes, path: str, offset: int) -> dict[bytes, bytes]:
-    """Path and size, as far as a pax header has them: records ``LENGTH keyword=value\\n`` whose length is of all."""
+    """Return path and size, as far as a pax header has them.
+
+    Records are ``LENGTH keyword=value\\n``, whose length is of all.
+    """
     records = {}
     at = 0
     while at < len(payload) and payload[at]:
@@ -261,7 +272,7 @@ def _pax_records(payload: bytes, path: str, offset: int) -> dict[bytes, bytes]:
 
 
 def _number(field: bytes) -> int:
-    """A number in octal or, with the first bit set, in base 256; -1: it is neither, or negative."""
+    """Return a number in octal or, if the first bit is set, in base 256; -1: it is neither."""
     if field[0] & 0x80:
         return -1 if field[0] & 0x40 else int.from_bytes(bytes([field[0] & 0x3F]) + field[1:], "big")
     digits = field.strip(b" \0")
@@ -275,20 +286,20 @@ def _number(field: bytes) -> int:
 
 @lru_cache(maxsize=4096)
 def _low_adler(checksum: bytes) -> int:
-    """The low half of the Adler-32 of a header that has this checksum field; -1: of none."""
+    """Return the low half of the Adler-32 of a header with this checksum field; -1: of none."""
     total = _number(checksum)
     return -1 if total < 0 else (1 + total - len(checksum) * ord(" ") + sum(checksum)) % 65521
 
 
 def _signed_sum_matches(header: bytes) -> bool:
-    """Some old programs summed signed bytes."""
+    """Return whether the sum of signed bytes matches: some old programs computed it."""
     signed = np.frombuffer(header, np.int8).astype(np.int64)
     checksum = header[_CHECKSUM_AT]
     return _number(checksum) == int(signed.sum() - signed[_CHECKSUM_AT].sum()) + len(checksum) * ord(" ")
 
 
 def _no_header(path: str, offset: int, header: bytes, reason: str) -> Exception:
-    """What to raise where a header should be and is not."""
+    """Return the error for a place at which a header should be and is not."""
     compression = next((name for magic, name in _COMPRESSED.items() if header.startswith(magic)), None)
     if offset == 0 and compression:
         return ValueError(

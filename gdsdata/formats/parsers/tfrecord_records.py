@@ -35,7 +35,7 @@ _MASK = np.uint32(0xA282EAD8)
 
 
 def find_records(read: Read, size_bytes: int, path: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Where the data of each record lies, by one pass over their heads.
+    """Return where the data of each record lies, by one pass over their heads.
 
     Args:
         read: gives the file's bytes.
@@ -43,8 +43,8 @@ def find_records(read: Read, size_bytes: int, path: str) -> tuple[np.ndarray, np
         path: named in errors.
 
     Returns:
-        Offset and length in bytes of each of the n records' data, int64 (n,) each, and its CRC-32C, uint32 (n,), as the
-        file has it.
+        Offset and length in bytes of each of the n records' data, int64 (n,) each, and its CRC-32C,
+        uint32 (n,), as the file has it.
 
     Raises:
         CorruptData, ValueError: as `TFRecord.index`.
@@ -58,7 +58,7 @@ def find_records(read: Read, size_bytes: int, path: str) -> tuple[np.ndarray, np
             begins.append(np.array(offsets, np.int64) + _HEAD_BYTES)
             lengths.append(_checked_lengths(rows[:, _FOOT_BYTES:], offsets, path))
             feet.append(_uint32(rows[:, :_FOOT_BYTES]))
-        if end > size_bytes or not joints:  # after the checksums, for a wrong length points anywhere
+        if end > size_bytes or not joints:  # after the checksums, because a wrong length points anywhere
             at = offsets[-1] if joints else at
             raise damaged(
                 path, at, size_bytes - at, f"the file ends at {size_bytes}, within the record that begins here"
@@ -75,14 +75,15 @@ def find_records(read: Read, size_bytes: int, path: str) -> tuple[np.ndarray, np
 
 
 def _walk(read: Read, at: int, size_bytes: int) -> tuple[list[int], list[bytes], int]:
-    """Offsets of the heads of some of the records from ``at`` on, each head with the checksum before it, and where the
-    last of the records ends, all as the heads say.
+    """Return the heads of some of the records from ``at`` on, as the heads say where they lie.
 
-    No heads: the file ends within the first.
+    Returns:
+        The heads' offsets, each head with the checksum before it, and where the last record ends.
+        No heads: the file ends within the first.
     """
     offsets: list[int] = []
     joints: list[bytes] = []
-    length = _LONG_BYTES  # the first record tells how to go on
+    length = _LONG_BYTES  # the first record shows how to go on
     while at < size_bytes and len(joints) < _HEADS_AT_ONCE:
         before = min(at, _FOOT_BYTES)
         count = before + (_HEAD_BYTES if length >= _LONG_BYTES else _WINDOW_BYTES)
@@ -101,7 +102,7 @@ def _walk(read: Read, at: int, size_bytes: int) -> tuple[list[int], list[bytes],
 
 
 def _checked_lengths(heads: np.ndarray, offsets: list[int], path: str) -> np.ndarray:
-    """The lengths (int64 (n,)) of records whose heads (uint8 (n, 12)) these are."""
+    """Return the lengths (int64 (n,)) of records whose heads (uint8 (n, 12)) these are."""
     lengths, stored = heads[:, :_LENGTH_BYTES], heads[:, _LENGTH_BYTES:]
     wrong = masked(crc32c_of_rows(lengths)) != _uint32(stored)
     if wrong.any():
@@ -113,7 +114,10 @@ def _checked_lengths(heads: np.ndarray, offsets: list[int], path: str) -> np.nda
 
 
 def recognises(head: bytes) -> bool:
-    """Whether a file that begins so begins with a record: its length has the checksum that stands beside it."""
+    """Return whether a file that begins so begins with a record.
+
+    The record's length has the checksum that stands beside it.
+    """
     row = np.frombuffer(head[:_HEAD_BYTES], np.uint8)[None]
     if row.shape[1] < _HEAD_BYTES:
         return False
@@ -122,21 +126,24 @@ def recognises(head: bytes) -> bool:
 
 
 def _is_compressed(head: bytes) -> bool:
-    """Whether a file begins as gzip or zlib does."""
+    """Return whether a file begins as gzip or zlib does."""
     return head[:2] == b"\x1f\x8b" or (head[0] == 0x78 and int.from_bytes(head[:2], "big") % 31 == 0)
 
 
 def masked(checksums: np.ndarray) -> np.ndarray:
-    """CRCs (uint32) as they are stored: turned and added to, lest a CRC of data that hold CRCs mean little."""
+    """Return CRCs (uint32) as they are stored: turned, with a constant added.
+
+    A plain CRC of data that hold CRCs would mean little.
+    """
     return (checksums >> 15 | checksums << 17) + _MASK
 
 
 def unmasked(stored: np.ndarray) -> np.ndarray:
-    """CRCs (uint32) of what is stored."""
+    """Return the CRCs (uint32) of stored ones."""
     turned = stored - _MASK
     return turned >> 17 | turned << 15
 
 
 def _uint32(octets: np.ndarray) -> np.ndarray:
-    """Little-endian numbers (n,) of uint8 (n, 4)."""
+    """Return little-endian numbers (n,) of uint8 (n, 4)."""
     return np.ascontiguousarray(octets).view("<u4")[:, 0]
