@@ -9,7 +9,7 @@ ADDED = ("batches", "stalls", "stall_s", "ring_full_s")
 
 
 def sum_of(totals: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
-    """Both together; of ``mean_ready`` the mean over all batches."""
+    """Return the sum of both, and the mean of ``mean_ready`` over all batches."""
     batches = totals["batches"] + more["batches"]
     ready = totals["mean_ready"] * totals["batches"] + more["mean_ready"] * more["batches"]
     return {
@@ -20,5 +20,5 @@ def sum_of(totals: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
 
 
 def sum_of_routes(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
-    """Bytes by the route that served them."""
+    """Return the sum of bytes by the route that served them."""
     return {route: count + other[route] for route, count in one.items()}

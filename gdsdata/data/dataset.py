@@ -186,7 +186,7 @@ class GDSDataset(BatchDataset):
         return self._samples.take_up(share)
 
     def __len__(self) -> int:
-        """Batches of this rank in an epoch. The ranks of this moment stay the epoch's.
+        """Return the number of batches of this rank in an epoch, whose ranks are fixed from now on.
 
         Raises:
             RuntimeError: the epoch began with other ranks.

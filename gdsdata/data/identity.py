@@ -91,7 +91,7 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def relative_names(paths: Sequence[str]) -> list[str]:
-    """The files' names from the folder on that they have in common.
+    """Return the files' names from the folder on that they have in common.
 
     A shard that was unpacked (`formats.unpacking`) lies under a name that depends on its folder: it
     counts without one.
@@ -106,7 +106,7 @@ def relative_names(paths: Sequence[str]) -> list[str]:
 
 
 def described(format: Format) -> str:
-    """A format and its arguments, briefly; of one that is no dataclass the class."""
+    """Describe a format and its arguments briefly; only its class if it is no dataclass."""
     return _brief.repr(format) if is_dataclass(format) else type(format).__qualname__
 
 

@@ -187,5 +187,5 @@ class Iteration:
         return self._workers.plus(WorkerTimes.of(shared.statistics()).minus(before))
 
     def __getstate__(self) -> dict[str, Any]:
-        """For worker processes: all but what belongs to this one."""
+        """Return the state for worker processes, which have their own readers."""
         return {**self.__dict__, "running": None, "_workers_before": None}

@@ -75,7 +75,7 @@ class Blend:
         self._root = nodes[0][2]
 
     def counts(self, position: int) -> list[int]:
-        """How often each source is among the first ``position``."""
+        """Return how often each source is among the first ``position``."""
         counts = [0] * self._sources
         nodes = [(self._root, position)]
         while nodes:
@@ -110,11 +110,11 @@ class Blend:
         return sources, turns
 
     def last_with(self, source: int, turns: int) -> int:
-        """The largest position up to which ``source`` has had no more than so many turns."""
+        """Return the largest position up to which ``source`` has had at most so many turns."""
         return self._first(lambda position: self.counts(position)[source] > turns) - 1
 
     def first_with(self, source: int, turns: int) -> int:
-        """The least position up to which ``source`` has had so many turns."""
+        """Return the least position up to which ``source`` has had so many turns."""
         return self._first(lambda position: self.counts(position)[source] >= turns)
 
     @staticmethod
@@ -154,7 +154,7 @@ class Mix(BatchDataset):
     Args:
         sources: data sets, of the same rank and world size. Equal seeds are fine.
         weights: one of each source; 0 leaves it out. None: by their numbers of batches.
-        stop: where an epoch ends. ``"first_exhausted"``: where a source's turn comes that has given
+        stop: the end of an epoch. ``"first_exhausted"``: when a source's turn comes that has given
             all of its own epoch. ``"all_exhausted"``: when each source has given all of it; the
             others have started over by then. A number: after so many batches. Later epochs are as
             long as the first one; in them, such a source may come to its end a batch earlier or
@@ -206,9 +206,9 @@ class Mix(BatchDataset):
         return max(self._blend.first_with(*source) for source in due)
 
     def __len__(self) -> int:
-        """Batches of this rank in an epoch.
+        """Return the number of batches of this rank in an epoch.
 
-        They are as many for every rank, and for every epoch of so many ranks.
+        It is the same for every rank, and for every epoch of so many ranks.
 
         Raises:
             RuntimeError: as of a `GDSDataset`.
@@ -299,7 +299,7 @@ class Mix(BatchDataset):
         return f"{type(self).__name__}({self.sources}, weights={self.weights}, stop={self.stop!r})"
 
     def __iter__(self) -> Iterator[Any]:
-        """The rest of this epoch, after `load_state_dict`, or the whole of it."""
+        """Begin to read this epoch, or the rest of it after `load_state_dict`."""
         warn_of_stacking(self)
         begun = self._progress.begin(len(self), self._steps())
         for source in self.sources:
@@ -385,7 +385,10 @@ def _check_sources(sources: Sequence[GDSDataset]) -> None:
 def _share_found(
     sources: Sequence[GDSDataset], found_by: Callable[[Ranks], Share | None] = Ranks.found
 ) -> Share | None:
-    """The share that is known of any source, which the others must have too; None if nothing is."""
+    """Return the share that is known of any source, which the others must have too.
+
+    None: nothing says that there are several processes.
+    """
     found = [found_by(source.ranks) for source in sources]
     shares = [share or Share(0, 1) for share in found]
     for i, share in enumerate(shares):

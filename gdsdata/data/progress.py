@@ -131,7 +131,7 @@ class Progress:
         self._position, self._set_in, self._loaded_step = position, os.getpid(), None
 
     def state(self) -> dict[str, int]:
-        """The state that `load` takes.
+        """Return the state that `load` takes.
 
         Raises:
             RuntimeError: a DataLoader's worker processes have the position.
@@ -168,7 +168,7 @@ class Progress:
         self._loaded_step, self._newest = step, None
 
     def begin(self, epoch_batches: int, step: int | list[int]) -> Begun:
-        """An iterator begins, and is the newest from now on.
+        """Begin an iterator, which is the newest from now on.
 
         Raises:
             ValueError: it would go on from a state of another ``step``, in the middle of an epoch
@@ -211,7 +211,7 @@ class Progress:
         return Begun(self._newest, epoch, start, numbers, workers)
 
     def _is_broken_off(self, epoch: int) -> bool:
-        """Whether an iterator handed out some batches of this epoch and not all of them."""
+        """Return whether an iterator handed out some batches of this epoch and not all of them."""
         worker, position, rows = get_worker_info(), self._position, self._rows()
         if position is not None and position.epoch == epoch and position.batches:
             return True
@@ -236,7 +236,7 @@ class Progress:
         )
 
     def handed_out(self, iterator: Begun, given: int) -> None:
-        """``iterator`` has given so many of its batches."""
+        """Note that ``iterator`` has given so many of its batches."""
         if self._newest is not iterator.key:
             return
         self._position = _Position(iterator.epoch, iterator.start + given, iterator.workers)
@@ -249,7 +249,7 @@ class Progress:
                 self._position = None
 
     def exhausted(self, iterator: Begun) -> None:
-        """``iterator`` was asked for a batch behind its last one."""
+        """Note that ``iterator`` was asked for a batch behind its last one."""
         if self._newest is iterator.key:
             self._position = None
 

@@ -69,7 +69,7 @@ class Ranks:
         return self._given is not None
 
     def found(self) -> Share | None:
-        """This process's share; None if nothing says that there are several processes.
+        """Return this process's share; None if nothing says that there are several processes.
 
         Raises:
             ValueError: the environment says that there are several, but not which one this is.
@@ -85,14 +85,14 @@ class Ranks:
         return _of_environment()
 
     def found_or_none(self) -> Share | None:
-        """`found`, or None if the environment is at fault, which `found` says when it matters."""
+        """Return `found`, or None if it raises: the environment is at fault."""
         try:
             return self.found()
         except ValueError:
             return None
 
     def of_state(self, state: Mapping[str, Any], batch_size: int) -> Share:
-        """The share that a data set's state is loaded for: this process's.
+        """Return the share that a data set's state is loaded for: this process's.
 
         If nothing says yet how many ranks there will be, it is one of as many as the state was
         taken with. Iteration compares them with those that there are then.
@@ -118,7 +118,7 @@ class Ranks:
         return check
 
     def __getstate__(self) -> dict[str, Any]:
-        """A spawned worker process has no torch.distributed to ask."""
+        """Return the state with the share, because a worker has no torch.distributed to ask."""
         return {**self.__dict__, "_of_parent": (os.getpid(), self.found_or_none())}
 
 
@@ -147,13 +147,13 @@ class EpochRanks:
         return fixed
 
     def of(self, epoch: int) -> Share | None:
-        """The share that was fixed for ``epoch``; None if none was."""
+        """Return the share that was fixed for ``epoch``; None if none was."""
         if self._fixed is not None and self._fixed[:2] == (os.getpid(), epoch):
             return self._fixed[2]
         return None
 
     def release(self) -> None:
-        """The epoch that comes asks anew."""
+        """Release the share: the next epoch asks anew."""
         self._fixed = None
 
 
@@ -167,7 +167,7 @@ def _changed(before: Share, now: Share) -> RuntimeError:
 
 
 def is_distributed() -> bool:
-    """Whether torch.distributed is initialized."""
+    """Return whether torch.distributed is initialized."""
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 

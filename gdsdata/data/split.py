@@ -26,7 +26,7 @@ def checked_split(split: Any) -> tuple[float, float]:
 def part_of(index: SampleIndex, split: tuple[float, float], source: str) -> SampleIndex:
     """Return the part of an index that a split has.
 
-    Sample i of N belongs to it if ``round(begin * N) <= i < round(end * N)``, where a half is
+    Sample i of N belongs to it if ``round(begin * N) <= i < round(end * N)``. A half is
     rounded up. So parts that meet have no sample in common and leave none out.
 
     Raises:

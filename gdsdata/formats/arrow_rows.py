@@ -82,13 +82,13 @@ class _Table(NamedTuple):
     at: int
 
     def number(self, code: str, at: int) -> int:
-        """The integer of a struct's ``code`` at a place."""
+        """Return the integer of a struct's ``code`` at a place."""
         if at < 0:
             raise struct.error("a place before the beginning")
         return struct.unpack_from(f"<{code}", self.data, at)[0]
 
     def place(self, member: int) -> int | None:
-        """Where the table has its n-th member; None where it has none."""
+        """Return the place of the table's n-th member; None if it has none."""
         names = self.at - self.number("i", self.at)
         slot = 4 + 2 * member
         offset = self.number("H", names + slot) if slot < self.number("H", names) else 0
@@ -103,7 +103,7 @@ class _Table(NamedTuple):
         return None if place is None else _Table(self.data, place + self.number("I", place))
 
     def pairs(self, member: int) -> np.ndarray:
-        """A vector of structs of two int64: (n, 2)."""
+        """Return a vector of structs of two int64: (n, 2)."""
         place = self.place(member)
         if place is None:
             return np.empty((0, 2), np.int64)
@@ -134,7 +134,7 @@ class _Message(NamedTuple):
 
 
 def _messages(read: Read, size_bytes: int, path: str) -> Iterator[_Message]:
-    """The messages of a stream, or of a file, in which the same stream lies."""
+    """Yield the messages of a stream, or of a file, which has the same stream in it."""
     is_file = size_bytes >= len(magics.ARROW) and read(0, len(magics.ARROW)) == magics.ARROW
     at = _STREAM_AT if is_file else 0
     if is_file and read(max(0, size_bytes - len(magics.ARROW)), len(magics.ARROW)) != magics.ARROW:
@@ -244,7 +244,7 @@ def _walk(
 
 
 def _place(column: Column, kind: pyarrow.DataType, above: tuple[tuple[int, int], ...], path: str) -> _Placed:
-    """A column whose own node and first buffer are the last of ``above``."""
+    """Place a column whose own node and first buffer are the last of ``above``."""
     types = arrow_module("pyarrow.types")
     node, buffer = above[-1]
     name = column.field.name
@@ -272,7 +272,7 @@ def _place(column: Column, kind: pyarrow.DataType, above: tuple[tuple[int, int],
 
 
 def _spanned(kind: pyarrow.DataType, name: str, path: str) -> tuple[int, int]:
-    """How many nodes and buffers a column of some type has in a record batch."""
+    """Return how many nodes and buffers a column of some type has in a record batch."""
     types = arrow_module("pyarrow.types")
     kind = storage_of(kind)
     if types.is_null(kind):
@@ -338,7 +338,7 @@ class _Batch(NamedTuple):
     path: str
 
     def fixed(self, placed: _Placed) -> tuple[np.ndarray, np.ndarray]:
-        """Extents of values of one size."""
+        """Return extents of values of one size."""
         self._check_nodes(placed)
         name, size = placed.column.field.name, value_bytes(placed.column.field)
         if any(self._node(node)[1] for node, _ in placed.above):
@@ -396,7 +396,7 @@ class _Batch(NamedTuple):
         return length, nulls
 
     def _buffer(self, number: int) -> tuple[int, int]:
-        """Offset in the file and length of a buffer."""
+        """Return offset in the file and length of a buffer."""
         self._check(number < len(self.buffers), f"it has {len(self.buffers)} buffers")
         begin, length = self.buffers[number].tolist()
         is_inside = begin >= 0 and length >= 0 and begin + length <= self.message.body_bytes
@@ -404,7 +404,7 @@ class _Batch(NamedTuple):
         return self.message.body_at + begin, length
 
     def _validity(self, number: int) -> np.ndarray:
-        """Which rows have a value: bool (rows,)."""
+        """Return which rows have a value: bool (rows,)."""
         begin, length = self._buffer(number)
         needed = -(-self.rows // 8)
         self._check(needed <= length, f"{self.rows} rows have {length} bytes of validity")

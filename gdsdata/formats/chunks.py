@@ -29,7 +29,7 @@ class Chunks(ABC, Generic[Local]):
 
     @abstractmethod
     def size_bytes(self, chunk: int) -> int:
-        """Return what a chunk takes where it is local, in bytes."""
+        """Return the bytes that a chunk takes when it is local."""
 
     @abstractmethod
     def _fetch(self, chunk: int) -> Local:

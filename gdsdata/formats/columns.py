@@ -36,7 +36,7 @@ class Column(NamedTuple):
 
 
 def arrow_module(name: str = "pyarrow") -> ModuleType:
-    """pyarrow, or a module of it.
+    """Import pyarrow, or a module of it.
 
     Raises:
         ImportError: it is not installed.
@@ -83,7 +83,7 @@ def scalar_dtype(kind: pyarrow.DataType) -> np.dtype | None:
 
 
 def is_bytes(kind: pyarrow.DataType) -> bool:
-    """Whether its values are strings or bytes of a length of their own."""
+    """Return whether its values are strings or bytes of a length of their own."""
     types = arrow_module("pyarrow.types")
     return any(
         asked(kind) for asked in (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
@@ -91,7 +91,7 @@ def is_bytes(kind: pyarrow.DataType) -> bool:
 
 
 def is_list(kind: pyarrow.DataType) -> bool:
-    """Whether its values are lists of a length of their own."""
+    """Return whether its values are lists of a length of their own."""
     types = arrow_module("pyarrow.types")
     return types.is_list(kind) or types.is_large_list(kind)
 
@@ -166,7 +166,7 @@ def _columns_of(schema: pyarrow.Schema, wanted: Sequence[str] | None, path: str)
 def _flattened(
     fields: Sequence[pyarrow.Field], names: tuple[str, ...], places: tuple[int, ...]
 ) -> Iterator[tuple[str, pyarrow.DataType, tuple[int, ...]]]:
-    """Name, type and places of all columns, structs in their members."""
+    """Yield name, type and places of all columns; a struct is its members."""
     is_struct = arrow_module("pyarrow.types").is_struct
     for place, field in enumerate(fields):
         here = (*names, field.name), field.type, (*places, place)
@@ -178,7 +178,7 @@ def _flattened(
 
 
 def _expanded(wanted: Sequence[str], names: tuple[str, ...], path: str) -> tuple[str, ...]:
-    """``wanted``, where the name of a struct means all its members."""
+    """Return ``wanted`` with the names of all members in the place of a struct's name."""
     expanded: dict[str, None] = {}
     for name in wanted:
         members = [other for other in names if other == name or other.startswith(f"{name}.")]

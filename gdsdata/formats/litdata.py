@@ -82,8 +82,9 @@ class LitData:
             which would run whatever code they name.
         serializers: names of serializers of your own (their data_format), whose leaves are given as
             their bytes. Any other name that LitData does not have is refused.
-        unpacked: where shards that are compressed as a whole (zstd, ``compression_level="chunk"``)
-            are unpacked, as `Mds` has it; ``"user"`` is ``~/.cache/gdsdata/litdata``.
+        unpacked: the place of shards that are compressed as a whole (zstd,
+            ``compression_level="chunk"``) once they are unpacked, as `Mds` has it; ``"user"`` is
+            ``~/.cache/gdsdata/litdata``.
         without: paths of shards that are left out.
 
     Raises:

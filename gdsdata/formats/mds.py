@@ -59,13 +59,13 @@ class Mds:
     Args:
         allow_pickle: give the bytes of columns that are pickles ("pkl"), too. Nothing here
             unpickles them, which would run whatever code they name.
-        unpacked: where shards that are compressed as a whole (zstd, gz, bz2) are unpacked, once, by
-            the processor, and kept while the compressed file is the same. They are compared with a
-            hash that index.json has, if it has one (``MDSWriter(hashes=["sha1"])``): zstd itself
-            notices little damage. ``"user"``: in ``~/.cache/gdsdata/mds`` (``XDG_CACHE_HOME`` moves
-            it); ``"beside"``: in hidden files beside the data; else in the folder of this path;
-            None: such shards are refused. Those that already lie unpacked beside themselves are
-            read there in any case.
+        unpacked: the place of shards that are compressed as a whole (zstd, gz, bz2) once they are
+            unpacked. That is done once, by the processor, and they are kept while the compressed
+            file is the same. They are compared with a hash that index.json has, if it has one
+            (``MDSWriter(hashes=["sha1"])``): zstd itself notices little damage. ``"user"``: in
+            ``~/.cache/gdsdata/mds`` (``XDG_CACHE_HOME`` moves it); ``"beside"``: in hidden files
+            beside the data; else in the folder of this path; None: such shards are refused. Shards
+            that already lie unpacked beside themselves are read there in any case.
         without: paths of shards that are left out.
     """
 

@@ -73,9 +73,9 @@ class Npz:
         Raises:
             CorruptData: a directory or header is damaged or lies, a file was cut short, or
                 (``verify``) an array has another checksum.
-            ValueError: an array is compressed, a pickle, of a dtype that torch lacks, missing, in
-                Fortran order or without enough rows where rows are wanted, or unlike that of the
-                same name in another file.
+            ValueError: an array is compressed, a pickle, of a dtype that torch lacks, missing, or
+                unlike that of the same name in another file; or with ``mode="rows"``, in Fortran
+                order or without enough rows.
             FileNotFoundError, IoError: a file is not available.
         """
         names = (self.array,) if isinstance(self.array, str) else self.array

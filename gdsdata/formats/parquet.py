@@ -1,8 +1,8 @@
 """Parquet: a row is a sample, and a column is a field. pyarrow decodes a row group at a time.
 
 Source of the format: https://parquet.apache.org/docs/file-format/ and ``parquet.thrift`` of
-https://github.com/apache/parquet-format. Files that parquet-mr wrote before 1.2.9 (2014) say
-wrongly where some columns end, and are not read.
+https://github.com/apache/parquet-format. Files that parquet-mr wrote before 1.2.9 (2014)
+have a wrong end for some columns, and are not read.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class Recogniser(NamedTuple):
 
     Attributes:
         name: of the format, for errors.
-        recognises: called with the first `HEAD_BYTES` of a file (fewer where it is shorter) and its
+        recognises: called with the first `HEAD_BYTES` of a file (fewer if it is shorter) and its
             path.
         make: the format with its defaults.
     """
@@ -95,7 +95,7 @@ def register(name: str, recognises: Callable[[bytes, str], bool], make: Callable
 
     Args:
         name: of the format, for errors.
-        recognises: called with the first 512 bytes of a file (fewer where it is shorter) and its
+        recognises: called with the first 512 bytes of a file (fewer if it is shorter) and its
             path.
         make: the format with its defaults: anything with `gdsdata.formats.index.Format`'s one
             method.

@@ -144,7 +144,7 @@ def check_count(head: bytes, shard: Shard) -> None:
 
 
 def table_size(samples: int) -> int:
-    """Bytes that the count and the table of offsets take."""
+    """Return the bytes that the count and the table of offsets take."""
     return 4 * (samples + 2)
 
 

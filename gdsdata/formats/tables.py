@@ -94,7 +94,7 @@ class TableIndex(SampleIndex):
         return CorruptData(message, self.paths[self.group_file[group]])
 
     def _part(self, files: slice, begin: int, end: int) -> dict[str, Any]:
-        """A row group that the part has some rows of is still read and decoded as a whole."""
+        """Keep the row groups that the part has rows of: they are read and decoded as a whole."""
         groups, group_first_row = files_of_part(self.group_first_row, begin, end)
         group_begin = self.group_begin[groups].copy()
         group_begin[0] += begin - self.group_first_row[groups.start]

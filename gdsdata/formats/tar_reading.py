@@ -30,7 +30,7 @@ class HeaderReader:
     project's index takes 0.2 s.
     """
 
-    _SMALL_BYTES = 256 * 1024  # members this small are had sooner by reading all than by waiting for each header
+    _SMALL_BYTES = 256 * 1024  # reading members this small is faster than waiting for each header
     _AHEAD_BYTES = 8 * 2**20
     _REQUEST_BYTES = 2**20  # the kernel cuts longer ones
     _HINTED = 1024  # headers asked for at a time

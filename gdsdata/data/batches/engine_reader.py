@@ -72,7 +72,7 @@ class Reads:
         return all(read.ended() for read in self._begun)
 
     def progress(self) -> Hashable:
-        """See `ReadsInFlight.progress`."""
+        """Return the progress of the reads that have not ended: see `ReadsInFlight.progress`."""
         return tuple(read.progress() for read in self._begun if not read.ended()) or None
 
     def exception(self, timeout: float | None = None) -> None:

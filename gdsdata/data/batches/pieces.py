@@ -256,7 +256,7 @@ class OpenPieces(Chunks[_Window]):
         return self._window_of(window.runs, is_read, begun)
 
     def _take(self, number: int, runs: _Runs) -> int:
-        """How many of a window's runs have room, which is taken."""
+        """Take the room for a window's runs, and return how many of them have room."""
         memory, other = self._memories[number % 2], self._memories[1 - number % 2]
         with self._counting:
             is_alone = number == self._permutation.windows - 1 and number - 1 not in self._held
@@ -268,7 +268,7 @@ class OpenPieces(Chunks[_Window]):
         return fits
 
     def _read_runs(self, number: int, runs: _Runs, first: int, end: int) -> np.ndarray:
-        """bool (R,): which of all runs were read, of those from one to another."""
+        """Read the runs from one to another, and return which of all were read: bool (R,)."""
         memory = self._memories[number % 2]
         is_read = np.zeros(len(runs.file), bool)
         calls = []

@@ -106,7 +106,7 @@ def _index_sound_shards(format: ShardFormat, paths: list[str]) -> tuple[SampleIn
 
 
 def _to_keep(error: CorruptData) -> CorruptData:
-    """Without its traceback, whose frames would keep all that its callers have."""
+    """Return a copy without its traceback, whose frames would keep the callers' objects."""
     return CorruptData(str(error), error.path, error.offset, error.length)
 
 

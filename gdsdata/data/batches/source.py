@@ -159,7 +159,7 @@ class BatchSource(ABC, Generic[IndexT]):
                 engine.warn_once(fallback)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For worker processes: all but what belongs to this one."""
+        """Return the state for worker processes, which open their own engine and files."""
         return {**self.__dict__, "_kept": None}
 
 
@@ -172,7 +172,7 @@ class RingSource(BatchSource[Index]):
         self._residence: Residence | None = None  # with residency="pinned"
 
     def _refuse_residency(self) -> None:
-        """Samples of one size may have it."""
+        """Refuse nothing: samples of one size may have it."""
 
     def _opened(self) -> Opened:
         settings, on_cuda = self.settings, self.settings.device.type == "cuda"

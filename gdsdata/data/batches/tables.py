@@ -125,7 +125,7 @@ def _gathered(field: Field, parts: list[_Part], rows: int) -> tuple[torch.Tensor
 
 
 def _gathered_ragged(parts: list[_Part], dtype: np.dtype) -> tuple[torch.Tensor, np.ndarray]:
-    """The same of rows of pyarrow's arrays, whose sizes differ."""
+    """Do the same for values of pyarrow's arrays, whose sizes differ."""
     arrow = arrow_module()
     taken = arrow.concat_arrays([values.take(arrow.array(rows)) for values, rows, _ in parts])
     places = np.concatenate([place for _, _, place in parts])

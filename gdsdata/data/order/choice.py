@@ -118,7 +118,7 @@ def shape_of(
 
 
 def identity_of(shuffle: bool | Lanes | RowGroupShuffle) -> bool | list[int]:
-    """Plain numbers that are equal for what orders alike."""
+    """Return plain numbers that are equal for shuffles that order alike."""
     if isinstance(shuffle, bool):
         return shuffle
     return list(astuple(shuffle)) if is_lanes(shuffle) else shuffle.identity

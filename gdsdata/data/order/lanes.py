@@ -93,7 +93,7 @@ class Lanes:
         return cls(lanes, window_pieces, max(1, piece_samples))
 
     def holds(self, step_samples: int) -> bool:
-        """Whether a window has the samples of a step."""
+        """Return whether a window has the samples of a step."""
         return step_samples <= self.lanes * self.window_pieces * self.piece_samples
 
     def of_rank(self, rank: int, world_size: int) -> range:
@@ -150,7 +150,7 @@ class LanePermutation:
         self._pieces = Permutation(self._whole_pieces, seed, epoch) if self._whole_pieces else None
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
-        """The ids (int64 (m,)) at ``positions`` (int64 (m,)), each in ``range(samples)``."""
+        """Return the ids at ``positions``, each in ``range(samples)``: int64 (m,) both."""
         line = positions.copy()  # the samples that no lane has lie at the line's end, as at the epoch's
         in_lanes = np.flatnonzero(positions < self._shape.lanes * self._lane_samples)
         lanes = lane_places(positions[in_lanes], self._samples, self._step_samples, self._shape.lanes)
@@ -164,21 +164,21 @@ class LanePermutation:
         return self._windows
 
     def window_of(self, step: int) -> int:
-        """The window that a step begins in."""
+        """Return the window that a step begins in."""
         return min(step * self._a_step // self._a_window, self._windows - 1)
 
     def steps_within(self, window: int) -> int:
-        """How many steps need no window behind this one."""
+        """Return how many steps need no window behind this one."""
         if window >= self._windows - 1:
             return -(-self._samples // self._step_samples)
         return (window + 1) * self._a_window // self._a_step
 
     def window_samples(self, lanes: range) -> int:
-        """Samples in a window of some lanes, but for the last one, which can have twice as many."""
+        """Return the samples in a window of some lanes; the last window can have twice as many."""
         return len(lanes) * min(self._a_window, self._lane_samples)
 
     def reads(self, lanes: range, window: int) -> tuple[np.ndarray, np.ndarray]:
-        """The runs of ids that make up a window of some lanes, in the order of their first use.
+        """Return the runs of ids that make up a window of some lanes, ordered by first use.
 
         Over all windows and lanes every sample is in one run, but for fewer than L that no lane
         has.
@@ -241,7 +241,7 @@ class LanePermutation:
 
 
 def lane_places(positions: np.ndarray, samples: int, step_samples: int, lanes: int) -> tuple[np.ndarray, np.ndarray]:
-    """The lane of each position, and the place in it: int64 (m,) each.
+    """Return the lane of each position, and the place in it: int64 (m,) each.
 
     Args:
         positions: int64 (m,), below ``samples // lanes * lanes``.
@@ -259,7 +259,7 @@ def lane_places(positions: np.ndarray, samples: int, step_samples: int, lanes: i
 
 
 def _cut(start: np.ndarray, size: np.ndarray, at: np.ndarray, then: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The same runs, those longer than ``at`` in two: the second part starts at ``then``."""
+    """Cut runs that are longer than ``at`` in two; the second part starts at ``then``."""
     head = np.minimum(size, at)
     starts, sizes = np.stack([start, then], 1).ravel(), np.stack([head, size - head], 1).ravel()
     return starts[sizes > 0], sizes[sizes > 0]

@@ -37,7 +37,7 @@ def mix(x: int) -> int:
 
 
 def epoch_key(seed: int, epoch: int) -> int:
-    """64 bits from which all of an epoch's choices are made."""
+    """Return 64 bits from which all of an epoch's choices are made."""
     return mix(mix(seed & _MASK) ^ (epoch & _MASK))
 
 
@@ -116,7 +116,7 @@ def permuted(positions: np.ndarray, n: np.ndarray, keys: np.ndarray) -> np.ndarr
 
 
 def mixed(x: np.ndarray) -> np.ndarray:
-    """`mix` of uint64s."""
+    """Return `mix` of uint64s."""
     x = x + np.uint64(_WEYL)
     x ^= x >> np.uint64(30)
     x *= _MUL_1
@@ -144,8 +144,7 @@ def _feistel(x: np.ndarray, a: _UInt64, b: _UInt64, keys: Iterable[_UInt64]) -> 
         hashed *= left_radix
         hashed >>= _SHIFT_32
         left += hashed
-        # left mod left_radix: left - left_radix wraps round to a huge number where it was already
-        # below.
+        # left mod left_radix: left - left_radix wraps round to a huge number if left was below.
         np.minimum(left, left - left_radix, out=left)
         left, right = right, left
         left_radix, right_radix = right_radix, left_radix
@@ -155,7 +154,7 @@ def _feistel(x: np.ndarray, a: _UInt64, b: _UInt64, keys: Iterable[_UInt64]) -> 
 
 
 def as_array(numbers: range | np.ndarray) -> np.ndarray:
-    """A range as int64 (m,); an array as it is."""
+    """Return a range as int64 (m,), and an array as it is."""
     if isinstance(numbers, range):
         return np.arange(numbers.start, numbers.stop, numbers.step, dtype=np.int64)
     return numbers
@@ -242,7 +241,7 @@ class Order:
         self._permutation(epoch=0)  # says what is wrong with a shuffle
 
     def __len__(self) -> int:
-        """Batches of this rank in an epoch; the same for every rank."""
+        """Return the number of batches of this rank in an epoch; it is the same for every rank."""
         return self._whole_steps + (self._last_size > 0)
 
     def plan(self, epoch: int, first_batch: int, batches: int, step: int = 1) -> tuple[np.ndarray, np.ndarray]:

@@ -155,7 +155,7 @@ class RowGroupPermutation:
         )
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
-        """The ids (int64 (m,)) at ``positions`` (int64 (m,)), each in ``range(rows)``."""
+        """Return the ids at ``positions``, each in ``range(rows)``: int64 (m,) both."""
         line = positions.copy()  # the rows that no lane has lie at the line's end, as at the epoch's
         in_lanes = np.flatnonzero(positions < self._shape.lanes * self._lane_rows)
         lane, place = lane_places(positions[in_lanes], self._rows, self._step_samples, self._shape.lanes)
@@ -194,7 +194,7 @@ class RowGroupPermutation:
         return np.unique(np.concatenate(found))
 
     def _window_of(self, lane: np.ndarray, place: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The window that a place of a lane is in, and where that begins and ends in the lane."""
+        """Return the window that a place of a lane is in, and its begin and end in the lane."""
         size, short = self._shape.window_rows, self._short[lane]
         window = (place + short) // size
         begin = np.maximum(window * size - short, 0)

@@ -50,12 +50,12 @@ def is_megatron(head: bytes, path: str) -> bool:
 
 
 def is_npz(head: bytes, path: str) -> bool:
-    """Torch's files and others are zips too, so the name decides."""
+    """Decide by the name, because torch's files and others are zips too."""
     return head.startswith(b"PK") and path.endswith(".npz")
 
 
 def is_safetensors(head: bytes, path: str) -> bool:
-    """By its name, or else by its header."""
+    """Decide by the name, or else by the header."""
     from gdsdata.formats.parsers import safetensors_header
 
     return path.endswith(".safetensors") or (safetensors_header.recognises(head) and head[9:10] in (b'"', b"}", b" "))
@@ -66,7 +66,7 @@ def is_parquet(head: bytes, path: str) -> bool:
 
 
 def is_arrow(head: bytes, path: str) -> bool:
-    """An Arrow file, or a stream, whose first bytes alone say little."""
+    """Decide by a file's magic; a stream's first bytes say little, so its name counts too."""
     return head.startswith(ARROW) or (path.endswith(".arrow") and head[:4] == ARROW_CONTINUES.to_bytes(4, "little"))
 
 
@@ -76,7 +76,7 @@ def is_beside_arrow(path: str) -> bool:
 
 
 def is_tfrecord(head: bytes, path: str) -> bool:
-    """By the checksum of its first record's length, which has no cheaper sign."""
+    """Decide by the checksum of the first record's length: there is no cheaper sign."""
     from gdsdata.formats.parsers import tfrecord_records
 
     return tfrecord_records.recognises(head)

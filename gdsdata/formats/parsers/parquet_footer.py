@@ -116,7 +116,7 @@ def _struct(data: bytes, at: int, depth: int, wanted: Mapping[int, _Reader]) -> 
 
 
 def _behind(data: bytes, at: int, kind: int, depth: int) -> int:
-    """The place behind a value of that kind."""
+    """Return the place behind a value of that kind."""
     if kind == _BINARY:
         size_bytes, at = _varint(data, at)
         return at + size_bytes
@@ -141,7 +141,7 @@ def _behind(data: bytes, at: int, kind: int, depth: int) -> int:
 
 
 def _behind_all(data: bytes, at: int, kinds: tuple[int, ...], count: int, depth: int) -> int:
-    """The place behind so many values, or pairs of them."""
+    """Return the place behind so many values, or pairs of them."""
     _check_count(data, at, count * len(kinds))
     for _ in range(count):
         for kind in kinds:
@@ -150,7 +150,7 @@ def _behind_all(data: bytes, at: int, kinds: tuple[int, ...], count: int, depth:
 
 
 def _list_head(data: bytes, at: int) -> tuple[int, int, int]:
-    """How many elements, of which kind, and the place of the first."""
+    """Return how many elements a list has, their kind, and the place of the first."""
     header = data[at]
     count, at = _varint(data, at + 1) if header >= 0xF0 else (header >> 4, at + 1)
     return count, header & 15, at
@@ -167,7 +167,7 @@ def _check_depth(depth: int) -> None:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """An unsigned integer, of seven bits a byte, the lowest first."""
+    """Read an unsigned integer, of seven bits a byte, the lowest first."""
     octet = data[at]
     if octet < 128:
         return octet, at + 1
@@ -187,7 +187,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _integer(data: bytes, at: int, _: int = 0) -> tuple[int, int]:
-    """A signed one: the lowest bit is the sign's."""
+    """Read a signed integer: the lowest bit is the sign's."""
     value, at = _varint(data, at)
     return (value >> 1) ^ -(value & 1), at
 
@@ -202,7 +202,7 @@ def _is_there(kind: int) -> _Reader:
 
 
 def _structs(read: _Reader) -> _Reader:
-    """A list of what ``read`` reads."""
+    """Return the reader of a list of structs that ``read`` reads."""
 
     def structs(data: bytes, at: int, depth: int) -> tuple[list[Any], int]:
         count, kind, at = _list_head(data, at)

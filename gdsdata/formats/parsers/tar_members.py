@@ -149,8 +149,8 @@ def _regular_members(read: Read, size_bytes: int, path: str) -> Iterator[tuple[b
             break
         begin = offset + RECORD_BYTES
         kind = record[_KIND_AT]
-        # One writer's extended headers are the same bytes again and again, for their names do not
-        # matter.
+        # One writer's extended headers are the same bytes again and again, because their names do
+        # not matter.
         name, length, wrong = _parse_again(record) if kind in _EXTENDED else _parse(record)
         if wrong:
             raise _no_header(path, offset, record, wrong)

@@ -127,7 +127,7 @@ def find_directory(tail: bytes, path: str, size_bytes: int) -> Directory | None:
 
 
 def _ends_with(tail: bytes, at: int) -> bool:
-    """Whether the end of a directory, with its comment, is at ``at``."""
+    """Return whether the end of a directory, with its comment, is at ``at``."""
     return at + _END.size <= len(tail) and at + _END.size + _END.unpack_from(tail, at)[-1] == len(tail)
 
 
@@ -145,7 +145,7 @@ def _find_end64(tail: bytes, locator_at: int, path: str, tail_offset: int) -> tu
 
 
 def parse_directory(data: bytes, directory: Directory, path: str) -> list[Member]:
-    """The entries of a directory, whose bytes are ``data``.
+    """Return the entries of a directory, whose bytes are ``data``.
 
     Raises:
         CorruptData: an entry is none, lies before the file's begin or behind the directory's, or
@@ -229,7 +229,7 @@ def content_offset(local: bytes, member: Member, directory: Directory, path: str
 
 
 def content_offsets(locals_: bytes, members: Sequence[Member], directory: Directory, path: str) -> list[int]:
-    """The same for many, whose local headers (`LOCAL_BYTES` of each) follow one another.
+    """Do the same for many, whose local headers (`LOCAL_BYTES` of each) follow one another.
 
     Raises:
         CorruptData: as `content_offset` does.
