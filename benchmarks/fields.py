@@ -33,7 +33,7 @@ import numpy as np
 from torch.utils import _pytree as pytree
 from turns import Turns, processes, take_all
 
-from gdsdata.bench import limits, measure
+from gdsdata.bench.measure import limits, system
 from gdsdata.formats import Tar
 
 SAMPLES, SHARDS = 4000, 4
@@ -213,7 +213,7 @@ def measured(data, title, rounds, sample_bytes):
     turns = [Turns(row.name, row.package, prepared, place, data).made() for place, row in enumerate(rows)]
     copies, share = [], 1.0
     for _ in range(rounds):
-        share = min(share, measure.warm(data.files))
+        share = min(share, system.warm(data.files))
         take_all(turns)
         copies.append(limits.memory_copy(LIMIT_S)["gb_per_s"])
     for turn in turns:
@@ -266,7 +266,7 @@ def measured_index(folder, samples, rounds):
     path = folder / f"index-{samples}.tar"
     if not path.exists():
         write_one_tar(path, payloads(samples), "")
-    share = measure.warm([path])
+    share = system.warm([path])
     with tempfile.TemporaryDirectory(dir=folder) as kept_in:
         rows = {
             "gdsdata, its headers": (index_s, path, None),
@@ -308,7 +308,7 @@ def main():
     parser.add_argument("--tokens", type=int, default=TOKENS)
     chosen = parser.parse_args()
     chosen.folder.mkdir(parents=True, exist_ok=True)
-    machine, versions = measure.machine(), measure.versions()
+    machine, versions = system.machine(), system.versions()
     print(f"{machine['cpu']}, {machine['cores']} cores, load {machine['load_before']:.1f}, torch {versions['torch']}")
     for kind in chosen.only:
         if kind == "index":

@@ -29,10 +29,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from gdsdata.bench import io_peers, measure
-from gdsdata.bench.pattern import Pattern
-from gdsdata.bench.process import RowFailed, RowProcess
+from gdsdata.bench.data.pattern import Pattern
+from gdsdata.bench.data.transfers import Work, new_file
+from gdsdata.bench.harness.process import RowFailed, RowProcess
+from gdsdata.bench.measure import system
 
+ROW = "gdsdata.bench.cases.io.row:IoRow"
 SIZES = {"read": 2**20, "write": 2**20, "randread": 4096, "randwrite": 4096}
 OURS = {  # {name: (row of case=io, engine settings)}; docs/design-decisions.md says why these
     "gdsdata_batch": ("gdsdata_batch", {}),
@@ -125,14 +127,14 @@ def requests_s(path):
 def take_turn(name, work, processes):
     """On a file as the other rows find it."""
     if not work.writes:
-        measure.drop([work.path])
+        system.drop([work.path])
     try:
         if name == TWO_MORE_CALLS:
             work = with_two_more_calls(work)
         if name in processes:
             return run_ours(processes[name], work)
         if work.writes:
-            os.close(io_peers.new_file(work.path, work.file_bytes))
+            os.close(new_file(work.path, work.file_bytes))
         return run_fio(work, *fio_ways(work.depth)[name])
     finally:
         if work.writes:
@@ -142,7 +144,7 @@ def take_turn(name, work, processes):
 def compared(direction, arguments, folder, processes):
     """All turns of one direction: {row: [what each turn gave]}."""
     path = folder / ("written.bin" if direction.endswith("write") else "read.bin")
-    work = io_peers.Work(
+    work = Work(
         str(path), direction, "direct" if direction.endswith("write") else "cold", arguments.file_bytes,
         SIZES[direction], arguments.io_depth, arguments.io_depth, BATCH_CALLS, arguments.seconds, 0,
     )  # fmt: skip
@@ -185,7 +187,7 @@ def main():
     if shutil.which("fio") is None:
         sys.exit("fio_check: there is no fio in PATH; it comes with `apt-get install fio`")
     print(f"fio: {subprocess.run(['fio', '--version'], capture_output=True, text=True).stdout.strip()}")
-    print(f"machine: {measure.machine()}")
+    print(f"machine: {system.machine()}")
     found = {}
     with (
         tempfile.TemporaryDirectory(prefix="fio-check-", dir=arguments.folder) as folder,
@@ -196,7 +198,7 @@ def main():
         processes = {name: RowProcess(log) for name in ours(arguments.io_depth)}
         try:
             for name, (key, engine) in ours(arguments.io_depth).items():
-                processes[name].ask("load", case="io", peer=key, device="cpu", engine=engine)
+                processes[name].ask("load", row=ROW, peer=key, device="cpu", engine=engine)
             for direction in arguments.only:
                 found[direction] = compared(direction, arguments, folder, processes)
                 show(direction, arguments.io_depth, found[direction])

@@ -119,7 +119,7 @@ def first_batches(results):
     import torch
 
     import gdsdata
-    from gdsdata.bench import measure
+    from gdsdata.bench.measure import system
 
     data, limits = results["data"]["tokens"], results["limits"]["tokens"]
     path, batch, record = data["first_file"], data["batch_size"], data["sample_bytes"]
@@ -132,7 +132,7 @@ def first_batches(results):
 
     rows = []
     past_the_cache = gdsdata.EngineOptions(direct="always")
-    measure.warm([path])
+    system.warm([path])
     for title, arguments, needed_s in (
         (f"first batch of {batch} records", {}, warm_s),
         ('the same, residency="pinned"', {"residency": "pinned"}, warm_s),

@@ -34,8 +34,9 @@ from torch.utils.data import DataLoader, Dataset
 from turns import Turns, take_all
 
 from gdsdata import Fields, GDSDataset, Reading
-from gdsdata.bench import device as devices
-from gdsdata.bench import image_shards, measure
+from gdsdata.bench.data import images
+from gdsdata.bench.measure import device as devices
+from gdsdata.bench.measure import system
 from gdsdata.formats import Tar
 from gdsdata.integrations import dali
 
@@ -98,7 +99,7 @@ def array(number, elements):
 def content(work, number):
     if work.case == "arrays":
         return array(number, work.elements).tobytes()
-    return image_shards.encoded(number, IMAGE_SIZE)
+    return images.encoded(number, IMAGE_SIZE)
 
 
 def write(work):
@@ -107,7 +108,7 @@ def write(work):
         (work.folder / kind).mkdir(parents=True, exist_ok=True)
     if (work.folder / "done").exists():
         return
-    image_shards.write_shards(work.folder / "shards", work.samples, partial(content, work), work.extension)
+    images.write_shards(work.folder / "shards", work.samples, partial(content, work), work.extension)
     for number in range(work.samples if work.case == "arrays" else 0):
         np.save(work.folder / "files" / f"{number:06}.npy", array(number, work.elements))
     (work.folder / "done").touch()
@@ -125,11 +126,11 @@ def numbers_of(work, batch):
             raise ValueError(f"an array of a batch {tuple(batch.shape)} is not what was written")
         return batch[:, 0].tolist()
     batch = batch.cpu() if batch.shape[1] == 3 else batch.permute(0, 3, 1, 2).cpu()
-    numbers = image_shards.numbers_in(batch)
+    numbers = images.numbers_in(batch)
     for number, pixels in zip(numbers, batch, strict=True):
         if number % COMPARED:
             continue
-        difference = (pixels.float() - image_shards.image(number, IMAGE_SIZE).float()).abs().mean()
+        difference = (pixels.float() - images.image(number, IMAGE_SIZE).float()).abs().mean()
         if difference > MOST_DIFFERENCE:
             raise ValueError(f"image {number} differs from what was written by {difference:.1f} of 255 on average")
     return numbers
@@ -252,7 +253,7 @@ class FromTar:
 
     def __call__(self, samples):
         if self.case == "images":
-            return torch.stack([image_shards.decoded(one["jpg"]) for one in samples])
+            return torch.stack([images.decoded(one["jpg"]) for one in samples])
         return torch.from_numpy(np.stack([np.frombuffer(one["bin"], np.int64) for one in samples]))
 
 
@@ -406,7 +407,7 @@ def measured(work, names, rounds):
     share = 1.0
     for done in range(rounds):
         print(f"{work.case}: {done} of {rounds} rounds", file=sys.stderr)
-        share = min(share, measure.warm(work.shards + work.files))
+        share = min(share, system.warm(work.shards + work.files))
         take_all(turns)
     for turn in turns:
         turn.end()
@@ -447,7 +448,7 @@ def main():
     parser.add_argument("--only", nargs="*", default=[], help=f"of {', '.join(ROWS)}")
     chosen = parser.parse_args()
     devices.check(chosen.device)
-    machine, versions = measure.machine(), measure.versions()
+    machine, versions = system.machine(), system.versions()
     model = devices.describe(chosen.device).get("model", "no GPU")
     load = machine["load_before"]
     print(f"{machine['cpu']}, {machine['cores']} cores, load {load:.1f}, {model}, torch {versions['torch']}")

@@ -33,7 +33,7 @@ from types import CodeType
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-MODULES = ("torch.utils.data", "torch.distributed.checkpoint", "gdsdata", "gdsdata.bench.measure")
+MODULES = ("torch.utils.data", "torch.distributed.checkpoint", "gdsdata", "gdsdata.bench.measure.system")
 # Python, the loader and the libraries of threads read these when a process starts.
 START_SETTINGS = ("PYTHON", "LD_", "OMP_", "MKL_", "OPENBLAS_", "MALLOC_")
 PR_SET_CHILD_SUBREAPER = 36

@@ -15,19 +15,16 @@ import numpy as np
 import pytest
 import torch
 
-from gdsdata.bench import (
-    case,
-    case_settings,
-    checkpoint_peers,
-    data,
-    device,
-    limits,
-    load_peers,
-    measure,
-    peers,
-    report,
-    settings,
-)
+from gdsdata.bench import cases, settings
+from gdsdata.bench import run as bench_run
+from gdsdata.bench.cases.checkpoint import stock
+from gdsdata.bench.data import checkpoints, made, sources
+from gdsdata.bench.harness import tables
+from gdsdata.bench.measure import device, limits, system
+from gdsdata.bench.peers import protocols, registry, safetensors, torch_checkpoints
+from gdsdata.bench.peers.by_hand import files, volumes
+from gdsdata.bench.peers.gdsdata import batches as our_batches
+from gdsdata.bench.peers.gdsdata import checkpoints as our_checkpoints
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
 
@@ -45,7 +42,7 @@ def bench(*overrides, cwd, timeout=110):
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout)
 
 
-def small(tmp_path, cls=case_settings.LoaderSettings, **fields):
+def small(tmp_path, cls=cases.LoaderSettings, **fields):
     """Settings for a run of a second or two in this process."""
     chosen = settings.made_small(settings.Settings(engine={}, case=cls()))
     chosen.data.folder = str(tmp_path / "data")
@@ -63,7 +60,7 @@ def results_in(folder):
 
 
 def on_disk(tmp_path):
-    if measure.file_system(tmp_path)[0] in ("tmpfs", "ramfs", "overlay"):
+    if system.file_system(tmp_path)[0] in ("tmpfs", "ramfs", "overlay"):
         pytest.skip("the temporary folder is not on a disk's file system")
 
 
@@ -144,25 +141,25 @@ def test_quick_load_compares_all_bytes_and_says_its_path(tmp_path):
     assert not keys & {"kvikio", "instanttensor", "fastsafetensors"}, "those load to a GPU only"
     if "safetensors" not in keys:
         assert any("safetensors is not installed" in note for note in results["notes"])
-    in_memory = measure.file_system(tmp_path)[0] in ("tmpfs", "ramfs")
+    in_memory = system.file_system(tmp_path)[0] in ("tmpfs", "ramfs")
     assert {row["cache"] for row in results["rows"]} == ({"warm"} if in_memory else {"warm", "cold"})
     for row in results["rows"]:
         assert row["checked_bytes"] == 16 * MIB
         assert row["gb_per_s"]["median"] > 0 and row["cpu_s_per_gb"]["median"] > 0 and row["path"]
     for row in results["rows"]:
-        if report.is_ours(row["key"]):
+        if tables.is_ours(row["key"]):
             assert sum(row["served_bytes"].values()) == 16 * MIB, "one load a run, by the engine's own count"
     written = (out / "report.md").read_text()
     assert "16 MiB of bf16 in 4 tensors, to cpu, warm cache" in written and "| ms |" in written
 
     results["device"] = {"name": "cuda", "model": "A GPU", "memory_bytes": 2**37, "driver": "1.2", "cuda": "3.4"}
-    written = report.markdown(results)
+    written = cases.layout_of(results).page_text(out)
     assert "- Device: cuda, A GPU, 128 GiB, driver 1.2, CUDA 3.4" in written
     assert "4 tensors, to cuda, warm cache" in written and "256 MiB pinned buffer" in written
 
 
 WRONG_LOAD = """
-from gdsdata.bench.load_peers import Readinto
+from gdsdata.bench.peers.by_hand.files import Readinto
 
 class Wrong(Readinto):
     name = "wrong"
@@ -184,8 +181,8 @@ def test_a_wrong_byte_of_a_big_file_fails_the_bench(tmp_path, monkeypatch, capsy
     (tmp_path / "wrong_load.py").write_text(WRONG_LOAD)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     rows = ["readinto", "wrong_load:Wrong", "wrong_load:Short"]
-    chosen = small(tmp_path, case_settings.LoadSettings, case_rows=rows, case_cache=["warm"])
-    assert case.main(chosen, tmp_path) == 1
+    chosen = small(tmp_path, cases.LoadSettings, case_rows=rows, case_cache=["warm"])
+    assert bench_run.main(chosen, tmp_path) == 1
     said = capsys.readouterr().out
     assert re.search("FAILED: safetensors, wrong: ValueError: tensor '.+': its bytes are not what the file", said)
     assert "FAILED: safetensors, short: ValueError: tensor '': 4,194,303 bytes came on cpu, 4,194,304 were due" in said
@@ -196,14 +193,16 @@ def test_a_wrong_byte_of_a_big_file_fails_the_bench(tmp_path, monkeypatch, capsy
 @pytest.mark.parametrize("size", [1, 7, 8, 9, 4096, 100_003])
 def test_checksum_shows_any_changed_byte_wherever_it_lies_in_memory(size):
     memory = torch.randint(256, (size + 3,), dtype=torch.uint8)
-    whole = data.checksum(memory[3:])
-    assert whole == data.checksum(memory[3:].clone())
+    whole = checkpoints.checksum(memory[3:])
+    assert whole == checkpoints.checksum(memory[3:].clone())
     for place in {3, 3 + size // 2, size + 2}:
         memory[place] ^= 1
-        assert data.checksum(memory[3:]) != whole
+        assert checkpoints.checksum(memory[3:]) != whole
         memory[place] ^= 1
     cut = size // 8 // 2 * 8
-    assert (data.checksum(memory[3 : 3 + cut]) + data.checksum(memory[3 + cut :], cut // 8)) % 2**64 == whole
+    assert (
+        checkpoints.checksum(memory[3 : 3 + cut]) + checkpoints.checksum(memory[3 + cut :], cut // 8)
+    ) % 2**64 == whole
 
 
 @pytest.mark.slow
@@ -213,19 +212,19 @@ def test_own_safetensors_file_is_loaded(tmp_path):
     header["a"] = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
     text = json.dumps(header).encode()
     mine.write_bytes(len(text).to_bytes(8, "little") + text + bytes(range(11)))
-    found = data.describe_safetensors(str(mine), "", "test")
+    found = checkpoints.describe_safetensors(str(mine), "", "test")
     assert found.tensors == {"a": (0, 8), "b": (8, 11)} and found.bytes == 11 and found.dtype == "f32, u8"
-    chosen = small(tmp_path, case_settings.LoadSettings, data_path=str(mine), case_cache=["warm"])
-    assert case.main(chosen, tmp_path) == 0
+    chosen = small(tmp_path, cases.LoadSettings, data_path=str(mine), case_cache=["warm"])
+    assert bench_run.main(chosen, tmp_path) == 0
     keys = {row["key"] for row in results_in(tmp_path)["rows"]}
     assert {"gdsdata", "readinto"} <= keys and not keys & {"torch_load", "torch_load_mmap"}
 
     mine.write_bytes(mine.read_bytes()[:-1])
-    with pytest.raises(data.DataError, match="promises 11 bytes of data"):
-        data.describe_safetensors(str(mine), "", "test")
+    with pytest.raises(made.DataError, match="promises 11 bytes of data"):
+        checkpoints.describe_safetensors(str(mine), "", "test")
     mine.write_bytes(b"not that at all")
-    with pytest.raises(data.DataError, match="no safetensors file"):
-        data.describe_safetensors(str(mine), "", "test")
+    with pytest.raises(made.DataError, match="no safetensors file"):
+        checkpoints.describe_safetensors(str(mine), "", "test")
 
 
 @pytest.mark.slow
@@ -272,7 +271,9 @@ def test_quick_checkpoint_saves_and_loads_every_bit(tmp_path):
 
 WRONG_CHECKPOINTS = """
 import torch
-from gdsdata.bench.checkpoint_peers import AsyncPeer, Safetensors, TorchSave
+from gdsdata.bench.peers.protocols import AsyncPeer
+from gdsdata.bench.peers.safetensors import Checkpoint as Safetensors
+from gdsdata.bench.peers.torch_checkpoints import TorchSave
 
 class WrongSave(TorchSave):
     name = "wrong save"
@@ -320,21 +321,21 @@ def test_a_wrong_bit_of_a_checkpoint_fails_the_bench(tmp_path, monkeypatch, caps
     (tmp_path / "wrong_checkpoint.py").write_text(WRONG_CHECKPOINTS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     chosen = small(
-        tmp_path, case_settings.CheckpointSettings, case_rows=[f"wrong_checkpoint:{peer}"], case_work=[work],
+        tmp_path, cases.CheckpointSettings, case_rows=[f"wrong_checkpoint:{peer}"], case_work=[work],
         case_cache=["warm"], case_tensors=11, case_state_bytes=MIB,
     )  # fmt: skip
-    assert case.main(chosen, tmp_path) == 1
+    assert bench_run.main(chosen, tmp_path) == 1
     said = f"FAILED: {work}, {name}: ValueError: tensor '{tensor}': not all of its bytes are those that were saved"
     assert said in capsys.readouterr().out
     assert results_in(tmp_path)["rows"][0]["gb_per_s"] is None, "what fails is not timed"
 
 
 def test_a_state_is_the_same_wherever_it_is_made_and_any_other_bit_shows():
-    state = data.State(3 * MIB + 5, 25, ["bfloat16", "uint8"], 7)
-    made, again = state.make("cpu"), data.State(**state.as_dict()).make("cpu")
+    state = checkpoints.State(3 * MIB + 5, 25, ["bfloat16", "uint8"], 7)
+    made, again = state.make("cpu"), checkpoints.State(**state.as_dict()).make("cpu")
     assert sum(tensor.nbytes for tensor in made.values()) == state.bytes == 3 * MIB
     assert len(made) == 25 and {tensor.dtype for tensor in made.values()} == {torch.bfloat16, torch.uint8}
-    assert sorted(tensor.nbytes for tensor in made.values())[:2] == [data.SMALL_BYTES] * 2
+    assert sorted(tensor.nbytes for tensor in made.values())[:2] == [checkpoints.SMALL_BYTES] * 2
     state.check(again)
     for name, tensor in again.items():
         for place in (0, len(tensor) // 2, -1):
@@ -350,15 +351,15 @@ def test_a_state_is_the_same_wherever_it_is_made_and_any_other_bit_shows():
 
 
 def test_tensors_larger_than_the_random_base_are_whole(monkeypatch):
-    monkeypatch.setattr(data, "BASE_WORDS", 1009)
-    state = data.State(100_000, 2, ["int64"], 0)
+    monkeypatch.setattr(checkpoints, "BASE_WORDS", 1009)
+    state = checkpoints.State(100_000, 2, ["int64"], 0)
     made = state.make("cpu")
     state.check(made)
     assert all(int((tensor == 0).sum()) == 0 for tensor in made.values())
 
 
 def test_what_the_engines_of_saves_and_loads_move_is_counted(tmp_path):
-    peer, state = checkpoint_peers.Ours("cpu"), {"a": torch.ones(MIB)}
+    peer, state = our_checkpoints.Pt("cpu"), {"a": torch.ones(MIB)}
     peer.save(state, str(tmp_path / "a.pt"))
     assert sum(peer.served().values()) >= 4 * MIB and peer.stated_bytes() > 0
     peer.load(state, str(tmp_path / "a.pt"))
@@ -367,33 +368,33 @@ def test_what_the_engines_of_saves_and_loads_move_is_counted(tmp_path):
 
 @pytest.mark.parametrize("file_format", ["pt", "safetensors", "dcp"])
 def test_what_an_asynchronous_save_left_is_read_by_its_formats_library(tmp_path, file_format):
-    state = data.State(MIB, 12, ["float32"], 0)
+    state = checkpoints.State(MIB, 12, ["float32"], 0)
     made, path = state.make("cpu"), str(tmp_path / "step-2" / f"x.{file_format}")
     os.mkdir(tmp_path / "step-2")
     if file_format == "safetensors":
-        checkpoint_peers.Safetensors("cpu").save({f"model.{name}": tensor for name, tensor in made.items()}, path)
+        safetensors.Checkpoint("cpu").save({f"model.{name}": tensor for name, tensor in made.items()}, path)
     elif file_format == "dcp":  # which puts it under that key itself
-        checkpoint_peers.TorchDcp("cpu").save(made, path)
+        torch_checkpoints.TorchDcp("cpu").save(made, path)
     else:
-        checkpoint_peers.TorchSave("cpu").save({"model": made}, path)
-    state.check(checkpoint_peers.stock_tensors(str(tmp_path), state.empty("cpu")))
+        torch_checkpoints.TorchSave("cpu").save({"model": made}, path)
+    state.check(stock.tensors_in(str(tmp_path), state.empty("cpu")))
     with pytest.raises(ValueError, match="no checkpoint that DCP, torch or safetensors read, but nothing"):
-        checkpoint_peers.stock_tensors(str(tmp_path / "nothing"), state.empty("cpu"))
+        stock.tensors_in(str(tmp_path / "nothing"), state.empty("cpu"))
 
 
 def test_libraries_that_make_tensors_of_their_own_are_copied_into_those_that_are_there():
-    class Library(load_peers.LoadPeer):
+    class Library(protocols.LoadPeer):
         key, setting = "library", "its load"
 
         def load(self):
             return {"a": torch.arange(4), "b": torch.tensor([len(self.source.path)])}
 
-    peer = checkpoint_peers.borrowed(Library)
+    peer = protocols.borrowed(Library)
     into = {"b": torch.zeros(1, dtype=torch.int64), "a": torch.zeros(4, dtype=torch.int64)}
     targets = dict(into)
     peer("cuda").load(into, "path")
     assert targets["a"].tolist() == [0, 1, 2, 3] and targets["b"].tolist() == [4]
-    assert peer.key == "library" and not peer.on_cpu and peer.loads == "safetensors"
+    assert peer.key == "library" and peer.devices == ("cuda",) and peer.loads == "safetensors"
 
 
 @pytest.mark.parametrize(
@@ -408,19 +409,19 @@ def test_libraries_that_make_tensors_of_their_own_are_copied_into_those_that_are
     ],
 )
 def test_settings_of_a_checkpoint_that_make_no_sense_are_refused(fields, said):
-    chosen = settings.Settings(engine={}, case=case_settings.CheckpointSettings(**fields))
+    chosen = settings.Settings(engine={}, case=cases.CheckpointSettings(**fields))
     with pytest.raises(ValueError, match=said):
         settings.check(chosen)
 
 
 def test_a_checkpoint_is_refused_where_files_are_given_or_the_disk_is_full(tmp_path, monkeypatch):
-    chosen = settings.Settings(engine={}, case=case_settings.CheckpointSettings())
+    chosen = settings.Settings(engine={}, case=cases.CheckpointSettings())
     chosen.data.path = "/x"
     with pytest.raises(ValueError, match=r"data\.path=/x: case=checkpoint makes what it saves"):
         settings.check(chosen)
-    monkeypatch.setattr(data.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 10 * MIB}))
-    with pytest.raises(data.DataError, match=r"10 MiB free and case\.work=\[save\] needs .* case\.state_bytes= to le"):
-        case.main(small(tmp_path, case_settings.CheckpointSettings), tmp_path)
+    monkeypatch.setattr(made.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 10 * MIB}))
+    with pytest.raises(made.DataError, match=r"10 MiB free and case\.work=\[save\] needs .* case\.state_bytes= to le"):
+        bench_run.main(small(tmp_path, cases.CheckpointSettings), tmp_path)
 
 
 @pytest.mark.skipif(limits.SYSCALLS.get(platform.machine()) is None, reason="no native AIO is known here")
@@ -451,16 +452,16 @@ def test_raw_writes_fill_the_file_once_and_leave_none(tmp_path, monkeypatch):
     path.unlink()
     found = limits.durable_writes(tmp_path, 4 * MIB)
     assert set(found) == {"direct_write_1024_kib_32", "direct_write_4096_kib_8"} and not os.listdir(tmp_path)
-    rate, name = limits.write_limit(found)
+    rate, name = limits.limit_of(found)
     assert rate == max(one["gb_per_s"] for one in found.values()) and name.startswith("O_DIRECT write, ")
-    assert limits.write_limit({"direct_write_1_kib_2": {"unavailable": "why"}}) == (None, "why")
+    assert limits.limit_of({"direct_write_1_kib_2": {"unavailable": "why"}}) == (None, "why")
 
 
 @pytest.mark.parametrize(
     "settings_class, fields",
     [
-        (case_settings.LoadSettings, {"case_rows": ["readinto"]}),
-        (case_settings.CheckpointSettings, {"case_rows": ["torch_mmap"], "case_work": ["load"]}),
+        (cases.LoadSettings, {"case_rows": ["readinto"]}),
+        (cases.CheckpointSettings, {"case_rows": ["torch_mmap"], "case_work": ["load"]}),
     ],
 )
 def test_what_loads_a_file_cold_is_compared_with_one_reading_of_all_of_it(
@@ -476,7 +477,7 @@ def test_what_loads_a_file_cold_is_compared_with_one_reading_of_all_of_it(
 
     monkeypatch.setattr(limits.NativeAio, "wait", counted)
     chosen = small(tmp_path, settings_class, case_cache=["cold"], **fields)
-    assert case.main(chosen, tmp_path) == 0
+    assert bench_run.main(chosen, tmp_path) == 0
     results = results_in(tmp_path)
     (found,) = results["limits"]["load" if "case_work" in fields else "safetensors"].values()
     if "unavailable" in found["direct_sequential"]:
@@ -487,19 +488,19 @@ def test_what_loads_a_file_cold_is_compared_with_one_reading_of_all_of_it(
 
 
 def test_files_in_memory_have_no_cold_tables(tmp_path, monkeypatch):
-    monkeypatch.setattr(measure, "file_system", lambda path: ("tmpfs", "tmpfs"))
-    chosen = small(tmp_path, case_settings.LoadSettings, case_rows=["readinto"])
-    assert case.main(chosen, tmp_path) == 0
+    monkeypatch.setattr(system, "file_system", lambda path: ("tmpfs", "tmpfs"))
+    chosen = small(tmp_path, cases.LoadSettings, case_rows=["readinto"])
+    assert bench_run.main(chosen, tmp_path) == 0
     results = results_in(tmp_path)
     assert [row["cache"] for row in results["rows"]] == ["warm"]
     assert any("no cold tables" in note and "tmpfs" in note for note in results["notes"])
     chosen.case.cache = ["cold"]
     with pytest.raises(ValueError, match=r"case\.cache=\[cold\]: .* never cold"):
-        case.main(chosen, tmp_path)
+        bench_run.main(chosen, tmp_path)
 
 
 WRONG = """
-from gdsdata.bench.peers import NumpyGather
+from gdsdata.bench.peers.by_hand.windows import NumpyGather
 
 class Wrong(NumpyGather):
     name = "wrong"
@@ -526,7 +527,7 @@ def test_a_peer_with_wrong_bytes_fails_the_bench(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     rows = ["numpy", "wrong_peer:Wrong", "wrong_peer:Reusing"]
     chosen = small(tmp_path, data_kind="tokens", case_rows=rows, case_dtypes=["raw"], case_cache=["warm"])
-    assert case.main(chosen, tmp_path) == 1
+    assert bench_run.main(chosen, tmp_path) == 1
     said = capsys.readouterr().out
     assert "FAILED: tokens, wrong: ValueError: epoch 0, batch 0: 1 of 64 samples are not what numpy reads" in said
     assert "FAILED: tokens, reusing: " in said, "a batch that the caller may keep was overwritten"
@@ -546,7 +547,7 @@ def test_own_path_is_read_and_recognised(tmp_path, capsys):
         np.save(volumes / f"{index}.npy", np.random.default_rng(index).standard_normal((3, 50)))
     rows = ["gdsdata", "read_ring", "dataloader_0"]
     chosen = small(tmp_path, data_path=str(volumes), case_rows=rows, case_cache=["warm"])
-    assert case.main(chosen, tmp_path) == 0, capsys.readouterr().out
+    assert bench_run.main(chosen, tmp_path) == 0, capsys.readouterr().out
     results = results_in(tmp_path)
     assert list(results["data"]) == ["npy"]
     assert results["data"]["npy"]["samples"] == 20
@@ -585,7 +586,7 @@ def test_wrong_overrides_are_refused_with_a_reason(tmp_path, monkeypatch, capsys
 
 def test_help_explains_every_setting():
     text = settings.help_text()
-    groups = [("case", cls) for cls in case_settings.CASES.values()]
+    groups = [("case", cls) for cls in cases.SETTINGS.values()]
     groups += [("data", settings.DataSettings), ("device", settings.DeviceSettings)]
     groups += [("engine", settings.engine_schema())]
     for group, cls in groups:
@@ -609,42 +610,42 @@ def test_making_data_is_atomic_and_reused(tmp_path):
     for kind in ("tokens", "npy"):
         folder = tmp_path / kind
         with pytest.raises(Interrupted):
-            data.make(kind, folder, 4 * MIB, [128, 64, 64], interrupt)
+            made.make(kind, folder, 4 * MIB, [128, 64, 64], interrupt)
         assert list(folder.iterdir()) == [], "an interrupted making leaves nothing"
 
         (folder / "tokens-uint16-4194304.bin.tmp-999999999").write_bytes(b"left by a killed process")
-        made = data.make(kind, folder, 4 * MIB, [128, 64, 64])
-        before = made.stat().st_mtime_ns
-        assert data.make(kind, folder, 4 * MIB, [128, 64, 64], interrupt) == made
-        assert made.stat().st_mtime_ns == before
-        files = data.expand(made)
+        kept = made.make(kind, folder, 4 * MIB, [128, 64, 64])
+        before = kept.stat().st_mtime_ns
+        assert made.make(kind, folder, 4 * MIB, [128, 64, 64], interrupt) == kept
+        assert kept.stat().st_mtime_ns == before
+        files = sources.expand(kept)
         content = Path(files[-1]).read_bytes()
 
         with open(files[-1], "r+b") as file:  # damaged: made anew
             file.truncate(100)
-        assert data.make(kind, folder, 4 * MIB, [128, 64, 64]) == made
+        assert made.make(kind, folder, 4 * MIB, [128, 64, 64]) == kept
         assert Path(files[-1]).read_bytes() == content
 
-        made_without_manifest = folder / f"{made.name}.json"
+        made_without_manifest = folder / f"{kept.name}.json"
         made_without_manifest.unlink()
         with pytest.raises(Interrupted):
-            data.make(kind, folder, 4 * MIB, [128, 64, 64], interrupt)
+            made.make(kind, folder, 4 * MIB, [128, 64, 64], interrupt)
     assert not list((tmp_path / "tokens").glob("*.tmp-*")), "what killed processes left is removed"
 
 
 def test_made_data_is_real_text(tmp_path):
-    tokens = np.fromfile(data.make("tokens", tmp_path, 2 * MIB, []), np.uint16)
+    tokens = np.fromfile(made.make("tokens", tmp_path, 2 * MIB, []), np.uint16)
     assert len(tokens) == MIB
     assert b"import" in tokens.astype(np.uint8).tobytes()
-    volumes = data.expand(data.make("npy", tmp_path, 4 * MIB, [128, 64, 64]))
+    volumes = sources.expand(made.make("npy", tmp_path, 4 * MIB, [128, 64, 64]))
     assert len(volumes) == 2
     first = np.load(volumes[0])
     assert first.shape == (128, 64, 64) and first.dtype == np.float32 and 0 < first.mean() < 1
 
 
 def test_too_little_space_is_said_before_writing(tmp_path):
-    with pytest.raises(data.DataError, match=r"MiB free and the tokens data set needs .* set data\.folder="):
-        data.make("tokens", tmp_path, 2**60, [])
+    with pytest.raises(made.DataError, match=r"MiB free and the tokens data set needs .* set data\.folder="):
+        made.make("tokens", tmp_path, 2**60, [])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -657,18 +658,20 @@ def several_token_files(tmp_path):
     for name, tokens in (("a", 33), ("b", 5), ("c", 200), ("e", 9)):
         generator.integers(0, 2**16, tokens, dtype=np.uint16).tofile(tmp_path / f"{name}.bin")
     header = np.zeros(256, np.int32)
-    header[:3] = data.LLMC_MAGIC, 1, 57
+    header[:3] = sources.LLMC_MAGIC, 1, 57
     with open(tmp_path / "d.bin", "wb") as file:
         file.write(header.tobytes() + generator.integers(0, 2**16, 57, dtype=np.uint16).tobytes())
-    return data.describe_tokens(data.expand(tmp_path), "uint16", 8, 4, "test")
+    return sources.describe_tokens(sources.expand(tmp_path), "uint16", 8, 4, "test")
 
 
 @pytest.mark.parametrize("dtype", ["raw", "int64"])
-@pytest.mark.parametrize("peer", [peer for peer in peers.rows_for("tokens", "cold") if not report.is_ours(peer.key)])
+@pytest.mark.parametrize(
+    "peer", [peer for peer in registry.rows("loader", "tokens", "cold") if not tables.is_ours(peer.key)]
+)
 def test_peers_gather_windows_of_several_files(tmp_path, peer, dtype):
     source = several_token_files(tmp_path)
     assert source.counts == [7, 48, 13, 1]
-    truth, opened = data.Truth(source), peer(source, 16, dtype, seed=3)
+    truth, opened = sources.Truth(source), peer(source, 16, dtype, seed=3)
     try:
         for epoch in (0, 1):
             batches = list(opened.epoch(epoch))
@@ -708,8 +711,8 @@ def copies(monkeypatch):
 
 
 def own_rows(kind):
-    rows = peers.rows_for(kind, "cold", on_gpu=True)
-    return [peer for peer in rows if not report.is_ours(peer.key) and not peer.package]
+    rows = registry.rows("loader", kind, "cold", "cuda")
+    return [peer for peer in rows if not tables.is_ours(peer.key) and not peer.package]
 
 
 @pytest.mark.filterwarnings("ignore:'pin_memory'")
@@ -719,8 +722,8 @@ def own_rows(kind):
 def test_peers_send_windows_by_way_of_pinned_memory(tmp_path, copies, layout, peer, dtype):
     source = several_token_files(tmp_path)
     if layout == "no overlap":
-        source = data.describe_tokens([str(tmp_path / "c.bin")], "uint16", 7, 8, "test")
-    truth, opened = data.Truth(source), peer(source, 16, dtype, seed=3, device_name="cuda")
+        source = sources.describe_tokens([str(tmp_path / "c.bin")], "uint16", 7, 8, "test")
+    truth, opened = sources.Truth(source), peer(source, 16, dtype, seed=3, device_name="cuda")
     try:
         for epoch in (0, 1):
             batches = list(opened.epoch(epoch))
@@ -734,11 +737,11 @@ def test_peers_send_windows_by_way_of_pinned_memory(tmp_path, copies, layout, pe
 
 
 @pytest.mark.filterwarnings("ignore:'pin_memory'")
-@pytest.mark.parametrize("peer", [*own_rows("npy"), peers.ReadRing8])
+@pytest.mark.parametrize("peer", [*own_rows("npy"), volumes.ReadRing8])
 def test_peers_send_volumes_by_way_of_pinned_memory(tmp_path, copies, peer):
     for index in range(25):
         np.save(tmp_path / f"{index:02}.npy", np.full((4, 4), index, np.float32))
-    source = data.describe_npy(data.expand(tmp_path), "test")
+    source = sources.describe_npy(sources.expand(tmp_path), "test")
     opened = peer(source, 2, "float32", seed=0, device_name="cuda")
     assert opened.keeps_batches
     try:
@@ -752,21 +755,21 @@ def test_peers_send_volumes_by_way_of_pinned_memory(tmp_path, copies, peer):
 
 
 def test_python_readinto_sends_by_way_of_pinned_memory(tmp_path, copies, monkeypatch):
-    monkeypatch.setattr(load_peers, "SLOT_BYTES", 4096)
+    monkeypatch.setattr(files, "SLOT_BYTES", 4096)
     path = tmp_path / "file"
     path.write_bytes(os.urandom(10 * 4096 + 7 + 13))
-    source = data.Checkpoint(str(path), "", 7, 10 * 4096 + 13, {}, "u8", "test")
-    for peer in (load_peers.Readinto, load_peers.ReadintoThreads):
+    source = checkpoints.Checkpoint(str(path), "", 7, 10 * 4096 + 13, {}, "u8", "test")
+    for peer in (files.Readinto, files.ReadintoThreads):
         monkeypatch.setattr(peer, "buffer", lambda self: torch.empty(self.source.bytes, dtype=torch.uint8))
-        loaded = peer(source, "cuda").load()[load_peers.WHOLE]
+        loaded = peer(source, "cuda").load()[protocols.WHOLE]
         assert bytes(loaded.numpy()) == path.read_bytes()[7:]
     source.bytes += 1
     with pytest.raises(EOFError, match="1 bytes are missing"):
-        load_peers.Readinto(source, "cuda").load()
+        files.Readinto(source, "cuda").load()
 
 
 def test_pinned_residency_is_timed_once_it_is_ready(monkeypatch):
-    class Settling(peers.OursPinned):
+    class Settling(our_batches.PinnedBatches):
         def open(self):
             self.dataset, self.epochs = self, []
             self.device = "cpu"
@@ -780,10 +783,10 @@ def test_pinned_residency_is_timed_once_it_is_ready(monkeypatch):
 
     peer = Settling(None, 1, "raw", 0, device_name="cuda")
     assert peer.settle() == 3 and peer.epochs == [0, 1, 2] and peer.first_batch_s >= 0
-    monkeypatch.setattr(peers, "SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(our_batches, "SETTLE_SECONDS", 0.0)
     with pytest.raises(TimeoutError, match="residency was not ready after 0 s"):
         Settling(None, 1, "raw", 0, device_name="cuda").settle()
-    monkeypatch.setattr(peers, "SETTLE_SECONDS", 60.0)
+    monkeypatch.setattr(our_batches, "SETTLE_SECONDS", 60.0)
     monkeypatch.setattr(Settling, "stats", lambda self: {"residency": {"ready": False, "error": "too large"}})
     with pytest.raises(RuntimeError, match="residency is not to be had: too large"):
         Settling(None, 1, "raw", 0, device_name="cuda").settle()
@@ -805,18 +808,18 @@ def test_device_names_and_their_lack(monkeypatch):
 
 def test_workers_to_a_gpu_follow_the_cores(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
-    keys = [peer.key for peer in peers.rows_for("npy", "warm", on_gpu=True)]
+    keys = [peer.key for peer in registry.rows("loader", "npy", "warm", "cuda")]
     assert {"dataloader_0", "dataloader_8", "dataloader_16", "read_ring_8", "dali_mmap", "gdsdata_pinned"} <= set(keys)
-    assert peers.find("dataloader_8") in peers.rows_for("npy", "warm", on_gpu=True)
-    assert "gdsdata_pinned" not in [peer.key for peer in peers.rows_for("npy", "cold", on_gpu=True)]
+    assert registry.find("loader", "dataloader_8").workers == 8
+    assert "gdsdata_pinned" not in [peer.key for peer in registry.rows("loader", "npy", "cold", "cuda")]
 
 
 def test_ring_of_reads_raises_what_its_threads_met(tmp_path):
     for index in range(6):
         np.save(tmp_path / f"{index}.npy", np.full((4, 4), index, np.float32))
-    source = data.describe_npy(data.expand(tmp_path), "test")
+    source = sources.describe_npy(sources.expand(tmp_path), "test")
     (tmp_path / "3.npy").write_bytes((tmp_path / "3.npy").read_bytes()[:-1])
-    ring = peers.ReadRing(source, 2, "float32", seed=0)
+    ring = volumes.ReadRing(source, 2, "float32", seed=0)
     try:
         with pytest.raises(ValueError, match=r"3\.npy"):
             list(ring.epoch(0))
@@ -831,16 +834,16 @@ def test_drop_really_drops_and_warm_really_warms(tmp_path):
     on_disk(tmp_path)
     path = tmp_path / "file"
     path.write_bytes(os.urandom(4 * MIB + 100))
-    assert measure.warm([path]) == 1.0
-    assert measure.drop([path]) == 0.0
+    assert system.warm([path]) == 1.0
+    assert system.drop([path]) == 0.0
     with open(path, "rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
         file.seek(MIB)
         file.read(1)
-        resident, size = measure.resident_bytes(path)
+        resident, size = system.resident_bytes(path)
     assert size == 4 * MIB + 100
     assert 0 < resident < MIB
-    assert measure.warm([path]) == 1.0
+    assert system.warm([path]) == 1.0
 
 
 def test_a_file_that_is_partly_in_memory_is_dropped_before_it_is_warmed(tmp_path, monkeypatch):
@@ -848,14 +851,14 @@ def test_a_file_that_is_partly_in_memory_is_dropped_before_it_is_warmed(tmp_path
     path = tmp_path / "file"
     path.write_bytes(os.urandom(4 * MIB))
     found = []
-    monkeypatch.setattr(measure, "read_through", lambda files: found.append(measure.resident_share(files)))
-    for offset, due in ((None, []), (MIB, [0.0] * measure.WARMED_AT_MOST)):
+    monkeypatch.setattr(system, "read_through", lambda files: found.append(system.resident_share(files)))
+    for offset, due in ((None, []), (MIB, [0.0] * system.WARMED_AT_MOST)):
         if offset is not None:
-            measure.drop([path])
+            system.drop([path])
             with open(path, "rb") as file:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
                 os.pread(file.fileno(), 1, offset)
-        measure.warm([path])
+        system.warm([path])
         assert found == due
 
 
@@ -865,9 +868,9 @@ def test_drop_says_so_when_a_mapping_keeps_pages(tmp_path):
     path.write_bytes(bytes(MIB))
     mapped = np.memmap(path, np.uint8, "r")
     assert mapped.sum() == 0
-    assert measure.drop([path]) > 0.5
+    assert system.drop([path]) > 0.5
     del mapped
-    assert measure.drop([path]) == 0.0
+    assert system.drop([path]) == 0.0
 
 
 def test_drop_waits_for_a_mapping_that_is_on_its_way_out(tmp_path):
@@ -880,7 +883,7 @@ def test_drop_waits_for_a_mapping_that_is_on_its_way_out(tmp_path):
     del view
     later = threading.Timer(0.1, unmapped.clear)
     later.start()
-    assert measure.drop([path]) == 0.0
+    assert system.drop([path]) == 0.0
     later.join()
 
 
@@ -891,16 +894,16 @@ def test_memory_of_children_counts_and_shared_pages_count_once():
     with subprocess.Popen([sys.executable, "-c", code], **pipes) as child:
         child.stdout.readline()
         child.stdout.readline()
-        assert 64 * MIB <= measure.tree_bytes(child.pid) < 110 * MIB
+        assert 64 * MIB <= system.tree_bytes(child.pid) < 110 * MIB
         child.stdin.close()
 
 
 def test_limits_are_plausible(tmp_path):
     on_disk(tmp_path)
     assert 0.3 < limits.take_turn(None, "warm", 0.1)["memory_copy"]["gb_per_s"] < 2000
-    made = data.make("tokens", tmp_path, 8 * MIB, [])
-    source = data.describe_tokens([str(made)], "uint16", 1024, None, "test")
-    measure.warm(source.files)
+    tokens = made.make("tokens", tmp_path, 8 * MIB, [])
+    source = sources.describe_tokens([str(tokens)], "uint16", 1024, None, "test")
+    system.warm(source.files)
     found = limits.over_turns([limits.take_turn(source, "cold", 0.1) for _ in range(2)])
     if "unavailable" in found["direct_sequential"]:
         pytest.skip(found["direct_sequential"]["unavailable"])
@@ -914,7 +917,7 @@ def test_limits_are_plausible(tmp_path):
 
 
 def test_the_limit_is_the_faster_way_to_the_samples():
-    source = data.Source("tokens", ["x"], "uint16", [1025], 1024, [0], [100_000], 200_000_000, "test")
+    source = sources.Source("tokens", ["x"], "uint16", [1025], 1024, [0], [100_000], 200_000_000, "test")
     found = {"direct_sequential": {"gb_per_s": 2.0}}
     found |= {"direct_random_32": {"per_s": 40_000.0}, "direct_random_64": {"per_s": 50_000.0}}
     # The whole set takes 0.1 s: 1,000 samples are fetched sooner one by one, 100,000 are not.

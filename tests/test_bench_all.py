@@ -9,8 +9,11 @@ import pytest
 from test_bench import MIB, bench, on_disk, results_in, small
 from test_bench_compare import documented, made_results, made_row, unnamed
 
-from gdsdata.bench import all as bench_all
-from gdsdata.bench import all_report, case, case_settings, compare, report, settings
+from gdsdata.bench import cases, compare, settings
+from gdsdata.bench import run as bench_run
+from gdsdata.bench.cases.all import case as bench_all
+from gdsdata.bench.cases.all.report import AllLayout
+from gdsdata.bench.harness import case
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
 
@@ -56,9 +59,9 @@ def leaves_results(monkeypatch, results_of, status_of=lambda name: 0):
 
 
 def run_all(tmp_path, monkeypatch=None, name="out", quick=True, engine=None, **fields):
-    chosen = small(tmp_path, case_settings.AllSettings, **fields)
+    chosen = small(tmp_path, cases.AllSettings, **fields)
     chosen.quick, chosen.engine = quick, engine or {}
-    status = case.main(settings.check(chosen), tmp_path / name)
+    status = bench_run.main(settings.check(chosen), tmp_path / name)
     return status, results_in(tmp_path / name)
 
 
@@ -67,7 +70,7 @@ def test_every_case_that_there_is_runs_once_and_is_on_one_page(tmp_path, monkeyp
     told = leaves_results(monkeypatch, lambda name: case_results(notes=[busy, "Nothing of weight."]))
     (tmp_path / "out").mkdir()
     status, results = run_all(tmp_path)
-    names = [name for name in case_settings.CASES if name != "all"]
+    names = [name for name in cases.SETTINGS if name != "all"]
     assert status == 0 and results["verified"] is True and list(told) == names
     assert [row["name"] for row in results["rows"]] == names and {"loader", "io", "tune"} <= set(names)
     assert results["notes"] == [f"{name}: {busy}" for name in names]
@@ -87,7 +90,7 @@ def test_a_case_that_fails_is_named_and_the_others_are_there(tmp_path, monkeypat
     in_one_row = case_row("dali", 4.0, error="RuntimeError: no such decoder\nfrom here\nand there")
     of_others = (case_row("gdsdata", 6.0, "readinto", 1.5), case_row("readinto", 4.0))
     failing = case_results(*of_others, in_one_row, verified=False)
-    found = {"load": None, "latency": {"schema": report.SCHEMA, "case": "load", "rows": []}, "io": failing}
+    found = {"load": None, "latency": {"schema": case.SCHEMA, "case": "load", "rows": []}, "io": failing}
     leaves_results(monkeypatch, lambda name: found.get(name, case_results()), lambda name: int(name in found))
     (tmp_path / "out").mkdir()
     status, results = run_all(tmp_path)
@@ -127,7 +130,7 @@ def test_each_case_is_told_what_differs_from_the_defaults_and_its_own_settings(t
 ])  # fmt: skip
 def test_settings_that_make_no_sense_are_named(fields, said):
     with pytest.raises(ValueError, match=said):
-        settings.check(settings.Settings(engine={}, case=case_settings.AllSettings(**fields)))
+        settings.check(settings.Settings(engine={}, case=cases.AllSettings(**fields)))
 
 
 def test_what_a_case_prints_is_passed_on_and_kept(tmp_path):
@@ -137,7 +140,7 @@ def test_what_a_case_prints_is_passed_on_and_kept(tmp_path):
         def say(self, line):
             said.append(line)
 
-    runner = bench_all.All(settings.Settings(case=case_settings.AllSettings(), engine={}), tmp_path, Progress())
+    runner = bench_all.All(settings.Settings(case=cases.AllSettings(), engine={}), tmp_path, Progress())
     code = "import sys; print('a table', flush=True); print('gdsdata.bench: half of it', file=sys.stderr); sys.exit(3)"
     assert runner.run([*PRINTS, code], tmp_path / "output.log") == 3
     assert said == ["half of it"]
@@ -181,7 +184,7 @@ def test_two_runs_are_compared_case_by_case(tmp_path, monkeypatch, capsys):
 
 
 def test_the_page_does_without_a_picture_where_no_case_has_a_peer(tmp_path):
-    all_report.plot({"rows": [{"ratios_to_best_peer": []}]}, tmp_path / "results.png")
+    AllLayout({"rows": [{"ratios_to_best_peer": []}]}).plot(tmp_path / "results.png")
     assert not (tmp_path / "results.png").exists()
 
 

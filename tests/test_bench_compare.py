@@ -8,7 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gdsdata.bench import case, case_settings, compare, intervals, page, report, settings
+from gdsdata.bench import cases, compare, settings
+from gdsdata.bench import run as bench_run
+from gdsdata.bench.harness import case
+from gdsdata.bench.measure import intervals
+from gdsdata.bench.report import page
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
 
@@ -124,7 +128,7 @@ def made_row(key, seconds, **fields):
 
 def made_results(*rows, **fields):
     results = {
-        "schema": report.SCHEMA,
+        "schema": case.SCHEMA,
         "case": "load",
         "when": "2026-01-01T00:00:00+00:00",
         "machine": {"cpu": "A", "cores": 2, "load_before": 0.5},
@@ -306,7 +310,7 @@ def test_results_have_no_field_that_the_page_does_not_name(tmp_path, name):
     rows |= {"io": ["gdsdata_batch", "pread"], "tensor": ["gdsdata_engine", "python"]}
     rows["train"] = ["ceiling", "gdsdata", "dataloader", "gdsdata_saving"]
     rows["startup"] = ["gdsdata", "dataloader_0"]
-    chosen = settings.made_small(settings.Settings(engine={}, case=case_settings.CASES[name](rows=rows[name])))
+    chosen = settings.made_small(settings.Settings(engine={}, case=cases.SETTINGS[name](rows=rows[name])))
     chosen.data.folder, chosen.data.size_bytes, chosen.data.kind = str(tmp_path / "data"), 4 * MIB, "tokens"
     chosen.case.limit_seconds = 0.05
     if name == "latency":
@@ -315,9 +319,9 @@ def test_results_have_no_field_that_the_page_does_not_name(tmp_path, name):
         chosen.case.work = ["volumes"]
     if name == "tensor":
         chosen.case.size_bytes = MIB
-    assert case.main(settings.check(chosen), tmp_path) == 0
+    assert bench_run.main(settings.check(chosen), tmp_path) == 0
     results = json.loads((tmp_path / "results.json").read_text())
-    assert results["schema"] == report.SCHEMA and unnamed(results, documented()) == []
+    assert results["schema"] == case.SCHEMA and unnamed(results, documented()) == []
     results["rows"][0]["secret"] = 1
     assert unnamed(results, documented()) == ["rows[].secret"], "the test sees a field that is not there"
 
@@ -338,7 +342,7 @@ KEPT = sorted((REPOSITORY / "benchmarks" / "results").rglob("*.json"))
 @pytest.mark.parametrize("file", KEPT, ids=lambda path: path.stem)
 def test_kept_results_of_this_schema_have_no_field_that_the_page_does_not_name(file):
     results = json.loads(file.read_text())
-    if not isinstance(results, dict) or results.get("schema") != report.SCHEMA:
+    if not isinstance(results, dict) or results.get("schema") != case.SCHEMA:
         pytest.skip("of another schema")
     assert unnamed(results, documented()) == []
 

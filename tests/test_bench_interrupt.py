@@ -12,8 +12,12 @@ from helpers import eventually
 from test_bench import REPOSITORY, results_in, small
 from test_bench_all import case_results
 
-from gdsdata.bench import all as bench_all
-from gdsdata.bench import case, case_settings, latency, process, report, startup
+from gdsdata.bench import cases
+from gdsdata.bench import run as bench_run
+from gdsdata.bench.cases.all import case as bench_all
+from gdsdata.bench.cases.latency.case import Latency
+from gdsdata.bench.cases.startup import starts
+from gdsdata.bench.harness import case, process
 
 SIGINT_BIT = 1 << (signal.SIGINT - 1)
 LATENCY = ["case=latency", "case.rows=[python,gdsdata]", "case.sizes_bytes=[4096,8192,16384,32768]", "case.repeats=1"]
@@ -75,7 +79,7 @@ def test_what_was_measured_is_reported_and_the_end_is_one_line(tmp_path):
     kinds = {row["data"] for row in results["rows"]}
     assert results["broken_off"] is True and "write 4 KiB" in kinds and "write 32 KiB" not in kinds
     written = (run.out / "report.md").read_text()
-    assert report.BROKEN_OFF in written and "| 4 KiB |" in written and (run.out / "report.html").exists()
+    assert case.BROKEN_OFF in written and "| 4 KiB |" in written and (run.out / "report.html").exists()
     assert (run.out / "results.png").read_bytes().startswith(b"\x89PNG")
     assert os.listdir(run.data) == [], "its files are gone"
 
@@ -94,7 +98,7 @@ def test_interrupts_behind_the_first_cost_no_report(tmp_path):
 
     status, said = run.interrupt_when(several)
     assert status == 130 and said.splitlines()[-1] == "gdsdata.bench: interrupted"
-    assert report.BROKEN_OFF in (run.out / "report.md").read_text() and results_in(run.out)["broken_off"]
+    assert case.BROKEN_OFF in (run.out / "report.md").read_text() and results_in(run.out)["broken_off"]
 
 
 def test_where_nothing_was_measured_the_line_is_all(tmp_path):
@@ -138,15 +142,15 @@ import json, signal
 held = signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 print(json.dumps({"held": held}))
 """)
-    monkeypatch.setattr(startup, "SCRIPT", shows)
-    script = startup.Script(None)
+    monkeypatch.setattr(starts, "SCRIPT", shows)
+    script = starts.Script(None)
     script.told = {}
     assert script.start()["held"] is True
 
 
 def interrupted_at(monkeypatch, number):
     """The bench is interrupted in the place of that run."""
-    runs, run = [], latency.Latency.run
+    runs, run = [], Latency.run
 
     def break_off(self, row):
         runs.append(row)
@@ -154,30 +158,30 @@ def interrupted_at(monkeypatch, number):
             raise KeyboardInterrupt
         return run(self, row)
 
-    monkeypatch.setattr(latency.Latency, "run", break_off)
+    monkeypatch.setattr(Latency, "run", break_off)
 
 
 def latency_settings(tmp_path, **fields):
-    chosen = small(tmp_path, case_settings.LatencySettings, **ONE_ROW, **fields)
+    chosen = small(tmp_path, cases.LatencySettings, **ONE_ROW, **fields)
     chosen.case.iterations, chosen.case.sizes_bytes = 6, [4096, 8192]
     return chosen
 
 
 def test_a_table_with_a_whole_turn_is_reported_with_the_turns_it_has(tmp_path, monkeypatch, capsys):
     interrupted_at(monkeypatch, 3)
-    assert case.main(latency_settings(tmp_path, case_repeats=5), tmp_path) == 130
+    assert bench_run.main(latency_settings(tmp_path, case_repeats=5), tmp_path) == 130
     results = results_in(tmp_path)
     (row,) = results["rows"]
     assert len(row["runs"]) == 2 and row["latency_s"]["count"] == 12 and results["verified"]
     assert any("read 4 KiB uint8, warm: broken off after 2 of 5 turns" in note for note in results["notes"])
-    assert f"Note: {report.BROKEN_OFF}" in capsys.readouterr().out.replace("\n", " ")
+    assert f"Note: {case.BROKEN_OFF}" in capsys.readouterr().out.replace("\n", " ")
 
 
 def test_rows_of_a_first_turn_are_reported_and_those_that_had_none_say_so(tmp_path, monkeypatch):
     interrupted_at(monkeypatch, 2)
     chosen = latency_settings(tmp_path, case_repeats=5)
     chosen.case.rows = ["python", "gdsdata"]
-    assert case.main(chosen, tmp_path) == 130
+    assert bench_run.main(chosen, tmp_path) == 130
     measured, other = sorted(results_in(tmp_path)["rows"], key=lambda row: not row["runs"])
     assert len(measured["runs"]) == 1 and measured["error"] is None and measured["latency_s"]["count"] == 6
     assert other["error"] == case.NO_TURN and not other["runs"]
@@ -186,21 +190,21 @@ def test_rows_of_a_first_turn_are_reported_and_those_that_had_none_say_so(tmp_pa
 
 def test_a_table_without_any_run_is_not_reported(tmp_path, monkeypatch):
     interrupted_at(monkeypatch, 2)
-    assert case.main(latency_settings(tmp_path, case_repeats=1), tmp_path) == 130
+    assert bench_run.main(latency_settings(tmp_path, case_repeats=1), tmp_path) == 130
     assert [row["data"] for row in results_in(tmp_path)["rows"]] == ["read 4 KiB"]
 
 
 def test_without_any_figure_an_interrupt_stays_one(tmp_path, monkeypatch):
     interrupted_at(monkeypatch, 1)
     with pytest.raises(KeyboardInterrupt):
-        case.main(latency_settings(tmp_path, case_repeats=5), tmp_path)
+        bench_run.main(latency_settings(tmp_path, case_repeats=5), tmp_path)
     assert not (tmp_path / "report.md").exists() and os.listdir(tmp_path / "data") == []
 
 
 def test_a_run_that_ends_by_itself_was_not_broken_off(tmp_path):
-    assert case.main(latency_settings(tmp_path, case_repeats=1), tmp_path) == 0
+    assert bench_run.main(latency_settings(tmp_path, case_repeats=1), tmp_path) == 0
     assert results_in(tmp_path)["broken_off"] is False
-    assert report.BROKEN_OFF not in (tmp_path / "report.md").read_text()
+    assert case.BROKEN_OFF not in (tmp_path / "report.md").read_text()
 
 
 @pytest.mark.parametrize("earlier", [False, True], ids=["everything measured", "for the second time"])
@@ -215,7 +219,7 @@ def test_an_interrupt_while_processes_end_loses_no_report(tmp_path, monkeypatch,
     if earlier:
         interrupted_at(monkeypatch, 2)
     with default_interrupts():
-        status = case.main(latency_settings(tmp_path, case_repeats=1), tmp_path)
+        status = bench_run.main(latency_settings(tmp_path, case_repeats=1), tmp_path)
     results = results_in(tmp_path)
     assert status == (130 if earlier else 0) and results["broken_off"] is earlier
     assert [row["data"] for row in results["rows"]] == ["read 4 KiB", "read 8 KiB"][: 1 if earlier else 2]
@@ -236,10 +240,10 @@ def test_all_passes_it_on_once_and_its_page_has_what_is_there(tmp_path, monkeypa
         return 0
 
     monkeypatch.setattr(bench_all.All, "run", stand_in)
-    chosen = small(tmp_path, case_settings.AllSettings, case_cases=["load", "latency", "io"])
+    chosen = small(tmp_path, cases.AllSettings, case_cases=["load", "latency", "io"])
     with default_interrupts():
-        assert case.main(chosen, tmp_path) == 130
+        assert bench_run.main(chosen, tmp_path) == 130
     results = results_in(tmp_path)
     assert begun == ["load", "latency"] == [row["name"] for row in results["rows"]]
     assert not any(row["error"] for row in results["rows"]) and results["broken_off"] is True
-    assert report.BROKEN_OFF in (tmp_path / "report.md").read_text()
+    assert case.BROKEN_OFF in (tmp_path / "report.md").read_text()

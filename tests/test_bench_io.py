@@ -14,16 +14,24 @@ import pytest
 import torch
 from test_bench import MIB, REPOSITORY, bench, on_disk, results_in, small
 
-from gdsdata.bench import case, case_settings, io, io_peers, limits, report, settings, sweep
-from gdsdata.bench.io_peers import Memory, Work
-from gdsdata.bench.pattern import Pattern
+from gdsdata.bench import cases, settings
+from gdsdata.bench import run as bench_run
+from gdsdata.bench.cases.io.case import Io, Transfers, native_aio
+from gdsdata.bench.cases.io.report import IoLayout
+from gdsdata.bench.cases.io.row import IoRow
+from gdsdata.bench.data.pattern import Pattern
+from gdsdata.bench.data.transfers import Memory, Work
+from gdsdata.bench.harness import tables
+from gdsdata.bench.measure import limits
+from gdsdata.bench.peers import kvikio, registry
+from gdsdata.bench.peers.gdsdata.transfers import options_for
 from gdsdata.io import engine
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
 
 KIB = 2**10
 DIRECTIONS = ["read", "write", "randread", "randwrite"]
-CPU_ROWS = [peer for peer in io_peers.ROWS if peer.xfer == "any" and not peer.package]
+CPU_ROWS = [peer for peer in registry.rows("io") if peer.xfer == "any" and not peer.package]
 
 
 def work_on(path, direction="read", cache="cold", **changes):
@@ -35,7 +43,7 @@ def work_on(path, direction="read", cache="cold", **changes):
 
 
 def row_of(peer):
-    return io.IoRow(peer.key, {}, "cpu")
+    return IoRow(peer.key, {}, "cpu")
 
 
 def made(path, work):
@@ -59,7 +67,7 @@ def test_one_pass_carries_every_whole_transfer_once(tmp_path, peer, direction):
     assert 0 < found["p50_us"] <= found["p90_us"] <= found["p99_us"] <= found["p99_9_us"] <= found["seconds"] * 1e6
     assert found["threads"] == {"sync": 3, "async": 1, "batch": 4}[peer.submit]
     assert found["transfers_per_call"] == (2 if peer.submit == "batch" else 1)
-    if report.is_ours(peer.key):
+    if tables.is_ours(peer.key):
         assert sum(found["served"].values()) == MIB, "as the engine itself counts"
         assert found["requests_per_op"] > 0
     else:
@@ -78,7 +86,7 @@ def test_a_run_with_a_time_passes_over_the_file_again(tmp_path, peer):
     row.after()
     assert found["ops"] > 16 and found["bytes"] == found["ops"] * work.io_bytes
     assert 0.1 <= found["seconds"] < 5
-    if report.is_ours(peer.key):
+    if tables.is_ours(peer.key):
         assert found["served"]["page_cache"] + found["served"]["buffered"] == found["bytes"]
 
 
@@ -135,18 +143,20 @@ def test_random_orders_hold_each_transfer_once_and_follow_the_seed(tmp_path):
 
 def test_what_the_transfer_type_asks_of_the_engine_yields_to_the_users_settings():
     cold, warm = work_on("x"), work_on("x", cache="warm")
-    chosen = io_peers.options_for(cold, {"workers": 3}, None, batches=False)
+    chosen = options_for(cold, {"workers": 3}, None, batches=False)
     assert (chosen.direct, chosen.workers, chosen.queue_depth, chosen.coalesce_gap_bytes) == ("always", 3, 64, 0)
-    assert io_peers.options_for(warm, {}, None, batches=False).direct == "never"
-    chosen = io_peers.options_for(cold, {"direct": "never", "queue_depth": 2, "coalesce_gap_bytes": 9}, None, False)
+    assert options_for(warm, {}, None, batches=False).direct == "never"
+    chosen = options_for(cold, {"direct": "never", "queue_depth": 2, "coalesce_gap_bytes": 9}, None, False)
     assert (chosen.direct, chosen.queue_depth, chosen.coalesce_gap_bytes) == ("never", 2, 9)
-    chosen = io_peers.options_for(cold, {}, "cufile", batches=True)
+    chosen = options_for(cold, {}, "cufile", batches=True)
     assert chosen.backend == "cufile" and chosen.cufile_batch
 
 
-def test_rows_follow_the_transfer_types():
-    def keys(*asked):
-        return [peer.key for peer in io_peers.rows_for(*asked)]
+def test_rows_follow_the_transfer_types(tmp_path):
+    def keys(xfer, submit, cache, on_gpu):
+        asked = Io(settings.Settings(engine={}, case=cases.IoSettings(xfer=xfer, submit=submit)), tmp_path, None)
+        source = Transfers("read", "read", "cuda" if on_gpu else "cpu", "x", MIB)
+        return [peer.key for peer in asked.rows_for(source, cache)]
 
     every = ["cpu", "cpu_gpu", "gpu"], ["sync", "async", "batch"]
     assert keys(*every, "cold", False) == ["gdsdata_sync", "gdsdata_async", "gdsdata_batch", "pread", "kvikio"]
@@ -162,7 +172,7 @@ def test_rows_follow_the_transfer_types():
 
 BUFFERED = """
 import os
-from gdsdata.bench.io_peers import Plain
+from gdsdata.bench.peers.by_hand.files import Plain
 
 class Buffered(Plain):
     key = name = "buffered"
@@ -178,10 +188,10 @@ def test_reads_that_fill_the_page_cache_are_marked_and_nobody_is_compared_with_t
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.syspath_prepend(tmp_path)
     chosen = small(
-        tmp_path, case_settings.IoSettings, case_rows=["pread", "buffered_io:Buffered"], case_file_bytes=4 * MIB,
+        tmp_path, cases.IoSettings, case_rows=["pread", "buffered_io:Buffered"], case_file_bytes=4 * MIB,
         case_io_bytes=[65536], case_direction=["read"], case_cache=["cold", "warm"], case_depth=[2],
     )  # fmt: skip
-    assert case.main(chosen, tmp_path) == 0
+    assert bench_run.main(chosen, tmp_path) == 0
     results = results_in(tmp_path)
     rows = {(row["key"], row["cache"]): row for row in results["rows"]}
     buffered, direct = rows["buffered_io:Buffered", "cold"], rows["pread", "cold"]
@@ -221,7 +231,7 @@ class StandIn:
         return types.SimpleNamespace(is_direct_io_supported=lambda: bool(direct), close=lambda: None)
 
 
-def kvikio_path(monkeypatch, tmp_path, peer=io_peers.Kvikio, device_name="cpu", stand_in=None, **changes):
+def kvikio_path(monkeypatch, tmp_path, peer=kvikio.Transfers, device_name="cpu", stand_in=None, **changes):
     """What the row says of its way, and kvikio's settings when it had opened its file."""
     stand_in = stand_in or StandIn()
     monkeypatch.setitem(sys.modules, "kvikio", stand_in)
@@ -244,7 +254,7 @@ def test_kvikio_goes_past_the_page_cache_where_it_is_to(tmp_path, monkeypatch):
 def test_kvikio_over_the_hosts_memory_is_posix_and_only_straight_to_a_gpu_cufile(tmp_path, monkeypatch):
     path, found = kvikio_path(monkeypatch, tmp_path, device_name="cuda")
     assert path == "POSIX, O_DIRECT" and found["compat_mode"] == "ON", "storage->CPU->GPU"
-    straight = {"peer": io_peers.KvikioCuFile, "device_name": "cuda"}
+    straight = {"peer": kvikio.CuFileTransfers, "device_name": "cuda"}
     for dma, said in ((True, "cuFile"), (False, "cuFile, compatibility mode")):
         monkeypatch.setattr(engine, "cufile_dma_is_possible", lambda dma=dma: dma)
         path, found = kvikio_path(monkeypatch, tmp_path, **straight)
@@ -344,18 +354,19 @@ def test_the_picture_of_a_sweep_has_a_line_for_each_depth_and_a_point_for_each_s
     }
     results["rows"][0]["gb_per_s"] = None  # it failed
     results["rows"] += [dict(results["rows"][-1], name="cached", through_cache=True)]
-    assert sweep.is_one(results) and not sweep.is_one({"rows": results["rows"][:1]})
-    found = sweep.grids(results)
+    layout = IoLayout(results)
+    assert layout.is_sweep() and not IoLayout({"rows": results["rows"][:1]}).is_sweep()
+    found = layout.sweep()
     assert list(found) == [("read", "warm"), ("read", "cold"), ("write", "direct")]
     assert list(found["write", "direct"]) == ["a", "b"], "what went through the page cache is no point of O_DIRECT"
     assert [size for size, _ in found["read", "warm"]["a"][1]] == [65536, MIB]
     assert [size for size, _ in found["write", "direct"]["b"][32]] == [4096, 65536, MIB]
     assert found["write", "direct"]["b"][32][0][1]["median"] == pytest.approx(1e9 / 2**30)
-    sweep.plot(results, tmp_path / "picture.png")
+    layout.plot(tmp_path / "picture.png")
     assert (tmp_path / "picture.png").stat().st_size > 10_000
     for row in results["rows"]:
         row["gb_per_s"] = None
-    sweep.plot(results, tmp_path / "none.png")
+    layout.plot(tmp_path / "none.png")
     assert not (tmp_path / "none.png").exists(), "where all failed there is nothing to draw"
 
 
@@ -363,10 +374,10 @@ def test_the_picture_of_a_sweep_has_a_line_for_each_depth_and_a_point_for_each_s
 def test_a_run_that_is_not_compared_says_so_and_is_no_failure(tmp_path, capsys):
     rows = ["gdsdata_batch", "pread"]
     chosen = small(
-        tmp_path, case_settings.IoSettings, case_rows=rows, case_verify=False, case_direction=["read"],
+        tmp_path, cases.IoSettings, case_rows=rows, case_verify=False, case_direction=["read"],
         case_cache=["warm"], case_duration_s=None, case_file_bytes=MIB, case_io_bytes=[65536],
     )  # fmt: skip
-    assert case.main(chosen, tmp_path) == 0
+    assert bench_run.main(chosen, tmp_path) == 0
     results = results_in(tmp_path)
     assert results["verified"] is None and [row["key"] for row in results["rows"]] == rows
     assert [row["runs"][0]["ops"] for row in results["rows"]] == [16, 16]
@@ -375,7 +386,7 @@ def test_a_run_that_is_not_compared_says_so_and_is_no_failure(tmp_path, capsys):
 
 
 WRONG = """
-from gdsdata.bench.io_peers import Plain
+from gdsdata.bench.peers.by_hand.files import Plain
 
 class Lazy(Plain):
     name = "lazy"
@@ -393,10 +404,10 @@ def test_a_row_that_leaves_a_transfer_out_fails_the_bench(tmp_path, monkeypatch,
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.syspath_prepend(tmp_path)
     chosen = small(
-        tmp_path, case_settings.IoSettings, case_rows=["lazy_io:Lazy"], case_file_bytes=MIB, case_io_bytes=[65536],
+        tmp_path, cases.IoSettings, case_rows=["lazy_io:Lazy"], case_file_bytes=MIB, case_io_bytes=[65536],
         case_cache=["warm"], case_depth=[2],
     )  # fmt: skip
-    assert case.main(chosen, tmp_path) == 1
+    assert bench_run.main(chosen, tmp_path) == 1
     said = capsys.readouterr().out
     for kind in ("read", "write", "random read", "random write"):
         assert f"FAILED: {kind}, lazy: ValueError: " in said
@@ -440,13 +451,13 @@ def test_a_run_that_is_told_to_end_removes_its_files(tmp_path):
     ],
 )
 def test_settings_that_make_no_sense_are_refused(fields, said):
-    chosen = settings.Settings(engine={}, case=case_settings.IoSettings(**fields))
+    chosen = settings.Settings(engine={}, case=cases.IoSettings(**fields))
     with pytest.raises(ValueError, match=said):
         settings.check(chosen)
 
 
 def test_a_file_of_the_users_is_refused(tmp_path):
-    chosen = settings.Settings(engine={}, case=case_settings.IoSettings())
+    chosen = settings.Settings(engine={}, case=cases.IoSettings())
     chosen.data.path = "/x"
     with pytest.raises(ValueError, match=r"data\.path=/x: case=io makes the file that it reads; data\.folder= says"):
         settings.check(chosen)
@@ -457,7 +468,7 @@ def test_the_limit_moves_the_same_transfers_and_leaves_no_file(tmp_path, directi
     work = work_on(tmp_path / "file", direction)
     if not work.writes:
         made(work.path, work)
-    found = limits.measured("native AIO", lambda: io.native_aio(work, 0.05))
+    found = limits.measured("native AIO", lambda: native_aio(work, 0.05))
     if "unavailable" in found:
         pytest.skip(found["unavailable"])
     assert found["mean_bytes"] == work.io_bytes and found["depth"] == work.depth and found["gb_per_s"] > 0

@@ -11,20 +11,18 @@ import pytest
 import torch
 from helpers import eventually
 
-from gdsdata.bench import (
-    case,
-    case_settings,
-    data,
-    device,
-    intervals,
-    latency,
-    latency_peers,
-    latency_report,
-    measure,
-    report,
-    settings,
-)
-from gdsdata.bench.own_folder import MARKER, OwnFolder
+from gdsdata.bench import cases, settings
+from gdsdata.bench import run as bench_run
+from gdsdata.bench.cases.latency import report
+from gdsdata.bench.cases.latency.case import Latency
+from gdsdata.bench.cases.latency.row import LEAST_ITERATIONS
+from gdsdata.bench.data import made
+from gdsdata.bench.data.pieces import random_bytes
+from gdsdata.bench.harness import tables
+from gdsdata.bench.harness.folders import MARKER, OwnFolder
+from gdsdata.bench.measure import device, intervals, system
+from gdsdata.bench.peers import registry
+from gdsdata.bench.peers.by_hand import files
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
 
@@ -33,7 +31,7 @@ MIB = 2**20
 
 def small(tmp_path, **fields):
     """Settings for a run of a second or two in this process."""
-    chosen = settings.Settings(engine={}, case=case_settings.LatencySettings())
+    chosen = settings.Settings(engine={}, case=cases.LatencySettings())
     chosen.data.folder = str(tmp_path / "data")
     chosen.case.repeats, chosen.case.limit_seconds, chosen.case.warm_up = 1, 0.02, 1
     chosen.case.sizes_bytes, chosen.case.iterations = [4096], 6
@@ -53,7 +51,7 @@ def results_in(folder):
 @pytest.mark.slow
 def test_every_row_is_verified_timed_and_reported_and_no_file_is_left(tmp_path, capsys):
     chosen = small(tmp_path, sizes_bytes=[100_001, 4096], repeats=2, verify=True)
-    assert case.main(chosen, tmp_path) == 0, capsys.readouterr().out
+    assert bench_run.main(chosen, tmp_path) == 0, capsys.readouterr().out
     results = results_in(tmp_path)
     assert results["verified"] is True and os.listdir(tmp_path / "data") == []
     found = {}
@@ -66,7 +64,7 @@ def test_every_row_is_verified_timed_and_reported_and_no_file_is_left(tmp_path, 
         assert sum(run["seconds"] for run in row["runs"]) == pytest.approx(timed["mean"] * 12)
         assert row["bandwidth_gb_per_s"]["max"] == pytest.approx(row["tensor_bytes"] / timed["min"] / 1e9)
         assert [run["latency_s"]["count"] for run in row["runs"]] == [6, 6]
-        if report.is_ours(row["key"]):
+        if tables.is_ours(row["key"]):
             assert sum(row["served_bytes"].values()) == 12 * row["tensor_bytes"], "by the engine's own count"
     everything = {"gdsdata", "gdsdata_engine", "python"}
     assert found["read 4 KiB", "warm"] == found["read 100,001 B", "warm"] == everything
@@ -87,10 +85,12 @@ def test_every_row_is_verified_timed_and_reported_and_no_file_is_left(tmp_path, 
 def test_every_row_is_verified_on_a_gpu(tmp_path):
     chosen = small(tmp_path, sizes_bytes=[100_001, 4 * MIB], verify=True)
     chosen.device.name = "cuda"
-    assert case.main(chosen, tmp_path) == 0
+    assert bench_run.main(chosen, tmp_path) == 0
     results = results_in(tmp_path)
     assert results["verified"] is True and results["device"]["model"]
-    assert {row["key"] for row in results["rows"]} == {peer.key for peer in latency_peers.ROWS}
+    assert {row["key"] for row in results["rows"]} == {
+        peer.key for peer in registry.rows("latency", device_name="cuda")
+    }
     assert "read, file in the page cache, to cuda" in (tmp_path / "report.md").read_text()
 
 
@@ -98,7 +98,7 @@ def test_every_row_is_verified_on_a_gpu(tmp_path):
 def test_the_engines_settings_reach_it(tmp_path):
     chosen = small(tmp_path, work=["read"], cache=["warm"], rows=["gdsdata", "gdsdata_engine"])
     chosen.engine = {"direct": "always", "workers": 1, "queue_depth": 2, "backend": "posix"}
-    assert case.main(chosen, tmp_path) == 0
+    assert bench_run.main(chosen, tmp_path) == 0
     rows = results_in(tmp_path)["rows"]
     assert len(rows) == 2 and all(row["path"] in ("direct", "buffered") for row in rows), "and not page_cache"
 
@@ -106,14 +106,14 @@ def test_the_engines_settings_reach_it(tmp_path):
 def test_a_run_ends_when_its_seconds_are_over(tmp_path):
     chosen = small(tmp_path, work=["write"], writes=["replaced"], rows=["python"], iterations=10**6, run_seconds=0.3)
     started = time.monotonic()
-    assert case.main(chosen, tmp_path) == 0
+    assert bench_run.main(chosen, tmp_path) == 0
     (row,) = results_in(tmp_path)["rows"]
-    assert latency.LEAST_ITERATIONS <= row["latency_s"]["count"] < 10**6 and time.monotonic() - started < 60
+    assert LEAST_ITERATIONS <= row["latency_s"]["count"] < 10**6 and time.monotonic() - started < 60
 
 
 WRONG = """
 import os
-from gdsdata.bench.latency_peers import Python
+from gdsdata.bench.peers.by_hand.files import Python
 
 class Stale(Python):
     "Gives what it read first, for ever."
@@ -137,7 +137,7 @@ class Long(Python):
 
     def store(self, view):
         super().store(view)
-        os.truncate(self.path, len(view))
+        os.truncate(self.file, len(view))
 """
 
 
@@ -154,21 +154,21 @@ def test_a_row_with_wrong_bytes_fails_and_its_files_go(tmp_path, monkeypatch, ca
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.syspath_prepend(str(tmp_path))
     chosen = small(tmp_path, work=[work], rows=[f"wrong_latency:{peer}"], **states)
-    assert case.main(chosen, tmp_path) == 1
+    assert bench_run.main(chosen, tmp_path) == 1
     assert said in capsys.readouterr().out
     assert results_in(tmp_path)["rows"][0]["latency_s"] is None, "what fails is not timed"
     assert os.listdir(tmp_path / "data") == []
 
 
 @pytest.mark.parametrize("state", ["warm", "cold", "replaced", "in_place"])
-@pytest.mark.parametrize("peer", latency_peers.ROWS)
+@pytest.mark.parametrize("peer", registry.rows("latency"))
 @pytest.mark.parametrize("size", [1, 4095, 4096, 4097, 3 * MIB])
 def test_peers_move_all_bytes_in_every_state(tmp_path, peer, state, size):
-    work = "read" if state in latency_peers.STATES["read"] else "write"
+    work = "read" if state in ("warm", "cold") else "write"
     path = str(tmp_path / "tensor.bin")
     if not peer.can(work, state, size):
         pytest.skip("not this row's")
-    expected = latency.random_bytes(size, seed=1)
+    expected = random_bytes(size, seed=1)
     with open(path, "wb") as file:
         file.write(expected.numpy() if work == "read" else bytes(size + (4096 if state == "in_place" else 0)))
     opened = peer(path, size, state, "cpu")
@@ -195,7 +195,7 @@ def test_python_goes_by_way_of_pinned_memory_to_a_gpu(tmp_path, monkeypatch):
     monkeypatch.setattr(device, "send", lambda tensor, name: sent.append(name) or tensor.clone())
     path = tmp_path / "tensor.bin"
     path.write_bytes(bytes(range(200)))
-    opened = latency_peers.Python(str(path), 200, "replaced", "cuda")
+    opened = files.Python(str(path), 200, "replaced", "cuda")
     assert opened.read().tolist() == list(range(200)) and sent == ["cuda"]
     opened.write(torch.full((200,), 7, dtype=torch.uint8))
     assert path.read_bytes() == bytes([7]) * 200
@@ -205,18 +205,18 @@ def test_python_goes_by_way_of_pinned_memory_to_a_gpu(tmp_path, monkeypatch):
 
 
 def test_a_folder_with_other_files_is_refused_by_name_and_nothing_is_removed(tmp_path):
-    folder = tmp_path / "data" / latency.FOLDER
+    folder = tmp_path / "data" / "latency"
     folder.mkdir(parents=True)
     (folder / "thesis.tex").write_text("years of work")
     (folder / "tensor-read-4096.bin").write_text("named like one of ours, but no marker says so")
     with pytest.raises(
-        data.DataError, match=r"not the bench's: tensor-read-4096\.bin, thesis\.tex\. Nothing was remov"
+        made.DataError, match=r"not the bench's: tensor-read-4096\.bin, thesis\.tex\. Nothing was remov"
     ):
-        case.main(small(tmp_path), tmp_path)
+        bench_run.main(small(tmp_path), tmp_path)
     assert sorted(os.listdir(folder)) == ["tensor-read-4096.bin", "thesis.tex"]
     (folder / MARKER).write_text("{}")
-    with pytest.raises(data.DataError, match=r"not the bench's: thesis\.tex\. Nothing"):
-        case.main(small(tmp_path), tmp_path)
+    with pytest.raises(made.DataError, match=r"not the bench's: thesis\.tex\. Nothing"):
+        bench_run.main(small(tmp_path), tmp_path)
     assert (folder / "thesis.tex").read_text() == "years of work" and len(os.listdir(folder)) == 3
 
 
@@ -228,10 +228,10 @@ def test_folders_and_links_are_never_its_own(tmp_path):
     (folder / MARKER).write_text("{}")
     (folder / "tensor-a.bin").symlink_to(precious)
     (folder / "tensor-b.bin").mkdir()
-    with pytest.raises(data.DataError, match=r"tensor-a\.bin, tensor-b\.bin"), OwnFolder(folder):
+    with pytest.raises(made.DataError, match=r"tensor-a\.bin, tensor-b\.bin"), OwnFolder(folder):
         pass
     (tmp_path / "link").symlink_to(tmp_path)
-    with pytest.raises(data.DataError, match="is a link or a file"), OwnFolder(tmp_path / "link"):
+    with pytest.raises(made.DataError, match="is a link or a file"), OwnFolder(tmp_path / "link"):
         pass
     assert precious.read_text() == "x" and (folder / "tensor-b.bin").is_dir()
 
@@ -257,12 +257,12 @@ def test_an_empty_folder_that_was_there_stays_there(tmp_path):
 
 def test_what_a_killed_run_left_is_removed_and_a_living_one_is_not_disturbed(tmp_path):
     folder = tmp_path / "own"
-    code = f"from gdsdata.bench.own_folder import OwnFolder; import sys\nwith OwnFolder({str(folder)!r}):\n"
+    code = f"from gdsdata.bench.harness.folders import OwnFolder; import sys\nwith OwnFolder({str(folder)!r}):\n"
     code += f"    open({str(folder / 'tensor-write-5.bin')!r}, 'w').close(); print(flush=True); sys.stdin.read()\n"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", code], **pipes) as child:
         child.stdout.readline()
-        with pytest.raises(data.DataError, match=rf"another run \(process {child.pid}\) is at work there"):
+        with pytest.raises(made.DataError, match=rf"another run \(process {child.pid}\) is at work there"):
             OwnFolder(folder).__enter__()
         assert sorted(os.listdir(folder)) == [MARKER, "tensor-write-5.bin"]
         child.send_signal(signal.SIGKILL)
@@ -284,14 +284,14 @@ def test_a_run_that_is_told_to_end_removes_its_folder(tmp_path, number):
 
 
 def test_files_that_others_put_there_meanwhile_are_named(tmp_path, monkeypatch):
-    one_source = latency.Latency.one_source
+    one_source = Latency.one_source
 
     def intruded(self, source, results):
         one_source(self, source, results)
         (self.own.path / "stranger").write_text("x")
 
-    monkeypatch.setattr(latency.Latency, "one_source", intruded)
-    assert case.main(small(tmp_path, work=["read"], cache=["warm"], rows=["python"]), tmp_path) == 0
+    monkeypatch.setattr(Latency, "one_source", intruded)
+    assert bench_run.main(small(tmp_path, work=["read"], cache=["warm"], rows=["python"]), tmp_path) == 0
     assert os.listdir(tmp_path / "data" / "latency") == ["stranger"]
     assert any("others put stranger there meanwhile" in note for note in results_in(tmp_path)["notes"])
 
@@ -301,9 +301,9 @@ def test_an_error_in_mid_run_leaves_no_file(tmp_path, monkeypatch):
         assert os.path.exists(source.path)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(latency.Latency, "one_source", broken)
+    monkeypatch.setattr(Latency, "one_source", broken)
     with pytest.raises(KeyboardInterrupt):
-        case.main(small(tmp_path), tmp_path)
+        bench_run.main(small(tmp_path), tmp_path)
     assert os.listdir(tmp_path / "data") == []
 
 
@@ -334,19 +334,19 @@ def test_files_of_the_users_own_are_refused(tmp_path):
 
 
 def test_quick_takes_small_sizes_and_few_iterations():
-    chosen = settings.made_small(settings.Settings(engine={}, case=case_settings.LatencySettings()))
+    chosen = settings.made_small(settings.Settings(engine={}, case=cases.LatencySettings()))
     assert chosen.case.sizes_bytes == [4096, 65536, MIB] and chosen.case.iterations == 20
     chosen.case.sizes_bytes = [2**30]
     assert settings.made_small(chosen).case.sizes_bytes == [MIB]
 
 
 def test_sizes_are_said_exactly():
-    said = [measure.size_text(size) for size in (1, 1000, 4096, 6144, 100_001, MIB, 3 * 2**29, 2**30 + 1)]
+    said = [system.size_text(size) for size in (1, 1000, 4096, 6144, 100_001, MIB, 3 * 2**29, 2**30 + 1)]
     assert said == ["1 B", "1,000 B", "4 KiB", "6 KiB", "100,001 B", "1 MiB", "1.5 GiB", "1,073,741,825 B"]
 
 
 def test_a_cell_says_the_mean_and_how_far_its_interval_reaches():
     row = {"latency_s": intervals.described([1e-3, 2e-3, 3e-3])}
-    assert latency_report.interval("latency_s", 1e6)(row) == "2,000 ± 2,484"
-    assert latency_report.interval("latency_s", 1e6)({"latency_s": intervals.described([2e-3])}) == "2,000"
-    assert [latency_report.time_text(value) for value in (2.0, 0.005, 1e-6, 5e-7)] == ["2 s", "5 ms", "1 µs", "500 ns"]
+    assert report.interval("mean", "latency_s", 1e6).cell(row) == "2,000 ± 2,484"
+    assert report.interval("mean", "latency_s", 1e6).cell({"latency_s": intervals.described([2e-3])}) == "2,000"
+    assert [report.time_text(value) for value in (2.0, 0.005, 1e-6, 5e-7)] == ["2 s", "5 ms", "1 µs", "500 ns"]

@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from gdsdata.bench import pieces
+from gdsdata.bench.data import pieces
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
 

@@ -5,6 +5,7 @@ import gc
 import importlib.util
 import io
 import multiprocessing
+import os
 import tarfile
 
 import numpy as np
@@ -13,17 +14,28 @@ import torch
 from test_bench import results_in, small
 from torch.utils.data import DataLoader
 
-from gdsdata.bench import case, case_settings, copies, data, loader, peers, settings, shard_peers, train
+from gdsdata.bench import cases, settings
+from gdsdata.bench import run as bench_run
+from gdsdata.bench.cases.loader.case import Loader
+from gdsdata.bench.cases.loader.row import LoaderRow
+from gdsdata.bench.cases.train.case import Train, Work
+from gdsdata.bench.cases.train.row import TrainRow
+from gdsdata.bench.data import copies, sources
+from gdsdata.bench.peers import registry
+from gdsdata.bench.peers.ffcv import Ffcv
+from gdsdata.bench.peers.gdsdata.batches import TarBatches
+from gdsdata.bench.peers.webdataset import Shards
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
 
 SHAPE = [4, 8, 16]
-PACKAGES = {peer.key: peer.package for peer in [*shard_peers.rows_for(on_gpu=False), shard_peers.Ffcv]}
+OTHERS = [peer for peer in registry.rows("loader", "npy", "warm") if peer.stored_as or peer.key == "spdl"]
+PACKAGES = {peer.key: peer.package for peer in OTHERS}
 
 
 def volumes(folder, count=20):
     wanted = settings.DataSettings(folder=str(folder), shape=SHAPE, size_bytes=count * 4 * int(np.prod(SHAPE)))
-    return data.source_for("npy", wanted)
+    return sources.source_for("npy", wanted)
 
 
 def needs(package):
@@ -34,9 +46,9 @@ def needs(package):
 def row_of(source, folder, peer):
     """A row in this process; `peer` is a key, or a class."""
     key = peer if isinstance(peer, str) else f"{__name__}:{peer.__qualname__}"
-    kind = copies.stored_as(peers.find(key))
+    kind = registry.find("loader", key).stored_as
     made = {kind: copies.copied(source, kind, folder).as_dict()} if kind else {}
-    return loader.LoaderRow(key, dataclasses.asdict(source), 3, 1, {}, "cpu", copies=made)
+    return LoaderRow(key, dataclasses.asdict(source), 3, 1, {}, "cpu", copies=made)
 
 
 def test_a_tar_has_the_arrays_and_is_made_once(tmp_path):
@@ -48,9 +60,9 @@ def test_a_tar_has_the_arrays_and_is_made_once(tmp_path):
             found += [np.load(io.BytesIO(archive.extractfile(member).read())) for member in archive.getmembers()]
     assert len(found) == copy.samples == 20
     assert all(np.array_equal(one, np.load(path)) for one, path in zip(found, source.files, strict=True))
-    before = [data.os.stat(file).st_mtime_ns for file in copy.files]
+    before = [os.stat(file).st_mtime_ns for file in copy.files]
     assert copies.copied(source, "tar", tmp_path) == copy
-    assert [data.os.stat(file).st_mtime_ns for file in copy.files] == before
+    assert [os.stat(file).st_mtime_ns for file in copy.files] == before
 
 
 def test_a_copy_of_files_that_have_changed_is_made_anew(tmp_path):
@@ -72,7 +84,7 @@ def test_a_rows_batches_are_the_datas_own(tmp_path, key):
     assert run["samples"] >= 20 and run["bytes"] == run["samples"] * 4 * np.prod(SHAPE)
 
 
-class Doubling(shard_peers.OursInTars):
+class Doubling(TarBatches):
     """Gives each sample twice in an epoch, in an order of its own."""
 
     def expected_ids(self, epoch, batches):
@@ -85,7 +97,7 @@ class Doubling(shard_peers.OursInTars):
 
 class Damaging(Doubling):
     def epoch(self, epoch):
-        for batch in shard_peers.OursInTars.epoch(self, epoch):
+        for batch in TarBatches.epoch(self, epoch):
             changed = batch.clone()
             changed[-1].view(-1)[-1] += 1
             yield changed
@@ -103,7 +115,7 @@ def test_what_a_row_with_an_order_of_its_own_gives_wrong_is_found(tmp_path, peer
 def test_samples_that_are_alike_are_told_apart_by_how_many_came(tmp_path):
     source = volumes(tmp_path, count=3)
     np.save(source.files[1], np.load(source.files[0]))
-    truth = data.Truth(source)
+    truth = sources.Truth(source)
     twice = np.stack([np.load(source.files[0])] * 2)
     assert truth.ids_of(twice, set()) == [0, 1]
     with pytest.raises(ValueError, match="came before"):
@@ -113,13 +125,13 @@ def test_samples_that_are_alike_are_told_apart_by_how_many_came(tmp_path):
 def test_a_run_names_the_shards_row_and_verifies_it(tmp_path, capsys):
     rows = ["gdsdata", "gdsdata_tar"]
     chosen = small(tmp_path, data_kind="npy", data_shape=SHAPE, case_cache=["warm"], case_rows=rows)
-    assert case.main(chosen, tmp_path) == 0, capsys.readouterr().out
+    assert bench_run.main(chosen, tmp_path) == 0, capsys.readouterr().out
     results = results_in(tmp_path)
     assert [row["key"] for row in results["rows"]] == rows and results["verified"] is True
     assert all(sum(row["served_bytes"].values()) > 0 for row in results["rows"])
 
 
-class OfWorkers(shard_peers.Shards):
+class OfWorkers(Shards):
     workers = 2
 
     def open(self):
@@ -150,7 +162,7 @@ def test_a_library_that_cannot_write_its_copies_fails_its_own_rows_alone(tmp_pat
     monkeypatch.setitem(copies.WRITERS, "tar", broken)
     rows = ["gdsdata", "gdsdata_tar"]
     chosen = small(tmp_path, data_kind="npy", data_shape=SHAPE, case_cache=["warm"], case_rows=rows)
-    case.main(chosen, tmp_path)
+    bench_run.main(chosen, tmp_path)
     sound, without = results_in(tmp_path)["rows"]
     assert sound["verified"] and not sound["error"]
     assert without["error"] == "volumes could not be written as tar: ModuleNotFoundError: No module named 'catalogue'"
@@ -159,7 +171,7 @@ def test_a_library_that_cannot_write_its_copies_fails_its_own_rows_alone(tmp_pat
 def test_your_own_files_are_copied_only_when_a_row_is_named(tmp_path):
     source = volumes(tmp_path)
     chosen = small(tmp_path, data_kind="npy", data_path=str(tmp_path / "*.npy"), case_rows=[])
-    asked = loader.Loader(chosen, tmp_path, None)
+    asked = Loader(chosen, tmp_path, None)
     assert not any(asked.copy_for(source, key) for key in asked.wanted(source, "warm"))
     assert any("copies of your files, as tar" in note for note in asked.notes)
     chosen.case.rows = ["gdsdata_tar"]
@@ -169,20 +181,20 @@ def test_your_own_files_are_copied_only_when_a_row_is_named(tmp_path):
 
 
 def test_ffcv_which_compiles_by_reading_has_a_row_out_of_the_page_cache_alone(tmp_path):
-    asked = loader.Loader(small(tmp_path, data_kind="npy", data_shape=SHAPE), tmp_path, None)
+    asked = Loader(small(tmp_path, data_kind="npy", data_shape=SHAPE), tmp_path, None)
     source = volumes(tmp_path)
     rows = {cache: [peer.key for peer in asked.rows_for(source, cache)] for cache in ("warm", "cold")}
     assert "ffcv" in rows["warm"] and "ffcv" not in rows["cold"]
-    assert asked.copy_for(source, "ffcv") == "beton" and asked.find("ffcv") is shard_peers.Ffcv
+    assert asked.copy_for(source, "ffcv") == "beton" and asked.find("ffcv") is Ffcv
 
 
 @pytest.mark.parametrize(("key", "package"), [("webdataset", "webdataset"), ("spdl", "spdl")])
 def test_a_training_loops_batches_are_the_datas_own(tmp_path, key, package):
     needs(package)
     wanted = settings.DataSettings(folder=str(tmp_path), shape=[16, 32, 32], size_bytes=16 * 4 * 16 * 32 * 32)
-    source = data.source_for("npy", wanted)
+    source = sources.source_for("npy", wanted)
     made = {"tar": copies.copied(source, "tar", tmp_path).as_dict()}
-    row = train.TrainRow(
+    row = TrainRow(
         key, "volumes", 1, str(tmp_path), source=dataclasses.asdict(source), copies=made, batch_size=3, seed=1,
         engine={}, device="cpu",
     )  # fmt: skip
@@ -190,9 +202,9 @@ def test_a_training_loops_batches_are_the_datas_own(tmp_path, key, package):
 
 
 def test_a_training_run_copies_volumes_for_the_rows_that_read_shards(tmp_path):
-    chosen = small(tmp_path, case_settings.TrainSettings, case_work=["volumes"], data_shape=[16, 32, 32])
-    one = train.Train(chosen, tmp_path, None)
-    work = train.Work("volumes", data.source_for("npy", chosen.data))
+    chosen = small(tmp_path, cases.TrainSettings, case_work=["volumes"], data_shape=[16, 32, 32])
+    one = Train(chosen, tmp_path, None)
+    work = Work("volumes", sources.source_for("npy", chosen.data))
     kinds = {peer.key: one.copy_for(work, peer.key) for peer in one.rows_for(work, "warm")}
     assert kinds.pop("webdataset") == "tar" and not any(kinds.values())
-    assert one.copy_for(train.Work("images", work.source), "webdataset") == "", "of tars that are there"
+    assert one.copy_for(Work("images", work.source), "webdataset") == "", "of tars that are there"

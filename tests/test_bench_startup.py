@@ -7,16 +7,20 @@ import numpy as np
 import pytest
 from helpers import run_script
 
-from gdsdata.bench import case, case_settings, data, settings, startup, startup_peers, startup_report
-from gdsdata.bench.process import RowFailed
-from gdsdata.bench.startup_peers import OWN_PARTS, PARTS
+from gdsdata.bench import cases, settings
+from gdsdata.bench import run as bench_run
+from gdsdata.bench.cases.startup import report, script, starts
+from gdsdata.bench.cases.startup.case import Startup
+from gdsdata.bench.cases.startup.script import OWN_PARTS, PARTS
+from gdsdata.bench.data import sources
+from gdsdata.bench.harness.process import RowFailed
 
 MIB = 2**20
 
 
 def small(tmp_path, **fields):
     """Settings for a run of few starts, each of which takes as long as importing torch does."""
-    chosen = settings.Settings(engine={}, case=case_settings.StartupSettings())
+    chosen = settings.Settings(engine={}, case=cases.StartupSettings())
     chosen.data.folder, chosen.data.size_bytes = str(tmp_path / "data"), MIB
     chosen.data.seq_len = 64
     chosen.case.repeats, chosen.case.cache, chosen.case.state_bytes = 1, ["warm"], [MIB]
@@ -37,7 +41,7 @@ def results_in(folder):
 
 
 def test_parts_add_up_to_the_whole_above_a_floor_and_every_byte_is_compared(tmp_path, capsys):
-    assert case.main(small(tmp_path), tmp_path) == 0, capsys.readouterr().out
+    assert bench_run.main(small(tmp_path), tmp_path) == 0, capsys.readouterr().out
     results = results_in(tmp_path)
     floor, ours = results["rows"]
     assert (floor["key"], ours["key"]) == ("floor", "gdsdata") and results["verified"] is True
@@ -60,7 +64,7 @@ def test_parts_add_up_to_the_whole_above_a_floor_and_every_byte_is_compared(tmp_
 @pytest.mark.timeout(300)
 def test_every_row_warm_and_cold_with_a_checkpoint_and_without(tmp_path, capsys):
     chosen = small(tmp_path, rows=[], cache=["warm", "cold"], state_bytes=[0, MIB], workers=[0, 1], repeats=1)
-    assert case.main(chosen, tmp_path) == 0, capsys.readouterr().out
+    assert bench_run.main(chosen, tmp_path) == 0, capsys.readouterr().out
     results = results_in(tmp_path)
     keys = {(row["data"], row["key"]) for row in results["rows"]}
     without = {key for kind, key in keys if kind == "no checkpoint"}
@@ -78,10 +82,10 @@ def test_every_row_warm_and_cold_with_a_checkpoint_and_without(tmp_path, capsys)
 @pytest.mark.slow
 @pytest.mark.timeout(150)
 def test_a_quick_run_takes_less_than_a_minute(tmp_path):
-    chosen = settings.Settings(engine={}, case=case_settings.StartupSettings(), quick=True)
+    chosen = settings.Settings(engine={}, case=cases.StartupSettings(), quick=True)
     chosen.data.folder = str(tmp_path / "data")
     started = time.monotonic()
-    assert case.main(settings.made_small(settings.check(chosen)), tmp_path) == 0
+    assert bench_run.main(settings.made_small(settings.check(chosen)), tmp_path) == 0
     assert time.monotonic() - started < 60
 
 
@@ -90,7 +94,7 @@ def test_a_quick_run_takes_less_than_a_minute(tmp_path):
 def test_rows_are_verified_on_a_gpu_and_have_its_context_as_a_part(tmp_path, capsys):
     chosen = small(tmp_path, rows=["gdsdata", "dataloader_0"])
     chosen.device.name = "cuda"
-    assert case.main(chosen, tmp_path) == 0, capsys.readouterr().out
+    assert bench_run.main(chosen, tmp_path) == 0, capsys.readouterr().out
     results = results_in(tmp_path)
     assert results["verified"] is True and results["device"]["model"]
     for row in results["rows"]:
@@ -101,8 +105,8 @@ def test_rows_are_verified_on_a_gpu_and_have_its_context_as_a_part(tmp_path, cap
 # ------------------------------------------------------------------------------------------------ failures
 
 WRONG = """
-from gdsdata.bench.process import RowFailed
-from gdsdata.bench.startup_peers import Ours
+from gdsdata.bench.harness.process import RowFailed
+from gdsdata.bench.cases.startup.script import Ours
 
 class Zeros(Ours):
     "Its first batch is none of the file's."
@@ -145,10 +149,10 @@ def wrong_starts(tmp_path, monkeypatch):
 )
 def test_a_script_that_fails_says_in_which_part_and_leaves_its_trace(tmp_path, wrong_starts, name, message):
     with open(tmp_path / "rows.log", "wb") as log:
-        script = startup.Script(log)
-        script.send("load", peer=f"wrong_starts:{name}", told={"device": "cpu"})
+        start = starts.Script(log)
+        start.send("load", peer=f"wrong_starts:{name}", told={"device": "cpu"})
         with pytest.raises(RowFailed) as failed:
-            script.start()
+            start.start()
     assert str(failed.value) == message
     assert ("no such library" in (tmp_path / "rows.log").read_text()) == (name == "Fails")
 
@@ -156,7 +160,7 @@ def test_a_script_that_fails_says_in_which_part_and_leaves_its_trace(tmp_path, w
 @pytest.mark.slow
 def test_wrong_bytes_are_found_in_the_batch_and_in_the_checkpoint(tmp_path, wrong_starts, capsys):
     chosen = small(tmp_path, rows=["wrong_starts:Zeros", "wrong_starts:Forgets"])
-    assert case.main(chosen, tmp_path) == 1
+    assert bench_run.main(chosen, tmp_path) == 1
     floor, zeros, forgets = results_in(tmp_path)["rows"]
     assert floor["error"] is None and not zeros["verified"] and not forgets["verified"]
     assert zeros["error"].startswith("first batch: 8 of its 8 windows are none of ")
@@ -165,9 +169,9 @@ def test_wrong_bytes_are_found_in_the_batch_and_in_the_checkpoint(tmp_path, wron
 
 
 def test_one_window_or_one_tensor_that_differs_is_found(tmp_path):
-    checked = startup.Startup(small(tmp_path, batch_size=2), tmp_path, None)
+    checked = Startup(small(tmp_path, batch_size=2), tmp_path, None)
     tokens = type("Tokens", (), {"files": ["t.bin"]})
-    source = startup.Beginning(tokens, MIB, tensor_bytes=MIB, checksums={"a": 1, "b": 2}, windows={10, 11, 12})
+    source = starts.Beginning(tokens, MIB, tensor_bytes=MIB, checksums={"a": 1, "b": 2}, windows={10, 11, 12})
     batch = {"shape": [2, 65], "dtype": "torch.int64", "device": "cpu"}
     right = {"batch": batch, "windows": [10, 12], "restored": {"a": 1, "b": 2}}
     assert checked.check(source, "gdsdata", right) == MIB + 2 * 65 * 2
@@ -188,11 +192,11 @@ def test_one_window_or_one_tensor_that_differs_is_found(tmp_path):
         (["floor"], []),
         (["dataloader_0_safetensors", "gdsdata"], ["safetensors", "torch"]),
         ([], ["torch", "safetensors"]),
-        (["gdsdata.bench.startup_peers:LoaderSafetensors"], ["safetensors"]),
+        (["gdsdata.bench.cases.startup.script:LoaderSafetensors"], ["safetensors"]),
     ],
 )
 def test_a_checkpoint_is_written_in_the_formats_of_the_wanted_rows_alone(tmp_path, rows, formats):
-    assert startup.Startup(small(tmp_path, rows=rows), tmp_path, None).formats(MIB) == formats
+    assert Startup(small(tmp_path, rows=rows), tmp_path, None).formats(MIB) == formats
 
 
 @pytest.mark.parametrize(
@@ -211,7 +215,7 @@ def test_settings_that_make_no_sense_are_refused(tmp_path, fields, message):
 
 def test_an_unknown_row_is_refused_with_those_that_there_are(tmp_path):
     with pytest.raises(ValueError, match="there is no row 'dataloder_0'; there are floor, gdsdata, dataloader_0"):
-        case.main(small(tmp_path, rows=["dataloder_0"]), tmp_path)
+        bench_run.main(small(tmp_path, rows=["dataloder_0"]), tmp_path)
 
 
 # ------------------------------------------------------------------------------------------------ what it is made of
@@ -219,20 +223,20 @@ def test_an_unknown_row_is_refused_with_those_that_there_are(tmp_path):
 
 def test_the_state_has_about_the_bytes_that_were_asked_for():
     for state_bytes in (2**20, 2**24, 2**30, 2**33):
-        count, width = startup_peers.layers_of(state_bytes, 1024)
+        count, width = script.layers_of(state_bytes, 1024)
         assert abs(count * width * width * 12 - state_bytes) <= max(width * width * 6, state_bytes * 0.01)
-    assert startup_peers.layers_of(0, 16) == (1, 16)
+    assert script.layers_of(0, 16) == (1, 16)
 
 
 def test_windows_are_those_that_both_kinds_of_data_sets_have(tmp_path):
     path = tmp_path / "tokens.bin"
     np.arange(1000, dtype=np.uint16).tofile(path)
-    tokens = data.describe_tokens([str(path)], "uint16", 64, None, "made")
-    assert len(startup.windows_of(tokens, 64)) == len(startup_peers.Windows(str(path), 64)) == (1000 - 1) // 64
+    tokens = sources.describe_tokens([str(path)], "uint16", 64, None, "made")
+    assert len(starts.windows_of(tokens, 64)) == len(script.Windows(str(path), 64)) == (1000 - 1) // 64
 
 
 def test_every_part_has_a_title_and_a_colour():
-    assert set(PARTS) == set(startup_report.TITLES) == set(startup_report.COLOURS) and set(OWN_PARTS) < set(PARTS)
+    assert set(PARTS) == set(report.TITLES) == set(report.COLORS) and set(OWN_PARTS) < set(PARTS)
 
 
 # ------------------------------------------------------------------------------------------------ what a start imports

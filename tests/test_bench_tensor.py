@@ -10,30 +10,31 @@ import types
 import pytest
 import torch
 
-from gdsdata.bench import (
-    case,
-    case_settings,
-    data,
-    device,
-    latency,
-    measure,
-    process,
-    report,
-    settings,
-    tensor,
-    tensor_peers,
-    tensor_report,
-)
+from gdsdata.bench import cases, settings
+from gdsdata.bench import run as bench_run
+from gdsdata.bench.cases.tensor.case import DeviceTensorFile, Tensor
+from gdsdata.bench.cases.tensor.report import STATES, TensorLayout
+from gdsdata.bench.data import made
+from gdsdata.bench.data.pieces import random_bytes
+from gdsdata.bench.harness import process
+from gdsdata.bench.harness.tables import is_ours
+from gdsdata.bench.measure import device, system
+from gdsdata.bench.peers import registry
+from gdsdata.bench.peers.deepnvme import DeepNvme
+from gdsdata.bench.peers.gdsdata.tensors import CuFileTensor
+from gdsdata.bench.report import layout, progress
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
 
 MIB = 2**20
-ON_CPU = {peer.key for peer in tensor_peers.ROWS if "cpu" in peer.devices and not peer.package}
+ROWS = registry.rows("tensor")
+GPU_ROWS = registry.rows("tensor", device_name="cuda")
+ON_CPU = {peer.key for peer in ROWS if not peer.package}
 
 
 def small(tmp_path, device_name="cpu", **fields):
     """Settings for a run of some seconds in this process."""
-    chosen = settings.Settings(engine={}, case=case_settings.TensorSettings())
+    chosen = settings.Settings(engine={}, case=cases.TensorSettings())
     chosen.data.folder, chosen.device.name = str(tmp_path / "data"), device_name
     chosen.case.repeats, chosen.case.limit_seconds, chosen.case.loop, chosen.case.size_bytes = 1, 0.02, 2, MIB
     for name, value in fields.items():
@@ -61,7 +62,7 @@ def check_results(results, repeats, loop):
         tables.setdefault((row["data"], row["cache"]), {})[row["key"]] = row
         assert row["latency_s"]["count"] == repeats * loop and row["checked_bytes"] >= 2 * row["tensor_bytes"]
         assert [run["bytes"] for run in row["runs"]] == [loop * row["tensor_bytes"]] * repeats
-        if report.is_ours(row["key"]):
+        if is_ours(row["key"]):
             assert sum(row["served_bytes"].values()) == repeats * loop * row["tensor_bytes"], "by its own count"
     for rows in tables.values():
         plain = rows["python"]["gb_per_s"]["median"]
@@ -75,7 +76,7 @@ def check_results(results, repeats, loop):
 @pytest.mark.timeout(300)
 def test_every_row_is_verified_timed_and_reported_and_no_file_is_left(tmp_path, capsys):
     chosen = small(tmp_path, repeats=2, size_bytes=3 * MIB, validate=True)
-    assert case.main(chosen, tmp_path) == 0, capsys.readouterr().out
+    assert bench_run.main(chosen, tmp_path) == 0, capsys.readouterr().out
     results = results_in(tmp_path)
     tables = check_results(results, repeats=2, loop=2)
     assert set(tables) == {
@@ -90,7 +91,7 @@ def test_every_row_is_verified_timed_and_reported_and_no_file_is_left(tmp_path, 
     assert os.listdir(tmp_path / "data") == []
     written = (tmp_path / "report.md").read_text()
     assert "## Load and store a tensor of 3 MiB by what moves its bytes" in written
-    for state, label in tensor_report.STATES.values():
+    for state, label in STATES.values():
         assert f"CPU: {state} |" in written and f"## {label}, 3 MiB" in written
     assert "Stores are durable for every row" in written
     assert (tmp_path / "results.png").read_bytes().startswith(b"\x89PNG")
@@ -98,13 +99,13 @@ def test_every_row_is_verified_timed_and_reported_and_no_file_is_left(tmp_path, 
 
 @pytest.mark.gpu
 def test_every_row_is_verified_on_the_cpu_and_on_a_gpu(tmp_path):
-    assert case.main(small(tmp_path, "cuda", size_bytes=4 * MIB, validate=True), tmp_path) == 0
+    assert bench_run.main(small(tmp_path, "cuda", size_bytes=4 * MIB, validate=True), tmp_path) == 0
     results = results_in(tmp_path)
     tables = check_results(results, repeats=1, loop=2)
     found = {(place, state) for place, state in tables}
     assert len(found) == 8 and {kind for kind, _ in found} >= {"load GPU tensor", "store GPU tensor"}
     left_out = " ".join(results["notes"])
-    for peer in tensor_peers.ROWS:
+    for peer in GPU_ROWS:
         here = peer.key in tables["load GPU tensor", "cold"]
         assert here or f"Row {peer.key} was left out: " in left_out, "there, or named with the reason"
     written = (tmp_path / "report.md").read_text()
@@ -113,7 +114,7 @@ def test_every_row_is_verified_on_the_cpu_and_on_a_gpu(tmp_path):
 
 def test_one_row_runs_in_seconds_and_the_states_asked_for_are_the_only_ones(tmp_path, capsys):
     chosen = small(tmp_path, work=["store"], writes=["replaced"], rows=["gdsdata_engine", "python"])
-    assert case.main(chosen, tmp_path) == 0, capsys.readouterr().out
+    assert bench_run.main(chosen, tmp_path) == 0, capsys.readouterr().out
     results = results_in(tmp_path)
     assert set(check_results(results, repeats=1, loop=2)) == {("store CPU tensor", "replaced")}
     assert results["notes"] == [note for note in results["notes"] if "left out" not in note], "none was asked for"
@@ -121,8 +122,8 @@ def test_one_row_runs_in_seconds_and_the_states_asked_for_are_the_only_ones(tmp_
 
 
 WRONG = """
-from gdsdata.bench.latency_peers import Python
-from gdsdata.bench.tensor_peers import Library
+from gdsdata.bench.peers.by_hand.files import Python
+from gdsdata.bench.peers.protocols import UnsyncedTensorPeer as Library
 
 class Stale(Python):
     "Gives what it read first, for ever."
@@ -153,7 +154,7 @@ def test_a_row_with_wrong_bytes_fails_is_not_timed_and_its_files_go(tmp_path, mo
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.syspath_prepend(str(tmp_path))
     chosen = small(tmp_path, work=[work], rows=[f"wrong_tensor:{peer}"], cache=["warm"], writes=["replaced"])
-    assert case.main(chosen, tmp_path) == 1
+    assert bench_run.main(chosen, tmp_path) == 1
     assert said in capsys.readouterr().out
     (row,) = results_in(tmp_path)["rows"]
     assert row["gb_per_s"] is None and row["ratio_to_python"] is None
@@ -165,14 +166,14 @@ def test_a_row_with_wrong_bytes_fails_is_not_timed_and_its_files_go(tmp_path, mo
 
 
 @pytest.mark.parametrize("state", ["warm", "cold", "replaced", "in_place"])
-@pytest.mark.parametrize("peer", [peer for peer in tensor_peers.ROWS if peer.key in ON_CPU])
+@pytest.mark.parametrize("peer", [peer for peer in ROWS if peer.key in ON_CPU])
 def test_peers_move_all_bytes_in_every_state(tmp_path, peer, state):
     work = "read" if state in ("warm", "cold") else "write"
     if not peer.can(work, state, MIB):
         pytest.skip("not this row's")
-    path, expected = str(tmp_path / "tensor.bin"), latency.random_bytes(MIB, seed=1)
+    path, expected = str(tmp_path / "tensor.bin"), random_bytes(MIB, seed=1)
     behind = bytes(4096 if state == "in_place" else 0)
-    data.write_synced(path, expected.numpy() if work == "read" else bytearray(MIB + len(behind)))
+    made.write_synced(path, expected.numpy() if work == "read" else bytearray(MIB + len(behind)))
     opened = peer(path, MIB, state, "cpu")
     try:
         if work == "read":
@@ -228,11 +229,11 @@ def fake_deepspeed(monkeypatch):
 
 
 def test_deepnvme_gets_the_settings_of_its_readme_and_its_refusals_are_errors(tmp_path, fake_deepspeed, monkeypatch):
-    path, expected = str(tmp_path / "tensor.bin"), latency.random_bytes(MIB, seed=2)
-    data.write_synced(path, expected.numpy())
-    opened = tensor_peers.DeepNvme(path, MIB, "replaced", "cpu")
+    path, expected = str(tmp_path / "tensor.bin"), random_bytes(MIB, seed=2)
+    made.write_synced(path, expected.numpy())
+    opened = DeepNvme(path, MIB, "replaced", "cpu")
     assert fake_deepspeed.made == [(2**20, 128, True, True, 1)]
-    assert "1 MiB, depth 128, 1 thread" in tensor_peers.DeepNvme.setting and "fsync" in tensor_peers.DeepNvme.setting
+    assert "1 MiB, depth 128, 1 thread" in DeepNvme.setting and "fsync" in DeepNvme.setting
     assert torch.equal(opened.read(), expected)
     opened.write(expected + 1)
     assert torch.equal(opened.read(), expected + 1)
@@ -247,9 +248,9 @@ def test_deepnvme_gets_the_settings_of_its_readme_and_its_refusals_are_errors(tm
 
 @pytest.mark.parametrize("state", ["replaced", "in_place"])
 def test_a_store_is_synced_before_its_name_is_taken(tmp_path, monkeypatch, fake_deepspeed, state):
-    path, expected, done = str(tmp_path / "tensor.bin"), latency.random_bytes(MIB, seed=3), []
-    data.write_synced(path, expected.numpy())
-    opened = tensor_peers.DeepNvme(path, MIB, state, "cpu")
+    path, expected, done = str(tmp_path / "tensor.bin"), random_bytes(MIB, seed=3), []
+    made.write_synced(path, expected.numpy())
+    opened = DeepNvme(path, MIB, state, "cpu")
     fsync, rename = os.fsync, os.rename
     monkeypatch.setattr(os, "fsync", lambda fd: done.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}"))))
     monkeypatch.setattr(os, "rename", lambda old, new: (done.append("rename"), rename(old, new)))
@@ -262,11 +263,11 @@ def test_a_store_is_synced_before_its_name_is_taken(tmp_path, monkeypatch, fake_
 @pytest.mark.gpu
 @pytest.mark.parametrize("state", ["cold", "replaced", "in_place"])
 def test_gdsdata_by_cufile_moves_all_bytes(tmp_path, state):
-    if why := tensor_peers.OursCuFile.lacks():
+    if why := CuFileTensor.lacks():
         pytest.skip(why)
-    path, expected = str(tmp_path / "tensor.bin"), latency.random_bytes(MIB, seed=1)
-    data.write_synced(path, expected.numpy())
-    opened = tensor_peers.OursCuFile(path, MIB, state, "cuda")
+    path, expected = str(tmp_path / "tensor.bin"), random_bytes(MIB, seed=1)
+    made.write_synced(path, expected.numpy())
+    opened = CuFileTensor(path, MIB, state, "cuda")
     if state != "cold":
         opened.write(expected.cuda().add_(1))
         expected += 1
@@ -278,13 +279,13 @@ def test_gdsdata_by_cufile_moves_all_bytes(tmp_path, state):
 
 
 def case_of(tmp_path, **fields):
-    return tensor.Tensor(small(tmp_path, **fields), tmp_path, report.Progress())
+    return Tensor(small(tmp_path, **fields), tmp_path, progress.Progress())
 
 
 def test_missing_packages_are_named_and_only_rows_that_were_asked_for_are_looked_at(tmp_path, monkeypatch):
-    monkeypatch.setattr(case, "installed", lambda package: False)
+    monkeypatch.setattr(registry, "installed", lambda package: False)
     one = case_of(tmp_path)
-    source = tensor.DeviceTensorFile("read", MIB, str(tmp_path / "x"), "cpu")
+    source = DeviceTensorFile("read", MIB, str(tmp_path / "x"), "cpu")
     (tmp_path / "x").write_bytes(bytes(MIB))
     keys = one.wanted(source, "cold")
     assert set(keys) == ON_CPU
@@ -301,9 +302,9 @@ def test_rows_of_a_gpu_are_no_rows_of_the_cpu(tmp_path):
     one = case_of(tmp_path)
     of = {}
     for where in ("cpu", "cuda"):
-        source = tensor.DeviceTensorFile("read", MIB, str(tmp_path / "x"), where)
+        source = DeviceTensorFile("read", MIB, str(tmp_path / "x"), where)
         of[where] = {peer.key for peer in one.rows_for(source, "cold")}
-    assert of["cuda"] == {peer.key for peer in tensor_peers.ROWS}
+    assert of["cuda"] == {peer.key for peer in GPU_ROWS}
     assert of["cuda"] - of["cpu"] == {"gdsdata_cufile", "torch_gds", "deepnvme_gds"}
 
 
@@ -319,7 +320,7 @@ def test_a_row_that_cannot_be_had_is_tried_once_and_left_out_with_what_it_said(t
     monkeypatch.setattr(
         process.RowProcess, "send", lambda self, do, **command: (tried.append(do), ask(self, do, **command))[1]
     )
-    assert case.main(chosen, tmp_path) == 0
+    assert bench_run.main(chosen, tmp_path) == 0
     results = results_in(tmp_path)
     assert {row["key"] for row in results["rows"]} == {"python"} and tried.count("attempt") == 1
     said = "Row deepnvme_aio was left out: it was tried on a small file, and said RuntimeError: libaio.h is missing."
@@ -333,8 +334,8 @@ def test_a_folder_with_other_files_is_refused_and_nothing_is_removed(tmp_path):
     folder = tmp_path / "data" / "tensor"
     folder.mkdir(parents=True)
     (folder / "thesis.tex").write_text("years of work")
-    with pytest.raises(data.DataError, match=r"not the bench's: thesis\.tex\. Nothing was removed"):
-        case.main(small(tmp_path), tmp_path)
+    with pytest.raises(made.DataError, match=r"not the bench's: thesis\.tex\. Nothing was removed"):
+        bench_run.main(small(tmp_path), tmp_path)
     assert os.listdir(folder) == ["thesis.tex"] and (folder / "thesis.tex").read_text() == "years of work"
 
 
@@ -343,9 +344,9 @@ def test_an_error_in_mid_run_leaves_no_file(tmp_path, monkeypatch):
         assert os.path.getsize(source.path) == MIB
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(tensor.Tensor, "one_source", broken)
+    monkeypatch.setattr(Tensor, "one_source", broken)
     with pytest.raises(KeyboardInterrupt):
-        case.main(small(tmp_path), tmp_path)
+        bench_run.main(small(tmp_path), tmp_path)
     assert os.listdir(tmp_path / "data") == []
 
 
@@ -354,9 +355,9 @@ def test_a_run_that_is_told_to_end_removes_its_files(tmp_path, monkeypatch):
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(10)
 
-    monkeypatch.setattr(tensor.Tensor, "one_source", ended)
+    monkeypatch.setattr(Tensor, "one_source", ended)
     with pytest.raises(SystemExit):
-        case.main(small(tmp_path), tmp_path)
+        bench_run.main(small(tmp_path), tmp_path)
     assert os.listdir(tmp_path / "data") == []
 
 
@@ -382,14 +383,14 @@ def test_files_of_the_users_own_and_tensors_beyond_memory_are_refused(tmp_path, 
     chosen.data.path = "/x"
     with pytest.raises(ValueError, match=r"data\.path=/x: case=tensor makes its files"):
         settings.check(chosen)
-    monkeypatch.setattr(measure, "available_bytes", lambda: 5 * MIB)
-    with pytest.raises(data.DataError, match=r"case\.size_bytes=1048576 takes 6 MiB of memory and there are 5"):
-        case.main(small(tmp_path), tmp_path)
+    monkeypatch.setattr(system, "available_bytes", lambda: 5 * MIB)
+    with pytest.raises(made.DataError, match=r"case\.size_bytes=1048576 takes 6 MiB of memory and there are 5"):
+        bench_run.main(small(tmp_path), tmp_path)
     assert os.listdir(tmp_path / "data") == []
 
 
 def test_quick_takes_a_small_tensor_and_few_iterations():
-    chosen = settings.made_small(settings.Settings(engine={}, case=case_settings.TensorSettings()))
+    chosen = settings.made_small(settings.Settings(engine={}, case=cases.TensorSettings()))
     assert (chosen.case.size_bytes, chosen.case.loop, chosen.case.repeats) == (16 * MIB, 2, 1)
 
 
@@ -412,21 +413,24 @@ def test_the_overview_has_every_column_and_says_what_was_not_measured_and_what_f
         made_row("kvikio", "cuda:1", "write", "in_place", None),
     ]
     results = {"rows": rows, "config": {"case": {"size_bytes": MIB}}}
-    title, _, lines = tensor_report.tables(results)[0]
-    columns = tensor_report.columns_of("tensor", lines[0]["data"])
-    labels = [label for label, _ in tensor_report.STATES.values()]
-    assert [name for name, _ in columns] == [f"{place}: {label}" for place in ("CPU", "GPU") for label in labels]
+    laid = TensorLayout(results)
+    title, _, lines = laid.tables()[0]
+    columns = laid.columns_of(lines)
+    labels = [label for label, _ in STATES.values()]
+    assert [column.heading for column in columns] == [
+        f"{place}: {label}" for place in ("CPU", "GPU") for label in labels
+    ]
     assert "1 MiB" in title
-    assert [report.cells(line, columns) for line in lines] == [
+    assert [layout.cells(line, columns) for line in lines] == [
         ["Gdsdata", "-", "4", "-", "-", "-", "-", "-", "3"],
         ["Python", "-", "2", "-", "-", "-", "-", "-", "-"],
         ["Kvikio", "-", "-", "-", "-", "-", "-", "-", "FAILED"],
         ["limit of this machine", "-", "10", "-", "-", "-", "-", "-", "10"],
     ]
-    tensor_report.plot(results, tmp_path / "picture.png")
+    laid.plot(tmp_path / "picture.png")
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_devices_are_called_as_readers_call_them():
     assert [device.kind(name) for name in ("cpu", "cuda", "cuda:3")] == ["CPU", "GPU", "GPU"]
-    assert tensor.DeviceTensorFile("write", MIB, "x", "cuda:3").kind == "store GPU tensor"
+    assert DeviceTensorFile("write", MIB, "x", "cuda:3").kind == "store GPU tensor"

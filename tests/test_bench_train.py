@@ -9,23 +9,21 @@ import pytest
 import torch
 from test_bench import MIB, bench, results_in, small
 
-from gdsdata.bench import (
-    case,
-    case_settings,
-    data,
-    image_shards,
-    settings,
-    train,
-    train_data,
-    train_models,
-    train_peers,
-    train_report,
-)
+from gdsdata.bench import cases, settings
+from gdsdata.bench import run as bench_run
+from gdsdata.bench.cases.train import models
+from gdsdata.bench.cases.train.case import Train, Work
+from gdsdata.bench.cases.train.report import TrainLayout
+from gdsdata.bench.cases.train.row import TrainRow
+from gdsdata.bench.data import images, made, text
+from gdsdata.bench.data import sources as data_sources
+from gdsdata.bench.peers.gdsdata.batches import Batches
+from gdsdata.bench.peers.torch_checkpoints import TorchSaveUnsynced
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
 
 SLEEP_S = 0.05
-with_images = pytest.mark.skipif(image_shards.missing() != "", reason="torchvision is not installed")
+with_images = pytest.mark.skipif(images.missing() != "", reason="torchvision is not installed")
 WORKS = ["text", "volumes", pytest.param("images", marks=with_images)]
 
 
@@ -46,9 +44,9 @@ def sources(tmp_path_factory):
 
     def source(work):
         if work not in found:
-            chosen = case_settings.TrainSettings(images=12, image_size=[32, 256])
+            chosen = cases.TrainSettings(images=12, image_size=[32, 256])
             wanted = settings.DataSettings(folder=str(folder), size_bytes=MIB, seq_len=64, shape=[16, 32, 32])
-            found[work] = train_data.source_for(work, wanted, chosen)
+            found[work] = text.source_for(work, wanted, chosen)
         return found[work]
 
     return source
@@ -58,7 +56,7 @@ def row_of(sources, folder, peer, work="text", device="cpu"):
     """A row in this process; `peer` is a key, or a class."""
     key = peer if isinstance(peer, str) else f"{__name__}:{peer.__qualname__}"
     source = dataclasses.asdict(sources(work))
-    return train.TrainRow(key, work, 1, str(folder), source=source, batch_size=3, seed=1, engine={}, device=device)
+    return TrainRow(key, work, 1, str(folder), source=source, batch_size=3, seed=1, engine={}, device=device)
 
 
 def dtype_of(work):
@@ -74,7 +72,7 @@ def run(row, steps=6, every=None, warm_up=2):
 # Staged peers, found by module:Class as a user's own are.
 
 
-class Slow(train_peers.Ours):
+class Slow(Batches):
     """Each batch comes late."""
 
     key = name = "slow"
@@ -85,7 +83,7 @@ class Slow(train_peers.Ours):
             yield batch
 
 
-class OneWrongValue(train_peers.Ours):
+class OneWrongValue(Batches):
     key = name = "wrong"
 
     def epoch(self, epoch):
@@ -95,33 +93,33 @@ class OneWrongValue(train_peers.Ours):
             yield batch
 
 
-class OtherImage(train_peers.Ours):
+class OtherImage(Batches):
     """An image that says another's number."""
 
     def epoch(self, epoch):
         for batch in super().epoch(epoch):
-            squares = slice(None), slice(None), slice(image_shards.BIT_PIXELS)
+            squares = slice(None), slice(None), slice(images.BIT_PIXELS)
             batch[1][squares[:1] + squares[2:]] = batch[0][squares[:1] + squares[2:]]
             yield batch
 
 
-class DarkImages(train_peers.Ours):
+class DarkImages(Batches):
     def epoch(self, epoch):
         return ((batch * 0.8).to(torch.uint8) for batch in super().epoch(epoch))
 
 
-class InfiniteLoss(train_peers.Ours):
+class InfiniteLoss(Batches):
     def epoch(self, epoch):
         return (batch * float("inf") for batch in super().epoch(epoch))
 
 
-class SlowSaver(train_peers.TorchSave):
+class SlowSaver(TorchSaveUnsynced):
     def save(self, state, step):
         time.sleep(SLEEP_S)
         super().save(state, step)
 
 
-class LateSaver(train_peers.TorchSave):
+class LateSaver(TorchSaveUnsynced):
     """Writes what the state is when somebody waits, not what it was."""
 
     def save(self, state, step):
@@ -132,11 +130,11 @@ class LateSaver(train_peers.TorchSave):
         return self.folder
 
 
-class Saving(train_peers.Ours):
+class Saving(Batches):
     key, name, saver = "gdsdata_slowly", "gdsdata, saving slowly", SlowSaver
 
 
-class SavingLate(train_peers.Ours):
+class SavingLate(Batches):
     saver = LateSaver
 
 
@@ -182,7 +180,7 @@ def test_the_number_of_workers_with_which_the_loop_is_fastest_is_taken(sources, 
 
     def choices(on_gpu):
         slow = [type(f"Slow{name}", (Slow,), {"name": name}) for name in "ac"]
-        return [slow[0], type("Fast", (train_peers.Ours,), {"name": "b"}), slow[1]]
+        return [slow[0], type("Fast", (Batches,), {"name": "b"}), slow[1]]
 
     monkeypatch.setattr(row.peer_class, "choices", choices)
     row.choose("raw", workers=None, trial_steps=3)
@@ -230,7 +228,7 @@ def test_checkpoints_load_as_they_were_saved_and_their_stalls_are_counted(source
     found = run(row, steps=6, every=2)
     assert len(found["stalls_s"]) == 3 and min(found["stalls_s"]) > 0
     assert checked["checked_bytes"] == found["state_bytes"], "AdamW: weights, two moments and a step count of each"
-    weights = sum(tensor.nbytes for tensor in train_models.Training("text", [65], "cpu").model.parameters())
+    weights = sum(tensor.nbytes for tensor in models.Training("text", [65], "cpu").model.parameters())
     assert 3 * weights < found["state_bytes"] < 3.1 * weights
     assert sum(found["stalls_s"]) <= found["idle_share"] * found["seconds"] + 1e-3
     assert os.listdir(tmp_path) == [], "no checkpoint stays"
@@ -252,28 +250,28 @@ def test_a_checkpoint_of_a_later_state_is_found(sources, tmp_path):
 
 @pytest.mark.parametrize(("wanted_s", "repeats"), [(0.021, 10), (0.0217, 10.5), (0.001, 1), (2.001, 1000)])
 def test_a_models_body_is_repeated_for_a_step_no_shorter_than_is_wanted(monkeypatch, wanted_s, repeats):
-    training = train_models.Training("text", [65], "cpu")
+    training = models.Training("text", [65], "cpu")
     monkeypatch.setattr(training, "step_s", lambda batch: 0.001 + 0.002 * training.repeats)
     assert training.repeats_for(None, wanted_s) == repeats
 
 
 def test_steps_are_timed_one_behind_the_other_as_a_loop_gives_them(monkeypatch):
-    training, events, now = train_models.Training("text", [65], "cpu"), [], iter(range(100))
+    training, events, now = models.Training("text", [65], "cpu"), [], iter(range(100))
     monkeypatch.setattr(training, "step", lambda batch: events.append("step"))
-    monkeypatch.setattr(train_models.device, "mark", lambda name: float(next(now)))
-    monkeypatch.setattr(train_models.device, "synchronize", lambda name: events.append("waited"))
+    monkeypatch.setattr(models.device, "mark", lambda name: float(next(now)))
+    monkeypatch.setattr(models.device, "synchronize", lambda name: events.append("waited"))
     assert training.step_s(None) == 1
     assert events.count("waited") == 1 and events[-1] == "waited"
 
 
 def test_a_body_may_be_gone_through_in_part():
     body = [lambda x, i=i: [*x, i] for i in range(4)]
-    assert train_models.through(body, [], 1.5) == [0, 1, 2, 3, 0, 1]
+    assert models.through(body, [], 1.5) == [0, 1, 2, 3, 0, 1]
 
 
 def test_repeats_make_a_step_longer_and_its_state_no_larger(sources):
     batch = torch.zeros(3, 65, dtype=torch.uint8)
-    trainings = [train_models.Training("text", [65], "cpu", repeats) for repeats in (1, 40)]
+    trainings = [models.Training("text", [65], "cpu", repeats) for repeats in (1, 40)]
     lengths = [min(training.step_s(batch) for _ in range(3)) for training in trainings]
     assert lengths[1] > 5 * lengths[0]
     sizes = [sum(tensor.nbytes for tensor in training.state().values()) for training in trainings]
@@ -287,8 +285,8 @@ def test_repeats_make_a_step_longer_and_its_state_no_larger(sources):
 def test_a_run_compares_rows_with_the_ceiling_and_reports_them(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PYTHONPATH", os.path.dirname(__file__))
     rows = ["ceiling", "gdsdata", f"{__name__}:Slow", "gdsdata_saving"]
-    chosen = small(tmp_path, case_settings.TrainSettings, case_work=["text"], case_rows=rows, case_repeats=2)
-    assert case.main(chosen, tmp_path) == 0, capsys.readouterr().out
+    chosen = small(tmp_path, cases.TrainSettings, case_work=["text"], case_rows=rows, case_repeats=2)
+    assert bench_run.main(chosen, tmp_path) == 0, capsys.readouterr().out
     results = results_in(tmp_path)
     found = {row["key"]: row for row in results["rows"]}
     assert list(found) == ["ceiling", "gdsdata", rows[2], "gdsdata_saving"] and results["verified"]
@@ -314,43 +312,43 @@ def test_a_run_compares_rows_with_the_ceiling_and_reports_them(tmp_path, monkeyp
 def test_a_row_with_wrong_batches_fails_the_run_and_is_not_timed(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PYTHONPATH", os.path.dirname(__file__))
     rows = ["ceiling", f"{__name__}:OneWrongValue"]
-    chosen = small(tmp_path, case_settings.TrainSettings, case_work=["text"], case_rows=rows)
-    assert case.main(chosen, tmp_path) == 1
+    chosen = small(tmp_path, cases.TrainSettings, case_work=["text"], case_rows=rows)
+    assert bench_run.main(chosen, tmp_path) == 1
     assert "FAILED" in capsys.readouterr().out
     wrong = results_in(tmp_path)["rows"][1]
     assert not wrong["verified"] and wrong["runs"] == [] and wrong["wall_step_s"] is None
 
 
 def test_without_torchvision_images_are_left_out_and_the_report_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(image_shards, "missing", lambda: "torchvision is not installed")
-    chosen = small(tmp_path, case_settings.TrainSettings, case_work=["images"])
+    monkeypatch.setattr(images, "missing", lambda: "torchvision is not installed")
+    chosen = small(tmp_path, cases.TrainSettings, case_work=["images"])
     with pytest.raises(ValueError, match="nothing to measure.*images were left out: torchvision is not installed"):
-        case.main(chosen, tmp_path)
+        bench_run.main(chosen, tmp_path)
 
 
 def test_fewer_samples_than_a_batch_are_refused(tmp_path):
-    chosen = small(tmp_path, case_settings.TrainSettings, case_work=["volumes"], case_batch_size=64)
-    with pytest.raises(data.DataError, match="volumes: 2 samples are not one batch of 64: set case.batch_size="):
-        case.main(chosen, tmp_path)
+    chosen = small(tmp_path, cases.TrainSettings, case_work=["volumes"], case_batch_size=64)
+    with pytest.raises(made.DataError, match="volumes: 2 samples are not one batch of 64: set case.batch_size="):
+        bench_run.main(chosen, tmp_path)
 
 
 def test_own_text_is_read_as_bytes(tmp_path):
-    text = tmp_path / "book.txt"
-    text.write_bytes(bytes(range(256)) * 3)
-    wanted = settings.DataSettings(path=str(text), seq_len=100)
-    source = train_data.source_for("text", wanted, case_settings.TrainSettings())
+    book = tmp_path / "book.txt"
+    book.write_bytes(bytes(range(256)) * 3)
+    wanted = settings.DataSettings(path=str(book), seq_len=100)
+    source = text.source_for("text", wanted, cases.TrainSettings())
     assert (source.dtype, source.shape, source.samples) == ("uint8", [101], 7)
-    assert data.Truth(source).batch([1], "raw").tolist() == [list(range(100, 201))]
+    assert data_sources.Truth(source).batch([1], "raw").tolist() == [list(range(100, 201))]
 
 
 def test_made_text_follows_from_its_seed(tmp_path):
     made = {}
     for name, seed in (("a", 3), ("b", 3), ("c", 4)):
-        train_data.write_text(tmp_path / name, 300_001, seed, lambda count: None)
+        text.write_text(tmp_path / name, 300_001, seed, lambda count: None)
         made[name] = (tmp_path / name).read_bytes()
     assert len(made["a"]) == 300_001 and made["a"] == made["b"] != made["c"]
     words = np.array([len(word) for word in made["a"].split(b" ")[:-1]])
-    assert words.min() >= 1 and words.max() <= train_data.LONGEST_WORD + 1
+    assert words.min() >= 1 and words.max() <= text.LONGEST_WORD + 1
     assert set(made["a"]) == {ord(" "), *range(ord("a"), ord("z") + 1)}
 
 
@@ -371,22 +369,24 @@ def test_made_text_follows_from_its_seed(tmp_path):
     ],
 )
 def test_settings_that_make_no_sense_are_refused(fields, said):
-    chosen = settings.Settings(engine={}, case=case_settings.TrainSettings(**fields))
+    chosen = settings.Settings(engine={}, case=cases.TrainSettings(**fields))
     with pytest.raises(ValueError) as raised:
         settings.check(chosen)
     assert str(raised.value).startswith(said)
 
 
 @pytest.mark.parametrize("every", [0, None])
-def test_without_checkpoints_no_row_saves(every):
-    chosen = settings.check(settings.Settings(engine={}, case=case_settings.TrainSettings(checkpoint_every=every)))
-    rows = train_peers.rows_for("text", bool(chosen.case.checkpoint_every), on_gpu=False)
+def test_without_checkpoints_no_row_saves(tmp_path, every):
+    chosen = settings.check(settings.Settings(engine={}, case=cases.TrainSettings(checkpoint_every=every)))
+    work = Work("text", None)
+    rows = Train(chosen, tmp_path, None).rows_for(work, "warm")
     assert [row.key for row in rows] == ["ceiling", "gdsdata", "dataloader"]
-    assert len(train_peers.rows_for("text", saves=True, on_gpu=False)) == 6
+    chosen.case.checkpoint_every = 50
+    assert len(Train(chosen, tmp_path, None).rows_for(work, "warm")) == 6
 
 
 def test_own_files_are_refused_where_it_is_not_said_whose_they_are(tmp_path):
-    chosen = settings.Settings(engine={}, case=case_settings.TrainSettings())
+    chosen = settings.Settings(engine={}, case=cases.TrainSettings())
     chosen.data.path = str(tmp_path)
     with pytest.raises(ValueError, match=r"say whose it is, case.work=\[text\] or case.work=\[volumes\]"):
         settings.check(chosen)
@@ -394,10 +394,10 @@ def test_own_files_are_refused_where_it_is_not_said_whose_they_are(tmp_path):
 
 def test_volumes_that_are_none_are_refused(tmp_path):
     np.save(tmp_path / "flat.npy", np.zeros((64, 64), np.float32))
-    chosen = small(tmp_path, case_settings.TrainSettings, case_work=["volumes"])
+    chosen = small(tmp_path, cases.TrainSettings, case_work=["volumes"])
     chosen.data.path = str(tmp_path / "flat.npy")
     with pytest.raises(ValueError, match=r"data.shape=\[64, 64\]: case=train takes volumes of three sides"):
-        case.main(chosen, tmp_path)
+        bench_run.main(chosen, tmp_path)
 
 
 @pytest.mark.slow
@@ -405,7 +405,7 @@ def test_quick_run_has_all_rows_of_all_works(tmp_path):
     ran = bench("case=train", "quick=true", f"data.folder={tmp_path}/data", f"hydra.run.dir={tmp_path}", cwd=tmp_path)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     results = results_in(tmp_path)
-    works = ["text", "volumes", *(["images"] if not image_shards.missing() else [])]
+    works = ["text", "volumes", *(["images"] if not images.missing() else [])]
     assert list(results["data"]) == works
     for work in works:
         keys = {row["key"] for row in results["rows"] if row["data"] == work}
@@ -426,16 +426,16 @@ def test_each_work_is_trained_on_a_gpu(sources, tmp_path, work, key):
 @pytest.mark.gpu
 def test_steps_on_a_gpu_take_as_long_as_was_wanted(tmp_path):
     fields = {"case_work": ["volumes"], "case_rows": ["ceiling", "gdsdata"], "case_step_ms": 5.0, "case_steps": 40}
-    chosen = small(tmp_path, case_settings.TrainSettings, **fields)
+    chosen = small(tmp_path, cases.TrainSettings, **fields)
     chosen.device.name = "cuda"
-    assert case.main(chosen, tmp_path) == 0
+    assert bench_run.main(chosen, tmp_path) == 0
     ceiling = results_in(tmp_path)["rows"][0]
     assert 0.0047 < ceiling["device_step_s"]["median"] < 0.008
 
 
 def test_a_picture_of_failed_rows_is_none(tmp_path):
     results = {"rows": [], "data": {}, "device": {"name": "cpu"}}
-    train_report.plot(results, tmp_path / "results.png")
+    TrainLayout(results).plot(tmp_path / "results.png")
     assert not (tmp_path / "results.png").exists()
 
 
@@ -445,6 +445,6 @@ def test_a_picture_has_all_of_its_title_beside_rows_of_long_names(tmp_path):
     row = dict(key="gdsdata", name="a row of a long name " * 3, data="volumes", cache="warm", stall_s=None)
     row |= dict(device_step_s=times, wall_step_s=times, idle_share={"median": 0.1}, limit={"name": "not known"})
     about = {"volumes": {"repeats": 1.5, "batch_size": 16, "sample_bytes": 2**21}}
-    train_report.plot({"rows": [row], "data": about, "device": {"name": "cuda"}}, tmp_path / "results.png")
+    TrainLayout({"rows": [row], "data": about, "device": {"name": "cuda"}}).plot(tmp_path / "results.png")
     edge = image.imread(tmp_path / "results.png")[:, -1]
     assert (edge == 1).all(), "what is drawn ends before the picture does"

@@ -9,7 +9,13 @@ import yaml
 from test_bench import MIB, bench, results_in, small
 from test_bench_compare import documented, unnamed
 
-from gdsdata.bench import case, case_settings, compare, search, settings, tune, tune_report, tune_work
+from gdsdata.bench import cases, compare, settings
+from gdsdata.bench import run as bench_run
+from gdsdata.bench.cases.settings import quoted
+from gdsdata.bench.cases.tune import answers, search
+from gdsdata.bench.cases.tune import case as tune
+from gdsdata.bench.cases.tune import work as tune_work
+from gdsdata.bench.harness.process import RowFailed
 from gdsdata.io.options import EngineOptions
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
@@ -72,8 +78,8 @@ def test_where_settings_change_nothing_the_default_is_as_good():
     lucky = [gain for gain in gains if gain["ratio"] is not None]
     assert len(lucky) > 100, "noise wins comparisons, so the search alone proves nothing"
     assert sum(gain["confirmed"] for gain in gains) <= 4
-    assert "default is as good" in tune_report.said(next(gain for gain in lucky if not gain["confirmed"]))
-    assert "default is as good" in tune_report.said(search.confirmed([]))
+    assert "default is as good" in answers.said(next(gain for gain in lucky if not gain["confirmed"]))
+    assert "default is as good" in answers.said(search.confirmed([]))
 
 
 def test_a_machine_that_becomes_slower_while_it_searches_makes_no_setting_better():
@@ -143,7 +149,7 @@ class Process:
     def ask(self, do, options=None, **rest):
         if do == "verify":
             if self.wrong(options):
-                raise tune.RowFailed(f"WrongBytes: at {options}")
+                raise RowFailed(f"WrongBytes: at {options}")
             self.verified.append(options)
             return {"checked_bytes": MIB}
         if do == "open":
@@ -165,14 +171,14 @@ class Process:
 
 
 def staged(tmp_path, monkeypatch, process, engine=None, **fields):
-    chosen = small(tmp_path, case_settings.TuneSettings, **fields)
+    chosen = small(tmp_path, cases.TuneSettings, **fields)
     chosen.case.workers, chosen.case.queue_depth, chosen.case.repeats = [1, 2, 4, 8], [16, 256], 10
     chosen.case.budget_s = 60.0  # which a busy machine needs
     chosen.engine = engine or {}
     monkeypatch.setattr(tune.Tune, "process", lambda self, name: self.processes.setdefault(name, process))
     monkeypatch.setattr(tune.Tune, "start", lambda self, source, names: {name: self.process(name) for name in names})
     (tmp_path / "out").mkdir(parents=True)
-    status = case.main(chosen, tmp_path / "out")
+    status = bench_run.main(chosen, tmp_path / "out")
     return status, results_in(tmp_path / "out")
 
 
@@ -220,7 +226,7 @@ def test_two_runs_can_be_compared(tmp_path, monkeypatch, capsys):
 
 
 def test_on_a_gpu_staging_memory_grows_with_the_segments(tmp_path):
-    chosen = small(tmp_path, case_settings.TuneSettings)
+    chosen = small(tmp_path, cases.TuneSettings)
     tried = tune.Tune(chosen, tmp_path, None)
     tried.base, tried.device = {"workers": 2}, "cuda"
     assert tried.options_of({"segment_bytes": 8 * MIB})["staging_bytes"] == 24 * MIB
@@ -273,7 +279,7 @@ def test_settings_that_make_no_sense_are_named(tmp_path, override, said):
     name, _, value = override.removeprefix("case.").partition("=")
     values = [int(one) if one.isdigit() else one for one in value.strip("[]").split(",")]
     with pytest.raises(ValueError, match=said):
-        settings.check(settings.Settings(engine={}, case=case_settings.TuneSettings(**{name: values})))
+        settings.check(settings.Settings(engine={}, case=cases.TuneSettings(**{name: values})))
 
 
 # ------------------------------------------------------------------------------------------------ whole runs
@@ -286,7 +292,7 @@ def test_a_quick_run_verifies_bytes_and_its_yaml_is_an_engine_group(tmp_path):
     out = tmp_path / "out"
     done = bench(
         "case=tune", "quick=true", "case.cache=[warm]", "case.direct=[]", "case.budget_s=3", "engine=posix",
-        "data.path=" + tune.quoted(str(own)), f"hydra.run.dir={out}", cwd=tmp_path,
+        "data.path=" + quoted(str(own)), f"hydra.run.dir={out}", cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr + (out / "rows.log").read_text()
     results = results_in(out)
@@ -301,7 +307,7 @@ def test_a_quick_run_verifies_bytes_and_its_yaml_is_an_engine_group(tmp_path):
     from gdsdata.bench.__main__ import register
 
     (out / "engine" / "read_warm.yaml").write_text(
-        tune_report.yaml_text({"backend": "posix", "workers": 3, "direct": "never", "strict": True}, "made by hand")
+        answers.yaml_text({"backend": "posix", "workers": 3, "direct": "never", "strict": True}, "made by hand")
     )
     GlobalHydra.instance().clear()
     register()
@@ -318,7 +324,7 @@ def test_a_quick_run_verifies_bytes_and_its_yaml_is_an_engine_group(tmp_path):
 def test_the_command_that_is_printed_runs(tmp_path, work, state):
     group = f"{work}_{state}"
     out, folder = tmp_path / "out", tmp_path / "a folder"
-    where = f"data.folder={tune.quoted(str(folder))}"
+    where = f"data.folder={quoted(str(folder))}"
     done = bench(
         "case=tune", "quick=true", "case.cache=[warm]", f"case.work=[{work}]", where, f"hydra.run.dir={out}",
         cwd=tmp_path, timeout=250,

@@ -5,14 +5,14 @@ import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 
-from gdsdata.bench import settings
+from gdsdata.bench import cases, settings
 
 
 def register():
     """The schemas that the files under configs/ are checked against, and the text of --help."""
     store = ConfigStore.instance()
     store.store(name="settings", node=settings.Settings)
-    for name, cls in settings.CASES.items():
+    for name, cls in cases.SETTINGS.items():
         store.store(group="case", name=f"{name}_settings", node=cls)
     store.store(group="data", name="data_settings", node=settings.DataSettings)
     store.store(group="engine", name="engine_options", node=settings.engine_schema())
@@ -22,21 +22,21 @@ def register():
 
 
 def measure(config):
-    from gdsdata.bench import case, data
+    from gdsdata.bench import run
 
     try:
         checked = settings.settings_from(config)
-        status = case.main(checked, HydraConfig.get().runtime.output_dir)
-    except (ValueError, data.DataError, FileNotFoundError) as error:
+        status = run.main(checked, HydraConfig.get().runtime.output_dir)
+    except (ValueError, FileNotFoundError) as error:
         print(f"gdsdata.bench: {error}", file=sys.stderr)
         status = 2
-    if status == case.INTERRUPTED:
+    if status == run.INTERRUPTED:
         interrupted()
     sys.exit(status)
 
 
 def end(number, _):
-    """As Ctrl-C does: what the run has made is removed on the way out."""
+    """Ends as Ctrl-C does: the run's files are removed on the way out."""
     sys.exit(128 + number)
 
 

@@ -1,4 +1,5 @@
-"""`python -m gdsdata.bench.compare A B`: what changed from run A of a case to run B, and what may be chance.
+"""`python -m gdsdata.bench.compare A B`: what changed from run A of a case to run B, and what may
+be chance.
 
 A and B are results.json files, or the folders they are in. Rows are matched by data, dtype, cache
 and key, and compared by time: of the same bytes, and in case=latency the median of one call. Each
@@ -27,7 +28,10 @@ import statistics
 import sys
 from pathlib import Path
 
-from gdsdata.bench import intervals, report
+from gdsdata.bench.harness.case import SCHEMA
+from gdsdata.bench.harness.tables import is_ours
+from gdsdata.bench.measure import intervals
+from gdsdata.bench.report.columns import three_digits
 
 CONFIDENCE = 0.99
 LEAST_REPEATS = 3
@@ -46,7 +50,10 @@ PARTS = {  # of results.json, that are compared first: {part: (what to say, name
 
 
 def load(path):
-    """(results, the file they came from). ValueError where they are none that this version writes."""
+    """(results, the file they came from).
+
+    ValueError where they are none that this version writes.
+    """
     file = Path(path) / "results.json" if Path(path).is_dir() else Path(path)
     try:
         results = json.loads(file.read_text())
@@ -56,9 +63,9 @@ def load(path):
         raise ValueError(f"{file} is no results.json of gdsdata.bench: {error}") from None
     if not isinstance(results, dict) or not {"schema", "case", "rows"} <= results.keys():
         raise ValueError(f"{file} is no results.json of gdsdata.bench: it has no schema, case and rows")
-    if results["schema"] != report.SCHEMA:
+    if results["schema"] != SCHEMA:
         raise ValueError(
-            f"{file} has schema {results['schema']}, and this gdsdata reads {report.SCHEMA}: measure again, or compare "
+            f"{file} has schema {results['schema']}, and this gdsdata reads {SCHEMA}: measure again, or compare "
             "with the version that wrote it"
         )
     return results, file
@@ -81,7 +88,9 @@ def time_of(case, run):
 
 
 def judged(before, after):
-    """What two runs' repeats (positive, small is good) say: a verdict, and the change in percent with its interval."""
+    """What two runs' repeats (positive, small is good) say: a verdict, and the change in percent
+    with its interval.
+    """
     found = {"verdict": TOO_FEW, "change_percent": None, "low_percent": None, "high_percent": None}
     if not before or not after:
         return found
@@ -99,7 +108,9 @@ def judged(before, after):
 
 
 def apart(smaller, larger):
-    """Whether either one's median lies outside the other's range: one value that is far off moves neither."""
+    """Whether either one's median lies outside the other's range: one value that is far off moves
+    neither.
+    """
     return statistics.median(smaller) < min(larger) and statistics.median(larger) > max(smaller)
 
 
@@ -132,13 +143,15 @@ def compared(case, old, new):
 
 
 def beside_the_machine(rows):
-    """The rows, with what peers of their tables did; those that changed with the machine are called so."""
+    """The rows, with what peers of their tables did; those that changed with the machine are called
+    so.
+    """
     for row in rows:
         peers = [
             peer["change_percent"]
             for peer in rows
             if peer is not row
-            and not report.is_ours(peer["key"])
+            and not is_ours(peer["key"])
             and peer["change_percent"] is not None
             and row_name(peer)[:3] == row_name(row)[:3]
         ]
@@ -202,7 +215,9 @@ def compare(a, b):
 
 
 def compare_all(a, b, a_folder, b_folder):
-    """The same of two runs of case=all, case by case; a case of one run only, or without results, is named."""
+    """The same of two runs of case=all, case by case; a case of one run only, or without results,
+    is named.
+    """
     old, new = ({row["name"]: row for row in results["rows"]} for results in (a, b))
     found = {"case": "all", "when": [a.get("when"), b.get("when")], "cases": {}, "failed": []}
     for name in [name for name in new if name in old]:
@@ -219,7 +234,9 @@ def compare_all(a, b, a_folder, b_folder):
 
 
 def slower_than(found, limit_percent):
-    """Rows that are called slower and by more than that, and rows (of case=all also cases) that only B failed."""
+    """Rows that are called slower and by more than that, and rows (of case=all also cases) that
+    only B failed.
+    """
     if found["case"] == "all":
         inner = [row for one in found["cases"].values() for row in slower_than(one, limit_percent)]
         return inner + [one for one in found["failed"] if one["only_b"]]
@@ -240,7 +257,7 @@ def signed(value):
 def shown_time(value, unit):
     if value is None:
         return "-"
-    return f"{report.two_digits(value * 1e6)} µs" if unit == "s" else f"{report.two_digits(1 / value)} GB/s"
+    return f"{three_digits(value * 1e6)} µs" if unit == "s" else f"{three_digits(1 / value)} GB/s"
 
 
 def said(row):

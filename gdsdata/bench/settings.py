@@ -1,7 +1,8 @@
-"""What can be set for a bench run: dataclasses that are the Hydra schema, and the text that `--help` prints from them.
+"""What can be set for a run: dataclasses that are the Hydra schema, and the text that `--help`
+prints from them.
 
-A field's unit is in its name (`_bytes`, `_seconds`). Hydra refuses names that are not here and
-values of a wrong type; `check` refuses values that have the right type and make no sense.
+A field's unit is in its name (`_bytes`, `_seconds`). Hydra refuses unknown names and values of a
+wrong type; `check` refuses values that have the right type and make no sense.
 """
 
 import dataclasses
@@ -12,13 +13,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from gdsdata.bench import device
-from gdsdata.bench.case_settings import CASES, CaseSettings, one_of, setting
+from gdsdata.bench.cases import SETTINGS as CASES
+from gdsdata.bench.cases.settings import CaseSettings, check_field, one_of, setting
+from gdsdata.bench.measure import device
 
 
 @dataclass
 class DataSettings:
-    kind: str = setting("all", "case=loader: tokens, npy, or all (one after the other)")
+    kind: str = setting(
+        "all", "case=loader: tokens, npy, or all (one after the other)", choices=("all", "tokens", "npy")
+    )
     path: str | None = setting(
         None, "your own file, folder or glob (case=load: one safetensors file); null: it is made once and kept"
     )
@@ -26,7 +30,11 @@ class DataSettings:
         None, "where made data is kept; null: $XDG_CACHE_HOME or ~/.cache, gdsdata/bench. In /dev/shm it is never cold"
     )
     size_bytes: int = setting(512 * 2**20, "size of a made data set")
-    dtype: str = setting("uint16", "tokens: dtype of the file")
+    dtype: str = setting(
+        "uint16",
+        "tokens: dtype of the file",
+        choices=("uint8", "int8", "uint16", "int16", "uint32", "int32", "int64"),
+    )
     seq_len: int = setting(1024, "tokens: a sample is seq_len + 1 tokens")
     stride: int | None = setting(None, "tokens: from one sample's start to the next; null: seq_len")
     shape: list[int] = setting([128, 64, 64], "npy: shape of a made volume (float32); your own files say theirs")
@@ -50,40 +58,25 @@ class Settings:
 
 
 def made_small(settings):
-    """What quick=true stands for. Values that were made smaller by hand stay as they are."""
+    """Applies quick=true. Values that were made smaller by hand stay."""
     settings.case.make_small()
     settings.data.size_bytes = min(settings.data.size_bytes, 16 * 2**20)
     return settings
 
 
 def check(settings):
-    """Raises ValueError with the field's full name, what it was and what it may be."""
+    """Raises ValueError with the setting's full name, its value and what it may be."""
     case, data = settings.case, settings.data
-
     one_of("case.name", case.name, list(CASES))
     if not isinstance(case, CASES[case.name]):
         raise ValueError(f"case.name={case.name}: choose a case by its group, case={case.name}")
-    one_of("data.kind", data.kind, ["all", "tokens", "npy"])
     if not device.valid_name(settings.device.name):
         raise ValueError(f"device.name={settings.device.name}: use cpu, cuda or cuda:N (N is a number)")
-    for name, choices in case.CHOICES.items():
-        values = getattr(case, name)
-        if not values:
-            raise ValueError(f"case.{name}=[]: name at least one of {', '.join(choices)}")
-        for value in values:
-            one_of(f"case.{name}", value, choices)
-    one_of("data.dtype", data.dtype, ["uint8", "int8", "uint16", "int16", "uint32", "int32", "int64"])
+    for item in dataclasses.fields(data):
+        check_field(f"data.{item.name}", getattr(data, item.name), item.metadata)
     if not data.shape or any(side < 1 for side in data.shape):
         raise ValueError(f"data.shape={list(data.shape)}: every side must be 1 or more")
-    for group, part in (("case", case), ("data", data)):
-        for item in dataclasses.fields(part):
-            value = getattr(part, item.name)
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            may_be_0 = item.name in case.MAY_BE_0
-            if item.name != "seed" and number and (value < 0 or value == 0 and not may_be_0):
-                wanted = "0 or more" if may_be_0 else "more than 0"
-                raise ValueError(f"{group}.{item.name}={value}: must be {wanted}")
-    case.check(data)
+    case.check_all(data)
     device.check(settings.device.name)
     return settings
 
@@ -105,7 +98,9 @@ def settings_from(config):
 
 
 def engine_schema():
-    """gdsdata's own EngineOptions, so that `engine.*` overrides are checked against them; here they can be set."""
+    """gdsdata's own EngineOptions, so that `engine.*` overrides are checked against them; here they
+    can be set.
+    """
     from gdsdata.io.options import EngineOptions
 
     helps = documented(EngineOptions)

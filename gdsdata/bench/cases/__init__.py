@@ -1,0 +1,42 @@
+"""The cases, a folder each: `settings`, `case` (the bench's side), `row` (the row's process),
+`report` and notes.md.
+"""
+
+import importlib
+
+from gdsdata.bench.cases.all.settings import AllSettings
+from gdsdata.bench.cases.checkpoint.settings import CheckpointSettings
+from gdsdata.bench.cases.io.settings import IoSettings
+from gdsdata.bench.cases.latency.settings import LatencySettings
+from gdsdata.bench.cases.load.settings import LoadSettings
+from gdsdata.bench.cases.loader.settings import LoaderSettings
+from gdsdata.bench.cases.startup.settings import StartupSettings
+from gdsdata.bench.cases.tensor.settings import TensorSettings
+from gdsdata.bench.cases.train.settings import TrainSettings
+from gdsdata.bench.cases.tune.settings import TuneSettings
+
+# By name, in the order of case=all and --help.
+SETTINGS = {
+    "loader": LoaderSettings,
+    "load": LoadSettings,
+    "checkpoint": CheckpointSettings,
+    "latency": LatencySettings,
+    "tensor": TensorSettings,
+    "io": IoSettings,
+    "train": TrainSettings,
+    "startup": StartupSettings,
+    "tune": TuneSettings,
+    "all": AllSettings,
+}
+AllSettings.SINGLE = {name: cls for name, cls in SETTINGS.items() if name != "all"}
+
+
+def case_class(name):
+    """The class that measures a case."""
+    return getattr(importlib.import_module(f"{__name__}.{name}.case"), name.capitalize())
+
+
+def layout_of(results):
+    """The layout of a case's tables, notes and picture, for these results."""
+    name = results["case"]
+    return getattr(importlib.import_module(f"{__name__}.{name}.report"), f"{name.capitalize()}Layout")(results)

@@ -1,0 +1,1 @@
+"""case=all: every other case, one after the other, on one page."""

@@ -1,0 +1,222 @@
+"""case=all: every other case, by a command of its own in a subfolder of the run's folder, and one
+page of them.
+
+A case that fails, or that is killed, stops no other. Its row says why, and which of the case's own
+rows failed. results.json has the command of each case: the settings that differ from the defaults,
+and its part of `case.settings`.
+"""
+
+import contextlib
+import dataclasses
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from gdsdata.bench.cases import layout_of
+from gdsdata.bench.cases.all.settings import AllSettings
+from gdsdata.bench.cases.settings import quoted
+from gdsdata.bench.harness.case import BROKEN_OFF, new_results
+from gdsdata.bench.harness.folders import ended_in_order
+from gdsdata.bench.harness.process import INTERRUPTED, MODULE_ARGUMENTS, environment
+from gdsdata.bench.harness.tables import is_ours
+from gdsdata.io.options import EngineOptions
+
+OUTPUT = "output.log"  # in a case's folder: what it printed
+LAST_LINES = 3  # of that, if it left nothing else
+
+
+class All:
+    def __init__(self, settings, folder, progress):
+        self.settings, self.folder, self.progress = settings, Path(folder), progress
+        self.broken_off = False
+
+    def measure(self):
+        with ended_in_order():
+            return self.measure_all()
+
+    def measure_all(self):
+        started, settings = time.monotonic(), self.settings
+        names, results = settings.case.cases or list(settings.case.SINGLE), new_results(settings)
+        for place, name in enumerate(names):
+            self.progress.say(f"case={name}, {place + 1} of {len(names)}")
+            row, found = self.one_case(name)
+            if self.broken_off and not has_report(found):
+                break
+            results["rows"].append(row)
+            if found:
+                results["device"] = found.get("device", results["device"])
+                results["notes"] += [f"{name}: {note}" for note in worth_telling(found)]
+            # Finished cases stay if the run is killed.
+            (self.folder / "results.json").write_text(json.dumps(results, indent=1))
+            if self.broken_off:
+                break
+        if self.broken_off:
+            if not results["rows"]:
+                raise KeyboardInterrupt
+            results["notes"].insert(0, BROKEN_OFF)
+        verified = [row["verified"] for row in results["rows"] if row["verified"] is not None]
+        return results | {
+            "broken_off": self.broken_off,
+            "seconds": time.monotonic() - started,
+            "verified": not any(row["error"] or row["failed_rows"] for row in results["rows"])
+            and (all(verified) if verified else None),
+        }
+
+    def one_case(self, name):
+        """Its row, and its results or None."""
+        folder, started = self.folder / name, time.monotonic()
+        folder.mkdir(parents=True, exist_ok=True)
+        for of_before in ("results.json", "results.png", "report.md", "report.html"):
+            (folder / of_before).unlink(missing_ok=True)
+        command = [
+            sys.executable,
+            *MODULE_ARGUMENTS,
+            *self.overrides(name),
+            f"hydra.run.dir={quoted(str(folder))}",
+        ]
+        with self.progress.step(f"case={name}"):
+            status = self.run(command, folder / OUTPUT)
+        found, error, failed = None, None, []
+        with contextlib.suppress(OSError, ValueError):
+            found = json.loads((folder / "results.json").read_text())
+        if not has_report(found):
+            lines = (folder / OUTPUT).read_text(errors="replace").strip().splitlines()[-LAST_LINES:]
+            error = f"it ended with {status} before its report: {' / '.join(lines)}"
+        elif status:
+            told = (f"{row['name']}: {row['error'].splitlines()[0]}" for row in found["rows"] if row["error"])
+            failed = list(dict.fromkeys(told))
+            if not failed and status != INTERRUPTED:
+                error = f"it ended with {status}; see {name}/{OUTPUT}"
+        row = {
+            "data": name, "dtype": "", "cache": "", "key": "gdsdata", "name": name, "setting": description(name),
+            "folder": name, "command": ["python", *command[1:]], "status": status, "error": error,
+            "failed_rows": failed, "took_s": time.monotonic() - started, "verified": rest_verified(found),
+        }  # fmt: skip
+        return row | summary(found), found
+
+    def overrides(self, name):
+        """The command line of a case: quick, device, and all settings that differ from the
+        defaults.
+        """
+        settings = self.settings
+        yield f"case={name}"
+        if settings.quick:
+            yield "quick=true"
+        yield f"device.name={settings.device.name}"
+        parts = {"data": (settings.data, type(settings.data)())}
+        parts["case"] = settings.case, AllSettings()
+        for group, (chosen, default) in parts.items():
+            for item in dataclasses.fields(chosen):
+                value = getattr(chosen, item.name)
+                is_its_own = item.name in ("cases", "settings", "name")
+                is_its_own |= (name, item.name) == ("tune", "repeats")  # They are pairs there.
+                if not is_its_own and value != getattr(default, item.name):
+                    yield f"{group}.{item.name}={written(value)}"
+        for item in dataclasses.fields(EngineOptions):
+            value = settings.engine.get(item.name, item.default)
+            if value != item.default:
+                yield f"engine.{item.name}={written(value)}"
+        for one in settings.case.settings:
+            if one.startswith(f"{name}."):
+                yield f"case.{one.removeprefix(f'{name}.')}"
+
+    def run(self, command, output):
+        """Runs the command; its exit status.
+
+        Its progress is passed on line by line, and all its output is kept.
+        """
+        with open(output, "wb") as log:
+            # In a session of its own: Ctrl-C is passed on to it, once, and it writes its report.
+            process = subprocess.Popen(
+                command, stdout=log, stderr=subprocess.PIPE, env=environment(), start_new_session=True
+            )
+
+            def pass_on():
+                for line in process.stderr:
+                    log.write(line)
+                    log.flush()
+                    self.progress.say(line.decode(errors="replace").rstrip().removeprefix("gdsdata.bench: "))
+
+            passing = threading.Thread(target=pass_on)
+            passing.start()
+            try:
+                return process.wait()
+            except KeyboardInterrupt:
+                self.broken_off = True
+                process.send_signal(signal.SIGINT)
+                return process.wait()
+            finally:
+                if process.poll() is None:  # The bench itself got a signal to end.
+                    process.terminate()
+                    process.wait()
+                passing.join()
+
+
+def rest_verified(found):
+    """Whether a case is verified, apart from its failed rows; None if it compared nothing."""
+    if not has_report(found):
+        return False
+    if found["verified"] is not False:
+        return found["verified"]
+    rest = [row for row in found["rows"] if not row["error"]]
+    return bool(rest) and all(row["verified"] for row in rest)
+
+
+def description(name):
+    return (AllSettings.SINGLE[name].__doc__ or "").strip().splitlines()[0]
+
+
+def written(value):
+    """A value for Hydra's command line."""
+    if isinstance(value, list):
+        return f"[{','.join(map(written, value))}]"
+    if isinstance(value, bool) or value is None:
+        return "null" if value is None else str(value).lower()
+    return quoted(value) if isinstance(value, str) else str(value)
+
+
+def summary(found):
+    """A case's line: its main table, and our ratios to best peer and limit in all tables."""
+    said = {
+        "title": None, "ours": None, "gb_per_s": None, "best_peer": None, "ratio_to_best_peer": None,
+        "ratio_to_limit": None, "tables": 0, "ratios_to_best_peer": [], "ratios_to_limit": [],
+    }  # fmt: skip
+    if not has_report(found):
+        return said
+    tables = layout_of(found).tables()
+    said["tables"] = len(tables)
+    for title, _, rows in tables:
+        best = best_of_ours(rows)
+        if best is None:
+            continue
+        said["ratios_to_best_peer"] += [best["ratio_to_best_peer"]] if best.get("ratio_to_best_peer") else []
+        said["ratios_to_limit"] += [best["ratio_to_limit"]] if best.get("ratio_to_limit") else []
+        if said["title"] is None:
+            names = {row["key"]: row["name"] for row in rows}
+            said |= {"title": title, "ours": best["name"], "gb_per_s": best["gb_per_s"]}
+            said |= {name: best.get(name) for name in ("ratio_to_best_peer", "ratio_to_limit")}
+            said["best_peer"] = names.get(best.get("best_peer"))
+    return said
+
+
+def worth_telling(found):
+    """Lines of a case for the notes of all: its answers, and what makes its figures doubtful."""
+    if not has_report(found):
+        return []
+    answers = [f"{heading}: {text}" for heading, text, _ in layout_of(found).answers()]
+    return answers + [note for note in found["notes"] if note.startswith("Other programs")]
+
+
+def has_report(found):
+    """Whether a case reports what it has; before that, results.json has fewer fields."""
+    return bool(found) and "verified" in found
+
+
+def best_of_ours(rows):
+    """The fastest of gdsdata's rows; in a table of several sizes, of the largest."""
+    ours = [row for row in rows if is_ours(row["key"]) and row.get("gb_per_s")]
+    return max(ours, key=lambda row: (row.get("tensor_bytes") or 0, row["gb_per_s"]["median"]), default=None)

@@ -1,0 +1,1 @@
+"""case=checkpoint: a state is saved, loaded, and saved in the background."""

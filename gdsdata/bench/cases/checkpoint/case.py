@@ -1,0 +1,161 @@
+"""The bench's side of case=checkpoint: each kind of work is a source of its own.
+
+- `save` writes a new file and, with overwrite=true, over an older one, until all is on storage.
+- `load` fills tensors that exist, warm and cold.
+- `async` measures how long save() blocks the caller, once staging memory exists.
+
+The state is made anew before each run and dropped behind it, so that one process at a time holds
+it. `peak_bytes` of a run are anonymous and shared memory (RssAnon and RssShmem of /proc/PID/status,
+every 20 ms) above what the process had when the clock started. The state, or the tensors to fill,
+exist by then, so this is what saving or loading takes on top. VmHWM would count the pages of mapped
+files, which are the page cache's. `stated_bytes` is what gdsdata's engines say that they take at
+most.
+"""
+
+import os
+from dataclasses import dataclass, field
+
+from gdsdata.bench.cases.checkpoint import stock
+from gdsdata.bench.cases.loader.row import TOUCHED_BYTES
+from gdsdata.bench.data import checkpoints
+from gdsdata.bench.data.made import need_space
+from gdsdata.bench.harness.case import Case
+from gdsdata.bench.harness.folders import temporary_folder
+from gdsdata.bench.harness.process import RowFailed
+from gdsdata.bench.measure import device, limits
+
+SUFFIXES = {"pt": ".pt", "safetensors": ".safetensors", "raw": ".bin"}  # other formats are folders
+
+
+@dataclass
+class Work:
+    """One kind of work; `saved` has the files to load, by format."""
+
+    kind: str
+    state: checkpoints.State
+    folder: str
+    saved: dict = field(default_factory=dict)
+
+    @property
+    def files(self):
+        return [file for saved in self.saved.values() for file in saved.files] or [self.folder]
+
+    def path(self, key, file_format):
+        return os.path.join(self.folder, key + SUFFIXES.get(file_format, ""))
+
+    def summary(self):
+        return self.state.summary()
+
+
+class Checkpoint(Case):
+    def measure(self):
+        with temporary_folder(self.settings.data, "checkpoint") as self.files_folder:
+            return super().measure()
+
+    def sources(self):
+        asked = self.case
+        state = checkpoints.State(asked.state_bytes, asked.tensors, asked.dtypes, asked.seed)
+        for kind in asked.work:
+            work = Work(kind, state, self.files_folder)
+            # A save beside an older one or a limit's file, or three formats.
+            need_space(work.folder, f"case.work=[{kind}]", 3 * state.bytes, "case.state_bytes=")
+            if kind == "load":
+                self.write_files(work)
+            yield work
+            for saved in work.saved.values():
+                saved.remove()
+
+    def write_files(self, work):
+        """Files of every format that a row loads, all of the same state."""
+        described = self.start(work, self.wanted(work, self.case.cache[0]))
+        formats = {said["loads"] for said in described.values() if not isinstance(said, RowFailed)}
+        writers = {name: stock.writer_of(name, self.case.written_by) for name in sorted(formats)}
+        self.start(work, [writer.key for writer in writers.values()])
+        with self.progress.count("files to load", len(writers)) as advance:
+            for name, writer in writers.items():
+                work.saved[name] = checkpoints.Saved(work.path("saved", name))
+                try:
+                    self.processes[writer.key].ask("write", path=work.saved[name].path)
+                except RowFailed as failed:
+                    self.notes.append(f"{writer.name} could not write the {name} file that is loaded: {failed}")
+                advance(1)
+        self.notes.append(
+            "load: files were written by " + ", ".join(f"{one.name} ({name})" for name, one in writers.items()) + "."
+        )
+
+    def facts(self, source):
+        return {
+            "tensors": source.state.tensors,
+            "state_bytes": source.state.bytes,
+            "file_bytes": {name: saved.file_bytes for name, saved in source.saved.items()},
+        }
+
+    def caches(self, source):
+        if source.kind == "load":
+            return super().caches(source)
+        if source.kind == "async":
+            return ["staged"]
+        return ["new", "replaced"] if self.case.overwrite else ["new"]
+
+    def dtypes(self, source, cache):
+        return ["+".join(self.case.dtypes)]
+
+    def load_command(self, source):
+        return {"kind": source.kind, "state": source.state.as_dict(), "engine": self.settings.engine}
+
+    def verify_command(self, row):
+        return {"path": self.path_of(row)}
+
+    def touched_bytes(self, source):
+        return TOUCHED_BYTES if device.is_cuda(self.device) else source.state.bytes + checkpoints.STATE_PIECE_BYTES
+
+    def path_of(self, row):
+        source = row.table.source
+        if source.kind == "load":
+            return source.saved[row.described["loads"]].path
+        return source.path(row.key, row.described["saves"])
+
+    def run(self, row):
+        """One run; untimed, saved files are then removed, and loaded tensors compared."""
+        source, cache = row.table.source, row.table.cache
+        saved, resident = checkpoints.Saved(self.path_of(row)), None
+        if source.kind == "load":
+            resident = self.with_cache(saved, cache)
+        else:
+            row.process.ask("begin", path=saved.path, replacing=cache == "replaced")
+        try:
+            result = row.process.run(path=saved.path)
+            row.process.ask("compare")
+        finally:
+            if source.kind != "load":
+                saved.remove()
+        result["peak_bytes"] += result.pop("staging_bytes", 0)
+        return result | {"resident_before": resident}
+
+    def take_limits(self, table, seconds):
+        source = table.source
+        if source.kind == "save":
+            return limits.durable_writes(source.folder, source.state.bytes)
+        if table.cache == "cold":
+            return limits.sequential_reads([max(source.files, key=os.path.getsize)])
+        if source.kind == "load":
+            return super().take_limits(table, seconds)
+        if not self.limits_process:
+            return {"memory_copy": limits.memory_copy(seconds)}
+        return {"pinned_copy_to_host": self.pinned_copy(seconds, to_host=True)}
+
+    def compared(self, table, limit, limit_name):
+        """Adds the ratio to the row of safetensors, which copies out of a mapped file."""
+        found = super().compared(table, limit, limit_name)
+        rates = {one["key"]: one["gb_per_s"]["median"] for one in found if one["gb_per_s"]}
+        mapped = rates.get("safetensors") if table.source.kind == "load" else None
+        for one in found:
+            one["ratio_to_mapped"] = rates[one["key"]] / mapped if mapped and one["key"] in rates else None
+        return found
+
+    def summary(self, row):
+        stated = [run["stated_bytes"] for run in row.runs if run["stated_bytes"] is not None]
+        return row.summary() | {
+            "stated_bytes": max(stated, default=None),
+            **{name: row.spread(name) for name in ("background_s", "step_s", "step_beside_s")},
+        }

@@ -1,0 +1,191 @@
+"""The row's side of case=checkpoint."""
+
+import os
+import statistics
+import time
+
+from gdsdata.bench.cases.checkpoint import stock
+from gdsdata.bench.data import checkpoints
+from gdsdata.bench.harness.row import Row, trim
+from gdsdata.bench.measure import device, steps, system
+from gdsdata.bench.peers import registry
+
+# The first save makes memory, and is not timed; the third has training steps beside it.
+ASYNC_STEPS = (1, 2, 3)
+STEPS_S = 2.0  # of steps with nothing beside them
+
+
+class CheckpointRow(Row):
+    """`tensors` is the state that is saved, or what a load fills."""
+
+    def __init__(self, peer, kind, state, engine, device):
+        super().__init__(peer, registry.find("checkpoint", peer), device)
+        self.kind, self.state, self.engine = kind, checkpoints.State(**state), engine
+        self.tensors, self.staging_bytes = None, 0
+
+    def describe(self):
+        said, peer = super().describe(), self.peer_class
+        if peer.saves and not peer.durable:
+            said["setting"] += "; its files and folders are then synced"
+        return said | {"saves": peer.saves, "loads": peer.loads}
+
+    def construct(self):
+        self.peer = self.peer_class(self.device, self.engine)
+
+    def prepare(self, touched_bytes):
+        self.drop()
+        super().prepare(touched_bytes)
+        self.get_ready()
+
+    def get_ready(self):
+        """Makes the tensors. On a GPU torch keeps as much again, so no row is timed for getting it
+        from the driver.
+        """
+        self.tensors = (self.state.empty if self.kind == "load" else self.state.make)(self.device)
+        if self.kind == "load":
+            device.reserve(self.device, self.state.bytes)
+        device.synchronize(self.device)
+
+    def drop(self):
+        """Frees the tensors' memory, of which other rows' processes need as much."""
+        self.tensors = None
+        trim()
+        device.release(self.device)
+
+    def save(self, path):
+        """Saves; returns when it is on storage."""
+        self.peer.save(self.tensors, path)
+        if not self.peer.durable:
+            checkpoints.Saved(path).sync()
+
+    # Commands of the case:
+
+    def write(self, path):
+        self.get_ready()
+        if self.kind == "load":
+            self.tensors = self.state.make(self.device)
+        try:
+            self.construct()
+            self.save(path)
+        finally:
+            self.close()
+            self.drop()
+        return {}
+
+    def begin(self, path, replacing):
+        """Makes what a timed save finds: an older checkpoint, or staging memory."""
+        if self.kind == "async":
+            self.begin_async(path)
+        elif replacing:
+            self.construct()
+            self.save(path)
+            self.close()
+        return {}
+
+    def begin_async(self, folder):
+        before = system.own_bytes(os.getpid())
+        self.construct()
+        self.peer.open(folder, self.state.bytes)
+        self.peer.save(self.tensors, ASYNC_STEPS[0])
+        saved = self.peer.wait()
+        if not self.peer.prunes:
+            checkpoints.Saved(saved).remove()
+        self.staging_bytes = max(0, system.own_bytes(os.getpid()) - before)
+
+    def run(self, path):
+        if self.kind == "async":
+            return self.run_async(path)
+        self.start_cpu_clock()
+        started = time.perf_counter()
+        self.construct()
+        if self.kind == "save":
+            self.save(path)
+        else:
+            self.peer.load(self.tensors, path)
+        device.synchronize(self.device)
+        return self.facts(time.perf_counter() - started, {})
+
+    def run_async(self, folder):
+        """`seconds` block the caller and its stream; `background_s` are all until the bytes are on
+        storage.
+        """
+        served_before = self.peer.served()
+        self.start_cpu_clock()
+        started = time.perf_counter()
+        self.peer.save(self.tensors, ASYNC_STEPS[1])
+        device.wait_for_stream(self.device)
+        stall_s = time.perf_counter() - started
+        saved = self.peer.wait()
+        if not self.peer.durable:
+            checkpoints.Saved(saved).sync()
+        found = self.facts(stall_s, served_before)
+        found |= {"background_s": time.perf_counter() - started, "staging_bytes": self.staging_bytes}
+        return found | self.take_steps(saved)
+
+    def take_steps(self, saved):
+        """Medians of training steps during one more save until it is on storage, and without,
+        before and after it.
+
+        Their CPU time is not the row's.
+        """
+        if not self.peer.prunes:
+            checkpoints.Saved(saved).remove()
+        used_before = system.cpu_seconds()
+        training = steps.TrainingSteps(self.device)
+        alone = training.take_for(STEPS_S / 2)
+        self.peer.save(self.tensors, ASYNC_STEPS[2])
+        beside = training.take_while(lambda: not self.peer.is_done())
+        self.peer.wait()
+        alone += training.take_for(STEPS_S / 2)
+        self.cpu_before += system.cpu_seconds() - used_before
+        return {"step_s": statistics.median(alone), "step_beside_s": statistics.median(beside)}
+
+    def facts(self, seconds, served_before):
+        return {
+            "bytes": self.state.bytes,
+            "seconds": seconds,
+            "served": self.served_since(served_before),
+            "path": self.peer.way_in if self.kind == "load" else self.peer.way_out,
+            "stated_bytes": self.peer.stated_bytes(),
+        }
+
+    def compare(self):
+        """Compares every bit that a timed load filled, and frees memory."""
+        try:
+            if self.kind == "load":
+                self.state.check(self.tensors)
+        finally:
+            self.drop()
+        return {}
+
+    def verify(self, path):
+        """Compares every bit that was loaded, or saved: the format's own library reads that."""
+        self.get_ready()
+        try:
+            if self.kind == "async":
+                self.verify_async(path)
+            elif self.kind == "save":
+                self.construct()
+                self.save(path)
+                self.tensors = self.state.empty("cpu")
+                stock.reader_of(self.peer_class.saves)("cpu").load(self.tensors, path)
+                self.state.check(self.tensors)
+            else:
+                self.construct()
+                self.peer.load(self.tensors, path)
+                self.state.check(self.tensors)
+        finally:
+            self.close()
+            self.drop()
+            if self.kind != "load":
+                checkpoints.Saved(path).remove()
+        return {"checked_bytes": self.state.bytes}
+
+    def verify_async(self, folder):
+        """Changes the state as soon as `save` has returned: storage must have what it was."""
+        self.begin_async(folder)
+        self.peer.save(self.tensors, ASYNC_STEPS[1])
+        for tensor in self.tensors.values():
+            tensor.zero_()
+        self.peer.wait()
+        self.state.check(stock.tensors_in(folder, self.state.empty("cpu")))

@@ -1,0 +1,1 @@
+"""case=io: transfers of one size, as gdsio lists them."""

@@ -1,0 +1,1 @@
+"""case=latency: one tensor read or written again and again, by size."""

@@ -1,0 +1,165 @@
+"""The bench's side of case=latency: each size of each kind of work is a source of its own.
+
+- `read`, warm: the file is in the page cache. Cold: its pages are dropped before each read.
+- `write`, until the bytes are on storage. replaced: a new file takes the old one's name. in_place:
+  over a file's bytes.
+
+Only the reads and writes are timed, and only their CPU time counts. engine.workers, queue_depth,
+segment_bytes and direct set how the engine works.
+"""
+
+import collections
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from gdsdata.bench.data.made import need_space, write_synced
+from gdsdata.bench.data.pieces import random_bytes
+from gdsdata.bench.harness.case import Case
+from gdsdata.bench.harness.folders import own_folder
+from gdsdata.bench.measure import intervals, limits, system
+from gdsdata.bench.peers import registry
+
+REQUEST_BYTES, MOST_DEPTH = 2**20, 32  # of the O_DIRECT reads and writes that are measured as a limit
+TOUCHED_BYTES = 64 * 2**20  # and twice the tensor
+
+
+@dataclass
+class TensorFile:
+    """One tensor's file, and what is done with it."""
+
+    work: str
+    tensor_bytes: int
+    path: str
+
+    @property
+    def kind(self):
+        return f"{self.work} {system.size_text(self.tensor_bytes)}"
+
+    @property
+    def files(self):
+        return [self.path]
+
+    @property
+    def file_bytes(self):
+        return self.tensor_bytes
+
+    def summary(self):
+        return f"a file of {self.tensor_bytes:,} random bytes"
+
+
+class Latency(Case):
+    def measure(self):
+        self.latencies = collections.defaultdict(list)  # seconds, by row
+        with own_folder(self.settings.data, self.case.name) as self.own:
+            results = super().measure()
+        return self.own.noted_in(results)
+
+    def sources(self):
+        for work in self.case.work:
+            for size in sorted(set(self.case.sizes_bytes)):
+                need_space(self.own.path, f"case.sizes_bytes=[{size}]", 3 * size, "case.sizes_bytes=")
+                source = TensorFile(work, size, str(self.own.path / f"tensor-{work}-{size}.bin"))
+                write_synced(source.path, random_bytes(size, self.case.seed).numpy())
+                yield source
+                Path(source.path).unlink(missing_ok=True)
+
+    def facts(self, source):
+        return {"work": source.work, "tensor_bytes": source.tensor_bytes, "first_file": source.path}
+
+    def caches(self, source):
+        return super().caches(source) if source.work == "read" else self.case.writes
+
+    def dtypes(self, source, cache):
+        return ["uint8"]
+
+    def rows_for(self, source, cache):
+        refused = limits.direct_alignment(source.path) is None
+        rows = registry.rows(self.case.name, source.work, cache, getattr(source, "device", self.device))
+        rows = [peer for peer in rows if peer.can(source.work, cache, source.tensor_bytes)]
+        left_out = [peer.key for peer in rows if refused and peer.direct]
+        if left_out:
+            self.notes.append(f"Left out, for the file system refuses O_DIRECT: {', '.join(left_out)}.")
+        return [peer for peer in rows if peer.key not in left_out]
+
+    def load_command(self, source):
+        return {
+            "work": source.work,
+            "path": source.path,
+            "tensor_bytes": source.tensor_bytes,
+            "seed": self.case.seed,
+            "engine": self.settings.engine,
+        }
+
+    def verify_command(self, row):
+        states = self.case.cache if row.table.source.work == "read" else self.case.writes
+        return {"states": list(states)}
+
+    def touched_bytes(self, source):
+        return TOUCHED_BYTES + 2 * source.tensor_bytes
+
+    def run(self, row):
+        source, state = row.table.source, row.table.cache
+        if state == "warm":
+            self.warmed(source)
+        found = row.process.run(state=state, **self.iterations())
+        latencies = found.pop("latencies_s")
+        self.latencies[row] += latencies
+        return found | {"latency_s": intervals.described(latencies)}
+
+    def iterations(self):
+        """The part of a run's command that says how many."""
+        return {name: getattr(self.case, name) for name in ("iterations", "warm_up", "run_seconds", "verify")}
+
+    def summary(self, row):
+        size, latencies = row.table.source.tensor_bytes, self.latencies[row]
+        return row.summary() | {
+            "work": row.table.source.work,
+            "tensor_bytes": size,
+            "latency_s": intervals.described(latencies) if latencies else None,
+            "bandwidth_gb_per_s": intervals.described([size / one / 1e9 for one in latencies]) if latencies else None,
+        }
+
+    def take_limits(self, table, seconds):
+        """Measures a file of the tensor's size as a reader or writer would that omits everything
+        else.
+        """
+        source, state = table.source, table.cache
+        if state == "warm":
+            return super().take_limits(table, seconds)
+        whole = source.tensor_bytes // system.PAGE * system.PAGE
+        if not whole:
+            return {"direct": {"unavailable": f"{source.tensor_bytes} bytes are less than a page"}}
+        request = min(whole, REQUEST_BYTES)
+        depth = min(whole // request, MOST_DEPTH)
+        verb = source.work + (" in place" if state == "in_place" else "")
+        name = f"O_DIRECT {verb}, {request >> 10:,} KiB x {depth}"
+        measured = limits.measured(name, lambda: self.direct(source, state, request, depth, seconds))
+        return {"direct": measured if "unavailable" in measured else measured | {"request_bytes": request}}
+
+    def direct(self, source, state, request, depth, seconds):
+        if source.work == "read":
+            system.drop(source.files)  # Bytes that were written to verify may still be on their way out.
+            return limits.direct_io(source.files, limits.sequential_requests(source.files, request), depth, seconds)
+        found, ends = [], time.perf_counter() + seconds
+        while not found or time.perf_counter() < ends:
+            if state == "in_place":
+                # Within the tensor, so that the file keeps its size: the next row would pay for it.
+                offsets = np.arange(source.tensor_bytes // request) * request
+                places = np.zeros(len(offsets), np.int64), offsets, np.full(len(offsets), request, np.uint64)
+                found.append(limits.direct_io(source.files, lambda _, places=places: places, depth, write=True))
+            else:
+                found.append(limits.durable_write(self.own.path, source.tensor_bytes, request, depth))
+        return sorted(found, key=lambda one: one["gb_per_s"])[len(found) // 2]
+
+    def limit_for(self, table, found):
+        if table.cache == "warm":
+            return super().limit_for(table, found)
+        direct = found["direct"]
+        if "unavailable" in direct:
+            return None, direct["unavailable"]
+        synced = ", synced" if table.source.work == "write" else ""
+        request, depth = int(direct["request_bytes"]) >> 10, int(direct["depth"])
+        return direct["gb_per_s"], f"O_DIRECT {table.source.work}, {request:,} KiB x {depth}{synced}"

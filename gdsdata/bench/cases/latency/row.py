@@ -1,0 +1,152 @@
+"""The row's side of case=latency."""
+
+import os
+import time
+
+import torch
+
+from gdsdata.bench.data.pieces import add_one, random_bytes, wrong_in_file, wrong_in_tensor
+from gdsdata.bench.harness.row import Row
+from gdsdata.bench.measure import device, system
+from gdsdata.bench.peers import registry
+
+LEAST_ITERATIONS = 5  # of a run, however long they take
+
+
+class LatencyRow(Row):
+    """`tensor` is what is written.
+
+    With `verify` its bytes, and the file's, are other ones at each iteration.
+    """
+
+    case = "latency"
+    torch_threads = 1  # Others that compared bytes would still spin while the next call is timed.
+
+    def __init__(self, peer, work, path, tensor_bytes, seed, engine, device):
+        super().__init__(peer, registry.find(self.case, peer), device)
+        if self.torch_threads:
+            torch.set_num_threads(self.torch_threads)
+        self.work, self.path, self.tensor_bytes = work, path, tensor_bytes
+        self.seed, self.engine = seed, engine
+        self.tensor = self.expected = None
+
+    def prepare(self, touched_bytes):
+        """Torch keeps its device memory, so that no row is timed for getting it from the driver."""
+        self.tensor = self.expected = None
+        super().prepare(touched_bytes, release=False)
+
+    def get_ready(self, state, check):
+        """Makes the file as the state wants it, the peer, and the bytes: all before the clock."""
+        self.state, self.check = state, check
+        if self.work == "write":
+            # Bytes behind the tensor are why a write goes over a file's bytes, and not to a new
+            # file.
+            os.truncate(self.path, self.tensor_bytes + (system.PAGE if state == "in_place" else 0))
+        if self.expected is None and (check or self.work == "write"):
+            self.expected = random_bytes(self.tensor_bytes, self.seed)
+        if self.work == "write":
+            self.tensor = self.expected.to(self.device, copy=True)
+        self.peer = self.peer_class(self.path, self.tensor_bytes, state, self.device, self.engine)
+        self.resident, self.cpu_used = [], 0.0
+
+    def close(self):
+        self.close_peer()
+        self.expected = None
+
+    def close_peer(self):
+        super().close()
+        self.tensor = None
+
+    def verify(self, states):
+        """Two reads or writes in each state, of other bytes each, compared whole with plain
+        reading.
+        """
+        checked = 0
+        try:
+            for state in states:
+                if self.peer_class.can(self.work, state, self.tensor_bytes):
+                    self.get_ready(state, check=True)
+                    for _ in range(2):
+                        self.once()
+                        checked += self.tensor_bytes
+                    self.close_peer()
+        finally:
+            self.close()
+        return {"checked_bytes": checked}
+
+    def run(self, state, iterations, warm_up, run_seconds, verify):
+        self.start_cpu_clock()
+        self.get_ready(state, verify)
+        for _ in range(warm_up):
+            self.once()
+        self.cpu_used, self.resident = 0.0, []
+        served_before, latencies = self.peer.served(), []
+        ends = time.perf_counter() + run_seconds
+        while len(latencies) < iterations and (len(latencies) < LEAST_ITERATIONS or time.perf_counter() < ends):
+            latencies.append(self.once())
+        return {
+            "bytes": self.tensor_bytes * len(latencies),
+            "seconds": sum(latencies),
+            "latencies_s": latencies,
+            "resident_before": max(self.resident, default=None),
+            "served": self.served_since(served_before),
+            "path": self.peer.path or self.work,
+        }
+
+    def after(self):
+        everything = super().after()["cpu_seconds"]
+        return {"cpu_seconds": self.cpu_used, "untimed_cpu_seconds": max(0.0, everything - self.cpu_used)}
+
+    def once(self):
+        """Seconds of one read or write, until the device or the storage has all of it."""
+        if self.check:
+            self.change()
+        if self.work == "read":
+            drop_or_look = system.drop if self.state == "cold" else system.resident_share
+            self.resident.append(drop_or_look([self.path]))
+        device.synchronize(self.device)
+        cpu_before, started = system.cpu_seconds(), time.perf_counter()
+        came = self.peer.read() if self.work == "read" else self.peer.write(self.tensor)
+        device.synchronize(self.device)
+        elapsed = time.perf_counter() - started
+        self.cpu_used += system.cpu_seconds() - cpu_before
+        if self.check:
+            self.compare(came)
+        return elapsed
+
+    def change(self):
+        """Changes every byte: those of an earlier iteration must not pass for new ones."""
+        add_one(self.expected, None if self.work == "write" else self.path)
+        if self.work == "write":
+            self.tensor.add_(1)
+
+    def compare(self, came):
+        if self.work == "write":
+            self.check_file_size()
+            wrong, first = wrong_in_file(self.path, self.expected)
+            system.drop([self.path])  # Or the next write would find its pages in memory.
+        else:
+            self.check_size(came)
+            wrong, first = wrong_in_tensor(came, self.expected)
+        if wrong:
+            raise ValueError(
+                f"{self.state}: {wrong:,} of {self.tensor_bytes:,} bytes are wrong, the first at {first:,}"
+            )
+
+    def check_file_size(self):
+        """Raises ValueError if the file is too short, or bytes behind the tensor have changed."""
+        with open(self.path, "rb", buffering=0) as file:
+            size = os.path.getsize(self.path)
+            if size < self.tensor_bytes and self.state != "in_place":
+                raise ValueError(f"{self.state}: the file has {size:,} bytes, {self.tensor_bytes:,} were due")
+            file.seek(self.tensor_bytes)
+            tail = file.read()
+        if any(tail) or len(tail) != (system.PAGE if self.state == "in_place" else 0):
+            raise ValueError(f"{self.state}: {len(tail)} bytes lie behind the tensor, and not as they lay there")
+
+    def check_size(self, came):
+        wanted = torch.device(self.device)
+        if came.nbytes != self.tensor_bytes or came.device.type != wanted.type:
+            raise ValueError(
+                f"{self.state}: {came.nbytes:,} bytes came on {came.device}, {self.tensor_bytes:,} were due on {wanted}"
+            )

@@ -1,0 +1,1 @@
+"""case=load: one big file into tensors."""

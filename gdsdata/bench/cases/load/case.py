@@ -1,0 +1,50 @@
+"""The bench's side of case=load."""
+
+from gdsdata.bench.cases.loader.row import TOUCHED_BYTES
+from gdsdata.bench.data import checkpoints
+from gdsdata.bench.data.made import PIECE_BYTES
+from gdsdata.bench.harness.case import Case
+from gdsdata.bench.measure import device, limits
+from gdsdata.bench.peers import registry
+
+
+class Load(Case):
+    def sources(self):
+        with self.progress.bytes("data: safetensors", self.settings.data.size_bytes) as advance:
+            source = checkpoints.checkpoint_for(self.settings.data, self.case, self.needs_torch_file(), advance)
+        with self.progress.bytes("checksums: safetensors", source.bytes) as advance:
+            source.checksums = checkpoints.checksums_of(source, advance)
+        yield source
+
+    def needs_torch_file(self):
+        rows = [
+            peer
+            for peer in registry.rows("load", device_name=self.device)
+            if not self.case.rows or peer.key in self.case.rows
+        ]
+        return any(peer.reads_torch_file for peer in rows)
+
+    def facts(self, source):
+        return self.files_facts(source) | {"tensors": len(source.tensors), "loaded_bytes": source.bytes}
+
+    def dtypes(self, source, cache):
+        return [source.dtype]
+
+    def rows_for(self, source, cache):
+        return [peer for peer in super().rows_for(source, cache) if source.torch_file or not peer.reads_torch_file]
+
+    def load_command(self, source):
+        return {"source": source.as_dict(), "engine": self.settings.engine}
+
+    def touched_bytes(self, source):
+        return TOUCHED_BYTES if device.is_cuda(self.device) else source.bytes + PIECE_BYTES
+
+    def run(self, row):
+        source = row.table.source
+        resident = self.with_cache(source, row.table.cache)
+        return row.process.run() | {"resident_before": resident}
+
+    def take_limits(self, table, seconds):
+        if table.cache == "cold":
+            return limits.sequential_reads(table.source.files)
+        return super().take_limits(table, seconds)

@@ -1,0 +1,74 @@
+"""The row's side of case=load."""
+
+import time
+
+import torch
+
+from gdsdata.bench.data import checkpoints
+from gdsdata.bench.harness.row import Row
+from gdsdata.bench.measure import device
+from gdsdata.bench.peers import registry
+from gdsdata.bench.peers.protocols import WHOLE
+
+
+class LoadRow(Row):
+    def __init__(self, peer, source, engine, device):
+        super().__init__(peer, registry.find("load", peer), device)
+        self.source, self.engine = checkpoints.Checkpoint(**source), engine
+        self.tensors = None
+
+    def construct(self):
+        self.peer = self.peer_class(self.source, self.device, self.engine)
+
+    def prepare(self, touched_bytes):
+        """Torch keeps its device memory, so that no row is timed for getting it from the driver."""
+        super().prepare(touched_bytes, release=False)
+
+    def close(self):
+        self.tensors = None
+        super().close()
+
+    def verify(self):
+        """Compares a checksum of every tensor, taken where it lies, with that of the file's bytes,
+        plainly read.
+        """
+        self.construct()
+        try:
+            flat = {name: tensor.reshape(-1).view(torch.uint8) for name, tensor in self.peer.load().items()}
+            tensors = self.source.tensors
+            if WHOLE in flat:
+                whole = flat[WHOLE]
+                self.check_size(WHOLE, whole, self.source.bytes)
+                flat = {name: whole[begin:end] for name, (begin, end) in tensors.items()}
+            if flat.keys() != tensors.keys():
+                raise ValueError(f"tensors {sorted(flat)} came, {sorted(tensors)} were due")
+            for name, (begin, end) in tensors.items():
+                self.check_size(name, flat[name], end - begin)
+                if checkpoints.checksum(flat[name]) != self.source.checksums[name]:
+                    raise ValueError(f"tensor {name!r}: its bytes are not what the file holds")
+        finally:
+            flat = whole = None
+            self.close()
+        return {"checked_bytes": self.source.bytes}
+
+    def check_size(self, name, tensor, due_bytes):
+        wanted = torch.device(self.device)
+        if tensor.numel() != due_bytes or tensor.device.type != wanted.type:
+            raise ValueError(
+                f"tensor {name!r}: {tensor.numel():,} bytes came on {tensor.device}, {due_bytes:,} were due on {wanted}"
+            )
+
+    def run(self):
+        self.start_cpu_clock()
+        started = time.perf_counter()
+        self.construct()
+        served_before = self.peer.served()
+        self.tensors = self.peer.load()
+        device.synchronize(self.device)
+        elapsed = time.perf_counter() - started
+        return {
+            "bytes": self.source.bytes,
+            "seconds": elapsed,
+            "served": self.served_since(served_before),
+            "path": self.peer.path,
+        }

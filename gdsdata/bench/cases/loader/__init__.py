@@ -1,0 +1,1 @@
+"""case=loader: shuffled batches; every loader reads the same files, warm and cold."""

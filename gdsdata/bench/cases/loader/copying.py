@@ -1,0 +1,49 @@
+"""Copies of the data for rows that read no other format."""
+
+from gdsdata.bench.data.copies import copied
+from gdsdata.bench.data.made import data_folder
+from gdsdata.bench.harness.process import RowFailed
+
+
+class Copying:
+    """Comes before Case, and makes copies for its rows; sources are, or have, a Source."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.copies = {}  # Source by format
+
+    def missing(self, peer):
+        if peer.stored_as and self.settings.data.path and peer.key not in self.case.rows:
+            return f"it reads copies of your files, as {peer.stored_as}, which are made if case.rows names it"
+        return super().missing(peer)
+
+    def copy_for(self, source, key):
+        """The format that the row of that key reads; a class of the user's own reads the data
+        itself.
+        """
+        classes = {peer.key: peer for peer in self.rows_for(source, "warm")}
+        return classes[key].stored_as if key in classes else ""
+
+    def start(self, source, names):
+        original = getattr(source, "source", source)
+        folder = data_folder(self.settings.data)
+        kind_of = {name: kind for name in names if (kind := self.copy_for(source, name))}
+        total = original.samples * original.sample_bytes
+        self.copies, failures = {}, {}
+        for kind in sorted(set(kind_of.values())):
+            with self.progress.bytes(f"data: {source.kind} as {kind}", total) as advance:
+                try:
+                    self.copies[kind] = copied(original, kind, folder, advance)
+                except Exception as error:  # The library that writes it may be broken.
+                    told = f"volumes could not be written as {kind}: {type(error).__name__}: {error}"
+                    failures[kind] = RowFailed(told)
+        failed = {name: failures[kind] for name, kind in kind_of.items() if kind in failures}
+        return super().start(source, names) | failed
+
+    def read_by(self, row):
+        """The source of the files that the row reads."""
+        return self.copies.get(self.copy_for(row.table.source, row.key), row.table.source)
+
+    def copies_told(self):
+        """The copies, for a command to a row's process."""
+        return {kind: copy.as_dict() for kind, copy in self.copies.items()}

@@ -1,0 +1,150 @@
+"""The row's side of case=loader."""
+
+import gc
+import time
+
+import numpy as np
+
+from gdsdata.bench.data import sources
+from gdsdata.bench.harness.row import Row
+from gdsdata.bench.measure import device
+from gdsdata.bench.peers import registry
+
+VERIFIED_BYTES = 160 * 2**20  # Batches that are kept for verifying take no more than this.
+TOUCHED_BYTES = 512 * 2**20  # more than any row allocates with the default data sets
+
+
+class LoaderRow(Row):
+    def __init__(self, peer, source, batch_size, seed, engine, device, copies=None):
+        self.source = sources.Source(**source)
+        super().__init__(peer, self.find(peer), device)
+        self.truth = self.plain_reading()
+        if kind := self.peer_class.stored_as:
+            self.source = sources.Source(**copies[kind])
+        self.batch_size, self.seed, self.engine = batch_size, seed, engine
+        self.iterator = None
+
+    def find(self, key):
+        return registry.find("loader", key)
+
+    def plain_reading(self):
+        return sources.Truth(self.source)
+
+    def construct(self, dtype):
+        """Makes and settles the peer; returns the first epoch that counts."""
+        self.peer = self.peer_class(self.source, self.batch_size, dtype, self.seed, self.engine, self.device)
+        return self.peer.settle()
+
+    def close(self):
+        self.iterator = None
+        super().close()
+
+    def verify(self, dtype, batches):
+        """Compares the first batches of two epochs with numpy; batches that are kept, once all have
+        arrived.
+        """
+        checked = 0
+        try:
+            start = self.construct(dtype)
+            for epoch in (start, start + 1):
+                due = min(batches, -(-self.source.samples // self.batch_size))
+                place, kept, expected = -1, [], self.peer.expected_ids(epoch, due)
+                self.seen = set()
+                for place, (ids, batch) in enumerate(zip(expected, self.peer.epoch(epoch), strict=False)):
+                    kept.append((place, ids, batch))
+                    if not self.peer.keeps_batches:
+                        self.compare(epoch, *kept.pop(), dtype)
+                        checked += 1
+                    del batch
+                for place, ids, batch in kept:
+                    self.compare(epoch, place, ids, batch, dtype)
+                    checked += 1
+                if place + 1 < len(expected):
+                    raise ValueError(f"epoch {epoch}: {place + 1} batches came, {len(expected)} were due")
+            return {"checked_batches": checked, "keeps_batches": self.peer.keeps_batches, **self.peer.facts()}
+        finally:
+            self.close()
+
+    def compare(self, epoch, place, ids, batch, dtype):
+        """Raises ValueError for wrong bytes.
+
+        Without `ids` they follow from the bytes, and none may come twice in an epoch.
+        """
+        got = batch.cpu().numpy()
+        if ids is None:
+            ids = self.truth.ids_of(got, self.seen)
+            self.seen.update(ids)
+        expected = self.truth.batch(ids, dtype)
+        if got.shape != expected.shape or got.dtype != expected.dtype:
+            raise ValueError(
+                f"epoch {epoch}, batch {place}: {got.dtype} {got.shape} came, {expected.dtype} {expected.shape} was due"
+            )
+        # As bytes: NaN equals itself, and -0.0 differs from 0.0.
+        wrong = np.flatnonzero(
+            (got.reshape(len(ids), -1).view(np.uint8) != expected.reshape(len(ids), -1).view(np.uint8)).any(1)
+        )
+        if len(wrong):
+            raise ValueError(
+                f"epoch {epoch}, batch {place}: {len(wrong)} of {len(ids)} samples are not what numpy reads, "
+                f"the first is sample {int(ids[wrong[0]])} at place {int(wrong[0])}"
+            )
+
+    def open(self, dtype, batches):
+        """The first batch's time, and whether the loader is left open with its memory touched.
+
+        One that maps files is closed: their pages could not be dropped from the cache.
+        """
+        started = time.perf_counter()
+        self.construct(dtype)
+        iterator, first = iter(self.peer.epoch(0)), None
+        for _ in zip(range(batches), iterator, strict=False):
+            first = first or self.now()
+        del iterator
+        device.synchronize(self.device)
+        keep = self.peer.may_stay_open()
+        if not keep:
+            self.close()
+            gc.collect()
+        return {"first_batch_ms": (first - started) * 1e3, "kept": keep}
+
+    def now(self):
+        """The time once the device has all that was asked for."""
+        device.synchronize(self.device)
+        return time.perf_counter()
+
+    def run(self, dtype, epochs, seconds, samples):
+        self.start_cpu_clock()
+        now = time.perf_counter
+        samples_an_epoch = self.source.samples
+        limit = -(-min(samples or samples_an_epoch, samples_an_epoch) // self.batch_size)
+        read, first_batch_s, cut, start = 0, None, False, 0
+        started = now()
+        if self.peer is None:
+            start = self.construct(dtype)
+            if start:  # It has settled: the time begins here.
+                first_batch_s, started = self.peer.first_batch_s, now()
+                self.start_cpu_clock()
+        end = started + seconds
+        served_before = self.peer.served()
+        for epoch in range(start, start + epochs):
+            batches = 0
+            self.iterator = iter(self.peer.epoch(epoch))
+            for batch in self.iterator:
+                batches, read = batches + 1, read + len(batch)
+                if first_batch_s is None:
+                    first_batch_s = self.now() - started
+                if now() > end or batches == limit:
+                    break
+            if now() > end:
+                cut = batches < limit
+                break
+        elapsed = self.now() - started
+        return {
+            "samples": read,
+            "bytes": read * self.source.sample_bytes,
+            "seconds": elapsed,
+            "first_batch_ms": first_batch_s * 1e3,
+            "cut": cut,
+            "served": self.served_since(served_before),
+            "path": self.peer.path,
+        }

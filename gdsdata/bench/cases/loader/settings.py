@@ -1,0 +1,32 @@
+"""The settings of case=loader, and their small values of quick=true."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gdsdata.bench.cases.settings import CaseSettings, setting
+
+
+@dataclass
+class LoaderSettings(CaseSettings):
+    """Shuffled batches: GDSDataset beside what a user would write."""
+
+    SMALL: ClassVar = {"epochs": 2, "verify_batches": 4, "run_seconds": 0.2, "cold_seconds": 0.5}
+
+    name: str = setting("loader", "what is measured; the group sets it")
+    dtypes: list[str] = setting(
+        ["raw", "int64"],
+        "what token batches come out as: raw (the file's dtype), int64, or both; cold, the first of them only",
+        choices=("raw", "int64"),
+    )
+    batch_size: int | None = setting(None, "samples a batch; null: 64 for tokens, 16 for npy")
+    epochs: int = setting(5, "a warm run ends after this many epochs ...")
+    run_seconds: float = setting(1.2, "... or after this many seconds from construction, whichever is first")
+    cold_samples: int | None = setting(
+        None, "a cold run reads this many samples, the same for every row; null: 8192 tokens, all volumes"
+    )
+    cold_seconds: float = setting(5.0, "a cold run is cut off after this many seconds (the report says so)")
+    verify_batches: int = setting(16, "batches of every row compared with plain numpy, bit by bit, before timing")
+
+    def make_small(self):
+        super().make_small()
+        self.cold_samples = min(self.cold_samples or 1024, 1024)

@@ -1,0 +1,95 @@
+"""The base of every case's settings: a dataclass whose fields have help texts and checks."""
+
+import re
+from dataclasses import dataclass, field, fields
+from typing import ClassVar
+
+PAGE_BYTES = 4096
+
+
+def setting(default, help_text, choices=(), least=None, most=None, distinct=False, may_be_0=False):
+    """A field of a case's settings.
+
+    Args:
+        choices: the values that it, or each entry of a list, may have.
+        least, most: the range of the number, or of each entry of a list.
+        distinct: a list that names at least one value, and none twice.
+        may_be_0: a number that need not be more than 0.
+    """
+    metadata = {"help": help_text, "choices": choices, "range": (least, most)}
+    metadata |= {"distinct": distinct, "may_be_0": may_be_0}
+    if isinstance(default, list):
+        return field(default_factory=lambda: list(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def one_of(name, value, choices):
+    if value not in choices:
+        raise ValueError(f"{name}={value}: use {' or '.join(choices)}")
+
+
+def check_field(name, value, metadata):
+    """Raises ValueError with the setting's full name, its value and what it may be."""
+    values = value if isinstance(value, list | tuple) else [value]
+    choices, (least, most) = metadata.get("choices", ()), metadata.get("range", (None, None))
+    if choices and not values:
+        raise ValueError(f"{name}=[]: name at least one of {', '.join(choices)}")
+    for one in values if choices else ():
+        one_of(name, one, choices)
+    if metadata.get("distinct") and (not values or len(set(values)) < len(values)):
+        raise ValueError(f"{name}={value}: name at least one, and none twice")
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        may_be_0 = metadata.get("may_be_0")
+        if not name.endswith("seed") and (value < 0 or value == 0 and not may_be_0):
+            raise ValueError(f"{name}={value}: must be {'0 or more' if may_be_0 else 'more than 0'}")
+    for one in values if most is not None else ():
+        if one is not None and not least <= one <= most:
+            raise ValueError(f"{name}={one}: must be from {least} to {most}")
+
+
+def quoted(text):
+    """A value for Hydra's command line, which gives some characters a meaning."""
+    if re.fullmatch(r"[\w/.-]+", text):
+        return text
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+@dataclass
+class CaseSettings:
+    """The settings of every case."""
+
+    MAKES: ClassVar = ""  # what a case makes that takes no data.path
+    SMALL: ClassVar = {}  # the most that quick=true leaves of numbers
+
+    name: str = setting("", "what is measured; the group sets it (default: case=loader)")
+    rows: list[str] = setting(
+        [],
+        "only these rows, e.g. [gdsdata,numpy]; empty: all. package.module:Class adds one of your own (see "
+        "gdsdata/bench/peers/protocols.py)",
+    )
+    cache: list[str] = setting(
+        ["warm", "cold"],
+        "page cache states to measure; files in memory (tmpfs) have no cold one",
+        choices=("warm", "cold"),
+    )
+    seed: int = setting(0, "seed of every shuffle, and of made tensors")
+    repeats: int = setting(3, "runs of each row; the rows take turns (A B C A B C), the table shows medians")
+    limit_seconds: float = setting(1.5, "time for each limit, over all its turns; not where whole files are moved")
+
+    def check(self, data):
+        """Raises ValueError for values that make no sense together.
+
+        Each field was checked by itself before.
+        """
+
+    def check_all(self, data):
+        for item in fields(self):
+            check_field(f"case.{item.name}", getattr(self, item.name), item.metadata)
+        self.check(data)
+        if data.path and self.MAKES:
+            raise ValueError(f"data.path={data.path}: case={self.name} makes {self.MAKES}; data.folder= says where")
+
+    def make_small(self):
+        """Applies quick=true. A value that is smaller already stays."""
+        for name, most in {"repeats": 1, "limit_seconds": 0.2, **self.SMALL}.items():
+            setattr(self, name, min(getattr(self, name), most))

@@ -1,0 +1,1 @@
+"""case=startup: a training script from its start to its first step, by part."""

@@ -1,0 +1,100 @@
+"""Tables of case=startup, and its picture: the parts of a start, one behind the other."""
+
+from gdsdata.bench.cases.startup.script import OWN_PARTS, PARTS
+from gdsdata.bench.report import picture
+from gdsdata.bench.report.columns import PATH, PEAK, Column, figure
+from gdsdata.bench.report.layout import Layout
+
+TITLES = {
+    "interpreter": "Python", "torch": "torch", "context": "CUDA", "library": "library", "model": "model",
+    "data": "data set", "restore": "restore", "first_batch": "1st batch", "first_step": "1st step",
+}  # fmt: skip
+COLORS = {
+    "interpreter": "#8c8c8c", "torch": "#b9c4c9", "context": "#d9dfe2", "library": "#d08c3f", "model": "#e6e9d8",
+    "data": "#7d6b91", "restore": "#1f6f8b", "first_batch": "#5aa9c4", "first_step": "#c9d8b6",
+}  # fmt: skip
+NOT_ON_TERMINAL = ("interpreter", "context", "model")
+
+
+def milliseconds(seconds):
+    """To a millisecond, because starts differ by so much."""
+    return f"{seconds:.3f}"
+
+
+def scatter(row):
+    found = row["seconds"]
+    return f"{found['min'] - found['median']:+.3f} {found['max'] - found['median']:+.3f}"
+
+
+class StartupLayout(Layout):
+    columns = (
+        *(
+            figure(title, f"parts_s.{name}", milliseconds, on_terminal=name not in NOT_ON_TERMINAL)
+            for name, title in TITLES.items()
+        ),
+        figure("total s", "seconds", milliseconds),
+        Column("spread s", scatter, on_terminal=False),
+        figure("to batch s", "to_first_batch_s", milliseconds),
+        figure("own s", "own_s", milliseconds),
+        figure("batch above floor", "batch_above_floor_s", milliseconds),
+        figure("above floor", "above_floor_s", milliseconds),
+        figure("CPU s", "cpu_seconds", on_terminal=False),
+        PEAK._replace(on_terminal=False),
+        PATH,
+    )
+    picture_title = "Seconds from a script's start to its first step, by part"
+    grouped_by = ("data", "cache")
+    titles, parts, own_parts = TITLES, PARTS, OWN_PARTS  # for notes.md
+
+    def title(self, rows):
+        return f"start to first step, {rows[0]['data']}, {rows[0]['cache']} cache, on {self.device}"
+
+    def caption(self, rows):
+        floor = next((row for row in rows if row["key"] == "floor" and row["seconds"]), None)
+        if floor is None:
+            return "floor: not measured"
+        batch, step = (milliseconds(floor[name]["median"]) for name in ("to_first_batch_s", "seconds"))
+        return f"floor: {batch} s until a batch could come, {step} s to the first step"
+
+    def best_loaders(self):
+        """[(title, name, seconds)] of each table's DataLoader that was first at its first step."""
+        found = []
+        for title, _, rows in self.tables():
+            loaders = [row for row in rows if row["key"].startswith("dataloader") and row["seconds"]]
+            if loaders:
+                best = min(loaders, key=lambda row: row["seconds"]["median"])
+                found.append((title, best["name"], milliseconds(best["seconds"]["median"])))
+        return found
+
+    def plot(self, path):
+        tables = [(title, [row for row in rows if row["seconds"]]) for title, _, rows in self.tables()]
+        tables = [(title, rows) for title, rows in tables if rows]
+        if not tables:
+            return
+        bars = {}
+        with picture.tables_of_bars(path, tables, 0.34, frame=1.2, below=0.9) as (figure_, axes):
+            for axis, (title, rows) in zip(axes, tables, strict=True):
+                panel(axis, title, rows, bars)
+            order = [name for name in PARTS if name in bars]
+            figure_.legend(
+                [bars[name] for name in order], [TITLES[name] for name in order], loc="outside lower center", ncols=5,
+                frameon=False, fontsize=8,
+            )  # fmt: skip
+
+
+def panel(axis, title, rows, bars):
+    """Each row's parts, medians, one behind the other; `bars` collects one of each part for the
+    legend.
+    """
+    ends = [0.0] * len(rows)
+    for name in PARTS:
+        widths = [row["parts_s"][name]["median"] if name in row["parts_s"] else 0.0 for row in rows]
+        if any(widths):
+            bars[name] = axis.barh(range(len(rows)), widths, left=ends, color=COLORS[name], height=0.72)
+            ends = [end + width for end, width in zip(ends, widths, strict=True)]
+    for place, (row, end) in enumerate(zip(rows, ends, strict=True)):
+        own = "" if row["key"] == "floor" else f", {milliseconds(row['own_s']['median'])} of its own"
+        picture.beside(axis, f"{end:.2f} s{own}", end, place)
+    axis.set_xlim(0, max(ends) * 1.3)
+    label = "seconds since the process was started (medians of parts)"
+    picture.finish_bars(axis, title, [row["name"] for row in rows], label)

@@ -1,0 +1,170 @@
+"""The starts of a training script: what it begins with, and one run of it."""
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import time
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from gdsdata.bench.cases.startup import script
+from gdsdata.bench.data import sources
+from gdsdata.bench.harness.process import RowFailed, environment, without_interrupts
+from gdsdata.bench.measure import system
+
+SCRIPT = Path(script.__file__).resolve()
+SLOWEST_S = 300
+
+
+@dataclass
+class Beginning:
+    """Files of a script: tokens, and a checkpoint of about `state_bytes`.
+
+    Its tensors have `tensor_bytes`.
+    """
+
+    tokens: sources.Source
+    state_bytes: int
+    checkpoints: dict = field(default_factory=dict)  # {format: path}
+    tensor_bytes: int = 0
+    checksums: dict = field(default_factory=dict)  # of its tensors
+    windows: set = field(default_factory=set)  # checksums of all that a batch may have
+
+    @property
+    def kind(self):
+        return f"checkpoint of {system.size_text(self.state_bytes)}" if self.state_bytes else "no checkpoint"
+
+    @property
+    def files(self):
+        return [*self.tokens.files, *self.checkpoints.values()]
+
+    @property
+    def file_bytes(self):
+        return sum(map(os.path.getsize, self.files))
+
+    def summary(self):
+        return f"{self.tokens.summary()}; {self.kind} ({len(self.checksums):,} tensors)"
+
+
+def windows_of(tokens, seq_len):
+    """The checksum of each window of seq_len + 1 tokens, as int64, by plain reading."""
+    values = np.fromfile(tokens.files[0], np.uint16)
+    begins = range(0, len(values) - seq_len, seq_len)
+    return {zlib.crc32(values[begin : begin + seq_len + 1].astype(np.int64).tobytes()) for begin in begins}
+
+
+def write_checkpoints(source, formats, folder, seq_len, seed):
+    """The same random state in each format, written by the format's own library."""
+    model, optimizer = script.make_training(source.state_bytes, seq_len, "cpu")
+    tensors = script.named_tensors(model, optimizer)
+    random = np.random.Generator(np.random.SFC64(seed))
+    for tensor in tensors.values():  # in [0, 1): moments are not negative
+        tensor.copy_(torch.from_numpy(np.asarray(random.random(tuple(tensor.shape), np.float32))))
+    source.tensor_bytes = sum(tensor.nbytes for tensor in tensors.values())
+    source.checksums = script.checksums_of(model, optimizer)
+    for name in formats:
+        path = str(folder / f"tensor-state-{name}.bin")
+        if name == "torch":
+            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
+        else:
+            from safetensors.torch import save_file
+
+            save_file(tensors, path)
+        with open(path, "rb+") as file:
+            os.fsync(file.fileno())
+        source.checkpoints[name] = path
+
+
+class Script:
+    """The scripts of a row, a process each, in the place of the one RowProcess that other cases
+    have.
+    """
+
+    def __init__(self, log):
+        self.log = log
+
+    def send(self, do, peer, told, **_):
+        self.told = told | described(peer)
+
+    def receive(self):
+        return {name: self.told["row"][name] for name in ("key", "name", "setting")}
+
+    def ask(self, do, runs=0, check=None, **_):
+        """`verify` makes the runs before the timed ones.
+
+        Nothing is kept from run to run, so nothing is prepared.
+        """
+        checked = {"checked_bytes": 0}
+        for _ in range(runs):
+            checked["checked_bytes"] += check(self.start())
+        return checked
+
+    def dismiss(self):
+        pass
+
+    def end(self, within_s=0):
+        pass
+
+    def start(self):
+        """One run: the script's answer, and `spawned`, when it was started, on the same clock."""
+        given = environment()
+        given.pop("PYTHONDONTWRITEBYTECODE", None)  # An installed package has its modules compiled.
+        command = [sys.executable, str(SCRIPT), json.dumps(self.told)]
+        spawned = time.monotonic()
+        with without_interrupts():
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self.log, env=given)
+        try:
+            output, _ = process.communicate(timeout=SLOWEST_S)
+        except BaseException as error:
+            process.kill()
+            process.wait()
+            process.stdout.close()  # Its workers would keep it open for seconds.
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+            raise RowFailed(f"no first step within {SLOWEST_S} s: the script was ended") from None
+        try:
+            answer = json.loads(output)
+        except ValueError:
+            raise RowFailed(f"the script ended with {process.returncode} before its last part; see rows.log") from None
+        if "error" in answer:
+            self.log.write(answer["trace"].encode() + b"\n")
+            self.log.flush()
+            raise RowFailed(answer["error"])
+        return answer | {"spawned": spawned}
+
+
+def described(key):
+    """The part of a script's arguments that names its program."""
+    module, _, name = key.partition(":") if ":" in key else (None, "", "")
+    found = getattr(importlib.import_module(module), name)() if module else program_of(key)
+    row = {"key": key, "name": found.name or name or key, "setting": found.setting}
+    home = {"module": module, "class": name or type(found).__name__, "workers": found.workers}
+    return {"row": row, "way": found.way, **home}
+
+
+def program_of(key):
+    """The program of a key: `dataloader_4` has 4 workers, whichever are measured."""
+    digits = key.removeprefix("dataloader_").partition("_")[0]
+    return found_in(key, script.programs([int(digits)] if digits.isdecimal() else [0]))
+
+
+def found_in(key, programs):
+    """The program of that key, or the class of package.module:Class.
+
+    Raises ValueError if there is none.
+    """
+    if ":" in key:
+        module, _, name = key.partition(":")
+        return getattr(importlib.import_module(module), name)
+    known = {program.key: program for program in programs}
+    if key not in known:
+        raise ValueError(
+            f"case.rows: there is no row {key!r}; there are {', '.join(known)}, and package.module:Class for yours"
+        )
+    return known[key]

@@ -1,0 +1,1 @@
+"""case=tensor: one big tensor loaded and stored, as in the table of DeepNVMe."""

@@ -1,0 +1,108 @@
+"""The bench's side of case=tensor: each kind of work on each device is a source of its own.
+
+It measures as case=latency measures one size. Some rows only show by trying whether they work here:
+an operator that has to be built, cuFile on this file system. Such a row loads and stores a small
+file first. If it cannot, it is left out, with the reason.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from gdsdata.bench.cases.latency.case import Latency, TensorFile
+from gdsdata.bench.data.made import DataError, need_space, write_synced
+from gdsdata.bench.data.pieces import random_bytes
+from gdsdata.bench.harness.process import RowFailed
+from gdsdata.bench.measure import device, limits, system
+
+WORK = {"load": "read", "store": "write"}  # as case=latency calls them
+WARM_UP, MOST_SECONDS = 1, 240  # of a run
+MEMORY = 6  # tensors: what is written, what is expected, what came, a peer's and the limits' own, and some to spare
+TRIED_BYTES = 4 * 2**20
+BUILD_SECONDS = 900  # deepspeed's operators, on few cores
+
+
+@dataclass
+class DeviceTensorFile(TensorFile):
+    """The file of one tensor on `device`."""
+
+    device: str
+
+    @property
+    def kind(self):
+        verb = next(verb for verb, work in WORK.items() if work == self.work)
+        return f"{verb} {device.kind(self.device)} tensor"
+
+
+class Tensor(Latency):
+    def measure(self):
+        self.tries = {}  # why a row cannot be measured, or "", by key
+        return super().measure()
+
+    def sources(self):
+        size = self.case.size_bytes
+        available = system.available_bytes()
+        if MEMORY * size > available:
+            raise DataError(
+                f"case.size_bytes={size} takes {MEMORY * size / 2**20:,.0f} MiB of memory and there are "
+                f"{available / 2**20:,.0f}: set it to less"
+            )
+        need_space(self.own.path, f"case.size_bytes={size}", 3 * size, "case.size_bytes=")
+        for where in dict.fromkeys(["cpu", self.device]):
+            for verb in self.case.work:
+                path = str(self.own.path / f"tensor-{verb}-{device.kind(where).lower()}.bin")
+                source = DeviceTensorFile(WORK[verb], size, path, where)
+                write_synced(path, random_bytes(size, self.case.seed).numpy())
+                yield source
+                Path(path).unlink(missing_ok=True)
+
+    def missing(self, peer):
+        why = super().missing(peer)
+        if why or not peer.tried:
+            return why
+        if peer.key not in self.tries:
+            self.tries[peer.key] = self.refusal(peer)
+        return self.tries[peer.key]
+
+    def refusal(self, peer):
+        """Has the row store and load a small file; returns its error, or ""."""
+        path = str(self.own.path / "tensor-try.bin")
+        where = "cpu" if "cpu" in peer.devices else self.device
+        process = self.process(peer.key)
+        given = {"row": self.row_class(), "peer": peer.key, "path": path, "tensor_bytes": TRIED_BYTES, "device": where}
+        given |= {"seed": self.case.seed, "engine": self.settings.engine}
+        write_synced(path, random_bytes(TRIED_BYTES, self.case.seed).numpy())
+        try:
+            for work, state in (("read", "cold"), ("write", "replaced")):
+                process.send("load", work=work, **given)
+                process.receive()
+                process.send("attempt", state=state)
+                process.receive(timeout=BUILD_SECONDS)
+        except RowFailed as failed:
+            return f"it was tried on a small file, and said {failed}"
+        finally:
+            Path(path).unlink(missing_ok=True)
+        return ""
+
+    def load_command(self, source):
+        return super().load_command(source) | {"device": source.device}
+
+    def iterations(self):
+        asked = {"iterations": self.case.loop, "warm_up": WARM_UP, "run_seconds": MOST_SECONDS}
+        return asked | {"verify": self.case.validate}
+
+    def take_limits(self, table, seconds):
+        if table.cache == "warm" and table.source.device == "cpu":
+            return {"memory_copy": limits.memory_copy(seconds)}
+        return super().take_limits(table, seconds)
+
+    def summary(self, row):
+        return super().summary(row) | {"tensor_device": row.table.source.device}
+
+    def compared(self, table, limit, limit_name):
+        """Adds the ratio to plain Python, as DeepNVMe's table has it."""
+        rows = super().compared(table, limit, limit_name)
+        plain = next((row["gb_per_s"] for row in rows if row["key"] == "python"), None)
+        for row in rows:
+            known = plain and row["gb_per_s"]
+            row["ratio_to_python"] = row["gb_per_s"]["median"] / plain["median"] if known else None
+        return rows

@@ -1,0 +1,1 @@
+"""case=train: a training loop from files to weights."""

@@ -1,0 +1,208 @@
+"""The bench's side of case=train: each kind of work (text, volumes, images) has a table.
+
+Every row runs the same loop on a model that starts alike: forward, backward and optimizer, bf16 on
+a GPU. The ceiling's batch stays on the device, so the loop never waits; it takes its turns among
+the others. Rows that save write a checkpoint of model and optimizer every so many steps.
+"""
+
+import statistics
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from gdsdata.bench.cases.loader.copying import Copying
+from gdsdata.bench.cases.train import models
+from gdsdata.bench.cases.train.row import TRIAL_STEPS, saver_of
+from gdsdata.bench.data import images, text
+from gdsdata.bench.data.made import DataError
+from gdsdata.bench.data.sources import Source
+from gdsdata.bench.harness.case import Case
+from gdsdata.bench.harness.folders import temporary_folder
+from gdsdata.bench.harness.process import RowFailed
+from gdsdata.bench.harness.tables import Table
+from gdsdata.bench.measure import intervals, limits, system
+
+CEILING = "ceiling"  # the key of the row without a loader
+BATCH_SIZES = {"cuda": {"text": 32, "volumes": 16, "images": 64}, "cpu": {"text": 8, "volumes": 8, "images": 8}}
+TOUCHED_BYTES = 64 * 2**20
+REACHED = 1.2  # times the wanted step: a longer one is noted
+
+
+@dataclass
+class Work:
+    """One kind of work: the files, and how often a step goes through the model's body."""
+
+    kind: str
+    source: Source
+    repeats: float = 1
+
+    @property
+    def files(self):
+        return self.source.files
+
+    @property
+    def file_bytes(self):
+        return self.source.file_bytes
+
+    def summary(self):
+        return self.source.summary()
+
+
+class Train(Copying, Case):
+    no_peers = (CEILING,)
+
+    def measure(self):
+        with temporary_folder(self.settings.data, "train") as self.checkpoints:
+            return super().measure()
+
+    def sources(self):
+        settings = self.settings.data
+        for kind in self.case.work:
+            if kind == "images" and (why := images.missing()):
+                self.notes.append(f"images were left out: {why}.")
+                continue
+            with self.progress.bytes(f"data: {kind}", settings.size_bytes) as advance:
+                source = text.source_for(kind, settings, self.case, advance)
+            if kind == "volumes":
+                models.check_shape(kind, source.shape)
+            if source.samples < self.batch_size(kind):
+                raise DataError(
+                    f"{kind}: {source.samples} samples are not one batch of {self.batch_size(kind)}: set "
+                    "case.batch_size= to less, or data.size_bytes= (case.images=) to more"
+                )
+            work = Work(kind, source)
+            if self.case.step_ms:
+                self.calibrate(work)
+            yield work
+
+    def batch_size(self, kind):
+        return self.case.batch_size or BATCH_SIZES[torch.device(self.device).type][kind]
+
+    def calibrate(self, work):
+        """Sets its repeats, once for all rows, in a process that is then gone."""
+        process, wanted_s = self.process("calibration"), self.case.step_ms / 1e3
+        with self.progress.step(f"steps: {work.kind}"):
+            try:
+                process.ask("load", row=self.row_class(), peer="ceiling", device=self.device, **self.load_command(work))
+                found = process.ask("calibrate", dtype=self.dtypes(work, None)[0], step_s=wanted_s)
+            except RowFailed as failed:
+                raise ValueError(f"case.step_ms={self.case.step_ms:g}, {work.kind}: {failed}") from None
+            finally:
+                self.processes.pop("calibration").end()
+        work.repeats = found["repeats"]
+        if found["step_s"] > REACHED * wanted_s:
+            self.notes.append(
+                f"{work.kind}: a step took {found['step_s'] * 1e3:.3g} ms by itself with its body gone through "
+                f"{work.repeats:g} time(s), where case.step_ms={self.case.step_ms:g} was wanted: a smaller "
+                "case.batch_size= makes it shorter."
+            )
+
+    def facts(self, source):
+        return self.files_facts(source) | {
+            "samples": source.source.samples,
+            "sample_bytes": source.source.sample_bytes,
+            "batch_size": self.batch_size(source.kind),
+            "repeats": source.repeats,
+        }
+
+    def dtypes(self, source, cache):
+        return ["raw" if source.kind == "text" else np.dtype(source.source.dtype).name]
+
+    def rows_for(self, source, cache):
+        rows = super().rows_for(source, None)
+        return [peer for peer in rows if self.case.checkpoint_every or saver_of(peer) is None]
+
+    def missing(self, peer):
+        saver = saver_of(peer)
+        return super().missing(peer) or (saver.lacks() if saver else "")
+
+    def load_command(self, source):
+        return {
+            "work": source.kind,
+            "repeats": source.repeats,
+            "folder": self.checkpoints,
+            "source": source.source.as_dict(),
+            "batch_size": self.batch_size(source.kind),
+            "seed": self.case.seed,
+            "engine": self.settings.engine,
+            "copies": self.copies_told(),
+        }
+
+    def verify_command(self, row):
+        """With the workers that the loader's row without saving has found best, if it has."""
+        loader_row = next((one for one in row.table.rows if one.key == base_key(row.key) and one is not row), None)
+        workers = loader_row.checked.get("workers") if loader_row else None
+        trial_steps = min(TRIAL_STEPS, self.case.steps)
+        batches = self.case.verify_batches
+        return {"dtype": row.table.dtype, "batches": batches, "workers": workers, "trial_steps": trial_steps}
+
+    def touched_bytes(self, source):
+        return TOUCHED_BYTES
+
+    def run(self, row):
+        read = self.read_by(row)
+        resident = self.with_cache(read, row.table.cache)
+        asked = {name: getattr(self.case, name) for name in ("steps", "warm_up", "run_seconds", "checkpoint_every")}
+        return row.process.run(dtype=row.table.dtype, **asked) | {"resident_before": resident}
+
+    def take_limits(self, table, seconds):
+        """Measures what input and checkpoints cross: the GPU's link, both ways; on the CPU its
+        memory.
+        """
+        if not self.limits_process:
+            return {"memory_copy": limits.memory_copy(seconds)}
+        to_host = self.pinned_copy(seconds / 2, to_host=True)
+        return {"pinned_copy": self.pinned_copy(seconds / 2), "pinned_copy_to_host": to_host}
+
+    def time_table(self, table):
+        found = super().time_table(table)
+        self.link_gb_per_s = found["pinned_copy_to_host" if self.limits_process else "memory_copy"]["gb_per_s"]
+        return found
+
+    def limit_for(self, table, found):
+        ceiling = next((row for row in table.rows if row.key == CEILING and row.runs), None)
+        if ceiling is None:
+            return None, "the row `ceiling` was left out or has failed"
+        rates = [run["bytes"] / run["seconds"] / 1e9 for run in ceiling.runs]
+        return statistics.median(rates), "zero-I/O ceiling"
+
+    def summary(self, row):
+        runs, stalls = row.runs, [stall for run in row.runs for stall in run["stalls_s"]]
+        state_bytes = max((run["state_bytes"] for run in runs), default=0)
+
+        return row.summary() | {
+            "steps_per_s": system.spread([run["steps"] / run["seconds"] for run in runs]),
+            "wall_step_s": system.spread([run["seconds"] / run["steps"] for run in runs]),
+            "device_step_s": row.spread("device_step_s"),
+            "waiting_share": row.spread("waiting_share"),
+            "idle_share": row.spread("idle_share"),
+            "cpu_cores": row.spread("cpu_cores"),
+            "saves": len(stalls),
+            "state_bytes": state_bytes or None,
+            "stall_s": intervals.described(stalls) if stalls else None,
+            "least_stall_s": state_bytes / self.link_gb_per_s / 1e9 if state_bytes else None,
+            "verdict": runs[-1]["verdict"] if runs else "",
+            "cut": any(run["cut"] for run in runs),
+        }
+
+    def compared(self, table, limit, limit_name):
+        """Rows that save beside each other, and what a checkpoint costs beyond the row of the same
+        loader without.
+        """
+        found = []
+        for saves in (False, True):
+            rows = [row for row in table.rows if saves == (saver_of(self.find(row.key)) is not None)]
+            part = Table(table.source, table.dtype, table.cache, rows)
+            found += super().compared(part, limit, limit_name)
+        steps_s = {row["key"]: row["wall_step_s"]["median"] for row in found if row["wall_step_s"]}
+        for row in found:
+            without = steps_s.get(base_key(row["key"])) if row["saves"] else None
+            more_s = steps_s[row["key"]] - without if without else None
+            row["save_cost_s"] = more_s and more_s * self.case.checkpoint_every
+        return found
+
+
+def base_key(key):
+    """The key of the same loader's row that does not save."""
+    return key.split("_")[0]

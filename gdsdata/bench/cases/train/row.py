@@ -1,0 +1,270 @@
+"""The row's side of case=train.
+
+A run's steps are timed between two moments at which the device is done. The host may be two steps
+ahead of it.
+"""
+
+import itertools
+import os
+import tempfile
+import time
+from dataclasses import dataclass, field
+
+import torch
+
+from gdsdata.bench.cases.checkpoint import stock
+from gdsdata.bench.cases.loader.row import LoaderRow
+from gdsdata.bench.cases.train import models
+from gdsdata.bench.data import images
+from gdsdata.bench.measure import device, system
+from gdsdata.bench.peers import registry
+from gdsdata.bench.peers.ceiling import truth_of
+
+HOST_AHEAD = 2  # steps that the host may be ahead of the device
+TRIAL_STEPS, TRIAL_SECONDS = 16, 4.0  # of each number of workers that is tried
+MOST_DIFFERENCE = 4.0  # of 255, on average over an image: what decoders differ by
+
+
+def saver_of(peer):
+    """The class that saves checkpoints while the peer feeds the loop, or None."""
+    return getattr(peer, "saver", None)
+
+
+@dataclass
+class Times:
+    """The steps and saves of a loop.
+
+    Marks are of the device: their seconds are known once it is synchronized.
+    """
+
+    waited_s: float = 0.0  # by the host, in next()
+    steps: list = field(default_factory=list)  # (mark before, mark behind)
+    saves: list = field(default_factory=list)
+    losses: list = field(default_factory=list)
+
+    def lengths(self, name):
+        return [device.seconds_between(*marks) for marks in getattr(self, name)]
+
+
+class TrainRow(LoaderRow):
+    """`training` is the model and its optimizer, made anew for each run; `saver` writes them to
+    `saved_in`.
+    """
+
+    def __init__(self, peer, work, repeats, folder, **of_loader):
+        self.work, self.repeats, self.folder = work, repeats, folder
+        self.training = self.saver = self.saved_in = None
+        self.cpu_used = 0.0
+        super().__init__(peer, **of_loader)
+        models.Training(work, self.source.shape, self.device)  # It imports much of torch, while other rows do so too.
+
+    def find(self, key):
+        return registry.find("train", key, self.work)
+
+    def plain_reading(self):
+        return truth_of(self.source)
+
+    def get_ready(self, dtype):
+        self.training = models.Training(self.work, self.source.shape, self.device, self.repeats, self.seed)
+        self.construct(dtype)
+
+    def close(self):
+        if self.saver is not None:
+            self.saver.close()
+        if self.saved_in is not None:
+            self.saved_in.cleanup()
+        self.training = self.saver = self.saved_in = None
+        super().close()
+
+    def batches(self):
+        """Batches of epoch after epoch, without smaller last ones, whose steps would differ."""
+        for epoch in itertools.count():
+            whole = 0
+            for batch in self.peer.epoch(epoch):
+                if len(batch) == self.batch_size:
+                    whole += 1
+                    yield batch
+            if not whole:
+                raise ValueError(f"epoch {epoch} had no batch of {self.batch_size} samples")
+
+    # Verifying:
+
+    def verify(self, dtype, batches, workers=None, trial_steps=TRIAL_STEPS):
+        self.choose(dtype, workers, trial_steps)
+        checked = super().verify(dtype, batches)
+        if saver_of(self.peer_class):
+            checked["checked_bytes"] = self.verify_checkpoint(dtype)
+        return checked
+
+    def choose(self, dtype, workers, trial_steps):
+        """The peer with that many workers, or else with as many as its loop is fastest with."""
+        if not hasattr(self.peer_class, "choices"):
+            return
+        if workers is not None:
+            self.peer_class = self.peer_class.with_workers(workers)
+            return
+        rates, failed = {}, None
+        for choice in self.peer_class.choices(device.is_cuda(self.device)):
+            self.peer_class = choice
+            try:
+                self.get_ready(dtype)
+                batches = self.batches()
+                self.take(batches, HOST_AHEAD)  # the workers' start is not the loop's
+                started = time.perf_counter()
+                steps = len(self.take(batches, trial_steps, seconds=TRIAL_SECONDS).steps)
+                rates[choice] = steps / (time.perf_counter() - started)
+            except ValueError as error:  # Each of many workers may have less than a batch.
+                failed = error
+            finally:
+                self.close()
+        if not rates:
+            raise failed
+        self.peer_class = max(rates, key=rates.get)
+
+    def compare(self, epoch, place, ids, batch, dtype):
+        if self.work != "images":
+            return super().compare(epoch, place, ids, batch, dtype)
+        shape = (len(batch), *self.source.shape)
+        if tuple(batch.shape) != shape or batch.dtype != torch.uint8:
+            raise ValueError(
+                f"epoch {epoch}, batch {place}: {batch.dtype} {tuple(batch.shape)} came, torch.uint8 {shape} was due"
+            )
+        numbers = ids or images.numbers_in(batch)
+        where = f"epoch {epoch}, batch {place}"
+        if max(numbers) >= self.source.samples or len(set(numbers)) < len(numbers):
+            raise ValueError(f"{where}: its images say that they are {numbers}, of {self.source.samples}")
+        expected = torch.from_numpy(self.truth.batch(numbers, dtype))
+        differences = (batch.cpu().float() - expected.float()).abs().mean((1, 2, 3)).tolist()
+        for number, difference in zip(numbers, differences, strict=True):
+            if difference > MOST_DIFFERENCE:
+                raise ValueError(
+                    f"{where}: image {number} differs from what plain reading gives by {difference:.1f} of 255, "
+                    "on average over its pixels"
+                )
+
+    def verify_checkpoint(self, dtype):
+        """Compares a checkpoint with the state as it was when saved, after a step has changed it;
+        its bytes.
+        """
+        try:
+            self.get_ready(dtype)
+            batches = self.batches()
+            self.take(batches, 1)
+            self.open_saver()
+            saved = {name: tensor.clone() for name, tensor in self.training.state().items()}
+            self.saver.save(self.training.state(), 1)
+            self.take(batches, 1)
+            empty = {name: torch.zeros_like(tensor, device="cpu") for name, tensor in saved.items()}
+            loaded = stock.tensors_in(self.saver.wait(), empty)
+            for name, tensor in saved.items():
+                if name not in loaded or not torch.equal(loaded[name].cpu(), tensor.cpu()):
+                    raise ValueError(f"checkpoint: {name} is not what it was when it was saved")
+            return sum(tensor.nbytes for tensor in saved.values())
+        finally:
+            self.close()
+
+    # Running:
+
+    def calibrate(self, dtype, step_s):
+        """How often to go through the model's body for steps of that many seconds, and the seconds
+        they then take.
+        """
+        try:
+            self.get_ready(dtype)
+            batch = next(self.batches())
+            self.training.repeats = self.training.repeats_for(batch, step_s)
+            return {"repeats": self.training.repeats, "step_s": self.training.step_s(batch)}
+        finally:
+            self.close()
+
+    def open_saver(self):
+        saver = saver_of(self.peer_class)
+        if saver is None:
+            return
+        self.saved_in = tempfile.TemporaryDirectory(dir=self.folder)
+        self.saver = saver(self.device, self.engine)
+        self.saver.open(self.saved_in.name, self.state_bytes())
+
+    def state_bytes(self):
+        return sum(tensor.nbytes for tensor in self.training.state().values())
+
+    def save(self, step):
+        """Saves; returns the marks around it, between which the device gets no steps."""
+        begin = device.mark(self.device)
+        self.saver.save(self.training.state(), step)
+        return begin, device.mark(self.device)
+
+    def take(self, batches, steps, every=None, seconds=float("inf")):
+        """Runs the loop until the device is done: so many steps or seconds, with a save behind each
+        `every`-th.
+        """
+        times, ends = Times(), time.perf_counter() + seconds
+        for step in range(1, steps + 1):
+            asked = time.perf_counter()
+            batch = next(batches)
+            times.waited_s += time.perf_counter() - asked
+            begin = device.mark(self.device)
+            times.losses.append(self.training.step(batch))
+            times.steps.append((begin, device.mark(self.device)))
+            if every and (step + every // 2) % every == 0:  # Steps follow the last save too.
+                times.saves.append(self.save(step))
+            if step > HOST_AHEAD:
+                device.wait_for(times.steps[-1 - HOST_AHEAD][1])
+            if time.perf_counter() > ends:
+                break
+        device.synchronize(self.device)
+        return times
+
+    def run(self, dtype, steps, warm_up, run_seconds, checkpoint_every):
+        self.start_cpu_clock()
+        self.get_ready(dtype)
+        batches = self.batches()
+        self.take(batches, 1)
+        self.open_saver()
+        if self.saver:  # the first one also makes the memory that the next ones use again
+            self.save(0)
+            self.saver.wait()
+        self.take(batches, warm_up, seconds=run_seconds)
+        served_before, process = self.peer.served(), os.getpid()
+        cpu_before, started = system.tree_cpu_seconds(process), time.perf_counter()
+        times = self.take(batches, steps, checkpoint_every if self.saver else None, run_seconds)
+        elapsed = time.perf_counter() - started
+        self.cpu_used = system.tree_cpu_seconds(process) - cpu_before
+        if self.saver:
+            self.saver.wait()
+        return self.described(times, elapsed, steps, served_before)
+
+    def described(self, times, elapsed, steps, served_before):
+        done, device_s = len(times.steps), times.lengths("steps")
+        losses = torch.stack(times.losses)
+        if not losses.isfinite().all():
+            raise ValueError(f"the loss of step {int(losses.isfinite().logical_not().nonzero()[0])} is not finite")
+        return {
+            "steps": done,
+            "samples": done * self.batch_size,
+            "bytes": done * self.batch_size * self.stored_sample_bytes(),
+            "seconds": elapsed,
+            "device_step_s": sum(device_s) / done,
+            "waiting_share": times.waited_s / elapsed,
+            "idle_share": max(0.0, 1 - sum(device_s) / elapsed),
+            "cpu_cores": self.cpu_used / elapsed,
+            "stalls_s": times.lengths("saves"),
+            "state_bytes": self.state_bytes() if self.saver else 0,
+            "first_loss": float(losses[0]),
+            "last_loss": float(losses[-1]),
+            "verdict": self.peer.verdict(),
+            "cut": done < steps,
+            "served": self.served_since(served_before),
+            "path": self.peer.path,
+        }
+
+    def stored_sample_bytes(self):
+        """On average, as stored: of images, the JPEGs and the tar around them."""
+        if self.work == "images":
+            return self.source.file_bytes // self.source.samples
+        return self.source.sample_bytes
+
+    def after(self):
+        """The CPU time of the timed steps, with workers, and of what came before and after."""
+        everything = super().after()["cpu_seconds"]
+        return {"cpu_seconds": self.cpu_used, "untimed_cpu_seconds": max(0.0, everything - self.cpu_used)}

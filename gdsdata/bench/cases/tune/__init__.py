@@ -1,0 +1,1 @@
+"""case=tune: the best engine options for a path and device."""

@@ -1,0 +1,343 @@
+"""The bench's side of case=tune.
+
+Each kind of work in each state of the page cache is a search of its own (`search`), within its
+share of `budget_s`: three fifths to search, and the rest to compare what was found with the
+default, turn by turn. All settings are measured in one process (`work`). The bytes of each are
+compared with plain reading before it is timed.
+"""
+
+import contextlib
+import os
+import random
+import shlex
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from gdsdata.bench.cases.loader.row import TOUCHED_BYTES, VERIFIED_BYTES
+from gdsdata.bench.cases.settings import quoted
+from gdsdata.bench.cases.tune import answers
+from gdsdata.bench.cases.tune.search import Refused, Search, confirmed
+from gdsdata.bench.cases.tune.settings import LEAST_PAIRS, SEARCHED
+from gdsdata.bench.cases.tune.work import WrongBytes
+from gdsdata.bench.data import sources
+from gdsdata.bench.data.made import DataError, data_folder, need_space
+from gdsdata.bench.harness.case import IN_MEMORY, Case
+from gdsdata.bench.harness.folders import ended_in_order
+from gdsdata.bench.harness.process import MODULE_ARGUMENTS, RowFailed
+from gdsdata.bench.harness.tables import Row, Table
+from gdsdata.bench.measure import device, limits, system
+from gdsdata.io.options import MIB, EngineOptions
+
+KEY = "gdsdata"  # of the process
+SEARCHING = 0.6  # of the budget
+LIMIT_TURNS = 2
+DEFAULT_RUNS = 3  # if nothing better was found
+STAGED_SEGMENTS, STAGING_BYTES = 3, EngineOptions.staging_bytes  # must fit: gdsdata/io/calibration.py
+OF_STORAGE = ("queue_depth", "request_bytes", "bounce_bytes")  # Reads from the page cache need none of them.
+
+
+@dataclass
+class Files:
+    """Files that are read, or the folder that is written to."""
+
+    kind: str
+    files: list
+    tensor_bytes: int
+    origin: str
+
+    @property
+    def file_bytes(self):
+        return sum(map(os.path.getsize, self.files)) if self.kind == "read" else self.tensor_bytes
+
+    def summary(self):
+        if self.kind != "read":
+            return self.origin
+        size, call = system.size_text(self.file_bytes), system.size_text(self.tensor_bytes)
+        return f"{size} in {len(self.files):,} file(s), in reads of {call} at most; {self.origin}"
+
+
+class Tune(Case):
+    def measure(self):
+        self.answers, self.checked = [], {}
+        self.random = random.Random(self.case.seed)
+        default = EngineOptions()
+        self.base = {name: one for name, one in self.settings.engine.items() if one != getattr(default, name)}
+        with ended_in_order(), contextlib.ExitStack() as self.left_behind:
+            results = super().measure()
+        results["verified"] = results["verified"] and not any(row["error"] for row in results["rows"])
+        return results | {"tune": self.answers}
+
+    def sources(self):
+        for work in self.case.work:
+            self.checked = {}
+            if work == "batches":
+                yield self.batches_source()
+            else:
+                yield self.files_source(work)
+
+    def batches_source(self):
+        settings = self.settings.data
+        kind = sources.kind_of(settings.path) if settings.path else {"all": "tokens"}.get(settings.kind, settings.kind)
+        with self.progress.bytes(f"data: {kind}", settings.size_bytes) as advance:
+            self.samples = sources.source_for(kind, settings, advance)
+        return Files("batches", self.samples.files, 0, self.samples.summary())
+
+    def files_source(self, work):
+        settings, size = self.settings.data, self.case.tensor_bytes
+        if work == "write":
+            folder = place_for_writes(settings)
+            need_space(folder, "case=tune", 2 * size, "case.tensor_bytes=")
+            made = self.left_behind.enter_context(tempfile.TemporaryDirectory(prefix="tune-", dir=folder))
+            return Files("write", [made], size, f"a new file of {system.size_text(size)} each time")
+        if settings.path:
+            return Files("read", plain_files(settings.path), size, f"your own: {settings.path}")
+        with self.progress.bytes("data: tokens", settings.size_bytes) as advance:
+            made = sources.source_for("tokens", settings, advance)
+        return Files("read", made.files, size, made.origin)
+
+    def facts(self, source):
+        return {"files": len(source.files), "first_file": source.files[0]}
+
+    def caches(self, source):
+        if source.kind == "write":
+            return ["replaced"]
+        if system.file_system(source.files[0])[0] in IN_MEMORY and self.case.cache == ["cold"]:
+            self.notes.append(f"{source.kind}: {source.files[0]} is in memory and never cold: it was searched warm.")
+            return ["warm"]
+        return super().caches(source)
+
+    def find(self, key):
+        raise ValueError(f"case.rows=[{key}]: case=tune has no rows to choose; case.work= says what to tune for")
+
+    def batch_size(self):
+        return self.case.batch_size or (64 if self.samples.kind == "tokens" else 16)
+
+    def cold_samples(self):
+        return min(8192 if self.samples.kind == "tokens" else self.samples.samples, self.samples.samples)
+
+    def load_command(self, source):
+        about = {"files": source.files, "tensor_bytes": source.tensor_bytes}
+        if source.kind == "write":
+            about = {"folder": source.files[0], "tensor_bytes": source.tensor_bytes, "seed": self.case.seed}
+        elif source.kind == "batches":
+            about = {"source": self.samples.as_dict(), "batch_size": self.batch_size(), "seed": self.case.seed}
+            kept = max(1, VERIFIED_BYTES // 8 // (self.batch_size() * self.samples.sample_bytes))
+            about |= {"samples": self.cold_samples(), "verify_batches": min(8, kept)}
+        return {"work": source.kind, "about": about}
+
+    def touched_bytes(self, source):
+        return TOUCHED_BYTES if source.kind == "batches" else 2 * source.tensor_bytes
+
+    def one_source(self, source, results):
+        results["data"][source.kind] = self.about(source)
+        results["limits"][source.kind] = {}
+        for cache in self.caches(source):
+            table = Table(source, "uint8", cache)
+            self.ask_ready(source)
+            found, rows = self.one_table(table)
+            results["limits"][source.kind][table.name] = found
+            results["rows"] += rows
+            self.note_surroundings(table)
+
+    def ask_ready(self, source):
+        loaded = self.start(source, [KEY])[KEY]
+        if isinstance(loaded, RowFailed):
+            raise ValueError(f"case.work=[{source.kind}]: {loaded}")
+        self.processes[KEY].ask("prepare", touched_bytes=self.touched_bytes(source))
+
+    def one_table(self, table):
+        """Searches one table: (the limits around it, the rows of the default and of what is better,
+        if anything is).
+        """
+        self.resident, self.began = [], time.monotonic()
+        budget_s = self.case.budget_s / self.tables()
+        space = self.space(table)
+        turns = [self.take_limits(table, self.case.limit_seconds / LIMIT_TURNS)]
+        answer = {"data": table.source.kind, "dtype": table.dtype, "cache": table.cache, "budget_s": budget_s}
+        default, best = Row(table, "gdsdata_default", None), Row(table, "gdsdata_tuned", None)
+        search, options, gain = None, {}, confirmed([])
+        with self.progress.count(f"search: {table.full_name}", sum(map(len, space.values())) + len(space)) as advance:
+            try:
+                self.one_run(table, {})
+                search = Search(
+                    space, lambda tried: rate_of(self.one_run(table, tried)), budget_s * SEARCHING, self.random, advance
+                )
+                options = search.run()
+            except (WrongBytes, Refused) as error:
+                default.error = str(error)
+        table.rows = [default, *([best] if options else [])]
+        if not default.error:
+            gain = self.compare_with_default(table, options, self.began + budget_s)
+        turns.append(self.take_limits(table, self.case.limit_seconds / LIMIT_TURNS))
+        for one, named in ((default, {}), (best, options)):
+            described = ", ".join(f"{name}={value}" for name, value in (self.base | named).items())
+            name = "the default" if one is default else "the best found"
+            one.described = {"key": one.key, "name": name, "setting": described or "EngineOptions()"}
+            one.checked = self.checked.get(key_of(named), {})
+        self.answers.append(answer | self.answer(table, search, options, gain))
+        found = limits.over_turns(turns)
+        return found, self.compared(table, *self.limit_for(table, found))
+
+    def tables(self):
+        """How many searches share the budget."""
+        return sum(1 if work == "write" else len(self.case.cache) for work in self.case.work)
+
+    def space(self, table):
+        """{parameter: values to try}, without those of the default and those that cannot matter."""
+        on_gpu, writes = device.is_cuda(self.device), table.source.kind == "write"
+        default = EngineOptions(**self.base)
+        same = {"queue_depth": 64, "segment_bytes": (4 if on_gpu else 8 if writes else 1) * MIB}
+        found = {}
+        for name in SEARCHED:
+            own = getattr(default, name)
+            values = [one for one in getattr(self.case, name) if one != (own or same.get(name))]
+            if values and not (table.cache == "warm" and name in OF_STORAGE):
+                found[name] = values
+        return found
+
+    def options_of(self, tried):
+        """All options that differ from EngineOptions(), as a user would write them."""
+        found = self.base | tried
+        staged = STAGED_SEGMENTS * found.get("segment_bytes", 0)
+        if device.is_cuda(self.device) and staged > found.get("staging_bytes", STAGING_BYTES):
+            found["staging_bytes"] = staged
+        return found
+
+    def one_run(self, table, tried):
+        """A run with these options; new ones are verified first. Raises Refused, WrongBytes."""
+        options, key = self.options_of(tried), key_of(tried)
+        try:
+            if key not in self.checked:
+                self.checked[key] = self.processes[KEY].ask("verify", options=options)
+            if table.cache == "warm":
+                self.warmed(table.source)
+            self.processes[KEY].ask("open", options=options)
+            resident = None
+            if table.cache == "warm":
+                resident = system.resident_share(table.source.files)
+            elif table.cache == "cold":
+                resident = system.drop(table.source.files)
+            asked = {"seconds": self.case.run_seconds, "once": table.cache == "cold"}
+            return self.processes[KEY].run(**asked) | {"resident_before": resident}
+        except RowFailed as failed:
+            if str(failed).startswith(WrongBytes.__name__):
+                raise WrongBytes(f"with {options}: {failed}") from None
+            if self.processes[KEY].process.poll() is not None:  # The next setting needs a new one.
+                del self.processes[KEY]
+                self.ask_ready(table.source)
+            raise Refused(str(failed)) from None
+
+    def compare_with_default(self, table, options, ends):
+        """Fills the rows' runs: pairs in random order, as many as there is time for."""
+        pairs = self.case.repeats if options else min(DEFAULT_RUNS, self.case.repeats)
+        with self.progress.count(f"confirm: {table.full_name}", pairs) as advance:
+            try:
+                for pair in range(pairs):
+                    if pair >= LEAST_PAIRS and time.monotonic() > ends:
+                        break
+                    for one in self.random.sample(table.rows, len(table.rows)):
+                        one.runs.append(self.one_run(table, options if one.key == "gdsdata_tuned" else {}))
+                    advance(1)
+            except (WrongBytes, Refused) as error:
+                one.error = str(error)
+                return confirmed([])
+        if not options:
+            return confirmed([])
+        default, best = ([rate_of(run) for run in one.runs] for one in table.rows)
+        return confirmed([after / before for before, after in zip(default, best, strict=True)])
+
+    def answer(self, table, search, options, gain):
+        best = self.options_of(options) if gain["confirmed"] else self.base
+        name = f"{table.source.kind}_{table.cache}"
+        text = answers.yaml_text(best, f"case=tune, {table.full_name}, {self.device}: {answers.said(gain)}")
+        folder = self.folder / "engine"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.yaml").write_text(text)
+        refused = {one.error for one in search.tried if one.error} if search else ()
+        self.notes += [f"{table.full_name}: a setting was left out: {error}" for error in sorted(refused)]
+        if search and not search.complete:
+            self.notes.append(
+                f"{table.full_name}: the budget ended before every value was tried: case.budget_s= gives more, fewer "
+                "values or a shorter case.run_seconds= take less."
+            )
+        return {
+            "complete": bool(search and search.complete),
+            "base": self.base,
+            "found": self.options_of(options),
+            "best": best,
+            "gain": gain,
+            "group": name,
+            "yaml": text,
+            "command": self.command(table, best),
+            "tried": [
+                {"comparison": one.number, "parameter": one.parameter, "options": one.options, "gb_per_s": one.rates,
+                 "error": one.error} for one in search.tried
+            ] if search else [],
+        }  # fmt: skip
+
+    def command(self, table, options):
+        """The nearest case of the bench, with these options."""
+        settings, source = self.settings.data, table.source
+        parts = ["case=loader" if source.kind == "batches" else "case=latency"]
+        if source.kind == "batches":
+            parts += ["case.rows=[gdsdata]", f"data={self.samples.kind}"]
+        else:
+            parts += [f"case.work=[{source.kind}]", f"case.sizes_bytes=[{source.tensor_bytes}]", "case.rows=[gdsdata]"]
+        if source.kind != "write":
+            parts.append(f"case.cache=[{table.cache}]")
+        if source.kind == "batches" and settings.path:
+            parts += [f"data.path={quoted(settings.path)}", f"data.dtype={settings.dtype}"]
+            parts += [f"data.seq_len={settings.seq_len}"]
+        elif settings.path:
+            parts.append(f"data.folder={quoted(str(place_for_writes(settings)))}")
+        elif settings.folder:
+            parts.append(f"data.folder={quoted(settings.folder)}")
+        parts += [f"device.name={self.device}", *(f"engine.{name}={value}" for name, value in options.items())]
+        return shlex.join(["python", *MODULE_ARGUMENTS, *parts])
+
+    def take_limits(self, table, seconds):
+        source = table.source
+        if source.kind == "write":
+            return limits.durable_writes(source.files[0], source.tensor_bytes)
+        if source.kind == "batches":
+            table = Table(self.samples, table.dtype, table.cache)
+        return super().take_limits(table, seconds)
+
+    def limit_for(self, table, found):
+        if table.source.kind != "batches":
+            return super().limit_for(table, found)
+        rate, name = limits.limit_for(self.samples, table.cache, self.cold_samples(), found)
+        return rate and rate * self.samples.sample_bytes / 1e9, name
+
+
+def rate_of(run):
+    return run["bytes"] / run["seconds"] / 1e9
+
+
+def key_of(options):
+    return tuple(sorted(options.items()))
+
+
+def plain_files(path):
+    """All files of a folder that are not empty, or those that sources.expand finds."""
+    path = os.path.expanduser(path)
+    if os.path.isdir(path):
+        found = sorted(entry.path for entry in os.scandir(path) if entry.is_file() and entry.name[0] != ".")
+    else:
+        found = sources.expand(path)
+    files = [os.path.abspath(one) for one in found if os.path.getsize(one)]
+    if not files:
+        raise DataError(f"data.path={path}: no file there that is not empty")
+    return files
+
+
+def place_for_writes(settings):
+    """A folder on the file system that the settings name."""
+    if settings.path:
+        path = Path(settings.path).expanduser()
+        return path if path.is_dir() else Path(plain_files(settings.path)[0]).parent
+    folder = data_folder(settings)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

@@ -1,0 +1,167 @@
+"""The work that case=tune measures settings by, in the row's process: big reads, shuffled batches,
+or writes.
+
+Each has `verify(options)`, which compares bytes with plain reading; `open(options)`, all that comes
+before the clock; `run(seconds, once)`, which reads no byte twice if `once` is true; and `close()`.
+"""
+
+import contextlib
+import itertools
+import os
+import time
+
+import torch
+
+import gdsdata
+from gdsdata.bench.cases.loader.row import LoaderRow
+from gdsdata.bench.data.checkpoints import checksum, read_exactly
+from gdsdata.bench.measure import device as gpu
+from gdsdata.bench.peers.protocols import counted
+
+VERIFIED_BYTES = 64 * 2**20  # of files, at each setting; one call at least
+OPENING_BATCHES = 4
+
+
+class WrongBytes(Exception):
+    """A setting whose bytes are wrong: an error of gdsdata, and no choice."""
+
+
+class EngineWork:
+    """Calls of gdsdata.Engine, one after the other, from or to one tensor that is there."""
+
+    path = ""
+
+    def __init__(self, tensor_bytes, device):
+        self.device = device
+        self.tensor = torch.zeros(tensor_bytes, dtype=torch.uint8, device=device)
+        self.calls = None
+
+    def open(self, options):
+        self.close()
+        self.calls = gdsdata.Engine(gdsdata.EngineOptions(**options))
+        self.call(self.places[0])  # makes threads and memory
+
+    def call(self, place):
+        """Moves the bytes of one place; returns how many, when the device has them."""
+        raise NotImplementedError
+
+    def run(self, seconds, once):
+        before, done = self.served(), 0
+        started = time.perf_counter()
+        for place in self.places if once else itertools.cycle(self.places):
+            done += self.call(place)
+            elapsed = time.perf_counter() - started
+            if elapsed >= seconds:
+                break
+        served = {path: count - before.get(path, 0) for path, count in self.served().items()}
+        return {"bytes": done, "seconds": elapsed, "served": served, "path": self.path}
+
+    def served(self):
+        (stats,) = self.calls.stats().values()
+        return counted(stats)
+
+    def close(self):
+        if self.calls:
+            self.calls.close()
+        self.calls = None
+
+
+class Reads(EngineWork):
+    """Files from end to end, in reads of `tensor_bytes`; the last one of a file may be shorter."""
+
+    def __init__(self, files, tensor_bytes, device):
+        sizes = [(path, os.path.getsize(path)) for path in files]
+        self.places = [
+            (path, at, min(tensor_bytes, size - at)) for path, size in sizes for at in range(0, size, tensor_bytes)
+        ]
+        super().__init__(max(size for _, _, size in self.places), device)
+        self.sums = {}  # of the first places, by plain reading
+
+    def call(self, place):
+        path, offset, size = place
+        self.calls.read(path, self.tensor[:size], offset).result()
+        gpu.synchronize(self.device)
+        return size
+
+    def verify(self, options):
+        self.open(options)
+        checked = 0
+        for path, offset, size in self.places:
+            if checked + size > VERIFIED_BYTES and checked:
+                break
+            self.tensor.zero_()
+            self.call((path, offset, size))
+            if checksum(self.tensor[:size]) != self.right_sum(path, offset, size):
+                raise ValueError(f"{path}: the {size:,} bytes from {offset:,} on are not what plain reading gives")
+            checked += size
+        return {"checked_bytes": checked}
+
+    def right_sum(self, path, offset, size):
+        if (path, offset) not in self.sums:
+            plain = torch.empty(size, dtype=torch.uint8)
+            with open(path, "rb", buffering=0) as file:
+                file.seek(offset)
+                read_exactly(file, plain)
+            self.sums[path, offset] = checksum(plain)
+        return self.sums[path, offset]
+
+
+class Writes(EngineWork):
+    """A tensor becomes a file, synced, again and again; each takes the place of the one before."""
+
+    path = "write"
+
+    def __init__(self, folder, tensor_bytes, seed, device):
+        super().__init__(tensor_bytes, device)
+        torch.manual_seed(seed)
+        self.tensor.random_(0, 256)
+        self.places = [os.path.join(folder, "written.bin")]
+
+    def call(self, place):
+        self.calls.write(place, self.tensor).result()
+        return self.tensor.nbytes
+
+    def run(self, seconds, once):
+        return super().run(seconds, once=False)
+
+    def verify(self, options):
+        self.tensor.bitwise_not_()  # Other bytes than those of the file.
+        self.open(options)
+        written = torch.from_file(self.places[0], size=self.tensor.nbytes, dtype=torch.uint8)
+        if not torch.equal(written, self.tensor.cpu()):
+            raise ValueError(f"{self.places[0]}: its {self.tensor.nbytes:,} bytes are not those of the tensor")
+        return {"checked_bytes": self.tensor.nbytes}
+
+    def close(self):
+        super().close()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.places[0])
+
+
+class Batches:
+    """Shuffled batches of GDSDataset, as case=loader takes them."""
+
+    def __init__(self, source, batch_size, samples, verify_batches, seed, device):
+        self.row = LoaderRow("gdsdata", source, batch_size, seed, {}, device)
+        self.samples, self.verify_batches = samples, verify_batches
+
+    def verify(self, options):
+        self.row.engine = options
+        found = self.row.verify("raw", self.verify_batches)
+        return {name: found[name] for name in ("checked_batches", "engine_depth") if name in found}
+
+    def open(self, options):
+        self.row.engine = options
+        self.row.open("raw", OPENING_BATCHES)
+
+    def run(self, seconds, once):
+        self.row.start_cpu_clock()
+        epochs, samples = (1, self.samples) if once else (10**6, None)
+        found = self.row.run("raw", epochs, seconds, samples)
+        return {name: found[name] for name in ("bytes", "seconds", "served", "path")}
+
+    def close(self):
+        self.row.close()
+
+
+WORKS = {"read": Reads, "batches": Batches, "write": Writes}

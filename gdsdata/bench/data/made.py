@@ -1,0 +1,163 @@
+"""Data sets that the bench makes once and keeps, and the folder that keeps them."""
+
+import contextlib
+import json
+import os
+import shutil
+import sys
+import sysconfig
+from pathlib import Path
+
+import numpy as np
+
+MAKER = 1  # Raise it when made data changes: older data sets are then made anew.
+PIECE_BYTES = 16 * 2**20
+
+
+class DataError(ValueError):
+    """The data of a run is missing or damaged, or does not fit on the disk."""
+
+
+def default_folder():
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gdsdata" / "bench"
+
+
+def data_folder(settings):
+    """The folder that `data.folder` (DataSettings) names, or the default one."""
+    return Path(settings.folder).expanduser() if settings.folder else default_folder()
+
+
+@contextlib.contextmanager
+def synced(path):
+    """A new file to write, whose bytes are on storage when the block ends."""
+    with open(path, "wb") as out:
+        yield out
+        out.flush()
+        os.fsync(out.fileno())
+
+
+def write_synced(path, content):
+    with synced(path) as out:
+        out.write(content)
+
+
+def library_text():
+    """The *.py files of this Python's standard library, one after the other: uint8."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    files = [path for path in root.rglob("*.py") if not {"site-packages", "dist-packages"} & set(path.parts)]
+    text = b"".join(path.read_bytes() for path in sorted(files))
+    if not text:
+        raise DataError(f"no Python sources in {root} to make data from: give your own with data.path=")
+    return np.frombuffer(text, np.uint8)
+
+
+def tiled(text, start, count):
+    """`count` bytes of the endlessly repeated text."""
+    start %= len(text)
+    return np.tile(text, -(-(start + count) // len(text)))[start : start + count]
+
+
+def write_tokens(target, size_bytes, progress):
+    text = library_text()
+    with synced(target) as out:
+        for at in range(0, size_bytes // 2, PIECE_BYTES // 2):
+            count = min(PIECE_BYTES // 2, size_bytes // 2 - at)
+            out.write(tiled(text, at, count).astype("<u2"))
+            progress(count * 2)
+
+
+def write_volumes(target, size_bytes, shape, progress):
+    text, elements = library_text(), int(np.prod(shape))
+    target.mkdir()
+    for index in range(max(1, size_bytes // (elements * 4))):
+        values = tiled(text, index * elements, elements).astype(np.float32) / np.float32(255)
+        with synced(target / f"{index:06}.npy") as out:
+            np.save(out, values.reshape(shape))
+        progress(elements * 4)
+
+
+def make(kind, folder, size_bytes, shape, progress=lambda count: None):
+    """The path of the made tokens or npy files; they are made now if they are missing or
+    incomplete.
+    """
+    name, of_shape = f"tokens-uint16-{size_bytes}.bin", None
+    if kind == "npy":
+        name, of_shape = f"npy-float32-{'x'.join(map(str, shape))}-{size_bytes}", list(shape)
+    # The text has no part in this: the standard library may have its tests or not, which changes
+    # nothing that is measured.
+    parameters = {"maker": MAKER, "kind": kind, "size_bytes": size_bytes, "shape": of_shape}
+
+    def write(target):
+        if kind == "tokens":
+            write_tokens(target, size_bytes, progress)
+        else:
+            write_volumes(target, size_bytes, shape, progress)
+
+    return keep(folder, name, parameters, size_bytes, write)
+
+
+def keep(folder, name, parameters, size_bytes, write):
+    """The path of what `write(path)` makes; it is made now if it is missing or incomplete.
+
+    It is written under a temporary name, synced and renamed. Its manifest (`<name>.json`) comes
+    last, so a data set without a manifest was interrupted, and is made again.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    target, manifest_path = folder / name, folder / f"{name}.json"
+    if complete(target, manifest_path, parameters):
+        return target
+    for stale in folder.glob(f"{name}.tmp-*"):
+        if not alive(stale.name.rpartition("-")[2]):
+            remove(stale)
+    need_space(folder, f"the {parameters['kind']} data set", size_bytes, "data.size_bytes=")
+    temporary = folder / f"{name}.tmp-{os.getpid()}"
+    try:
+        write(temporary)
+        if target.exists():
+            manifest_path.unlink(missing_ok=True)
+            remove(target)
+        os.rename(temporary, target)
+    finally:
+        remove(temporary)
+    files, size = counted(target)
+    made_by = f"gdsdata.bench.data, version {MAKER}"
+    manifest = {"parameters": parameters, "files": files, "bytes": size, "made_by": made_by}
+    written = folder / f"{name}.json.tmp-{os.getpid()}"
+    write_synced(written, json.dumps(manifest | {"python": sys.version.split()[0]}, indent=2).encode())
+    os.rename(written, manifest_path)
+    return target
+
+
+def complete(target, manifest_path, parameters):
+    try:
+        manifest = json.loads(manifest_path.read_text())
+        return manifest.get("parameters") == parameters and counted(target) == (manifest["files"], manifest["bytes"])
+    except (OSError, ValueError):
+        return False
+
+
+def counted(target):
+    """(files, their bytes) of a file or a folder."""
+    files = sorted(target.glob("*")) if target.is_dir() else [target]
+    return len(files), sum(file.stat().st_size for file in files)
+
+
+def need_space(folder, what, size_bytes, setting):
+    """Raises DataError if the disk has less than `size_bytes` and 64 MiB to spare."""
+    free, needed = shutil.disk_usage(folder).free, size_bytes + 64 * 2**20
+    if free < needed:
+        raise DataError(
+            f"{folder} has {free / 2**20:,.0f} MiB free and {what} needs {needed / 2**20:,.0f}: set data.folder= to a "
+            f"larger disk, or {setting} to less"
+        )
+
+
+def alive(pid):
+    return os.path.exists(f"/proc/{pid}")
+
+
+def remove(path):
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,100 @@
+"""Bytes that are a function of their place in a file: what case=io writes, and compares with what
+was read.
+"""
+
+import os
+
+import numpy as np
+
+PAGE_BYTES, SECTOR_BYTES, WORD_BYTES = 4096, 512, 8
+PIECE_BYTES = 16 * 2**20
+ODD = np.uint64(0x9E3779B97F4A7C15)  # times this, the numbers of sectors stay apart, and look random
+
+
+class Pattern:
+    """A page of random words again and again; the first word of each sector of 512 bytes says where
+    it belongs.
+
+    So what was written before can be written elsewhere with a few words changed: what a run's
+    writes are given costs the processor little. Bytes that are wrong, and right ones in a wrong
+    place, both show.
+    """
+
+    def __init__(self, seed):
+        generator = np.random.default_rng(seed)
+        shape = (PAGE_BYTES // SECTOR_BYTES, SECTOR_BYTES // WORD_BYTES)
+        self.page = generator.integers(0, 2**64, shape, np.uint64)
+        self.mask = generator.integers(0, 2**64, dtype=np.uint64)
+
+    def stamps(self, offsets, size_bytes):
+        """The first words of the sectors of a file's ranges: uint64, (ranges, size_bytes / 512)."""
+        first = (np.asarray(offsets) // SECTOR_BYTES).astype(np.uint64)
+        return (first[:, None] + np.arange(size_bytes // SECTOR_BYTES, dtype=np.uint64)) * ODD ^ self.mask
+
+    def fill(self, memory):
+        """Pages without the right stamps, into uint8 memory of whole pages."""
+        memory.view(np.uint64).reshape(-1, *self.page.shape)[:] = self.page
+
+    def stamp(self, memory, offsets):
+        """Makes `memory`, which `fill` has filled, what is at these offsets: uint8, as many equal
+        ranges in a row.
+        """
+        sectors = memory.view(np.uint64).reshape(len(offsets), -1, SECTOR_BYTES // WORD_BYTES)
+        sectors[:, :, 0] = self.stamps(offsets, len(memory) // len(offsets))
+
+    def check(self, memory, offsets, path, due=None):
+        """Raises ValueError at the first byte of `memory` (uint8) that is not what is at these
+        offsets of the file.
+
+        Args:
+            offsets: of as many equal ranges of whole pages, which `memory` is made of.
+            due: bool for each range: only these are compared.
+        """
+        right = np.empty_like(memory)
+        self.fill(right)
+        self.stamp(right, offsets)
+        wrong = (memory != right).reshape(len(offsets), -1)
+        if due is not None:
+            wrong[~due] = False
+        if not wrong.any():
+            return
+        place = int(wrong.argmax())
+        index, inside = divmod(place, wrong.shape[1])
+        raise ValueError(
+            f"{path}: the byte at offset {offsets[index] + inside:,} is {memory[place]:#04x}, {right[place]:#04x} was "
+            f"due; {int(wrong[index].sum()):,} of the {wrong.shape[1]:,} bytes from offset {offsets[index]:,} on differ"
+        )
+
+    def write_file(self, path, size_bytes, progress=lambda count: None):
+        """A file of whole pages, on storage when this returns."""
+        piece = np.empty(min(PIECE_BYTES, size_bytes), np.uint8)
+        self.fill(piece)
+        with open(path, "wb", buffering=0) as file:
+            for offset in range(0, size_bytes, len(piece)):
+                part = piece[: min(len(piece), size_bytes - offset)]
+                self.stamp(part, [offset])
+                file.write(part)
+                progress(len(part))
+            os.fsync(file.fileno())
+
+    def check_file(self, path, io_bytes, due):
+        """Compares what `due` (bool for each `io_bytes` of the file) says, plainly read; returns
+        the bytes compared.
+        """
+        parts = max(1, PIECE_BYTES // io_bytes)
+        buffer = np.empty(parts * io_bytes, np.uint8)
+        with open(path, "rb", buffering=0) as file:
+            for first in range(0, len(due), parts):
+                wanted = due[first : first + parts]
+                if not wanted.any():
+                    continue
+                memory = buffer[: len(wanted) * io_bytes]
+                offset = first * io_bytes
+                file.seek(offset)
+                got = 0
+                while got < len(memory) and (count := file.readinto(memory[got:])):
+                    got += count
+                if got < len(memory):
+                    raise ValueError(f"{path}: it ends at {offset + got:,}, before what was written at {offset:,}")
+                self.check(memory, offset + np.arange(len(wanted)) * io_bytes, path, wanted)
+        return int(due.sum()) * io_bytes

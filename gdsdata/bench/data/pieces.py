@@ -1,0 +1,105 @@
+"""Long tensors made, changed, read back and compared piece by piece, by several threads.
+
+A piece stays in the processor's caches from step to step, and nothing as long as the tensor is
+allocated beside it. The arithmetic is NumPy's: torch's would start threads of its own from each of
+these, which spin on when they are done.
+"""
+
+import ctypes
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+
+from gdsdata.bench.measure import device, system
+
+PIECE_BYTES = 4 * 2**20
+THREADS = min(8, len(os.sched_getaffinity(0)))
+system.libc.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+
+
+def each(size_bytes, work):
+    """The list of what `work(begin, end)` gives for each piece, in order."""
+    begins = range(0, size_bytes, PIECE_BYTES)
+    ends = [min(begin + PIECE_BYTES, size_bytes) for begin in begins]
+    if len(begins) < 2:
+        return list(map(work, begins, ends))
+    with ThreadPoolExecutor(THREADS) as threads:
+        return list(threads.map(work, begins, ends))
+
+
+def random_bytes(size_bytes, seed):
+    made = torch.empty(size_bytes, dtype=torch.uint8)
+
+    def fill(begin, end):
+        generator = np.random.Generator(np.random.SFC64([seed, begin]))
+        words = generator.integers(0, 2**64, -(-(end - begin) // 8), np.uint64)
+        made.numpy()[begin:end] = words.view(np.uint8)[: end - begin]
+
+    each(size_bytes, fill)
+    return made
+
+
+def add_one(tensor, path=None):
+    """To each byte of a tensor on the CPU; with a path, the file's first bytes become the same."""
+    array = tensor.numpy()
+    fd = None if path is None else os.open(path, os.O_WRONLY)
+
+    def add(begin, end):
+        part = array[begin:end]
+        np.add(part, np.uint8(1), out=part)
+        while fd is not None and begin < end:
+            begin += os.pwrite(fd, array[begin:end], begin)
+
+    try:
+        each(tensor.nbytes, add)
+    finally:
+        if fd is not None:
+            os.close(fd)
+
+
+def wrong_in_tensor(came, expected):
+    """How many bytes of `came`, on any device, are wrong, and where the first one is (None: there
+    is none).
+    """
+
+    def wrong(begin, end):
+        part = came[begin:end]
+        if device.is_cuda(came.device):
+            part = device.pinned((end - begin,), torch.uint8).copy_(part)
+        return wrong_in_part(part, expected[begin:end], begin)
+
+    return joined(each(expected.nbytes, wrong))
+
+
+def wrong_in_file(path, expected):
+    """The same of a file's first bytes, plainly read."""
+    fd = os.open(path, os.O_RDONLY)
+
+    def wrong(begin, end):
+        part = torch.empty(end - begin, dtype=torch.uint8)
+        view, done = memoryview(part.numpy()), 0
+        while done < len(view):
+            got = os.preadv(fd, [view[done:]], begin + done)
+            if not got:
+                raise EOFError(f"{path}: it ends at {begin + done:,}")
+            done += got
+        return wrong_in_part(part, expected[begin:end], begin)
+
+    try:
+        return joined(each(expected.nbytes, wrong))
+    finally:
+        os.close(fd)
+
+
+def wrong_in_part(part, expected, begin):
+    part = part.contiguous()
+    if system.libc.memcmp(part.data_ptr(), expected.data_ptr(), expected.nbytes) == 0:
+        return 0, None
+    places = torch.nonzero(part != expected)
+    return len(places), begin + int(places[0])
+
+
+def joined(parts):
+    return sum(count for count, _ in parts), next((place for _, place in parts if place is not None), None)

@@ -1,0 +1,137 @@
+"""The process of one row (row.py) as the bench sees it, and Ctrl-C."""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from gdsdata.bench.measure import system
+
+SAMPLING_SECONDS, ENDING_SECONDS = 0.02, 10
+MODULE_ARGUMENTS = ("-m", f"{__name__.partition('.')[0]}.bench")  # of Python, to start the bench
+INTERRUPTED = 128 + signal.SIGINT  # the exit status, as a shell has it
+
+
+class RowFailed(Exception):
+    """A row's process has ended, or answered with an error."""
+
+
+def environment():
+    """The environment of a process that is to import this gdsdata."""
+    paths = [str(Path(__file__).resolve().parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+@contextlib.contextmanager
+def without_interrupts():
+    """Delays Ctrl-C until this is over.
+
+    A process that is started in it never sees one, and nor do its children: a terminal notifies all
+    of them at once, and the bench is the one that ends them.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def one_interrupt():
+    """The first Ctrl-C interrupts the block; later ones are ignored, because `timeout -s INT` sends
+    two.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler:  # It is ignored, or has a handler of its own.
+        yield
+        return
+
+    def interrupt(*_):
+        signal.signal(signal.SIGINT, lambda *_: None)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class RowProcess:
+    """The process of one row (row.py) and the pipe to it."""
+
+    def __init__(self, log):
+        self.log = log
+        command, pipes = (
+            [sys.executable, "-m", "gdsdata.bench.harness.row"],
+            dict.fromkeys(("stdin", "stdout"), subprocess.PIPE),
+        )
+        with without_interrupts():
+            self.process = subprocess.Popen(command, **pipes, stderr=log, env=environment(), bufsize=0)
+        self.pending = b""
+        self.peak_bytes = 0
+
+    def send(self, do, **command):
+        try:
+            self.process.stdin.write(json.dumps({"do": do, **command}).encode() + b"\n")
+        except BrokenPipeError:
+            raise RowFailed(f"the row's process ended with {self.process.wait()}; see rows.log") from None
+
+    def receive(self, sample_memory=False, timeout=300):
+        end = time.monotonic() + timeout
+        while b"\n" not in self.pending:
+            ready, _, _ = select.select([self.process.stdout], [], [], SAMPLING_SECONDS if sample_memory else 1.0)
+            if sample_memory:
+                self.peak_bytes = max(self.peak_bytes, system.tree_bytes(self.process.pid))
+            if ready:
+                read = os.read(self.process.stdout.fileno(), 1 << 16)
+                if not read:
+                    raise RowFailed(f"the row's process ended with {self.process.wait()}; see rows.log")
+                self.pending += read
+            elif time.monotonic() > end:
+                self.process.kill()
+                raise RowFailed(f"no answer for {timeout} s: the process was ended")
+        line, _, self.pending = self.pending.partition(b"\n")
+        answer = json.loads(line)
+        if "error" in answer:
+            self.log.write(answer["trace"].encode() + b"\n")
+            self.log.flush()
+            raise RowFailed(answer["error"])
+        return answer["ok"]
+
+    def ask(self, do, **command):
+        self.send(do, **command)
+        return self.receive()
+
+    def run(self, opened=None, **command):
+        """One timed run: what the row answers, with cpu_seconds, peak_bytes, others_cores and
+        `opened`.
+        """
+        before = self.peak_bytes = system.tree_bytes(self.process.pid)
+        clock, machine, here = time.monotonic(), system.machine_cpu_seconds(), system.cpu_seconds()
+        self.send("run", **command)
+        result = self.receive(sample_memory=True)
+        result |= self.ask("close")
+        own = result["cpu_seconds"] + result.pop("untimed_cpu_seconds", 0.0) + system.cpu_seconds() - here
+        used = system.machine_cpu_seconds() - machine - own
+        result["others_cores"] = max(0.0, used) / (time.monotonic() - clock)
+        result["peak_bytes"] = self.peak_bytes - before
+        return result | (opened or {})
+
+    def dismiss(self):
+        """Lets it end after its last command."""
+        self.process.stdin.close()
+
+    def end(self, within_s=ENDING_SECONDS):
+        self.dismiss()
+        try:
+            self.process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()

@@ -1,0 +1,102 @@
+"""One row's process: it reads JSON commands, a line each, and answers each with a line.
+
+Every row has a process of its own, kept over its runs. Rows can so take turns, while their memory,
+page tables and imports stay apart. Commands:
+
+- `load` makes the row (`row` is module:Class) from the rest of the command.
+- `verify` compares the row's bytes with plain reading.
+- `prepare` frees memory, touches `touched_bytes` and warms CUDA's context.
+- `run` is one timed run. Everything stays open until `close`, which takes the CPU time of the
+  process tree.
+- `device` describes the device, and `pinned_copy` measures copies of pinned memory; they need no
+  row.
+- Single cases have `open`, `write`, `begin`, `compare`, `calibrate` and `attempt`.
+"""
+
+import ctypes
+import gc
+import importlib
+import json
+import os
+import sys
+import traceback
+
+from gdsdata.bench.measure import device, system
+
+
+def trim():
+    """Returns freed memory to the system, so that a run's peak is not hidden by what the last one
+    left.
+    """
+    gc.collect()
+    if hasattr(system.libc, "malloc_trim"):
+        system.libc.malloc_trim(ctypes.c_size_t(0))
+
+
+class Row:
+    """The base of every case's row, which adds how it opens, verifies and runs its peer."""
+
+    def __init__(self, key, peer_class, device_name):
+        self.key, self.peer_class, self.device = key, peer_class, device_name
+        self.peer = None
+        device.open_context(self.device)
+
+    def describe(self):
+        peer = self.peer_class
+        return {"key": self.key, "name": peer.name or peer.__name__, "setting": peer.setting}
+
+    def prepare(self, touched_bytes, release=True):
+        self.close()  # what a failed run left
+        trim()
+        if release:
+            device.release(self.device)
+        device.open_context(self.device)
+        system.touch_memory(touched_bytes)
+
+    def start_cpu_clock(self):
+        self.cpu_before = system.cpu_seconds()
+
+    def served_since(self, before):
+        """{path: bytes} of the peer, less what it had counted `before`."""
+        return {path: count - before.get(path, 0) for path, count in self.peer.served().items()}
+
+    def close(self):
+        if self.peer is not None:
+            self.peer.close()
+        self.peer = None
+
+    def after(self):
+        self.close()
+        used = system.cpu_seconds() - self.cpu_before
+        gc.collect()  # Not the loader's work; mappings must be gone before the cache is dropped.
+        return {"cpu_seconds": used}
+
+
+def answer_to(row, do, command):
+    """(the row from now on, the answer)."""
+    if do == "load":
+        module, _, name = command.pop("row").partition(":")
+        row = getattr(importlib.import_module(module), name)(**command)
+        return row, row.describe()
+    if do in ("device", "pinned_copy"):
+        return row, {"device": device.describe, "pinned_copy": device.pinned_copy}[do](**command)
+    return row, getattr(row, {"close": "after"}.get(do, do))(**command)
+
+
+def main():
+    # Answers go out on a descriptor of their own: whatever a library prints lands on stderr.
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    row = None
+    for line in sys.stdin:
+        command = json.loads(line)
+        try:
+            row, answer = answer_to(row, command.pop("do"), command)
+            said = {"ok": answer}
+        except Exception as error:
+            said = {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
+        answers.write(json.dumps(said) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,294 @@
+"""Measurements around a run: CPU time, memory of the process tree, the page cache, the machine."""
+
+import ctypes
+import mmap
+import os
+import platform
+import re
+import resource
+import statistics
+import sys
+import time
+from importlib import metadata
+
+import numpy as np
+
+PAGE = mmap.PAGESIZE
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+UNMAPPED_WITHIN_S = 0.5  # of those who had them mapped
+WARMED_AT_MOST = 2  # times: of 2 GiB that were read, 2 MiB are gone now and then
+RESIDENCY_FILES = 4096  # of more files than this, every k-th is looked at
+
+
+def cpu_seconds():
+    """User + system seconds of this process and of its children that have ended and were waited
+    for.
+    """
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
+
+
+def tree_cpu_seconds(pid):
+    """User + system seconds of a process and its descendants, of those too that still run (in ticks
+    of 10 ms).
+    """
+    total = 0
+    for one in [pid, *descendants(pid)]:
+        try:
+            with open(f"/proc/{one}/stat") as stat:
+                times = stat.read().rpartition(")")[2].split()[11:15]  # utime, stime, and those of children waited for
+        except OSError:  # it ended meanwhile
+            continue
+        total += sum(map(int, times))
+    return total / os.sysconf("SC_CLK_TCK")
+
+
+def machine_cpu_seconds():
+    """CPU seconds that anything on this machine has used, and that a hypervisor gave to others
+    (from /proc/stat).
+    """
+    with open("/proc/stat") as stat:
+        user, nice, system, _, _, irq, softirq, steal = (int(ticks) for ticks in stat.readline().split()[1:9])
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+
+
+# ------------------------------------------------------------------------------------------------ memory
+
+
+def own_bytes(pid):
+    """Anonymous and shared memory in the process (not mapped files: those pages are the page
+    cache's).
+    """
+    total = 0
+    with open(f"/proc/{pid}/status") as status:
+        for line in status:
+            if line.startswith(("RssAnon:", "RssShmem:")):
+                total += int(line.split()[1]) * 1024
+    return total
+
+
+def shared_out_bytes(pid):
+    """The same, with pages that several processes share divided among them (PSS): right after a
+    fork, dear to ask.
+    """
+    total = 0
+    with open(f"/proc/{pid}/smaps_rollup") as rollup:
+        for line in rollup:
+            if line.startswith(("Pss_Anon:", "Pss_Shmem:")):
+                total += int(line.split()[1]) * 1024
+    return total
+
+
+def descendants(pid):
+    """Pids of a process's children and theirs (kernels without CONFIG_PROC_CHILDREN list none)."""
+    found = []
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return found
+    for thread in threads:
+        try:
+            with open(f"/proc/{pid}/task/{thread}/children") as children:
+                direct = [int(child) for child in children.read().split()]
+        except OSError:  # it ended meanwhile
+            continue
+        for child in direct:
+            found += [child, *descendants(child)]
+    return found
+
+
+def tree_bytes(pid):
+    """Memory of a process and its descendants, in bytes; 0 when it has gone."""
+    try:
+        children = descendants(pid)
+        if not children:
+            return own_bytes(pid)
+        total = shared_out_bytes(pid)
+    except OSError:
+        return 0
+    for child in children:
+        try:
+            total += shared_out_bytes(child)
+        except OSError:  # it ended meanwhile
+            continue
+    return total
+
+
+# ------------------------------------------------------------------------------------------------ the page cache
+
+
+def resident_bytes(path):
+    """(bytes in the page cache, bytes of the file), by mincore on a mapping that is never touched.
+
+    The kernel answers "all resident" for files that the caller neither owns nor may write.
+    """
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        size = os.fstat(fd).st_size
+        if size == 0:
+            return 0, 0
+        with mmap.mmap(fd, size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE) as mapping:
+            pages = -(-size // PAGE)
+            flags = (ctypes.c_ubyte * pages)()
+            view = ctypes.c_char.from_buffer(mapping)
+            try:
+                if libc.mincore(ctypes.addressof(view), size, flags) != 0:
+                    raise OSError(ctypes.get_errno(), "mincore", path)
+            finally:
+                del view  # the mapping cannot be closed while a buffer of it is out
+            return min(size, int((np.frombuffer(flags, np.uint8) & 1).sum()) * PAGE), size
+    finally:
+        os.close(fd)
+
+
+def resident_share(files):
+    """0.0 to 1.0: how much of the files is in the page cache."""
+    step = -(-len(files) // RESIDENCY_FILES)
+    counts = [resident_bytes(path) for path in files[::step]]
+    total = sum(size for _, size in counts)
+    return sum(resident for resident, _ in counts) / total if total else 1.0
+
+
+def warm(files):
+    """Reads files into the page cache from end to end; returns the share of them that is there.
+
+    Files that are partly there are dropped first: a page that was read by itself keeps read-ahead's
+    large folios away from its neighbors, which are then copied at half the rate
+    (docs/design-decisions.md).
+    """
+    share = resident_share(files)
+    if share < 1:
+        drop(files)
+    for _ in range(WARMED_AT_MOST):
+        if share == 1:
+            break
+        read_through(files)
+        share = resident_share(files)
+    return share
+
+
+def read_through(files):
+    buffer = bytearray(2**20)
+    for path in files:
+        with open(path, "rb", buffering=0) as file:
+            while file.readinto(buffer):
+                pass
+
+
+def drop(files):
+    """Asks the kernel to forget the files' pages (no root needed), and says how much stays
+    resident.
+
+    Pages that are dirty or mapped by some process stay; the first are written out before, the
+    second is why runs close their mappings. Long ones are unmapped in the background
+    (csrc/base/mapping.cpp): what stays is asked for a while.
+    """
+    ends = time.monotonic() + UNMAPPED_WITHIN_S
+    while True:
+        for path in files:
+            drop_file(path)
+        share = resident_share(files)
+        if not share or time.monotonic() > ends:
+            return share
+        time.sleep(0.02)
+
+
+def drop_file(path):
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(fd)
+
+
+# ------------------------------------------------------------------------------------------------ summaries
+
+
+def touch_memory(size_bytes):
+    """Allocates memory, writes to every page and frees it, so that later allocations are fast.
+
+    The host of a virtual machine may take free memory away, and returns it when it is touched, at
+    1 GB/s. The first row after a pause would pay for that, by what it allocates.
+    """
+    with mmap.mmap(-1, size_bytes) as memory:
+        for offset in range(0, size_bytes, mmap.PAGESIZE):
+            memory[offset] = 1
+
+
+def spread(values):
+    """Median, smallest and largest of the values that are not None; None when there are none."""
+    values = sorted(value for value in values if value is not None)
+    if not values:
+        return None
+    return {"median": statistics.median(values), "min": values[0], "max": values[-1]}
+
+
+def first_line(path, prefix=""):
+    try:
+        with open(path) as file:
+            for line in file:
+                if line.startswith(prefix):
+                    return line[len(prefix) :].lstrip(" \t:").strip()
+    except OSError:
+        pass
+    return ""
+
+
+def available_bytes():
+    """Memory that could be had now, the page cache included."""
+    return int(first_line("/proc/meminfo", "MemAvailable").split()[0]) * 1024
+
+
+def file_system(path):
+    """(type, device) of the mount that holds `path`."""
+    path, best = os.path.realpath(path), ("", "?", "?")
+    try:
+        with open("/proc/self/mounts") as mounts:
+            for line in mounts:
+                device, point, kind = line.split()[:3]
+                inside = point == "/" or path == point or path.startswith(point + "/")
+                if inside and len(point) >= len(best[0]):
+                    best = (point, kind, device)
+    except OSError:
+        pass
+    return best[1], best[2]
+
+
+def machine():
+    return {
+        "cpu": first_line("/proc/cpuinfo", "model name") or platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PHYS_PAGES") * PAGE,
+        "kernel": platform.release(),
+        "virtual": "hypervisor" in first_line("/proc/cpuinfo", "flags").split(),
+        "transparent_huge_pages": first_line("/sys/kernel/mm/transparent_hugepage/enabled"),
+        "load_before": os.getloadavg()[0],
+    }
+
+
+def versions():
+    found = {"python": sys.version.split()[0]}
+    libraries = r"(safetensors|deepspeed|instanttensor|fastsafetensors|torchsnapshot|torch[-_.]checkpointing|"
+    libraries += r"webdataset|mosaicml-streaming|litdata|spdl|ffcv|(lib)?kvikio-cu\d+|nvidia-dali-cuda\d+)"
+    found |= {
+        name: one.version
+        for one in metadata.distributions()
+        if (name := (one.metadata["Name"] or "").lower()) and re.fullmatch(libraries, name)
+    }
+    for name in ("gdsdata", "torch", "numpy"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed (run from its sources)" if name == "gdsdata" else "missing"
+    return found
+
+
+def size_text(size_bytes):
+    """Exactly, and as a user would write it: 4 KiB, 1.5 MiB, 1,000 B."""
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        text = f"{size_bytes / unit:.4g}"
+        if size_bytes >= unit and float(text) * unit == size_bytes:
+            return f"{text} {name}"
+    return f"{size_bytes:,} B"

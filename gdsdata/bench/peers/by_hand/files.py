@@ -1,0 +1,211 @@
+"""Files read and written by hand with the system's own calls: rows of case=load, latency, tensor
+and io.
+"""
+
+import os
+import threading
+
+import torch
+
+from gdsdata.bench.data.checkpoints import read_exactly
+from gdsdata.bench.data.transfers import new_file
+from gdsdata.bench.measure import device, limits
+from gdsdata.bench.measure.system import PAGE
+from gdsdata.bench.peers.protocols import WHOLE, LoadPeer, TensorPeer, TransferPeer, replaced
+from gdsdata.bench.peers.registry import serves
+
+RING_SLOTS, SLOT_BYTES = 4, 16 * 2**20
+
+
+@serves("load")
+class Readinto(LoadPeer):
+    """Plain Python: `readinto` the tensor; to a GPU through a ring of pinned buffers, copied
+    without waiting.
+    """
+
+    key, name = "readinto", "Python readinto"
+    setting = "by hand: readinto the tensor; to a GPU by way of 4 pinned buffers of 16 MiB, used again"
+    path = "read"
+    threads = 1
+
+    def load(self):
+        target, failed = self.buffer(), []
+        share = -(-self.source.bytes // self.threads)
+        share += -share % 4096
+        threads = [
+            threading.Thread(target=self.read, args=(target, begin, min(begin + share, self.source.bytes), failed))
+            for begin in range(0, self.source.bytes, share)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if failed:
+            raise failed[0]
+        return {WHOLE: target}
+
+    def read(self, target, begin, end, failed):
+        try:
+            with open(self.source.path, "rb", buffering=0) as file:
+                file.seek(self.source.start + begin)
+                if not device.is_cuda(self.device):
+                    read_exactly(file, target[begin:end])
+                    return
+                slots = device.PinnedSlots(self.device, SLOT_BYTES, torch.uint8, RING_SLOTS)
+                for at in range(begin, end, SLOT_BYTES):
+                    piece = slots.next()[: min(SLOT_BYTES, end - at)]
+                    read_exactly(file, piece)
+                    slots.send_to(target[at : at + len(piece)], piece)
+                slots.wait()
+        except Exception as error:
+            failed.append(error)
+
+
+@serves("load")
+class ReadintoThreads(Readinto):
+    key, name = "readinto_threads", "Python readinto, threads"
+    setting = "the same by as many threads as there are cores, 8 at most, each with its part of the file"
+    threads = min(8, len(os.sched_getaffinity(0)))
+
+
+@serves("latency", "tensor")
+class Python(TensorPeer):
+    """open, readinto into a new tensor; open, write, fsync."""
+
+    key, name = "python", "Python"
+    setting = "open and readinto into a new tensor; open, write, fsync (replaced: rename and fsync of the folder too)"
+    flags = 0
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        # Bytes go through it to and from a GPU. It is kept, as a program would that knows its cost.
+        self.pinned = device.pinned(self.tensor_bytes, torch.uint8) if device.is_cuda(self.device) else None
+
+    def read(self):
+        host = self.empty() if self.pinned is None else self.pinned
+        with open(self.file, "rb", buffering=0) as file:
+            read_exactly(file, host)
+        return host if self.pinned is None else device.send(host, self.device)
+
+    def write(self, tensor):
+        self.store(memoryview(self.on_host(tensor).numpy()))
+
+    def on_host(self, tensor):
+        return tensor if self.pinned is None else self.pinned.copy_(tensor)
+
+    def store(self, view):
+        if self.state == "in_place":
+            self.put(self.file, os.O_WRONLY, view)
+            return
+        with replaced(self.file) as temporary:
+            self.put(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, view)
+
+    def put(self, path, flags, view):
+        fd, done = os.open(path, flags | self.flags, 0o644), 0
+        try:
+            while done < len(view):
+                done += os.write(fd, view[done:])
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+@serves("latency", "tensor")
+class PythonDirect(Python):
+    """Goes past the page cache, by way of aligned memory that is kept."""
+
+    key, name = "python_direct", "Python, O_DIRECT"
+    setting = "the same with O_DIRECT, and one read or write call by way of aligned memory that is kept"
+    path = "O_DIRECT"
+    caches = ("cold", "replaced", "in_place")
+    direct = True
+    flags = os.O_DIRECT
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        if self.pinned is not None and self.tensor_bytes % PAGE == 0:  # which begins at a page
+            self.memory, self.aligned = self.pinned.numpy(), self.pinned
+        else:
+            _, self.memory = limits.huge_pages(-(-self.tensor_bytes // PAGE) * PAGE)
+            self.aligned = torch.from_numpy(self.memory)[: self.tensor_bytes]
+
+    @classmethod
+    def can(cls, work, state, tensor_bytes):
+        # Writes must end at a page too; a read may ask for more than there is.
+        return super().can(work, state, tensor_bytes) and (work == "read" or tensor_bytes % PAGE == 0)
+
+    def read(self):
+        fd, done = os.open(self.file, os.O_RDONLY | os.O_DIRECT), 0
+        try:
+            while done < self.tensor_bytes:
+                got = os.preadv(fd, [memoryview(self.memory)[done:]], done)
+                if not got:
+                    raise EOFError(f"{self.file}: {self.tensor_bytes - done} bytes are missing at its end")
+                done += got
+        finally:
+            os.close(fd)
+        return self.aligned if self.pinned is None else device.send(self.aligned, self.device)
+
+    def on_host(self, tensor):
+        return self.aligned.copy_(tensor)
+
+
+@serves("io")
+class Plain(TransferPeer):
+    """preadv and pwritev on threads; to and from a GPU by way of pinned memory, a stream for each
+    thread.
+    """
+
+    key, name, xfer = "pread", "plain threads", "any"
+    setting = "os.preadv, os.pwritev (O_DIRECT, but for the page cache) and one fsync; to a GPU by pinned memory"
+
+    def __init__(self, work, memory, device_name, engine):
+        super().__init__(work, memory, device_name, engine)
+        flags = 0 if work.cache == "warm" else os.O_DIRECT
+        self.path = "page cache" if work.cache == "warm" else "O_DIRECT"
+        open_file = (lambda flags: new_file(work.path, work.file_bytes, flags)) if work.writes else self.open_to_read
+        try:
+            self.fd = open_file(flags)
+        except OSError:
+            if not flags:
+                raise
+            self.fd, self.path = open_file(0), "buffered (O_DIRECT refused)"
+        self.host = memory.tensor
+        if device.is_cuda(device_name):
+            self.host = device.pinned(memory.tensor.shape, torch.uint8)
+            self.streams = [torch.cuda.Stream(torch.device(device_name)) for _ in self.shares()]
+        self.view = memoryview(self.host.numpy())
+
+    def open_to_read(self, flags):
+        return os.open(self.work.path, os.O_RDONLY | flags)
+
+    def copy(self, place, target, source):
+        """Copies behind the earlier work of the current stream."""
+        stream, part = self.streams[place], self.memory.range(place)
+        stream.wait_stream(torch.cuda.current_stream(torch.device(self.device)))
+        with torch.cuda.stream(stream):
+            target[part].copy_(source[part], non_blocking=True)
+        stream.synchronize()
+
+    def move(self, place, offsets):
+        part, offset = self.view[self.memory.range(place)], int(offsets[0])
+        on_gpu = self.host is not self.memory.tensor
+        if self.work.writes:
+            if on_gpu:
+                self.copy(place, self.host, self.memory.tensor)
+            moved = os.pwritev(self.fd, [part], offset)
+        else:
+            moved = os.preadv(self.fd, [part], offset)
+            if on_gpu:
+                self.copy(place, self.memory.tensor, self.host)
+        if moved != len(part):
+            raise OSError(f"{self.work.path}: {moved:,} of {len(part):,} bytes were moved at offset {offset:,}")
+
+    def commit(self):
+        if self.work.writes:
+            os.fsync(self.fd)
+
+    def close(self):
+        if self.fd >= 0:
+            os.close(self.fd)
+        self.fd, self.view, self.host = -1, None, None

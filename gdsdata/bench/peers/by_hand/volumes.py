@@ -1,0 +1,145 @@
+"""Volumes read by hand, straight into their batches: rows of case=loader."""
+
+import contextlib
+import os
+import queue
+import threading
+
+import numpy as np
+import torch
+
+from gdsdata.bench.measure import device
+from gdsdata.bench.peers.protocols import BatchPeer, shuffled
+from gdsdata.bench.peers.registry import serves
+
+
+class VolumeReader:
+    """Reads one file into its place with one preadv; the header is read too, and must be the
+    expected one.
+    """
+
+    def __init__(self, source):
+        self.files, self.shape, self.dtype = source.files, tuple(source.shape), np.dtype(source.dtype)
+        self.headers = source.headers
+        with open(source.files[0], "rb") as file:
+            self.header = file.read(source.headers[0])
+
+    def empty(self, count):
+        return np.empty((count, *self.shape), self.dtype)
+
+    def __call__(self, index, place):
+        header = bytearray(self.headers[index])
+        fd = os.open(self.files[index], os.O_RDONLY)
+        try:
+            got = os.preadv(fd, [header, place], 0)
+        finally:
+            os.close(fd)
+        if got != len(header) + place.nbytes or (len(header) == len(self.header) and header != self.header):
+            raise ValueError(f"{self.files[index]}: {got} bytes, or another header than {self.files[0]}")
+
+
+@serves("loader")
+class ReadRing(BatchPeer):
+    """Threads fill the batches of a small ring ahead of the caller; its buffers are used again.
+
+    To a GPU the buffers are pinned. A thread waits for the copy out of a buffer before it reads
+    into it again.
+    """
+
+    key, name = "read_ring", "read ring, 2 threads"
+    setting = (
+        "by hand: 2 threads preadv files into a ring of 4 batch buffers, used again; a batch is valid until the next "
+        "(on a GPU: the copy of it, for good)"
+    )
+    path, kinds = "read", ("npy",)
+    threads, depth = 2, 4
+
+    def open(self):
+        self.keeps_batches = self.on_gpu
+        self.read = VolumeReader(self.source)
+        if self.on_gpu:
+            dtype = getattr(torch, np.dtype(self.source.dtype).name)
+            shape = (self.batch_size, *self.source.shape)
+            self.ring = [device.pinned(shape, dtype) for _ in range(self.depth)]
+            self.copied = [device.copied_event() for _ in range(self.depth)]
+        else:
+            self.ring = [torch.from_numpy(self.read.empty(self.batch_size)) for _ in range(self.depth)]
+        self.work = queue.SimpleQueue()
+        self.workers = [threading.Thread(target=self.fill, args=(self.work,), daemon=True) for _ in range(self.threads)]
+        for worker in self.workers:
+            worker.start()
+
+    def fill(self, work):
+        while True:
+            item = work.get()
+            if item is None:
+                return
+            index, place, copied, done = item
+            try:
+                if copied is not None:
+                    copied.synchronize()
+                self.read(index, place)
+                done.put(None)
+            except Exception as error:
+                done.put(error)
+
+    def epoch(self, epoch):
+        order = shuffled(self.source.samples, self.seed, epoch).split(self.batch_size)
+        flying = []
+
+        def ask(at):
+            ids, slot, done = order[at].tolist(), at % self.depth, queue.SimpleQueue()
+            buffer = self.ring[slot][: len(ids)]
+            for index, place in zip(ids, buffer.numpy(), strict=True):
+                self.work.put((index, place, self.copied[slot] if self.on_gpu else None, done))
+            flying.append([buffer, done, len(ids)])
+
+        def wait_for(batch):
+            _, done, count = batch
+            for left in reversed(range(count)):
+                error = done.get()
+                batch[2] = left
+                if error is not None:
+                    raise error
+
+        try:
+            for at in range(min(self.depth, len(order))):
+                ask(at)
+            for at in range(len(order)):
+                wait_for(flying[0])
+                buffer = flying.pop(0)[0]
+                if self.on_gpu:
+                    buffer = device.send(buffer, self.device)
+                    device.record(self.copied[at % self.depth], self.device)
+                    if at + self.depth < len(order):
+                        ask(at + self.depth)
+                yield buffer
+                if not self.on_gpu and at + self.depth < len(order):
+                    ask(at + self.depth)
+        finally:
+            with contextlib.suppress(queue.Empty):  # An epoch that is broken off leaves files in the queue.
+                while True:
+                    self.work.get_nowait()[-1].put(None)
+            for batch in flying:  # The next epoch's reads must not meet these.
+                with contextlib.suppress(Exception):
+                    wait_for(batch)
+
+    def close(self):
+        for _ in self.workers:
+            self.work.put(None)
+        for worker in self.workers:
+            worker.join()
+        super().close()
+
+
+@serves("loader")
+class ReadRing8(ReadRing):
+    key, name = "read_ring_8", "read ring, 8 threads"
+    setting = "the same with 8 threads and 8 buffers"
+    threads, depth = 8, 8
+    devices = ("cuda",)
+
+    @classmethod
+    def variants(cls, on_gpu):
+        """None where threads would wait for cores; case.rows= has it all the same."""
+        return [cls] if len(os.sched_getaffinity(0)) >= 2 * cls.threads else []

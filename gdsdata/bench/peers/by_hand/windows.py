@@ -1,0 +1,139 @@
+"""Windows of tokens gathered by hand from memory maps: rows of case=loader."""
+
+import mmap
+
+import numpy as np
+import torch
+
+from gdsdata.bench.measure import device
+from gdsdata.bench.peers.protocols import BatchPeer, shuffled
+from gdsdata.bench.peers.registry import serves
+
+
+def open_windows(source, advice=None):
+    """A tensor (windows, seq_len + 1) over a memmap of each file; nothing is copied."""
+    windows = []
+    for path, header, count in zip(source.files, source.headers, source.counts, strict=True):
+        # Copy on write: torch warns of read-only memory, though nothing here writes.
+        tokens = np.memmap(path, dtype=source.dtype, mode="c", offset=header)
+        if advice is not None:
+            tokens._mmap.madvise(advice)
+        flat = torch.from_numpy(np.asarray(tokens))
+        windows.append(flat.as_strided((count, source.shape[0]), (source.stride, 1)))
+    return windows
+
+
+class WindowGather:
+    """A batch by torch.index_select over strided views of memmaps; several files are gathered one
+    after the other.
+    """
+
+    def __init__(self, source, as_int64, advice=None):
+        self.windows, self.as_int64 = open_windows(source, advice), as_int64
+        self.first_ids = torch.tensor(np.concatenate([[0], np.cumsum(source.counts)]))
+
+    def __call__(self, ids):
+        if len(self.windows) == 1:
+            batch = torch.index_select(self.windows[0], 0, ids)
+        else:
+            batch = torch.empty((len(ids), self.windows[0].shape[1]), dtype=self.windows[0].dtype)
+            self.into(batch, ids)
+        return batch.to(torch.int64) if self.as_int64 else batch
+
+    def into(self, batch, ids):
+        """Gathers into `batch`, in the stored dtype."""
+        if len(self.windows) == 1:
+            torch.index_select(self.windows[0], 0, ids, out=batch)
+            return
+        files = torch.searchsorted(self.first_ids, ids, right=True) - 1
+        for file in torch.unique(files).tolist():
+            places = torch.nonzero(files == file)[:, 0]
+            rows = torch.index_select(self.windows[file], 0, ids[places] - self.first_ids[file])
+            batch.numpy()[places.numpy()] = rows.numpy()  # torch has no index_put for uint16
+
+
+class Gather(BatchPeer):
+    """Batches gathered on the caller's thread; to a GPU by way of pinned memory that is kept."""
+
+    path, kinds = "mmap", ("tokens",)
+
+    def open(self):
+        if self.on_gpu:
+            dtype = getattr(torch, np.dtype(self.source.dtype).name)
+            self.slots = device.PinnedSlots(self.device, (self.batch_size, *self.source.shape), dtype)
+
+    def gather(self, ids):
+        """A new tensor in the wanted dtype."""
+        raise NotImplementedError
+
+    def gather_into(self, batch, ids):
+        raise NotImplementedError
+
+    def epoch(self, epoch):
+        for ids in shuffled(self.source.samples, self.seed, epoch).split(self.batch_size):
+            if self.on_gpu:
+                batch = self.slots.next()[: len(ids)]
+                self.gather_into(batch, ids)
+                yield self.widened(self.slots.send(batch))
+            else:
+                yield self.gather(ids)
+
+
+@serves("loader")
+class IndexSelect(Gather):
+    key, name = "index_select", "torch.index_select"
+    setting = "by hand: torch.index_select over a strided view of the memmap, on all cores"
+    advice = None
+
+    def open(self):
+        super().open()
+        self.windows = WindowGather(self.source, self.as_int64, self.advice)
+
+    def gather(self, ids):
+        return self.windows(ids)
+
+    def gather_into(self, batch, ids):
+        self.windows.into(batch, ids)
+
+
+@serves("loader")
+class IndexSelectRandom(IndexSelect):
+    key, name = "index_select_random", "torch.index_select, MADV_RANDOM"
+    setting = "the same with madvise(MADV_RANDOM): the kernel reads only the pages that are touched"
+    caches = ("cold",)
+    advice = mmap.MADV_RANDOM
+
+
+@serves("loader")
+class NumpyGather(Gather):
+    key, name = "numpy", "numpy"
+    setting = "by hand: numpy's vectorised gather from a strided view of the memmap"
+
+    def open(self):
+        super().open()
+        self.windows = []
+        for path, header, count in zip(self.source.files, self.source.headers, self.source.counts, strict=True):
+            tokens = np.asarray(np.memmap(path, dtype=self.source.dtype, mode="r", offset=header))
+            strides = (self.source.stride * tokens.itemsize, tokens.itemsize)
+            self.windows.append(np.lib.stride_tricks.as_strided(tokens, (count, self.source.shape[0]), strides))
+        self.first_ids = np.concatenate([[0], np.cumsum(self.source.counts)])
+
+    def gather(self, ids):
+        batch = self.rows(ids.numpy())
+        return torch.from_numpy(batch.astype(np.int64) if self.as_int64 else batch)
+
+    def gather_into(self, batch, ids):
+        if len(self.windows) == 1 and self.windows[0].flags.c_contiguous:  # else take would copy all windows first
+            np.take(self.windows[0], ids.numpy(), axis=0, out=batch.numpy(), mode="clip")
+        else:
+            batch.numpy()[...] = self.rows(ids.numpy())
+
+    def rows(self, ids):
+        if len(self.windows) == 1:
+            return self.windows[0][ids]
+        batch = np.empty((len(ids), self.source.shape[0]), self.source.dtype)
+        files = np.searchsorted(self.first_ids, ids, side="right") - 1
+        for file in np.unique(files):
+            places = np.nonzero(files == file)[0]
+            batch[places] = self.windows[file][ids[places] - self.first_ids[file]]
+        return batch

@@ -1,0 +1,1 @@
+"""gdsdata's own rows."""

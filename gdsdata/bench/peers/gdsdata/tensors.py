@@ -1,0 +1,109 @@
+"""read_tensor, write_tensor and Engine: the rows of case=load, case=latency and case=tensor."""
+
+import torch
+
+import gdsdata
+from gdsdata.bench.peers.gdsdata.transfers import CuFile
+from gdsdata.bench.peers.protocols import WHOLE, LoadPeer, TensorPeer, counted, engine_of
+from gdsdata.bench.peers.registry import serves
+
+
+@serves("load")
+class Load(LoadPeer):
+    key, name = "gdsdata", "gdsdata"
+    setting = "gdsdata.read_tensor of the whole data as one uint8 tensor"
+
+    def __init__(self, source, device_name, engine=None):
+        super().__init__(source, device_name, engine)
+        self.options = gdsdata.EngineOptions(**self.engine)
+        self.shared = engine_of(self.options, device_name, source.path)
+
+    def load(self):
+        source = self.source
+        if self.options != gdsdata.EngineOptions():  # read_tensor takes none.
+            with gdsdata.Engine(self.options) as engine:
+                return {WHOLE: engine.read(source.path, into=self.buffer(), offset=source.start).result()}
+        shape = (source.bytes,)
+        return {WHOLE: gdsdata.read_tensor(source.path, torch.uint8, shape, offset=source.start, device=self.device)}
+
+    def served(self):
+        return counted(self.shared.statistics())
+
+
+@serves("load")
+class LoadTensors(Load):
+    key, name = "gdsdata_engine", "gdsdata, Engine"
+    setting = "gdsdata.Engine.read of each tensor, all asked for at once"
+
+    def load(self):
+        with gdsdata.Engine(self.options) as engine:
+            futures = {}
+            for name, (begin, end) in self.source.tensors.items():
+                tensor = torch.empty(end - begin, dtype=torch.uint8, device=self.device)
+                futures[name] = engine.read(self.source.path, into=tensor, offset=self.source.start + begin)
+            return {name: future.result() for name, future in futures.items()}
+
+
+@serves("latency", "tensor")
+class Tensor(TensorPeer):
+    key, name = "gdsdata", "gdsdata"
+    setting = "gdsdata.read_tensor and write_tensor; with engine.* settings, gdsdata.Engine and a new tensor a read"
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.options = gdsdata.EngineOptions(**self.engine)
+        self.shared = engine_of(self.options, self.device, self.file)
+        # The two functions take no options.
+        self.calls = None if self.options == gdsdata.EngineOptions() else gdsdata.Engine(self.options)
+
+    def read(self):
+        if self.calls:
+            return self.calls.read(self.file, into=self.empty()).result()
+        return gdsdata.read_tensor(self.file, torch.uint8, (self.tensor_bytes,), device=self.device)
+
+    def write(self, tensor):
+        if self.calls:
+            self.calls.write(self.file, tensor).result()
+        else:
+            gdsdata.write_tensor(tensor, self.file)
+
+    def served(self):
+        return counted(self.shared.statistics())
+
+    def close(self):
+        if self.calls:
+            self.calls.close()
+
+
+@serves("latency", "tensor")
+class KeptTensor(Tensor):
+    key, name = "gdsdata_engine", "gdsdata, Engine"
+    setting = "gdsdata.Engine.read into one tensor that is kept, and Engine.write; one call at a time"
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.calls = self.calls or gdsdata.Engine(self.options)
+        self.tensor = self.empty()
+
+    def read(self):
+        return self.calls.read(self.file, into=self.tensor).result()
+
+
+@serves("tensor")
+class DirectTensor(KeptTensor):
+    key, name = "gdsdata_direct", "gdsdata, bounce buffer"
+    setting = "gdsdata_engine with direct=always: O_DIRECT, to and from a GPU by way of host memory"
+    forced = {"direct": "always"}
+    direct = True
+
+    def __init__(self, file, tensor_bytes, state, device_name, engine=None):
+        super().__init__(file, tensor_bytes, state, device_name, (engine or {}) | self.forced)
+
+
+@serves("tensor")
+class CuFileTensor(DirectTensor):
+    key, name = "gdsdata_cufile", "gdsdata, cuFile"
+    setting = "gdsdata_engine with direct=always and backend=cufile; the path says what cuFile made of it"
+    forced = {"direct": "always", "backend": "cufile"}
+    devices, tried = ("cuda",), True
+    lacks = CuFile.lacks

@@ -1,0 +1,235 @@
+"""kvikio: its settings, what carries its bytes, and rows of case=load, checkpoint, io and tensor.
+
+Host memory always goes by POSIX. Reads use the page cache unless a setting says otherwise, which
+versions from 25.12 on have. Whole pages then go with O_DIRECT, if the file system allows it; parts
+of pages do not.
+"""
+
+import os
+
+from gdsdata.bench.data.checkpoints import describe_safetensors
+from gdsdata.bench.data.transfers import new_file
+from gdsdata.bench.measure import device
+from gdsdata.bench.peers.gdsdata.transfers import CuFile
+from gdsdata.bench.peers.protocols import (
+    WHOLE,
+    CheckpointPeer,
+    LoadPeer,
+    TransferPeer,
+    UnsyncedTensorPeer,
+    flat_bytes,
+)
+from gdsdata.bench.peers.registry import serves
+from gdsdata.io import engine
+
+TUNED = {"num_threads": 16, "task_size": 16 * 2**20}
+
+
+def configure(options):
+    """Sets kvikio's defaults for files that are opened later; `compat_mode` by its name."""
+    import kvikio
+    import kvikio.defaults
+
+    options = dict(options)
+    if "compat_mode" in options:
+        options["compat_mode"] = getattr(kvikio.CompatMode, options["compat_mode"])
+    if options:
+        kvikio.defaults.set(options)
+
+
+def go_past_page_cache(wanted):
+    """Has POSIX transfers go past the page cache, or not; a version without that choice stays as it
+    is.
+    """
+    if setting("auto_direct_io_read") is not None:
+        configure({"auto_direct_io_read": wanted, "auto_direct_io_write": wanted})
+
+
+def setting(name):
+    """A default; None if this version has none of that name."""
+    import kvikio.defaults
+
+    try:
+        return kvikio.defaults.get(name)
+    except KeyError:
+        return None
+
+
+def cufile_way():
+    """The path of a library that uses cuFile, and does not count its bytes."""
+    return "cuFile" if engine.cufile_dma_is_possible() else "cuFile, compatibility mode"
+
+
+def way(file, on_gpu, writes):
+    """The path of bytes between an open `file` and memory."""
+    import kvikio.defaults
+
+    if on_gpu and not kvikio.defaults.is_compat_mode_preferred():
+        return cufile_way()
+    direct = setting("auto_direct_io_write" if writes else "auto_direct_io_read")
+    return "POSIX, O_DIRECT" if direct and file.is_direct_io_supported() else "POSIX"
+
+
+@serves("load")
+class Load(LoadPeer):
+    key, name = "kvikio", "kvikio, defaults"
+    setting = "kvikio.CuFile.read into one tensor, defaults"
+    package, devices = "kvikio", ("cuda",)
+    options = {}
+
+    def load(self):
+        import kvikio
+
+        configure(self.options)
+        tensor, source = self.buffer(), self.source
+        with kvikio.CuFile(source.path, "r") as file:
+            self.path = way(file, device.is_cuda(self.device), writes=False)
+            got = file.read(tensor, source.bytes, source.start)
+        if got != source.bytes:
+            raise EOFError(f"{source.path}: kvikio read {got:,} of {source.bytes:,} bytes")
+        return {WHOLE: tensor}
+
+
+@serves("load")
+class LoadTuned(Load):
+    key, name = "kvikio_16", "kvikio, 16 threads"
+    setting = "the same with 16 threads and tasks of 16 MiB"
+    options = TUNED
+
+
+@serves("load")
+class LoadPosix(Load):
+    key, name = "kvikio_posix", "kvikio, 16 threads, POSIX"
+    setting = "the same with compat_mode ON: POSIX reads, which use the page cache"
+    options = TUNED | {"compat_mode": "ON"}
+
+
+@serves("checkpoint")
+class Checkpoint(CheckpointPeer):
+    key, name = "kvikio", "kvikio, 16 threads"
+    setting = (
+        "kvikio.CuFile: pwrite of every tensor into one bare file; pread of every tensor of a safetensors file, whose "
+        "header is read by hand; 16 threads, tasks of 16 MiB"
+    )
+    package, devices = "kvikio", ("cuda",)
+    saves, loads = "raw", "safetensors"
+
+    def __init__(self, device_name, engine=None):
+        import kvikio.defaults
+
+        super().__init__(device_name, engine)
+        configure(TUNED)
+        self.way_out = self.way_in = "POSIX" if kvikio.defaults.is_compat_mode_preferred() else "cuFile"
+
+    def save(self, state, path):
+        import kvikio
+
+        with kvikio.CuFile(path, "w") as file:
+            at, under_way = 0, []
+            for flat in map(flat_bytes, state.values()):
+                under_way.append(file.pwrite(flat, flat.nbytes, at))
+                at += flat.nbytes
+            self.all_moved(path, at, under_way)
+
+    def load(self, into, path):
+        import kvikio
+
+        source = describe_safetensors(path, "", "")
+        with kvikio.CuFile(path, "r") as file:
+            begins = {name: source.start + begin for name, (begin, _) in source.tensors.items()}
+            wanted = [(flat_bytes(tensor), begins[name]) for name, tensor in into.items()]
+            under_way = [file.pread(flat, flat.nbytes, begin) for flat, begin in wanted]
+            self.all_moved(path, source.bytes, under_way)
+
+    def all_moved(self, path, due_bytes, under_way):
+        moved = sum(one.get() for one in under_way)
+        if moved != due_bytes:
+            raise EOFError(f"{path}: kvikio moved {moved:,} of {due_bytes:,} bytes")
+
+
+@serves("io")
+class Transfers(TransferPeer):
+    """By POSIX, with O_DIRECT but for the page cache; to and from a GPU by way of kvikio's pinned
+    memory.
+    """
+
+    key, name, package, submit, xfer = "kvikio", "kvikio", "kvikio", "batch", "any"
+    setting = (
+        "kvikio.CuFile.pread and pwrite by POSIX (O_DIRECT, but for the page cache), batches of futures; as many "
+        "threads as case.threads, at most 64"
+    )
+    options = {"compat_mode": "ON"}
+
+    def __init__(self, work, memory, device_name, engine):
+        super().__init__(work, memory, device_name, engine)
+        import kvikio
+
+        on_gpu = device.is_cuda(device_name)
+        configure(self.options | {"num_threads": min(work.threads, 64)})
+        go_past_page_cache(work.cache != "warm")
+        if work.writes:
+            os.close(new_file(work.path, work.file_bytes))
+        self.file = kvikio.CuFile(work.path, "r+" if work.writes else "r")
+        self.path = way(self.file, on_gpu, work.writes)
+        self.part = memory.tensor if on_gpu else memory.array
+
+    def move(self, place, offsets):
+        device.wait_for_stream(self.device)  # which has made what is to be written
+        call, size = self.file.pwrite if self.work.writes else self.file.pread, self.work.io_bytes
+        futures = [
+            call(self.part[self.memory.range(place + index)], size, int(offset)) for index, offset in enumerate(offsets)
+        ]
+        for future, offset in zip(futures, offsets, strict=True):
+            if (moved := future.get()) != size:
+                raise OSError(f"{self.work.path}: kvikio moved {moved:,} of {size:,} bytes at offset {offset:,}")
+
+    def commit(self):
+        if self.work.writes:
+            with open(self.work.path, "rb") as file:
+                os.fsync(file.fileno())
+
+    def close(self):
+        self.file.close()
+
+
+@serves("io")
+class CuFileTransfers(Transfers):
+    key, name, xfer = "kvikio_cufile", "kvikio cuFile", "gpu"
+    caches, devices = CuFile.caches, CuFile.devices
+    setting = "the same by cuFile, which is given transfers of every size"
+    options = {"compat_mode": "AUTO", "gds_threshold": 0}  # Its default sends less than 16 KiB by POSIX.
+    lacks = CuFile.lacks
+
+
+@serves("tensor")
+class Tensor(UnsyncedTensorPeer):
+    key, name, package = "kvikio", "kvikio", "kvikio"
+    setting = "kvikio.CuFile.read into one tensor that is kept, and write; 16 threads and tasks of 16 MiB; then fsync"
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        configure(TUNED)
+        self.tensor = self.empty()
+
+    def read(self):
+        with self.opened(self.file, "r") as file:
+            self.check(file.read(self.plain(self.tensor), self.tensor_bytes))
+        return self.tensor
+
+    def store(self, tensor, path):
+        with self.opened(path, "r+" if self.state == "in_place" else "w") as file:
+            self.check(file.write(self.plain(tensor), self.tensor_bytes))
+
+    def opened(self, path, mode):
+        import kvikio
+
+        file = kvikio.CuFile(path, mode)
+        self.path = way(file, device.is_cuda(self.device), mode != "r")
+        return file
+
+    def plain(self, tensor):
+        return tensor if device.is_cuda(self.device) else tensor.numpy()
+
+    def check(self, moved):
+        if moved != self.tensor_bytes:
+            raise OSError(f"{self.file}: kvikio moved {moved:,} of {self.tensor_bytes:,} bytes")

@@ -1,0 +1,32 @@
+"""LitData: rows of case=loader."""
+
+import os
+
+import numpy as np
+import torch
+
+from gdsdata.bench.data import copies
+from gdsdata.bench.peers.registry import serves
+from gdsdata.bench.peers.webdataset import Shards
+
+
+def stacked(samples):
+    return torch.from_numpy(np.stack([sample[copies.FIELD] for sample in samples]))
+
+
+@serves("loader")
+class LitData(Shards):
+    key, name, package, stored_as = "litdata", "LitData", "litdata", "litdata"
+    setting = "LitData's StreamingDataset over local chunks, shuffle=True, and its StreamingDataLoader"
+
+    def open(self):
+        import litdata
+
+        folder = os.path.dirname(self.source.files[0])
+        dataset = litdata.StreamingDataset(folder, shuffle=True, seed=self.seed, drop_last=False)
+        self.loader = litdata.StreamingDataLoader(
+            dataset, batch_size=self.batch_size, collate_fn=stacked, **self.loader_options
+        )
+
+    def may_stay_open(self):
+        return False  # It maps chunks.

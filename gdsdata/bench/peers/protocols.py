@@ -1,0 +1,413 @@
+"""The classes of rows, by the work of their cases.
+
+A class of your own derives from one of these.
+"""
+
+import contextlib
+import functools
+import os
+import types
+
+import torch
+
+from gdsdata.bench.measure import device
+
+
+class Peer:
+    """One way to do the work of a case. Empty `kinds` and `caches` mean all that the case has."""
+
+    key = ""  # its name in case.rows
+    name = ""
+    setting = ""  # one sentence for the report
+    package = ""  # what has to be installed
+    path = ""  # how its bytes come, if it does not count them: mmap, read, write, ...
+    kinds = ()
+    caches = ()
+    devices = ("cpu", "cuda")
+
+    @classmethod
+    def variants(cls, on_gpu):
+        """The rows of this class: itself, or one for each number of workers."""
+        return [cls]
+
+    @classmethod
+    def lacks(cls):
+        """Why it cannot be measured here although its package is installed; "" if it can."""
+        return ""
+
+    def served(self):
+        """{path: bytes} so far, if the library counts them."""
+        return {}
+
+    def close(self):
+        """Releases files, threads and mappings."""
+
+
+def counted(statistics):
+    """{path: bytes} of an engine's statistics, without paths that served nothing."""
+    return {path: count for path, count in statistics["bytes"].items() if count}
+
+
+# ------------------------------------------------------------------------------------------------ loader, train
+
+
+def shuffled(samples, seed, epoch):
+    """An epoch's order, drawn as torch's RandomSampler draws it."""
+    return torch.randperm(samples, generator=torch.Generator().manual_seed(seed + epoch))
+
+
+class BatchPeer(Peer):
+    """Gives shuffled batches (B, *shape) on the device; to a GPU by way of pinned memory, and
+    widened there.
+
+    It is ready when it is made, and its making is timed. A batch is the caller's for good, unless
+    `keeps_batches` is False: then it is valid until the next one is asked for.
+    """
+
+    keeps_batches = True
+    stored_as = ""  # the format of `data.copies` that it reads; "" is the data as it is
+    settings = ("source", "batch_size", "dtype", "seed", "engine", "device")
+
+    def __init__(self, source, batch_size, dtype, seed, engine=None, device_name="cpu"):
+        self.source, self.batch_size, self.dtype, self.seed = source, batch_size, dtype, seed
+        self.engine, self.device = engine or {}, device_name
+        self.on_gpu = device.is_cuda(device_name)
+        self.as_int64 = dtype == "int64"
+        self.widens_here = self.as_int64 and not self.on_gpu  # else the GPU does
+        self.open()
+
+    def open(self):
+        """Part of making it."""
+
+    def settle(self):
+        """Does what must come before the clock; returns the first epoch to time, and sets
+        `first_batch_s` if not 0.
+        """
+        return 0
+
+    def epoch(self, epoch):
+        """An iterator of the epoch's batches."""
+        raise NotImplementedError
+
+    def deliver(self, batch):
+        """The batch on the device, in the wanted dtype."""
+        return self.widened(device.send(batch, self.device) if self.on_gpu else batch)
+
+    def widened(self, batch):
+        return batch.to(torch.int64) if self.as_int64 else batch
+
+    def expected_ids(self, epoch, batches):
+        """The sample ids of each batch; None if only its bytes show them, as those of images do."""
+        if self.source.kind == "images":
+            return [None] * batches
+        ids = shuffled(self.source.samples, self.seed, epoch).numpy()
+        return [ids[at * self.batch_size : (at + 1) * self.batch_size] for at in range(batches)]
+
+    def facts(self):
+        """More fields of the row in results.json."""
+        return {}
+
+    def verdict(self):
+        """One line that the loader itself says of the loop; "" if it says none."""
+        return ""
+
+    def may_stay_open(self):
+        """Whether the files' pages can be dropped meanwhile: not if they are mapped."""
+        return self.path != "mmap"
+
+    def close(self):
+        for name in set(vars(self)) - set(self.settings):
+            delattr(self, name)
+
+
+def worker_counts(on_gpu):
+    """One and two worker processes; to a GPU half as many as cores, and as many."""
+    cores = len(os.sched_getaffinity(0))
+    return sorted({max(1, cores // 2), cores}) if on_gpu else [1, 2]
+
+
+def workers_text(count):
+    return f"{count} worker{'s' * (count != 1)}"
+
+
+class ChoosesWorkers:
+    """Comes before a BatchPeer of case=train: it is measured with the number of workers that makes
+    the loop fastest.
+    """
+
+    workers = 0
+
+    @classmethod
+    def variants(cls, on_gpu):
+        return [cls]
+
+    @classmethod
+    def choices(cls, on_gpu):
+        return [cls.with_workers(count) for count in [0, *worker_counts(on_gpu)]]
+
+    @classmethod
+    def with_workers(cls, count):
+        name = f"{cls.name}, {workers_text(count)}"
+        return type(f"{cls.__name__}{count}", (cls,), {"workers": count, "name": name})
+
+    def facts(self):
+        return super().facts() | {"name": self.name, "workers": self.workers}
+
+
+def saving(loader, saver, key, devices=("cpu", "cuda")):
+    """The row of case=train of a loader whose loop also saves with `saver`, an AsyncPeer."""
+    name, setting = f"{loader.name} + {saver.name}", f"the same as {loader.key}, and {saver.setting}"
+    said = {"key": key, "name": name, "setting": setting, "saver": saver, "devices": devices}
+    said |= {"__module__": loader.__module__}
+    return type(f"{loader.__name__}And{saver.__name__}", (loader,), said)
+
+
+# ------------------------------------------------------------------------------------------------ load
+
+WHOLE = ""  # the name of a tensor that is the whole file's data
+
+
+class LoadPeer(Peer):
+    """Loads a data.checkpoints.Checkpoint.
+
+    Nothing is opened by making it. On the CPU it copies what a mapping would only promise, so that
+    every row has moved its bytes.
+    """
+
+    reads_torch_file = False
+
+    def __init__(self, source, device_name, engine=None):
+        self.source, self.device, self.engine = source, device_name, engine or {}
+
+    def load(self):
+        """{name: tensor on the device}, or {WHOLE: one tensor of all data bytes} if it knows no
+        safetensors.
+        """
+        raise NotImplementedError
+
+    def copied(self, tensors):
+        """Copies of tensors that lie in a mapping, on the CPU."""
+        return tensors if device.is_cuda(self.device) else {name: tensor.clone() for name, tensor in tensors.items()}
+
+    def buffer(self):
+        return torch.empty(self.source.bytes, dtype=torch.uint8, device=self.device)
+
+
+# ------------------------------------------------------------------------------------------------ checkpoint
+
+THREADS = min(8, len(os.sched_getaffinity(0)))  # of torch's DCP
+
+
+class CheckpointPeer(Peer):
+    """Saves a dict of tensors to a file or folder, and fills tensors from one.
+
+    Nothing is opened by making it.
+    """
+
+    kinds = ("save", "load")
+    caches = ("new", "replaced", "warm", "cold")  # without "replaced": it takes no path of an older checkpoint
+    saves = loads = ""  # formats; "" if it does not
+    way_out, way_in = "write", "read"  # `path` of saving and loading
+    is_stock = False  # It is the format's own library: it verifies what others save.
+    durable = False  # Its bytes are on storage when it returns; else the bench syncs them, timed.
+
+    def __init__(self, device_name, engine=None):
+        self.device, self.engine = device_name, engine or {}
+
+    def save(self, state, path):
+        raise NotImplementedError
+
+    def load(self, into, path):
+        raise NotImplementedError
+
+    def stated_bytes(self):
+        """Host memory that the library itself says it takes; None if it says nothing."""
+        return None
+
+
+class AsyncPeer(CheckpointPeer):
+    """Saves while the program goes on."""
+
+    kinds, caches = ("async",), ("staged",)
+    prunes = False  # removes older checkpoints itself
+
+    def __init__(self, device_name, engine=None):
+        super().__init__(device_name, engine)
+        self.opened = contextlib.ExitStack()
+
+    def close(self):
+        self.opened.close()
+
+    def open(self, folder, state_bytes):
+        raise NotImplementedError
+
+    def save(self, state, step):
+        """Returns when `state` may change: on a GPU, by later work of its current stream."""
+        raise NotImplementedError
+
+    def is_done(self):
+        """Whether `wait` would return at once."""
+        raise NotImplementedError
+
+    def wait(self):
+        """Waits for the last save; returns its path."""
+        raise NotImplementedError
+
+
+def flat_bytes(tensor):
+    return tensor.view(-1).view(torch.uint8)
+
+
+def fill(into, tensors):
+    for name, target in into.items():
+        target.copy_(tensors[name])
+
+
+class Borrowed(CheckpointPeer):
+    """A LoadPeer as a row of case=checkpoint: its tensors are copied on the device."""
+
+    library = None
+    loads, kinds, devices = "safetensors", ("load",), ("cuda",)
+
+    def load(self, into, path):
+        fill(into, self.library(types.SimpleNamespace(path=path), self.device).load())
+
+
+def borrowed(library):
+    """The row of case=checkpoint of a LoadPeer that knows safetensors."""
+    said = {name: getattr(library, name) for name in ("key", "name", "package")}
+    setting = f"{library.setting}; its tensors are then copied on the GPU"
+    said |= {"library": library, "way_in": library.path, "setting": setting, "__module__": library.__module__}
+    return type(library.__name__, (Borrowed,), said)
+
+
+# ------------------------------------------------------------------------------------------------ io
+
+
+class TransferPeer(Peer):
+    """Carries a data.transfers.Work between a file and a data.transfers.Memory."""
+
+    submit = "sync"  # `threads` threads with a transfer each; "batch": `batch_calls` calls; "async": futures
+    xfer = "cpu"  # or cpu_gpu (by way of host memory), gpu (straight), any: as the device asks
+    caches = ("cold", "warm", "direct")
+
+    def __init__(self, work, memory, device_name, engine):
+        self.work, self.memory, self.device, self.engine_settings = work, memory, device_name, engine or {}
+        self.path = ""
+
+    def shares(self):
+        """How many transfers each of the calls carries that are under way at a time."""
+        if self.submit == "sync":
+            return [1] * self.work.threads
+        calls = min(self.work.batch_calls, self.work.depth)
+        return [self.work.depth // calls + (at < self.work.depth % calls) for at in range(calls)]
+
+    def move(self, place, offsets):
+        """Carries one call's transfers, from or to the places from `place` on; returns when all are
+        complete.
+        """
+        raise NotImplementedError
+
+    def start(self, place, offset):
+        """The future of one transfer ("async" only)."""
+        raise NotImplementedError
+
+    def commit(self):
+        """Returns when what was written is on storage, under its name."""
+
+    def requests(self):
+        """How many requests storage got; None if that is not known."""
+        return None
+
+
+# ------------------------------------------------------------------------------------------------ latency, tensor
+
+
+class TensorPeer(Peer):
+    """Reads and writes one uint8 tensor; whatever it makes before is kept.
+
+    In state `replaced` a write makes a new file that then takes the old one's name, so a crash
+    leaves one of the two whole. In state `in_place` it writes over the bytes of a file.
+    """
+
+    kinds = ("read", "write")
+    caches = ("warm", "cold", "replaced", "in_place")
+    path = ""  # "" is by read and write
+    tried = False  # case=tensor: only trying shows whether it works here
+    direct = False  # needs a file system with O_DIRECT
+
+    def __init__(self, file, tensor_bytes, state, device_name, engine=None):
+        self.file, self.tensor_bytes, self.state, self.device = file, tensor_bytes, state, device_name
+        self.engine = engine or {}
+
+    @classmethod
+    def can(cls, work, state, tensor_bytes):
+        return work in cls.kinds and state in cls.caches
+
+    def read(self):
+        """The file's first `tensor_bytes` bytes on the device; it opens the file, as a program does
+        for one tensor.
+        """
+        raise NotImplementedError
+
+    def write(self, tensor):
+        """Returns when the bytes are on storage."""
+        raise NotImplementedError
+
+    def empty(self):
+        return torch.empty(self.tensor_bytes, dtype=torch.uint8, device=self.device)
+
+
+@contextlib.contextmanager
+def replaced(path):
+    """The name of a file to write and sync; it then takes the path's name, and the folder is
+    synced.
+    """
+    temporary = f"{path}.{os.getpid()}.tmp"
+    try:
+        yield temporary
+        os.rename(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+    sync(os.path.dirname(path))
+
+
+def sync(path):
+    """Syncs a file's bytes, or a folder's names."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+class UnsyncedTensorPeer(TensorPeer):
+    """A library that does not sync: its bytes are synced within the time."""
+
+    def write(self, tensor):
+        device.wait_for_stream(self.device)  # It has made what is to be written.
+        if self.state == "in_place":
+            self.store(tensor, self.file)
+            sync(self.file)
+            return
+        with replaced(self.file) as temporary:
+            self.store(tensor, temporary)
+            sync(temporary)
+
+    def store(self, tensor, path):
+        """Writes the file's first bytes; makes the file if there is none."""
+        raise NotImplementedError
+
+
+@functools.cache
+def engine_of(options, device_name, path):
+    """The engine that read_tensor uses, kept for its counts (and, with other options, for the next
+    run).
+    """
+    from gdsdata.io.calibration import calibrated
+    from gdsdata.io.engine import resolved, shared_engine
+
+    where = resolved(device_name)
+    return shared_engine(calibrated(options, path, where, measure=False), where)

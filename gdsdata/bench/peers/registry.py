@@ -1,0 +1,90 @@
+"""The rows of each case: every module of a library registers the classes that can serve it.
+
+A row of your own needs no registration: `case.rows=[gdsdata,package.module:Class]`. `protocols`
+says what a class of each case has.
+"""
+
+import collections
+import functools
+import importlib
+import importlib.util
+import re
+
+from gdsdata.bench.measure import device
+
+# In the order of a table's rows.
+LIBRARIES = (
+    "ceiling", "gdsdata.batches", "gdsdata.tensors", "gdsdata.checkpoints", "gdsdata.transfers", "by_hand.windows",
+    "by_hand.volumes", "by_hand.files", "dali", "torch_dataloader", "webdataset", "mosaic", "litdata", "ffcv", "spdl",
+    "torch_checkpoints", "safetensors", "torch_checkpointing", "torchsnapshot", "instanttensor", "fastsafetensors",
+    "kvikio", "torch_gds", "deepnvme",
+)  # fmt: skip
+REGISTERED = collections.defaultdict(list)  # classes by case
+
+
+def serves(*cases):
+    """Registers a class as a row of these cases."""
+
+    def register(peer):
+        for case in cases:
+            REGISTERED[case].append(peer)
+        return peer
+
+    return register
+
+
+@functools.cache
+def registered(case):
+    modules = [importlib.import_module(f"gdsdata.bench.peers.{name}").__name__ for name in LIBRARIES]
+    return sorted(REGISTERED[case], key=lambda peer: modules.index(peer.__module__))
+
+
+def rows(case, kind=None, cache=None, device_name="cpu"):
+    """The classes that serve this kind of work, in this state of the page cache, on this device;
+    None: any.
+    """
+    on_gpu = device.is_cuda(device_name)
+    fitting = [
+        peer
+        for peer in registered(case)
+        if ("cuda" if on_gpu else "cpu") in peer.devices
+        and (kind is None or not peer.kinds or kind in peer.kinds)
+        and (cache is None or not peer.caches or cache in peer.caches)
+    ]
+    return [variant for peer in fitting for variant in peer.variants(on_gpu)]
+
+
+def find(case, key, kind=None):
+    """The class of a row's key: a registered one, one with that number of workers, or
+    package.module:Class.
+
+    Raises:
+        ValueError: there is none; the message names those that there are.
+    """
+    if ":" in key:
+        module, _, attribute = key.partition(":")
+        return getattr(importlib.import_module(module), attribute)
+    known = {peer.key: peer for peer in registered(case) if kind is None or not peer.kinds or kind in peer.kinds}
+    shown = {peer.key: peer for name in ("cpu", "cuda") for peer in rows(case, kind, None, name)}
+    if key in known or key in shown:
+        return shown.get(key) or known[key]
+    counted = re.fullmatch(r"(\w+)_(\d+)", key)
+    if counted and hasattr(known.get(counted[1]), "with_workers"):
+        return known[counted[1]].with_workers(int(counted[2]))
+    raise ValueError(
+        f"case.rows: there is no row {key!r}; there are {', '.join(shown)}, and package.module:Class for yours"
+    )
+
+
+def missing(peer):
+    """Why the row cannot be measured here; "" if it can."""
+    if peer.package and not installed(peer.package):
+        return f"the package {peer.package} is not installed"
+    return peer.lacks()
+
+
+def installed(package):
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # the package above it
+        return False

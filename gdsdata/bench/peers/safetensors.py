@@ -1,0 +1,39 @@
+"""safetensors: rows of case=load and case=checkpoint."""
+
+from gdsdata.bench.peers.protocols import CheckpointPeer, LoadPeer
+from gdsdata.bench.peers.registry import serves
+
+
+@serves("load")
+class Load(LoadPeer):
+    key, name = "safetensors", "safetensors"
+    setting = "safetensors.torch.load_file(device=); on the CPU its tensors are copied out of the mapping"
+    package = "safetensors"
+    path = "mmap"
+
+    def load(self):
+        from safetensors.torch import load_file
+
+        return self.copied(load_file(self.source.path, device=self.device))
+
+
+@serves("checkpoint")
+class Checkpoint(CheckpointPeer):
+    key, name = "safetensors", "safetensors"
+    setting = "save_file; safe_open(device=), each tensor of which is copied (on the CPU, out of the mapped file)"
+    package = "safetensors"
+    saves = loads = "safetensors"
+    is_stock = True
+    way_in = "mmap"
+
+    def save(self, state, path):
+        from safetensors.torch import save_file
+
+        save_file(state, path)
+
+    def load(self, into, path):
+        from safetensors import safe_open
+
+        with safe_open(path, framework="pt", device=self.device) as file:
+            for name, target in into.items():
+                target.copy_(file.get_tensor(name))

@@ -1,0 +1,52 @@
+"""SPDL: rows of case=loader and case=train."""
+
+import os
+
+import numpy as np
+import torch
+
+from gdsdata.bench.measure import device
+from gdsdata.bench.peers.by_hand.volumes import VolumeReader
+from gdsdata.bench.peers.protocols import BatchPeer, shuffled
+from gdsdata.bench.peers.registry import serves
+
+AHEAD = 4  # batches
+
+
+@serves("loader")
+class Spdl(BatchPeer):
+    """Threads that read a batch each; to a GPU by way of pinned memory."""
+
+    key, name, package, path, kinds = "spdl", "SPDL", "spdl", "read", ("npy",)
+    setting = "SPDL's pipeline: as many threads as cores (8 at most), each reading files into a new batch, in order"
+
+    def open(self):
+        self.read = VolumeReader(self.source)
+        self.threads = min(8, len(os.sched_getaffinity(0)))
+
+    def batch(self, ids):
+        dtype = getattr(torch, np.dtype(self.source.dtype).name)
+        batch = torch.empty((len(ids), *self.source.shape), dtype=dtype, pin_memory=self.on_gpu)
+        for index, place in zip(ids.tolist(), batch.numpy(), strict=True):
+            self.read(index, place)
+        return batch
+
+    def epoch(self, epoch):
+        return map(self.deliver, self.in_host_memory(epoch))
+
+    def in_host_memory(self, epoch):
+        from spdl.pipeline import PipelineBuilder
+
+        order = shuffled(self.source.samples, self.seed, epoch).split(self.batch_size)
+        builder = PipelineBuilder().add_source(order).pipe(self.batch, concurrency=self.threads, output_order="input")
+        pipeline = builder.add_sink(AHEAD).build(num_threads=self.threads)
+        with pipeline.auto_stop():
+            yield from pipeline
+
+
+@serves("train")
+class SpdlVolumes(Spdl):
+    kinds = ("volumes",)
+
+    def epoch(self, epoch):
+        return device.copied_ahead(self.in_host_memory(epoch), self.device)

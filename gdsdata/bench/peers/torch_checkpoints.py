@@ -1,0 +1,152 @@
+"""torch.save, torch.load and torch's Distributed Checkpoint: rows of case=load, checkpoint and
+train.
+"""
+
+import os
+
+import torch
+
+from gdsdata.bench.measure import device
+from gdsdata.bench.peers.protocols import THREADS, AsyncPeer, CheckpointPeer, LoadPeer, fill
+from gdsdata.bench.peers.registry import serves
+
+
+@serves("load")
+class TorchLoad(LoadPeer):
+    key, name = "torch_load", "torch.load"
+    setting = "torch.load(map_location=) of a .pt file with the same tensors"
+    path = "read"
+    reads_torch_file = True
+
+    def load(self):
+        return torch.load(self.source.torch_file, map_location=self.device)
+
+
+@serves("load")
+class TorchLoadMapped(TorchLoad):
+    key, name = "torch_load_mmap", "torch.load, mmap"
+    setting = "the same with mmap=True; on the CPU its tensors are copied out of the mapping"
+    path = "mmap"
+
+    def load(self):
+        return self.copied(torch.load(self.source.torch_file, map_location=self.device, mmap=True))
+
+
+@serves("checkpoint")
+class TorchSave(CheckpointPeer):
+    key, name = "torch", "torch.save"
+    setting = "torch.save; torch.load(map_location=, weights_only=True), whose tensors are then copied"
+    saves = loads = "pt"
+    is_stock = True
+
+    def save(self, state, path):
+        torch.save(state, path)
+
+    def load(self, into, path):
+        fill(into, torch.load(path, map_location=self.device, weights_only=True))
+
+
+@serves("checkpoint")
+class TorchCheckpointMapped(CheckpointPeer):
+    key, name = "torch_mmap", "torch.load, mmap"
+    setting = "torch.load(mmap=True, weights_only=True), whose tensors are then copied out of the mapping"
+    loads, kinds = "pt", ("load",)
+    way_in = "mmap"
+
+    def load(self, into, path):
+        fill(into, torch.load(path, map_location="cpu", mmap=True, weights_only=True))
+
+
+@serves("checkpoint")
+class TorchDcp(CheckpointPeer):
+    key, name = "dcp", "torch DCP"
+    setting = (
+        f'dcp.save of {{"model": state}} with FileSystemWriter(thread_count={THREADS}, sync_files=True), and dcp.load '
+        "with FileSystemReader"
+    )
+    saves = loads = "dcp"
+    is_stock = True
+
+    def save(self, state, path):
+        import torch.distributed.checkpoint as dcp
+
+        writer = dcp.FileSystemWriter(path, thread_count=THREADS, sync_files=True)
+        dcp.save({"model": state}, storage_writer=writer, no_dist=True)
+
+    def load(self, into, path):
+        import torch.distributed.checkpoint as dcp
+
+        dcp.load({"model": into}, storage_reader=dcp.FileSystemReader(path), no_dist=True)
+
+
+@serves("checkpoint")
+class TorchAsync(AsyncPeer):
+    key, name = "dcp_async", "torch dcp.async_save"
+    setting = (
+        f"dcp.async_save in threads, FileSystemWriter(thread_count={THREADS}, sync_files=True); one DefaultStager for "
+        "all saves, whose memory is used again: for a GPU pinned, with non-blocking copies; done when it returns. "
+        "Where torch closes it (2.11): one FileSystemWriter(cache_staged_state_dict=True) for all saves"
+    )
+
+    def open(self, folder, state_bytes):
+        from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+        self.folder, on_gpu = folder, device.is_cuda(self.device)
+        options = StagingOptions(
+            use_pinned_memory=on_gpu, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=on_gpu
+        )
+        self.stager = DefaultStager(options)
+        self.opened.callback(self.stager.close)
+
+    def save(self, state, step):
+        import torch.distributed.checkpoint as dcp
+
+        self.saved = os.path.join(self.folder, f"step-{step}")
+        try:
+            if self.stager is not None:
+                writer = dcp.FileSystemWriter(self.saved, thread_count=THREADS, sync_files=True)
+                more = {"storage_writer": writer, "async_stager": self.stager}
+            else:
+                more = {"storage_writer": self.caching, "checkpoint_id": self.saved}
+            self.saving = dcp.async_save({"model": state}, no_dist=True, **more)
+        except KeyError:
+            if self.stager is None:
+                raise
+            # Torch 2.11 closes the stager after the first save. The writer then keeps the memory.
+            self.stager = None
+            self.caching = dcp.FileSystemWriter(
+                self.saved, thread_count=THREADS, sync_files=True, cache_staged_state_dict=True
+            )
+            self.save(state, step)
+
+    def is_done(self):
+        return self.saving.done()
+
+    def wait(self):
+        self.saving.result()
+        return self.saved
+
+
+class TorchSaveUnsynced(AsyncPeer):
+    key, name = "torch_save", "torch.save"
+    setting = "torch.save over the file of the save before, which is not synced"
+
+    def open(self, folder, state_bytes):
+        self.folder = folder
+
+    def save(self, state, step):
+        torch.save({"model": state}, os.path.join(self.folder, "checkpoint.pt"))
+
+    def wait(self):
+        return self.folder
+
+
+class DcpAsyncOneAtATime(TorchAsync):
+    """Waits for the save before it: torch wants one at a time."""
+
+    saving = None
+
+    def save(self, state, step):
+        if self.saving is not None:
+            self.wait()
+        super().save(state, step)

@@ -1,0 +1,185 @@
+"""torch's DataLoader: rows of case=loader and case=train."""
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, RandomSampler
+
+from gdsdata.bench.data import images
+from gdsdata.bench.measure import device
+from gdsdata.bench.peers.by_hand.volumes import VolumeReader
+from gdsdata.bench.peers.by_hand.windows import WindowGather
+from gdsdata.bench.peers.protocols import BatchPeer, ChoosesWorkers, saving, worker_counts, workers_text
+from gdsdata.bench.peers.registry import serves
+from gdsdata.bench.peers.torch_checkpoints import DcpAsyncOneAtATime, TorchSaveUnsynced
+
+
+class WindowDataset(Dataset):
+    """A memmap and a slice of it, as a user writes it."""
+
+    def __init__(self, source, as_int64):
+        self.as_int64 = as_int64
+        self.length, self.stride, self.samples = source.shape[0], source.stride, source.samples
+        self.files = [
+            np.memmap(path, dtype=source.dtype, mode="r", offset=header)
+            for path, header in zip(source.files, source.headers, strict=True)
+        ]
+        self.first_ids = np.concatenate([[0], np.cumsum(source.counts)])
+
+    def __len__(self):
+        return self.samples
+
+    def __getitem__(self, index):
+        file = 0 if len(self.files) == 1 else int(np.searchsorted(self.first_ids, index, side="right")) - 1
+        start = (index - int(self.first_ids[file])) * self.stride
+        piece = self.files[file][start : start + self.length]
+        return torch.from_numpy(piece.astype(np.int64) if self.as_int64 else np.array(piece))
+
+
+class BatchedWindowDataset(Dataset):
+    """Uses torch's batched fetch: one gather a batch."""
+
+    def __init__(self, source, as_int64):
+        self.gather = WindowGather(source, as_int64)
+        self.samples = source.samples
+
+    def __len__(self):
+        return self.samples
+
+    def __getitems__(self, ids):
+        return self.gather(torch.tensor(ids))
+
+
+class VolumeDataset(Dataset):
+    def __init__(self, source, as_int64=False):
+        self.files = source.files
+
+    def __len__(self):
+        return len(self.files)
+
+    def __getitem__(self, index):
+        return torch.from_numpy(np.load(self.files[index]))
+
+
+class BatchedVolumeDataset(VolumeDataset):
+    """Reads each file straight into its place in the batch."""
+
+    def __init__(self, source, as_int64=False):
+        super().__init__(source)
+        self.read = VolumeReader(source)
+
+    def __getitems__(self, indices):
+        batch = self.read.empty(len(indices))
+        for place, index in enumerate(indices):
+            self.read(index, batch[place])
+        return torch.from_numpy(batch)
+
+
+def as_it_is(batch):
+    return batch
+
+
+def end_workers(loader):
+    """Ends a DataLoader's persistent workers, which else end with its iterator."""
+    if getattr(loader, "_iterator", None) is not None:
+        loader._iterator._shutdown_workers()
+
+
+@serves("loader")
+class BatchedLoader(BatchPeer):
+    key, name = "dataloader_batched", "DataLoader, __getitems__"
+    setting = (
+        "torch DataLoader, 0 workers, with a batched fetch: index_select for tokens, reads into the batch for volumes"
+    )
+    path = "mmap"
+    workers, batched = 0, True
+
+    def make_dataset(self):
+        if self.source.kind == "npy":
+            self.path = "read"
+            return (BatchedVolumeDataset if self.batched else VolumeDataset)(self.source)
+        return (BatchedWindowDataset if self.batched else WindowDataset)(self.source, self.widens_here)
+
+    def open(self):
+        dataset = self.make_dataset()
+        self.generator = torch.Generator()
+        self.loader = DataLoader(
+            dataset,
+            batch_size=self.batch_size,
+            sampler=RandomSampler(dataset, generator=self.generator),
+            num_workers=self.workers,
+            persistent_workers=self.workers > 0,
+            collate_fn=as_it_is if self.batched else None,
+            pin_memory=self.on_gpu,
+        )
+
+    def may_stay_open(self):
+        return super().may_stay_open() and self.workers == 0  # The CPU time of workers is known when they end.
+
+    def epoch(self, epoch):
+        self.generator.manual_seed(self.seed + epoch)
+        return map(self.deliver, self.loader) if self.on_gpu else iter(self.loader)
+
+    def close(self):
+        end_workers(self.loader)
+        super().close()
+
+
+@serves("loader")
+class Loader(BatchedLoader):
+    """One sample at a time, as its data set is usually written."""
+
+    key, name = "dataloader", "DataLoader"
+    batched = False
+
+    @classmethod
+    def variants(cls, on_gpu):
+        return [cls.with_workers(count) for count in [0, *worker_counts(on_gpu)]]
+
+    @classmethod
+    def with_workers(cls, count):
+        setting = f"the same, num_workers={count}, persistent"
+        if not count:
+            setting = "torch DataLoader over a map-style dataset, in the calling process (on a GPU: pin_memory, copied)"
+        said = {"key": f"dataloader_{count}", "name": f"DataLoader, {workers_text(count)}", "setting": setting}
+        return type(f"Loader{count}", (cls,), said | {"workers": count})
+
+
+class Images(Dataset):
+    """Members of tars, read and decoded one by one, as a user writes it."""
+
+    def __init__(self, source):
+        self.places = images.places(source.files)
+
+    def __len__(self):
+        return len(self.places)
+
+    def __getitem__(self, index):
+        return images.read(self.places[index])
+
+
+@serves("train")
+class TrainingLoader(ChoosesWorkers, BatchedLoader):
+    """Copies to a GPU go ahead on a stream of their own.
+
+    Images are fetched one by one, other samples by batches.
+    """
+
+    key, name = "dataloader", "DataLoader"
+    setting = (
+        "torch DataLoader over a map-style dataset (persistent workers; to a GPU from pinned memory, copied a batch "
+        "ahead on a stream of its own), with the number of workers with which the loop was fastest, tried before"
+    )
+
+    def make_dataset(self):
+        if self.source.kind != "images":
+            return super().make_dataset()
+        self.path, self.batched = "read", False
+        return Images(self.source)
+
+    def epoch(self, epoch):
+        self.generator.manual_seed(self.seed + epoch)
+        return device.copied_ahead(self.loader, self.device)
+
+
+serves("train")(saving(TrainingLoader, TorchSaveUnsynced, "dataloader_torch_save"))
+serves("train")(saving(TrainingLoader, DcpAsyncOneAtATime, "dataloader_dcp"))

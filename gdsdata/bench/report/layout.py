@@ -1,0 +1,163 @@
+"""How a case's results are laid out: its tables, its notes and its picture.
+
+A case derives from `Layout`.
+"""
+
+import inspect
+from pathlib import Path
+
+from gdsdata.bench.harness.case import BROKEN_OFF
+from gdsdata.bench.harness.tables import is_ours
+from gdsdata.bench.report import picture
+from gdsdata.bench.report.columns import hundredths, three_digits, whole
+
+HERE = Path(__file__).parent
+
+
+class Layout:
+    """The tables, notes and picture of one case's results.
+
+    A case sets `columns` and `picture_title`, and writes `title` and notes.md beside its own file.
+    """
+
+    columns = ()
+    picture_title = "GB per second by row"
+    grouped_by = ("data", "dtype", "cache")  # the rows of one table have these in common
+
+    def __init__(self, results):
+        self.results, self.device = results, results.get("device", {"name": "cpu"})["name"]
+        self.settings = results.get("config", {}).get("case", {})
+
+    def columns_of(self, rows):
+        return self.columns
+
+    def title(self, rows):
+        raise NotImplementedError
+
+    def caption(self, rows):
+        """The table's limit."""
+        rate, name = rows[0]["limit"]["gb_per_s"], rows[0]["limit"]["name"]
+        return f"limit not known: {name}" if rate is None else f"limit: {name}, {rate:.2f} GB/s"
+
+    def groups(self):
+        """The rows of each table, in the order measured."""
+        found = {}
+        for row in self.results["rows"]:
+            found.setdefault(tuple(row[name] for name in self.grouped_by), []).append(row)
+        return list(found.values())
+
+    def tables(self):
+        """[(title, caption, rows)]"""
+        return [(self.title(rows), self.caption(rows), rows) for rows in self.groups()]
+
+    def answers(self):
+        """[(heading, what was found, [(caption, kind, text to copy)])], if it has an answer."""
+        return []
+
+    def limits(self):
+        """[(kind of data, table, limit's name, what was found)]"""
+        return [
+            (kind, table, name, limit)
+            for kind, found in self.results["limits"].items()
+            for table, ones in found.items()
+            for name, limit in ones.items()
+        ]
+
+    def notes(self):
+        """The paragraphs of the case's notes.md, which says what each figure means."""
+        file = self.template("notes.md")
+        said = {"settings": self.settings, "results": self.results, "on_gpu": self.device != "cpu", "layout": self}
+        return [" ".join(part.split()) for part in rendered(file, **said).split("\n\n") if part.strip()]
+
+    def template(self, name):
+        """A file beside the case's own."""
+        return Path(inspect.getfile(type(self))).with_name(name)
+
+    def plot(self, path):
+        """Draws a bar of GB/s for each row; nothing if all failed."""
+        tables = [table for table in self.tables() if any(row["gb_per_s"] for row in table[2])]
+        if not tables:
+            return
+        with picture.tables_of_bars(path, [(title, rows) for title, _, rows in tables]) as (_, axes):
+            for axis, (title, caption, rows) in zip(axes, tables, strict=True):
+                self.bars(axis, title, caption, rows)
+
+    def bars(self, axis, title, caption, rows):
+        rates = [row["gb_per_s"] or {"min": 0, "median": 0, "max": 0} for row in rows]
+        colours = [picture.OURS if is_ours(row["key"]) else picture.OTHERS for row in rows]
+        axis.barh(range(len(rows)), [rate["median"] for rate in rates], color=colours, height=0.72)
+        for place, (row, rate) in enumerate(zip(rows, rates, strict=True)):
+            axis.plot([rate["min"], rate["max"]], [place, place], color=picture.RANGE, linewidth=1)
+            picture.beside(axis, self.bar_text(row) if rate["median"] else "failed", rate["max"], place)
+        limit = rows[0]["limit"]["gb_per_s"] or 0
+        if limit:
+            axis.axvline(limit, color=picture.LIMIT, linestyle="--", linewidth=1.2, zorder=0)
+        axis.set_xlim(0, 1.22 * max(limit, *(rate["max"] for rate in rates)))
+        label = f"GB/s of the files' bytes (1e9)      dashed: {caption}"
+        picture.finish_bars(axis, title, list(map(shown_name, rows)), label)
+
+    def bar_text(self, row):
+        return f"{three_digits(row['gb_per_s']['median'])} GB/s"
+
+    def page_text(self, folder):
+        """report.md."""
+        return rendered(HERE / "report.jinja", layout=self, results=self.results, **HELPERS)
+
+
+def rendered(file, **said):
+    """A Jinja template with these names; `shared` has the sentences of report/shared.jinja."""
+    import jinja2
+
+    loader = jinja2.FileSystemLoader([file.parent, HERE])
+    environment = jinja2.Environment(
+        loader=loader, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    environment.filters["capital"] = capital
+    return environment.get_template(file.name).render(**said)
+
+
+def capital(text):
+    return f"{text[:1].upper()}{text[1:]}"
+
+
+def shown_name(row):
+    """The row's name, with what a reader has to know before its figures."""
+    cut = " (cut off)" if row.get("cut") and row["cache"] == "cold" else ""
+    failed = f" ({len(row['failed_rows'])} of its rows FAILED)" if row.get("failed_rows") else ""
+    return row["name"] + cut + (" (page cache)" if row.get("through_cache") else "") + failed
+
+
+def cells(row, columns):
+    if row["error"]:
+        return [row["name"], "FAILED", *["-"] * (len(columns) - 1)]
+    return [shown_name(row), *(column.cell(row) for column in columns)]
+
+
+def table_lines(rows, columns):
+    """A table in markdown; our rows are bold."""
+    lines = ["| | " + " | ".join(column.heading for column in columns) + " |"]
+    lines += ["|---|" + "|".join("---" if column.is_text else "---:" for column in columns) + "|"]
+    for row in rows:
+        text = [literal(cell).replace("|", "/") for cell in cells(row, columns)]
+        if is_ours(row["key"]):
+            text[0] = f"**{text[0]}**"
+        lines.append("| " + " | ".join(text) + " |")
+    return "\n".join(lines)
+
+
+def literal(text):
+    """A text whose underscores are no markdown."""
+    return text.replace("__", r"\_\_")
+
+
+def device_text(device):
+    if "model" not in device:
+        return device["name"]
+    memory = device["memory_bytes"] / 2**30
+    return f"{device['name']}, {device['model']}, {memory:.0f} GiB, driver {device['driver']}, CUDA {device['cuda']}"
+
+
+HELPERS = {
+    "BROKEN_OFF": BROKEN_OFF, "device_text": device_text, "hundredths": hundredths, "literal": literal,
+    "table_lines": table_lines, "whole": whole,
+}  # fmt: skip
