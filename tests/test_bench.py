@@ -493,6 +493,8 @@ def test_files_in_memory_have_no_cold_tables(tmp_path, monkeypatch):
     assert bench_run.main(chosen, tmp_path) == 0
     results = results_in(tmp_path)
     assert [row["cache"] for row in results["rows"]] == ["warm"]
+    said = [line.partition(":")[0] for line in (tmp_path / "report.md").read_text().splitlines() if line[:2] == "- "]
+    assert said[:6] == ["- Machine", "- Device", "- Versions", "- Data, safetensors", "- Bytes", "- Engine"]
     assert any("no cold tables" in note and "tmpfs" in note for note in results["notes"])
     chosen.case.cache = ["cold"]
     with pytest.raises(ValueError, match=r"case\.cache=\[cold\]: .* never cold"):

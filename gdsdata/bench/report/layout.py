@@ -12,6 +12,11 @@ from gdsdata.bench.report import picture
 from gdsdata.bench.report.columns import hundredths, three_digits, whole
 
 HERE = Path(__file__).parent
+VERIFIED = {
+    True: "all rows gave the bytes that plain reading gives",
+    False: "**NOT VERIFIED: see the rows marked FAILED**",
+    None: "not compared, for case.verify=false",
+}
 
 
 class Layout:
@@ -53,6 +58,16 @@ class Layout:
     def answers(self):
         """[(heading, what was found, [(caption, kind, text to copy)])], if it has an answer."""
         return []
+
+    def versions(self):
+        return ", ".join(f"{name} {version}" for name, version in self.results["versions"].items())
+
+    def engine(self):
+        options = self.results["config"]["engine"]
+        return ", ".join(f"{name}={value}" for name, value in options.items()) or "defaults"
+
+    def verified(self):
+        return VERIFIED[self.results["verified"]]
 
     def limits(self):
         """[(kind of data, table, limit's name, what was found)]"""
@@ -110,7 +125,11 @@ def rendered(file, **said):
 
     loader = jinja2.FileSystemLoader([file.parent, HERE])
     environment = jinja2.Environment(
-        loader=loader, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+        loader=loader,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
     )
     environment.filters["capital"] = capital
     return environment.get_template(file.name).render(**said)
