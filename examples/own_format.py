@@ -10,8 +10,8 @@ import sys
 import numpy as np
 
 from gdsdata import GDSDataset, formats
-from gdsdata.errors import CorruptData
 from gdsdata.formats.index import Index, Sample, first_samples, read_heads
+from gdsdata.formats.parsers.damage import damaged
 
 DTYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
@@ -21,12 +21,16 @@ class Idx:
         heads, size_bytes, mtime_ns = read_heads(paths, 4 + 4 * 255)
         samples, counts, bases = [], [], []
         for path, head, size in zip(paths, heads, size_bytes, strict=True):
+            if not is_idx(head, path):
+                raise damaged(path, 0, 4, "it does not begin as an IDX file")
             bases.append(4 + 4 * head[3])
             count, *shape = struct.unpack_from(f">{head[3]}I", head.ljust(bases[-1], b"\0"), 4)
             samples.append(Sample(np.dtype(DTYPES[head[2]]), tuple(shape)))
             counts.append(count)
-            if samples[-1] != samples[0] or bases[-1] + count * samples[0].bytes != size:
-                raise CorruptData(f"{path}: {size} bytes are not {count} samples like {paths[0]}'s", path, 0, bases[-1])
+            if samples[-1] != samples[0]:
+                raise ValueError(f"{path}: its samples are not like those of {paths[0]}: give them apart")
+            if bases[-1] + count * samples[0].bytes != size:
+                raise damaged(path, 0, bases[-1], f"{size} bytes are not {count} samples of {tuple(shape)}")
         strides = np.full(len(paths), samples[0].bytes, np.int64)
         return Index(paths, size_bytes, mtime_ns, first_samples(counts), np.array(bases), strides, samples[0])
 
