@@ -1,5 +1,4 @@
-"""`python -m gdsdata.bench.compare A B`: what changed from run A of a case to run B, and what may
-be chance.
+"""`python -m gdsdata.bench.compare A B`: the changes from run A of a case to run B beyond chance.
 
 A and B are results.json files, or the folders they are in. Rows are matched by data, dtype, cache
 and key, and compared by time: of the same bytes, and in case=latency the median of one call. Each
@@ -11,14 +10,14 @@ of case=all are compared case by case. A row is called slower or faster when all
 - each run's median lies outside the other's range;
 - the time has changed by 2 % or more.
 
-Where nothing changed, about one row in a hundred is so called, or fewer. Three repeats that scatter
+If nothing changed, about one row in a hundred is so called, or fewer. Three repeats that scatter
 by 3 % show a slowdown of 20 % four times in five, and five always: more repeats (case.repeats=)
 show smaller changes.
 
-Repeats of one run cannot show that the machine was another one throughout the other run. What was
-measured between them can: where the machine's own limit, or the median of the table's other rows
-that are not gdsdata's, changed half as much as a row or more, it is called slower (faster) with the
-machine, and no failure for --fail-if-slower.
+Repeats of one run cannot show that the machine was another one during the other run. Measurements
+between them can: the machine's own limit, and the median of the table's rows that are not
+gdsdata's. If one of these changed at least half as much as a row, the row is called slower (faster)
+with the machine. That is no failure for --fail-if-slower.
 """
 
 import argparse
@@ -88,8 +87,10 @@ def time_of(case, run):
 
 
 def judged(before, after):
-    """What two runs' repeats (positive, small is good) say: a verdict, and the change in percent
-    with its interval.
+    """Judges two runs' repeats (positive, small is good).
+
+    Returns:
+        A verdict, and the change in percent with its interval.
     """
     found = {"verdict": TOO_FEW, "change_percent": None, "low_percent": None, "high_percent": None}
     if not before or not after:
@@ -190,7 +191,7 @@ def differences(a, b):
 
 
 def compare(a, b):
-    """What `--json` prints. ValueError where the two are of different cases."""
+    """The object that `--json` prints. Raises ValueError if the two are of different cases."""
     if a["case"] != b["case"]:
         raise ValueError(f"A is of case={a['case']} and B of case={b['case']}: compare two runs of one case")
     old, new = ({row_name(row): row for row in results["rows"]} for results in (a, b))

@@ -1,5 +1,4 @@
-"""What can be set for a run: dataclasses that are the Hydra schema, and the text that `--help`
-prints from them.
+"""The settings of a run: dataclasses that are the Hydra schema, and the text of `--help`.
 
 A field's unit is in its name (`_bytes`, `_seconds`). Hydra refuses unknown names and values of a
 wrong type; `check` refuses values that have the right type and make no sense.
