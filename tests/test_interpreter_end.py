@@ -16,6 +16,7 @@ import pytest
 from helpers import REPOSITORY, random_bytes, write_records
 
 from gdsdata import Fields, GDSDataset, Reading
+from gdsdata.formats import Records
 from gdsdata.io import program_end
 
 # Its programs are read here, and run there.
@@ -82,6 +83,7 @@ def test_a_daemon_thread_whose_executor_has_shut_down_ends_in_silence(tmp_path, 
     refused, raised = threading.Event(), []
 
     def refuse(self, *_):
+        monkeypatch.setattr(program_end, "_is_ending", True)
         refused.set()
         raise RuntimeError("cannot schedule new futures after interpreter shutdown")
 
@@ -92,10 +94,33 @@ def test_a_daemon_thread_whose_executor_has_shut_down_ends_in_silence(tmp_path, 
     )
     next(batches)
     monkeypatch.setattr(ThreadPoolExecutor, "submit", refuse)
-    monkeypatch.setattr(program_end, "_is_ending", True)
     monkeypatch.setattr(threading, "excepthook", raised.append)
     loop = threading.Thread(target=list, args=(batches,), daemon=daemon)
     loop.start()
     loop.join()
     assert refused.is_set()
     assert [one.exc_type for one in raised] == [SystemExit if daemon else RuntimeError]  # SystemExit: in silence
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_daemon_thread_that_loops_is_led_out_of_its_loop_and_joined(tmp_path, monkeypatch, taken):
+    """Or Python would end it where it frees a tensor, and torch would abort the process."""
+    write_records(tmp_path / "0.bin", 64, 16)
+    dataset = GDSDataset(tmp_path / "0.bin", 4, Records("u1", (16,)), device="cpu")
+    is_over, is_there = threading.Event(), threading.Event()
+
+    def loop():
+        while not is_over.is_set():
+            for _ in dataset if taken else [None]:
+                is_there.set()
+            if not taken:
+                iter(dataset)
+
+    thread = threading.Thread(target=loop, daemon=True)
+    thread.start()
+    is_there.wait()
+    monkeypatch.setattr(program_end, "_is_ending", True)
+    program_end._end_all()
+    thread.join(5.0)
+    ended, _ = not thread.is_alive(), is_over.set()
+    assert ended

@@ -14,7 +14,7 @@ from gdsdata.data.ranks import Ranks
 from gdsdata.data.samples import Samples
 from gdsdata.errors import GdsdataError, StallError
 from gdsdata.io import engine
-from gdsdata.io.program_end import Ending, end_at_exit, is_ending_daemon
+from gdsdata.io.program_end import Ending, end_at_exit, leave_if_daemon
 from gdsdata.observe.times import Reporter, StepTimes, WorkerTimes, marked
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ class Iteration:
             transform: called on each batch.
             owner: of the iterator. It is kept until the interpreter has ended.
         """
+        leave_if_daemon()
         batches = self._read_ahead(epoch, numbers, handed_out, transform, owner)
         end_at_exit(batches, next(batches))
         return batches
@@ -108,6 +109,7 @@ class Iteration:
             yield ending
             times.asked()
             while done < total:
+                leave_if_daemon()
                 check_ranks()
                 if done:
                     plan()
@@ -128,15 +130,13 @@ class Iteration:
                 times.trained()
                 batch = None  # a batch that the consumer has dropped must not live on here
         except (GdsdataError, FileNotFoundError) as error:
-            if is_ending_daemon():
-                raise SystemExit from None
+            leave_if_daemon()
             if isinstance(error, StallError):
                 error.statistics = self.stats(epoch)
             self._samples.forget_index()  # the files are not as they were
             raise
         except RuntimeError:  # of an executor that the program's end has shut down
-            if is_ending_daemon():
-                raise SystemExit from None
+            leave_if_daemon()
             raise
         finally:
             ending()

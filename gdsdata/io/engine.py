@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from gdsdata.errors import BackendUnavailable
+from gdsdata.io import program_end  # noqa: F401 (registers its exit handler first, so that it is called last)
 from gdsdata.io.memory_budget import available_bytes, share_bytes
 from gdsdata.io.options import EngineOptions
 

@@ -1,8 +1,13 @@
-"""What a program leaves open when it ends: it is closed while Python still works, and quickly.
+"""Closes what a program leaves open when it ends, while Python still works, and quickly.
 
 The end has three steps. First, Python joins the threads of executors, which otherwise complete all
-that was submitted; `stop_at_exit` has them drop it. Then it calls exit handlers; `end_at_exit`
-closes iterators there. Last, it tears modules down; what is closed by then does nothing any more.
+that was submitted; `stop_at_exit` has them drop it. Then it calls exit handlers: the engine breaks
+off what waits for storage, and `end_at_exit` closes iterators. Last, it tears modules down; what is
+closed by then does nothing any more.
+
+Daemon threads are not joined by Python, which ends them where they next ask for the GIL. Torch asks
+for it while it frees tensors, and a thread that is ended there aborts the process. So a daemon
+thread that is inside an iterator is led out of it, and joined, before modules are torn down.
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ import concurrent.futures.thread  # noqa: F401 (its hook is called behind the on
 import contextlib
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Generator
 from typing import Any, Protocol
@@ -43,6 +49,9 @@ class Ending:
 _stoppable: weakref.WeakSet[Stoppable] = weakref.WeakSet()
 _endings: weakref.WeakKeyDictionary[Generator[Any, None, None], Ending] = weakref.WeakKeyDictionary()
 _is_ending = False
+_leaving: set[threading.Thread] = set()
+# For all daemon threads together. Their waits have been broken off, so they need milliseconds.
+_MOST_JOIN_S = 1.0
 
 
 def stop_at_exit(one: Stoppable) -> None:
@@ -57,9 +66,15 @@ def end_at_exit(iterator: Generator[Any, None, None], ending: Ending) -> None:
     _endings[iterator] = ending
 
 
-def is_ending_daemon() -> bool:
-    """Whether this is a daemon thread of a program that ends: it may go at any moment, and in silence."""
-    return _is_ending and threading.current_thread().daemon
+def leave_if_daemon() -> None:
+    """End this thread in silence, if it is a daemon thread of a program that ends.
+
+    Raises:
+        SystemExit: it is one.
+    """
+    if _is_ending and threading.current_thread().daemon:
+        _leaving.add(threading.current_thread())
+        raise SystemExit
 
 
 def _stop_all() -> None:
@@ -70,10 +85,15 @@ def _stop_all() -> None:
 
 
 def _end_all() -> None:
+    joined_until = time.monotonic() + _MOST_JOIN_S
     for iterator, ending in list(_endings.items()):
-        if not iterator.gi_running:  # type: ignore[attr-defined]  # a generator of a `def` has it
+        while iterator.gi_running and time.monotonic() < joined_until:  # type: ignore[attr-defined]  # of a `def`
+            time.sleep(0.001)
+        if not iterator.gi_running:  # type: ignore[attr-defined]
             with contextlib.suppress(Exception):  # nobody is left to be told
                 ending()
+    for thread in list(_leaving):
+        thread.join(max(0.0, joined_until - time.monotonic()))
 
 
 def _forget_all() -> None:
