@@ -4,6 +4,7 @@
 #include <sys/uio.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 
 #include "base/copy.h"
@@ -59,6 +60,22 @@ bool is_small_hole(File& file, Mapping& mapping, const Transfer& transfer) {
   });
 }
 
+// Making a mapping costs what copying some MiB does.
+bool long_mapping_pays(File& file, uint64_t length) {
+  return file.size_bytes() >= PageCache::kLongFileBytes ||
+         (file.size_bytes() >= PageCache::kMapFileBytes && file.was_read_before(length));
+}
+
+// Whether the file may have been truncated before the end of what was just copied from there.
+// Truncation makes zeros of all bytes from the new end on, up to the end of the page; later pages
+// are zeros that `MappingGuard` put there. So a last byte that is not zero yet, after the copy,
+// says that none of it was lost. The moment in which the kernel writes these zeros remains; a
+// read(2) of the page cache may see it too.
+bool ends_in_zero(const std::byte* copied, uint64_t length) {
+  std::atomic_thread_fence(std::memory_order_acquire);  // behind the copy
+  return *static_cast<const volatile std::byte*>(copied + length - 1) == std::byte{0};
+}
+
 // Page faults of this thread that read from storage.
 long count_major_faults() {
   rusage usage{};
@@ -86,8 +103,8 @@ std::optional<Error> PageCache::serve(std::span<const Transfer> transfers, std::
     if (transfer.length > file.size_bytes() || transfer.offset > file.size_bytes() - transfer.length)
       return truncated(file, transfer);
     const bool is_long = transfer.length > kShortBytes;
-    const bool pays = file.size_bytes() >= (is_long ? kLongFileBytes : kMapFileBytes) ||
-                      (is_long && file.size_bytes() >= kMapFileBytes && file.was_read_before(transfer.length));
+    const bool pays = is_long ? long_mapping_pays(file, transfer.length)
+                              : file.size_bytes() >= kMapFileBytes || file.count_short_read() > 0;
     Mapping* mapping = pays ? file.mapping() : nullptr;
     if (mapping == nullptr || is_long) {
       // Asked first, because RWF_NOWAIT on a page that is not there starts reading it into the page
@@ -112,6 +129,7 @@ std::optional<Error> PageCache::serve(std::span<const Transfer> transfers, std::
 
 std::optional<Error> PageCache::copy_mapped(Conversion conversion, bool past_caches, RouteBytes& bytes) {
   MappingGuard::install_handler();
+  unsure_.clear();
   const long major_faults = count_major_faults();
   for (size_t i = 0; i < copies_.size(); ++i) {
     if (i + tuning::kPrefetchedRecords < copies_.size()) {
@@ -127,19 +145,26 @@ std::optional<Error> PageCache::copy_mapped(Conversion conversion, bool past_cac
       convert(conversion, copy.transfer->memory, bytes_there, copy.transfer->length);
     }
     bytes[copy.route] += copy.transfer->length;
+    const bool lost = copy.mapping->lost_from() != Mapping::kNothingLost;
+    if (lost || ends_in_zero(bytes_there, copy.transfer->length)) unsure_.push_back(copy);
   }
-  // Once a file: is all that was copied still part of it? Beyond its end there were zeros.
-  const auto other_file = [&](const Copy& copy) { return copy.file != copies_.front().file; };
-  if (std::any_of(copies_.begin(), copies_.end(), other_file)) {
-    std::sort(copies_.begin(), copies_.end(), [](const Copy& a, const Copy& b) { return a.file < b.file; });
+  if (count_major_faults() > major_faults) {  // pages were evicted
+    for (const Copy& copy : copies_) copy.mapping->forget_residency();
   }
-  const bool evicted = count_major_faults() > major_faults;
-  for (auto copy = copies_.begin(); copy != copies_.end();) {
+  return first_truncated();
+}
+
+// Asks each file once: is all that was copied still part of it?
+std::optional<Error> PageCache::first_truncated() {
+  const auto other_file = [&](const Copy& copy) { return copy.file != unsure_.front().file; };
+  if (std::any_of(unsure_.begin(), unsure_.end(), other_file)) {
+    std::sort(unsure_.begin(), unsure_.end(), [](const Copy& a, const Copy& b) { return a.file < b.file; });
+  }
+  for (auto copy = unsure_.begin(); copy != unsure_.end();) {
     const Copy* farthest = &*copy;
-    for (; copy != copies_.end() && copy->file == farthest->file; ++copy) {
+    for (; copy != unsure_.end() && copy->file == farthest->file; ++copy) {
       if (copy->transfer->offset > farthest->transfer->offset) farthest = &*copy;
     }
-    if (evicted) farthest->mapping->forget_residency();
     const uint64_t end = farthest->transfer->offset + farthest->transfer->length;
     if (farthest->mapping->lost_from() < end || farthest->file->current_size_bytes() < end) {
       return truncated(*farthest->file, *farthest->transfer);

@@ -29,7 +29,7 @@ struct Caches {
   const pid_t process = ::getpid();
   std::mutex mutex;
   std::vector<FileCache*> members;  // guarded by mutex
-  std::atomic<ssize_t> files{0};    // open in all of them
+  std::atomic<ssize_t> descriptors{0};  // of all open files, in a cache or not
 
   // Closes one idle file, of any cache but `except`. Returns false if there is none.
   bool close_idle(const FileCache* except) {
@@ -91,10 +91,24 @@ int open_descriptor(const std::function<int()>& open, WhenTaken when_taken) {
   }
 }
 
-size_t most_cached_files() {
+size_t most_cached_descriptors() {
+  constexpr size_t kMost = tuning::kMostCachedDescriptors;
   rlimit limit{};
-  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return tuning::kMostCachedFiles;
-  return std::clamp<size_t>(limit.rlim_cur / 4, 1, tuning::kMostCachedFiles);
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return kMost;
+  return std::clamp<size_t>(limit.rlim_cur / 2, 1, kMost);
+}
+
+void DescriptorShare::add_one() {
+  Caches& all = caches();
+  if (counted_in_ == nullptr) counted_in_ = &all;
+  if (counted_in_ != &all) return;  // a file of the parent of this process
+  ++count_;
+  all.descriptors.fetch_add(1, std::memory_order_relaxed);
+}
+
+DescriptorShare::~DescriptorShare() {
+  Caches& all = caches();
+  if (counted_in_ == &all) all.descriptors.fetch_sub(count_, std::memory_order_relaxed);
 }
 
 void FileCache::join() {
@@ -113,18 +127,13 @@ void FileCache::leave() {
 
 bool FileCache::make_room() {
   Caches& all = caches();
-  const auto most = static_cast<ssize_t>(most_cached_files());
-  while (all.files.load(std::memory_order_relaxed) >= most) {
+  const auto most = static_cast<ssize_t>(most_cached_descriptors());
+  while (all.descriptors.load(std::memory_order_relaxed) >= most) {
     std::vector<std::shared_ptr<void>> idle;
     take_idle(1, idle);
     if (idle.empty() && !all.close_idle(this)) return false;
   }
   return true;
-}
-
-void FileCache::count(ssize_t opened) {
-  Caches& all = caches();
-  if (caches_ == &all) all.files.fetch_add(opened, std::memory_order_relaxed);
 }
 
 }  // namespace gdsdata

@@ -40,9 +40,23 @@ enum class WhenTaken { kWait, kGiveUp };
 // of all caches and calls it again, for up to half a minute. Returns its last answer.
 int open_descriptor(const std::function<int()>& open, WhenTaken when_taken = WhenTaken::kWait);
 
-// Files that caches keep open at most, all together: a quarter of the limit, because a file has two
-// descriptors (see File) and the program needs some too.
-size_t most_cached_files();
+// Descriptors that open files have at most while caches keep idle ones open: half of the limit,
+// because the program needs some too.
+size_t most_cached_descriptors();
+
+// The descriptors that one open file has, counted among those of all files of the process.
+class DescriptorShare {
+ public:
+  DescriptorShare() = default;
+  ~DescriptorShare();
+  DescriptorShare(const DescriptorShare&) = delete;
+  DescriptorShare& operator=(const DescriptorShare&) = delete;
+  void add_one();
+
+ private:
+  void* counted_in_ = nullptr;
+  ssize_t count_ = 0;
+};
 
 // Files that are kept open to be used again, and can be opened again. Derived classes call `join`
 // when they are whole and `leave` before they go. Thread-safe.
@@ -57,9 +71,9 @@ class FileCache {
   ~FileCache() = default;
   void join();
   void leave();
-  // Makes room for one more file, in this cache first; false if all files of all caches are in use.
+  // Makes room for one more descriptor, in this cache first. False if all files of all caches are
+  // in use.
   bool make_room();
-  void count(ssize_t opened);  // less than 0: closed
 
  private:
   void* caches_ = nullptr;  // those of the process that it joined in

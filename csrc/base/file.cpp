@@ -165,6 +165,7 @@ bool refuses_direct(int system_errno) { return system_errno == EINVAL || system_
 
 File::File(std::string path, std::string opened_as, int flags, Descriptor buffered)
     : path_(std::move(path)), opened_as_(std::move(opened_as)), flags_(flags), buffered_(std::move(buffered)) {
+  share_.add_one();
   struct stat status{};
   if (::fstat(buffered_.get(), &status) != 0) throw Failure(system_error("stat", path_, errno));
   if (!S_ISREG(status.st_mode) && !S_ISBLK(status.st_mode)) {
@@ -228,7 +229,10 @@ int File::open_direct() {
   };
   // Its caller has this file open, and perhaps others, so it does not wait.
   direct_ = Descriptor(open_descriptor(open, WhenTaken::kGiveUp));
-  if (direct_.get() >= 0) return direct_fd_ = direct_.get();
+  if (direct_.get() >= 0) {
+    share_.add_one();
+    return direct_fd_ = direct_.get();
+  }
   why_not_direct_ = system_error("open with O_DIRECT", path_, errno);
   if (is_out_of_descriptors(why_not_direct_.system_errno)) return -1;
   if (refuses_direct(why_not_direct_.system_errno)) {

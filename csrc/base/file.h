@@ -71,6 +71,9 @@ class File {
     return bytes_counted_.fetch_add(length, std::memory_order_relaxed) >= size_bytes_;
   }
 
+  // How many short reads were counted before this one.
+  uint32_t count_short_read() { return short_reads_.fetch_add(1, std::memory_order_relaxed); }
+
   // What a library made of this file's descriptors, by `make` at the first call. It ends before
   // they close, when nobody uses the file any more.
   std::shared_ptr<void> companion(const std::function<std::shared_ptr<void>()>& make);
@@ -91,6 +94,7 @@ class File {
   std::string path_, opened_as_;  // the name in messages, and the one that it has
   int flags_ = 0;
   Descriptor buffered_;
+  DescriptorShare share_;  // guarded by direct_mutex_
   std::atomic<int> direct_fd_{kNotOpened};  // -1: refused
   mutable std::mutex direct_mutex_;  // guards these two
   Descriptor direct_;
@@ -99,6 +103,7 @@ class File {
   uint64_t size_bytes_ = 0;
   uint64_t file_system_ = 0;  // st_dev
   std::atomic<uint64_t> bytes_counted_{0};
+  std::atomic<uint32_t> short_reads_{0};
   std::once_flag mapping_once_;
   std::unique_ptr<Mapping> mapping_;
   std::once_flag companion_once_;

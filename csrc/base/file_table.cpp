@@ -1,7 +1,6 @@
 #include "base/file_table.h"
 
 #include <algorithm>
-#include <iterator>
 #include <optional>
 #include <utility>
 
@@ -14,19 +13,14 @@ FileTable::FileTable(std::vector<std::string> paths, std::vector<FileIdentity> i
   if (!fits(identities_.size()) || !fits(given_.size())) {
     throw Failure({ErrorCode::kInvalidArgument, "a file table needs one identity and one file for each path, or none"});
   }
+  places_.resize(paths_.size(), kNone);
   join();
 }
 
 // Does not join the caches: this file may have lost its name, so it could not be opened again.
-FileTable::FileTable(std::shared_ptr<File> file) : paths_{file->path()} {
-  recency_.push_front(0);
-  opened_[0] = {std::move(file), recency_.begin()};
-}
+FileTable::FileTable(std::shared_ptr<File> file) : paths_{file->path()}, places_{kNone} { add(0, std::move(file)); }
 
-FileTable::~FileTable() {
-  leave();
-  count(-static_cast<ssize_t>(opened_.size()));
-}
+FileTable::~FileTable() { leave(); }
 
 std::shared_ptr<File> FileTable::get(uint32_t index, WhenTaken when_taken) {
   if (!given_.empty() && given_[index] != nullptr) return given_[index];
@@ -42,38 +36,72 @@ std::shared_ptr<File> FileTable::get(uint32_t index, WhenTaken when_taken) {
   {
     std::lock_guard lock(mutex_);
     if (auto found = find(index)) return found;  // another thread was faster: ours closes behind the lock
-    recency_.push_front(index);
-    opened_[index] = {file, recency_.begin()};
+    add(index, file);
   }
-  count(1);
   return file;
 }
 
 std::shared_ptr<File> FileTable::find(uint32_t index) {
-  const auto found = opened_.find(index);
-  if (found == opened_.end()) return nullptr;
-  recency_.splice(recency_.begin(), recency_, found->second.recency);
-  return found->second.file;
+  const uint32_t place = places_[index];
+  if (place == kNone) return nullptr;
+  if (place != newest_) {
+    unlink(place);
+    link_newest(place);
+  }
+  return opened_[place].file;
+}
+
+void FileTable::add(uint32_t index, std::shared_ptr<File> file) {
+  if (spare_.empty()) {
+    spare_.reserve(opened_.size() + 1);  // so that `remove` allocates nothing
+    opened_.emplace_back();
+    spare_.push_back(static_cast<uint32_t>(opened_.size() - 1));
+  }
+  const uint32_t place = spare_.back();
+  spare_.pop_back();
+  opened_[place].file = std::move(file);
+  opened_[place].index = index;
+  places_[index] = place;
+  link_newest(place);
+}
+
+std::shared_ptr<File> FileTable::remove(uint32_t place) {
+  unlink(place);
+  spare_.push_back(place);
+  places_[opened_[place].index] = kNone;
+  return std::move(opened_[place].file);
+}
+
+void FileTable::link_newest(uint32_t place) {
+  opened_[place].newer = kNone;
+  opened_[place].older = newest_;
+  (newest_ == kNone ? oldest_ : opened_[newest_].newer) = place;
+  newest_ = place;
+}
+
+void FileTable::unlink(uint32_t place) {
+  const auto [newer, older] = std::pair(opened_[place].newer, opened_[place].older);
+  (newer == kNone ? newest_ : opened_[newer].older) = older;
+  (older == kNone ? oldest_ : opened_[older].newer) = newer;
 }
 
 void FileTable::take_idle(size_t most, std::vector<std::shared_ptr<void>>& idle) {
-  const size_t before = idle.size();
-  {
-    std::lock_guard lock(mutex_);
-    for (auto at = recency_.end(); at != recency_.begin() && idle.size() - before < most;) {
-      const auto opened = opened_.find(*--at);
-      if (!is_idle(opened->second)) continue;
-      idle.push_back(std::move(opened->second.file));
-      opened_.erase(opened);
-      at = recency_.erase(at);
+  std::lock_guard lock(mutex_);
+  size_t taken = 0;
+  for (uint32_t place = oldest_; place != kNone && taken < most;) {
+    const uint32_t newer = opened_[place].newer;
+    if (is_idle(opened_[place])) {
+      idle.push_back(remove(place));
+      ++taken;
     }
+    place = newer;
   }
-  count(-static_cast<ssize_t>(idle.size() - before));
 }
 
 bool FileTable::has_used_files() {
   std::lock_guard lock(mutex_);
-  return std::any_of(opened_.begin(), opened_.end(), [](const auto& entry) { return !is_idle(entry.second); });
+  return std::any_of(opened_.begin(), opened_.end(),
+                     [](const Opened& opened) { return opened.file != nullptr && !is_idle(opened); });
 }
 
 }  // namespace gdsdata

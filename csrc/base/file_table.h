@@ -3,11 +3,9 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <list>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "base/descriptors.h"
@@ -16,8 +14,8 @@
 namespace gdsdata {
 
 // The files of one data set, opened when first read. They stay open while they are in use, and as
-// long as all tables together keep no more than most_cached_files(): so a data set may have more
-// files than a process may have descriptors. Thread-safe.
+// long as all files together have no more than most_cached_descriptors(): so a data set may have
+// more files than a process may have descriptors. Thread-safe.
 class FileTable final : private FileCache {
  public:
   // `opened`: for each path the file that its caller keeps open, or null. Empty: none.
@@ -36,13 +34,20 @@ class FileTable final : private FileCache {
   size_t size() const { return paths_.size(); }
 
  private:
+  static constexpr uint32_t kNone = UINT32_MAX;
   struct Opened {
-    std::shared_ptr<File> file;
-    std::list<uint32_t>::iterator recency;
+    std::shared_ptr<File> file;  // null: a spare place
+    uint32_t index = 0;
+    uint32_t newer = kNone, older = kNone;  // places: the next ones by recency
   };
   void take_idle(size_t most, std::vector<std::shared_ptr<void>>& idle) override;
   bool has_used_files() override;
-  std::shared_ptr<File> find(uint32_t index);  // with the lock
+  // With the lock.
+  std::shared_ptr<File> find(uint32_t index);
+  void add(uint32_t index, std::shared_ptr<File> file);
+  std::shared_ptr<File> remove(uint32_t place);
+  void link_newest(uint32_t place);
+  void unlink(uint32_t place);
   // A file outside of this table is in use: new users get their share of it here, under the lock.
   static bool is_idle(const Opened& opened) { return opened.file.use_count() == 1; }
 
@@ -52,8 +57,10 @@ class FileTable final : private FileCache {
   // Guards what follows; held over no system call. What precedes it is read by all without a lock,
   // so it lies in other cache lines.
   alignas(64) std::mutex mutex_;
-  std::list<uint32_t> recency_;  // most recent first
-  std::unordered_map<uint32_t, Opened> opened_;
+  std::vector<uint32_t> places_;  // of each path in `opened_`; kNone: it is not open
+  std::vector<Opened> opened_;
+  std::vector<uint32_t> spare_;  // places
+  uint32_t newest_ = kNone, oldest_ = kNone;
 };
 
 }  // namespace gdsdata

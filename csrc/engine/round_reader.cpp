@@ -4,9 +4,15 @@
 
 namespace gdsdata {
 
+namespace {
+
+constexpr size_t kDescriptorsOfFile = 2;  // with that for O_DIRECT
+
+}  // namespace
+
 RoundReader::RoundReader(const EngineOptions& options, SpanLog& spans)
     : asks_memory_(options.io.direct != DirectMode::kAlways),
-      most_files_(std::max<size_t>(1, most_cached_files() / (options.workers + 1))),
+      most_files_(std::max<size_t>(1, most_cached_descriptors() / kDescriptorsOfFile / (options.workers + 1))),
       spans_(spans) {}
 
 size_t RoundReader::open_files(ActiveSegment& active, std::span<const Transfer> parts, WhenTaken when_taken) {

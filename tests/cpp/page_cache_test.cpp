@@ -3,8 +3,18 @@
 
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <optional>
+#include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "testing.h"
 
@@ -57,6 +67,79 @@ TEST(PageCache, CountsThePageFaultsOfItsOwnCopiesWhicheverThreadServes) {
   }).join();
   if (!has_faulted) GTEST_SKIP() << "nothing leaves the page cache of " << other;
   EXPECT_TRUE(file->mapping()->region_known_resident(0)) << "faults of other work were taken for this one's";
+}
+
+// One file of 64 KiB that short transfers are served from.
+class SmallFile : public ::testing::Test {
+ protected:
+  static constexpr uint64_t kPage = 4096, kBytes = 16 * kPage;
+
+  void open(Bytes bytes) {
+    content = std::move(bytes);
+    path = folder.write("a", content);
+    file = File::open_for_reading(path);
+  }
+  std::optional<Error> serve(uint64_t offset, uint64_t length) {
+    memory.assign(length, std::byte{1});
+    const Transfer transfer{0, offset, length, memory.data()};
+    File* files[] = {file.get()};
+    std::vector<Transfer> left;
+    RouteBytes bytes;
+    auto error = cache.serve({&transfer, 1}, files, Conversion::kNone, false, left, bytes);
+    EXPECT_TRUE(error || left.empty());
+    return error;
+  }
+  bool served(uint64_t offset, uint64_t length) {
+    return !serve(offset, length) && std::memcmp(memory.data(), content.data() + offset, length) == 0;
+  }
+  bool is_mapped() const {
+    std::ifstream maps("/proc/self/maps");
+    const std::string all{std::istreambuf_iterator<char>(maps), {}};
+    return all.find(path) != std::string::npos;
+  }
+  void map() {
+    while (!is_mapped()) ASSERT_TRUE(served(0, 512));
+  }
+
+  const TemporaryFolder folder;
+  PageCache cache;
+  Bytes content, memory;
+  std::string path;
+  std::shared_ptr<File> file;
+};
+
+TEST_F(SmallFile, IsMappedAtItsSecondReadBecauseMappingCostsMoreThanOne) {
+  open(random_bytes(kBytes, 3));
+  EXPECT_TRUE(served(100, 2000));
+  EXPECT_FALSE(is_mapped());
+  EXPECT_TRUE(served(5000, 2000));
+  EXPECT_TRUE(is_mapped());
+  EXPECT_TRUE(served(kBytes - 2000, 2000));
+}
+
+TEST_F(SmallFile, TruncatedAnywhereWithinATransferIsAnErrorWhateverItsBytesAre) {
+  constexpr uint64_t kOffset = 3 * kPage - 100, kLength = 2 * kPage;
+  for (const std::byte value : {std::byte{0}, std::byte{7}}) {
+    for (const uint64_t end : {uint64_t{0}, kOffset + 1, 3 * kPage, 4 * kPage, 4 * kPage + 1, kOffset + kLength - 1}) {
+      open(Bytes(kBytes, value));
+      map();
+      ASSERT_TRUE(served(kOffset, kLength));
+      ASSERT_EQ(::truncate(path.c_str(), static_cast<off_t>(end)), 0);
+      const auto error = serve(kOffset, kLength);
+      ASSERT_TRUE(error) << "of " << static_cast<int>(value) << ", truncated at " << end;
+      EXPECT_EQ(error->code, ErrorCode::kCorrupt);
+      EXPECT_TRUE(served(0, std::min(end, kOffset)) || end == 0) << "what is left can be read";
+    }
+  }
+}
+
+TEST_F(SmallFile, ThatGrewAgainIsAnErrorWhereZerosWereReadBefore) {
+  open(Bytes(kBytes, std::byte{7}));
+  map();
+  ASSERT_EQ(::truncate(path.c_str(), kPage), 0);
+  ASSERT_TRUE(serve(kPage, kPage));
+  std::ofstream(path, std::ios::binary | std::ios::in).write(reinterpret_cast<const char*>(content.data()), kBytes);
+  EXPECT_TRUE(serve(kPage, 2 * kPage)) << "its first page is still the zeros of before";
 }
 
 }  // namespace
