@@ -39,7 +39,8 @@ class Sample:
     Attributes:
         dtype: as stored, with its byte order.
         shape: as stored; ``()`` is one element.
-        fortran_order: the first axis varies fastest in the file.
+        fortran_order: the first axis varies fastest in the file, and also in the batch, which is a
+            view with these strides.
         result_dtype: of the batch's tensor, if it is not the stored one.
         view_as: what the stored bits are, if numpy has no such dtype: bfloat16 in a ``dtype`` of
             uint16.
