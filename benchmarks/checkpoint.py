@@ -1,4 +1,5 @@
-"""Saving and loading checkpoints, asked and measured: `python benchmarks/checkpoint.py [--small] [--only NAME ...]`.
+"""Saving and loading checkpoints, asked and measured: `python benchmarks/checkpoint.py [--small]
+[--only NAME ...]`.
 
 Runs `python -m gdsdata.bench case=checkpoint` for a state of 8 GiB on a GPU and one of 2 GiB on the
 CPU, a kind of work at a time, and writes the table anew after each. Needs the package's `bench`
@@ -21,7 +22,9 @@ STALL, STEPS = "x bytes / link", "x a step without"  # at most so much
 
 
 def lines(gpu_bytes, cpu_bytes):
-    """(name, the bench's arguments, what is read off it), each of those (what, row, table, unit, asked)."""
+    """(name, the bench's arguments, what is read off it), each of those (what, row, table, unit,
+    asked).
+    """
 
     def of_ours(what, cache, unit, asked):
         return [(f"{what}, {name}", key, cache, unit, asked) for key, name in OURS.items()]

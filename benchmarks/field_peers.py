@@ -1,4 +1,5 @@
-"""The rows of benchmarks/fields.py: GDSDataset, loops by hand, and other projects' loaders, set as their guides say.
+"""The rows of benchmarks/fields.py: GDSDataset, loops by hand, and other projects' loaders, set as
+their guides say.
 
 A row is made once in a process of its own, and then asked for `batches()` again and again: an
 endless run of shuffled epochs, until it is closed. A batch is what a training loop could use and
@@ -277,7 +278,9 @@ class Lit(Row):
 
 
 class Spdl(Row):
-    """Threads that each read a whole batch of files: fewer turns of its event loop than with a file each."""
+    """Threads that each read a whole batch of files: fewer turns of its event loop than with a file
+    each.
+    """
 
     name, package = "SPDL over files, 2 threads", "spdl"
     threads = 2
@@ -296,7 +299,9 @@ class Spdl(Row):
 
 
 class Dali(Row):
-    """DALI's reader of tar shards, which mixes what it reads in order; batches are its own until the next one."""
+    """DALI's reader of tar shards, which mixes what it reads in order; batches are its own until
+    the next one.
+    """
 
     name, package = "DALI readers.webdataset, read", "nvidia-dali-cuda130"
     maps = False
@@ -324,7 +329,9 @@ class Dali(Row):
 
 
 class DaliMapped(Dali):
-    """Its samples are views of mapped files, so nothing is moved yet: no loader that reads can be faster."""
+    """Its samples are views of mapped files, so nothing is moved yet: no loader that reads can be
+    faster.
+    """
 
     name, maps = "DALI readers.webdataset, mapped (moves no bytes)", True
 
@@ -401,7 +408,9 @@ class MegatronIndexed(Row):
 
 
 def inner_windows(lengths, seq_len):
-    """int64 (n, 2): the document and the first token there of windows that do not leave their document."""
+    """int64 (n, 2): the document and the first token there of windows that do not leave their
+    document.
+    """
     places = [(i, at) for i, n in enumerate(lengths.tolist()) for at in range(0, n - seq_len, seq_len)]
     return np.array(places, np.int64)
 

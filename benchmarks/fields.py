@@ -1,4 +1,5 @@
-"""Shuffled samples with fields, and windows of tokens, out of the page cache: gdsdata beside what else reads them.
+"""Shuffled samples with fields, and windows of tokens, out of the page cache: gdsdata beside what
+else reads them.
 
     python benchmarks/fields.py [--only tar mds litdata files tokens index] [--folder F] [--rounds
     5]
@@ -72,7 +73,9 @@ def write_one_tar(path, contents, prefix):
 
 
 def packed_shard(samples, config=b""):
-    """As MosaicML's and LitData's: a table of offsets, what describes the columns, then each sample behind its size."""
+    """As MosaicML's and LitData's: a table of offsets, what describes the columns, then each sample
+    behind its size.
+    """
     samples = [struct.pack("<I", len(one)) + one for one in samples]
     begin = 4 + 4 * (len(samples) + 1) + len(config)
     offsets = np.cumsum([begin, *map(len, samples)]).astype("<u4")
@@ -109,7 +112,9 @@ def write_files(folder, samples):
 
 
 def documents(tokens):
-    """uint16 tokens, none of them 0, and the lengths of the documents, 500 to 5000 tokens, that they are."""
+    """uint16 tokens, none of them 0, and the lengths of the documents, 500 to 5000 tokens, that
+    they are.
+    """
     rng = np.random.default_rng(0)
     lengths = []
     while (left := tokens - sum(lengths)) > 0:
@@ -262,7 +267,9 @@ def tarfile_index_s(path):
 
 
 def measured_index(folder, samples, rounds):
-    """Prints how long a tar of all samples takes to index; in a process that has indexed nothing yet."""
+    """Prints how long a tar of all samples takes to index; in a process that has indexed nothing
+    yet.
+    """
     path = folder / f"index-{samples}.tar"
     if not path.exists():
         write_one_tar(path, payloads(samples), "")

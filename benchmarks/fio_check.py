@@ -1,4 +1,5 @@
-"""case=io beside fio: the same file, size, depth and direction, past the page cache, in turns; medians and their ratio.
+"""case=io beside fio: the same file, size, depth and direction, past the page cache, in turns;
+medians and their ratio.
 
     python benchmarks/fio_check.py [--folder F] [--rounds 7] [--seconds 1.5] [--io-depth 32] [--json
     FILE]
@@ -113,8 +114,8 @@ def run_ours(process, work):
 
 
 def requests_s(path):
-    """Seconds that all requests of the disk that holds ``path`` took, added up, since the system began (Linux's
-    Documentation/block/stat.rst); nan where it is on none.
+    """Seconds that all requests of the disk that holds ``path`` took, added up, since the system
+    began (Linux's Documentation/block/stat.rst); nan where it is on none.
     """
     device = os.stat(path).st_dev
     try:

@@ -1,4 +1,5 @@
-"""An FSDP2 model saved and loaded by DCP on gdsdata's engine, on any number of GPUs, beside torch's own storage.
+"""An FSDP2 model saved and loaded by DCP on gdsdata's engine, on any number of GPUs, beside torch's
+own storage.
 
     torchrun --nproc-per-node=2 benchmarks/fsdp.py save FOLDER
     python benchmarks/fsdp.py load FOLDER           # on one

@@ -1,4 +1,5 @@
-"""The GPU's figures in one run, beside the limit and the peers: `python benchmarks/gpu.py [--small] [--only NAME ...]`.
+"""The GPU's figures in one run, beside the limit and the peers: `python benchmarks/gpu.py [--small]
+[--only NAME ...]`.
 
 Runs `python -m gdsdata.bench` for each line of the table, with up to 8 GiB of data on the disk and
 in /dev/shm, and writes one table of what was asked for and what was measured beside their reports.
@@ -25,7 +26,9 @@ VOLUMES = ["data=npy", "data.shape=[128,64,64]", "case.batch_size=32", "case.epo
 
 
 def lines(size_bytes, in_memory):
-    """(name, the bench's arguments, what is read off it), each of those (what, row, cache, unit, asked, asked CPU)."""
+    """(name, the bench's arguments, what is read off it), each of those (what, row, cache, unit,
+    asked, asked CPU).
+    """
     load_rows = "case.rows=[gdsdata,kvikio,kvikio_posix,instanttensor_buffered,safetensors]"
     loader_rows = "case.rows=[gdsdata,gdsdata_pinned,dataloader_batched]"
     volume_rows = "case.rows=[gdsdata,gdsdata_pinned,dali_mmap,read_ring_8]"
@@ -66,7 +69,9 @@ def lines(size_bytes, in_memory):
 
 
 def run(folder, name, arguments, most_s=None):
-    """Its results; of one that fails, or is broken off after `most_s`, those of the tables it had done, or None."""
+    """Its results; of one that fails, or is broken off after `most_s`, those of the tables it had
+    done, or None.
+    """
     command = [sys.executable, "-m", "gdsdata.bench", *arguments, f"hydra.run.dir={folder / name}"]
     print("\n$ " + " ".join(command[1:]), flush=True)
     found = folder / name / "results.json"
@@ -115,7 +120,9 @@ def most_random_reads(results):
 
 
 def first_batches(results):
-    """Rows of the time to a data set's first batch of records, with the engine made and the context warm."""
+    """Rows of the time to a data set's first batch of records, with the engine made and the context
+    warm.
+    """
     import torch
 
     import gdsdata

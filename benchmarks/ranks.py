@@ -1,4 +1,5 @@
-"""Several GPUs, one process each, on shares of the same data: torchrun --nproc-per-node=2 benchmarks/ranks.py
+"""Several GPUs, one process each, on shares of the same data: torchrun --nproc-per-node=2
+benchmarks/ranks.py
 
 Every rank first reads its share alone, then all of them at once. Prints GB/s of each, and checks
 that the shares are disjoint, cover the data, and hold what was written. The data, records of 2 MiB,
@@ -28,7 +29,9 @@ def make(path, records):
 
 
 def epoch(dataset, base):
-    """(seconds, the indices of the records that came); the first batches are compared with what was written."""
+    """(seconds, the indices of the records that came); the first batches are compared with what was
+    written.
+    """
     indices = []
     torch.cuda.synchronize()
     started = time.perf_counter()

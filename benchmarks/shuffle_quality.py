@@ -1,4 +1,5 @@
-"""How well orders shuffle, beside the memory that they hold: python benchmarks/shuffle_quality.py [--out FOLDER]
+"""How well orders shuffle, beside the memory that they hold: python benchmarks/shuffle_quality.py
+[--out FOLDER]
 
 Data: 262144 samples, sorted by their class, in files of 64 (the best case for orders that open
 whole files) or 4096; a piece is 64 samples. Each order is given some samples of memory, and judged
@@ -47,7 +48,9 @@ def lanes(memory, file, epoch):
 
 
 def buffered(memory, file, epoch):
-    """WebDataset, tf.data: files in random order; each sample takes the place in a full buffer of one that leaves."""
+    """WebDataset, tf.data: files in random order; each sample takes the place in a full buffer of
+    one that leaves.
+    """
     rng = np.random.default_rng(epoch)
     stream, out = files_in_turn(rng, file), np.empty(SAMPLES, np.int64)
     buffer, places = stream[:memory].copy(), rng.integers(0, memory, SAMPLES)
@@ -64,7 +67,9 @@ def blocks(memory, file, epoch):
 
 
 def expanded(memory, file, epoch):
-    """MosaicML's py1e: files in random order, the samples of each then put anywhere in a stretch of so many."""
+    """MosaicML's py1e: files in random order, the samples of each then put anywhere in a stretch of
+    so many.
+    """
     rng = np.random.default_rng(epoch)
     half = max(memory, file) / 2
     centre = np.repeat(np.arange(SAMPLES // file) * file + file / 2, file)
@@ -73,7 +78,9 @@ def expanded(memory, file, epoch):
 
 
 def files_side_by_side(memory, file, epoch):
-    """LitData: so many readers as files fit into memory, each with files of its own in random order, each shuffled."""
+    """LitData: so many readers as files fit into memory, each with files of its own in random
+    order, each shuffled.
+    """
     rng = np.random.default_rng(epoch)
     readers = min(MOST_READERS, max(1, memory // file))
     streams = rng.permuted(files_in_turn(rng, file).reshape(-1, file), axis=1).reshape(readers, -1)
@@ -101,7 +108,9 @@ def pairs(batches):
 
 
 def chi_square(batches):
-    """Of the classes in a batch, a degree of freedom, on average; a uniform shuffle without replacement has 1."""
+    """Of the classes in a batch, a degree of freedom, on average; a uniform shuffle without
+    replacement has 1.
+    """
     classes = batches // (SAMPLES // CLASSES)
     counts = np.stack([np.bincount(row, minlength=CLASSES) for row in classes])
     expected = BATCH / CLASSES

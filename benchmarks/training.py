@@ -1,4 +1,5 @@
-"""What loaders leave of a training loop: a device that takes steps of a given length, one a batch, and how idle it is.
+"""What loaders leave of a training loop: a device that takes steps of a given length, one a batch,
+and how idle it is.
 
     python benchmarks/training.py [--device cuda] [--case arrays images] [--step-ms 5 2 0] [--only
     gdsdata ...]
@@ -279,7 +280,9 @@ def webdataset_row(work):
 
 
 def spdl_row(work):
-    """Threads that read a batch's files, and one that copies batches to the GPU on a stream of its own."""
+    """Threads that read a batch's files, and one that copies batches to the GPU on a stream of its
+    own.
+    """
     import spdl.io
     from spdl.pipeline import PipelineBuilder
 
@@ -320,7 +323,9 @@ ROWS = {  # by name: what pip installs, the cases, and what makes its endless ba
 
 
 class Step:
-    """Products of matrices that take ``ms`` when nothing else runs, behind a sum over a part of the batch."""
+    """Products of matrices that take ``ms`` when nothing else runs, behind a sum over a part of the
+    batch.
+    """
 
     def __init__(self, work, ms):
         width, dtype = (4096, torch.bfloat16) if work.on_gpu else (192, torch.float32)
@@ -349,7 +354,10 @@ class Step:
 
 
 def loop(work, step, batches, steps):
-    """(seconds a step of the whole loop, seconds of the step itself). The host runs two steps ahead at most."""
+    """(seconds a step of the whole loop, seconds of the step itself).
+
+    The host runs two steps ahead at most.
+    """
     marks = []
     devices.synchronize(work.device)
     started = time.perf_counter()

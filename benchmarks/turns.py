@@ -1,4 +1,6 @@
-"""Rows of a benchmark that take turns, each in a process of its own: their memory, threads and imports stay apart."""
+"""Rows of a benchmark that take turns, each in a process of its own: their memory, threads and
+imports stay apart.
+"""
 
 import contextlib
 import multiprocessing

@@ -1,4 +1,5 @@
-"""Load a tensor from a file and store it to one, on the CPU and on a GPU: gdsdata beside plain Python.
+"""Load a tensor from a file and store it to one, on the CPU and on a GPU: gdsdata beside plain
+Python.
 
     python examples/load_store_tensor.py                            # 256 MiB in the current folder, removed at the end
     python examples/load_store_tensor.py --folder /mnt/nvme --mb-size 1024 --loop 5
@@ -67,7 +68,9 @@ class Python:
 
 
 class Ours:
-    """gdsdata.read_tensor and write_tensor do the same in a line; an Engine also says which path served."""
+    """gdsdata.read_tensor and write_tensor do the same in a line; an Engine also says which path
+    served.
+    """
 
     name = "gdsdata"
 
@@ -82,7 +85,9 @@ class Ours:
         return self.engine.read(path, into=into).result()
 
     def paths(self):
-        """Of all loads and stores; engines are shared, and one of another device may have served too."""
+        """Of all loads and stores; engines are shared, and one of another device may have served
+        too.
+        """
         served = [name for engine in self.engine.stats().values() for name, count in engine["bytes"].items() if count]
         return ", ".join(dict.fromkeys(served))
 

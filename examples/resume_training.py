@@ -1,4 +1,5 @@
-"""Train with checkpoints in the background, kill -9 it at any moment, start it again: it goes on with the same losses.
+"""Train with checkpoints in the background, kill -9 it at any moment, start it again: it goes on
+with the same losses.
 
     python examples/resume_training.py                      # a few seconds on 2 cores
     python examples/resume_training.py --kill-in-save 40    # kill -9 while the checkpoint of step 40 is being written

@@ -1,4 +1,5 @@
-"""Train a small byte-level GPT on the Python standard library's sources, stop it anywhere, and resume it exactly.
+"""Train a small byte-level GPT on the Python standard library's sources, stop it anywhere, and
+resume it exactly.
 
     python examples/train_bytes.py                   # under a minute on 2 cores
     python examples/train_bytes.py --stop-at 120     # saves model, optimizer, RNG and the place in the data

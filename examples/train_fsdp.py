@@ -1,4 +1,5 @@
-"""Train a sharded model (FSDP2) on shared data, kill a rank, and go on with as many ranks as are left, batch for batch.
+"""Train a sharded model (FSDP2) on shared data, kill a rank, and go on with as many ranks as are
+left, batch for batch.
 
     torchrun --nproc-per-node=2 examples/train_fsdp.py                  # some seconds on 2 cores (gloo); on GPUs nccl
     torchrun --nproc-per-node=2 examples/train_fsdp.py --folder new --kill-at 30    # the last rank ends as by kill -9

@@ -1,4 +1,5 @@
-"""Train a small convolutional network on WebDataset shards of JPEGs, which a GPU decodes where there is one.
+"""Train a small convolutional network on WebDataset shards of JPEGs, which a GPU decodes where
+there is one.
 
     python examples/train_images.py                  # some seconds on 2 cores; makes its shards
     python examples/train_images.py --device cpu     # decoded by the processor's cores, ahead of the training

@@ -1,4 +1,5 @@
-"""Train a 3-D convolutional network on .npy volumes, by a DataLoader or by GDSDataset, and see what it waited for.
+"""Train a 3-D convolutional network on .npy volumes, by a DataLoader or by GDSDataset, and see what
+it waited for.
 
     python examples/train_volumes.py                        # a few seconds on 2 cores; makes its volumes
     python examples/train_volumes.py --loader dataloader    # the same training, as torch alone does it
@@ -42,7 +43,10 @@ if args.side < 4 or args.side % 4:
 
 
 def make_volumes(folder: Path) -> None:
-    """Balls of random place and size in noise. The folder is there and whole, or it is not there."""
+    """Balls of random place and size in noise.
+
+    The folder is there and whole, or it is not there.
+    """
     making = folder.with_name(f"{folder.name}.making-{os.getpid()}")
     making.mkdir(parents=True)
     rng, voxels = np.random.default_rng(0), np.indices([args.side] * 3)

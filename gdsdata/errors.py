@@ -31,7 +31,8 @@ class BackendUnavailable(GdsdataError, RuntimeError):
 
 
 class IoError(GdsdataError, OSError):
-    """The operating system refused or failed to move bytes ``[offset, offset + length)`` of ``path``.
+    """The operating system refused or failed to move bytes ``[offset, offset + length)`` of
+    ``path``.
 
     ``errno`` is the system's number for it. ``str()`` is the message alone, without the ``[Errno
     N]`` of ``OSError``.
@@ -78,7 +79,9 @@ class DeviceError(GdsdataError):
 
 
 class StallError(GdsdataError):
-    """Nothing that was waited for moved in the time allowed. A data set puts its ``stats()`` into ``statistics``.
+    """Nothing that was waited for moved in the time allowed.
+
+    A data set puts its ``stats()`` into ``statistics``.
 
     Memory that was being read into or written from may still be touched, when the storage answers.
     """
@@ -93,7 +96,9 @@ class EngineClosed(GdsdataError):
 
 
 class SaveAborted(GdsdataError):
-    """A checkpoint was not saved because of another rank: ``rank``, or -1 where it is not known which."""
+    """A checkpoint was not saved because of another rank: ``rank``, or -1 where it is not known
+    which.
+    """
 
     def __init__(self, message: str, rank: int = -1) -> None:
         super().__init__(message)

@@ -1,5 +1,6 @@
-"""Packages whose names are imported when they are first asked for (`gdsdata` itself does the same by its own means, so
-that importing it imports no module)."""
+"""Packages whose names are imported when they are first asked for (`gdsdata` itself does the same
+by its own means, so that importing it imports no module).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What every test gets: tests marked `gpu` need a CUDA device, and GDSDATA_REQUIRE_GPU=1 makes its lack a failure.
+"""What every test gets: tests marked `gpu` need a CUDA device, and GDSDATA_REQUIRE_GPU=1 makes its
+lack a failure.
 
 The guard against hangs is in pyproject.toml (timeout, faulthandler_timeout); a longer test is
 marked timeout(seconds).

@@ -1,5 +1,5 @@
-"""A "cuda:0" for data sets where there is no GPU: the engine over tests/cpp/fake_cuda, whose memory torch takes for the
-CPU's.
+"""A "cuda:0" for data sets where there is no GPU: the engine over tests/cpp/fake_cuda, whose memory
+torch takes for the CPU's.
 
 Only for a process of its own (`helpers.in_new_process`): the engine looks its driver up once.
 """
@@ -28,7 +28,9 @@ def build(folder: Path) -> Path:
 
 
 def install(library: Path) -> ctypes.CDLL:
-    """What the fake offers its tests (tests/cpp/fake_cuda.h); from here on the engine takes it for the driver."""
+    """What the fake offers its tests (tests/cpp/fake_cuda.h); from here on the engine takes it for
+    the driver.
+    """
     os.environ["GDSDATA_LIBCUDA"] = str(library)
     engine._initialise_cuda = lambda device: None
     engine.stream_of = lambda device: 0  # the device's own

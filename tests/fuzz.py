@@ -1,4 +1,5 @@
-"""Damaged files for every parser: each is read within its bounds, or refused with its path, soon and in little memory.
+"""Damaged files for every parser: each is read within its bounds, or refused with its path, soon
+and in little memory.
 
     python tests/fuzz.py all --seconds 600                 # or a target: python tests/fuzz.py --help names them
     python tests/fuzz.py tar --seconds 60 --seed 7 --corpus FOLDER --findings FOLDER
@@ -203,7 +204,9 @@ class Escaped(BaseException):
 
 
 class Guard:
-    """Refuses, while a parser runs, what no parser does: programs, imports, code, files outside the input's folder."""
+    """Refuses, while a parser runs, what no parser does: programs, imports, code, files outside the
+    input's folder.
+    """
 
     _FORBIDDEN = ("os.", "subprocess.", "socket.", "shutil.", "ctypes.", "import", "exec", "pty.", "webbrowser.")
     # By `memory_budget`, before row groups are decoded.
@@ -298,7 +301,9 @@ def read_input(folder: Path) -> Files:
 
 @dataclass
 class Report:
-    """What came of a target's inputs; ``findings``: what was wrong, and the folder of the input that shows it."""
+    """What came of a target's inputs; ``findings``: what was wrong, and the folder of the input
+    that shows it.
+    """
 
     target: str
     inputs: int = 0
@@ -400,7 +405,9 @@ _processes = multiprocessing.get_context("forkserver")  # of `helpers`: torch ha
 
 
 def watched(target: Target, seconds: float, seed: int, findings: Path, corpus: Path | None) -> Report:
-    """`fuzz` in a process of its own; one that crashes or hangs is a finding, and another one goes on."""
+    """`fuzz` in a process of its own; one that crashes or hangs is a finding, and another one goes
+    on.
+    """
     total = Report(target.name)
     work = Path(tempfile.mkdtemp(prefix="gdsdata-fuzz-", dir=_memory()))
     try:

@@ -1,4 +1,6 @@
-"""What `fuzz.py` reads: for every parser its seeds, how an input is read and checked, what a change must not spoil."""
+"""What `fuzz.py` reads: for every parser its seeds, how an input is read and checked, what a change
+must not spoil.
+"""
 
 import hashlib
 import json
@@ -561,7 +563,10 @@ def unusual_state() -> dict:
 
 
 def read_torch(path: Path) -> None:
-    """What is found in it; and, where all of it is plain, what loading makes of it. Else it is torch's to load."""
+    """What is found in it; and, where all of it is plain, what loading makes of it.
+
+    Else it is torch's to load.
+    """
     opened = archive.open_archive(OpenFile(str(path)))
     each([lambda: opened.storages])
     found = archive_reader.unpickle_structure(opened)
@@ -646,7 +651,9 @@ PICKLE = Target(
 
 
 def reading(name: str, *formats: Format) -> Callable[[Path], None]:
-    """`Target.read` by each of the formats, and then of every sample: of those too whose values others decode."""
+    """`Target.read` by each of the formats, and then of every sample: of those too whose values
+    others decode.
+    """
 
     def read_all(path: str, format: Format) -> None:
         engine.kept_engine(EngineOptions(), torch.device("cpu"))  # else each input would make one anew

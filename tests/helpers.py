@@ -129,7 +129,8 @@ _processes.set_forkserver_preload(["torch.utils.data", "gdsdata", "pytest"])
 
 
 def in_new_process(function: Callable, *arguments: Any, timeout_s: float = 60) -> Any:
-    """What ``function`` (of a module's top level) returns in a new process that has used gdsdata for nothing yet.
+    """What ``function`` (of a module's top level) returns in a new process that has used gdsdata
+    for nothing yet.
 
     Fails when it raises, dies of a signal, or takes longer than ``timeout_s``.
     """
@@ -161,7 +162,8 @@ def _answer(sender: multiprocessing.connection.Connection, function: Callable, a
 
 
 def start_script(script: str, *arguments: Any, environment: Mapping[str, str] | None = None) -> subprocess.Popen:
-    """A Python interpreter of its own, from its start to its end, that runs ``script`` with ``sys.argv[1:]``.
+    """A Python interpreter of its own, from its start to its end, that runs ``script`` with
+    ``sys.argv[1:]``.
 
     ``environment`` is added to that of this process.
     """
@@ -218,7 +220,8 @@ def torchrun(
 
 
 def exit_code_of_fork(child: Callable[[], Any], timeout_s: float = 10) -> int:
-    """Fork, and run ``child`` in the child only; its exit code: 0, 1 for an exception, -N for signal N.
+    """Fork, and run ``child`` in the child only; its exit code: 0, 1 for an exception, -N for
+    signal N.
 
     The child leaves without the interpreter's end: it has no business with the parent's. A hang
     fails.
@@ -289,7 +292,9 @@ GROUPS = {"sharding": gdsdata.Sharding, "fields": gdsdata.Fields, "reading": gds
 
 
 def grouped(arguments: dict) -> dict:
-    """Arguments of GDSDataset, with those that belong to a group in it: a test's parameters name them alone."""
+    """Arguments of GDSDataset, with those that belong to a group in it: a test's parameters name
+    them alone.
+    """
     by_group = {
         group: kind(**{name: arguments[name] for name in kind._fields if name in arguments})
         for group, kind in GROUPS.items()

@@ -1,4 +1,5 @@
-"""Programs that end in the middle of something, each run to its end by a fork of a process that has its imports.
+"""Programs that end in the middle of something, each run to its end by a fork of a process that has
+its imports.
 
     python interpreter_ends.py FOLDER SECONDS NAME...
 

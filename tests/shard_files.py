@@ -1,4 +1,6 @@
-"""What the tests of MDS and LitData share: shards written by hand, fields read back by their extents, and damage."""
+"""What the tests of MDS and LitData share: shards written by hand, fields read back by their
+extents, and damage.
+"""
 
 import json
 import os
@@ -25,7 +27,10 @@ def pack_shard(samples: Sequence[bytes], config: bytes = b"") -> bytes:
 
 
 def read_column(index: FieldIndex, name: str, samples: Sequence[int] | None = None) -> list[Any]:
-    """A field of some samples, as an engine would read it: by its extents, and nothing else. Arrays, or bytes."""
+    """A field of some samples, as an engine would read it: by its extents, and nothing else.
+
+    Arrays, or bytes.
+    """
     samples = np.arange(len(index)) if samples is None else np.asarray(samples)
     plan = index.plan(samples)
     shape = (-1, len(index.fields))
@@ -55,7 +60,9 @@ def same(got: Sequence[Any], expected: Sequence[Any]) -> bool:
 
 
 def assert_within_files(index: FieldIndex) -> None:
-    """Every extent lies in its file, in the order of the fields, and files are as large as the index says."""
+    """Every extent lies in its file, in the order of the fields, and files are as large as the
+    index says.
+    """
     plan, shape = index.plan(np.arange(len(index))), (-1, len(index.fields))
     files, begin, length = plan.source.reshape(shape)[:, 0], plan.offset.reshape(shape), plan.length.reshape(shape)
     size = np.array([os.path.getsize(path) for path in index.paths])
@@ -87,7 +94,9 @@ def set_at(way: Sequence[Any], value: Any) -> Callable[[Any], None]:
 
 
 def mutations(data: bytes, seed: int, count: int) -> Iterator[bytes]:
-    """``count`` damaged versions of ``data``: bytes changed, numbers made large, parts cut out, doubled or cut off."""
+    """``count`` damaged versions of ``data``: bytes changed, numbers made large, parts cut out,
+    doubled or cut off.
+    """
     chance = random.Random(seed)
     for _ in range(count):
         damaged = bytearray(data)
@@ -108,7 +117,8 @@ def mutations(data: bytes, seed: int, count: int) -> Iterator[bytes]:
 def outcomes_of_damage(
     file: Path, seed: int, size_at: Sequence[Any], read: Callable[[], FieldIndex], count: int = 300
 ) -> set[str]:
-    """What comes of reading `mutations` of ``file``: "read", its extents within their files, or the error's class.
+    """What comes of reading `mutations` of ``file``: "read", its extents within their files, or the
+    error's class.
 
     Args:
         file: a shard or index.json.

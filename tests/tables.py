@@ -12,7 +12,9 @@ pa = pytest.importorskip("pyarrow")
 
 
 def awkward(rows: int, seed: int = 0) -> pa.Table:
-    """Numbers, strings, lists and structs of them, with nulls, whose buffers do not begin at the first row."""
+    """Numbers, strings, lists and structs of them, with nulls, whose buffers do not begin at the
+    first row.
+    """
     rng, numbers = random.Random(seed), np.random.default_rng(seed)
     more = rows + 3
 

@@ -1,4 +1,6 @@
-"""What a data set refuses, in words: arguments of other types, uses that cannot work, what cannot be sent."""
+"""What a data set refuses, in words: arguments of other types, uses that cannot work, what cannot
+be sent.
+"""
 
 import functools
 import pickle

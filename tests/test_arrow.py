@@ -1,4 +1,6 @@
-"""Arrow files and streams: the rows are those that pyarrow reads, and nothing is believed that a file says wrongly."""
+"""Arrow files and streams: the rows are those that pyarrow reads, and nothing is believed that a
+file says wrongly.
+"""
 
 import random
 import subprocess
@@ -189,7 +191,9 @@ class TestDamage:
 
     @pytest.mark.parametrize("kind", WRITERS)
     def test_whatever_metadata_say_extents_lie_in_the_file(self, tmp_path, kind):
-        """There are no checksums: damage that still makes sense gives other rows, and never an extent outside."""
+        """There are no checksums: damage that still makes sense gives other rows, and never an
+        extent outside.
+        """
         path = tmp_path / "a.arrow"
         write(path, awkward(20), kind)
         sound, rng = path.read_bytes(), random.Random(kind)

@@ -1,4 +1,6 @@
-"""`AsyncCheckpointer`: what is saved in the background comes back, errors are told, and folders stay in order."""
+"""`AsyncCheckpointer`: what is saved in the background comes back, errors are told, and folders
+stay in order.
+"""
 
 import contextlib
 import ctypes

@@ -1,4 +1,6 @@
-"""`AsyncCheckpointer` on several ranks: they save and restore together, and an error of one is everyone's."""
+"""`AsyncCheckpointer` on several ranks: they save and restore together, and an error of one is
+everyone's.
+"""
 
 import os
 import signal

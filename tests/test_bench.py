@@ -687,7 +687,9 @@ def test_peers_gather_windows_of_several_files(tmp_path, peer, dtype):
 
 
 class Event:
-    """In place of a CUDA event: says whether a slot was handed out before the copy out of it was waited for."""
+    """In place of a CUDA event: says whether a slot was handed out before the copy out of it was
+    waited for.
+    """
 
     def __init__(self):
         self.outstanding = False

@@ -1,4 +1,6 @@
-"""case=all of the bench: every case gets its turn and its place on the page, whatever becomes of the others."""
+"""case=all of the bench: every case gets its turn and its place on the page, whatever becomes of
+the others.
+"""
 
 import base64
 import json

@@ -151,7 +151,9 @@ def written(folder, results):
 
 @pytest.fixture
 def two(tmp_path):
-    """Of three rows: one 20 % slower, one as it was, one in A or B only; C is another machine, at half the speed."""
+    """Of three rows: one 20 % slower, one as it was, one in A or B only; C is another machine, at
+    half the speed.
+    """
     steady = [1.0, 1.01, 0.99]
     a = made_results(made_row("gdsdata", steady), made_row("same", steady), made_row("gone", steady))
     slower, same = made_row("gdsdata", [1.2, 1.21, 1.19]), made_row("same", [1.005, 1.0, 0.99])

@@ -1,4 +1,6 @@
-"""Ctrl-C on the bench: one line at its end, nothing left behind, and a report of what was measured until then."""
+"""Ctrl-C on the bench: one line at its end, nothing left behind, and a report of what was measured
+until then.
+"""
 
 import json
 import os

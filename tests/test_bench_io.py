@@ -1,4 +1,6 @@
-"""case=io of the bench: rows of every type and direction, their bytes, what is refused, and what is left behind."""
+"""case=io of the bench: rows of every type and direction, their bytes, what is refused, and what is
+left behind.
+"""
 
 import os
 import re

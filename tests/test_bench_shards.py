@@ -1,4 +1,6 @@
-"""case=loader of the bench: volumes copied into other loaders' formats, and the loaders that read those."""
+"""case=loader of the bench: volumes copied into other loaders' formats, and the loaders that read
+those.
+"""
 
 import dataclasses
 import gc

@@ -1,4 +1,6 @@
-"""case=startup of the bench: its parts and its floor, bytes, failures, refusals; and what a start imports."""
+"""case=startup of the bench: its parts and its floor, bytes, failures, refusals; and what a start
+imports.
+"""
 
 import json
 import time

@@ -1,4 +1,6 @@
-"""case=tensor of the bench: bytes, the table laid out as DeepNVMe's, rows left out with a reason, what it leaves."""
+"""case=tensor of the bench: bytes, the table laid out as DeepNVMe's, rows left out with a reason,
+what it leaves.
+"""
 
 import json
 import os
@@ -55,7 +57,9 @@ def paths(row):
 
 
 def check_results(results, repeats, loop):
-    """What holds of every run: all verified and timed, the served bytes counted, ratios from the rows themselves."""
+    """What holds of every run: all verified and timed, the served bytes counted, ratios from the
+    rows themselves.
+    """
     assert results["verified"] is True
     tables = {}
     for row in results["rows"]:
@@ -214,7 +218,9 @@ class FakeHandle:
 
 @pytest.fixture
 def fake_deepspeed(monkeypatch):
-    """deepspeed.ops.op_builder with one operator that needs no building; the real one runs where it is installed."""
+    """deepspeed.ops.op_builder with one operator that needs no building; the real one runs where it
+    is installed.
+    """
     monkeypatch.setattr(FakeHandle, "made", [])
     monkeypatch.setattr(FakeHandle, "freed", 0)
     operator = types.SimpleNamespace(aio_handle=FakeHandle)

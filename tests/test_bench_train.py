@@ -1,4 +1,6 @@
-"""case=train of the bench: what is trained, who feeds it, what is found wrong, and what checkpoints cost."""
+"""case=train of the bench: what is trained, who feeds it, what is found wrong, and what checkpoints
+cost.
+"""
 
 import dataclasses
 import os
@@ -29,7 +31,9 @@ WORKS = ["text", "volumes", pytest.param("images", marks=with_images)]
 
 @pytest.fixture(autouse=True)
 def one_thread(monkeypatch):
-    """Where other tests run beside these, threads of a step would wait for each other, and not for what is tested."""
+    """Where other tests run beside these, threads of a step would wait for each other, and not for
+    what is tested.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

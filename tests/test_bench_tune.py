@@ -1,4 +1,6 @@
-"""case=tune of the bench: what the search finds, what it calls a gain, and that its answer can be used."""
+"""case=tune of the bench: what the search finds, what it calls a gain, and that its answer can be
+used.
+"""
 
 import random
 import re
@@ -24,7 +26,9 @@ SPACE = {"workers": [1, 2, 4, 8], "queue_depth": [16, 256], "direct": ["always",
 
 
 class Staged:
-    """A measurement whose rate depends on the options in a known way, with noise; each takes a second of its clock."""
+    """A measurement whose rate depends on the options in a known way, with noise; each takes a
+    second of its clock.
+    """
 
     def __init__(self, rate_of, scatter, seed):
         self.rate_of, self.scatter, self.random = rate_of, scatter, random.Random(seed)

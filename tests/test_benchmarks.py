@@ -1,4 +1,7 @@
-"""Scripts in benchmarks/, on little data. A row has figures only when all that it read was what had been written."""
+"""Scripts in benchmarks/, on little data.
+
+A row has figures only when all that it read was what had been written.
+"""
 
 import os
 import subprocess
@@ -17,7 +20,9 @@ pytestmark = [
 
 
 def rows_of(script, *arguments):
-    """The rows of all the tables that it printed: {first cell: the other cells}, of equal ones the last."""
+    """The rows of all the tables that it printed: {first cell: the other cells}, of equal ones the
+    last.
+    """
     paths = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
     ran = subprocess.run(
         [sys.executable, BENCHMARKS / script, "--rounds", "1", *map(str, arguments)],

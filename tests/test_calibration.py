@@ -1,4 +1,6 @@
-"""Calibration: one process of a node measures, none waits long, and only an undisturbed result is kept. No GPU."""
+"""Calibration: one process of a node measures, none waits long, and only an undisturbed result is
+kept. No GPU.
+"""
 
 import errno
 import fcntl

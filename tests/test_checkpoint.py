@@ -1,4 +1,6 @@
-"""Checkpoints: what torch.save and safetensors wrote comes back as they would give it, and only what is asked for."""
+"""Checkpoints: what torch.save and safetensors wrote comes back as they would give it, and only
+what is asked for.
+"""
 
 import collections
 import contextlib
@@ -370,7 +372,9 @@ def test_a_tensor_beyond_its_storage_is_refused_in_every_way_of_loading(tmp_path
 
 
 def test_a_pickle_cannot_change_what_stands_for_a_tensor(tmp_path):
-    """By BUILD, which gives an object its state: here the fields of a `Stored`, with another file in its record."""
+    """By BUILD, which gives an object its state: here the fields of a `Stored`, with another file
+    in its record.
+    """
 
     def text(value: str) -> bytes:
         return b"X" + len(value).to_bytes(4, "little") + value.encode()

@@ -1,4 +1,6 @@
-"""What users do wrong with checkpoints, and what files are that are none: errors with path, place and remedy."""
+"""What users do wrong with checkpoints, and what files are that are none: errors with path, place
+and remedy.
+"""
 
 import gzip
 import json

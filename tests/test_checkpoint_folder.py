@@ -1,4 +1,6 @@
-"""The folder of an `AsyncCheckpointer`: its lock without `flock`, and what a save costs beside many checkpoints."""
+"""The folder of an `AsyncCheckpointer`: its lock without `flock`, and what a save costs beside many
+checkpoints.
+"""
 
 import errno
 import fcntl

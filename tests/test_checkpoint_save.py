@@ -1,4 +1,6 @@
-"""Checkpoints that gdsdata wrote: torch and safetensors read them, and an old one stays until the new one is whole."""
+"""Checkpoints that gdsdata wrote: torch and safetensors read them, and an old one stays until the
+new one is whole.
+"""
 
 import collections
 import contextlib
@@ -164,7 +166,9 @@ gap_sizes = st.sampled_from([0, 0, 1, 64, 3000, PAGE_BYTES, 2 * PAGE_BYTES + 5, 
 def test_extents_and_what_lies_between_them_are_in_their_places(
     tmp_path_factory, device, layout, first, batch_bytes, said_before
 ):
-    """Whatever shares pages with whatever, and whether it comes before, between or after the extents."""
+    """Whatever shares pages with whatever, and whether it comes before, between or after the
+    extents.
+    """
     path = tmp_path_factory.getbasetemp() / "extents"
     extents, between, expected = [], [(0, b"\1" * first)], bytearray(b"\1" * first)
     for number, (gap, size) in enumerate(layout):
@@ -389,7 +393,9 @@ def test_a_disk_without_room_is_an_error_before_the_first_byte(small_disk, name)
 
 
 def _extra_memory(folder, name):
-    """Of a save and a load, beside a state of 256 MiB; past the page cache, whose pages would count as well."""
+    """Of a save and a load, beside a state of 256 MiB; past the page cache, whose pages would count
+    as well.
+    """
     options = EngineOptions(workers=2, bounce_bytes=4 * MIB, direct="always")
     state = {f"{i}": torch.ones(MIB) for i in range(64)}
     extra = []

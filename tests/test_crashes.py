@@ -1,4 +1,5 @@
-"""A save killed at any step of it, and at random moments, leaves the old checkpoint or the new one, bit for bit.
+"""A save killed at any step of it, and at random moments, leaves the old checkpoint or the new one,
+bit for bit.
 
 What runs here as a script forks children that save and are killed: they need no interpreter of
 their own each.

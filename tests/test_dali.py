@@ -1,4 +1,6 @@
-"""GDSDataset feeding DALI's pipelines: the same bytes, out of our own memory, for as long as DALI looks at them."""
+"""GDSDataset feeding DALI's pipelines: the same bytes, out of our own memory, for as long as DALI
+looks at them.
+"""
 
 import gc
 import weakref
@@ -15,7 +17,9 @@ from gdsdata.integrations import dali
 
 
 def pipeline(outputs, device_id=None, **arguments):
-    """A pipeline of DALI's whose outputs ``outputs(fn)`` makes; skips the test where DALI is not installed."""
+    """A pipeline of DALI's whose outputs ``outputs(fn)`` makes; skips the test where DALI is not
+    installed.
+    """
     nvidia = pytest.importorskip("nvidia.dali", reason="DALI is not installed (nvidia-dali-cuda130)")
     pipe = nvidia.Pipeline(batch_size=8, num_threads=2, device_id=device_id, **arguments)
     with pipe:
@@ -30,7 +34,9 @@ def decoder_of_dali(fn, contents, device):
 
 
 def epoch(pipe):
-    """The samples of each output, as arrays, until DALI says that the epoch is over; then ready for the next one."""
+    """The samples of each output, as arrays, until DALI says that the epoch is over; then ready for
+    the next one.
+    """
     samples = None
     with pytest.raises(StopIteration):
         while True:

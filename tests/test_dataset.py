@@ -1,4 +1,6 @@
-"""GDSDataset: the batches are what numpy reads, in the order that was asked for, on every path that bytes can take."""
+"""GDSDataset: the batches are what numpy reads, in the order that was asked for, on every path that
+bytes can take.
+"""
 
 import dataclasses
 import gc

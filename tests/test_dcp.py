@@ -1,4 +1,6 @@
-"""torch.distributed.checkpoint: what gdsdata writes, torch reads, and the other way round; whole or in parts."""
+"""torch.distributed.checkpoint: what gdsdata writes, torch reads, and the other way round; whole or
+in parts.
+"""
 
 import errno
 import io
@@ -228,7 +230,9 @@ def test_long_tensors_begin_on_a_page_of_their_file(tmp_path):
 
 @st.composite
 def boxes(draw):
-    """A stored shape, the order of its dimensions in the file, a part of it, and the memory it goes into."""
+    """A stored shape, the order of its dimensions in the file, a part of it, and the memory it goes
+    into.
+    """
     shape = draw(st.lists(st.integers(1, 9), max_size=3)) + [draw(st.sampled_from([1, 5, 3000]))]
     order = draw(st.permutations(range(len(shape))))
     offsets = [draw(st.integers(0, size)) for size in shape]
@@ -296,7 +300,9 @@ def test_of_a_part_only_its_rows_are_read(tmp_path):
 
 
 def both_plans(state, folder, **arguments):
-    """Of torch's planner and of ours, set up alike: items in an order that depends on them alone; or errors."""
+    """Of torch's planner and of ours, set up alike: items in an order that depends on them alone;
+    or errors.
+    """
     metadata = folder if isinstance(folder, dcp.Metadata) else FileSystemReader(folder).read_metadata()
     plans, set_up = [], []
     for kind in (dcp.DefaultLoadPlanner, GDSLoadPlanner):
@@ -442,7 +448,9 @@ def test_of_names_that_are_not_there_torchs_planner_decides(tmp_path):
 
 
 def on_ranks(count, function, folder, *arguments):
-    """What ``function(rank, folder, *arguments)`` returns on each rank of a gloo group of new processes."""
+    """What ``function(rank, folder, *arguments)`` returns on each rank of a gloo group of new
+    processes.
+    """
     shutil.rmtree(folder / "ranks", ignore_errors=True)
     (folder / "ranks").mkdir()
     with ThreadPoolExecutor(count) as pool:
@@ -462,7 +470,9 @@ def _as_rank(rank, count, function, folder, arguments):
 
 
 def _sharded(seed):
-    """A model of FSDP2 with a step of its optimizer behind it: the state, and all of it that was sharded as it was."""
+    """A model of FSDP2 with a step of its optimizer behind it: the state, and all of it that was
+    sharded as it was.
+    """
     torch.manual_seed(seed)
     model = torch.nn.Sequential(torch.nn.Linear(65, 33), torch.nn.ReLU(), torch.nn.Linear(33, 7))
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))

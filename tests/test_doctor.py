@@ -1,4 +1,6 @@
-"""The doctor on this machine: as a program, in time whatever hangs, and with transfers that are verified."""
+"""The doctor on this machine: as a program, in time whatever hangs, and with transfers that are
+verified.
+"""
 
 import concurrent.futures
 import json

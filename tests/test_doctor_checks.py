@@ -46,7 +46,9 @@ def copied(tmp_path, name):
 
 
 def amended(tmp_path, name, changes):
-    """A copy of a recorded host with other texts in some files (a dict is JSON), or without them (None)."""
+    """A copy of a recorded host with other texts in some files (a dict is JSON), or without them
+    (None).
+    """
     folder = copied(tmp_path, name)
     for path, text in changes.items():
         place = folder / path

@@ -1,4 +1,6 @@
-"""`gdsdata.Engine`: many reads and writes at once, each with a future; what needs no GPU (that is in test_gpu.py)."""
+"""`gdsdata.Engine`: many reads and writes at once, each with a future; what needs no GPU (that is
+in test_gpu.py).
+"""
 
 import concurrent.futures
 import contextlib
@@ -499,7 +501,10 @@ ssize_t preadv(int fd, const struct iovec *memory, int count, off_t offset) {
 
 
 def test_workers_that_can_do_one_request_at_a_time_take_one_segment_each(tmp_path):
-    """16 reads of 0.1 s by 8 workers: 0.2 s. One that took as many as io_uring's does would leave others without."""
+    """16 reads of 0.1 s by 8 workers: 0.2 s.
+
+    One that took as many as io_uring's does would leave others without.
+    """
     (tmp_path / "x").write_bytes(random_bytes(16 * MIB))
     require_direct(tmp_path / "x")
     (tmp_path / "slow.c").write_text(SLOW_READS)
@@ -522,7 +527,9 @@ with gdsdata.Engine(options) as engine:
 
 
 def test_a_call_does_not_wait_for_another_ones_storage(tmp_path):
-    """One worker: while it sleeps for the first one's bytes, those of later calls are asked for, too."""
+    """One worker: while it sleeps for the first one's bytes, those of later calls are asked for,
+    too.
+    """
     path = tmp_path / "x"
     path.write_bytes(bytes(4096))
     options = EngineOptions(workers=1, direct="always", faults="late=1,late_ms=20")
@@ -606,7 +613,9 @@ def test_reads_to_a_gpu_are_done_when_their_copies_are(tmp_path, fake_driver):
 
 
 def reads_of_callers_that_wait(driver: Path, path: Path) -> list[bool]:
-    """Of each read of four threads, and of one that waits while others close: whether its bytes were there."""
+    """Of each read of four threads, and of one that waits while others close: whether its bytes
+    were there.
+    """
     fake = fake_gpu.install(driver)
     shared = shared_engine(EngineOptions(workers=2), torch.device(fake_gpu.DEVICE))
     calls, content = ReadCalls(shared, 16, owner=shared_engine), path.read_bytes()

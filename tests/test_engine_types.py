@@ -28,7 +28,9 @@ def parameters_of_stub(function: ast.FunctionDef) -> list[str]:
 
 
 def parameters_of_signature(signature: str) -> list[str]:
-    """The same of a line that pybind11 writes, as in "call(self: Engine, path: str, depth: int = 0) -> None"."""
+    """The same of a line that pybind11 writes, as in "call(self: Engine, path: str, depth: int = 0)
+    -> None".
+    """
     inside, depth, parts = signature[signature.index("(") + 1 : signature.rindex(") ->")], 0, [""]
     inside = inside.replace("(anonymous namespace)", "")
     for sign in inside:
@@ -45,7 +47,9 @@ def parameters_of_signature(signature: str) -> list[str]:
 
 
 def described_by_stub(body: list[ast.stmt]) -> dict[str, object]:
-    """Functions with their parameters, by overload, properties as "property", classes with what is in them."""
+    """Functions with their parameters, by overload, properties as "property", classes with what is
+    in them.
+    """
     found: dict[str, object] = {}
     for item in body:
         name = getattr(item, "name", None) or getattr(getattr(item, "target", None), "id", "_")

@@ -1,4 +1,6 @@
-"""Where an epoch ends: after its last batch, however the loop takes its batches, so the next one has another order."""
+"""Where an epoch ends: after its last batch, however the loop takes its batches, so the next one
+has another order.
+"""
 
 import itertools
 import json
@@ -350,7 +352,9 @@ def test_workers_warn_once_of_an_epoch_broken_off(tmp_path, persistent):
 
 
 def test_workers_begin_the_same_epoch_if_only_one_of_them_had_ended_its_share(monkeypatch):
-    """A loop was broken off when worker 1 of 2 had handed out all of its share, and worker 0 had not."""
+    """A loop was broken off when worker 1 of 2 had handed out all of its share, and worker 0 had
+    not.
+    """
     progress, shares = Progress(), (7, 6)
 
     def epochs_begun(*taken: int) -> list[int]:
@@ -392,7 +396,9 @@ def test_a_stateful_loader_cut_behind_the_last_batch_goes_on_with_the_next_epoch
 
 
 def test_a_stateful_loader_with_workers_cut_behind_the_last_batch_ends_its_epoch_first(tmp_path):
-    """A worker's state cannot know whether the others have batches left: what it goes on with is an empty rest."""
+    """A worker's state cannot know whether the others have batches left: what it goes on with is an
+    empty rest.
+    """
     _, state = in_new_process(cut_stateful_loader, tmp_path, 2)
     first, second = in_new_process(two_epochs_from, tmp_path, 2, state)
     assert not first

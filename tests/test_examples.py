@@ -25,8 +25,10 @@ WINDOWS = 40 * 16  # an epoch of 40 batches
 
 
 def run(command, on_gpu=False, ends_with=0, **more):
-    """What a command printed, and what it said of errors. On the CPU, if not told otherwise, so that its losses are the
-    same wherever this runs. ``more`` goes into its environment.
+    """What a command printed, and what it said of errors.
+
+    On the CPU, if not told otherwise, so that its losses are the same wherever this runs. ``more``
+    goes into its environment.
     """
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     hidden = {} if on_gpu else {"CUDA_VISIBLE_DEVICES": ""}
@@ -177,7 +179,10 @@ OF_FSDP = ["--steps", 10, "--save-every", 5, "--global-batch", 8]
 
 
 def fsdp(ranks, folder, *arguments, ends_with=0, on_gpu=False, **how):
-    """What train_fsdp.py said, and {step: (its loss, what its bytes come to)}. One rank starts without torchrun."""
+    """What train_fsdp.py said, and {step: (its loss, what its bytes come to)}.
+
+    One rank starts without torchrun.
+    """
     command = [ROOT / "examples" / "train_fsdp.py", *OF_FSDP, "--folder", folder, *arguments]
     if ranks == 1:
         alone = {**ALONE, "MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
@@ -262,7 +267,9 @@ def test_analytics_groups_columns_on_a_gpu(tmp_path, monkeypatch):
 
 
 def check_analytics(output, device):
-    """Of 70,000 rows that the example made: that its answers are what numpy finds in the CSV that it wrote."""
+    """Of 70,000 rows that the example made: that its answers are what numpy finds in the CSV that
+    it wrote.
+    """
     written = Path(os.environ["XDG_CACHE_HOME"]) / "gdsdata" / "analytics_parquet-70000" / "trips.csv"
     zones, fares = np.loadtxt(written, delimiter=",", skiprows=1, usecols=(0, 1)).T
     sums = np.bincount(zones.astype(int), fares)

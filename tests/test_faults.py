@@ -1,4 +1,6 @@
-"""Trouble, made on purpose and real: right bytes, or the right exception at the batch it belongs to; never a signal."""
+"""Trouble, made on purpose and real: right bytes, or the right exception at the batch it belongs
+to; never a signal.
+"""
 
 import ctypes
 import errno
@@ -304,7 +306,9 @@ def test_what_a_truncation_left_is_still_delivered_though_others_find_the_end(tm
 
 
 def epochs_ended_by_a_truncation(folder: Path) -> int:
-    """How many of 20 epochs of a file that is truncated at an unforeseen moment ended in `CorruptData`."""
+    """How many of 20 epochs of a file that is truncated at an unforeseen moment ended in
+    `CorruptData`.
+    """
     path, corrupt = folder / "0.bin", 0
     data = random_bytes(4 * MIB)
     known = {data[i : i + 4096] for i in range(0, len(data), 4096)}
@@ -456,7 +460,9 @@ def test_direct_never_asks_for_no_o_direct_and_warns_of_nothing(refusing):
 
 
 def forbid_io_uring() -> None:
-    """As a container's seccomp profile does: io_uring_setup (425 on every machine) ends in EPERM, for good."""
+    """As a container's seccomp profile does: io_uring_setup (425 on every machine) ends in EPERM,
+    for good.
+    """
     load_number, if_equal, answer = 0x20, 0x15, 0x06  # BPF: load a word, jump if equal, return
     refused, allowed = 0x00050000 | errno.EPERM, 0x7FFF0000
     steps = [(load_number, 0, 0, 0), (if_equal, 0, 1, 425), (answer, 0, 0, refused), (answer, 0, 0, allowed)]
@@ -469,7 +475,9 @@ def forbid_io_uring() -> None:
 
 
 def epoch_without_io_uring(folder: Path, options: EngineOptions) -> tuple[list[np.ndarray], str, list[str]]:
-    """Its batches, the backend and what was warned of; or, where there are none, the error and its reasons."""
+    """Its batches, the backend and what was warned of; or, where there are none, the error and its
+    reasons.
+    """
     forbid_io_uring()
     dataset = read(folder, options)
     with warnings.catch_warnings(record=True) as caught:

@@ -1,4 +1,6 @@
-"""GDSDataset over samples with fields: what comes is what the files hold, in every form, on every path."""
+"""GDSDataset over samples with fields: what comes is what the files hold, in every form, on every
+path.
+"""
 
 import dataclasses
 import gc
@@ -32,7 +34,9 @@ FIELDS = (Field("image"), Field("label", np.dtype("<i8"), ()), Field("points", n
 
 
 class Lines:
-    """A format for tests: samples one behind the other, each with its fields; `lengths` says what the files cannot."""
+    """A format for tests: samples one behind the other, each with its fields; `lengths` says what
+    the files cannot.
+    """
 
     def __init__(self, lengths):
         self.lengths = lengths  # of each file: (n, 3)

@@ -1,4 +1,6 @@
-"""What every format says of files that cannot be opened, or hold nothing that it reads: path, cause and remedy."""
+"""What every format says of files that cannot be opened, or hold nothing that it reads: path, cause
+and remedy.
+"""
 
 import re
 

@@ -1,4 +1,6 @@
-"""Damaged files into every parser for a moment, and the program that does it for hours: it finds what is wrong."""
+"""Damaged files into every parser for a moment, and the program that does it for hours: it finds
+what is wrong.
+"""
 
 import signal
 import subprocess

@@ -336,8 +336,11 @@ def test_the_collector_waits_while_a_state_is_pickled(tmp_path, save_it):
 
 @pytest.fixture
 def seen_in_waits(monkeypatch):
-    """Whether the collector was on in each call that waits for storage. A save's threads begin theirs while the saving
-    one still has others to prepare: it comes on when that one waits, too."""
+    """Whether the collector was on in each call that waits for storage.
+
+    A save's threads begin theirs while the saving one still has others to prepare: it comes on when
+    that one waits, too.
+    """
     from gdsdata.checkpoint import tensor_reader
     from gdsdata.io import engine
 
@@ -451,7 +454,9 @@ def test_a_reader_and_a_writer_that_have_done_their_work_are_pickled(tmp_path):
 
 
 def test_the_collector_is_on_while_storage_is_waited_for(tmp_path, seen_in_waits):
-    """Training goes on meanwhile where another thread saves, and its garbage may hold memory of a GPU."""
+    """Training goes on meanwhile where another thread saves, and its garbage may hold memory of a
+    GPU.
+    """
     for path in (tmp_path / "a.pt", tmp_path / "a.safetensors"):
         gdsdata.save(STATE, path)
         assert seen_in_waits and all(seen_in_waits)

@@ -1,4 +1,5 @@
-"""On a GPU: batches are right whatever their user's streams do, memory is the user's, and errors are told in words.
+"""On a GPU: batches are right whatever their user's streams do, memory is the user's, and errors
+are told in words.
 
 What batches hold, on every way that bytes can take there, is in test_dataset.py.
 """

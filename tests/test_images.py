@@ -1,4 +1,6 @@
-"""Encoded images: what they are decoded to, by which library, on which device, and what is said of damaged ones."""
+"""Encoded images: what they are decoded to, by which library, on which device, and what is said of
+damaged ones.
+"""
 
 import contextlib
 import gc
@@ -343,7 +345,9 @@ def test_what_the_gpu_refuses_is_decoded_on_the_cpu_with_a_warning(monkeypatch, 
 
 
 class Photos:
-    """A format for tests: in one file, of each sample an image, a number and bytes, one behind the other."""
+    """A format for tests: in one file, of each sample an image, a number and bytes, one behind the
+    other.
+    """
 
     FIELDS = (Field("jpg"), Field("number", np.dtype("<i8"), ()), Field("more"))
 
@@ -437,7 +441,9 @@ def test_images_of_several_sizes_are_a_list_on_a_gpu(tmp_path):
 
 @pytest.mark.gpu
 def test_a_busy_stream_finds_each_image_as_it_came(tmp_path):
-    """Memory that the decoders' streams write again while the consumer's kernels still read it would show here."""
+    """Memory that the decoders' streams write again while the consumer's kernels still read it
+    would show here.
+    """
     contents = [encoded(photo(200, 300, seed=i)) for i in range(96)]
     expected = [batch["jpg"].cpu() for batch in photos_on("cuda", tmp_path, contents, "image")]
     found = []

@@ -1,4 +1,6 @@
-"""The lane shuffle: every sample once, every piece read once by one rank, samples of a piece far apart."""
+"""The lane shuffle: every sample once, every piece read once by one rank, samples of a piece far
+apart.
+"""
 
 import math
 from collections import Counter
@@ -33,7 +35,10 @@ def epoch_of(permutation: LanePermutation, samples: int) -> np.ndarray:
 
 
 def piece_of(permutation: LanePermutation, shape: Lanes, samples: int) -> np.ndarray:
-    """The run that `reads` has each id in; -1 for the few that no lane has. Fails if a sample is in two."""
+    """The run that `reads` has each id in; -1 for the few that no lane has.
+
+    Fails if a sample is in two.
+    """
     owner = np.full(samples, -1)
     for window in range(permutation.windows):
         for number, (first, count) in enumerate(zip(*permutation.reads(range(shape.lanes), window), strict=True)):

@@ -1,4 +1,6 @@
-"""A save next to what other saves of its name have left, or are still writing, ends in one whole file of one state."""
+"""A save next to what other saves of its name have left, or are still writing, ends in one whole
+file of one state.
+"""
 
 import contextlib
 import os
@@ -127,7 +129,9 @@ def test_the_leftover_of_a_killed_save_goes_with_the_next_save_of_that_name(tmp_
 @pytest.mark.parametrize("kernel", ["00000000", "deadbeef"])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_leftover_whose_lock_tells_nothing_goes_when_it_is_old(tmp_path, name, kernel):
-    """The kernel of another host, whose locks need not reach this one; and of a file system without locks."""
+    """The kernel of another host, whose locks need not reach this one; and of a file system without
+    locks.
+    """
     patience_s = HOUR_S if kernel == "deadbeef" else 24 * HOUR_S
     young, old = (tmp_path / f"{name}.{digit * 16}-{kernel}.tmp" for digit in "ab")
     for path, age_s in ((young, patience_s - 60), (old, patience_s + 60)):
@@ -254,7 +258,9 @@ assert not temporaries(path.parent)
 
 
 def count_of(name: str, value: float) -> int:
-    """Of the elements that the container of this value saves: write_tensor writes over a longer file in place."""
+    """Of the elements that the container of this value saves: write_tensor writes over a longer
+    file in place.
+    """
     return 400_000 if name == "x.bin" else int(400_000 * value)
 
 

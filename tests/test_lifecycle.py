@@ -48,7 +48,9 @@ def records(tmp_path) -> np.ndarray:
 
 @pytest.fixture
 def storage(tmp_path, records) -> None:
-    """Every read reaches storage, and with it its faults: by O_DIRECT, for the file is in the page cache."""
+    """Every read reaches storage, and with it its faults: by O_DIRECT, for the file is in the page
+    cache.
+    """
     require_direct(tmp_path / "0.bin")
 
 
@@ -116,7 +118,9 @@ def run_into_a_failing_disk(folder: Path, options: EngineOptions) -> None:
 
 
 def left_by(action: Callable, folder: Path, backend: str, times: int) -> dict[str, int]:
-    """How many threads, descriptors and anonymous bytes more there are after an action was repeated."""
+    """How many threads, descriptors and anonymous bytes more there are after an action was
+    repeated.
+    """
     options = EngineOptions(backend=backend, workers=2)
     torch.ones(10).add_(1)
     threads_before, descriptors_before = threads(), descriptors()
@@ -366,7 +370,9 @@ time.sleep(0.2)
 
 
 def test_a_thread_that_tells_futures_ends_before_the_interpreter_does(tmp_path):
-    """Else torch, which lets the GIL go for what is called here and when a tensor is freed, has it end the process."""
+    """Else torch, which lets the GIL go for what is called here and when a tensor is freed, has it
+    end the process.
+    """
     (tmp_path / "a").write_bytes(bytes(1000))
     program = """
 import sys, time, torch, gdsdata
@@ -471,7 +477,9 @@ def fork_while_iterating(folder: Path, expected: np.ndarray) -> list[int]:
 
 
 def fork_and_drop(folder: Path, expected: np.ndarray) -> list[int]:
-    """The child lets go of the parent's iterator and batches, which must not disturb the parent's reads."""
+    """The child lets go of the parent's iterator and batches, which must not disturb the parent's
+    reads.
+    """
     dataset, got, codes, held = read(folder, prefetch=8), [], [], []
     batches = iter(dataset)
 
@@ -500,7 +508,9 @@ def fork_and_use_tensors(folder: Path, expected: np.ndarray) -> list[int]:
 
 
 def fork_and_touch_the_parents_iterator(folder: Path, expected: np.ndarray) -> list[int]:
-    """The child gets batches that were ready, or `EngineClosed`: no wait, no wrong bytes and no early end."""
+    """The child gets batches that were ready, or `EngineClosed`: no wait, no wrong bytes and no
+    early end.
+    """
 
     def child() -> None:
         count = len(got)

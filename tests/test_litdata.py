@@ -46,7 +46,9 @@ def pack_array(array: np.ndarray, kind: str = "numpy", order: str = "<") -> byte
 
 
 def write_index(folder, files: list[bytes], counts: list[int], tree, formats: list[str], **config) -> str:
-    """Shards of these bytes and numbers of items, and the index.json that lists them; ``tree`` is like a sample."""
+    """Shards of these bytes and numbers of items, and the index.json that lists them; ``tree`` is
+    like a sample.
+    """
     chunks = []
     for i, (data, count) in enumerate(zip(files, counts, strict=True)):
         (folder / f"chunk-0-{i}.bin").write_bytes(data)
@@ -67,7 +69,9 @@ def write_index(folder, files: list[bytes], counts: list[int], tree, formats: li
 
 
 def write(folder, tree, formats: list[str], files: list[list[list[bytes]]], **config) -> str:
-    """A dataset of as many shards as ``files``, each a list of samples, each a list of leaves; its index.json."""
+    """A dataset of as many shards as ``files``, each a list of samples, each a list of leaves; its
+    index.json.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     packed = [pack_shard([pack_sample(sample, [True] * len(sample)) for sample in samples]) for samples in files]
     return write_index(folder, packed, list(map(len, files)), tree, formats, **config)

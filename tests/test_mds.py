@@ -68,7 +68,9 @@ def pack_array(array: np.ndarray, **options) -> bytes:
 
 
 def write_mds(folder, columns: dict[str, str], sizes: list[int | None], files: list[list[list[bytes]]]) -> str:
-    """A dataset of as many shards as ``files``, each a list of samples, each a list of columns; its index.json."""
+    """A dataset of as many shards as ``files``, each a list of samples, each a list of columns; its
+    index.json.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     listed = []
     for i, samples in enumerate(files):

@@ -1,4 +1,6 @@
-"""Megatron-LM's indexed datasets: the same windows as its rules give, and nothing believed that a file says wrongly."""
+"""Megatron-LM's indexed datasets: the same windows as its rules give, and nothing believed that a
+file says wrongly.
+"""
 
 import errno
 import os
@@ -49,7 +51,9 @@ MEGATRONS_WINDOWS = [
 
 
 def idx(lengths, code=8, *, pointers=None, bounds=None, modes=b"", magic=MEGATRON, version=1, counts=None) -> bytes:
-    """An .idx file of sequences of ``lengths`` that lie one behind the other; every part of it may lie."""
+    """An .idx file of sequences of ``lengths`` that lie one behind the other; every part of it may
+    lie.
+    """
     lengths = np.asarray(lengths, np.int64)
     if pointers is None:
         pointers = (np.cumsum(lengths) - lengths) * np.dtype(CODES.get(code, "u1")).itemsize
@@ -163,7 +167,9 @@ class TestWindows:
     def test_the_last_epoch_is_apart_if_fewer_than_four_fifths_of_its_windows_are_wanted(
         self, tmp_path, num_samples, apart
     ):
-        """Sequences of 100 tokens: 19 windows of 5 in the first epoch, as in any, and 15 are four fifths of them."""
+        """Sequences of 100 tokens: 19 windows of 5 in the first epoch, as in any, and 15 are four
+        fifths of them.
+        """
         lengths = [10] * 10
         index = Megatron(5, 7, num_samples).index([write_pair(tmp_path, "a", lengths)])
         windows = read_windows(index, range(len(index)))
@@ -339,7 +345,9 @@ def test_arguments_that_cannot_be_are_refused(arguments, reason):
 
 
 class TestDamage:
-    """Three sequences of 3, 0 and 5 uint16 tokens: lengths from byte 34, pointers from 46, document bounds from 70."""
+    """Three sequences of 3, 0 and 5 uint16 tokens: lengths from byte 34, pointers from 46, document
+    bounds from 70.
+    """
 
     BIN_BYTES = 16
 

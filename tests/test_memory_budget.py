@@ -1,4 +1,6 @@
-"""What may be held follows the machine and its control groups, is kept to, and changes no order of samples."""
+"""What may be held follows the machine and its control groups, is kept to, and changes no order of
+samples.
+"""
 
 import contextlib
 import os

@@ -27,7 +27,9 @@ WIDTHS = (3, 1, 2)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """Three files of int64 records of 3, 1 and 2 numbers, each of which tells its source and sample."""
+    """Three files of int64 records of 3, 1 and 2 numbers, each of which tells its source and
+    sample.
+    """
     folder = tmp_path_factory.mktemp("mix")
     for source, (count, width) in enumerate(zip(COUNTS, WIDTHS, strict=True)):
         (1000 * source + np.arange(count * width).reshape(count, width) // width).tofile(folder / f"{source}.bin")

@@ -1,4 +1,6 @@
-"""on_error="skip": what is bad is left out, counted and named; ranks, order and resume stay as they were."""
+"""on_error="skip": what is bad is left out, counted and named; ranks, order and resume stay as they
+were.
+"""
 
 import gc
 import os
@@ -117,7 +119,9 @@ def test_ranks_and_resume_agree_on_what_is_left(tmp_path, kind):
 @pytest.mark.filterwarnings("ignore:gdsdata")
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_left_out_keeps_nothing_of_who_asked_for_the_batches(tmp_path, kind):
-    """An error's traceback would: the caller's frame, with the iterator that it dropped and its threads."""
+    """An error's traceback would: the caller's frame, with the iterator that it dropped and its
+    threads.
+    """
     write, arguments, _ = KINDS[kind]
     write(tmp_path)
 

@@ -20,7 +20,9 @@ GOLDEN_HUGE = [958733224671, 296095692425, 1013816798479, 368557708437, 72930672
 
 
 def preimage(permutation: Permutation, value: int) -> int:
-    """The position that ``permutation`` sends to ``value``: its rounds undone one by one, in Python's own integers."""
+    """The position that ``permutation`` sends to ``value``: its rounds undone one by one, in
+    Python's own integers.
+    """
     n, a, b = (int(x) for x in (permutation._n, permutation._a, permutation._b))
     while True:
         left, right = divmod(value, b)

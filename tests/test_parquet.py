@@ -1,4 +1,6 @@
-"""Parquet files: rows are those that pyarrow reads, every row group is decoded once, and damage is told."""
+"""Parquet files: rows are those that pyarrow reads, every row group is decoded once, and damage is
+told.
+"""
 
 import base64
 import itertools
@@ -504,7 +506,9 @@ class TestDamage:
 
     @pytest.mark.parametrize("part", ["footer", "data"])
     def test_whatever_bytes_say_rows_are_right_or_an_error_names_the_file(self, tmp_path, part):
-        """Pages have checksums here; where those are not to blame, what is decoded has the right number of rows."""
+        """Pages have checksums here; where those are not to blame, what is decoded has the right
+        number of rows.
+        """
         path = tmp_path / "a.parquet"
         write(path, awkward(40), write_page_checksum=True)
         sound, rng = path.read_bytes(), random.Random(part)
@@ -558,7 +562,9 @@ def thrift(*fields: tuple[int, int, bytes]) -> bytes:
 
 
 def footer_with(*column: tuple[int, int, bytes], metadata: bytes = b"") -> bytes:
-    """A row group of one row and one column, with more fields in the ``ColumnChunk`` and its ``ColumnMetaData``."""
+    """A row group of one row and one column, with more fields in the ``ColumnChunk`` and its
+    ``ColumnMetaData``.
+    """
     numbers = [(number, I64, bytes([2 * number])) for number in (5, 6, 7, 9)]
     chunk = thrift((3, STRUCT, metadata + thrift(*numbers)), *column)
     return thrift((4, LIST, b"\x1c" + thrift((1, LIST, b"\x1c" + chunk), (3, I64, b"\2"))))

@@ -1,4 +1,6 @@
-"""Which share of the data a process reads: what the environment says of it, and when a data set asks."""
+"""Which share of the data a process reads: what the environment says of it, and when a data set
+asks.
+"""
 
 import os
 import warnings

@@ -1,4 +1,6 @@
-"""A file system that accepts open(O_DIRECT) and refuses its requests, several of them in flight when it first does."""
+"""A file system that accepts open(O_DIRECT) and refuses its requests, several of them in flight
+when it first does.
+"""
 
 import os
 import shutil

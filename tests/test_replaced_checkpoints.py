@@ -1,4 +1,6 @@
-"""Loads while somebody saves under the same name: what was opened is read whole, or an error says what happened."""
+"""Loads while somebody saves under the same name: what was opened is read whole, or an error says
+what happened.
+"""
 
 import gc
 import json

@@ -1,4 +1,6 @@
-"""What a save does to the file that is there: it keeps its mode, owner and links, or says why it cannot be replaced."""
+"""What a save does to the file that is there: it keeps its mode, owner and links, or says why it
+cannot be replaced.
+"""
 
 import os
 import stat

@@ -1,4 +1,6 @@
-"""Resuming: a state counts what was handed out, and continues with exactly the next batch, in whatever process."""
+"""Resuming: a state counts what was handed out, and continues with exactly the next batch, in
+whatever process.
+"""
 
 import json
 import random
@@ -183,7 +185,9 @@ def test_only_the_first_iterator_after_a_load_continues(folder):
 
 
 def resumed(make, folder, *calls):
-    """The epochs' batches from a state of epoch 2 behind 5 batches, after these calls: "load", or set_epoch's epoch."""
+    """The epochs' batches from a state of epoch 2 behind 5 batches, after these calls: "load", or
+    set_epoch's epoch.
+    """
     dataset, other = make(folder), make(folder)
     dataset.set_epoch(2)
     taken(dataset, 5)
@@ -364,7 +368,9 @@ def test_workers_refuse_cuda_and_say_what_to_do(folder):
 
 
 def cut_stateful_loader(folder: Path, workers: int, cut: int) -> tuple[list[np.ndarray], dict]:
-    """The batches up to ``cut`` (of 13; a larger one reaches the epoch's end), and the loader's state then."""
+    """The batches up to ``cut`` (of 13; a larger one reaches the epoch's end), and the loader's
+    state then.
+    """
     loader = loader_of(read(folder), workers, StatefulDataLoader)
     got = []
     for batch in loader:

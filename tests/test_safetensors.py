@@ -1,4 +1,6 @@
-"""Safetensors as data: rows of tensors and files as samples, against the format's own library, and damage."""
+"""Safetensors as data: rows of tensors and files as samples, against the format's own library, and
+damage.
+"""
 
 import json
 import struct

@@ -1,4 +1,6 @@
-"""Headers of safetensors: what the format's own library refuses is refused, what it reads is read alike."""
+"""Headers of safetensors: what the format's own library refuses is refused, what it reads is read
+alike.
+"""
 
 import json
 import struct

@@ -1,4 +1,6 @@
-"""What a save holds beside the state: pages are written as they become whole, and the file is right all the same."""
+"""What a save holds beside the state: pages are written as they become whole, and the file is right
+all the same.
+"""
 
 import zipfile
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""``shuffle``, ``uneven`` and ``device_mesh`` of a data set: the same global batches on any ranks, cut anywhere."""
+"""``shuffle``, ``uneven`` and ``device_mesh`` of a data set: the same global batches on any ranks,
+cut anywhere.
+"""
 
 import json
 import os

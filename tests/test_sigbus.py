@@ -1,4 +1,6 @@
-"""A SIGBUS elsewhere ends the process as it would without gdsdata, in whatever order faulthandler comes and goes."""
+"""A SIGBUS elsewhere ends the process as it would without gdsdata, in whatever order faulthandler
+comes and goes.
+"""
 
 import faulthandler
 import itertools
@@ -44,7 +46,9 @@ def touch_a_lost_page() -> None:
 
 
 def ended(body) -> tuple[int, bytes]:
-    """How a forked child ends that calls ``body``, as of os.waitstatus_to_exitcode, and its standard error."""
+    """How a forked child ends that calls ``body``, as of os.waitstatus_to_exitcode, and its
+    standard error.
+    """
     with tempfile.TemporaryFile() as errors:
         child = os.fork()
         if child == 0:

@@ -1,4 +1,6 @@
-"""A split: a contiguous part of a source's samples, disjoint from its neighbours, for every format and shuffle."""
+"""A split: a contiguous part of a source's samples, disjoint from its neighbours, for every format
+and shuffle.
+"""
 
 from itertools import pairwise
 

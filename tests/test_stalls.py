@@ -1,4 +1,5 @@
-"""`StallError` means that nothing moved: by each way, storage that is slow is waited for, and one that hangs is not.
+"""`StallError` means that nothing moved: by each way, storage that is slow is waited for, and one
+that hangs is not.
 
 The storage here answers a request of 64 KiB at a time. One item takes it 16 of them.
 """

@@ -1,4 +1,6 @@
-"""The house keeps its shape: what may include or import what, what the extension links, what the package holds."""
+"""The house keeps its shape: what may include or import what, what the extension links, what the
+package holds.
+"""
 
 import ast
 import hashlib
@@ -74,7 +76,9 @@ def test_only_the_python_room_includes_pybind11_or_python():
 
 
 def test_no_source_includes_torch():
-    """But for the DLPack structures, a plain C header that torch carries and that names nothing of torch's."""
+    """But for the DLPack structures, a plain C header that torch carries and that names nothing of
+    torch's.
+    """
     names = [name for path in cpp_files() for name in includes(path, "<>") + includes(path, '""')]
     assert {name for name in names if re.match(r"(torch|ATen|c10)/", name)} <= {"ATen/dlpack.h"}
 
@@ -152,7 +156,9 @@ def room_of(module):
 
 
 def imported_modules(path):
-    """The gdsdata modules that a file imports, for types alone too, by their names below gdsdata ("": the package)."""
+    """The gdsdata modules that a file imports, for types alone too, by their names below gdsdata
+    ("": the package).
+    """
     for node in ast.walk(ast.parse(path.read_text())):
         names = []
         if isinstance(node, ast.Import):
@@ -199,7 +205,9 @@ def targets_of(node):
 
 
 def circles_of(graph):
-    """The strongly connected components of more than one module: each of them is reached from each other."""
+    """The strongly connected components of more than one module: each of them is reached from each
+    other.
+    """
 
     def reached_from(module):
         found, waiting = set(), [module]
@@ -267,7 +275,9 @@ PYTHONS_OWN = {"_asdict", "_exit", "_fields", "_getframe", "_make", "_register_a
 
 
 def own_names(tree):
-    """The names that a file defines: functions, classes, arguments, variables, attributes and slots."""
+    """The names that a file defines: functions, classes, arguments, variables, attributes and
+    slots.
+    """
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             yield node.name
@@ -282,7 +292,9 @@ def own_names(tree):
 
 
 def names_of_others(node):
-    """The names that a piece of code takes from what another file or library defines, in strings too."""
+    """The names that a piece of code takes from what another file or library defines, in strings
+    too.
+    """
     if isinstance(node, ast.Attribute):
         return [node.attr]
     if isinstance(node, ast.ImportFrom) and not node.module.startswith("gdsdata"):
@@ -367,7 +379,9 @@ def test_the_search_for_torch_symbols_finds_them_where_they_are():
 
 
 def test_extension_needs_only_the_c_and_cpp_libraries():
-    """liburing is linked statically where it can be; a machine without liburing.a links the shared one."""
+    """liburing is linked statically where it can be; a machine without liburing.a links the shared
+    one.
+    """
     allowed = r"(libstdc\+\+|libgcc_s|libc|libm|libpthread|libdl|librt|ld-linux[-\w]*|liburing)\.so"
     needed = needed_libraries(built_extension())
     assert "libc.so.6" in needed

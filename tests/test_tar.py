@@ -1,4 +1,6 @@
-"""WebDataset's tar shards: which samples there are, where their fields lie, and what is refused with which words."""
+"""WebDataset's tar shards: which samples there are, where their fields lie, and what is refused
+with which words.
+"""
 
 import bz2
 import gzip
@@ -433,7 +435,9 @@ class TestBadFiles:
 
 
 def survives(content: bytes) -> None:
-    """Parsing ``content`` gives extents within it, or a clean refusal; and it never asks for much at once."""
+    """Parsing ``content`` gives extents within it, or a clean refusal; and it never asks for much
+    at once.
+    """
 
     def careful(length: int, offset: int) -> bytes:
         assert 0 <= length <= 2**20 and 0 <= offset <= len(content) + 512
@@ -453,7 +457,9 @@ def survives(content: bytes) -> None:
 
 
 def mutated(content: bytes, dice: random.Random) -> bytes:
-    """A few bytes changed, mostly in headers, whose checksums are mostly mended so that the parser goes on."""
+    """A few bytes changed, mostly in headers, whose checksums are mostly mended so that the parser
+    goes on.
+    """
     damaged = bytearray(content)
     records = range(0, len(content) - 512, 512)
     for _ in range(dice.randint(1, 4)):

@@ -1,4 +1,6 @@
-"""read_tensor and write_tensor: every byte there and back, whole files replaced atomically, errors in words."""
+"""read_tensor and write_tensor: every byte there and back, whole files replaced atomically, errors
+in words.
+"""
 
 import ctypes
 import errno
@@ -202,7 +204,9 @@ def rewrite_for_ever(path: Path, started: Path) -> None:
 
 
 def version_after_a_kill(path: Path, seconds: float) -> tuple[int, int]:
-    """The smallest and largest number in the file after a process that kept rewriting it was killed."""
+    """The smallest and largest number in the file after a process that kept rewriting it was
+    killed.
+    """
     started = path.with_name("started")
     child = os.fork()
     if child == 0:
@@ -305,7 +309,9 @@ def test_a_folder_is_not_replaced_by_a_tensor(tmp_path):
 
 
 def error_of_a_limited_write(folder: Path, offset: int) -> tuple[Exception, bytes]:
-    """What comes of 2 MiB when files may grow to 1 MiB: an error that needs neither root nor a full disk."""
+    """What comes of 2 MiB when files may grow to 1 MiB: an error that needs neither root nor a full
+    disk.
+    """
     (folder / "x").write_bytes(b"old")
     resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, MIB))
     try:

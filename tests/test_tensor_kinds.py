@@ -1,4 +1,6 @@
-"""Every kind of tensor that torch has, through every way of saving and loading: as torch gives it, or refused whole."""
+"""Every kind of tensor that torch has, through every way of saving and loading: as torch gives it,
+or refused whole.
+"""
 
 import contextlib
 import io
@@ -152,7 +154,9 @@ def state_of(kind: str) -> dict[str, Any]:
 
 
 def form(value: Any) -> list[tuple[str, bytes]]:
-    """All that torch has to say of it: type, dtype, strides, requires_grad, device, bytes and what shares memory."""
+    """All that torch has to say of it: type, dtype, strides, requires_grad, device, bytes and what
+    shares memory.
+    """
     buffer = io.BytesIO()
     torch_save(value, buffer)
     with zipfile.ZipFile(buffer) as archive:

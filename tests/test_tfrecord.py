@@ -1,4 +1,6 @@
-"""TFRecord files and their checksums: every record is found, and nothing believed that a file says wrongly."""
+"""TFRecord files and their checksums: every record is found, and nothing believed that a file says
+wrongly.
+"""
 
 import gzip
 import os
@@ -224,7 +226,9 @@ class TestDamage:
             find_records(read_of(self.SOUND[:-1]), len(self.SOUND), "here")
 
     def test_no_mutation_gives_other_records_than_were_written(self):
-        """Whatever is changed, it is refused, or what is found are the first of the records that were written."""
+        """Whatever is changed, it is refused, or what is found are the first of the records that
+        were written.
+        """
         rng, outcomes = random.Random(1), {"read": 0, "refused": 0}
         records = [rng.randbytes(n) for n in (3, 0, 9, 30)]
         sound = b"".join(map(record, records))
@@ -267,7 +271,9 @@ class TestDataThatAreRead:
 
     @staticmethod
     def damage(path, which: int, at: int = 0) -> int:
-        """Change a bit of a record's data, or (-1) of the checksum behind them; the offset of the data."""
+        """Change a bit of a record's data, or (-1) of the checksum behind them; the offset of the
+        data.
+        """
         before = TestDataThatAreRead.RECORDS[:which]
         begin = sum(map(len, before)) + 16 * len(before) + 12
         data = bytearray(path.read_bytes())

@@ -1,4 +1,6 @@
-"""Bare token files that are read with another dtype than they were written with: told where it is sure, else not."""
+"""Bare token files that are read with another dtype than they were written with: told where it is
+sure, else not.
+"""
 
 import warnings
 
@@ -55,7 +57,9 @@ def test_another_dtype_is_told_with_what_the_file_seems_to_be(tmp_path, written,
 )
 @many
 def test_tokens_of_any_vocabulary_cause_no_alarm(dtype, vocabulary, count, seed, other_part):
-    """Whatever their number; with -100 or the largest integer among them, as some mark what is no token."""
+    """Whatever their number; with -100 or the largest integer among them, as some mark what is no
+    token.
+    """
     tokens = text(min(vocabulary, np.iinfo(dtype).max), count, seed).astype(dtype)
     mark = np.iinfo(dtype).max if seed % 2 or dtype[0] == "u" else -100
     tokens[: int(other_part * count)] = mark

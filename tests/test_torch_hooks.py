@@ -1,4 +1,6 @@
-"""Under `torch_hooks`, torch's own calls give what they give without, and move their bytes by gdsdata."""
+"""Under `torch_hooks`, torch's own calls give what they give without, and move their bytes by
+gdsdata.
+"""
 
 import collections
 import contextlib
@@ -177,7 +179,9 @@ def configured() -> Iterator[Callable[[str, object], None]]:
 
 
 def records_of(path) -> dict[str, tuple[int, int, bytes]]:
-    """By name without the archive's own: the CRC-32 of the directory, where the content begins, and the content."""
+    """By name without the archive's own: the CRC-32 of the directory, where the content begins, and
+    the content.
+    """
     content, found = path.read_bytes(), {}
     with zipfile.ZipFile(path) as archive:
         for record in archive.infolist():

@@ -1,4 +1,5 @@
-"""Scripts that torchrun starts, on two and four ranks: what a data set gives them, with no argument about ranks.
+"""Scripts that torchrun starts, on two and four ranks: what a data set gives them, with no argument
+about ranks.
 
 A start costs seconds, so one run of so many ranks does everything (`torchrun_script.py`); tests
 look at what it found.

@@ -1,4 +1,6 @@
-"""`gdsdata.profile`: torch's traces, with what the engine's threads did in them, at the right times."""
+"""`gdsdata.profile`: torch's traces, with what the engine's threads did in them, at the right
+times.
+"""
 
 import gzip
 import json

@@ -1,4 +1,5 @@
-"""Torch's own tests of torch.distributed.checkpoint, with gdsdata's classes in the place of the file system's.
+"""Torch's own tests of torch.distributed.checkpoint, with gdsdata's classes in the place of the
+file system's.
 
     python tests/torch_dcp.py FOLDER/test_file_system_checkpoint_cpu.py ...      # or a folder of them
 

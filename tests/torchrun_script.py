@@ -1,4 +1,5 @@
-"""What each rank does in test_torchrun.py: uses GDSDataset as a training script does, and writes down what came.
+"""What each rank does in test_torchrun.py: uses GDSDataset as a training script does, and writes
+down what came.
 
     torchrun --standalone --nproc-per-node=2 tests/torchrun_script.py FOLDER cpu
 
@@ -38,7 +39,9 @@ HANG_S = 20  # a rank that waits so long for the others waits for ever
 
 
 def write_data(folder):
-    """Samples that know their number: as records of floats, and as members of a tar, unequally long."""
+    """Samples that know their number: as records of floats, and as members of a tar, unequally
+    long.
+    """
     for kind in KINDS:
         (folder / kind).mkdir()
     record_rows().tofile(folder / "records" / "0.bin")

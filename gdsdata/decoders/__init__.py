@@ -61,14 +61,15 @@ def decode_npy(samples: Sequence[torch.Tensor]) -> torch.Tensor | list[torch.Ten
 
 
 def keep_encoded(samples: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Each one's bytes as they are, uint8 of one dimension: in host memory, which is pinned where the data set's device
-    is a GPU, for a decoder that comes later (`gdsdata.integrations.dali`).
+    """Each one's bytes as they are, uint8 of one dimension: in host memory, which is pinned where
+    the data set's device is a GPU, for a decoder that comes later (`gdsdata.integrations.dali`).
     """
     return list(samples)
 
 
 class Threads:
-    """Threads among which the samples of batches are shared, as many as there are cores, and memory for batches.
+    """Threads among which the samples of batches are shared, as many as there are cores, and memory
+    for batches.
 
     Args:
         most_kept: batches whose memory is kept, when nobody has them any more, for those to come:
@@ -95,7 +96,8 @@ class Threads:
 
 
 class _Batch:
-    """Images of a batch as its threads bring them: in one tensor, as far as they are of the first one's size.
+    """Images of a batch as its threads bring them: in one tensor, as far as they are of the first
+    one's size.
 
     Each is copied there while it is in the processor's caches, and its own memory is free for the
     next one's. NumPy copies it, because torch would wake as many threads again for each of these
@@ -135,7 +137,8 @@ class _Batch:
 
 @dataclass(frozen=True)
 class Image:
-    """JPEG, PNG, WebP, GIF, decoded to uint8 by torchcodec (from 0.16 on) or torchvision; ``"image"`` is its defaults.
+    """JPEG, PNG, WebP, GIF, decoded to uint8 by torchcodec (from 0.16 on) or torchvision;
+    ``"image"`` is its defaults.
 
     A batch is uint8 ``(B, 3, height, width)`` with ``resize`` or where all are of one size, else a
     list of ``(3, height, width)``. From the CPU its memory is as decoders leave it, mostly with the
@@ -226,7 +229,10 @@ def decoder_of(said: str | Decoder | Image) -> Decoder | Image:
 
 
 def runs_ahead(decoder: Decoder | Image) -> bool:
-    """Whether it is one of this module's: any thread may run it at any time. A user's function may not be like that."""
+    """Whether it is one of this module's: any thread may run it at any time.
+
+    A user's function may not be like that.
+    """
     return isinstance(decoder, Image) or decoder in DECODERS.values()
 
 

@@ -1,4 +1,6 @@
-"""Single images: the library that decodes them, which of them a GPU decodes, and how they are resized."""
+"""Single images: the library that decodes them, which of them a GPU decodes, and how they are
+resized.
+"""
 
 from __future__ import annotations
 
@@ -103,8 +105,8 @@ def resized(image: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
 
 
 def is_plain_jpeg(content: torch.Tensor) -> bool:
-    """Whether it is a JPEG that GPUs decode as the CPU does: in Huffman coding, of 8 bits, not CMYK, upright, and not
-    cut off.
+    """Whether it is a JPEG that GPUs decode as the CPU does: in Huffman coding, of 8 bits, not
+    CMYK, upright, and not cut off.
 
     Its markers are looked at up to the frame's, which says the rest; an EXIF segment comes before
     it.

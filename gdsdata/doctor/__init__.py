@@ -1,4 +1,5 @@
-"""What this machine can do, which path would serve a file, and the remedy for each no: ``python -m gdsdata.doctor``.
+"""What this machine can do, which path would serve a file, and the remedy for each no: ``python -m
+gdsdata.doctor``.
 
     for finding in gdsdata.doctor.examine("/data/train.bin"):
         print(finding.answer, finding.question, finding.evidence, finding.remedy)
@@ -82,7 +83,10 @@ def locate(host: ThisHost, path: str | os.PathLike[str]) -> Place:
 
 
 def diagnose(host: Host, place: Place) -> list[Finding]:
-    """All checks' findings, in order. A check that fails, or does not end, is an unknown, and the others go on."""
+    """All checks' findings, in order.
+
+    A check that fails, or does not end, is an unknown, and the others go on.
+    """
     return [_ask(check, host, place) for group in CHECKS.values() for check in group]
 
 
@@ -99,6 +103,9 @@ def _ask(check: Check, host: Host, place: Place) -> Finding:
 
 
 def works(findings: list[Finding], requirement: str = "any") -> bool:
-    """Whether what was asked for (a key of `REQUIREMENTS`) was shown to work. An unknown shows nothing."""
+    """Whether what was asked for (a key of `REQUIREMENTS`) was shown to work.
+
+    An unknown shows nothing.
+    """
     answers = {finding.name: finding.answer for finding in findings}
     return all(answers[name] == "yes" for name in REQUIREMENTS[requirement])

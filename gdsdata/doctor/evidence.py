@@ -1,4 +1,5 @@
-"""Where evidence comes from: files below a root folder, the output of tools, and probes of this process's own.
+"""Where evidence comes from: files below a root folder, the output of tools, and probes of this
+process's own.
 
 A check asks a `Host` and nothing else. `ThisHost` is the machine that it runs on; `RecordedHost` is
 a folder with the same files in it, so that a check can be tried on machines that are not at hand.
@@ -64,7 +65,9 @@ class Host:
         self.pid: int | None = None
 
     def text(self, path: str) -> str | None:
-        """A file's text without the white space around it, NULs as line ends; None where it cannot be read."""
+        """A file's text without the white space around it, NULs as line ends; None where it cannot
+        be read.
+        """
         try:
             with open(self._below(path), "rb") as file:
                 return file.read(MOST_TEXT_BYTES).replace(b"\0", b"\n").decode(errors="replace").strip()
@@ -89,7 +92,9 @@ class Host:
         return os.path.exists(self._below(path))
 
     def real(self, path: str) -> str | None:
-        """Where a path leads when links are followed, as that host names it; None where that is nowhere."""
+        """Where a path leads when links are followed, as that host names it; None where that is
+        nowhere.
+        """
         real = os.path.realpath(self._below(path))
         if not os.path.exists(real) or not (real + "/").startswith(self.root.rstrip("/") + "/"):
             return None
@@ -112,8 +117,8 @@ class Host:
 
 
 class RecordedHost(Host):
-    """A folder of evidence: proc/, sys/, etc/ as on the host, ``environ`` (NAME=VALUE lines), ``tools/COMMAND LINE``
-    with what the command printed, and ``probes/NAME.json``.
+    """A folder of evidence: proc/, sys/, etc/ as on the host, ``environ`` (NAME=VALUE lines),
+    ``tools/COMMAND LINE`` with what the command printed, and ``probes/NAME.json``.
     """
 
     def environment(self, name: str) -> str:
@@ -129,7 +134,9 @@ class RecordedHost(Host):
 
 
 class ThisHost(Host):
-    """The machine that this process runs on. What it was asked is kept, so that two checks cost one look.
+    """The machine that this process runs on.
+
+    What it was asked is kept, so that two checks cost one look.
 
     Args:
         probes: what can be tried out, by name; each is given the path.
@@ -215,7 +222,9 @@ class ThisHost(Host):
 
 
 def _copy(root: str, base: Path, path: str, text: str) -> None:
-    """A file with ``text``, or a folder, of the same path below ``base``, and each link on the way to it."""
+    """A file with ``text``, or a folder, of the same path below ``base``, and each link on the way
+    to it.
+    """
     at, rest = "", path.strip("/").split("/")
     for _ in range(_MOST_LINKS):
         if not rest:
@@ -253,8 +262,9 @@ def _write(path: Path, text: str) -> None:
 
 
 def _run(command: tuple[str, ...], limit_s: float) -> str | None:
-    """Started as a session of its own, so that what the tool itself starts ends with it. One that even SIGKILL does not
-    end (it waits for a dead device) is left behind.
+    """Started as a session of its own, so that what the tool itself starts ends with it.
+
+    One that even SIGKILL does not end (it waits for a dead device) is left behind.
     """
     environment = {**os.environ, "LC_ALL": "C", "PATH": os.environ.get("PATH", "") + _MORE_TOOLS}
     name = _found(command[0], environment["PATH"])

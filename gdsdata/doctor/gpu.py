@@ -26,8 +26,8 @@ _MODULES = {
 
 @check("driver's module and library")
 def driver(host: Host, place: Place) -> Answer:
-    """The user library refuses a module of another version ("Driver/library version mismatch", as nvidia-smi says),
-    which is how a machine is after an upgrade until its next boot.
+    """The user library refuses a module of another version ("Driver/library version mismatch", as
+    nvidia-smi says), which is how a machine is after an upgrade until its next boot.
     """
     module = _driver_version(host)
     if module is None:
@@ -44,8 +44,8 @@ def driver(host: Host, place: Place) -> Answer:
 
 @check("CUDA of torch and driver")
 def cuda(host: Host, place: Place) -> Answer:
-    """A driver runs programs of its own CUDA major version and of older ones (CUDA Compatibility guide, "minor version
-    compatibility": docs.nvidia.com/deploy/cuda-compatibility).
+    """A driver runs programs of its own CUDA major version and of older ones (CUDA Compatibility
+    guide, "minor version compatibility": docs.nvidia.com/deploy/cuda-compatibility).
     """
     found = host.probe("cuda") or {}
     if "torch" not in found:
@@ -65,8 +65,9 @@ def cuda(host: Host, place: Place) -> Answer:
 
 @check("GPU supported by cuFile")
 def gpu_supported(host: Host, place: Place) -> Answer:
-    """GPUDirect Storage wants data-centre or workstation cards (Tesla, Quadro, RTX) of compute capability 6 and more;
-    on GeForce cuFile works in compatibility mode (GPUDirect Storage overview and release notes, docs.nvidia.com).
+    """GPUDirect Storage wants data-centre or workstation cards (Tesla, Quadro, RTX) of compute
+    capability 6 and more; on GeForce cuFile works in compatibility mode (GPUDirect Storage overview
+    and release notes, docs.nvidia.com).
     """
     printed = host.tool("nvidia-smi", "--query-gpu=name,compute_cap,pci.bus_id", "--format=csv,noheader")
     rows = [[field.strip() for field in line.split(",")] for line in (printed or "").splitlines()]
@@ -120,7 +121,9 @@ def peer_to_peer(host: Host, place: Place) -> Answer:
 
 
 def _is_set(host: Host, config: dict[str, Any], name: str, variable: str) -> bool:
-    """A switch under "properties"; the variable of the environment goes before (NVIDIA/gds-nvidia-fs issue 78)."""
+    """A switch under "properties"; the variable of the environment goes before
+    (NVIDIA/gds-nvidia-fs issue 78).
+    """
     said = host.environment(variable).lower()
     return said == "true" if said else config.get("properties", {}).get(name) is True
 
@@ -154,7 +157,10 @@ def _p2pdma(host: Host, where: str, config: dict[str, Any]) -> Answer | None:
 
 @check("cuFile found")
 def cufile(host: Host, place: Place) -> Answer:
-    """Where the engine looks (csrc/backend/cufile_api.cpp). The version is in the file's name, or the wheel's."""
+    """Where the engine looks (csrc/backend/cufile_api.cpp).
+
+    The version is in the file's name, or the wheel's.
+    """
     named = host.environment("GDSDATA_LIBCUFILE")
     if named and host.exists(named):
         return yes(f"GDSDATA_LIBCUFILE names {named}")
@@ -174,9 +180,10 @@ def cufile(host: Host, place: Place) -> Answer:
 
 @check("BAR1 large enough")
 def bar1(host: Host, place: Place) -> Answer:
-    """Memory that is registered with cuFile lies in BAR1 (error 5016 where it does not fit). 256 MiB is what a card has
-    without a resizable BAR. The largest prefetchable range in sysfs is BAR1: /sys/bus/pci/devices/*/resource has start,
-    end and flags in each line, and flag 0x2000 is IORESOURCE_PREFETCH (include/linux/ioport.h).
+    """Memory that is registered with cuFile lies in BAR1 (error 5016 where it does not fit). 256
+    MiB is what a card has without a resizable BAR. The largest prefetchable range in sysfs is BAR1:
+    /sys/bus/pci/devices/*/resource has start, end and flags in each line, and flag 0x2000 is
+    IORESOURCE_PREFETCH (include/linux/ioport.h).
     """
     sizes = {address: size for address in gpus(host) if (size := _bar1_bytes(host, address))}
     if not sizes:
@@ -220,14 +227,18 @@ def _parsed(path: str, text: str) -> tuple[str, dict[str, Any]]:
 
 
 def version_of_library(host: Host, name: str) -> str:
-    """What follows .so. in the name of the file that a library's link leads to; empty where that says nothing."""
+    """What follows .so. in the name of the file that a library's link leads to; empty where that
+    says nothing.
+    """
     path = _library(host, name)
     found = re.search(r"\.so\.(\d+\.[\d.]+)$", os.path.basename(host.real(path) or "")) if path else None
     return found[1] if found else ""
 
 
 def _library(host: Host, name: str) -> str:
-    """Its path, in the loader's order; empty where it has none. cuFile is also looked for where CUDA installs it."""
+    """Its path, in the loader's order; empty where it has none. cuFile is also looked for where
+    CUDA installs it.
+    """
     folders = [folder for folder in host.environment("LD_LIBRARY_PATH").split(":") if folder.startswith("/")]
     listed = []
     for line in (host.tool("ldconfig", "-p") or "").splitlines():

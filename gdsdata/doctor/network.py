@@ -13,8 +13,9 @@ _CLASS = "/sys/class/infiniband"
 
 @check("RDMA devices up")
 def rdma(host: Host, place: Place) -> Answer:
-    """``state`` of a port is "4: ACTIVE" when it works (Documentation/ABI/stable/sysfs-class-infiniband). One is
-    enough: many servers have ports without a cable.
+    """``state`` of a port is "4: ACTIVE" when it works
+    (Documentation/ABI/stable/sysfs-class-infiniband). One is enough: many servers have ports
+    without a cable.
     """
     needed = place.mount is not None and place.mount.kind in NETWORK_KINDS
     ports = _ports(host)
@@ -40,8 +41,10 @@ def rdma(host: Host, place: Place) -> Answer:
 
 @check("no loss (pause frames)")
 def pause_frames(host: Host, place: Place) -> Answer:
-    """InfiniBand has credits and loses nothing. RoCE wants a network that is lossless by pause frames, of the link
-    (``ethtool -a``) or of a priority (rx_prio3_pause and the like in ``ethtool -S``; mlx5 counters in
+    """InfiniBand has credits and loses nothing.
+
+    RoCE wants a network that is lossless by pause frames, of the link (``ethtool -a``) or of a
+    priority (rx_prio3_pause and the like in ``ethtool -S``; mlx5 counters in
     Documentation/networking/device_drivers/ethernet/mellanox). A sequence that arrived out of order
     (hw_counters/out_of_sequence, packet_seq_err) is a loss that somebody had to send again.
     """

@@ -14,10 +14,10 @@ _NEAR_TO_FAR = ("same switch", "same root", "same node", "other node", "distance
 
 @check("IOMMU off or passthrough")
 def iommu(host: Host, place: Place) -> Answer:
-    """Peer-to-peer through a translating IOMMU is not guaranteed to work, nor to be fast (GPUDirect Storage
-    troubleshooting guide: iommu=off is best, iommu=pt works on some platforms). What the kernel did with a GPU is the
-    type of its group: "identity" is passthrough, "DMA" and "DMA-FQ" translate (Documentation/ABI/testing/
-    sysfs-kernel-iommu_groups).
+    """Peer-to-peer through a translating IOMMU is not guaranteed to work, nor to be fast (GPUDirect
+    Storage troubleshooting guide: iommu=off is best, iommu=pt works on some platforms). What the
+    kernel did with a GPU is the type of its group: "identity" is passthrough, "DMA" and "DMA-FQ"
+    translate (Documentation/ABI/testing/ sysfs-kernel-iommu_groups).
     """
     if not host.exists("/sys/class/iommu"):
         return unknown("/sys/class/iommu is not to be seen")
@@ -44,10 +44,10 @@ def iommu(host: Host, place: Place) -> Answer:
 
 @check("PCIe ACS off")
 def acs(host: Host, place: Place) -> Answer:
-    """A bridge with ACS sends what peers exchange up to the root complex (GPUDirect Storage troubleshooting guide,
-    "ACS"). /proc/driver/nvidia-fs/bridges lists the bridges that have any of it on (nvfs_pcie_acs_enabled of
-    NVIDIA/gds-nvidia-fs), for everybody to read; ``lspci -vv`` shows ACSCtl to root alone. Only bridges above a GPU, or
-    above what serves the path, matter.
+    """A bridge with ACS sends what peers exchange up to the root complex (GPUDirect Storage
+    troubleshooting guide, "ACS"). /proc/driver/nvidia-fs/bridges lists the bridges that have any of
+    it on (nvfs_pcie_acs_enabled of NVIDIA/gds-nvidia-fs), for everybody to read; ``lspci -vv``
+    shows ACSCtl to root alone. Only bridges above a GPU, or above what serves the path, matter.
     """
     if not gpus(host):
         return unknown("there is no GPU")
@@ -73,7 +73,9 @@ def acs(host: Host, place: Place) -> Answer:
 
 
 def _acs_by_lspci(printed: str) -> dict[str, bool]:
-    """By address, whether a device has any of ACS on; one whose capabilities were not shown is left out."""
+    """By address, whether a device has any of ACS on; one whose capabilities were not shown is left
+    out.
+    """
     found = {}
     for section in re.split(r"\n\s*\n", printed):
         address = re.match(r"\s*([0-9a-f]{4}:\S+)", section)
@@ -85,9 +87,9 @@ def _acs_by_lspci(printed: str) -> dict[str, bool]:
 
 @check("disk's link at full speed")
 def disk_link(host: Host, place: Place) -> Answer:
-    """sysfs has current_link_* and max_link_* of each PCI device (Documentation/ABI/testing/sysfs-bus-pci), and the
-    model of an NVMe controller. What the device can do is less interesting where its slot cannot: then the remedy is
-    another slot all the same.
+    """sysfs has current_link_* and max_link_* of each PCI device
+    (Documentation/ABI/testing/sysfs-bus-pci), and the model of an NVMe controller. What the device
+    can do is less interesting where its slot cannot: then the remedy is another slot all the same.
     """
     disks = [address for address in place.controllers if host.names(f"{_DEVICES}/{address}/nvme")]
     if not disks:
@@ -115,9 +117,10 @@ def _link(host: Host, address: str, which: str) -> tuple[float, int] | None:
 
 @check("storage near a GPU")
 def distance(host: Host, place: Place) -> Answer:
-    """By the bridges that two devices share in sysfs: one of them is a switch (or its root port); the host bridge alone
-    a root; else the NUMA node. As PIX/PXB, PHB, NODE and SYS of ``nvidia-smi topo -m``. Between nodes peers are slow,
-    and cuFile by default goes through the host (rdma_peer_affinity_policy and rdma_dynamic_routing of cufile.json).
+    """By the bridges that two devices share in sysfs: one of them is a switch (or its root port);
+    the host bridge alone a root; else the NUMA node. As PIX/PXB, PHB, NODE and SYS of ``nvidia-smi
+    topo -m``. Between nodes peers are slow, and cuFile by default goes through the host
+    (rdma_peer_affinity_policy and rdma_dynamic_routing of cufile.json).
     """
     if not gpus(host):
         return unknown("there is no GPU")
@@ -161,8 +164,10 @@ def _label(host: Host, address: str) -> str:
 
 @check("process near them (NUMA)")
 def numa(host: Host, place: Place) -> Answer:
-    """Pinned memory on another node than the GPU's costs about a third. A node's cores are in its ``cpulist``; those of
-    the process in Cpus_allowed_list, which taskset, numactl and cpusets narrow (proc_pid_status(5)).
+    """Pinned memory on another node than the GPU's costs about a third.
+
+    A node's cores are in its ``cpulist``; those of the process in Cpus_allowed_list, which taskset,
+    numactl and cpusets narrow (proc_pid_status(5)).
     """
     nodes = {end: host.number(f"{_DEVICES}/{end}/numa_node") for end in [*gpus(host), *place.controllers]}
     known = {end: node for end, node in nodes.items() if node is not None and node >= 0}

@@ -15,7 +15,9 @@ NETWORK_KINDS = {"nfs", "nfs4", "lustre", "wekafs", "beegfs", "gpfs", "ceph", "c
 
 @dataclass(frozen=True)
 class Mount:
-    """One line of /proc/self/mountinfo: where, "major:minor", file system, what is mounted, options by name."""
+    """One line of /proc/self/mountinfo: where, "major:minor", file system, what is mounted, options
+    by name.
+    """
 
     at: str
     device: str
@@ -85,7 +87,9 @@ def _unescaped(field: str) -> str:
 
 
 def _block_of(host: Host, mount: Mount) -> str:
-    """By device number; btrfs has numbers of its own, and so the name of what is mounted counts too."""
+    """By device number; btrfs has numbers of its own, and so the name of what is mounted counts
+    too.
+    """
     real = host.real(f"/sys/dev/block/{mount.device}")
     if real:
         return os.path.basename(real)
@@ -127,7 +131,9 @@ def rdma_devices(host: Host) -> list[str]:
 
 
 def pci_chain(host: Host, path: str) -> list[str]:
-    """Addresses of a PCI device and of the bridges above it, the root port first; empty where it is none."""
+    """Addresses of a PCI device and of the bridges above it, the root port first; empty where it is
+    none.
+    """
     return _PCI_DEVICE.findall(host.real(path) or "")
 
 
@@ -138,7 +144,9 @@ def pci_address(text: str) -> str:
 
 
 def gpus(host: Host) -> list[str]:
-    """Addresses of NVIDIA's display and 3-D controllers (PCI classes 0x0300 and 0x0302; vendor 0x10de)."""
+    """Addresses of NVIDIA's display and 3-D controllers (PCI classes 0x0300 and 0x0302; vendor
+    0x10de).
+    """
     folder = "/sys/bus/pci/devices"
     return [
         address

@@ -1,4 +1,6 @@
-"""What can only be known by trying it on this machine. Each probe takes the path and returns plain values, or "error".
+"""What can only be known by trying it on this machine.
+
+Each probe takes the path and returns plain values, or "error".
 
 They raise whatever happens to them; `attempt` makes an "error" of it. Reads are of `READ_BYTES` at
 most.
@@ -35,8 +37,8 @@ class NothingToRead(Exception):
 
 @contextlib.contextmanager
 def file_at(path: str) -> Iterator[str]:
-    """The path itself, or of a folder a file below it of `READ_BYTES` and more, or one that is made in it and goes
-    again; or, where that may not be, a shorter one.
+    """The path itself, or of a folder a file below it of `READ_BYTES` and more, or one that is made
+    in it and goes again; or, where that may not be, a shorter one.
 
     Raises:
         NothingToRead: it is empty.
@@ -79,7 +81,9 @@ def _files_below(folder: str) -> Iterator[os.DirEntry[str]]:
 
 
 def attempt(probe: Callable[[str], dict[str, Any]]) -> Callable[[str], dict[str, Any]]:
-    """The probe, with what it raises as "error"; "empty" says that it was the file that was lacking."""
+    """The probe, with what it raises as "error"; "empty" says that it was the file that was
+    lacking.
+    """
 
     @functools.wraps(probe)
     def tried(path: str) -> dict[str, Any]:
@@ -160,7 +164,9 @@ def reading(path: str) -> dict[str, Any]:
 
 
 def gds(path: str) -> dict[str, Any]:
-    """With cuFile alone, and only where there is something that could go by DMA: its driver takes a while to open."""
+    """With cuFile alone, and only where there is something that could go by DMA: its driver takes a
+    while to open.
+    """
     if not torch.cuda.is_available():
         return {"error": "torch sees no GPU"}
     if not engine.cufile_dma_is_possible():
@@ -194,7 +200,9 @@ _MEMORY_ALIGNMENT_AT, _OFFSET_ALIGNMENT_AT = 152, 156
 
 
 def alignment(path: str) -> dict[str, Any]:
-    """By statx(2), whose structure has stx_mask at 0, and stx_dio_mem_align and stx_dio_offset_align at 152 and 156."""
+    """By statx(2), whose structure has stx_mask at 0, and stx_dio_mem_align and
+    stx_dio_offset_align at 152 and 156.
+    """
     statx = ctypes.CDLL(None, use_errno=True).statx
     with file_at(path) as file:
         if not stat.S_ISREG(os.stat(file).st_mode):

@@ -25,7 +25,9 @@ def gpu(host: Host, place: Place) -> Answer:
 
 @check("read by gdsdata")
 def reading(host: Host, place: Place) -> Answer:
-    """By the engine, with its defaults, into the GPU where there is one: the path that would serve it."""
+    """By the engine, with its defaults, into the GPU where there is one: the path that would serve
+    it.
+    """
     if place.silence:
         return no(place.silence, "see that its server is there, or name another path")
     found = host.probe("reading", place.path)
@@ -41,8 +43,9 @@ def reading(host: Host, place: Place) -> Answer:
 
 @check("GPUDirect Storage")
 def gds(host: Host, place: Place) -> Answer:
-    """By a read with cuFile that tolerates no other way, judged by cuFile's own count of what went by DMA: libcufile
-    reads by way of the host without a word (gdscheck's "supports GDS" is no proof either).
+    """By a read with cuFile that tolerates no other way, judged by cuFile's own count of what went
+    by DMA: libcufile reads by way of the host without a word (gdscheck's "supports GDS" is no proof
+    either).
     """
     if place.silence:
         return unknown(place.silence)
@@ -60,9 +63,10 @@ def gds(host: Host, place: Place) -> Answer:
 
 @check("no CPU fallback in cuFile")
 def fallback(host: Host, place: Place) -> Answer:
-    """By its own statistics: of a process that runs (``--pid``: ``gds_stats -l 3``, where ``posix=`` counts what went
-    by way of the host, with "cufile_stats": 3 in cufile.json), or nvidia-fs's, of all processes together (nvfs-stat.c
-    of NVIDIA/gds-nvidia-fs). ``--test`` compares the CPU's use, too.
+    """By its own statistics: of a process that runs (``--pid``: ``gds_stats -l 3``, where
+    ``posix=`` counts what went by way of the host, with "cufile_stats": 3 in cufile.json), or
+    nvidia-fs's, of all processes together (nvfs-stat.c of NVIDIA/gds-nvidia-fs). ``--test``
+    compares the CPU's use, too.
     """
     if host.pid is not None:
         printed = host.tool("gds_stats", "-p", str(host.pid), "-l", "3")
@@ -95,8 +99,8 @@ def fallback(host: Host, place: Place) -> Answer:
 
 
 def cufile_operations(printed: str) -> tuple[int, int] | None:
-    """All operations and those through the host, of the lines ``GPU 0 Read: ... n=7302 posix=0 ...  Write: ... n=0
-    posix=0 ...`` of ``gds_stats -l 3``; None where there are none.
+    """All operations and those through the host, of the lines ``GPU 0 Read: ... n=7302 posix=0 ...
+    Write: ... n=0 posix=0 ...`` of ``gds_stats -l 3``; None where there are none.
     """
     pairs = re.findall(r"\b(?:Read|Write):[^:]*?\bn=(\d+)\s+posix=(\d+)", printed)
     if not pairs:

@@ -14,9 +14,10 @@ _VENDORS = {"lustre": "Lustre", "wekafs": "WekaFS", "beegfs": "BeeGFS", "gpfs": 
 
 @check("file system for cuFile")
 def file_system(host: Host, place: Place) -> Answer:
-    """Local ext4 in ordered mode and xfs; NFS over RDMA, port 20049, version 3 or 4.0; Lustre, WekaFS, BeeGFS and IBM
-    Storage Scale (GPUDirect Storage troubleshooting guide, "ext4: data=ordered", "NFS over RDMA"; release notes,
-    "Support Matrix"). Others work through the host: that is slower, and not wrong.
+    """Local ext4 in ordered mode and xfs; NFS over RDMA, port 20049, version 3 or 4.0; Lustre,
+    WekaFS, BeeGFS and IBM Storage Scale (GPUDirect Storage troubleshooting guide, "ext4:
+    data=ordered", "NFS over RDMA"; release notes, "Support Matrix"). Others work through the host:
+    that is slower, and not wrong.
     """
     mount = place.mount
     if mount is None:
@@ -65,7 +66,9 @@ def _nfs(mount: Mount, said: str) -> Answer:
 
 
 def _ext4(host: Host, place: Place, said: str) -> Answer:
-    """The kernel shows data= among the mount's options only where it is not the default; /proc/fs/ext4 always does."""
+    """The kernel shows data= among the mount's options only where it is not the default;
+    /proc/fs/ext4 always does.
+    """
     mode = place.mount.options.get("data") if place.mount else None
     shown = mode is not None
     if mode is None:
@@ -78,8 +81,9 @@ def _ext4(host: Host, place: Place, said: str) -> Answer:
 
 @check("O_DIRECT")
 def direct(host: Host, place: Place) -> Answer:
-    """By reading with it, as the engine does. It may be refused at open or at the first read: tmpfs before Linux 6.6,
-    FUSE, some overlays.
+    """By reading with it, as the engine does.
+
+    It may be refused at open or at the first read: tmpfs before Linux 6.6, FUSE, some overlays.
     """
     if place.silence:
         return unknown(place.silence)
@@ -95,8 +99,8 @@ def direct(host: Host, place: Place) -> Answer:
 
 @check("O_DIRECT's alignment")
 def alignment(host: Host, place: Place) -> Answer:
-    """statx(2) says it from Linux 6.1 on (STATX_DIOALIGN), 0 for files that O_DIRECT does not work on; else the disk's
-    logical block is a bound that is always enough (open(2), "O_DIRECT").
+    """statx(2) says it from Linux 6.1 on (STATX_DIOALIGN), 0 for files that O_DIRECT does not work
+    on; else the disk's logical block is a bound that is always enough (open(2), "O_DIRECT").
     """
     found = (None if place.silence else host.probe("alignment", place.path)) or {}
     if "offset_bytes" in found:
@@ -113,9 +117,10 @@ def alignment(host: Host, place: Place) -> Answer:
 
 @check("udev record of the disk")
 def udev(host: Host, place: Place) -> Answer:
-    """cuFile asks udev for ID_FS_USAGE of the disk, and refuses the file with 5027 or 5030 ("udev property not found:
-    ID_FS_USAGE" in cufile.log; LMCache issue 795). A container has no udev unless the host's records are mounted.
-    Records are /run/udev/data/bMAJOR:MINOR, with E:NAME=VALUE lines (systemd, sd-device).
+    """cuFile asks udev for ID_FS_USAGE of the disk, and refuses the file with 5027 or 5030 ("udev
+    property not found: ID_FS_USAGE" in cufile.log; LMCache issue 795). A container has no udev
+    unless the host's records are mounted. Records are /run/udev/data/bMAJOR:MINOR, with
+    E:NAME=VALUE lines (systemd, sd-device).
     """
     if not place.block:
         if place.mount and place.mount.kind in NETWORK_KINDS:

@@ -15,8 +15,10 @@ _SECCOMP_FILTER = "2"
 
 @check("io_uring")
 def io_uring(host: Host, place: Place) -> Answer:
-    """The engine's own attempt where it can be made. Else by kernel.io_uring_disabled (0 all may, 1 only a group or
-    CAP_SYS_ADMIN, 2 nobody: admin-guide/sysctl/kernel) and the seccomp filter, which Docker's profile makes forbid it.
+    """The engine's own attempt where it can be made.
+
+    Else by kernel.io_uring_disabled (0 all may, 1 only a group or CAP_SYS_ADMIN, 2 nobody:
+    admin-guide/sysctl/kernel) and the seccomp filter, which Docker's profile makes forbid it.
     """
     remedy = "permit io_uring's calls (containers: seccomp; kernel.io_uring_disabled), on a kernel of 5.11 or newer"
     disabled = host.text("/proc/sys/kernel/io_uring_disabled")
@@ -36,9 +38,10 @@ def io_uring(host: Host, place: Place) -> Answer:
 
 @check("locked memory")
 def locked_memory(host: Host, place: Place) -> Answer:
-    """io_uring registers bounce memory and RDMA its buffers, both against RLIMIT_MEMLOCK (io_uring_register(2)); who
-    has CAP_IPC_LOCK has no limit. A control group's limit counts all of it. What the engine takes at most is
-    workers * bounce_bytes; less is not fatal, it then works with memory that is not registered.
+    """io_uring registers bounce memory and RDMA its buffers, both against RLIMIT_MEMLOCK
+    (io_uring_register(2)); who has CAP_IPC_LOCK has no limit. A control group's limit counts all of
+    it. What the engine takes at most is workers * bounce_bytes; less is not fatal, it then works
+    with memory that is not registered.
     """
     limit = re.search(r"Max locked memory\s+(\S+)", host.text("/proc/self/limits") or "")
     if not limit:
@@ -60,16 +63,18 @@ def locked_memory(host: Host, place: Place) -> Answer:
 
 
 def _group_limit_bytes(host: Host) -> int | None:
-    """Of the control group's memory, version 2 and then 1, in which a number near 2**63 is no limit."""
+    """Of the control group's memory, version 2 and then 1, in which a number near 2**63 is no
+    limit.
+    """
     limits = (host.number(f"/sys/fs/cgroup/{name}") for name in ("memory.max", "memory/memory.limit_in_bytes"))
     return next((limit for limit in limits if limit is not None and limit < 2**60), None)
 
 
 @check("no security module")
 def security(host: Host, place: Place) -> Answer:
-    """SELinux: /sys/fs/selinux/enforce; AppArmor: /proc/self/attr/current, "PROFILE (enforce)"; seccomp:
-    proc_pid_status(5), 2 is a filter; kernel_lockdown(7): [integrity] and up load only signed modules, so not an
-    nvidia-fs of one's own.
+    """SELinux: /sys/fs/selinux/enforce; AppArmor: /proc/self/attr/current, "PROFILE (enforce)";
+    seccomp: proc_pid_status(5), 2 is a filter; kernel_lockdown(7): [integrity] and up load only
+    signed modules, so not an nvidia-fs of one's own.
     """
     status = status_field(host, "Seccomp")
     attributes = [host.text(f"/proc/self/attr/{name}") for name in ("apparmor/current", "current")]

@@ -1,4 +1,6 @@
-"""``--test``: a verified write and read by each path that is to be had, as gdsio_verify does, with what each costs."""
+"""``--test``: a verified write and read by each path that is to be had, as gdsio_verify does, with
+what each costs.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +89,8 @@ def ways() -> list[Way]:
 
 
 def run(path: str, tested: Sequence[Way] | None = None, size_bytes: int = TEST_BYTES) -> list[Transfer]:
-    """Write and read ``size_bytes`` by each way, in a folder of its own beside ``path`` that is gone at the end.
+    """Write and read ``size_bytes`` by each way, in a folder of its own beside ``path`` that is
+    gone at the end.
 
     Raises:
         OSError: no folder can be made there.
@@ -111,7 +114,8 @@ def verified(rows: Sequence[Transfer], requirement: str, tested: Sequence[Way] |
 
 
 def cpu_use(rows: Sequence[Transfer]) -> Finding:
-    """Whether cuFile spared the CPU its work: by the route, and by CPU time beside that of the way through the host.
+    """Whether cuFile spared the CPU its work: by the route, and by CPU time beside that of the way
+    through the host.
 
     Copies through the host cost several times what asking for DMA does: storage vendors publish 15
     % of user time against 3 % at one rate.
@@ -140,7 +144,10 @@ def abandoned(rows: Sequence[Transfer]) -> bool:
 
 @contextlib.contextmanager
 def _folder_beside(path: str) -> Iterator[str]:
-    """A folder of its own, so that nothing else can be removed at the end. Signals end it as Ctrl-C does."""
+    """A folder of its own, so that nothing else can be removed at the end.
+
+    Signals end it as Ctrl-C does.
+    """
     beside = path if os.path.isdir(path) else os.path.dirname(os.path.abspath(path))
     in_main = threading.current_thread() is threading.main_thread()
     before = {number: signal.signal(number, _interrupt) for number in (signal.SIGTERM, signal.SIGHUP) if in_main}

@@ -69,7 +69,8 @@ class Source:
         self._batches: Iterator[Any] | None = None
 
     def __call__(self) -> Any:
-        """The next batch, as DLPack capsules: of each field one, or a list with one for each sample.
+        """The next batch, as DLPack capsules: of each field one, or a list with one for each
+        sample.
 
         Raises:
             StopIteration: the epoch is over; the next call begins another one.

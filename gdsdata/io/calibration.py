@@ -81,7 +81,8 @@ class Calibration:
 
 
 def calibrated(options: EngineOptions, path: str, device: torch.device, measure: bool = True) -> EngineOptions:
-    """``options``, with what they leave to gdsdata filled in for files beside ``path`` and this device.
+    """``options``, with what they leave to gdsdata filled in for files beside ``path`` and this
+    device.
 
     On the CPU, for files too small to tell and with ``calibrate=False`` they come back as they are;
     so they do with ``measure=False`` where nothing was kept, which this process looks up once a
@@ -125,7 +126,9 @@ def _calibrated(options: EngineOptions, path: str, device: torch.device, measure
 
 
 def _measured_within(seconds: float, path: str, device: torch.device, place: str) -> Calibration | None:
-    """What this process or another one of the node measures, and keeps, within so long; None: the defaults it is."""
+    """What this process or another one of the node measures, and keeps, within so long; None: the
+    defaults it is.
+    """
     ends = time.monotonic() + seconds
     if time.time() - kept_entries().get("given_up", {}).get(place, 0) < _RETRY_S:
         return None
@@ -272,7 +275,9 @@ def _best_of(rates: list[float]) -> float:
 
 
 def load() -> dict[str, Calibration]:
-    """What is kept, by device and file system; empty where there is nothing, or nothing that can be read."""
+    """What is kept, by device and file system; empty where there is nothing, or nothing that can be
+    read.
+    """
     found = {}
     for key, fields in kept_entries().get("calibrations", {}).items():
         with contextlib.suppress(TypeError):
@@ -290,7 +295,9 @@ def _keep_given_up(key: str) -> None:
 
 
 def place_of(path: str, device: torch.device) -> str:
-    """The GPU's kind, the processor's cores and the file system's place: what the figures depend on."""
+    """The GPU's kind, the processor's cores and the file system's place: what the figures depend
+    on.
+    """
     real, mount, kind = os.path.realpath(path), "", ""
     with open("/proc/self/mounts") as mounts:
         for line in mounts:
@@ -310,7 +317,9 @@ def _better(default: Any, others: Iterable[Any], measure: Callable[[Any], float]
 
 
 def _read_rate(path: str, into: torch.Tensor, options: EngineOptions, gives_up: Callable[[], bool]) -> float:
-    """GB/s of reading the first `_READ_BYTES`, the best of a few; the first makes the engine's memory."""
+    """GB/s of reading the first `_READ_BYTES`, the best of a few; the first makes the engine's
+    memory.
+    """
     shared = engine.shared_engine(options, into.device)
     rates = []
     for _ in range(1 + _REPEATS):
@@ -364,7 +373,10 @@ _ATTEMPTS = 5
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """``python -m gdsdata.io.calibration``: measure, however long it takes, and keep it. The exit status."""
+    """``python -m gdsdata.io.calibration``: measure, however long it takes, and keep it.
+
+    The exit status.
+    """
     parser = argparse.ArgumentParser("python -m gdsdata.io.calibration", description=__doc__.splitlines()[0])
     parser.add_argument("path", help=f"a file of {SMALLEST_FILE_BYTES // MIB} MiB or more, on the file system")
     parser.add_argument("--device", default="cuda", help="the GPU (default: the current one)")

@@ -1,4 +1,6 @@
-"""The file that keeps calibrations, in the user's cache folder, and the lock of the process that measures."""
+"""The file that keeps calibrations, in the user's cache folder, and the lock of the process that
+measures.
+"""
 
 from __future__ import annotations
 

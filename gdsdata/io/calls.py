@@ -1,5 +1,7 @@
-"""Reads on their way, each with a future but without a thread: one thread tells all futures of an engine. Who waits for
-the only one that is under way does a worker's part, and needs no thread to tell it."""
+"""Reads on their way, each with a future but without a thread: one thread tells all futures of an
+engine. Who waits for the only one that is under way does a worker's part, and needs no thread to
+tell it.
+"""
 
 from __future__ import annotations
 
@@ -152,7 +154,8 @@ class ReadCalls:
                 call.future.help = functools.partial(self._help, number, begun)
 
     def _help(self, number: int, begun: Any, seconds: float) -> None:
-        """Until the read has ended, or so long; the future is told, unless the thread was quicker and is about to.
+        """Until the read has ended, or so long; the future is told, unless the thread was quicker
+        and is about to.
 
         Of many that are under way the thread tells several at a time, which is quicker than each by
         itself.

@@ -117,7 +117,7 @@ _spanned: tuple[int, list[tuple[str, _engine.Engine]]] | None = None
 
 
 def shared_engine(options: EngineOptions, device: torch.device) -> _engine.Engine:
-    """The engine with these options on ``device``, shared by all who ask for the same in this process.
+    """Return the engine with these options on ``device``; a process has one of each.
 
     Raises:
         ValueError: an option is out of range.
@@ -189,7 +189,7 @@ def end_spans() -> list[WorkerSpans]:
 
 
 def kept_engine(options: EngineOptions, device: torch.device) -> _engine.Engine:
-    """`shared_engine`, kept for the next call: its threads and pinned memory cost more than a short one does."""
+    """Return `shared_engine`, kept for the next call: its threads cost more than a short call."""
     return _kept_engine(os.getpid(), options, device)
 
 
@@ -200,7 +200,7 @@ def _kept_engine(process: int, options: EngineOptions, device: torch.device) -> 
 
 
 def cuda_ordinal(device: torch.device) -> int:
-    """The place of a CUDA device (with an index: `resolved`) among those that are visible; -1 for the CPU.
+    """Return the place of a CUDA device (`resolved`) among the visible ones; -1 for the CPU.
 
     Raises:
         ValueError: a device of another kind.
@@ -231,7 +231,7 @@ def resolved(device: torch.device | str) -> torch.device:
 
 
 def _initialise_cuda(device: torch.device) -> None:
-    """Torch first: it then owns the context that the engine shares, and can take tensors of the device."""
+    """Initialize torch first: it then owns the device's context, which the engine shares."""
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
@@ -247,8 +247,10 @@ def cufile_of_wheels() -> list[str]:
 
 
 def read_each(descriptor: int, path: str, offsets: Sequence[int], size_bytes: int) -> bytes:
-    """What lies at many places of a file, one behind the other; zeros behind its end. All are asked for before one is
-    waited for, and pages that were not in the page cache are let go again.
+    """What lies at many places of a file, one behind the other; zeros behind its end.
+
+    All are asked for before one is waited for, and pages that were not in the page cache are let go
+    again.
 
     Args:
         descriptor: of the file. path: of it, for errors.
@@ -261,8 +263,9 @@ def read_each(descriptor: int, path: str, offsets: Sequence[int], size_bytes: in
 
 
 def new_storage(size_bytes: int, device: torch.device) -> torch.UntypedStorage:
-    """Memory that is about to be read into: on the CPU of huge pages where the system has them, for touching new memory
-    page by page takes longer than reading it."""
+    """Memory that is about to be read into: on the CPU of huge pages where the system has them, for
+    touching new memory page by page takes longer than reading it.
+    """
     storage = torch.UntypedStorage(size_bytes, device=device)  # type: ignore[no-untyped-call]
     if device.type == "cpu":
         _engine.prefer_huge_pages(storage)
@@ -275,7 +278,8 @@ def stream_of(device: torch.device) -> int:
 
 
 def record_stream(batch: torch.Tensor, stream: torch.cuda.Stream) -> None:
-    """Say that a zero-copy batch is used on ``stream`` too, other than the one that was current when it came.
+    """Say that a zero-copy batch is used on ``stream`` too, other than the one that was current
+    when it came.
 
     Call it before the batch's last reference goes: its memory is then not written again until what
     ``stream`` has been given by that time is done. Batches that are no leases (``zero_copy=False``)
@@ -299,8 +303,8 @@ def warn_once(message: str) -> None:
 
 
 def file_table(index: SampleIndex, in_memory: Mapping[str, int] | None = None) -> _engine.FileTable:
-    """The files of an index, opened when they are first read, and behind them some that this process itself fills, by
-    path and size in bytes.
+    """The files of an index, opened when they are first read, and behind them some that this
+    process itself fills, by path and size in bytes.
     """
     memory = in_memory or {}
     size_bytes = np.concatenate([index.size_bytes, np.fromiter(memory.values(), np.int64, len(memory))])
@@ -314,8 +318,10 @@ def table_of_one(path: str) -> _engine.FileTable:
 
 
 def endings_of(engine: _engine.Engine, thread: threading.Thread) -> _engine.Endings:
-    """What tells a thread of reads that have ended (csrc/engine/endings.h). When the program ends it is closed, and the
-    thread waited for, a second at most."""
+    """What tells a thread of reads that have ended (csrc/engine/endings.h).
+
+    When the program ends it is closed, and the thread waited for, a second at most.
+    """
     endings = _engine.Endings(engine)
     _open_endings.add(endings)
     _threads_of_endings.add(thread)
@@ -325,8 +331,11 @@ def endings_of(engine: _engine.Engine, thread: threading.Thread) -> _engine.Endi
 def table_of(
     paths: Sequence[str], seen: Sequence[tuple[int, int]], opened: Sequence[_engine.File | None]
 ) -> _engine.FileTable:
-    """These files: ``opened`` ones as they are. Others are opened by name when they are read, and are an error unless
-    they are as they were ``seen`` (size in bytes, time of change in ns)."""
+    """These files: ``opened`` ones as they are.
+
+    Others are opened by name when they are read, and are an error unless they are as they were
+    ``seen`` (size in bytes, time of change in ns).
+    """
     sizes, times = np.array(seen, np.int64).reshape(-1, 2).T
     return _engine.FileTable(list(paths), np.ascontiguousarray(sizes), np.ascontiguousarray(times), list(opened))
 
@@ -364,7 +373,7 @@ def _memory_for_pinning() -> int:
 def buffer_pool(
     engine: _engine.Engine, sample: Sample, batch_samples: int, slots: int, on_cuda: bool
 ) -> _engine.BufferPool:
-    """Memory for batches of ``sample``: those in the slots, one that the consumer uses and one that it just dropped."""
+    """Return memory for batches: the slots', one in use, and one that was just dropped."""
     element_bytes = sample.dtype.itemsize if on_cuda else max(sample.dtype.itemsize, sample.torch_dtype.itemsize)
     return _engine.BufferPool(engine, sample.bytes // sample.dtype.itemsize * element_bytes * batch_samples, slots + 2)
 
@@ -381,8 +390,9 @@ def make_batches(
     residence: _engine.Residence | None,
     owner: object = None,
 ) -> tuple[_engine.Batches, torch.dtype]:
-    """A prefetcher of batches of ``sample``, and the dtype of their tensors. ``owner`` is kept to the interpreter's
-    end, for a daemon thread may be taking them for it.
+    """A prefetcher of batches of ``sample``, and the dtype of their tensors.
+
+    ``owner`` is kept to the interpreter's end, for a daemon thread may be taking them for it.
 
     Which one that is says `conversion_on`.
     """
@@ -414,8 +424,9 @@ def make_batches(
 
 
 def conversion_on(on_cuda: bool, sample: Sample) -> tuple[str, torch.dtype]:
-    """What the engine does with each element of what it reads, and the dtype that comes of it: ``sample.torch_dtype``
-    where it widens them. Not to a GPU, which is sent fewer bytes and casts faster.
+    """What the engine does with each element of what it reads, and the dtype that comes of it:
+    ``sample.torch_dtype`` where it widens them. Not to a GPU, which is sent fewer bytes and casts
+    faster.
     """
     conversion = conversion_of(sample)
     if conversion not in _WIDENED.values():

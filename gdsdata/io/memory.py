@@ -14,7 +14,9 @@ _PAGE_BYTES = 4096
 
 
 class MemoryPool:
-    """Buffers that return to the pool when the last tensor that views them is freed. Any thread may call it.
+    """Buffers that return to the pool when the last tensor that views them is freed.
+
+    Any thread may call it.
 
     The kernel zeroes new pages before a process may use them. That takes about as long as filling
     them, so the pool keeps buffers.
@@ -47,7 +49,10 @@ class MemoryPool:
         return torch.from_numpy(view)
 
     def _fitting(self, size_bytes: int) -> np.ndarray:
-        """Return the buffer that came back last, which may still be in the processor's caches. Free smaller ones."""
+        """Return the buffer that came back last, which may still be in the processor's caches.
+
+        Free smaller ones.
+        """
         with contextlib.suppress(IndexError):
             while True:
                 buffer = self._spare.pop()
@@ -57,7 +62,10 @@ class MemoryPool:
 
 
 def anonymous_memory(size_bytes: int, prefer_huge_pages: bool = False) -> np.ndarray:
-    """Return new memory on whole pages: uint8, at least ``size_bytes``. Pages that are never written take no memory."""
+    """Return new memory on whole pages: uint8, at least ``size_bytes``.
+
+    Pages that are never written take no memory.
+    """
     whole = -(-size_bytes // _PAGE_BYTES) * _PAGE_BYTES
     memory = mmap.mmap(-1, whole, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if prefer_huge_pages:

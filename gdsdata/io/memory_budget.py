@@ -1,4 +1,6 @@
-"""How much memory this process may still take: of the machine, and of each control group that it is in."""
+"""How much memory this process may still take: of the machine, and of each control group that it is
+in.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ def share_bytes() -> int:
 
 
 def available_bytes(root: str = "/") -> int:
-    """Bytes that can be taken before the machine or a control group runs out of them; page cache counts as free.
+    """Bytes that can be taken before the machine or a control group runs out of them; page cache
+    counts as free.
 
     Args:
         root: the folder in which ``proc`` and ``sys`` are; tests have others.
@@ -59,7 +62,9 @@ def _left_in_groups(root: Path) -> Iterator[int]:
 
 
 def _memory_groups(root: Path) -> Iterator[tuple[str, Path, str]]:
-    """Of each hierarchy that counts memory: "cgroup" or "cgroup2", its mount, and this process's folder below it."""
+    """Of each hierarchy that counts memory: "cgroup" or "cgroup2", its mount, and this process's
+    folder below it.
+    """
     try:
         mounts = (root / "proc/self/mountinfo").read_text().splitlines()
         memberships = (root / "proc/self/cgroup").read_text().splitlines()

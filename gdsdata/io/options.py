@@ -1,4 +1,7 @@
-"""Options of the engine, with their units in their names. They double as the schema of the bench's configuration."""
+"""Options of the engine, with their units in their names.
+
+They double as the schema of the bench's configuration.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """How bytes move. The defaults were measured (docs/design-decisions.md); most programs need no option.
+    """How bytes move. The defaults were measured (docs/design-decisions.md); most programs need no
+    option.
 
     The engine takes at most ``workers * bounce_bytes`` of host memory. On a GPU it takes ``workers
     * (staging_bytes + 1.3 MiB)`` more, and 1.3 MiB for short reads. Each data set that is iterated

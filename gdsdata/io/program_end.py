@@ -55,14 +55,18 @@ _MOST_JOIN_S = 1.0
 
 
 def stop_at_exit(one: Stoppable) -> None:
-    """Stop it when the program ends, before Python waits for its threads; at once if the program ends already."""
+    """Stop it when the program ends, before Python waits for its threads; at once if the program
+    ends already.
+    """
     _stoppable.add(one)
     if _is_ending:
         one.stop()
 
 
 def end_at_exit(iterator: Generator[Any, None, None], ending: Ending) -> None:
-    """Make the call when the program ends, if the iterator is still open; one that a thread is in ends by itself."""
+    """Make the call when the program ends, if the iterator is still open; one that a thread is in
+    ends by itself.
+    """
     _endings[iterator] = ending
 
 

@@ -82,7 +82,9 @@ class ReadsInFlight:
         self._is_closed = True
 
     def progress(self) -> Hashable:
-        """Equal to what it was before if nothing has moved since; None while there is nothing to be moved."""
+        """Equal to what it was before if nothing has moved since; None while there is nothing to be
+        moved.
+        """
         with self._changing:
             reads, ended = list(self._reads), self._ended
         return (ended, *sorted(read.progress() for read in reads)) if reads else None

@@ -23,7 +23,8 @@ _DEFAULTS = EngineOptions()
 
 
 class Engine:
-    """Reads and writes ranges of files from and to tensors, many at a time, for programs that build on it.
+    """Reads and writes ranges of files from and to tensors, many at a time, for programs that build
+    on it.
 
         with gdsdata.Engine() as engine:
             futures = [engine.read(path, into=tensor) for path, tensor in wanted]
@@ -64,7 +65,8 @@ class Engine:
     def read(
         self, path: str | os.PathLike[str], into: torch.Tensor, offset: int = 0, priority: str = "background"
     ) -> Future[torch.Tensor]:
-        """Read ``into.nbytes`` bytes of ``path`` from ``offset`` (bytes; any) on into a contiguous tensor.
+        """Read ``into.nbytes`` bytes of ``path`` from ``offset`` (bytes; any) on into a contiguous
+        tensor.
 
         The future's result is ``into``.
 
@@ -132,7 +134,9 @@ class Engine:
         self.close()
 
     def stats(self) -> dict[str, Any]:
-        """By device ("cpu", "cuda:0"): the engine's counts, as under "engine" in `GDSDataset.stats`."""
+        """By device ("cpu", "cuda:0"): the engine's counts, as under "engine" in
+        `GDSDataset.stats`.
+        """
         return {str(device): engine.statistics() for device, engine in self._engines.items()}
 
     def _check_open(self) -> None:
@@ -140,7 +144,9 @@ class Engine:
             raise EngineClosed("this Engine was closed; make another one")
 
     def _asked(self, tensor: torch.Tensor, path: Any, offset: int, priority: str) -> tuple[Any, Any]:
-        """The engine of the tensor's device, and what the current stream has been given there until now."""
+        """The engine of the tensor's device, and what the current stream has been given there until
+        now.
+        """
         self._check_open()
         if self._process != os.getpid():
             raise EngineClosed("this Engine was made in another process; make one in this one")
@@ -199,7 +205,8 @@ def read_tensor(
 def write_tensor(
     tensor: torch.Tensor, path: str | os.PathLike[str], offset: int = 0, *, options: EngineOptions | None = None
 ) -> None:
-    """Write a tensor's bytes (native byte order, contiguous) to ``path``; on storage when this returns.
+    """Write a tensor's bytes (native byte order, contiguous) to ``path``; on storage when this
+    returns.
 
     A tensor that makes a whole file (``offset`` 0, and no longer file there) replaces it
     atomically: after a crash at any moment the path names the old file or the new one, and it keeps

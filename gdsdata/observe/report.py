@@ -73,7 +73,9 @@ class Report:
         }
 
     def prometheus(self, **labels: str) -> str:
-        """The same in Prometheus's text format, version 0.0.4; the limiter is a label of a gauge that is 1."""
+        """The same in Prometheus's text format, version 0.0.4; the limiter is a label of a gauge
+        that is 1.
+        """
         lines = []
         said = {name: str(value) for name, value in labels.items()}
         for name, value in self.scalars().items():

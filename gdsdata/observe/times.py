@@ -1,4 +1,6 @@
-"""Times of a training loop and of the engine's workers, from which `observe.report` works out a report."""
+"""Times of a training loop and of the engine's workers, from which `observe.report` works out a
+report.
+"""
 
 from __future__ import annotations
 

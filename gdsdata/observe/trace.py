@@ -20,7 +20,8 @@ _FIRST_ROW = 1 << 22
 
 
 class profile(torch.profiler.profile):
-    """`torch.profiler.profile`, with a row in its trace for each worker of the engines of this process.
+    """`torch.profiler.profile`, with a row in its trace for each worker of the engines of this
+    process.
 
     Takes what that one takes, and is used as that one is, with a schedule and
     `torch.profiler.tensorboard_trace_handler` too. A row holds what its worker did: ``gdsdata: page
@@ -52,7 +53,9 @@ class profile(torch.profiler.profile):
 
 
 def _unix_ns_of_monotonic() -> int:
-    """What is to be added to the monotonic clock for the system's; of some tries the one that took least."""
+    """What is to be added to the monotonic clock for the system's; of some tries the one that took
+    least.
+    """
     tries = []
     for _ in range(5):
         before, unix, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
