@@ -225,12 +225,13 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("name", "content", "message"),
         [
-            ("a.nii.gz", gzip.compress(nifti(volume((3, 2)))), r"compressed.*gunzip"),
-            ("a.nii", gzip.compress(nifti(volume((3, 2)))), r"compressed.*gunzip"),
+            ("a.nii.gz", gzip.compress(nifti(volume((3, 2))), mtime=0), r"compressed.*gunzip"),
+            ("a.nii", gzip.compress(nifti(volume((3, 2))), mtime=0), r"compressed.*gunzip"),
             ("a.hdr", nifti(volume((3, 2)), magic=b"ni1\0"), r"pair.*single"),
             ("a.nii", struct.pack("<i8s", 540, b"n+2\0\r\n\x1a\n").ljust(600, b"\0"), r"NIfTI-2.*NIfTI-1"),
             ("a.nii", struct.pack(">i8s", 540, b"n+2\0\r\n\x1a\n").ljust(600, b"\0"), r"NIfTI-2.*NIfTI-1"),
         ],
+        ids=["gzip", "gzip under another name", "pair", "NIfTI-2", "NIfTI-2 in the other byte order"],
     )
     @pytest.mark.parametrize("format", [None, Nifti()], ids=["recognized", "named"])
     def test_a_relative_of_the_format_is_refused_with_a_remedy(self, tmp_path, name, content, message, format):
