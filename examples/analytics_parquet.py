@@ -1,5 +1,4 @@
-"""Two columns of a table, in Parquet and in CSV, to tensors on the GPU (or the CPU), and a group-by
-of them there.
+"""A group-by over two columns of a table, in Parquet and in CSV, on the GPU (or the CPU).
 
     python examples/analytics_parquet.py                                    # some seconds; makes a table in both forms
     python examples/analytics_parquet.py trips/*.parquet --key zone --value fare
@@ -95,9 +94,7 @@ def parsed_csv(source: Any) -> pyarrow.Table:
 
 
 def grouped(keys: torch.Tensor, values: torch.Tensor) -> dict[str, torch.Tensor]:
-    """By key, ascending: keys and rows (int64), sums (float64) and maxima (dtype of the values),
-    each (G,).
-    """
+    """By key, ascending, each (G,): keys and rows are int64, sums float64, maxima as the values."""
     found, group = torch.unique(keys.long(), return_inverse=True)
     sums = torch.zeros(len(found), dtype=torch.float64, device=keys.device).index_add_(0, group, values.double())
     maxima = values.new_empty(len(found)).scatter_reduce_(0, group, values, "amax", include_self=False)
