@@ -11,7 +11,7 @@ A fork differs from a new interpreter in two ways: `MODULES` are imported alread
 share one seed of hashes. Mark a test `new_interpreter` if it is about imports, the cost of a start
 or that seed. A new interpreter also starts if the command has an option of Python's (`-W`), or if
 its environment has a setting that is read only at a start (PYTHONWARNINGS, LD_PRELOAD) and that
-this process lacks.
+this process lacks. To fork with such a setting, put it into `os.environ`: another server starts.
 """
 
 import contextlib
@@ -105,13 +105,14 @@ class Server:
         return int.from_bytes(answer, "little")
 
 
-_servers: list[Server] = []
+_servers: dict[frozenset[tuple[str, str]], Server] = {}  # by the settings of their start
 
 
 def _server() -> Server:
-    if not _servers or _servers[0].owner != os.getpid():
-        _servers[:] = [Server()]
-    return _servers[0]
+    settings = frozenset(_settings(os.environ).items())
+    if settings not in _servers or _servers[settings].owner != os.getpid():
+        _servers[settings] = Server()
+    return _servers[settings]
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ from gdsdata import EngineOptions
 
 # 150 kills take a minute of two idle processors, and several of busy ones.
 TIMEOUT_S = 500
-pytestmark = pytest.mark.timeout(TIMEOUT_S + 10)
+pytestmark = [pytest.mark.timeout(TIMEOUT_S + 10), pytest.mark.usefixtures("quick_programs")]
 
 KINDS = ["pt", "safetensors", "dcp", "folder"]
 # Its calls can be counted: io_uring's do not pass libc.
@@ -186,24 +186,25 @@ def kill_at_random(kind: str, folder: Path, kills: int, seed: int) -> None:
 # ------------------------------------------------------------------------------------------------ the tests
 
 
-def run(call: str, **environment: str) -> str:
-    script = f"from pathlib import Path; import test_crashes; test_crashes.{call}"
+def run(call: str) -> None:
+    imports = "import warnings; from pathlib import Path; import test_crashes"
+    script = f"{imports}; warnings.simplefilter('ignore'); test_crashes.{call}"
     here = Path(__file__).parent
     paths = os.pathsep.join([str(here), str(here.parent), os.environ.get("PYTHONPATH", "")])
     ended = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script],
-        env={**os.environ, "PYTHONPATH": paths, **environment},
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": paths},
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     print(ended.stdout)
-    return ended.stdout
 
 
 @pytest.fixture(scope="module")
 def crash_points(tmp_path_factory) -> Path:
+    """The library that counts a program's system calls, to preload."""
     library = tmp_path_factory.mktemp("crash_points") / "crash_points.so"
     source = Path(__file__).parent / "crash_points.c"
     subprocess.run([os.environ.get("CC", "cc"), "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
@@ -222,9 +223,11 @@ CRASHES = [
 
 @pytest.mark.parametrize(("loses", "same_id"), CRASHES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_save_killed_at_any_step_leaves_the_old_or_the_new_one(tmp_path, crash_points, kind, loses, same_id):
-    call = f"kill_at_every_step({kind!r}, Path({str(tmp_path)!r}), {loses}, {same_id})"
-    run(call, LD_PRELOAD=str(crash_points))
+def test_a_save_killed_at_any_step_leaves_the_old_or_the_new_one(
+    tmp_path, crash_points, monkeypatch, kind, loses, same_id
+):
+    monkeypatch.setenv("LD_PRELOAD", str(crash_points))  # here, so that one preloaded process forks for all tests
+    run(f"kill_at_every_step({kind!r}, Path({str(tmp_path)!r}), {loses}, {same_id})")
 
 
 @pytest.mark.parametrize(
