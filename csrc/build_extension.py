@@ -1,9 +1,11 @@
-"""How the extension `gdsdata._engine` is built: every .cpp under csrc/, liburing inside it, no libtorch beside it.
+"""Build the extension `gdsdata._engine` from every .cpp under csrc/.
 
-pyproject.toml names BuildEngine as its build_ext command. Read from the environment:
-    LIBURING_PREFIX           a folder with include/liburing.h and lib/liburing.a, used instead of
-    the system's GDSDATA_WITHOUT_LIBURING  1 builds an engine without the io_uring backend CXX,
-    MAX_JOBS             the compiler, and how many of them run at once
+Liburing is linked in, and libtorch is not. pyproject.toml names BuildEngine as its build_ext
+command, which reads these variables of the environment:
+
+- LIBURING_PREFIX: a folder with include/liburing.h and lib/liburing.a, instead of the system's.
+- GDSDATA_WITHOUT_LIBURING: 1 builds an engine without the io_uring backend.
+- CXX, MAX_JOBS: the compiler, and how many of them run at the same time.
 """
 
 from __future__ import annotations
@@ -32,14 +34,18 @@ MISSING_LIBURING = (
 
 @dataclass
 class Flags:
-    """What one library adds to the compiler's and the linker's command line."""
+    """One library's arguments for the compiler and the linker."""
 
     compile: list[str] = field(default_factory=list)
     link: list[str] = field(default_factory=list)
 
 
 def liburing_flags(environment: dict[str, str] | os._Environ[str], compiler: str) -> Flags:
-    """The flags for liburing: static where a static library is there, else dynamic; SetupError where there is none."""
+    """Return liburing's flags: for the static library if there is one, else for the dynamic one.
+
+    Raises:
+        SetupError: neither is installed.
+    """
     if environment.get("GDSDATA_WITHOUT_LIBURING", "0") not in ("", "0"):
         return Flags(["-DGDSDATA_WITHOUT_LIBURING"])
     if prefix := environment.get("LIBURING_PREFIX"):
@@ -52,7 +58,7 @@ def liburing_flags(environment: dict[str, str] | os._Environ[str], compiler: str
         return Flags(["-isystem", str(include)], [str(library)])
     if not has_header(compiler, "liburing.h"):
         raise SetupError(MISSING_LIBURING.format(what="gdsdata needs liburing to build, and there is no liburing.h"))
-    # Static first: the wheel then needs no liburing on the machine it is installed on.
+    # Static first: the wheel then needs no liburing where it is installed.
     for name, flag in (("liburing.a", None), ("liburing.so", "-luring")):
         if found := library_path(compiler, name):
             return Flags([], [flag or found])
@@ -65,7 +71,10 @@ def has_header(compiler: str, header: str) -> bool:
 
 
 def library_path(compiler: str, name: str) -> str | None:
-    """Where the compiler would find the library; it knows the distribution's folders (lib64, x86_64-linux-gnu)."""
+    """Return the path at which the compiler finds the library, or None.
+
+    The compiler knows the distribution's folders (lib64, x86_64-linux-gnu).
+    """
     command = [*compiler.split(), f"-print-file-name={name}"]
     answer = subprocess.run(command, capture_output=True, text=True).stdout.strip()
     for path in (Path(answer), Path("/usr/local/lib") / name, Path("/usr/local/lib64") / name):
@@ -75,7 +84,7 @@ def library_path(compiler: str, name: str) -> str | None:
 
 
 class BuildEngine(BuildExtension):
-    """torch's build_ext (ninja: only what changed, headers included, is compiled again) for our one extension."""
+    """torch's build_ext for this extension. Its ninja compiles only what has changed."""
 
     def finalize_options(self):
         super().finalize_options()
@@ -83,15 +92,15 @@ class BuildEngine(BuildExtension):
         for extension in self.extensions or []:
             extension.sources = sorted(path.as_posix() for path in csrc.rglob("*.cpp"))
             extension.include_dirs = [str(csrc.resolve())]  # absolute: ninja runs in the build folder
-            # What the sdist must carry besides the sources.
+            # The sdist must contain these besides the sources.
             extension.depends = sorted(path.as_posix() for path in csrc.rglob("*.h")) + [
                 (csrc / "build_extension.py").as_posix()
             ]
 
     def run(self):
         if self.inplace or self.editable_mode:
-            # pip's editable build compiles in a folder that it throws away; in this one the objects
-            # stay, and `make build` and `pip install -e .` share them.
+            # pip's editable build deletes its own folder. In this one the objects stay, and
+            # `make build` and `pip install -e .` share them.
             self.build_temp = "build/engine"
         super().run()
 
@@ -99,7 +108,7 @@ class BuildEngine(BuildExtension):
         liburing = liburing_flags(os.environ, get_cxx_compiler())
         pybind11 = Path(torch.__file__).parent / "include"
         for extension in self.extensions:
-            # -isystem, so that our warnings are about our code.
+            # -isystem: no warnings about pybind11's code.
             extension.extra_compile_args += ["-isystem", str(pybind11), *liburing.compile]
             extension.extra_link_args += liburing.link
         super().build_extensions()

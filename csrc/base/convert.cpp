@@ -2,8 +2,8 @@
 
 #include <cstring>
 
-// One build serves every x86-64: the compiler makes a version for each named level and the loader
-// picks.
+// One build serves every x86-64: the compiler emits a version for each named level, and the loader
+// chooses one.
 #if defined(__x86_64__) && defined(__GLIBC__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
 #define GDSDATA_MULTIVERSION __attribute__((target_clones("arch=x86-64-v4", "avx2", "default")))
 #else
@@ -14,8 +14,7 @@ namespace gdsdata {
 
 namespace {
 
-// memcpy in and out states that neither side is aligned; it compiles to plain vector loads and
-// stores.
+// memcpy, because neither side is aligned. It compiles to plain vector loads and stores.
 template <typename Stored, typename Result>
 [[gnu::always_inline]] inline void widen(std::byte* result, const std::byte* stored, size_t count) {
   for (size_t i = 0; i < count; ++i) {

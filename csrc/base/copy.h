@@ -1,5 +1,4 @@
-// Copies of bytes that the processor will not look at soon, into memory that it has not looked at
-// for a while.
+// Copies bytes that the processor will not read soon, into memory that is not in its caches.
 #pragma once
 
 #include <cstddef>
@@ -7,9 +6,9 @@
 
 namespace gdsdata {
 
-// Long ones go past the caches, which spares reading the target before it is written, and leaves
-// the caches to others: half as fast again (docs/design-decisions.md), but slower into memory that
-// is in a cache. Visible to whoever synchronises with the caller, as any store.
+// Long copies bypass the caches. That leaves the caches to other data, and the target is not read
+// before it is written: 1.5 times as fast (docs/design-decisions.md), but slower if the target is
+// in a cache. The bytes become visible to other threads as those of any store do.
 void copy_bytes(std::byte* to, const std::byte* from, uint64_t bytes);
 
 }  // namespace gdsdata

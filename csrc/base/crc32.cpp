@@ -26,7 +26,7 @@ constexpr size_t kTables = 8;
 
 using Tables = std::array<std::array<uint32_t, 256>, kTables>;
 
-// tables[k][b]: the remainder of byte b with k bytes of zeros behind it.
+// tables[k][b]: the remainder of byte b followed by k zero bytes.
 constexpr Tables make_tables(uint32_t polynomial) {
   Tables tables{};
   for (uint32_t byte = 0; byte < 256; ++byte) {
@@ -66,13 +66,13 @@ __attribute__((target("pclmul,sse4.1"))) inline __m128i load(const std::byte* by
   return _mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes));
 }
 
-// `value` moved on by as many bits as `distance` stands for, and added to what is there.
+// Moves `value` on by the number of bits that `distance` encodes, and adds it to `there`.
 __attribute__((target("pclmul,sse4.1"))) inline __m128i fold(__m128i value, __m128i distance, __m128i there) {
   const __m128i low = _mm_clmulepi64_si128(value, distance, 0x00), high = _mm_clmulepi64_si128(value, distance, 0x11);
   return _mm_xor_si128(_mm_xor_si128(low, high), there);
 }
 
-// Of a multiple of 16 bytes, 64 at least.
+// `length` must be a multiple of 16, and at least 64.
 __attribute__((target("pclmul,sse4.1"))) uint32_t by_folding(uint32_t state, const std::byte* bytes, size_t length) {
   const __m128i by_512_bits = _mm_set_epi64x(0x01c6e41596, 0x0154442bd4);
   const __m128i by_128_bits = _mm_set_epi64x(0x00ccaa009e, 0x01751997d0);
@@ -85,7 +85,7 @@ __attribute__((target("pclmul,sse4.1"))) uint32_t by_folding(uint32_t state, con
   __m128i sum = sums[0];
   for (int i = 1; i < 4; ++i) sum = fold(sum, by_128_bits, sums[i]);
   for (; length >= 16; bytes += 16, length -= 16) sum = fold(sum, by_128_bits, load(bytes));
-  // The 16 bytes that are left have the remainder that all had.
+  // The remaining 16 bytes have the same remainder as all the input.
   std::array<std::byte, 16> rest{};
   std::memcpy(rest.data(), &sum, rest.size());
   return by_table(kIeeeTables, 0, rest.data(), rest.size());
@@ -93,7 +93,7 @@ __attribute__((target("pclmul,sse4.1"))) uint32_t by_folding(uint32_t state, con
 
 #endif
 
-// The product of two polynomials of degree 31 at most, modulo a third.
+// Multiplies two polynomials of degree 31 at most, modulo a third.
 constexpr uint32_t multiplied(uint32_t polynomial, uint32_t a, uint32_t b) {
   uint32_t product = 0;
   for (uint32_t bit = uint32_t{1} << 31; bit != 0; bit >>= 1) {
@@ -103,7 +103,7 @@ constexpr uint32_t multiplied(uint32_t polynomial, uint32_t a, uint32_t b) {
   return product;
 }
 
-// x^(8 * bytes), by which a remainder is multiplied that moves on by so many bytes.
+// Returns x^(8 * bytes): a remainder times this is the remainder with that many bytes behind it.
 constexpr uint32_t power_of_bytes(uint32_t polynomial, uint64_t bytes) {
   uint32_t product = uint32_t{1} << 31, power = uint32_t{1} << 23;  // x^0, x^8
   for (; bytes > 0; bytes >>= 1) {
@@ -143,7 +143,6 @@ GDSDATA_CRC32C_TARGET inline uint64_t word_at(const std::byte* bytes) {
   return word;
 }
 
-// Three lanes side by side are three times as fast as one.
 constexpr size_t kLaneBytes = tuning::kCrcLaneBytes;
 constexpr uint32_t kBehindOneLane = power_of_bytes(kCastagnoli, kLaneBytes);
 constexpr uint32_t kBehindTwoLanes = power_of_bytes(kCastagnoli, 2 * kLaneBytes);

@@ -17,23 +17,22 @@ namespace gdsdata {
 
 namespace {
 
-// Storage that answers closes its files within this time; other parts of the program may never
-// close theirs.
+// Storage that works closes its files within this time. Other parts of the program may never close
+// theirs.
 constexpr std::chrono::seconds kPatience{30};
-// Nobody announces a descriptor that becomes free, least of all other parts of the program: so it
-// is looked for.
+// No event says that a descriptor is free again, so the wait polls.
 constexpr std::chrono::milliseconds kLooksAgain{2};
 
-// All caches of a process. A cache's lock may be taken inside this lock, never the other way round.
+// All caches of a process. Order of locks: this one, then a cache's own.
 struct Caches {
   const pid_t process = ::getpid();
   std::mutex mutex;
   std::vector<FileCache*> members;  // guarded by mutex
-  std::atomic<ssize_t> descriptors{0};  // of all open files, in a cache or not
+  std::atomic<ssize_t> descriptors{0};  // of all open files, cached or not
 
-  // Closes one idle file, of any cache but `except`. Returns false if there is none.
+  // Closes one idle file of any cache except `except`. Returns false if there is none.
   bool close_idle(const FileCache* except) {
-    std::vector<std::shared_ptr<void>> idle;  // closes without the lock
+    std::vector<std::shared_ptr<void>> idle;  // destroyed, and so closed, after the lock is released
     std::lock_guard lock(mutex);
     for (FileCache* cache : members) {
       if (cache != except) cache->take_idle(1, idle);
@@ -47,8 +46,8 @@ struct Caches {
   }
 };
 
-// Never destroyed: workers may outlive static destructors. A forked child gets its own, because a
-// thread that it does not have may hold the parent's lock.
+// Never destroyed, because workers may outlive static destructors. A forked child gets its own,
+// because the parent's lock may be held by a thread that the child does not have.
 Caches& caches() {
   static std::atomic<Caches*> current{new Caches};
   Caches* found = current.load(std::memory_order_acquire);
@@ -101,7 +100,7 @@ size_t most_cached_descriptors() {
 void DescriptorShare::add_one() {
   Caches& all = caches();
   if (counted_in_ == nullptr) counted_in_ = &all;
-  if (counted_in_ != &all) return;  // a file of the parent of this process
+  if (counted_in_ != &all) return;  // opened in the parent process
   ++count_;
   all.descriptors.fetch_add(1, std::memory_order_relaxed);
 }
@@ -120,7 +119,7 @@ void FileCache::join() {
 
 void FileCache::leave() {
   Caches& all = caches();
-  if (caches_ != &all) return;  // never joined, or in the parent of this process
+  if (caches_ != &all) return;  // never joined, or joined in the parent process
   std::lock_guard lock(all.mutex);
   std::erase(all.members, this);
 }

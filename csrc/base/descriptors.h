@@ -1,5 +1,5 @@
-// A process may open RLIMIT_NOFILE descriptors. Caches of open files share a part of them, and
-// close idle files when anybody in this library finds none left.
+// A process may open RLIMIT_NOFILE descriptors. Caches of open files share a part of them. If this
+// library finds none left, the caches close idle files.
 #pragma once
 
 #include <sys/types.h>
@@ -28,23 +28,23 @@ class Descriptor {
   int fd_ = -1;
 };
 
-// EMFILE or ENFILE: no descriptor is left. It says nothing about the file.
+// True for EMFILE and ENFILE: no descriptor is left, which says nothing about the file.
 bool is_out_of_descriptors(int system_errno);
 
-// Whether to wait while all descriptors are taken, for other threads of this library to close
-// theirs. A thread that holds open files itself gives up, closes them and tries again: two threads
+// While all descriptors are in use, kWait waits until other threads of this library close some. A
+// thread that holds open files itself must use kGiveUp, close them and try again: two such threads
 // that wait for each other would never end.
 enum class WhenTaken { kWait, kGiveUp };
 
-// Calls `open`, which returns a descriptor, or -1 and errno. While none is left, closes idle files
-// of all caches and calls it again, for up to half a minute. Returns its last answer.
+// Calls `open`, which returns a descriptor, or -1 and errno. While no descriptor is left, closes
+// idle files of all caches and calls it again, for up to 30 seconds. Returns the last result.
 int open_descriptor(const std::function<int()>& open, WhenTaken when_taken = WhenTaken::kWait);
 
-// Descriptors that open files have at most while caches keep idle ones open: half of the limit,
-// because the program needs some too.
+// The limit on the descriptors of open files while caches keep idle ones open. It is half of
+// RLIMIT_NOFILE, because the program needs descriptors too.
 size_t most_cached_descriptors();
 
-// The descriptors that one open file has, counted among those of all files of the process.
+// The descriptors of one open file. They count towards those of all files of the process.
 class DescriptorShare {
  public:
   DescriptorShare() = default;
@@ -58,12 +58,12 @@ class DescriptorShare {
   ssize_t count_ = 0;
 };
 
-// Files that are kept open to be used again, and can be opened again. Derived classes call `join`
-// when they are whole and `leave` before they go. Thread-safe.
+// Files that are kept open for later use, and can be opened again. A derived class calls `join` at
+// the end of its constructor and `leave` at the start of its destructor. Thread-safe.
 class FileCache {
  public:
-  // Moves up to `most` files that nobody uses to `idle`, least recently used first. They close when
-  // the caller releases them, so that it can do that without a lock.
+  // Moves up to `most` unused files to `idle`, least recently used first. They close when the
+  // caller releases them, so the caller can do that without holding a lock.
   virtual void take_idle(size_t most, std::vector<std::shared_ptr<void>>& idle) = 0;
   virtual bool has_used_files() = 0;
 
@@ -71,12 +71,12 @@ class FileCache {
   ~FileCache() = default;
   void join();
   void leave();
-  // Makes room for one more descriptor, in this cache first. False if all files of all caches are
-  // in use.
+  // Closes idle files until one more descriptor fits, in this cache first. Returns false if all
+  // files of all caches are in use.
   bool make_room();
 
  private:
-  void* caches_ = nullptr;  // those of the process that it joined in
+  void* caches_ = nullptr;  // the caches of the process in which it joined
 };
 
 }  // namespace gdsdata

@@ -51,7 +51,7 @@ Error current_error() noexcept {
   } catch (...) {
     Error error;
     error.code = ErrorCode::kDevice;
-    error.message = "no memory left";  // so short that it needs none
+    error.message = "no memory left";  // short enough to need no allocation
     return error;
   }
 }

@@ -1,5 +1,5 @@
-// What went wrong, as a value that travels: through completions and groups to the consumer, who
-// gets it as the Python exception of the same meaning.
+// An error as a value. It passes through completions and groups to the consumer, who gets the
+// Python exception of the same meaning.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@ enum class ErrorCode {
   kNotFound,
   kUnavailable,
   kIo,
-  kNotReplaceable,  // a file is there, and no new one can take its name
-  kCorrupt,  // also: a file shorter than its index says
+  kNotReplaceable,  // a file exists, and no new one can take its name
+  kCorrupt,  // also if a file is shorter than its index says
   kDevice,
   kStalled,
   kClosed,
@@ -23,15 +23,15 @@ enum class ErrorCode {
 
 struct Error {
   ErrorCode code = ErrorCode::kIo;
-  std::string message = {};  // the whole sentence a user reads
+  std::string message = {};  // the complete sentence for the user
   std::string path = {};
   uint64_t offset = 0;
   uint64_t length = 0;
   int system_errno = 0;
 };
 
-// The form an Error takes while it unwinds the stack. Only constructors and blocking calls throw
-// it; the data path returns Errors in completions.
+// An Error as an exception. Only constructors and blocking calls throw it; the data path returns
+// Errors in completions.
 class Failure : public std::exception {
  public:
   explicit Failure(Error error) : error_(std::move(error)) {}
@@ -42,14 +42,15 @@ class Failure : public std::exception {
   Error error_;
 };
 
-// In a catch block: what was caught, as an Error. Never throws, not even without memory.
+// Returns the exception that a catch block has caught, as an Error. Never throws, even if no memory
+// is left.
 Error current_error() noexcept;
 
-// A copy that never throws: without memory for its text, an Error that says so.
+// Copies without throwing. If no memory is left for the text, the copy says that instead.
 Error copy_of(const Error& error) noexcept;
 
-// An Error for a refused system call. `operation` is a verb phrase: "open for reading", "read with
-// O_DIRECT".
+// Returns an Error for a system call that failed. `operation` is a verb phrase: "open for reading",
+// "read with O_DIRECT".
 Error system_error(const std::string& operation, const std::string& path, int system_errno, uint64_t offset = 0,
                    uint64_t length = 0);
 

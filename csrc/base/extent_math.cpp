@@ -12,11 +12,11 @@ uint64_t split(const Transfer& transfer, uint64_t limit_bytes, Conversion conver
   while (done < transfer.length) {
     uint64_t part_bytes = transfer.length - done;
     uint64_t joined_bytes = before_bytes + part_bytes;
-    if (joined_bytes > limit_bytes + kCutBytes) {  // a last part of a few bytes would cost a request of its own
+    if (joined_bytes > limit_bytes + kCutBytes) {  // a short last part would cost a request
       const uint64_t offset = transfer.offset + done;
       const uint64_t cut = align_down(offset + limit_bytes - before_bytes, kCutBytes);
       part_bytes = cut > offset ? cut - offset : 0;
-      part_bytes -= part_bytes % element_bytes;  // an array that starts off its elements' alignment
+      part_bytes -= part_bytes % element_bytes;  // the array may not be aligned to its elements
       joined_bytes = 0;
     }
     if (part_bytes > 0) {
@@ -42,7 +42,7 @@ void coalesce(std::vector<Transfer>& transfers, uint64_t gap_bytes, uint64_t lim
       last->length = std::max(last->length, end - last->offset);
       Piece& before = pieces.back();
       if (before.offset + before.length == transfer.offset && before.memory + before.length == transfer.memory) {
-        before.length += transfer.length;  // it goes on in memory as it does in the file
+        before.length += transfer.length;  // it continues in memory as in the file
         continue;
       }
       ++last->piece_count;

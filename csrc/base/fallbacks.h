@@ -1,5 +1,5 @@
-// What was done another way than asked, and why: for whoever tells the user. Thread-safe; for the
-// process's life.
+// Notes of what was done in another way than requested, and why, for reports to the user. They last
+// as long as the process. Thread-safe.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace gdsdata {
 
-// The first few different ones are remembered.
+// Keeps the first few different notes.
 void note_fallback(const std::string& what_and_why);
 std::vector<std::string> noted_fallbacks();
 

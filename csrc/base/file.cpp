@@ -24,8 +24,8 @@ namespace gdsdata {
 
 namespace {
 
-// What each file system refused. A process sees few file systems, and a refusal does not change
-// while one stays mounted.
+// The reason of each file system that refused O_DIRECT. There are few of them, and a refusal does
+// not change while one stays mounted.
 class DirectRefusals {
  public:
   void add(uint64_t file_system, const std::string& reason) {
@@ -53,12 +53,12 @@ DirectRefusals& refusals() {
   return *instance;
 }
 
-// Files whose last name is gone, each freed on a thread of its own: freeing takes a second for
+// Closes files that have no name left, each on a thread of its own: freeing takes a second for
 // every few GiB.
 class Freeing {
  public:
   void free(Descriptor last) {
-    if (process_ != process_id()) return;  // a forked child, in which the lock may be held for ever
+    if (process_ != process_id()) return;  // a forked child: the lock may be held forever
     {
       std::lock_guard lock(mutex_);
       ++count_;
@@ -70,7 +70,7 @@ class Freeing {
         --count_;
         ended_.notify_all();
       }).detach();
-    } catch (const std::exception&) {  // no thread is to be had, and the file was freed with the lambda
+    } catch (const std::exception&) {  // no thread is available; the lambda's destructor freed the file
       std::lock_guard lock(mutex_);
       --count_;
       ended_.notify_all();
@@ -94,8 +94,8 @@ Freeing& freeing() {
   return *instance;
 }
 
-// The larger of the memory and the offset alignment that the file asks for; 4096 where the kernel
-// cannot say.
+// The larger one of the memory and the offset alignment that the file requires. A page if the
+// kernel cannot say.
 uint64_t ask_direct_alignment(int fd) {
 #ifdef STATX_DIOALIGN
   struct statx status{};
@@ -118,14 +118,14 @@ struct Cachestat {
 };
 constexpr long kSysCachestat = 451;  // since Linux 6.5, the same number on every architecture
 
-// The whole pages that bytes lie in.
+// The pages that contain a range of bytes.
 struct PageRange {
   PageRange(uint64_t offset, uint64_t length)
       : first(offset / page_bytes()), count((offset + length + page_bytes() - 1) / page_bytes() - first) {}
   uint64_t first, count;
 };
 
-// How many of them are in the page cache; nothing where the kernel does not say.
+// The number of pages in the page cache, or nothing if the kernel cannot say.
 std::optional<uint64_t> cached_pages(int fd, PageRange pages) {
   static std::atomic<bool> has_cachestat{true};
   if (!has_cachestat.load(std::memory_order_relaxed)) return std::nullopt;
@@ -141,7 +141,7 @@ void advise(int fd, PageRange pages, int advice) {
                   advice);
 }
 
-// Without a descriptor if it gives up; every other refusal is a Failure.
+// Returns an empty descriptor if it gives up. Every other error is a Failure.
 Descriptor open_buffered(const std::string& path, int flags, WhenTaken when_taken) {
   const bool writing = (flags & O_ACCMODE) != O_RDONLY;
   const auto open = [&] { return ::open(path.c_str(), flags | O_CLOEXEC, 0666); };
@@ -171,8 +171,8 @@ File::File(std::string path, std::string opened_as, int flags, Descriptor buffer
   if (!S_ISREG(status.st_mode) && !S_ISBLK(status.st_mode)) {
     throw Failure({ErrorCode::kInvalidArgument, "'" + path_ + "' is not a regular file", path_});
   }
-  // The engine reads ahead itself, and knows what will be wanted; the kernel's guess would fill the
-  // page cache with bytes that O_DIRECT reads as well.
+  // The engine reads ahead itself, and knows what will be needed. Read-ahead by the kernel would
+  // fill the page cache with bytes that are then read with O_DIRECT.
   ::posix_fadvise(buffered_.get(), 0, 0, POSIX_FADV_RANDOM);
   size_bytes_ = static_cast<uint64_t>(status.st_size);
   file_system_ = status.st_dev;
@@ -219,15 +219,14 @@ int File::open_direct() {
   if (const int fd = direct_fd_; fd != kNotOpened) return fd;
   if (refusals().contains(file_system_)) return direct_fd_ = -1;
   direct_alignment_ = ask_direct_alignment(buffered_.get());
-  // Through /proc, so that the descriptor is of the very file that is open, whatever the path names
-  // by now.
+  // Opened through /proc, so that this is the file that is open, whatever the path names now.
   const std::string self = "/proc/self/fd/" + std::to_string(buffered_.get());
   const auto open = [this, &self] {
     const int flags = (flags_ & O_ACCMODE) | O_DIRECT | O_CLOEXEC;
     const int fd = ::open(self.c_str(), flags);
     return fd < 0 && errno == ENOENT ? ::open(opened_as_.c_str(), flags) : fd;
   };
-  // Its caller has this file open, and perhaps others, so it does not wait.
+  // The caller holds this file open, and perhaps others, so it must not wait.
   direct_ = Descriptor(open_descriptor(open, WhenTaken::kGiveUp));
   if (direct_.get() >= 0) {
     share_.add_one();
@@ -321,7 +320,7 @@ void read_each(int fd, const std::string& path, std::span<const int64_t> offsets
         break;
       } else if (errno != EINTR && asked) {
         throw Failure(system_error("read", path, errno, offsets[i], length));
-      } else if (errno != EINTR) {  // its file system may not know RWF_NOWAIT
+      } else if (errno != EINTR) {  // the file system may not know RWF_NOWAIT
         const bool is_on_its_way = errno == EAGAIN;
         asked = true;
         for (size_t later = i; later < offsets.size(); ++later) {
@@ -357,8 +356,8 @@ void preallocate(const File& file, uint64_t length_bytes) {
     freeing().wait();
     result = allocate();
   }
-  // File systems without fallocate (some network ones) allocate while writing; all else is an error
-  // now rather than in the middle of the data.
+  // File systems without fallocate (some network ones) allocate while writing. Any other error is
+  // reported now, and not in the middle of the data.
   if (result != 0 && errno != EOPNOTSUPP && errno != ENOSYS) {
     throw Failure(system_error("reserve space for", file.path(), errno, 0, length_bytes));
   }
@@ -374,8 +373,7 @@ void sync_folder_of(const std::string& path) {
 }
 
 void replace(const std::string& temporary, const std::string& path) {
-  // The sync of the folder would wait until what was there before is freed: it is kept open until
-  // then.
+  // The sync of the folder would wait until the old file is freed, so it is kept open until then.
   Descriptor before(
       open_descriptor([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK); }));
   if (::rename(temporary.c_str(), path.c_str()) != 0) {

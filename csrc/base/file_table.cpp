@@ -17,7 +17,7 @@ FileTable::FileTable(std::vector<std::string> paths, std::vector<FileIdentity> i
   join();
 }
 
-// Does not join the caches: this file may have lost its name, so it could not be opened again.
+// Does not join the caches: the file may have lost its name, and then it cannot be opened again.
 FileTable::FileTable(std::shared_ptr<File> file) : paths_{file->path()}, places_{kNone} { add(0, std::move(file)); }
 
 FileTable::~FileTable() { leave(); }
@@ -35,7 +35,7 @@ std::shared_ptr<File> FileTable::get(uint32_t index, WhenTaken when_taken) {
   if (file == nullptr) return nullptr;
   {
     std::lock_guard lock(mutex_);
-    if (auto found = find(index)) return found;  // another thread was faster: ours closes behind the lock
+    if (auto found = find(index)) return found;  // another thread was faster; `file` closes after the lock is released
     add(index, file);
   }
   return file;
@@ -53,7 +53,7 @@ std::shared_ptr<File> FileTable::find(uint32_t index) {
 
 void FileTable::add(uint32_t index, std::shared_ptr<File> file) {
   if (spare_.empty()) {
-    spare_.reserve(opened_.size() + 1);  // so that `remove` allocates nothing
+    spare_.reserve(opened_.size() + 1);  // `remove` then allocates nothing
     opened_.emplace_back();
     spare_.push_back(static_cast<uint32_t>(opened_.size() - 1));
   }

@@ -1,4 +1,4 @@
-// The files that a group's transfers name by index.
+// The files to which a group's transfers refer by index.
 #pragma once
 
 #include <cstddef>
@@ -13,22 +13,22 @@
 
 namespace gdsdata {
 
-// The files of one data set, opened when first read. They stay open while they are in use, and as
-// long as all files together have no more than most_cached_descriptors(): so a data set may have
-// more files than a process may have descriptors. Thread-safe.
+// The files of one data set, opened when they are first read. A file stays open while it is in use.
+// An unused one stays open while all files together have at most most_cached_descriptors(), so a
+// data set may have more files than the process may open. Thread-safe.
 class FileTable final : private FileCache {
  public:
-  // `opened`: for each path the file that its caller keeps open, or null. Empty: none.
+  // `opened`: for each path, the file that the caller keeps open, or null. Empty means none.
   FileTable(std::vector<std::string> paths, std::vector<FileIdentity> identities,
             std::vector<std::shared_ptr<File>> opened = {});
-  explicit FileTable(std::shared_ptr<File> file);  // just this one, at index 0
+  explicit FileTable(std::shared_ptr<File> file);  // only this file, at index 0
   ~FileTable();
   FileTable(const FileTable&) = delete;
   FileTable& operator=(const FileTable&) = delete;
 
-  // Throws Failure if the file cannot be opened or is not the one that was indexed. While as many
-  // files as may be cached are in use, kGiveUp returns null, and kWait opens one more; if the
-  // process has no descriptor for it, kWait waits for others to close one.
+  // Throws Failure if the file cannot be opened or is not the one that was indexed. If all cached
+  // files are in use, kGiveUp returns null and kWait opens one more. If the process has no
+  // descriptor for that one, kWait waits until others close one.
   std::shared_ptr<File> get(uint32_t index, WhenTaken when_taken = WhenTaken::kWait);
   const std::string& path(uint32_t index) const { return paths_[index]; }
   size_t size() const { return paths_.size(); }
@@ -36,30 +36,31 @@ class FileTable final : private FileCache {
  private:
   static constexpr uint32_t kNone = UINT32_MAX;
   struct Opened {
-    std::shared_ptr<File> file;  // null: a spare place
+    std::shared_ptr<File> file;  // null: an unused place
     uint32_t index = 0;
-    uint32_t newer = kNone, older = kNone;  // places: the next ones by recency
+    uint32_t newer = kNone, older = kNone;  // the neighboring places by recency
   };
   void take_idle(size_t most, std::vector<std::shared_ptr<void>>& idle) override;
   bool has_used_files() override;
-  // With the lock.
+  // The caller holds the lock.
   std::shared_ptr<File> find(uint32_t index);
   void add(uint32_t index, std::shared_ptr<File> file);
   std::shared_ptr<File> remove(uint32_t place);
   void link_newest(uint32_t place);
   void unlink(uint32_t place);
-  // A file outside of this table is in use: new users get their share of it here, under the lock.
+  // If a file is referenced outside of this table, it is in use. New users get their reference from
+  // this table, under the lock.
   static bool is_idle(const Opened& opened) { return opened.file.use_count() == 1; }
 
   std::vector<std::string> paths_;
-  std::vector<FileIdentity> identities_;      // empty, or one a path
-  std::vector<std::shared_ptr<File>> given_;  // empty, or one a path; null: `opened_` has it, or will
-  // Guards what follows; held over no system call. What precedes it is read by all without a lock,
-  // so it lies in other cache lines.
+  std::vector<FileIdentity> identities_;      // empty, or one for each path
+  std::vector<std::shared_ptr<File>> given_;  // empty, or one for each path; null: opened by `get`
+  // Guards the members that follow. No system call is made under it. Threads read the members above
+  // without a lock, so the mutex has a cache line of its own.
   alignas(64) std::mutex mutex_;
-  std::vector<uint32_t> places_;  // of each path in `opened_`; kNone: it is not open
+  std::vector<uint32_t> places_;  // of each path, its place in `opened_`; kNone if not open
   std::vector<Opened> opened_;
-  std::vector<uint32_t> spare_;  // places
+  std::vector<uint32_t> spare_;  // unused places
   uint32_t newest_ = kNone, oldest_ = kNone;
 };
 

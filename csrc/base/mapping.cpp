@@ -22,7 +22,7 @@ struct GuardedRange {
   std::atomic<uint64_t>* lost_from = nullptr;
 };
 
-// Read by the signal handler: initial-exec, so that reading it never allocates.
+// Initial-exec, so that the signal handler never allocates when it reads this.
 [[gnu::tls_model("initial-exec")]] thread_local volatile GuardedRange guarded;
 
 bool read_zeros_instead(const siginfo_t& info) {
@@ -30,8 +30,8 @@ bool read_zeros_instead(const siginfo_t& info) {
   if (info.si_code != BUS_ADRERR || guarded.begin == nullptr || address < guarded.begin || address >= guarded.end) {
     return false;
   }
-  // Puts a page of zeros where the file's page is gone, and lets the copy go on: its result is
-  // thrown away. The mark comes first, so that another thread that reads these zeros finds it set.
+  // Puts a page of zeros in place of the lost page and lets the copy continue. Its result is
+  // discarded. The mark is set first, so another thread that reads these zeros finds it.
   const uint64_t offset = (address - guarded.begin) & ~(page_bytes() - 1);
   uint64_t lost_from = guarded.lost_from->load();
   while (offset < lost_from && !guarded.lost_from->compare_exchange_weak(lost_from, offset)) {
@@ -63,10 +63,10 @@ std::unique_ptr<Mapping> Mapping::make(int fd, uint64_t size_bytes) {
   if (size_bytes == 0) return nullptr;
   void* data = ::mmap(nullptr, size_bytes, PROT_READ, MAP_SHARED, fd, 0);
   if (data == MAP_FAILED) return nullptr;
-  ::madvise(data, size_bytes, MADV_RANDOM);  // a fault reads its page, not the disk's whole readahead around it
+  ::madvise(data, size_bytes, MADV_RANDOM);  // a fault reads its page and no read-ahead
   try {
     return std::unique_ptr<Mapping>(new Mapping(static_cast<const std::byte*>(data), size_bytes));
-  } catch (const std::bad_alloc&) {  // nothing to note its regions in
+  } catch (const std::bad_alloc&) {  // no memory for the regions
     ::munmap(data, size_bytes);
     return nullptr;
   }
@@ -86,13 +86,13 @@ int64_t Mapping::clock_ms() {
 Mapping::~Mapping() {
   const auto unmap = [data = const_cast<std::byte*>(data_), size_bytes = size_bytes_] { ::munmap(data, size_bytes); };
   try {
-    // Until it is unmapped, the page cache keeps its pages, and the file system a file without a
-    // name.
+    // Until the unmapping ends, the pages stay in the page cache, and a file without a name stays
+    // on disk.
     if (size_bytes_ >= tuning::kLongToUnmapBytes) {
       std::thread(unmap).detach();
       return;
     }
-  } catch (const std::exception&) {  // no thread is to be had
+  } catch (const std::exception&) {  // no thread is available
   }
   unmap();
 }

@@ -1,6 +1,6 @@
-// A file mapped into memory for copying out of the page cache: no system call a record, and a
-// processor copies faster than the kernel does. A file truncated meanwhile ends in an error, not in
-// a signal.
+// Maps a file into memory to copy from the page cache. A copy then needs no system call, and the
+// processor copies faster than the kernel does. If the file is truncated meanwhile, the copy
+// returns an error and no signal is raised.
 #pragma once
 
 #include <atomic>
@@ -16,10 +16,10 @@ namespace gdsdata {
 
 uint64_t page_bytes();  // of the machine: 4096, or 65536 on some ARM kernels
 
-// Whether to map ranges of a file's page cache that are to be copied once: where it cost little for
-// the one before, or one has not been tried for a while. Folios differ within a file: read-ahead
-// starts with small ones, so that the first tens of MiB say nothing of the rest
-// (docs/design-decisions.md).
+// Decides whether to map ranges of the page cache that are copied only once: yes if mapping the
+// last range was cheap, or if none has been tried for a while. One trial does not decide for the
+// whole file, because folios differ in size: read-ahead starts with small ones, for the first tens
+// of MiB (docs/design-decisions.md).
 class MappingTrial {
  public:
   bool is_due();
@@ -32,7 +32,7 @@ class MappingTrial {
 
 class Mapping {
  public:
-  // Null where the file is empty or cannot be mapped.
+  // Returns null if the file is empty or cannot be mapped.
   static std::unique_ptr<Mapping> make(int fd, uint64_t size_bytes);
   ~Mapping();
   Mapping(const Mapping&) = delete;
@@ -41,11 +41,11 @@ class Mapping {
   const std::byte* data() const { return data_; }
   uint64_t size_bytes() const { return size_bytes_; }
 
-  // By mincore; File::residency asks the cheaper cachestat first.
+  // Uses mincore. File::residency tries the cheaper cachestat first.
   uint64_t resident_pages(uint64_t offset, uint64_t length) const;
 
-  // Regions that were seen to be wholly in the page cache. A hint that lasts: pages may be evicted
-  // later, which costs a page fault that reads them back; whoever sees such faults calls
+  // Regions that were completely in the page cache when they were checked. This is a hint: if pages
+  // are evicted later, a page fault reads them again. A caller that sees such faults calls
   // forget_residency.
   static constexpr uint64_t kRegionBytes = 64 * 1024;
   size_t region_count() const { return regions_.size(); }
@@ -55,19 +55,18 @@ class Mapping {
   void mark_region_resident(size_t region) { regions_[region].fetch_or(kResident, std::memory_order_relaxed); }
   void forget_residency();
 
-  // Whether a range that is in the page cache is to be copied from here, and if so, its pages are
-  // mapped now. Mapping pages one by one costs about what copying them does: it pays for what is
-  // read again. Those of large folios are mapped many at a time, which pays at once; MappingTrial
-  // finds out. What it leaves is mapped when it comes for the second time.
+  // Returns true if a range that is in the page cache should be copied from this mapping, and maps
+  // its pages. Mapping pages one by one takes about as long as copying them, so that pays only for
+  // ranges that are read again: they are mapped the second time. Pages of large folios are mapped
+  // many at a time, which pays at once. MappingTrial finds out which kind they are.
   bool map_for_copying(uint64_t offset, uint64_t length);
 
-  // Somebody touched a part of the file that was gone: from this offset on, what was read may be
-  // zeros.
+  // Bytes from this offset on may be zeros, because a part of the file was gone when it was read.
   static constexpr uint64_t kNothingLost = UINT64_MAX;
   uint64_t lost_from() const { return lost_from_.load(); }
 
-  // Whether an area of kAreaBytes is nearly all in the page cache, asked of `share` (which is slow:
-  // a microsecond for each few dozen pages) at most once a second.
+  // Returns true if more than 90 % of an area is in the page cache. It calls `share` for that at
+  // most once a second, because `share` takes 1 us for each few dozen pages.
   static constexpr uint64_t kAreaBytes = tuning::kHoleAreaBytes;
   template <typename Share>
   bool area_mostly_resident(uint64_t offset, Share share) {
@@ -85,25 +84,25 @@ class Mapping {
   Mapping(const std::byte* data, uint64_t size_bytes);
   static int64_t clock_ms();
   enum RegionState : uint8_t { kResident = 1, kReadBefore = 2, kMapped = 4 };
-  bool every_region(size_t first, size_t last, uint8_t states) const;  // each in one of these
+  bool every_region(size_t first, size_t last, uint8_t states) const;  // true if each is in one of `states`
   void mark(size_t first, size_t last, RegionState state);
   bool populate(uint64_t offset, uint64_t length) const;
 
   const std::byte* data_;
   uint64_t size_bytes_;
-  std::vector<std::atomic<uint8_t>> regions_;  // of RegionState
+  std::vector<std::atomic<uint8_t>> regions_;  // bits of RegionState
   MappingTrial trial_;
-  std::vector<std::atomic<int64_t>> areas_;  // when asked, in ms, times two, plus the answer; 0: never
+  std::vector<std::atomic<int64_t>> areas_;  // the time of the last check in ms * 2 + its result; 0: never checked
   std::atomic<uint64_t> lost_from_{kNothingLost};
 };
 
-// While one lives, touching pages of `mapping` that the file no longer has reads zeros on this
-// thread instead of raising SIGBUS, and the mapping's lost_from() says from where on. One at a time
-// on a thread, and install_handler must have been called since another library may have put in its
-// own.
+// While a guard lives, a read of a page that the file no longer has yields zeros on this thread and
+// does not raise SIGBUS. The mapping's lost_from() then says from which offset on. A thread has at
+// most one guard. Call install_handler before each use, because another library may have installed
+// its own handler.
 //
 // Sources: mmap(2) on SIGBUS beyond the end of a file; sigaction(2) on si_addr. Every other SIGBUS
-// goes to the handlers that were there before (sigbus.h).
+// goes to the earlier handlers (sigbus.h).
 class MappingGuard {
  public:
   static void install_handler();

@@ -8,8 +8,8 @@ namespace gdsdata {
 
 namespace {
 
-// What follows an instruction: so many bytes, a count of so many bytes and what it counts, or so
-// many lines.
+// The argument that follows an instruction. `size` is the number of its bytes (kFixed), of the
+// bytes of a count that precedes the data (kCounted), or of its lines (kLines).
 enum class Kind : uint8_t { kNone, kFixed, kCounted, kLines };
 struct Argument {
   Kind kind = Kind::kNone;
@@ -52,7 +52,7 @@ bool pickle_claims_too_much(std::span<const uint8_t> pickle) {
     const uint8_t code = rest.front();
     const auto [kind, size] = kArguments[code];
     rest = rest.subspan(1);
-    if (kind == Kind::kNone) return false;  // it ends there, or is none
+    if (kind == Kind::kNone) return false;  // the pickle ends here, or this is none
     if (kind == Kind::kLines) {
       for (uint8_t line = 0; line < size; ++line) {
         const auto end = std::find(rest.begin(), rest.end(), '\n');

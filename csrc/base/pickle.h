@@ -1,4 +1,4 @@
-// What a pickle of Python's asks its unpickler for before it is unpickled.
+// Checks a Python pickle before it is unpickled.
 #pragma once
 
 #include <cstdint>
@@ -6,9 +6,9 @@
 
 namespace gdsdata {
 
-// Whether it speaks of more places in the memo, or of more bytes, than it has bytes itself. No
-// pickler's does, and C's unpickler makes room for such a place or such bytes before it has what
-// goes there: gigabytes, for a pickle of ten bytes. Source of the instructions: Python's
+// Returns true if the pickle refers to a memo index, or announces a number of bytes, that is larger
+// than the pickle. No pickler writes such a pickle. C's unpickler would allocate that much before
+// it reads the data: gigabytes for a pickle of ten bytes. Source of the instructions: Python's
 // pickletools.
 bool pickle_claims_too_much(std::span<const uint8_t> pickle);
 

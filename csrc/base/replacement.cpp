@@ -30,9 +30,9 @@ constexpr size_t kRandomDigits = 16, kKernelDigits = 8;
 constexpr size_t kAddedBytes = 1 + kRandomDigits + 1 + kKernelDigits + kSuffix.size();
 constexpr std::string_view kNoKernel = "00000000";
 
-// A temporary that nobody changed for so long is abandoned, if its lock cannot tell. The first
-// limit is for a lock that was free, but that another kernel's process may hold on a file system
-// whose locks do not reach other hosts.
+// If a lock does not decide, a temporary file is abandoned when it was unchanged for so long. The
+// first limit is for a file that another kernel made: its lock was free here, but the file system
+// may not share locks between hosts.
 constexpr int64_t kUnchangedOfOtherKernelS = 3600;
 constexpr int64_t kUnchangedWithoutLockS = 24 * 3600;
 
@@ -48,7 +48,7 @@ bool is_decimal(std::string_view text) {
   return !text.empty() && text.find_first_not_of("0123456789") == std::string_view::npos;
 }
 
-// Containers of one host share it, whatever their process ids and host names are.
+// The boot id: containers of one host share it, whatever their process ids and host names are.
 const std::string& kernel() {
   static const std::string* const id = [] {
     std::string text;
@@ -65,7 +65,7 @@ struct Place {
     folder = slash == std::string::npos ? "" : path.substr(0, slash + 1);
     name = path.substr(folder.size());
   }
-  std::string folder;  // empty, or with its slash
+  std::string folder;  // empty, or ends in a slash
   std::string name;
 };
 
@@ -80,7 +80,7 @@ class TemporaryNames {
       return;
     }
     size_t kept = longest - 1 - 8;
-    while (kept > 0 && (static_cast<unsigned char>(name_[kept]) & 0xC0) == 0x80) --kept;  // no half of a character
+    while (kept > 0 && (static_cast<unsigned char>(name_[kept]) & 0xC0) == 0x80) --kept;  // cut no UTF-8 character
     const uint32_t checksum = crc32(reinterpret_cast<const std::byte*>(name_.data()), name_.size());
     begin_ = name_.substr(0, kept) + "~" + hex(checksum, 8) + ".";
   }
@@ -105,7 +105,7 @@ class TemporaryNames {
         return of_kernel == kernel() ? Kind::kOfThisKernel : Kind::kOfOtherKernel;
       }
     }
-    // `<name>.<process id>-<number>.tmp`: of versions up to 0.1, which took no lock.
+    // `<name>.<process id>-<number>.tmp`: versions up to 0.1 made these, without a lock.
     if (!name.starts_with(name_ + ".")) return Kind::kOther;
     name.remove_prefix(name_.size() + 1);
     const size_t dash = name.find('-');
@@ -121,9 +121,9 @@ class TemporaryNames {
 
 enum class Lock { kTaken, kHeld, kUnsupported };
 
-// One byte far behind the end, because some file systems make locks mandatory. The lock belongs to
-// the descriptor: closing another one of the same file does not release it, and other threads of
-// this process respect it.
+// Locks one byte far beyond the end, because some file systems make locks mandatory. The lock
+// belongs to the open file description: closing another descriptor of the file does not release it,
+// and other threads of this process respect it.
 Lock set_lock(int fd, short type) {
   struct flock range{};
   range.l_type = type;
@@ -142,14 +142,14 @@ bool is_named(const std::string& path, const struct stat& file) {
   return ::lstat(path.c_str(), &named) == 0 && named.st_dev == file.st_dev && named.st_ino == file.st_ino;
 }
 
-// Names that end as temporaries do.
+// Returns the names in a folder that end as temporary names do.
 std::vector<std::string> temporaries_in(const std::string& folder) {
   struct Listing {
     size_t entries = 0, uses = 0;
     std::vector<std::string> temporaries;
   };
-  // The listings of large folders. Each thread has its own, because a forked child could find a
-  // lock held for ever.
+  // The listings of large folders. They are thread-local, because a lock could be held forever in a
+  // forked child.
   thread_local std::map<std::pair<dev_t, ino_t>, Listing> large;
   const std::unique_ptr<DIR, int (*)(DIR*)> opened(::opendir(folder.empty() ? "." : folder.c_str()), ::closedir);
   struct stat status{};
@@ -174,16 +174,16 @@ void remove_if_abandoned(const std::string& path, TemporaryNames::Kind kind, int
   struct stat status{};
   if (file.get() < 0 || ::fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode)) return;
   const Lock lock = kind == TemporaryNames::Kind::kWithoutLock ? Lock::kUnsupported : set_lock(file.get(), F_WRLCK);
-  if (lock == Lock::kHeld) return;  // its maker lives
+  if (lock == Lock::kHeld) return;  // its maker is alive
   int64_t limit_s = kUnchangedWithoutLockS;
   if (lock == Lock::kTaken) limit_s = kind == TemporaryNames::Kind::kOfThisKernel ? 0 : kUnchangedOfOtherKernelS;
   if (now_s - status.st_mtim.tv_sec < limit_s) return;
-  // Its maker may have committed it before the lock was taken; the name is then gone.
+  // Its maker may have committed it before the lock was taken; then the name is gone.
   if (is_named(path, status) && ::unlink(path.c_str()) == 0) free_in_background(std::move(file));
 }
 
-// `own` is the file that was just created. It has the file system's time, because hosts' clocks
-// differ.
+// `own` is the file that was just created. `now_s` is its time, and so the file system's: hosts'
+// clocks differ.
 void remove_leftovers(const Place& place, const TemporaryNames& names, const std::string& own, int64_t now_s) {
   for (const std::string& name : temporaries_in(place.folder)) {
     const auto kind = names.kind_of(name);
@@ -214,11 +214,11 @@ bool is_mount_point(const std::string& path) {
          (status.stx_attributes & status.stx_attributes_mask & STATX_ATTR_MOUNT_ROOT) != 0;
 #else
   (void)path;
-  return false;  // the rename will say so
+  return false;  // the rename will fail instead
 #endif
 }
 
-// The file that a chain of links leads to, which need not be there.
+// Returns the file at the end of a chain of links. It need not exist.
 std::string file_behind_links(const std::string& path) {
   std::filesystem::path file = path;
   std::error_code error;
@@ -262,10 +262,11 @@ struct NewFile {
   struct stat status{};
 };
 
-// Locked, if the file system has locks. Without a descriptor, errno says why.
+// Returns a locked file if the file system has locks. If the descriptor is empty, errno says why.
 NewFile create_temporary(const Place& place, const TemporaryNames& names, mode_t mode) {
   std::string_view of_kernel = kernel();
-  constexpr int kAttempts = 100;  // against other saves that take each file for an abandoned one before it is locked
+  // Other saves may remove a file as abandoned before it is locked.
+  constexpr int kAttempts = 100;
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
     NewFile file{place.folder + names.make(of_kernel), {}, {}};
     const int flags = O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC;
@@ -290,8 +291,7 @@ Replacement::Replacement(const std::string& path, uint64_t length_bytes)
   const bool exists = ::stat(path_.c_str(), &target) == 0;
   if (exists) check_replaceable(path_, target);
   const TemporaryNames names(place);
-  // Only the owner may read the file that replaces a private one, even before it gets the old one's
-  // mode.
+  // If the old file is private, the new one must be too, even before it gets the old mode.
   NewFile made = create_temporary(place, names, exists ? 0600 : 0666);
   if (made.descriptor.get() < 0) throw creation_failed(path_, place, exists, errno);
   temporary_ = std::move(made.path);
@@ -315,8 +315,8 @@ void Replacement::commit() {
   if (::stat(path_.c_str(), &target) == 0) {
     struct stat own{};
     ::fstat(file_->buffered(), &own);
-    // Ownership is kept as far as this user may; the mode last, because a change of owner clears
-    // bits of it.
+    // Keeps the owner as far as this user may. The mode comes last, because a change of owner
+    // clears some of its bits.
     if ((own.st_uid != target.st_uid || own.st_gid != target.st_gid) &&
         ::fchown(file_->buffered(), target.st_uid, target.st_gid) != 0) {
       (void)!::fchown(file_->buffered(), static_cast<uid_t>(-1), target.st_gid);
@@ -337,7 +337,7 @@ void Replacement::commit() {
     throw Failure(std::move(error));
   }
   committed_ = true;
-  set_lock(file_->buffered(), F_UNLCK);  // a forked child may have a share in the descriptor, and keep it
+  set_lock(file_->buffered(), F_UNLCK);  // a forked child may keep the descriptor open
 }
 
 }  // namespace gdsdata

@@ -1,4 +1,5 @@
-// A new file that takes a name when it is committed, and what earlier ones left behind.
+// Replaces a file when the new one is committed, and removes temporary files that earlier saves
+// left.
 #pragma once
 
 #include <cstdint>
@@ -9,19 +10,19 @@
 
 namespace gdsdata {
 
-// A file in the making, under a temporary name beside its final one. The final name keeps what it
-// has until `commit`.
+// A new file under a temporary name beside its final one. Until `commit`, the final name keeps the
+// old file.
 //
-// The temporary name is `<name>.<16 random hex digits>-<8 hex digits of the kernel's boot id>.tmp`;
-// a name too long for that is cut, and gets its CRC-32. The maker holds a lock on the file for as
-// long as it lives, so a later save of the same name can tell an abandoned file from one that is
-// still written. The boot id is 0 if the file system has no locks.
+// The temporary name is `<name>.<16 random hex digits>-<8 hex digits of the kernel's boot id>.tmp`.
+// If that is too long, `<name>` is cut and its CRC-32 added. This object holds a lock on the file,
+// so a later save of the same name can distinguish an abandoned file from one that is still
+// written. If the file system has no locks, the boot id in the name is 0.
 class Replacement {
  public:
-  // Follows symbolic links, removes what dead processes left of earlier saves of `path`, and
-  // reserves the space: a full disk is an error before the first byte. The file then has
-  // `length_bytes` of zeros. Throws Failure; kNotReplaceable if `path` is there but no new file can
-  // take its place.
+  // Follows symbolic links, removes files that dead processes left of earlier saves of `path`, and
+  // reserves the space: if the disk is full, this fails before the first byte. The file then has
+  // `length_bytes` zeros. Throws Failure; kNotReplaceable if `path` exists but no new file can take
+  // its place.
   Replacement(const std::string& path, uint64_t length_bytes);
   ~Replacement();  // removes the file unless it was committed
   Replacement(const Replacement&) = delete;
@@ -30,8 +31,8 @@ class Replacement {
   // Its path() is the final one, for messages.
   const std::shared_ptr<File>& file() const { return file_; }
 
-  // Puts it on storage, and then under its name, with the owner and mode of the file that it
-  // replaces. Throws Failure.
+  // Syncs the file, gives it the owner and mode of the file that it replaces, and renames it.
+  // Throws Failure.
   void commit();
 
  private:

@@ -15,18 +15,18 @@ namespace gdsdata {
 
 namespace {
 
-// Other libraries keep the handler that they found, and install it again when they leave. So a
-// single function in front of all others would not know any more whom to call: the one that it
-// found first, or the one that has left since. Each handler that is found in front gets a place
-// instead, with a function of its own that calls it: a chain without a cycle, whose right part is
-// in force whichever function is installed again. A place never changes once it is used, so signal
-// handlers read it without a lock.
+// Other libraries keep the handler that they found, and install it again when they leave. A single
+// function in front of all others would therefore not know which one to call: the one it found
+// first, or a later one that may have left. So each handler that is found in front gets a place,
+// with a function of its own that calls it. Whichever of these functions is installed again, its
+// part of the chain is the right one, and the chain has no cycle. A place never changes after its
+// first use, so signal handlers read it without a lock.
 constexpr size_t kMostPlaces = 16;
 
 struct Place {
   std::atomic<bool> used{false};
   std::atomic<void (*)(int)> handler{SIG_DFL};
-  std::atomic<void (*)(int, siginfo_t*, void*)> action{nullptr};  // if not null, in the place of `handler`
+  std::atomic<void (*)(int, siginfo_t*, void*)> action{nullptr};  // if not null, used instead of `handler`
 
   bool holds(const struct sigaction& found) const {
     if (!used.load(std::memory_order_acquire)) return false;
@@ -47,21 +47,21 @@ struct Place {
 Place places[kMostPlaces];
 std::atomic<SigbusHandler> first_handler{nullptr};
 
-// The last SIGBUS of a thread that went to another handler. Libraries that save and restore
-// handlers carelessly can still make a cycle of them and us: no place is called twice for the same
-// one.
+// The last SIGBUS that this thread passed to another handler. Libraries that save and restore
+// handlers carelessly can still create a cycle that includes ours. So no place is called twice for
+// one signal.
 struct Passed {
   const void* address = nullptr;
   int code = 0;
-  const siginfo_t* info = nullptr;  // what the other handler was called with
-  unsigned called = 0;              // places, a bit each
-  unsigned returned = 0;            // those whose handler has come back
+  const siginfo_t* info = nullptr;  // the argument of the other handler
+  unsigned called = 0;              // one bit for each place
+  unsigned returned = 0;            // places whose handler returned
   int64_t returned_ns = 0;
 };
-// Initial-exec, so that the signal handler never allocates when it reads it.
+// Initial-exec, so that the signal handler never allocates when it reads this.
 [[gnu::tls_model("initial-exec")]] thread_local Passed passed;
 
-// An access that is tried again faults at once. A later one of the same address is another one.
+// A repeated access faults within this time. A later fault at the same address is a new one.
 constexpr int64_t kAtOnceNs = 10'000'000;
 
 int64_t now_ns() {
@@ -70,14 +70,14 @@ int64_t now_ns() {
   return now.tv_sec * 1'000'000'000LL + now.tv_nsec;
 }
 
-// By the processor: the access is tried again when the handler returns.
+// True if the processor raised it: the access is repeated when the handler returns.
 bool is_fault(const siginfo_t& info) { return info.si_code > 0 && info.si_code != BUS_MCEERR_AO; }
 
-// The places that have been called for this one already.
+// Returns the places that were already called for this signal.
 unsigned called_before(const siginfo_t* info) {
-  if (info == passed.info) return passed.called;  // a handler that we called calls us in turn
+  if (info == passed.info) return passed.called;  // a handler that we called has called us
   const bool at_once = passed.returned != 0 && now_ns() - passed.returned_ns < kAtOnceNs;
-  if (!is_fault(*info)) {  // sent: by a handler that gives up and raises the signal once more?
+  if (!is_fault(*info)) {  // sent, perhaps by a handler that gives up and raises it again
     const bool by_us = info->si_code <= 0 && info->si_pid == ::getpid();
     return by_us && (at_once || passed.called != passed.returned) ? passed.called : 0;
   }
@@ -85,14 +85,14 @@ unsigned called_before(const siginfo_t* info) {
   return same && at_once ? passed.returned : 0;
 }
 
-// What the system does by default: the process dies of the signal.
+// The default action: the signal ends the process.
 void die(siginfo_t* info) {
   struct sigaction standard{};
   standard.sa_handler = SIG_DFL;
   ::sigemptyset(&standard.sa_mask);
   ::sigaction(SIGBUS, &standard, nullptr);
-  // A fault comes again when this returns. What was sent does not: it is sent once more, and waits
-  // until then.
+  // A fault occurs again when this returns. A signal that was sent does not, so it is sent once
+  // more. It stays blocked until this returns.
   if (!is_fault(*info)) ::syscall(SYS_rt_tgsigqueueinfo, ::getpid(), ::syscall(SYS_gettid), SIGBUS, info);
 }
 
@@ -105,7 +105,7 @@ void pass_on(size_t place_index, int signal_number, siginfo_t* info, void* conte
   const bool ignored = action == nullptr && handler == SIG_IGN;
   if (ignored && !is_fault(*info)) return;
   if (ignored || (action == nullptr && handler == SIG_DFL) || (called & bit) != 0) return die(info);
-  siginfo_t mine = *info;  // so that this call is told from others
+  siginfo_t mine = *info;  // identifies this call
   passed = {info->si_addr, info->si_code, &mine, called | bit, called & passed.returned, 0};
   if (action != nullptr) {
     action(signal_number, &mine, context);
@@ -140,14 +140,14 @@ void put_sigbus_handler_in_front(SigbusHandler handler) {
   struct sigaction found{};
   ::sigaction(SIGBUS, nullptr, &found);
   if (is_ours(found)) return;
-  static std::mutex mutex;  // of those who install
+  static std::mutex mutex;  // serializes installations
   std::lock_guard lock(mutex);
   first_handler = handler;
   ::sigaction(SIGBUS, nullptr, &found);
   if (is_ours(found)) return;
   size_t at = 0;
   while (at < kMostPlaces && places[at].used && !places[at].holds(found)) ++at;
-  if (at == kMostPlaces) return;  // so many different ones: the last one keeps the signal
+  if (at == kMostPlaces) return;  // no place is left, so the found handler keeps the signal
   if (!places[at].used) places[at].fill(found);
   struct sigaction action{};
   action.sa_sigaction = kHandlers[at];

@@ -1,4 +1,4 @@
-// The words of the engine: what is asked of a backend, and what comes back.
+// The engine's types: requests to a backend, and their results.
 #pragma once
 
 #include <array>
@@ -17,14 +17,15 @@ class File;
 
 enum class Direction : uint8_t { kRead, kWrite };
 
-// Which way bytes really went. Counted where they arrive, never where they were asked for.
+// The route that bytes really took. They are counted where they arrive, not where they were
+// requested.
 enum class Route : uint8_t {
   kPageCache,
   kDirect,
   kBuffered,
-  kGds,           // by the disk's own DMA into the device
-  kGdsCompat,     // by cuFile, which copied it through host memory
-  kPinnedCache,   // gathered by the device out of page cache that is registered with it
+  kGds,           // the disk's DMA into the device
+  kGdsCompat,     // copied through host memory by cuFile
+  kPinnedCache,   // gathered by the device from registered page cache
 };
 inline constexpr size_t kRouteCount = 6;
 inline constexpr std::array<const char*, kRouteCount> kRouteNames = {"page_cache", "direct",     "buffered",
@@ -49,37 +50,35 @@ struct Transfer {
   std::byte* memory = nullptr;
 };
 
-// The part of a request that lands at one place in memory, or comes from there.
+// The part of a request that is read to, or written from, one place in memory.
 struct Piece {
   uint64_t offset = 0;  // in the file
   uint64_t length = 0;
   std::byte* memory = nullptr;
-  // Of a write, if not null: a CRC-32 that goes on with its bytes when the request is taken, by
-  // backends whose pieces are memory that the processor reads.
+  // For writes, may be null: a CRC-32 that is updated with these bytes when the request is taken.
+  // Used by backends whose pieces are in memory that the processor can read.
   uint32_t* checksum = nullptr;
 };
 
-// What a backend sees: one contiguous range of one file, of any alignment, and the pieces of it
-// that somebody wants. File and pieces belong to the caller and live until the completion is
-// reaped.
+// A request to a backend: one contiguous range of one file, with any alignment, and the wanted
+// pieces of it. The caller owns file and pieces, and keeps them until it reaps the completion.
 struct Request {
-  uint64_t tag = 0;  // the caller's; comes back in the completion
+  uint64_t tag = 0;  // set by the caller, returned in the completion
   Direction direction = Direction::kRead;
   Conversion conversion = Conversion::kNone;
   File* file = nullptr;
   uint64_t offset = 0;
   uint64_t length = 0;            // not 0
-  std::span<const Piece> pieces;  // for a write: all of the range, one behind the other
-  // A read of one piece may write the whole pages that it lies on: nobody else's bytes are there.
+  std::span<const Piece> pieces;  // for a write: the complete range, in order
+  // A read of one piece may overwrite all pages that it touches, because they hold no other data.
   bool owns_pages = false;
 };
 
-// Without an error, every piece of the request is in place (or every byte of it is handed to the
-// file).
+// If there is no error, every piece is in place, or every byte is written to the file.
 struct Completion {
   uint64_t tag = 0;
   RouteBytes bytes;            // delivered, by route
-  uint64_t storage_bytes = 0;  // moved to or from storage for it: alignment and gaps make it more
+  uint64_t storage_bytes = 0;  // moved to or from storage, including alignment and gaps
   std::optional<Error> error;
 };
 

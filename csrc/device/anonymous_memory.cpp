@@ -12,7 +12,7 @@
 #include "base/extent_math.h"
 
 #ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23  // Linux 5.14; older C libraries do not name it
+#define MADV_POPULATE_WRITE 23  // Linux 5.14; older C libraries do not define it
 #endif
 
 namespace gdsdata {
@@ -53,7 +53,7 @@ void AnonymousMemory::prefer_node(int numa_node) {
 
 bool populate_pages(std::byte* memory, size_t bytes) { return ::madvise(memory, bytes, MADV_POPULATE_WRITE) == 0; }
 
-// Piece by piece, for whoever maps memory meanwhile waits until a piece is there
+// Piece by piece, because no other thread can map memory until a piece is allocated
 // (docs/design-decisions.md).
 void AnonymousMemory::populate() {
   for (size_t at = 0; at < mapped_bytes_; at += kHugePageBytes) {
@@ -66,7 +66,7 @@ void AnonymousMemory::populate() {
 void prefer_huge_pages(std::byte* memory, size_t bytes) {
   const auto address = reinterpret_cast<uintptr_t>(memory);
   const uintptr_t begin = align_up(address, kHugePageBytes), end = align_down(address + bytes, kHugePageBytes);
-  if (begin < end) ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);  // refused: single pages then
+  if (begin < end) ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);  // if refused, single pages
 }
 
 }  // namespace gdsdata

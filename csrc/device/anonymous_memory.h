@@ -1,5 +1,4 @@
-// Anonymous memory for buffers: huge pages where it is long enough, and nothing behind it that
-// outlives it.
+// Anonymous memory for buffers. It uses huge pages if it is long enough.
 #pragma once
 
 #include <cstddef>
@@ -8,9 +7,9 @@ namespace gdsdata {
 
 class AnonymousMemory {
  public:
-  // Page-aligned. From one huge page on it is aligned to huge pages and asks for them: a batch of
-  // tens of megabytes then costs tens of page faults at its first use, not thousands. Throws
-  // Failure (kDevice).
+  // Page-aligned. If it has at least the size of a huge page, it is aligned to huge pages and
+  // requests them. The first use of tens of megabytes then costs tens of page faults, not
+  // thousands. Throws Failure (kDevice).
   explicit AnonymousMemory(size_t bytes);
   ~AnonymousMemory();
   AnonymousMemory(const AnonymousMemory&) = delete;
@@ -20,8 +19,8 @@ class AnonymousMemory {
   size_t size_bytes() const { return size_bytes_; }
   size_t mapped_bytes() const { return mapped_bytes_; }  // whole pages
 
-  void prefer_node(int numa_node);  // before it is touched; a wish, not a demand
-  void populate();                  // touches all of it now
+  void prefer_node(int numa_node);  // call it before the memory is touched; only a hint
+  void populate();                  // touches all pages now
 
  private:
   size_t size_bytes_;
@@ -29,11 +28,11 @@ class AnonymousMemory {
   std::byte* data_ = nullptr;
 };
 
-// Whether these whole pages are there now; what is in them stays.
+// Allocates these whole pages and keeps their contents. Returns true on success.
 bool populate_pages(std::byte* memory, size_t bytes);
 
-// Of anybody's memory that is about to be written for the first time: the huge pages that lie in it
-// as a whole, where the system has them to give (docs/design-decisions.md).
+// Requests huge pages for the part of `memory` that whole ones cover. Call it for any memory that
+// is about to be written for the first time (docs/design-decisions.md).
 void prefer_huge_pages(std::byte* memory, size_t bytes);
 
 }  // namespace gdsdata

@@ -1,5 +1,5 @@
-// A GPU, by the driver's interface. Every call makes the device's primary context current for its
-// own time only: the thread may be anybody's, and torch's, on another GPU.
+// A GPU, through the driver's interface. Each call makes the device's primary context current only
+// for its own duration, because the thread may use another GPU, in torch for example.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -22,8 +22,9 @@ namespace gdsdata {
 
 namespace {
 
-// What is made of a device uses this, which is never freed: buffers and events may end long after
-// engines, at the interpreter's exit even, when the driver answers only that it has shut down.
+// Buffers, streams and events of a device use this object, which is never freed. They may outlive
+// the engines, even until the interpreter exits, when the driver only reports that it has shut
+// down.
 class Gpu {
  public:
   Gpu(const CudaApi& api, int ordinal) : api(api), ordinal(ordinal) {
@@ -35,7 +36,7 @@ class Gpu {
                                         " CUDA device(s), counted from 0; CUDA_VISIBLE_DEVICES may hide some"});
     }
     api.check(api.device_get(&id, ordinal), "opening " + name());
-    // For the life of the process, as torch does: the context is the process's, not an engine's.
+    // Retained for the life of the process, as torch does.
     api.check(api.primary_context_retain(&context, id), "making a CUDA context on " + name());
     if (api.device_attribute(&numa_node, CudaApi::kAttributeHostNumaId, id) != CudaApi::kSuccess) numa_node = -1;
   }
@@ -54,8 +55,8 @@ class Gpu {
       }
     }
     CudaApi::Event event = nullptr;
-    // Not one that the driver can sleep for: those raise an interrupt each, and copies behind one
-    // another lose a tenth of the link by it (docs/design-decisions.md).
+    // Not an event on which a thread can sleep: each of those raises an interrupt, and consecutive
+    // copies lose a tenth of the link's rate (docs/design-decisions.md).
     api.check(api.event_create(&event, CudaApi::kEventDisableTiming), "making a CUDA event");
     return event;
   }
@@ -101,7 +102,7 @@ class Current {
   Gpu& gpu_;
 };
 
-// For destructors: what cannot be let go of, because the driver has shut down, is gone already.
+// For destructors. If the driver has shut down, everything is released already.
 template <typename Call>
 void let_go(Gpu& gpu, Call call) {
   if (gpu.api.context_push(gpu.context) != CudaApi::kSuccess) return;
@@ -121,7 +122,7 @@ class CudaEvent final : public Event {
   CudaEvent& operator=(const CudaEvent&) = delete;
 
   bool done() override {
-    if (done_.load(std::memory_order_acquire)) return true;  // workers have asked: a consumer need not
+    if (done_.load(std::memory_order_acquire)) return true;  // a worker has seen it, so a consumer need not ask
     const Current current(gpu_);
     const CudaApi::Result result = gpu_.api.event_query(event_);
     if (result == CudaApi::kNotReady) return false;
@@ -129,7 +130,7 @@ class CudaEvent final : public Event {
     done_.store(true, std::memory_order_release);
     return true;
   }
-  // Sleeps between looks: a thread that spins would take a core from the program.
+  // Sleeps between polls, because a thread that spins would take a core from the program.
   void wait() override {
     std::chrono::microseconds sleep = tuning::kShortestEventSleep;
     while (!done()) {
@@ -142,7 +143,7 @@ class CudaEvent final : public Event {
  private:
   Gpu& gpu_;
   const CudaApi::Event event_;
-  std::atomic<bool> done_{false};  // it is recorded once
+  std::atomic<bool> done_{false};  // never reset: an event is recorded once
 };
 
 class CudaStream final : public Stream {
@@ -204,7 +205,7 @@ class CudaStream final : public Stream {
   }
 
  private:
-  // False where the driver cannot.
+  // Returns false if the driver cannot do it.
   bool copied_together(std::span<const CopyIn> copies) {
     std::vector<CudaApi::Address> targets, sources;
     std::vector<size_t> sizes;
@@ -237,7 +238,7 @@ class CudaBuffer final : public DeviceBuffer {
                   "allocating " + std::to_string(bytes) + " bytes on " + gpu.name() +
                       " for a batch (a smaller batch_size or prefetch takes less)");
   }
-  // The driver waits for what still uses it.
+  // The driver waits for work that still uses the buffer.
   ~CudaBuffer() override {
     let_go(gpu_, [&] { gpu_.api.memory_free(address_); });
   }
@@ -252,8 +253,8 @@ class CudaBuffer final : public DeviceBuffer {
   CudaApi::Address address_ = 0;
 };
 
-// Anonymous memory registered afterwards: three times faster to get than memory that the driver
-// allocates, and io_uring takes it too.
+// Anonymous memory that is registered afterwards. That is three times faster than memory that the
+// driver allocates, and io_uring accepts it too.
 class CudaPinnedBuffer final : public PinnedBuffer {
  public:
   CudaPinnedBuffer(Gpu& gpu, size_t bytes) : gpu_(gpu), memory_(bytes) {

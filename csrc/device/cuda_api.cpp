@@ -18,8 +18,7 @@ struct Loaded {
   pid_t process = 0;
 };
 
-// A library that lacks a function fails as a whole: its driver is older than what we were written
-// for.
+// If the library lacks a function, loading fails: the driver is older than CUDA 11.0.
 template <typename Function>
 void find(void* library, const char* name, Function& function, std::optional<Error>& error) {
   function = reinterpret_cast<Function>(::dlsym(library, name));
@@ -83,7 +82,7 @@ Loaded load() {
 }  // namespace
 
 const CudaApi& CudaApi::get() {
-  static const Loaded* loaded = new Loaded(load());  // outlives whatever still lets go of something at exit
+  static const Loaded* loaded = new Loaded(load());  // never destroyed: buffers may be released at exit
   if (loaded->error) throw Failure(*loaded->error);
   if (loaded->process != ::getpid()) {
     throw Failure(

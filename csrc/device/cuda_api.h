@@ -1,9 +1,8 @@
-// The CUDA driver, found at run time: nothing of CUDA is needed to build, and nothing of it is
-// touched before the first call of get(). The only files that name the driver's functions are this
-// one's.
+// The CUDA driver, found at run time. The build needs nothing of CUDA, and nothing of it is loaded
+// before the first call of get(). Only this file and cuda_api.cpp name the driver's functions.
 //
-// Source: the CUDA Driver API reference; the versions named below are those of CUDA 11.0 and stay
-// in later drivers, but for what a driver may lack.
+// Source: the CUDA Driver API reference. The versions named below are those of CUDA 11.0, which
+// later drivers keep. One function may be missing and says so.
 #pragma once
 
 #include <cstddef>
@@ -27,8 +26,8 @@ struct CudaApi {
   using Module = ModuleRecord*;
   using Function = FunctionRecord*;
 
-  // CUmemcpyAttributes: how copies of a batch read their source; the locations say nothing of
-  // memory that is pinned.
+  // CUmemcpyAttributes: how a batch of copies reads its sources. The locations have no effect for
+  // pinned memory.
   struct CopyAttributes {
     int source_order;
     struct {
@@ -36,7 +35,7 @@ struct CudaApi {
     } source, target;
     unsigned flags;
   };
-  static constexpr int kSourceOrderAny = 3;  // the source is there already
+  static constexpr int kSourceOrderAny = 3;  // the source is complete already
 
   static constexpr Result kSuccess = 0;
   static constexpr Result kDeinitialized = 4;
@@ -72,7 +71,7 @@ struct CudaApi {
   Result (*event_query)(Event);
   Result (*copy_in_async)(Address, const void*, size_t, Stream);
   Result (*copy_out_async)(void*, Address, size_t, Stream);
-  // kNotSupported where the driver is older than CUDA 13.0.
+  // Returns kNotSupported if the driver is older than CUDA 13.0.
   Result (*copy_batch_async)(Address* targets, Address* sources, size_t* bytes, size_t count, CopyAttributes*,
                              size_t* first_of_attributes, size_t attribute_count, Stream);
   Result (*module_load)(Module*, const void* image);
@@ -80,14 +79,14 @@ struct CudaApi {
   Result (*launch)(Function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
                    unsigned block_z, unsigned shared_bytes, Stream, void** parameters, void** extra);
 
-  // Loaded and initialised at the first call. Throws Failure (kUnavailable) where there is no
-  // driver, where it refuses, or in the child of a process that forked after this, where CUDA does
-  // not work. GDSDATA_LIBCUDA names another library than libcuda.so.1.
+  // Loads and initializes the driver at the first call. Throws Failure (kUnavailable) if there is
+  // no driver or it refuses. The same happens in a child that was forked after the first call,
+  // because CUDA does not work there. GDSDATA_LIBCUDA names another library than libcuda.so.1.
   static const CudaApi& get();
 
   // "CUDA_ERROR_OUT_OF_MEMORY (out of memory)"
   std::string describe(Result result) const;
-  // Throws Failure (kDevice) where `result` is an error: "<operation> failed: <name>".
+  // Throws Failure (kDevice) if `result` is an error: "<operation> failed: <name>".
   void check(Result result, const std::string& operation) const;
 };
 

@@ -1,9 +1,9 @@
-// Gathers records that lie anywhere in memory that the device reaches (page cache registered with it) into one row
-// after the other. compile_gather.py makes gather_kernel.cpp of this.
+// Gathers records from memory that the device can read (registered page cache) into consecutive
+// rows. compile_gather.py generates gather_kernel.cpp from this file.
 //
-// The link is the limit, so what counts is what is asked of it: aligned words of 16 bytes, 512 bytes a warp and
-// instruction, eight of them in flight a warp. Where a record lies askew to its target the words are taken apart on
-// the device, whose memory is seventy times faster than the link.
+// The link is the limit. So reads are aligned words of 16 bytes, 512 bytes per warp and instruction,
+// with eight words of each thread in flight. If a record and its row are not aligned to each other,
+// the words are split on the device, whose memory is seventy times faster than the link.
 
 typedef unsigned long long u64;
 
@@ -24,8 +24,8 @@ __device__ void store(unsigned char* target, u64 source, u64 source_end, u64 wor
   }
 }
 
-// A grid of any size: each warp takes pieces of 4 KiB until none is left. `unit_bytes` divides every source, the
-// target and `bytes`.
+// The grid may have any size: each warp takes pieces of 4 KiB until none is left. `unit_bytes`
+// divides every source, the target and `bytes`.
 extern "C" __global__ void gdsdata_gather(unsigned char* target, const u64* sources, u64 count, u64 bytes,
                                           unsigned unit_bytes) {
   constexpr unsigned kWords = 8;
@@ -33,7 +33,7 @@ extern "C" __global__ void gdsdata_gather(unsigned char* target, const u64* sour
   const unsigned lane = threadIdx.x % 32;
   const u64 warps = static_cast<u64>(gridDim.x) * (blockDim.x / 32);
   const u64 warp = static_cast<u64>(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32;
-  // A record askew to the words touches one more.
+  // A record that is not aligned to words touches one more.
   const u64 pieces = (bytes + (unit_bytes == sizeof(Word) ? 0 : sizeof(Word)) + kPieceBytes - 1) / kPieceBytes;
   for (u64 item = warp; item < count * pieces; item += warps) {
     const u64 record = item / pieces;

@@ -1,15 +1,15 @@
-// The kernel that gathers records, as PTX: the driver compiles it for the GPU at hand, so no
-// toolkit builds it.
+// The kernel that gathers records, as PTX. The driver compiles it for its GPU, so the build needs
+// no CUDA toolkit.
 #pragma once
 
 #include <cstdint>
 
 namespace gdsdata {
 
-extern const char* const kGatherPtx;  // gather_kernel.cpp, made of gather_kernel.cu
+extern const char* const kGatherPtx;  // in gather_kernel.cpp, compiled from gather_kernel.cu
 inline constexpr const char* kGatherName = "gdsdata_gather";
 
-// The largest unit, up to 16 bytes, that divides everything whose bits are in `common`.
+// The largest unit, up to 16 bytes, that divides all values that were ORed into `common`.
 constexpr unsigned gather_unit_bytes(uint64_t common) {
   unsigned unit = 16;
   while (common % unit != 0) unit /= 2;

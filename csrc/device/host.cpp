@@ -31,7 +31,7 @@ class HostDevice final : public Device {
   std::unique_ptr<PinnedBuffer> allocate_pinned(size_t bytes) override {
     return std::make_unique<HostBuffer<PinnedBuffer>>(bytes);
   }
-  // Nobody needs them where the processor itself delivers.
+  // Not needed, because the processor itself delivers.
   std::unique_ptr<Registration> register_mapping(const std::byte*, size_t) override { refuse(); }
   std::unique_ptr<Stream> make_stream() override { refuse(); }
   std::unique_ptr<Stream> foreign_stream(uintptr_t) override { refuse(); }
