@@ -1,5 +1,5 @@
-// The seam between the engine and the ways bytes move. To add a way: implement Backend, name it in
-// select.cpp, and run the conformance tests over it.
+// The interface between the engine and the ways to move bytes. To add one, implement Backend, name
+// it in select.cpp, and run the conformance tests on it.
 #pragma once
 
 #include <chrono>
@@ -16,35 +16,36 @@ namespace gdsdata {
 
 struct Capabilities {
   const char* name = "";
-  size_t queue_depth = 1;             // requests it keeps in flight, those that are ready included
-  uint64_t max_request_bytes = 0;     // longest request it takes
-  // Pieces are device memory, and each request has one; else they are memory that the processor can
-  // write.
+  size_t queue_depth = 1;             // requests in flight, including completed ones not yet reaped
+  uint64_t max_request_bytes = 0;     // the longest request that it accepts
+  // True: each request has one piece, in device memory. False: pieces are memory that the processor
+  // can write.
   bool reaches_device = false;
 };
 
-// One thread uses one instance, the thread that made it; but for interrupt.
+// Only the thread that created an instance may use it, except for interrupt.
 class Backend {
  public:
-  virtual ~Backend() = default;  // nothing is in flight
+  virtual ~Backend() = default;  // nothing may be in flight
   virtual Capabilities capabilities() const = 0;
-  // Memory that many requests will be read into or written from, if it helps to know. It outlives
-  // the backend.
+  // Announces memory that many requests will use. It outlives the backend.
   virtual void expect_memory(std::span<std::byte>) {}
-  // Takes a prefix of `requests` and returns its length; fewer than given means busy: reap, then
-  // try again. With nothing in flight it takes at least one. Each request taken ends in exactly one
-  // completion. If it throws, it has taken none.
+  // Takes a prefix of `requests` and returns its length. If it takes fewer, it is busy: reap, then
+  // try again. If nothing is in flight, it takes at least one. Each request taken ends in exactly
+  // one completion. If it throws, it has taken none.
   virtual size_t submit(std::span<const Request> requests) = 0;
-  // Gives completions, in any order; waits for `min` of them (0: none) at most `timeout`.
+  // Returns completions in any order. Waits for `min` of them (0: none), at most `timeout`.
   virtual size_t reap(std::span<Completion> completions, size_t min, std::chrono::milliseconds timeout) = 0;
-  // From any thread: the reap that waits, or else the next one, comes back with what there is.
-  // Nothing where reap never waits, or only for moments.
+  // Makes the waiting reap, or else the next one, return with the completions it has. Call it from
+  // any thread. It may do nothing if reap never waits, or only briefly.
   virtual void interrupt() {}
 };
 
-// Whether a file's bytes are asked of the disk past the page cache.
+// Whether bytes bypass the page cache on their way to or from the disk.
 enum class DirectMode : uint8_t {
-  kAuto,    // what is in the page cache from there, the rest with O_DIRECT where the file system allows it
+  // kAuto: resident bytes come from the page cache, the rest by O_DIRECT if the file system allows
+  // it.
+  kAuto,
   kAlways,  // O_DIRECT only; a refusal is an error
   kNever,   // through the page cache only
 };
@@ -59,13 +60,13 @@ struct BackendOptions {
   std::string faults;   // for tests, see faulty.h; empty: none
 };
 
-// The implementations. Each throws Failure (kUnavailable, with the reason) where it cannot work.
+// The implementations. Each throws Failure (kUnavailable, with the reason) if it cannot work.
 std::unique_ptr<Backend> make_posix_backend(const BackendOptions& options);
 std::unique_ptr<Backend> make_uring_backend(const BackendOptions& options);
 std::unique_ptr<Backend> make_cufile_backend(const BackendOptions& options, Device& device);
 
-// Why io_uring cannot be used here, or cuFile with this device, with the remedy; empty where it
-// can.
+// The reason, with a remedy, why io_uring cannot be used here, or cuFile with this device. Empty if
+// it can.
 std::string uring_refusal();
 std::string cufile_refusal(const Device& device);
 

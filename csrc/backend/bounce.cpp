@@ -33,7 +33,7 @@ std::byte* BounceArena::take_before(size_t end_page, uint64_t bytes) {
     bring_the_rest();
     return nullptr;
   }
-  // Between what is taken lies one free range more at most: so give_back needs no memory.
+  // There is at most one more free range than ranges in use, so give_back needs no allocation.
   if (const size_t most_ranges = taken_ + 2; free_.capacity() < most_ranges) {
     const size_t place = static_cast<size_t>(range - free_.begin());
     free_.reserve(2 * most_ranges);
@@ -54,14 +54,14 @@ void BounceArena::bring_the_rest() {
     constexpr size_t kPagesAtOnce = tuning::kTouchedAtOnceBytes / kPageBytes;
     for (size_t page = ready_pages_; page < end_page && !stopped_.load(std::memory_order_relaxed);) {
       const size_t pages = std::min(kPagesAtOnce - page % kPagesAtOnce, end_page - page);
-      // Refused by systems that know no such request: it is touched when it is used, then.
+      // If the kernel has no such call, the memory is touched when it is used.
       page = populate_pages(data() + page * kPageBytes, pages * kPageBytes) ? page + pages : end_page;
       ready_pages_.store(page, std::memory_order_release);
     }
   };
   try {
     bringing_ = std::thread(bring);
-  } catch (const std::exception&) {  // no more threads are to be had
+  } catch (const std::exception&) {  // no thread is available
     ready_pages_ = end_page;
   }
 }

@@ -1,9 +1,9 @@
-// Memory that disks write into with O_DIRECT, in pieces of any number of pages, out of one buffer
-// of fixed size: the bound on what a worker has in flight.
+// Memory for O_DIRECT, allocated in whole pages from one buffer of fixed size. It limits what a
+// worker has in flight.
 //
-// Some machines take longer to bring memory that was never touched than a disk to fill it, so that
-// it would wait for who touches it. That is a thread's work: it begins when such memory is first
-// missed, and ends when all is there.
+// On some machines, the first touch of memory takes longer than a disk takes to fill it. So a
+// thread touches the memory in advance. It starts when untouched memory is first needed, and ends
+// when all is touched.
 #pragma once
 
 #include <atomic>
@@ -21,7 +21,7 @@ namespace gdsdata {
 class BounceArena {
  public:
   static constexpr uint64_t kAll = std::numeric_limits<uint64_t>::max();
-  // The first `ready_bytes` are given out at once, touched or not.
+  // The first `ready_bytes` are available at once, touched or not.
   BounceArena(Device& device, uint64_t bytes, uint64_t ready_bytes = kAll);
   ~BounceArena();
   BounceArena(const BounceArena&) = delete;
@@ -30,16 +30,16 @@ class BounceArena {
   std::byte* data() { return buffer_->data(); }
   uint64_t size_bytes() const { return buffer_->size_bytes(); }
 
-  // Null when there is no room, or the memory is not there yet. Page-aligned.
+  // Returns page-aligned memory. Null if there is no room, or if the memory is not touched yet.
   std::byte* take(uint64_t bytes);
-  // For who has nothing else to wait for: null when there is no room.
+  // The same for callers that have nothing else to wait for. Null if there is no room.
   std::byte* take_untouched(uint64_t bytes);
   void give_back(std::byte* memory, uint64_t bytes);
 
  private:
   static constexpr uint64_t kPageBytes = 4096;
-  // First fit over free ranges kept sorted by position: few of them exist, because requests are
-  // alike.
+  // Allocation is first fit. Free ranges are sorted by position, and there are few, because
+  // requests are of similar size.
   struct FreeRange {
     size_t first_page;
     size_t pages;
@@ -49,7 +49,7 @@ class BounceArena {
 
   std::unique_ptr<PinnedBuffer> buffer_;
   std::vector<FreeRange> free_;
-  size_t taken_ = 0;  // and not given back
+  size_t taken_ = 0;  // allocations in use
   std::atomic<size_t> ready_pages_;
   std::atomic<bool> stopped_{false};
   std::thread bringing_;

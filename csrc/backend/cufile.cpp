@@ -1,7 +1,7 @@
-// cuFile: from disks into a GPU's memory, without the processor's where nvidia-fs or PCI P2PDMA
-// allow it. Where they do not it copies through host memory, and says so in its statistics alone:
-// bytes count as Route::kGds only where these saw DMA and nothing else. They are the whole
-// process's, so a copy that another thread makes meanwhile counts against us, never for us.
+// cuFile moves bytes from disks into a GPU's memory, by DMA if nvidia-fs or PCI P2PDMA allows it.
+// Otherwise it copies through host memory, and only its statistics show that. So bytes count as
+// Route::kGds only if the statistics show DMA and no copy. The statistics are those of the process:
+// a copy by another thread can only lower this count.
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
@@ -24,11 +24,11 @@ namespace gdsdata {
 
 namespace {
 
-// A driver that answers so often without moving a byte will not move one.
+// After so many answers in a row without progress, the request fails.
 constexpr int kMaxIdleAnswers = 1000;
 
-// A file as cuFile knows it. It is the File's companion, so it ends before the descriptor closes,
-// and requests in flight keep it open.
+// A file registered with cuFile. It is the File's companion, so it ends before the descriptor
+// closes. Requests in flight keep it open.
 struct CufileFile {
   CufileFile(const CufileApi& api, int fd) : api(api), process(process_id()) {
     CufileApi::Descriptor descriptor{};
@@ -46,19 +46,19 @@ struct CufileFile {
   const int64_t process;
   CufileApi::Handle handle = nullptr;
   CufileApi::Status status{};
-  std::atomic<bool> by_dma{false};  // the last that was seen of it
+  std::atomic<bool> by_dma{false};  // whether its last transfer went by DMA
 };
 
-// A request on its way.
+// A request in flight.
 struct Going {
   Request request;
   Completion completion;
   CufileFile* file = nullptr;
   CufileRoutes before;
-  size_t parts = 0;  // that have not ended
+  size_t parts = 0;  // not completed yet
 };
 
-// What one call, or one entry of a batch, is asked for.
+// The range of one call or of one entry in a batch.
 struct Part {
   Going* going = nullptr;
   uint64_t offset = 0;
@@ -86,7 +86,7 @@ class CufileBackend final : public Backend {
     }
     const size_t depth = std::min<size_t>(options.queue_depth, api_.properties.max_batch_entries);
     depth_ = options.cufile_batch ? std::max<size_t>(depth, 1) : 1;
-    // Longer entries than its own buffers take another way through cuFile, which copies.
+    // cuFile handles entries that are longer than its own buffers in another way, which copies.
     const uint64_t cache_bytes = uint64_t{api_.properties.per_buffer_cache_kib} * 1024;
     entry_bytes_ = cache_bytes == 0 ? options.request_bytes : cache_bytes;
     batches_.resize(std::min(depth_, tuning::kCufileBatches));
@@ -114,11 +114,11 @@ class CufileBackend final : public Backend {
       } else if (options_.cufile_batch && going.file->by_dma) {
         cut(going);
       } else {
-        // In batches a copy through host memory may wait for ever, where cuFile's pool of buffers
-        // is empty: they are for files that are known to go by DMA.
+        // A copy through host memory in a batch may wait forever if cuFile's pool of buffers is
+        // empty. So batches are only for files that are known to use DMA.
         Part part{&going, going.request.offset, going.request.length};
         transfer(part);
-        break;  // it took its time; look what else has ended
+        break;  // that took long, so reap first
       }
     }
     fill_batches();
@@ -149,7 +149,7 @@ class CufileBackend final : public Backend {
     if (const std::string refusal = cufile_refusal(device); !refusal.empty()) {
       throw Failure({ErrorCode::kUnavailable, refusal});
     }
-    device.bind_thread();  // it looks for the device on the thread that calls
+    device.bind_thread();  // cuFile uses the calling thread's device
     return CufileApi::get();
   }
 
@@ -192,7 +192,7 @@ class CufileBackend final : public Backend {
     }
   }
 
-  // By a blocking call, to its end.
+  // Transfers all of a part by blocking calls.
   void transfer(Part part) {
     Going& going = *part.going;
     ++going.parts;
@@ -210,13 +210,14 @@ class CufileBackend final : public Backend {
     end(going);
   }
 
-  // What the answer of a call or an entry means: bytes, or a negative errno or code of cuFile's.
+  // Handles the result of a call or an entry: bytes, or a negative errno or cuFile code.
   void advance(Part& part, int64_t result) {
     Going& going = *part.going;
     const Request& request = going.request;
     const bool write = request.direction == Direction::kWrite;
     const auto fail_with = [&](int code) {
-      // Some file systems call it an error where a file ends; the cause is the better answer.
+      // Some file systems report an error at the end of a file. The truncation is the better
+      // message.
       if (!write && request.file->current_size_bytes() < part.offset + part.length) {
         return fail(going, truncated_error(request));
       }
@@ -229,7 +230,7 @@ class CufileBackend final : public Backend {
       part.idle_answers = 0;
       going.completion.storage_bytes += static_cast<uint64_t>(result);
     } else if (result > 0) {
-      fail_with(EIO);  // more than was asked for
+      fail_with(EIO);  // more than requested
     } else if (result == 0 && !write && part.offset >= request.file->current_size_bytes()) {
       fail(going, truncated_error(request));
     } else if ((result == 0 || passes(result)) && ++part.idle_answers < kMaxIdleAnswers) {
@@ -287,8 +288,8 @@ class CufileBackend final : public Backend {
       batch.in_flight = count;
       return;
     }
-    // Which of them it took is not said: none is in flight once the batch is destroyed. Blocking
-    // calls find out what is wrong with them, if anything is.
+    // cuFile does not say which entries it took, but none is in flight after the batch is
+    // destroyed. Blocking calls then find the error, if there is one.
     note_fallback("cuFile refused a batch and is called for each part of it instead: " + CufileApi::describe(status));
     give_up(batch);
     for (unsigned i = 0; i < count; ++i) {
@@ -298,7 +299,7 @@ class CufileBackend final : public Backend {
     }
   }
 
-  // Events may come in any order, and are for us to check: a batch never fails as a whole.
+  // Events come in any order, and each has its own status: a batch never fails as a whole.
   void take_answers(Batch& batch, unsigned min, std::chrono::nanoseconds patience) {
     if (batch.in_flight == 0) return;
     auto count = static_cast<unsigned>(batch.in_flight);
@@ -314,7 +315,7 @@ class CufileBackend final : public Backend {
       const CufileApi::Event& event = events_[i];
       if (event.status == CufileApi::kWaiting || event.status == CufileApi::kPending) continue;
       Part& slot = *static_cast<Part*>(event.cookie);
-      if (!slot.in_flight) continue;  // told twice
+      if (!slot.in_flight) continue;  // reported twice
       Part part = std::exchange(slot, {});
       --batch.in_flight;
       advance(part, result_of(event));
@@ -348,7 +349,7 @@ class CufileBackend final : public Backend {
     }
   }
 
-  // Nothing of it is in flight afterwards.
+  // Cancels and destroys the batch. Nothing of it is in flight afterwards.
   void give_up(Batch& batch) {
     if (batch.handle == nullptr) return;
     if (batch.in_flight > 0) api_.batch_cancel(batch.handle);
@@ -367,7 +368,7 @@ class CufileBackend final : public Backend {
     if (!going.completion.error) going.completion.error = std::move(error);
   }
 
-  // One of its parts has ended.
+  // Call it when a part has completed.
   void end(Going& going) {
     if (--going.parts > 0) return;
     if (!going.completion.error) count(going);
@@ -403,7 +404,7 @@ class CufileBackend final : public Backend {
   size_t depth_ = 1;
   uint64_t entry_bytes_ = 0;
   std::list<Going> going_;
-  std::deque<Part> waiting_;  // for a place in a batch
+  std::deque<Part> waiting_;  // for an entry in a batch
   std::vector<Batch> batches_;
   std::vector<CufileApi::Entry> entries_;
   std::vector<CufileApi::Event> events_;
@@ -416,7 +417,7 @@ class CufileBackend final : public Backend {
 std::string cufile_refusal(const Device& device) {
   if (device.host_addressable()) return "cuFile: it moves bytes into GPUs, and batches are on " + device.name();
   std::string refusal;
-  // The driver opens on a thread that has the device, and the caller's own stays as it is.
+  // A separate thread opens the driver, so that the caller's current device does not change.
   std::thread([&] {
     try {
       cuda_device(device.ordinal())->bind_thread();

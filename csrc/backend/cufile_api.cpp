@@ -20,7 +20,7 @@ namespace gdsdata {
 
 namespace {
 
-// Names as cufile.h has them. What to do is said where it is known.
+// The names are those of cufile.h. A remedy is given where one is known.
 struct Code {
   int code;
   const char* name;
@@ -86,7 +86,7 @@ constexpr Code kCodes[] = {
     {5049, "CU_FILE_BATCH_NOCOMPAT_ERROR", "; without cufile_batch calls block, and work in more places"},
 };
 
-std::atomic<CufileApi::Status (*)(int)> set_level{nullptr};  // once the library is there
+std::atomic<CufileApi::Status (*)(int)> set_level{nullptr};  // set when the library is loaded
 
 struct Loaded {
   CufileApi api{};
@@ -107,7 +107,7 @@ SearchPath& search_path() {
 std::vector<std::string> candidates() {
   const char* given = std::getenv("GDSDATA_LIBCUFILE");
   if (given != nullptr && *given != '\0') return {given};
-  // The bare names come first: where torch has loaded one, it is that one.
+  // The bare names come first, so that a library that torch has loaded is used.
   std::vector<std::string> names = {"libcufile.so.0", "libcufile.so", "/usr/local/cuda/lib64/libcufile.so.0"};
   std::lock_guard lock(search_path().mutex);
   names.insert(names.end(), search_path().files.begin(), search_path().files.end());
@@ -143,8 +143,8 @@ std::string text_of(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// Statistics are asked for before the driver opens, which is when it takes settings, and started
-// after. Whatever of this fails, transfers work; nothing is then said to have gone by DMA.
+// The driver reads the level of statistics when it opens, so the level is set before and counting
+// starts after. If any of this fails, transfers still work, but none is reported as DMA.
 bool start_counting(const CufileApi& api) {
   if (api.statistics_start == nullptr || api.statistics == nullptr) return false;
   if (api.statistics_start().code != 0) return false;
@@ -199,7 +199,7 @@ Loaded load() {
 }  // namespace
 
 const CufileApi& CufileApi::get() {
-  static const Loaded* loaded = new Loaded(load());  // outlives whatever still lets go of something at exit
+  static const Loaded* loaded = new Loaded(load());  // never destroyed: memory may be released at exit
   if (loaded->error) throw Failure(*loaded->error);
   if (loaded->process != ::getpid()) {
     throw Failure({ErrorCode::kUnavailable,
@@ -230,9 +230,9 @@ const char* CufileApi::why_not_counted() {
 }
 
 bool cufile_dma_is_possible() {
-  // A library that was named is taken at its word. Others are asked only where there is something
-  // to count: with statistics on, libcufile reports while the process exits, and has crashed there
-  // (rapidsai/kvikio issue 497).
+  // If a library is named, DMA is assumed. Otherwise statistics are enabled only if there is
+  // something to count. With statistics on, libcufile writes a report at exit, and has crashed
+  // there (rapidsai/kvikio issue 497).
   const char* named = std::getenv("GDSDATA_LIBCUFILE");
   if (named != nullptr && *named != '\0') return true;
   if (exists("/proc/driver/nvidia-fs") || exists("/sys/module/nvidia_fs")) return true;
@@ -252,7 +252,7 @@ CufileRoutes CufileRoutes::now(const CufileApi& api) {
   if (!api.counts_routes) return routes;
   thread_local auto statistics = std::make_unique<CufileApi::Statistics>();
   if (api.statistics(statistics.get()).code != 0) return routes;
-  // Batches are counted as they are submitted, and for some versions there alone.
+  // Batches are counted when they are submitted. Some versions count them only there.
   routes.dma = statistics->batch_nvfs.ok + statistics->batch_p2p.ok;
   routes.host = statistics->batch_posix_enqueued.ok + statistics->batch_aio.ok + statistics->batch_uring.ok +
                 statistics->batch_mixed.ok;

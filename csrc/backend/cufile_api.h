@@ -1,5 +1,5 @@
-// cuFile, found at run time like the CUDA driver (device/cuda_api.h): the names of its functions
-// are in cufile_api.cpp alone, and nothing of it is touched before the first call of get().
+// cuFile, found at run time like the CUDA driver (device/cuda_api.h). Only cufile_api.cpp names its
+// functions, and nothing of it is loaded before the first call of get().
 //
 // Source: the cuFile API reference; layouts as in cufile.h of CUDA 12.9 and 13.
 #pragma once
@@ -19,7 +19,7 @@ namespace gdsdata {
 struct CufileApi {
   struct Status {  // CUfileError_t
     int code;
-    int cuda_code;  // where code is kCudaDriverError
+    int cuda_code;  // valid if code is kCudaDriverError
   };
   using Handle = void*;
   using Batch = void*;
@@ -51,7 +51,7 @@ struct CufileApi {
   struct Event {  // CUfileIOEvents_t
     void* cookie;
     int status;
-    size_t result;  // a negative error, or bytes
+    size_t result;  // a negative error, or a number of bytes
   };
   struct Counter {
     uint64_t ok, failed;
@@ -75,15 +75,15 @@ struct CufileApi {
     uint64_t histograms[64];
     uint32_t gpu_count;
     GpuStatistics gpus[16];
-    std::byte of_later_versions[16384];  // which may write more
+    std::byte of_later_versions[16384];  // later versions may write more
   };
 
   static constexpr int kTypeFd = 1;
   static constexpr int kBatchMode = 1;
   static constexpr int kOperationRead = 0, kOperationWrite = 1;
-  // Of an Event.
+  // Values of Event::status.
   static constexpr int kWaiting = 1, kPending = 2, kInvalid = 4, kCanceled = 8, kComplete = 16, kTimeout = 32;
-  static constexpr int kFirstCode = 5000;  // errors below are a system's errno
+  static constexpr int kFirstCode = 5000;  // lower codes are values of errno
   static constexpr int kCudaDriverError = 5011;
 
   Status (*driver_open)();
@@ -99,45 +99,45 @@ struct CufileApi {
   Status (*batch_status)(Batch, unsigned min, unsigned* count, Event*, timespec* timeout);
   Status (*batch_cancel)(Batch);
   void (*batch_destroy)(Batch);
-  // Null in libraries before CUDA 12.9, which do not say how bytes went.
+  // Null before CUDA 12.9, whose libraries do not report routes.
   Status (*set_statistics_level)(int);
   Status (*statistics_start)();
   Status (*statistics)(Statistics*);
 
   Properties properties;  // of the open driver
-  bool counts_routes;     // whether statistics() tells
+  bool counts_routes;     // whether statistics() reports routes
 
-  // Loaded, and its driver opened, at the first call; for the life of the process: a library that
-  // dlopen brought crashes in its own ending where its driver is closed at exit. Throws Failure
-  // (kUnavailable) where there is no cuFile, where it refuses, or in a forked child.
+  // Loads the library and opens its driver at the first call, for the life of the process. The
+  // driver is not closed, because a library loaded by dlopen crashes at exit if it was. Throws
+  // Failure (kUnavailable) if there is no cuFile, if it refuses, or in a forked child.
   static const CufileApi& get();
-  static const char* why_not_counted();  // where counts_routes is false
+  static const char* why_not_counted();  // if counts_routes is false
 
   // "CU_FILE_IO_NOT_SUPPORTED (5008); <remedy>"
   static std::string describe(Status status);
 };
 
-// Where to look besides the system's places: files, such as the pip wheel's
-// nvidia/cu13/lib/libcufile.so.0. Before the first get(). GDSDATA_LIBCUFILE names the one library
-// to load instead.
+// Sets where to look besides the system's folders: files such as libcufile.so.0 of the pip wheel
+// (nvidia/cu13/lib). Call it before the first get(). GDSDATA_LIBCUFILE names the only library to
+// load instead.
 void set_cufile_search_path(std::vector<std::string> files);
 
-// Before the process's exit handlers run: with statistics on the library reports while it ends, and
-// may crash.
+// Call it before the process's exit handlers run. With statistics on, the library writes a report
+// at exit and may crash.
 void stop_cufile_statistics();
 
-// Whether bytes could go by DMA at all: nvidia-fs is loaded, or cuFile's configuration names
-// P2PDMA. Asks no library, so that a machine without either is spared opening its driver.
+// Returns true if DMA is possible: nvidia-fs is loaded, or cuFile's configuration names P2PDMA. It
+// loads no library, so a machine without either never opens cuFile's driver.
 bool cufile_dma_is_possible();
 
-// How operations of this process went, so far.
+// The number of this process's operations by route, so far.
 struct CufileRoutes {
   uint64_t dma = 0;   // by nvidia-fs or PCI P2PDMA
   uint64_t host = 0;  // through host memory
   static CufileRoutes now(const CufileApi& api);
 };
 
-// An Error for a refused call; `code` is an errno or cuFile's own.
+// Returns an Error for a call that failed. `code` is an errno or cuFile's own code.
 Error cufile_error(const std::string& operation, const std::string& path, CufileApi::Status status, uint64_t offset = 0,
                    uint64_t length = 0);
 

@@ -1,6 +1,6 @@
-// Device memory that cuFile knows beforehand, so that disks write into it without a copy on the
-// device. Registering takes milliseconds and room in the GPU's window on the bus (BAR1): it is for
-// memory that is used again and again.
+// Registers device memory with cuFile, so that disks write to it without a copy on the device. This
+// takes milliseconds and space in the GPU's window on the bus (BAR1), so it is for memory that is
+// used many times.
 #pragma once
 
 #include <cstddef>
@@ -10,13 +10,14 @@
 
 namespace gdsdata {
 
-// Registers until the last owner of the result lets go of it, which must be before the memory is
-// freed and when no transfer uses it. Null where cuFile is not there, refuses, or has no room left
-// for it: transfers work without. The same span may be asked for by many. On a thread of the device
-// (Device::bind_thread).
+// Registers memory until the last owner of the result releases it. That must be before the memory
+// is freed, and when no transfer uses it. Returns null if cuFile is missing, refuses, or has no
+// space left; transfers work without registration. The same span may be registered many times. Call
+// it on a thread of the device (Device::bind_thread).
 std::shared_ptr<void> register_cufile_memory(std::span<std::byte> memory);
 
-// How cuFile wants a place named: registered memory by its begin, other memory by itself.
+// The address of memory as cuFile expects it: registered memory by its start and an offset, other
+// memory by itself.
 struct CufilePlace {
   std::byte* memory;
   uint64_t offset_bytes;

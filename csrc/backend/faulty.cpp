@@ -67,7 +67,7 @@ FaultyBackend::FaultyBackend(std::unique_ptr<Backend> inner, FaultPlan plan)
 
 size_t FaultyBackend::submit(std::span<const Request> requests) {
   if (plan_.happens(plan_.submit_throws)) throw 1;
-  // What is held back is in flight too.
+  // Delayed completions are in flight too.
   const size_t depth = inner_->capabilities().queue_depth, in_flight = extents_.size();
   if (in_flight >= depth) return 0;
   const size_t taken = inner_->submit(requests.first(std::min(depth - in_flight, requests.size())));
@@ -82,7 +82,7 @@ size_t FaultyBackend::reap(std::span<Completion> completions, size_t min, std::c
   const auto deadline = Clock::now() + timeout;
   size_t given = 0;
   while (true) {
-    // Everything the inner backend has goes through the plan into `held_`.
+    // All completions of the inner backend pass through the plan into `held_`.
     const size_t inner_in_flight = extents_.size() - held_.size();
     scratch_.resize(inner_in_flight);
     const bool wait = given < min && inner_in_flight > 0;

@@ -1,5 +1,5 @@
-// Trouble by design, for tests: a backend around another one that delays, reorders and fails
-// completions, and a plan, by a seed, that also makes single transfers short or interrupted.
+// Injects faults, for tests. A FaultyBackend delays, reorders and fails completions of another
+// backend. A FaultPlan decides by a seed, and also makes single transfers short or interrupted.
 #pragma once
 
 #include <condition_variable>
@@ -16,25 +16,25 @@
 
 namespace gdsdata {
 
-// Written as "key=value,key=value". Probabilities are per call or completion, 0 to 1.
+// Parsed from "key=value,key=value". Probabilities are per call or completion, from 0 to 1.
 struct FaultPlan {
   uint64_t seed = 0;
-  double shorten = 0;      // a transfer asks for a part of what it wants
+  double shorten = 0;      // a transfer requests only a part of its bytes
   double interrupt = 0;    // a transfer ends in EINTR or EAGAIN before anything moved
-  double late = 0;         // a completion is held back ...
-  int64_t late_ms = 5;     // ... for so long
-  double reorder = 0;      // a completion is held back behind the next one
+  double late = 0;         // a completion is delayed ...
+  int64_t late_ms = 5;     // ... by so much
+  double reorder = 0;      // a completion is delivered after the next one
   double fail = 0;         // a completion becomes an error
-  int64_t fail_at = -1;    // the completion of this number (from 0, over this backend) becomes an error
+  int64_t fail_at = -1;    // the completion with this number (from 0, in this backend) becomes an error
   int64_t error = 5;       // its errno (5: EIO)
-  double submit_throws = 0;  // a call throws what is no exception, before it does anything
+  double submit_throws = 0;  // a call throws something that is no std::exception, before it does anything
   double reap_throws = 0;
   std::mt19937_64 random;
 
-  // Throws Failure for a key it does not know.
+  // Throws Failure if a key is unknown.
   static FaultPlan parse(const std::string& text);
   bool happens(double probability);
-  // How much of a transfer of `length` bytes to ask for: at least 1.
+  // Returns how much of a transfer of `length` bytes to request: at least 1.
   uint64_t shortened(uint64_t length);
 };
 
@@ -60,7 +60,7 @@ class FaultyBackend final : public Backend {
   };
   std::unique_ptr<Backend> inner_;
   FaultPlan plan_;
-  std::unordered_map<uint64_t, Extent> extents_;  // of the requests in flight, by tag
+  std::unordered_map<uint64_t, Extent> extents_;  // of requests in flight, by tag
   std::deque<Held> held_;
   std::vector<Completion> scratch_;
   int64_t completed_ = 0;

@@ -19,15 +19,15 @@ namespace {
 
 constexpr uint64_t kPageBytes = 4096;
 
-// A kernel that answers so often without moving a byte will not move one.
+// After so many answers in a row without progress, the request fails.
 constexpr uint64_t kMaxIdleAnswers = 1000;
 
-// Whether a piece lies in memory as it lies in the file, modulo the alignment.
+// Returns true if memory and file offset are congruent modulo the alignment.
 bool is_congruent(const Piece& piece, uint64_t alignment) {
   return (reinterpret_cast<uintptr_t>(piece.memory) - piece.offset) % alignment == 0;
 }
 
-// Whether they lie in memory as they lie in the file.
+// Returns true if the pieces are contiguous in the file and in memory.
 bool in_one_place(std::span<const Piece> pieces) {
   const auto goes_on = [](const Piece& piece, const Piece& next) {
     return piece.offset + piece.length == next.offset && piece.memory + piece.length == next.memory;
@@ -54,10 +54,10 @@ bool Flight::begin(const Request& request, BounceArena& arena, bool others_in_fl
       return true;
     }
   }
-  // Long requests keep to whole pages even where sectors would do: their memory is then whole pages
-  // too, which a virtual disk's host copies a tenth faster (docs/design-decisions.md). Writes do in
-  // any case: a page that one request writes partly around the page cache and another one through
-  // it makes the next fsync fail with EIO.
+  // Long requests use whole pages even if sectors would do. Their memory then is whole pages too,
+  // which a virtual disk's host copies a tenth faster (docs/design-decisions.md). Writes always do.
+  // If one request writes a part of a page around the page cache and another one writes through it,
+  // the next fsync fails with EIO.
   if (is_direct()) {
     alignment_ = request.file->direct_alignment();
     if (request.length >= tuning::kInPlaceBytes) alignment_ = std::max(alignment_, kPageBytes);
@@ -71,7 +71,7 @@ bool Flight::begin(const Request& request, BounceArena& arena, bool others_in_fl
 bool Flight::take_window(bool others_in_flight) {
   const bool write = request_.direction == Direction::kWrite;
   if (write) {
-    if (!is_direct()) return true;  // straight from memory
+    if (!is_direct()) return true;  // directly from memory
     window_begin_ = align_up(request_.offset, alignment_);
     window_end_ = std::max(window_begin_, align_down(end(), alignment_));
   } else {
@@ -99,8 +99,8 @@ bool Flight::take_window(bool others_in_flight) {
   return true;
 }
 
-// Of a write: what bounces is copied, and the checksums taken while it is in the processor's
-// caches.
+// For writes: copies the bytes that bounce, and computes the checksums while the bytes are in the
+// processor's caches.
 void Flight::leave_memory() {
   const uint64_t bounced_end = bounce_bytes_ == 0 ? window_begin_ : window_end_;
   for (const Piece& piece : request_.pieces) {
@@ -125,15 +125,15 @@ const Flight::Step& Flight::next() {
   if (!step_.write || step_.direct) {
     point_step_at(align_down(position_, alignment_), window_end_);
   } else {
-    // An edge that shares its block with neighbours, or a file without direct I/O: the page cache
-    // merges it.
+    // This is an edge that shares its block with neighbors, or a file without direct I/O. The page
+    // cache merges it.
     const bool before_window = is_direct() && position_ < window_begin_ && window_begin_ < window_end_;
     point_step_at_pieces(before_window ? window_begin_ : end());
   }
   return step_;
 }
 
-// From where it is up to an end, or to where the step is full.
+// From the current position to `end`, or until the step is full.
 void Flight::point_step_at_pieces(uint64_t end) {
   step_.offset = position_;
   for (const Piece& piece : request_.pieces) {
@@ -148,11 +148,11 @@ void Flight::point_step_at_pieces(uint64_t end) {
 void Flight::point_step_at(uint64_t offset, uint64_t end) {
   step_.offset = offset;
   step_.length = end - offset;
-  // `memory` is where `origin`, an offset in the file, lies.
+  // `memory` holds the byte at file offset `origin`.
   const auto add = [&](uint64_t part_begin, uint64_t part_end, std::byte* memory, uint64_t origin) {
     const uint64_t begin = std::max(offset, part_begin), stop = std::min(end, part_end);
     if (begin >= stop) return;
-    const auto distance = static_cast<ptrdiff_t>(begin) - static_cast<ptrdiff_t>(origin);  // a whole page begins before
+    const auto distance = static_cast<ptrdiff_t>(begin) - static_cast<ptrdiff_t>(origin);  // may be negative
     step_.memory[step_.memory_count++] = {memory + distance, stop - begin};
   };
   const Piece& piece = request_.pieces.front();
@@ -198,7 +198,7 @@ void Flight::advance_read(uint64_t moved) {
     position_ = reached;
     idle_answers_ = 0;
   } else if (reached >= request_.file->current_size_bytes() || ++idle_answers_ >= kMaxIdleAnswers) {
-    // The same bytes again: aligned down, the end of the file comes before ours.
+    // The same bytes were read again, so the file ends before the request does.
     return fail(truncated_error(request_));
   }
   if (position_ >= end()) ended_ = true;
@@ -216,8 +216,7 @@ void Flight::advance_write(uint64_t moved) {
   if (position_ >= end()) ended_ = true;
 }
 
-// Bounce memory, where there is some, serves buffered I/O as well; only what lies behind the
-// request is left out.
+// Bounce memory serves buffered I/O too. Only bytes beyond the request are no longer read.
 void Flight::fall_back_to_buffered(const std::string& refused, int system_errno) {
   request_.file->refuse_direct(
       system_error(refused, request_.file->path(), system_errno, step_.offset, step_.length).message);

@@ -14,7 +14,7 @@ namespace gdsdata {
 
 namespace {
 
-// Records lie all over the file, which no hardware prefetcher foresees.
+// Records lie in random places, which no hardware prefetcher predicts.
 void prefetch(const std::byte* memory, uint64_t length) {
   constexpr uint64_t kLineBytes = 64;
   constexpr int kForReading = 0, kIntoSecondLevel = 2;
@@ -38,9 +38,9 @@ bool resident(File& file, Mapping& mapping, const Transfer& transfer) {
   return true;
 }
 
-// Of a long transfer a page in each stretch is asked for first: that tells the two common cases,
-// all and nothing, from the rare one at a fraction of the cost. What was evicted between,
-// RWF_NOWAIT does not wait for.
+// For a long transfer, checks one page in each stretch first. That recognizes the two common cases,
+// all and nothing, at a fraction of the cost. If pages are evicted meanwhile, RWF_NOWAIT does not
+// wait for them.
 File::Residency long_residency(File& file, const Transfer& transfer) {
   if (transfer.length < 2 * tuning::kResidencyStretchBytes) return file.residency(transfer.offset, transfer.length);
   File::Residency first = File::Residency::kUnknown;
@@ -52,27 +52,26 @@ File::Residency long_residency(File& file, const Transfer& transfer) {
   return first;
 }
 
-// A hole in a file that is otherwise in memory: reading past it with O_DIRECT would leave it there
-// for every epoch to wait for, so it is filled instead.
+// A hole in a file that is otherwise in memory. A read with O_DIRECT would not fill it, and each
+// epoch would wait for it again. So a page fault fills it.
 bool is_small_hole(File& file, Mapping& mapping, const Transfer& transfer) {
   return mapping.area_mostly_resident(transfer.offset, [&](uint64_t offset) {
     return file.resident_share(offset, std::min(Mapping::kAreaBytes, file.size_bytes() - offset));
   });
 }
 
-// Making a mapping costs what copying some MiB does.
+// Creating a mapping takes as long as copying some MiB.
 bool long_mapping_pays(File& file, uint64_t length) {
   return file.size_bytes() >= PageCache::kLongFileBytes ||
          (file.size_bytes() >= PageCache::kMapFileBytes && file.was_read_before(length));
 }
 
-// Whether the file may have been truncated before the end of what was just copied from there.
-// Truncation makes zeros of all bytes from the new end on, up to the end of the page; later pages
-// are zeros that `MappingGuard` put there. So a last byte that is not zero yet, after the copy,
-// says that none of it was lost. The moment in which the kernel writes these zeros remains; a
-// read(2) of the page cache may see it too.
+// Returns true if the file may have been truncated before the end of the copied bytes. Truncation
+// zeroes all bytes from the new end to the end of its page, and `MappingGuard` puts zeros in place
+// of later pages. So if the last byte is not zero after the copy, no byte was lost. Only the moment
+// in which the kernel writes these zeros remains, and read(2) has that too.
 bool ends_in_zero(const std::byte* copied, uint64_t length) {
-  std::atomic_thread_fence(std::memory_order_acquire);  // behind the copy
+  std::atomic_thread_fence(std::memory_order_acquire);  // after the copy
   return *static_cast<const volatile std::byte*>(copied + length - 1) == std::byte{0};
 }
 
@@ -107,8 +106,7 @@ std::optional<Error> PageCache::serve(std::span<const Transfer> transfers, std::
                               : file.size_bytes() >= kMapFileBytes || file.count_short_read() > 0;
     Mapping* mapping = pays ? file.mapping() : nullptr;
     if (mapping == nullptr || is_long) {
-      // Asked first, because RWF_NOWAIT on a page that is not there starts reading it into the page
-      // cache.
+      // Checked first, because RWF_NOWAIT on a missing page starts reading it into the page cache.
       const File::Residency residency = long_residency(file, transfer);
       if (mapping != nullptr && residency == File::Residency::kAll &&
           mapping->map_for_copying(transfer.offset, transfer.length)) {
@@ -154,7 +152,7 @@ std::optional<Error> PageCache::copy_mapped(Conversion conversion, bool past_cac
   return first_truncated();
 }
 
-// Asks each file once: is all that was copied still part of it?
+// Checks once for each file that all copied bytes are still part of it.
 std::optional<Error> PageCache::first_truncated() {
   const auto other_file = [&](const Copy& copy) { return copy.file != unsure_.front().file; };
   if (std::any_of(unsure_.begin(), unsure_.end(), other_file)) {
@@ -208,9 +206,10 @@ uint64_t PageCache::read_now(File& file, const Transfer& part, Conversion conver
     const iovec rest{target + served, part.length - served};
     const auto offset = static_cast<off_t>(part.offset + served);
     ssize_t moved = ::preadv2(file.buffered(), &rest, 1, offset, RWF_NOWAIT);
-    // tmpfs does not know it, and has nothing to wait for where all of it is in memory.
+    // tmpfs does not support it, but does not block if all pages are in memory.
     if (moved < 0 && errno == EOPNOTSUPP && known_resident) moved = ::preadv(file.buffered(), &rest, 1, offset);
-    if (moved <= 0) break;  // not resident, not supported, interrupted, at the end: the backend finds out which
+    // Not resident, not supported, interrupted or at the end: the backend finds out which.
+    if (moved <= 0) break;
     served += static_cast<uint64_t>(moved);
   }
   served -= served % stored_element_bytes(conversion);

@@ -1,4 +1,4 @@
-// Serves from the page cache what is already there, by copying; the rest is left to a backend.
+// Copies bytes that are in the page cache, and leaves the rest to a backend.
 #pragma once
 
 #include <memory>
@@ -12,22 +12,21 @@
 
 namespace gdsdata {
 
-// Used by one thread at a time.
+// One thread at a time may use it.
 class PageCache {
  public:
-  // Transfers of at most kShortBytes are copied from a mapping (no system call each): out of files
-  // of at least kMapFileBytes at once, out of smaller ones from their second transfer on, because
-  // a mapping has its price. Longer transfers are copied from it where Mapping::map_for_copying
-  // says so, but not when a file of less than kLongFileBytes is read for the first time. Others are
-  // read by preadv2 with RWF_NOWAIT.
+  // Transfers of at most kShortBytes are copied from a mapping, without a system call for each. A
+  // mapping is expensive, so a file of less than kMapFileBytes gets one only at its second
+  // transfer. Longer transfers are copied from the mapping if Mapping::map_for_copying agrees, but
+  // not when a file of less than kLongFileBytes is read for the first time. Others are read by
+  // preadv2 with RWF_NOWAIT.
   static constexpr uint64_t kShortBytes = tuning::kMappedTransferBytes;
   static constexpr uint64_t kMapFileBytes = tuning::kMappedFileBytes;
   static constexpr uint64_t kLongFileBytes = tuning::kLongFileBytes;
 
-  // `files[i]` is the open file of `transfers[i]`. Appends what was not resident to `left`, as
-  // whole transfers or parts of them, and counts what was delivered in `bytes`. An error where a
-  // file ends before a transfer does. `past_caches`: long copies leave the processor's caches
-  // alone.
+  // `files[i]` is the open file of `transfers[i]`. Appends transfers or parts of them that were not
+  // resident to `left`, and adds delivered bytes to `bytes`. Returns an error if a file ends before
+  // a transfer does. If `past_caches`, long copies bypass the processor's caches.
   std::optional<Error> serve(std::span<const Transfer> transfers, std::span<File* const> files, Conversion conversion,
                              bool past_caches, std::vector<Transfer>& left, RouteBytes& bytes);
 
@@ -45,8 +44,8 @@ class PageCache {
   uint64_t read_now(File& file, const Transfer& part, Conversion conversion, bool known_resident);
 
   std::vector<Copy> copies_;
-  std::vector<Copy> unsure_;        // of these, for which the file's size has to be asked
-  std::vector<std::byte> scratch_;  // where bytes that are converted land first
+  std::vector<Copy> unsure_;        // copies after which the file's size must be checked
+  std::vector<std::byte> scratch_;  // for bytes to be converted
 };
 
 }  // namespace gdsdata

@@ -1,5 +1,5 @@
-// preadv and pwritev, one request at a time: works everywhere. A queue comes from having several
-// workers.
+// Uses preadv and pwritev, one request at a time. It works everywhere. Several workers make a
+// queue.
 #include <sys/uio.h>
 
 #include <cerrno>
@@ -28,7 +28,7 @@ class PosixBackend final : public Backend {
   size_t submit(std::span<const Request> requests) override {
     if (requests.empty()) return 0;
     Flight flight;
-    // Nothing else is in flight, so there is room.
+    // Nothing else is in flight, so this cannot fail for lack of room.
     flight.begin(requests.front(), arena_, /*others_in_flight=*/false, options_, faults_ ? &*faults_ : nullptr);
     while (!flight.ended()) {
       const Flight::Step& step = flight.next();

@@ -1,4 +1,4 @@
-// What several backends say of a request, in one wording.
+// Errors that several backends report.
 #pragma once
 
 #include "base/error.h"
@@ -6,10 +6,10 @@
 
 namespace gdsdata {
 
-// A read reached the end of its file too early.
+// The file ends before the requested range does.
 Error truncated_error(const Request& request);
 
-// O_DIRECT was asked for by name, and the file has none.
+// O_DIRECT was required, and the file refuses it.
 Error direct_refused_error(const Request& request);
 
 }  // namespace gdsdata

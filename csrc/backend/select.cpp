@@ -37,8 +37,7 @@ Selection select_backend(const std::string& asked, const BackendOptions& options
 std::shared_ptr<void> announce_memory(const std::string& backend, const std::shared_ptr<Device>& device,
                                       std::span<std::byte> memory) {
   if (backend != "cufile") return nullptr;
-  // On threads of their own, which may look at this device: the caller's may be looking at another
-  // one.
+  // On separate threads, because the caller's current device may be another one.
   std::shared_ptr<void> known;
   std::thread([&] {
     try {

@@ -1,4 +1,4 @@
-// Which backends serve, and why.
+// Chooses backends.
 #pragma once
 
 #include <memory>
@@ -10,21 +10,22 @@
 namespace gdsdata {
 
 struct Selection {
-  std::string name;            // "uring" or "posix": by way of memory that the processor can write
-  std::string reason;          // why not the better one; empty when the best one or the one asked for was taken
-  std::string device_backend;  // "cufile", which goes first for what is not in the page cache; empty: none
+  std::string name;            // "uring" or "posix": uses memory that the processor can write
+  std::string reason;          // why not the better one; empty if this is the best or the requested one
+  // "cufile", which is tried first for bytes that are not in the page cache. Empty: none.
+  std::string device_backend;
 };
 
 // `asked` is "auto", "uring", "posix" or "cufile". Throws Failure: kInvalidArgument for another
-// name, kUnavailable where a backend was asked for by name, or `strict`, and cannot work here.
+// name, kUnavailable if the requested backend, or with `strict` the best one, cannot work here.
 Selection select_backend(const std::string& asked, const BackendOptions& options, const Device& device);
 
-// Tells a backend that reaches the device of device memory that will be used again and again, and
-// returns what to let go of before the memory is freed; null where it does not help.
+// Announces device memory that will be used many times to a backend that reaches the device.
+// Release the result before the memory is freed. Null if registration does not help.
 std::shared_ptr<void> announce_memory(const std::string& backend, const std::shared_ptr<Device>& device,
                                       std::span<std::byte> memory);
 
-// Makes a selected backend, wrapped in the faults that the options ask for.
+// Creates a selected backend, with the faults that the options name.
 std::unique_ptr<Backend> make_backend(const std::string& name, const BackendOptions& options, Device& device);
 
 }  // namespace gdsdata

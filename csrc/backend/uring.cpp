@@ -1,8 +1,8 @@
-// io_uring: a queue of requests in flight from one thread.
+// io_uring: one thread keeps a queue of requests in flight.
 //
-// Writes get ready first, copied into bounce memory with their checksums taken, and the kernel has
-// half of what there is room for. A virtual disk may answer only when it has nothing left to do,
-// and then for all at once: the other half is ready then, and keeps it busy while more is copied
+// Writes are prepared first: copied into bounce memory, with their checksums computed. At most half
+// of that memory is in flight. A virtual disk may complete requests only when it has nothing left
+// to do, and then all at once. The prepared half then keeps it busy while more is copied
 // (docs/design-decisions.md).
 #include "backend/backend.h"
 
@@ -44,7 +44,7 @@ namespace gdsdata {
 
 namespace {
 
-// Flags that newer kernels know make it cheaper; a kernel that refuses one (EINVAL) gets fewer.
+// These flags of newer kernels reduce the cost. If a kernel refuses one (EINVAL), fewer are tried.
 int make_ring(unsigned entries, io_uring& ring) {
   constexpr unsigned kSubmitterOnly = IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN;  // Linux 6.1
   int result = 0;
@@ -101,9 +101,10 @@ class UringBackend final : public Backend {
       throw failure_of(reason);
     }
     for (size_t i = flights_.size(); i-- > 0;) idle_.push_back(i);
-    // Registered memory spares the kernel pinning pages at each request. Where the limit of locked
-    // memory forbids it, requests work without. It is brought at once, so only what short requests
-    // use: for long ones in huge pages it hardly matters.
+    // If memory is registered, the kernel need not pin pages for each request. If the limit of
+    // locked memory forbids that, requests work without. Registration touches the memory, so only
+    // the part that short requests use is registered. For long requests in huge pages it hardly
+    // matters.
     registered_.push_back({arena_.data(), std::min(arena_.size_bytes(), tuning::kRegisteredBytes)});
     register_memory();
   }
@@ -126,7 +127,7 @@ class UringBackend final : public Backend {
     try {
       take(requests, taken);
     } catch (...) {
-      if (taken == 0) throw;  // else the next call finds it again, with nothing taken
+      if (taken == 0) throw;  // else the next call fails again, with nothing taken
     }
     start_writes();
     io_uring_submit(&ring_);
@@ -154,21 +155,21 @@ class UringBackend final : public Backend {
 
   void interrupt() override {
     constexpr uint64_t kOnce = 1;
-    [[maybe_unused]] const auto written = ::write(wake_fd_, &kOnce, sizeof kOnce);  // full: it is told already
+    [[maybe_unused]] const auto written = ::write(wake_fd_, &kOnce, sizeof kOnce);  // if full, it is readable already
   }
 
  private:
-  static constexpr uint64_t kWake = UINT64_MAX;  // in the place of a flight's index
-  // A wait for several answers ends with as many, whatever they are: an interrupt has to bring them
-  // all.
+  static constexpr uint64_t kWake = UINT64_MAX;  // used instead of a flight's index
+  // A wait for several completions ends after so many, of any kind. An interrupt must therefore
+  // cause as many.
   static constexpr size_t kWakes = 8;
 
-  // Counts in `taken` those that will end in a completion.
+  // Counts in `taken` the requests that will end in a completion.
   void take(std::span<const Request> requests, size_t& taken) {
-    // So that each can be told.
+    // Later steps then need no allocation to report a completion.
     completed_.reserve(completed_.size() + flights_.size() + requests.size());
     ready_writes_.reserve(flights_.size());
-    uint64_t passed_bytes = 0;  // by the processor, since it looked for answers
+    uint64_t passed_bytes = 0;  // prepared since the last check for completions
     while (taken < requests.size() && !idle_.empty()) {
       const size_t index = idle_.back();
       Flight& flight = flights_[index];
@@ -195,7 +196,7 @@ class UringBackend final : public Backend {
 
   void prepare(size_t index) {
     const Flight::Step& step = flights_[index].next();
-    io_uring_sqe* entry = io_uring_get_sqe(&ring_);  // there is one: entries and flights are equally many
+    io_uring_sqe* entry = io_uring_get_sqe(&ring_);  // not null: the ring has an entry for each flight
     void* first = step.memory[0].iov_base;
     const auto length = static_cast<unsigned>(step.length);
     const int buffer = step.memory_count == 1 ? registered_buffer(first, length) : -1;
@@ -211,7 +212,7 @@ class UringBackend final : public Backend {
     io_uring_sqe_set_data64(entry, index);
   }
 
-  // Of those that are ready, as many as may be in flight; one at least.
+  // Starts as many prepared writes as may be in flight, and at least one.
   bool start_writes() {
     bool started = false;
     while (!ready_writes_.empty()) {
@@ -241,10 +242,11 @@ class UringBackend final : public Backend {
     return -1;
   }
 
-  // Until so many completions are there: what the caller does with those does not wait for more.
-  // Writes that are ready do.
+  // Stops after `wanted` completions, so that the caller can handle those first, unless prepared
+  // writes are waiting.
   void take_answers(size_t wanted) {
-    // DEFER_TASKRUN posts answers only when their submitter enters the kernel for them.
+    // With DEFER_TASKRUN, completions are posted only when the submitter enters the kernel for
+    // them.
     if (idle_.size() != flights_.size() && io_uring_cq_ready(&ring_) == 0) io_uring_get_events(&ring_);
     io_uring_cqe* answer = nullptr;
     bool again = false;
@@ -255,7 +257,7 @@ class UringBackend final : public Backend {
       if (index == kWake) {
         uint64_t wakes = 0;
         interrupted_ |= ::read(wake_fd_, &wakes, sizeof wakes) > 0;
-        if (result >= 0) --polls_;  // else the kernel cannot: without them, then
+        if (result >= 0) --polls_;  // else the kernel cannot poll, so go on without
         continue;
       }
       Flight& flight = flights_[index];
@@ -270,7 +272,7 @@ class UringBackend final : public Backend {
       }
     }
     again |= start_writes();
-    if (again || io_uring_sq_ready(&ring_) > 0) io_uring_submit(&ring_);  // what a busy kernel refused before, too
+    if (again || io_uring_sq_ready(&ring_) > 0) io_uring_submit(&ring_);  // also entries refused before
   }
 
   void wait(std::chrono::nanoseconds left, size_t answers) {
@@ -279,7 +281,7 @@ class UringBackend final : public Backend {
     if (polls_ < answers) {
       while (polls_ < answers) {
         io_uring_sqe* entry = io_uring_get_sqe(&ring_);
-        if (entry == nullptr) break;  // the kernel is too busy for what it has been given already
+        if (entry == nullptr) break;  // the kernel has not taken earlier entries yet
         io_uring_prep_poll_add(entry, wake_fd_, POLLIN);
         io_uring_sqe_set_data64(entry, kWake);
         ++polls_;
@@ -291,22 +293,23 @@ class UringBackend final : public Backend {
     limit.tv_nsec = left.count() % 1'000'000'000;
     io_uring_cqe* answer = nullptr;
     io_uring_wait_cqes(&ring_, &answer, static_cast<unsigned>(answers), &limit,
-                       nullptr);  // whatever it says, the caller looks again
+                       nullptr);  // the caller checks again in any case
   }
 
   BackendOptions options_;
   BounceArena arena_;
   std::optional<FaultPlan> faults_;
   io_uring ring_{};
-  std::vector<iovec> registered_;  // with the kernel, by index
+  std::vector<iovec> registered_;  // registered with the kernel, by index
   std::vector<Flight> flights_;
   std::vector<size_t> idle_;  // indices of flights
-  std::vector<size_t> ready_writes_;  // of which the kernel does not know yet
-  const uint64_t most_writing_bytes_;  // two requests at least, so that there is one while the other's end is told
-  uint64_t writing_bytes_ = 0;  // of the writes that the kernel has
+  std::vector<size_t> ready_writes_;  // prepared, but not submitted
+  // Two requests at least, so that one is in flight while the other completes.
+  const uint64_t most_writing_bytes_;
+  uint64_t writing_bytes_ = 0;  // of submitted writes
   std::vector<Completion> completed_;
-  int wake_fd_ = -1;         // readable once interrupt was called
-  size_t polls_ = 0;  // the kernel looks at it so often, and has as many answers then
+  int wake_fd_ = -1;  // readable after interrupt
+  size_t polls_ = 0;  // polls of wake_fd_ in flight, each of which completes when it is readable
   bool interrupted_ = false;
 };
 

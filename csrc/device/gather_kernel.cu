@@ -1,9 +1,10 @@
 // Gathers records from memory that the device can read (registered page cache) into consecutive
 // rows. compile_gather.py generates gather_kernel.cpp from this file.
 //
-// The link is the limit. So reads are aligned words of 16 bytes, 512 bytes per warp and instruction,
-// with eight words of each thread in flight. If a record and its row are not aligned to each other,
-// the words are split on the device, whose memory is seventy times faster than the link.
+// The link is the limit. So reads are aligned words of 16 bytes, 512 bytes per warp and
+// instruction, with eight words of each thread in flight. If a record and its row are not aligned
+// to each other, the words are split on the device, whose memory is seventy times faster than the
+// link.
 
 typedef unsigned long long u64;
 
