@@ -1,8 +1,6 @@
-// Two checksums:
-// - CRC-32 of zip (IEEE 802.3, reflected polynomial 0xEDB88320). It runs at memory speed if the
-//   processor has carry-less multiplication.
-// - CRC-32C of TFRecord (Castagnoli, 0x82F63B78). It runs at memory speed if the processor has an
-//   instruction for it.
+// CRC-32 of zip (IEEE 802.3, reflected polynomial 0xEDB88320) and CRC-32C of TFRecord (Castagnoli,
+// 0x82F63B78). They run at memory speed if the processor has carry-less multiplication, or an
+// instruction for CRC-32C.
 #pragma once
 
 #include <cstddef>

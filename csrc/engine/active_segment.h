@@ -1,4 +1,4 @@
-// The segments that a worker has taken and not ended, and who owns them.
+// The segments that a worker has taken and not ended, and their owner.
 //
 //   SegmentQueue --begin--> ActiveSegment: rounds of files, requests, copies --finish--> EndedSegment --report--> Group
 #pragma once
@@ -22,7 +22,7 @@ struct ActiveSegment {
   RouteBytes bytes;
   std::optional<Error> error;
 
-  size_t begun_parts = 0;  // of a read, the first ones: rounds begin one after the other
+  size_t begun_parts = 0;  // of a read: rounds begin one after the other
   RoundFiles files;  // of the round
   size_t open_requests = 0;  // to backends
   std::vector<Piece> pieces, device_pieces;  // of these requests: in host memory, in device memory
@@ -30,23 +30,23 @@ struct ActiveSegment {
   // Used by workers with staging memory.
   size_t host_parts = 0;  // the first ones are staged; a backend moves the others to or from the device
   Staging::Place place;
-  std::shared_ptr<Event> copied;  // of a write: behind its copies out of the device, until they are done
+  std::shared_ptr<Event> copied;  // of a write: after its copies from the device; null when they are done
 
   Group& group() const { return *segment.group; }
   bool is_read() const { return group().request().direction == Direction::kRead; }
   std::span<Transfer> parts() { return segment.rest.empty() ? group().parts(segment.range) : segment.rest; }
-  // Nothing to move: the worker allocates what later segments need (Engine::prepare).
+  // There are no bytes: the worker allocates what later segments need (Engine::prepare).
   bool prepares() { return parts().empty(); }
-  // Nothing more of it need start.
+  // No further part of it need start.
   bool stopped() const { return error.has_value() || group().cancelled(); }
-  // Throw Failure. The second one returns null if it gives up.
+  // Both throw Failure. The second one returns null if it gives up.
   File& file(uint32_t index) { return *open_file(index, WhenTaken::kWait); }
   File* open_file(uint32_t index, WhenTaken when_taken) {
     return files.open(*group().request().files, index, when_taken);
   }
 };
 
-// The last news of a segment: its group's share of bytes and error.
+// The result of a segment for its group: bytes and error.
 struct EndedSegment {
   std::shared_ptr<Group> group;
   RouteBytes bytes;
@@ -54,24 +54,25 @@ struct EndedSegment {
   void report() noexcept { group->segment_ended(bytes, std::move(error)); }
 };
 
-// Owns the active segments of a worker, and keeps ended ones for the next ones.
+// Owns the active segments of a worker, and reuses ended ones.
 class ActiveSegments {
  public:
-  // Allocates what the next `begin` needs: so nothing can fail between the queue, which gives a
-  // segment once, and here.
+  // Allocates what the next `begin` needs, because nothing may fail after the queue has given up a
+  // segment.
   void reserve();
-  // After `reserve`.
+  // Call `reserve` before.
   ActiveSegment& begin(Segment segment);
-  // Counts it and releases all that it holds: the group may be submitted again as soon as its end
+  // Counts it and releases everything it holds: the group may be submitted again as soon as its end
   // is reported.
   EndedSegment finish(ActiveSegment& active, WorkerCounters& counters);
-  // Releases it: its segment went elsewhere.
+  // Releases it without an end, because its segment was queued again.
   void release(ActiveSegment& active);
 
-  // Reads whose next round waits for its turn, or for descriptors.
+  // Reads whose next round waits for its turn or for descriptors.
   bool has_unfinished() const { return !unfinished_.empty(); }
   void add_unfinished(ActiveSegment& active) { unfinished_.push_back(&active); }
-  // All of them, in any order. Valid until the next call; add_unfinished may be called meanwhile.
+  // Returns all of them, in any order. Valid until the next call; add_unfinished may be called
+  // meanwhile.
   std::span<ActiveSegment* const> take_unfinished();
   void drop_unfinished() { unfinished_.clear(); }
 
@@ -84,11 +85,11 @@ class ActiveSegments {
 
  private:
   std::vector<std::unique_ptr<ActiveSegment>> all_;
-  std::vector<ActiveSegment*> idle_, unfinished_, continued_;  // each has room for all
+  std::vector<ActiveSegment*> idle_, unfinished_, continued_;  // each has capacity for all
 };
 
-// Takes the checksums of a read, while its bytes are in memory that the processor reads. A write's
-// are taken on the way.
+// Computes the checksums of a read, while its bytes are in memory that the processor reads. Those
+// of a write are computed on its way.
 void take_checksums(ActiveSegment& active);
 
 }  // namespace gdsdata

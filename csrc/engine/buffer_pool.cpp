@@ -6,7 +6,7 @@ namespace gdsdata {
 
 BufferPool::BufferPool(std::shared_ptr<Device> device, size_t buffer_bytes, size_t max_kept, Announce announce)
     : device_(std::move(device)), buffer_bytes_(buffer_bytes), max_kept_(max_kept), announce_(std::move(announce)) {
-  spare_.reserve(max_kept);  // so that a buffer can always come back
+  spare_.reserve(max_kept);  // returning a buffer then needs no allocation
 }
 
 std::shared_ptr<DeviceBuffer> BufferPool::take() {
@@ -14,7 +14,7 @@ std::shared_ptr<DeviceBuffer> BufferPool::take() {
   {
     std::lock_guard lock(mutex_);
     if (!spare_.empty()) {
-      pooled = std::move(spare_.back());  // the last to come back has the warmest memory
+      pooled = std::move(spare_.back());  // the last one returned is most likely in a cache
       spare_.pop_back();
     } else {
       ++kept_;

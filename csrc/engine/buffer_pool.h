@@ -13,20 +13,19 @@
 
 namespace gdsdata {
 
-// Buffers of one size. A batch leaves in one. When its last user releases it, on any thread, the
-// buffer comes back: its memory is touched, so it is far cheaper than a new one. Its `uses` say how
-// the device still uses it then. The pool outlives prefetchers, so that the next epoch finds the
-// buffers. Thread-safe.
+// Buffers of one size. When the last user of a batch releases it, on any thread, its buffer returns
+// to the pool. Its memory is touched, so it is far cheaper than a new one. Its `uses` are the
+// device's pending uses. The pool outlives prefetchers, so the next epoch finds the buffers.
+// Thread-safe.
 class BufferPool : public std::enable_shared_from_this<BufferPool> {
  public:
-  // Called with each buffer's memory when it is allocated. Its result is released before the
+  // Called with each buffer's memory when it is allocated. The result is released before the
   // buffer.
   using Announce = std::function<std::shared_ptr<void>(std::span<std::byte>)>;
-  // Keeps at most `max_kept` buffers: those in a ring and spare ones, but not those that consumers
-  // hold.
+  // Keeps at most `max_kept` buffers: those in a ring and spare ones, but not those of consumers.
   BufferPool(std::shared_ptr<Device> device, size_t buffer_bytes, size_t max_kept, Announce announce = {});
   std::shared_ptr<DeviceBuffer> take();  // for a ring; throws Failure if there is no memory
-  void handed_over();                    // one that was taken belongs to a consumer now
+  void handed_over();                    // a buffer that was taken belongs to a consumer now
   size_t buffer_bytes() const { return buffer_bytes_; }
   uint64_t max_kept_bytes() const { return max_kept_ * buffer_bytes_; }
 
@@ -40,7 +39,7 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   const size_t buffer_bytes_;
   const size_t max_kept_;
   const Announce announce_;
-  std::mutex mutex_;  // guards what follows; held over no allocation
+  std::mutex mutex_;  // guards the members that follow; nothing is allocated under it
   size_t kept_ = 0;
   std::vector<Pooled> spare_;
 };

@@ -7,14 +7,14 @@
 namespace gdsdata {
 
 Endings::~Endings() {
-  // In a forked child, the thread that slept here is gone, and so would whoever waits for it to
-  // leave wait for ever.
+  // In a forked child, the thread that slept here is gone, and destroying `changed` would wait for
+  // it forever.
   if (engine_->forked()) new std::shared_ptr<State>(state_);
 }
 
 std::function<void()> Endings::expect(int64_t number) {
   const std::lock_guard lock(state_->mutex);
-  state_->ended.reserve(state_->expected + 1);  // so that an end can always be told
+  state_->ended.reserve(state_->expected + 1);  // the end itself then needs no allocation
   ++state_->expected;
   return [state = state_, number] {
     const std::lock_guard lock(state->mutex);
@@ -51,7 +51,7 @@ std::vector<int64_t> Endings::take(const std::function<bool()>& gives_up) {
   std::unique_lock lock(state_->mutex);
   while (true) {
     ended = state_->ended;
-    state_->ended.clear();  // and keeps its room
+    state_->ended.clear();  // keeps its capacity
     state_->expected -= ended.size();
     if (!ended.empty() || (state_->closed && (state_->expected == 0 || gives_up()))) return ended;
     lock.unlock();

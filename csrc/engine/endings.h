@@ -1,4 +1,4 @@
-// Which of many groups have ended, for one thread that waits for all of them.
+// Collects the ends of many groups for one thread that waits for all of them.
 #pragma once
 
 #include <condition_variable>
@@ -13,7 +13,7 @@
 
 namespace gdsdata {
 
-// Groups of one engine, each by a number of its own. Thread-safe.
+// Groups of one engine, each with its own number. Thread-safe.
 class Endings {
  public:
   explicit Endings(std::shared_ptr<Engine> engine) : engine_(std::move(engine)) {}
@@ -21,18 +21,18 @@ class Endings {
   Endings(const Endings&) = delete;
   Endings& operator=(const Endings&) = delete;
 
-  // One more is expected: what is to be called at its end (a Pending's `on_end`).
+  // Expects one more group. Returns the function to call at its end (a Pending's `on_end`).
   std::function<void()> expect(int64_t number);
-  void not_begun();  // one that was expected and will not come
+  void not_begun();  // an expected group was not submitted
 
-  // While somebody waits for the end of one himself, its end wakes nobody; if he has seen it,
-  // nobody else is told of it.
+  // While a caller waits for this group itself, its end does not wake `take`. If that caller has
+  // seen the end, `take` does not return it.
   void begin_waiting(int64_t number);
   void end_waiting(int64_t number, bool has_seen_it);
 
-  // Sleeps until some have ended, doing the workers' work before, and returns these; none when it
-  // was closed and all that were expected have come, or as soon as `gives_up`, asked now and then
-  // once it was closed, says so.
+  // Waits until some groups have ended, and returns those. Does the workers' work before it sleeps.
+  // Returns none if it was closed and all expected groups were returned. After close it also calls
+  // `gives_up` regularly, and returns none if that returns true.
   std::vector<int64_t> take(const std::function<bool()>& gives_up);
   void close();
 
@@ -42,7 +42,7 @@ class Endings {
     std::condition_variable changed;
     std::vector<int64_t> ended;
     std::vector<int64_t> waited_for;
-    size_t expected = 0;  // that have not been taken
+    size_t expected = 0;  // not returned by `take` yet
     bool closed = false;
   };
   const std::shared_ptr<Engine> engine_;

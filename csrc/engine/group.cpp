@@ -43,8 +43,8 @@ std::span<const PartRange> Group::begin(const SegmentLimits& limits, bool host_a
   reset_result();
   segment(request_.transfers, request_.direction, request_.conversion, limits, segmentation_);
   is_short_ = request_.direction == Direction::kRead && segmentation_.bytes <= tuning::kShortReadBytes;
-  // Memory of shorter batches is written again and again, and read soon: it stays in the
-  // processor's caches. So does staging memory, whatever the batch.
+  // Shorter batches reuse memory that is read soon, so it stays in the processor's caches. So does
+  // staging memory of any batch.
   past_caches_ = host_addressable && segmentation_.bytes >= tuning::kPastCachesBytes;
   part_checksums_.assign(request_.checksum != Checksum::kNone ? segmentation_.parts.size() : 0, 0);
   open_segments_ = segmentation_.segments.size();
@@ -79,10 +79,10 @@ void Group::segment_ended(const RouteBytes& bytes, std::optional<Error> error) n
     }
   }
   if (open_segments_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-  const auto on_done = std::move(request_.on_done);  // from its call on, the owner may edit and submit the group again
+  const auto on_done = std::move(request_.on_done);  // the owner may edit and submit again from now on
   try {
     on_done();
-  } catch (...) {  // it must not throw; if it does, the worker's other groups still end
+  } catch (...) {  // it must not throw, but the worker's other groups must end
   }
 }
 

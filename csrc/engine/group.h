@@ -1,4 +1,4 @@
-// Transfers that belong together and end together: a batch, a tensor, a file.
+// Transfers that complete together: a batch, a tensor, a file.
 #pragma once
 
 #include <atomic>
@@ -19,38 +19,38 @@
 
 namespace gdsdata {
 
-// Which segments go first if both kinds wait: see SegmentQueue.
+// Which segments come first: see SegmentQueue.
 enum class Priority : uint8_t { kTraining, kBackground };
 
-// The part that a caller fills.
+// The part that the caller fills in.
 struct GroupRequest {
   std::shared_ptr<FileTable> files;
   std::vector<Transfer> transfers;
   Direction direction = Direction::kRead;
-  Conversion conversion = Conversion::kNone;  // of equal size, if the processor cannot write the device
+  Conversion conversion = Conversion::kNone;  // must keep the size if the processor cannot write the device
   Priority priority = Priority::kTraining;
-  bool patient = false;  // nobody waits for it soon: wake one worker more, not every idle one
-  Events before;         // device memory is read and written behind these only
+  bool patient = false;  // no caller waits for it soon: wake at most one worker
+  Events before;         // device memory is accessed only after these
   // The kind of each transfer's checksum, before conversion. All bytes then pass through host
-  // memory. Writes take kCrc32 alone.
+  // memory. Writes accept only kCrc32.
   Checksum checksum = Checksum::kNone;
-  // Called once, when all transfers have ended, on the worker that ended the last one, and released
-  // then: what it holds lives as long as the group is in flight. Must not block, nor throw. Set it
-  // anew for each submit.
+  // Called once, when all transfers have ended, by the worker that ended the last one. It is
+  // released then, so what it holds lives as long as the group is in flight. Must not block or
+  // throw. Set it again before each submit.
   std::function<void()> on_done;
 };
 
-// The part that the workers fill.
+// The part that the workers fill in.
 struct GroupResult {
   std::optional<Error> error;  // the first one
   RouteBytes bytes;
-  // Copies to the device that were queued and may still be in flight, the last one of each stream:
-  // the bytes are there behind these.
+  // The last queued copy to the device of each stream. It may still be in flight: the bytes are
+  // complete after these events.
   Events copies;
 };
 
-// The owner edits the request, submits the group (Engine::submit), and reads the result once
-// `on_done` was called; then it may edit and submit again. Between, the group is in flight and
+// The owner edits the request, submits the group (Engine::submit), and reads the result after
+// `on_done` was called. Then it may edit and submit again. In between, the group is in flight and
 // belongs to the workers.
 class Group {
  public:
@@ -58,11 +58,11 @@ class Group {
   explicit Group(GroupRequest request) : request_(std::move(request)) {}
 
   const GroupRequest& request() const { return request_; }
-  // Throws std::logic_error in flight.
+  // Throws std::logic_error if the group is in flight.
   GroupRequest& edit();
   const GroupResult& result() const { return result_; }
   GroupResult take_result() noexcept { return std::exchange(result_, {}); }
-  // With GroupRequest::checksum and without an error: that of each transfer.
+  // The checksum of each transfer, if GroupRequest::checksum is set and there is no error.
   std::vector<uint32_t> checksums() const;
 
   // Transfers that have not started end without being done. Any thread may call it.
@@ -72,9 +72,9 @@ class Group {
 
   // Begins a flight with these segments, and returns them.
   std::span<const PartRange> begin(const SegmentLimits& limits, bool host_addressable);
-  // Begins a flight with so many empty segments, which prepare workers (Engine::prepare).
+  // Begins a flight with so many empty segments, which make workers allocate (Engine::prepare).
   void begin_empty(size_t segments);
-  // Ends a flight of which nobody has taken a segment.
+  // Ends a flight of which no segment was taken.
   void abort() { open_segments_ = 0; }
 
   std::span<Transfer> parts(const PartRange& range) {
@@ -85,12 +85,12 @@ class Group {
   bool is_short() const { return is_short_; }
   bool past_caches() const { return past_caches_; }
 
-  // One more segment. Its caller holds an open one, so the group cannot end meanwhile.
+  // Adds a segment. The caller holds an open one, so the group cannot end meanwhile.
   void add_segment() { open_segments_.fetch_add(1, std::memory_order_relaxed); }
   void remove_segment() { open_segments_.fetch_sub(1, std::memory_order_relaxed); }
-  // Before segment_ended: `copied` is behind all that was copied for this group by `stream`.
+  // Call it before segment_ended. `copied` follows all copies of `stream` for this group.
   void copied_by(const Stream* stream, std::shared_ptr<Event> copied);
-  // The last one ends the flight, and calls on_done.
+  // The last segment ends the flight and calls on_done.
   void segment_ended(const RouteBytes& bytes, std::optional<Error> error) noexcept;
 
   // Progress: see Engine::progress_of.
@@ -106,25 +106,25 @@ class Group {
   GroupRequest request_;
   Segmentation segmentation_;
   bool is_short_ = false;     // a read of at most tuning::kShortReadBytes: see Engine::help_with
-  bool past_caches_ = false;  // copies out of the page cache go past the processor's caches
+  bool past_caches_ = false;  // copies from the page cache bypass the processor's caches
   std::atomic<size_t> open_segments_{0};  // 0: not in flight
   std::atomic<uint64_t> requests_taken_{0}, requests_completed_{0};  // by backends
   std::atomic<bool> cancelled_{false};
   std::vector<uint32_t> part_checksums_;  // empty without checksums
 
-  std::mutex mutex_;  // guards, in flight, what follows
+  std::mutex mutex_;  // guards the members that follow, in flight
   GroupResult result_;
-  std::vector<const Stream*> copy_streams_;  // of GroupResult::copies, one each
+  std::vector<const Stream*> copy_streams_;  // the stream of each of GroupResult::copies
 };
 
 // Consecutive parts of a group, which one worker takes.
 struct Segment {
   std::shared_ptr<Group> group;
   PartRange range;
-  // Once memory has been asked: what only storage has, and what was delivered before.
+  // After the page cache was checked: the rest for storage, and the bytes delivered before.
   std::vector<Transfer> rest;
   RouteBytes bytes;
-  bool retried = false;  // storage could not deliver to the device: this time by way of the host
+  bool retried = false;  // storage could not deliver to the device, so it goes through the host
 };
 
 }  // namespace gdsdata

@@ -11,7 +11,7 @@ Guest::Guest(const EngineOptions& options, Device& device, SegmentQueue& queue, 
       reader_(options, log_.spans),
       copies_(device, link, kStagingBytes, StagedCopies::Waits::kSoon, log_) {}
 
-// A guest need not help: false without memory.
+// Returns false if there is no memory: a guest need not help.
 bool Guest::reserve() {
   try {
     segments_.reserve();
@@ -57,8 +57,8 @@ bool Guest::help_with(const Group& group) {
   return true;
 }
 
-// Returns false, with everything as it was, if the page cache does not have all of it, or there is
-// no staging memory.
+// Returns false, and changes nothing, if the page cache lacks a part of it or there is no staging
+// memory.
 bool Guest::serve_staged(ActiveSegment& active) {
   const auto parts = active.parts();
   device_parts_.assign(parts.begin(), parts.end());

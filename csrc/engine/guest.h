@@ -1,4 +1,4 @@
-// The workers' work on the thread of a caller that waits: what the page cache has, without a
+// Does the workers' work on the thread of a waiting caller: bytes from the page cache, without a
 // backend.
 #pragma once
 
@@ -15,19 +15,19 @@
 
 namespace gdsdata {
 
-// Used by one thread at a time. Nothing of it is in flight between calls.
+// One thread at a time may use it. Nothing of it is in flight between calls.
 class Guest {
  public:
   Guest(const EngineOptions& options, Device& device, SegmentQueue& queue, Link& link);
 
-  // If the processor writes the device: takes one fresh segment, serves it from memory, and queues
+  // If the processor can write the device: serves one fresh segment from the page cache, and queues
   // the rest of it for storage. Returns false if there is no segment.
   bool help(Priority lowest);
-  // If it does not: the same with a segment of this group, a short read. It is in the device's
-  // memory when this returns, or queued as a whole.
+  // If it cannot: the same with a segment of this group, a short read. When this returns, the
+  // segment is in the device's memory, or queued as a whole.
   bool help_with(const Group& group);
 
-  // Pinned memory that help_with allocates.
+  // The pinned memory that help_with allocates.
   static constexpr uint64_t kStagingBytes = Staging::kFirstBytes;
   static_assert(kStagingBytes >= Staging::most_bytes(tuning::kShortReadBytes));
 

@@ -12,7 +12,7 @@ namespace gdsdata {
 
 namespace {
 
-// Behind SegmentQueue::sleeps.
+// Ends what SegmentQueue::sleeps began.
 struct Sleep {
   SegmentQueue& queue;
   Backend& backend;
@@ -43,7 +43,7 @@ void Lane::expect_memory(const std::vector<std::span<std::byte>>& memory) {
 
 void Lane::add(ActiveSegment& active, uint32_t file, Request request) {
   if (free_tags_.empty()) {
-    free_tags_.reserve(asked_.size() + 1);  // for all of them at once
+    free_tags_.reserve(asked_.size() + 1);  // capacity for all tags
     asked_.emplace_back();
     free_tags_.push_back(asked_.size() - 1);
   }

@@ -22,37 +22,37 @@ class Lane {
  public:
   struct Asked {
     ActiveSegment* active = nullptr;
-    uint32_t file = 0;  // its index in the group's table
+    uint32_t file = 0;  // index in the group's table
     Request request;
   };
   struct Exchange {
-    std::span<Completion> completions;  // until the next exchange; pass each to `complete`
+    std::span<Completion> completions;  // valid until the next exchange; pass each to `complete`
     bool moved = false;                 // whether the backend took or completed anything
-    std::exception_ptr failure;         // of a submit; rethrow it when the completions are handled
+    std::exception_ptr failure;         // of a submit; rethrow it after the completions are handled
   };
 
-  // `fallback`, if not empty: the backend that serves if the process has no descriptors for this
-  // one.
+  // `fallback`: the backend to use if the process has no descriptors for the first one. May be
+  // empty.
   Lane(std::string backend, std::string fallback, const BackendOptions& options, Device& device, WorkerLog& log);
 
-  // A warm page cache needs no backend, so the first request makes it. Throws Failure.
+  // Creates the backend at the first request, because a warm page cache needs none. Throws Failure.
   void make_backend_once();
   Capabilities capabilities() const { return backend_->capabilities(); }
-  // Names memory to the backend that it does not know yet: `memory` only grows.
+  // Announces memory that the backend does not know yet. `memory` only grows.
   void expect_memory(const std::vector<std::span<std::byte>>& memory);
 
   void add(ActiveSegment& active, uint32_t file, Request request);
   size_t waiting() const { return waiting_.size(); }
   bool busy() const { return in_flight_ > 0 || !waiting_.empty(); }
 
-  // Submits what the backend takes, collects completions, and submits again before ends are
-  // reported: the disk does not wait for that. Waits for a completion up to `patience` (0: not at
-  // all). `queue`, if not null: a new segment ends the wait, unless requests wait here.
+  // Submits as many requests as the backend takes, reaps, and submits again before the completions
+  // are handled, so that the disk does not wait. Waits for a completion up to `patience` (0: not at
+  // all). If `queue` is not null and no requests wait here, a new segment ends the wait.
   Exchange exchange(std::chrono::milliseconds patience, SegmentQueue* queue);
-  // Counts the completion, and returns what was asked for.
+  // Counts the completion, and returns its request.
   Asked complete(const Completion& completion);
 
-  // Drops waiting requests of groups that were canceled, and calls `settle` on the segment of each.
+  // Drops waiting requests of canceled groups, and calls `settle` for the segment of each.
   template <typename Settle>
   void drop_cancelled(Settle settle) {
     std::erase_if(waiting_, [&](const Request& request) {
@@ -75,7 +75,7 @@ class Lane {
   Device& device_;
   WorkerLog& log_;
   std::unique_ptr<Backend> backend_;
-  size_t expected_memory_ = 0;  // pieces that the backend knows
+  size_t expected_memory_ = 0;  // spans announced to the backend
   std::deque<Request> waiting_;
   size_t in_flight_ = 0;
   std::vector<Asked> asked_;  // by tag

@@ -8,7 +8,7 @@
 
 namespace gdsdata {
 
-// Looks more often than an event's own wait does: a sleeping waiter stalls the link.
+// Polls more often than an event's own wait, because a sleeping waiter stalls the link.
 void Link::Ticket::wait() {
   while (!done()) std::this_thread::sleep_for(tuning::kLinkSleep);
 }
@@ -71,7 +71,7 @@ bool Link::submit_batch(std::vector<Load>& submitted) {
   } catch (...) {
     if (submitted.size() == first) return false;  // no memory: the next caller submits them
     error = current_error();
-    if (stream_ != nullptr) finish(*stream_);  // some may have been submitted: they read staging memory
+    if (stream_ != nullptr) finish(*stream_);  // submitted ones may still read staging memory
     copied.reset();
   }
   for (size_t i = first; i < submitted.size(); ++i) {

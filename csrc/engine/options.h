@@ -1,4 +1,4 @@
-// The choices of an engine's creator.
+// The options of an engine.
 #pragma once
 
 #include <cstddef>
@@ -12,8 +12,8 @@ namespace gdsdata {
 
 struct EngineOptions {
   std::string backend = "auto";
-  size_t workers = 0;                   // threads; 0: as many as serve the backend best
-  uint64_t segment_bytes = 0;           // the longest segment, a worker's share; 0: what serves the device best
+  size_t workers = 0;                   // threads; 0: the best number for the backend
+  uint64_t segment_bytes = 0;           // the longest segment that a worker takes; 0: the best for the device
   uint64_t staging_bytes =
       tuning::kStagingBytes;    // pinned memory of each worker, if the processor cannot write the device
   uint64_t coalesce_gap_bytes = tuning::kCoalesceGapBytes;  // neighbors at most so far apart become one request

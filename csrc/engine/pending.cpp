@@ -20,7 +20,7 @@ Pending::Pending(Engine& engine, std::shared_ptr<Group> group, std::function<voi
 
 bool Pending::wait(std::chrono::nanoseconds patience, const std::function<void()>& poll) {
   constexpr std::chrono::milliseconds kPollInterval{50};
-  if (engine_.forked()) return false;  // no worker ends the group here, and locks may be held for ever
+  if (engine_.forked()) return false;  // the child has no workers, and locks may be held forever
   const auto begun = std::chrono::steady_clock::now();
   auto polled = begun;
   const auto left = [&](auto now) { return patience - (now - begun); };

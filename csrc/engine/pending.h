@@ -1,4 +1,4 @@
-// A group in flight, and the wait for its end.
+// A group in flight. Waits for its end.
 #pragma once
 
 #include <atomic>
@@ -12,19 +12,19 @@
 
 namespace gdsdata {
 
-// Destroy it before the group's memory. That memory may be released once `ended` returns true.
+// Destroy it before the group's memory, which may be released as soon as `ended` returns true.
 class Pending {
  public:
-  // Submits the group. `on_end`, if any, is called once when the group has ended, on the worker
-  // that ended it; it must not block. `waits_now`: the caller calls `wait` at once. It then does a
-  // worker's work, so one worker less is woken.
+  // Submits the group. The worker that ends the group calls `on_end`, if any, once; it must not
+  // block. `waits_now`: the caller calls `wait` at once. `wait` does a worker's work, so one worker
+  // less is woken.
   Pending(Engine& engine, std::shared_ptr<Group> group, std::function<void()> on_end = {}, bool waits_now = false);
   bool ended() const { return state_->ended.load(std::memory_order_acquire); }
-  // Waits until the group has ended, at most for `patience`; returns whether it has. Does the
-  // workers' work meanwhile. Calls `poll` now and then, and rethrows what that throws: the group
-  // stays in flight. In a forked child it returns false at once.
+  // Waits until the group has ended, at most for `patience`. Returns whether it has. Does the
+  // workers' work meanwhile. Calls `poll` regularly and rethrows its exceptions: the group then
+  // stays in flight. In a forked child, returns false at once.
   bool wait(std::chrono::nanoseconds patience, const std::function<void()>& poll = {});
-  // Once it has ended: waits for its copies to the device, and throws the group's error as Failure.
+  // Call it after the end. Waits for copies to the device, and throws the group's error as Failure.
   void finish();
   void cancel() { group_->cancel(); }
   const Group& group() const { return *group_; }

@@ -1,4 +1,4 @@
-// A worker for memory that the processor writes.
+// A worker for memory that the processor can write.
 //
 //   read    page cache, then backend --> memory
 //   write   memory --> backend

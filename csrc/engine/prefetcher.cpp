@@ -26,27 +26,27 @@ class Prefetcher::Core : public std::enable_shared_from_this<Core> {
   using Clock = std::chrono::steady_clock;
   struct Slot {
     std::shared_ptr<DeviceBuffer> buffer;
-    std::shared_ptr<Group> group;  // the same one for every batch
+    std::shared_ptr<Group> group;  // reused for every batch
     size_t offset = 0;  // of the first sample in the buffer
     size_t samples = 0;
-    GroupResult result;  // once it is ready
+    GroupResult result;  // valid when the slot is ready
   };
 
-  // With planning_, without mutex_.
+  // The caller holds planning_, but not mutex_.
   void fill_free_slots();
   void fill(Engine& engine, size_t index, bool patient);
   void submit(Engine& engine, size_t index, bool patient, std::span<const int32_t> files,
               std::span<const int64_t> offsets);
   void gather(Slot& slot, std::span<const int32_t> files, std::span<const int64_t> offsets);
   size_t placement(uint64_t file_offset) const;
-  // With mutex_. The caller releases the result without.
+  // The caller holds mutex_, and releases the result after it.
   std::shared_ptr<DeviceBuffer> mark_ready(size_t index);
   std::shared_ptr<DeviceBuffer> take_buffer(Slot& slot);
   void add_uses(Slot& slot);
   bool help_until_head(std::unique_lock<std::mutex>& lock);
   void wait_for_head(std::unique_lock<std::mutex>& lock, const std::function<void()>& poll);
   uint64_t progress() const;  // of all batches in flight: see Engine::progress_of
-  // Without any lock.
+  // The caller holds no lock.
   void slot_done(size_t index);  // on a worker
   Error stall_of(size_t index);
 
@@ -56,31 +56,32 @@ class Prefetcher::Core : public std::enable_shared_from_this<Core> {
   const std::shared_ptr<BufferPool> pool_;
   const std::shared_ptr<Residence> residence_;
 
-  // Held while slots are filled, which allocates memory: workers never take it. Taken before
-  // mutex_. Guards what is planned and not yet in a slot, and of a slot that is filled all but its
-  // result.
+  // Held while slots are filled, which allocates memory, so workers never take it. Lock it before
+  // mutex_. Guards planned batches that are not in a slot yet and, except for its result, a slot
+  // that is being filled.
   std::mutex planning_;
   std::deque<size_t> planned_sizes_;
   std::vector<int32_t> planned_files_;
   std::vector<int64_t> planned_offsets_;
   size_t next_sample_ = 0;              // in planned_files_ and planned_offsets_
-  std::unique_ptr<Gatherer> gatherer_;  // once the residence is ready
+  std::unique_ptr<Gatherer> gatherer_;  // set when the residence is ready
 
-  // Held over no allocation, because workers take it. Guards what follows, and slots that are ready
-  // or free.
+  // Nothing is allocated under it, because workers take it. Guards the members that follow, and
+  // slots that are ready or free.
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::shared_ptr<Engine> engine_;  // until close(): a worker that ends this must not end the engine too
+  // Released by close(), because a worker that destroys this must not destroy the engine.
+  std::shared_ptr<Engine> engine_;
   bool closed_ = false;
   bool consumer_waits_ = false;
   Ring ring_;
-  std::atomic<bool> head_ready_{false};  // what the ring says, for a glance without the lock
+  std::atomic<bool> head_ready_{false};  // ring_.head_ready(), readable without the lock
   std::vector<Slot> slots_;
   size_t planned_batches_ = 0;  // planned_sizes_.size()
   PrefetchStatistics statistics_;
-  uint64_t calls_ = 0;       // of next that found a batch planned, and
-  uint64_t ready_seen_ = 0;  // the batches ready at each of them
-  uint64_t completed_ = 0;   // groups: progress
+  uint64_t calls_ = 0;       // calls of next() that found a planned batch
+  uint64_t ready_seen_ = 0;  // sum of the batches ready at each of these calls
+  uint64_t completed_ = 0;   // groups, for progress()
   std::optional<Clock::time_point> full_since_;
 };
 
@@ -124,7 +125,7 @@ void Prefetcher::Core::plan(std::span<const int32_t> files, std::span<const int6
     }
   }
   const std::lock_guard planning(planning_);
-  // All of it is planned, or nothing: what may lack memory comes first.
+  // All of it is planned, or nothing: allocations come first.
   planned_files_.reserve(planned_files_.size() + files.size());
   planned_offsets_.reserve(planned_offsets_.size() + offsets.size());
   planned_sizes_.insert(planned_sizes_.end(), sizes.begin(), sizes.end());
@@ -172,7 +173,8 @@ void Prefetcher::Core::fill(Engine& engine, size_t index, bool patient) {
   try {
     if (slot.buffer == nullptr) slot.buffer = pool_->take();
     auto& uses = slot.buffer->uses;
-    uses.reserve(uses.size() + engine.options().workers + 2);  // streams: each worker's, the guest's, and the link's
+    // One for each stream: the workers', the guest's and the link's.
+    uses.reserve(uses.size() + engine.options().workers + 2);
     if (gathers) {
       gather(slot, files, offsets);
     } else {
@@ -181,13 +183,13 @@ void Prefetcher::Core::fill(Engine& engine, size_t index, bool patient) {
     }
   } catch (...) {
     slot.result.error = current_error();
-    slot.group->edit().on_done = nullptr;  // which holds this
+    slot.group->edit().on_done = nullptr;  // it holds a reference to this
   }
   std::shared_ptr<DeviceBuffer> released;
   const std::lock_guard lock(mutex_);
   if (!in_flight) {
     released = mark_ready(index);
-  } else if (closed_) {  // close() may have come before the submit
+  } else if (closed_) {  // close() may have run before the submit
     slot.group->cancel();
   }
 }
@@ -218,9 +220,9 @@ void Prefetcher::Core::gather(Slot& slot, std::span<const int32_t> files, std::s
   slot.result.bytes[Route::kPinnedCache] += files.size() * options_.sample_bytes;
 }
 
-// A batch may start anywhere in its buffer. Where all of its samples then lie in memory as they lie
-// in their files, modulo the alignment of direct I/O, a disk can write into it without a bounce;
-// still on a cache line.
+// A batch may start anywhere in its buffer, on a cache line. If memory and file offset of all its
+// samples are congruent modulo the alignment of direct I/O, a disk can write to it without a
+// bounce.
 size_t Prefetcher::Core::placement(uint64_t file_offset) const {
   constexpr uint64_t kSector = 512, kCacheLine = 64;
   const uint64_t place = file_offset % kPlacementBytes;
@@ -272,7 +274,7 @@ std::optional<Prefetcher::Batch> Prefetcher::Core::next(const std::function<void
     ++statistics_.batches;
     statistics_.bytes += slot.result.bytes;
     batch.buffer = std::move(slot.buffer);
-    batch.buffer->uses.clear();  // its copies came behind them
+    batch.buffer->uses.clear();  // the batch's own copies waited for them
     batch.copies = std::move(slot.result.copies);
     pool_->handed_over();
   } else if (slot.buffer != nullptr) {
@@ -291,9 +293,9 @@ std::optional<Prefetcher::Batch> Prefetcher::Core::next(const std::function<void
   return batch;
 }
 
-// Where the processor can write batches, the consumer copies too rather than sleep: waking it would
-// cost as much as a small batch. Then it looks a few more times, for a worker may be about to
-// finish. False: it has to sleep.
+// If the processor can write batches, the consumer copies too and does not sleep: waking it would
+// cost as much as a small batch. Then it polls for a moment, because a worker may be about to
+// finish. Returns false if it has to sleep.
 bool Prefetcher::Core::help_until_head(std::unique_lock<std::mutex>& lock) {
   const std::shared_ptr<Engine> engine = engine_;
   lock.unlock();
@@ -325,7 +327,7 @@ void Prefetcher::Core::wait_for_head(std::unique_lock<std::mutex>& lock, const s
     }
     if (poll) {
       lock.unlock();
-      poll();  // may throw: then the batch is still there for the next call
+      poll();  // may throw: the next call then returns the batch
       lock.lock();
     }
   }
@@ -344,8 +346,8 @@ uint64_t Prefetcher::Core::progress() const {
 }
 
 Error Prefetcher::Core::stall_of(size_t index) {
-  const std::lock_guard planning(planning_);  // then its request is whole
-  // It was submitted: what is gathered is ready at once.
+  const std::lock_guard planning(planning_);  // then its request is complete
+  // It was submitted to the engine, because gathered batches are ready at once.
   const Transfer& first = slots_[index].group->request().transfers.front();
   return {ErrorCode::kStalled,
           "no read has ended for " + std::to_string(options_.stall_timeout.count()) +
@@ -355,7 +357,7 @@ Error Prefetcher::Core::stall_of(size_t index) {
 }
 
 void Prefetcher::Core::close() {
-  std::shared_ptr<Engine> engine;  // goes after the lock
+  std::shared_ptr<Engine> engine;  // destroyed after the lock is released
   {
     const std::lock_guard lock(mutex_);
     closed_ = true;
@@ -363,7 +365,7 @@ void Prefetcher::Core::close() {
     planned_batches_ = 0;
     changed_.notify_all();
   }
-  for (size_t i = 0; i < slots_.size(); ++i) {  // no slot is filled any more
+  for (size_t i = 0; i < slots_.size(); ++i) {  // no slot is being filled now
     std::shared_ptr<DeviceBuffer> released;
     const std::lock_guard lock(mutex_);
     if (ring_.state(i) == Ring::State::kFilling) {
@@ -374,7 +376,7 @@ void Prefetcher::Core::close() {
   }
 }
 
-// Out of its slot, back to the pool once it is released.
+// Takes the buffer from its slot. It returns to the pool when the caller releases it.
 std::shared_ptr<DeviceBuffer> Prefetcher::Core::take_buffer(Slot& slot) {
   if (slot.buffer == nullptr) return nullptr;
   add_uses(slot);
@@ -382,8 +384,8 @@ std::shared_ptr<DeviceBuffer> Prefetcher::Core::take_buffer(Slot& slot) {
   return std::exchange(slot.buffer, nullptr);
 }
 
-// The next fill of the buffer waits for copies that may still be in flight into it. `fill` has made
-// room for them.
+// The next fill of the buffer must wait for copies into it that are still in flight. `fill` has
+// reserved capacity for them.
 void Prefetcher::Core::add_uses(Slot& slot) {
   auto& uses = slot.buffer->uses;
   uses.insert(uses.end(), slot.result.copies.begin(), slot.result.copies.end());
@@ -415,13 +417,13 @@ std::optional<Prefetcher::Batch> Prefetcher::next(const std::function<void()>& p
 }
 
 PrefetchStatistics Prefetcher::statistics() const {
-  return core_->forked() ? PrefetchStatistics() : core_->statistics();  // a lock may be held for ever there
+  return core_->forked() ? PrefetchStatistics() : core_->statistics();  // its locks may be held forever
 }
 
 void Prefetcher::close() {
   if (!core_->forked()) return core_->close();
-  // In a forked child nobody ends what is in flight, and a lock may be held for ever: it is left as
-  // it is.
+  // In a forked child, nothing ends what is in flight, and a lock may be held forever. So it is
+  // leaked.
   static auto* left = new std::vector<std::shared_ptr<Core>>;
   left->push_back(core_);
 }

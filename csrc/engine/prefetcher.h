@@ -1,5 +1,5 @@
-// Batches ahead of the consumer, in order: planned batches wait, a few are read into the slots of a
-// ring, and the consumer takes them one by one.
+// Reads batches ahead of the consumer, in order. Planned batches wait, a few are read into the
+// slots of a ring, and the consumer takes them one by one.
 #pragma once
 
 #include <chrono>
@@ -19,7 +19,7 @@ namespace gdsdata {
 
 struct PrefetchOptions {
   size_t slots = 4;            // batches in flight or ready
-  uint64_t sample_bytes = 0;   // stored
+  uint64_t sample_bytes = 0;   // as stored
   size_t batch_samples = 0;    // at most
   Conversion conversion = Conversion::kNone;
   std::chrono::milliseconds stall_timeout{60000};  // without any progress
@@ -28,43 +28,43 @@ struct PrefetchOptions {
 struct PrefetchStatistics {
   RouteBytes bytes;        // of the batches taken
   uint64_t batches = 0;    // taken
-  uint64_t stalls = 0;     // times the consumer had to wait
-  double stall_s = 0;      // how long
-  double ring_full_s = 0;  // how long the workers had nothing to fill because every slot was ready
-  double mean_ready = 0;   // batches ready when the consumer came
+  uint64_t stalls = 0;     // how often the consumer had to wait
+  double stall_s = 0;      // how long it waited
+  double ring_full_s = 0;  // how long all slots were ready, so that the workers had none to fill
+  double mean_ready = 0;   // batches ready when the consumer asked
 };
 
 class Prefetcher {
  public:
   struct Batch {
-    std::shared_ptr<DeviceBuffer> buffer;  // the consumer's for as long as it keeps it
-    size_t offset = 0;                     // where in it the first sample starts
+    std::shared_ptr<DeviceBuffer> buffer;  // belongs to the consumer
+    size_t offset = 0;                     // of the first sample in the buffer
     size_t samples = 0;
-    Events copies;  // its bytes are there behind these; none where the processor wrote them
+    Events copies;  // its bytes are complete after these; empty if the processor wrote them
   };
 
-  // The pool's buffers hold at least a batch (batch_samples of sample_bytes, converted) and
+  // A buffer of the pool holds a batch (batch_samples of sample_bytes, converted) and
   // kPlacementBytes.
   static constexpr size_t kPlacementBytes = 4096;
-  // With a residence, batches are gathered out of it as soon as it is ready.
+  // With a residence, batches are gathered from it as soon as it is ready.
   Prefetcher(std::shared_ptr<Engine> engine, std::shared_ptr<FileTable> files, std::shared_ptr<BufferPool> pool,
              PrefetchOptions options, std::shared_ptr<Residence> residence = nullptr);
-  ~Prefetcher();  // as close()
+  ~Prefetcher();  // like close()
   Prefetcher(const Prefetcher&) = delete;
   Prefetcher& operator=(const Prefetcher&) = delete;
 
-  // Plans batches to come after those planned before: of sizes[i] samples each, sample by sample
-  // the index of the file and the offset in it.
+  // Plans batches after those planned before: sizes[i] samples each. `files` and `offsets` have the
+  // file's index and the offset in it for each sample.
   void plan(std::span<const int32_t> files, std::span<const int64_t> offsets, std::span<const int64_t> sizes);
 
-  // The next batch in order, or nothing when all planned batches were taken. Waits; calls `poll`
-  // now and then while it does. Throws Failure: the batch's own error (the following call gives the
+  // Returns the next batch in order, or nothing if all planned batches were taken. Waits, and calls
+  // `poll` regularly meanwhile. Throws Failure: the batch's own error (the next call returns the
   // batch after it), kStalled, kClosed.
   std::optional<Batch> next(const std::function<void()>& poll);
 
-  // Drops what is planned and cancels what was not started. Does not wait, so that storage that
-  // hangs does not hang its user; memory that reads still go into is let go when they end. Taken
-  // batches stay valid.
+  // Drops planned batches and cancels those that have not started. It does not wait, because
+  // storage may hang. Memory of reads in flight is released when they end. Taken batches stay
+  // valid.
   void close();
 
   PrefetchStatistics statistics() const;  // all zeros in a forked child

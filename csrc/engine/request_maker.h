@@ -1,4 +1,4 @@
-// Turns what a segment still needs into requests, which wait in a lane for room in its backend.
+// Turns the rest of a segment into requests, which wait in a lane for room in its backend.
 #pragma once
 
 #include <span>
@@ -11,18 +11,19 @@
 
 namespace gdsdata {
 
-// The files of what it is given are open (RoundReader), or the group's own.
+// The files of the parts must be open (RoundReader), or be the group's own.
 class RequestMaker {
  public:
   explicit RequestMaker(const EngineOptions& options) : options_(options) {}
 
-  // Through host memory: neighbors in a file become one request.
+  // Reads through host memory. Neighbors in a file become one request.
   void add_reads(Lane& lane, ActiveSegment& active, std::span<const Transfer> left);
-  // Through host memory: consecutive ranges of the file are joined, and all keep their order. So
-  // each part's checksum goes on from request to request. With checksums, `left` is all parts of
-  // the segment.
+  // Writes through host memory. Consecutive ranges of the file are joined, and all keep their
+  // order, so that a part's checksum continues from request to request. With checksums, `left` is
+  // all parts of the segment.
   void add_writes(Lane& lane, ActiveSegment& active, std::span<const Transfer> left);
-  // By a backend that moves device memory, which cannot read over a gap: a request is a piece.
+  // For a backend that moves device memory, which cannot read over a gap: each request is one
+  // piece.
   void add_of_device(Lane& lane, ActiveSegment& active, std::span<const Transfer> left);
 
  private:

@@ -38,9 +38,8 @@ void Residence::register_files() {
   }
   try {
     mappings_.reserve(files_->size());
-    if (!stop_)
-      device_->make_stream()->gather(nullptr, nullptr, 0,
-                                     0);  // compiles the kernel now, and not before the first batch
+    if (!stop_) device_->make_stream()->gather(nullptr, nullptr, 0,
+                                               0);  // compiles the kernel before the first batch
     for (uint32_t i = 0; i < files_->size() && !stop_; ++i) register_file(i);
     if (!stop_) ready_.store(true, std::memory_order_release);
   } catch (const Failure& failure) {
@@ -61,7 +60,7 @@ void Residence::register_file(uint32_t index) {
   for (uint64_t offset = 0; offset < mapped_bytes && !stop_; offset += tuning::kRegistrationWindowBytes) {
     const std::byte* window = mapping->data() + offset;
     const uint64_t bytes = std::min(tuning::kRegistrationWindowBytes, mapped_bytes - offset);
-    file->will_need(offset, bytes);  // or registering would read the file page by page
+    file->will_need(offset, bytes);  // else registering would read the file page by page
     registrations_.push_back(device_->register_mapping(window, bytes));
     if (registrations_.back()->on_device() != window) {
       throw Failure({ErrorCode::kUnavailable,
@@ -82,7 +81,7 @@ Gatherer::~Gatherer() {
   for (const auto& event : ended_) {
     try {
       if (event != nullptr) event->wait();
-    } catch (const Failure&) {  // the device is lost, and what it did with it
+    } catch (const Failure&) {  // the device is lost, and its work too
     }
   }
 }
@@ -109,7 +108,7 @@ std::shared_ptr<Event> Gatherer::gather(std::byte* target, std::span<const int32
     stream_->gather(target, addresses, files.size(), sample_bytes);
     ended = stream_->record();
   } catch (const Failure&) {
-    finish(*stream_);  // it may have been asked for already: neither addresses nor target are free before
+    finish(*stream_);  // the work may be queued, so addresses and target may be in use
     throw;
   }
   next_ = (next_ + 1) % kInFlight;

@@ -3,8 +3,7 @@
 //
 //   Free --acquire--> Filling --ready--> Ready --take--> Leased --release--> Free
 //
-// A device adds Draining between Leased and Free: released by the consumer, but its event has not
-// passed. Not thread-safe: the prefetcher's lock is around it.
+// Not thread-safe: the prefetcher's lock protects it.
 #pragma once
 
 #include <cstddef>
@@ -24,17 +23,17 @@ class Ring {
   size_t count(State state) const { return counts_[static_cast<size_t>(state)]; }
 
   std::optional<size_t> acquire();         // a free slot, if there is one
-  void ready(size_t slot);                 // its bytes have arrived, or failed to
+  void ready(size_t slot);                 // its bytes have arrived, or it failed
   std::optional<size_t> head() const;      // the slot that leaves next: Filling or Ready
   bool head_ready() const { return head() && state(*head()) == State::kReady; }
-  size_t take();                           // the head, which is Ready
+  size_t take();                           // the head, which must be Ready
   void release(size_t slot);
 
  private:
   void move(size_t slot, State from, State to);
   std::vector<State> states_;
   size_t counts_[4] = {};
-  std::vector<size_t> free_;   // last released first: its memory is the warmest
+  std::vector<size_t> free_;   // last released first, because its memory is likely in a cache
   std::vector<size_t> order_;  // Filling and Ready slots, oldest first
 };
 

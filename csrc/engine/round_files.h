@@ -12,18 +12,18 @@
 
 namespace gdsdata {
 
-// Keeps files open and remembers them by index. All workers share the table's lock, so a round of
-// shuffled parts asks the table about once for each file instead of once for each part.
+// Keeps files open and finds them by index. All workers share the table's lock, so a round of
+// shuffled parts asks the table about once for each file, not once for each part.
 class RoundFiles {
  public:
-  // Throws Failure as FileTable::get does. Returns null if `when_taken` gives up.
+  // Throws Failure like FileTable::get. Returns null if `when_taken` gives up.
   File* open(FileTable& table, uint32_t index, WhenTaken when_taken);
   void clear();
-  // Releases the files that none of `used` is; these are the first ones that were opened, in the
-  // same order.
+  // Releases the files that are not in `used`. `used` must start with the files opened first, in
+  // the same order.
   void keep(std::span<File* const> used);
   size_t size() const { return files_.size(); }
-  // The file that was opened last is in use by this round alone; its table keeps it too.
+  // True if only this round uses the file that was opened last. Its table holds it too.
   bool uses_last_alone() const { return files_.back().use_count() <= 2; }
 
  private:
@@ -33,7 +33,7 @@ class RoundFiles {
   };
   Known& known(uint32_t index) { return known_[index % known_.size()]; }
 
-  std::vector<std::shared_ptr<File>> files_;  // may hold a file twice, if two indices share a place in `known_`
+  std::vector<std::shared_ptr<File>> files_;  // may contain a file twice, if two indices share a place in `known_`
   std::array<Known, 64> known_{};
 };
 

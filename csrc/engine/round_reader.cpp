@@ -6,7 +6,7 @@ namespace gdsdata {
 
 namespace {
 
-constexpr size_t kDescriptorsOfFile = 2;  // with that for O_DIRECT
+constexpr size_t kDescriptorsOfFile = 2;  // including the one for O_DIRECT
 
 }  // namespace
 
@@ -25,7 +25,7 @@ size_t RoundReader::open_files(ActiveSegment& active, std::span<const Transfer> 
       const size_t opened_before = active.files.size();
       File* file = active.open_file(part.file, is_first ? when_taken : WhenTaken::kGiveUp);
       if (file == nullptr) {
-        // The others of the round need a second descriptor for O_DIRECT: that of each other one.
+        // Only half of these files stay open, because each needs a second descriptor for O_DIRECT.
         const size_t count = unused_before > 1 ? (part_files_.size() + 1) / 2 : part_files_.size();
         part_files_.resize(count);
         active.files.keep(part_files_);

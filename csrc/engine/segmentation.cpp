@@ -38,7 +38,7 @@ void segment(std::span<const Transfer> transfers, Direction direction, Conversio
     result.segments.push_back({first, last - first});
     first = last;
   }
-  if (result.segments.empty()) result.segments.push_back({});  // the group ends on a worker all the same
+  if (result.segments.empty()) result.segments.push_back({});  // a worker must end the group
 }
 
 }  // namespace gdsdata

@@ -1,5 +1,4 @@
-// How a group's transfers are cut into segments, the share of work that one worker takes. Pure
-// arithmetic.
+// Cuts a group's transfers into segments, the unit that one worker takes. Pure arithmetic.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +12,7 @@ namespace gdsdata {
 
 struct SegmentLimits {
   uint64_t read_bytes = 0;     // of a segment that is read
-  uint64_t write_bytes = 0;    // of one that is written
+  uint64_t write_bytes = 0;    // of a segment that is written
   uint64_t request_bytes = 0;  // of a request to a backend
   size_t workers = 1;          // that share a group
 };
@@ -30,15 +29,15 @@ struct Segmentation {
   std::vector<PartRange> segments;  // all parts in their order; at least one segment, which may be empty
 };
 
-// The longest part of a transfer, but for kCutBytes: the page cache serves a segment's part in one
-// go, and a backend gets it in requests.
+// The longest part of a transfer, up to kCutBytes more. The page cache serves a part of a segment
+// in one go, and a backend gets it in requests.
 uint64_t longest_part_bytes(uint64_t segment_bytes, uint64_t request_bytes);
 
-// Replaces what `result` holds, and keeps its capacity.
+// Replaces the contents of `result`, and keeps its capacity.
 //
 // The workers share a group evenly, in segments of kLeastSegmentBytes to the limit. A segment has
-// at most kMostSegmentParts parts. Reads end a segment before it gets longer than its limit, unless
-// one part alone is longer. Writes fill each segment, so that it may be one piece of the file.
+// at most kMostSegmentParts parts. Reads end a segment before it exceeds its limit, unless one part
+// alone does. Writes fill each segment, so that it can be one piece of the file.
 void segment(std::span<const Transfer> transfers, Direction direction, Conversion conversion,
              const SegmentLimits& limits, Segmentation& result);
 

@@ -34,7 +34,7 @@ void SpanLog::keep(Work work, Time begin, Time end, uint64_t bytes) {
       kept_.spans.push_back({work, nanoseconds(begin), nanoseconds(end), bytes});
       return;
     }
-  } catch (const std::bad_alloc&) {  // a profile with a hole, and the work goes on
+  } catch (const std::bad_alloc&) {  // count it as dropped, and continue the work
   }
   ++kept_.dropped;
 }

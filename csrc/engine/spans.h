@@ -1,5 +1,4 @@
-// What a worker's time went into, span by span, for a profiler's trace: kept only while somebody
-// asks for it.
+// A worker's actions over time, for a profiler's trace. They are recorded only on request.
 #pragma once
 
 #include <array>
@@ -13,8 +12,8 @@
 namespace gdsdata {
 
 enum class Work : uint8_t {
-  kPageCache,  // copying out of it
-  kStorage,    // in a backend: reading and writing, or waiting for it
+  kPageCache,  // copying from the page cache
+  kStorage,    // in a backend: transferring, or waiting for it
   kLink,       // waiting for copies between the host and a device
   kDevice,     // waiting for a device's work before these copies
 };
@@ -29,15 +28,15 @@ struct Span {
 
 struct Spans {
   std::vector<Span> spans;
-  uint64_t dropped = 0;  // that came when there were as many as were asked for
+  uint64_t dropped = 0;  // spans beyond the requested number
 };
 
-// One thread adds to it; any begins and ends it.
+// One thread adds to it. Any thread may begin and end it.
 class SpanLog {
  public:
   using Time = std::chrono::steady_clock::time_point;
 
-  void begin(size_t most);  // anew
+  void begin(size_t most);  // clears it
   Spans end();
   void add(Work work, Time begin, Time end, uint64_t bytes) {
     if (on_.load(std::memory_order_relaxed)) keep(work, begin, end, bytes);

@@ -13,7 +13,7 @@ void StagedCopies::wait_for_all() noexcept {
   for (const Copy& copy : in_flight_) {
     try {
       std::visit([](const auto& end) { end->wait(); }, copy.end);
-    } catch (...) {  // the device is lost, and its copies with it
+    } catch (...) {  // the device is lost, and its copies too
     }
   }
 }
@@ -34,13 +34,13 @@ void StagedCopies::copy_in(ActiveSegment& active) {
   if (!active.is_read() || active.stopped()) return;
   try {
     for (const auto& event : active.group().request().before) {
-      if (!event->done()) stream_->wait(*event);  // which takes the device microseconds even if it is done
+      if (!event->done()) stream_->wait(*event);  // a wait costs the device microseconds even if it is done
     }
     for (const Staging::Run& run : active.place.runs) stream_->copy_in(run.device, run.host, run.bytes);
     active.copied = stream_->record();
   } catch (const Failure& failure) {
     active.error = failure.error();
-    finish(*stream_);  // the copies before it read staging memory and write the device's
+    finish(*stream_);  // earlier copies read staging memory and write the device's
   }
 }
 

@@ -1,8 +1,8 @@
-// The staging memory of a worker or guest, the stream of its own copies, and what still uses that
-// memory.
+// The staging memory of a worker or guest, the stream of its own copies, and the copies that still
+// use the memory.
 //
-// The host waits for a copy only if it needs the staging memory that the copy holds, or writes the
-// bytes that were copied.
+// The host waits for a copy only if it needs the copy's staging memory, or writes the copied bytes
+// to storage.
 #pragma once
 
 #include <cstddef>
@@ -23,7 +23,7 @@ namespace gdsdata {
 
 class StagedCopies {
  public:
-  // kSoon: polls for the end of a wait before it sleeps, because a caller waits for it.
+  // kSoon: polls before it sleeps, because a caller waits.
   enum class Waits { kAsleep, kSoon };
 
   StagedCopies(Device& device, Link& link, uint64_t staging_bytes, Waits waits, WorkerLog& log)
@@ -31,50 +31,50 @@ class StagedCopies {
   StagedCopies(const StagedCopies&) = delete;
   StagedCopies& operator=(const StagedCopies&) = delete;
 
-  // Makes the stream, once. Throws Failure.
+  // Creates the stream, once. Throws Failure.
   void open_once();
   bool is_open() const { return staging_ != nullptr; }
   void allocate_all() { staging_->take_all(); }
   const std::vector<std::span<std::byte>>& memory() const { return staging_->memory(); }
 
-  // Points parts at staging memory: see Staging::place.
+  // See Staging::place.
   bool place(std::span<Transfer> parts, Staging::Place& place) { return staging_->place(parts, place); }
   void release(Staging::Place& place) { staging_->give_back(place); }
 
-  // Queues the copies of a segment out of the device, behind what still writes there:
+  // Queues the copies of a segment from the device, after work that still writes there. Sets
   // ActiveSegment::copied.
   void copy_out(ActiveSegment& active);
-  // Queues the copies of a read to the device, on this stream: ActiveSegment::copied, or its error,
-  // or neither if there is nothing to copy.
+  // Queues the copies of a read to the device, on this stream. Sets ActiveSegment::copied, or its
+  // error, or neither if there is nothing to copy.
   void copy_in(ActiveSegment& active);
-  // Keeps a segment's place until its copies by copy_in are done, and adds them to its group's
+  // Keeps a segment's place until the copies of copy_in are done, and adds them to its group's
   // result. Releases the place if there are none.
   void release_when_copied(ActiveSegment& active);
-  // Has the link copy from `place` and report the segment's end. If it cannot, sets the segment's
+  // Makes the link copy from `place` and report the segment's end. If it cannot, sets the segment's
   // error and returns false.
   bool carry(EndedSegment& segment, Staging::Place&& place);
 
-  // Places whose copies are done.
+  // Releases the places whose copies are done.
   void reclaim();
   bool has_copies() const { return !in_flight_.empty(); }
-  // Copies end in the order in which they were queued.
+  // Copies complete in the order in which they were queued.
   void wait_for_oldest();
 
-  // Before this is destroyed. Copies of a lost device count as done.
+  // Call it before destruction. Copies of a lost device count as done.
   void wait_for_all() noexcept;
-  // Until `uses` are done: other work that reads memory which is written next, or writes what is
-  // read.
+  // Waits for `uses`: other work that reads memory which is written next, or writes memory which is
+  // read next.
   void wait_for_device(const Events& uses);
-  // Until a segment's own copies are done, which were queued behind its group's `before`.
+  // Waits for a segment's own copies, which were queued after its group's `before`.
   void wait_for_copied(ActiveSegment& active);
-  // Until all that was queued is done, after an error.
+  // After an error, waits until all queued work is done.
   void finish_stream() noexcept {
     if (stream_ != nullptr) finish(*stream_);
   }
 
  private:
   struct Copy {
-    Events before;  // what else it waits for
+    Events before;  // events that the copy waits for
     std::variant<std::shared_ptr<Event>, std::shared_ptr<Link::Ticket>> end;
     Staging::Place place;
 
@@ -96,7 +96,7 @@ class StagedCopies {
   std::deque<Copy> in_flight_;  // to the device, oldest first
 };
 
-// Throws Failure, of a device that is lost.
+// Throws Failure if the device is lost.
 bool all_done(const Events& events);
 
 }  // namespace gdsdata

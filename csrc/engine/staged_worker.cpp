@@ -9,7 +9,7 @@ namespace gdsdata {
 
 namespace {
 
-// A worker that waits for two backends at once looks at each of them this often.
+// A worker that waits for two backends polls each of them this often.
 constexpr std::chrono::milliseconds kShortReapTimeout{1};
 constexpr std::chrono::milliseconds kNoWait{0};
 
@@ -68,7 +68,7 @@ void StagedWorker::start_parked() {
     parked_ = nullptr;
   } else if (copies_.has_copies()) {
     copies_.wait_for_oldest();
-  } else {  // requests and writes hold all staging memory
+  } else {  // requests and writes use all staging memory
     write_what_was_copied(/*wait=*/true);
     exchange_all(/*idle=*/true);
   }
@@ -98,14 +98,14 @@ bool StagedWorker::place(ActiveSegment& active) {
   return copies_.place(parts.first(active.host_parts), active.place);
 }
 
-// Moves parts that a backend transfers to or from the device to the end; returns how many stay
-// before them.
+// Moves parts that a backend transfers to or from the device to the end. Returns the number of the
+// others.
 size_t StagedWorker::count_host_parts(ActiveSegment& active, std::span<Transfer> parts) {
   const GroupRequest& asked = active.group().request();
   if (!has_device_lane_ || active.segment.retried || asked.checksum != Checksum::kNone) return parts.size();
   const bool asks_memory = active.is_read() && options_.io.direct != DirectMode::kAlways;
   const WhenTaken when_taken = holds_files() ? WhenTaken::kGiveUp : WhenTaken::kWait;
-  std::shared_ptr<File> file;  // one at a time: all of them may be more than there are descriptors
+  std::shared_ptr<File> file;  // one at a time, because there may be more files than descriptors
   uint32_t file_index = 0;
   const auto for_host = [&](const Transfer& part) {
     if (!asks_memory) return false;
@@ -172,8 +172,7 @@ void StagedWorker::request_of_device(ActiveSegment& active, std::span<const Tran
   requests_.add_of_device(device_lane_, active, parts);
 }
 
-// Waits for a completion if there is nothing else to do: no segment to start, or no room for the
-// last one's requests.
+// Waits for a completion if there is no segment to start, or no room for the last one's requests.
 void StagedWorker::exchange_all(bool idle) {
   const auto patience_of = [&](const Lane& lane) { return idle || lane.waiting() > 0 ? kReapTimeout : kNoWait; };
   if (!device_lane_.busy()) {
@@ -189,14 +188,14 @@ void StagedWorker::exchange_all(bool idle) {
 bool StagedWorker::exchange_lane(Lane& lane, std::chrono::milliseconds patience) {
   drop_cancelled(lane);
   if (!lane.busy()) return false;
-  link_.flush();  // what follows may take long
+  link_.flush();  // the exchange may take long
   const Lane& other = &lane == &lane_ ? device_lane_ : lane_;
   const bool has_room = parked_ == nullptr && !segments_.has_unfinished() && other.waiting() == 0;
   return exchange(lane, patience, has_room);
 }
 
-// Storage that cannot deliver to the device does so through host memory, once: as one more segment
-// of the group.
+// If storage cannot deliver to the device, one more segment of the group goes through host memory,
+// once.
 bool StagedWorker::retries(const Lane& lane, const Lane::Asked& asked, const Error& error) {
   if (&lane != &device_lane_ || options_.io.strict || error.code == ErrorCode::kCorrupt) return false;
   const Piece& piece = asked.request.pieces.front();
@@ -227,7 +226,7 @@ void StagedWorker::end(ActiveSegment& active) {
   ended.report();
 }
 
-// Not what has to wait in its stream: all that comes behind it would wait too.
+// Returns false if the copies must wait in a stream: on the link, all later copies would wait too.
 bool StagedWorker::goes_by_link(const ActiveSegment& active) const {
   if (active.place.runs.empty() || !active.is_read() || active.stopped()) return false;
   try {
@@ -237,7 +236,7 @@ bool StagedWorker::goes_by_link(const ActiveSegment& active) const {
   }
 }
 
-// The place is free when its copies are done; at once if there are none.
+// The place is released when its copies are done, or at once if there are none.
 void StagedWorker::copy_by_own_stream(ActiveSegment& active) noexcept {
   try {
     copies_.copy_in(active);

@@ -2,10 +2,10 @@
 //
 //   read    page cache, then backend --> staging memory --copy--> device
 //           backend --> device                      (a second lane, if a backend reaches the device)
-//   write   the same ways back
+//   write   the reverse
 //
-// Copies to the device go by the link that all workers share. This worker's own stream copies out
-// of the device, and to the device what must wait there for the group's `before`.
+// Copies to the device use the link that all workers share. This worker's own stream makes copies
+// from the device, and copies to it that must wait for the group's `before`.
 #pragma once
 
 #include <deque>
@@ -52,9 +52,9 @@ class StagedWorker final : public Worker {
   Device& device_;
   Link& link_;
   StagedCopies copies_;
-  Lane device_lane_;  // its requests move device memory; idle without such a backend
-  std::deque<ActiveSegment*> leaving_;  // writes whose copies out of the device are queued, oldest first
-  ActiveSegment* parked_ = nullptr;  // until there is staging memory for it
+  Lane device_lane_;  // for device memory; idle without such a backend
+  std::deque<ActiveSegment*> leaving_;  // writes whose copies from the device are queued, oldest first
+  ActiveSegment* parked_ = nullptr;  // waits for staging memory
 };
 
 }  // namespace gdsdata

@@ -40,7 +40,7 @@ bool Staging::place(std::span<Transfer> transfers, Place& place) {
     const bool paged = length >= kPagedBytes;
     const bool follows_on_device =
         !place.runs.empty() && place.runs.back().device + place.runs.back().bytes == head.memory;
-    // Samples of whole pages lie in their files as they lie in the batch: one copy carries several.
+    // Samples of whole pages may be congruent in file and batch: then one copy moves several.
     const bool goes_on =
         follows_on_device && paged == last_paged && (!paged || end % kPageBytes == head.offset % kPageBytes);
     if (goes_on) {

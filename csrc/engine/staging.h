@@ -1,7 +1,7 @@
-// Where a segment's bytes stop over between storage and a device that the processor cannot write:
-// pinned memory of one worker, laid out so that disks write into it without a bounce and few copies
-// carry it on. It is taken when it is needed, and little of it for short segments: to pin it takes
-// the driver milliseconds, in which no other thread gets anything of it.
+// Pinned memory of one worker, for bytes between storage and a device that the processor cannot
+// write. Its layout lets disks write to it without a bounce, and needs few copies to the device. It
+// is allocated when it is needed, and only a part for short segments. Pinning takes milliseconds,
+// in which the driver serves no other thread.
 #pragma once
 
 #include <cstdint>
@@ -22,44 +22,44 @@ class Staging {
     std::byte* host = nullptr;
     std::byte* device = nullptr;
     uint64_t bytes = 0;
-    bool owns_pages = false;  // each of its transfers' pages are nobody else's, in staging memory
+    bool owns_pages = false;  // no page of its transfers has other bytes
   };
-  // What one segment occupies.
+  // The memory of one segment.
   struct Place {
     std::byte* memory = nullptr;
     uint64_t bytes = 0;
     std::vector<Run> runs;
-    // Whether nobody else's bytes are on its pages.
+    // Returns true if the pages of this piece have no other bytes.
     bool has_pages_of(const Piece& piece) const;
     bool holds(const std::byte* address) const { return address >= memory && address < memory + bytes; }
   };
 
-  // Transfers that follow one another in file and device over so many bytes lie on pages as they do
-  // in the file: storage then writes them without a bounce, but for a page that two such stretches
-  // share where one copy is to carry both. Shorter ones are packed as on the device.
+  // If transfers of so many bytes in all are contiguous in file and device, they lie on pages as
+  // they do in the file. Storage then writes them without a bounce. An exception is a page that two
+  // such runs share, if one copy is to move both. Shorter ones are packed as on the device.
   static constexpr uint64_t kPagedBytes = tuning::kPagedBytes;
 
-  // Room that any segment with at most `segment_bytes` in its transfers takes at most.
+  // The most memory that a segment with `segment_bytes` in its transfers needs.
   static constexpr uint64_t most_bytes(uint64_t segment_bytes) {
     return segment_bytes + segment_bytes / 4 + (64 << 10);
   }
 
-  // Segments that fit share so much, where it is less than all, until it is full or a longer one
-  // comes.
+  // Segments that fit use only so much memory, if that is less than all, until it is full or a
+  // longer segment comes.
   static constexpr uint64_t kFirstBytes =
       tuning::kShortReadBytes + tuning::kShortReadBytes / 4 + (64 << 10);  // most_bytes
   static constexpr uint64_t taken_at_most(uint64_t bytes) { return bytes + (bytes > kFirstBytes ? kFirstBytes : 0); }
 
-  // Takes taken_at_most(bytes) at most.
+  // Allocates at most taken_at_most(bytes).
   Staging(Device& device, uint64_t bytes) : device_(device), bytes_(bytes) {}
 
-  // Points the transfers, which point into device memory, at staging memory instead. False where
-  // there is no room, and then nothing was changed. Throws Failure where memory is not to be had.
+  // Changes the transfers' memory from the device's to staging memory. If there is no room, changes
+  // nothing and returns false. Throws Failure if no memory can be allocated.
   bool place(std::span<Transfer> transfers, Place& place);
   void give_back(Place& place);
 
   void take_all();
-  // Each piece of it, in the order in which they were taken.
+  // Each allocated span, oldest first.
   const std::vector<std::span<std::byte>>& memory() const { return memory_; }
 
  private:
@@ -70,7 +70,7 @@ class Staging {
   const uint64_t bytes_;
   std::unique_ptr<BounceArena> first_, all_;
   std::vector<std::span<std::byte>> memory_;
-  std::vector<uint64_t> at_, run_at_;  // scratch: where transfers and runs lie, from the place's begin
+  std::vector<uint64_t> at_, run_at_;  // scratch: offsets of transfers and runs in the place
 };
 
 }  // namespace gdsdata

@@ -1,4 +1,4 @@
-// Tells storage that hangs from storage that is slow.
+// Distinguishes storage that hangs from storage that is slow.
 #pragma once
 
 #include <chrono>
@@ -6,13 +6,13 @@
 
 namespace gdsdata {
 
-// A wait asks it now and then. One thread uses it.
+// Call `stalled` regularly during a wait. One thread uses it.
 class StallClock {
  public:
   // The timeout counts from now. 0: none.
   explicit StallClock(std::chrono::nanoseconds timeout) : timeout_(timeout) {}
 
-  // Whether this number (see Engine::progress_of) has not changed for the timeout.
+  // Returns true if this number (see Engine::progress_of) has not changed for the timeout.
   bool stalled(uint64_t progress) {
     const auto now = Clock::now();
     if (progress != progress_) {

@@ -1,4 +1,4 @@
-// Counters that are cheap enough to stay on: each is written by one thread and may be read by any.
+// Counters that are cheap enough to stay on. One thread writes each, and any thread may read it.
 #pragma once
 
 #include <array>
@@ -12,7 +12,7 @@
 
 namespace gdsdata {
 
-// A count that one thread adds to: no locked instruction.
+// A count that only one thread adds to, so it needs no locked instruction.
 class Counter {
  public:
   void add(uint64_t amount) { value_.store(get() + amount, std::memory_order_relaxed); }
@@ -22,7 +22,7 @@ class Counter {
   std::atomic<uint64_t> value_{0};
 };
 
-// Durations in buckets of an eighth of a power of two: a percentile is right within 12.5 %.
+// Durations in buckets of an eighth of a power of two: percentiles are right within 12.5 %.
 class LatencyHistogram {
  public:
   void add(std::chrono::nanoseconds duration) { counts_[bucket_of(duration.count())].add(1); }
@@ -45,21 +45,21 @@ class LatencyHistogram {
   std::array<Counter, kBuckets> counts_;
 };
 
-// What one worker did.
+// The counters of one worker.
 struct WorkerCounters {
   std::array<Counter, kRouteCount> bytes;  // delivered, by route
-  Counter storage_bytes;                   // asked of storage: over-read and gaps included
+  Counter storage_bytes;                   // requested from storage, including over-read and gaps
   Counter transfers;
-  Counter requests;  // what the transfers that storage had to serve were coalesced into
+  Counter requests;  // coalesced from the transfers that storage had to serve
   Counter segments;
-  Counter exchanged;  // requests that a backend took, and those that it completed
+  Counter exchanged;  // requests taken by a backend, plus those it completed
   Counter errors;
-  Counter retries;  // requests that a backend could not bring to the device, made again by way of the host
-  Counter idle_ns;     // waiting for work; counted when it has come
+  Counter retries;  // requests that failed between storage and device, repeated through the host
+  Counter idle_ns;     // waiting for work; counted when work comes
   Counter active_ns;   // the rest of the time
-  Counter storage_ns;  // of that, in backends: reading and writing, with writes' checksums, or waiting for it
-  Counter link_ns;     // of that, waiting for copies between the host and a device
-  Counter device_ns;   // of that, waiting for a device's work before these copies
+  Counter storage_ns;  // of active_ns, in backends: transfers with writes' checksums, and waiting for them
+  Counter link_ns;     // of active_ns, waiting for copies between the host and a device
+  Counter device_ns;   // of active_ns, waiting for a device's work before these copies
   LatencyHistogram segment_latency;
 };
 

@@ -1,5 +1,5 @@
-// Ranges of files, there and back, waiting for them: what read_tensor, write_tensor and checkpoints
-// are made of.
+// Reads and writes ranges of files, and waits for them. read_tensor, write_tensor and checkpoints
+// use it.
 #pragma once
 
 #include <cstdint>
@@ -15,42 +15,43 @@ namespace gdsdata {
 
 using Poll = std::function<void()>;  // see Engine::run
 
-// What the caller has: memory of `length` bytes on the engine's device (where it is one range),
-// which is touched behind `before`.
+// The caller's memory: `length` bytes on the engine's device, for calls that move one range. It is
+// accessed only after `before`.
 struct Caller {
   std::byte* memory = nullptr;
   Events before;
   Priority priority = Priority::kBackground;
   Poll poll;
-  std::chrono::nanoseconds stall_timeout{0};  // as of Engine::run
+  std::chrono::nanoseconds stall_timeout{0};  // see Engine::run
 };
 
-// All throw Failure, and, unless that is kStalled, return when every byte is in place.
+// All throw Failure. Unless that is kStalled, they return when every byte is in place.
 void read_range(Engine& engine, const std::string& path, uint64_t offset, uint64_t length, const Caller& caller);
 
 struct Moved {
-  std::vector<uint32_t> checksums;  // where they were asked for: the CRC-32 of each transfer
-  RouteBytes bytes;  // by the route that served them
+  std::vector<uint32_t> checksums;  // the CRC-32 of each transfer, if requested
+  RouteBytes bytes;  // by route
 };
 
-// Many at a time: each transfer's length from its file, to its memory on the engine's device.
+// Reads many transfers, each from its file to its memory on the engine's device.
 Moved read_many(Engine& engine, std::shared_ptr<FileTable> files, std::vector<Transfer> transfers, bool with_checksums,
                 const Caller& caller);
-// The same, not begun: for Pending.
+// The same as a group that is not submitted, for Pending.
 std::shared_ptr<Group> group_of_reads(std::shared_ptr<FileTable> files, std::vector<Transfer> transfers,
                                       const Caller& caller);
 
-// Over what is there, on storage when it returns. Not atomic: a crash meanwhile leaves a mixture.
+// Overwrites a range, and syncs it before it returns. Not atomic: after a crash, the range may be a
+// mixture of old and new.
 void write_range(Engine& engine, const std::string& path, uint64_t offset, uint64_t length, const Caller& caller);
 
-// A file in the making, written by the engine; see Replacement. Thread-safe but for commit.
+// A new file that the engine writes; see Replacement. Thread-safe except for commit.
 class Output {
  public:
-  // Throws Failure, as all of it does.
+  // All members throw Failure.
   Output(const std::string& path, uint64_t length) : replacement_(path, length) {}
 
-  // Each transfer's bytes from its memory, on the engine's device, to its place in the file; with
-  // checksums, returns the CRC-32 of each. Where nothing is written, the file has zeros.
+  // Writes each transfer from its memory on the engine's device to its place in the file. Returns
+  // the CRC-32 of each if `with_checksums`. The rest of the file is zeros.
   std::vector<uint32_t> write(Engine& engine, std::vector<Transfer> transfers, bool with_checksums,
                               const Caller& caller);
   void commit() { replacement_.commit(); }
@@ -59,7 +60,7 @@ class Output {
   Replacement replacement_;
 };
 
-// A file of just these bytes.
+// Writes a file that consists of these bytes.
 void write_whole(Engine& engine, const std::string& path, uint64_t length, const Caller& caller);
 
 }  // namespace gdsdata

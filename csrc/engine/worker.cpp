@@ -11,7 +11,7 @@ namespace gdsdata {
 
 namespace {
 
-// Whatever was thrown may be thrown again at once, for as long as requests are in flight.
+// The same exception may be thrown again at once, for as long as requests are in flight.
 constexpr std::chrono::milliseconds kPauseAfterException{1};
 
 }  // namespace
@@ -36,8 +36,8 @@ void Worker::run() noexcept {
   wait_for_copies();
 }
 
-// After an exception that answers no request: no memory, or a defect. Each segment ends with it.
-// Segments with requests in flight end when these do, because they use the segment's memory.
+// After an exception that belongs to no request (no memory, or a defect), each segment ends with
+// it. Segments with requests in flight end after these, because they use the segment's memory.
 void Worker::fail_all(const Error& error) noexcept {
   drop_waiting();
   segments_.drop_unfinished();
@@ -69,8 +69,8 @@ ActiveSegment* Worker::gather() {
   return nullptr;
 }
 
-// Goes on with a read in rounds, each of as many parts as there are descriptors for, until one
-// waits for storage or for descriptors.
+// Continues a read in rounds until one waits for storage or for descriptors. Each round has as many
+// parts as there are descriptors for.
 void Worker::read_on(ActiveSegment& active) {
   while (!active.stopped() && active.open_requests == 0) {
     const auto rest = active.parts().subspan(active.begun_parts);
@@ -95,7 +95,7 @@ void Worker::read_unfinished() {
   }
 }
 
-// Ends a segment that waits for nothing. A read that has parts left goes on later.
+// Ends a segment that waits for nothing. A read with parts left continues later.
 void Worker::settle(ActiveSegment& active) {
   if (active.open_requests > 0 || active.copied != nullptr) return;
   const bool reads_on = active.is_read() && active.begun_parts < active.parts().size();

@@ -1,10 +1,9 @@
-// One worker: a thread's loop around its backends. This part is common to all memory that batches
-// may lie in.
+// One worker: a thread's loop around its backends. Both kinds of worker share this part.
 //
 //   queue --take--> start --> rounds: page cache, then requests in a lane --> settle: next round, or end
 //
-// PlainWorker moves bytes between files and memory that the processor writes. StagedWorker adds the
-// way through staging memory to a device.
+// PlainWorker moves bytes between files and memory that the processor can write. StagedWorker adds
+// the way through staging memory to a device.
 #pragma once
 
 #include <chrono>
@@ -29,51 +28,51 @@ class Worker {
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
-  // Returns when the queue is closed and all that was taken has ended. An exception ends each
+  // Returns when the queue is closed and all taken segments have ended. An exception ends each
   // active segment.
   void run() noexcept;
   WorkerLog& log() { return log_; }
 
  protected:
-  // A worker that waits for its disk looks up this often; nothing depends on it.
+  // A worker that waits for its disk checks the loop this often. Nothing depends on the value.
   static constexpr std::chrono::milliseconds kReapTimeout{100};
 
   Worker(const EngineOptions& options, const Selection& selection, Device& device, SegmentQueue& queue);
 
-  // --- Strategies differ in these ---
+  // --- The two kinds differ in these ---
 
-  // One turn of the loop. Returns false if the queue is closed and nothing is left to do.
+  // One turn of the loop. Returns false if the queue is closed and no work is left.
   virtual bool turn() = 0;
-  // Returns false if there is no memory for the segment yet: start it again.
+  // Returns false if there is no memory for the segment yet: call it again later.
   virtual bool start(ActiveSegment& active) = 0;
-  // Begins parts whose files are open.
+  // Starts reading parts whose files are open.
   virtual void read_round(ActiveSegment& active, std::span<Transfer> parts) = 0;
   virtual void end(ActiveSegment& active) = 0;
-  // After an exception: drops what waits to be done, so that only requests in flight are left.
+  // After an exception: drops waiting work, so that only requests in flight are left.
   virtual void drop_waiting() noexcept = 0;
   // At the end of the loop: waits for copies that use this worker's memory.
   virtual void wait_for_copies() noexcept {}
   // Segments hold files open only while they have requests.
   virtual bool holds_files() const { return lane_.busy(); }
-  // Whether a request that failed is made again in another way.
+  // Returns true if it repeats a failed request in another way.
   virtual bool retries(const Lane&, const Lane::Asked&, const Error&) { return false; }
 
   // --- Steps of a turn ---
 
-  // Takes the next segment of the queue; returns null if there is none. Waits for one if asked to,
-  // until the queue is closed.
+  // Takes the next segment of the queue, or returns null. If `wait`, waits until there is one or
+  // the queue is closed.
   ActiveSegment* take(bool wait);
-  // Starts more segments if that makes more requests that the backend gets in one go. Returns one
-  // that could not start, or null.
+  // Starts more segments while that makes more requests for one submit. Returns a segment that
+  // could not start, or null.
   ActiveSegment* gather();
   void read_on(ActiveSegment& active);
   void read_unfinished();
   void settle(ActiveSegment& active);
-  // False, with the segment's error, if it cannot be made.
+  // Returns false and sets the segment's error if the backend cannot be created.
   bool make_backend(Lane& lane, ActiveSegment& active);
   void drop_cancelled(Lane& lane);
-  // Returns whether anything moved. `has_room`: nothing but requests of this lane keeps the worker
-  // from taking another segment.
+  // Returns whether anything moved. `has_room`: only requests of this lane keep the worker from
+  // taking another segment.
   bool exchange(Lane& lane, std::chrono::milliseconds patience, bool has_room);
 
   const EngineOptions& options_;
@@ -83,7 +82,7 @@ class Worker {
   ActiveSegments segments_;
   RoundReader reader_;
   RequestMaker requests_;
-  Lane lane_;  // its requests move memory that the processor writes
+  Lane lane_;  // for memory that the processor can write
   std::vector<Transfer> left_;  // scratch
 
  private:

@@ -14,18 +14,18 @@ inline uint64_t ns_between(Clock::time_point begin, Clock::time_point end) {
   return static_cast<uint64_t>((end - begin).count());
 }
 
-// Its worker alone writes it; any thread reads it.
+// Only its worker writes it. Any thread may read it.
 struct WorkerLog {
   WorkerCounters counters;
   SpanLog spans;
 };
 
-// Divides one worker's time into active and idle. Its worker alone uses it.
+// Divides one worker's time into active and idle. Only its worker uses it.
 class WorkClock {
  public:
   explicit WorkClock(WorkerCounters& counters) : counters_(counters) {}
   void start() { counted_at_ = Clock::now(); }
-  // The time since the last count, or since the start.
+  // Count the time since the last count or the start.
   void count_active() { count(counters_.active_ns); }
   void count_idle() { count(counters_.idle_ns); }
 
