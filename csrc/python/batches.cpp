@@ -49,7 +49,7 @@ class Batches {
                                                std::move(residence));
   }
   ~Batches() {
-    const WithoutGil nogil;  // a residence's last kernels are waited for
+    const WithoutGil nogil;  // waits for a residence's last kernels
     prefetcher_.reset();
   }
   Batches(const Batches&) = delete;
@@ -60,7 +60,8 @@ class Batches {
     prefetcher_->plan(span_of(files), span_of(offsets), span_of(sizes));
   }
 
-  // `stream`: the consumer's, which waits for the batch's copies in the host's stead, and uses it.
+  // `stream`: the consumer's. It waits for the batch's copies, so the host need not, and uses the
+  // batch.
   py::object next(uintptr_t stream) {
     std::optional<Prefetcher::Batch> batch;
     const Inside inside(inside_next_);
@@ -75,7 +76,7 @@ class Batches {
       const auto consumer = device_->foreign_stream(stream);
       batch->buffer->uses = batch->copies;  // in case of an error below
       for (const auto& copy : batch->copies) {
-        if (!copy->done()) consumer->wait(*copy);  // which takes the device microseconds, were it done already
+        if (!copy->done()) consumer->wait(*copy);  // a wait costs microseconds even if it is done
       }
       batch->buffer->uses.clear();
     }

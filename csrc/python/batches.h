@@ -1,4 +1,4 @@
-// Batches of a data set for Python: prefetcher, buffer pool, residence.
+// Python bindings of the prefetcher, the buffer pool and the residence.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -47,7 +47,7 @@ void bind_files(py::module_& module) {
   py::class_<FileTable, std::shared_ptr<FileTable>>(module, "FileTable")
       .def(py::init(&make_file_table), py::arg("paths"), py::arg("size_bytes"), py::arg("mtime_ns"),
            py::arg("opened") = std::vector<std::shared_ptr<File>>())
-      .def(py::init([](const std::string& path) {  // whatever it is when it is opened
+      .def(py::init([](const std::string& path) {  // not compared with an index
         return std::make_shared<FileTable>(std::vector{path}, std::vector<FileIdentity>());
       }));
 }

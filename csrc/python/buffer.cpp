@@ -10,8 +10,8 @@ namespace {
 
 enum class Kind : uint8_t { kTensor, kStorage, kOther };
 
-// Python's name of an attribute, made once and never freed: the interpreter may end before static
-// destructors run.
+// An attribute's name as a Python string, created once. It is never freed, because the interpreter
+// may end before static destructors run.
 class Name {
  public:
   explicit Name(const char* text) : name_(PyUnicode_InternFromString(text)) {}
@@ -38,8 +38,8 @@ uint64_t unsigned_of(const py::object& number) {
 
 std::byte* pointer_of(const py::object& number) { return reinterpret_cast<std::byte*>(unsigned_of(number)); }
 
-// A tensor that is not contiguous may still fill its memory without gaps, in another order. If it
-// is expanded, it has more bytes than memory.
+// A tensor that is not contiguous may still fill its memory without gaps, in another order. An
+// expanded tensor has more bytes than memory.
 void check_tensor_has_its_bytes(py::handle tensor, const Buffer& buffer) {
   static const Name is_contiguous("is_contiguous"), untyped_storage("untyped_storage"), data_ptr("data_ptr"),
       nbytes("nbytes");
@@ -115,7 +115,7 @@ std::vector<Transfer> transfers_of(size_t files, const TransferColumns& columns,
   Buffer buffer;
   py::handle last;
   const PyTypeObject* last_type = nullptr;
-  Kind kind = Kind::kOther;  // of last_type: looking it up takes as long as all the rest
+  Kind kind = Kind::kOther;  // of last_type, because the look-up takes as long as all the rest
   if (!has_list) buffer = buffer_of(memory, access);
   std::vector<Transfer> transfers;
   transfers.reserve(static_cast<size_t>(count));
@@ -130,7 +130,7 @@ std::vector<Transfer> transfers_of(size_t files, const TransferColumns& columns,
     if (has_list) {
       const py::handle object = PyList_GET_ITEM(memory.ptr(), i);
       if (Py_TYPE(object.ptr()) != last_type) kind = kind_of(object);
-      if (!object.is(last)) buffer = buffer_of_kind(kind, object, access);  // rows of one tensor follow one another
+      if (!object.is(last)) buffer = buffer_of_kind(kind, object, access);  // rows of one tensor are consecutive
       last = object;
       last_type = Py_TYPE(object.ptr());
     }

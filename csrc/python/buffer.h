@@ -1,4 +1,4 @@
-// Memory that a caller in Python lends to the engine for one call, with its bounds.
+// Memory that a Python caller passes to the engine for one call, with its bounds.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -13,7 +13,7 @@
 
 namespace gdsdata {
 
-// What the engine does with the memory.
+// How the engine accesses the memory.
 enum class Access : uint8_t { kRead, kWrite };
 
 struct Buffer {
@@ -21,12 +21,12 @@ struct Buffer {
   uint64_t bytes = 0;
 };
 
-// The memory of a tensor, of a torch storage, or of an object with Python's buffer protocol. It
-// does not keep the object: the caller does. Throws ValueError if the memory has gaps or may not be
-// written, TypeError if there is none.
+// Returns the memory of a tensor, of a torch storage, or of an object with Python's buffer
+// protocol. The caller keeps the object alive. Throws ValueError if the memory has gaps or is
+// read-only, TypeError if there is none.
 Buffer buffer_of(pybind11::handle object, Access access);
 
-// Columns of equal length, one row a transfer. `file` may be empty: then all transfers are of the
+// Columns of equal length, one row for each transfer. If `file` is empty, all transfers are of the
 // first file.
 struct TransferColumns {
   const pybind11::array_t<int32_t, pybind11::array::c_style>& file;
@@ -35,7 +35,7 @@ struct TransferColumns {
   const pybind11::array_t<int64_t, pybind11::array::c_style>& place;  // bytes, in the transfer's buffer
 };
 
-// The transfers of these rows. `memory` is one buffer for all of them, or a list with one buffer
+// Returns the transfers of these rows. `memory` is one buffer for all of them, or a list with one
 // for each. Throws ValueError if a transfer's bytes, after `conversion`, are not all within its
 // buffer.
 std::vector<Transfer> transfers_of(size_t files, const TransferColumns& columns, const pybind11::object& memory,

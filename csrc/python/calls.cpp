@@ -25,7 +25,7 @@ namespace gdsdata {
 
 namespace {
 
-// -1: the processor, else a CUDA device.
+// -1 means the processor, other values a CUDA device.
 std::shared_ptr<Device> device_of(int cuda_ordinal) {
   return cuda_ordinal < 0 ? host_device() : cuda_device(cuda_ordinal);
 }
@@ -41,12 +41,12 @@ std::shared_ptr<Engine> make_engine(int cuda_ordinal, const std::string& backend
   options.staging_bytes = staging_bytes;
   options.coalesce_gap_bytes = coalesce_gap_bytes;
   options.io = {queue_depth, bounce_bytes, request_bytes, direct_mode(direct), strict, cufile_batch, faults};
-  // Its end may wait half a second, with the GIL kept: a thread that let it go while the
-  // interpreter ends could not take it again.
+  // Destroying the engine may wait 0.5 s. At the interpreter's end the GIL is kept, because a
+  // thread could not acquire it again.
   return ends_without_gil(std::make_unique<Engine>(options, device_of(cuda_ordinal)));
 }
 
-// What a stream has been given until now; nothing for the processor's memory.
+// Events of all work in a stream so far. Empty for the processor's memory.
 struct Mark {
   Events events;
 };
@@ -61,8 +61,8 @@ Caller caller_of(std::byte* memory, const Mark& before, bool background, double 
           duration_of(stall_timeout_s)};
 }
 
-// Makes a call that waits, without the GIL. If it stalls, storage may still touch its `memory`,
-// which is then never freed.
+// Runs a call that waits, without the GIL. If it stalls, storage may still access `memory`, which
+// is then never freed.
 template <typename Call>
 auto waiting(py::object memory, const Call& call) {
   try {
@@ -74,8 +74,7 @@ auto waiting(py::object memory, const Call& call) {
   }
 }
 
-// A read on its way. Keeps `memory`, an object of Python's, until nothing is written there any
-// more.
+// A read in flight. Keeps `memory`, a Python object, until nothing writes to it any more.
 class BegunRead {
  public:
   BegunRead(std::shared_ptr<Engine> engine, std::shared_ptr<Group> group, py::object memory,
@@ -89,18 +88,18 @@ class BegunRead {
 
   bool ended() const { return pending_.ended(); }
 
-  // Whether it has ended within so long.
+  // Waits for at most so long. Returns whether it has ended.
   bool wait(double seconds) { return finished_ || finished_within(duration_of(seconds), check_signals); }
 
   uint64_t progress() const { return engine_->progress_of(pending_.group()); }
 
-  // Of one that has ended.
+  // Call it after the end.
   py::dict routes() const {
     if (error_) throw Failure(*error_);
     return by_route(pending_.group().result().bytes);
   }
 
-  // The same, if checksums were asked for: one of each transfer.
+  // The same: one checksum for each transfer, if they were requested.
   Array<uint32_t> checksums() const {
     if (error_) throw Failure(*error_);
     return array_of(pending_.group().checksums());
@@ -129,8 +128,8 @@ class BegunRead {
     return true;
   }
 
-  // What storage does not give back for so long keeps its memory for ever. So does a forked child,
-  // where nothing ends.
+  // If storage still uses the memory after `patience`, the memory is never freed. The same holds in
+  // a forked child, where no read ends.
   void let_go(std::chrono::nanoseconds patience) {
     if (finished_) return;
     pending_.cancel();
@@ -145,7 +144,7 @@ class BegunRead {
   std::optional<Error> error_;
 };
 
-// Fills `memory` from the only one of `files`; `endings` returns `number` once the read has ended.
+// Fills `memory` from the only file of `files`. `endings` returns `number` when the read has ended.
 std::unique_ptr<BegunRead> begin_range(std::shared_ptr<Engine> engine, std::shared_ptr<FileTable> files,
                                        uint64_t offset, py::object memory, const Mark& before, bool background,
                                        Endings& endings, int64_t number) {

@@ -1,4 +1,4 @@
-// The engine and its calls for Python: reads and writes of ranges, and whole files.
+// Python bindings of the engine: reads and writes of ranges, and whole files.
 #pragma once
 
 #include <pybind11/pybind11.h>

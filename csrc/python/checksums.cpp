@@ -13,7 +13,7 @@ namespace gdsdata {
 
 namespace {
 
-// The CRC-32C of each row. The bytes of a row are its content.
+// Returns the CRC-32C of each row's bytes.
 py::array_t<uint32_t> crc32c_of_rows(const py::array_t<uint8_t, py::array::c_style>& rows) {
   if (rows.ndim() != 2) throw py::value_error("crc32c_of_rows takes an array of two dimensions");
   py::array_t<uint32_t> found(rows.shape(0));

@@ -1,4 +1,4 @@
-// Checksums for Python.
+// Python bindings of checksums.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -14,7 +14,7 @@ struct Tensor {
 
 void drop_tensor(DLManagedTensor* managed) { delete static_cast<Tensor*>(managed->manager_ctx); }
 
-// Runs for a capsule that nobody made a tensor of; one that was consumed has another name.
+// Called when a capsule is freed. If a tensor was made from it, its name is different.
 void drop_capsule(PyObject* capsule) {
   if (PyCapsule_IsValid(capsule, "dltensor") == 0) return;
   drop_tensor(static_cast<DLManagedTensor*>(PyCapsule_GetPointer(capsule, "dltensor")));

@@ -1,4 +1,4 @@
-// Batches as DLPack capsules: how tensors cross to any torch version without a symbol of it.
+// Batches as DLPack capsules, which every torch version accepts without a symbol of libtorch.
 #pragma once
 
 #include <ATen/dlpack.h>
@@ -12,7 +12,7 @@
 
 namespace gdsdata {
 
-// What a batch looks like: its elements, and one sample's shape and strides (in elements).
+// The layout of a batch: its element type, and one sample's shape and strides (in elements).
 struct TensorLayout {
   DLDataType type{kDLUInt, 8, 1};
   std::vector<int64_t> sample_shape;
@@ -21,8 +21,8 @@ struct TensorLayout {
   DLDevice device{kDLCPU, 0};
 };
 
-// A capsule "dltensor" of shape (samples, *sample_shape) over leased memory from `offset` on; the
-// lease ends with the tensor made of it.
+// Returns a capsule "dltensor" of shape (samples, *sample_shape) over leased memory, from `offset`
+// on. The lease ends with the tensor that is made from it.
 pybind11::capsule to_dlpack(const TensorLayout& layout, std::unique_ptr<Lease> lease, size_t offset, size_t samples);
 
 }  // namespace gdsdata

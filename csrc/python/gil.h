@@ -1,4 +1,4 @@
-// The GIL around calls that wait, and the interpreter's end.
+// Releases the GIL around calls that wait, and handles the interpreter's end.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -10,16 +10,16 @@
 
 namespace gdsdata {
 
-// A thread that asks for the GIL while the interpreter ends is ended in the middle of our frames.
-// So calls that wait are told to return before, and one that has not returned then stays where it
-// is.
+// If a thread asks for the GIL while the interpreter ends, Python ends it in the middle of its C++
+// frames. So waiting calls are asked to return before. A call that has not returned by then sleeps
+// forever.
 struct InterpreterEnd {
   std::atomic<bool> begun{false}, done{false};
   std::atomic<int> waiting_calls{0};
 };
 extern InterpreterEnd interpreter_end;
 
-// Releases the GIL for the time of a call that waits. At the interpreter's end the GIL is kept.
+// Releases the GIL during a call that waits. At the interpreter's end the GIL is kept.
 class WithoutGil {
  public:
   WithoutGil();
@@ -31,7 +31,7 @@ class WithoutGil {
   PyThreadState* state_ = nullptr;
 };
 
-// For objects whose destructor waits, for threads or for the device. The thread that drops the last
+// For objects whose destructor waits for threads or the device. The thread that drops the last
 // reference may hold the GIL.
 template <typename T>
 std::shared_ptr<T> ends_without_gil(std::unique_ptr<T> instance) {
@@ -42,7 +42,8 @@ std::shared_ptr<T> ends_without_gil(std::unique_ptr<T> instance) {
           }};
 }
 
-// Called between waits: lets Ctrl-C through. Throws kClosed if the interpreter ends.
+// Call it between waits, so that Ctrl-C raises its exception. Throws kClosed if the interpreter
+// ends.
 void check_signals();
 
 // Adds `begin_exit`, `waiting_calls` and `end_exit` to the module.

@@ -10,8 +10,8 @@ namespace gdsdata {
 
 namespace {
 
-// The leases of memory that has streams, by where it ends. Never destroyed: tensors may outlive
-// static destructors.
+// The leases of device memory, by the address of its end. Never destroyed, because tensors may
+// outlive static destructors.
 struct Leases {
   std::mutex mutex;
   std::map<const std::byte*, Lease*> by_end;

@@ -1,4 +1,4 @@
-// A batch in somebody's hands: who lets go of it says until when the device uses its memory.
+// A batch that a consumer holds. At its end, the lease records how long the device uses the memory.
 #pragma once
 
 #include <atomic>
@@ -14,12 +14,12 @@ namespace gdsdata {
 
 class Lease {
  public:
-  // `streams`: those on which it is used, by the driver's handles; none where the processor uses
-  // it. `count` is one higher while this lives.
+  // `streams`: the driver's handles of the streams that use it; none if the processor does. `count`
+  // is one higher while the lease lives.
   Lease(std::shared_ptr<Device> device, std::shared_ptr<DeviceBuffer> buffer, std::vector<uintptr_t> streams,
         std::shared_ptr<std::atomic<size_t>> count);
-  // The buffer goes back with an event of each stream: what was put into them until now still finds
-  // its content.
+  // Returns the buffer with an event of each stream, so that work already in these streams still
+  // finds its content.
   ~Lease();
   Lease(const Lease&) = delete;
   Lease& operator=(const Lease&) = delete;
@@ -27,7 +27,7 @@ class Lease {
   std::byte* data() const { return buffer_->data(); }
   void used_on(uintptr_t stream);
 
-  // Adds a stream to the lease whose memory holds `address`; false where there is none.
+  // Adds a stream to the lease whose memory contains `address`. Returns false if there is none.
   static bool record_stream(const std::byte* address, uintptr_t stream);
 
  private:

@@ -12,7 +12,7 @@ Array<uint32_t> array_of(const std::vector<uint32_t>& values) {
 }
 
 std::chrono::nanoseconds duration_of(double seconds) {
-  constexpr double kLongest = 1e9;  // of what a duration holds
+  constexpr double kLongest = 1e9;  // in seconds; fits into a duration
   return std::chrono::nanoseconds(static_cast<int64_t>(std::min(seconds, kLongest) * 1e9));
 }
 

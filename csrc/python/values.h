@@ -1,4 +1,4 @@
-// Values of the engine and of Python: names of options, arrays, statistics, errors.
+// Converts values between the engine and Python: names of options, arrays, statistics, errors.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -29,7 +29,7 @@ std::span<const T> span_of(const Array<T>& array) {
 Array<uint32_t> array_of(const std::vector<uint32_t>& values);
 std::chrono::nanoseconds duration_of(double seconds);
 
-// By their names in Python. They throw ValueError for an unknown one.
+// Convert from names in Python. They throw ValueError if a name is unknown.
 DirectMode direct_mode(const std::string& name);
 Checksum checksum_of(const std::string& name);
 Conversion conversion_of(const std::string& name);
@@ -38,10 +38,11 @@ pybind11::dict by_route(const RouteBytes& bytes);
 pybind11::dict to_dict(const EngineStatistics& statistics);
 pybind11::dict to_dict(const PrefetchStatistics& statistics);
 
-// For each worker its spans (work, begin and end in ns, bytes), and how many more there were.
+// Returns for each worker its spans (work, begin and end in ns, bytes), and the number of dropped
+// ones.
 pybind11::list to_list(const std::vector<Spans>& of_workers);
 
-// Sets the exception of gdsdata.errors, or of Python, that an error means.
+// Sets the Python exception for an error: one of gdsdata.errors or a built-in one.
 void raise(const Error& error);
 
 }  // namespace gdsdata
