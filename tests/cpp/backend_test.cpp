@@ -1,5 +1,5 @@
-// One suite over all backends, ways of opening and kinds of trouble: whatever they do, the bytes
-// are right or an error says why not.
+// One suite for all backends, direct modes and faults: the bytes are right, or an error says why
+// not.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -64,7 +64,7 @@ class OverEveryBackend : public ::testing::TestWithParam<Case> {
     backend_ = make_backend(GetParam().backend, options_, *device_);
   }
 
-  // Submits all, reaps all; completions by tag.
+  // Submits and reaps all requests. Returns the completions by tag.
   std::map<uint64_t, Completion> run(const std::vector<Request>& requests) {
     std::map<uint64_t, Completion> completions;
     size_t submitted = 0;
@@ -88,11 +88,11 @@ class OverEveryBackend : public ::testing::TestWithParam<Case> {
   std::unique_ptr<Backend> backend_;
 };
 
-// The rules of backend.h that hold whatever a backend does with bytes. A backend that moves none
-// runs these alone.
+// The rules of backend.h that do not depend on moving bytes. A backend that moves none runs only
+// these.
 class ProtocolConformance : public OverEveryBackend {};
 
-// Bytes arrive where they belong, and errors tell their place. Needs a backend that moves them.
+// Bytes arrive where they belong, and errors name their place. For backends that move bytes.
 class BytesConformance : public OverEveryBackend {};
 
 TEST_P(ProtocolConformance, TakesAnyNumberOfRequestsAndGivesEachOneCompletion) {
@@ -193,7 +193,7 @@ TEST_P(BytesConformance, WritesAnyRangeAndTouchesNoNeighbour) {
     const auto file = File::open_for_writing(path, false);
     const uint64_t offset = random() % 500000;
     const uint64_t length = 1 + random() % 90000;
-    // Every other time from memory that is aligned like the file, which goes without a bounce.
+    // Every other time from memory that is congruent to the file, which needs no bounce.
     Bytes source = random_bytes(length + 8192, round);
     std::byte* memory = source.data();
     if (round % 2 == 0) memory += 4096 - (reinterpret_cast<uintptr_t>(memory) - offset) % 4096;
@@ -207,8 +207,8 @@ TEST_P(BytesConformance, WritesAnyRangeAndTouchesNoNeighbour) {
   }
 }
 
-// Whatever their lengths, from as many places in memory or, every other time, from one that is
-// aligned like the file.
+// Pieces of any length, in separate places or, every other time, in one place that is congruent to
+// the file.
 TEST_P(BytesConformance, WritesARequestOfManyPiecesAndTakesTheChecksumOfEach) {
   std::mt19937_64 random(8);
   Bytes expected = random_bytes(700000, 8);
@@ -244,7 +244,7 @@ TEST_P(BytesConformance, WritesARequestOfManyPiecesAndTakesTheChecksumOfEach) {
   }
 }
 
-// More than it takes at a time: some are ready while others are written.
+// More than fit at a time: some are prepared while others are written.
 TEST_P(BytesConformance, WritesManyRequestsWhoseChecksumsGoOnFromOneToTheNext) {
   options_.bounce_bytes = 3 * options_.request_bytes;  // some find no room, and are tried again
   backend_ = make_backend(GetParam().backend, options_, *device_);
@@ -253,7 +253,7 @@ TEST_P(BytesConformance, WritesManyRequestsWhoseChecksumsGoOnFromOneToTheNext) {
   const auto file = File::open_for_writing(path, false);
   std::vector<Piece> pieces;
   std::mt19937_64 random(6);
-  uint32_t checksums[2] = {0, 0};  // of the requests by turns
+  uint32_t checksums[2] = {0, 0};  // of even and odd requests
   for (uint64_t offset = 0; offset < content.size(); offset += pieces.back().length) {
     const uint64_t length = std::min(1 + random() % options_.request_bytes, content.size() - offset);
     std::byte* memory = const_cast<std::byte*>(content.data()) + offset;
@@ -273,7 +273,7 @@ TEST_P(BytesConformance, WritesManyRequestsWhoseChecksumsGoOnFromOneToTheNext) {
 
 TEST_P(BytesConformance, ReportsAnErrorOfTheSystemWithPathAndExtent) {
   const std::string path = folder_.write("a", random_bytes(8192, 1));
-  const auto file = File::open_for_reading(path);  // and then asks to write
+  const auto file = File::open_for_reading(path);  // not opened for writing
   Bytes memory(4096);
   const std::vector<Piece> pieces = {{100, 1000, memory.data()}};
   const auto completions = run({{0, Direction::kWrite, Conversion::kNone, file.get(), 100, 1000, pieces}});
@@ -287,7 +287,7 @@ TEST_P(BytesConformance, ReportsAnErrorOfTheSystemWithPathAndExtent) {
 INSTANTIATE_TEST_SUITE_P(All, ProtocolConformance, ::testing::ValuesIn(cases()), name_of);
 INSTANTIATE_TEST_SUITE_P(All, BytesConformance, ::testing::ValuesIn(cases()), name_of);
 
-// Of bytes that nobody has written yet: a pipe in the place of the file.
+// A pipe replaces the file, so the read waits for bytes.
 TEST(Uring, AReapThatWaitsIsInterruptedFromAnotherThread) {
   if (const std::string refusal = uring_refusal(); !refusal.empty()) GTEST_SKIP() << refusal;
   BackendOptions options;
@@ -322,7 +322,7 @@ TEST(Uring, AReapThatWaitsIsInterruptedFromAnotherThread) {
   ::close(ends[1]);
 }
 
-// What the kernel has taken from the only ring of this process, as it says itself.
+// The number of entries that the kernel has taken from the only ring of this process.
 std::optional<uint64_t> asked_of_kernel() {
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
     std::error_code gone;
@@ -333,10 +333,10 @@ std::optional<uint64_t> asked_of_kernel() {
       if (key == "SqHead:" && info >> value) return value;
     }
   }
-  return std::nullopt;  // an older kernel does not say
+  return std::nullopt;  // an older kernel does not report it
 }
 
-// Into a pipe that is full, so that none of them ends before it is read.
+// The pipe is full, so no write completes before the pipe is read.
 TEST(Uring, HasHalfOfItsWritesReadyWhileTheKernelHasTheOthers) {
   if (const std::string refusal = uring_refusal(); !refusal.empty()) GTEST_SKIP() << refusal;
   constexpr size_t kRequests = 6, kLength = 128 * 1024;
@@ -376,7 +376,7 @@ TEST(Uring, HasHalfOfItsWritesReadyWhileTheKernelHasTheOthers) {
   std::vector<Completion> room(kRequests);
   EXPECT_EQ(backend->reap(room, kRequests, kLong), kRequests);
   for (const Completion& completion : room) EXPECT_FALSE(completion.error) << completion.error->message;
-  ::dup2(ends[0], file->buffered());  // no end to write to is left: the reader ends, whatever has come
+  ::dup2(ends[0], file->buffered());  // closes the last writing end, so that the reader ends in any case
   ::close(ends[1]);
   reader.join();
   ::close(ends[0]);

@@ -167,9 +167,9 @@ TEST(Convert, SwapsBytesOfEachElement) {
 TEST(Pickle, ClaimsOnlyWhatItHasAndIsReadNoFurtherThanItsEnd) {
   constexpr char kWhole[] = "\x80\x02(X\x03\0\0\0abcq\x01J\x01\0\0\0r\x02\0\0\0ccollections\nT\np3\nI7\nt.";
   for (size_t length = 0; length < sizeof(kWhole); ++length) {
-    const std::vector<uint8_t> cut(kWhole, kWhole + length);  // whose end is its memory's
+    const std::vector<uint8_t> cut(kWhole, kWhole + length);  // ends where its memory ends
     EXPECT_EQ(pickle_claims_too_much(cut), length >= 4 && length < 11)
-        << length;  // three bytes of text, and fewer are there
+        << length;  // three bytes of text are announced, but missing
   }
 }
 
@@ -296,7 +296,7 @@ TEST(Crc32, OfPartsIsThatOfTheWhole) {
 TEST(Crc32c, IsThatOfTheRfcOfAnyLengthAndAlignment) {
   const char* digits = "123456789";
   EXPECT_EQ(crc32c(reinterpret_cast<const std::byte*>(digits), 9), 0xE3069283u) << "the value that RFC 3720 implies";
-  const std::vector<std::byte> zeros(32);  // its appendix B.4
+  const std::vector<std::byte> zeros(32);  // from appendix B.4
   EXPECT_EQ(crc32c(zeros.data(), zeros.size()), 0x8A9136AAu);
   const Bytes bytes = random_bytes(40'000, 1);
   for (size_t length = 0; length < 300; ++length) {
@@ -304,7 +304,7 @@ TEST(Crc32c, IsThatOfTheRfcOfAnyLengthAndAlignment) {
       ASSERT_EQ(crc32c(bytes.data() + offset, length), crc32c_by_table(bytes.data() + offset, length)) << length;
     }
   }
-  for (const size_t length : {6143, 6144, 6145, 12'287, 12'288, 18'500, 39'990}) {  // one lane, three, and some rest
+  for (const size_t length : {6143, 6144, 6145, 12'287, 12'288, 18'500, 39'990}) {  // 3 lanes, 6 lanes, others
     EXPECT_EQ(crc32c(bytes.data() + 3, length, 77), crc32c_by_table(bytes.data() + 3, length, 77)) << length;
   }
 }
@@ -382,11 +382,11 @@ TEST(Mapping, IsCopiedFromAtTheLatestWhenARangeComesAgain) {
   }
   sync_file(*file);
   ::posix_fadvise(file->buffered(), 0, 0, POSIX_FADV_DONTNEED);
-  for (off_t at = 0; at < 4 << 20; at += 4096) {  // page by page, so that mapping them is dear
+  for (off_t at = 0; at < 4 << 20; at += 4096) {  // page by page, so that mapping them is slow
     std::byte byte;
     ASSERT_EQ(::pread(file->buffered(), &byte, 1, at), 1);
   }
-  for (uint64_t i = 0; i < 4; ++i) mapping.map_for_copying(i << 18, 1 << 18);  // the first of them in any case
+  for (uint64_t i = 0; i < 4; ++i) mapping.map_for_copying(i << 18, 1 << 18);  // the first one is tried in any case
   EXPECT_TRUE(mapping.map_for_copying(0, 1 << 20)) << "each part of it is mapped or has been there";
   EXPECT_TRUE(mapping.map_for_copying(100'000, 500'000)) << "it is mapped already";
   const bool at_once = mapping.map_for_copying(2 << 20, 1 << 20);

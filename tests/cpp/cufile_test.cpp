@@ -1,6 +1,6 @@
-// The cuFile backend: whatever the library answers, the bytes are right or an error says why not,
-// and what counts as DMA was DMA. Over the fake library; the conformance tests also over the real
-// one (fakes.h).
+// The cuFile backend: for any answer of the library, the bytes are right or an error says why not,
+// and bytes that count as DMA went by DMA. Uses the fake library. The conformance tests can also
+// use the real one (fakes.h).
 #include <dlfcn.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -28,7 +28,7 @@ constexpr std::chrono::milliseconds kLong{5000};
 constexpr uint64_t kRequestBytes = 256 * 1024;  // four entries of the fake's buffers
 constexpr size_t kRoomBytes = 2 << 20;
 
-// A GPU, a piece of its memory, and what brings bytes there and back.
+// A GPU, a piece of its memory, and copies to and from it.
 class OnCufile : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -78,7 +78,7 @@ class OnCufile : public ::testing::Test {
     return Bytes(host_->data(), host_->data() + bytes);
   }
 
-  // Submits all, reaps all; completions by tag.
+  // Submits and reaps all requests. Returns the completions by tag.
   std::map<uint64_t, Completion> run(const std::vector<Request>& requests) {
     std::map<uint64_t, Completion> completions;
     size_t submitted = 0;
@@ -102,7 +102,7 @@ class OnCufile : public ::testing::Test {
     return run({{0, direction, Conversion::kNone, &file, offset, length, pieces}})[0];
   }
 
-  // In batches go only files that are known to go by DMA: one transfer tells.
+  // Batches serve only files that are known to use DMA. One transfer finds that out.
   void learn_route(File& file) { EXPECT_FALSE(run_one(file, 0, 1).error); }
 
   void expect_bytes(const Bytes& content, uint64_t offset, uint64_t length, size_t at = 0) {
@@ -121,8 +121,7 @@ class OnCufile : public ::testing::Test {
   bool set_up_ = false;
 };
 
-// --- conformance, as backend_test.cpp asks it of the others
-// -----------------------------------------------------------
+// --- conformance, as in backend_test.cpp ---------------------------------------------------------
 
 struct Case {
   bool batch;
@@ -177,7 +176,7 @@ TEST_P(CufileConformance, DeliversAnyRangeOfAFileOfAnySize) {
       if (room + length > kRoomBytes) break;
       places.push_back(room);
       pieces.push_back({offset, length, memory() + room});
-      room += length + random() % 5;  // of any alignment
+      room += length + random() % 5;  // with any alignment
     }
     for (size_t i = 0; i < pieces.size(); ++i) {
       requests.push_back({i, Direction::kRead, Conversion::kNone, file.get(), extents[i].first, extents[i].second,
@@ -267,8 +266,7 @@ TEST_P(CufileConformance, TakesAnyNumberOfRequestsAndGivesEachOneCompletion) {
 
 INSTANTIATE_TEST_SUITE_P(All, CufileConformance, ::testing::ValuesIn(cases()), name_of);
 
-// --- every branch, over the fake
-// --------------------------------------------------------------------------------------
+// --- every branch, with the fake -----------------------------------------------------------------
 
 class FakeCufile : public OnCufile {
  protected:
@@ -353,7 +351,7 @@ TEST_F(FakeCufile, CountsAsDmaWhatTheStatisticsSawGoByDmaAndNothingElse) {
 
 TEST_F(FakeCufile, AMixtureIsNotCountedAsDma) {
   FAKE(cufile, fake_cufile_set_route)(3);
-  FAKE(cufile, fake_cufile_set_trouble)(0.9, 0);  // many calls a request
+  FAKE(cufile, fake_cufile_set_trouble)(0.9, 0);  // many calls for each request
   const auto file = File::open_for_reading(path_);
   uint64_t compat = 0;
   for (int i = 0; i < 20; ++i) {
@@ -425,7 +423,7 @@ TEST_F(FakeCufile, FilesThatATableClosesTakeTheirHandlesWithThem) {
   for (int i = 0; i < 40; ++i) paths.push_back(folder_.write("f" + std::to_string(i), random_bytes(1000, i)));
   rlimit limit{};
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
-  const rlimit low{80, limit.rlim_max};  // then tables keep 20 files open
+  const rlimit low{80, limit.rlim_max};  // tables then keep 20 files open
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &low), 0);
   const auto table = table_of(paths);
   for (int round = 0; round < 2; ++round) {
@@ -557,7 +555,7 @@ TEST_F(FakeCufile, ABatchThatIsRefusedGoesByCalls) {
   const auto file = File::open_for_reading(path_);
   learn_route(*file);
   for (const char* name : {"cuFileBatchIOSetUp", "cuFileBatchIOSubmit"}) {
-    backend_.reset();  // so that it sets a batch up
+    backend_.reset();  // the next one must set up a batch
     FAKE(cufile, fake_cufile_fail_next)(name, 5037);
     const uint64_t before = FAKE(cufile, fake_cufile_counts)().entries;
     Completion completion = run_one(*file, 3, 100000);
@@ -619,7 +617,7 @@ TEST_F(FakeCufile, TakesOneUnconvertedPieceARequest) {
                ErrorCode::kInvalidArgument, {"one unconverted piece"});
 }
 
-// In a process of its own: a refusal is remembered for the file system, which other tests use too.
+// Runs in a process of its own, because a refusal is remembered for the file system.
 TEST_F(FakeCufile, WithoutODirectItUsesTheOtherDescriptorUnlessThatIsForbidden) {
   ::testing::FLAGS_gtest_death_test_style = "threadsafe";
   EXPECT_EXIT(
@@ -647,7 +645,7 @@ TEST_F(FakeCufile, RegisteredMemoryIsNamedByItsBeginAndSharedByItsUsers) {
   const uint64_t before = counts().registered_bases;
   for (const bool batch : {false, true}) {
     options_.cufile_batch = batch;
-    backend_ = make_cufile_backend(options_, *device_);  // which keeps the memory no longer; `second` does
+    backend_ = make_cufile_backend(options_, *device_);  // the old one releases the memory; `second` keeps it
     for (int i = 0; i < 2; ++i) {
       ASSERT_FALSE(run_one(*file, 5, 200000, Direction::kRead, 4097).error);
       expect_bytes(content_, 5, 200000, 4097);
@@ -678,7 +676,7 @@ TEST_F(FakeCufile, RegisteredBytesHaveALimit) {
   device_->bind_thread();
   std::vector<std::unique_ptr<DeviceBuffer>> buffers;
   std::vector<std::shared_ptr<void>> users;
-  for (int i = 0; i < 5; ++i) {  // of 2 MiB; the fake's driver pins 8
+  for (int i = 0; i < 5; ++i) {  // of 2 MiB each; the fake's driver pins 8 MiB
     buffers.push_back(device_->allocate(kRoomBytes));
     users.push_back(register_cufile_memory({buffers.back()->data(), kRoomBytes}));
     EXPECT_EQ(users.back() != nullptr, i < 4);
@@ -730,7 +728,7 @@ TEST_F(FakeCufile, AForkedChildIsToldWhatToDoAndLetsGoOfNothing) {
   EXPECT_NE(std::string(text).find("'spawn'"), std::string::npos) << text;
 }
 
-// --- in a process of its own, where the library has not been looked up yet
+// --- in a process of its own, where the library is not loaded yet --------------------------------
 
 class FreshCufile : public ::testing::Test {
  protected:

@@ -1,5 +1,5 @@
-// What the engine may expect of a GPU: bytes arrive where and when streams and events say, errors
-// carry the driver's name, and nothing is left behind. Runs over the fake driver, or over a GPU
+// The engine's expectations of a GPU: bytes arrive where and when streams and events say, errors
+// carry the driver's name, and no object is left behind. Runs with the fake driver or a GPU
 // (fakes.h).
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -43,7 +43,7 @@ class OnGpu : public ::testing::Test {
     out_.reset();
     if (real_cuda()) return;
     FAKE(cuda, fake_cuda_set_delay_us)(200);
-    // Events are kept for the next who needs one.
+    // Events are not compared, because they are kept for reuse.
     const FakeCudaObjects after = FAKE(cuda, fake_cuda_live_objects)();
     EXPECT_EQ(after.streams, before_.streams);
     EXPECT_EQ(after.allocations, before_.allocations);
@@ -55,7 +55,7 @@ class OnGpu : public ::testing::Test {
     std::memcpy(in_->data(), bytes.data(), kRoomBytes);
   }
 
-  // What the device holds, by a copy of its own.
+  // Returns the content of device memory, by a separate copy.
   Bytes on_device(size_t bytes, size_t offset = 0) {
     stream_->copy_out(out_->data(), buffer_->data() + offset, bytes);
     stream_->record()->wait();
@@ -116,7 +116,7 @@ TEST_F(OnGpu, AWaitIsForWhatTheEventStoodForThen) {
   const auto second = device_->make_stream();
   auto first = stream_->record();
   second->wait(*first);
-  first.reset();  // the driver's event goes to the next who records
+  first.reset();  // the next record reuses the driver's event
   FAKE(cuda, fake_cuda_set_delay_us)(20000);
   for (int i = 0; i < 6; ++i) stream_->copy_in(buffer_->data(), in_->data(), 1);
   const auto later = stream_->record();
@@ -218,7 +218,7 @@ TEST_F(OnGpu, EachDeviceHasStreamsAndMemoryOfItsOwn) {
   fill_input(6);
   const auto buffer = second->allocate(4097);
   const auto stream = second->make_stream();
-  stream->copy_in(buffer->data(), in_->data(), 4097);  // pinned by the first: portable
+  stream->copy_in(buffer->data(), in_->data(), 4097);  // pinned by the first one, but portable
   const auto copied = stream->record();
   stream->copy_out(out_->data(), buffer->data(), 4097);
   stream->record()->wait();
@@ -262,7 +262,7 @@ TEST_F(OnGpu, GathersRecordsOfAnySizeFromAnywhereInARegisteredFile) {
   auto* sources = reinterpret_cast<uint64_t*>(addresses->data());
   std::mt19937_64 random(7);
   for (const size_t bytes : {1, 2, 15, 16, 17, 2050, 4095, 4096, 4097}) {
-    for (const size_t step : {1, 2, 4, 8, 16, 4096}) {  // of the sources' places, so of their alignment
+    for (const size_t step : {1, 2, 4, 8, 16, 4096}) {  // between the sources, which decides their alignment
       for (const size_t target : {0, 1, 2, 8, 16}) {
         const size_t count = 1 + random() % 64;
         for (size_t i = 0; i < count; ++i) {
@@ -350,7 +350,7 @@ TEST_F(OnGpu, AnErrorCarriesTheDriversNameAndWhatWasTried) {
   expect(error_of([&] { stream_->wait(*event); }), "making a stream wait", "CUDA_ERROR_LAUNCH_FAILED");
   fail_next("cuCtxSetCurrent", 201);
   expect(error_of([&] { device_->bind_thread(); }), "using cuda:0", "CUDA_ERROR_INVALID_CONTEXT");
-  fail_next("cuCtxPushCurrent", 12345);  // a code that this driver has no name for
+  fail_next("cuCtxPushCurrent", 12345);  // a code without a name in this driver
   expect(error_of([&] { device_->allocate(1); }), "using cuda:0", "CUDA error 12345");
   fail_next("cuLaunchKernel", 719);
   expect(error_of([&] {
@@ -394,13 +394,13 @@ TEST_F(OnGpu, ADriverThatHasShutDownIsLeftInPeace) {
   const FakeCudaObjects before = FAKE(cuda, fake_cuda_live_objects)();
   FAKE(cuda, fake_cuda_break)(4);
   EXPECT_NE(error_of([&] { asked_for->wait(); }).message.find("CUDA_ERROR_DEINITIALIZED"), std::string::npos);
-  EXPECT_NO_THROW(known->wait());  // what has been done stays done: the driver is not asked
+  EXPECT_NO_THROW(known->wait());  // the result is known, so the driver is not asked
   known.reset();
   asked_for.reset();
-  stream.reset();  // as at the interpreter's exit: says nothing
+  stream.reset();  // as at the interpreter's exit: no error
   FAKE(cuda, fake_cuda_break)(0);
   EXPECT_EQ(FAKE(cuda, fake_cuda_live_objects)().streams, before.streams);
-  before_.streams += 1;  // that one is the driver's now
+  before_.streams += 1;  // the driver keeps that one
 }
 
 TEST_F(OnGpu, SaysWhichGpusThereAre) {
@@ -436,8 +436,7 @@ TEST_F(OnGpu, AForkedChildIsToldWhatToDo) {
   EXPECT_NE(std::string(text).find("'spawn'"), std::string::npos) << text;
 }
 
-// The library is looked up once, so these ask a process of their own, which runs nothing else
-// before.
+// The library is looked up once, so each of these tests runs in a new process.
 class WithoutGpu : public ::testing::Test {
  protected:
   void SetUp() override { ::testing::FLAGS_gtest_death_test_style = "threadsafe"; }
@@ -471,7 +470,7 @@ TEST_F(WithoutGpu, SaysThatADriverDoesNotStart) {
       ::testing::ExitedWithCode(7), "2: the CUDA driver does not start: CUDA_ERROR_OUT_OF_MEMORY.*nvidia-smi");
 }
 
-// The fake itself: that it notices is what the tests above, and the engine's, stand on.
+// Tests of the fake itself: the tests above, and the engine's, rely on it to detect misuse.
 class FakeDriver : public OnGpu {
  protected:
   void SetUp() override {

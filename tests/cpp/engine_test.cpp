@@ -357,7 +357,7 @@ TEST(Endings, OfWhatSomebodyWaitsForAreToldToOthersOnlyIfHeDoesNotSeeThem) {
     endings.begin_waiting(number);
     Pending pending(*engine, group_of_one(path, memory), endings.expect(number));
     ASSERT_TRUE(pending.wait(std::chrono::seconds(30)));
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // what else ends with it
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // other work that ends with it
     endings.end_waiting(number, sees_it);
     const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(10);
     while (told_count < static_cast<size_t>(number + 1) / 2 && std::chrono::steady_clock::now() < until) {
@@ -439,14 +439,14 @@ TEST(Engine, ReportsAFileTruncatedUnderItsMapping) {
       }
       engine->run(group);
     };
-    for (int round = 0; round < 3; ++round) {  // from the third on, long ones too come out of the mapping
+    for (int round = 0; round < 3; ++round) {  // from the third on, the mapping also serves long reads
       std::fill(memory.begin(), memory.end(), std::byte{0});
       read();
       for (uint64_t i = 0; i < 60; ++i) {
         ASSERT_EQ(std::memcmp(memory.data() + i * length, written.data() + i * 60'000, length), 0);
       }
     }
-    std::filesystem::resize_file(path, 1'000'500);  // within a page: what is behind it reads as zeros, silently
+    std::filesystem::resize_file(path, 1'000'500);  // within a page: the bytes behind it read as zeros
     const Error error = error_of(read);
     EXPECT_EQ(error.code, ErrorCode::kCorrupt);
     EXPECT_NE(error.message.find("ends at 1000500 bytes"), std::string::npos) << error.message;
@@ -460,7 +460,7 @@ TEST(Engine, EndsEveryGroupBeforeItsOwnEnd) {
   std::atomic<int> ended{0};
   {
     const auto engine = make_engine(DirectMode::kAlways, "late=1,late_ms=5");
-    for (int i = 0; i < 5; ++i) {  // in half the time that an engine waits for its workers
+    for (int i = 0; i < 5; ++i) {  // within half the time that an engine waits for its workers
       auto group = std::make_shared<Group>();
       group->edit().files = files;
       group->edit().transfers = {{0, 0, memory.size(), memory.data()}};

@@ -1,8 +1,10 @@
-// A driver for machines without a GPU: the functions that device/cuda_api.cpp looks up, over host
-// memory. Work on streams happens later, on a thread of its own and in an order of its own (by a
-// seed), as far as streams and events leave it a choice: a caller who forgets to wait for something
-// finds old bytes. What a driver answers with an error is an error here; what breaks it silently
-// (memory let go of under a copy) ends the process with a message.
+// A driver for machines without a GPU: the functions that device/cuda_api.cpp looks up, with host
+// memory in place of a device's.
+//
+// A thread does the work of all streams later, in an order chosen by a seed as far as streams and
+// events allow. So a caller that forgets to wait finds old bytes. Misuse that a driver answers with
+// an error is an error here. Misuse that breaks it silently, such as freeing memory under a copy,
+// ends the process with a message.
 //
 // Source: the CUDA Driver API reference. All streams behave as CU_STREAM_NON_BLOCKING.
 #include "fake_cuda.h"
@@ -58,8 +60,8 @@ constexpr uint64_t kAllocationAlignment = 512;
 constexpr uint64_t kLargeBytes = 1 << 20;
 constexpr uint64_t kDelayUs = 200;
 constexpr unsigned kReadOnly = 8;
-// The device sees memory that was registered read-only elsewhere than the processor does, so that
-// nobody mistakes one address for the other. (On x86 they are the same.)
+// On the device, memory that was registered read-only has another address than on the processor, so
+// that tests notice if the two are confused. (On x86 they are the same.)
 constexpr uint64_t kDeviceOffset = uint64_t{1} << 50;
 
 [[noreturn]] void end(const std::string& message) {
@@ -74,7 +76,7 @@ struct Range {
   bool contains(const Range& other) const { return begin <= other.begin && other.begin + other.bytes <= begin + bytes; }
 };
 
-// One recording of an event. Whoever waits keeps the recording that was the latest when it asked.
+// One recording of an event. A waiter waits for the recording that was the latest at its call.
 struct Recording {
   bool done = false;
 };
@@ -88,17 +90,17 @@ struct Work {
   std::byte* target = nullptr;
   const std::byte* source = nullptr;
   uint64_t bytes = 0;
-  std::vector<Address> sources = {};        // of a gather, as they were at the launch
-  const Address* sources_memory = nullptr;  // where they must still be
+  std::vector<Address> sources = {};        // of a gather, copied at the launch
+  const Address* sources_memory = nullptr;  // the caller's, which must not change
   std::shared_ptr<Recording> recording = nullptr;
-  std::vector<Range> host = {}, device = {};  // what it uses
+  std::vector<Range> host = {}, device = {};  // memory that it uses
   Clock::time_point due = {};
-  bool lost = false;  // with its device: it never happens
+  bool lost = false;  // the device was lost, so it never happens
 };
 
 struct Stream {
   Context* context;
-  std::deque<Work> works = {};  // the front one may be running
+  std::deque<Work> works = {};  // the first one may be running
   bool destroyed = false;
   Clock::time_point busy_until = {};
 };
@@ -126,11 +128,11 @@ struct CopyAttributes {
 struct Registered {
   uint64_t bytes;
   bool read_only;
-  Address offset;  // from where the processor sees it to where the device does
+  Address offset;  // the address on the device minus that on the processor
 };
 
 struct Fault {
-  uint64_t calls;  // to let pass
+  uint64_t calls;  // calls before the one that fails
   int code;
 };
 
@@ -140,7 +142,7 @@ class Driver {
  public:
   std::mutex mutex;
   std::condition_variable changed;
-  pid_t process = 0;  // that initialised it
+  pid_t process = 0;  // the one that initialized it
   Context contexts[kDevices] = {{0}, {1}};
   std::set<Stream*> streams;
   Stream defaults[kDevices] = {{&contexts[0]}, {&contexts[1]}};
@@ -153,17 +155,17 @@ class Driver {
   std::map<std::string, Fault> faults;
   int broken = kSuccess;
   bool executing = false;
-  bool breaking = false;  // nothing more begins: `broken` is about to be set
+  bool breaking = false;  // no work begins, because `broken` is about to be set
   uint64_t delay_us = kDelayUs;
   uint64_t link_bytes_per_s = 0;     // 0: no limit
-  Clock::time_point link_free = {};  // from when on
+  Clock::time_point link_free = {};  // when the link is free again
   bool read_only_register = true;
   bool copy_batches = true;
   bool one_address = false;
   std::mt19937_64 random{1};
 
-  // What every call begins with: kSuccess, or why it goes no further. `context`: whether it needs
-  // one.
+  // Begins every call. Returns kSuccess, or the error with which the call ends. `context`: whether
+  // the call needs a current one.
   int enter(const char* name, bool context = true) {
     ++calls[name];
     if (process != ::getpid()) return kNotInitialized;
@@ -178,7 +180,7 @@ class Driver {
 
   static Context* current() { return current_contexts.empty() ? nullptr : current_contexts.back(); }
 
-  // Null where there is no such stream. 0 and CU_STREAM_LEGACY (1) are the context's own.
+  // Null if there is no such stream. 0 and CU_STREAM_LEGACY (1) are the context's own stream.
   Stream* find_stream(Stream* handle) {
     if (reinterpret_cast<uintptr_t>(handle) <= 1) return &defaults[current()->device];
     const auto found = streams.find(handle);
@@ -192,7 +194,7 @@ class Driver {
     return Range{next->first, next->second}.contains(range);
   }
 
-  // The registration of a range; whole pages are registered, whatever was asked for.
+  // The registration that contains a range, or null. Whole pages are registered.
   const Registered* registered(const Range& range) const {
     auto next = registrations.upper_bound(range.begin);
     if (next == registrations.begin()) return nullptr;
@@ -200,8 +202,8 @@ class Driver {
     return pages_of(next->first, next->second.bytes).contains(range) ? &next->second : nullptr;
   }
 
-  // Whether a kernel finds all of it: registrations beside one another serve it together, which
-  // copies do not take.
+  // Whether a kernel can access all of a range. A kernel may use several adjacent registrations,
+  // but a copy may not.
   bool kernel_reaches(const Range& range, Address offset) const {
     for (Address at = range.begin; at < range.begin + range.bytes;) {
       const auto next = registrations.upper_bound(at);
@@ -257,7 +259,7 @@ class Driver {
     return recording;
   }
 
-  // Nothing that is queued happens any more, not even if the device works again.
+  // Queued work never happens, not even if the device works again.
   void lose_all() {
     each_stream([](Stream& stream) {
       for (Work& work : stream.works) {
@@ -291,8 +293,8 @@ class Driver {
         continue;
       }
       Stream* stream = ready[random() % ready.size()];
-      Work& work = stream->works.front();  // stays where it is while others are put behind it
-      if (broken == kSuccess && !work.lost) {  // a device that is lost does nothing any more
+      Work& work = stream->works.front();  // the reference stays valid while others are appended
+      if (broken == kSuccess && !work.lost) {  // a lost device does nothing
         executing = true;
         lock.unlock();
         execute(work);
@@ -329,7 +331,7 @@ Driver& driver() {
   return *instance;
 }
 
-// Pages that nobody has mapped cannot be registered.
+// Pages that are not mapped cannot be registered.
 bool mapped(const Range& range) {
   const Range pages = Driver::pages_of(range.begin, range.bytes);
   std::vector<unsigned char> resident(pages.bytes / kPageBytes);
@@ -346,7 +348,7 @@ int launch_gather(Driver& driver, Stream& stream, void** parameters) {
   const auto bytes = *static_cast<const uint64_t*>(parameters[3]);
   const auto unit_bytes = *static_cast<const unsigned*>(parameters[4]);
   if (unit_bytes == 0 || unit_bytes > 16 || (unit_bytes & (unit_bytes - 1)) != 0) end("a gather by a wrong unit");
-  // A GPU finds the following only when the kernel runs, and is lost from then on.
+  // A GPU detects the following only when the kernel runs, and is lost from then on.
   const Range written{target, count * bytes}, addresses{address(sources), count * sizeof(Address)};
   if (!driver.on_device(written)) end("a gather writes beyond the memory of the device");
   if (driver.registered(addresses) == nullptr) end("a gather finds its addresses in memory that is not pinned");
@@ -370,12 +372,12 @@ int launch_gather(Driver& driver, Stream& stream, void** parameters) {
   return kSuccess;
 }
 
-// With the lock.
+// The caller holds the lock.
 int put_copy(Driver& driver, std::byte* target, const std::byte* source, size_t bytes, bool in, Stream& stream) {
   const Range device{address(in ? target : source), bytes}, host{address(in ? source : target), bytes};
   if (!driver.on_device(device)) return kInvalidValue;
-  // A driver would take any memory, and copy before it returns: the slow way, which nobody here
-  // wants.
+  // A driver would accept any memory, and copy before it returns. That is slow, so it is an error
+  // here.
   const Registered* registered = driver.registered(host);
   if (registered == nullptr || (!in && registered->read_only)) return kInvalidValue;
   Work work{Work::kCopy};
@@ -406,8 +408,8 @@ int cuInit(unsigned) {
   std::lock_guard lock(driver.mutex);
   if (driver.process == 0) {
     driver.process = ::getpid();
-    // A forked child asks too, and is refused; it must not find the lock held by a thread that it
-    // does not have.
+    // A forked child calls the driver too, and gets an error. The lock must not be held there by a
+    // thread that the child does not have.
     ::pthread_atfork([] { ::driver().mutex.lock(); }, [] { ::driver().mutex.unlock(); },
                      [] { ::driver().mutex.unlock(); });
     std::thread([&driver] { driver.run(); }).detach();
@@ -518,7 +520,7 @@ int cuMemAlloc_v2(Address* result_address, size_t bytes) {
   std::lock_guard lock(driver.mutex);
   if (const int result = driver.enter("cuMemAlloc"); result != kSuccess) return result;
   if (bytes == 0) return kInvalidValue;
-  // As drivers do: small memory is cut out of larger pieces, and so lies at no page's begin.
+  // Like a driver, cuts small memory from larger pieces, so that it does not start on a page.
   const bool large = bytes >= kLargeBytes;
   void* memory = std::aligned_alloc(kPageBytes, (kPageBytes + bytes + kPageBytes - 1) / kPageBytes * kPageBytes);
   if (memory == nullptr) return kOutOfMemory;
@@ -536,7 +538,7 @@ int cuMemFree_v2(Address begin) {
   const auto found = driver.allocations.find(begin);
   if (found == driver.allocations.end()) return kInvalidValue;  // unknown, or freed before
   const uint64_t bytes = found->second;
-  // Waits for all that is pending now, whatever it uses.
+  // Waits for all pending work, whatever it uses.
   std::vector<std::shared_ptr<Recording>> pending;
   driver.each_stream([&](Stream& stream) {
     if (!stream.works.empty()) pending.push_back(driver.record(stream));
@@ -595,7 +597,7 @@ int cuStreamCreate(Stream** stream, unsigned) {
   return kSuccess;
 }
 
-// Returns at once; what is in the stream is done all the same.
+// Returns at once. Work in the stream is still done.
 int cuStreamDestroy_v2(Stream* handle) {
   Driver& driver = ::driver();
   std::lock_guard lock(driver.mutex);
@@ -756,8 +758,9 @@ void fake_cuda_fail_after(const char* name, uint64_t calls, int code) {
 void fake_cuda_break(int code) {
   Driver& driver = ::driver();
   std::unique_lock lock(driver.mutex);
-  if (driver.process == ::getpid()) {  // else its thread stayed behind
-    // Callers that find a lost device use memory again that its copies read: so it ends them first.
+  if (driver.process == ::getpid()) {  // else this is a forked child without the thread
+    // Callers that find a lost device reuse memory that its copies read, so running copies end
+    // first.
     driver.breaking = true;
     driver.changed.wait(lock, [&] { return !driver.executing; });
     driver.breaking = false;

@@ -1,9 +1,9 @@
-// A cuFile for machines without one, over the fake CUDA driver's memory: transfers are pread and
-// pwrite. It answers wrong calls with the errors of cuFile, and ends the process where cuFile would
-// go wrong silently: a handle or memory let go of under a transfer, a descriptor closed under its
-// handle.
+// A cuFile for machines without one. It uses the fake CUDA driver's memory, and its transfers are
+// pread and pwrite. It answers wrong calls with cuFile's errors. If cuFile would go wrong silently,
+// it ends the process: a handle deregistered or memory freed under a transfer, a descriptor closed
+// under its handle.
 //
-// Source: the cuFile API reference. Entries of a batch move when their status is asked for.
+// Source: the cuFile API reference. Entries of a batch move when their status is requested.
 #include "fake_cufile.h"
 
 #include <dlfcn.h>
@@ -47,7 +47,7 @@ struct File {
   int registered_fd;
   dev_t device;
   ino_t inode;
-  int fd;  // of our own, without O_DIRECT
+  int fd;  // a separate one, without O_DIRECT
   size_t in_flight = 0;
 };
 
@@ -62,7 +62,7 @@ struct Batch {
 };
 
 struct Fault {
-  uint64_t calls;  // to let pass
+  uint64_t calls;  // calls before the one that fails
   int code;
 };
 
@@ -93,7 +93,7 @@ class Library {
     has_context = reinterpret_cast<decltype(has_context)>(::dlsym(driver, "fake_cuda_has_context"));
   }
 
-  // 0, or the code of a fault.
+  // Returns 0, or the code of a fault.
   int fault(const char* name) {
     const auto found = faults.find(name);
     if (found == faults.end() || found->second.calls-- != 0) return 0;
@@ -102,7 +102,7 @@ class Library {
     return code;
   }
 
-  // 0, or why a call goes no further.
+  // Returns 0, or the error with which a call ends.
   int enter(const char* name, bool needs_driver = true) {
     if (const int code = fault(name); code != 0) return code;
     if (needs_driver && counts.opens == 0) return 5001;
@@ -111,7 +111,7 @@ class Library {
 
   bool happens(double probability) { return std::uniform_real_distribution<>(0, 1)(random) < probability; }
 
-  // 0, or why a transfer cannot begin.
+  // Returns 0, or the error with which a transfer fails.
   int check(void* handle, const std::byte* base, size_t bytes, off_t memory_offset) {
     if (files.count(handle) == 0) return 5027;
     if (!has_context()) return 5011;
@@ -140,7 +140,7 @@ class Library {
     in_flight.erase(in_flight.find(memory));
   }
 
-  // Moves bytes; a negative errno where that fails. The lock is not held.
+  // Moves bytes, or returns a negative errno. The caller does not hold the lock.
   static int64_t move(const File& file, bool write, std::byte* memory, size_t bytes, off_t offset) {
     const ssize_t moved = write ? ::pwrite(file.fd, memory, bytes, offset) : ::pread(file.fd, memory, bytes, offset);
     return moved < 0 ? -errno : moved;

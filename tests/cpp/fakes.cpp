@@ -12,7 +12,7 @@ namespace gdsdata::testing {
 
 namespace {
 
-// Before main: the engine looks its libraries up once.
+// Set before main, because the engine looks its libraries up once.
 const bool kFakesNamed = [] {
   if (real_cuda()) return false;
   ::setenv("GDSDATA_LIBCUDA", fake_library("cuda").c_str(), 1);

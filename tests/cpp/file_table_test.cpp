@@ -28,7 +28,7 @@ void limit_descriptors(size_t limit) {
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &now), 0);
 }
 
-// All of them, as another part of the program may.
+// Takes all descriptors, as another part of the program may.
 std::vector<Descriptor> take_descriptors() {
   limit_descriptors(100);
   std::vector<Descriptor> taken;
@@ -39,7 +39,7 @@ std::vector<Descriptor> take_descriptors() {
   }
 }
 
-// Limits are the process's, so each test has one of its own.
+// Limits belong to the process, so each test runs in its own.
 class FewDescriptors : public ::testing::Test {
  protected:
   static constexpr size_t kFiles = 200;
@@ -65,7 +65,7 @@ class FewDescriptors : public ::testing::Test {
 TEST_F(FewDescriptors, OneThatLacksForDirectReadsIsNoRefusalOfTheFileSystem) {
   in_own_process([&] {
     const auto file = File::open_for_reading(folder_.write("a", random_bytes(10, 1)));
-    if (File::open_for_reading(file->path())->direct() < 0) return;  // it refuses indeed
+    if (File::open_for_reading(file->path())->direct() < 0) return;  // this file system refuses O_DIRECT
     auto taken = take_descriptors();
     EXPECT_EQ(file->direct(), -1);
     EXPECT_TRUE(file->may_be_direct_later());
@@ -148,7 +148,7 @@ TEST_F(FewDescriptors, NoneAtAllIsAnErrorAtOnce) {
     } catch (...) {
       failure = std::current_exception();
     }
-    taken.clear();  // UBSan needs some to look at the exception
+    taken.clear();  // UBSan needs some to inspect the exception
     ASSERT_TRUE(failure);
     const Error error = error_of([&] { std::rethrow_exception(failure); });
     EXPECT_EQ(error.system_errno, EMFILE);

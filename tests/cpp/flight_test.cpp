@@ -1,4 +1,4 @@
-// Flights without a kernel: the test issues each step, and answers as it likes.
+// Flights without a kernel: the test issues each step, or invents its result.
 #include "backend/flight.h"
 
 #include <sys/uio.h>
@@ -12,7 +12,7 @@
 namespace gdsdata::testing {
 namespace {
 
-// A refusal is remembered for the process, so each test has a process of its own.
+// A refusal is remembered for the process, so each test runs in its own.
 class FlightTest : public ::testing::Test {
  protected:
   static constexpr uint64_t kLength = 3 * 65536 + 777, kOffset = 1001;
@@ -53,7 +53,7 @@ class FlightTest : public ::testing::Test {
                                              : ::preadv(step.fd, step.memory.data(), count, offset);
     return moved < 0 ? -errno : moved;
   }
-  // Answers EINVAL to its direct steps and issues the others.
+  // Answers EINVAL to direct steps and issues the others.
   static void refuse_until_ended(Flight& flight) {
     while (!flight.ended()) {
       const Flight::Step& step = flight.next();

@@ -1,4 +1,4 @@
-// What waits for the link to a device, and for how long.
+// Tests who waits for the link to a device, and for how long.
 #include <atomic>
 #include <chrono>
 
@@ -22,7 +22,7 @@ class BusyLink : public Staged {
 
   void set_link_bytes_per_s(uint64_t most) { FAKE(cuda, fake_cuda_set_link_bytes_per_s)(most); }
 
-  // So many segments of the file's, out of the page cache.
+  // Reads so many segments of the file, which is in the page cache.
   std::shared_ptr<Group> read_of(size_t segments, Memory& memory, size_t first = 0) {
     auto group = std::make_shared<Group>();
     group->edit().files = files_;
@@ -74,7 +74,7 @@ TEST_F(BusyLink, DoesNotKeepAGroupFromEndingOnceWorkersHaveNothingElseToDo) {
   const auto engine = make_engine({.workers = 1, .staging_bytes = 4 << 20});
   Memory memory(*device_, content_.size());
   set_link_bytes_per_s(1 << 20);
-  const auto group = read_of(8, memory);  // half a second
+  const auto group = read_of(8, memory);  // takes 0.5 s
   Ended ended;
   group->edit().on_done = ended.one();
   engine->submit(group);
@@ -90,7 +90,8 @@ TEST_F(BusyLink, DoesNotKeepAGroupFromEndingOnceWorkersHaveNothingElseToDo) {
   }()));
 }
 
-// Who waits for storage looks up each 100 ms, and would give the link then what waits for it.
+// A worker that waits for storage wakes every 100 ms, and would then submit copies that wait for
+// the link.
 TEST_F(BusyLink, DoesNotKeepAGroupFromEndingWhileItsWorkerWaitsForStorage) {
   const auto engine =
       make_engine({.faults = "late=1,late_ms=500", .backend = "uring", .workers = 1, .staging_bytes = 8 << 20});
@@ -137,7 +138,7 @@ TEST_F(BusyLink, OfALostDeviceIsAnErrorOfEachGroupThatWaitedForItAndNoHang) {
     EXPECT_GT(failed, 0u) << "there is staging memory for two of them";
     FAKE(cuda, fake_cuda_break)(0);
     set_link_bytes_per_s(0);
-    memory.read_later()->wait();  // behind what was under way
+    memory.read_later()->wait();  // after copies that were in flight
     const auto next = read_of(16, memory);
     ASSERT_TRUE(run(engine, next));
     ASSERT_FALSE(next->result().error) << next->result().error->message;
@@ -158,8 +159,7 @@ TEST_F(BusyLink, TellsEachGroupOfABatchThatFails) {
       groups.push_back(read_of(1, memory, i));
       groups.back()->edit().on_done = ended.one();
     }
-    // By the worker itself: it has all of them to do before it looks whether there is anything
-    // else.
+    // The worker itself submits them, so all are queued before it looks for other work.
     const auto first = read_of(1, memory);
     first->edit().on_done = [&] {
       for (const auto& group : groups) engine->submit(group);

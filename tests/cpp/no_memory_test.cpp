@@ -1,4 +1,4 @@
-// Memory that runs out, or anything else that is thrown inside: an error at its batch or group, and
+// If memory runs out, or anything else is thrown inside, the batch or group gets an error and
 // nothing hangs.
 #include <atomic>
 #include <cstdlib>
@@ -15,10 +15,10 @@
 
 namespace {
 
-// Of the threads that a test picks, one allocation fails, or a number of them in a row.
-std::atomic<int> allocations_left{-1};  // before the first one that fails; less than 0: none does
+// Makes one allocation, or a number of them in a row, fail on the threads that a test chooses.
+std::atomic<int> allocations_left{-1};  // before the first failure; negative: none fails
 std::atomic<int> failures_left{0};
-std::atomic<bool> fails_in_others{false};  // than the thread that armed it
+std::atomic<bool> fails_in_others{false};  // true: on all threads except `armed_by`
 std::atomic<std::thread::id> armed_by;
 
 bool fails_now() {
@@ -31,8 +31,9 @@ bool fails_now() {
 
 }  // namespace
 
-// Not inlined: the compiler would see malloc and delete, and warn of the pair. Without the nothrow
-// one, AddressSanitizer's would give std::stable_partition memory that these deletes may not free.
+// Not inlined, because the compiler would warn of malloc paired with delete. The nothrow variant is
+// needed, because AddressSanitizer's would give std::stable_partition memory that these deletes may
+// not free.
 [[gnu::noinline]] void* operator new(size_t bytes, const std::nothrow_t&) noexcept {
   return fails_now() ? nullptr : std::malloc(bytes == 0 ? 1 : bytes);
 }
@@ -172,7 +173,7 @@ TEST_P(NoMemory, OfAPrefetcherIsTheErrorOfItsBatchAndTheOthersCome) {
 INSTANTIATE_TEST_SUITE_P(All, NoMemory, ::testing::Values("posix", "uring"),
                          [](const auto& info) { return std::string(info.param); });
 
-// Memory of a device that throws what nobody expects.
+// A device whose allocations throw something that is no std::exception.
 class Unexpected final : public Device {
  public:
   explicit Unexpected(std::shared_ptr<Device> inner) : inner_(std::move(inner)) {}
@@ -191,7 +192,7 @@ class Unexpected final : public Device {
   std::unique_ptr<Stream> foreign_stream(uintptr_t handle) override { return inner_->foreign_stream(handle); }
   void bind_thread() override { inner_->bind_thread(); }
 
-  std::atomic<int> throws{0};  // the so many-th allocation from now on
+  std::atomic<int> throws{0};  // which allocation from now on throws
 
  private:
   const std::shared_ptr<Device> inner_;
@@ -216,7 +217,7 @@ TEST(UnexpectedExceptions, OfABuffersMemoryAreTheErrorOfItsBatch) {
     std::vector<int64_t> offsets;
     for (int64_t i = 0; i < 6; ++i) offsets.push_back(i * static_cast<int64_t>(kSample));
     prefetcher.plan(std::vector<int32_t>(6, 0), offsets, std::vector<int64_t>(6, 1));
-    std::vector<std::shared_ptr<DeviceBuffer>> kept;  // so that each batch needs a buffer of its own
+    std::vector<std::shared_ptr<DeviceBuffer>> kept;  // each batch then needs a new buffer
     for (int i = 0; i < 6; ++i) {
       if (i + 1 == nth) {
         const Error error = error_of([&] { prefetcher.next({}); });
@@ -232,7 +233,7 @@ TEST(UnexpectedExceptions, OfABuffersMemoryAreTheErrorOfItsBatch) {
   }
 }
 
-// A device whose second buffer is allocated only once somebody allows it.
+// A device that allocates its second buffer only when the test allows it.
 class SlowToAllocate final : public Device {
  public:
   std::string name() const override { return inner_->name(); }
@@ -282,7 +283,7 @@ TEST(SlowAllocations, OfAPrefetcherKeepNoWorkerAndNoOtherCallWaiting) {
     prefetcher.plan(std::vector<int32_t>(2, 0), std::vector<int64_t>{0, kSample}, std::vector<int64_t>(2, 1));
   });
   while (device->allocations < 2) std::this_thread::yield();
-  // The first batch is in flight. The only worker ends it, and is free for this one.
+  // The first batch is in flight. The only worker ends it, and is then free for this group.
   Bytes memory(kSample);
   const auto group = std::make_shared<Group>();
   group->edit().files = files;
@@ -338,7 +339,7 @@ TEST(SlowAllocations, DoNotKeepAPrefetcherFromBeingClosed) {
   EXPECT_EQ(error_of([&] { prefetcher.next({}); }).code, ErrorCode::kClosed);
 }
 
-// A backend that throws fails the groups of its worker, which goes on with the next ones.
+// If a backend throws, the groups of its worker fail, and the worker continues with the next ones.
 TEST(UnexpectedExceptions, OfABackendAreTheErrorOfItsGroupsAndTheOthersEnd) {
   constexpr uint64_t kBytes = 3'000'000;
   const TemporaryFolder folder;

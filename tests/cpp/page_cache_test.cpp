@@ -1,4 +1,4 @@
-// What is served from the page cache, by whatever thread.
+// Serving from the page cache, on any thread.
 #include "backend/page_cache.h"
 
 #include <sys/mman.h>
@@ -27,7 +27,7 @@ long major_faults() {
   return usage.ru_majflt;
 }
 
-// Touches pages that are on the disk only; false where the file's system is memory.
+// Touches pages that are only on the disk. Returns false if the file system is in memory.
 bool fault_in(const std::string& path, long faults) {
   drop_from_page_cache(path);
   const auto file = File::open_for_reading(path);
@@ -39,7 +39,7 @@ bool fault_in(const std::string& path, long faults) {
   return major_faults() - before >= faults;
 }
 
-// As the guest is, which serves on the thread of whoever waits.
+// The guest serves on the thread of any waiting caller.
 TEST(PageCache, CountsThePageFaultsOfItsOwnCopiesWhicheverThreadServes) {
   constexpr uint64_t kBytes = 4 << 20, kLength = 4096;
   const TemporaryFolder folder;
@@ -69,7 +69,7 @@ TEST(PageCache, CountsThePageFaultsOfItsOwnCopiesWhicheverThreadServes) {
   EXPECT_TRUE(file->mapping()->region_known_resident(0)) << "faults of other work were taken for this one's";
 }
 
-// One file of 64 KiB that short transfers are served from.
+// A file of 64 KiB for short transfers.
 class SmallFile : public ::testing::Test {
  protected:
   static constexpr uint64_t kPage = 4096, kBytes = 16 * kPage;

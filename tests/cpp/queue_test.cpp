@@ -1,4 +1,4 @@
-// Which segment is next, for which worker, and who is woken for it.
+// The order of segments, and the workers that are woken for them.
 #include <unistd.h>
 
 #include <atomic>
@@ -53,7 +53,7 @@ TEST(SegmentQueue, TheBackgroundGetsItsTurnBetweenSegmentsForStorageToo) {
   const auto training = group_of(Priority::kTraining);
   push(queue, group_of(Priority::kBackground), 3);
   int turns = 0;
-  do {  // as a consumer that helps keeps doing, while its data is on the disk
+  do {  // like a consumer that helps while its data is on the disk
     queue.push_for_storage({training, {}, {{}}, {}, false});
     queue.push_for_storage({training, {}, {{}}, {}, false});
   } while (++turns <= 9 && popped(queue) == Priority::kTraining);
@@ -87,7 +87,7 @@ TEST(SegmentQueue, APatientGroupGetsAWorkerMoreUntilSomebodyIsInAHurry) {
   const auto after = [&](int count) {
     const auto until = std::chrono::steady_clock::now() + 10s;
     while (took < count && std::chrono::steady_clock::now() < until) std::this_thread::sleep_for(1ms);
-    std::this_thread::sleep_for(50ms);  // for those who should not come
+    std::this_thread::sleep_for(50ms);  // others that should not come would come now
     return took.load();
   };
   while (about_to_wait < 6) std::this_thread::sleep_for(1ms);

@@ -1,4 +1,4 @@
-// Segments of random groups: every byte once, in order, within the limits.
+// Segments of random groups have every byte once, in order, within the limits.
 #include "engine/segmentation.h"
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace {
 constexpr uint64_t kMiB = 1 << 20;
 constexpr size_t kMostParts = 1024;
 
-// A group with transfers of many lengths, whose memory is only computed with.
+// A group with transfers of many lengths. Its memory is never accessed.
 struct RandomGroup {
   explicit RandomGroup(uint64_t seed) : random(seed) {
     direction = random() % 2 == 0 ? Direction::kRead : Direction::kWrite;
@@ -28,7 +28,7 @@ struct RandomGroup {
     std::byte* memory = nullptr;
     for (size_t i = 0; i < count; ++i) {
       const uint64_t length = random() % (longest_bytes + 1) / element_bytes * element_bytes;
-      if (random() % 4 != 0) offset += random() % 10'000;  // else it follows the one before
+      if (random() % 4 != 0) offset += random() % 10'000;  // else it follows the previous one
       transfers.push_back({static_cast<uint32_t>(random() % 3), offset, length, memory});
       offset += length;
       memory += result_bytes(conversion, length);
@@ -114,7 +114,7 @@ TEST(Segmentation, SegmentsKeepTheirLimitsOfBytesAndParts) {
   }
 }
 
-// Smaller segments would wake more workers than the bytes are worth.
+// Smaller segments would wake more workers than their bytes are worth.
 TEST(Segmentation, ASegmentEndsOnlyIfTheNextPartWouldExceedALimit) {
   Segmentation result;
   for (uint64_t seed = 0; seed < kGroups; ++seed) {

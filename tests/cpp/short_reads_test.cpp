@@ -1,5 +1,4 @@
-// Reads that who waits for them does himself, on the way to a device that the processor cannot
-// write.
+// Short reads that the waiting caller does itself, to a device that the processor cannot write.
 #include <unistd.h>
 
 #include <fstream>
@@ -23,7 +22,7 @@ std::set<pid_t> tasks() {
   return found;
 }
 
-// How often it has slept.
+// How often the thread has slept.
 uint64_t sleeps_of(pid_t task) {
   std::ifstream status("/proc/self/task/" + std::to_string(task) + "/status");
   for (std::string word; status >> word;) {
@@ -34,13 +33,14 @@ uint64_t sleeps_of(pid_t task) {
   return 0;
 }
 
-// Short reads whose caller waits: he brings them to the device himself, by the guest's staging
+// Short reads whose caller waits. It copies them to the device itself, through the guest's staging
 // memory.
 class ShortReads : public Staged {
  protected:
   static constexpr Setting kSetting{.workers = 2, .staging_bytes = 8 << 20, .segment_bytes = 1 << 20};
 
-  // Its workers sleep: one that is just about to would take what nobody has woken him for.
+  // Waits until all workers sleep. One that is about to sleep would take a segment without being
+  // woken.
   std::shared_ptr<Engine> engine_at_rest(const Setting& setting = kSetting) {
     const auto others = tasks();
     auto engine = make_engine(setting);
@@ -63,7 +63,7 @@ class ShortReads : public Staged {
     return group;
   }
 
-  // Of what the guest and the workers did since `begin_spans`.
+  // The bytes served since `begin_spans`.
   struct Served {
     uint64_t by_guest = 0, by_workers = 0;
   };
@@ -83,7 +83,7 @@ class ShortReads : public Staged {
   const Bytes content_ = random_bytes(tuning::kShortReadBytes + 1, 1);
   const std::string path_ = folder_.write("a", content_);
   const std::shared_ptr<FileTable> files_ = table_of({path_});
-  std::vector<pid_t> workers_;  // of the engine at rest
+  std::vector<pid_t> workers_;  // of engine_at_rest
 };
 
 TEST_F(ShortReads, AreDoneByWhoWaitsAndWakeNobody) {
@@ -113,7 +113,7 @@ TEST_F(ShortReads, ThatOthersBegunAreDoneByWhoWaitsToo) {
   const auto engine = engine_at_rest({.workers = 1, .staging_bytes = 2 << 20, .segment_bytes = 1 << 20});
   set_delay_us(50'000);
   Memory busy(*device_, 5 << 20), memory(*device_, 4096);
-  auto long_read = std::make_shared<Group>();  // keeps the worker, whose staging memory holds one segment
+  auto long_read = std::make_shared<Group>();  // keeps the worker busy, whose staging memory holds one segment
   long_read->edit().files = table_of({folder_.write("long", random_bytes(5 << 20, 2))});
   long_read->edit().transfers = {{0, 0, 5 << 20, busy.data()}};
   Pending others(*engine, long_read);
@@ -140,7 +140,7 @@ TEST_F(ShortReads, OfWhatThePageCacheLacksAreTheWorkers) {
   const auto engine = engine_at_rest();
   Memory memory(*device_, content_.size());
   drop_from_page_cache(path_);
-  std::ifstream(path_).get();  // its first pages are there again
+  std::ifstream(path_).get();  // loads its first pages
   const auto group = read_into(memory, files_, tuning::kShortReadBytes);
   group->edit().checksum = Checksum::kCrc32;
   engine->run(group);
@@ -151,7 +151,7 @@ TEST_F(ShortReads, OfWhatThePageCacheLacksAreTheWorkers) {
   Bytes got = memory.content();
   got.resize(tuning::kShortReadBytes);
   ASSERT_TRUE(same(got, {content_.begin(), content_.end() - 1}));
-  EXPECT_EQ(read_file(path_).size(), content_.size());  // all of it is there now
+  EXPECT_EQ(read_file(path_).size(), content_.size());  // loads all of it
   engine->begin_spans(1000);
   engine->run(read_into(memory, files_, tuning::kShortReadBytes));
   EXPECT_EQ(served(*engine).by_guest, tuning::kShortReadBytes) << "it has kept staging memory";
@@ -266,7 +266,7 @@ TEST_F(ShortReadErrors, ACopyThatFailsIsTheCallersErrorAndTheNextReadIsRight) {
   const auto engine = engine_at_rest();
   for (const char* call : {"cuMemcpyHtoDAsync", "cuEventRecord", "cuEventQuery"}) {
     SCOPED_TRACE(call);
-    for (int round = 0; round < 20; ++round) {  // more than there is staging memory for, were it lost each time
+    for (int round = 0; round < 20; ++round) {  // more than fit if each leaked staging memory
       FAKE(cuda, fake_cuda_fail_next)(call, kLaunchFailed);
       const Error error = error_of([&] { engine->run(read_into(memory, files_, 4096)); });
       EXPECT_EQ(error.code, ErrorCode::kDevice);
@@ -326,8 +326,7 @@ TEST_F(ShortReadErrors, ADeviceLostUnderTheCopyIsTheCallersErrorAndNoHang) {
     loses.join();
     error_of([&] { engine->run(read_into(memory, files_, 4096)); });
     FAKE(cuda, fake_cuda_break)(0);
-    engine->run(
-        read_into(memory, files_, 4096));  // behind the copy that was under way, which a lost device would not do
+    engine->run(read_into(memory, files_, 4096));  // after the copy in flight, which a lost device would not do
     ASSERT_TRUE(same(memory.content(), {content_.begin(), content_.begin() + 4096}));
   }
 }

@@ -1,5 +1,5 @@
-// SIGBUS in a process where other libraries come and go: what is not ours ends as it would without
-// us.
+// SIGBUS in a process where other libraries install and remove handlers. Signals that are not ours
+// must end as they would without us.
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -16,15 +16,15 @@ namespace {
 
 constexpr int kRecovered = 7;
 
-// Libraries as they are written: each remembers the handler that it found.
+// A library remembers the handler that it found.
 struct Library {
   struct sigaction found{};
   bool enabled = false;
   int calls = 0;
 };
 
-// Like Python's faulthandler: once it is called it puts back what it found and raises the signal
-// again.
+// Like Python's faulthandler: when called, it restores the handler that it found and raises the
+// signal again.
 Library reporter;
 void report(int signal_number) {
   if (!reporter.enabled) return;
@@ -43,8 +43,7 @@ void disable_reporter() {
   if (std::exchange(reporter.enabled, false)) ::sigaction(SIGBUS, &reporter.found, nullptr);
 }
 
-// One that hands on what is not its own, and installs itself again and again as carelessly as can
-// be.
+// A library that passes on every signal, and carelessly installs itself again and again.
 Library chainer;
 void chain(int signal_number, siginfo_t* info, void* context) {
   if (++chainer.calls > 100) std::_Exit(4);
@@ -99,7 +98,7 @@ class Sigbus : public ::testing::Test {
     size_t reports = 0;
   };
 
-  // Runs `body` in a child, which is killed after a while.
+  // Runs `body` in a child, which is killed after 10 s.
   static Ended in_child(const std::function<void()>& body) {
     int ends[2];
     EXPECT_EQ(::pipe(ends), 0);
@@ -107,7 +106,7 @@ class Sigbus : public ::testing::Test {
     if (child == 0) {
       ::alarm(10);
       ::dup2(ends[1], STDERR_FILENO);
-      ::signal(SIGBUS, SIG_DFL);  // a sanitizer has one too
+      ::signal(SIGBUS, SIG_DFL);  // a sanitizer installs one too
       body();
       std::_Exit(0);
     }
@@ -117,14 +116,14 @@ class Sigbus : public ::testing::Test {
     for (ssize_t got = 0; (got = ::read(ends[0], part, sizeof part)) > 0 && written.size() < 100'000;) {
       written.append(part, static_cast<size_t>(got));
     }
-    ::close(ends[0]);  // whoever writes on dies of it
+    ::close(ends[0]);  // a child that still writes is killed
     Ended ended;
     ::waitpid(child, &ended.status, 0);
     for (size_t at = 0; (at = written.find("report\n", at)) != std::string::npos; ++at) ++ended.reports;
     return ended;
   }
 
-  // A mapping of two pages whose file has one: touching the other raises SIGBUS.
+  // Returns the second page of a mapping whose file has only one: a touch raises SIGBUS.
   const std::byte* lost_page() {
     const std::string path = folder_.write("lost", Bytes(8192));
     const int fd = ::open(path.c_str(), O_RDONLY);
@@ -146,7 +145,7 @@ TEST_F(Sigbus, OfOthersEndsTheProcessOnceReportedInEveryOrder) {
     for (size_t number = 0; number < orders; ++number) {
       const auto order = order_of(number, length);
       const auto is_read = [](const Step& step) { return step.take == read_file_of_ours; };
-      if (length == 4 && std::count_if(order.begin(), order.end(), is_read) < 2) continue;  // as a shorter one
+      if (length == 4 && std::count_if(order.begin(), order.end(), is_read) < 2) continue;  // like a shorter one
       const auto ended_by = [&](const std::function<void()>& raise, bool with_us) {
         return in_child([&] {
           for (const Step& step : order) {
@@ -158,7 +157,7 @@ TEST_F(Sigbus, OfOthersEndsTheProcessOnceReportedInEveryOrder) {
       for (const auto& raise :
            {std::function<void()>([&] { touch(page); }), std::function<void()>([] { ::kill(::getpid(), SIGBUS); })}) {
         const Ended without_us = ended_by(raise, false);
-        if (!WIFSIGNALED(without_us.status) || WTERMSIG(without_us.status) != SIGBUS) continue;  // a fault of theirs
+        if (!WIFSIGNALED(without_us.status) || WTERMSIG(without_us.status) != SIGBUS) continue;  // their own bug
         const Ended ended = ended_by(raise, true);
         ASSERT_TRUE(WIFSIGNALED(ended.status) && WTERMSIG(ended.status) == SIGBUS)
             << name_of(order) << ": status " << ended.status;

@@ -1,4 +1,4 @@
-// What workers did, span by span, while somebody asked for it.
+// Spans of workers' actions, recorded on request.
 #include "engine/spans.h"
 
 #include <atomic>

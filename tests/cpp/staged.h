@@ -1,6 +1,5 @@
-// What tests of the engine over a device that the processor cannot write share. They run over the
-// fake driver, whose copies are late and in no order but the one that was asked for, or over a GPU
-// (fakes.h).
+// Shared by tests of the engine with a device that the processor cannot write. They run with the
+// fake driver, which delays and reorders copies as far as streams allow, or with a GPU (fakes.h).
 #pragma once
 
 #include <algorithm>
@@ -34,10 +33,9 @@ struct Setting {
   uint64_t segment_bytes = kSegmentBytes;
 };
 
-// Whatever ends, ends within this; what does not is a hang.
+// A wait that takes longer is a hang.
 inline constexpr std::chrono::seconds kPatience{30};
 
-// Counts groups that ended.
 class Ended {
  public:
   std::function<void()> one() {
@@ -97,8 +95,8 @@ class Staged : public ::testing::Test {
     return engines_.back();
   }
 
-  // Submits and waits for it and its copies; false where it does not end. Then it is left, with all
-  // that it uses.
+  // Submits a group, and waits for it and its copies. If it does not end, returns false and leaks
+  // the group and its engine.
   bool run(const std::shared_ptr<Engine>& engine, const std::shared_ptr<Group>& group) {
     Ended ended;
     group->edit().on_done = ended.one();
@@ -128,7 +126,7 @@ class Staged : public ::testing::Test {
   bool hung_ = false;
 };
 
-// Device memory, with copies that wait: what is in it, and what comes into it.
+// Device memory, with calls that fill and read it and wait.
 class Memory {
  public:
   Memory(Device& device, size_t bytes, std::byte filling = kUntouched)
@@ -139,7 +137,7 @@ class Memory {
   std::byte* data() { return buffer_->data(); }
   size_t size() const { return buffer_->size_bytes(); }
   void fill(const Bytes& content) { fill_later(content)->wait(); }
-  // The memory has the content behind the event; until then it is what it was.
+  // The memory has the content after the event, and keeps the old one until then.
   std::shared_ptr<Event> fill_later(const Bytes& content) {
     std::memcpy(host_->data(), content.data(), content.size());
     stream_->copy_in(buffer_->data(), host_->data(), content.size());
@@ -165,7 +163,7 @@ inline uint64_t counted(const RouteBytes& bytes) {
   return std::accumulate(bytes.bytes.begin(), bytes.bytes.end(), uint64_t{0});
 }
 
-// The first byte that differs, for a message that says more than "not equal".
+// Compares bytes. The message names the first byte that differs.
 inline ::testing::AssertionResult same(const Bytes& got, const Bytes& expected) {
   if (got.size() != expected.size()) {
     return ::testing::AssertionFailure() << got.size() << " bytes instead of " << expected.size();

@@ -1,4 +1,4 @@
-// The engine over a device that the processor cannot write: copies and events, leases, residences,
+// The engine with a device that the processor cannot write: copies and events, leases, residences,
 // cuFile.
 #include "staged.h"
 
@@ -26,8 +26,8 @@ namespace {
 
 size_t element_bytes(Conversion conversion) { return stored_element_bytes(conversion); }
 
-// A group of reads to places of their own, in no order and beside one another or not, and what the
-// memory is after it.
+// A group of reads into random places, some of them adjacent, and the expected content of the
+// memory.
 struct Reads {
   std::shared_ptr<Group> group = std::make_shared<Group>();
   std::unique_ptr<Memory> memory;
@@ -45,7 +45,7 @@ struct Reads {
       Transfer next;
       next.file = static_cast<uint32_t>(random() % contents.size());
       next.offset = random() % contents[next.file].size();
-      if (!group->request().transfers.empty() && random() % 2 == 0) {  // goes on in the file
+      if (!group->request().transfers.empty() && random() % 2 == 0) {  // continues in the file
         const Transfer& last = group->request().transfers.back();
         next.file = last.file;
         next.offset = last.offset + last.length;
@@ -149,20 +149,20 @@ TEST_P(StagedOverFaults, WritesWhatTheDeviceHoldsBehindTheEventBefore) {
     Bytes filling(askew + length + 1, std::byte{0x11});
     std::copy(content.begin(), content.end(), filling.begin() + static_cast<ptrdiff_t>(askew));
     const auto write = [&](auto call) {
-      memory.fill(Bytes(memory.size(), std::byte{0x22}));  // what a write that does not wait would find
+      memory.fill(Bytes(memory.size(), std::byte{0x22}));  // a write that does not wait would find this
       Caller caller;
       caller.memory = memory.data() + askew;
       const auto filled = memory.fill_later(filling);
       caller.before = {filled};
       call(caller);
-      filled->wait();  // nothing to write waits for nothing
+      filled->wait();  // an empty write waits for nothing
     };
     const std::string whole = folder.file("whole");
     write([&](const Caller& caller) { write_whole(*engine, whole, length, caller); });
     ASSERT_TRUE(same(read_file(whole), content));
     drop_from_page_cache(whole);
     ASSERT_TRUE(same(read_file(whole), content)) << "on the disk";
-    // Into the middle of a file, which keeps the rest.
+    // Writes to the middle of a file, which keeps the rest.
     const uint64_t offset = random() % 10000;
     Bytes expected = random_bytes(1'000'000, 6);
     const std::string part = folder.write("part", expected);
@@ -176,7 +176,7 @@ TEST_P(StagedOverFaults, WritesWhatTheDeviceHoldsBehindTheEventBefore) {
 TEST_P(StagedOverFaults, WritesManyPartsFromAnywhereOnTheDevice) {
   const TemporaryFolder folder;
   Setting longer = setting();
-  longer.segment_bytes = 3 * kSegmentBytes;  // so that parts are several requests
+  longer.segment_bytes = 3 * kSegmentBytes;  // a part is then several requests
   const auto engine = make_engine(longer);
   std::mt19937_64 random(10);
   Bytes expected = random_bytes(1'500'000, 7);
@@ -280,8 +280,7 @@ TEST_F(Staged, WorkersAreMadeReadyBeforeTheirFirstSegmentWhereThatIsAskedFor) {
   EXPECT_LE(objects().registrations, before_.registrations + 3 + 1) << "a worker has taken more than its own";
 }
 
-// Pieces of memory that this process has registered with io_uring, by what the kernel says of its
-// rings.
+// The number of buffers that this process has registered with io_uring, as the kernel reports it.
 size_t registered_pieces() {
   size_t count = 0;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fdinfo")) {
@@ -323,8 +322,8 @@ TEST_F(Staged, RefusesStagingMemoryThatHoldsNoSegment) {
       << error.message;
 }
 
-// Parts that follow one another in the file and in staging memory, but not on the device, are read
-// by one request, whose pages are not its own.
+// Parts that are consecutive in the file and in staging memory, but not on the device, are read by
+// one request. It does not own its pages.
 TEST_F(Staged, ARequestOfPartsForDifferentPlacesLeavesTheirNeighboursAlone) {
   const TemporaryFolder folder;
   const Bytes warm = random_bytes(1000, 1), cold = random_bytes(1 << 20, 2);
@@ -338,9 +337,9 @@ TEST_F(Staged, ARequestOfPartsForDifferentPlacesLeavesTheirNeighboursAlone) {
     std::copy_n((file == 0 ? warm : cold).begin() + static_cast<ptrdiff_t>(offset), length,
                 expected.begin() + static_cast<ptrdiff_t>(to));
   };
-  read(0, 0, 1000, 800'000);  // out of the page cache, on the page where the others begin
-  read(1, 1024, 40960, 0);  // 24 bytes behind it, as far from a page's begin as it is in the file
-  read(1, 41984, 24576, 500'000);  // goes on in the file, elsewhere on the device
+  read(0, 0, 1000, 800'000);  // from the page cache, on the page where the others begin
+  read(1, 1024, 40960, 0);  // 24 bytes behind it, congruent to the file modulo a page
+  read(1, 41984, 24576, 500'000);  // continues in the file, elsewhere on the device
   const auto engine = make_engine({.workers = 1, .segment_bytes = 1 << 17});
   for (int round = 0; round < 2; ++round) {
     memory.fill(Bytes(memory.size(), kUntouched));
@@ -491,7 +490,7 @@ TEST_F(Staged, TwoDevicesWorkAtOnce) {
   }
 }
 
-// ------------------------------------------------------------------------------------------------ errors and ends
+// --- errors and ends -----------------------------------------------------------------------------
 
 class StagedErrors : public Staged {
  protected:
@@ -506,7 +505,7 @@ class StagedErrors : public Staged {
   const Bytes content_ = random_bytes(60'000, 1);
   const std::shared_ptr<FileTable> files_ = table_of({folder_.write("a", content_)});
 
-  // One segment, of three copies to places of their own.
+  // One segment, with three copies to separate places.
   std::shared_ptr<Group> read_into(Memory& memory) {
     auto group = std::make_shared<Group>();
     group->edit().files = files_;
@@ -527,7 +526,7 @@ TEST_F(StagedErrors, ACopyThatFailsIsItsGroupsErrorAndTheNextGroupsWork) {
   for (const char* call : {"cuMemcpyBatchAsync", "cuMemcpyHtoDAsync", "cuEventRecord"}) {
     SCOPED_TRACE(call);
     FAKE(cuda, fake_cuda_set_copy_batches)(call != std::string("cuMemcpyHtoDAsync"));
-    for (int round = 0; round < 5; ++round) {  // more than there is staging memory for, were it lost each time
+    for (int round = 0; round < 5; ++round) {  // more than fit if each leaked staging memory
       auto failing = read_into(memory);
       fail_next(call, kLaunchFailed);
       ASSERT_TRUE(run(engine, failing)) << "round " << round;
@@ -543,7 +542,7 @@ TEST_F(StagedErrors, ACopyThatFailsIsItsGroupsErrorAndTheNextGroupsWork) {
   }
 }
 
-// Some copies of the segment were asked for before the one that failed: they still come.
+// Copies that were queued before the one that failed still happen.
 TEST_F(StagedErrors, NoCopyOfAFailedReadComesBehindItsEvents) {
   const auto engine = make_engine({.workers = 1});
   FAKE(cuda, fake_cuda_set_copy_batches)(false);
@@ -556,14 +555,14 @@ TEST_F(StagedErrors, NoCopyOfAFailedReadComesBehindItsEvents) {
     ASSERT_TRUE(failing->result().error);
     set_delay_us(0);
     const Bytes mine = random_bytes(80'000, 5);
-    memory.fill(mine);  // the memory's next use, behind all that the group told of
+    memory.fill(mine);  // the next use of the memory, after all events of the group
     set_delay_us(200);
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
     ASSERT_TRUE(same(memory.content(), mine)) << "a copy came late, in round " << round;
   }
 }
 
-// What copies out of the device still write is no memory for the next segment.
+// Staging memory that copies from the device still write must not serve the next segment.
 TEST_F(StagedErrors, AWriteWhoseCopyFailsDisturbsNoLaterRead) {
   Memory memory(*device_, 200'000), source(*device_, 60'000, std::byte{0x77});
   const auto engine = make_engine({.workers = 1, .staging_bytes = kLeastStagingBytes});
@@ -609,7 +608,7 @@ TEST_F(StagedErrors, ALostDeviceIsAnErrorOfEachGroupAndNoHang) {
     }
   }
   FAKE(cuda, fake_cuda_break)(0);
-  hung_ = true;  // what a lost device kept is the driver's
+  hung_ = true;  // a lost device's objects are not counted
 }
 
 TEST_F(StagedErrors, AWorkerWithoutPinnedMemoryOrStreamSaysSo) {
@@ -703,10 +702,10 @@ TEST_F(Staged, AnEngineEndsWithCopiesInFlight) {
     EXPECT_EQ(std::memcmp(got.data() + i * content.size(), content.data(), content.size()), 0);
 }
 
-// ----------------------------------------------------------------------------------------- batches and their users
+// --- batches and their users ---------------------------------------------------------------------
 
-// Somebody with a stream of their own, as torch has: reads batches late, and lets go of them
-// before.
+// A consumer with its own stream, as torch has: it reads batches late, and releases them before
+// that.
 class Consumer {
  public:
   explicit Consumer(std::shared_ptr<Device> device) : device_(std::move(device)) {
@@ -721,12 +720,12 @@ class Consumer {
   }
   uintptr_t handle() const { return reinterpret_cast<uintptr_t>(handle_); }
 
-  // As bindings.cpp hands a batch out.
+  // Leases a batch as batches.cpp does.
   std::unique_ptr<Lease> lease(Prefetcher::Batch& batch) {
     for (const auto& copy : batch.copies) stream_->wait(*copy);
     return std::make_unique<Lease>(device_, std::move(batch.buffer), std::vector<uintptr_t>{handle()}, leased_);
   }
-  // Its bytes are looked at later, on the stream, and compared at the end.
+  // Reads the bytes later, on the stream. They are compared at the end.
   void use(const Lease& lease, size_t offset, Bytes expected) {
     uses_.push_back({device_->allocate_pinned(expected.size()), std::move(expected)});
     const Use& use = uses_.back();
@@ -793,7 +792,7 @@ class StagedPrefetcher : public Staged {
     return std::make_unique<Prefetcher>(std::move(engine), files_, pool_, options, std::move(residence));
   }
 
-  // Random samples of both files, or for every third batch some that follow one another.
+  // Random samples of both files, and for every third batch consecutive ones.
   void plan(Prefetcher& prefetcher, std::mt19937_64& random, size_t batches) {
     const size_t samples = contents_[0].size() / sample_bytes_;
     std::vector<int32_t> files;
@@ -823,7 +822,7 @@ class StagedPrefetcher : public Staged {
   std::vector<Bytes> contents_;
   std::shared_ptr<FileTable> files_;
   std::shared_ptr<BufferPool> pool_;
-  std::deque<Bytes> expected_;  // of the batches planned
+  std::deque<Bytes> expected_;  // of the planned batches
 };
 
 TEST_F(StagedPrefetcher, GivesBatchesInOrderHoweverTheirReadsEnd) {
@@ -852,7 +851,7 @@ TEST_F(StagedPrefetcher, WritesNoBufferThatAConsumersStreamHasNotReadYet) {
   plan(*prefetcher, random, 100);
   std::set<std::byte*> buffers;
   for (size_t i = 0; auto batch = prefetcher->next({}); ++i) {
-    set_delay_us(i % 2 == 0 ? 5000 : 0);  // of the use, and of copies that are put in meanwhile
+    set_delay_us(i % 2 == 0 ? 5000 : 0);  // delays the use, and copies that are queued meanwhile
     const size_t offset = batch->offset;
     const auto lease = slow.lease(*batch);
     buffers.insert(lease->data());
@@ -965,8 +964,8 @@ TEST_F(StagedPrefetcher, ABatchThatFailsIsAnErrorInItsPlaceAndLaterOnesAreRight)
   std::mt19937_64 random(7);
   for (int round = 0; round < 10; ++round) {
     plan(*prefetcher, random, 1);
-    // One sample of the batch lies behind the end of its file; the copies of the others may be
-    // under way.
+    // One sample of the batch lies beyond the end of its file, while copies of the others may be in
+    // flight.
     std::vector<int64_t> offsets(kBatch, 0);
     offsets.back() = static_cast<int64_t>(contents_[0].size());
     prefetcher->plan(std::vector<int32_t>(kBatch, 0), offsets, std::vector<int64_t>{kBatch});
@@ -1035,7 +1034,7 @@ TEST_F(StagedPrefetcher, AConsumerThatDoesNotEndDoesNotKeepItsEpochFromClosing) 
   ASSERT_NO_FATAL_FAILURE(consumer.expect_right());
 }
 
-// ------------------------------------------------------------------------------------------------------ residence
+// --- residence -----------------------------------------------------------------------------------
 
 class StagedResidence : public StagedPrefetcher {
  protected:
@@ -1044,7 +1043,7 @@ class StagedResidence : public StagedPrefetcher {
     if (!real_cuda()) FAKE(cuda, fake_cuda_set_one_address)(1);
   }
 
-  // Whether it is ready; else it has an error.
+  // Waits until it is ready (true) or has an error (false).
   bool settled(Residence& residence) {
     residence.begin();
     const auto until = std::chrono::steady_clock::now() + kPatience;
@@ -1055,7 +1054,7 @@ class StagedResidence : public StagedPrefetcher {
     return residence.ready();
   }
 
-  // An epoch whose batches are what the files hold, and the bytes that were gathered.
+  // Checks an epoch's batches against the files. Returns the number of gathered bytes.
   uint64_t expect_epoch(const std::shared_ptr<Residence>& residence, size_t batches = 40) {
     expected_.clear();
     const auto prefetcher = make(make_engine({}), 3, residence);
@@ -1109,7 +1108,7 @@ TEST_F(StagedResidence, NothingIsRegisteredBeforeTheFirstBatchIsOut) {
   plan(*prefetcher, random, 3);
   std::this_thread::sleep_for(std::chrono::milliseconds(30));
   const uint64_t registered_bytes = residence->registered_bytes();
-  if (std::chrono::steady_clock::now() - made < std::chrono::milliseconds(90)) {  // it waits no longer than 100
+  if (std::chrono::steady_clock::now() - made < std::chrono::milliseconds(90)) {  // it waits 100 ms at most
     EXPECT_EQ(registered_bytes, 0u);
   }
   Consumer consumer(device_);
@@ -1123,7 +1122,7 @@ TEST_F(StagedResidence, NothingIsRegisteredBeforeTheFirstBatchIsOut) {
 TEST_F(StagedResidence, BatchesAreReadUntilItIsReady) {
   set_delay_us(2000);
   for (int round = 0; round < 10; ++round) {
-    expect_epoch(make_residence(), 20);  // some by the one way and some by the other
+    expect_epoch(make_residence(), 20);  // some are read, and some gathered
     ASSERT_FALSE(HasFatalFailure());
   }
 }
@@ -1227,8 +1226,7 @@ TEST_F(StagedResidence, ADeviceThatSeesOtherAddressesIsRefused) {
   EXPECT_EQ(expect_epoch(residence), 0u);
 }
 
-// By "cuEventRecord" the gather itself is under way: neither its addresses nor its target are free
-// yet.
+// If "cuEventRecord" fails, the gather itself is queued and still uses its addresses and target.
 TEST_F(StagedResidence, AGatherThatFailsIsItsBatchsErrorAndTheNextBatchIsRight) {
   SKIP_WITH_REAL_CUDA();
   const auto residence = make_residence();
@@ -1264,7 +1262,7 @@ TEST_F(StagedResidence, ClosesWhileItRegisters) {
   for (int round = 0; round < 5; ++round) make_residence();
 }
 
-// -------------------------------------------------------------------------------------- storage that reaches devices
+// --- storage that reaches devices ----------------------------------------------------------------
 
 class StagedCufile : public StagedErrors {
  protected:
@@ -1316,8 +1314,8 @@ TEST_F(StagedCufile, WhatIsCachedIsCopiedAndTheRestComesFromTheDisk) {
   }
 }
 
-// The link is busy, its worker waits for work on the device: what was copied before is told all the
-// same.
+// The link is busy, and its worker waits for work on the device. Earlier copies must still be
+// reported.
 TEST_F(StagedCufile, AGroupsEndDoesNotWaitForWhatStillUsesAnothersMemory) {
   const TemporaryFolder folder;
   const Bytes content = random_bytes(4 * kSegmentBytes, 1);
@@ -1336,7 +1334,7 @@ TEST_F(StagedCufile, AGroupsEndDoesNotWaitForWhatStillUsesAnothersMemory) {
   warm->edit().on_done = ended.one();
   engine->submit(warm);
   std::vector<std::shared_ptr<Group>> others;
-  for (size_t i = 0; i < 8; ++i) {  // both workers' next segments
+  for (size_t i = 0; i < 8; ++i) {  // the next segments of both workers
     others.push_back(std::make_shared<Group>());
     others.back()->edit().files = cold_files;
     others.back()->edit().before = {used};

@@ -1,4 +1,4 @@
-// Where a segment's bytes lie in staging memory, and which copies bring them to the device.
+// The layout of a segment in staging memory, and its copies to the device.
 #include "engine/staging.h"
 
 #include <algorithm>
@@ -11,9 +11,8 @@
 namespace gdsdata::testing {
 namespace {
 
-// Transfers as groups have them, to addresses that nobody touches: stretches that go on in file and
-// device, records behind one another on the device from anywhere in files, and others that are
-// scattered.
+// Transfers as groups have them, to addresses that are never accessed: runs that are contiguous in
+// file and device, records that are contiguous only on the device, and scattered ones.
 std::vector<Transfer> random_transfers(std::mt19937_64& random, uint64_t most_bytes, size_t most_parts) {
   std::vector<Transfer> transfers;
   std::vector<uint64_t> lengths = {1, 63, 64, 65, 4095, 4096, 4097, 65535, 65536, 65537, 1 + random() % 300000};
@@ -29,7 +28,7 @@ std::vector<Transfer> random_transfers(std::mt19937_64& random, uint64_t most_by
     if (!transfers.empty() && goes_on) {
       next.file = transfers.back().file;
       next.offset = transfers.back().offset + transfers.back().length;
-    } else if (!transfers.empty() && random() % 2 == 0) {  // another file that lies as the one before ended
+    } else if (!transfers.empty() && random() % 2 == 0) {  // another file, congruent to the end of the previous one
       next.offset = align_down(next.offset, 4096) + (transfers.back().offset + transfers.back().length) % 4096;
     }
     if (kind == 3 ? random() % 2 == 0 : random() % 20 == 0) next.memory += 1 + random() % 5000;
@@ -63,7 +62,7 @@ void expect_well_placed(const std::vector<Transfer>& asked, const std::vector<Tr
                         const Staging::Place& place, Span memory) {
   const Span room{place.memory, place.memory + place.bytes};
   ASSERT_TRUE(room.begin >= memory.begin && room.end <= memory.end) << "a place outside the staging memory";
-  // Pages of stretches that storage may write as a whole, and bytes of the others.
+  // Pages of runs that storage may write as a whole, and bytes of the others.
   std::vector<Span> owned;
   for (size_t first = 0; first < asked.size();) {
     size_t last = first + 1;
@@ -90,8 +89,7 @@ void expect_well_placed(const std::vector<Transfer>& asked, const std::vector<Tr
   }
   std::sort(owned.begin(), owned.end(), [](const Span& a, const Span& b) { return a.begin < b.begin; });
   for (size_t i = 1; i < owned.size(); ++i) ASSERT_LE(owned[i - 1].end, owned[i].begin) << "two share bytes, or a page";
-  // The copies carry each byte from where it is staged to where it was asked for, and no other
-  // byte.
+  // The copies move each byte from its staging place to its target, and no other byte.
   uint64_t copied = 0, transferred = 0;
   for (const Staging::Run& run : place.runs) copied += run.bytes;
   size_t at = 0;
@@ -185,8 +183,8 @@ TEST(Staging, AnySegmentOfTheLargestSizeFits) {
       std::mt19937_64 random(seed);
       expect_room(random_transfers(random, segment_bytes, 1024), "seed " + std::to_string(seed));
     }
-    // The worst there are: records that waste most of a line, stretches that waste most of a page
-    // before and behind.
+    // The worst cases: records that waste most of a cache line, and runs that waste most of a page
+    // at both ends.
     std::vector<Transfer> lines, pages;
     uint64_t left = segment_bytes;
     for (uint64_t i = 0; i < 1023; ++i, --left) lines.push_back({0, i * 1000, 1, base + i * 1000});

@@ -1,5 +1,5 @@
-// What the engine's tests share: files with known bytes, and random choices whose seed is printed
-// on failure.
+// Shared by the engine's tests: files with known bytes, and random choices whose seed is printed on
+// failure.
 #pragma once
 
 #include <fcntl.h>
@@ -29,7 +29,7 @@ inline Bytes random_bytes(size_t count, uint64_t seed) {
   return bytes;
 }
 
-// A folder of its own on a disk-backed file system (TMPDIR decides), gone with the object.
+// A temporary folder on a disk-backed file system (in TMPDIR), removed with the object.
 class TemporaryFolder {
  public:
   TemporaryFolder() {
@@ -69,14 +69,13 @@ inline void drop_from_page_cache(const std::string& path) {
   ::close(fd);
 }
 
-// Whether a thread of this process is asleep.
 inline bool sleeps(pid_t thread) {
   std::ifstream file("/proc/self/task/" + std::to_string(thread) + "/stat");
   const std::string stat(std::istreambuf_iterator<char>(file), {});
   return stat.substr(stat.rfind(')') + 2, 1) == "S";
 }
 
-// The error that a call throws; fails the test where it throws none.
+// Returns the error that a call throws. Fails the test if it throws none.
 template <typename Call>
 Error error_of(Call call) {
   try {
