@@ -38,8 +38,7 @@ inline constexpr size_t kMostSegmentParts = 1024;
 // request in flight, so a disk needs many workers.
 inline constexpr size_t kMostUringWorkers = 8;
 inline constexpr size_t kPosixWorkers = 8;
-// Requests in flight. Two cores, cold volumes: 15, 32 and 64 differ by less than the noise. 4 KiB
-// reads need 32.
+// Requests in flight. Two cores, cold volumes: 15, 32 and 64 differ by noise. 4 KiB reads need 32.
 inline constexpr size_t kQueueDepth = 64;
 // Neighbors at most so far apart become one request, because a disk reads 16 KiB in less time than
 // another request takes. Not measured by itself.
@@ -62,8 +61,7 @@ inline constexpr size_t kMostPassedOver = 8;
 // MiB reads: 0.926 of fio, 0.925 with segments of 8 MiB, 0.80 one by one.
 inline constexpr size_t kRequestsAtOnce = 8;
 // A worker with many requests in flight sleeps until so many have completed, or for so long. H200,
-// cold, 1 MiB requests: 0.021 cpu-s/GB, but 0.051 to 0.068 if each one wakes it. `case=io` shows
-// it.
+// cold, 1 MiB requests: 0.021 cpu-s/GB, 0.051 to 0.068 if each one wakes it. `case=io` shows it.
 inline constexpr size_t kMostCompletionsAtOnce = 8;
 inline constexpr std::chrono::milliseconds kFewCompletionsTimeout{1};
 
@@ -74,8 +72,8 @@ inline constexpr std::chrono::milliseconds kFewCompletionsTimeout{1};
 // by a worker, 40 by the caller (two cores).
 inline constexpr uint64_t kShortReadBytes = 1 << 20;
 // A consumer polls so long for a batch that a worker is about to finish. Two cores, batches of 131
-// KB: 4.3 million records/s at 0.18 cpu-s/GB with a consumer that helps, 2.6 to 2.9 at 0.25 with
-// one that sleeps.
+// KB: 4.3 million records/s at 0.18 cpu-s/GB if the consumer helps, 2.6 to 2.9 at 0.25 if it
+// sleeps.
 inline constexpr std::chrono::microseconds kConsumerLooks{20};
 // Copies of longer groups bypass the processor's caches. Two cores: batches of 32 MiB 15.5 and 23.0
 // GB/s, into the caches 8.5 and 15.6; batches of 1 MiB that are read soon 11.6 and 13.6, into the
@@ -84,7 +82,7 @@ inline constexpr uint64_t kPastCachesBytes = 16 << 20;
 
 // --- engine: the link to a GPU. Shown by `case=load device=cuda` ---------------------------------
 
-// Batches on the link: one is copied, and one follows at once. H200: two 54.8 GB/s, one 52.6, three
+// Batches on the link: one is copied, one follows at once. H200: two 54.8 GB/s, one 52.6, three
 // 54.7.
 inline constexpr size_t kMostBatchesOnLink = 2;
 // Copies of a batch on the link. On an H200 a batch has 4.7 to 5.2 segments, so this limits only
@@ -118,8 +116,7 @@ inline constexpr unsigned kGatherBlocks = 32, kGatherThreads = 512;
 // --- backend: the page cache. Shown by `case=loader` with a warm file ----------------------------
 
 // Transfers of at most so many bytes are copied from a mapping. Two cores, 2050 bytes: 2.7 million
-// records/s, 0.73 by preadv2. From 64 KiB on, preadv2 is faster if each page has to be mapped
-// first.
+// records/s, by preadv2 0.73. From 64 KiB on, preadv2 is faster if each page must be mapped first.
 inline constexpr uint64_t kMappedTransferBytes = 64 << 10;
 // Shorter files are mapped at their second transfer. Two cores, 3000 files of 64 KiB, GB/s of the
 // first three epochs: 1.8, 3.4, 7.2; by preadv2 1.9, 4.9, 4.9.
@@ -190,8 +187,7 @@ inline constexpr int64_t kLongToFreeBytes = 64 << 20;
 // 4096 files with records of 2 KiB: 2.7 GB/s, and 0.3 with only 4096 files open.
 inline constexpr size_t kMostCachedDescriptors = 24 << 10;
 // Each save lists a folder of up to so many entries, and fewer saves list a larger one. A listing
-// takes 0.3 ms per 1000 entries (two cores), so n saves into one folder would otherwise take n²
-// steps.
+// takes 0.3 ms per 1000 entries (two cores), so n saves would otherwise take n² steps.
 inline constexpr size_t kEntriesPerSave = 1000;
 
 }  // namespace gdsdata::tuning

@@ -18,8 +18,7 @@ struct Capabilities {
   const char* name = "";
   size_t queue_depth = 1;             // requests in flight, including completed ones not yet reaped
   uint64_t max_request_bytes = 0;     // the longest request that it accepts
-  // True: each request has one piece, in device memory. False: pieces are memory that the processor
-  // can write.
+  // True: a request is one piece in device memory. False: the processor can write the pieces.
   bool reaches_device = false;
 };
 
@@ -43,8 +42,7 @@ class Backend {
 
 // Whether bytes bypass the page cache on their way to or from the disk.
 enum class DirectMode : uint8_t {
-  // kAuto: resident bytes come from the page cache, the rest by O_DIRECT if the file system allows
-  // it.
+  // kAuto: resident bytes come from the page cache, the rest by O_DIRECT if possible.
   kAuto,
   kAlways,  // O_DIRECT only; a refusal is an error
   kNever,   // through the page cache only
@@ -65,8 +63,7 @@ std::unique_ptr<Backend> make_posix_backend(const BackendOptions& options);
 std::unique_ptr<Backend> make_uring_backend(const BackendOptions& options);
 std::unique_ptr<Backend> make_cufile_backend(const BackendOptions& options, Device& device);
 
-// The reason, with a remedy, why io_uring cannot be used here, or cuFile with this device. Empty if
-// it can.
+// Why io_uring cannot be used here, or cuFile with this device, with a remedy. Empty if it can.
 std::string uring_refusal();
 std::string cufile_refusal(const Device& device);
 

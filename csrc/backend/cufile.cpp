@@ -216,8 +216,7 @@ class CufileBackend final : public Backend {
     const Request& request = going.request;
     const bool write = request.direction == Direction::kWrite;
     const auto fail_with = [&](int code) {
-      // Some file systems report an error at the end of a file. The truncation is the better
-      // message.
+      // Some file systems report an error at a file's end. The truncation is the better message.
       if (!write && request.file->current_size_bytes() < part.offset + part.length) {
         return fail(going, truncated_error(request));
       }

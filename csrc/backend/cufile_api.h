@@ -118,8 +118,7 @@ struct CufileApi {
 };
 
 // Sets where to look besides the system's folders: files such as libcufile.so.0 of the pip wheel
-// (nvidia/cu13/lib). Call it before the first get(). GDSDATA_LIBCUFILE names the only library to
-// load instead.
+// (nvidia/cu13/lib). Call it before the first get(). GDSDATA_LIBCUFILE names one library instead.
 void set_cufile_search_path(std::vector<std::string> files);
 
 // Call it before the process's exit handlers run. With statistics on, the library writes a report

@@ -1,6 +1,5 @@
 // Registers device memory with cuFile, so that disks write to it without a copy on the device. This
-// takes milliseconds and space in the GPU's window on the bus (BAR1), so it is for memory that is
-// used many times.
+// takes milliseconds and space in the GPU's window on the bus (BAR1): use it for reused memory.
 #pragma once
 
 #include <cstddef>

@@ -125,8 +125,7 @@ const Flight::Step& Flight::next() {
   if (!step_.write || step_.direct) {
     point_step_at(align_down(position_, alignment_), window_end_);
   } else {
-    // This is an edge that shares its block with neighbors, or a file without direct I/O. The page
-    // cache merges it.
+    // An edge that shares its block with neighbors, or a file without direct I/O.
     const bool before_window = is_direct() && position_ < window_begin_ && window_begin_ < window_end_;
     point_step_at_pieces(before_window ? window_begin_ : end());
   }

@@ -1,7 +1,6 @@
 // The state of one request in a kernel interface: the next call, and the meaning of its result.
-// Only this class resumes short transfers, repeats interrupted ones, and falls back to buffered I/O
-// when direct I/O is refused. It makes no system call: a backend issues each Step and reports its
-// result.
+// Only this class resumes short transfers, repeats interrupted ones, and replaces refused direct
+// I/O by buffered I/O. It makes no system call: a backend issues each Step and reports its result.
 #pragma once
 
 #include <sys/uio.h>

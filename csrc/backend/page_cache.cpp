@@ -39,8 +39,7 @@ bool resident(File& file, Mapping& mapping, const Transfer& transfer) {
 }
 
 // For a long transfer, checks one page in each stretch first. That recognizes the two common cases,
-// all and nothing, at a fraction of the cost. If pages are evicted meanwhile, RWF_NOWAIT does not
-// wait for them.
+// all and nothing, at a fraction of the cost. RWF_NOWAIT does not wait for pages evicted meanwhile.
 File::Residency long_residency(File& file, const Transfer& transfer) {
   if (transfer.length < 2 * tuning::kResidencyStretchBytes) return file.residency(transfer.offset, transfer.length);
   File::Residency first = File::Residency::kUnknown;

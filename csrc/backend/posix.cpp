@@ -1,5 +1,4 @@
-// Uses preadv and pwritev, one request at a time. It works everywhere. Several workers make a
-// queue.
+// preadv and pwritev, one request at a time: works everywhere. Several workers make a queue.
 #include <sys/uio.h>
 
 #include <cerrno>

@@ -103,8 +103,7 @@ class UringBackend final : public Backend {
     for (size_t i = flights_.size(); i-- > 0;) idle_.push_back(i);
     // If memory is registered, the kernel need not pin pages for each request. If the limit of
     // locked memory forbids that, requests work without. Registration touches the memory, so only
-    // the part that short requests use is registered. For long requests in huge pages it hardly
-    // matters.
+    // the part for short requests is registered. Long ones in huge pages gain little.
     registered_.push_back({arena_.data(), std::min(arena_.size_bytes(), tuning::kRegisteredBytes)});
     register_memory();
   }
@@ -160,8 +159,7 @@ class UringBackend final : public Backend {
 
  private:
   static constexpr uint64_t kWake = UINT64_MAX;  // used instead of a flight's index
-  // A wait for several completions ends after so many, of any kind. An interrupt must therefore
-  // cause as many.
+  // A wait for n completions ends after any n, so an interrupt must cause as many.
   static constexpr size_t kWakes = 8;
 
   // Counts in `taken` the requests that will end in a completion.
@@ -245,8 +243,7 @@ class UringBackend final : public Backend {
   // Stops after `wanted` completions, so that the caller can handle those first, unless prepared
   // writes are waiting.
   void take_answers(size_t wanted) {
-    // With DEFER_TASKRUN, completions are posted only when the submitter enters the kernel for
-    // them.
+    // With DEFER_TASKRUN, completions are posted only when the submitter enters the kernel.
     if (idle_.size() != flights_.size() && io_uring_cq_ready(&ring_) == 0) io_uring_get_events(&ring_);
     io_uring_cqe* answer = nullptr;
     bool again = false;

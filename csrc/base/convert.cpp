@@ -2,8 +2,7 @@
 
 #include <cstring>
 
-// One build serves every x86-64: the compiler emits a version for each named level, and the loader
-// chooses one.
+// One build serves every x86-64: it has a version for each named level, and the loader chooses.
 #if defined(__x86_64__) && defined(__GLIBC__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
 #define GDSDATA_MULTIVERSION __attribute__((target_clones("arch=x86-64-v4", "avx2", "default")))
 #else

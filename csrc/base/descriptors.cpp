@@ -17,8 +17,7 @@ namespace gdsdata {
 
 namespace {
 
-// Storage that works closes its files within this time. Other parts of the program may never close
-// theirs.
+// Working storage closes its files within this time. Other parts of the program may never.
 constexpr std::chrono::seconds kPatience{30};
 // No event says that a descriptor is free again, so the wait polls.
 constexpr std::chrono::milliseconds kLooksAgain{2};

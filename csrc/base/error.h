@@ -42,8 +42,7 @@ class Failure : public std::exception {
   Error error_;
 };
 
-// Returns the exception that a catch block has caught, as an Error. Never throws, even if no memory
-// is left.
+// In a catch block: returns the exception as an Error. Never throws, even if no memory is left.
 Error current_error() noexcept;
 
 // Copies without throwing. If no memory is left for the text, the copy says that instead.

@@ -16,9 +16,8 @@ constexpr uint64_t align_up(uint64_t value, uint64_t alignment) { return align_d
 // transfer of length 0 gives none.
 //
 // Parts are cut at file offsets that are multiples of kCutBytes, and `limit_bytes` must be one. So
-// no two parts read the same disk block. No element is cut in two either, because elements have at
-// most 8 bytes. If an array is not aligned to its elements, a cut moves back to the end of an
-// element.
+// no two parts read the same disk block. No element is cut in two either, because it has at most 8
+// bytes. If an array is not aligned to its elements, a cut moves back to the end of an element.
 //
 // The first part leaves room for `before_bytes`, to which it is joined. Returns the number of bytes
 // to which the next transfer is joined: 0 if the limit is reached.
@@ -26,8 +25,7 @@ inline constexpr uint64_t kCutBytes = 4096;
 uint64_t split(const Transfer& transfer, uint64_t limit_bytes, Conversion conversion, std::vector<Transfer>& parts,
                uint64_t before_bytes = 0);
 
-// A contiguous range of a file. It serves pieces [first_piece, first_piece + piece_count) of a
-// sorted list.
+// A range of a file. It serves pieces [first_piece, first_piece + piece_count) of a sorted list.
 struct Range {
   uint32_t file = 0;
   uint64_t offset = 0;

@@ -53,8 +53,7 @@ DirectRefusals& refusals() {
   return *instance;
 }
 
-// Closes files that have no name left, each on a thread of its own: freeing takes a second for
-// every few GiB.
+// Closes files without a name, each on its own thread: freeing takes a second for every few GiB.
 class Freeing {
  public:
   void free(Descriptor last) {

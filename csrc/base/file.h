@@ -47,8 +47,7 @@ class File {
   int direct();
   // Remembers that a direct request was refused, for all files of this file system.
   void refuse_direct(const std::string& reason);
-  // The reason if `direct` returned -1. If the process had no descriptor left, a later call may
-  // return one.
+  // The reason if `direct` returned -1. A later call may succeed if no descriptor was left.
   Error why_not_direct() const;
   bool may_be_direct_later() const { return direct_fd_.load(std::memory_order_acquire) == kNotOpened; }
   // Offsets, lengths and memory of direct requests must be multiples of this.

@@ -86,8 +86,7 @@ int64_t Mapping::clock_ms() {
 Mapping::~Mapping() {
   const auto unmap = [data = const_cast<std::byte*>(data_), size_bytes = size_bytes_] { ::munmap(data, size_bytes); };
   try {
-    // Until the unmapping ends, the pages stay in the page cache, and a file without a name stays
-    // on disk.
+    // Until it is unmapped, the pages stay in the page cache, and a nameless file on disk.
     if (size_bytes_ >= tuning::kLongToUnmapBytes) {
       std::thread(unmap).detach();
       return;

@@ -98,8 +98,7 @@ class Mapping {
 
 // While a guard lives, a read of a page that the file no longer has yields zeros on this thread and
 // does not raise SIGBUS. The mapping's lost_from() then says from which offset on. A thread has at
-// most one guard. Call install_handler before each use, because another library may have installed
-// its own handler.
+// most one guard. Call install_handler before each use: another library may have replaced it.
 //
 // Sources: mmap(2) on SIGBUS beyond the end of a file; sigaction(2) on si_addr. Every other SIGBUS
 // goes to the earlier handlers (sigbus.h).

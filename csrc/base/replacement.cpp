@@ -148,8 +148,7 @@ std::vector<std::string> temporaries_in(const std::string& folder) {
     size_t entries = 0, uses = 0;
     std::vector<std::string> temporaries;
   };
-  // The listings of large folders. They are thread-local, because a lock could be held forever in a
-  // forked child.
+  // Listings of large folders. Thread-local: in a forked child, a lock could be held forever.
   thread_local std::map<std::pair<dev_t, ino_t>, Listing> large;
   const std::unique_ptr<DIR, int (*)(DIR*)> opened(::opendir(folder.empty() ? "." : folder.c_str()), ::closedir);
   struct stat status{};
@@ -182,8 +181,7 @@ void remove_if_abandoned(const std::string& path, TemporaryNames::Kind kind, int
   if (is_named(path, status) && ::unlink(path.c_str()) == 0) free_in_background(std::move(file));
 }
 
-// `own` is the file that was just created. `now_s` is its time, and so the file system's: hosts'
-// clocks differ.
+// `own` is the file just created, at `now_s` of the file system's clock: hosts' clocks differ.
 void remove_leftovers(const Place& place, const TemporaryNames& names, const std::string& own, int64_t now_s) {
   for (const std::string& name : temporaries_in(place.folder)) {
     const auto kind = names.kind_of(name);

@@ -1,5 +1,4 @@
-// Replaces a file when the new one is committed, and removes temporary files that earlier saves
-// left.
+// Replaces files at commit, and removes temporary files that earlier saves left.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +9,7 @@
 
 namespace gdsdata {
 
-// A new file under a temporary name beside its final one. Until `commit`, the final name keeps the
-// old file.
+// A new file under a temporary name. Until `commit`, the final name keeps the old file.
 //
 // The temporary name is `<name>.<16 random hex digits>-<8 hex digits of the kernel's boot id>.tmp`.
 // If that is too long, `<name>` is cut and its CRC-32 added. This object holds a lock on the file,
@@ -20,9 +18,8 @@ namespace gdsdata {
 class Replacement {
  public:
   // Follows symbolic links, removes files that dead processes left of earlier saves of `path`, and
-  // reserves the space: if the disk is full, this fails before the first byte. The file then has
-  // `length_bytes` zeros. Throws Failure; kNotReplaceable if `path` exists but no new file can take
-  // its place.
+  // reserves the space: a full disk is an error before the first byte. The file then has
+  // `length_bytes` zeros. Throws Failure; kNotReplaceable if no new file can take `path`'s place.
   Replacement(const std::string& path, uint64_t length_bytes);
   ~Replacement();  // removes the file unless it was committed
   Replacement(const Replacement&) = delete;
@@ -31,8 +28,7 @@ class Replacement {
   // Its path() is the final one, for messages.
   const std::shared_ptr<File>& file() const { return file_; }
 
-  // Syncs the file, gives it the owner and mode of the file that it replaces, and renames it.
-  // Throws Failure.
+  // Gives the file the owner and mode of the old one, syncs it, and renames it. Throws Failure.
   void commit();
 
  private:

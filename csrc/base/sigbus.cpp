@@ -48,8 +48,7 @@ Place places[kMostPlaces];
 std::atomic<SigbusHandler> first_handler{nullptr};
 
 // The last SIGBUS that this thread passed to another handler. Libraries that save and restore
-// handlers carelessly can still create a cycle that includes ours. So no place is called twice for
-// one signal.
+// handlers carelessly can still create a cycle with ours. So no place is called twice for a signal.
 struct Passed {
   const void* address = nullptr;
   int code = 0;

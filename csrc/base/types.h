@@ -17,8 +17,7 @@ class File;
 
 enum class Direction : uint8_t { kRead, kWrite };
 
-// The route that bytes really took. They are counted where they arrive, not where they were
-// requested.
+// The route that bytes really took, counted where they arrive and not where they were requested.
 enum class Route : uint8_t {
   kPageCache,
   kDirect,

@@ -23,8 +23,7 @@ namespace gdsdata {
 namespace {
 
 // Buffers, streams and events of a device use this object, which is never freed. They may outlive
-// the engines, even until the interpreter exits, when the driver only reports that it has shut
-// down.
+// the engines, until the interpreter exits and the driver only reports that it has shut down.
 class Gpu {
  public:
   Gpu(const CudaApi& api, int ordinal) : api(api), ordinal(ordinal) {

@@ -26,8 +26,7 @@ struct CudaApi {
   using Module = ModuleRecord*;
   using Function = FunctionRecord*;
 
-  // CUmemcpyAttributes: how a batch of copies reads its sources. The locations have no effect for
-  // pinned memory.
+  // CUmemcpyAttributes: how a batch of copies reads. The locations do not matter for pinned memory.
   struct CopyAttributes {
     int source_order;
     struct {

@@ -54,8 +54,7 @@ class PinnedBuffer {
   virtual size_t size_bytes() const = 0;
 };
 
-// Host memory with another owner, such as a mapped file, that the device can read while this object
-// lives.
+// Host memory with another owner (a mapped file), which the device can read while this lives.
 class Registration {
  public:
   virtual ~Registration() = default;
@@ -68,29 +67,24 @@ struct CopyIn {
   size_t bytes = 0;
 };
 
-// An ordered queue of work for the device. Calls return at once, and the work happens later, in
-// order.
+// An ordered queue of work for the device. Calls return at once; the work happens later, in order.
 class Stream {
  public:
   virtual ~Stream() = default;
   virtual void copy_in(std::byte* device, const std::byte* host, size_t bytes) = 0;
-  // Copies all, in any order. If the driver can, it makes them one operation, which costs the link
-  // less.
+  // Copies all, in any order. One operation, which costs the link less, if the driver can.
   virtual void copy_all_in(std::span<const CopyIn> copies) = 0;
   virtual void copy_out(std::byte* host, const std::byte* device, size_t bytes) = 0;
-  // Copies `count` records of `bytes` bytes each from addresses[i] to target + i * bytes. Both are
-  // addresses on the device. `addresses` is pinned memory and must stay unchanged until this is
-  // done.
+  // Copies `count` records of `bytes` bytes each from addresses[i] to target + i * bytes, both on
+  // the device. `addresses` is pinned memory and must stay unchanged until this is done.
   virtual void gather(std::byte* target, const uint64_t* addresses, size_t count, size_t bytes) = 0;
-  // Later work in this stream waits for the event. Throws Failure if the event belongs to another
-  // kind of device.
+  // Later work in this stream waits for the event. Throws Failure if the kinds of device differ.
   virtual void wait(Event& event) = 0;
   virtual std::shared_ptr<Event> record() = 0;
 };
 
-// Waits until all earlier work in the stream is done. Returns at once if the device is lost. If
-// there is no memory for an event, it tries again, because the stream may still use the caller's
-// memory.
+// Waits until all earlier work in the stream is done, or the device is lost. If there is no memory
+// for an event, tries again, because the stream may still use the caller's memory.
 inline void finish(Stream& stream) noexcept {
   constexpr std::chrono::milliseconds kPause{1};
   while (true) {
@@ -109,8 +103,7 @@ class Device {
   virtual ~Device() = default;
   virtual std::string name() const = 0;  // "cpu", "cuda:0"
   virtual int ordinal() const = 0;       // among devices of its kind
-  // Returns true if the processor can write DeviceBuffers: then backends deliver there, and no
-  // stream is used.
+  // True if the processor can write DeviceBuffers: backends deliver there, without a stream.
   virtual bool host_addressable() const = 0;
   virtual std::unique_ptr<DeviceBuffer> allocate(size_t bytes) = 0;
   virtual std::unique_ptr<PinnedBuffer> allocate_pinned(size_t bytes) = 0;

@@ -1,5 +1,4 @@
-// The kernel that gathers records, as PTX. The driver compiles it for its GPU, so the build needs
-// no CUDA toolkit.
+// The kernel that gathers records, as PTX. The driver compiles it, so the build needs no toolkit.
 #pragma once
 
 #include <cstdint>

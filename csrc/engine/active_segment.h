@@ -57,13 +57,12 @@ struct EndedSegment {
 // Owns the active segments of a worker, and reuses ended ones.
 class ActiveSegments {
  public:
-  // Allocates what the next `begin` needs, because nothing may fail after the queue has given up a
-  // segment.
+  // Allocates for the next `begin`: nothing may fail after the queue has given up a segment.
   void reserve();
   // Call `reserve` before.
   ActiveSegment& begin(Segment segment);
-  // Counts it and releases everything it holds: the group may be submitted again as soon as its end
-  // is reported.
+  // Counts it and releases what it holds: once its end is reported, the group may be submitted
+  // again.
   EndedSegment finish(ActiveSegment& active, WorkerCounters& counters);
   // Releases it without an end, because its segment was queued again.
   void release(ActiveSegment& active);
@@ -71,8 +70,7 @@ class ActiveSegments {
   // Reads whose next round waits for its turn or for descriptors.
   bool has_unfinished() const { return !unfinished_.empty(); }
   void add_unfinished(ActiveSegment& active) { unfinished_.push_back(&active); }
-  // Returns all of them, in any order. Valid until the next call; add_unfinished may be called
-  // meanwhile.
+  // All of them, in any order, until the next call. add_unfinished may be called meanwhile.
   std::span<ActiveSegment* const> take_unfinished();
   void drop_unfinished() { unfinished_.clear(); }
 

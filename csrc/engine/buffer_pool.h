@@ -15,12 +15,11 @@ namespace gdsdata {
 
 // Buffers of one size. When the last user of a batch releases it, on any thread, its buffer returns
 // to the pool. Its memory is touched, so it is far cheaper than a new one. Its `uses` are the
-// device's pending uses. The pool outlives prefetchers, so the next epoch finds the buffers.
+// device's pending uses. The pool outlives prefetchers: the next epoch finds the buffers.
 // Thread-safe.
 class BufferPool : public std::enable_shared_from_this<BufferPool> {
  public:
-  // Called with each buffer's memory when it is allocated. The result is released before the
-  // buffer.
+  // Called with each buffer's memory when it is allocated. The result is released before it.
   using Announce = std::function<std::shared_ptr<void>(std::span<std::byte>)>;
   // Keeps at most `max_kept` buffers: those in a ring and spare ones, but not those of consumers.
   BufferPool(std::shared_ptr<Device> device, size_t buffer_bytes, size_t max_kept, Announce announce = {});

@@ -7,8 +7,7 @@
 namespace gdsdata {
 
 Endings::~Endings() {
-  // In a forked child, the thread that slept here is gone, and destroying `changed` would wait for
-  // it forever.
+  // In a forked child, the sleeping thread is gone: destroying `changed` would wait forever.
   if (engine_->forked()) new std::shared_ptr<State>(state_);
 }
 

@@ -22,7 +22,7 @@ namespace gdsdata {
 
 namespace {
 
-// A request may reach one block beyond its range on either side.
+// A request may exceed its range by one block on either side.
 constexpr uint64_t kRequestEdges = 2 * 65536;
 
 void check(const EngineOptions& options, const Device& device) {
@@ -53,8 +53,7 @@ uint64_t default_write_segment_bytes(const Device& device) {
   return device.host_addressable() ? tuning::kHostWriteSegmentBytes : tuning::kDeviceWriteSegmentBytes;
 }
 
-// With io_uring, several workers are for copies out of the page cache. The consumer helps with
-// those, so a core is left to it.
+// With io_uring, additional workers copy from the page cache. The consumer helps: it gets a core.
 size_t default_workers(const std::string& backend) {
   const size_t cores = std::max(1U, std::thread::hardware_concurrency());
   return backend == "uring" ? std::clamp<size_t>(cores - 1, 1, tuning::kMostUringWorkers) : tuning::kPosixWorkers;
@@ -62,14 +61,14 @@ size_t default_workers(const std::string& backend) {
 
 constexpr std::chrono::nanoseconds kForEver = std::chrono::hours(24 * 365);
 
-// Reads have all of it in flight, writes one half: the other half is copied meanwhile.
+// Reads use all of it in flight. Writes use half, while the other half is filled.
 uint64_t default_bounce_bytes(size_t workers) {
   return std::max(tuning::kSharedBounceBytes / workers, tuning::kLeastBounceBytes);
 }
 
 Error stall_of(const Group& group, std::chrono::nanoseconds timeout) {
   const GroupRequest& request = group.request();
-  const Transfer& first = request.transfers.front();  // a group without transfers does not wait for storage
+  const Transfer& first = request.transfers.front();  // a group without transfers never waits for storage
   const std::string& path = request.files->path(first.file);
   const std::string what = request.direction == Direction::kRead ? "read" : "write";
   const size_t others = request.transfers.size() - 1;
@@ -141,7 +140,7 @@ Engine::Engine(EngineOptions options, std::shared_ptr<Device> device)
         shared->ended.notify_all();
       });
     }
-  } catch (...) {  // the process has no more threads
+  } catch (...) {  // no thread is available
     running.queue.close();
     for (std::thread& thread : running.threads) thread.join();
     throw;
@@ -151,8 +150,7 @@ Engine::Engine(EngineOptions options, std::shared_ptr<Device> device)
 Engine::~Engine() {
   constexpr std::chrono::milliseconds kPatience{500};
   if (forked()) {
-    // The threads are not here, and their locks may be held for ever: nothing of it can be used or
-    // freed.
+    // The child has no such threads, and their locks may be held forever. So this is leaked.
     new std::shared_ptr<Running>(std::move(running_));
     return;
   }
@@ -245,7 +243,7 @@ void Engine::run(std::shared_ptr<Group> group, const std::function<void()>& poll
   } catch (...) {
     pending.cancel();
     if (has_stalled) throw;
-    pending.wait(kForEver);  // what is in flight still uses the caller's memory
+    pending.wait(kForEver);  // requests in flight use the caller's memory
     for (const auto& copy : pending.group().result().copies) copy->wait();
     throw;
   }

@@ -25,8 +25,7 @@ namespace gdsdata {
 
 class Engine {
  public:
-  // Throws Failure: kInvalidArgument if options are invalid, kUnavailable if a backend does not
-  // work here.
+  // Throws Failure: kInvalidArgument for invalid options, kUnavailable if no backend works here.
   Engine(EngineOptions options, std::shared_ptr<Device> device);
   // Waits until all submitted groups have ended, but at most 0.5 s if storage hangs: its workers
   // then end by themselves. In a forked child, which has no workers, it releases nothing.
@@ -49,8 +48,7 @@ class Engine {
   // it, it waits for its turn. Then the progress of all groups counts.
   uint64_t progress_of(const Group& group) const;
 
-  // Wakes workers for groups that were submitted as patient or helped. Call it before you sleep
-  // until they end.
+  // Wakes workers for patient or helped groups. Call it before you sleep until they end.
   void hurry();
 
   // Makes idle workers allocate now what they would otherwise allocate at their first segment:

@@ -57,8 +57,7 @@ bool Guest::help_with(const Group& group) {
   return true;
 }
 
-// Returns false, and changes nothing, if the page cache lacks a part of it or there is no staging
-// memory.
+// Returns false, and changes nothing, if the page cache or staging memory does not suffice.
 bool Guest::serve_staged(ActiveSegment& active) {
   const auto parts = active.parts();
   device_parts_.assign(parts.begin(), parts.end());

@@ -1,5 +1,4 @@
-// Does the workers' work on the thread of a waiting caller: bytes from the page cache, without a
-// backend.
+// The workers' work on the thread of a waiting caller: copies from the page cache, no backend.
 #pragma once
 
 #include <vector>

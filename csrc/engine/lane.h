@@ -31,8 +31,7 @@ class Lane {
     std::exception_ptr failure;         // of a submit; rethrow it after the completions are handled
   };
 
-  // `fallback`: the backend to use if the process has no descriptors for the first one. May be
-  // empty.
+  // `fallback`, if not empty: the backend to use if no descriptors are left for the first one.
   Lane(std::string backend, std::string fallback, const BackendOptions& options, Device& device, WorkerLog& log);
 
   // Creates the backend at the first request, because a warm page cache needs none. Throws Failure.

@@ -26,13 +26,11 @@ namespace gdsdata {
 
 class Link {
  public:
-  // The copies of one segment. Unlike an Event, it may not be submitted yet, so no stream can wait
-  // for it.
+  // The copies of one segment. It may not be submitted yet, so no stream can wait for it.
   class Ticket {
    public:
     explicit Ticket(Link& link) : link_(link) {}
-    // Returns true if the copies are done or could not be submitted. Throws Failure if the device
-    // is lost.
+    // True if the copies are done or could not be submitted. Throws Failure if the device is lost.
     bool done() { return is_submitted() && (event_ == nullptr || event_->done()); }
     void wait();  // sleeps until they are done
 

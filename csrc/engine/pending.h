@@ -16,8 +16,8 @@ namespace gdsdata {
 class Pending {
  public:
   // Submits the group. The worker that ends the group calls `on_end`, if any, once; it must not
-  // block. `waits_now`: the caller calls `wait` at once. `wait` does a worker's work, so one worker
-  // less is woken.
+  // block. `waits_now`: the caller calls `wait` at once and works there, so one worker less is
+  // woken.
   Pending(Engine& engine, std::shared_ptr<Group> group, std::function<void()> on_end = {}, bool waits_now = false);
   bool ended() const { return state_->ended.load(std::memory_order_acquire); }
   // Waits until the group has ended, at most for `patience`. Returns whether it has. Does the

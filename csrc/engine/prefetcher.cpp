@@ -220,7 +220,7 @@ void Prefetcher::Core::gather(Slot& slot, std::span<const int32_t> files, std::s
   slot.result.bytes[Route::kPinnedCache] += files.size() * options_.sample_bytes;
 }
 
-// A batch may start anywhere in its buffer, on a cache line. If memory and file offset of all its
+// A batch may start anywhere in its buffer, on a cache line. If memory and file offset of all
 // samples are congruent modulo the alignment of direct I/O, a disk can write to it without a
 // bounce.
 size_t Prefetcher::Core::placement(uint64_t file_offset) const {
@@ -422,8 +422,7 @@ PrefetchStatistics Prefetcher::statistics() const {
 
 void Prefetcher::close() {
   if (!core_->forked()) return core_->close();
-  // In a forked child, nothing ends what is in flight, and a lock may be held forever. So it is
-  // leaked.
+  // A forked child cannot end what is in flight, and a lock may be held forever. So it is leaked.
   static auto* left = new std::vector<std::shared_ptr<Core>>;
   left->push_back(core_);
 }

@@ -43,8 +43,7 @@ class Prefetcher {
     Events copies;  // its bytes are complete after these; empty if the processor wrote them
   };
 
-  // A buffer of the pool holds a batch (batch_samples of sample_bytes, converted) and
-  // kPlacementBytes.
+  // The pool's buffers hold batch_samples of sample_bytes, converted, and kPlacementBytes.
   static constexpr size_t kPlacementBytes = 4096;
   // With a residence, batches are gathered from it as soon as it is ready.
   Prefetcher(std::shared_ptr<Engine> engine, std::shared_ptr<FileTable> files, std::shared_ptr<BufferPool> pool,
@@ -62,9 +61,8 @@ class Prefetcher {
   // batch after it), kStalled, kClosed.
   std::optional<Batch> next(const std::function<void()>& poll);
 
-  // Drops planned batches and cancels those that have not started. It does not wait, because
-  // storage may hang. Memory of reads in flight is released when they end. Taken batches stay
-  // valid.
+  // Drops planned batches and cancels those that have not started. Does not wait, because storage
+  // may hang: memory of reads in flight is released when they end. Taken batches stay valid.
   void close();
 
   PrefetchStatistics statistics() const;  // all zeros in a forked child

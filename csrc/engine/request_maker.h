@@ -22,8 +22,7 @@ class RequestMaker {
   // order, so that a part's checksum continues from request to request. With checksums, `left` is
   // all parts of the segment.
   void add_writes(Lane& lane, ActiveSegment& active, std::span<const Transfer> left);
-  // For a backend that moves device memory, which cannot read over a gap: each request is one
-  // piece.
+  // For a backend that moves device memory: a request is one piece, because it cannot skip gaps.
   void add_of_device(Lane& lane, ActiveSegment& active, std::span<const Transfer> left);
 
  private:

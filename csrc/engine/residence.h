@@ -1,5 +1,4 @@
-// A data set's files, mapped and registered with the device, which then reads records from the page
-// cache by itself.
+// Maps a data set's files and registers them with the device, which then reads the page cache.
 #pragma once
 
 #include <atomic>
@@ -70,8 +69,7 @@ class Gatherer {
   Gatherer& operator=(const Gatherer&) = delete;
 
   // Gathers samples of `sample_bytes` each, one after the other, into `target`, after `before`.
-  // Returns at once, with the event of their completion. Throws Failure, also if a file ends before
-  // a sample.
+  // Returns the event of the end at once. Throws Failure, also if a file ends before a sample.
   std::shared_ptr<Event> gather(std::byte* target, std::span<const int32_t> files, std::span<const int64_t> offsets,
                                 uint64_t sample_bytes, const Events& before);
 

@@ -1,7 +1,6 @@
-// The slots of a prefetcher and their states. Batches leave in the order in which their slots were
-// acquired.
+// The slots of a prefetcher and their states. Batches leave in the order of `acquire`.
 //
-//   Free --acquire--> Filling --ready--> Ready --take--> Leased --release--> Free
+//  Free --acquire--> Filling --ready--> Ready --take--> Leased --release--> Free
 //
 // Not thread-safe: the prefetcher's lock protects it.
 #pragma once

@@ -19,8 +19,7 @@ class RoundFiles {
   // Throws Failure like FileTable::get. Returns null if `when_taken` gives up.
   File* open(FileTable& table, uint32_t index, WhenTaken when_taken);
   void clear();
-  // Releases the files that are not in `used`. `used` must start with the files opened first, in
-  // the same order.
+  // Releases all other files. `used` starts with the files opened first, in the same order.
   void keep(std::span<File* const> used);
   size_t size() const { return files_.size(); }
   // True if only this round uses the file that was opened last. Its table holds it too.

@@ -1,5 +1,4 @@
-// Serves a segment's parts from the page cache, in rounds of as many files as there are descriptors
-// for.
+// Serves a segment's parts from the page cache, in rounds of as many files as descriptors allow.
 #pragma once
 
 #include <cstddef>
@@ -19,8 +18,7 @@ class RoundReader {
   // Opens the files of the first parts, as many as there are descriptors for. Returns the number of
   // those parts: 0 if a file cannot be opened (see active.error), or if `when_taken` gives up.
   size_t open_files(ActiveSegment& active, std::span<const Transfer> parts, WhenTaken when_taken);
-  // Serves parts of the round that was opened last. Appends parts that the page cache lacks to
-  // `left`.
+  // Serves parts of the last opened round. Appends those that the page cache lacks to `left`.
   void serve(ActiveSegment& active, std::span<const Transfer> parts, std::vector<Transfer>& left);
   // Serves all rounds. Parts whose file cannot be opened also go to `left`.
   void serve_all(ActiveSegment& active, std::span<const Transfer> parts, std::vector<Transfer>& left);

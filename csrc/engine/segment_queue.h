@@ -23,15 +23,13 @@ class SegmentQueue {
   void push_fresh(std::vector<Segment>& segments, bool helped = false);
   void push_for_storage(Segment&& segment);  // does not change it if it throws
   void hurry();  // wakes workers for queued segments
-  // Returns false if there is none. If `wait`, waits first until there is one or the queue is
-  // closed.
+  // Returns false if there is none. If `wait`, waits until there is one or the queue is closed.
   bool pop(Segment& segment, bool wait);
   bool pop_spare(Segment& segment);  // a segment that no worker waits for
   bool pop_fresh(Segment& segment, Priority lowest);
   bool pop_fresh_of(const Group& group, Segment& segment);
-  // Call it when a worker that could take a segment is about to wait for its backend. Returns false
-  // if a segment is queued. Until `wakes`, a new segment that no other worker waits for interrupts
-  // the backend.
+  // Call it before a worker that could take a segment waits for its backend. Returns false if a
+  // segment is queued. Until `wakes`, a new segment without another worker interrupts the backend.
   bool sleeps(Backend& backend);
   void wakes(Backend& backend);
   void close();

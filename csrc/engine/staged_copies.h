@@ -1,8 +1,6 @@
-// The staging memory of a worker or guest, the stream of its own copies, and the copies that still
-// use the memory.
+// The staging memory of a worker or guest, its own stream, and the copies that use the memory.
 //
-// The host waits for a copy only if it needs the copy's staging memory, or writes the copied bytes
-// to storage.
+// The host waits for a copy only if it needs that staging memory, or writes the bytes to storage.
 #pragma once
 
 #include <cstddef>
@@ -62,8 +60,7 @@ class StagedCopies {
 
   // Call it before destruction. Copies of a lost device count as done.
   void wait_for_all() noexcept;
-  // Waits for `uses`: other work that reads memory which is written next, or writes memory which is
-  // read next.
+  // Waits for `uses`: other work that conflicts with the next access to the memory.
   void wait_for_device(const Events& uses);
   // Waits for a segment's own copies, which were queued after its group's `before`.
   void wait_for_copied(ActiveSegment& active);

@@ -98,8 +98,7 @@ bool StagedWorker::place(ActiveSegment& active) {
   return copies_.place(parts.first(active.host_parts), active.place);
 }
 
-// Moves parts that a backend transfers to or from the device to the end. Returns the number of the
-// others.
+// Moves parts that a backend transfers to or from the device to the end. Returns where they begin.
 size_t StagedWorker::count_host_parts(ActiveSegment& active, std::span<Transfer> parts) {
   const GroupRequest& asked = active.group().request();
   if (!has_device_lane_ || active.segment.retried || asked.checksum != Checksum::kNone) return parts.size();
@@ -194,8 +193,7 @@ bool StagedWorker::exchange_lane(Lane& lane, std::chrono::milliseconds patience)
   return exchange(lane, patience, has_room);
 }
 
-// If storage cannot deliver to the device, one more segment of the group goes through host memory,
-// once.
+// If storage cannot deliver to the device, a new segment of the group goes through the host, once.
 bool StagedWorker::retries(const Lane& lane, const Lane::Asked& asked, const Error& error) {
   if (&lane != &device_lane_ || options_.io.strict || error.code == ErrorCode::kCorrupt) return false;
   const Piece& piece = asked.request.pieces.front();

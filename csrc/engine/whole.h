@@ -1,5 +1,4 @@
-// Reads and writes ranges of files, and waits for them. read_tensor, write_tensor and checkpoints
-// use it.
+// Reads and writes ranges of files and waits: for read_tensor, write_tensor and checkpoints.
 #pragma once
 
 #include <cstdint>

@@ -28,8 +28,7 @@ class Worker {
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
-  // Returns when the queue is closed and all taken segments have ended. An exception ends each
-  // active segment.
+  // Returns when the queue is closed and all taken segments have ended. An exception ends them.
   void run() noexcept;
   WorkerLog& log() { return log_; }
 

@@ -60,8 +60,7 @@ class Batches {
     prefetcher_->plan(span_of(files), span_of(offsets), span_of(sizes));
   }
 
-  // `stream`: the consumer's. It waits for the batch's copies, so the host need not, and uses the
-  // batch.
+  // `stream`: the consumer's, which waits for the batch's copies and then uses the batch.
   py::object next(uintptr_t stream) {
     std::optional<Prefetcher::Batch> batch;
     const Inside inside(inside_next_);

@@ -26,8 +26,7 @@ struct Buffer {
 // read-only, TypeError if there is none.
 Buffer buffer_of(pybind11::handle object, Access access);
 
-// Columns of equal length, one row for each transfer. If `file` is empty, all transfers are of the
-// first file.
+// Columns of equal length, one row for each transfer. An empty `file` means the first file for all.
 struct TransferColumns {
   const pybind11::array_t<int32_t, pybind11::array::c_style>& file;
   const pybind11::array_t<int64_t, pybind11::array::c_style>& offset;  // bytes, in the file
@@ -36,8 +35,7 @@ struct TransferColumns {
 };
 
 // Returns the transfers of these rows. `memory` is one buffer for all of them, or a list with one
-// for each. Throws ValueError if a transfer's bytes, after `conversion`, are not all within its
-// buffer.
+// for each. Throws ValueError if a transfer's bytes, after `conversion`, exceed its buffer.
 std::vector<Transfer> transfers_of(size_t files, const TransferColumns& columns, const pybind11::object& memory,
                                    Access access, Conversion conversion = Conversion::kNone);
 

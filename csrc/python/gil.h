@@ -11,8 +11,7 @@
 namespace gdsdata {
 
 // If a thread asks for the GIL while the interpreter ends, Python ends it in the middle of its C++
-// frames. So waiting calls are asked to return before. A call that has not returned by then sleeps
-// forever.
+// frames. So waiting calls are asked to return before. If one does not, it sleeps forever.
 struct InterpreterEnd {
   std::atomic<bool> begun{false}, done{false};
   std::atomic<int> waiting_calls{0};
@@ -42,8 +41,7 @@ std::shared_ptr<T> ends_without_gil(std::unique_ptr<T> instance) {
           }};
 }
 
-// Call it between waits, so that Ctrl-C raises its exception. Throws kClosed if the interpreter
-// ends.
+// Call it between waits: Ctrl-C raises its exception, and the interpreter's end throws kClosed.
 void check_signals();
 
 // Adds `begin_exit`, `waiting_calls` and `end_exit` to the module.

@@ -38,8 +38,7 @@ pybind11::dict by_route(const RouteBytes& bytes);
 pybind11::dict to_dict(const EngineStatistics& statistics);
 pybind11::dict to_dict(const PrefetchStatistics& statistics);
 
-// Returns for each worker its spans (work, begin and end in ns, bytes), and the number of dropped
-// ones.
+// Returns each worker's spans (work, begin and end in ns, bytes), and how many were dropped.
 pybind11::list to_list(const std::vector<Spans>& of_workers);
 
 // Sets the Python exception for an error: one of gdsdata.errors or a built-in one.

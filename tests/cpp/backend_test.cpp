@@ -1,5 +1,4 @@
-// One suite for all backends, direct modes and faults: the bytes are right, or an error says why
-// not.
+// One suite for all backends, direct modes and faults: right bytes, or an error that says why not.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -88,8 +87,7 @@ class OverEveryBackend : public ::testing::TestWithParam<Case> {
   std::unique_ptr<Backend> backend_;
 };
 
-// The rules of backend.h that do not depend on moving bytes. A backend that moves none runs only
-// these.
+// The rules of backend.h that also hold for backends that move no bytes.
 class ProtocolConformance : public OverEveryBackend {};
 
 // Bytes arrive where they belong, and errors name their place. For backends that move bytes.
@@ -207,8 +205,7 @@ TEST_P(BytesConformance, WritesAnyRangeAndTouchesNoNeighbour) {
   }
 }
 
-// Pieces of any length, in separate places or, every other time, in one place that is congruent to
-// the file.
+// Pieces of any length, in separate places or, every other time, in one congruent to the file.
 TEST_P(BytesConformance, WritesARequestOfManyPiecesAndTakesTheChecksumOfEach) {
   std::mt19937_64 random(8);
   Bytes expected = random_bytes(700000, 8);

@@ -1,6 +1,5 @@
 // The engine's expectations of a GPU: bytes arrive where and when streams and events say, errors
-// carry the driver's name, and no object is left behind. Runs with the fake driver or a GPU
-// (fakes.h).
+// have the driver's name, and no object is left. Runs with the fake driver or a GPU (fakes.h).
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/wait.h>

@@ -376,8 +376,7 @@ int launch_gather(Driver& driver, Stream& stream, void** parameters) {
 int put_copy(Driver& driver, std::byte* target, const std::byte* source, size_t bytes, bool in, Stream& stream) {
   const Range device{address(in ? target : source), bytes}, host{address(in ? source : target), bytes};
   if (!driver.on_device(device)) return kInvalidValue;
-  // A driver would accept any memory, and copy before it returns. That is slow, so it is an error
-  // here.
+  // A driver would accept any memory, and copy before it returns: too slow, so an error here.
   const Registered* registered = driver.registered(host);
   if (registered == nullptr || (!in && registered->read_only)) return kInvalidValue;
   Work work{Work::kCopy};
@@ -759,8 +758,7 @@ void fake_cuda_break(int code) {
   Driver& driver = ::driver();
   std::unique_lock lock(driver.mutex);
   if (driver.process == ::getpid()) {  // else this is a forked child without the thread
-    // Callers that find a lost device reuse memory that its copies read, so running copies end
-    // first.
+    // Callers of a lost device reuse memory that copies read, so running copies end first.
     driver.breaking = true;
     driver.changed.wait(lock, [&] { return !driver.executing; });
     driver.breaking = false;

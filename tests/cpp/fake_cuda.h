@@ -1,5 +1,4 @@
-// Functions of libfakecuda.so for tests, besides the driver's. They are plain C, for dlsym and for
-// Python's ctypes.
+// Functions of libfakecuda.so for tests, besides the driver's. Plain C, for dlsym and ctypes.
 #pragma once
 
 #include <cstddef>

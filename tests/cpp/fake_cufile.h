@@ -24,8 +24,7 @@ void fake_cufile_set_trouble(double shorten, double interrupt);
 // Entries complete up to so late, in any order.
 void fake_cufile_set_late_us(uint64_t most);
 void fake_cufile_set_seed(uint64_t seed);
-// The route of transfers in the statistics: 0 posix, 1 nvidia-fs, 2 P2PDMA, 3 alternating, 4 none
-// is counted.
+// The route in the statistics: 0 posix, 1 nvidia-fs, 2 P2PDMA, 3 alternating, 4 none is counted.
 void fake_cufile_set_route(int route);
 // Ends faults and trouble, and sets the route to P2PDMA.
 void fake_cufile_reset();

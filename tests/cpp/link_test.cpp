@@ -90,8 +90,7 @@ TEST_F(BusyLink, DoesNotKeepAGroupFromEndingOnceWorkersHaveNothingElseToDo) {
   }()));
 }
 
-// A worker that waits for storage wakes every 100 ms, and would then submit copies that wait for
-// the link.
+// A worker that waits for storage wakes every 100 ms, and would submit waiting copies then.
 TEST_F(BusyLink, DoesNotKeepAGroupFromEndingWhileItsWorkerWaitsForStorage) {
   const auto engine =
       make_engine({.faults = "late=1,late_ms=500", .backend = "uring", .workers = 1, .staging_bytes = 8 << 20});

@@ -1,5 +1,4 @@
-// If memory runs out, or anything else is thrown inside, the batch or group gets an error and
-// nothing hangs.
+// If memory runs out, or anything else is thrown inside, the batch or group fails, without a hang.
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -31,9 +30,8 @@ bool fails_now() {
 
 }  // namespace
 
-// Not inlined, because the compiler would warn of malloc paired with delete. The nothrow variant is
-// needed, because AddressSanitizer's would give std::stable_partition memory that these deletes may
-// not free.
+// Not inlined, because the compiler would warn of malloc paired with delete. Without the nothrow
+// one, AddressSanitizer's would give std::stable_partition memory that these deletes may not free.
 [[gnu::noinline]] void* operator new(size_t bytes, const std::nothrow_t&) noexcept {
   return fails_now() ? nullptr : std::malloc(bytes == 0 ? 1 : bytes);
 }

@@ -33,14 +33,12 @@ uint64_t sleeps_of(pid_t task) {
   return 0;
 }
 
-// Short reads whose caller waits. It copies them to the device itself, through the guest's staging
-// memory.
+// Short reads whose waiting caller copies them to the device, through the guest's staging memory.
 class ShortReads : public Staged {
  protected:
   static constexpr Setting kSetting{.workers = 2, .staging_bytes = 8 << 20, .segment_bytes = 1 << 20};
 
-  // Waits until all workers sleep. One that is about to sleep would take a segment without being
-  // woken.
+  // Waits until all workers sleep: one that is about to would take a segment without being woken.
   std::shared_ptr<Engine> engine_at_rest(const Setting& setting = kSetting) {
     const auto others = tasks();
     auto engine = make_engine(setting);

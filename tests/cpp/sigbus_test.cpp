@@ -23,8 +23,7 @@ struct Library {
   int calls = 0;
 };
 
-// Like Python's faulthandler: when called, it restores the handler that it found and raises the
-// signal again.
+// Like Python's faulthandler: restores the handler that it found and raises the signal again.
 Library reporter;
 void report(int signal_number) {
   if (!reporter.enabled) return;

@@ -1,5 +1,4 @@
-// The engine with a device that the processor cannot write: copies and events, leases, residences,
-// cuFile.
+// The engine with a device that the processor cannot write.
 #include "staged.h"
 
 #include <unistd.h>
@@ -26,8 +25,7 @@ namespace {
 
 size_t element_bytes(Conversion conversion) { return stored_element_bytes(conversion); }
 
-// A group of reads into random places, some of them adjacent, and the expected content of the
-// memory.
+// A group of reads into random places, some of them adjacent, and the expected memory.
 struct Reads {
   std::shared_ptr<Group> group = std::make_shared<Group>();
   std::unique_ptr<Memory> memory;
@@ -704,8 +702,7 @@ TEST_F(Staged, AnEngineEndsWithCopiesInFlight) {
 
 // --- batches and their users ---------------------------------------------------------------------
 
-// A consumer with its own stream, as torch has: it reads batches late, and releases them before
-// that.
+// A consumer with its own stream, as torch has: it releases batches before the stream reads them.
 class Consumer {
  public:
   explicit Consumer(std::shared_ptr<Device> device) : device_(std::move(device)) {
@@ -964,8 +961,7 @@ TEST_F(StagedPrefetcher, ABatchThatFailsIsAnErrorInItsPlaceAndLaterOnesAreRight)
   std::mt19937_64 random(7);
   for (int round = 0; round < 10; ++round) {
     plan(*prefetcher, random, 1);
-    // One sample of the batch lies beyond the end of its file, while copies of the others may be in
-    // flight.
+    // One sample lies beyond the end of its file, while copies of the others may be in flight.
     std::vector<int64_t> offsets(kBatch, 0);
     offsets.back() = static_cast<int64_t>(contents_[0].size());
     prefetcher->plan(std::vector<int32_t>(kBatch, 0), offsets, std::vector<int64_t>{kBatch});
@@ -1314,8 +1310,7 @@ TEST_F(StagedCufile, WhatIsCachedIsCopiedAndTheRestComesFromTheDisk) {
   }
 }
 
-// The link is busy, and its worker waits for work on the device. Earlier copies must still be
-// reported.
+// The link is busy, and its worker waits for the device. Earlier copies must still be reported.
 TEST_F(StagedCufile, AGroupsEndDoesNotWaitForWhatStillUsesAnothersMemory) {
   const TemporaryFolder folder;
   const Bytes content = random_bytes(4 * kSegmentBytes, 1);

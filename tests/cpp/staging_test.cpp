@@ -183,8 +183,7 @@ TEST(Staging, AnySegmentOfTheLargestSizeFits) {
       std::mt19937_64 random(seed);
       expect_room(random_transfers(random, segment_bytes, 1024), "seed " + std::to_string(seed));
     }
-    // The worst cases: records that waste most of a cache line, and runs that waste most of a page
-    // at both ends.
+    // The worst cases: records that waste most of a line, runs that waste most of a page twice.
     std::vector<Transfer> lines, pages;
     uint64_t left = segment_bytes;
     for (uint64_t i = 0; i < 1023; ++i, --left) lines.push_back({0, i * 1000, 1, base + i * 1000});

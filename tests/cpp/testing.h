@@ -1,5 +1,4 @@
-// Shared by the engine's tests: files with known bytes, and random choices whose seed is printed on
-// failure.
+// Shared by the engine's tests: files with known bytes, random choices, and the thrown error.
 #pragma once
 
 #include <fcntl.h>
