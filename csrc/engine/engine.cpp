@@ -53,7 +53,8 @@ uint64_t default_write_segment_bytes(const Device& device) {
   return device.host_addressable() ? tuning::kHostWriteSegmentBytes : tuning::kDeviceWriteSegmentBytes;
 }
 
-// With io_uring, additional workers copy from the page cache. The consumer helps: it gets a core.
+// With io_uring, one worker keeps the disk busy, and others copy from the page cache. The consumer
+// does that too, so a core is left to it.
 size_t default_workers(const std::string& backend) {
   const size_t cores = std::max(1U, std::thread::hardware_concurrency());
   return backend == "uring" ? std::clamp<size_t>(cores - 1, 1, tuning::kMostUringWorkers) : tuning::kPosixWorkers;

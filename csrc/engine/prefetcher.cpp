@@ -39,7 +39,7 @@ class Prefetcher::Core : public std::enable_shared_from_this<Core> {
               std::span<const int64_t> offsets);
   void gather(Slot& slot, std::span<const int32_t> files, std::span<const int64_t> offsets);
   size_t placement(uint64_t file_offset) const;
-  // The caller holds mutex_, and releases the result after it.
+  // The caller holds mutex_, and releases the result after unlocking it.
   std::shared_ptr<DeviceBuffer> mark_ready(size_t index);
   std::shared_ptr<DeviceBuffer> take_buffer(Slot& slot);
   void add_uses(Slot& slot);

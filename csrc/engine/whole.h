@@ -1,4 +1,4 @@
-// Reads and writes ranges of files and waits: for read_tensor, write_tensor and checkpoints.
+// Blocking reads and writes of ranges of files, for read_tensor, write_tensor and checkpoints.
 #pragma once
 
 #include <cstdint>
