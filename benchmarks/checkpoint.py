@@ -1,11 +1,12 @@
-"""Saving and loading checkpoints, asked and measured: `python benchmarks/checkpoint.py [--small]
-[--only NAME ...]`.
+"""Measure saving and loading of checkpoints, beside the figures that are asked for.
 
-Runs `python -m gdsdata.bench case=checkpoint` for a state of 8 GiB on a GPU and one of 2 GiB on the
-CPU, a kind of work at a time, and writes the table anew after each. Needs the package's `bench`
-extra, safetensors, and 40 GiB of disk (data.folder=, as all of the bench's settings, goes behind
-the options). What has not been measured after --seconds is left out. --small takes 1 GiB and 512
-MiB, whose figures mean less.
+    python benchmarks/checkpoint.py [--small] [--only NAME ...]
+
+Runs `python -m gdsdata.bench case=checkpoint`, one kind of work at a time. The state on a GPU has 8
+GiB, the one on the CPU 2 GiB. The table is written anew after each kind of work. Needs the
+package's `bench` extra, safetensors, and 40 GiB of disk. Settings of the bench, such as
+data.folder=, follow the options. Work that has not been measured after --seconds is left out.
+--small takes 1 GiB and 512 MiB; such figures mean less.
 """
 
 import argparse
@@ -18,13 +19,11 @@ HEAD = ["work", "asked", "measured", "GB/s", "cpu-s/GB", "peak MB", "served by"]
 OURS = {"gdsdata_pt": ".pt", "gdsdata_safetensors": ".safetensors", "gdsdata_dcp": "DCP"}
 RAW_WRITE, RAW_READ = "of the raw O_DIRECT write, synced", "of the raw O_DIRECT read"
 LINK, MAPPED = "of the link", "of the mapped file, copied"
-STALL, STEPS = "x bytes / link", "x a step without"  # at most so much
+STALL, STEPS = "x bytes / link", "x a step without"  # the measured figure may be at most this
 
 
 def lines(gpu_bytes, cpu_bytes):
-    """(name, the bench's arguments, what is read off it), each of those (what, row, table, unit,
-    asked).
-    """
+    """List (name, the bench's arguments, [(title, row, table, unit, asked)])."""
 
     def of_ours(what, cache, unit, asked):
         return [(f"{what}, {name}", key, cache, unit, asked) for key, name in OURS.items()]

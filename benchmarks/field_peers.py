@@ -1,11 +1,11 @@
-"""The rows of benchmarks/fields.py: GDSDataset, loops by hand, and other projects' loaders, set as
-their guides say.
+"""The rows of benchmarks/fields.py: GDSDataset, hand-written loops and other projects' loaders.
 
-A row is made once in a process of its own, and then asked for `batches()` again and again: an
-endless run of shuffled epochs, until it is closed. A batch is what a training loop could use and
-the loader makes at least cost: (values, offsets) of a whole batch, a list of buffers, or (B,
-tokens). From worker processes few tensors come at least cost, for they travel in shared memory;
-without workers it is the list.
+Each loader is set up as its guide says. A row is made once, in a process of its own. Then
+`batches()` is called again and again: an endless run of shuffled epochs, until it is closed.
+
+A batch has the form that a training loop can use and that costs the loader least: (values, offsets)
+of a whole batch, a list of buffers, or (B, tokens). From worker processes a few tensors cost least,
+because they travel in shared memory. Without workers it is the list.
 """
 
 import itertools
@@ -23,17 +23,17 @@ from gdsdata import GDSDataset
 from gdsdata.formats import LitData, Mds, Megatron, Tar
 
 BATCH = 64
-AHEAD = 4  # batches, where a loop reads ahead: as many as GDSDataset does
-SHUFFLE_BUFFER = 1000  # samples, of those who mix what they read in order; WebDataset's guide says so
+AHEAD = 4  # batches that a loop reads ahead: as many as GDSDataset does
+SHUFFLE_BUFFER = 1000  # samples, for loaders that shuffle in a buffer; WebDataset's guide recommends it
 MEGATRON_SEED = 1234
 
 
 class Data(NamedTuple):
-    """What a row reads: files of a kind, and how many samples they hold.
+    """The files of one kind that a row reads, and how many samples they hold.
 
     Attributes:
         kind: tar, mds, litdata, files (one for each sample), or tokens.
-        seq_len: tokens of a window but for the last.
+        seq_len: tokens of a window, without the last one.
     """
 
     kind: str
@@ -47,15 +47,15 @@ class Data(NamedTuple):
 
 
 def count_of(batch):
-    """How many samples it has."""
+    """Count the samples of a batch."""
     if isinstance(batch, dict):
         return len(batch["tokens"])
     return len(batch[1]) - 1 if isinstance(batch, tuple) else len(batch)
 
 
 def samples_of(batch):
-    """A buffer of each sample's bytes; of each window's tokens as int64, if that is what there is."""
-    if isinstance(batch, dict):  # Megatron's: what is fed, and what is to be predicted
+    """Return a buffer of each sample's bytes, or of each window's tokens as int64."""
+    if isinstance(batch, dict):  # Megatron's: the tokens that are fed, and those to be predicted
         batch = torch.cat([batch["tokens"], batch["labels"][:, -1:]], 1)
     if isinstance(batch, tuple):
         values, offsets = batch
@@ -64,7 +64,7 @@ def samples_of(batch):
 
 
 def joined(samples):
-    """(values, offsets) of buffers."""
+    """Return (values, offsets) of buffers."""
     values = torch.from_numpy(np.concatenate([np.frombuffer(one, np.uint8) for one in samples]))
     return values, torch.tensor([0, *map(len, samples)]).cumsum(0)
 
@@ -78,7 +78,7 @@ def columns(samples):
 
 
 def shuffled_batches(count):
-    """Lists of ids, without end: each epoch in a new order."""
+    """Yield lists of ids without end, each epoch in a new order."""
     for epoch in itertools.count():
         order = np.random.default_rng(epoch).permutation(count)
         yield from (order[first : first + BATCH] for first in range(0, count, BATCH))
@@ -98,16 +98,16 @@ class Row:
             yield from self.epoch()
 
     def served(self):
-        """{path: bytes}, where the loader counts them."""
+        """Return {path: bytes}, if the loader counts them."""
         return {}
 
     def loader(self, dataset, maker=DataLoader, **arguments):
-        """A DataLoader whose workers stay from epoch to epoch."""
+        """Make a DataLoader whose workers stay from epoch to epoch."""
         return maker(dataset, num_workers=self.workers, persistent_workers=self.workers > 0, **arguments)
 
 
 def with_workers(row, counts):
-    """The row with so many worker processes, each."""
+    """Return the row once for each number of worker processes."""
     names = {0: "no workers", 1: "1 worker", 2: "2 workers"}
     return [type(row.__name__, (row,), {"workers": n, "name": f"{row.name}, {names[n]}"}) for n in counts]
 
@@ -147,7 +147,7 @@ class OursAsMegatron(Ours):
 
 
 class Pread(Row):
-    """What one would write: a permutation, and one read a sample into a batch that is there."""
+    """A loop by hand: a permutation, and one read a sample into a batch that exists."""
 
     name = "pread loop"
 
@@ -157,7 +157,7 @@ class Pread(Row):
         self.descriptors = [os.open(path, os.O_RDONLY) for path in self.index.paths]
 
     def read(self, ids):
-        plan = self.index.plan(ids)  # of one field
+        plan = self.index.plan(ids)  # plan of one field
         offsets = np.cumsum([0, *plan.length])
         values = torch.empty(int(offsets[-1]), dtype=torch.uint8)
         view = memoryview(values.numpy())
@@ -236,7 +236,7 @@ class WebDataset(Row):
 
 
 class Mosaic(Row):
-    """MosaicML's: a data set that knows its batch size, and the loader that goes with it."""
+    """MosaicML's data set, which knows its batch size, with MosaicML's loader."""
 
     name, package, order = "MosaicML Streaming, py1e", "mosaicml-streaming", "py1e"
 
@@ -244,7 +244,7 @@ class Mosaic(Row):
         import streaming
 
         streaming.base.util.clean_stale_shared_memory()
-        # Two of its data sets may not share a folder: this process's is one of links.
+        # Two of its data sets may not share a folder, so each process has a folder of links.
         self.folder = self.data.folder / "cache" / str(os.getpid())
         self.folder.mkdir(parents=True)
         for path in (*self.data.files, self.data.folder / "index.json"):
@@ -278,9 +278,7 @@ class Lit(Row):
 
 
 class Spdl(Row):
-    """Threads that each read a whole batch of files: fewer turns of its event loop than with a file
-    each.
-    """
+    """Threads that each read a whole batch, to take fewer turns of the event loop."""
 
     name, package = "SPDL over files, 2 threads", "spdl"
     threads = 2
@@ -299,9 +297,7 @@ class Spdl(Row):
 
 
 class Dali(Row):
-    """DALI's reader of tar shards, which mixes what it reads in order; batches are its own until
-    the next one.
-    """
+    """DALI's reader of tar shards, which shuffles in a buffer. A batch lasts until the next one."""
 
     name, package = "DALI readers.webdataset, read", "nvidia-dali-cuda130"
     maps = False
@@ -329,15 +325,13 @@ class Dali(Row):
 
 
 class DaliMapped(Dali):
-    """Its samples are views of mapped files, so nothing is moved yet: no loader that reads can be
-    faster.
-    """
+    """The upper limit for loaders that read: its samples are views of mapped files."""
 
     name, maps = "DALI readers.webdataset, mapped (moves no bytes)", True
 
 
 class DaliBatch(list):
-    """Its samples become arrays when they are looked at."""
+    """Samples that become arrays when they are looked at."""
 
     def __init__(self, batch):
         self.batch = batch
@@ -350,14 +344,14 @@ class DaliBatch(list):
 
 
 class MegatronTokenizer:
-    """As much of one as GPTDataset asks for."""
+    """The part of a tokenizer that GPTDataset asks for."""
 
     vocab_size, eod, pad = 50_000, 0, -1
     unique_identifiers = {"class": "none"}
 
 
 class MegatronGpt(Row):
-    """GPTDataset as Megatron's pretraining uses it, whose order is shuffled when it is made."""
+    """GPTDataset as Megatron's pretraining uses it: it shuffles when it is made."""
 
     name, package = "Megatron GPTDataset, DataLoader", "megatron-core"
 
@@ -390,7 +384,7 @@ class MegatronGpt(Row):
 
 
 class MegatronIndexed(Row):
-    """IndexedDataset alone: windows that lie in one document, at random, stacked."""
+    """IndexedDataset alone: random windows, each within one document, stacked."""
 
     name, package = "Megatron IndexedDataset.get", "megatron-core"
 
@@ -408,9 +402,7 @@ class MegatronIndexed(Row):
 
 
 def inner_windows(lengths, seq_len):
-    """int64 (n, 2): the document and the first token there of windows that do not leave their
-    document.
-    """
+    """Return int64 (n, 2): document and first token of windows that lie within one document."""
     places = [(i, at) for i, n in enumerate(lengths.tolist()) for at in range(0, n - seq_len, seq_len)]
     return np.array(places, np.int64)
 

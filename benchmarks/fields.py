@@ -1,14 +1,15 @@
-"""Shuffled samples with fields, and windows of tokens, out of the page cache: gdsdata beside what
-else reads them.
+"""Compare gdsdata with its peers on fields and windows of tokens from the page cache.
 
-    python benchmarks/fields.py [--only tar mds litdata files tokens index] [--folder F] [--rounds
-    5]
+    python benchmarks/fields.py [--only tar mds litdata files tokens index] [--folder F]
+        [--rounds 5]
 
-Made once, 256 MB of each: samples of 30 to 100 KB as tar, MDS and LitData shards and as files of
-their own, and a pair of Megatron's, read as windows of 1025 and 2049 tokens. What every row
-(field_peers.py) gives is compared with what was written, by checksums; then all take turns in
-random order, a memory copy with them. Peers that are not installed are named with what installs
-them:
+The data is made once, 256 MB of each kind. Samples have 30 to 100 KB. They are stored as tar, MDS
+and LitData shards and as files of their own. A pair of Megatron's files is read as windows of 1025
+and 2049 tokens.
+
+The samples of every row (field_peers.py) are compared with what was written, by checksums. Then all
+rows take turns in random order, with a memory copy among them. Peers that are not installed are
+listed with the command that installs them:
 
     pip install webdataset mosaicml-streaming litdata spdl megatron-core nvidia-dali-cuda130
 """
@@ -40,8 +41,8 @@ from gdsdata.formats import Tar
 SAMPLES, SHARDS = 4000, 4
 TOKENS = 128_000_000
 SEQ_LENS = (1024, 2048)
-EPOCHS, WARM_UP_BATCHES = 3, 32  # of a turn; what a loader has ready before is not counted
-TURN_S = 20  # at most
+EPOCHS, WARM_UP_BATCHES = 3, 32  # of a turn; the warm-up hides batches that a loader had prepared
+TURN_S = 20  # the longest turn
 LIMIT_S = 0.5
 
 # ------------------------------------------------------------------------------------------------------------- data
@@ -64,7 +65,7 @@ def write_tar(folder, samples):
 
 
 def write_one_tar(path, contents, prefix):
-    """As WebDataset's writer does: a time with fractions, and so a pax header before every member."""
+    """Write a tar as WebDataset does: fractions in times put a pax header before every member."""
     with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as archive:
         for i, content in enumerate(contents):
             member = tarfile.TarInfo(f"{prefix}{i:05}.jpg")
@@ -73,9 +74,7 @@ def write_one_tar(path, contents, prefix):
 
 
 def packed_shard(samples, config=b""):
-    """As MosaicML's and LitData's: a table of offsets, what describes the columns, then each sample
-    behind its size.
-    """
+    """Pack a shard as MosaicML and LitData do: offsets, the columns, sizes and samples."""
     samples = [struct.pack("<I", len(one)) + one for one in samples]
     begin = 4 + 4 * (len(samples) + 1) + len(config)
     offsets = np.cumsum([begin, *map(len, samples)]).astype("<u4")
@@ -112,8 +111,8 @@ def write_files(folder, samples):
 
 
 def documents(tokens):
-    """uint16 tokens, none of them 0, and the lengths of the documents, 500 to 5000 tokens, that
-    they are.
+    """Return uint16 tokens, none of them 0, and the lengths of their documents (500 to 5000
+    tokens).
     """
     rng = np.random.default_rng(0)
     lengths = []
@@ -135,7 +134,7 @@ WRITERS = {"tar": write_tar, "mds": write_mds, "litdata": write_litdata, "files"
 
 
 def made(kind, folder, count):
-    """The folder of such data, written where it is not there."""
+    """Return the folder of such data, and write it if it does not exist."""
     folder = folder / f"{kind}-{count}"
     if not folder.exists():
         unfinished = folder.with_suffix(".unfinished")
@@ -143,7 +142,7 @@ def made(kind, folder, count):
         unfinished.mkdir(parents=True)
         WRITERS[kind](unfinished, count)
         unfinished.rename(folder)
-    shutil.rmtree(folder / "cache", ignore_errors=True)  # what an interrupted run left
+    shutil.rmtree(folder / "cache", ignore_errors=True)  # an interrupted run may have left it
     return folder
 
 
@@ -151,13 +150,13 @@ def made(kind, folder, count):
 
 
 def windows(tokens, seq_len):
-    """int64 (n, seq_len + 1): the windows of tokens laid end to end."""
+    """Return int64 (n, seq_len + 1): the windows of tokens laid end to end."""
     count = (len(tokens) - 1) // seq_len
     return np.lib.stride_tricks.sliding_window_view(tokens, seq_len + 1)[: count * seq_len : seq_len].astype(np.int64)
 
 
 def expected_checksums(row, data):
-    """What a sample's bytes may be, each once, from what was written and nothing else."""
+    """Return the checksum of each sample, computed from the written data alone."""
     if data.kind != "tokens":
         return {zlib.crc32(content) for content in payloads(data.samples)}
     values, lengths = documents(os.path.getsize(data.folder / "tokens.bin") // 2)
@@ -173,10 +172,10 @@ def expected_checksums(row, data):
 
 
 def check(made_row, data):
-    """Reads until everything has come; an epoch or two, for some mix across its end.
+    """Read until every sample has come: one epoch, or two for a row that mixes across its end.
 
     Raises:
-        ValueError: it gives other bytes than were written, or not all of them.
+        ValueError: the row gives other bytes than were written, or not all of them.
     """
     expected = expected_checksums(type(made_row), data)
     missing, seen = set(expected), 0
@@ -196,7 +195,7 @@ def check(made_row, data):
 
 
 def prepared(place, data):
-    """In its own process: the row, made and checked; what it returns takes a turn."""
+    """Make and check the row, in its own process. Returns the function that takes a turn."""
     made_row = peers.ROWS[data.kind][place](data)
     check(made_row, data)
     return lambda: (samples_per_s(made_row, data), made_row.served())
@@ -213,7 +212,7 @@ def samples_per_s(row, data):
 
 
 def measured(data, title, rounds, sample_bytes):
-    """Prints the table of one kind."""
+    """Print the table of one kind."""
     rows = peers.ROWS[data.kind]
     turns = [Turns(row.name, row.package, prepared, place, data).made() for place, row in enumerate(rows)]
     copies, share = [], 1.0
@@ -267,9 +266,7 @@ def tarfile_index_s(path):
 
 
 def measured_index(folder, samples, rounds):
-    """Prints how long a tar of all samples takes to index; in a process that has indexed nothing
-    yet.
-    """
+    """Print how long it takes to index a tar of all samples, each time in a new process."""
     path = folder / f"index-{samples}.tar"
     if not path.exists():
         write_one_tar(path, payloads(samples), "")

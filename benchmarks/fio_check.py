@@ -1,21 +1,23 @@
-"""case=io beside fio: the same file, size, depth and direction, past the page cache, in turns;
-medians and their ratio.
+"""Compare case=io with fio: same file, size, depth and direction, with O_DIRECT, in turns.
 
-    python benchmarks/fio_check.py [--folder F] [--rounds 7] [--seconds 1.5] [--io-depth 32] [--json
-    FILE]
+    python benchmarks/fio_check.py [--folder F] [--rounds 7] [--seconds 1.5] [--io-depth 32]
+        [--json FILE]
 
-fio (apt-get install fio) runs its io_uring engine three ways: as it is; in huge pages, which is
-what case=io's buffers are in; and so, but handing over and taking back several transfers at a time,
-as batches of case=io do. Sequential transfers are of 1 MiB, random ones of 4 KiB. What is written
-goes to a new file of allocated space, and one fsync at the end is in the time of both. What case=io
-reads and writes is compared, between the turns.
+Prints medians and their ratios. fio (apt-get install fio) runs its io_uring engine in three ways:
 
-Two more calls than fill the depth: one worker gives the disk no more than the depth, and what it
-takes next waits in the engine, as batches that a data set reads ahead do. Its latency is that of a
-call with the waiting in it.
+- with its defaults;
+- in huge pages, as case=io's buffers are;
+- in huge pages, and submitting and reaping several transfers at a time, as batches of case=io do.
 
-`at the disk` is how many requests the disk had at a time, on average: what the kernel counts of
-their durations, by the time of the turn.
+Sequential transfers have 1 MiB, random ones 4 KiB. Writes go to a new file of allocated space, and
+both times include one fsync at the end. The bytes of case=io are compared between the turns.
+
+A fourth row has two more calls than the depth. One worker gives the disk no more than the depth, so
+later calls wait in the engine, as batches do that a data set reads ahead. Its latency includes that
+wait.
+
+`at the disk` is the mean number of requests that the disk had at a time: the kernel's sum of their
+durations, divided by the time of the turn.
 """
 
 import argparse
@@ -37,21 +39,21 @@ from gdsdata.bench.measure import system
 
 ROW = "gdsdata.bench.cases.io.row:IoRow"
 SIZES = {"read": 2**20, "write": 2**20, "randread": 4096, "randwrite": 4096}
-OURS = {  # {name: (row of case=io, engine settings)}; docs/design-decisions.md says why these
+OURS = {  # {name: (row of case=io, engine settings)}; docs/design-decisions.md gives the reasons
     "gdsdata_batch": ("gdsdata_batch", {}),
     "gdsdata_batch, engine.segment_bytes=8388608": ("gdsdata_batch", {"segment_bytes": 8 * 2**20}),
     "gdsdata_batch, engine.workers=4": ("gdsdata_batch", {"workers": 4}),
     "pread": ("pread", {}),
 }
 TWO_MORE_CALLS = "gdsdata_batch, two more calls"
-HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}  # glibc 2.35: madvise(MADV_HUGEPAGE) for what malloc maps
-BESIDE = "fio, huge pages"  # what the others are divided by
+HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}  # glibc 2.35: malloc calls madvise(MADV_HUGEPAGE)
+BESIDE = "fio, huge pages"  # the divisor of the ratios
 BATCH_CALLS = 4
 GIB = 2**30
 
 
 def fio_ways(depth):
-    """{name: (options, environment)}"""
+    """Return {name: (options, environment)}."""
     share = max(1, depth // BATCH_CALLS)
     batches = [f"--iodepth_batch_submit={share}", f"--iodepth_batch_complete_min={share}"]
     aligned = ["--iomem_align=2M"]
@@ -63,7 +65,7 @@ def fio_ways(depth):
 
 
 def run_fio(work, options, environment):
-    """One turn: {gib_per_s, iops, latency_us, p99_us, cpu_s (a second)}."""
+    """Take one turn of fio. Returns {gib_per_s, iops, latency_us, p99_us, cpu_s (a second)}."""
     command = [
         "fio", "--name=turn", f"--filename={work.path}", f"--size={work.file_bytes}", f"--rw={work.direction}",
         f"--bs={work.io_bytes}", f"--iodepth={work.depth}", "--ioengine=io_uring", "--direct=1", "--time_based",
@@ -97,7 +99,7 @@ def with_two_more_calls(work):
 
 
 def run_ours(process, work):
-    """One turn of a row of case=io, compared."""
+    """Take one turn of a row of case=io, and compare its bytes."""
     process.ask("prepare", touched_bytes=work.io_bytes * work.depth)
     before = requests_s(Path(work.path).parent)
     found = process.run(work=work.as_dict())
@@ -114,19 +116,20 @@ def run_ours(process, work):
 
 
 def requests_s(path):
-    """Seconds that all requests of the disk that holds ``path`` took, added up, since the system
-    began (Linux's Documentation/block/stat.rst); nan where it is on none.
+    """Sum the seconds of all requests since boot to the disk that holds ``path``, or return nan.
+
+    Source: Linux's Documentation/block/stat.rst.
     """
     device = os.stat(path).st_dev
     try:
         fields = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/stat").read_text().split()
     except FileNotFoundError:
         return float("nan")
-    return (int(fields[3]) + int(fields[7])) / 1e3  # of reads and of writes
+    return (int(fields[3]) + int(fields[7])) / 1e3  # reads and writes
 
 
 def take_turn(name, work, processes):
-    """On a file as the other rows find it."""
+    """Take one turn, on a file in the state that all rows find it in."""
     if not work.writes:
         system.drop([work.path])
     try:
@@ -143,7 +146,7 @@ def take_turn(name, work, processes):
 
 
 def compared(direction, arguments, folder, processes):
-    """All turns of one direction: {row: [what each turn gave]}."""
+    """Take all turns of one direction. Returns {row: [result of each turn]}."""
     path = folder / ("written.bin" if direction.endswith("write") else "read.bin")
     work = Work(
         str(path), direction, "direct" if direction.endswith("write") else "cold", arguments.file_bytes,

@@ -1,10 +1,12 @@
-"""The GPU's figures in one run, beside the limit and the peers: `python benchmarks/gpu.py [--small]
-[--only NAME ...]`.
+"""Measure the GPU's figures in one run, beside their limits and peers.
+
+    python benchmarks/gpu.py [--small] [--only NAME ...]
 
 Runs `python -m gdsdata.bench` for each line of the table, with up to 8 GiB of data on the disk and
-in /dev/shm, and writes one table of what was asked for and what was measured beside their reports.
-Needs a GPU, the package's `bench` extra, and whichever peers are installed. 8 GiB take some ten
-minutes; --small takes 1 GiB, whose figures mean less. Of --only, load-memory needs load-disk.
+in /dev/shm. One table shows what was asked for and what was measured; it is written beside the
+reports. Needs a GPU and the package's `bench` extra, and uses the peers that are installed. 8 GiB
+take about ten minutes. --small takes 1 GiB; such figures mean less. With --only, load-memory needs
+load-disk.
 """
 
 import argparse
@@ -26,9 +28,7 @@ VOLUMES = ["data=npy", "data.shape=[128,64,64]", "case.batch_size=32", "case.epo
 
 
 def lines(size_bytes, in_memory):
-    """(name, the bench's arguments, what is read off it), each of those (what, row, cache, unit,
-    asked, asked CPU).
-    """
+    """List (name, the bench's arguments, [(title, row, cache, unit, asked, asked CPU)])."""
     load_rows = "case.rows=[gdsdata,kvikio,kvikio_posix,instanttensor_buffered,safetensors]"
     loader_rows = "case.rows=[gdsdata,gdsdata_pinned,dataloader_batched]"
     volume_rows = "case.rows=[gdsdata,gdsdata_pinned,dali_mmap,read_ring_8]"
@@ -69,9 +69,7 @@ def lines(size_bytes, in_memory):
 
 
 def run(folder, name, arguments, most_s=None):
-    """Its results; of one that fails, or is broken off after `most_s`, those of the tables it had
-    done, or None.
-    """
+    """Run the bench once, for at most `most_s`. Returns the results of complete tables, or None."""
     command = [sys.executable, "-m", "gdsdata.bench", *arguments, f"hydra.run.dir={folder / name}"]
     print("\n$ " + " ".join(command[1:]), flush=True)
     found = folder / name / "results.json"
@@ -81,7 +79,7 @@ def run(folder, name, arguments, most_s=None):
             bench.wait(most_s)
         except subprocess.TimeoutExpired:
             print(f"{name}: broken off after {most_s:.0f} s", flush=True)
-            bench.send_signal(signal.SIGINT)  # it ends its rows and removes its files
+            bench.send_signal(signal.SIGINT)  # the bench ends its rows and removes its files
     if bench.returncode != 0:
         print(f"{name}: the bench ended with {bench.returncode}", flush=True)
     return json.loads(found.read_text()) if found.exists() else None
@@ -114,15 +112,13 @@ def table_row(results, title, key, cache, what, asked, asked_cpu):
 
 
 def most_random_reads(results):
-    """Records a second of plain O_DIRECT reads, at the best of the depths measured."""
+    """Return the most records a second of plain O_DIRECT reads, over all measured depths."""
     limits = results["limits"]["tokens"]["int64, cold"]
     return max(found.get("per_s", 0) for name, found in limits.items() if name.startswith("direct_random"))
 
 
 def first_batches(results):
-    """Rows of the time to a data set's first batch of records, with the engine made and the context
-    warm.
-    """
+    """Time a data set's first batch of records, with an engine and a warm CUDA context."""
     import torch
 
     import gdsdata
@@ -145,10 +141,10 @@ def first_batches(results):
         ('the same, residency="pinned"', {"residency": "pinned"}, warm_s),
         ("the same, past the page cache", {"options": past_the_cache}, cold_s),
     ):
-        kept = dataset(**arguments)  # and with it the engine
+        kept = dataset(**arguments)  # keeps the engine
         next(iter(kept))
         while not kept.stats().get("residency", {"ready": True})["ready"]:
-            time.sleep(0.01)  # what is timed is a quiet process's
+            time.sleep(0.01)  # lets the process become quiet before it is timed
         seconds = []
         for seed in range(7):
             fresh = dataset(seed=seed, **arguments)
@@ -172,7 +168,7 @@ def write(folder, head, rows):
 
 
 def arguments_of(parser, names):
-    """What was asked for. Behind --only and lines' names the bench's settings may follow."""
+    """Parse the options. Settings of the bench may follow the names behind --only."""
     parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help=f"of {', '.join(names)}")
     parser.add_argument("bench", nargs="*", help="more settings for each bench, as case.repeats=2")
     chosen = parser.parse_args()

@@ -1,20 +1,19 @@
-"""How well orders shuffle, beside the memory that they hold: python benchmarks/shuffle_quality.py
-[--out FOLDER]
+"""Measure how well orders shuffle, and how much memory they hold.
 
-Data: 262144 samples, sorted by their class, in files of 64 (the best case for orders that open
-whole files) or 4096; a piece is 64 samples. Each order is given some samples of memory, and judged
-by its global batches of 256 over three epochs:
+    python benchmarks/shuffle_quality.py [--out FOLDER]
 
-pairs       pairs of samples of one piece in one batch, as a multiple of what a uniform shuffle has:
-what is near in the
-            files stays near in time. 1 is uniform, 0 is none.
-chi-square  of a batch's classes, by degree of freedom. 1 is what a uniform shuffle has, more is
-batches that lean to
-            some classes, less is batches more even than chance.
+The data has 262144 samples, sorted by class, in files of 64 or 4096. Files of 64 are the best case
+for orders that open whole files. A piece is 64 samples. Each order may hold some number of samples
+in memory. It is judged by its global batches of 256 over three epochs:
 
-The orders of others are models of what their documentation says, of one process without workers
-(but up to 64 readers for files side by side); nothing of theirs runs. Prints a table, and writes it
-with a plot. Figures depend on the seed alone.
+- pairs: pairs of samples of one piece in one batch, as a multiple of a uniform shuffle's. Neighbors
+  in the files that stay neighbors in time raise it. 1 is uniform, 0 is none.
+- chi-square: of a batch's classes, by degree of freedom. A uniform shuffle has 1. If batches lean
+  to some classes, it is higher; if they are more even than chance, it is lower.
+
+Other projects' orders are models of their documentation; none of their code runs. Each model has
+one process without workers, but up to 64 readers for files side by side. Prints a table, and writes
+it with a plot. Figures depend on the seed alone.
 """
 
 import argparse
@@ -34,7 +33,7 @@ MEMORIES = [2**10, 2**12, 2**14, 2**16]  # in samples
 
 
 def files_in_turn(rng, file):
-    """Sample ids, the files in random order, each from its begin to its end."""
+    """Return sample ids: the files in random order, each from begin to end."""
     return (rng.permutation(SAMPLES // file)[:, None] * file + np.arange(file)).ravel()
 
 
@@ -48,9 +47,7 @@ def lanes(memory, file, epoch):
 
 
 def buffered(memory, file, epoch):
-    """WebDataset, tf.data: files in random order; each sample takes the place in a full buffer of
-    one that leaves.
-    """
+    """Model WebDataset and tf.data: files in random order, and a shuffle buffer."""
     rng = np.random.default_rng(epoch)
     stream, out = files_in_turn(rng, file), np.empty(SAMPLES, np.int64)
     buffer, places = stream[:memory].copy(), rng.integers(0, memory, SAMPLES)
@@ -61,15 +58,13 @@ def buffered(memory, file, epoch):
 
 
 def blocks(memory, file, epoch):
-    """MosaicML's py1b: files in random order, then stretches of so many samples, each shuffled."""
+    """Model MosaicML's py1b: files in random order, then shuffled stretches of equal length."""
     rng = np.random.default_rng(epoch)
     return rng.permuted(files_in_turn(rng, file).reshape(-1, memory), axis=1).ravel()
 
 
 def expanded(memory, file, epoch):
-    """MosaicML's py1e: files in random order, the samples of each then put anywhere in a stretch of
-    so many.
-    """
+    """Model MosaicML's py1e: files in random order, each shuffled within a stretch."""
     rng = np.random.default_rng(epoch)
     half = max(memory, file) / 2
     centre = np.repeat(np.arange(SAMPLES // file) * file + file / 2, file)
@@ -78,9 +73,7 @@ def expanded(memory, file, epoch):
 
 
 def files_side_by_side(memory, file, epoch):
-    """LitData: so many readers as files fit into memory, each with files of its own in random
-    order, each shuffled.
-    """
+    """Model LitData: as many readers as files fit into memory, each with files of its own."""
     rng = np.random.default_rng(epoch)
     readers = min(MOST_READERS, max(1, memory // file))
     streams = rng.permuted(files_in_turn(rng, file).reshape(-1, file), axis=1).reshape(readers, -1)
@@ -98,19 +91,17 @@ ORDERS = {
 
 
 def pairs(batches):
-    """Pairs of one piece in one batch, over what a uniform shuffle has on average."""
+    """Return the pairs of one piece in one batch, divided by a uniform shuffle's mean."""
     pieces = np.sort(batches // PIECE, axis=1)
-    # Of c equal ones in a sorted row, c - 1 lie one apart, c - 2 lie two apart and so on: together
-    # c * (c - 1) / 2.
+    # A sorted row of c equal values has c - 1 pairs at distance one, c - 2 at distance two, and so
+    # on: c * (c - 1) / 2 in all.
     same = sum((pieces[:, apart:] == pieces[:, :-apart]).sum() for apart in range(1, PIECE))
     expected = BATCH * (BATCH - 1) / 2 * (PIECE - 1) / (SAMPLES - 1)
     return same / len(batches) / expected
 
 
 def chi_square(batches):
-    """Of the classes in a batch, a degree of freedom, on average; a uniform shuffle without
-    replacement has 1.
-    """
+    """Return the mean chi-square of a batch's classes by degree of freedom: uniform is 1."""
     classes = batches // (SAMPLES // CLASSES)
     counts = np.stack([np.bincount(row, minlength=CLASSES) for row in classes])
     expected = BATCH / CLASSES
@@ -123,7 +114,7 @@ def measured():
         for file in FILES if order not in (uniform, lanes) else [None]:
             for memory in MEMORIES if order is not uniform else [BATCH]:
                 if file is not None and memory < file:
-                    continue  # such an order has at least a file open
+                    continue  # the order holds at least one open file
                 epochs = [order(memory, file, epoch) for epoch in range(EPOCHS)]
                 for ids in epochs:
                     if not (np.bincount(ids, minlength=SAMPLES) == 1).all():

@@ -1,9 +1,11 @@
-"""What lanes bring where data is not in memory: python benchmarks/shuffle_reads.py FOLDER [--gib 4]
+"""Measure what lanes gain if the data is not in memory.
 
-Writes a file of counting int64s into FOLDER, and reads it, cold, as samples of several lengths, in
-a uniform order and in lanes, for an epoch or eight seconds, whichever ends first. Every batch is
-compared with what was written. Prints GB/s, the routes that served the bytes (of lanes, their
-pieces), and what ``shuffle="auto"`` would choose.
+    python benchmarks/shuffle_reads.py FOLDER [--gib 4]
+
+Writes a file of counting int64s into FOLDER, and reads it cold as samples of several lengths, in a
+uniform order and in lanes. Each run lasts an epoch or eight seconds, whichever is shorter. Every
+batch is compared with what was written. Prints GB/s, the routes that served the bytes (for lanes,
+those of their pieces), and the choice of ``shuffle="auto"``.
 """
 
 import argparse
@@ -37,7 +39,7 @@ def drop(path):
 
 
 def epoch(path, sample_bytes, shuffle):
-    """GB/s of a cold epoch, or its first seconds, and the shares of the routes."""
+    """Return GB/s of a cold epoch, or of its first seconds, and the shares of the routes."""
     batch_size, elements = max(64, BATCH_BYTES // sample_bytes), sample_bytes // 8
     records = gdsdata.formats.Records("int64", (elements,))
     dataset = gdsdata.GDSDataset(path, batch_size, records, device="cpu", shuffle=shuffle)

@@ -1,22 +1,23 @@
-"""What loaders leave of a training loop: a device that takes steps of a given length, one a batch,
-and how idle it is.
+"""Measure how idle loaders leave a device that takes steps of a given length, one a batch.
 
-    python benchmarks/training.py [--device cuda] [--case arrays images] [--step-ms 5 2 0] [--only
-    gdsdata ...]
+    python benchmarks/training.py [--device cuda] [--case arrays images] [--step-ms 5 2 0]
+        [--only gdsdata ...]
 
-`arrays`: int64 arrays of 2 MiB in WebDataset tars, and as npy files of their own for those who read
-files; 32 a batch, 67 MB. `images`: JPEGs in tars, decoded on the device, 64 a batch. All out of the
-page cache, shuffled. A step is products of matrices that take so many milliseconds when nothing
-else runs, behind a sum over a part of the batch, so that it waits for it; of 0 ms there is none,
-which measures the loader alone. On the CPU a step is one thread's work.
+`arrays` are int64 arrays of 2 MiB, in WebDataset tars and as npy files of their own; 32 make a
+batch of 67 MB. `images` are JPEGs in tars, decoded on the device, 64 a batch. All data is in the
+page cache and shuffled.
 
-    idle = 1 - steps x a step's time alone / time of the loop
-    slower = a step's time in the loop / alone, by events on the device: what loaders take from the steps themselves
+A step is matrix products that take the given number of milliseconds if nothing else runs. A sum
+over a part of the batch comes first, so the step waits for the batch. With 0 ms there are no
+products, which measures the loader alone. On the CPU a step is one thread's work.
 
-A step's time alone is measured before and after each loop, on a batch that stays: the mean of both.
-Of arrays, the first row is the limit: the same batches out of pinned memory, where they are ready.
-Rows take turns in random order, each in a process of its own, and what they give is compared with
-what was written. Peers that are not installed are named with what installs them.
+- idle = 1 - steps x a step's time alone / time of the loop
+- slower = a step's time in the loop / alone, by events on the device: what loaders take from steps
+
+A step's time alone is measured before and after each loop, on a batch that stays; both are
+averaged. For arrays, the first row is the limit: the same batches, ready in pinned memory. Rows
+take turns in random order, each in a process of its own. Their batches are compared with what was
+written. Peers that are not installed are listed with the command that installs them.
 """
 
 import argparse
@@ -41,26 +42,26 @@ from gdsdata.bench.measure import system
 from gdsdata.formats import Tar
 from gdsdata.integrations import dali
 
-AHEAD = 4  # batches that a loader has ready or under way, where that can be said
-SHUFFLE_BUFFER = 256  # samples, of those who mix what they read in order
+AHEAD = 4  # batches that a loader has ready or in flight, if it has such a setting
+SHUFFLE_BUFFER = 256  # samples, for loaders that shuffle in a buffer
 ALONE_S = 0.5
-PART = 4096  # of a batch's values, a step looks at every so many-th
+PART = 4096  # a step looks at every value of a batch that is this far from the last
 IMAGE_SIZE = (384, 512)
-MOST_DIFFERENCE = 12.0  # of 255, on average over an image: the noise that JPEG takes away, and decoders' rounding
-COMPARED = 8  # every so many-th image is compared in full, for to make one again takes longer than to decode it
+MOST_DIFFERENCE = 12.0  # of 255, mean of an image: noise that JPEG removes, and decoders' rounding
+COMPARED = 8  # every eighth image is compared in full: making one takes longer than decoding it
 
 
 class Work(NamedTuple):
-    """What a row is to do.
+    """The work of one row.
 
     Attributes:
         case: arrays or images.
-        folder: of shards/*.tar, and of files/*.npy for arrays.
+        folder: holds shards/*.tar, and files/*.npy for arrays.
         samples: in all. batch: samples in one.
         elements: int64 numbers of an array.
         device: as torch names it.
-        threads: or processes, that a loader may use.
-        step_ms: (S,) of the loops that a turn consists of. steps: of each.
+        threads: threads or processes that a loader may use.
+        step_ms: (S,), one for each loop of a turn. steps: of each loop.
     """
 
     case: str
@@ -104,7 +105,7 @@ def content(work, number):
 
 
 def write(work):
-    """The shards, and the files of arrays, where they are not there yet."""
+    """Write the shards, and the files of arrays, unless they exist."""
     for kind in ("shards", "files"):
         (work.folder / kind).mkdir(parents=True, exist_ok=True)
     if (work.folder / "done").exists():
@@ -116,7 +117,7 @@ def write(work):
 
 
 def numbers_of(work, batch):
-    """Which samples are in a batch: whole arrays are compared, and some images, loosely.
+    """Return the numbers of a batch's samples. Arrays are compared in full, some images loosely.
 
     Raises:
         ValueError: a sample is not what was written.
@@ -141,7 +142,7 @@ def numbers_of(work, batch):
 
 
 def arrays_in(values, work):
-    """int64 (B, elements) of the bytes of a batch, laid end to end."""
+    """Return int64 (B, elements) from the bytes of a batch, laid end to end."""
     return values.reshape(-1).view(torch.int64).view(-1, work.elements)
 
 
@@ -165,7 +166,7 @@ def gdsdata_row(work):
 
 
 def dali_batches(work, outputs, **epochs):
-    """Batches of a pipeline's one output; ``epochs`` tells DALI's iterator where they end."""
+    """Yield batches of a pipeline's one output. ``epochs`` are arguments of DALI's iterator."""
     from nvidia.dali import pipeline_def
     from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
@@ -184,7 +185,7 @@ def dali_decoded(work, encoded):
 
 
 def gdsdata_dali_row(work):
-    """Encoded images out of gdsdata's pinned memory, decoded by DALI."""
+    """Yield encoded images from gdsdata's pinned memory, decoded by DALI."""
     from nvidia.dali import fn
 
     batches = dali.source(gdsdata_dataset(work, {"jpg": "encoded"}), "jpg", prefetch_queue_depth=AHEAD)
@@ -237,7 +238,7 @@ def loader_options(work):
 
 
 def epochs_ahead(loader, work):
-    """A loader's epochs, each batch copied on a stream of its own while the step before it runs."""
+    """Yield a loader's epochs; each batch is copied on its own stream during the step before it."""
     return devices.copied_ahead(itertools.chain.from_iterable(itertools.repeat(loader)), work.device)
 
 
@@ -247,7 +248,7 @@ def dataloader_row(work):
 
 
 class FromTar:
-    """A batch of WebDataset's samples, put together in a worker."""
+    """A batch of WebDataset's samples, collated in a worker."""
 
     def __init__(self, case):
         self.case = case
@@ -263,7 +264,7 @@ def first(batch):
 
 
 def pinned_row(work):
-    """The limit: batches that are ready in pinned memory."""
+    """Yield batches that are ready in pinned memory: the limit."""
     whole = work.samples // work.batch
     batches = np.arange(whole * work.batch).reshape(whole, work.batch)
     ready = [torch.from_numpy(np.stack([array(number, work.elements) for number in batch])) for batch in batches]
@@ -280,9 +281,7 @@ def webdataset_row(work):
 
 
 def spdl_row(work):
-    """Threads that read a batch's files, and one that copies batches to the GPU on a stream of its
-    own.
-    """
+    """Yield batches that threads read and one more thread copies to the GPU on its own stream."""
     import spdl.io
     from spdl.pipeline import PipelineBuilder
 
@@ -323,9 +322,7 @@ ROWS = {  # by name: what pip installs, the cases, and what makes its endless ba
 
 
 class Step:
-    """Products of matrices that take ``ms`` when nothing else runs, behind a sum over a part of the
-    batch.
-    """
+    """Matrix products of ``ms`` milliseconds behind a sum over a part of the batch."""
 
     def __init__(self, work, ms):
         width, dtype = (4096, torch.bfloat16) if work.on_gpu else (192, torch.float32)
@@ -335,11 +332,11 @@ class Step:
         self.count, self.device = 0, work.device
         if ms:
             self.count = 1000
-            self.take()  # warm
+            self.take()  # warm-up
             self.count = max(1, round(ms * self.count / self.take()))
 
     def take(self):
-        """Milliseconds, without a batch."""
+        """Return the milliseconds of a step without a batch."""
         devices.synchronize(self.device)
         started = time.perf_counter()
         self(None)
@@ -354,9 +351,9 @@ class Step:
 
 
 def loop(work, step, batches, steps):
-    """(seconds a step of the whole loop, seconds of the step itself).
+    """Return (seconds a step of the whole loop, seconds of the step itself).
 
-    The host runs two steps ahead at most.
+    The host runs at most two steps ahead.
     """
     marks = []
     devices.synchronize(work.device)
@@ -373,20 +370,20 @@ def loop(work, step, batches, steps):
 
 
 def prepared(name, work):
-    """In its own process: the row, made and checked; what it returns takes a turn."""
+    """Make and check the row, in its own process. Returns the function that takes a turn."""
     torch.set_num_threads(1)
     devices.open_context(work.device)
-    steps = {}  # measured when nothing else runs, in the first turn
+    steps = {}  # measured in the first turn, when nothing else runs
     batches = ROWS[name][2](work)
     missing = set(range(work.samples))
-    for _ in range(3 * work.samples // work.batch):  # what is mixed as it is read may come late
+    for _ in range(3 * work.samples // work.batch):  # a loader that shuffles in a buffer may give a sample late
         kept = next(batches).clone()
         missing -= set(numbers_of(work, kept))
     if len(missing) > 0.1 * work.samples:
         raise ValueError(f"{len(missing)} of {work.samples} samples did not come in three epochs")
 
     def alone(step, ms):
-        """Seconds of a step, with nothing to be loaded."""
+        """Return the seconds of a step, with nothing to be loaded."""
         return loop(work, step, itertools.repeat(kept), 1 + int(1000 * ALONE_S / ms))[0] if ms else 0.0
 
     def turn():
@@ -394,7 +391,7 @@ def prepared(name, work):
         for ms in work.step_ms:
             step = steps[ms] = steps.get(ms) or Step(work, ms)
             before = alone(step, ms)
-            for _ in range(AHEAD):  # what was ready before it began is not counted
+            for _ in range(AHEAD):  # batches that were ready before the loop do not count
                 step(next(batches))
             in_loop = loop(work, step, batches, work.steps)
             found.append(((before + alone(step, ms)) / 2, *in_loop))
@@ -407,7 +404,7 @@ def prepared(name, work):
 
 
 def measured(work, names, rounds):
-    """Prints the tables of one case, one for each length of a step."""
+    """Print the tables of one case, one for each length of a step."""
     write(work)
     chosen = {name: row for name, row in ROWS.items() if work.case in row[1] and (not names or name in names)}
     turns = [Turns(name, package, prepared, name, work) for name, (package, _, _) in chosen.items()]

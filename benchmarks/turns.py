@@ -1,6 +1,4 @@
-"""Rows of a benchmark that take turns, each in a process of its own: their memory, threads and
-imports stay apart.
-"""
+"""Let rows of a benchmark take turns, in processes with memory and imports of their own."""
 
 import contextlib
 import multiprocessing
@@ -8,7 +6,7 @@ import os
 import random
 import sys
 
-PATIENCE_S = 120  # for making and checking a row, and for a turn
+PATIENCE_S = 120  # the limit of making and checking a row, and of a turn
 
 MOST_SAID = 300  # characters of an error, in a table
 
@@ -20,10 +18,10 @@ class Turns:
 
     Args:
         name: for the table.
-        package: what pip installs, where the row is another project's.
-        make, arguments: a function of a module's top level and what it is called with, there. It
-            makes and checks the row, and returns the function that takes a turn, whose results
-            `results` collects.
+        package: what pip installs, if the row is another project's.
+        make, arguments: a function of a module's top level, and its arguments. It is called in the
+            row's process, makes and checks the row, and returns the function that takes a turn.
+            `results` collects what that function returns.
     """
 
     def __init__(self, name, package, make, *arguments):
@@ -34,12 +32,12 @@ class Turns:
         other.close()
 
     def made(self):
-        """Itself, when the row is made and checked, or has failed."""
+        """Return itself once the row is made and checked, or has failed."""
         self.error, _ = self._answer()
         return self
 
     def _answer(self):
-        """What went wrong, if anything, and the result."""
+        """Return the error, if there is one, and the result."""
         if not self.connection.poll(PATIENCE_S):
             self.process.kill()
             return f"no answer for {PATIENCE_S} s", None
@@ -63,21 +61,21 @@ class Turns:
 
     @property
     def why_not(self):
-        """For the table: why there are no results."""
+        """Return the reason for the table if there are no results."""
         if self.package and self.error.startswith("ModuleNotFoundError"):
             return f"not installed: pip install {self.package}"
         return f"failed: {self.error}"
 
 
 def take_all(turns):
-    """A turn of each row that has not failed, in random order."""
+    """Take a turn of each row that has not failed, in random order."""
     for turn in random.sample(turns, len(turns)):
         if turn.error is None:
             turn.take()
 
 
 def _serve(connection, make, arguments):
-    os.dup2(2, 1)  # what libraries print is no result
+    os.dup2(2, 1)  # libraries' prints are no result
     try:
         take = make(*arguments)
         connection.send((None, None))

@@ -1,13 +1,13 @@
-"""A group-by over two columns of a table, in Parquet and in CSV, on the GPU (or the CPU).
+"""Group a table in Parquet and in CSV by a column, on the GPU (or the CPU).
 
-    python examples/analytics_parquet.py                                    # some seconds; makes a table in both forms
+    python examples/analytics_parquet.py        # some seconds; makes a table in both forms
     python examples/analytics_parquet.py trips/*.parquet --key zone --value fare
     python examples/analytics_parquet.py trips.csv --key zone --value fare --device cpu
 
-For each key: rows, sum, mean and maximum of the values. pyarrow decodes on the processor, and the
-two columns go to the GPU as numbers. Parquet files are read in these columns alone, CSV files as a
-whole. The result is compared with pyarrow's own reader and group_by, which is the better choice if
-the answer is all you want and there is no GPU. tests/test_examples.py runs it.
+Prints rows, sum, mean and maximum of the values of each key. pyarrow decodes on the processor, and
+the two columns go to the GPU as numbers. Only these columns of Parquet files are read; CSV files
+are read whole. The result is compared with pyarrow's reader and group_by. Without a GPU, they are
+the better choice if you want the answer alone. tests/test_examples.py runs this example.
 """
 
 import argparse
@@ -42,7 +42,7 @@ names = [args.key, args.value]
 
 
 def make_table(folder: Path) -> None:
-    """The same rows in both forms. The folder is there and whole, or it is not there."""
+    """Write the same rows in both forms. The folder appears only when it is complete."""
     making, rng = folder.with_name(f"{folder.name}.making-{os.getpid()}"), np.random.default_rng(0)
     making.mkdir(parents=True)
     zones = (250 * rng.random(args.rows) ** 3).astype(np.int32)  # some have many rows, some have few
@@ -64,7 +64,7 @@ def check(path: Path, schema: pyarrow.Schema) -> None:
 
 
 def columns_of_parquet(paths: list[Path]) -> tuple[dict[str, torch.Tensor], int]:
-    """The columns on the device, and how many bytes were read."""
+    """Return the columns on the device, and the number of bytes read."""
     check(paths[0], parquet.read_schema(paths[0]))
     form = gdsdata.formats.Parquet(columns=names)
     dataset = gdsdata.GDSDataset(paths, batch_size=500_000, format=form, shuffle=False, device=args.device)
@@ -74,9 +74,9 @@ def columns_of_parquet(paths: list[Path]) -> tuple[dict[str, torch.Tensor], int]
 
 
 def columns_of_csv(paths: list[Path]) -> tuple[dict[str, torch.Tensor], int]:
-    """The columns on the device, and how many bytes were read."""
+    """Return the columns on the device, and the number of bytes read."""
     check(paths[0], csv.open_csv(paths[0]).schema)
-    with gdsdata.Engine() as engine:  # all files at a time; each is parsed when it is there
+    with gdsdata.Engine() as engine:  # reads all files at once; each is parsed as soon as it has been read
         reads = [engine.read(path, torch.empty(path.stat().st_size, dtype=torch.uint8)) for path in paths]
         contents = (pyarrow.BufferReader(pyarrow.py_buffer(read.result().numpy())) for read in reads)
         table = pyarrow.concat_tables([parsed_csv(content) for content in contents])
@@ -94,7 +94,7 @@ def parsed_csv(source: Any) -> pyarrow.Table:
 
 
 def grouped(keys: torch.Tensor, values: torch.Tensor) -> dict[str, torch.Tensor]:
-    """By key, ascending, each (G,): keys and rows are int64, sums float64, maxima as the values."""
+    """Aggregate by key: (G,) keys and rows int64, sums float64, maxima as the values."""
     found, group = torch.unique(keys.long(), return_inverse=True)
     sums = torch.zeros(len(found), dtype=torch.float64, device=keys.device).index_add_(0, group, values.double())
     maxima = values.new_empty(len(found)).scatter_reduce_(0, group, values, "amax", include_self=False)
@@ -109,7 +109,7 @@ def grouped_by_pyarrow(table: pyarrow.Table) -> dict[str, torch.Tensor]:
 
 
 def timed(function: Callable[..., Any], *arguments: Any) -> tuple[Any, float]:
-    """What it returns, and how many seconds it took, what it gave the GPU to do included."""
+    """Return the function's result and seconds, with its work on the GPU."""
     began = time.perf_counter()
     result = function(*arguments)
     if args.device != "cpu":
@@ -125,7 +125,7 @@ def answer(kind: str, paths: list[Path], columns_of: Callable, by_pyarrow: Calla
     groups, grouped_s = timed(grouped, columns[args.key], columns[args.value])
     theirs, pyarrow_s = timed(lambda: grouped_by_pyarrow(pyarrow.concat_tables(map(by_pyarrow, paths))))
     total = columns[args.value].double().abs().sum().item()
-    for what, values in groups.items():  # sums are of another order: they differ in their last digits
+    for what, values in groups.items():  # sums are added in another order, so their last digits differ
         said = dict(rtol=0, atol=1e-12 * total if what == "sum" else 0, check_dtype=False)
         torch.testing.assert_close(values.cpu(), theirs[what], **said, msg=lambda text, what=what: f"{what}: {text}")
     rows, all_bytes = len(columns[args.key]), sum(path.stat().st_size for path in paths)

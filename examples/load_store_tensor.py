@@ -1,13 +1,12 @@
-"""Load a tensor from a file and store it to one, on the CPU and on a GPU: gdsdata beside plain
-Python.
+"""Load and store a tensor on the CPU and on a GPU: gdsdata beside plain Python.
 
-    python examples/load_store_tensor.py                            # 256 MiB in the current folder, removed at the end
+    python examples/load_store_tensor.py             # 256 MiB in this folder, removed at the end
     python examples/load_store_tensor.py --folder /mnt/nvme --mb-size 1024 --loop 5
-    python examples/load_store_tensor.py --validate                 # compares every byte of every load and store
+    python examples/load_store_tensor.py --validate  # compares every byte of every load and store
 
-Every store is on storage when it ends. Loads find the file out of the page cache, unless --warm is
-given. For figures to rely on, with other libraries beside: python -m gdsdata.bench case=tensor.
-tests/test_examples.py runs this.
+Each store is durable when it ends. Before each load the file is dropped from the page cache, unless
+--warm is given. For figures to rely on, with other libraries beside, run `python -m gdsdata.bench
+case=tensor`. tests/test_examples.py runs this example.
 """
 
 import argparse
@@ -68,9 +67,7 @@ class Python:
 
 
 class Ours:
-    """gdsdata.read_tensor and write_tensor do the same in a line; an Engine also says which path
-    served.
-    """
+    """gdsdata's Engine, which reports the path that served. See also read_tensor, write_tensor."""
 
     name = "gdsdata"
 
@@ -85,15 +82,13 @@ class Ours:
         return self.engine.read(path, into=into).result()
 
     def paths(self):
-        """Of all loads and stores; engines are shared, and one of another device may have served
-        too.
-        """
+        """Name the paths of all loads and stores, other devices' too if they share the engine."""
         served = [name for engine in self.engine.stats().values() for name, count in engine["bytes"].items() if count]
         return ", ".join(dict.fromkeys(served))
 
 
 def forget(path):
-    """Drops the file's pages from the page cache."""
+    """Drop the file's pages from the page cache."""
     with open(path, "rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -115,7 +110,7 @@ def compare(found, tensor, what):
 def measure(library, tensor, path, args):
     stores, loads = [], []
     for _ in range(args.loop):
-        tensor.add_(1)  # other bytes each time: those of an earlier store must not pass for new ones
+        tensor.add_(1)  # new bytes each time, so those of an earlier store cannot pass for them
         seconds, _ = seconds_of(lambda: library.store(tensor, path), library.device)
         stores.append(seconds)
         if args.validate:

@@ -1,13 +1,12 @@
-"""Train with checkpoints in the background, kill -9 it at any moment, start it again: it goes on
-with the same losses.
+"""Train with checkpoints in the background, kill it at any moment, and resume with equal losses.
 
-    python examples/resume_training.py                      # a few seconds on 2 cores
-    python examples/resume_training.py --kill-in-save 40    # kill -9 while the checkpoint of step 40 is being written
-    python examples/resume_training.py                      # goes on from the last complete one, digit for digit
-    python examples/resume_training.py --folder elsewhere   # from the beginning
+    python examples/resume_training.py                     # a few seconds on 2 cores
+    python examples/resume_training.py --kill-in-save 40   # kill -9 in the save of step 40
+    python examples/resume_training.py                     # resumes from the last complete save
+    python examples/resume_training.py --folder elsewhere  # from the beginning
 
-A small network learns which byte follows 16 others in the Python standard library.
-tests/test_examples.py runs it.
+The losses are the same, digit for digit. A small network learns which byte follows 16 others in the
+Python standard library. tests/test_examples.py runs this example.
 """
 
 import argparse
@@ -29,8 +28,7 @@ parser.add_argument("--kill-in-save", type=int, help="end as by kill -9 in the m
 parser.add_argument("--folder", type=Path, default=cache / "resume_training", help="of the checkpoints")
 args = parser.parse_args()
 
-# The data are the files as they are: 17 bytes at a time, and the last of them is to be told from
-# the others.
+# The files are the data, as they are: 17 bytes at a time. The last byte is to be predicted.
 device = "cuda" if torch.cuda.is_available() else "cpu"
 torch.manual_seed(0)
 dataset = gdsdata.GDSDataset(
@@ -45,7 +43,7 @@ model = nn.Sequential(
 ).to(device)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
-# What makes up the training's state: objects with a state_dict, and plain tensors and values.
+# The training's state: objects with a state_dict, and plain tensors and values.
 state = {"model": model, "optimizer": optimizer, "dataset": dataset, "rng": torch.get_rng_state()}
 
 with gdsdata.AsyncCheckpointer(args.folder, keep_last=2) as checkpoints:
@@ -59,10 +57,10 @@ with gdsdata.AsyncCheckpointer(args.folder, keep_last=2) as checkpoints:
             loss.backward()
             optimizer.step()
             step += 1
-            print(f"step {step}: loss {loss.item():.9g}", flush=True)  # 9 digits tell any two float32 apart
+            print(f"step {step}: loss {loss.item():.9g}", flush=True)  # 9 digits distinguish any two float32
             if step % args.save_every == 0:
                 state["rng"] = torch.get_rng_state()
-                saving = checkpoints.save(step, state)  # returns when it has a copy; training goes on meanwhile
+                saving = checkpoints.save(step, state)  # returns when the state is copied; training continues meanwhile
                 if step == args.kill_in_save:
                     assert not saving.done()
                     os.kill(os.getpid(), signal.SIGKILL)

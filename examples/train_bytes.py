@@ -1,11 +1,11 @@
-"""Train a small byte-level GPT on the Python standard library's sources, stop it anywhere, and
-resume it exactly.
+"""Train a small GPT on the bytes of Python's standard library, stop it anywhere, and resume it.
 
-    python examples/train_bytes.py                   # under a minute on 2 cores
-    python examples/train_bytes.py --stop-at 120     # saves model, optimizer, RNG and the place in the data
-    python examples/train_bytes.py --resume          # prints the losses of steps 121 to 300 again, digit for digit
+    python examples/train_bytes.py                # under a minute on 2 cores
+    python examples/train_bytes.py --stop-at 120  # saves model, optimizer, RNG and place in the
+        data
+    python examples/train_bytes.py --resume       # repeats the losses of steps 121 to 300 exactly
 
-It reads top to bottom: data, model, checkpoint, loop. tests/test_examples.py runs it.
+It reads top to bottom: data, model, checkpoint, loop. tests/test_examples.py runs this example.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import sysconfig
 import time
 from pathlib import Path
 
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what CUDA needs for the same sums in every run
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # CUDA needs this for equal sums in every run
 
 import torch
 from torch import nn
@@ -43,7 +43,7 @@ if not args.data.exists():
     sources = [path for path in sorted(library.rglob("*.py")) if "-packages" not in str(path)]
     text = b"".join(path.read_bytes() for path in sources)
     args.data.parent.mkdir(parents=True, exist_ok=True)
-    # Atomic: the file is there and whole, or it is not there.
+    # Atomic: the file appears only when it is complete.
     gdsdata.write_tensor(torch.frombuffer(bytearray(text), dtype=torch.uint8).to(torch.uint16), args.data)
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -107,7 +107,7 @@ if args.resume:
     step = saved["step"]
     model.load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optimizer"])
-    dataset.load_state_dict(saved["dataset"])  # the next iteration gives the batch after the last one trained on
+    dataset.load_state_dict(saved["dataset"])  # the next iteration continues after the last batch trained on
     torch.set_rng_state(saved["rng"])
     if device == "cuda":
         torch.cuda.set_rng_state(saved["cuda_rng"])
@@ -117,7 +117,7 @@ def save() -> None:
     rng = {"rng": torch.get_rng_state(), "cuda_rng": torch.cuda.get_rng_state() if device == "cuda" else None}
     states = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "dataset": dataset.state_dict()}
     args.checkpoint.parent.mkdir(parents=True, exist_ok=True)
-    gdsdata.save({"step": step, **states, **rng}, args.checkpoint)  # on storage, whole; torch.load reads it
+    gdsdata.save({"step": step, **states, **rng}, args.checkpoint)  # durable when it returns; torch.load reads it
 
 
 # ---------------------------------------------------------------------------------------------------------------- loop
@@ -135,7 +135,7 @@ while step < last_step:
         optimizer.step()
         step += 1
         if step == 1 or step % args.print_every == 0 or step == last_step:
-            print(f"step {step}: loss {loss.item():.9g}", flush=True)  # 9 digits tell any two float32 apart
+            print(f"step {step}: loss {loss.item():.9g}", flush=True)  # 9 digits distinguish any two float32
         if step == last_step:
             save()  # here, where dataset.state_dict() counts this batch as the last one
             break

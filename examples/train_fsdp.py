@@ -1,19 +1,20 @@
-"""Train a sharded model (FSDP2) on shared data, kill a rank, and go on with as many ranks as are
-left, batch for batch.
+"""Train a sharded model (FSDP2), kill a rank, and resume on fewer ranks with the same batches.
 
-    torchrun --nproc-per-node=2 examples/train_fsdp.py                  # some seconds on 2 cores (gloo); on GPUs nccl
-    torchrun --nproc-per-node=2 examples/train_fsdp.py --folder new --kill-at 30    # the last rank ends as by kill -9
-    torchrun --nproc-per-node=1 examples/train_fsdp.py --folder new     # one rank goes on from the last checkpoint
+    torchrun --nproc-per-node=2 examples/train_fsdp.py                # some seconds on 2 cores
+    torchrun --nproc-per-node=2 examples/train_fsdp.py --folder new --kill-at 30  # as by kill -9
+    torchrun --nproc-per-node=1 examples/train_fsdp.py --folder new   # one rank resumes
 
-A folder whose checkpoint has all of --steps trains no further: take more of them, or another
-folder. With --max-restarts=1 torchrun starts the ranks again by itself. Set
-TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 then: without it those of torch 2.15 found the addresses of the
+The ranks use nccl on GPUs, and gloo elsewhere. --kill-at ends the last rank. If a folder's
+checkpoint has all of --steps, nothing is trained: raise --steps, or use another folder.
+
+With --max-restarts=1 torchrun starts the ranks again by itself. In that case set
+TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1. Without it, new ranks of torch 2.15 found the addresses of the
 ranks that had ended, and gave up.
 
-Each step prints its loss and a number made of the bytes that all ranks together trained on.
-Whatever the number of ranks, and wherever it was broken off, step n prints the same bytes, and the
-same loss but for the rounding of sums. A small transformer learns which byte comes next in the
-Python standard library. tests/test_examples.py runs it.
+Each step prints its loss and a checksum of the bytes that all ranks together trained on. Step n
+prints the same bytes for any number of ranks and any interruption. Its loss differs by rounding
+only. A small transformer learns which byte comes next in the Python standard library.
+tests/test_examples.py runs this example.
 """
 
 import argparse
@@ -46,7 +47,7 @@ if args.save_every < 1:
 if "RANK" not in os.environ:
     parser.error("start it with torchrun --nproc-per-node=N examples/train_fsdp.py")
 
-on_gpu = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])  # one each, or all ranks are on the CPU
+on_gpu = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])  # one each, or all ranks use the CPU
 device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
 if on_gpu:
     torch.cuda.set_device(device)
@@ -67,7 +68,7 @@ def say(what: str) -> None:
 seq_len = 64
 dataset = gdsdata.GDSDataset(
     sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")),
-    batch_size=args.global_batch // ranks,  # the same global batch on any number of ranks is the same order
+    batch_size=args.global_batch // ranks,  # the same global batch gives the same order on any number of ranks
     format=gdsdata.formats.Tokens("uint8", seq_len),
     seed=0,
     device=device,
@@ -82,7 +83,7 @@ class Transformer(nn.Module):
     def __init__(self, width: int = 64, layers: int = 2) -> None:
         super().__init__()
         self.bytes, self.positions = nn.Embedding(256, width), nn.Embedding(seq_len, width)
-        # Without dropout, whose random numbers would depend on which rank has which sample.
+        # No dropout: its random numbers would depend on which rank has which sample.
         layer = dict(nhead=4, dim_feedforward=4 * width, dropout=0.0, batch_first=True, norm_first=True)
         self.layers = nn.ModuleList(nn.TransformerEncoderLayer(width, **layer) for _ in range(layers))
         self.head = nn.Linear(width, 256)
@@ -95,7 +96,7 @@ class Transformer(nn.Module):
         return self.head(x)
 
 
-torch.manual_seed(0)  # all ranks make the same weights, of which each keeps its part
+torch.manual_seed(0)  # all ranks make the same weights, and each keeps its part
 model = Transformer().to(device)
 for part in (*model.layers, model):
     fully_shard(part, mesh=mesh)
@@ -105,16 +106,16 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
 
 def state(step: int) -> dict:
-    of_model, of_optimizer = get_state_dict(model, optimizer)  # of each tensor the part that this rank has
+    of_model, of_optimizer = get_state_dict(model, optimizer)  # this rank's parts
     return {"model": of_model, "optimizer": of_optimizer, "dataset": dataset, "step": step}  # dataset: its place
 
 
-# torch warns of what it writes over; here the old checkpoint is there until the new one is whole.
+# torch warns that it overwrites a checkpoint. Here the old one stays until the new one is complete.
 warnings.filterwarnings("ignore", "Detected an existing checkpoint")
 step = 0
-if (args.folder / ".metadata").exists():  # which is written last: without it there is no checkpoint
+if (args.folder / ".metadata").exists():  # it is written last: without it there is no checkpoint
     found = state(step)
-    dcp.load(found, storage_reader=gdsdata.GDSStorageReader(args.folder))  # whatever the number of ranks that saved it
+    dcp.load(found, storage_reader=gdsdata.GDSStorageReader(args.folder))  # any number of ranks may have saved it
     set_state_dict(model, optimizer, model_state_dict=found["model"], optim_state_dict=found["optimizer"])
     step = found["step"]
 say(f"from step {step} on {ranks} ranks, {device.type}, {args.global_batch} samples a step")

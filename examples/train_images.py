@@ -1,13 +1,12 @@
-"""Train a small convolutional network on WebDataset shards of JPEGs, which a GPU decodes where
-there is one.
+"""Train a small convolutional network on WebDataset shards of JPEGs.
 
-    python examples/train_images.py                  # some seconds on 2 cores; makes its shards
-    python examples/train_images.py --device cpu     # decoded by the processor's cores, ahead of the training
+    python examples/train_images.py               # some seconds on 2 cores; makes its shards
+    python examples/train_images.py --device cpu  # the processor's cores decode ahead
     python examples/train_images.py --data imagenet/train --classes 1000 --size 224
 
-A sample is two members of a tar: KEY.jpg and KEY.cls, the class in digits. The last shard is held
-out, to see what was learned. What is made are discs, squares, crosses and rings, of all sizes and
-colours. tests/test_examples.py runs it.
+A GPU, if there is one, decodes the images. A sample is two members of a tar: KEY.jpg, and KEY.cls
+with the class in digits. The last shard is held out for testing. The example draws discs, squares,
+crosses and rings, of all sizes and colors. tests/test_examples.py runs it.
 """
 
 import argparse
@@ -40,7 +39,7 @@ args = parser.parse_args()
 
 
 def drawn(rng: np.random.Generator) -> tuple[torch.Tensor, int]:
-    """An image, uint8 (3, height, width), and the class of the figure in it."""
+    """Draw an image, uint8 (3, height, width), and return it with the class of its figure."""
     height, width = rng.integers(56, 97, 2)
     y, x = np.indices((height, width)) - rng.uniform(0.35, 0.65, (2, 1, 1)) * [[[height]], [[width]]]
     y, x, radius = abs(y), abs(x), rng.uniform(14, 24)
@@ -56,7 +55,7 @@ def drawn(rng: np.random.Generator) -> tuple[torch.Tensor, int]:
 
 
 def make_shards(folder: Path) -> None:
-    """Five shards of JPEGs. The folder is there and whole, or it is not there."""
+    """Write five shards of JPEGs. The folder appears only when it is complete."""
     try:
         from torchvision.io import encode_jpeg
     except ImportError:
@@ -75,7 +74,7 @@ def make_shards(folder: Path) -> None:
 
 
 def dataset_of(shards: list[Path], shuffle: bool) -> gdsdata.GDSDataset:
-    """Batches: images uint8 (B, 3, size, size) on the device, classes int64 (B,)."""
+    """Make batches: images uint8 (B, 3, size, size) on the device, classes int64 (B,)."""
     image = gdsdata.decoders.Image(resize=(args.size, args.size))
     return gdsdata.GDSDataset(
         shards,

@@ -1,14 +1,13 @@
-"""Train a 3-D convolutional network on .npy volumes, by a DataLoader or by GDSDataset, and see what
-it waited for.
+"""Train a 3-D convolutional network on .npy volumes, by a DataLoader or by GDSDataset.
 
-    python examples/train_volumes.py                        # a few seconds on 2 cores; makes its volumes
-    python examples/train_volumes.py --loader dataloader    # the same training, as torch alone does it
-    python examples/train_volumes.py --in-order             # then both print the same losses (on the CPU)
-    python examples/train_volumes.py --cold                 # the files are not in the page cache when it begins
+    python examples/train_volumes.py                      # a few seconds on 2 cores
+    python examples/train_volumes.py --loader dataloader  # the same training, by torch alone
+    python examples/train_volumes.py --in-order           # both print the same losses (CPU)
+    python examples/train_volumes.py --cold               # begins with an empty page cache
 
-A file is one case: uint8 (2, side, side, side), a noisy scan and the mask of the ball in it, which
-the network has to find. docs/guide/data-sets.md shows as a diff what the two loaders need.
-tests/test_examples.py runs it.
+It makes its volumes, and prints how long the loop waited. A file is one case, uint8 (2, side, side,
+side): a noisy scan and the mask of the ball in it, which the network has to find. The guide
+(docs/guide/data-sets.md) shows the difference between the loaders. tests/test_examples.py runs it.
 """
 
 import argparse
@@ -43,10 +42,7 @@ if args.side < 4 or args.side % 4:
 
 
 def make_volumes(folder: Path) -> None:
-    """Balls of random place and size in noise.
-
-    The folder is there and whole, or it is not there.
-    """
+    """Draw balls of random place and size in noise. The folder appears only when it is complete."""
     making = folder.with_name(f"{folder.name}.making-{os.getpid()}")
     making.mkdir(parents=True)
     rng, voxels = np.random.default_rng(0), np.indices([args.side] * 3)
@@ -59,7 +55,7 @@ def make_volumes(folder: Path) -> None:
 
 
 def drop_from_page_cache(paths: list[Path]) -> None:
-    os.sync()  # what is not yet on storage stays in memory
+    os.sync()  # dirty pages cannot be dropped from the page cache
     for path in paths:
         descriptor = os.open(path, os.O_RDONLY)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -110,8 +106,8 @@ steps, waited_s, first_s = 0, 0.0, 0.0
 for epoch in range(args.epochs):
     sum_of_losses, asked = torch.zeros((), device=args.device), time.perf_counter()
     for batch in loader:
-        batch = batch.to(args.device, non_blocking=True)  # uint8 (B, 2, side, side, side); GDSDataset's is there
-        if steps == 0:  # from here on both loaders are under way: workers run, memory is there
+        batch = batch.to(args.device, non_blocking=True)  # uint8 (B, 2, side, side, side); no copy for GDSDataset
+        if steps == 0:  # from here on both loaders have started: workers run, memory is allocated
             first_s, asked = time.perf_counter() - began, time.perf_counter()
         waited_s += time.perf_counter() - asked
         scan, mask = batch[:, :1].float() / 255, batch[:, 1:].float()
