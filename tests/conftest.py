@@ -1,8 +1,8 @@
-"""What every test gets: tests marked `gpu` need a CUDA device, and GDSDATA_REQUIRE_GPU=1 makes its
-lack a failure.
+"""Fixtures and hooks of all tests.
 
-The guard against hangs is in pyproject.toml (timeout, faulthandler_timeout); a longer test is
-marked timeout(seconds).
+Tests marked `gpu` need a CUDA device. GDSDATA_REQUIRE_GPU=1 turns its absence into a failure. The
+guard against hangs is in pyproject.toml (timeout, faulthandler_timeout); a longer test is marked
+timeout(seconds).
 """
 
 import functools
@@ -11,14 +11,13 @@ import subprocess
 
 import pytest
 
-# Asks NVML, not the driver, whether there is a GPU: initialised CUDA would spoil the tests that
-# fork.
+# Asks NVML, not the driver, whether there is a GPU: initialized CUDA would spoil tests that fork.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 
 @functools.cache
 def lack_of_gpu() -> str:
-    """Why CUDA cannot be used here; "" where it can."""
+    """Return the reason why CUDA cannot be used here, or ""."""
     import torch
 
     if torch.version.cuda is None:
@@ -28,7 +27,7 @@ def lack_of_gpu() -> str:
 
 @pytest.fixture(scope="session")
 def fake_driver(tmp_path_factory):
-    """The path of the fake CUDA driver, for `fake_gpu.install`."""
+    """Return the path of the fake CUDA driver, for `fake_gpu.install`."""
     import fake_gpu
 
     return fake_gpu.build(tmp_path_factory.mktemp("fake_driver"))
@@ -36,7 +35,7 @@ def fake_driver(tmp_path_factory):
 
 @pytest.fixture
 def quick_programs(monkeypatch, request):
-    """Programs that the test starts are forks of a process with their imports (quick_programs.py).
+    """Start the test's programs as forks of a process with their imports (quick_programs.py).
 
     Tests marked `new_interpreter` start interpreters all the same.
     """
@@ -46,7 +45,7 @@ def quick_programs(monkeypatch, request):
         monkeypatch.setattr(subprocess, "Popen", quick_programs.Popen)
 
 
-# First of all hooks: before the fixtures of the test, which might already need the GPU.
+# Runs before the test's fixtures, which might already need the GPU.
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
     if item.get_closest_marker("gpu") is None or not (lack := lack_of_gpu()):

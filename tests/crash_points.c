@@ -1,10 +1,11 @@
-/* Preloaded into a process (LD_PRELOAD), stands between it and the system calls that change files under a folder: each is a
-   point at which the process can be ended as by a power cut. What was not synced may be lost too: writes then reach a file
-   when it is synced, and renames, and removals of a manifest, reach a folder when that is synced.
+/* A library for LD_PRELOAD that intercepts the system calls that change files under a folder. At each
+   call the process can be ended as by a power cut. Unsynced changes may be lost too: writes then
+   reach a file when it is synced. Renames, and removals of a manifest, reach a folder when that is
+   synced.
 
-   The process id can be a fixed one, as that of a container's first process is after each restart.
+   The process id can be fixed, like that of a container's first process after each restart.
 
-   Used by tests/test_crashes.py, by way of ctypes: the functions crash_points_*. One thread at a time. */
+   tests/test_crashes.py calls the functions crash_points_* by ctypes. One thread at a time. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -41,7 +42,7 @@ struct pending {
 };
 static struct pending *first, **last = &first;
 
-/* Ends the process before call number `at` (from 1 on; 0: never). */
+/* Ends the process before call number `at`, counted from 1. 0: never. */
 void crash_points_begin(const char *under, long at, int lose_unsynced) {
   snprintf(folder, sizeof folder, "%s", under);
   crash_at = at;
@@ -51,7 +52,7 @@ void crash_points_begin(const char *under, long at, int lose_unsynced) {
 
 long crash_points_count(void) { return count; }
 
-/* What getpid answers from now on, also in children; 0: the truth. */
+/* Makes getpid return `id` from now on, also in children. 0: the real id. */
 void crash_points_fix_process_id(int id) { fixed_id = id; }
 
 pid_t getpid(void) { return fixed_id != 0 ? fixed_id : (pid_t)syscall(SYS_getpid); }
@@ -88,7 +89,7 @@ static int is_in(const char *path, const char *directory) {
   return strncmp(path, directory, length) == 0 && path[length] == '/' && strchr(path + length + 1, '/') == NULL;
 }
 
-/* What a sync of this descriptor makes last. */
+/* Applies the changes that a sync of this descriptor makes durable. */
 static void do_pending(int fd, const char *path) {
   struct stat status;
   fstat(fd, &status);

@@ -1,7 +1,7 @@
-"""A "cuda:0" for data sets where there is no GPU: the engine over tests/cpp/fake_cuda, whose memory
-torch takes for the CPU's.
+"""A "cuda:0" for data sets if there is no GPU.
 
-Only for a process of its own (`helpers.in_new_process`): the engine looks its driver up once.
+The engine runs over tests/cpp/fake_cuda, whose memory torch takes for the CPU's. The engine looks
+its driver up once, so use this only in a process of its own (`helpers.in_new_process`).
 """
 
 import ctypes
@@ -20,7 +20,7 @@ _SOURCE = Path(__file__).parent / "cpp" / "fake_cuda.cpp"
 
 
 def build(folder: Path) -> Path:
-    """The fake driver, compiled."""
+    """Compile the fake driver, and return its path."""
     library = folder / "libfakecuda.so"
     flags = ["-std=c++20", "-O2", "-fPIC", "-shared", "-pthread"]
     subprocess.run([os.environ.get("CXX", "c++"), *flags, _SOURCE, "-o", library, "-ldl"], check=True)
@@ -28,14 +28,12 @@ def build(folder: Path) -> Path:
 
 
 def install(library: Path) -> ctypes.CDLL:
-    """What the fake offers its tests (tests/cpp/fake_cuda.h); from here on the engine takes it for
-    the driver.
-    """
+    """Make the fake the engine's driver, and return its test functions (tests/cpp/fake_cuda.h)."""
     os.environ["GDSDATA_LIBCUDA"] = str(library)
     engine._initialise_cuda = lambda device: None
-    engine.stream_of = lambda device: 0  # the device's own
+    engine.stream_of = lambda device: 0  # the device's default stream
     ring.from_dlpack = _from_dlpack
-    torch.set_num_threads(1)  # which copies batches in the place of the GPU, beside the loop
+    torch.set_num_threads(1)  # torch copies batches in the place of the GPU, beside the loop
     fake = ctypes.CDLL(str(library))
     fake.fake_cuda_set_link_bytes_per_s.argtypes = [ctypes.c_uint64]
     fake.fake_cuda_keep_busy.argtypes = [ctypes.c_int, ctypes.c_uint64]
@@ -43,7 +41,7 @@ def install(library: Path) -> ctypes.CDLL:
 
 
 class _Head(ctypes.Structure):
-    """How a DLTensor begins (dlpack.h)."""
+    """The beginning of a DLTensor (dlpack.h)."""
 
     _fields_ = [("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32)]
 

@@ -1,16 +1,19 @@
-"""Damaged files for every parser: each is read within its bounds, or refused with its path, soon
-and in little memory.
+"""Check that every parser reads a damaged file within its bounds, or refuses it with its path.
 
-    python tests/fuzz.py all --seconds 600                 # or a target: python tests/fuzz.py --help names them
+    python tests/fuzz.py all --seconds 600         # --help lists single targets
     python tests/fuzz.py tar --seconds 60 --seed 7 --corpus FOLDER --findings FOLDER
-    python tests/fuzz.py tar --repeat FOLDER               # what a finding's line says
+    python tests/fuzz.py tar --repeat FOLDER       # repeats a finding, as its line says
 
-An input is a folder of small files. Inputs begin as what the tests' own writers write; one that
-reaches a line of the parser that none reached before is kept, and changed further. A process of its
-own reads them, so that a crash and a hang are found with their input too. Findings: an exception
-that is no refusal, or a refusal without the path; a crash; an extent that leaves its file; a file
-opened, a module imported or a program run that is none of the parser's business; more than a second
-of the processor, 64 MiB touched or 4 GiB reserved for an input of at most 256 KiB a file.
+An input is a folder of small files. The first inputs are written by the tests' own writers. An
+input that reaches a new line of the parser is kept and changed further. Another process reads the
+inputs, so that crashes and hangs are found with their input too. Findings are:
+
+- an exception that is no refusal, or a refusal without the path;
+- a crash;
+- an extent outside its file;
+- a file, a module or a program that the parser has no reason to open, import or run;
+- more than a second of the processor, or 64 MiB touched, or 4 GiB reserved, for an input of at most
+  256 KiB a file.
 
 To add a target, write a `Target` and name it in `TARGETS`.
 """
@@ -46,14 +49,14 @@ from gdsdata.errors import CorruptData, IoError
 
 _MOST_SECONDS = 1.0  # of the processor, for one input
 _TOO_LONG = "takes too long"
-_HANGS_AFTER_S = 120.0  # by the clock: others may have the processor
-_BEGINS_AFTER_S = 300.0  # at most: it makes its seeds first
+_HANGS_AFTER_S = 120.0  # by the clock: others may use the processor
+_BEGINS_AFTER_S = 300.0  # by the clock: the seeds are made first
 _MOST_TOUCHED_BYTES = 64 * 2**20
 _MOST_RESERVED_BYTES = 4 * 2**30
 _LARGEST_INPUT_BYTES = 2**18
-_LARGEST_KEPT_BYTES = 2**15  # what is kept is changed often, and is to be read quickly
+_LARGEST_KEPT_BYTES = 2**15  # kept inputs are changed often, and should be read quickly
 
-# Of names in zip files and of JSON in bytes, which Python imports when it first meets them.
+# Python imports these when it first meets them: in names in zip files, and in JSON in bytes.
 _ENCODINGS = ("cp437", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be", "utf-16", "utf-32", "utf-8-sig")
 
 # ------------------------------------------------------------------------------------------------ changes of bytes
@@ -62,12 +65,12 @@ _WIDTHS = (1, 2, 4, 8)
 _NUMBERS = [n for bits in (7, 8, 15, 16, 24, 31, 32, 62, 63, 64) for n in (2**bits - 1, 2**bits, 2**bits + 1)]
 _NUMBERS += [*range(17), 64, 65, 100, 255, 511, 512, 513, 4095, 4096, 4097, 10**18, 10**19, 10**30]
 _DIGITS = frozenset(b"0123456789")
-# A range written this many times is deep where it nests, and long where it does not.
+# A range that is repeated this often becomes deep if it nests, and long if it does not.
 _MANY_TIMES = (2, 10, 100, 1000, 20_000)
 
 
 def mutated(files: Files, others: Sequence[Files], tokens: Sequence[bytes], dice: random.Random) -> Files:
-    """One or a few changes of one or two of the files; ``others`` are what ranges are taken from."""
+    """Make one or a few changes to one or two files, with ranges of ``others`` among them."""
     changed = dict(files)
     for _ in range(dice.choice((1, 1, 1, 2, 3, 6))):
         name = dice.choice(sorted(changed))
@@ -89,7 +92,7 @@ def _set_byte(data: bytearray, dice: random.Random, *_: Any) -> None:
 
 
 def _set_number(data: bytearray, dice: random.Random, *_: Any) -> None:
-    """A number that is little, a limit, the file's own size, or off by some from what was there."""
+    """Write a small number, a limit, the file's own size, or a number near the old one."""
     width = dice.choice(_WIDTHS)
     if len(data) < width:
         return
@@ -100,7 +103,7 @@ def _set_number(data: bytearray, dice: random.Random, *_: Any) -> None:
 
 
 def _set_digits(data: bytearray, dice: random.Random, *_: Any) -> None:
-    """Another number in the place of one in text: JSON's, a header's."""
+    """Replace a number in text, such as JSON or a header."""
     places = [i for i, octet in enumerate(data[:65536]) if octet in _DIGITS]
     if not places:
         return
@@ -111,7 +114,7 @@ def _set_digits(data: bytearray, dice: random.Random, *_: Any) -> None:
         end += 1
     value = dice.choice((dice.choice(_NUMBERS), int(data[begin:end][:18]) + dice.randint(-2, 2)))
     text = dice.choice((b"%d", b"%o", b"%d.5", b"-%d")) % abs(value)
-    # As wide as before, for fields of fixed width; or as long as it is.
+    # Either as wide as before, for fields of fixed width, or as long as the new number is.
     data[begin:end] = text.rjust(end - begin, b"0")[: end - begin] if dice.random() < 0.5 else text
 
 
@@ -162,10 +165,9 @@ _CHANGES: list[Callable[..., None]] = [
 
 
 class Lines:
-    """Which lines of some modules run, in any thread.
+    """The lines of some modules that have run, in any thread.
 
-    Code of which every line has run is not looked at again, so that a parser is soon nearly as fast
-    as without.
+    Code whose lines have all run is not traced again, so a parser soon runs nearly at full speed.
     """
 
     def __init__(self, modules: Sequence[ModuleType]) -> None:
@@ -200,16 +202,14 @@ class Lines:
 
 
 class Escaped(BaseException):
-    """A parser does what none has any reason to; nothing of ours catches it."""
+    """Reports an action that no parser needs. It is no Exception, so no parser catches it."""
 
 
 class Guard:
-    """Refuses, while a parser runs, what no parser does: programs, imports, code, files outside the
-    input's folder.
-    """
+    """Refuses programs, imports, code, and files outside the input's folder while a parser runs."""
 
     _FORBIDDEN = ("os.", "subprocess.", "socket.", "shutil.", "ctypes.", "import", "exec", "pty.", "webbrowser.")
-    # By `memory_budget`, before row groups are decoded.
+    # `memory_budget` reads these before row groups are decoded.
     _MEMORY = ("/proc/meminfo", "/proc/self/mountinfo", "/proc/self/cgroup", "/sys/fs/cgroup/")
     _WITHIN_THE_FOLDER = ("open", "os.mkdir", "os.rename", "os.remove", "os.scandir", "os.listdir")
 
@@ -217,7 +217,7 @@ class Guard:
         self._folder = str(folder)
         self._armed = False
         self.seen: str | None = None
-        sys.addaudithook(self._hook)  # for as long as the process lives
+        sys.addaudithook(self._hook)  # stays until the process ends
 
     def __enter__(self) -> None:
         self.seen, self._armed = None, True
@@ -234,7 +234,7 @@ class Guard:
         else:
             wrong = event.startswith(self._FORBIDDEN)
         if wrong:
-            self.seen = f"{event} {arguments!r:.200}"  # also where the parser caught what is raised here
+            self.seen = f"{event} {arguments!r:.200}"  # seen even if the parser caught the exception
             raise Escaped(self.seen)
 
 
@@ -242,7 +242,7 @@ class Guard:
 
 
 def outcome(target: Target, folder: Path, guard: Guard) -> str | None:
-    """What is wrong with how ``target`` reads the input in ``folder``; None: nothing."""
+    """Return the fault in how ``target`` reads the input in ``folder``, or None."""
     touched, cpu_s = _peak_bytes(), time.process_time()
     wrong = None
     try:
@@ -271,7 +271,7 @@ def outcome(target: Target, folder: Path, guard: Guard) -> str | None:
 
 
 def _described(error: BaseException) -> str:
-    """The error, and where in gdsdata it was raised."""
+    """Describe the error and the line in gdsdata that raised it."""
     package = Path(gdsdata.__file__).parent  # its checkout has the same name
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if package in Path(frame.filename).parents]
     where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "outside gdsdata"
@@ -283,7 +283,7 @@ def _peak_bytes() -> int:
 
 
 def write_input(files: Files, folder: Path) -> None:
-    """``files`` are all that ``folder`` holds afterwards."""
+    """Make ``files`` the only content of ``folder``."""
     for entry in os.scandir(folder):
         if entry.name not in files:
             os.unlink(entry.path)
@@ -301,9 +301,7 @@ def read_input(folder: Path) -> Files:
 
 @dataclass
 class Report:
-    """What came of a target's inputs; ``findings``: what was wrong, and the folder of the input
-    that shows it.
-    """
+    """The results of a target's inputs. ``findings``: each fault, with the folder of its input."""
 
     target: str
     inputs: int = 0
@@ -321,7 +319,7 @@ class Report:
 
 
 def seeds_of(target: Target, folder: Path) -> list[Files]:
-    """What the target's writers write."""
+    """Return the inputs that the target's writers write."""
     seeds = []
     for i, write in enumerate(target.seeds):
         (folder / str(i)).mkdir(parents=True)
@@ -333,10 +331,10 @@ def seeds_of(target: Target, folder: Path) -> list[Files]:
 def fuzz(
     target: Target, seconds: float, seed: int, work: Path, findings: Path, corpus: Path | None, run: Any
 ) -> Report:
-    """Read changed inputs for so long, in this process; ``run.value`` counts them, for who watches."""
+    """Read changed inputs for ``seconds``, in this process. ``run.value`` counts them."""
     warnings.simplefilter("error")
-    warnings.filterwarnings("ignore", "gdsdata: ")  # what it tells its user
-    warnings.filterwarnings("ignore", "Data type alias 'a'", DeprecationWarning)  # of a dtype that NumPy still takes
+    warnings.filterwarnings("ignore", "gdsdata: ")  # gdsdata's own warnings
+    warnings.filterwarnings("ignore", "Data type alias 'a'", DeprecationWarning)  # a dtype that NumPy still takes
     np.seterr(all="raise")
     dice = random.Random(seed)
     current = work / "input"
@@ -345,7 +343,7 @@ def fuzz(
     inputs = seeds_of(target, work / "seeds")
     for name in _ENCODINGS:
         "".encode(name)
-    for files in inputs:  # what is imported and made once is no input's
+    for files in inputs:  # imports and first allocations are not charged to an input
         write_input(files, current)
         with contextlib.suppress(ValueError, *target.refusals):
             target.read(current)
@@ -359,7 +357,7 @@ def fuzz(
         if untried:
             files = untried.pop()
         else:
-            some = inputs[-16:] if dice.random() < 0.5 else inputs  # those that reached something last, more often
+            some = inputs[-16:] if dice.random() < 0.5 else inputs  # prefer the latest inputs
             files = mutated(dice.choice(some), inputs, target.tokens, dice)
             if dice.random() < 0.8:
                 files = target.mend(files)
@@ -382,13 +380,13 @@ def fuzz(
 
 
 def _limit_memory() -> None:
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is what is in use now
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak to the memory in use now
     in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (in_use + _MOST_RESERVED_BYTES, resource.RLIM_INFINITY))
 
 
 def _save(report: Report, wrong: str, files: Files, findings: Path) -> None:
-    """Once for each place and kind."""
+    """Store the input of the first finding of its kind and place."""
     kind = wrong.split(": ")[0]
     if not any(known.split(": ")[0] == kind for known in report.findings):
         report.findings[wrong] = _store(files, findings / report.target)
@@ -401,12 +399,12 @@ def _store(files: Files, folder: Path) -> Path:
     return folder / digest
 
 
-_processes = multiprocessing.get_context("forkserver")  # of `helpers`: torch has been imported there
+_processes = multiprocessing.get_context("forkserver")  # `helpers` has had it import torch
 
 
 def watched(target: Target, seconds: float, seed: int, findings: Path, corpus: Path | None) -> Report:
-    """`fuzz` in a process of its own; one that crashes or hangs is a finding, and another one goes
-    on.
+    """Run `fuzz` in another process. If it crashes or hangs, note a finding and start the next
+    one.
     """
     total = Report(target.name)
     work = Path(tempfile.mkdtemp(prefix="gdsdata-fuzz-", dir=_memory()))
@@ -422,7 +420,7 @@ def watched(target: Target, seconds: float, seed: int, findings: Path, corpus: P
 def _one_process(target: Target, seconds: float, seed: int, work: Path, findings: Path, corpus: Path | None) -> Report:
     run = _processes.Value("q", 0)
     receiver, sender = _processes.Pipe(duplex=False)
-    known = target.name if target.name in TARGETS else target  # they have parts that cannot be sent
+    known = target.name if target.name in TARGETS else target  # a target cannot be pickled
     arguments = (sender, known, seconds, seed, work, findings, corpus, run)
     process = _processes.Process(target=_answer, args=arguments, daemon=True)
     process.start()
@@ -450,7 +448,7 @@ def _one_process(target: Target, seconds: float, seed: int, work: Path, findings
 
 
 def _memory() -> str | None:
-    """A folder that no disk is behind, if there is one."""
+    """Return a folder in memory, if there is one."""
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 

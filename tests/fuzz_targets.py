@@ -1,6 +1,4 @@
-"""What `fuzz.py` reads: for every parser its seeds, how an input is read and checked, what a change
-must not spoil.
-"""
+"""The parsers that `fuzz.py` tests: seeds, readers, checks, and repairs of changed inputs."""
 
 import hashlib
 import json
@@ -77,7 +75,7 @@ from gdsdata.io.engine import crc32c_of_rows
 from gdsdata.io.options import EngineOptions
 
 Files = dict[str, bytes]  # by name, all of one folder
-# The same for every file of every input, for indexes that name it.
+# The same for every file of every input, because indexes contain it.
 MTIME_NS = 1_700_000_000_000_000_000
 
 
@@ -93,13 +91,10 @@ class Target:
         name: on the command line.
         modules: whose lines are counted.
         seeds: each writes a sound input into a folder.
-        read: parses what a folder holds, and checks what comes of it; raises what the parser
-            raises.
-        mend: puts right, in a changed input, checksums and lengths behind which a parser would not
-            look.
+        read: parses a folder's files and checks the result; raises what the parser raises.
+        mend: repairs the checksums and lengths of a changed input, so that a parser reads on.
         tokens: bytes that mean something to the parser.
-        refusals: what it may raise beside `CorruptData`, `IoError`, `FileNotFoundError` and
-            `ValueError`.
+        refusals: allowed besides `CorruptData`, `IoError`, `FileNotFoundError` and `ValueError`.
     """
 
     name: str
@@ -117,7 +112,7 @@ _MOST_ASKED = 512
 
 
 def each(readings: Iterable[Callable[[], object]]) -> None:
-    """Do all of them, and raise the first one's refusal after that."""
+    """Call all of them, and then raise the first refusal."""
     refusal = None
     for reading in readings:
         try:
@@ -129,7 +124,7 @@ def each(readings: Iterable[Callable[[], object]]) -> None:
 
 
 def check(index: SampleIndex) -> None:
-    """The first and the last samples lie in files that are as large as the index says."""
+    """Check that the first and last samples lie in files of the size that the index says."""
     sizes = np.array([Path(path).stat().st_size for path in index.paths])
     assert (sizes == index.size_bytes).all(), "files are of another size than the index says"
     assert len(index) == index.first_sample[-1] and (np.diff(index.first_sample) >= 0).all()
@@ -150,7 +145,7 @@ def check(index: SampleIndex) -> None:
 
 
 def indexing(pattern: str, *formats: Format) -> Callable[[Path], None]:
-    """`Target.read` by each of the formats, of the folder's files that fit the pattern."""
+    """Return a `Target.read` that indexes the files matching the pattern by each format."""
 
     def read(folder: Path) -> None:
         paths = sorted(map(str, folder.glob(pattern)))
@@ -160,7 +155,9 @@ def indexing(pattern: str, *formats: Format) -> Callable[[Path], None]:
 
 
 def check_stored(found: Any) -> None:
-    """Every tensor that a nest of containers says it has lies in its record, and that in its file."""
+    """Check that every tensor in a nest of containers lies in its record, and the record in its
+    file.
+    """
     seen: set[int] = set()
     left = [found]
     while left:
@@ -260,7 +257,7 @@ def tar_seed(kind: str) -> Callable[[Path], object]:
 
 
 def mend_tar(files: Files) -> Files:
-    """Checksums of what looks like a header."""
+    """Repair the checksum of each block that looks like a header."""
     data = files["x.tar"]
     records = [data[at : at + 512] for at in range(0, len(data), 512)]
     mended = (test_tar.with_checksum(one) if one[257:262] == b"ustar" and len(one) == 512 else one for one in records)
@@ -305,7 +302,7 @@ def kept_seed(folder: Path) -> None:
 
 
 def mend_kept(files: Files) -> Files:
-    """Of which tar it is, and the checksum of it all."""
+    """Repair the size and time of the tar, and the checksum of the index."""
     kept = files[_KEPT_NAME]
     checked = struct.pack("<2q", len(files["x.tar"]), MTIME_NS) + kept[40:]
     return {**files, _KEPT_NAME: kept[:16] + struct.pack("<I", zlib.crc32(checked)) + bytes(4) + checked}
@@ -329,7 +326,7 @@ _JSON_TOKENS = (
 
 
 def mend_sizes(listed: str, shards_of: Callable[[Any], Iterable[tuple[dict, str, str]]]) -> Callable[[Files], Files]:
-    """Files' sizes in ``listed``: where they stand (a dict and a key), and of which file."""
+    """Repair the sizes in ``listed``. ``shards_of`` gives dict, key and file of each."""
 
     def mend(files: Files) -> Files:
         try:
@@ -381,7 +378,7 @@ def packed_seed(compression: str) -> Callable[[Path], object]:
         hashed = {path.name: hashlib.sha1(path.read_bytes()).hexdigest() for path in folder.glob("*.mds")}
         index = Path(test_mds.pack_shards(folder, compression))
         content = json.loads(index.read_text())
-        for record in content["shards"][:1]:  # the other one has none
+        for record in content["shards"][:1]:  # the other shard has none
             record["raw_data"]["hashes"] = {"sha1": hashed[record["raw_data"]["basename"]]}
         index.write_text(json.dumps(content))
 
@@ -438,7 +435,7 @@ LITDATA = Target(
 
 
 def mend_megatron(files: Files) -> Files:
-    """The number of sequences that makes up the file."""
+    """Repair the number of sequences, which makes up the file."""
     data = files["x.idx"]
     if len(data) < 34:
         return files
@@ -465,11 +462,11 @@ MEGATRON = Target(
 )
 
 
-_MOST_MENDED = 20  # records, for checksums take long
+_MOST_MENDED = 20  # records: checksums take long
 
 
 def mend_tfrecord(files: Files) -> Files:
-    """Checksums of lengths and data, of the first records."""
+    """Repair the checksums of lengths and data of the first records."""
     data, at = bytearray(files["x.tfrecord"]), 0
     for _ in range(_MOST_MENDED):
         begin, length = at + 12, int.from_bytes(data[at : at + 8], "little")
@@ -510,7 +507,7 @@ def safetensors_seed(folder: Path) -> None:
 
 
 def mend_safetensors(files: Files) -> Files:
-    """The header's length, where the data is what the seed has."""
+    """Set the header's length so that the data has as many bytes as the seed's."""
     data = files["x.safetensors"]
     length = max(0, len(data) - 8 - _DATA_BYTES)
     return {**files, "x.safetensors": struct.pack("<Q", length) + data[8:]}
@@ -563,10 +560,7 @@ def unusual_state() -> dict:
 
 
 def read_torch(path: Path) -> None:
-    """What is found in it; and, where all of it is plain, what loading makes of it.
-
-    Else it is torch's to load.
-    """
+    """Read the structure of a torch file. If all of it is plain, load it too."""
     opened = archive.open_archive(OpenFile(str(path)))
     each([lambda: opened.storages])
     found = archive_reader.unpickle_structure(opened)
@@ -609,7 +603,7 @@ def pickle_seed(state: Callable[[], Any]) -> Callable[[Path], object]:
 
 
 def read_pickle(folder: Path) -> None:
-    """In a sound archive, whose storages the seeds fit."""
+    """Read the pickle in a sound archive whose storages fit the seeds."""
     layout = Layout((folder / "data.pkl").read_bytes(), _STORAGES)
     archive = bytearray(layout.end)
     for at, part in layout.frame([zlib.crc32(bytes(size)) for size in _STORAGES]):
@@ -651,12 +645,13 @@ PICKLE = Target(
 
 
 def reading(name: str, *formats: Format) -> Callable[[Path], None]:
-    """`Target.read` by each of the formats, and then of every sample: of those too whose values
-    others decode.
+    """Return a `Target.read` that indexes by each format and then reads every sample.
+
+    Samples whose values others decode are read too.
     """
 
     def read_all(path: str, format: Format) -> None:
-        engine.kept_engine(EngineOptions(), torch.device("cpu"))  # else each input would make one anew
+        engine.kept_engine(EngineOptions(), torch.device("cpu"))  # else each input would make an engine
         data = gdsdata.GDSDataset(path, 8, format, shuffle=False, device="cpu")
         if not isinstance(data._samples.index, TableIndex):
             check(data._samples.index)

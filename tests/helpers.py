@@ -1,4 +1,4 @@
-"""What several test modules share: data, cache state, other processes, and what a process holds."""
+"""Helpers of several test modules: data, the page cache, processes, and a process's resources."""
 
 import ctypes
 import mmap
@@ -26,7 +26,7 @@ from gdsdata.io.engine import shared_engine
 REPOSITORY = Path(__file__).resolve().parents[1]
 MIB = 2**20
 
-# A file whose file system (sysfs) refuses O_DIRECT, and that needs no root to be read.
+# A file that anyone may read, and whose file system (sysfs) refuses O_DIRECT.
 REFUSES_DIRECT = Path("/sys/kernel/btf/vmlinux")
 
 
@@ -38,18 +38,18 @@ def random_bytes(count: int, seed: int = 0) -> bytes:
 
 
 def write_records(path: Path, count: int, record_bytes: int, seed: int = 0) -> np.ndarray:
-    """A file of ``count`` random records; they, as uint8 ``(count, record_bytes)``."""
+    """Write ``count`` random records, and return them as uint8 ``(count, record_bytes)``."""
     path.write_bytes(random_bytes(count * record_bytes, seed))
     return np.fromfile(path, np.uint8).reshape(count, record_bytes)
 
 
 def arrays(batches: Iterable[torch.Tensor]) -> list[np.ndarray]:
-    """Copies, made as each batch comes."""
+    """Copy each batch as it comes."""
     return [batch.cpu().numpy().copy() for batch in batches]
 
 
 def assert_same_batches(got: Iterable[Any], expected: Iterable[Any]) -> None:
-    """Equal in number, order, dtype, shape and every byte (a NaN equals itself), wherever they are."""
+    """Compare number, order, dtype, shape and every byte on any device. A NaN equals itself."""
     got, expected = list(map(_on_the_cpu, got)), list(map(_on_the_cpu, expected))
     assert [(batch.dtype, batch.shape) for batch in got] == [(batch.dtype, batch.shape) for batch in expected]
     different = [i for i, (a, b) in enumerate(zip(got, expected, strict=True)) if a.tobytes() != b.tobytes()]
@@ -64,7 +64,7 @@ def _on_the_cpu(batch: Any) -> np.ndarray:
 
 
 def lack_of_uring() -> str:
-    """Why io_uring cannot be used here; "" where it can."""
+    """Return the reason why io_uring cannot be used here, or ""."""
     try:
         shared_engine(gdsdata.EngineOptions(backend="uring"), torch.device("cpu"))
     except BackendUnavailable as reason:
@@ -77,12 +77,12 @@ BACKENDS = ["posix", pytest.param("uring", marks=needs_uring)]
 
 
 def served_by(dataset: gdsdata.GDSDataset) -> dict[str, int]:
-    """The bytes of its batches, by the routes that served any."""
+    """Return the bytes of each route that served any."""
     return {route: count for route, count in dataset.stats()["bytes"].items() if count}
 
 
 def refuses_direct(path: Path) -> bool:
-    """Whether the file system of ``path`` (a file) refuses O_DIRECT."""
+    """Return whether the file system of the file ``path`` refuses O_DIRECT."""
     try:
         os.close(os.open(path, os.O_RDONLY | os.O_DIRECT))
     except OSError:
@@ -91,13 +91,13 @@ def refuses_direct(path: Path) -> bool:
 
 
 def require_direct(path: Path) -> None:
-    """Skip the test where the file system of ``path`` (a file) refuses O_DIRECT."""
+    """Skip the test if the file system of the file ``path`` refuses O_DIRECT."""
     if refuses_direct(path):
         pytest.skip("this file system refuses O_DIRECT")
 
 
 def drop_cache(*paths: Path) -> bool:
-    """Drop the files from the page cache; whether they have left it (on tmpfs they cannot)."""
+    """Drop the files from the page cache. Returns whether they left it; on tmpfs they cannot."""
     for path in paths:
         descriptor = os.open(path, os.O_RDONLY)
         os.fsync(descriptor)  # dirty pages stay
@@ -107,7 +107,7 @@ def drop_cache(*paths: Path) -> bool:
 
 
 def resident_pages(path: Path) -> int:
-    """How many of the file's pages are in the page cache (mincore(2), which does not touch them)."""
+    """Count the file's pages in the page cache, by mincore(2), which touches none."""
     if path.stat().st_size == 0:
         return 0
     view = np.memmap(path, np.uint8, mode="c")
@@ -123,16 +123,16 @@ def warm_cache(*paths: Path) -> None:
 
 # ----------------------------------------------------------------------------------------------- other processes
 
-# Children of a server that has imported torch: a new process in 0.2 s instead of 2.
+# The server has imported torch: a new process takes 0.2 s instead of 2.
 _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload(["torch.utils.data", "gdsdata", "pytest"])
 
 
 def in_new_process(function: Callable, *arguments: Any, timeout_s: float = 60) -> Any:
-    """What ``function`` (of a module's top level) returns in a new process that has used gdsdata
-    for nothing yet.
+    """Call ``function`` in a new process that has not used gdsdata, and return its result.
 
-    Fails when it raises, dies of a signal, or takes longer than ``timeout_s``.
+    ``function`` is of a module's top level. Fails if it raises, dies of a signal, or takes longer
+    than ``timeout_s``.
     """
     receiver, sender = _processes.Pipe(duplex=False)
     process = _processes.Process(target=_answer, args=(sender, function, arguments))
@@ -162,8 +162,7 @@ def _answer(sender: multiprocessing.connection.Connection, function: Callable, a
 
 
 def start_script(script: str, *arguments: Any, environment: Mapping[str, str] | None = None) -> subprocess.Popen:
-    """A Python interpreter of its own, from its start to its end, that runs ``script`` with
-    ``sys.argv[1:]``.
+    """Start a Python interpreter that runs ``script`` with ``sys.argv[1:]``.
 
     ``environment`` is added to that of this process.
     """
@@ -180,7 +179,7 @@ def start_script(script: str, *arguments: Any, environment: Mapping[str, str] | 
 def run_script(
     script: str, *arguments: Any, timeout_s: float = 30, environment: Mapping[str, str] | None = None
 ) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of `start_script`; a hang fails."""
+    """Return exit code, stdout and stderr of `start_script`. A hang fails."""
     process = start_script(script, *arguments, environment=environment)
     try:
         stdout, stderr = process.communicate(timeout=timeout_s)
@@ -194,7 +193,7 @@ def run_script(
 def torchrun(
     ranks: int, script: str | Path, *arguments: Any, timeout_s: float = 80, restarts: int = 0, **environment: str
 ) -> tuple[int, str]:
-    """Exit code and output of so many ranks on this machine; a hang fails, and ends them all.
+    """Run ranks on this machine, and return exit code and output. A hang ends all and fails.
 
     ``environment`` is added to that of this process.
     """
@@ -210,7 +209,7 @@ def torchrun(
     )
     try:
         said, _ = process.communicate(timeout=timeout_s)
-    except BaseException as error:  # a test's own timeout too, and Ctrl-C
+    except BaseException as error:  # a test's own timeout and Ctrl-C, too
         os.killpg(process.pid, signal.SIGKILL)
         said, _ = process.communicate()
         if isinstance(error, subprocess.TimeoutExpired):
@@ -220,11 +219,10 @@ def torchrun(
 
 
 def exit_code_of_fork(child: Callable[[], Any], timeout_s: float = 10) -> int:
-    """Fork, and run ``child`` in the child only; its exit code: 0, 1 for an exception, -N for
-    signal N.
+    """Fork, run ``child`` in the child, and return its exit code.
 
-    The child leaves without the interpreter's end: it has no business with the parent's. A hang
-    fails.
+    The code is 0, 1 for an exception, or -N for signal N. The child skips the interpreter's end,
+    which would act on the parent's resources. A hang fails.
     """
     pid = os.fork()
     if pid == 0:
@@ -255,12 +253,12 @@ def descriptors() -> int:
 
 
 def anonymous_bytes() -> int:
-    """Memory of this process that no file backs."""
+    """Return the bytes of this process that no file backs."""
     return _status_bytes("RssAnon")
 
 
 def peak_bytes() -> int:
-    """The largest resident memory since `reset_peak`."""
+    """Return the largest resident memory since `reset_peak`."""
     return _status_bytes("VmHWM")
 
 
@@ -274,12 +272,14 @@ def _status_bytes(field: str) -> int:
 
 
 def reading_threads() -> set[threading.Thread]:
-    """Those that now read batches with fields, other tests' stalled ones among them."""
+    """Return the threads that now read batches with fields, other tests' stalled ones among
+    them.
+    """
     return {thread for thread in threading.enumerate() if thread.name.startswith("gdsdata-fields")}
 
 
 def eventually(condition: Callable[[], bool], timeout_s: float = 5) -> bool:
-    """Whether ``condition`` comes true in time: what the kernel tidies up takes a moment."""
+    """Return whether ``condition`` becomes true in time: the kernel tidies up a moment later."""
     until = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > until:
@@ -292,9 +292,7 @@ GROUPS = {"sharding": gdsdata.Sharding, "fields": gdsdata.Fields, "reading": gds
 
 
 def grouped(arguments: dict) -> dict:
-    """Arguments of GDSDataset, with those that belong to a group in it: a test's parameters name
-    them alone.
-    """
+    """Put arguments of GDSDataset into their groups. A test's parameters name them alone."""
     by_group = {
         group: kind(**{name: arguments[name] for name in kind._fields if name in arguments})
         for group, kind in GROUPS.items()

@@ -1,12 +1,11 @@
-"""Programs that end in the middle of something, each run to its end by a fork of a process that has
-its imports.
+"""Run programs that end in the middle of something.
 
     python interpreter_ends.py FOLDER SECONDS NAME...
 
-A fork runs its program as the main module and falls off the end of this script: what comes then is
-Python's own finalization. For each name a line of JSON goes to stdout: the name, the exit code (-N:
-signal N), the seconds that the fork took, and what it wrote to stderr. A fork that takes longer
-than SECONDS is killed.
+Each program runs in a fork of a process that has its imports. The fork runs it as the main module
+and reaches the end of this script, where Python finalizes itself. For each name, a line of JSON
+goes to stdout: name, exit code (-N: signal N), seconds of the fork, and its stderr. A fork that
+takes longer than SECONDS is killed.
 """
 
 import json
@@ -44,14 +43,14 @@ def parquet(**reading):
 
 
 def begun(dataset):
-    """An iterator that has given a batch."""
+    """Return an iterator that has given a batch."""
     batches = iter(dataset)
     next(batches)
     return batches
 
 
 def interrupt_soon(dataset):
-    """Ctrl-C while the first batch is waited for."""
+    """Send Ctrl-C while the first batch is waited for."""
     signal.signal(signal.SIGALRM, signal.default_int_handler)
     signal.setitimer(signal.ITIMER_REAL, 0.5)
     next(iter(dataset))
@@ -69,7 +68,7 @@ SILENT = {
     "an iterator of fields": "batches = begun(tar())",
     "zero-copy batches": "batches = iter(read(zero_copy=True)); held = [next(batches) for _ in range(6)]",
     "a loader's worker with fields": "batches = begun(DataLoader(tar(), batch_size=None, num_workers=1))",
-    # What other modules hold lives on while modules are torn down.
+    # Values in other modules live on while modules are torn down.
     "an iterator in another module": "torch.batches = begun(read())",
     "an iterator of fields in another module": "torch.batches = begun(tar(decode={'txt': 'txt'}))",
     "an iterator of row groups in another module": "torch.batches = begun(parquet())",
@@ -177,8 +176,7 @@ except gdsdata.errors.IoError as error:
     "a save and an iterator": "batches = begun(tar()); handle = checkpointer('f').save(1, {'a': torch.zeros(10)})",
 }
 
-# Programs that end by an exception: their exit code, and the last line of stderr, which has their
-# traceback alone.
+# Programs that end by an exception: exit code, and last line of stderr, which is a traceback.
 LOUD = {
     "an exception in the loop": (
         "for batch in read():\n    raise ZeroDivisionError('mine')",
@@ -205,7 +203,7 @@ PROGRAMS = {**SILENT, **{name: program for name, (program, _, _) in LOUD.items()
 
 
 def outcomes_of(names, most_s):
-    """Run the programs; in a fork, returns the program that it has to run."""
+    """Run the programs. In a fork, returns the program that it has to run."""
     waiting, running = list(names), {}
     while waiting or running:
         while waiting and len(running) < AT_A_TIME:
@@ -214,7 +212,7 @@ def outcomes_of(names, most_s):
             if pid == 0:
                 os.dup2(stderr.fileno(), 2)
                 os.setpgid(0, 0)
-                signal.signal(signal.SIGINT, signal.default_int_handler)  # what began the tests may ignore it
+                signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests' parent may have it ignored
                 return PROGRAMS[name]
             running[pid] = name, stderr, time.monotonic()
         for pid, (name, stderr, began) in list(running.items()):

@@ -1,6 +1,4 @@
-"""What the tests of MDS and LitData share: shards written by hand, fields read back by their
-extents, and damage.
-"""
+"""Helpers of the tests of MDS and LitData: shards by hand, fields read back, and damage."""
 
 import json
 import os
@@ -15,22 +13,19 @@ from gdsdata.formats.fields import FieldIndex
 
 
 def pack_sample(columns: Sequence[bytes], carries_size: Sequence[bool]) -> bytes:
-    """The sizes of those columns that carry theirs, and then the columns."""
+    """Join the sizes of those columns that carry theirs, and then the columns."""
     sizes = [len(column) for column, carries in zip(columns, carries_size, strict=True) if carries]
     return np.array(sizes, "<u4").tobytes() + b"".join(columns)
 
 
 def pack_shard(samples: Sequence[bytes], config: bytes = b"") -> bytes:
-    """A shard: the number of samples, their offsets, what the format puts there, and the samples."""
+    """Join the number of samples, their offsets, the format's own bytes, and the samples."""
     ends = np.cumsum([4 * (len(samples) + 2) + len(config), *map(len, samples)])
     return np.array([len(samples), *ends], "<u4").tobytes() + config + b"".join(samples)
 
 
 def read_column(index: FieldIndex, name: str, samples: Sequence[int] | None = None) -> list[Any]:
-    """A field of some samples, as an engine would read it: by its extents, and nothing else.
-
-    Arrays, or bytes.
-    """
+    """Read a field of some samples by its extents alone, as an engine would: arrays, or bytes."""
     samples = np.arange(len(index)) if samples is None else np.asarray(samples)
     plan = index.plan(samples)
     shape = (-1, len(index.fields))
@@ -52,7 +47,7 @@ def read_column(index: FieldIndex, name: str, samples: Sequence[int] | None = No
 
 
 def same(got: Sequence[Any], expected: Sequence[Any]) -> bool:
-    """Whether the arrays are the same in number, dtype, shape and every byte."""
+    """Return whether the arrays are the same in number, dtype, shape and every byte."""
     arrays = [np.asarray(value) for value in expected]
     return len(got) == len(arrays) and all(
         (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes()) for a, b in zip(got, arrays, strict=True)
@@ -60,9 +55,7 @@ def same(got: Sequence[Any], expected: Sequence[Any]) -> bool:
 
 
 def assert_within_files(index: FieldIndex) -> None:
-    """Every extent lies in its file, in the order of the fields, and files are as large as the
-    index says.
-    """
+    """Check that extents lie in their files, in the order of fields, and files have their sizes."""
     plan, shape = index.plan(np.arange(len(index))), (-1, len(index.fields))
     files, begin, length = plan.source.reshape(shape)[:, 0], plan.offset.reshape(shape), plan.length.reshape(shape)
     size = np.array([os.path.getsize(path) for path in index.paths])
@@ -73,14 +66,14 @@ def assert_within_files(index: FieldIndex) -> None:
 
 
 def edit_json(path: Path, change: Callable[[Any], Any]) -> None:
-    """Write what ``change`` leaves of the file's object, or what it returns."""
+    """Write the file's object as ``change`` leaves or returns it."""
     content = json.loads(path.read_text())
     result = change(content)
     path.write_text(json.dumps(content if result is None else result))
 
 
 def set_at(way: Sequence[Any], value: Any) -> Callable[[Any], None]:
-    """For `edit_json`: put ``value`` where ``way`` leads; ``...`` removes what is there."""
+    """For `edit_json`: put ``value`` where ``way`` leads. ``...`` removes what is there."""
 
     def change(content: Any) -> None:
         for key in way[:-1]:
@@ -94,8 +87,9 @@ def set_at(way: Sequence[Any], value: Any) -> Callable[[Any], None]:
 
 
 def mutations(data: bytes, seed: int, count: int) -> Iterator[bytes]:
-    """``count`` damaged versions of ``data``: bytes changed, numbers made large, parts cut out,
-    doubled or cut off.
+    """Yield ``count`` damaged versions of ``data``.
+
+    Bytes are changed, numbers made large, and parts cut out, doubled or cut off.
     """
     chance = random.Random(seed)
     for _ in range(count):
@@ -117,14 +111,15 @@ def mutations(data: bytes, seed: int, count: int) -> Iterator[bytes]:
 def outcomes_of_damage(
     file: Path, seed: int, size_at: Sequence[Any], read: Callable[[], FieldIndex], count: int = 300
 ) -> set[str]:
-    """What comes of reading `mutations` of ``file``: "read", its extents within their files, or the
-    error's class.
+    """Read `mutations` of ``file``, and return "read" or the error's class for each.
+
+    "read" means that the extents lie within their files.
 
     Args:
         file: a shard or index.json.
         seed: of the damage.
-        size_at: where index.json has the size of that shard, which is kept true: it would be all
-            that is found.
+        size_at: where index.json has the size of that shard. It is kept true, because a wrong size
+            would hide all other damage.
         read: index the dataset.
         count: of mutations.
     """

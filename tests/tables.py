@@ -12,9 +12,7 @@ pa = pytest.importorskip("pyarrow")
 
 
 def awkward(rows: int, seed: int = 0) -> pa.Table:
-    """Numbers, strings, lists and structs of them, with nulls, whose buffers do not begin at the
-    first row.
-    """
+    """Make numbers, strings, lists and structs of them, with nulls and sliced buffers."""
     rng, numbers = random.Random(seed), np.random.default_rng(seed)
     more = rows + 3
 
@@ -41,7 +39,7 @@ def awkward(rows: int, seed: int = 0) -> pa.Table:
 
 
 def rows_of(table: pa.Table) -> dict[str, list]:
-    """Each column as the values that batches have of its rows: numbers for bytes, empty for null."""
+    """Return each column as batches have it: numbers for bytes, empty for null."""
     while any(pa.types.is_struct(column.type) for column in table.columns):
         table = table.flatten()
     return {name: _values_of(column) for name, column in zip(table.column_names, table.columns, strict=True)}
@@ -55,7 +53,7 @@ def _values_of(column: pa.ChunkedArray) -> list:
 
 
 def rows_in(batches) -> dict[str, list]:
-    """The same of batches."""
+    """Return the rows of batches in the same form."""
     rows: dict[str, list] = {}
     for batch in batches:
         for name, values in batch.items():
@@ -65,14 +63,14 @@ def rows_in(batches) -> dict[str, list]:
 
 
 def read_all(source, **arguments) -> dict[str, list]:
-    """The rows in the order of the files."""
+    """Return the rows in the order of the files."""
     return rows_in(
         gdsdata.GDSDataset(source, **grouped({"batch_size": 5, "shuffle": False, "device": "cpu", **arguments}))
     )
 
 
 def damaged(sound: bytes, rng: random.Random) -> bytes:
-    """With a few numbers in it that are others, some of them absurd."""
+    """Change a few numbers in ``sound``, some of them to absurd values."""
     content = bytearray(sound)
     for _ in range(rng.randint(1, 4)):
         size = rng.choice([1, 1, 2, 4, 8])
