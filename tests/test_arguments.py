@@ -1,6 +1,4 @@
-"""What a data set refuses, in words: arguments of other types, uses that cannot work, what cannot
-be sent.
-"""
+"""A data set refuses wrong arguments, uses that cannot work, and objects that cannot be sent."""
 
 import functools
 import pickle
@@ -23,7 +21,7 @@ from gdsdata.io import engine
 
 @pytest.fixture
 def file(tmp_path):
-    """40 records of 64 bytes."""
+    """Write 40 records of 64 bytes, and return their path."""
     write_records(tmp_path / "0.bin", 40, 64)
     return tmp_path / "0.bin"
 
@@ -83,7 +81,7 @@ OLD_SPELLINGS = [
 
 
 def outcome_of(file, **arguments):
-    """What a data set is, or why it is refused."""
+    """Return a data set's settings and batches, or the error that refuses it."""
     try:
         data = GDSDataset(file, 8, Records("u1", (64,)), device="cpu", **arguments)
     except ValueError as error:
@@ -157,7 +155,7 @@ def test_asking_for_items_is_refused_with_what_to_do(file, use, make):
 
 @pytest.fixture
 def warned(monkeypatch):
-    """Warnings of this test, which are not spared because another test has had them."""
+    """Collect this test's warnings, although other tests may have had them already."""
     monkeypatch.setattr(engine, "_warned", set())
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -165,7 +163,7 @@ def warned(monkeypatch):
 
 
 class Squared(GDSDataset):
-    """Has an iterator of its own."""
+    """A data set with an iterator of its own."""
 
     def __iter__(self):
         return super().__iter__()
@@ -258,7 +256,7 @@ def test_what_can_be_sent_is_sent(file):
 
 
 class Many:
-    """A file of ``samples`` samples of two fields, which are all in the same place."""
+    """A format with ``samples`` samples of two fields, all in the same place of a file."""
 
     def __init__(self, samples: int) -> None:
         self.samples = samples
@@ -272,7 +270,7 @@ class Many:
 def test_statistics_cost_no_more_with_more_samples(file):
     def seconds(samples: int) -> float:
         dataset, taken = read(file, format=Many(samples)), []
-        first = dataset.stats()  # what is computed once
+        first = dataset.stats()  # computed once and kept
         assert first["ring_bytes"] == 4 * 8 * 16
         for _ in range(5):
             began = time.perf_counter()

@@ -1,6 +1,4 @@
-"""`AsyncCheckpointer`: what is saved in the background comes back, errors are told, and folders
-stay in order.
-"""
+"""`AsyncCheckpointer`: saved states come back, errors are reported, folders stay in order."""
 
 import contextlib
 import ctypes
@@ -33,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("quick_programs")
 
 
 def trained(seed: int = 0) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-    """A model after two steps of its optimizer."""
+    """Make a model, with two steps of its optimizer behind it."""
     torch.manual_seed(seed)
     model = torch.nn.Sequential(torch.nn.Linear(64, 300), torch.nn.BatchNorm1d(300), torch.nn.Linear(300, 3))
     optimizer = torch.optim.AdamW(model.parameters())
@@ -88,7 +86,7 @@ def test_a_state_that_is_there_is_filled_in_place(tmp_path):
     moments = optimizer.state[model[0].weight]["exp_avg"]
     with AsyncCheckpointer(tmp_path) as checkpointer:
         checkpointer.save(1, {"model": model, "optim": optimizer})
-        with torch.no_grad():  # while it is being written
+        with torch.no_grad():  # while the save is running
             for tensor in [*model.state_dict().values(), moments]:
                 tensor.fill_(1)
         assert checkpointer.restore({"model": model, "optim": optimizer}) == 1
@@ -99,7 +97,7 @@ def test_a_state_that_is_there_is_filled_in_place(tmp_path):
 @pytest.mark.filterwarnings("ignore:.*quantize|TypedStorage is deprecated")
 def test_torch_reads_the_file_of_a_rank(tmp_path):
     state = awkward()
-    del state["storage"]  # two of them are never equal
+    del state["storage"]  # two storages are never equal
     with AsyncCheckpointer(tmp_path, staging_bytes="1MiB") as checkpointer:
         folder = Path(checkpointer.save(0, {"state": state}).result())
     (file,) = folder.glob("rank-0-*.pt")
@@ -231,7 +229,7 @@ def test_arguments_out_of_range_are_told(tmp_path):
 
 
 class Gate:
-    """Holds up staging, while it is shut."""
+    """Blocks staging while it is shut."""
 
     def __init__(self, monkeypatch):
         self.opened, self.reached, copy_from = threading.Event(), threading.Event(), Staged.copy_from
@@ -386,7 +384,7 @@ def test_two_do_not_save_into_one_folder(tmp_path):
         words = rf"another AsyncCheckpointer of this process .* to '{tmp_path}' now: close\(\) that one first"
         with pytest.raises(IoError, match=words):
             handle.result()
-        second.wait()  # that was told
+        second.wait()  # that error was reported
         assert second.restore({"a": 0}) == 1
         first.close()
         second.save(2, {"a": 2}).result()
@@ -402,7 +400,7 @@ def test_a_forked_child_keeps_no_share_in_the_folder(tmp_path):
     try:
         with AsyncCheckpointer(tmp_path) as second:
             with pytest.raises(IoError, match="saves checkpoints"):
-                second.save(2, {"a": 2}).result()  # the child's end of the lock is gone, and not its parent's
+                second.save(2, {"a": 2}).result()  # the lock's copy in the child is gone, the parent's is not
             first.close()
             second.save(2, {"a": 2}).result()
     finally:
@@ -608,7 +606,7 @@ def test_an_error_in_the_block_is_the_one_that_is_told(tmp_path):
 @pytest.mark.parametrize("staging_bytes", ["2MiB", "1GiB"])
 def test_tensors_of_a_gpu_are_saved_as_they_were_when_save_was_called(tmp_path, staging_bytes):
     state = {"a": torch.zeros(3 << 20, device="cuda"), "b": [torch.zeros(5, device="cuda"), torch.zeros(3 << 20)]}
-    tensors = [state["a"], *state["b"]]  # the last piece has tensors of the CPU alone
+    tensors = [state["a"], *state["b"]]  # the last piece has CPU tensors only
     with AsyncCheckpointer(tmp_path, staging_bytes=staging_bytes) as checkpointer:
         for step in range(1, 4):
             torch.cuda._sleep(20_000_000)
@@ -631,9 +629,9 @@ def test_a_save_waits_for_no_gpu_where_that_has_room_for_a_copy(tmp_path, is_sid
     tensors = [state["a"], *state["b"]]
     stream = torch.cuda.Stream() if is_side_stream else torch.cuda.current_stream()
     with AsyncCheckpointer(tmp_path, device_staging_bytes="1GiB") as checkpointer, torch.cuda.stream(stream):
-        checkpointer.save(0, {"state": state}).result()  # the first one makes memory
+        checkpointer.save(0, {"state": state}).result()  # the first save allocates memory
         for step in range(1, 4):
-            torch.cuda._sleep(2_000_000_000)  # a second
+            torch.cuda._sleep(2_000_000_000)  # one second
             for tensor in tensors:
                 tensor.fill_(step)
             handle = checkpointer.save(step, {"state": state})

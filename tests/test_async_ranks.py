@@ -1,6 +1,4 @@
-"""`AsyncCheckpointer` on several ranks: they save and restore together, and an error of one is
-everyone's.
-"""
+"""`AsyncCheckpointer` on several ranks: they save and restore together, and share errors."""
 
 import os
 import signal
@@ -123,7 +121,7 @@ def _fail_to_begin_and_restore(rank, folder):
     with AsyncCheckpointer(folder / "run") as checkpointer:
         checkpointer.save(1, {"a": torch.ones(5000)}).result()
         handle = None
-        for step in (2, 3):  # one rank is told by its handle, the other one by the next call
+        for step in (2, 3):  # the handle reports the error on one rank, the next call on the other
             try:
                 handle = checkpointer.save(step, {"a": (lambda: None) if rank == 1 else torch.ones(5000)})
             except (AttributeError, TypeError, SaveAborted):

@@ -1,4 +1,4 @@
-"""The bench: its data sets, what it measures with, the peers' bytes, and whole runs."""
+"""The bench: its data sets, its measurements, the peers' bytes, and whole runs."""
 
 import dataclasses
 import json
@@ -35,15 +35,15 @@ MIB = 2**20
 def bench(*overrides, cwd, timeout=110):
     paths = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    # Where processors are shared, torch's threads would spin at each barrier until the others get
-    # their turn: a step of 134 ms took 1,382 ms beside one busy process on two cores.
+    # With fewer processors than threads, torch's threads spin at each barrier: a step of 134 ms
+    # took 1,382 ms beside one busy process on two cores.
     environment["OMP_WAIT_POLICY"] = "passive"
     command = [sys.executable, "-m", "gdsdata.bench", *overrides]
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout)
 
 
 def small(tmp_path, cls=cases.LoaderSettings, **fields):
-    """Settings for a run of a second or two in this process."""
+    """Return settings for a run of a second or two in this process."""
     chosen = settings.made_small(settings.Settings(engine={}, case=cls()))
     chosen.data.folder = str(tmp_path / "data")
     chosen.data.size_bytes = 4 * MIB
@@ -373,7 +373,7 @@ def test_what_an_asynchronous_save_left_is_read_by_its_formats_library(tmp_path,
     os.mkdir(tmp_path / "step-2")
     if file_format == "safetensors":
         safetensors.Checkpoint("cpu").save({f"model.{name}": tensor for name, tensor in made.items()}, path)
-    elif file_format == "dcp":  # which puts it under that key itself
+    elif file_format == "dcp":  # DCP itself puts it under that key
         torch_checkpoints.TorchDcp("cpu").save(made, path)
     else:
         torch_checkpoints.TorchSave("cpu").save({"model": made}, path)
@@ -594,7 +594,7 @@ def test_help_explains_every_setting():
     for group, cls in groups:
         for field in dataclasses.fields(cls):
             if (group, field.name) == ("case", "name"):
-                continue  # the group's name is it
+                continue  # the group's name says it
             line = next(line for line in text.splitlines() if line.startswith(f"  {group}.{field.name}="))
             assert len(line.split(maxsplit=1)) == 2, f"{group}.{field.name} has no explanation"
 
@@ -623,7 +623,7 @@ def test_making_data_is_atomic_and_reused(tmp_path):
         files = sources.expand(kept)
         content = Path(files[-1]).read_bytes()
 
-        with open(files[-1], "r+b") as file:  # damaged: made anew
+        with open(files[-1], "r+b") as file:  # a damaged file is written anew
             file.truncate(100)
         assert made.make(kind, folder, 4 * MIB, [128, 64, 64]) == kept
         assert Path(files[-1]).read_bytes() == content
@@ -655,7 +655,7 @@ def test_too_little_space_is_said_before_writing(tmp_path):
 
 
 def several_token_files(tmp_path):
-    """Of unequal length, one with llm.c's header, one too short for a window, one with an odd tail."""
+    """Write unequal files: one has llm.c's header, one is too short, one has an odd tail."""
     generator = np.random.default_rng(0)
     for name, tokens in (("a", 33), ("b", 5), ("c", 200), ("e", 9)):
         generator.integers(0, 2**16, tokens, dtype=np.uint16).tofile(tmp_path / f"{name}.bin")
@@ -687,8 +687,8 @@ def test_peers_gather_windows_of_several_files(tmp_path, peer, dtype):
 
 
 class Event:
-    """In place of a CUDA event: says whether a slot was handed out before the copy out of it was
-    waited for.
+    """A CUDA event's stand-in. It reports a slot that is handed out before its copy was waited
+    for.
     """
 
     def __init__(self):
@@ -700,7 +700,7 @@ class Event:
 
 @pytest.fixture
 def copies(monkeypatch):
-    """A GPU in place of which tensors are copied; what was sent."""
+    """Stand in for a GPU: copy tensors, and return the list of the shapes sent."""
     sent = []
 
     def send(tensor, name):
@@ -750,7 +750,7 @@ def test_peers_send_volumes_by_way_of_pinned_memory(tmp_path, copies, peer):
     assert opened.keeps_batches
     try:
         for epoch in range(3):
-            wanted = 5 if epoch == 0 else 13  # the first is broken off
+            wanted = 5 if epoch == 0 else 13  # the first epoch is broken off
             expected = opened.expected_ids(epoch, wanted)
             got = [batch for _, batch in zip(range(wanted), opened.epoch(epoch), strict=False)]
             assert [batch[:, 0, 0].int().tolist() for batch in got] == [ids.tolist() for ids in expected]
@@ -924,7 +924,7 @@ def test_the_limit_is_the_faster_way_to_the_samples():
     source = sources.Source("tokens", ["x"], "uint16", [1025], 1024, [0], [100_000], 200_000_000, "test")
     found = {"direct_sequential": {"gb_per_s": 2.0}}
     found |= {"direct_random_32": {"per_s": 40_000.0}, "direct_random_64": {"per_s": 50_000.0}}
-    # The whole set takes 0.1 s: 1,000 samples are fetched sooner one by one, 100,000 are not.
+    # The whole set takes 0.1 s. 1,000 samples are read sooner one by one, 100,000 are not.
     assert limits.limit_for(source, "cold", 1_000, found) == (50_000.0, "O_DIRECT, one sample x 64")
     rate, name = limits.limit_for(source, "cold", 100_000, found)
     assert rate == pytest.approx(1e6) and "whole set" in name

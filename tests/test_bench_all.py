@@ -1,6 +1,4 @@
-"""case=all of the bench: every case gets its turn and its place on the page, whatever becomes of
-the others.
-"""
+"""case=all of the bench: if a case fails, the others still run and the page shows them all."""
 
 import base64
 import json
@@ -42,7 +40,7 @@ def case_results(*rows, **fields):
 
 
 def leaves_results(monkeypatch, results_of, status_of=lambda name: 0):
-    """Cases that leave these results, without running: (what each was told)."""
+    """Make cases leave these results without running. Returns the settings that each one got."""
     told = {}
 
     def run(self, command, output):

@@ -24,7 +24,7 @@ MIB = 2**20
 
 
 @pytest.mark.parametrize(
-    "confidence, dof, expected",  # of printed tables
+    "confidence, dof, expected",  # fields of printed tables
     [
         (0.95, 1, 12.7062),
         (0.95, 2, 4.3027),
@@ -72,7 +72,7 @@ def test_the_interval_of_the_mean_holds_the_mean_in_95_of_100_cases_even_of_thre
 
 
 def draws(scatter, repeats, factor, count, seed):
-    """The verdicts of pairs of runs of which the second takes `factor` times the first's time."""
+    """Return the verdicts on pairs of runs, the second of which takes `factor` times as long."""
     generator = np.random.default_rng(seed)
     for logs in generator.normal(0.0, scatter, (count, 2, repeats)):
         before, after = np.exp(logs)
@@ -151,8 +151,9 @@ def written(folder, results):
 
 @pytest.fixture
 def two(tmp_path):
-    """Of three rows: one 20 % slower, one as it was, one in A or B only; C is another machine, at
-    half the speed.
+    """Make results of two runs, and of a third one (C) on another machine at half the speed.
+
+    One row is 20 % slower, one is as it was, and one is in A or B only.
     """
     steady = [1.0, 1.01, 0.99]
     a = made_results(made_row("gdsdata", steady), made_row("same", steady), made_row("gone", steady))
@@ -273,7 +274,7 @@ DESCRIBED = set(intervals.described([1.0, 2.0]))
 
 
 def documented():
-    """{field: type} of the tables of docs/bench_results.md."""
+    """Return {field: type} from the tables of docs/bench_results.md."""
     described_at = REPOSITORY / "docs" / "bench_results.md"
     if not described_at.exists():
         pytest.skip("no docs/ beside these tests")
@@ -292,7 +293,7 @@ def leaves(value, at=""):
 
 
 def unnamed(results, fields):
-    """The fields that the page does not name."""
+    """Return the fields that the page does not name."""
     patterns = {}
     for name, kind in fields.items():
         pattern = re.escape(name).replace(r"\*\*", ".*").replace(r"\*", r"[^\[\]]+?")
@@ -300,7 +301,7 @@ def unnamed(results, fields):
         patterns[name] = re.compile(pattern + (rf"(\.({'|'.join(inner)}))?" if inner else ""))
     found = set()
     for at, value in leaves(results):
-        empty = value in ({}, [])  # names nothing by itself
+        empty = value in ({}, [])  # it has no field to name
         if not empty and not any(pattern.fullmatch(at) for pattern in patterns.values()):
             found.add(at)
     return sorted(found)

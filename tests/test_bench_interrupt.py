@@ -1,6 +1,4 @@
-"""Ctrl-C on the bench: one line at its end, nothing left behind, and a report of what was measured
-until then.
-"""
+"""Ctrl-C on the bench: one line, nothing left behind, and a report of what was measured."""
 
 import json
 import os
@@ -29,7 +27,7 @@ LONG = ["data.size_bytes=4194304", "case.repeats=5000", "case.cache=[warm]"]
 
 
 class Bench:
-    """A run of the bench that can be interrupted as a terminal does: with all that it has started."""
+    """A run of the bench that a test interrupts together with all processes it has started."""
 
     def __init__(self, tmp_path, *settings):
         self.out, self.data = tmp_path / "out", tmp_path / "data"
@@ -44,7 +42,7 @@ class Bench:
             )
 
     def interrupt_when(self, condition):
-        """Its status and what it has said."""
+        """Return its status and output."""
         try:
             assert eventually(condition, timeout_s=60), "it has come so far"
             time.sleep(0.3)
@@ -57,7 +55,7 @@ class Bench:
 
 
 class default_interrupts:
-    """A shell that runs the tests in the background has had its processes ignore them."""
+    """Restores SIGINT's default. A shell that runs the tests in the background ignores it."""
 
     def __enter__(self):
         self.before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -87,7 +85,7 @@ def test_what_was_measured_is_reported_and_the_end_is_one_line(tmp_path):
 
 
 def test_interrupts_behind_the_first_cost_no_report(tmp_path):
-    """`timeout -s INT` tells a program and its group; whoever waits presses Ctrl-C again."""
+    """`timeout -s INT` signals a program and its group, and a user may press Ctrl-C again."""
     run = Bench(tmp_path, *LATENCY)
 
     def several():
@@ -121,7 +119,7 @@ def test_workers_of_a_row_say_nothing_either(tmp_path, settings):
     status, said = run.interrupt_when(lambda: (run.out / "rows.log").exists() and time.sleep(6) is None)
     assert status == 130 and said.splitlines()[-1] == "gdsdata.bench: interrupted"
     assert "Traceback" not in said
-    # Threads of torch's that lend a worker's memory say in the log that the other end has gone.
+    # Torch's threads that share a worker's memory log that the other end has gone.
     assert "KeyboardInterrupt" not in (run.out / "rows.log").read_text()
 
 
@@ -151,7 +149,7 @@ print(json.dumps({"held": held}))
 
 
 def interrupted_at(monkeypatch, number):
-    """The bench is interrupted in the place of that run."""
+    """Interrupt the bench in the place of the run with this number."""
     runs, run = [], Latency.run
 
     def break_off(self, row):
@@ -229,7 +227,7 @@ def test_an_interrupt_while_processes_end_loses_no_report(tmp_path, monkeypatch,
 
 
 def test_all_passes_it_on_once_and_its_page_has_what_is_there(tmp_path, monkeypatch):
-    """The case that is under way writes its own report, and no further one begins."""
+    """The case that is running writes its own report, and no further one begins."""
     interrupts = f"import os, signal; os.kill({os.getpid()}, signal.SIGINT)"
     script = f"{interrupts}\nimport sys, time\ntry:\n    time.sleep(30)\nexcept KeyboardInterrupt:\n    sys.exit(130)"
     begun, run = [], bench_all.All.run

@@ -1,6 +1,4 @@
-"""case=io of the bench: rows of every type and direction, their bytes, what is refused, and what is
-left behind.
-"""
+"""case=io of the bench: rows of every type and direction, their bytes, refusals and cleanup."""
 
 import os
 import re
@@ -109,7 +107,7 @@ def test_a_byte_changed_in_the_file_is_found_with_its_offset(tmp_path, peer, cac
     timed = row_of(peer)
     timed.run(work_on(work.path, "read", cache, io_bytes=MIB, depth=1, threads=1).as_dict())
     with pytest.raises(ValueError, match="the byte at offset 300,001"):
-        timed.compare()  # what the last call has read
+        timed.compare()  # compares what the last call has read
     timed.after()
 
 
@@ -208,7 +206,7 @@ def test_reads_that_fill_the_page_cache_are_marked_and_nobody_is_compared_with_t
 
 
 class StandIn:
-    """kvikio's interface, over os.preadv; `old` knows nothing of O_DIRECT."""
+    """kvikio's interface, over os.preadv. `old` has no setting for O_DIRECT."""
 
     CompatMode = types.SimpleNamespace(ON="ON", AUTO="AUTO")
 
@@ -234,7 +232,7 @@ class StandIn:
 
 
 def kvikio_path(monkeypatch, tmp_path, peer=kvikio.Transfers, device_name="cpu", stand_in=None, **changes):
-    """What the row says of its way, and kvikio's settings when it had opened its file."""
+    """Return the path that the row reports, and kvikio's settings when it opened its file."""
     stand_in = stand_in or StandIn()
     monkeypatch.setitem(sys.modules, "kvikio", stand_in)
     monkeypatch.setitem(sys.modules, "kvikio.defaults", stand_in.defaults)

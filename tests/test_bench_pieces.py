@@ -1,4 +1,4 @@
-"""What case=latency and case=tensor make, change and compare their bytes with."""
+"""The parts with which case=latency and case=tensor make, change and compare their bytes."""
 
 import os
 

@@ -1,6 +1,4 @@
-"""case=tensor of the bench: bytes, the table laid out as DeepNVMe's, rows left out with a reason,
-what it leaves.
-"""
+"""case=tensor of the bench: bytes, the table as DeepNVMe's, rows left out, and cleanup."""
 
 import json
 import os
@@ -35,7 +33,7 @@ ON_CPU = {peer.key for peer in ROWS if not peer.package}
 
 
 def small(tmp_path, device_name="cpu", **fields):
-    """Settings for a run of some seconds in this process."""
+    """Return settings for a run of some seconds in this process."""
     chosen = settings.Settings(engine={}, case=cases.TensorSettings())
     chosen.data.folder, chosen.device.name = str(tmp_path / "data"), device_name
     chosen.case.repeats, chosen.case.limit_seconds, chosen.case.loop, chosen.case.size_bytes = 1, 0.02, 2, MIB
@@ -57,9 +55,7 @@ def paths(row):
 
 
 def check_results(results, repeats, loop):
-    """What holds of every run: all verified and timed, the served bytes counted, ratios from the
-    rows themselves.
-    """
+    """Check that all rows are verified and timed, and that served bytes and ratios fit the rows."""
     assert results["verified"] is True
     tables = {}
     for row in results["rows"]:
@@ -192,7 +188,7 @@ def test_peers_move_all_bytes_in_every_state(tmp_path, peer, state):
 
 
 class FakeHandle:
-    """Takes and gives bytes as deepspeed's handles do, by plain files."""
+    """The interface of deepspeed's handles, over plain files."""
 
     made, freed, answer = [], 0, 1
 
@@ -218,8 +214,9 @@ class FakeHandle:
 
 @pytest.fixture
 def fake_deepspeed(monkeypatch):
-    """deepspeed.ops.op_builder with one operator that needs no building; the real one runs where it
-    is installed.
+    """Install a deepspeed.ops.op_builder with one operator that needs no building.
+
+    The real one runs if it is installed.
     """
     monkeypatch.setattr(FakeHandle, "made", [])
     monkeypatch.setattr(FakeHandle, "freed", 0)
@@ -315,7 +312,7 @@ def test_rows_of_a_gpu_are_no_rows_of_the_cpu(tmp_path):
 
 
 def test_a_row_that_cannot_be_had_is_tried_once_and_left_out_with_what_it_said(tmp_path, monkeypatch):
-    """DeepNVMe's, with a package of its name that holds no operators."""
+    """DeepNVMe's row, with a package of its name that has no operators."""
     (tmp_path / "deepspeed").mkdir()
     (tmp_path / "deepspeed" / "__init__.py").write_text("raise RuntimeError('libaio.h is missing')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
