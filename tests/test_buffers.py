@@ -1,4 +1,4 @@
-"""What the extension takes as memory: buffers with bounds, and nothing that lies outside them."""
+"""Memory that the extension accepts: buffers with bounds, and no access outside them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def path(tmp_path):
 
 
 def columns(*rows):
-    """File, offset, length and place of transfers, from rows of the last three."""
+    """Return file, offset, length and place of transfers, from rows of the last three."""
     offset, length, place = np.array(rows, np.int64).reshape(-1, 3).T
     return np.zeros(len(rows), np.int32), offset, length, place
 

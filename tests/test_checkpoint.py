@@ -1,6 +1,4 @@
-"""Checkpoints: what torch.save and safetensors wrote comes back as they would give it, and only
-what is asked for.
-"""
+"""Checkpoints of torch.save and safetensors load as those libraries load them, or in part."""
 
 import collections
 import contextlib
@@ -43,7 +41,7 @@ DTYPES = [
 
 
 def values(dtype: torch.dtype, *shape: int) -> torch.Tensor:
-    """Of every bit pattern that the dtype has no objection to."""
+    """Return values with random bits, within what the dtype permits."""
     raw = torch.randint(0, 2 if dtype == torch.bool else 256, (*shape, dtype.itemsize), dtype=torch.uint8)
     return raw.view(dtype).reshape(shape)
 
@@ -80,7 +78,7 @@ def assert_same(found, expected, device="cpu", where="it"):
 
 
 def trained() -> dict:
-    """A training state of a small model."""
+    """Return the training state of a small model."""
     model = torch.nn.Sequential(torch.nn.Linear(64, 300), torch.nn.BatchNorm1d(300), torch.nn.Linear(300, 7))
     optimizer = torch.optim.AdamW(model.parameters(), amsgrad=True)
     model(torch.randn(8, 64)).sum().backward()
@@ -155,12 +153,12 @@ def test_any_nest_comes_back_whole_by_parts_and_into_itself(tmp_path, state):
     torch.save(state, tmp_path / "x.pt")
     expected = torch.load(tmp_path / "x.pt")
     assert_same(gdsdata.load(tmp_path / "x.pt"), expected)
-    if isinstance(state, (dict, list, tuple, torch.Tensor)):  # which can be filled
+    if isinstance(state, (dict, list, tuple, torch.Tensor)):  # these can be filled
         assert_same(gdsdata.load(tmp_path / "x.pt", into=zeroed(state)), state)
 
 
 def zeroed(nest):
-    """The same nest, its tensors full of zeros, with strides as they were."""
+    """Return the same nest with tensors of zeros and the same strides."""
     if isinstance(nest, torch.Tensor):
         return torch.empty_strided(nest.shape, nest.stride(), dtype=nest.dtype, device=nest.device).view(nest.dtype)
     if isinstance(nest, dict):
@@ -203,7 +201,7 @@ def test_only_the_bytes_that_are_asked_for_are_read(tmp_path, suffix):
     path = tmp_path / f"x.{suffix}"
     torch.save(state, path) if suffix == "pt" else save_file(state, path)
     require_direct(path)
-    options = EngineOptions(workers=2, direct="always", queue_depth=7)  # an engine of its own
+    options = EngineOptions(workers=2, direct="always", queue_depth=7)  # its own engine
     counted = shared_engine(options, torch.device("cpu"))
     before = counted.statistics()
     found = gdsdata.load(path, only=["layer.[25]"], options=options)
@@ -372,8 +370,8 @@ def test_a_tensor_beyond_its_storage_is_refused_in_every_way_of_loading(tmp_path
 
 
 def test_a_pickle_cannot_change_what_stands_for_a_tensor(tmp_path):
-    """By BUILD, which gives an object its state: here the fields of a `Stored`, with another file
-    in its record.
+    """BUILD gives an object its state: here the fields of a `Stored`, with another file's
+    record.
     """
 
     def text(value: str) -> bytes:
@@ -491,7 +489,7 @@ def test_a_pickle_that_names_many_things_is_looked_through_soon():
     named = b"".join(b"cm\nn%d\n0" % i for i in range(100_000))
     began_s = time.process_time()
     assert storages_of(b"\x80\x02" + named + b"N.") == ([], 0)
-    assert time.process_time() - began_s < 2.5  # 0.3; a class for each took 7
+    assert time.process_time() - began_s < 2.5  # it takes 0.3 s; with a class for each, it took 7 s
 
 
 @pytest.mark.parametrize("protocol", range(6))
@@ -627,4 +625,4 @@ def test_a_cold_load_leaves_no_pages_that_would_keep_large_folios_away(tmp_path)
     require_direct(path)
     assert drop_cache(path)
     gdsdata.load(path)
-    assert resident_pages(path) < 20  # a look at its beginning, and nothing beside a tensor
+    assert resident_pages(path) < 20  # its beginning is read, and nothing beside a tensor

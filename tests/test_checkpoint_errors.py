@@ -1,6 +1,4 @@
-"""What users do wrong with checkpoints, and what files are that are none: errors with path, place
-and remedy.
-"""
+"""Mistakes with checkpoints, and files that are none, cause errors with path, place and remedy."""
 
 import gzip
 import json
@@ -22,12 +20,12 @@ from gdsdata.checkpoint.torch_zip.archive import open_archive
 from gdsdata.checkpoint.torch_zip.archive_reader import unpickle_structure
 from gdsdata.errors import CorruptData, IoError
 
-UNPICKLABLE = (AttributeError, pickle.PicklingError)  # the one up to Python 3.13, and the other
+UNPICKLABLE = (AttributeError, pickle.PicklingError)  # the first up to Python 3.13, the second later
 STATE = {"a": torch.arange(3000.0), "nested": {"b": torch.ones(3)}}
 
 
 class Unknown:
-    """What weights_only does not allow."""
+    """A class that weights_only does not allow."""
 
 
 def written(path, content: bytes):
@@ -178,7 +176,7 @@ def test_damaged_dcp_metadata_is_corrupt_with_its_path(tmp_path, damage):
     with pytest.raises(CorruptData, match=f"'{path}' (is cut short or damaged|cannot be unpickled)") as caught:
         gdsdata.GDSStorageReader(tmp_path).read_metadata()
     assert caught.value.path == str(path) and "load an" in str(caught.value)
-    assert str(caught.value) in str(failed_dcp_load(tmp_path, dict(STATE)))  # torch has the words alone
+    assert str(caught.value) in str(failed_dcp_load(tmp_path, dict(STATE)))  # torch passes on the text alone
 
 
 def test_a_missing_dcp_data_file_is_named_with_who_names_it(tmp_path):

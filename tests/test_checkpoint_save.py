@@ -1,5 +1,5 @@
-"""Checkpoints that gdsdata wrote: torch and safetensors read them, and an old one stays until the
-new one is whole.
+"""torch and safetensors read gdsdata's checkpoints, and an old one stays until the new is
+complete.
 """
 
 import collections
@@ -79,7 +79,7 @@ def with_attribute(tensor):
     return tensor
 
 
-# Of a tensor: most share its memory.
+# How a tensor is derived from another one; most share its memory.
 KINDS = [
     lambda one: one,
     lambda one: one.detach(),
@@ -160,14 +160,14 @@ gap_sizes = st.sampled_from([0, 0, 1, 64, 3000, PAGE_BYTES, 2 * PAGE_BYTES + 5, 
     batch_bytes=st.sampled_from([1, 100_000, 64 * MIB]),
     said_before=st.booleans(),
 )
-@example([(0, 5000), (0, 2 * PAGE_BYTES - 5000), (0, PAGE_BYTES)], 0, 64 * MIB, False)  # a short one ends with its page
+@example([(0, 5000), (0, 2 * PAGE_BYTES - 5000), (0, PAGE_BYTES)], 0, 64 * MIB, False)  # one ends with its page
 @example([(0, PAGE_BYTES), (0, PAGE_BYTES)], 0, 64 * MIB, False)
 @settings(max_examples=150, deadline=None)
 def test_extents_and_what_lies_between_them_are_in_their_places(
     tmp_path_factory, device, layout, first, batch_bytes, said_before
 ):
-    """Whatever shares pages with whatever, and whether it comes before, between or after the
-    extents.
+    """Bytes in the gaps may be written before, between or after the extents that share their
+    pages.
     """
     path = tmp_path_factory.getbasetemp() / "extents"
     extents, between, expected = [], [(0, b"\1" * first)], bytearray(b"\1" * first)
@@ -191,7 +191,7 @@ def test_extents_and_what_lies_between_them_are_in_their_places(
 
 @pytest.mark.parametrize("name", ["x.pt", "x.safetensors", "dcp"])
 def test_tensors_that_share_pages_are_written_in_one_piece(tmp_path, name):
-    """Requests are full, whatever the tensors' sizes: a disk loses time at each break."""
+    """Requests are full for tensors of any size, because a disk loses time at each break."""
     (tmp_path / "probe").write_bytes(b"x")
     require_direct(tmp_path / "probe")
     state = {f"{i}": torch.arange(300_001 + i) for i in range(40)}
@@ -204,7 +204,7 @@ def test_tensors_that_share_pages_are_written_in_one_piece(tmp_path, name):
         gdsdata.save(state, tmp_path / name)
     after = engine.statistics()
     assert after["bytes"]["direct"] - before["bytes"]["direct"] >= size_bytes
-    pages = 0 if name == "x.safetensors" else 2 * len(state)  # with checksums in them: they are written once more
+    pages = 0 if name == "x.safetensors" else 2 * len(state)  # pages with checksums are written once more
     assert after["requests"] - before["requests"] <= -(-size_bytes // MIB) + 3 + pages
 
 
@@ -339,7 +339,7 @@ def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, na
 
 @contextlib.contextmanager
 def disk_of(size, folder):
-    """A file system of that size."""
+    """Mount a file system of that size."""
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", folder]
     made = subprocess.run(command, capture_output=True, text=True)
@@ -348,8 +348,7 @@ def disk_of(size, folder):
     try:
         yield folder
     finally:
-        # A file that was replaced last is closed behind its save, and keeps the file system until
-        # then.
+        # The file that was replaced last is closed after its save; until then umount fails.
         assert eventually(lambda: subprocess.run(["umount", folder], capture_output=True).returncode == 0, 30)
 
 
@@ -393,8 +392,9 @@ def test_a_disk_without_room_is_an_error_before_the_first_byte(small_disk, name)
 
 
 def _extra_memory(folder, name):
-    """Of a save and a load, beside a state of 256 MiB; past the page cache, whose pages would count
-    as well.
+    """Measure the memory of a save and a load beside a state of 256 MiB.
+
+    The page cache is bypassed, because its pages would count too.
     """
     options = EngineOptions(workers=2, bounce_bytes=4 * MIB, direct="always")
     state = {f"{i}": torch.ones(MIB) for i in range(64)}
@@ -412,7 +412,7 @@ def test_saving_and_loading_take_no_more_memory_than_is_stated(tmp_path, name):
     require_direct(tmp_path / "x")
     bounce = 2 * 4 * MIB
     for extra in in_new_process(_extra_memory, tmp_path, name):
-        assert extra < bounce + 8 * MIB  # and what threads and modules take that are there for the first time
+        assert extra < bounce + 8 * MIB  # the slack is for new threads and modules
 
 
 # ------------------------------------------------------------------------------------------------ zip

@@ -1,4 +1,4 @@
-"""What a batch asks of the stream that its consumer works on, over the fake CUDA driver."""
+"""A consumer's stream waits only for batches that are still being copied (fake CUDA driver)."""
 
 import time
 
@@ -12,9 +12,7 @@ BATCHES, BATCH_SAMPLES, RECORD_BYTES = 3, 8, 1 << 18
 
 
 def waits_of_batches(driver, folder, link_bytes_per_s, patience_s):
-    """How often the driver was told to have a stream wait, for batches that are asked for so long
-    after the first.
-    """
+    """Count the driver's stream waits for batches taken ``patience_s`` after the first."""
     fake = fake_gpu.install(driver)
     fake.fake_cuda_set_link_bytes_per_s(link_bytes_per_s)
     path, form = folder / "records", Records("u1", (RECORD_BYTES,))

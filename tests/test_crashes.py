@@ -1,8 +1,6 @@
-"""A save killed at any step of it, and at random moments, leaves the old checkpoint or the new one,
-bit for bit.
+"""A save killed at each of its steps, or at random, leaves the old or the new checkpoint intact.
 
-What runs here as a script forks children that save and are killed: they need no interpreter of
-their own each.
+As a script, this module forks children that save and are killed. A fork needs no new interpreter.
 """
 
 import ctypes
@@ -25,18 +23,18 @@ from safetensors.torch import load_file
 import gdsdata
 from gdsdata import EngineOptions
 
-# 150 kills take a minute of two idle processors, and several of busy ones.
+# 150 kills take a minute of two idle processors, and longer on busy ones.
 TIMEOUT_S = 500
 pytestmark = [pytest.mark.timeout(TIMEOUT_S + 10), pytest.mark.usefixtures("quick_programs")]
 
 KINDS = ["pt", "safetensors", "dcp", "folder"]
-# Its calls can be counted: io_uring's do not pass libc.
+# Its calls can be counted, because they pass through libc. io_uring's do not.
 POSIX = EngineOptions(backend="posix", workers=1)
 OLD, NEW, TORN = 10, 11, 1
 
 
-LONG_STEP = 2  # its state, and so what a killed save of it leaves, is longer than that of other steps
-FIXED_PROCESS_ID = 2**22  # one more than there can be
+LONG_STEP = 2  # its state is longer than others, and so is the leftover of a killed save
+FIXED_PROCESS_ID = 2**22  # one more than the largest possible id
 
 
 def state_of(step: int) -> dict[str, torch.Tensor]:
@@ -55,10 +53,10 @@ def save(kind: str, folder: Path, step: int, options: EngineOptions) -> None:
 
 
 def load(kind: str, folder: Path) -> int:
-    """The step of what is there, as everyone reads it; an error where it is torn."""
+    """Load the checkpoint with every reader, and return its step. A torn one is an error."""
     if kind == "folder":
         checkpointer = gdsdata.AsyncCheckpointer(folder)
-        for step in checkpointer.steps():  # each that says it is there is whole
+        for step in checkpointer.steps():  # each step that is listed must be complete
             found = state_of(step)
             for tensor in found.values():
                 tensor.zero_()
@@ -80,7 +78,7 @@ def load(kind: str, folder: Path) -> int:
 
 
 def in_child(work, *arguments) -> int:
-    """The process: it ends with what ``work`` returns."""
+    """Fork a process that ends with ``work``'s result, and return its id."""
     if child := os.fork():
         return child
     code = TORN
@@ -105,7 +103,7 @@ def files_in(folder: Path) -> int:
 
 
 def kill_at_every_step(kind: str, folder: Path, loses: bool, same_id: bool) -> None:
-    """Kills a save before each of the system calls by which it changes something.
+    """Kill a save before each of the system calls by which it changes something.
 
     ``same_id``: every process that saves has the same id, as in a container that is started again.
     """
@@ -147,7 +145,7 @@ def kill_at_every_step(kind: str, folder: Path, loses: bool, same_id: bool) -> N
 
 
 def kill_at_random(kind: str, folder: Path, kills: int, seed: int) -> None:
-    """Kills a process that saves one checkpoint after the other."""
+    """Kill a process that saves one checkpoint after the other."""
     generator = random.Random(seed)
     step, found = 0, 0
     code_of(in_child(save, kind, folder, 0, EngineOptions()))
@@ -165,7 +163,7 @@ def kill_at_random(kind: str, folder: Path, kills: int, seed: int) -> None:
         reader, told = os.pipe()
         child = in_child(save_for_ever, told, found)
         os.close(told)
-        if generator.random() < 0.9:  # the engine is made, and a save has come somewhere
+        if generator.random() < 0.9:  # in most rounds, wait for the first save
             select.select([reader], [], [], 10)
         time.sleep(generator.random() * 0.04)
         os.kill(child, signal.SIGKILL)

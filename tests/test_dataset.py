@@ -1,6 +1,4 @@
-"""GDSDataset: the batches are what numpy reads, in the order that was asked for, on every path that
-bytes can take.
-"""
+"""GDSDataset's batches are numpy's, in the requested order, on every path of the bytes."""
 
 import dataclasses
 import gc
@@ -42,7 +40,7 @@ from gdsdata.formats import Npy, Records, Tokens
 
 # ------------------------------------------------------------------------------------- formats x options x cache
 
-# Every number small, so that requests are cut, coalesced, and wait for room in the queue and in the
+# All limits are small, so that requests are cut and coalesced, and wait for the queue and for
 # bounce memory.
 TIGHT = dict(
     workers=3,
@@ -65,7 +63,7 @@ OPTIONS = {
 
 @dataclasses.dataclass
 class Case:
-    """Files of one format, and what numpy reads from them: every sample, in the order of the files."""
+    """Files of one format, and every sample as numpy reads it, in the order of the files."""
 
     format: object
     samples: np.ndarray
@@ -278,8 +276,7 @@ def data(request, tmp_path_factory) -> Case:
     return CASES[request.param](tmp_path_factory.mktemp("data"))
 
 
-# Where batches are wanted and how they get there; the ways that differ behind the engine only, with
-# few of its options.
+# Devices and routes of batches. Routes that differ only behind the engine have few of its options.
 DELIVERIES = {
     "cpu": dict(device="cpu"),
     "cuda": dict(device="cuda"),
@@ -333,7 +330,7 @@ def test_batches_are_what_numpy_reads(data, delivery, options, cache):
 
 @pytest.fixture
 def records(tmp_path) -> np.ndarray:
-    """103 records of 64 bytes in tmp_path/"0.bin" and "1.bin", 100 and 3 of them."""
+    """Write 103 records of 64 bytes: 100 in tmp_path/"0.bin", 3 in "1.bin"."""
     return np.concatenate([write_records(tmp_path / "0.bin", 100, 64, 0), write_records(tmp_path / "1.bin", 3, 64, 1)])
 
 
@@ -373,7 +370,7 @@ def test_partly_cached_files_are_put_together_from_both_routes(tmp_path):
     if not drop_cache(path):
         pytest.skip("this file system keeps files in memory")
     descriptor = os.open(path, os.O_RDONLY)
-    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # no read-ahead beyond what is asked for
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # no read-ahead
     for offset in (0, 3 * MIB + 5, 7 * MIB):
         os.pread(descriptor, MIB // 2, offset)
     os.close(descriptor)
@@ -392,12 +389,12 @@ def test_making_a_data_set_reads_heads_and_leaves_the_data_where_it_is(tmp_path,
     if not drop_cache(path):
         pytest.skip("this file system keeps files in memory")
     GDSDataset(path, 1, format, device="cpu")
-    time.sleep(0.1)  # read-ahead goes on behind the call
+    time.sleep(0.1)  # read-ahead goes on after the call
     assert resident_pages(path) * mmap.PAGESIZE <= MIB
 
 
 def test_statistics_count_each_byte_and_batch_handed_out_once(tmp_path, records):
-    dataset = read(tmp_path, options=EngineOptions(workers=3))  # an engine that nothing else has used
+    dataset = read(tmp_path, options=EngineOptions(workers=3))  # its own engine, for its counts
     for _ in range(2):
         for _ in dataset:
             pass
@@ -604,7 +601,7 @@ def test_files_that_do_not_tell_their_format_are_refused_in_words(tmp_path, reco
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("direct", ["auto", "always", "never"])
 def test_keeping_every_batch_of_an_epoch_is_safe(tmp_path, backend, direct):
-    # Whoever gets a batch may also write to it: it is theirs alone.
+    # A batch belongs to its consumer alone, who may also write to it.
     expected = write_records(tmp_path / "0.bin", 300, 5000)
     if direct == "always":
         require_direct(tmp_path / "0.bin")
@@ -621,18 +618,18 @@ def test_keeping_every_batch_of_an_epoch_is_safe(tmp_path, backend, direct):
 
 
 def test_a_batch_outlives_dataset_and_engine(tmp_path, records):
-    dataset = read(tmp_path, shuffle=False, options=EngineOptions(workers=2, queue_depth=3))  # an engine of its own
+    dataset = read(tmp_path, shuffle=False, options=EngineOptions(workers=2, queue_depth=3))  # its own engine
     batches = iter(dataset)
     first, second = next(batches), next(batches)
     del batches, dataset
     gc.collect()
-    again = arrays(read(tmp_path, shuffle=False))  # what was freed is used again
+    again = arrays(read(tmp_path, shuffle=False))  # reuses freed memory
     assert_same_batches([first, second], [records[:8], records[8:16]])
     assert_same_batches([first, second], again[:2])
 
 
 def peak_growth_of_an_epoch(folder: Path, options: EngineOptions) -> tuple[int, int]:
-    """By how much an epoch raised resident memory at its worst, and by how much it may."""
+    """Return by how much an epoch raised peak memory, and by how much it may."""
     warm_up = GDSDataset(
         sorted(folder.iterdir())[:1], 1, device="cpu", reading=Reading(options=EngineOptions(workers=1))
     )

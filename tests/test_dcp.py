@@ -1,5 +1,5 @@
-"""torch.distributed.checkpoint: what gdsdata writes, torch reads, and the other way round; whole or
-in parts.
+"""torch.distributed.checkpoint: torch reads gdsdata's files and gdsdata torch's, in whole or
+part.
 """
 
 import errno
@@ -54,14 +54,14 @@ def save(state, writer):
 
 
 def loaded(state, reader):
-    """What the reader finds for a state of this structure."""
+    """Load a state of this structure with the reader."""
     found = zeroed(state)
     dcp.load(found, storage_reader=reader)
     return found
 
 
 def odd() -> dict:
-    """`awkward` but for what DCP itself does not load into a tensor that is there."""
+    """Return `awkward` without the values that DCP itself does not load into an existing tensor."""
     left_out = {"expanded", "parameter", "conjugate", "quantized", "storage", "values"}
     state = {key: value for key, value in awkward().items() if key not in left_out}
     state |= {"none": None, "number": 2.5, "text": "text", "bytes": b"bytes" * 10_000}
@@ -140,7 +140,7 @@ def test_tensors_without_gaps_are_saved_as_they_lie_and_others_are_copied(tmp_pa
 
 
 def _item(folder, name):
-    """The bytes that ``.metadata`` has for a name."""
+    """Return the bytes that ``.metadata`` has for a name."""
     metadata = pickle.loads((folder / ".metadata").read_bytes())
     (info,) = (info for index, info in metadata.storage_data.items() if index.fqn == name)
     return io.BytesIO((folder / info.relative_path).read_bytes()[info.offset :][: info.length])
@@ -164,7 +164,7 @@ def test_values_are_cast_to_the_dtype_of_the_tensor_that_is_there(tmp_path):
 
 
 def noted_places(folder) -> dict:
-    """By name, where the writer says that each tensor's bytes lie in its archive, and more."""
+    """Return, by name, the entries in which the writer noted a tensor's place in its archive."""
     with open(folder / ".metadata", "rb") as file:
         stored = pickle.load(file).storage_data
     return {index.fqn: info for index, info in stored.items() if hasattr(info, "gdsdata_place")}
@@ -186,7 +186,7 @@ def test_metadata_names_nothing_of_gdsdata_that_who_reads_it_would_need(tmp_path
 
 
 def test_data_files_of_another_checkpoint_are_an_error_and_no_other_bytes(tmp_path):
-    """As `cp step-200/* latest/` makes, which leaves .metadata behind."""
+    """`cp step-200/* latest/` does this: it leaves the old .metadata."""
     weights = {"weight": torch.ones(5000), "bias": torch.ones(4)}
     save(weights, GDSStorageWriter(tmp_path / "old"))
     save({"more": torch.zeros(10**5), **weights}, GDSStorageWriter(tmp_path / "new"))
@@ -230,9 +230,7 @@ def test_long_tensors_begin_on_a_page_of_their_file(tmp_path):
 
 @st.composite
 def boxes(draw):
-    """A stored shape, the order of its dimensions in the file, a part of it, and the memory it goes
-    into.
-    """
+    """Draw a stored shape, its order of dimensions in the file, a part of it, and its target."""
     shape = draw(st.lists(st.integers(1, 9), max_size=3)) + [draw(st.sampled_from([1, 5, 3000]))]
     order = draw(st.permutations(range(len(shape))))
     offsets = [draw(st.integers(0, size)) for size in shape]
@@ -274,7 +272,7 @@ def test_of_a_part_only_its_rows_are_read(tmp_path):
     state = {"w": torch.randn(256, 64 * 1024)}  # rows of 256 KiB
     save(state, FileSystemWriter(tmp_path))
     require_direct(tmp_path / "__0_0.distcp")
-    options = EngineOptions(workers=2, direct="always", queue_depth=9)  # an engine of its own
+    options = EngineOptions(workers=2, direct="always", queue_depth=9)  # its own engine
     counted = shared_engine(options, torch.device("cpu"))
     (index,) = pickle.loads((tmp_path / ".metadata").read_bytes()).storage_data
     target = torch.zeros(256, 16 * 1024)
@@ -300,9 +298,7 @@ def test_of_a_part_only_its_rows_are_read(tmp_path):
 
 
 def both_plans(state, folder, **arguments):
-    """Of torch's planner and of ours, set up alike: items in an order that depends on them alone;
-    or errors.
-    """
+    """Return the plans or errors of torch's planner and of ours, set up alike, in a fixed order."""
     metadata = folder if isinstance(folder, dcp.Metadata) else FileSystemReader(folder).read_metadata()
     plans, set_up = [], []
     for kind in (dcp.DefaultLoadPlanner, GDSLoadPlanner):
@@ -348,7 +344,7 @@ values_of_states = st.recursive(
 def test_plans_are_those_of_torchs_planners(tmp_path, state):
     try:
         save(state, FileSystemWriter(tmp_path))
-    except CheckpointException:  # names that flattening makes one of
+    except CheckpointException:  # flattening gives two values the same name
         with pytest.raises(CheckpointException):
             dcp.save(state, storage_writer=GDSStorageWriter(tmp_path), planner=GDSSavePlanner())
         return
@@ -407,7 +403,7 @@ def test_a_tensor_that_was_saved_in_parts_is_planned_in_parts():
 
 
 def in_shards(whole) -> torch.Tensor:
-    """A plain tensor that holds two parts of `whole`, with a row between them that is nobody's."""
+    """Make a plain tensor that holds two parts of `whole`, with an unused row between them."""
     tensor = torch.cat([whole[2:], torch.full((1, whole.shape[1]), -1.0), whole[:2]])
     tensor.global_shape, tensor.global_offsets = tuple(whole.shape), ((2, 0), (0, 0))
     tensor.local_offsets, tensor.local_sizes = ((0, 0), (3, 0)), ((2, whole.shape[1]),) * 2
@@ -448,7 +444,7 @@ def test_of_names_that_are_not_there_torchs_planner_decides(tmp_path):
 
 
 def on_ranks(count, function, folder, *arguments):
-    """What ``function(rank, folder, *arguments)`` returns on each rank of a gloo group of new
+    """Return ``function(rank, folder, *arguments)`` of each rank of a gloo group of new
     processes.
     """
     shutil.rmtree(folder / "ranks", ignore_errors=True)
@@ -470,9 +466,7 @@ def _as_rank(rank, count, function, folder, arguments):
 
 
 def _sharded(seed):
-    """A model of FSDP2 with a step of its optimizer behind it: the state, and all of it that was
-    sharded as it was.
-    """
+    """Return the state of an FSDP2 model after a step, and the same state gathered."""
     torch.manual_seed(seed)
     model = torch.nn.Sequential(torch.nn.Linear(65, 33), torch.nn.ReLU(), torch.nn.Linear(33, 7))
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
@@ -602,7 +596,7 @@ def test_an_error_on_one_rank_is_raised_on_all_and_leaves_the_old_checkpoint(tmp
 
 
 def failure_of(call, *arguments):
-    """The error behind DCP's own."""
+    """Return the cause of DCP's own error."""
     with pytest.raises(CheckpointException) as caught:
         call(*arguments)
     (failure,) = caught.value.failures.values()

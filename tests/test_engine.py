@@ -1,5 +1,5 @@
-"""`gdsdata.Engine`: many reads and writes at once, each with a future; what needs no GPU (that is
-in test_gpu.py).
+"""`gdsdata.Engine`: many concurrent reads and writes with futures. test_gpu.py has its GPU
+tests.
 """
 
 import concurrent.futures
@@ -29,13 +29,13 @@ pytestmark = pytest.mark.usefixtures("quick_programs")
 
 
 def tensor_of(i: int) -> torch.Tensor:
-    """Small enough that torch starts no threads for it, which a forked child would wait for."""
+    """Make a tensor so small that torch starts no threads, which a forked child would wait for."""
     return torch.full((20_000 + 100 * i + i % 3,), i, dtype=torch.int32)
 
 
 @pytest.fixture
 def late(tmp_path) -> EngineOptions:
-    """Options with which each request takes 0.3 s. The file is "x", of 1 MiB."""
+    """Return options with which each request takes 0.3 s. The file is "x", of 1 MiB."""
     (tmp_path / "x").write_bytes(random_bytes(MIB))
     require_direct(tmp_path / "x")
     return EngineOptions(direct="always", workers=2, faults="late=1,late_ms=300")
@@ -75,7 +75,7 @@ def test_ranges_of_one_file_may_be_written_and_read_all_at_once(tmp_path):
     parts = list(zip(data.split(70_001), range(0, 2 * MIB, 70_001), strict=True))
     with gdsdata.Engine() as engine:
         futures = [engine.write(tmp_path / "x", part, offset) for part, offset in parts[1:]]
-        # The first one alone would replace the file, were it as long.
+        # If the first one were as long as the file, it alone would replace it.
         futures.append(engine.write(tmp_path / "x", *parts[0]))
         concurrent.futures.wait(futures)
         into = torch.empty_like(data)
@@ -138,7 +138,7 @@ def test_a_callback_of_a_future_may_read(tmp_path):
 def test_who_waits_for_a_result_needs_nobody_to_tell_it(tmp_path, late):
     told, go_on = threading.Event(), threading.Event()
 
-    def hold_up(_):  # the thread that tells futures
+    def hold_up(_):  # blocks the thread that completes futures
         told.set()
         assert go_on.wait(60)
 
@@ -146,7 +146,7 @@ def test_who_waits_for_a_result_needs_nobody_to_tell_it(tmp_path, late):
         engine.read(tmp_path / "x", torch.empty(1, dtype=torch.uint8)).add_done_callback(hold_up)
         assert told.wait(60)
         try:
-            for _ in range(3):  # more than may be under way: each makes room for the next one
+            for _ in range(3):  # more than may be in flight: each read makes room for the next
                 found = engine.read(tmp_path / "x", torch.empty(MIB, dtype=torch.uint8)).result(20)
                 assert bytes(found.numpy()) == (tmp_path / "x").read_bytes()
             error = engine.read(tmp_path / "x", torch.empty(2 * MIB, dtype=torch.uint8)).exception(20)
@@ -164,7 +164,7 @@ def test_close_waits_for_who_is_about_to_tell_what_he_waited_for(tmp_path, late,
         tell(*call)
 
     monkeypatch.setattr(calls, "_tell", tell_late)
-    monkeypatch.setattr(ReadCalls, "_tell_futures", lambda calls: calls._endings.take())  # who waits is the quicker one
+    monkeypatch.setattr(ReadCalls, "_tell_futures", lambda calls: calls._endings.take())  # the waiting caller is faster
     engine = gdsdata.Engine(late)
     future = engine.read(tmp_path / "x", torch.empty(MIB, dtype=torch.uint8))
     waiting = threading.Thread(target=future.result)
@@ -210,7 +210,7 @@ def test_many_may_wait_for_one_result(tmp_path, late):
 def test_the_file_is_the_one_that_has_the_name_when_it_is_asked_for(tmp_path):
     path = tmp_path / "x"
     with gdsdata.Engine() as engine:
-        for content in (b"first", b"other", b"longer than those"):  # put there as a whole, then changed in place
+        for content in (b"first", b"other", b"longer than those"):  # each is renamed into place, then changed in place
             (tmp_path / "new").write_bytes(content)
             (tmp_path / "new").rename(path)
             for found in (content, content[::-1]):
@@ -296,7 +296,7 @@ def test_training_goes_first_and_the_background_ends_too(tmp_path):
     with gdsdata.Engine(options, most_calls=40) as engine:
         whole = torch.empty(MIB, dtype=torch.uint8)
         background = [engine.read(tmp_path / "x", whole) for _ in range(16)]
-        next(concurrent.futures.as_completed(background))  # all of them are in the queue by now, for it is shared
+        next(concurrent.futures.as_completed(background))  # all of them are queued by now, because the queue is shared
         training = [
             engine.read(tmp_path / "x", torch.empty(1000, dtype=torch.uint8), offset, priority="training")
             for offset in range(20)
@@ -370,7 +370,7 @@ def test_close_waits_for_what_was_asked_and_takes_no_more(tmp_path, late):
     assert future.done() and not future.exception()
     with pytest.raises(EngineClosed, match="this Engine was closed; make another one"):
         engine.read(tmp_path / "x", torch.empty(1))
-    engine.close()  # twice is once
+    engine.close()  # a second close does nothing
 
 
 def test_reads_asked_for_while_it_is_closed_end_or_are_refused(tmp_path):
@@ -457,7 +457,7 @@ def test_one_that_was_never_used_makes_nothing(tmp_path):
 def use_after_a_fork(folder: Path) -> list[int]:
     engine = gdsdata.Engine(EngineOptions(workers=2))
     engine.write(folder / "x", tensor_of(0)).result()
-    engine.read(folder / "x", torch.empty_like(tensor_of(0))).result()  # whose thread is asleep at the fork
+    engine.read(folder / "x", torch.empty_like(tensor_of(0))).result()  # its thread is asleep at the fork
 
     def use_the_parents() -> None:
         with contextlib.suppress(EngineClosed):
@@ -501,9 +501,9 @@ ssize_t preadv(int fd, const struct iovec *memory, int count, off_t offset) {
 
 
 def test_workers_that_can_do_one_request_at_a_time_take_one_segment_each(tmp_path):
-    """16 reads of 0.1 s by 8 workers: 0.2 s.
+    """16 reads of 0.1 s by 8 workers take 0.2 s.
 
-    One that took as many as io_uring's does would leave others without.
+    If a worker took as many segments as it does with io_uring, others would have none.
     """
     (tmp_path / "x").write_bytes(random_bytes(16 * MIB))
     require_direct(tmp_path / "x")
@@ -527,9 +527,7 @@ with gdsdata.Engine(options) as engine:
 
 
 def test_a_call_does_not_wait_for_another_ones_storage(tmp_path):
-    """One worker: while it sleeps for the first one's bytes, those of later calls are asked for,
-    too.
-    """
+    """The one worker submits later calls while it waits for the first call's bytes."""
     path = tmp_path / "x"
     path.write_bytes(bytes(4096))
     options = EngineOptions(workers=1, direct="always", faults="late=1,late_ms=20")
@@ -542,7 +540,7 @@ def test_a_call_does_not_wait_for_another_ones_storage(tmp_path):
     took = []
     with gdsdata.Engine(options) as engine, concurrent.futures.ThreadPoolExecutor(4) as callers:
         engine.read(path, into=torch.empty(4096, dtype=torch.uint8)).result()
-        for _ in range(5):  # others may keep the machine busy
+        for _ in range(5):  # other programs may delay a round
             began = time.perf_counter()
             for call in [callers.submit(read_ten, engine, 0.005 * i) for i in range(4)]:
                 call.result()
@@ -563,7 +561,7 @@ def resident_growth_of_a_read(path):
 
 
 def test_a_small_read_does_not_take_all_bounce_memory(tmp_path):
-    """64 MiB of one worker: to zero them takes longer than the read."""
+    """Zeroing a worker's 64 MiB would take longer than the read."""
     (tmp_path / "x").write_bytes(random_bytes(MIB))
     require_direct(tmp_path / "x")
     assert in_new_process(resident_growth_of_a_read, tmp_path / "x") < 32 * MIB
@@ -573,7 +571,7 @@ def test_a_small_read_does_not_take_all_bounce_memory(tmp_path):
 
 
 class DeviceMemory:
-    """What a read asks of a tensor, of memory that the fake driver gave."""
+    """The attributes of a tensor that a read uses, over memory of the fake driver."""
 
     def __init__(self, fake, size_bytes):
         self.nbytes, self._address = size_bytes, ctypes.c_uint64()
@@ -590,7 +588,7 @@ class DeviceMemory:
 
 
 def reads_over_a_slow_link(driver: Path, path: Path) -> list[bool]:
-    """Of each whether its bytes were there at the moment that its future was done."""
+    """Return for each read whether its bytes had arrived when its future completed."""
     fake = fake_gpu.install(driver)
     shared = shared_engine(EngineOptions(workers=2), torch.device(fake_gpu.DEVICE))
     targets = [DeviceMemory(fake, 100_000) for _ in range(6)]
@@ -613,8 +611,9 @@ def test_reads_to_a_gpu_are_done_when_their_copies_are(tmp_path, fake_driver):
 
 
 def reads_of_callers_that_wait(driver: Path, path: Path) -> list[bool]:
-    """Of each read of four threads, and of one that waits while others close: whether its bytes
-    were there.
+    """Return for each read whether its bytes had arrived.
+
+    Four threads read at the same time; the last read waits while the calls are closed.
     """
     fake = fake_gpu.install(driver)
     shared = shared_engine(EngineOptions(workers=2), torch.device(fake_gpu.DEVICE))

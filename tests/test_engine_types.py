@@ -1,4 +1,4 @@
-"""`gdsdata/_engine.pyi` says what the built extension has: names, kinds, parameters, defaults."""
+"""`gdsdata/_engine.pyi` matches the built extension: names, kinds, parameters, defaults."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STUB = ast.parse((Path(gdsdata.__file__).parent / "_engine.pyi").read_text())
 
 
 def parameters_of_stub(function: ast.FunctionDef) -> list[str]:
-    """Names, those with a default as "name=", those by keyword alone behind "*"; without names "?"."""
+    """List names, "name=" with a default, "?" if positional, and keywords alone behind "*"."""
     arguments = function.args
     ordinary = [*arguments.posonlyargs, *arguments.args]
     plain = len(ordinary) - len(arguments.defaults)
@@ -28,9 +28,7 @@ def parameters_of_stub(function: ast.FunctionDef) -> list[str]:
 
 
 def parameters_of_signature(signature: str) -> list[str]:
-    """The same of a line that pybind11 writes, as in "call(self: Engine, path: str, depth: int = 0)
-    -> None".
-    """
+    """List the same of pybind11's "call(self: Engine, path: str, depth: int = 0) -> None"."""
     inside, depth, parts = signature[signature.index("(") + 1 : signature.rindex(") ->")], 0, [""]
     inside = inside.replace("(anonymous namespace)", "")
     for sign in inside:
@@ -47,9 +45,7 @@ def parameters_of_signature(signature: str) -> list[str]:
 
 
 def described_by_stub(body: list[ast.stmt]) -> dict[str, object]:
-    """Functions with their parameters, by overload, properties as "property", classes with what is
-    in them.
-    """
+    """Map names to parameters (by overload), "property", or the content of a class."""
     found: dict[str, object] = {}
     for item in body:
         name = getattr(item, "name", None) or getattr(getattr(item, "target", None), "id", "_")
@@ -88,7 +84,7 @@ def described_by_module(members: dict[str, object]) -> dict[str, object]:
     return found
 
 
-# Folders that mypy does not yet check. Take one out when it is checked; none comes in.
+# Folders that mypy does not check yet. Remove one when it is checked; add none.
 UNCHECKED = {"gdsdata.bench.*"}
 
 OF_STUB, OF_MODULE = described_by_stub(STUB.body), described_by_module(vars(_engine))
