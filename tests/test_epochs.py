@@ -1,6 +1,4 @@
-"""Where an epoch ends: after its last batch, however the loop takes its batches, so the next one
-has another order.
-"""
+"""An epoch ends after its last batch, in any kind of loop, and the next one has another order."""
 
 import itertools
 import json
@@ -24,7 +22,7 @@ BATCHES = 13
 
 
 def read(folder: Path, **arguments) -> GDSDataset:
-    """103 records: 13 batches of 8, the last one of 7."""
+    """Make a data set of 103 records: 13 batches of 8, the last one of 7."""
     if not (folder / "0.bin").exists():
         write_records(folder / "0.bin", 103, 64)
     return GDSDataset(
@@ -149,7 +147,7 @@ def test_a_state_behind_the_last_batch_goes_on_with_the_whole_next_epoch(tmp_pat
 
 @pytest.mark.parametrize("make", [read, mixed], ids=name_of)
 def test_a_state_that_counts_all_batches_of_an_epoch_means_the_next_one(tmp_path, make):
-    """States had this form behind the last batch, before it ended the epoch."""
+    """Older versions wrote such states after the last batch."""
     dataset = make(tmp_path)
     dataset.load_state_dict({**make(tmp_path).state_dict(), "batches": BATCHES})
     assert (dataset.state_dict()["epoch"], dataset.state_dict()["batches"]) == (1, 0)
@@ -172,9 +170,9 @@ def test_the_last_batch_outlives_the_reading_that_ends_with_it(tmp_path):
     batches = iter(dataset)
     for _ in range(BATCHES):
         last = next(batches)
-    assert dataset._iteration.running is None  # closed, though nobody asked for another batch
+    assert dataset._iteration.running is None  # closed, although no further batch was asked for
     expected = epochs_by(by_for, read, tmp_path, 1)[-1]
-    by_for(dataset)  # uses what memory it let go of
+    by_for(dataset)  # reuses the memory that it released
     assert_same_batches([last], [expected])
     assert dataset.stats()["batches"] == 2 * BATCHES
     with pytest.raises(StopIteration):
@@ -256,7 +254,7 @@ def test_an_epoch_broken_off_continues_if_asked_to(tmp_path, make, whole):
 def test_a_state_of_an_epoch_that_continues_is_where_it_continues(tmp_path, make, whole):
     dataset, other = make(tmp_path), make(tmp_path)
     got = first_batches(dataset, 3) + first_batches(dataset, 3)
-    dataset.set_epoch(0)  # as frameworks do before each loop
+    dataset.set_epoch(0)  # frameworks call it before each loop
     other.load_state_dict(dataset.state_dict())
     expected = epochs_by(by_for, whole, tmp_path, 1)
     assert_same_batches([*got, *by_for(dataset)], expected)
@@ -335,7 +333,7 @@ def test_workers_refuse_to_continue_a_broken_off_epoch(tmp_path):
 
 
 def warnings_of_workers(folder: Path, persistent: bool) -> list[str]:
-    """What three loops over a loader say that leave it after a batch, on the workers' stderr."""
+    """Return the workers' warnings on stderr from three loops that each stop after a batch."""
     with open(folder / "stderr", "w") as file:
         os.dup2(file.fileno(), 2)
         batches = loader(folder, 2, persistent_workers=persistent, prefetch_factor=1)
@@ -352,13 +350,13 @@ def test_workers_warn_once_of_an_epoch_broken_off(tmp_path, persistent):
 
 
 def test_workers_begin_the_same_epoch_if_only_one_of_them_had_ended_its_share(monkeypatch):
-    """A loop was broken off when worker 1 of 2 had handed out all of its share, and worker 0 had
+    """The loop was broken off when worker 1 of 2 had handed out its whole share, and worker 0
     not.
     """
     progress, shares = Progress(), (7, 6)
 
     def epochs_begun(*taken: int) -> list[int]:
-        """By the two workers, one after the other; then they hand out so many batches."""
+        """Begin an epoch in both workers, and let each hand out so many batches."""
         begun = []
         for worker in range(2):
             info = SimpleNamespace(id=worker, num_workers=2)
@@ -396,8 +394,8 @@ def test_a_stateful_loader_cut_behind_the_last_batch_goes_on_with_the_next_epoch
 
 
 def test_a_stateful_loader_with_workers_cut_behind_the_last_batch_ends_its_epoch_first(tmp_path):
-    """A worker's state cannot know whether the others have batches left: what it goes on with is an
-    empty rest.
+    """A worker cannot know whether the others have batches left, so it resumes with an empty
+    rest.
     """
     _, state = in_new_process(cut_stateful_loader, tmp_path, 2)
     first, second = in_new_process(two_epochs_from, tmp_path, 2, state)

@@ -25,15 +25,15 @@ WINDOWS = 40 * 16  # an epoch of 40 batches
 
 
 def run(command, on_gpu=False, ends_with=0, **more):
-    """What a command printed, and what it said of errors.
+    """Return a command's stdout and stderr.
 
-    On the CPU, if not told otherwise, so that its losses are the same wherever this runs. ``more``
-    goes into its environment.
+    By default it runs on the CPU, so that its losses are the same on every machine. ``more`` is
+    added to its environment.
     """
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     hidden = {} if on_gpu else {"CUDA_VISIBLE_DEVICES": ""}
-    # Of networks as small as these, OpenMP's threads wait for each other longer than they compute,
-    # beside other tests.
+    # With such small networks, OpenMP's threads wait longer than they compute if other tests run
+    # too.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths), **hidden, **more}
     result = subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True, timeout=100)
     assert result.returncode == ends_with, result.stderr
@@ -41,18 +41,18 @@ def run(command, on_gpu=False, ends_with=0, **more):
 
 
 def example(name, *arguments, **how):
-    """What the example printed."""
+    """Return the example's output."""
     return run([sys.executable, ROOT / "examples" / name, *arguments], **how)[0]
 
 
 def losses(output):
-    """{step: the digits of its loss}."""
+    """Return {step: the digits of its loss}."""
     return dict(re.findall(r"^step (\d+): loss (\S+)$", output, re.MULTILINE))
 
 
 @pytest.fixture(scope="module")
 def short_epochs(tmp_path_factory):
-    """Arguments for a text so small that an epoch is 40 batches."""
+    """Return arguments for a text so small that an epoch is 40 batches."""
     path = tmp_path_factory.mktemp("data") / "text.bin"
     text = Path(argparse.__file__).read_bytes()[: WINDOWS * 64 + 1]
     assert len(text) == WINDOWS * 64 + 1
@@ -100,7 +100,7 @@ def test_resume_training_goes_on_with_the_same_losses_after_a_kill_in_a_save(tmp
     arguments = [*steps, "--folder", tmp_path / "killed"]
     killed = example("resume_training.py", *arguments, "--kill-in-save", 30, ends_with=-signal.SIGKILL)
     resumed = example("resume_training.py", *arguments)
-    assert resumed.startswith("from step 20\n")  # the save of step 30 had not come to its end
+    assert resumed.startswith("from step 20\n")  # the save of step 30 was not complete
     assert list(losses(killed)) == [str(step) for step in range(1, 31)]
     assert list(losses(resumed)) == [str(step) for step in range(21, 46)]
     assert {**losses(killed), **losses(resumed)} == losses(whole)
@@ -121,7 +121,7 @@ VOLUMES = ["--volumes", 16, "--side", 16, "--epochs", 3]
 
 
 def epochs_of(output):
-    """The digits of each epoch's mean loss."""
+    """Return the digits of each epoch's mean loss."""
     return re.findall(r"^epoch \d+: loss (\S+)", output, re.MULTILINE)
 
 
@@ -152,7 +152,7 @@ IMAGES = ["--images", 320, "--batch-size", 16, "--epochs", 3, "--size", 32]
 
 
 def right_of_held_out(output):
-    """How many of a hundred."""
+    """Return how many of a hundred are right."""
     return float(re.search(r"^held out: (\S+)% of 64 images right$", output, re.MULTILINE)[1])
 
 
@@ -163,7 +163,7 @@ def test_train_images_learns_what_it_can_tell_of_images_it_was_not_shown(tmp_pat
     assert ": 256 images in 4 shards, and 4.tar held out" in output
     assert len(epochs_of(output)) == 3
     assert float(epochs_of(output)[-1]) < float(epochs_of(output)[0])
-    assert right_of_held_out(output) > 60  # of four classes
+    assert right_of_held_out(output) > 60  # four classes
     assert "gdsdata: 48 steps of" in output
     assert "decoded by the processor | served by: {'page_cache': " in output
 
@@ -179,7 +179,7 @@ OF_FSDP = ["--steps", 10, "--save-every", 5, "--global-batch", 8]
 
 
 def fsdp(ranks, folder, *arguments, ends_with=0, on_gpu=False, **how):
-    """What train_fsdp.py said, and {step: (its loss, what its bytes come to)}.
+    """Return train_fsdp.py's output and {step: (its loss, the checksum of its bytes)}.
 
     One rank starts without torchrun.
     """
@@ -195,7 +195,7 @@ def fsdp(ranks, folder, *arguments, ends_with=0, on_gpu=False, **how):
 
 
 def bytes_of_fsdp():
-    """{step: what the bytes of train_fsdp.py's come to}, by one data set that nothing interrupts."""
+    """Return {step: the checksum of train_fsdp.py's bytes}, from one uninterrupted data set."""
     library = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
     tokens = gdsdata.formats.Tokens("uint8", 64)
     dataset = gdsdata.GDSDataset(
@@ -217,11 +217,11 @@ def test_train_fsdp_killed_on_two_ranks_goes_on_with_one_batch_for_batch(tmp_pat
     expected = bytes_of_fsdp()
     assert len(set(expected.values())) == 10
     assert {step: number for step, (_, number) in {**killed, **resumed}.items()} == expected
-    for step in killed.keys() & resumed.keys():  # which both have trained
+    for step in killed.keys() & resumed.keys():  # steps that both have trained
         assert resumed[step][0] == pytest.approx(killed[step][0], rel=1e-4), step
     assert resumed[10][0] < killed[1][0] - 1
     files = [path.name for path in tmp_path.glob("*.distcp")]
-    assert len(files) == 1 and (tmp_path / ".metadata").exists()  # what two ranks had written is gone
+    assert len(files) == 1 and (tmp_path / ".metadata").exists()  # the two ranks' files are gone
 
 
 @pytest.mark.slow
@@ -267,9 +267,7 @@ def test_analytics_groups_columns_on_a_gpu(tmp_path, monkeypatch):
 
 
 def check_analytics(output, device):
-    """Of 70,000 rows that the example made: that its answers are what numpy finds in the CSV that
-    it wrote.
-    """
+    """Compare the example's answers for its 70,000 rows with numpy's answers for its CSV."""
     written = Path(os.environ["XDG_CACHE_HOME"]) / "gdsdata" / "analytics_parquet-70000" / "trips.csv"
     zones, fares = np.loadtxt(written, delimiter=",", skiprows=1, usecols=(0, 1)).T
     sums = np.bincount(zones.astype(int), fares)
@@ -284,7 +282,7 @@ def check_analytics(output, device):
             for zone, of in ((zone, fares[zones == zone]) for zone in top)
         ]
     read, of_all = (int(found.replace(",", "")) for found in re.search(r"(\S+) of (\S+) bytes", in_parquet).groups())
-    assert read < of_all / 3  # the columns that were not asked for were left alone
+    assert read < of_all / 3  # other columns were not read
     assert f"served by: {{'page_cache': {read}}}" in in_parquet
 
 
@@ -315,7 +313,7 @@ def test_train_images_decodes_on_a_gpu(tmp_path, monkeypatch):
 
 
 def sides_of_the_swap():
-    """The diff of docs/guide/data-sets.md, as it is before and after."""
+    """Return both sides of the diff in docs/guide/data-sets.md."""
     page = ROOT / "docs" / "guide" / "data-sets.md"
     if not page.exists():
         pytest.skip("no docs/ beside these tests")
@@ -382,7 +380,7 @@ def test_load_store_tensor_prints_rates_and_the_path_that_served_and_leaves_no_f
 
 
 def test_load_store_tensor_finds_wrong_bytes_and_refuses_no_iterations(tmp_path):
-    """Run with a library that stores too little, in the example's own process."""
+    """It runs in this process, with a library that stores too few bytes."""
     code = "import sys, runpy; sys.argv[1:] = ['--folder', sys.argv[1], '--mb-size', '1', '--validate']\n"
     code += "import gdsdata; whole = gdsdata.Engine.write\n"
     code += "gdsdata.Engine.write = lambda self, path, tensor: whole(self, path, tensor.clone().fill_(7))\n"

@@ -1,6 +1,4 @@
-"""Trouble, made on purpose and real: right bytes, or the right exception at the batch it belongs
-to; never a signal.
-"""
+"""Injected and real faults: the right bytes, or the right exception at its batch, and no signal."""
 
 import ctypes
 import errno
@@ -47,7 +45,7 @@ RECORDS = Records("u1", (RECORD_BYTES,))
 
 @pytest.fixture
 def records(tmp_path) -> np.ndarray:
-    """200 records in two files in tmp_path: 25 batches."""
+    """Write 200 records in two files in tmp_path: 25 batches."""
     return np.concatenate([write_records(tmp_path / f"{i}.bin", 100, RECORD_BYTES, seed=i) for i in range(2)])
 
 
@@ -65,7 +63,7 @@ def batches_of(records: np.ndarray) -> list[np.ndarray]:
 
 
 def until_error(batches, expected: type[Exception]) -> tuple[list[np.ndarray], Exception]:
-    """The batches that come before the error, and the error."""
+    """Return the batches before the error, and the error."""
     got = []
     with pytest.raises(expected) as error:
         for batch in batches:
@@ -96,7 +94,7 @@ def test_short_interrupted_late_and_reordered_transfers_give_right_bytes_in_orde
     options = EngineOptions(backend=backend, direct=direct, workers=2, coalesce_gap_bytes=0, faults=f"seed=1,{faults}")
     dataset, undisturbed = read(tmp_path, options, shuffle=True, prefetch=3), read(tmp_path, shuffle=True)
     for _ in range(3):
-        drop_cache(*tmp_path.iterdir())  # what is in memory would not pass through the backend
+        drop_cache(*tmp_path.iterdir())  # cached bytes would not pass through the backend
         assert_same_batches(dataset, undisturbed)
     if direct == "always":
         assert dataset.stats()["engine"]["requests"] > 3 * 25
@@ -113,19 +111,19 @@ def test_short_and_interrupted_transfers_of_converted_tokens_give_right_values(t
 
 # ------------------------------------------------------------------------- one completion in turn becomes an error
 
-# Past the page cache, so that each record passes through the backend; one worker, whose completions
-# are counted.
+# Records bypass the page cache, so each passes through the backend of the one worker, which counts
+# completions.
 ONE_BY_ONE = dict(direct="always", workers=1, coalesce_gap_bytes=0, segment_bytes=4096)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("number", [0, 1, 2, 5, 8, 11, 16, 17, 24, 31])
 def test_a_failed_completion_is_an_error_at_its_batch_and_the_next_epoch_works(tmp_path, backend, number):
-    # Every second record of a block of its own, so that each is a request of its own.
+    # A record is longer than a segment, so each record is a request of its own.
     expected = write_records(tmp_path / "0.bin", 64, 8192)
     require_direct(tmp_path / "0.bin")
     options = EngineOptions(**ONE_BY_ONE, backend=backend, faults=f"fail_at={number}")
-    engine = shared_engine(options, torch.device("cpu"))  # kept, for its backends count their completions
+    engine = shared_engine(options, torch.device("cpu"))  # keeps the engine, whose backends count their completions
     dataset = GDSDataset(
         tmp_path, 4, Records("u1", (8192,)), shuffle=False, device="cpu", reading=Reading(options=options)
     )
@@ -141,7 +139,7 @@ def test_a_failed_completion_is_an_error_at_its_batch_and_the_next_epoch_works(t
 
 
 def first_failure(folder: Path, number: int) -> OSError:
-    """The error of a read that ends in errno ``number``."""
+    """Return the error of a read that ends in errno ``number``."""
     dataset = read(folder, EngineOptions(backend="posix", direct="never", faults=f"fail=1,error={number}"))
     if not drop_cache(*folder.iterdir()):
         pytest.skip("this file system keeps files in memory")
@@ -225,7 +223,7 @@ def test_a_file_replaced_by_one_of_equal_size_is_noticed(tmp_path, records):
 def test_a_file_replaced_while_it_is_being_read_is_read_to_its_end(tmp_path, records):
     dataset = read(tmp_path, prefetch=1)
     batches = iter(dataset)
-    got = arrays(next(batches) for _ in range(14))  # both are open
+    got = arrays(next(batches) for _ in range(14))  # both files are open
     for path in tmp_path.glob("*.bin"):
         write_records(tmp_path / "other", 100, RECORD_BYTES, seed=7)
         os.replace(tmp_path / "other", path)
@@ -237,7 +235,7 @@ def test_a_file_unlinked_before_its_first_read_is_not_found(tmp_path, records, w
     dataset = read(tmp_path)
     if when == "before the second epoch":
         arrays(dataset)
-        dataset = pickle.loads(pickle.dumps(dataset))  # as another process gets it: nothing is open
+        dataset = pickle.loads(pickle.dumps(dataset))  # as in another process: no file is open
     os.unlink(tmp_path / "1.bin")
     got, error = until_error(dataset, FileNotFoundError)
     assert str(tmp_path / "1.bin") in str(error)
@@ -270,7 +268,7 @@ def test_a_file_truncated_while_it_is_iterated_is_corrupt_at_the_batch_that_lack
     )
     batches = iter(dataset)
     first = arrays(next(batches) for _ in range(4))
-    time.sleep(0.1)  # now the two read ahead are there, and copied from a mapping where records are small
+    time.sleep(0.1)  # the two batches ahead are complete, and small records were copied from a mapping
     os.truncate(tmp_path / "0.bin", left_bytes)
     got, error = until_error(batches, CorruptData)
 
@@ -284,8 +282,7 @@ def test_a_file_truncated_while_it_is_iterated_is_corrupt_at_the_batch_that_lack
 
 @pytest.mark.parametrize("attempt", range(10))
 def test_what_a_truncation_left_is_still_delivered_though_others_find_the_end(tmp_path, attempt):
-    # Many workers at once on a mapping of which some see the lost part: those that do not, have
-    # right bytes.
+    # Many workers share a mapping. Only some see the lost part; the others have right bytes.
     expected = write_records(tmp_path / "0.bin", 256, 65536)
     options = EngineOptions(backend="posix", workers=8)
     batches = iter(
@@ -306,9 +303,7 @@ def test_what_a_truncation_left_is_still_delivered_though_others_find_the_end(tm
 
 
 def epochs_ended_by_a_truncation(folder: Path) -> int:
-    """How many of 20 epochs of a file that is truncated at an unforeseen moment ended in
-    `CorruptData`.
-    """
+    """Count the epochs of 20 that end in `CorruptData`: their file is truncated at random."""
     path, corrupt = folder / "0.bin", 0
     data = random_bytes(4 * MIB)
     known = {data[i : i + 4096] for i in range(0, len(data), 4096)}
@@ -411,14 +406,14 @@ def test_a_folder_that_may_not_be_read_is_an_io_error(open_folder):
 
 @pytest.fixture
 def refusing() -> Path:
-    """A file whose file system refuses O_DIRECT."""
+    """Return a file whose file system refuses O_DIRECT."""
     if not os.access(REFUSES_DIRECT, os.R_OK) or not refuses_direct(REFUSES_DIRECT):
         pytest.skip(f"{REFUSES_DIRECT} is not there, not readable, or allows O_DIRECT")
     return REFUSES_DIRECT
 
 
 def epochs_of_a_refusing_file(path: Path, options: EngineOptions) -> tuple[str, dict, list[str]]:
-    """ "right", "wrong" or the error of two epochs; by which routes bytes came; what was warned of."""
+    """Read two epochs. Returns "right", "wrong" or the error; the bytes by route; the warnings."""
     header_bytes = path.stat().st_size % 4096
     records = Records("u1", (4096,), header_bytes)
     dataset = GDSDataset(path, 64, records, shuffle=False, device="cpu", reading=Reading(options=options))
@@ -460,9 +455,7 @@ def test_direct_never_asks_for_no_o_direct_and_warns_of_nothing(refusing):
 
 
 def forbid_io_uring() -> None:
-    """As a container's seccomp profile does: io_uring_setup (425 on every machine) ends in EPERM,
-    for good.
-    """
+    """Refuse io_uring_setup (425 everywhere) for good with EPERM, as a container's seccomp does."""
     load_number, if_equal, answer = 0x20, 0x15, 0x06  # BPF: load a word, jump if equal, return
     refused, allowed = 0x00050000 | errno.EPERM, 0x7FFF0000
     steps = [(load_number, 0, 0, 0), (if_equal, 0, 1, 425), (answer, 0, 0, refused), (answer, 0, 0, allowed)]
@@ -475,9 +468,7 @@ def forbid_io_uring() -> None:
 
 
 def epoch_without_io_uring(folder: Path, options: EngineOptions) -> tuple[list[np.ndarray], str, list[str]]:
-    """Its batches, the backend and what was warned of; or, where there are none, the error and its
-    reasons.
-    """
+    """Return an epoch's batches, backend and warnings; or none, the error and its reasons."""
     forbid_io_uring()
     dataset = read(folder, options)
     with warnings.catch_warnings(record=True) as caught:
@@ -515,7 +506,7 @@ def test_strict_is_satisfied_where_nothing_is_refused(tmp_path, records):
 
 @pytest.fixture
 def volumes(tmp_path) -> list[np.ndarray]:
-    """Six npy files in tmp_path, of one request each, that are not in the page cache."""
+    """Write six npy files in tmp_path, of one request each, that are not in the page cache."""
     paths = [tmp_path / f"{i}.npy" for i in range(6)]
     for i, path in enumerate(paths):
         np.save(path, np.full(1000, i))
@@ -527,7 +518,7 @@ def volumes(tmp_path) -> list[np.ndarray]:
 def read_volumes(folder: Path, **options) -> GDSDataset:
     options = EngineOptions(direct="never", workers=1, **options)
     dataset = GDSDataset(folder, 1, Npy(), shuffle=False, device="cpu", reading=Reading(prefetch=1, options=options))
-    drop_cache(*folder.iterdir())  # indexing read their heads
+    drop_cache(*folder.iterdir())  # indexing has read their headers
     return dataset
 
 

@@ -1,6 +1,4 @@
-"""What every format says of files that cannot be opened, or hold nothing that it reads: path, cause
-and remedy.
-"""
+"""Every format refuses files that it cannot open or use, with path, cause and remedy."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Epochs, resume and partial epochs in the training loops of Lightning and accelerate themselves."""
+"""Epochs, resuming and partial epochs in the training loops of Lightning and accelerate."""
 
 import json
 import os
@@ -20,7 +20,7 @@ SAMPLES, BATCHES = 103, 13
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    """103 records of a float32 each, the sample's number: 13 batches of 8, the last one of 7."""
+    """Write 103 records, each its own number as a float32: 13 batches of 8, the last one of 7."""
     torch.arange(SAMPLES, dtype=torch.float32).numpy().tofile(tmp_path / "0.bin")
     return tmp_path
 
@@ -50,13 +50,13 @@ def loader_of(dataset: GDSDataset, workers: int = 0) -> DataLoader:
 def lightning():
     lightning = pytest.importorskip("lightning.pytorch", reason="Lightning is not installed")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of workers, of loggers, of a validation that is not there
+        warnings.simplefilter("ignore")  # workers, loggers and a missing validation
         yield lightning
 
 
 @pytest.fixture
 def train(lightning, folder):
-    """A `Trainer` takes these batches for so many epochs: returns what each of them saw."""
+    """Return a function that trains with a `Trainer` and returns what each epoch saw."""
 
     class Module(lightning.LightningModule):
         def __init__(self):
@@ -103,7 +103,7 @@ def test_lightnings_limit_train_batches_warns_that_it_sees_the_same_again(folder
 
 @pytest.mark.parametrize("steps", [5, BATCHES, BATCHES + 4])
 def test_lightning_resumes_a_data_set_behind_the_batches_that_it_trained_on(folder, lightning, train, steps):
-    """Lightning saves and loads the state of a loader that has one, as the data set itself does."""
+    """Lightning saves and loads the data set's state as a loader's."""
     save = lightning.callbacks.ModelCheckpoint(folder, "last", every_n_train_steps=steps)
     seen = train(read(folder), -1, max_steps=steps, callbacks=[save])
     rest = train(read(folder), 3, resume_from=folder / "last.ckpt")
@@ -167,7 +167,7 @@ def test_the_ranks_that_lightning_launches_read_their_shares(lightning, folder):
 
 @pytest.fixture
 def prepared():
-    """What accelerate makes of a loader."""
+    """Return the function by which accelerate prepares a loader."""
     accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
     configuration = accelerate.utils.DataLoaderConfiguration(dispatch_batches=False)
     return accelerate.Accelerator(cpu=True, dataloader_config=configuration).prepare
@@ -187,7 +187,7 @@ def test_accelerate_in_a_loop_of_exactly_len_batches_goes_on_to_the_next_epoch(f
         batches = iter(loader)
         seen.append([number for _ in range(len(loader)) for number in numbers(next(batches))])
         del batches
-        loader.set_epoch(len(seen))  # accelerate's own count moves on when its iterator is asked once more
+        loader.set_epoch(len(seen))  # accelerate would count on only if its iterator were asked once more
     assert seen == epochs(folder, 3)
 
 
@@ -199,7 +199,7 @@ def test_accelerate_resumes_an_epoch_though_it_sets_the_epoch_first(folder, prep
     resumed = read(folder)
     resumed.load_state_dict(json.loads(json.dumps(dataset.state_dict())))
     loader = prepared(loader_of(resumed))
-    loader.set_epoch(1)  # and its iterator does so again
+    loader.set_epoch(1)  # its iterator calls set_epoch again
     after = [number for batch in loader for number in numbers(batch)]
     assert before + after == epochs(folder, 2)[1]
     assert [number for batch in loader for number in numbers(batch)] == epochs(folder, 3)[2]

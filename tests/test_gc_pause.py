@@ -32,7 +32,7 @@ def collector_is_on_before_and_after():
 
 
 def collects() -> bool:
-    """Whether many new objects bring on a collection, as seen from outside."""
+    """Return whether many new objects cause a collection."""
     seen = []
 
     def note(phase, info):
@@ -52,7 +52,7 @@ class DisablesWhenLoaded:
 
 
 class SeesTheCollector:
-    """Pickled, it notes whether the collector is on."""
+    """Notes, when it is pickled, whether the collector is on."""
 
     def __init__(self):
         self.seen = []
@@ -87,7 +87,7 @@ def test_a_decorated_function_pauses_at_every_call_and_when_it_calls_itself():
 
 @pytest.fixture
 def counted():
-    """Collections, by generation."""
+    """Count the collections by generation."""
     seen = []
 
     def note(phase, info):
@@ -198,7 +198,7 @@ def test_what_was_held_off_does_not_come_before_storage_is_asked():
 
     gc.collect()
     kept = []
-    while gc.get_count()[1] <= gc.get_threshold()[1]:  # until the next collection is one of older objects, too
+    while gc.get_count()[1] <= gc.get_threshold()[1]:  # until the next collection includes older objects
         kept.append(make(100))
     with collector_paused():
         kept.append(make(10_000))
@@ -269,7 +269,7 @@ def test_ctrl_c_at_any_place_leaves_the_collector_on_and_later_pauses_whole(monk
 
 
 def test_a_signal_handler_may_save_while_a_pause_begins(monkeypatch, tmp_path):
-    """As one of SIGTERM does, before its machine is taken away."""
+    """A handler of SIGTERM does so before its machine is taken away."""
 
     class Signalled:
         def __getattr__(self, name):
@@ -336,10 +336,10 @@ def test_the_collector_waits_while_a_state_is_pickled(tmp_path, save_it):
 
 @pytest.fixture
 def seen_in_waits(monkeypatch):
-    """Whether the collector was on in each call that waits for storage.
+    """Record, in each call that waits for storage, whether the collector was on.
 
-    A save's threads begin theirs while the saving one still has others to prepare: it comes on when
-    that one waits, too.
+    A save's threads call write while the saving thread still prepares others. The collector is
+    enabled when that thread waits, too.
     """
     from gdsdata.checkpoint import tensor_reader
     from gdsdata.io import engine
@@ -369,7 +369,7 @@ def seen_in_waits(monkeypatch):
 
 
 class Planning:
-    """A planner of the user's own, of which some call does something."""
+    """A planner of the user's own. A test replaces `call`."""
 
     @staticmethod
     def call():
@@ -415,7 +415,7 @@ def test_the_collector_waits_while_metadata_is_unpickled_and_gdsdatas_planners_p
 
 
 def test_between_the_calls_of_a_reader_or_writer_the_collector_is_the_programs(tmp_path):
-    """Torch's own planners, and other ranks, may take as long as they like, or fail."""
+    """Torch's own planners and other ranks may take long between the calls, or fail."""
     seen = []
 
     def see():
@@ -454,9 +454,7 @@ def test_a_reader_and_a_writer_that_have_done_their_work_are_pickled(tmp_path):
 
 
 def test_the_collector_is_on_while_storage_is_waited_for(tmp_path, seen_in_waits):
-    """Training goes on meanwhile where another thread saves, and its garbage may hold memory of a
-    GPU.
-    """
+    """Other threads may train during a background save, and their garbage may hold GPU memory."""
     for path in (tmp_path / "a.pt", tmp_path / "a.safetensors"):
         gdsdata.save(STATE, path)
         assert seen_in_waits and all(seen_in_waits)

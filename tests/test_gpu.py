@@ -1,7 +1,6 @@
-"""On a GPU: batches are right whatever their user's streams do, memory is the user's, and errors
-are told in words.
+"""On a GPU: batches are right on any streams, memory is the user's, and errors are clear.
 
-What batches hold, on every way that bytes can take there, is in test_dataset.py.
+test_dataset.py checks the content of batches on every path of the bytes.
 """
 
 import contextlib
@@ -38,8 +37,7 @@ pytestmark = pytest.mark.gpu
 
 RECORD_BYTES = 65536
 BATCHES = 48
-# Cycles for which `torch.cuda._sleep` keeps a stream busy: a few milliseconds, and a fraction of a
-# second.
+# Cycles for which `torch.cuda._sleep` blocks a stream: some milliseconds, and part of a second.
 SHORT, LONG = 5_000_000, 300_000_000
 
 DELIVERIES = {
@@ -52,7 +50,7 @@ DELIVERIES = {
 
 @pytest.fixture
 def records(tmp_path) -> np.ndarray:
-    """192 records of 64 KiB in tmp_path: 48 batches of 256 KiB."""
+    """Write 192 records of 64 KiB in tmp_path: 48 batches of 256 KiB."""
     return write_records(tmp_path / "0.bin", 4 * BATCHES, RECORD_BYTES)
 
 
@@ -62,7 +60,7 @@ def read(folder: Path, device: str = "cuda", **arguments) -> GDSDataset:
 
 
 def settle(dataset: GDSDataset) -> GDSDataset:
-    """The data set, its residency ready where it has one."""
+    """Return the data set when its residency, if it has one, is complete."""
     if dataset._samples.settings.residency:
         assert eventually(lambda: dataset.stats()["residency"]["ready"], 30), dataset.stats()["residency"]["error"]
     return dataset
@@ -108,7 +106,7 @@ def test_a_slow_kernel_on_the_current_stream_finds_the_batch_as_it_came(tmp_path
     got = []
     for i, batch in enumerate(settle(read(tmp_path, prefetch=2, **delivery))):
         if i % 4 == 0:
-            torch.cuda._sleep(SHORT)  # the batch is dropped long before it is looked at
+            torch.cuda._sleep(SHORT)  # the batch is dropped long before the kernel ends
         got.append(batch.clone())
         del batch
     assert_same_batches(got, epoch_of(records))
@@ -141,7 +139,7 @@ def test_the_stream_is_asked_anew_at_each_batch(tmp_path, records, delivery):
 
 def test_next_does_not_wait_for_the_streams_work(tmp_path, records):
     batches = iter(read(tmp_path, prefetch=4))
-    next(batches)  # all that is made once
+    next(batches)  # allocates everything that is allocated once
     torch.cuda.synchronize()
     time.sleep(0.2)  # the next ones are ready
     torch.cuda._sleep(LONG)
@@ -209,7 +207,7 @@ def test_other_threads_run_while_an_iterator_ends_behind_a_slow_kernel(tmp_path,
     batches = iter(settle(read(tmp_path, prefetch=2, residency=residency)))
     torch.cuda._sleep(LONG)
     for _ in range(4):
-        next(batches)  # later batches come behind the kernel, into the memory of these
+        next(batches)  # later batches reuse this memory after the kernel
     gaps, ended = [], threading.Event()
 
     def tick() -> None:
@@ -491,7 +489,7 @@ def test_many_reads_and_writes_at_once_on_both_devices(tmp_path):
     def tensor_of(i: int) -> torch.Tensor:
         return torch.full((100_000 + 1000 * i + i % 3,), i, dtype=torch.int32, device=("cpu", "cuda")[i % 2])
 
-    with gdsdata.Engine(EngineOptions(workers=3), most_calls=8) as engine:  # an engine of its own, for its counts
+    with gdsdata.Engine(EngineOptions(workers=3), most_calls=8) as engine:  # its own engine, for its counts
         written = [
             engine.write(tmp_path / str(i), tensor_of(i), priority=("training", "background")[i % 3 == 0])
             for i in range(40)
@@ -561,7 +559,7 @@ needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs a
 @needs_two
 def test_two_gpus_in_one_process_get_their_own_batches(tmp_path, records, delivery):
     datasets = [read(tmp_path, device=f"cuda:{i}", **delivery) for i in range(2)]
-    for current in range(2):  # whichever is current
+    for current in range(2):  # which device is current makes no difference
         with torch.cuda.device(current):
             got = [list(dataset) for dataset in datasets]
         for i in range(2):
@@ -630,7 +628,7 @@ def test_a_forked_child_is_told_and_the_parent_goes_on(tmp_path, records):
     assert in_new_process(what_a_forked_child_says, tmp_path) == [0] * 5
 
 
-# torch itself maps the driver when it counts devices without NVML; what gdsdata does is the
+# torch itself maps the driver when it counts devices without NVML. gdsdata's part is the
 # difference.
 CPU_EPOCH = """
 import os, sys

@@ -1,6 +1,4 @@
-"""Encoded images: what they are decoded to, by which library, on which device, and what is said of
-damaged ones.
-"""
+"""Encoded images: the decoded values, the library, the device, and errors of damaged images."""
 
 import contextlib
 import gc
@@ -32,7 +30,7 @@ CPU = torch.device("cpu")
 
 
 def photo(height=40, width=60, seed=0):
-    """Colours that change slowly, as JPEG likes them: a PIL image."""
+    """Make a PIL image whose colors change slowly, which suits JPEG."""
     few = np.random.default_rng(seed).integers(0, 256, (4, 6, 3), np.uint8)
     return PIL.fromarray(few).resize((width, height), PIL.Resampling.BICUBIC)
 
@@ -195,7 +193,7 @@ def test_a_batch_that_is_kept_stays_as_it_is_and_the_memory_of_others_is_used_ag
     contents = [encoded(photo(seed=i), "PNG") for i in range(80)]
     kept = [batch["x"] for batch in read(tmp_path, contents, 4, decode={"x": "image"}, prefetch=2)]
     assert torch.equal(torch.cat(kept), torch.stack([codec.decode(sample(one), "RGB") for one in contents]))
-    one = kept[3][2]  # and so does a view of one
+    one = kept[3][2]  # a view of one keeps its memory too
     expected, places = one.clone(), set()
     del kept
     gc.collect()
@@ -291,7 +289,7 @@ def test_damaged_headers_are_looked_at_without_an_error():
 
 
 class Gpu:
-    """Stands for a GPU: its decoder is the CPU's, and what it is asked for is written down."""
+    """A GPU's stand-in that decodes on the CPU and records its requests."""
 
     type = "cuda"
 
@@ -345,9 +343,7 @@ def test_what_the_gpu_refuses_is_decoded_on_the_cpu_with_a_warning(monkeypatch, 
 
 
 class Photos:
-    """A format for tests: in one file, of each sample an image, a number and bytes, one behind the
-    other.
-    """
+    """A format for tests: one file with an image, a number and bytes of each sample in turn."""
 
     FIELDS = (Field("jpg"), Field("number", np.dtype("<i8"), ()), Field("more"))
 
@@ -386,7 +382,7 @@ def test_fields_beside_an_image_come_as_they_are(tmp_path):
 
 def test_only_what_is_decoded_is_read_to_the_host(tmp_path):
     class Counting:
-        """The CPU's engine, in the place of a GPU's and of the host's."""
+        """The CPU's engine, in place of a GPU's and of the host's."""
 
         def __init__(self):
             self.lengths = []
@@ -441,8 +437,8 @@ def test_images_of_several_sizes_are_a_list_on_a_gpu(tmp_path):
 
 @pytest.mark.gpu
 def test_a_busy_stream_finds_each_image_as_it_came(tmp_path):
-    """Memory that the decoders' streams write again while the consumer's kernels still read it
-    would show here.
+    """If decoders' streams overwrote memory that a consumer's kernel still reads, this would
+    fail.
     """
     contents = [encoded(photo(200, 300, seed=i)) for i in range(96)]
     expected = [batch["jpg"].cpu() for batch in photos_on("cuda", tmp_path, contents, "image")]

@@ -1,4 +1,4 @@
-"""What importing gdsdata costs a program, and what it finds."""
+"""The cost of importing gdsdata, and the names that it finds."""
 
 import pytest
 from helpers import run_script

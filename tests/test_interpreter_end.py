@@ -1,4 +1,4 @@
-"""Programs that end in the middle of something are silent and quick about it."""
+"""Programs that end in the middle of something end silently and soon."""
 
 import io
 import json
@@ -19,15 +19,15 @@ from gdsdata import Fields, GDSDataset, Reading
 from gdsdata.formats import Records
 from gdsdata.io import program_end
 
-# Its programs are read here, and run there.
+# The programs are read here, and run in a process of their own.
 PROGRAMS = Path(__file__).with_name("interpreter_ends.py")
-# Of a program with what it does before its end, on a busy machine; a second of processor time goes
-# into Python's and torch's own end. Storage that hangs answers much later than that.
+# For a whole program on a busy machine; Python and torch need a second of processor time to end.
+# Storage that hangs answers much later.
 MOST_S = 40.0
 
 
 def of_programs(name: str) -> dict:
-    """A dict that the programs' module defines, without running it."""
+    """Return a dict that the programs' module defines, without running the module."""
     text = PROGRAMS.read_text()
     begin = text.index(f"\n{name} = {{") + len(f"\n{name} = ")
     return eval(text[begin : text.index("\n}\n", begin) + 2])
@@ -38,7 +38,7 @@ SILENT, LOUD = of_programs("SILENT"), of_programs("LOUD")
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory) -> dict[str, tuple[int, float, str]]:
-    """Exit code, seconds and stderr of every program."""
+    """Return exit code, seconds and stderr of every program."""
     folder = tmp_path_factory.mktemp("ends")
     write_records(folder / "0.bin", 4000, 4096)
     with tarfile.open(folder / "0.tar", "w") as tar:
@@ -99,12 +99,12 @@ def test_a_daemon_thread_whose_executor_has_shut_down_ends_in_silence(tmp_path, 
     loop.start()
     loop.join()
     assert refused.is_set()
-    assert [one.exc_type for one in raised] == [SystemExit if daemon else RuntimeError]  # SystemExit: in silence
+    assert [one.exc_type for one in raised] == [SystemExit if daemon else RuntimeError]  # SystemExit is silent
 
 
 @pytest.mark.parametrize("taken", [False, True])
 def test_a_daemon_thread_that_loops_is_led_out_of_its_loop_and_joined(tmp_path, monkeypatch, taken):
-    """Or Python would end it where it frees a tensor, and torch would abort the process."""
+    """If the thread freed a tensor after Python has ended it, torch would abort the process."""
     write_records(tmp_path / "0.bin", 64, 16)
     dataset = GDSDataset(tmp_path / "0.bin", 4, Records("u1", (16,)), device="cpu")
     is_over, is_there = threading.Event(), threading.Event()

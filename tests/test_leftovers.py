@@ -1,6 +1,4 @@
-"""A save next to what other saves of its name have left, or are still writing, ends in one whole
-file of one state.
-"""
+"""A save beside other saves of its name, finished or not, gives one complete file of one state."""
 
 import contextlib
 import os
@@ -38,7 +36,7 @@ def save(path: Path, value: float, count: int = 1000) -> None:
 
 
 def check(path: Path, value: float, count: int = 1000) -> None:
-    """What stock readers find, and that nothing lies behind it."""
+    """Check the value with stock readers, and that nothing lies behind it."""
     if path.suffix == ".bin":
         assert path.read_bytes() == torch.full((count,), float(value)).numpy().tobytes()
         return
@@ -129,9 +127,7 @@ def test_the_leftover_of_a_killed_save_goes_with_the_next_save_of_that_name(tmp_
 @pytest.mark.parametrize("kernel", ["00000000", "deadbeef"])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_leftover_whose_lock_tells_nothing_goes_when_it_is_old(tmp_path, name, kernel):
-    """The kernel of another host, whose locks need not reach this one; and of a file system without
-    locks.
-    """
+    """The kernel is another host's, whose locks may not reach this one, or locks do not exist."""
     patience_s = HOUR_S if kernel == "deadbeef" else 24 * HOUR_S
     young, old = (tmp_path / f"{name}.{digit * 16}-{kernel}.tmp" for digit in "ab")
     for path, age_s in ((young, patience_s - 60), (old, patience_s + 60)):
@@ -208,7 +204,7 @@ def test_what_another_process_is_writing_stays_and_can_be_committed(tmp_path, na
     others[0].commit()
     assert (tmp_path / name).read_bytes() == bytes(1 << 20)
     others[1].kill()
-    (tmp_path / name).unlink()  # write_tensor writes over a longer file
+    (tmp_path / name).unlink()  # write_tensor overwrites a longer file in place
     save(tmp_path / name, 3)
     check(tmp_path / name, 3)
     assert not temporaries(tmp_path)
@@ -258,9 +254,7 @@ assert not temporaries(path.parent)
 
 
 def count_of(name: str, value: float) -> int:
-    """Of the elements that the container of this value saves: write_tensor writes over a longer
-    file in place.
-    """
+    """Return the size of this container's state. write_tensor overwrites a longer file in place."""
     return 400_000 if name == "x.bin" else int(400_000 * value)
 
 
@@ -312,7 +306,7 @@ def test_two_containers_of_equal_process_ids_may_save_one_name(tmp_path, name):
 
 @pytest.fixture(scope="module")
 def preloaded(tmp_path_factory) -> Callable[[str], Path]:
-    """Builds a library of this folder for LD_PRELOAD."""
+    """Return a function that builds a library of this folder for LD_PRELOAD."""
     folder = tmp_path_factory.mktemp("preloaded")
 
     def build(source: str) -> Path:

@@ -1,4 +1,4 @@
-"""Beginnings and ends: whatever happens to an iterator, nothing hangs, and nothing of it is left."""
+"""Begin and end: however an iterator ends, nothing hangs and no resource is left."""
 
 import contextlib
 import gc
@@ -42,15 +42,13 @@ RECORD_BYTES = 65536
 
 @pytest.fixture
 def records(tmp_path) -> np.ndarray:
-    """48 records of 64 KiB in tmp_path: 12 batches of 256 KiB."""
+    """Write 48 records of 64 KiB in tmp_path: 12 batches of 256 KiB."""
     return write_records(tmp_path / "0.bin", 48, RECORD_BYTES)
 
 
 @pytest.fixture
 def storage(tmp_path, records) -> None:
-    """Every read reaches storage, and with it its faults: by O_DIRECT, for the file is in the page
-    cache.
-    """
+    """Require O_DIRECT, so that every read reaches storage and its faults: the file is cached."""
     require_direct(tmp_path / "0.bin")
 
 
@@ -98,7 +96,7 @@ def hold_a_batch_beyond_the_end(folder: Path, options: EngineOptions) -> None:
     batches = iter(read(folder, options=options))
     batch = next(batches)
     del batches
-    batch.numpy()[:] = 1  # not by torch, which would start threads for it
+    batch.numpy()[:] = 1  # torch would start threads for it
 
 
 def run_into_a_missing_file(folder: Path, options: EngineOptions) -> None:
@@ -118,13 +116,11 @@ def run_into_a_failing_disk(folder: Path, options: EngineOptions) -> None:
 
 
 def left_by(action: Callable, folder: Path, backend: str, times: int) -> dict[str, int]:
-    """How many threads, descriptors and anonymous bytes more there are after an action was
-    repeated.
-    """
+    """Return how many threads, descriptors and anonymous bytes a repeated action leaves."""
     options = EngineOptions(backend=backend, workers=2)
     torch.ones(10).add_(1)
     threads_before, descriptors_before = threads(), descriptors()
-    for _ in range(3):  # what is made once and kept (heaps of threads, imports) is no leak
+    for _ in range(3):  # what is allocated once and kept (heaps of threads, imports) is no leak
         action(folder, options)
     gc.collect()
     bytes_before = anonymous_bytes()
@@ -150,11 +146,11 @@ ACTIONS = [
 def test_no_thread_descriptor_or_memory_is_left_by(tmp_path, storage, action, backend):
     left = in_new_process(left_by, action, tmp_path, backend, 50)
     assert left["threads"] <= 0 and left["descriptors"] <= 0
-    assert left["bytes"] < 4 * MIB  # 50 lost batches were 12 MiB, 50 lost rings 50
+    assert left["bytes"] < 4 * MIB  # 50 lost batches would be 12 MiB, 50 lost rings 50 MiB
 
 
 def left_by_one_data_set(folder: Path, backend: str) -> tuple[int, int, int]:
-    """As `left_by`, for 50 loops of one data set that stays, all of them broken off."""
+    """Do the same for 50 loops over one data set that stays, all of them broken off."""
     dataset = read(folder, options=EngineOptions(backend=backend, workers=2))
     break_out = lambda: next(iter(dataset))  # noqa: E731
     break_out()
@@ -183,7 +179,7 @@ def left_by_tensors(folder: Path) -> tuple[int, int, int]:
     before = threads(), descriptors(), anonymous_bytes()
     for _ in range(60):
         there_and_back()
-    # A worker lets go of the file just after it has told the caller.
+    # A worker closes the file just after it has notified the caller.
     eventually(lambda: threads() <= before[0] and descriptors() <= before[1])
     return tuple(after - one for after, one in zip((threads(), descriptors(), anonymous_bytes()), before, strict=True))
 
@@ -191,7 +187,7 @@ def left_by_tensors(folder: Path) -> tuple[int, int, int]:
 def test_tensors_read_and_written_leave_no_thread_descriptor_or_memory(tmp_path):
     more_threads, more_descriptors, more_bytes = in_new_process(left_by_tensors, tmp_path)
     assert more_threads <= 0 and more_descriptors <= 0
-    assert more_bytes < 16 * MIB  # 60 lost tensors were 60
+    assert more_bytes < 16 * MIB  # 60 lost tensors would be 60 MiB
 
 
 def test_data_sets_with_equal_options_share_one_engine(tmp_path, records):
@@ -229,7 +225,7 @@ def test_reading_begins_with_an_iterator_and_what_nobody_took_is_still_of_the_ep
 def batches_behind_one_that_nobody_asked(folder: Path) -> int:
     dataset = read(folder)
     batches = iter(dataset)
-    while not any(dataset.stats()["engine"]["bytes"].values()):  # for a minute at most: so long may a process take
+    while not any(dataset.stats()["engine"]["bytes"].values()):  # the test's process may take a minute
         time.sleep(0.001)
     del batches
     return len(list(dataset))
@@ -272,7 +268,7 @@ def test_ctrl_c_ends_a_program(tmp_path, storage, line, faults, pause):
 
 
 def seconds_to_a_keyboard_interrupt(folder: Path, options: EngineOptions, batch_size: int = 4) -> float:
-    """How long a loop whose storage is late goes on after a SIGINT, until its iterator is gone."""
+    """Return the seconds from SIGINT to the end of a loop and its iterator on slow storage."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     dataset = read(folder, batch_size, options=options)
     sent = []
@@ -298,8 +294,7 @@ def test_ctrl_c_does_not_wait_for_storage_that_hangs(tmp_path, storage, backend)
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_ctrl_c_drops_the_requests_that_were_not_started(tmp_path, storage, backend):
-    # One batch of 48 requests, one after another and each late: what has begun is waited for, and
-    # nothing else.
+    # One batch of 48 requests, one after another, each late. Only those in flight are waited for.
     options = EngineOptions(
         backend=backend,
         direct="always",
@@ -370,9 +365,7 @@ time.sleep(0.2)
 
 
 def test_a_thread_that_tells_futures_ends_before_the_interpreter_does(tmp_path):
-    """Else torch, which lets the GIL go for what is called here and when a tensor is freed, has it
-    end the process.
-    """
+    """If it did not, torch would end the process: it releases the GIL when it frees a tensor."""
     (tmp_path / "a").write_bytes(bytes(1000))
     program = """
 import sys, time, torch, gdsdata
@@ -388,8 +381,7 @@ engine.read(sys.argv[1], torch.empty(1000, dtype=torch.uint8)).add_done_callback
 
 
 def test_a_daemon_thread_does_not_free_the_data_set_while_the_interpreter_ends(tmp_path, storage):
-    # Freeing a tensor may let the GIL go, and a thread that asks for it again at this time ends the
-    # process.
+    # Freeing a tensor may release the GIL. A thread that now takes it again ends the process.
     program = """
 class Watched(gdsdata.GDSDataset):
     def __del__(self):
@@ -437,7 +429,7 @@ assert sum(1 for _ in batches) == 11
 
 # ----------------------------------------------------------------------------------------------------------- fork
 
-# Each in a process of its own, for pytest's has threads that a forked child would lack.
+# Each runs in a process of its own, because a forked child would lack the threads of pytest's.
 
 
 def fork_before_use(folder: Path, expected: np.ndarray) -> list[int]:
@@ -459,7 +451,7 @@ def fork_after_use(folder: Path, expected: np.ndarray) -> list[int]:
 
 
 def fork_while_iterating(folder: Path, expected: np.ndarray) -> list[int]:
-    """In the child: an iteration of its own, of this data set and of another, and a state."""
+    """The child iterates this data set and another one, and reads a state."""
 
     def child() -> None:
         state = dataset.state_dict()
@@ -477,9 +469,7 @@ def fork_while_iterating(folder: Path, expected: np.ndarray) -> list[int]:
 
 
 def fork_and_drop(folder: Path, expected: np.ndarray) -> list[int]:
-    """The child lets go of the parent's iterator and batches, which must not disturb the parent's
-    reads.
-    """
+    """The child drops the parent's iterator and batches, without effect on the parent's reads."""
     dataset, got, codes, held = read(folder, prefetch=8), [], [], []
     batches = iter(dataset)
 
@@ -508,9 +498,7 @@ def fork_and_use_tensors(folder: Path, expected: np.ndarray) -> list[int]:
 
 
 def fork_and_touch_the_parents_iterator(folder: Path, expected: np.ndarray) -> list[int]:
-    """The child gets batches that were ready, or `EngineClosed`: no wait, no wrong bytes and no
-    early end.
-    """
+    """The child gets batches that were ready, or `EngineClosed`, but no wait and no wrong bytes."""
 
     def child() -> None:
         count = len(got)
@@ -543,7 +531,7 @@ def fork_and_touch_an_iterator_that_waits_for_its_disk(folder: Path, expected: n
 
     dataset = read(folder, prefetch=2, options=EngineOptions(direct="always", faults="late=1,late_ms=200"))
     batches = iter(dataset)
-    first = arrays(next(batches) for _ in range(6))  # the next two are in flight now, and all others planned
+    first = arrays(next(batches) for _ in range(6))  # the next two are in flight, and all others are planned
     codes = [exit_code_of_fork(child, timeout_s=3)]
     assert_same_batches([*first, *arrays(batches)], epoch_of(expected))
     return codes
