@@ -1,4 +1,4 @@
-"""MDS: where each column of each sample lies, and what is refused with which words."""
+"""MDS: the place of each column of each sample, and the errors that refuse a dataset."""
 
 import bz2
 import contextlib
@@ -34,8 +34,8 @@ from gdsdata.errors import CorruptData, IoError
 from gdsdata.formats import shards, unpacking
 from gdsdata.formats.mds import Mds, decode_array
 
-# Hypothesis runs one test function many times with one tmp_path; every example here overwrites what
-# it reads.
+# Hypothesis runs one test function many times with one tmp_path. Every example here overwrites its
+# files.
 many = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 DTYPE_CODES = {
@@ -55,7 +55,7 @@ SCALARS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint
 
 
 def array_head(array: np.ndarray, with_dtype: bool = True, width: int | None = None) -> bytes:
-    """What stands before the values of an array whose shape its encoding does not say."""
+    """Return the header of an array whose shape its encoding does not state."""
     if width is None:
         width = next(i for i in range(4) if max(array.shape) < 1 << (8 << i))
     (code,) = [code for code, name in DTYPE_CODES.items() if np.dtype(name) == array.dtype]
@@ -68,9 +68,7 @@ def pack_array(array: np.ndarray, **options) -> bytes:
 
 
 def write_mds(folder, columns: dict[str, str], sizes: list[int | None], files: list[list[list[bytes]]]) -> str:
-    """A dataset of as many shards as ``files``, each a list of samples, each a list of columns; its
-    index.json.
-    """
+    """Write a shard for each of ``files`` (samples, of columns), and return the index.json."""
     folder.mkdir(parents=True, exist_ok=True)
     listed = []
     for i, samples in enumerate(files):
@@ -87,7 +85,7 @@ def write_mds(folder, columns: dict[str, str], sizes: list[int | None], files: l
 
 
 def write_plain(folder, samples: int = 5) -> str:
-    """Two columns of varying size about one of fixed size, in two shards."""
+    """Write two shards with two columns of varying size around one of fixed size."""
     files = [[[b"j" * i, np.int64(i).tobytes(), b"text" * i] for i in range(samples)] for _ in range(2)]
     return write_mds(folder, {"image": "jpeg", "label": "int", "text": "str"}, [None, 8, None], files)
 
@@ -455,7 +453,7 @@ class TestDamage:
 
 
 def pack_shards(folder, compression: str) -> str:
-    """Compress the shards of the dataset in ``folder``, as streaming's writer does; its index.json."""
+    """Compress the dataset's shards as streaming's writer does, and return the index.json."""
     pack = {
         "zstd": lambda data: pytest.importorskip("zstandard").ZstdCompressor(3).compress(data),
         "gz": gzip.compress,
@@ -476,7 +474,7 @@ def pack_shards(folder, compression: str) -> str:
 
 
 def _damaged_for_nothing_to_notice(packed: bytes, zstandard: Any) -> bytes:
-    """A frame with a bit changed, which unpacks to as many bytes, but not to the same ones."""
+    """Change a bit of a frame so that it unpacks to other bytes of the same number."""
     whole = zstandard.ZstdDecompressor().decompress(packed)
     for at in reversed(range(len(packed))):
         changed = packed[:at] + bytes([packed[at] ^ 1]) + packed[at + 1 :]
@@ -539,7 +537,7 @@ class TestCompressed:
 
     @pytest.mark.parametrize("change", [lambda data: data[:-1], lambda data: data + b"\0"])
     def test_a_compressed_shard_of_another_size_is_corrupt(self, data, tmp_path, change):
-        """A checksum that is cut off is missed by no decoder."""
+        """A truncated checksum goes unnoticed by every decoder."""
         zstandard = pytest.importorskip("zstandard")
         source = pack_shards(data, "zstd")
         shard = data / "shard.00000.mds.zstd"
@@ -558,7 +556,7 @@ class TestCompressed:
         index = Mds(unpacked=where).index([source])
         folder = tmp_path / "cache/gdsdata/mds" if where == "user" else data
         assert {os.path.dirname(path) for path in index.paths} == {str(folder)}
-        if where == "beside":  # hidden, so that the folder is the same data as before
+        if where == "beside":  # hidden files, so that the folder is the same data as before
             (batch,) = GDSDataset(data, 10, Mds(unpacked=where), shuffle=False, device="cpu")
             assert [bytes(one.numpy()) for one in batch["text"].as_list()] == self.expected()
 
@@ -580,7 +578,7 @@ class TestCompressed:
         os.utime(shard, ns=(1, 1))
         after = [os.stat(path).st_ino for path in kept.index([source]).paths]
         assert after[0] == before[0] and after[1] != before[1]
-        assert len(os.listdir(tmp_path / "kept")) == 2  # what was unpacked of the earlier file is gone
+        assert len(os.listdir(tmp_path / "kept")) == 2  # the earlier file's unpacked data was removed
 
     def test_what_lies_unpacked_beside_is_read_there(self, data):
         whole = (data / "shard.00000.mds").read_bytes()
@@ -670,7 +668,7 @@ class TestCompressed:
 
 
 class TestMosaic:
-    """Against MosaicML's own writer."""
+    """Comparison with MosaicML's own writer."""
 
     @pytest.fixture
     def write(self, tmp_path):

@@ -1,6 +1,4 @@
-"""Megatron-LM's indexed datasets: the same windows as its rules give, and nothing believed that a
-file says wrongly.
-"""
+"""Megatron-LM's indexed datasets: windows by its rules, and false values in files refused."""
 
 import errno
 import os
@@ -23,14 +21,14 @@ from gdsdata.formats.megatron import Megatron, parse_index
 from gdsdata.formats.parsers.magics import MEGATRON
 from gdsdata.formats.windows import WindowIndex
 
-# Hypothesis runs one test function many times with one tmp_path; every example here overwrites what
-# it reads.
+# Hypothesis runs one test function many times with one tmp_path. Every example here overwrites its
+# files.
 many = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 CODES = {1: "u1", 2: "i1", 3: "i2", 4: "i4", 5: "i8", 6: "f8", 7: "f4", 8: "u2"}
 
 # `Megatron(4, seed=1234, num_samples=12)` of sequences of 5, 0, 3, 9 and 4 tokens, as Megatron-LM's
-# own code (d98e8a64) cuts and shuffles them: three epochs, the last of them apart.
+# own code (d98e8a64) cuts and shuffles them: three epochs, with the last one shuffled apart.
 MEGATRONS_WINDOWS = [
     [2, 3, 4, 8, 9],
     [11, 12, 13, 14, 15],
@@ -51,9 +49,7 @@ MEGATRONS_WINDOWS = [
 
 
 def idx(lengths, code=8, *, pointers=None, bounds=None, modes=b"", magic=MEGATRON, version=1, counts=None) -> bytes:
-    """An .idx file of sequences of ``lengths`` that lie one behind the other; every part of it may
-    lie.
-    """
+    """Make an .idx file of adjacent sequences of ``lengths``. Arguments make any part false."""
     lengths = np.asarray(lengths, np.int64)
     if pointers is None:
         pointers = (np.cumsum(lengths) - lengths) * np.dtype(CODES.get(code, "u1")).itemsize
@@ -65,14 +61,14 @@ def idx(lengths, code=8, *, pointers=None, bounds=None, modes=b"", magic=MEGATRO
 
 
 def write_pair(folder, name, lengths, code=8, first=0, **parts) -> str:
-    """A pair whose tokens count up from ``first``; the path of its .idx file."""
+    """Write a pair whose tokens count up from ``first``, and return the path of its .idx file."""
     (folder / f"{name}.idx").write_bytes(idx(lengths, code, **parts))
     (folder / f"{name}.bin").write_bytes(np.arange(first, first + sum(lengths)).astype(CODES[code]).tobytes())
     return str(folder / f"{name}.idx")
 
 
 def read_windows(index: WindowIndex | Index, samples) -> list[list[int]]:
-    """The samples as an engine would read them: by their extents, and nothing else."""
+    """Read the samples by their extents alone, as an engine would."""
     if isinstance(index, Index):
         data = [np.fromfile(path, np.uint8) for path in index.paths]
         plan = index.plan(np.asarray(samples, np.int64))
@@ -92,7 +88,7 @@ def read_windows(index: WindowIndex | Index, samples) -> list[list[int]]:
 
 
 def windows_by_the_rules(lengths, seq_len, seed=None, num_samples=None, drop_last=True) -> list[list[int]]:
-    """The windows of one pair of `write_pair`, token by token, as Megatron's sources say."""
+    """Return the windows of one pair of `write_pair`, token by token, as Megatron's sources say."""
     begins = np.cumsum([0, *lengths]).tolist()
     tokens_an_epoch, epochs = begins[-1], 1
     while num_samples is not None and epochs * tokens_an_epoch < num_samples * seq_len + 1:
@@ -167,15 +163,13 @@ class TestWindows:
     def test_the_last_epoch_is_apart_if_fewer_than_four_fifths_of_its_windows_are_wanted(
         self, tmp_path, num_samples, apart
     ):
-        """Sequences of 100 tokens: 19 windows of 5 in the first epoch, as in any, and 15 are four
-        fifths of them.
-        """
+        """100 tokens give 19 windows of 5 in each epoch, and 15 are four fifths of them."""
         lengths = [10] * 10
         index = Megatron(5, 7, num_samples).index([write_pair(tmp_path, "a", lengths)])
         windows = read_windows(index, range(len(index)))
         assert len(windows) == 39 and windows == windows_by_the_rules(lengths, 5, 7, num_samples)
         targets = [token for window in windows[:19] for token in window[1:]]
-        assert (len(set(targets)) == len(targets)) == apart  # each token once is what the first epoch alone gives
+        assert (len(set(targets)) == len(targets)) == apart  # only a first epoch alone has each token once
 
     def test_lie_in_one_piece_where_their_sequences_do(self, tmp_path):
         path = write_pair(tmp_path, "a", [3, 0, 4, 5, 1, 7])
@@ -212,7 +206,7 @@ class TestWindows:
         lengths = [2**31 - 1] * 6
         (tmp_path / "a.idx").write_bytes(idx(lengths, 4))
         with open(tmp_path / "a.bin", "wb") as file:
-            file.truncate(sum(lengths) * 4)  # a hole, which takes no room
+            file.truncate(sum(lengths) * 4)  # a hole, which takes no space
         index = Megatron(2**30, seed).index([str(tmp_path / "a.idx")])
         assert len(index) == (6 * (2**31 - 1) - 1) // 2**30 == 11
         if seed is None:
@@ -302,7 +296,7 @@ class TestPaths:
             Megatron().index([path])
 
     def test_an_idx_that_numpy_cannot_read_is_an_io_error_with_a_number(self, tmp_path, monkeypatch):
-        """Its errors have no number of the system's."""
+        """numpy's errors have no errno."""
         path = write_pair(tmp_path, "a", [5])
 
         def refuse(*_: object) -> None:
@@ -345,8 +339,9 @@ def test_arguments_that_cannot_be_are_refused(arguments, reason):
 
 
 class TestDamage:
-    """Three sequences of 3, 0 and 5 uint16 tokens: lengths from byte 34, pointers from 46, document
-    bounds from 70.
+    """Three sequences of 3, 0 and 5 uint16 tokens.
+
+    Lengths begin at byte 34, pointers at 46, document bounds at 70.
     """
 
     BIN_BYTES = 16
@@ -401,7 +396,7 @@ class TestDamage:
             Megatron(2).index([path])
 
     def test_no_mutation_gives_more_than_the_files_hold(self):
-        """Whatever is changed, it is refused as damage, or what is found lies within the .bin file."""
+        """A mutation is refused as damage, or all that is found lies within the .bin file."""
         rng = random.Random(1)
         sound, outcomes = idx([3, 0, 5], modes=b"\0\1\0"), {"read": 0, "refused": 0}
         for _ in range(20_000):

@@ -1,4 +1,4 @@
-"""Memory that is lent: given out again when nobody has a view of it any more, and never before."""
+"""Memory of a pool is reused once no view of it is left, and never before."""
 
 import io
 import pickle
@@ -13,7 +13,7 @@ from gdsdata.io.memory import MemoryPool
 
 
 def shard(path, samples: int) -> str:
-    """WebDataset's, of one field whose size differs."""
+    """Write a WebDataset shard of one field whose size differs."""
     dice = random.Random(samples)
     with tarfile.open(path, "w") as tar:
         for number in range(samples):

@@ -1,6 +1,4 @@
-"""What may be held follows the machine and its control groups, is kept to, and changes no order of
-samples.
-"""
+"""Memory limits follow the machine and its control groups, hold, and change no sample order."""
 
 import contextlib
 import os
@@ -111,7 +109,7 @@ SHAPE = Lanes(2, 8, 8)  # windows of 512 KiB
 
 @pytest.fixture
 def records(tmp_path) -> Path:
-    """2 whole windows and a last one of nearly two."""
+    """Write two whole windows and a last one of nearly two."""
     (tmp_path / "a.bin").write_bytes(random_bytes((3 * 128 + 112) * RECORD_BYTES))
     require_direct(tmp_path / "a.bin")
     return tmp_path / "a.bin"
@@ -153,7 +151,7 @@ def test_less_memory_changes_no_order(records, monkeypatch, budget_bytes):
 
 @pytest.fixture
 def table(tmp_path) -> Path:
-    """40 row groups of 100 numbers, 800 bytes each."""
+    """Write 40 row groups of 100 numbers, 800 bytes each."""
     pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     parquet.write_table(
         pa.table({"id": range(4000), "text": [str(i) for i in range(4000)]}), tmp_path / "a.parquet", row_group_size=100
@@ -189,7 +187,7 @@ def test_fewer_row_groups_in_memory_change_no_order(table, monkeypatch):
 
 def test_row_groups_that_are_passed_are_let_go_though_nobody_asks_for_statistics(table, monkeypatch):
     class Values(list):
-        """A list that can be referred to weakly."""
+        """A list that can have weak references."""
 
     decoded = []
     plain = type(GDSDataset(table, 32, device="cpu")._samples.source.index).decode
@@ -213,7 +211,7 @@ def test_row_groups_that_are_passed_are_let_go_though_nobody_asks_for_statistics
 
 def test_an_engine_takes_little_bounce_memory_where_little_is_left(monkeypatch):
     monkeypatch.setattr(gdsdata.io.engine, "share_bytes", lambda: 100 * MIB)
-    options = EngineOptions(workers=2, coalesce_gap_bytes=4097)  # an engine that no other test has
+    options = EngineOptions(workers=2, coalesce_gap_bytes=4097)  # its own engine
     shared = gdsdata.io.engine.shared_engine(options, torch.device("cpu"))
     assert shared.bounce_bytes == 2 * 4 * MIB
 
@@ -222,7 +220,7 @@ def test_an_engine_takes_little_bounce_memory_where_little_is_left(monkeypatch):
 
 
 def limited_group(limit_bytes: int) -> Path:
-    """A memory group below this process's own; skips the test where none can be made."""
+    """Make a memory group below this process's own, or skip the test."""
     try:
         (kind, mount, inside), *_ = memory_budget._memory_groups(Path("/"))
         name, file = {"cgroup": ("v1", "memory.limit_in_bytes"), "cgroup2": ("v2", "memory.max")}[kind]
@@ -263,7 +261,7 @@ def test_data_larger_than_a_container_is_read_within_its_limit(tmp_path, kind, l
     path = tmp_path / f"a.{kind}"
     if kind == "lanes":
         path.touch()
-        os.truncate(path, 2 * GIB)  # of zeros, which take no space
+        os.truncate(path, 2 * GIB)  # zeros, which take no space
     else:
         pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
         rows = pa.FixedSizeListArray.from_arrays(pa.array(np.random.default_rng(0).random(2**20, np.float32)), 1024)

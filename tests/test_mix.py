@@ -1,4 +1,4 @@
-"""Mix: proportions at every prefix, the same whatever interrupts, moves or shares it."""
+"""Mix: each prefix has the right shares, for any interruption, position and number of ranks."""
 
 import itertools
 import math
@@ -27,9 +27,7 @@ WIDTHS = (3, 1, 2)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """Three files of int64 records of 3, 1 and 2 numbers, each of which tells its source and
-    sample.
-    """
+    """Write three files of int64 records of 3, 1 and 2 numbers that encode source and sample."""
     folder = tmp_path_factory.mktemp("mix")
     for source, (count, width) in enumerate(zip(COUNTS, WIDTHS, strict=True)):
         (1000 * source + np.arange(count * width).reshape(count, width) // width).tofile(folder / f"{source}.bin")
@@ -51,7 +49,7 @@ def mix(folder, weights=(0.5, 0.3, 0.2), stop="all_exhausted", **arguments):
 
 
 def taken(batches):
-    """Of each batch: its source, and the samples in order."""
+    """Return each batch's source, and its samples in order."""
     return [(int(batch[0, 0]) // 1000, (batch[:, 0] % 1000).tolist()) for batch in batches]
 
 

@@ -1,4 +1,4 @@
-"""npz as data: rows of arrays and files as samples, against numpy, and damage."""
+"""npz as data: rows of arrays and files as samples, compared with numpy, and damage."""
 
 import io
 import struct
@@ -35,7 +35,7 @@ def batches_of(paths, format, batch_size: int = 4, **options) -> list:
 
 
 def assert_within(index, size_bytes: int) -> None:
-    """The extents of an index of one file lie in it."""
+    """Check that the extents of an index of one file lie in it."""
     if isinstance(index, FieldIndex):
         begins, ends = index.begin_bytes, index.begin_bytes + index.length_bytes
     else:
@@ -172,7 +172,7 @@ class TestZip:
             np.lib.format.write_array_header_1_0(file, head)
             begin = file._fileobj.tell()
             npy_bytes = file._file_size
-            file._fileobj.seek(2**32 + 5, 1)  # a hole, which no disk holds
+            file._fileobj.seek(2**32 + 5, 1)  # a hole, which takes no space
             file._file_size += 2**32 + 5
         with zipfile.ZipFile(path, "a") as archive:
             archive.writestr("x.npy", npy(np.arange(3)))
@@ -281,7 +281,7 @@ class TestDamage:
         tracemalloc.start()
         try:
             index = Npz().index([str(path)])
-            assert at == 8  # entries on this disk, of which there is one
+            assert at == 8  # the number of entries on this disk; there is one disk
             assert_within(index, len(data))
         except CorruptData as error:
             assert error.path == str(path) and "its directory" in str(error)
@@ -324,7 +324,7 @@ class TestDamage:
                     outcomes.add("read")
                 except ValueError as error:
                     outcomes.add(type(error).__name__)
-                    with pytest.raises(ValueError):  # what is known of another file does not hide the damage
+                    with pytest.raises(ValueError):  # a sound file before it does not hide the damage
                         format.index([str(whole), str(path)])
         assert {"read", "CorruptData"} <= outcomes <= {"read", "CorruptData", "ValueError"}
 
@@ -361,7 +361,7 @@ class TestVerify:
             Npz(verify=True).index(paths)
 
     def test_no_changed_bit_gives_other_values(self, tmp_path):
-        """Of versions, flags, times, checksums, headers and values: it is refused, or does no harm."""
+        """A changed bit is refused or does no harm, be it in a header, a checksum or a value."""
         path = tmp_path / "a.npz"
         values = np.arange(6, dtype="<i4")
         write(path, x=values)

@@ -20,9 +20,7 @@ GOLDEN_HUGE = [958733224671, 296095692425, 1013816798479, 368557708437, 72930672
 
 
 def preimage(permutation: Permutation, value: int) -> int:
-    """The position that ``permutation`` sends to ``value``: its rounds undone one by one, in
-    Python's own integers.
-    """
+    """Return the position of ``value``: undo the rounds one by one with Python's own integers."""
     n, a, b = (int(x) for x in (permutation._n, permutation._a, permutation._b))
     while True:
         left, right = divmod(value, b)
@@ -38,7 +36,7 @@ def preimage(permutation: Permutation, value: int) -> int:
 
 
 def chi_square_z(counts: np.ndarray, degrees: int) -> float:
-    """How many standard deviations the chi-square of ``counts`` lies above what equal chances give."""
+    """Return the z-score of the chi-square of ``counts`` under equal chances."""
     expected = counts.mean()
     return float((((counts - expected) ** 2).sum() / expected - degrees) / math.sqrt(2 * degrees))
 
@@ -124,7 +122,7 @@ class TestPermutation:
 
 @st.composite
 def order_arguments(draw):
-    """Arguments of `Order`, rank aside, that leave at least one batch."""
+    """Draw arguments of `Order` without the rank, for at least one batch."""
     batch_size, world_size, drop_last = draw(st.integers(1, 20)), draw(st.integers(1, 7)), draw(st.booleans())
     return {
         "samples": draw(st.integers(batch_size * world_size if drop_last else world_size, 600)),

@@ -1,6 +1,4 @@
-"""Parquet files: rows are those that pyarrow reads, every row group is decoded once, and damage is
-told.
-"""
+"""Parquet: rows are pyarrow's, each row group is decoded once, and damage is an error."""
 
 import base64
 import itertools
@@ -28,7 +26,7 @@ pq = pytest.importorskip("pyarrow.parquet")
 
 
 def write(path, table, group_rows=10, **options) -> str:
-    """A file with row groups of so many rows, or of the numbers of a list."""
+    """Write a file with row groups of so many rows, or of the numbers of a list."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with pq.ParquetWriter(str(path), table.schema, **options) as writer:
         sizes = [group_rows] * -(-len(table) // group_rows) if isinstance(group_rows, int) else group_rows
@@ -44,7 +42,7 @@ def numbered(rows: int) -> pa.Table:
 
 
 def with_a_damaged_row_group(path):
-    """Rows 0 to 49, ten a row group, of which that of rows 30 to 39 is damaged."""
+    """Write rows 0 to 49 in groups of ten, and damage the group of rows 30 to 39."""
     write(path, numbered(50), write_page_checksum=True, compression="none", use_dictionary=False)
     column = pq.read_metadata(path).row_group(3).column(0)
     content = bytearray(path.read_bytes())
@@ -59,7 +57,7 @@ def ids_of(source, **arguments) -> list[list[int]]:
 
 @pytest.fixture
 def decoded_groups(monkeypatch) -> list[int]:
-    """The row groups that were decoded, in that order."""
+    """Record the row groups that were decoded, in order."""
     groups, decode, adding = [], TableIndex.decode, threading.Lock()
 
     def noted(self, group, stored):
@@ -228,7 +226,7 @@ class TestRefusals:
 
 @st.composite
 def shuffles(draw):
-    """Arguments of `RowGroupPermutation` but for the epoch."""
+    """Draw arguments of `RowGroupPermutation` without the epoch."""
     lanes, a_lane = draw(st.integers(1, 9)), draw(st.integers(1, 5))
     sizes = draw(st.lists(st.integers(1, 40), min_size=1, max_size=30))
     return {
@@ -290,7 +288,7 @@ class TestRowGroupPermutation:
         first_row = np.arange(0, 8 * 16 * 100 + 1, 100)
         permutation = RowGroupPermutation(RowGroups(8, 400), first_row, 64, 0, 0)
         batches = epoch_of(permutation, first_row).reshape(-1, 64) // 100
-        assert np.mean([len(np.unique(batch)) for batch in batches]) > 24  # of some 8 * 5
+        assert np.mean([len(np.unique(batch)) for batch in batches]) > 24  # of about 8 * 5
         assert (np.diff(np.sort(batches[50])) == 0).mean() < 0.7
 
     def test_every_row_is_as_likely_at_every_position(self):
@@ -421,9 +419,9 @@ class TestEpochs:
         monkeypatch.setattr(row_groups, "_KEPT_BYTES", 0)
         path = write(tmp_path / "a.parquet", pa.table({"id": range(20_000)}), 100)
         dataset = gdsdata.GDSDataset(path, 32, shuffle=shuffle, device="cpu")
-        but_the_last = itertools.islice(dataset, len(dataset) - 1)  # with that one, reading is closed
+        but_the_last = itertools.islice(dataset, len(dataset) - 1)  # with the last batch, reading is closed
         most_bytes = max(len(dataset._iteration.running.row_groups.held) * 800 for _ in but_the_last)
-        decoding_bytes = 4 * row_groups._decoding_bytes(dataset._samples.index)  # by four threads at most
+        decoding_bytes = 4 * row_groups._decoding_bytes(dataset._samples.index)  # by at most four threads
         assert 2 * most_bytes + decoding_bytes > dataset.stats()["ring_bytes"] > 0.8 * most_bytes
 
     def test_break_off_and_close(self, tmp_path):
@@ -502,12 +500,12 @@ class TestDamage:
         write(path, numbered(60))
         with pytest.raises(CorruptData, match=str(path)):
             list(dataset)
-        assert sum(len(batch["id"]) for batch in dataset) == 60  # the next look is a new one
+        assert sum(len(batch["id"]) for batch in dataset) == 60  # the next epoch looks at the file again
 
     @pytest.mark.parametrize("part", ["footer", "data"])
     def test_whatever_bytes_say_rows_are_right_or_an_error_names_the_file(self, tmp_path, part):
-        """Pages have checksums here; where those are not to blame, what is decoded has the right
-        number of rows.
+        """Rows with sound page checksums are right; damage elsewhere may not change their
+        number.
         """
         path = tmp_path / "a.parquet"
         write(path, awkward(40), write_page_checksum=True)
@@ -524,7 +522,7 @@ class TestDamage:
                 path.write_bytes(damaged(sound[:footer_at], rng) + sound[footer_at:])
             try:
                 rows = read_all(path, batch_size=40)
-            except ValueError as error:  # a CorruptData is one
+            except ValueError as error:  # includes CorruptData
                 assert str(path) in str(error)
                 wrong += 1
             else:
@@ -542,7 +540,7 @@ def with_footer(content: bytes, footer: bytes) -> bytes:
 
 
 def said_by_pyarrow(path) -> list:
-    """What `row_groups_of` should give of the file's footer."""
+    """Return the expected result of `row_groups_of` for the file's footer."""
     metadata = pq.read_metadata(path)
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
     return [(group.num_rows, [_column(group.column(i)) for i in range(group.num_columns)]) for group in groups]
@@ -553,7 +551,7 @@ def _column(said) -> tuple:
     return (*sizes, said.data_page_offset, said.dictionary_page_offset, said.file_path, False)
 
 
-# Of Thrift's compact protocol: kinds of values, and structs of fields (number, kind, bytes).
+# Thrift's compact protocol: kinds of values, and structs of fields (number, kind, bytes).
 I64, BINARY, LIST, STRUCT = 6, 8, 9, 12
 
 
@@ -562,8 +560,9 @@ def thrift(*fields: tuple[int, int, bytes]) -> bytes:
 
 
 def footer_with(*column: tuple[int, int, bytes], metadata: bytes = b"") -> bytes:
-    """A row group of one row and one column, with more fields in the ``ColumnChunk`` and its
-    ``ColumnMetaData``.
+    """Make a row group of one row and one column, with more fields in its ``ColumnChunk``.
+
+    ``metadata`` is added to its ``ColumnMetaData``.
     """
     numbers = [(number, I64, bytes([2 * number])) for number in (5, 6, 7, 9)]
     chunk = thrift((3, STRUCT, metadata + thrift(*numbers)), *column)
@@ -638,11 +637,11 @@ class TestFooters:
         assert row_groups_of(footer_with((50, kind, value)), 0, "x") == [(1, [(5, 7, 6, 9, None, "", False)])]
 
     def test_with_damaged_size_statistics_do_not_end_the_process(self, tmp_path):
-        """pyarrow's ``metadata.row_group(0).column(0)`` does, of this file."""
+        """pyarrow's ``metadata.row_group(0).column(0)`` ends the process with this file."""
         path = tmp_path / "a.parquet"
         write(path, pa.table({"id": range(10)}))
         sound = path.read_bytes()
-        two, one = b"\x29\x06\x19\x26\x00\x14", b"\x29\x06\x19\x16\x94\x00"  # how many rows have each level
+        two, one = b"\x29\x06\x19\x26\x00\x14", b"\x29\x06\x19\x16\x94\x00"  # the number of rows of each level
         assert sound.count(two) == 1
         path.write_bytes(sound.replace(two, one))
         with pytest.raises(CorruptData, match=f"row group 0 of {path}, .* histogram size mismatch"):
@@ -654,9 +653,9 @@ class TestFooters:
             write(path, numbered(10).select(columns), store_schema=False)
         one, two = (path.read_bytes() for path in paths)
         # A FileMetaData has its version, the schema, the number of rows (here 10), a row group, and
-        # who wrote it.
+        # its writer.
         (_, groups), (schema, _) = (footer_of(content).split(b"\x16\x14\x19\x1c", 1) for content in (one, two))
-        groups = groups[: groups.index(b"parquet-cpp") - 2]  # of a field and its length
+        groups = groups[: groups.index(b"parquet-cpp") - 2]  # a field and its length
         paths[0].write_bytes(with_footer(one, schema + b"\x16\x14\x19\x1c" + groups + b"\0"))
         with pytest.raises(CorruptData, match="not all of its row groups have the schema's 2 columns"):
             Parquet().index([str(paths[0])])

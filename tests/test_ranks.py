@@ -1,6 +1,4 @@
-"""Which share of the data a process reads: what the environment says of it, and when a data set
-asks.
-"""
+"""A process's share of the data: the environment's variables, and when a data set reads them."""
 
 import os
 import warnings
@@ -48,11 +46,11 @@ def found(monkeypatch, said):
         # Lightning's launcher
         ({"WORLD_SIZE": "4", "LOCAL_RANK": "3", "NODE_RANK": "0"}, (3, 4)),
         ({"WORLD_SIZE": "8", "LOCAL_RANK": "1", "NODE_RANK": "1", "LOCAL_WORLD_SIZE": "4"}, (5, 8)),
-        ({"LOCAL_RANK": "0", "NODE_RANK": "0"}, None),  # and its rank 0 when a fit has ended
+        ({"LOCAL_RANK": "0", "NODE_RANK": "0"}, None),  # its rank 0 after a fit
         # MPI
         ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, (1, 2)),
         ({"PMI_RANK": "0", "PMI_SIZE": "2"}, (0, 2)),
-        # SLURM: a task that srun started, in an interactive allocation too
+        # SLURM: a task of srun, also in an interactive allocation
         ({"SLURM_PROCID": "1", "SLURM_NTASKS": "2"}, (1, 2)),
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "2"}, (0, 2)),
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_ID": "0"}, (0, 2)),
@@ -62,7 +60,7 @@ def found(monkeypatch, said):
         ({"SLURM_NTASKS": "4", "SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "interactive"}, None),
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_ID": "4294967290"}, None),
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_JOB_ID": "7"}, None),
-        # the launcher that was called last says it
+        # The launcher that was called last decides.
         ({"RANK": "3", "WORLD_SIZE": "4", "SLURM_PROCID": "0", "SLURM_NTASKS": "2", "LOCAL_RANK": "1"}, (3, 4)),
         ({"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "8", "SLURM_PROCID": "1", "SLURM_NTASKS": "2"}, (5, 8)),
         ({"WORLD_SIZE": "2", "SLURM_PROCID": "1", "SLURM_NTASKS": "2"}, (1, 2)),
@@ -148,7 +146,7 @@ def test_a_dimension_named_twice_is_refused(dims):
 
 @pytest.fixture
 def folder(tmp_path):
-    """103 records: of two ranks, 7 batches of 8 each, the last one smaller."""
+    """Write 103 records: each of two ranks has 7 batches of 8, the last one smaller."""
     write_records(tmp_path / "0.bin", 103, 64)
     return tmp_path
 
@@ -168,7 +166,7 @@ MAKERS = pytest.mark.parametrize("make", [read, mixed], ids=lambda make: make.__
 
 @pytest.fixture
 def become(monkeypatch):
-    """Has torch.distributed be initialised, as this rank of so many; without, be as before that."""
+    """Set this rank and the world size of torch.distributed. Without them, it is uninitialized."""
 
     def change(*share):
         monkeypatch.setattr(dist, "is_initialized", lambda: bool(share))
@@ -314,7 +312,7 @@ def test_a_state_that_no_number_of_ranks_would_fit_is_refused_at_once(folder):
 
 @pytest.fixture
 def broadcast(monkeypatch):
-    """What rank 0 says to this rank, and how often it was asked."""
+    """Record this rank's calls of broadcast, and give rank 0's answer."""
     said = []
 
     def broadcast_object_list(objects, src):
@@ -332,7 +330,7 @@ def test_auto_is_agreed_on_when_iteration_begins_if_it_was_chosen_before(folder,
     assert measured == [1] and dataset.stats()["shuffle"] == "uniform: measured"
     become(1, 2)
     len(dataset)
-    assert not broadcast  # len() is no place where ranks meet
+    assert not broadcast  # len() must not wait for other ranks
     arrays(dataset)
     assert broadcast == [None] and measured == [1]
     assert dataset.stats()["shuffle"].startswith("Lanes(") and "rank 0 said so" in dataset.stats()["shuffle"]
@@ -373,7 +371,7 @@ def test_auto_of_an_environment_for_several_ranks_waits_for_torch_distributed(fo
 
 
 def epochs_of_a_rank(rank, dataset, blend, store, workers, results):
-    """What a rank gets of a data set that was made before it, in another process."""
+    """Save a rank's batches of data sets that were made before it, in another process."""
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     got = []
     for data in (dataset, blend):
@@ -395,7 +393,7 @@ def epochs_of_two_ranks(folder, workers, method):
     for process in processes:
         process.join()
     assert [process.exitcode for process in processes] == [0, 0]
-    assert (dataset.state_dict()["epoch"], blend.state_dict()["epoch"]) == (0, 0)  # the ranks moved their own
+    assert (dataset.state_dict()["epoch"], blend.state_dict()["epoch"]) == (0, 0)  # the ranks changed their own copies
     return [torch.load(folder / f"results-{rank}") for rank in range(2)]
 
 

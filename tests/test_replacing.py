@@ -1,6 +1,4 @@
-"""What a save does to the file that is there: it keeps its mode, owner and links, or says why it
-cannot be replaced.
-"""
+"""A save keeps the existing file's mode, owner and links, or says why it cannot replace it."""
 
 import os
 import stat
@@ -36,7 +34,7 @@ def value_in(path: Path) -> float:
 
 @pytest.fixture
 def mounted(tmp_path):
-    """A file that is mounted by itself, as container runtimes do it with single files."""
+    """Mount a single file, as container runtimes do."""
     path, source = tmp_path / "x.pt", tmp_path / "source"
     save_by_torch(path, 0)
     save_by_torch(source, 0)
@@ -66,7 +64,7 @@ def test_a_mounted_file_cannot_be_replaced_and_that_is_told_before_a_byte_is_wri
 
 
 def open_the_way_to(folder: Path) -> None:
-    """For other users: pytest makes its folders for its own alone."""
+    """Let other users enter the folder. pytest makes its folders for its own user alone."""
     for parent in folder.parents:
         if parent.name.startswith(("pytest-", "popen-")):
             parent.chmod(0o755)
@@ -78,7 +76,7 @@ def saves_in_a_folder_that_takes_no_file(folder: Path) -> tuple[Exception, list[
     save_by_torch(path, 0)
     path.chmod(0o666)
     folder.chmod(0o555)
-    with gdsdata.torch_hooks():  # imports what it needs: another user may not read it
+    with gdsdata.torch_hooks():  # imports modules that another user may not read
         torch.load(path)
     if os.geteuid() == 0:
         os.seteuid(65534)

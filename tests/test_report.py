@@ -1,4 +1,4 @@
-"""`GDSDataset.report`: staged bottlenecks are named as what they are, and the numbers add up."""
+"""`GDSDataset.report`: staged bottlenecks are named correctly, and the numbers add up."""
 
 import functools
 import re
@@ -53,7 +53,7 @@ def report_of(data, step=lambda batch: None):
 
 
 def staged(test):
-    """Twice again where it fails: on a busy machine what else runs is at times what really limits."""
+    """Repeat a failing test twice: on a busy machine other programs may be the bottleneck."""
 
     @functools.wraps(test)
     def in_three(**fixtures):
@@ -137,7 +137,7 @@ def over_a_link(driver, folder, bytes_per_s):
 def test_a_slow_link_is_named(tmp_path, fake_driver):
     slow = in_new_process(over_a_link, fake_driver, tmp_path, 60_000_000)
     assert slow.limiter == LINK and slow.input_share > 0.8 and slow.gain > 0.8
-    assert slow.bytes["direct"] == 64 << 20 and 0.05 < slow.gb_per_s < 0.1  # the last copies are still under way
+    assert slow.bytes["direct"] == 64 << 20 and 0.05 < slow.gb_per_s < 0.1  # the last copies are still in flight
     fast = in_new_process(over_a_link, fake_driver, tmp_path, 10_000_000_000)
     assert fast.limiter == STORAGE and fast.gb_per_s > 2 * slow.gb_per_s
 
@@ -170,7 +170,7 @@ def test_a_loop_that_does_not_wait_for_its_gpu_is_limited_by_that(tmp_path):
 @pytest.mark.gpu
 @staged
 def test_a_link_that_others_fill_is_named(tmp_path):
-    list(records(tmp_path, 512, 1 << 20, "cuda", shuffle=False))  # what a first time takes is not the link's
+    list(records(tmp_path, 512, 1 << 20, "cuda", shuffle=False))  # the cost of a first run is not the link's
     data = records(tmp_path, 512, 1 << 20, "cuda", shuffle=False)
     over = threading.Event()
 
@@ -230,7 +230,7 @@ def diagnosed(
         (TRAINING, {"active_s": 8, "device_s": 6, "link_s": 1, "storage_s": 1}),
         (CPU, {"active_s": 8, "device_s": 2, "link_s": 2, "storage_s": 1}),
         (CPU, {"active_s": 8, "link_s": 1, "storage_s": 1}),
-        (CPU, {"active_s": 0.5, "storage_s": 0.4}),  # they do next to nothing, and the loop waits
+        (CPU, {"active_s": 0.5, "storage_s": 0.4}),  # the workers do almost nothing, and the loop waits
         (TRAINING, {"input_s": 0.1, "active_s": 8, "storage_s": 8}),
         (TRANSFORM, {"transform_s": 3, "active_s": 8, "storage_s": 8}),
         (RING, {"ring_full_s": 3, "active_s": 8, "storage_s": 8}),
@@ -276,7 +276,7 @@ def test_times_go_on_over_epochs_and_what_lies_between_them_is_nobodys(tmp_path)
 def test_a_save_counts_where_it_was_made():
     times = StepTimes()
     times.asked()
-    note_checkpoint_stall(100.0)  # while the loop waits: another thread's
+    note_checkpoint_stall(100.0)  # another thread's save, while the loop waits
     times.handed_out()
     note_checkpoint_stall(0.25)
     times.trained()

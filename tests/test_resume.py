@@ -1,6 +1,4 @@
-"""Resuming: a state counts what was handed out, and continues with exactly the next batch, in
-whatever process.
-"""
+"""A state counts the batches that were handed out, and resumes with the next one anywhere."""
 
 import json
 import random
@@ -20,7 +18,7 @@ RECORDS = Records("u1", (64,))
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    """103 records of 64 bytes: 13 batches of 8, the last one of 7."""
+    """Write 103 records of 64 bytes: 13 batches of 8, the last one of 7."""
     write_records(tmp_path / "0.bin", 100, 64, 0)
     write_records(tmp_path / "1.bin", 3, 64, 1)
     return tmp_path
@@ -35,7 +33,7 @@ def epochs_of(dataset, count: int) -> list[np.ndarray]:
 
 
 def taken(iterable, count: int) -> list[np.ndarray]:
-    """The first batches of an iterator that is then left alone."""
+    """Take the first batches of an iterator, and drop the iterator."""
     batches = iter(iterable)
     return arrays(next(batches) for _ in range(count))
 
@@ -150,8 +148,8 @@ def test_an_epoch_cut_anywhere_continues_in_a_new_process_with_the_next_batch(tm
     uninterrupted = epochs_of(read(tmp_path, **arguments), 2)
     cut = choose.randrange(len(dataset) + 1)
     before = taken(dataset, cut)
-    arguments["prefetch"] = choose.randrange(1, 10)  # is no part of the state
-    epochs = 1 if cut == len(dataset) else 2  # behind the last batch, the next epoch goes on
+    arguments["prefetch"] = choose.randrange(1, 10)  # no part of the state
+    epochs = 1 if cut == len(dataset) else 2  # after the last batch comes the next epoch
     after = in_new_process(epochs_from_state, tmp_path, arguments, json.dumps(dataset.state_dict()), epochs)
     assert_same_batches([*before, *after], uninterrupted)
 
@@ -185,9 +183,7 @@ def test_only_the_first_iterator_after_a_load_continues(folder):
 
 
 def resumed(make, folder, *calls):
-    """The epochs' batches from a state of epoch 2 behind 5 batches, after these calls: "load", or
-    set_epoch's epoch.
-    """
+    """Resume epoch 2 after 5 batches. ``calls`` are "load" or set_epoch's epochs."""
     dataset, other = make(folder), make(folder)
     dataset.set_epoch(2)
     taken(dataset, 5)
@@ -209,7 +205,7 @@ def test_set_epoch_of_the_loaded_epoch_keeps_the_place(folder, make, calls):
     other, whole = resumed(make, folder, *calls), epochs_of(make(folder), 4)
     assert other.state_dict()["batches"] == 5
     assert_same_batches(arrays(other), whole[2 * 13 + 5 : 3 * 13])
-    other.set_epoch(2)  # the loaded place has served: this is the whole epoch once more
+    other.set_epoch(2)  # the loaded place was used once: this is the whole epoch again
     assert_same_batches(epochs_of(other, 2), whole[2 * 13 :])
 
 
@@ -246,8 +242,8 @@ def test_another_world_size_continues_with_the_same_global_batches(folder, batch
         rank.load_state_dict(state)
     steps = [np.concatenate(shares) for shares in zip(*map(arrays, ranks), strict=True)]
     whole = arrays(read(folder))
-    # Of the last, partial step each rank has an equal share, so what is left out depends on their
-    # number.
+    # In the last, partial step each rank has an equal share, so the number of ranks decides how
+    # many samples are left out.
     assert_same_batches(steps[:7], whole[5:12])
 
 
@@ -280,7 +276,7 @@ def test_a_state_of_another_version_is_refused_in_words(folder):
 
 # ----------------------------------------------------------------------------------------------- torch's DataLoader
 
-# Worker processes are forked, from processes of their own: pytest's has threads.
+# Worker processes are forked from new processes, because pytest's has threads.
 
 
 def loader_of(dataset: GDSDataset, workers: int, kind: type[DataLoader] = DataLoader, **arguments) -> DataLoader:
@@ -290,7 +286,7 @@ def loader_of(dataset: GDSDataset, workers: int, kind: type[DataLoader] = DataLo
 
 def epochs_of_a_loader(folder: Path, workers: int, epochs: int, set_epoch: bool, persistent: bool) -> list[np.ndarray]:
     dataset = read(folder)
-    arrays(read(folder))  # so that the workers inherit an engine that was used
+    arrays(read(folder))  # the workers inherit an engine that was used
     loader = loader_of(dataset, workers, persistent_workers=persistent)
     got = []
     for epoch in range(epochs):
@@ -368,9 +364,7 @@ def test_workers_refuse_cuda_and_say_what_to_do(folder):
 
 
 def cut_stateful_loader(folder: Path, workers: int, cut: int) -> tuple[list[np.ndarray], dict]:
-    """The batches up to ``cut`` (of 13; a larger one reaches the epoch's end), and the loader's
-    state then.
-    """
+    """Return the batches up to ``cut`` (of 13; beyond them: the epoch's end), and the state."""
     loader = loader_of(read(folder), workers, StatefulDataLoader)
     got = []
     for batch in loader:

@@ -1,6 +1,4 @@
-"""Headers of safetensors: what the format's own library refuses is refused, what it reads is read
-alike.
-"""
+"""Headers of safetensors: those that its own library refuses or reads are refused or read here."""
 
 import json
 import struct
@@ -27,7 +25,7 @@ def write(path, header: bytes | dict, data: bytes = DATA) -> str:
 
 
 def values_of(dtype: torch.dtype, *shape: int) -> torch.Tensor:
-    """Tensors of any dtype, with bits that differ."""
+    """Make a tensor of any dtype, with bits that differ."""
     count = torch.Size(shape).numel() * dtype.itemsize
     return (torch.arange(count) % 2 if dtype == torch.bool else torch.arange(count)).byte().view(dtype).view(shape)
 
@@ -39,8 +37,7 @@ def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
         assert found[name].view(torch.uint8).equal(tensor.view(torch.uint8))
 
 
-# What stands behind each: whether the library refuses it too (where it does not, the format's
-# description does).
+# The header, and whether the library refuses it too. The format's description refuses the others.
 REFUSED = {
     "a name twice": (b"{" + A + b"," + A + b"}", False),
     "a name twice with other bytes": (b"{" + A + b"," + A.replace(b"F32", b"I32") + b"}", False),
@@ -161,7 +158,7 @@ def test_a_single_float_of_four_bits_is_refused_at_the_save(tmp_path):
 def test_a_sound_tensor_that_torch_cannot_hold_is_no_damage(tmp_path, dtype, shape, size_bytes, words):
     about = {"a": {"dtype": dtype, "shape": shape, "data_offsets": [0, size_bytes]}}
     path = write(tmp_path / "x.safetensors", about, bytes(size_bytes))
-    with pytest.raises(Exception, match=r"F6_E|last dim"):  # nor can the library
+    with pytest.raises(Exception, match=r"F6_E|last dim"):  # the library cannot save it either
         library.load_file(path)
     for reading in (lambda: Safetensors().index([path]), lambda: gdsdata.load(path)):
         with pytest.raises(ValueError, match=f"{path}.*{words}.*save it") as caught:

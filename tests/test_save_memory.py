@@ -1,6 +1,4 @@
-"""What a save holds beside the state: pages are written as they become whole, and the file is right
-all the same.
-"""
+"""A save's extra memory is small: pages are written early, and the file is still right."""
 
 import zipfile
 from pathlib import Path
@@ -45,7 +43,7 @@ def _beside_many_small_tensors(folder: Path) -> int:
     state = {f"t{i}": torch.full((1000,), i % 251, dtype=torch.uint8) for i in range(40_000)}
     options = gdsdata.EngineOptions(bounce_bytes=4 * MIB, workers=1)
     file_writer._BATCH_BYTES, file_writer._PAGES_BYTES = 4 * MIB, MIB
-    gdsdata.save({"x": torch.zeros(MIB)}, folder / "a.pt", options=options)  # its threads and memory
+    gdsdata.save({"x": torch.zeros(MIB)}, folder / "a.pt", options=options)  # allocates threads and memory
     reset_peak()
     before = peak_bytes()
     gdsdata.save(state, folder / "a.pt", options=options)

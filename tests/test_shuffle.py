@@ -1,5 +1,5 @@
-"""``shuffle``, ``uneven`` and ``device_mesh`` of a data set: the same global batches on any ranks,
-cut anywhere.
+"""``shuffle``, ``uneven`` and ``device_mesh``: the same global batches on any ranks, cut
+anywhere.
 """
 
 import json
@@ -25,7 +25,9 @@ SHAPE = Lanes(8, 4, 5)  # pieces of five samples, so that even small data has ma
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    """1003 records of 64 bytes in three files: with SHAPE, 62 whole batches of 16 and 11 samples."""
+    """Write 1003 records of 64 bytes in three files: with SHAPE, 62 batches of 16 and 11
+    samples.
+    """
     for number, count in enumerate((400, 3, 600)):
         write_records(tmp_path / f"{number}.bin", count, 64, number)
     return tmp_path
@@ -38,7 +40,7 @@ def read(folder: Path, **arguments) -> GDSDataset:
 
 
 def steps_of(folder: Path, world_size: int, state: str | None = None, **arguments) -> list[np.ndarray]:
-    """The global batches that so many ranks get of 16 samples, of the rest of an epoch."""
+    """Return the global batches of 16 samples that these ranks read, for the rest of an epoch."""
     shares = []
     for rank in range(world_size):
         dataset = read(folder, batch_size=16 // world_size, rank=rank, world_size=world_size, **arguments)
@@ -92,7 +94,7 @@ def test_a_run_cut_at_random_places_goes_on_alike_on_other_numbers_of_ranks(fold
     state, done = None, 0
     while done < 62:
         ranks = choose.choice([1, 2, 4, 8])
-        rank = choose.randrange(ranks)  # the state of any one of them will do
+        rank = choose.randrange(ranks)  # the state of any rank will do
         dataset = read(folder, batch_size=16 // ranks, rank=rank, world_size=ranks, shuffle=shuffle, seed=seed)
         if state is not None:
             dataset.load_state_dict(json.loads(state))
@@ -141,7 +143,7 @@ def test_a_state_from_before_there_was_a_choice_of_uneven_ends_is_one_that_drops
 @pytest.mark.parametrize("shuffle", [True, SHAPE, False], ids=str)
 @pytest.mark.parametrize(("uneven", "last"), [("drop", 8), ("pad", 12), ("repeat", 16)])
 def test_four_ranks_have_equal_ends(folder, shuffle, uneven, last):
-    steps = steps_of(folder, 4, shuffle=shuffle, uneven=uneven)  # fails where ranks have unlike numbers of batches
+    steps = steps_of(folder, 4, shuffle=shuffle, uneven=uneven)  # fails if ranks have different numbers of batches
     assert [len(step) for step in steps] == [16] * 62 + [last]
     assert len(set(rows(steps))) == (1000 if uneven == "drop" else 1003)
 
@@ -153,7 +155,7 @@ def test_every_byte_is_read_once_in_pieces(tmp_path):
     for number in range(3):
         write_records(tmp_path / f"{number}.bin", 10_000, 1000, number)
     dataset = GDSDataset(tmp_path, 32, Records("u1", (1000,)), device="cpu", shuffle=Lanes(8, 16, 50))
-    dataset.samples  # noqa: B018  (the index is there)
+    dataset.samples  # noqa: B018  (indexes the files)
     index, permutation = dataset._samples.index, Lanes(8, 16, 50).permutation(30_000, 32, 0, 0)
     pieces = OpenPieces(index, permutation, range(8), EngineOptions(), 60.0)
     read, runs = np.zeros(30_000_000, np.uint8), 0
@@ -183,8 +185,8 @@ def test_samples_of_lanes_come_from_pieces_in_memory(tmp_path):
     assert served_by(lanes) == {"page_cache": 64 * MIB}
     by_route = {route: count for route, count in lanes.stats()["piece_bytes"].items() if count}
     assert 64 * MIB <= by_route["direct"] <= 66 * MIB and len(by_route) == 1
-    # Two windows of 128 pieces of 32 KiB, of which the last one takes what is left; a piece lies
-    # across two pages more.
+    # Two windows of 128 pieces of 32 KiB; the last window takes the rest. A piece touches up to two
+    # more pages.
     assert 8 * MIB <= lanes.stats()["piece_memory_bytes"] <= 2 * 2 * 128 * 40 * 1024
 
 

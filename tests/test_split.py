@@ -1,5 +1,5 @@
-"""A split: a contiguous part of a source's samples, disjoint from its neighbours, for every format
-and shuffle.
+"""A split is a contiguous part of the samples, disjoint from others, for all formats and
+shuffles.
 """
 
 from itertools import pairwise
@@ -25,7 +25,7 @@ def read(folder, format, **arguments) -> GDSDataset:
 
 
 def samples_of(dataset) -> list[bytes]:
-    """Each sample's bytes; batches have one sample."""
+    """Return each sample's bytes; batches have one sample."""
     found = []
     for batch in dataset:
         values = batch.values() if isinstance(batch, dict) else [batch]

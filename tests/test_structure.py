@@ -1,6 +1,4 @@
-"""The house keeps its shape: what may include or import what, what the extension links, what the
-package holds.
-"""
+"""The structure of the sources: includes, imports, linked libraries, and the package's content."""
 
 import ast
 import hashlib
@@ -19,7 +17,7 @@ from gdsdata.torch_private import CHECKED
 if sys.version_info >= (3, 11):
     import tomllib
 else:
-    import tomli as tomllib  # pytest brings it
+    import tomli as tomllib  # pytest depends on it
 
 ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
@@ -37,12 +35,12 @@ def cpp_files():
 
 
 def includes(path, quotes):
-    """The names a file includes: quotes is '""' for ours, '<>' for others'."""
+    """Return the names that a file includes. ``quotes`` is '""' for ours, '<>' for others'."""
     return re.findall(rf"^\s*#\s*include\s*{quotes[0]}([^>\"]+){quotes[1]}", path.read_text(), re.MULTILINE)
 
 
 def code_of(path):
-    """The text without comments and without what stands between quotes."""
+    """Return the text without comments and quoted strings."""
     pattern = r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"'
     return re.sub(pattern, " ", path.read_text(), flags=re.DOTALL)
 
@@ -76,15 +74,15 @@ def test_only_the_python_room_includes_pybind11_or_python():
 
 
 def test_no_source_includes_torch():
-    """But for the DLPack structures, a plain C header that torch carries and that names nothing of
-    torch's.
+    """The DLPack structures are an exception: a plain C header that torch ships, without its
+    symbols.
     """
     names = [name for path in cpp_files() for name in includes(path, "<>") + includes(path, '""')]
     assert {name for name in names if re.match(r"(torch|ATen|c10)/", name)} <= {"ATen/dlpack.h"}
 
 
 def test_only_cuda_api_names_cuda():
-    """cuFile has a table of its own, backend/cufile_api; those names are backend/cufile*'s."""
+    """cuFile has a table of its own, backend/cufile_api. Its names belong to backend/cufile*."""
     wrong = []
     for path in cpp_files():
         place = path.relative_to(CSRC).as_posix()
@@ -106,9 +104,9 @@ def test_the_gather_kernel_was_compiled_from_its_source():
 
 # --- gdsdata: imports go by this table, from ARCHITECTURE -------------------------------------------------------------
 
-# Keys are folders, inside folders too, and the modules beside them. A module belongs to the deepest
-# one that holds it, and may import from there, and from the folders and modules that are named,
-# with what lies below them.
+# Keys are folders, nested ones too, and the modules beside them. A module belongs to the deepest
+# key that contains it. It may import from there, and from the listed folders and modules with all
+# they contain.
 EVERYTHING = None
 FOLDERS = {
     "__init__": EVERYTHING,
@@ -137,7 +135,7 @@ FOLDERS = {
 
 
 def module_name(path):
-    """Below gdsdata: "data.order.lanes"; of a folder's __init__.py, the folder."""
+    """Return the name below gdsdata, such as "data.order.lanes". __init__.py has its folder's."""
     parts = path.relative_to(PACKAGE).with_suffix("").parts
     return ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)
 
@@ -156,9 +154,7 @@ def room_of(module):
 
 
 def imported_modules(path):
-    """The gdsdata modules that a file imports, for types alone too, by their names below gdsdata
-    ("": the package).
-    """
+    """Yield the gdsdata modules that a file imports, also for types alone ("": the package)."""
     for node in ast.walk(ast.parse(path.read_text())):
         names = []
         if isinstance(node, ast.Import):
@@ -191,13 +187,13 @@ def test_imports_follow_the_table():
 
 
 def is_lazy(path):
-    """Whether a package's file imports what it names when it is first used."""
+    """Return whether a package's file imports its names when they are first used."""
     functions = {target.id for node in ast.parse(path.read_text()).body for target in targets_of(node)}
     return path.name == "__init__.py" and "__getattr__" in functions
 
 
 def targets_of(node):
-    """The names that a statement at the top of a module gives: functions, and variables."""
+    """Return the functions and variables that a top-level statement defines."""
     if isinstance(node, ast.FunctionDef):
         return [ast.Name(node.name)]
     targets = node.targets if isinstance(node, ast.Assign) else []
@@ -205,9 +201,7 @@ def targets_of(node):
 
 
 def circles_of(graph):
-    """The strongly connected components of more than one module: each of them is reached from each
-    other.
-    """
+    """Return the strongly connected components of more than one module."""
 
     def reached_from(module):
         found, waiting = set(), [module]
@@ -223,10 +217,9 @@ def circles_of(graph):
 
 
 def test_no_modules_import_each_other_in_a_circle():
-    """Imports for types alone count too, and those in functions.
+    """Imports for types alone and in functions count too.
 
-    A lazy package's __init__.py is left out: it names what its modules hold, and imports none of
-    them by itself.
+    A lazy package's __init__.py is left out, because it imports nothing by itself.
     """
     graph = {
         module: set() if is_lazy(path) else set(imported_modules(path)) & MODULES.keys() - {module}
@@ -270,14 +263,12 @@ def test_only_engine_py_imports_the_extension():
 
 # --- private parts of torch -------------------------------------------------------------------------------------------
 
-# Of Python's standard library.
+# Names of Python's standard library.
 PYTHONS_OWN = {"_asdict", "_exit", "_fields", "_getframe", "_make", "_register_atexit", "_replace", "_state"}
 
 
 def own_names(tree):
-    """The names that a file defines: functions, classes, arguments, variables, attributes and
-    slots.
-    """
+    """Yield the names that a file defines, attributes and slots among them."""
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             yield node.name
@@ -292,9 +283,7 @@ def own_names(tree):
 
 
 def names_of_others(node):
-    """The names that a piece of code takes from what another file or library defines, in strings
-    too.
-    """
+    """Return the names that code takes from other files or libraries, in strings too."""
     if isinstance(node, ast.Attribute):
         return [node.attr]
     if isinstance(node, ast.ImportFrom) and not node.module.startswith("gdsdata"):
@@ -351,7 +340,7 @@ FOREIGN = re.compile(r"\b(torch|c10|at|caffe2)::|THP|cuda|\bcu[A-Z]|\bnv[A-Z]")
 
 
 def undefined_symbols(library):
-    """What the library expects others to bring, demangled."""
+    """Return the library's undefined symbols, demangled."""
     listing = subprocess.run(["nm", "-DC", "--undefined-only", library], capture_output=True, text=True, check=True)
     return [re.sub(r"^\s*\w\s+", "", line) for line in listing.stdout.splitlines()]
 
@@ -379,9 +368,7 @@ def test_the_search_for_torch_symbols_finds_them_where_they_are():
 
 
 def test_extension_needs_only_the_c_and_cpp_libraries():
-    """liburing is linked statically where it can be; a machine without liburing.a links the shared
-    one.
-    """
+    """liburing is linked statically if possible. Without liburing.a, the shared one is linked."""
     allowed = r"(libstdc\+\+|libgcc_s|libc|libm|libpthread|libdl|librt|ld-linux[-\w]*|liburing)\.so"
     needed = needed_libraries(built_extension())
     assert "libc.so.6" in needed
@@ -389,7 +376,7 @@ def test_extension_needs_only_the_c_and_cpp_libraries():
 
 
 def test_extension_imports_without_torch_and_without_a_driver():
-    """The file alone, in a fresh process that then has neither torch nor CUDA loaded."""
+    """The file alone is imported in a new process, which then has neither torch nor CUDA loaded."""
     program = f"""
 import importlib.util, sys
 spec = importlib.util.spec_from_file_location("gdsdata._engine", {str(built_extension())!r})
@@ -424,7 +411,7 @@ def test_pyproject_names_every_package():
 
 
 def test_the_package_is_found_from_any_folder(tmp_path):
-    """An editable installation too, which finds packages by a hook of its own."""
+    """This holds for an editable installation too, which has an import hook of its own."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     program = "import gdsdata; from gdsdata.bench import settings; gdsdata.GDSDataset, settings.configs_folder()"
     ran = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True)
@@ -445,7 +432,7 @@ def build_extension():
 
 
 def make_compiler(folder, *, header, libraries=()):
-    """A program that answers as a compiler that finds the header (or not) and these libraries."""
+    """Make a program that answers like a compiler with these libraries, and the header or not."""
     for library in libraries:
         (folder / library).touch()
     script = folder / "fake-cxx"
@@ -513,7 +500,7 @@ def test_without_liburing_asks_for_no_library(build_extension):
 @pytest.mark.slow
 @pytest.mark.timeout(550)
 def test_engine_builds_and_imports_without_liburing(tmp_path):
-    """With a LIBURING_PREFIX that holds nothing, so that a liburing of the machine cannot slip in."""
+    """LIBURING_PREFIX names an empty folder, so that the machine's liburing is not found."""
     ignored = shutil.ignore_patterns("*.so", "__pycache__")
     for folder in ("csrc", "gdsdata", "configs"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored)
