@@ -1,6 +1,4 @@
-"""read_tensor and write_tensor: every byte there and back, whole files replaced atomically, errors
-in words.
-"""
+"""read_tensor and write_tensor: the same bytes, atomic replacement of whole files, clear errors."""
 
 import ctypes
 import errno
@@ -37,7 +35,7 @@ OFFSETS = [0, 1, 511, 512, 4095, 4096, 4097, MIB + 3]
 
 
 def bytes_of(tensor: torch.Tensor) -> bytes:
-    """The memory of a contiguous tensor."""
+    """Return the memory of a contiguous tensor."""
     assert tensor.is_contiguous()
     return ctypes.string_at(tensor.data_ptr(), tensor.nbytes)
 
@@ -204,8 +202,8 @@ def rewrite_for_ever(path: Path, started: Path) -> None:
 
 
 def version_after_a_kill(path: Path, seconds: float) -> tuple[int, int]:
-    """The smallest and largest number in the file after a process that kept rewriting it was
-    killed.
+    """Kill a process that keeps rewriting the file. Returns the file's smallest and largest
+    number.
     """
     started = path.with_name("started")
     child = os.fork()
@@ -309,9 +307,7 @@ def test_a_folder_is_not_replaced_by_a_tensor(tmp_path):
 
 
 def error_of_a_limited_write(folder: Path, offset: int) -> tuple[Exception, bytes]:
-    """What comes of 2 MiB when files may grow to 1 MiB: an error that needs neither root nor a full
-    disk.
-    """
+    """Write 2 MiB where files may grow to 1 MiB. The error needs neither root nor a full disk."""
     (folder / "x").write_bytes(b"old")
     resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, MIB))
     try:
@@ -331,7 +327,7 @@ def test_a_write_that_fails_is_an_io_error_and_leaves_no_temporary(tmp_path, off
 
 @pytest.fixture
 def one_mebibyte(tmp_path):
-    """A file system of 1 MiB."""
+    """Mount a file system of 1 MiB."""
     folder = tmp_path / "small"
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(folder)]
@@ -353,7 +349,7 @@ def test_a_full_disk_is_an_io_error_and_a_file_to_be_replaced_is_untouched(one_m
     if offset == 0:
         assert (one_mebibyte / "x").read_bytes() == old
     os.truncate(one_mebibyte / "x", 0)
-    write_tensor(torch.ones(1000), one_mebibyte / "x")  # and goes on when there is room again
+    write_tensor(torch.ones(1000), one_mebibyte / "x")  # works again as soon as there is room
     assert (one_mebibyte / "x").stat().st_size == 4000
 
 
@@ -386,7 +382,7 @@ def test_a_write_without_permission_is_an_io_error(tmp_path):
 
 
 def prefers_huge_pages(address: int) -> bool:
-    """Whether the mapping that it lies in asks for them, as /proc/self/smaps says."""
+    """Return whether /proc/self/smaps says that the address's mapping asks for huge pages."""
     is_there = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):

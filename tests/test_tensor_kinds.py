@@ -1,6 +1,4 @@
-"""Every kind of tensor that torch has, through every way of saving and loading: as torch gives it,
-or refused whole.
-"""
+"""Every kind of tensor is saved and loaded as torch does it, or refused as a whole."""
 
 import contextlib
 import io
@@ -41,7 +39,7 @@ torch_save, torch_load = torch.save, torch.load
 
 @pytest.fixture(scope="module")
 def one_rank():
-    """A process group, which DTensors need even by themselves."""
+    """Start a process group, which even a single DTensor needs."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
@@ -126,7 +124,7 @@ OTHERS: dict[str, Callable[[], Any]] = {
     "causal bias": lambda: torch.nn.attention.bias.causal_lower_right(3, 4),
     "collective": lambda: torch.distributed._functional_collectives.AsyncCollectiveTensor(values(3)),
 }
-# These take no copy of another one, or not always.
+# These never, or not always, take a copy of another one.
 REPLACED: dict[str, Callable[[], Any]] = {
     "csr": lambda: values(3, 3).to_sparse_csr(),
     "csc": lambda: values(3, 3).to_sparse_csc(),
@@ -136,7 +134,7 @@ REPLACED: dict[str, Callable[[], Any]] = {
     "uninitialized parameter": torch.nn.UninitializedParameter,
     "uninitialized buffer": torch.nn.UninitializedBuffer,
 }
-# Not tensors while they are saved, or no leaves of a state.
+# These are no tensors while they are saved, or no leaves of a state.
 LOADED: dict[str, Callable[[], Any]] = {
     "from numpy": lambda: WithoutStorage("_rebuild_device_tensor_from_numpy", np.arange(4.0)),
     "from cpu": lambda: WithoutStorage("_rebuild_device_tensor_from_cpu_tensor", values(4)),
@@ -149,13 +147,13 @@ KINDS = PLAIN | OTHERS | REPLACED | LOADED
 
 
 def state_of(kind: str) -> dict[str, Any]:
-    """One of it between plain tensors, whose storages come before and behind."""
+    """Put one of this kind between plain tensors, whose storages come before and after it."""
     return {"before": values(2), "it": KINDS[kind](), "behind": values(5000)}
 
 
 def form(value: Any) -> list[tuple[str, bytes]]:
-    """All that torch has to say of it: type, dtype, strides, requires_grad, device, bytes and what
-    shares memory.
+    """Return torch's file of the value: type, strides, device, bytes, shared memory and all
+    else.
     """
     buffer = io.BytesIO()
     torch_save(value, buffer)
@@ -207,13 +205,13 @@ def test_only_gives_what_a_whole_load_gives(tmp_path, kind):
     expected = torch_load(tmp_path / "x.pt", map_location="cpu", weights_only=False)
     del expected["before"], expected["behind"]
     found = gdsdata.load(tmp_path / "x.pt", only=["it", "it.*"], weights_only=False)
-    if kind == "own parameter":  # unpickled as a parameter, and only= gives the tensors of those
+    if kind == "own parameter":  # it is unpickled as a parameter, and only= gives a parameter's tensor
         assert torch.equal(found["it"], expected["it"])
     else:
         assert form(found) == form(expected)
 
 
-# What zero_() does not work on.
+# zero_() does not work on these.
 EMPTIED = {
     "quantized": lambda: quantized(scale=0.7),
     "quantized by channel": lambda: quantized_by_channel(scale=0.7),
@@ -223,7 +221,7 @@ EMPTIED = {
 
 
 def emptied(kind: str) -> dict[str, Any]:
-    """A state to load into, with other values where the kind allows that."""
+    """Make a state to load into, with other values if the kind permits them."""
     make = EMPTIED.get(kind, KINDS[kind])
     state = {"before": torch.zeros(2), "it": make(), "behind": torch.zeros(5000)}
     if kind not in EMPTIED | REPLACED:
@@ -245,7 +243,7 @@ def assert_same_values(found: dict[str, Any], expected: dict[str, Any], kind: st
         assert all(form(a) == form(b) for a, b in pairs)
     elif kind == "coo":
         assert torch.equal(one.to_dense(), other.to_dense())
-    elif kind in ("negative", "not a wrapper", "collective"):  # memory and attributes around them are the target's
+    elif kind in ("negative", "not a wrapper", "collective"):  # their memory and attributes stay the target's
         assert one.tolist() == other.tolist()
     else:
         assert form(one) == form(other)
@@ -316,7 +314,7 @@ def test_safetensors_files_hold_plain_tensors_and_refuse_others(tmp_path, kind):
 
 
 class Packed:
-    """Its bytes are a file of torch's, which it loads when it is unpickled itself."""
+    """Its bytes are a file of torch's. Unpickling it loads that file."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor

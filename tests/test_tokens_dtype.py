@@ -1,6 +1,4 @@
-"""Bare token files that are read with another dtype than they were written with: told where it is
-sure, else not.
-"""
+"""Bare token files that are read with the wrong dtype: a warning if it is certain, else none."""
 
 import warnings
 
@@ -16,7 +14,7 @@ many = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCh
 
 
 def text(vocabulary: int, count: int, seed: int = 0) -> np.ndarray:
-    """Tokens as text has them: few are frequent."""
+    """Make tokens as frequent as in text: few of them are frequent."""
     chance = np.random.default_rng(seed)
     return (vocabulary * chance.random(count) ** 3).astype(np.int64)
 
@@ -57,8 +55,8 @@ def test_another_dtype_is_told_with_what_the_file_seems_to_be(tmp_path, written,
 )
 @many
 def test_tokens_of_any_vocabulary_cause_no_alarm(dtype, vocabulary, count, seed, other_part):
-    """Whatever their number; with -100 or the largest integer among them, as some mark what is no
-    token.
+    """This holds for any number of tokens, and with -100 or the largest integer as a mark for
+    none.
     """
     tokens = text(min(vocabulary, np.iinfo(dtype).max), count, seed).astype(dtype)
     mark = np.iinfo(dtype).max if seed % 2 or dtype[0] == "u" else -100

@@ -1,6 +1,4 @@
-"""Under `torch_hooks`, torch's own calls give what they give without, and move their bytes by
-gdsdata.
-"""
+"""With `torch_hooks`, torch's own calls have the same results, and gdsdata moves their bytes."""
 
 import collections
 import contextlib
@@ -35,7 +33,7 @@ pytestmark = [
 
 @pytest.fixture
 def by_torch(monkeypatch) -> list[str]:
-    """The calls that torch's own functions get."""
+    """Record the calls that torch's own functions get."""
     calls = []
     for name in ("_torch_save", "_torch_load"):
         its = getattr(hooks, name)
@@ -45,7 +43,7 @@ def by_torch(monkeypatch) -> list[str]:
 
 def states():
     state = awkward()
-    del state["storage"]  # two of them are never equal
+    del state["storage"]  # two storages are never equal
     return [trained(), state, torch.arange(5), [1, "x"], None]
 
 
@@ -173,14 +171,15 @@ assert "_load" in torch.load.__code__.co_name
 
 @pytest.fixture
 def configured() -> Iterator[Callable[[str, object], None]]:
-    """Sets one of torch's switches for files."""
+    """Return a function that sets one of torch's switches for files."""
     with contextlib.ExitStack() as switches:
         yield lambda name, value: switches.enter_context(config.patch({name: value}))
 
 
 def records_of(path) -> dict[str, tuple[int, int, bytes]]:
-    """By name without the archive's own: the CRC-32 of the directory, where the content begins, and
-    the content.
+    """Return {record's name: (CRC-32 of the directory, begin of the content, content)}.
+
+    The archive's own name is removed from the names.
     """
     content, found = path.read_bytes(), {}
     with zipfile.ZipFile(path) as archive:
@@ -289,7 +288,7 @@ def test_what_the_environment_forbids_is_not_loaded(tmp_path, monkeypatch):
 
 
 def outcome(call) -> object:
-    """What a call gives, or the kind of its error and what it says."""
+    """Return a call's result, or its error's type and text."""
     try:
         return call()
     except Exception as error:
@@ -342,7 +341,7 @@ def test_a_tensor_beyond_its_storage_ends_in_torchs_error(tmp_path):
 
 
 def test_safetensors_files_are_torchs_to_read(tmp_path, by_torch):
-    torch.save({"a": torch.arange(3)}, tmp_path / "x.safetensors")  # torch looks at the name alone
+    torch.save({"a": torch.arange(3)}, tmp_path / "x.safetensors")  # torch decides by the name alone
     expected = outcome(lambda: torch.load(tmp_path / "x.safetensors"))
     with gdsdata.torch_hooks():
         assert outcome(lambda: torch.load(tmp_path / "x.safetensors")) == expected
@@ -350,7 +349,7 @@ def test_safetensors_files_are_torchs_to_read(tmp_path, by_torch):
 
 
 def hub_files(folder) -> dict[str, str]:
-    """URLs of what torch.hub may find there, the hash in their names."""
+    """Return URLs of files that torch.hub may find there, with the hash in their names."""
     state = trained()["model"]
     torch.save(state, folder / "torchs.pth")
     with gdsdata.torch_hooks():

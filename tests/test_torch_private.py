@@ -1,4 +1,4 @@
-"""`torch_private`: the arguments of torch.save, and the warning of a torch that nobody has checked."""
+"""`torch_private`: the arguments of torch.save, and the warning of an unchecked torch."""
 
 import re
 import warnings
@@ -13,7 +13,7 @@ from gdsdata import torch_private
 
 @pytest.fixture
 def is_torch(monkeypatch):
-    """Returns a function that makes this torch another version."""
+    """Return a function that changes torch's version."""
 
     def change(version):
         monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion(version))

@@ -1,8 +1,7 @@
-"""Scripts that torchrun starts, on two and four ranks: what a data set gives them, with no argument
-about ranks.
+"""Scripts under torchrun on two and four ranks: data sets find their ranks without arguments.
 
-A start costs seconds, so one run of so many ranks does everything (`torchrun_script.py`); tests
-look at what it found.
+A start takes seconds, so one run for each number of ranks does everything (`torchrun_script.py`).
+The tests look at its results.
 """
 
 import json
@@ -28,7 +27,7 @@ def folder(tmp_path_factory):
 
 
 def run(folder, ranks, device, states):
-    """What each of the ranks found, that go on from these states."""
+    """Resume from these states on so many ranks, and return each rank's results."""
     (folder / "states.json").write_text(json.dumps(states))
     exit_code, said = torchrun(ranks, script.__file__, folder, device, timeout_s=PATIENCE_S)
     assert exit_code == 0, said
@@ -37,7 +36,7 @@ def run(folder, ranks, device, states):
 
 @pytest.fixture(scope="module")
 def first_state(folder):
-    """What one process had of each order, and its states then."""
+    """Return the first batch of each order in one process, and the states after it."""
     found = {}
     for kind in script.KINDS:
         for name, shuffle in script.SHUFFLES.items():
@@ -74,7 +73,7 @@ def ranks(request):
 
 
 def steps_of(shares):
-    """The ranks' batches of each step together. Fails where ranks have unlike numbers of steps."""
+    """Join the ranks' batches of each step. Fails if ranks have different numbers of steps."""
     return [list(chain.from_iterable(step)) for step in zip(*shares, strict=True)]
 
 
@@ -113,7 +112,7 @@ def test_ddp_ends_an_uneven_epoch_as_one_process_that_sees_the_same_steps(ranks,
 
 
 def written(kind, samples):
-    """A batch of these samples, from what was written."""
+    """Make a batch of these samples from the written values."""
     if kind == "records":
         return torch.from_numpy(script.record_rows()[samples])
     values = [torch.from_numpy(script.field_values()[sample]) for sample in samples]

@@ -1,11 +1,10 @@
-"""Torch's own tests of torch.distributed.checkpoint, with gdsdata's classes in the place of the
-file system's.
+"""Run torch's own tests of torch.distributed.checkpoint with gdsdata's classes.
 
-    python tests/torch_dcp.py FOLDER/test_file_system_checkpoint_cpu.py ...      # or a folder of them
+    python tests/torch_dcp.py FOLDER/test_file_system_checkpoint_cpu.py ...  # or a folder
 
-They are in torch's repository, under test/distributed/checkpoint: take those of the torch that is
-installed (and the package expecttest, which they need). Prints what passed, what failed and what
-was skipped, and why.
+The tests are in torch's repository, under test/distributed/checkpoint. Take those of the installed
+torch; they need the package expecttest. Prints which tests passed, failed and were skipped, and
+why.
 """
 
 import sys
@@ -19,7 +18,7 @@ from gdsdata import GDSStorageReader, GDSStorageWriter
 
 
 class Writer(GDSStorageWriter):
-    """With the arguments of torch's: those that say how it works are passed over."""
+    """A writer with torch's arguments. It ignores those that say how torch works."""
 
     def __init__(
         self,
@@ -46,7 +45,7 @@ class Reader(GDSStorageReader):
 
 
 def put_in_place() -> None:
-    """In every module that has imported torch's; before the tests do."""
+    """Replace the classes in every module that has imported them, before the tests run."""
     for name, module in list(sys.modules.items()):
         if name.startswith("torch.distributed.checkpoint"):
             for stock, ours in ((FileSystemWriter, Writer), (FileSystemReader, Reader)):

@@ -1,10 +1,9 @@
-"""What each rank does in test_torchrun.py: uses GDSDataset as a training script does, and writes
-down what came.
+"""The script of test_torchrun.py. Each rank uses GDSDataset as a training script does.
 
     torchrun --standalone --nproc-per-node=2 tests/torchrun_script.py FOLDER cpu
 
-FOLDER holds what `write_data` makes and states.json; each rank writes FOLDER/rank-R.json: what each
-of `CHECKS` found.
+FOLDER holds the data of `write_data` and states.json. Each rank writes the results of `CHECKS` to
+FOLDER/rank-R.json.
 """
 
 import io
@@ -28,20 +27,18 @@ from gdsdata.data.order import choice
 from gdsdata.formats import Records, Tar
 
 SAMPLES, STEP = 103, 16  # six whole steps of all ranks together, and seven samples
-RESUMED_STEPS = 2  # of each run that goes on where another one ended
+RESUMED_STEPS = 2  # of each resumed run
 KINDS = ("records", "fields")
 SHUFFLES = {"uniform": True, "lanes": "lanes", "few lanes": Lanes(8, 4, 2), "none": False}
 UNEVEN = ("drop", "pad", "repeat")
-HANG_S = 20  # a rank that waits so long for the others waits for ever
+HANG_S = 20  # a rank that waits this long for others hangs
 
 
 # ------------------------------------------------------------------------------------------------------------- data
 
 
 def write_data(folder):
-    """Samples that know their number: as records of floats, and as members of a tar, unequally
-    long.
-    """
+    """Write samples that contain their number: records of floats, and tar members of any length."""
     for kind in KINDS:
         (folder / kind).mkdir()
     record_rows().tofile(folder / "records" / "0.bin")
@@ -52,31 +49,31 @@ def write_data(folder):
                 member.size = len(content)
                 archive.addfile(member, io.BytesIO(content))
     with open(folder / "large.bin", "wb") as file:
-        file.truncate(300 << 20)  # without bytes; enough that shuffle="auto" measures
+        file.truncate(300 << 20)  # a hole; large enough for shuffle="auto" to measure
 
 
 def record_rows():
-    """float32 (SAMPLES, 5): the sample's number, and four random values."""
+    """Return float32 (SAMPLES, 5): the sample's number, and four random values."""
     rows = np.random.default_rng(0).standard_normal((SAMPLES, 5), np.float32)
     rows[:, 0] = np.arange(SAMPLES)
     return rows
 
 
 def field_values():
-    """Of each sample, 1 to 40 bytes."""
+    """Return 1 to 40 bytes for each sample."""
     rng = np.random.default_rng(1)
     return [rng.integers(0, 256, rng.integers(1, 41), np.uint8) for _ in range(SAMPLES)]
 
 
 def dataset_of(folder, kind, ranks, **arguments):
-    """With batches of which ``ranks`` together are a step."""
+    """Make a data set whose batches on ``ranks`` ranks form a step."""
     if kind == "records":
         return GDSDataset(folder / kind, STEP // ranks, Records("f4", (5,)), **grouped(arguments))
     return GDSDataset(folder / kind, STEP // ranks, Tar(), **grouped({"decode": {"cls": "cls"}, **arguments}))
 
 
 def numbers(batch):
-    """Of the samples in a batch."""
+    """Return the numbers of a batch's samples."""
     return (batch["cls"] if isinstance(batch, dict) else batch[:, 0].int()).tolist()
 
 
@@ -95,7 +92,7 @@ def model_of(kind):
 
 
 def loss_of(model, batch):
-    """How far what the model makes of the values is from the parity of the sample's number."""
+    """Return the mean squared error between the model's output and the parity of sample numbers."""
     if isinstance(batch, dict):
         found = model(batch["bin"].values.long(), batch["bin"].offsets.to(batch["bin"].values.device))
     else:
@@ -105,7 +102,7 @@ def loss_of(model, batch):
 
 
 def train(model, batches):
-    """The weights after a step for each batch, and the batches' samples."""
+    """Take a step for each batch. Returns the weights, and the batches' samples."""
     optimizer, seen = torch.optim.SGD(model.parameters(), lr=0.1), []
     for batch in batches:
         optimizer.zero_grad()
@@ -119,9 +116,9 @@ def train(model, batches):
 
 
 def shares(folder, device):
-    """With no argument that says which rank this is."""
+    """Read the shares without an argument that names the rank."""
     ranks = dist.get_world_size()
-    misleading = mock.patch.dict(os.environ, RANK="7", WORLD_SIZE="9")  # what is initialised counts, not these
+    misleading = mock.patch.dict(os.environ, RANK="7", WORLD_SIZE="9")  # torch.distributed overrides these
     with misleading:
         return {
             f"{kind}, {name}": epoch_of(dataset_of(folder, kind, ranks, shuffle=shuffle, device=device, uneven="pad"))
@@ -131,7 +128,9 @@ def shares(folder, device):
 
 
 def trained(folder, device):
-    """One epoch of DistributedDataParallel for each uneven end: every step waits for all ranks."""
+    """Train an epoch with DistributedDataParallel for each uneven end. All ranks join every
+    step.
+    """
     found = {}
     for kind in KINDS:
         for uneven in UNEVEN:
@@ -142,7 +141,7 @@ def trained(folder, device):
 
 
 def resumed(folder, device):
-    """Some steps behind the states that are there, and the states then."""
+    """Resume from the states in FOLDER for some steps. Returns the batches and the new states."""
     found = {}
     for name, state in json.loads((folder / "states.json").read_text()).items():
         kind, shuffle = name.split(", ")
@@ -155,7 +154,7 @@ def resumed(folder, device):
 
 
 def in_a_mesh(folder, device):
-    """The first batch, where pairs of ranks share a model's tensors."""
+    """Return the first batch if pairs of ranks share a model's tensors."""
     ranks = dist.get_world_size()
     mesh = init_device_mesh(torch.device(device).type, (ranks // 2, 2), mesh_dim_names=("dp", "tp"))
 
@@ -181,7 +180,7 @@ def in_a_mesh(folder, device):
 
 
 def unlike_storage():
-    """As if for rank 0 alone, large reads were clearly faster."""
+    """Pretend that large reads are clearly faster on rank 0, and slower on all others."""
 
     def gb_per_s(index, batch):
         return 2.0 if (index.sample.bytes == 1 << 20) == (dist.get_rank() == 0) else 0.2
@@ -194,7 +193,7 @@ def auto_dataset_of(folder, device):
 
 
 def agreed(folder, device):
-    """What "auto" takes if the ranks' storage differs."""
+    """Return the choice of "auto" if the ranks' storage differs."""
     with unlike_storage():
         return auto_dataset_of(folder, device).stats()["shuffle"]
 
