@@ -111,9 +111,7 @@ def write_files(folder, samples):
 
 
 def documents(tokens):
-    """Return uint16 tokens, none of them 0, and the lengths of their documents (500 to 5000
-    tokens).
-    """
+    """Return uint16 tokens, none of them 0, and the lengths of documents (500 to 5000 tokens)."""
     rng = np.random.default_rng(0)
     lengths = []
     while (left := tokens - sum(lengths)) > 0:

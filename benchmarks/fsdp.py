@@ -1,8 +1,7 @@
-"""An FSDP2 model saved and loaded by DCP on gdsdata's engine, on any number of GPUs, beside torch's
-own storage.
+"""Save and load an FSDP2 model by DCP on gdsdata's engine, beside torch's own storage.
 
     torchrun --nproc-per-node=2 benchmarks/fsdp.py save FOLDER
-    python benchmarks/fsdp.py load FOLDER           # on one
+    python benchmarks/fsdp.py load FOLDER           # on one GPU
     python benchmarks/fsdp.py save OTHER
     torchrun --nproc-per-node=2 benchmarks/fsdp.py load OTHER
 
@@ -25,7 +24,7 @@ LAYERS, WIDTH = 12, 4096  # 0.8 GB of float32 parameters, and twice as much of A
 
 
 def trained(seed, device):
-    """The state of a sharded model with one step of its optimizer behind it."""
+    """Return the state of a sharded model after one step of its optimizer."""
     torch.manual_seed(seed)
     model = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH, device=device) for _ in range(LAYERS)))
     for layer in (*model, model):
@@ -64,7 +63,7 @@ def main():
     torch.cuda.set_device(device)
     dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device)
     state = trained(0, device)
-    state_bytes = sum(leaf.nbytes for leaf in leaves(state))  # of a DTensor, all of it
+    state_bytes = sum(leaf.nbytes for leaf in leaves(state))  # all of a DTensor
     lines = []
     for name, writer, reader in (
         ("gdsdata", gdsdata.GDSStorageWriter, gdsdata.GDSStorageReader),

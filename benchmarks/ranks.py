@@ -1,7 +1,8 @@
-"""Several GPUs, one process each, on shares of the same data: torchrun --nproc-per-node=2
-benchmarks/ranks.py
+"""Measure several GPUs, one process each, on shares of the same data.
 
-Every rank first reads its share alone, then all of them at once. Prints GB/s of each, and checks
+    torchrun --nproc-per-node=2 benchmarks/ranks.py
+
+Each rank first reads its share alone. Then all ranks read at once. Prints GB/s of each, and checks
 that the shares are disjoint, cover the data, and hold what was written. The data, records of 2 MiB,
 is made in the folder and stays in the page cache.
 """
@@ -17,7 +18,7 @@ import torch.distributed as dist
 
 import gdsdata
 
-ELEMENTS = 2**18  # of int64, 2 MiB
+ELEMENTS = 2**18  # int64 numbers: 2 MiB
 CHECKED_BATCHES = 4
 
 
@@ -29,9 +30,7 @@ def make(path, records):
 
 
 def epoch(dataset, base):
-    """(seconds, the indices of the records that came); the first batches are compared with what was
-    written.
-    """
+    """Return (seconds, indices of the records). The first batches are compared with the data."""
     indices = []
     torch.cuda.synchronize()
     started = time.perf_counter()

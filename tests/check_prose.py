@@ -26,7 +26,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 ALLOWED = Path(__file__).resolve().with_name("prose_allowed.txt")
 SUFFIXES = {".md", ".py", ".cpp", ".h", ".cu", ".c"}
-# Reports as the bench wrote them, and recorded machines.
+# The bench's own reports, and recorded machines.
 SKIPPED = re.compile(r"benchmarks/results/[^/]+/(?!README\.md)|tests/evidence/|docs/reference/(?!README\.md)")
 
 WIDTH = 100
@@ -57,12 +57,12 @@ SENTENCE_END = re.compile(r"(?<=[.!?])[\"')\]*_]*\s+(?=[\"'(\[*_`]*[A-Z0-9`])")
 
 
 class Passage(NamedTuple):
-    """Text that is read in one go: a paragraph, an item, a comment.
+    """Text that is read as a unit: a paragraph, an item or a comment.
 
     Attributes:
         line: where it begins, from 1.
-        text: with single spaces, and CODE in the place of code.
-        is_prose: a cell of a table is not: it may be a fragment.
+        text: with single spaces, and CODE in place of code.
+        is_prose: false for a cell of a table, which may be a fragment.
     """
 
     line: int
@@ -80,7 +80,7 @@ class Finding(NamedTuple):
 
 
 def plain(text: str) -> str:
-    """Without markup: code becomes the word CODE, a link its text."""
+    """Remove markup: code becomes the word CODE, a link its text."""
     text = re.sub(r"``[^`]+``|`[^`]+`", "CODE", text)
     text = re.sub(r"!?\[([^\]]*)\]\([^)\s]*\)", r"\1", text)
     text = re.sub(r"https?://\S+", "URL", text)
@@ -107,7 +107,7 @@ def paragraphs(lines: list[str], first_line: int = 1) -> Iterator[Passage]:
 
 
 def markdown(source: str) -> tuple[list[Passage], list[tuple[int, str]]]:
-    """The passages, and the lines of prose by which the width is checked."""
+    """Return the passages, and the lines of prose whose width is checked."""
     passages, wide, run, run_at, is_code = [], [], [], 1, False
 
     def end_run() -> None:
@@ -178,7 +178,7 @@ def python(source: str) -> tuple[list[Passage], list[tuple[int, str]]]:
 
 
 def docstrings(source: str) -> Iterator[tuple[int, int, str]]:
-    """(first line, last line, text) of each."""
+    """Yield (first line, last line, text) of each docstring."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and node.body:
             found = node.body[0]

@@ -1,4 +1,4 @@
-/* Preloaded into a process (LD_PRELOAD), counts the entries of folders that it reads. */
+/* A library for LD_PRELOAD that counts the entries of folders that a process reads. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <dlfcn.h>

@@ -403,9 +403,7 @@ _processes = multiprocessing.get_context("forkserver")  # `helpers` has had it i
 
 
 def watched(target: Target, seconds: float, seed: int, findings: Path, corpus: Path | None) -> Report:
-    """Run `fuzz` in another process. If it crashes or hangs, note a finding and start the next
-    one.
-    """
+    """Run `fuzz` in another process. After a crash or a hang, note a finding and start the next."""
     total = Report(target.name)
     work = Path(tempfile.mkdtemp(prefix="gdsdata-fuzz-", dir=_memory()))
     try:

@@ -155,9 +155,7 @@ def indexing(pattern: str, *formats: Format) -> Callable[[Path], None]:
 
 
 def check_stored(found: Any) -> None:
-    """Check that every tensor in a nest of containers lies in its record, and the record in its
-    file.
-    """
+    """Check that every tensor in a nest lies in its record, and the record in its file."""
     seen: set[int] = set()
     left = [found]
     while left:

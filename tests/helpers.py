@@ -272,9 +272,7 @@ def _status_bytes(field: str) -> int:
 
 
 def reading_threads() -> set[threading.Thread]:
-    """Return the threads that now read batches with fields, other tests' stalled ones among
-    them.
-    """
+    """Return the threads that now read batches with fields, also those of other tests."""
     return {thread for thread in threading.enumerate() if thread.name.startswith("gdsdata-fields")}
 
 

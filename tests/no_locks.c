@@ -1,5 +1,5 @@
-/* Preloaded into a process (LD_PRELOAD), stands for a file system without locks: each way to take one fails with the errno
-   that NO_LOCKS_ERRNO names. */
+/* A library for LD_PRELOAD that stands for a file system without locks. Each way to take a lock fails
+   with the errno that NO_LOCKS_ERRNO names. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>

@@ -95,7 +95,7 @@ class Server:
         theirs.close()
 
     def start(self, program: dict, descriptors: list[int]) -> int:
-        """The process id of the fork that runs the program, a child of this process."""
+        """Fork a child of this process that runs the program, and return its id."""
         with self._lock, tempfile.TemporaryFile() as request, _adopts_orphans():
             request.write(json.dumps(program).encode())
             request.flush()
@@ -135,7 +135,7 @@ def _be_subreaper(value: bool) -> None:
 
 
 def serve() -> CodeType:
-    """Fork for each request. Returns what to run: in a fork its program, in the server nothing.
+    """Fork for each request. Returns the program to run in a fork, and nothing in the server.
 
     The server returns when its socket is closed.
     """

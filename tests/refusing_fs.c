@@ -1,5 +1,6 @@
-/* A folder, mounted at another place by FUSE, that accepts open(O_DIRECT) and answers EINVAL to each read and write made with it: what some
- * network and FUSE file systems do. The first refusals wait for one another, so that several requests are in flight at the first one:
+/* A FUSE mount of a folder that accepts open(O_DIRECT) and answers EINVAL to each read and write made
+ * with it, like some network and FUSE file systems. The first refusals wait for one another, so that
+ * several requests are in flight at the first refusal:
  *   refusing_fs FOLDER TOGETHER MOUNTPOINT -f -o default_permissions
  */
 #define FUSE_USE_VERSION 31
@@ -23,7 +24,7 @@ static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static const char *below(const char *path) { return path[1] == '\0' ? "." : path + 1; }
 static int result_of(int result) { return result < 0 ? -errno : result; }
 
-/* Until enough refusals wait here; after a second without them, alone. */
+/* Waits until enough refusals wait here, for at most a second. */
 static int refuse(void) {
   struct timespec until;
   clock_gettime(CLOCK_REALTIME, &until);

@@ -1,4 +1,4 @@
-"""A small data set of every format, for what must hold for all of them."""
+"""A small data set of every format, for tests that hold for all formats."""
 
 import io
 import tarfile
@@ -26,10 +26,9 @@ class Source(NamedTuple):
     """A kind of data.
 
     Attributes:
-        write: files of some samples into a folder, which exists; 0.* first.
+        write: writes files of some samples into an existing folder; 0.* first.
         format: of them.
-        other: another format of the same files, by which they have other samples; None: there is
-            none.
+        other: another format that finds other samples in the same files, or None.
     """
 
     write: Callable[[Path], object]

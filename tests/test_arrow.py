@@ -1,6 +1,4 @@
-"""Arrow files and streams: the rows are those that pyarrow reads, and nothing is believed that a
-file says wrongly.
-"""
+"""Arrow files and streams: rows are pyarrow's, and false values in a file are refused."""
 
 import random
 import subprocess
@@ -191,9 +189,7 @@ class TestDamage:
 
     @pytest.mark.parametrize("kind", WRITERS)
     def test_whatever_metadata_say_extents_lie_in_the_file(self, tmp_path, kind):
-        """There are no checksums: damage that still makes sense gives other rows, and never an
-        extent outside.
-        """
+        """There are no checksums, so damage may give other rows, but no extent outside the file."""
         path = tmp_path / "a.arrow"
         write(path, awkward(20), kind)
         sound, rng = path.read_bytes(), random.Random(kind)
@@ -202,7 +198,7 @@ class TestDamage:
             path.write_bytes(damaged(sound, rng))
             try:
                 index = Arrow().index([str(path)])
-            except ValueError as error:  # a CorruptData is one
+            except ValueError as error:  # includes CorruptData
                 assert str(path) in str(error)
             else:
                 there = index.length_bytes >= 0

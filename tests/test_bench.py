@@ -687,9 +687,7 @@ def test_peers_gather_windows_of_several_files(tmp_path, peer, dtype):
 
 
 class Event:
-    """A CUDA event's stand-in. It reports a slot that is handed out before its copy was waited
-    for.
-    """
+    """A CUDA event's stand-in. It reports a slot that is handed out before its copy is over."""
 
     def __init__(self):
         self.outstanding = False

@@ -1,6 +1,4 @@
-"""case=loader of the bench: volumes copied into other loaders' formats, and the loaders that read
-those.
-"""
+"""case=loader of the bench: volumes in other loaders' formats, and the loaders that read them."""
 
 import dataclasses
 import gc
@@ -46,7 +44,7 @@ def needs(package):
 
 
 def row_of(source, folder, peer):
-    """A row in this process; `peer` is a key, or a class."""
+    """Open a row in this process. `peer` is a key, or a class."""
     key = peer if isinstance(peer, str) else f"{__name__}:{peer.__qualname__}"
     kind = registry.find("loader", key).stored_as
     made = {kind: copies.copied(source, kind, folder).as_dict()} if kind else {}
@@ -142,7 +140,7 @@ class OfWorkers(Shards):
 
 @pytest.mark.parametrize("peer", [OfWorkers, "webdataset_2", "mosaic_2", "litdata_2"])
 def test_workers_have_ended_when_their_row_is_closed(tmp_path, peer):
-    """And not when Python's collector comes to them: in the middle of an epoch as behind one."""
+    """They end at once, during and after an epoch, and not when Python's collector runs."""
     needs(PACKAGES.get(peer))
     row = row_of(volumes(tmp_path), tmp_path, peer)
     row.construct("float32")

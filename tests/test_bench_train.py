@@ -1,6 +1,4 @@
-"""case=train of the bench: what is trained, who feeds it, what is found wrong, and what checkpoints
-cost.
-"""
+"""case=train of the bench: models, feeding, errors that are found, and checkpoints' cost."""
 
 import dataclasses
 import os
@@ -31,9 +29,7 @@ WORKS = ["text", "volumes", pytest.param("images", marks=with_images)]
 
 @pytest.fixture(autouse=True)
 def one_thread(monkeypatch):
-    """Where other tests run beside these, threads of a step would wait for each other, and not for
-    what is tested.
-    """
+    """Use one thread: beside other tests, several threads of a step would wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -43,7 +39,7 @@ def one_thread(monkeypatch):
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory):
-    """Small ones, made when they are first asked for."""
+    """Make small data sets when they are first needed."""
     folder, found = tmp_path_factory.mktemp("data"), {}
 
     def source(work):
@@ -57,7 +53,7 @@ def sources(tmp_path_factory):
 
 
 def row_of(sources, folder, peer, work="text", device="cpu"):
-    """A row in this process; `peer` is a key, or a class."""
+    """Open a row in this process. `peer` is a key, or a class."""
     key = peer if isinstance(peer, str) else f"{__name__}:{peer.__qualname__}"
     source = dataclasses.asdict(sources(work))
     return TrainRow(key, work, 1, str(folder), source=source, batch_size=3, seed=1, engine={}, device=device)
@@ -77,7 +73,7 @@ def run(row, steps=6, every=None, warm_up=2):
 
 
 class Slow(Batches):
-    """Each batch comes late."""
+    """A peer whose batches come late."""
 
     key = name = "slow"
 
@@ -98,7 +94,7 @@ class OneWrongValue(Batches):
 
 
 class OtherImage(Batches):
-    """An image that says another's number."""
+    """A peer that gives an image under another image's number."""
 
     def epoch(self, epoch):
         for batch in super().epoch(epoch):
@@ -124,7 +120,7 @@ class SlowSaver(TorchSaveUnsynced):
 
 
 class LateSaver(TorchSaveUnsynced):
-    """Writes what the state is when somebody waits, not what it was."""
+    """A peer that writes the state at the time of the wait, not at the time of the save."""
 
     def save(self, state, step):
         self.state = state

@@ -1,6 +1,4 @@
-"""case=tune of the bench: what the search finds, what it calls a gain, and that its answer can be
-used.
-"""
+"""case=tune of the bench: the search's results, its gains, and the use of its answer."""
 
 import random
 import re
@@ -26,8 +24,9 @@ SPACE = {"workers": [1, 2, 4, 8], "queue_depth": [16, 256], "direct": ["always",
 
 
 class Staged:
-    """A measurement whose rate depends on the options in a known way, with noise; each takes a
-    second of its clock.
+    """A measurement with noise, whose rate is a known function of the options.
+
+    Each measurement takes a second of its clock.
     """
 
     def __init__(self, rate_of, scatter, seed):
@@ -49,7 +48,7 @@ def searched(measure, space=SPACE, seconds=1000, seed=0):
 
 
 def depth_pays_with_workers(options):
-    """Two steps lead to the best one; the second of them alone is a loss."""
+    """Two steps lead to the best options, and the second step alone is a loss."""
     rate = {1: 0.5, 4: 1.5, 8: 1.2}.get(options.get("workers"), 1.0)
     return rate * {256: 1.3 if options.get("workers") == 4 else 0.9}.get(options.get("queue_depth"), 1.0)
 
@@ -140,7 +139,7 @@ def test_a_gain_counts_where_enough_pairs_show_it_beyond_their_noise(ratios, is_
 
 
 class Process:
-    """In the place of the row's process: a staged rate, and each verify asked for."""
+    """Stands for a row's process: its rate is staged, and each call of verify is recorded."""
 
     def __init__(self, rate_of, wrong=lambda options: False):
         self.rate_of, self.wrong, self.verified, self.opened = rate_of, wrong, [], None
@@ -177,7 +176,7 @@ class Process:
 def staged(tmp_path, monkeypatch, process, engine=None, **fields):
     chosen = small(tmp_path, cases.TuneSettings, **fields)
     chosen.case.workers, chosen.case.queue_depth, chosen.case.repeats = [1, 2, 4, 8], [16, 256], 10
-    chosen.case.budget_s = 60.0  # which a busy machine needs
+    chosen.case.budget_s = 60.0  # a busy machine needs it
     chosen.engine = engine or {}
     monkeypatch.setattr(tune.Tune, "process", lambda self, name: self.processes.setdefault(name, process))
     monkeypatch.setattr(tune.Tune, "start", lambda self, source, names: {name: self.process(name) for name in names})

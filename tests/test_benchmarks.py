@@ -1,6 +1,6 @@
 """Scripts in benchmarks/, on little data.
 
-A row has figures only when all that it read was what had been written.
+A row has figures only if all that it read was what had been written.
 """
 
 import os
@@ -20,9 +20,7 @@ pytestmark = [
 
 
 def rows_of(script, *arguments):
-    """The rows of all the tables that it printed: {first cell: the other cells}, of equal ones the
-    last.
-    """
+    """Return the rows of all printed tables: {first cell: other cells}. Later rows win."""
     paths = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
     ran = subprocess.run(
         [sys.executable, BENCHMARKS / script, "--rounds", "1", *map(str, arguments)],

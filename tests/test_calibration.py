@@ -1,6 +1,4 @@
-"""Calibration: one process of a node measures, none waits long, and only an undisturbed result is
-kept. No GPU.
-"""
+"""Calibration, without a GPU: one process measures, and disturbed results are dropped."""
 
 import errno
 import fcntl
@@ -20,13 +18,13 @@ from gdsdata.io.options import EngineOptions
 
 DEVICE = torch.device("cuda", 0)
 FOUND = Calibration(workers=4, gb_per_s={"page cache, 4 workers": 50.0}, seconds=0.2)
-# Beside the time of the wait itself, on a machine that is busy with other tests.
+# On a machine that is busy with other tests, in addition to the wait itself.
 PATIENCE_S = 2.0
 
 
 @pytest.fixture
 def data(tmp_path, monkeypatch) -> Path:
-    """A file that is large enough, and a cache of its own."""
+    """Write a file that is large enough, and set a cache of its own."""
     _use(tmp_path, monkeypatch.setenv, monkeypatch.setattr)
     path = tmp_path / "data.bin"
     path.touch()
@@ -146,7 +144,7 @@ def test_entries_of_many_threads_are_all_kept(data):
 
 def test_what_was_looked_up_may_be_forgotten_meanwhile(data, monkeypatch):
     class Forgetful(dict):
-        def __setitem__(self, key, value):  # another thread keeps something between this and what follows
+        def __setitem__(self, key, value):  # another thread stores something between this and the next step
             super().__setitem__(key, value)
             self.clear()
 

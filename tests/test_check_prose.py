@@ -1,4 +1,4 @@
-"""The prose check finds what docs/internals/style.md forbids, and nothing in what is no prose."""
+"""The prose check finds what docs/internals/style.md forbids, and nothing in code."""
 
 import subprocess
 import sys

@@ -370,9 +370,7 @@ def test_a_tensor_beyond_its_storage_is_refused_in_every_way_of_loading(tmp_path
 
 
 def test_a_pickle_cannot_change_what_stands_for_a_tensor(tmp_path):
-    """BUILD gives an object its state: here the fields of a `Stored`, with another file's
-    record.
-    """
+    """BUILD sets an object's state: here the fields of a `Stored`, with another file's record."""
 
     def text(value: str) -> bytes:
         return b"X" + len(value).to_bytes(4, "little") + value.encode()

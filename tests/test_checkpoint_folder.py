@@ -1,6 +1,4 @@
-"""The folder of an `AsyncCheckpointer`: its lock without `flock`, and what a save costs beside many
-checkpoints.
-"""
+"""An `AsyncCheckpointer`'s folder: its lock without `flock`, and a save beside many checkpoints."""
 
 import errno
 import fcntl
@@ -43,7 +41,7 @@ def locked(path: Path) -> LockedFolder:
 
 
 class OtherProcess:
-    """Holds the lock of a folder, and beats, until it is ended."""
+    """Holds the lock of a folder, with its heartbeat, until it is ended."""
 
     def __init__(self, path: Path) -> None:
         self._answers, told = os.pipe()
@@ -107,7 +105,7 @@ def test_a_process_that_lost_the_folder_while_it_was_suspended_saves_and_removes
     (tmp_path / "step-1" / "rank-0-00c0ffee.pt").write_bytes(b"of the other process")
     held = tmp_path / "lock-held"
     content = held.read_text()
-    held.unlink()  # as another process does that has seen no beat
+    held.unlink()  # another process does so if it has seen no heartbeat
     held.write_text(f"{'0' * 32} 000000000001 process 5 on elsewhere\n")
     for call in (lambda: folder.commit(1, []), lambda: folder.begin(2), folder.tidy):
         with pytest.raises(IoError, match="process 5 on elsewhere saves checkpoints"):
@@ -167,7 +165,10 @@ def test_a_forked_child_leaves_its_parents_lock_alone(tmp_path, no_flock):
 
 
 def files_opened_by_a_save(folder: Path, kept: int) -> tuple[int, int]:
-    """And folders listed, with so many checkpoints beside it that `keep_every` keeps."""
+    """Count the files opened and folders listed by a save beside so many checkpoints.
+
+    `keep_every` keeps the checkpoints.
+    """
     for step in range(kept):
         (folder / f"step-{step}").mkdir(parents=True)
         files = [{"name": "rank-0-00c0ffee.pt", "size_bytes": 1}]

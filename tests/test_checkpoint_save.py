@@ -1,6 +1,4 @@
-"""torch and safetensors read gdsdata's checkpoints, and an old one stays until the new is
-complete.
-"""
+"""torch and safetensors read gdsdata's checkpoints. An old one stays until the new is complete."""
 
 import collections
 import contextlib
@@ -166,9 +164,7 @@ gap_sizes = st.sampled_from([0, 0, 1, 64, 3000, PAGE_BYTES, 2 * PAGE_BYTES + 5, 
 def test_extents_and_what_lies_between_them_are_in_their_places(
     tmp_path_factory, device, layout, first, batch_bytes, said_before
 ):
-    """Bytes in the gaps may be written before, between or after the extents that share their
-    pages.
-    """
+    """Gaps may be written before, between or after the extents that share their pages."""
     path = tmp_path_factory.getbasetemp() / "extents"
     extents, between, expected = [], [(0, b"\1" * first)], bytearray(b"\1" * first)
     for number, (gap, size) in enumerate(layout):

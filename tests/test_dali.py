@@ -1,6 +1,4 @@
-"""GDSDataset feeding DALI's pipelines: the same bytes, out of our own memory, for as long as DALI
-looks at them.
-"""
+"""GDSDataset feeds DALI's pipelines the same bytes from memory that lives as long as needed."""
 
 import gc
 import weakref
@@ -17,9 +15,7 @@ from gdsdata.integrations import dali
 
 
 def pipeline(outputs, device_id=None, **arguments):
-    """A pipeline of DALI's whose outputs ``outputs(fn)`` makes; skips the test where DALI is not
-    installed.
-    """
+    """Make a DALI pipeline with the outputs ``outputs(fn)``, or skip the test without DALI."""
     nvidia = pytest.importorskip("nvidia.dali", reason="DALI is not installed (nvidia-dali-cuda130)")
     pipe = nvidia.Pipeline(batch_size=8, num_threads=2, device_id=device_id, **arguments)
     with pipe:
@@ -28,15 +24,13 @@ def pipeline(outputs, device_id=None, **arguments):
 
 
 def decoder_of_dali(fn, contents, device):
-    """DALI's images of encoded ones; skips the test where its codecs are not installed."""
+    """Decode images with DALI, or skip the test if its codecs are not installed."""
     pytest.importorskip("nvidia.nvimgcodec", reason="DALI's codecs are not installed (nvidia-nvimgcodec-cu13)")
     return fn.decoders.image(contents, device=device)
 
 
 def epoch(pipe):
-    """The samples of each output, as arrays, until DALI says that the epoch is over; then ready for
-    the next one.
-    """
+    """Return each output's samples of an epoch as arrays, and reset the pipeline for the next."""
     samples = None
     with pytest.raises(StopIteration):
         while True:
@@ -108,7 +102,7 @@ def test_memory_lives_as_long_as_dali_looks_at_it_and_no_longer(tmp_path, depth)
     freed, wrong = set(), []
 
     def traced(batch):
-        """The same bytes, in memory that says when it goes."""
+        """Copy the bytes to memory whose end is recorded."""
         number = int(batch["number"][0])
         memory = np.concatenate([one.numpy() for one in batch["jpg"]])
         weakref.finalize(memory, freed.add, number)

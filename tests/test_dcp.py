@@ -1,6 +1,4 @@
-"""torch.distributed.checkpoint: torch reads gdsdata's files and gdsdata torch's, in whole or
-part.
-"""
+"""torch.distributed.checkpoint: torch reads gdsdata's files, and gdsdata torch's."""
 
 import errno
 import io
@@ -444,9 +442,7 @@ def test_of_names_that_are_not_there_torchs_planner_decides(tmp_path):
 
 
 def on_ranks(count, function, folder, *arguments):
-    """Return ``function(rank, folder, *arguments)`` of each rank of a gloo group of new
-    processes.
-    """
+    """Return each rank's ``function(rank, folder, *arguments)`` in a new gloo group."""
     shutil.rmtree(folder / "ranks", ignore_errors=True)
     (folder / "ranks").mkdir()
     with ThreadPoolExecutor(count) as pool:

@@ -49,7 +49,7 @@ PAGES_WITH_EXAMPLES = list(filter(has_examples, PAGES))
 
 
 def write_shard(path):
-    """Samples of a JPEG and its class."""
+    """Write samples of a JPEG and its class."""
     from PIL import Image
 
     with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as shard:
@@ -64,7 +64,7 @@ def write_shard(path):
 
 @pytest.fixture
 def readers_folder(tmp_path, monkeypatch):
-    """The files that the pages speak of, in the current folder."""
+    """Create the files that the pages mention, in the current folder."""
     pytest.importorskip("torchvision")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -131,7 +131,7 @@ def commands():
 
 
 def commands_of(*program):
-    """Those whose last of these words only begins so."""
+    """Return the commands that begin with these words; the last may be the beginning of a word."""
     *words, begin = program
     count = len(words)
     return [one for _, one in commands() if one[:count] == words and one[count].startswith(begin)]
@@ -144,8 +144,8 @@ def test_every_command_is_of_a_program_that_is_checked_here():
     assert len(checked) > 20 and others == []
 
 
-# Hydra prints the configuration that each command makes, and runs nothing. A wrong name or type is
-# an error.
+# Hydra prints the configuration of each command, and runs nothing. A wrong name or type is an
+# error.
 BENCH_COMMANDS = """
 import json, runpy, sys
 for arguments in json.load(sys.stdin):
@@ -162,7 +162,7 @@ for arguments in json.load(sys.stdin):
 
 
 def without_placeholders(arguments):
-    """Another program's class and the folder of an earlier run are only there for the reader."""
+    """Remove placeholders: the class of another program, and the folder of an earlier run."""
     kept = [one for one in arguments if "my_package" not in one]
     if "--config-dir" in kept:
         at = kept.index("--config-dir")
@@ -207,7 +207,7 @@ def test_commands_of_scripts_name_files_that_are_there():
 
 
 def anchors(page):
-    """Those that GitHub makes of the headings."""
+    """Return the anchors that GitHub makes of the headings."""
     headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -252,7 +252,7 @@ def test_the_reference_has_docstrings_and_every_error(reference):
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory):
-    """The folder of the pages that `make reference` writes."""
+    """Write the pages of `make reference`, and return their folder."""
     folder = tmp_path_factory.mktemp("reference")
     subprocess.run([sys.executable, ROOT / "docs" / "make_reference.py", folder], check=True, capture_output=True)
     return folder

@@ -1,6 +1,4 @@
-"""The doctor on this machine: as a program, in time whatever hangs, and with transfers that are
-verified.
-"""
+"""The doctor on this machine: a program that ends in time and verifies its transfers."""
 
 import concurrent.futures
 import json
@@ -94,7 +92,7 @@ def test_what_refuses_direct_io_is_a_no_with_the_systems_reason(file, monkeypatc
 
 @pytest.mark.skipif(not REFUSES_DIRECT.exists(), reason=f"there is no {REFUSES_DIRECT}")
 def test_a_file_that_refuses_direct_io_is_a_no_and_is_read_all_the_same():
-    found = in_new_process(answers, REFUSES_DIRECT)  # in this one, data sets would warn of it from now on
+    found = in_new_process(answers, REFUSES_DIRECT)  # not in this process, where data sets would warn of it from now on
     assert found["direct"].answer == "no" and "refuses" in found["direct"].evidence
     assert found["reading"].answer == "yes" and "buffered" in found["reading"].evidence
 
@@ -117,7 +115,7 @@ def test_alignment_is_the_kernels_own_figure(file):
 
 def test_the_calibration_that_is_kept_is_shown(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # as on a machine with a GPU, which this asks nothing
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # as on a machine with a GPU, which is not asked here
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A GPU")
     monkeypatch.setattr(probes.engine, "resolved", lambda device: torch.device("cuda", 0))
     host = doctor.ThisHost({"calibration": probes.PROBES["calibration"]}, {"calibration": 10})
@@ -177,7 +175,7 @@ def test_json_has_every_finding_with_its_fields(file, capsys):
 
 
 def test_a_recorded_host_says_what_the_host_said(tmp_path, file):
-    """So that all of what a check knows goes through its host."""
+    """So all that a check knows passes through its host."""
     host = doctor.this_host()
     place = doctor.locate(host, file)
     said = doctor.diagnose(host, place)
@@ -216,7 +214,7 @@ def test_a_tool_that_hangs_is_ended_with_what_it_started(tmp_path, monkeypatch):
     until = time.monotonic() + 5
     while time.monotonic() < until and os.path.exists(f"/proc/{child}"):
         with open(f"/proc/{child}/stat") as state:
-            if state.read().rpartition(")")[2].split()[0] == "Z":  # nobody has waited for it yet
+            if state.read().rpartition(")")[2].split()[0] == "Z":  # its parent has not waited for it yet
                 break
         time.sleep(0.01)
     else:
@@ -241,7 +239,7 @@ def test_tools_of_the_working_folder_are_not_run(tmp_path, monkeypatch):
 
 
 def test_a_path_that_does_not_answer_is_told_in_time(file, monkeypatch):
-    """As a stat on an NFS mount whose server is gone."""
+    """A stat on an NFS mount whose server is gone behaves so."""
     released, plain = threading.Event(), os.stat
 
     def hang(path, *arguments, **named):
@@ -355,7 +353,7 @@ def test_corrupt_reads_are_found_and_fail(file, capsys, monkeypatch):
 
 
 def test_corrupt_writes_are_found_though_they_are_read_back_alike(file, monkeypatch):
-    """Read back by the system, what the engine wrote is wrong; it may well read what it wrote."""
+    """The engine may read its own wrong bytes back as written; the system finds them."""
     plain = Engine.write
 
     def corrupt(engine, path, tensor, *arguments, **named):

@@ -1,6 +1,4 @@
-"""`gdsdata.Engine`: many concurrent reads and writes with futures. test_gpu.py has its GPU
-tests.
-"""
+"""`gdsdata.Engine`: many concurrent reads and writes with futures, without a GPU."""
 
 import concurrent.futures
 import contextlib

@@ -350,9 +350,7 @@ def test_workers_warn_once_of_an_epoch_broken_off(tmp_path, persistent):
 
 
 def test_workers_begin_the_same_epoch_if_only_one_of_them_had_ended_its_share(monkeypatch):
-    """The loop was broken off when worker 1 of 2 had handed out its whole share, and worker 0
-    not.
-    """
+    """Worker 1 of 2 had handed out its whole share when the loop was broken off, worker 0 not."""
     progress, shares = Progress(), (7, 6)
 
     def epochs_begun(*taken: int) -> list[int]:
@@ -394,9 +392,7 @@ def test_a_stateful_loader_cut_behind_the_last_batch_goes_on_with_the_next_epoch
 
 
 def test_a_stateful_loader_with_workers_cut_behind_the_last_batch_ends_its_epoch_first(tmp_path):
-    """A worker cannot know whether the others have batches left, so it resumes with an empty
-    rest.
-    """
+    """A worker cannot know whether the others have batches left: it resumes with an empty rest."""
     _, state = in_new_process(cut_stateful_loader, tmp_path, 2)
     first, second = in_new_process(two_epochs_from, tmp_path, 2, state)
     assert not first

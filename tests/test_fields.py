@@ -1,6 +1,4 @@
-"""GDSDataset over samples with fields: what comes is what the files hold, in every form, on every
-path.
-"""
+"""GDSDataset over samples with fields: the files' content, in every form, on every path."""
 
 import dataclasses
 import gc
@@ -34,9 +32,7 @@ FIELDS = (Field("image"), Field("label", np.dtype("<i8"), ()), Field("points", n
 
 
 class Lines:
-    """A format for tests: samples one behind the other, each with its fields; `lengths` says what
-    the files cannot.
-    """
+    """A format for tests: adjacent samples with fields, whose `lengths` no file contains."""
 
     def __init__(self, lengths):
         self.lengths = lengths  # of each file: (n, 3)
@@ -56,7 +52,7 @@ class Lines:
 
 
 def write(folder, counts, seed=0, most=5000):
-    """(paths, lengths of each file's fields, samples as {field: bytes})."""
+    """Write files, and return (paths, lengths of each file's fields, samples as {field: bytes})."""
     rng = np.random.default_rng(seed)
     paths, lengths, samples = [], [], []
     for number, count in enumerate(counts):
@@ -76,7 +72,7 @@ def write(folder, counts, seed=0, most=5000):
 
 
 def given_back(batch):
-    """The samples of a batch with `ragged="flat"`, as bytes."""
+    """Return the samples of a batch with `ragged="flat"`, as bytes."""
     images, points, labels = batch["image"].as_list(), batch["points"].as_list(), batch["label"]
     assert labels.dtype == torch.int64 and points[0].dtype == torch.float32 and images[0].dtype == torch.uint8
     parts = zip(images, labels, points, strict=True)
@@ -475,7 +471,7 @@ def test_a_stall_is_told_and_its_memory_kept(tmp_path, ends):
     settings = BatchSettings(CPU, dataclasses.replace(late, stall_timeout_s=0.05), prefetch=2)
     batches = FieldReader(index, settings, shared, engine.file_table(index), memory=Lent(4))
     batches.plan(np.arange(2), np.array([1, 1]))
-    while shared.statistics()["requests"] < 2:  # what is not begun need not be kept
+    while shared.statistics()["requests"] < 2:  # only memory of requests in flight must be kept
         time.sleep(0.01)
     with pytest.raises(StallError):
         batches.next()
@@ -509,7 +505,7 @@ def test_a_forked_child_does_not_wait_for_its_parents_reads(tmp_path):
 
 def test_reads_that_nobody_takes_give_their_memory_back(tmp_path):
     class Counted:
-        """Memory of the tensor below, whose end can be seen."""
+        """Memory of the tensor below, whose end is counted."""
 
         nbytes = 8192
 

@@ -1,4 +1,4 @@
-"""The formats: where each sample lies, and what is refused with which words."""
+"""The formats: the place of each sample, and the errors that refuse a file."""
 
 import errno
 import os
@@ -21,13 +21,13 @@ from gdsdata.formats.npy import parse_header
 from gdsdata.formats.registry import list_files
 
 VERSIONS = [(1, 0), (2, 0), (3, 0)]
-# Hypothesis runs one test function many times with one tmp_path; every example here overwrites what
-# it reads.
+# Hypothesis runs one test function many times with one tmp_path. Every example here overwrites its
+# files.
 many = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def write(path, *parts) -> str:
-    """Write arrays or bytes one after another; the path as a string."""
+    """Write arrays or bytes one after another, and return the path as a string."""
     path.write_bytes(b"".join(part if isinstance(part, bytes) else part.tobytes() for part in parts))
     return str(path)
 
@@ -39,7 +39,7 @@ def write_npy(path, array: np.ndarray, version=None) -> str:
 
 
 def npy_head(fields: str, version=(1, 0), length: int | None = None) -> bytes:
-    """A npy header with any text for its dict; ``length`` may lie."""
+    """Make an npy header with any text for its dict. ``length`` may be false."""
     text = fields.encode("utf8")
     length = len(text) if length is None else length
     return b"\x93NUMPY" + bytes(version) + struct.pack("<H" if version == (1, 0) else "<I", length) + text
@@ -50,7 +50,7 @@ def llm_c_head(magic: int, tokens: int, version: int = 1) -> bytes:
 
 
 def read(index: Index, samples) -> np.ndarray:
-    """The samples as an engine would read them: by their extents, and nothing else."""
+    """Read the samples by their extents alone, as an engine would."""
     sample = index.sample
     _, files, offsets, *_ = index.plan(np.asarray(samples, np.int64))
     assert files.dtype == np.int32 and offsets.dtype == np.int64

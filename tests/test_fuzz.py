@@ -1,6 +1,4 @@
-"""Damaged files into every parser for a moment, and the program that does it for hours: it finds
-what is wrong.
-"""
+"""Damaged files for every parser, and the fuzzer itself: it finds planted faults."""
 
 import signal
 import subprocess

@@ -1,4 +1,4 @@
-"""A state belongs to its data: moved folders are the same data, and what differs is named."""
+"""A state belongs to its data: moved folders are the same data, and differences are named."""
 
 import json
 import warnings
@@ -35,7 +35,7 @@ def records(file, **arguments) -> GDSDataset:
 
 
 def flat(batches) -> list[np.ndarray]:
-    """Batches with fields as arrays one behind the other."""
+    """Return the values of batches with fields, one array after the other."""
     return [
         np.asarray(value) for batch in batches for value in (batch.values() if isinstance(batch, dict) else [batch])
     ]

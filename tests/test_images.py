@@ -437,9 +437,7 @@ def test_images_of_several_sizes_are_a_list_on_a_gpu(tmp_path):
 
 @pytest.mark.gpu
 def test_a_busy_stream_finds_each_image_as_it_came(tmp_path):
-    """If decoders' streams overwrote memory that a consumer's kernel still reads, this would
-    fail.
-    """
+    """If decoders' streams overwrote memory that a kernel still reads, this would fail."""
     contents = [encoded(photo(200, 300, seed=i)) for i in range(96)]
     expected = [batch["jpg"].cpu() for batch in photos_on("cuda", tmp_path, contents, "image")]
     found = []

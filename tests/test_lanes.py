@@ -1,6 +1,4 @@
-"""The lane shuffle: every sample once, every piece read once by one rank, samples of a piece far
-apart.
-"""
+"""The lane shuffle: every sample once, every piece read once, and its samples far apart."""
 
 import math
 from collections import Counter
@@ -20,7 +18,7 @@ GOLDEN_HUGE = [614359543122, 200251723308, 412478759351, 1013360867571]
 
 @st.composite
 def shuffles(draw, most_samples=2000):
-    """Arguments of `LanePermutation` but for the epoch."""
+    """Draw arguments of `LanePermutation` without the epoch."""
     lanes, a_lane = draw(st.integers(1, 8)), draw(st.integers(1, 5))
     return {
         "shape": Lanes(lanes, draw(st.integers(1, 8)), draw(st.integers(1, 12))),
@@ -35,9 +33,9 @@ def epoch_of(permutation: LanePermutation, samples: int) -> np.ndarray:
 
 
 def piece_of(permutation: LanePermutation, shape: Lanes, samples: int) -> np.ndarray:
-    """The run that `reads` has each id in; -1 for the few that no lane has.
+    """Return the run of `reads` that contains each id, or -1 for the few that no lane has.
 
-    Fails if a sample is in two.
+    Fails if a sample is in two runs.
     """
     owner = np.full(samples, -1)
     for window in range(permutation.windows):
@@ -80,7 +78,7 @@ class TestLanePermutation:
         for step in range(samples // step_samples):
             owners = owner[ids[step * step_samples : (step + 1) * step_samples]] // 10**6
             first, last = permutation.window_of(step), permutation.window_of(step + 1)
-            # A step begins in one window, and a large one of small windows can end in a later one.
+            # A step begins in one window. A large step with small windows can end in a later one.
             assert owners.min() >= first and owners.max() <= last
             assert step < permutation.steps_within(int(owners.max()))
             assert not owners.max() or step >= permutation.steps_within(int(owners.max()) - 1)
@@ -114,8 +112,8 @@ class TestLanePermutation:
             assert whole == 64
             batches = owner[ids].reshape(-1, 32)
             pieces_a_batch = [len(set(batch.tolist())) for batch in batches]
-            # One piece is read in two parts (it has the last ids and the first), which makes more
-            # pieces, never fewer.
+            # One piece has the last and the first ids, and is read in two parts. This adds pieces,
+            # and removes none.
             assert set(pieces_a_batch) == {32}
 
     def test_every_sample_is_as_likely_at_every_position(self):
@@ -140,7 +138,7 @@ class TestLanePermutation:
 class TestLanes:
     def test_fit_a_shape_that_divides_the_global_batch_whatever_the_ranks(self):
         assert Lanes.fitting(10**7, 4096, 256) == Lanes(64, 16, 256)
-        assert Lanes.fitting(10**7, 4096, 1024) == Lanes(64, 64, 64)  # 1 GiB of open pieces, and no more
+        assert Lanes.fitting(10**7, 4096, 1024) == Lanes(64, 64, 64)  # at most 1 GiB of open pieces
         assert Lanes.fitting(10**7, 4096, 96).lanes == 48
         assert Lanes.fitting(10**7, 4096, 97).lanes == 1
         assert Lanes.fitting(10**7, 4096, 256, lanes=8, piece_bytes=8192) == Lanes(8, 128, 2)

@@ -1,4 +1,4 @@
-"""LitData: where each leaf of each sample lies, and what is refused with which words."""
+"""LitData: the place of each leaf of each sample, and the errors that refuse a dataset."""
 
 import json
 import os
@@ -24,8 +24,8 @@ from gdsdata.errors import CorruptData
 from gdsdata.formats import shards
 from gdsdata.formats.litdata import LitData, decode_array
 
-# Hypothesis runs one test function many times with one tmp_path; every example here overwrites what
-# it reads.
+# Hypothesis runs one test function many times with one tmp_path. Every example here overwrites its
+# files.
 many = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 TORCH_CODES = {1: "f4", 3: "f8", 5: "c8", 7: "c16", 9: "f2", 11: "u1", 12: "i1", 14: "i2", 16: "i4", 18: "i8", 19: "?"}
@@ -46,8 +46,9 @@ def pack_array(array: np.ndarray, kind: str = "numpy", order: str = "<") -> byte
 
 
 def write_index(folder, files: list[bytes], counts: list[int], tree, formats: list[str], **config) -> str:
-    """Shards of these bytes and numbers of items, and the index.json that lists them; ``tree`` is
-    like a sample.
+    """Write shards of these bytes and numbers of items, and their index.json.
+
+    ``tree`` has the structure of a sample.
     """
     chunks = []
     for i, (data, count) in enumerate(zip(files, counts, strict=True)):
@@ -69,22 +70,20 @@ def write_index(folder, files: list[bytes], counts: list[int], tree, formats: li
 
 
 def write(folder, tree, formats: list[str], files: list[list[list[bytes]]], **config) -> str:
-    """A dataset of as many shards as ``files``, each a list of samples, each a list of leaves; its
-    index.json.
-    """
+    """Write a shard for each of ``files`` (samples, of leaves), and return the index.json."""
     folder.mkdir(parents=True, exist_ok=True)
     packed = [pack_shard([pack_sample(sample, [True] * len(sample)) for sample in samples]) for samples in files]
     return write_index(folder, packed, list(map(len, files)), tree, formats, **config)
 
 
 def write_plain(folder, samples: int = 5) -> str:
-    """An image, a label and a text, in two shards."""
+    """Write an image, a label and a text for each sample, in two shards."""
     files = [[[b"j" * i, np.int64(i).tobytes(), b"text" * i] for i in range(samples)] for _ in range(2)]
     return write(folder, {"image": 0, "label": 0, "text": 0}, ["jpeg", "int", "str"], files)
 
 
 def write_tokens(folder, counts: list[list[int]], dtype: str = "tensor:16", **config) -> str:
-    """Running int32 tokens; ``counts`` of them in each item of each shard."""
+    """Write running int32 tokens, with ``counts`` of them in each item of each shard."""
     files, start = [], 0
     for items in counts:
         arrays = [np.arange(start := start + count, dtype="<i4")[-count:] for count in items]
@@ -383,7 +382,7 @@ class TestDamage:
 
 
 class TestLightning:
-    """Against LitData's own writer."""
+    """Comparison with LitData's own writer."""
 
     @pytest.fixture
     def write(self, tmp_path):

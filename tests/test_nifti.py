@@ -1,4 +1,4 @@
-"""`examples/nifti.py`: what it reads, and what it refuses with which words."""
+"""`examples/nifti.py`: the volumes that it reads, and the errors that refuse a file."""
 
 import gzip
 import math
@@ -33,7 +33,7 @@ def volume(shape, dtype="i2", start=0):
 
 
 def nifti(array, order="<", **changes):
-    """The bytes of a file, packed field by field. ``changes`` replace fields of the header."""
+    """Pack a file field by field. ``changes`` replace fields of the header."""
     fields = {"sizeof_hdr": 348, "dim": [array.ndim, *array.shape], "datatype": CODE_OF[array.dtype.str[1:]]}
     fields |= {"bitpix": array.dtype.itemsize * 8, "pixdim": [1.0] * 8, "vox_offset": 352.0, "scl_slope": 0.0}
     fields |= {"scl_inter": 0.0, "magic": b"n+1\0"}
@@ -55,7 +55,7 @@ def write(path, content):
 
 
 def read(source, format=None):
-    """All samples of a data set, in the order of its files."""
+    """Return all samples of a data set, in the order of its files."""
     batches = GDSDataset(source, 2, format, shuffle=False, device="cpu")
     return torch.cat(list(batches)).numpy()
 

@@ -1,6 +1,4 @@
-"""on_error="skip": what is bad is left out, counted and named; ranks, order and resume stay as they
-were.
-"""
+"""on_error="skip": bad samples are left out, counted and named; the order stays the same."""
 
 import gc
 import os
@@ -57,7 +55,7 @@ def tfrecord_files(folder: Path) -> Path:
     for i in range(4):
         (folder / f"{i}.tfrecord").write_bytes(b"".join(record(b"%d" % (10 * i + j)) for j in range(10)))
     content = bytearray((folder / "3.tfrecord").read_bytes())
-    content[:8] = b"\xff" * 8  # a length that lies
+    content[:8] = b"\xff" * 8  # a false length
     (folder / "3.tfrecord").write_bytes(content)
     return folder / "3.tfrecord"
 
@@ -69,7 +67,7 @@ def mds_files(folder: Path) -> Path:
     return bad
 
 
-# How each is written, what it is read with, and where the samples' numbers are in a batch.
+# How each kind is written and read, and where the samples' numbers are in a batch.
 KINDS = {
     "npy": (npy_files, {}, lambda batch: (batch[:, 0]).tolist()),
     "tar": (tar_files, {"decode": {"txt": "cls"}}, lambda batch: batch["txt"].tolist()),
@@ -110,7 +108,7 @@ def test_ranks_and_resume_agree_on_what_is_left(tmp_path, kind):
     next(iterator)
     again = read(tmp_path, 1, rank=0, world_size=2, **arguments)
     again.load_state_dict(first.state_dict())
-    if len(batches[0]) == 1:  # then that was the epoch
+    if len(batches[0]) == 1:  # the epoch has one batch
         assert again.state_dict()["epoch"] == 1
     else:
         assert list(map(numbers, again)) == batches[0][1:]
@@ -119,9 +117,7 @@ def test_ranks_and_resume_agree_on_what_is_left(tmp_path, kind):
 @pytest.mark.filterwarnings("ignore:gdsdata")
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_left_out_keeps_nothing_of_who_asked_for_the_batches(tmp_path, kind):
-    """An error's traceback would: the caller's frame, with the iterator that it dropped and its
-    threads.
-    """
+    """A kept traceback would hold the caller's frame, with the dropped iterator and its threads."""
     write, arguments, _ = KINDS[kind]
     write(tmp_path)
 
@@ -274,7 +270,7 @@ BROKEN = EngineOptions(direct="always", faults="seed=1,fail=1", workers=1)
 
 
 def cut_since(folder: Path, open_as) -> tuple[GDSDataset, Path]:
-    """A data set whose second file loses its end after it was indexed."""
+    """Make a data set whose second file is truncated after it was indexed."""
     for i in range(2):
         (folder / f"{i}.bin").write_bytes(b"".join(record(b"%04d" % (20 * i + j)) for j in range(20)))
     data = open_as(folder)

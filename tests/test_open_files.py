@@ -1,4 +1,4 @@
-"""More files than the process may have descriptors: right bytes, no warning, whatever the batch."""
+"""More files than descriptors: right bytes and no warning for every batch."""
 
 import contextlib
 import os
@@ -29,7 +29,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 def limit_descriptors(limit: int, left: int | None = None) -> list[int]:
-    """Lowers the limit; and takes all but ``left`` of them, as another part of a program may."""
+    """Lower the limit, and take all but ``left`` descriptors, as another part of a program may."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     taken = []
     if left is not None:
@@ -42,7 +42,7 @@ def limit_descriptors(limit: int, left: int | None = None) -> list[int]:
 
 
 def read_all(folder: Path, options: EngineOptions, limit: int, left: int | None) -> tuple[list[int], int, list[str]]:
-    torch.empty(0)  # its libraries open files
+    torch.empty(0)  # torch's libraries open files
     dataset = GDSDataset(folder, BATCH, Npy(), shuffle=True, seed=1, device="cpu", reading=Reading(options=options))
     first = []
     with warnings.catch_warnings(record=True) as warned:
@@ -99,7 +99,7 @@ def test_many_ranges_of_many_files_are_read_with_few_descriptors(folder):
 
 
 def save_beside_reading(folder: Path, out: Path) -> None:
-    """The files that reading has left open give way to the ones that a save needs."""
+    """A save needs descriptors, so files that reading has left open are closed."""
     dataset = GDSDataset(folder, 64, Npy(), device="cpu", reading=Reading(options=EngineOptions(workers=2)))
     torch.save({}, out / "imports")
     gdsdata.save({}, out / "imports.pt")

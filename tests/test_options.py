@@ -1,4 +1,4 @@
-"""`EngineOptions`: what it shows, and what it refuses."""
+"""`EngineOptions`: its repr, and the values that it refuses."""
 
 import dataclasses
 

@@ -504,9 +504,7 @@ class TestDamage:
 
     @pytest.mark.parametrize("part", ["footer", "data"])
     def test_whatever_bytes_say_rows_are_right_or_an_error_names_the_file(self, tmp_path, part):
-        """Rows with sound page checksums are right; damage elsewhere may not change their
-        number.
-        """
+        """Rows with sound page checksums are right. Other damage may not change their number."""
         path = tmp_path / "a.parquet"
         write(path, awkward(40), write_page_checksum=True)
         sound, rng = path.read_bytes(), random.Random(part)

@@ -1,4 +1,4 @@
-"""A fork of `quick_programs` is to its caller what a new interpreter is."""
+"""To its caller, a fork of `quick_programs` behaves like a new interpreter."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ print("an error", file=sys.stderr)
 
 
 def outcome(popen, arguments, **options):
-    """Exit status, output and errors of a program."""
+    """Return exit status, output and errors of a program."""
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     environment = {**os.environ, "ONE_MORE": "é"}
     with popen([sys.executable, *arguments], text=True, env=environment, **pipes, **options) as program:

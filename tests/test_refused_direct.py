@@ -1,6 +1,4 @@
-"""A file system that accepts open(O_DIRECT) and refuses its requests, several of them in flight
-when it first does.
-"""
+"""A file system that accepts open(O_DIRECT) and then refuses several requests in flight."""
 
 import os
 import shutil
@@ -24,7 +22,7 @@ REQUESTS_TOGETHER = 4
 
 
 def lack_of_fuse() -> str:
-    """Why no file system can be mounted by FUSE here; "" where one can."""
+    """Return the reason why FUSE cannot mount a file system here, or ""."""
     if os.geteuid() != 0:
         return "mounting a file system by FUSE needs root"
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
@@ -36,7 +34,7 @@ def lack_of_fuse() -> str:
 
 @pytest.fixture(scope="module")
 def refusing_server(tmp_path_factory) -> Path:
-    """The program that serves such a file system."""
+    """Build the program that serves such a file system."""
     if lack := lack_of_fuse():
         pytest.skip(lack)
     program = tmp_path_factory.mktemp("refusing") / "refusing_fs"
@@ -49,7 +47,7 @@ def refusing_server(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def refusing(tmp_path, refusing_server) -> Iterator[Path]:
-    """An empty folder on such a file system."""
+    """Mount an empty folder of such a file system."""
     behind, mount = tmp_path / "behind", tmp_path / "mount"
     behind.mkdir()
     mount.mkdir()

@@ -1,6 +1,4 @@
-"""Loads while somebody saves under the same name: what was opened is read whole, or an error says
-what happened.
-"""
+"""Loads during a save of the same name: one complete file, or an error that says what happened."""
 
 import gc
 import json
@@ -27,7 +25,7 @@ class Odd:
 
 @pytest.fixture
 def before_reading(monkeypatch):
-    """Calls a function when a load has read the headers, and before it reads tensors."""
+    """Call a function after a load has read the headers, and before it reads tensors."""
 
     def install(call):
         run = TensorReader.run
@@ -143,9 +141,9 @@ def test_a_load_leaves_no_descriptor_open(tmp_path, state):
         with pytest.raises(ValueError):
             gdsdata.load(tmp_path / "x.pt", into={"a": torch.zeros(1)}, weights_only=False)
 
-    load_all()  # engines and threads are made
+    load_all()  # allocates engines and threads
     gc.collect()
-    gc.disable()  # nothing is left to it
+    gc.disable()  # nothing may depend on it
     try:
         before = descriptors()
         load_all()

@@ -1,6 +1,4 @@
-"""Safetensors as data: rows of tensors and files as samples, against the format's own library, and
-damage.
-"""
+"""Safetensors as data: rows of tensors and files as samples, beside its own library, and damage."""
 
 import json
 import struct
@@ -28,7 +26,7 @@ def write(path, **tensors) -> str:
 
 
 def random_of(dtype: torch.dtype, *shape: int) -> torch.Tensor:
-    """Any bits, but for bools."""
+    """Make a tensor with random bits; bools are valid."""
     chance = torch.Generator().manual_seed(0)
     if dtype == torch.bool:
         return torch.randint(2, shape, generator=chance).bool()

@@ -1,6 +1,4 @@
-"""``shuffle``, ``uneven`` and ``device_mesh``: the same global batches on any ranks, cut
-anywhere.
-"""
+"""``shuffle``, ``uneven``, ``device_mesh``: the same global batches on any ranks, cut anywhere."""
 
 import json
 import os
@@ -25,9 +23,7 @@ SHAPE = Lanes(8, 4, 5)  # pieces of five samples, so that even small data has ma
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    """Write 1003 records of 64 bytes in three files: with SHAPE, 62 batches of 16 and 11
-    samples.
-    """
+    """Write 1003 records of 64 bytes in three files: 62 batches of 16, and 11 samples."""
     for number, count in enumerate((400, 3, 600)):
         write_records(tmp_path / f"{number}.bin", count, 64, number)
     return tmp_path

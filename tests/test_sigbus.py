@@ -1,6 +1,4 @@
-"""A SIGBUS elsewhere ends the process as it would without gdsdata, in whatever order faulthandler
-comes and goes.
-"""
+"""A SIGBUS elsewhere ends the process as without gdsdata, with faulthandler on or off."""
 
 import faulthandler
 import itertools
@@ -46,9 +44,7 @@ def touch_a_lost_page() -> None:
 
 
 def ended(body) -> tuple[int, bytes]:
-    """How a forked child ends that calls ``body``, as of os.waitstatus_to_exitcode, and its
-    standard error.
-    """
+    """Return the exit code and standard error of a forked child that calls ``body``."""
     with tempfile.TemporaryFile() as errors:
         child = os.fork()
         if child == 0:
@@ -65,7 +61,7 @@ def ended(body) -> tuple[int, bytes]:
 
 
 def ends_of_all_orders(path: Path) -> dict[str, tuple[int, int]]:
-    """By order: the exit code, and how many tracebacks there were."""
+    """Return, by order, the exit code and the number of tracebacks."""
     dataset, ends = data_set(path), {}
     for order in ORDERS:
         code, errors = ended(lambda order=order: (take(order, dataset), touch_a_lost_page()))

@@ -1,6 +1,4 @@
-"""A split is a contiguous part of the samples, disjoint from others, for all formats and
-shuffles.
-"""
+"""A split is a contiguous part of the samples, for every format and shuffle."""
 
 from itertools import pairwise
 

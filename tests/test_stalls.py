@@ -1,7 +1,6 @@
-"""`StallError` means that nothing moved: by each way, storage that is slow is waited for, and one
-that hangs is not.
+"""`StallError` means that nothing moved: slow storage is waited for, hanging storage is not.
 
-The storage here answers a request of 64 KiB at a time. One item takes it 16 of them.
+The storage here answers one request of 64 KiB at a time. An item takes 16 requests.
 """
 
 import io
@@ -27,8 +26,8 @@ STALL_S = 0.4
 _ONE_BY_ONE = dict(
     direct="always", backend="posix", workers=1, queue_depth=1, request_bytes=65536, stall_timeout_s=STALL_S
 )
-# 16 of these are more than STALL_S, and each is much less; and one that is not over when STALL_S
-# is.
+# 16 of these take longer than STALL_S, and each takes much less. One of them is not over when
+# STALL_S is.
 SLOW = EngineOptions(**_ONE_BY_ONE, faults="late=1,late_ms=50")
 HANGING = EngineOptions(**_ONE_BY_ONE, faults="late=1,late_ms=5000")
 CONTENT = random_bytes(ITEM_BYTES)

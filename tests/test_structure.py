@@ -74,9 +74,7 @@ def test_only_the_python_room_includes_pybind11_or_python():
 
 
 def test_no_source_includes_torch():
-    """The DLPack structures are an exception: a plain C header that torch ships, without its
-    symbols.
-    """
+    """DLPack's structures are an exception: a plain C header that torch ships."""
     names = [name for path in cpp_files() for name in includes(path, "<>") + includes(path, '""')]
     assert {name for name in names if re.match(r"(torch|ATen|c10)/", name)} <= {"ATen/dlpack.h"}
 

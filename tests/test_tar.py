@@ -1,6 +1,4 @@
-"""WebDataset's tar shards: which samples there are, where their fields lie, and what is refused
-with which words.
-"""
+"""WebDataset's tar shards: the samples, the places of their fields, and refusals."""
 
 import bz2
 import gzip
@@ -30,8 +28,8 @@ from gdsdata.formats.tar_reading import dali_offsets, energon_offsets
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 every_format = pytest.mark.parametrize("kind", FORMATS)
-# Hypothesis runs one test function many times with one tmp_path; every example here overwrites what
-# it reads.
+# Hypothesis runs one test function many times with one tmp_path. Every example here overwrites its
+# files.
 many = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 GIB = 2**30
 END = bytes(1024)
@@ -46,13 +44,13 @@ def member(name: str, data: bytes = b"", kind: bytes = tarfile.REGTYPE, **attrib
 
 
 def pack(members, kind: str = "pax") -> bytes:
-    """A tar of pairs (name or TarInfo, bytes)."""
+    """Make a tar of pairs (name or TarInfo, bytes)."""
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w", format=FORMATS[kind]) as archive:
         for info, data in members:
             if isinstance(info, str):
-                # As webdataset's writer has it: a fraction in the time puts a pax header before
-                # every member.
+                # As in webdataset's writer: a fraction in the time puts a pax header before every
+                # member.
                 info, data = member(info, data, mtime=1700000000.25 if kind == "pax" else 0)
             archive.addfile(info, io.BytesIO(data))
     return stream.getvalue()
@@ -64,19 +62,19 @@ def shard(path, members, kind: str = "pax") -> str:
 
 
 def header(name: str = "a.bin", size: int = 0, kind: str = "gnu", **attributes) -> bytes:
-    """The header of a member that may say anything."""
+    """Make a member's header with any values."""
     info, _ = member(name, **attributes)
     info.size = size
     return info.tobuf(FORMATS[kind])
 
 
 def extended(kind: bytes, payload: bytes) -> bytes:
-    """A header of the next member's header: "x" and "g" hold pax records, "L" a name."""
+    """Make a header for the next member: "x" and "g" hold pax records, "L" a name."""
     return header("extended", len(payload), type=kind) + payload.ljust(512, b"\0")
 
 
 def with_checksum(record: bytes, signed: bool = False) -> bytes:
-    """A header of which other bytes were changed, with the checksum that it should have."""
+    """Return a changed header with its right checksum."""
     record = record[:148] + b" " * 8 + record[156:]
     total = sum(struct.unpack("512b", record)) if signed else sum(record)
     return record[:148] + b"%06o\0 " % total + record[156:]
@@ -91,7 +89,7 @@ def index(*paths: str, fields=None) -> FieldIndex:
 
 
 def read(found: FieldIndex) -> list[dict[str, bytes]]:
-    """Every sample, by its extents and nothing else."""
+    """Read every sample by its extents alone."""
     samples = []
     plan, shape = found.plan(np.arange(len(found))), (len(found), len(found.fields))
     columns = plan.source.reshape(shape)[:, 0], plan.offset.reshape(shape), plan.length.reshape(shape)
@@ -108,7 +106,7 @@ def read(found: FieldIndex) -> list[dict[str, bytes]]:
 
 
 def as_webdataset_groups(content: bytes) -> list[dict[str, bytes]]:
-    """The samples of a tar, by Python's tarfile and webdataset's rules."""
+    """Return the samples of a tar by Python's tarfile and webdataset's rules."""
     samples, key = [], None
     with tarfile.open(fileobj=io.BytesIO(content)) as archive:
         for info in archive:
@@ -125,7 +123,7 @@ def as_webdataset_groups(content: bytes) -> list[dict[str, bytes]]:
 
 @pytest.fixture(autouse=True)
 def nothing_of_the_user(tmp_path_factory, monkeypatch):
-    """The cache folder of each test is its own."""
+    """Give each test a cache folder of its own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
 
@@ -240,7 +238,7 @@ class TestFormats:
             if kind == "ustar":
                 name, deeper = name.replace("é", "e"), min(deeper, 90)
             if member_kind == tarfile.AREGTYPE:
-                deeper = 0  # where a long name was cut behind a slash, tarfile takes the member for a folder
+                deeper = 0  # if a long name is cut after a slash, tarfile takes the member for a folder
             data = random_bytes(size, seed=i) if member_kind not in (tarfile.DIRTYPE, tarfile.SYMTYPE) else b""
             time = 0.5 if fraction and kind == "pax" else 0
             members.append(member("d" * deeper + "/" * bool(deeper) + name, data, member_kind, mtime=time))
@@ -259,7 +257,7 @@ class TestFormats:
 
     @pytest.mark.parametrize(
         ("kind", "length"),
-        [(kind, length) for kind in FORMATS for length in (99, 100, 101, 155, 250)]  # all that ustar has a place for
+        [(kind, length) for kind in FORMATS for length in (99, 100, 101, 155, 250)]  # all that ustar has room for
         + [(kind, length) for kind in ("gnu", "pax") for length in (1000, 5000)],
     )
     def test_long_names(self, tmp_path, kind, length):
@@ -269,7 +267,7 @@ class TestFormats:
 
     @pytest.mark.parametrize("kind", ["gnu", "pax"])
     def test_members_of_more_than_8_gib(self, tmp_path, kind):
-        """The first size that eleven octal digits cannot say: in base 256, or in a pax record."""
+        """Eleven octal digits cannot state this size: it is in base 256, or in a pax record."""
         path = tmp_path / "a.tar"
         first = header("0.big", 8 * GIB, kind)
         with open(path, "wb") as file:
@@ -435,9 +433,7 @@ class TestBadFiles:
 
 
 def survives(content: bytes) -> None:
-    """Parsing ``content`` gives extents within it, or a clean refusal; and it never asks for much
-    at once.
-    """
+    """Check that parsing gives extents within ``content`` or a clean refusal, in little memory."""
 
     def careful(length: int, offset: int) -> bytes:
         assert 0 <= length <= 2**20 and 0 <= offset <= len(content) + 512
@@ -457,9 +453,7 @@ def survives(content: bytes) -> None:
 
 
 def mutated(content: bytes, dice: random.Random) -> bytes:
-    """A few bytes changed, mostly in headers, whose checksums are mostly mended so that the parser
-    goes on.
-    """
+    """Change a few bytes, mostly in headers, and mend most checksums for the parser."""
     damaged = bytearray(content)
     records = range(0, len(content) - 512, 512)
     for _ in range(dice.randint(1, 4)):
@@ -506,7 +500,7 @@ class TestFuzz:
         began_s = time.process_time()
         with pytest.raises(CorruptData, match="a second time"):
             parse(extended(b"g", said) + members + END)
-        assert time.process_time() - began_s < 3  # 0.3; it was 9
+        assert time.process_time() - began_s < 3  # it takes 0.3 s; a slow parser took 9 s
 
     def test_a_name_longer_than_any_is_refused(self):
         with pytest.raises(CorruptData, match="of 20480 bytes is absurd"):
@@ -542,7 +536,7 @@ class TestIndexCache:
 
     @pytest.fixture
     def passes(self, monkeypatch):
-        """How often a file's headers were followed."""
+        """Count how often a file's headers were read through."""
         passes = []
         monkeypatch.setattr(tar, "read_members", lambda *arguments: passes.append(1) or read_members(*arguments))
         return passes
@@ -691,7 +685,7 @@ class TestReading:
         asked = []
         advise = os.posix_fadvise
         monkeypatch.setattr(os, "posix_fadvise", lambda *arguments: asked.append(arguments[1:]) or advise(*arguments))
-        monkeypatch.setattr(os, "preadv", not_in_memory)  # what others have read meanwhile counts as not there
+        monkeypatch.setattr(os, "preadv", not_in_memory)  # data that others have cached meanwhile counts as uncached
         assert (index(path).begin_bytes == expected.begin_bytes).all()
         ahead = [(begin, length) for begin, length, advice in asked if advice == os.POSIX_FADV_WILLNEED]
         assert len(ahead) >= self.MEMBERS
@@ -711,7 +705,7 @@ class TestReading:
         with open(path, "rb") as file:
             content, asked = file.read(), []
         read_members(lambda n, at: asked.append(n) or content[at : at + n], len(content), "x.tar")
-        most = self.MEMBERS + 4  # what follows the end of the members is looked at, too
+        most = self.MEMBERS + 4  # the bytes after the end of the members are read, too
         assert len(asked) <= most and sum(asked) <= 4096 * most
 
     def test_a_file_system_without_nowait_is_read_all_the_same(self, path, monkeypatch):
@@ -735,7 +729,7 @@ class TestForeignIndexes:
 
 
 class TestWhatFollowsTheEnd:
-    """Two blocks of zeros end a tar; other readers drop in silence what stands behind one."""
+    """Two blocks of zeros end a tar. Other readers ignore anything behind one block."""
 
     def test_members_behind_a_lone_block_of_zeros_are_refused_with_its_place(self, tmp_path):
         path = tmp_path / "a.tar"

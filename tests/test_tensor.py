@@ -202,9 +202,7 @@ def rewrite_for_ever(path: Path, started: Path) -> None:
 
 
 def version_after_a_kill(path: Path, seconds: float) -> tuple[int, int]:
-    """Kill a process that keeps rewriting the file. Returns the file's smallest and largest
-    number.
-    """
+    """Kill a process that keeps rewriting the file. Returns its smallest and largest number."""
     started = path.with_name("started")
     child = os.fork()
     if child == 0:

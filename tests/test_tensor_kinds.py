@@ -152,9 +152,7 @@ def state_of(kind: str) -> dict[str, Any]:
 
 
 def form(value: Any) -> list[tuple[str, bytes]]:
-    """Return torch's file of the value: type, strides, device, bytes, shared memory and all
-    else.
-    """
+    """Return torch's file of the value: its type, strides, device, bytes and shared memory."""
     buffer = io.BytesIO()
     torch_save(value, buffer)
     with zipfile.ZipFile(buffer) as archive:

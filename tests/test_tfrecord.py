@@ -1,6 +1,4 @@
-"""TFRecord files and their checksums: every record is found, and nothing believed that a file says
-wrongly.
-"""
+"""TFRecord files and their checksums: every record is found, and false values are refused."""
 
 import gzip
 import os
@@ -23,8 +21,8 @@ from gdsdata.formats.parsers.tfrecord_records import find_records
 from gdsdata.formats.tfrecord import TFRecord
 from gdsdata.io.engine import crc32c_of_rows
 
-# Hypothesis runs one test function many times with one tmp_path; every example here overwrites what
-# it reads.
+# Hypothesis runs one test function many times with one tmp_path. Every example here overwrites its
+# files.
 many = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -38,7 +36,7 @@ def crc32c_by_bits(data: bytes) -> int:
 
 
 def crc32c(strings) -> np.ndarray:
-    """The engine's, of each string: uint32 (m,)."""
+    """Return the engine's checksum of each string: uint32 (m,)."""
     rows = [crc32c_of_rows(np.frombuffer(string, np.uint8)[None]) for string in strings]
     return np.concatenate([np.empty(0, np.uint32), *rows])
 
@@ -58,7 +56,7 @@ def read_of(data: bytes):
 
 
 def records_in(index) -> list[bytes]:
-    """The records as an engine would read them: by their extents, and nothing else."""
+    """Read the records by their extents alone, as an engine would."""
     _, files, offsets, lengths, _ = index.plan(np.arange(len(index)))
     found = []
     for file, offset, length in zip(files, offsets, lengths, strict=True):
@@ -81,7 +79,7 @@ class TestChecksums:
         ],
     )
     def test_are_those_of_the_standard(self, data, expected):
-        """RFC 3720, appendix B.4, and the usual check value."""
+        """Source: RFC 3720, appendix B.4, and the usual check value."""
         assert crc32c([data]).tolist() == [expected]
 
     @given(st.integers(0, 8), st.integers(0, 70), st.randoms(use_true_random=False))
@@ -168,13 +166,13 @@ class TestRecords:
 
 
 def record_unchecked(data: bytes) -> bytes:
-    """As `record`, with no checksum of the data, which takes long in pure Python."""
+    """Make a `record` without the data's checksum, which takes long in pure Python."""
     length = struct.pack("<Q", len(data))
     return length + masked(length) + data + bytes(4)
 
 
 def forged(length: int) -> bytes:
-    """A head whose checksum is right for a length that lies."""
+    """Make a head whose checksum is right, but whose length is false."""
     return (packed := struct.pack("<Q", length)) + masked(packed)
 
 
@@ -226,9 +224,7 @@ class TestDamage:
             find_records(read_of(self.SOUND[:-1]), len(self.SOUND), "here")
 
     def test_no_mutation_gives_other_records_than_were_written(self):
-        """Whatever is changed, it is refused, or what is found are the first of the records that
-        were written.
-        """
+        """A mutation is refused, or the records found are the first of those written."""
         rng, outcomes = random.Random(1), {"read": 0, "refused": 0}
         records = [rng.randbytes(n) for n in (3, 0, 9, 30)]
         sound = b"".join(map(record, records))
@@ -271,9 +267,7 @@ class TestDataThatAreRead:
 
     @staticmethod
     def damage(path, which: int, at: int = 0) -> int:
-        """Change a bit of a record's data, or (-1) of the checksum behind them; the offset of the
-        data.
-        """
+        """Change a bit of a record's data, or (-1) of its checksum. Returns the data's offset."""
         before = TestDataThatAreRead.RECORDS[:which]
         begin = sum(map(len, before)) + 16 * len(before) + 12
         data = bytearray(path.read_bytes())
@@ -314,7 +308,7 @@ class TestDataThatAreRead:
         ]
 
     def test_damage_is_named_where_it_is_when_pieces_are_read_ahead(self, tmp_path):
-        """From copies of the files in memory."""
+        """The pieces are copies of the files in memory."""
         path = tmp_path / "x.tfrecord"
         records = [random.Random(i).randbytes(500) for i in range(64)]
         content = bytearray(b"".join(map(record, records)))

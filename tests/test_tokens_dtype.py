@@ -55,9 +55,7 @@ def test_another_dtype_is_told_with_what_the_file_seems_to_be(tmp_path, written,
 )
 @many
 def test_tokens_of_any_vocabulary_cause_no_alarm(dtype, vocabulary, count, seed, other_part):
-    """This holds for any number of tokens, and with -100 or the largest integer as a mark for
-    none.
-    """
+    """This holds for any number of tokens, and with -100 or the largest integer as a mark."""
     tokens = text(min(vocabulary, np.iinfo(dtype).max), count, seed).astype(dtype)
     mark = np.iinfo(dtype).max if seed % 2 or dtype[0] == "u" else -100
     tokens[: int(other_part * count)] = mark

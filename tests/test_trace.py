@@ -1,6 +1,4 @@
-"""`gdsdata.profile`: torch's traces, with what the engine's threads did in them, at the right
-times.
-"""
+"""`gdsdata.profile`: torch's traces, with the work of the engine's threads at the right times."""
 
 import gzip
 import json
@@ -20,8 +18,8 @@ from gdsdata.observe import trace
 
 RECORD_BYTES, RECORDS = 65536, 256
 WAITING = "gdsdata: waiting for a batch"
-# Ours and Kineto's differ by some microseconds, and by more where a busy machine stops who compares
-# them.
+# The two clocks differ by some microseconds, and by more if a busy machine stops the thread that
+# compares them.
 CLOCKS_AGREE_US = 500
 
 
@@ -94,7 +92,7 @@ def test_the_engines_spans_lie_in_the_range_that_waited_for_them(tmp_path, fault
     options = EngineOptions(workers=2, direct="always" if faults else "auto", faults=faults)
     tensor = torch.empty(content.shape, dtype=torch.uint8)
     with gdsdata.Engine(options) as reader:
-        reader.read(tmp_path / "tensor", tensor).result()  # the first one makes the backend
+        reader.read(tmp_path / "tensor", tensor).result()  # the first read makes the backend
         with profiled() as profile:
             for i in range(10):
                 time.sleep(0.01)

@@ -128,9 +128,7 @@ def shares(folder, device):
 
 
 def trained(folder, device):
-    """Train an epoch with DistributedDataParallel for each uneven end. All ranks join every
-    step.
-    """
+    """Train an epoch with DistributedDataParallel for each uneven end: ranks join all steps."""
     found = {}
     for kind in KINDS:
         for uneven in UNEVEN:
