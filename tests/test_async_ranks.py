@@ -111,7 +111,7 @@ def _save_what_cannot_be_pickled_on_rank_1(rank, folder):
             return _error_of(checkpointer.save(1, {"a": 1}).result)
 
 
-def test_what_one_rank_cannot_begin_the_others_are_told(tmp_path):
+def test_a_save_that_one_rank_cannot_begin_fails_on_the_others(tmp_path):
     kind, text = on_ranks(2, _save_what_cannot_be_pickled_on_rank_1, tmp_path)[0]
     assert kind == "SaveAborted" and text.startswith("rank 1 failed: ")
 

@@ -96,7 +96,7 @@ def test_a_constructor_waits_no_longer_than_it_says_and_does_not_try_again_at_on
     assert _workers(data) == 4, "a day later it is tried again"
 
 
-def test_who_finds_another_measuring_waits_for_it_shortly_and_takes_the_defaults(data):
+def test_a_process_waits_briefly_for_another_ones_measurement(data):
     lock = calibration_file.lock_of_node()
     began = time.monotonic()
     assert _workers(data) == 0

@@ -179,7 +179,7 @@ def test_damaged_dcp_metadata_is_corrupt_with_its_path(tmp_path, damage):
     assert str(caught.value) in str(failed_dcp_load(tmp_path, dict(STATE)))  # torch passes on the text alone
 
 
-def test_a_missing_dcp_data_file_is_named_with_who_names_it(tmp_path):
+def test_a_missing_dcp_data_file_is_named_with_its_metadata_file(tmp_path):
     dcp.save(dict(STATE), storage_writer=gdsdata.GDSStorageWriter(tmp_path), no_dist=True)
     (tmp_path / "__0_0.distcp").unlink()
     error = failed_dcp_load(tmp_path, dict(STATE))

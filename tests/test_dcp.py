@@ -176,7 +176,7 @@ def test_metadata_says_where_tensors_lie_so_that_archives_are_not_opened(tmp_pat
     assert_same(loaded(state, GDSStorageReader(tmp_path, verify=True)), state)
 
 
-def test_metadata_names_nothing_of_gdsdata_that_who_reads_it_would_need(tmp_path):
+def test_metadata_can_be_unpickled_without_gdsdata(tmp_path):
     save(odd(), GDSStorageWriter(tmp_path))
     with open(tmp_path / ".metadata", "rb") as file:
         texts = [said for _, said, _ in pickletools.genops(file) if isinstance(said, str)]

@@ -133,7 +133,7 @@ def test_a_callback_of_a_future_may_read(tmp_path):
     assert bytes(into.flatten().numpy()) == (tmp_path / "x").read_bytes()
 
 
-def test_who_waits_for_a_result_needs_nobody_to_tell_it(tmp_path, late):
+def test_a_caller_gets_its_result_while_the_notifying_thread_is_blocked(tmp_path, late):
     told, go_on = threading.Event(), threading.Event()
 
     def hold_up(_):  # blocks the thread that completes futures
@@ -153,7 +153,7 @@ def test_who_waits_for_a_result_needs_nobody_to_tell_it(tmp_path, late):
             go_on.set()
 
 
-def test_close_waits_for_who_is_about_to_tell_what_he_waited_for(tmp_path, late, monkeypatch):
+def test_close_waits_for_a_caller_that_is_completing_its_own_future(tmp_path, late, monkeypatch):
     telling, tell = threading.Event(), calls._tell
 
     def tell_late(*call):
@@ -361,7 +361,7 @@ def test_a_backend_for_gpus_is_refused_on_the_cpu(tmp_path):
         engine.read(tmp_path / "x", torch.empty(1))
 
 
-def test_close_waits_for_what_was_asked_and_takes_no_more(tmp_path, late):
+def test_close_waits_for_earlier_calls_and_refuses_new_ones(tmp_path, late):
     engine = gdsdata.Engine(late)
     future = engine.read(tmp_path / "x", torch.empty(MIB, dtype=torch.uint8))
     engine.close()

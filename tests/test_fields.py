@@ -503,7 +503,7 @@ def test_a_forked_child_does_not_wait_for_its_parents_reads(tmp_path):
     assert begun.wait(20) and not target.any()
 
 
-def test_reads_that_nobody_takes_give_their_memory_back(tmp_path):
+def test_reads_whose_result_is_dropped_release_their_memory(tmp_path):
     class Counted:
         """Memory of the tensor below, whose end is counted."""
 

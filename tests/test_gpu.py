@@ -92,7 +92,7 @@ def test_keeping_every_batch_of_an_epoch_is_safe(tmp_path, records, delivery):
     assert_same_batches(kept, epoch_of(records))
 
 
-def test_a_batch_may_be_written_to_by_whoever_has_it(tmp_path, records, delivery):
+def test_a_consumer_may_write_to_its_batch(tmp_path, records, delivery):
     dataset = settle(read(tmp_path, prefetch=3, **delivery))
     kept = []
     for batch in dataset:
@@ -151,7 +151,7 @@ def test_next_does_not_wait_for_the_streams_work(tmp_path, records):
     assert_same_batches([batch], [records[4:8]])
 
 
-def test_who_keeps_all_zero_copy_batches_gets_copies_and_no_deadlock(tmp_path, records):
+def test_keeping_all_zero_copy_batches_gives_copies_and_no_deadlock(tmp_path, records):
     for prefetch in (1, 4):
         dataset = read(tmp_path, prefetch=prefetch, zero_copy=True)
         kept = list(itertools.islice(dataset, 3 * prefetch + 5))
@@ -448,7 +448,7 @@ def test_a_tensor_read_anew_is_not_overwritten_under_a_kernel_that_uses_it(tmp_p
             assert seen.eq(3).all() and tensor.eq(7).all()
 
 
-def test_a_short_read_out_of_the_page_cache_is_done_by_who_waits_for_it(tmp_path):
+def test_a_waiting_caller_does_a_short_read_from_the_page_cache_itself(tmp_path):
     data = torch.frombuffer(bytearray(random_bytes(MIB)), dtype=torch.uint8)
     (tmp_path / "x").write_bytes(bytes(data.numpy()))
     for size in (1, 4096, 65_537, MIB):

@@ -126,7 +126,7 @@ def test_the_leftover_of_a_killed_save_goes_with_the_next_save_of_that_name(tmp_
 
 @pytest.mark.parametrize("kernel", ["00000000", "deadbeef"])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_leftover_whose_lock_tells_nothing_goes_when_it_is_old(tmp_path, name, kernel):
+def test_a_leftover_without_a_reliable_lock_is_removed_when_it_is_old(tmp_path, name, kernel):
     """The kernel is another host's, whose locks may not reach this one, or locks do not exist."""
     patience_s = HOUR_S if kernel == "deadbeef" else 24 * HOUR_S
     young, old = (tmp_path / f"{name}.{digit * 16}-{kernel}.tmp" for digit in "ab")
@@ -229,7 +229,7 @@ def test_a_file_that_is_taken_away_in_the_middle_of_a_save_is_told(tmp_path):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_without_locks_saves_succeed_and_leave_what_may_be_written_still(tmp_path, preloaded, name):
+def test_without_locks_saves_succeed_and_keep_files_that_may_be_in_use(tmp_path, preloaded, name):
     script = """
 import os, sys, time
 from pathlib import Path

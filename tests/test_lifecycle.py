@@ -218,7 +218,7 @@ def threads_of_a_new_data_set(folder: Path) -> int:
     return threads() - before
 
 
-def test_reading_begins_with_an_iterator_and_what_nobody_took_is_still_of_the_epoch(tmp_path, records):
+def test_batches_read_ahead_but_not_taken_stay_in_the_epoch(tmp_path, records):
     assert in_new_process(batches_behind_one_that_nobody_asked, tmp_path) == 12
 
 
@@ -364,7 +364,7 @@ time.sleep(0.2)
     assert not stderr or "EngineClosed" in stderr or "Exception in thread" in stderr
 
 
-def test_a_thread_that_tells_futures_ends_before_the_interpreter_does(tmp_path):
+def test_the_thread_that_completes_futures_ends_before_the_interpreter(tmp_path):
     """If it did not, torch would end the process: it releases the GIL when it frees a tensor."""
     (tmp_path / "a").write_bytes(bytes(1000))
     program = """

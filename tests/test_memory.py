@@ -24,7 +24,7 @@ def shard(path, samples: int) -> str:
     return str(path)
 
 
-def test_memory_that_nobody_views_is_given_out_again_and_what_somebody_views_is_not():
+def test_memory_is_reused_once_no_view_of_it_is_left():
     lent = MemoryPool(4)
     first, second = lent.take(2 * MIB), lent.take(2 * MIB)
     places = first.data_ptr(), second.data_ptr()
@@ -36,7 +36,7 @@ def test_memory_that_nobody_views_is_given_out_again_and_what_somebody_views_is_
     assert lent.take(2 * MIB).data_ptr() == places[0]
 
 
-def test_what_came_back_last_goes_out_first_and_no_more_are_kept_than_was_said():
+def test_the_pool_is_last_in_first_out_and_keeps_a_limited_number():
     lent = MemoryPool(2)
     taken = [lent.take(MIB) for _ in range(5)]
     places = [one.data_ptr() for one in taken]
@@ -78,7 +78,7 @@ def test_batches_that_are_kept_stay_as_they_were_while_others_come_and_go(tmp_pa
         assert torch.equal(values, as_they_were)
 
 
-def test_a_data_set_that_has_lent_memory_goes_to_another_process_without_it(tmp_path):
+def test_a_pickled_data_set_leaves_its_memory_pool_behind(tmp_path):
     dataset = gdsdata.GDSDataset(shard(tmp_path / "0.tar", 40), 8, device="cpu", shuffle=False)
     first = next(iter(dataset))["bin"].values
     other = pickle.loads(pickle.dumps(dataset))

@@ -185,7 +185,7 @@ def test_fewer_row_groups_in_memory_change_no_order(table, monkeypatch):
         assert limited.stats()["ring_bytes"] <= ring_bytes + max(share_bytes, decoding_bytes)
 
 
-def test_row_groups_that_are_passed_are_let_go_though_nobody_asks_for_statistics(table, monkeypatch):
+def test_passed_row_groups_are_released_without_a_call_of_stats(table, monkeypatch):
     class Values(list):
         """A list that can have weak references."""
 

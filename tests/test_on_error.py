@@ -116,7 +116,7 @@ def test_ranks_and_resume_agree_on_what_is_left(tmp_path, kind):
 
 @pytest.mark.filterwarnings("ignore:gdsdata")
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_left_out_keeps_nothing_of_who_asked_for_the_batches(tmp_path, kind):
+def test_skipped_samples_keep_no_reference_to_the_consumer(tmp_path, kind):
     """A kept traceback would hold the caller's frame, with the dropped iterator and its threads."""
     write, arguments, _ = KINDS[kind]
     write(tmp_path)

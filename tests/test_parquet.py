@@ -441,7 +441,7 @@ class TestEpochs:
         loader = torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=2)
         assert [batch["id"].tolist() for batch in loader] == ids_of(path, batch_size=16)
 
-    def test_of_no_rows_are_told(self, tmp_path):
+    def test_of_no_rows_are_refused(self, tmp_path):
         with pytest.raises(ValueError, match=r"no samples in .*a.parquet \(of 1 files\)"):
             gdsdata.GDSDataset(write(tmp_path / "a.parquet", numbered(0)), 2, device="cpu")
 
@@ -622,7 +622,7 @@ class TestFooters:
             (thrift((4, LIST, b"\x1c" + thrift((1, LIST, b"\x0c")))), "lacks .* \\(number 3\\)"),
         ],
     )
-    def test_that_lie_are_told(self, footer, said):
+    def test_with_false_values_are_corrupt(self, footer, said):
         with pytest.raises(CorruptData, match=said):
             row_groups_of(footer, 0, "a.parquet")
 

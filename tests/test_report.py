@@ -263,7 +263,7 @@ def test_nothing_was_taken_yet(tmp_path):
     assert data.report().batches == 1 and "1 steps" in str(data.report())
 
 
-def test_times_go_on_over_epochs_and_what_lies_between_them_is_nobodys(tmp_path):
+def test_times_continue_over_epochs_without_the_time_between_them(tmp_path):
     data = records(tmp_path, 80, 64)
     for _ in range(2):
         for _ in data:

@@ -400,7 +400,7 @@ def zeros_without_memory() -> torch.Tensor:
     return torch._efficientzerotensor((4, 5))
 
 
-def test_tensors_of_zeros_without_memory_are_saved_by_nobody(tmp_path):
+def test_no_way_of_saving_accepts_tensors_of_zeros_without_memory(tmp_path):
     state = {"it": zeros_without_memory(), "behind": values(3)}
 
     def by_async_checkpointer() -> None:
