@@ -92,8 +92,8 @@ def table_row(results, title, key, cache, unit, asked):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true", help="1 GiB on the GPU and 512 MiB on the CPU")
-    parser.add_argument("--seconds", type=float, default=480, help="what runs then is broken off")
-    parser.add_argument("--out", type=Path, default=Path("outputs/checkpoint"), help="of reports and table.md")
+    parser.add_argument("--seconds", type=float, default=480, help="limit of the whole run; later work is left out")
+    parser.add_argument("--out", type=Path, default=Path("outputs/checkpoint"), help="where reports and table.md go")
     chosen = arguments_of(parser, ["gpu-save", "gpu-load", "gpu-async", "cpu-save", "cpu-load"])
     ends, rows = time.monotonic() + chosen.seconds, []
     for name, arguments, wanted in lines(*((GIB, GIB // 2) if chosen.small else (8 * GIB, 2 * GIB))):

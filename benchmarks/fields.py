@@ -303,9 +303,9 @@ def call(row):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=Path("outputs/fields"), help="where the data is kept")
+    parser.add_argument("--folder", type=Path, default=Path("outputs/fields"), help="folder of the data")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", nargs="*", default=[*WRITERS, "index"], help="of the kinds, and index")
+    parser.add_argument("--only", nargs="*", default=[*WRITERS, "index"], help="kinds of data, and index")
     parser.add_argument("--samples", type=int, default=SAMPLES)
     parser.add_argument("--tokens", type=int, default=TOKENS)
     chosen = parser.parse_args()

@@ -184,7 +184,7 @@ def main():
     parser.add_argument("--file-bytes", type=int, default=512 * 2**20)
     parser.add_argument("--io-depth", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=1.5, help="of a turn")
+    parser.add_argument("--seconds", type=float, default=1.5, help="length of a turn")
     parser.add_argument("--only", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--json", type=Path, help="every turn's figures")
     arguments = parser.parse_args()

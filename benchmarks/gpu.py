@@ -169,8 +169,8 @@ def write(folder, head, rows):
 
 def arguments_of(parser, names):
     """Parse the options. Settings of the bench may follow the names behind --only."""
-    parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help=f"of {', '.join(names)}")
-    parser.add_argument("bench", nargs="*", help="more settings for each bench, as case.repeats=2")
+    parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help=f"any of {', '.join(names)}")
+    parser.add_argument("bench", nargs="*", help="settings for each bench, such as case.repeats=2")
     chosen = parser.parse_args()
     chosen.bench += [word for word in chosen.only if "=" in word]
     chosen.only = [word for word in chosen.only if "=" not in word] or names

@@ -45,9 +45,9 @@ def epoch(dataset, base):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path("/dev/shm/gdsdata-ranks"))
-    parser.add_argument("--records", type=int, default=2048, help="of 2 MiB each, in all")
+    parser.add_argument("--records", type=int, default=2048, help="records of 2 MiB in all")
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--epochs", type=int, default=3, help="of each measurement; the last is counted")
+    parser.add_argument("--epochs", type=int, default=3, help="epochs of a measurement; the last is counted")
     chosen = parser.parse_args()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)

@@ -33,7 +33,7 @@ parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.R
 parser.add_argument("files", nargs="*", type=Path, help="*.csv are CSV, others Parquet; all of a kind are one table")
 parser.add_argument("--key", default="zone", help="column of whole numbers to group by")
 parser.add_argument("--value", default="fare", help="column of numbers")
-parser.add_argument("--rows", type=int, default=300_000, help="of the table to make")
+parser.add_argument("--rows", type=int, default=300_000, help="rows of the table to make")
 parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
 args = parser.parse_args()
 names = [args.key, args.value]
@@ -130,8 +130,8 @@ def answer(kind: str, paths: list[Path], columns_of: Callable, by_pyarrow: Calla
         torch.testing.assert_close(values.cpu(), theirs[what], **said, msg=lambda text, what=what: f"{what}: {text}")
     rows, all_bytes = len(columns[args.key]), sum(path.stat().st_size for path in paths)
     print(f"  {rows:,} rows on {args.device} in {read_s:.3f} s, {read_bytes:,} of {all_bytes:,} bytes read")
-    print(f"  {len(groups['key'])} groups there in {grouped_s:.3f} s, the same as pyarrow's")
-    print(f"  (pyarrow: read, after the above had, and grouped in {pyarrow_s:.3f} s by the processor)")
+    print(f"  {len(groups['key'])} groups there in {grouped_s:.3f} s, equal to pyarrow's")
+    print(f"  (pyarrow read the cached files and grouped them on the processor in {pyarrow_s:.3f} s)")
     for i in groups["sum"].topk(min(3, len(groups["sum"]))).indices.tolist():
         key, count, total, most = (groups[what][i].item() for what in ("key", "count", "sum", "max"))
         print(f"  {args.key} {key}: {count:,} rows, sum {total:,.2f}, mean {total / count:.4f}, max {most:g}")

@@ -24,11 +24,11 @@ MIB = 2**20
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--folder", type=Path, default=Path("."), help="where the file is made")
-parser.add_argument("--mb-size", type=int, default=256, help="of the tensor, in MiB")
+parser.add_argument("--mb-size", type=int, default=256, help="size of the tensor in MiB")
 parser.add_argument("--loop", type=int, default=3, help="loads and stores of each kind; the median is printed")
 parser.add_argument("--validate", action="store_true", help="compare the bytes of every load and store")
 parser.add_argument("--warm", action="store_true", help="load from the page cache")
-parser.add_argument("--device", action="append", help="of the tensor; default: cpu, and cuda where there is one")
+parser.add_argument("--device", action="append", help="default: cpu, and cuda if there is a GPU")
 
 
 def python_store(tensor, path):

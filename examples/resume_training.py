@@ -25,7 +25,7 @@ parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.R
 parser.add_argument("--steps", type=int, default=100, help="steps in all, those before a restart included")
 parser.add_argument("--save-every", type=int, default=10, help="steps from one checkpoint to the next")
 parser.add_argument("--kill-in-save", type=int, help="end as by kill -9 in the middle of the save of this step")
-parser.add_argument("--folder", type=Path, default=cache / "resume_training", help="of the checkpoints")
+parser.add_argument("--folder", type=Path, default=cache / "resume_training", help="folder of the checkpoints")
 args = parser.parse_args()
 
 # The files are the data, as they are: 17 bytes at a time. The last byte is to be predicted.

@@ -38,9 +38,9 @@ cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gdsd
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--steps", type=int, default=60, help="steps in all, those before a restart included")
 parser.add_argument("--save-every", type=int, default=20, help="steps from one checkpoint to the next")
-parser.add_argument("--kill-at", type=int, help="end the last rank after this step; not when torchrun started it again")
+parser.add_argument("--kill-at", type=int, help="end the last rank after this step, unless torchrun restarted it")
 parser.add_argument("--global-batch", type=int, default=32, help="samples in a step of all ranks together")
-parser.add_argument("--folder", type=Path, default=cache / "train_fsdp", help="of the checkpoint, seen by all ranks")
+parser.add_argument("--folder", type=Path, default=cache / "train_fsdp", help="folder that all ranks share")
 args = parser.parse_args()
 if args.save_every < 1:
     parser.error("--save-every must be 1 or more")

@@ -468,9 +468,9 @@ def _add(total: Report, more: Report) -> None:
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target", choices=[*TARGETS, "all"])
-    parser.add_argument("--seconds", type=float, default=60.0, help="for each target")
+    parser.add_argument("--seconds", type=float, default=60.0, help="time for each target")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
-    parser.add_argument("--corpus", type=Path, help="where inputs that reach new lines come from, and are kept")
+    parser.add_argument("--corpus", type=Path, help="folder of inputs that reach new lines; grows")
     parser.add_argument("--findings", type=Path, default=Path("fuzz-findings"))
     parser.add_argument("--repeat", type=Path, help="read this input once, here, with the whole traceback")
     given = parser.parse_args(arguments)
