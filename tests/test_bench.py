@@ -35,7 +35,7 @@ MIB = 2**20
 def bench(*overrides, cwd, timeout=110):
     paths = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    # With fewer processors than threads, torch's threads spin at each barrier: a step of 134 ms
+    # If other programs share the processors, torch's threads spin at each barrier: a step of 134 ms
     # took 1,382 ms beside one busy process on two cores.
     environment["OMP_WAIT_POLICY"] = "passive"
     command = [sys.executable, "-m", "gdsdata.bench", *overrides]

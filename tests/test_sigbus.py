@@ -1,4 +1,4 @@
-"""A SIGBUS elsewhere ends the process as without gdsdata, with faulthandler on or off."""
+"""A SIGBUS elsewhere ends the process as without gdsdata, with faulthandler set in any order."""
 
 import faulthandler
 import itertools
