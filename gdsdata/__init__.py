@@ -1,16 +1,16 @@
 """gdsdata: training data and checkpoints at the storage's speed.
 
-Start with `GDSDataset` for training data (`Mix` for several), and with `save` and `load` for
-checkpoints (`GDSStorageWriter` and `GDSStorageReader` for those of torch.distributed.checkpoint);
-`read_tensor` and `write_tensor` move single tensors, `Engine` many.
+`GDSDataset` reads training data, and `Mix` combines several data sets. `save` and `load` are for
+checkpoints, and `GDSStorageWriter` and `GDSStorageReader` for those of
+torch.distributed.checkpoint. `read_tensor` and `write_tensor` move single tensors, `Engine` many.
 
-What is named here is imported when it is first asked for: a program pays for what it uses.
+A name of this package is imported when it is first used, so a program loads only what it uses.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # for tools that read and do not run
+if TYPE_CHECKING:  # for tools that read the code and do not run it
     from gdsdata import decoders, errors, formats
     from gdsdata.checkpoint import AsyncCheckpointer, install_torch_hooks, load, save, torch_hooks
     from gdsdata.checkpoint.dcp.planner import GDSLoadPlanner, GDSSavePlanner

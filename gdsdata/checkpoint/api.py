@@ -1,4 +1,4 @@
-"""`save` and `load`: what a caller asks for, by name."""
+"""`save` and `load`."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from gdsdata.observe.times import note_checkpoint_stall
 def save(value: Any, path: str | os.PathLike[str], *, options: EngineOptions | None = None) -> None:
     """Write a checkpoint: the whole file is on storage when this returns.
 
-        gdsdata.save({"model": model.state_dict(), "step": step}, "model.pt")     # torch.load reads it
-        gdsdata.save(model.state_dict(), "model.safetensors")                     # safetensors reads it
+        gdsdata.save({"model": model.state_dict(), "step": step}, "model.pt")  # for torch.load
+        gdsdata.save(model.state_dict(), "model.safetensors")  # for safetensors
 
     After an error or a crash, ``path`` has what was there before.
 
-    Bytes are written from where the tensors lie, or by way of the engine's own memory (see
+    Bytes are written from where the tensors lie, or pass through the engine's own memory (see
     `EngineOptions`). Tensors must not change until this returns. In a .pt file, tensors that share
-    memory are stored once. In a safetensors file, tensors are contiguous, and the checksum of each
-    is in its metadata.
+    memory are stored once. In a safetensors file, tensors are contiguous, and the file's metadata
+    has the checksum of each.
 
     Args:
-        value: for a name that ends in .safetensors a dict of tensors, else whatever `torch.save`
+        value: a dict of tensors if ``path`` ends in .safetensors, else anything that `torch.save`
             takes.
         path: of the file; symbolic links are followed. The mode of a new file follows the umask. A
             file that is replaced keeps its mode, and its owner if this user may set it. A .pt file
@@ -98,20 +98,19 @@ def load(
 
         model.load_state_dict(gdsdata.load("model.safetensors", device="cuda"), assign=True)
 
-    Bytes go straight into the tensors; besides, this takes the engine's own memory (see
-    `EngineOptions`). Tensors that shared memory when torch saved them share it again, but for those
-    that ``into`` holds.
+    Bytes go straight into the tensors. A load needs only the engine's own memory besides (see
+    `EngineOptions`). Tensors that shared memory when torch saved them share it again, except those
+    in ``into``.
 
     The name of a tensor is the keys on the way to it, joined by dots ("optimizer.state.0.exp_avg").
 
     The file is opened once. If a rename replaces it meanwhile, as `save` does, everything comes
-    from the file that was opened. Of the shards that an index names, some stay open: at most an
-    eighth of the process's limit of descriptors.
+    from the file that was opened. If an index names many shards, some stay open: at most an eighth
+    of the process's limit of descriptors.
 
     Args:
         path: of the file.
-        device: where tensors are made, whatever device they were saved from. Not used with
-            ``into``.
+        device: of the loaded tensors, whatever device they were saved from. Not used with ``into``.
         only: shell patterns ("layers.0.*"). Values whose names match none are left out. They are
             not read either, if all data of the file belongs to plain tensors. Other objects, and
             tensors that are not plain (sparse, quantized), need all of the file. None: everything.
@@ -119,10 +118,10 @@ def load(
             as they were saved.
         into: a tree of dicts, lists and tuples, as ``state_dict()`` returns it. Its tensors are
             filled where they are; they may be views, and on several devices. Its other values are
-            replaced in their dict or list. A tensor that is not plain takes the copy of another one
-            of its type, or is refused before anything is changed.
-        strict: with ``into``: the file and ``into`` must have the same names. False: names in both
-            are loaded.
+            replaced in their dict or list. A tensor that is not plain is filled by a copy from a
+            tensor of its type. Otherwise it is refused before anything is changed.
+        strict: require that the file and ``into`` have the same names. False: names in both are
+            loaded.
         verify: compare checksums while reading. Files of torch have them, and safetensors files
             that gdsdata wrote.
         weights_only: torch's rules for what a pickle may make (`torch.load`).
@@ -212,7 +211,7 @@ def _load_into(
 ) -> None:
     """Fill the tensors of ``into`` whose paths match, and replace its other values.
 
-    All is checked before.
+    Everything is checked before the first change.
     """
     saved = {leaf.path: leaf.value for leaf in leaves(contents.value)}
     targets = [leaf for leaf in leaves(into) if matches(leaf.path)]

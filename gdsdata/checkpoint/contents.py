@@ -1,7 +1,4 @@
-"""What a checkpoint file holds.
-
-This is found out without reading the tensors, if that is possible.
-"""
+"""Find out what a checkpoint file holds, without reading its tensors if that is possible."""
 
 from __future__ import annotations
 
@@ -30,8 +27,8 @@ from gdsdata.io import engine
 from gdsdata.torch_private import storage_id
 
 _HEAD_BYTES = 64  # enough to recognize a format
-# torch looks at small tensors while it builds some kinds, as the sizes of a nested tensor. They are
-# zeros then, no garbage. Larger ones are left untouched, because memory that is not touched costs
+# torch reads some small tensors while it builds others, such as the sizes of a nested tensor. So
+# storages below this size are filled with zeros. Larger ones are left untouched, which costs
 # nothing.
 _LOOKED_AT_BYTES = 1 << 20
 
@@ -45,12 +42,12 @@ class Kind(enum.Enum):
 
 
 class Contents(NamedTuple):
-    """What a file holds.
+    """The contents of a file.
 
     Attributes:
         value: what was saved. Leaves stand for tensors, or are tensors.
-        stored_of: makes of a leaf, given its path, the `Stored` that it stands for; other leaves
-            stay as they are.
+        stored_of: called with a path and its leaf. It returns the `Stored` that the leaf stands
+            for, or the leaf itself.
     """
 
     value: Any
@@ -101,7 +98,7 @@ def contents_of(
     Args:
         kind: what `kind_of` returned for the file.
         file: the file.
-        device: where tensors are made that have to be made to find out.
+        device: of tensors, if all of the file has to be read.
         make_reader: called if all of the file has to be read.
         weights_only: as in `torch.load`.
     """
@@ -129,11 +126,11 @@ def _unchanged(path: Path, leaf: Any) -> Any:
 
 
 def _unpickled_without_values(file: OpenFile, archive: Archive, weights_only: bool) -> Contents | None:
-    """Have torch unpickle the object on memory that nobody has filled.
+    """Have torch unpickle the object on storages that have no values yet.
 
     Returns:
-        None if something other than plain tensors, as leaves, refers to a storage: that needs the
-            storage's values.
+        None if anything but a plain tensor that is a leaf refers to a storage, because that needs
+            the storage's values.
     """
     storages: list[Any] = [torch.UntypedStorage(saved.size_bytes) for saved in archive.storages]  # type: ignore[no-untyped-call]
     for storage in storages:
@@ -147,7 +144,7 @@ def _unpickled_without_values(file: OpenFile, archive: Archive, weights_only: bo
     except (pickle.UnpicklingError, CorruptData):
         with _torch_errors_explained(file, weights_only):
             raise
-    except Exception:  # if it was not for lack of values, the same error comes again when they are there
+    except Exception:  # the caller tries again with the values, and raises what does not come from their lack
         return None
     tensors = {id(one.value): one.value for one in leaves(value) if isinstance(one.value, torch.Tensor)}
     if len(tensors) != archive.references.total or not all(map(is_plain, tensors.values())):

@@ -26,8 +26,8 @@ def collector_paused() -> Iterator[None]:
     For ``with``, or as a decorator.
 
     A full collection looks at every object of the process: 100 to 200 ms if torch is loaded. The
-    objects of a few thousand tensors cause one, and none of them is garbage. Of loads of 3000
-    tensors, 150 ms each, every third one had a full collection. `TensorReader` and `FileWriter`
+    objects of a few thousand tensors cause one, and none of them is garbage. Every third load of
+    3000 tensors, which takes 150 ms, would have a full collection. `TensorReader` and `FileWriter`
     resume the collector while they wait for storage.
 
     At the end the youngest generation, the objects of the pause, is collected. Otherwise the next

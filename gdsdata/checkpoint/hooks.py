@@ -46,10 +46,12 @@ def torch_hooks() -> Iterator[None]:
     and replaces the old one as a whole. If no new file can replace it (a bind-mounted file, a
     folder that is not writable), torch overwrites it in place, with one warning.
 
-    torch does the work if gdsdata would behave differently: for file objects, links, a
-    ``pickle_module``, ``mmap=True``, a function as ``map_location``, devices other than CPU and
-    CUDA, old files and damaged files. torch's own switches for files
-    (`torch.utils.serialization.config`) are followed, or torch does the work.
+    torch does the work if gdsdata would behave differently:
+
+    - file objects, links, old files and damaged files
+    - a ``pickle_module``, ``mmap=True``, or a function as ``map_location``
+    - devices other than CPU and CUDA
+    - a switch of `torch.utils.serialization.config` that gdsdata does not follow
 
     Stream semantics: as `gdsdata.save` and `gdsdata.load`.
     """
@@ -173,7 +175,7 @@ def _path_noted(f: Any) -> Iterator[None]:
 
 
 class _NotOurs(Exception):
-    """torch has to do it."""
+    """Only torch can do this."""
 
 
 def _device_for(location: str, map_location: Any) -> torch.device:

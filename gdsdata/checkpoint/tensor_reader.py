@@ -1,7 +1,4 @@
-"""`TensorReader`: reads all that a load asks for into tensors.
-
-It takes few calls of the engine for each device.
-"""
+"""`TensorReader`: read a load's tensors in few calls of the engine for each device."""
 
 from __future__ import annotations
 
@@ -26,12 +23,12 @@ from gdsdata.errors import CorruptData
 from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions
 
-# Rows with smaller gaps than this between them are read together with the gaps, whose pages are
-# read anyway,
+# Rows are read together with the gaps between them if the mean gap is smaller than this: the gaps'
+# pages are read anyway.
 _PAGE_BYTES = 4096
-# unless that makes the read this many times as long.
+# Such a read is at most this many times as long as its rows.
 _MOST_TIMES_AS_LONG = 16
-# What is read while the rest is still collected.
+# A batch of this size is read while the rest is still collected.
 _BATCH_BYTES = 256 << 20
 _BATCHES_AT_A_TIME = 4
 
@@ -50,18 +47,18 @@ class _Extents:
 
 
 class TensorReader:
-    """Collects reads, makes them, and makes the calls that wait for the bytes.
+    """Collects reads, makes them, and then makes the calls that need the bytes.
 
-    Any method may begin to read. So a caller checks its whole request before it asks for the first
-    byte. One thread uses it; `run` ends it.
+    Any method may begin to read, so a caller checks its whole request first. One thread uses it;
+    `run` ends it.
 
     Args:
         options: of the engine.
         verify: compare the checksum of each record that is read as a whole.
 
     Attributes:
-        own_bytes: the size of the memory through which tensors pass that cannot be read in place.
-            This object keeps it.
+        own_bytes: the size of the memory that this object holds for tensors that cannot be read in
+            place.
     """
 
     def __init__(self, options: EngineOptions, verify: bool) -> None:
@@ -73,13 +70,11 @@ class TensorReader:
         self.own_bytes = 0
 
     def expect(self, size_bytes: int, device: torch.device) -> None:
-        """Have a device's engine allocate its memory ahead of the reads.
-
-        The caller finds out meanwhile what to read.
+        """Have a device's engine allocate its memory while the caller finds out what to read.
 
         Args:
-            size_bytes: how much there will be to read, roughly.
-            device: where to.
+            size_bytes: about how much will be read.
+            device: of the tensors.
         """
         if device.type == "cuda" and size_bytes >= _BATCH_BYTES:
             engine.kept_engine(self._options, device).prepare()
@@ -100,10 +95,7 @@ class TensorReader:
         self._memory_of(target, record, offset, name)
 
     def _memory_of(self, target: torch.Tensor, record: Record, offset: int, name: str) -> None:
-        """Read into the memory of a tensor without gaps.
-
-        The order is that in which its elements lie there.
-        """
+        """Read into the memory of a tensor without gaps, in the order of its elements there."""
         size_bytes = target.nbytes
         if size_bytes == 0:
             return
@@ -123,12 +115,10 @@ class TensorReader:
             self._begun.append(submit_or_call(self._batches, call))
 
     def tensor_into(self, target: torch.Tensor, stored: Stored, name: str) -> None:
-        """Read a stored tensor into a tensor of its shape.
+        """Read a stored tensor into a tensor of its shape, and cast it if the dtypes differ.
 
-        Values are cast if the dtypes differ.
-
-        Values are read in place if file and ``target`` have the same dtype, and contiguous
-        stretches in common that are long enough. Otherwise they pass through memory of their own.
+        Values are read in place if file and ``target`` have the same dtype, and long enough
+        contiguous stretches in common. Otherwise they pass through memory of their own.
 
         Args:
             target: the tensor to fill.
@@ -166,7 +156,7 @@ class TensorReader:
 
     def _is_read_in_place(self, rows: _Rows, stored: Stored, device: torch.device) -> bool:
         if self._verify and stored.size_bytes == stored.record.size_bytes:
-            return False  # the checksum is that of all rows in one read
+            return False  # a checksum needs all rows in one read
         if 0 in rows.of_target:  # several elements share memory: torch raises its own error
             return False
         is_long = rows.size_bytes >= _PAGE_BYTES or not _is_read_with_gaps(stored, rows)
@@ -237,9 +227,9 @@ class TensorReader:
             call()
 
     def _reader_of(self, device: torch.device, extents: _Extents) -> Callable[[], None]:
-        """Return a call that makes these reads, and that any thread may make.
+        """Return a function that makes these reads, and that any thread may call.
 
-        The bytes are written after the current work of this thread's stream.
+        The bytes arrive after the current work of this thread's stream.
         """
         shared = engine.kept_engine(self._options, device)
         return functools.partial(self._read, extents, shared, shared.mark(engine.stream_of(device)))

@@ -140,8 +140,8 @@ class Staging:
         """Wait for a buffer.
 
         Args:
-            is_cancelled: asked again and again; if it returns True, the wait ends.
-            before_waiting: called before each wait, because there is no buffer.
+            ``is_cancelled``: called repeatedly; if it returns True, the wait ends.
+            before_waiting: called before each wait for a buffer.
 
         Returns:
             The buffer; None if ``is_cancelled`` returned True.
@@ -193,10 +193,7 @@ class Snapshot:
 
     @contextlib.contextmanager
     def streams(self) -> Iterator[None]:
-        """Make a new stream current on each GPU, whose work comes after the copies.
-
-        For ``with``.
-        """
+        """Make a new stream current on each GPU; its work comes after the copies. For ``with``."""
         with contextlib.ExitStack() as current:
             for device, event in self._made.items():
                 stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""`GDSStorageReader`: torch.distributed.checkpoint reads by gdsdata's engine.
+"""`GDSStorageReader`: torch.distributed.checkpoint reads through gdsdata's engine.
 
 It reads what `GDSStorageWriter` and torch's `FileSystemWriter` write. Source:
 torch.distributed.checkpoint.
@@ -38,13 +38,13 @@ from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions
 
 _INCOMPLETE = "The checkpoint is incomplete: copy all of its folder, or load another one"
-# Tensors that are not read in place pass through at most this much memory at a time, or that of one
-# tensor.
+# Tensors that are not read in place pass through at most this much memory at a time, or through the
+# memory of one larger tensor.
 _OWN_BYTES = 1 << 30
 
 
 class _Files:
-    """The files of a folder by name. Each is opened when it is first asked for."""
+    """The files of a folder by name. Each is opened when it is first needed."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self._folder = folder
@@ -63,13 +63,14 @@ class _Files:
 class GDSStorageReader(FileSystemReader):
     """Reads DCP checkpoints straight into the tensors that the load plan names.
 
-        torch.distributed.checkpoint.load(state, storage_reader=gdsdata.GDSStorageReader("step-100"))
+        reader = gdsdata.GDSStorageReader("step-100")
+        torch.distributed.checkpoint.load(state, storage_reader=reader)
 
     Only the part of a stored tensor that the plan wants is read: its rows, with gaps of less than a
     page between them. Values that lie in the file as in memory are read in place. Others pass
-    through memory of their own: at most 1 GiB (or one tensor) at a time. `FileSystemReader` reads
-    what only torch can read (extensions, quantized tensors), and a warning says so. It owns no open
-    file between two loads.
+    through memory of their own: at most 1 GiB (or one tensor) at a time. If only torch can read a
+    value (extensions, quantized tensors), `FileSystemReader` reads it, and a warning says so. No
+    file stays open between two loads.
 
     Args:
         path: of the folder.
@@ -121,7 +122,7 @@ class GDSStorageReader(FileSystemReader):
 
     @collector_paused()
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read what a plan wants; all is in place when this returns."""
+        """Read everything that a plan wants; it is in place when this returns."""
         reader = TensorReader(self.options, self.verify)
         files = _Files(self.path)
         left_to_torch = []
@@ -223,7 +224,7 @@ class GDSStorageReader(FileSystemReader):
             if lost:
                 raise ValueError(
                     f"'{path}', a safetensors file, has one part of each tensor, and '.metadata' more than one of "
-                    f"{lost[0]}: they were lost when it was saved; save without SerializationFormat.SAFETENSORS"
+                    f"{lost[0]}: the others were lost in the save. Save without SerializationFormat.SAFETENSORS"
                 )
         if index.fqn not in self._headers[here]:
             raise CorruptData(f"'{path}' has no tensor {index.fqn!r}, which '.metadata' says it has", path, info.offset)

@@ -1,4 +1,4 @@
-"""`GDSStorageWriter`: torch.distributed.checkpoint writes by gdsdata's engine.
+"""`GDSStorageWriter`: torch.distributed.checkpoint writes through gdsdata's engine.
 
 The files are DCP's own: ``.metadata``, a pickle, and data files in which each tensor is an archive
 of `torch.save`. torch's `FileSystemReader` reads them. Source: torch.distributed.checkpoint.
@@ -41,8 +41,8 @@ class GDSStorageWriter(FileSystemWriter):
 
     The file is laid out first, and then written in few calls of the engine.
 
-        torch.distributed.checkpoint.save(state, storage_writer=gdsdata.GDSStorageWriter("step-100"))
-        future = torch.distributed.checkpoint.async_save(state, storage_writer=gdsdata.GDSStorageWriter("step-100"))
+        writer = gdsdata.GDSStorageWriter("step-100")
+        torch.distributed.checkpoint.save(state, storage_writer=writer)  # or async_save
 
     Each rank's file is complete and on storage before the rank reports that it has written.
     ``.metadata`` comes last, by one rename. So the folder has the old checkpoint or the new one at

@@ -1,8 +1,8 @@
 """The archive that `torch.save` writes: a zip of plain records.
 
 ``data.pkl`` has the pickled object, ``data/N`` the bytes of a storage. Opening an archive reads the
-zip's directory and the pickle, and finds the storages that the pickle asks for, so that they can be
-read before anything is unpickled.
+zip's directory and the pickle. It finds the storages that the pickle refers to, so they can be read
+before anything is unpickled.
 
 Sources: PKWARE's APPNOTE.TXT 4.3 for the zip, torch.serialization for what is in it.
 """
@@ -44,11 +44,11 @@ class Archive:
 
     @functools.cached_property
     def references(self) -> StorageReferences:
-        """What the pickle says of storages.
+        """The pickle's references to storages.
 
         Raises:
-            NotPlain: only torch.load can find out.
-            CorruptData: the file has no such storage.
+            NotPlain: only torch.load can find them.
+            CorruptData: the file does not have one of these storages.
         """
         references = storages_of(self.pickled)
         for storage in references.storages:
@@ -57,7 +57,7 @@ class Archive:
 
     @property
     def storages(self) -> list[SavedStorage]:
-        """The storages in the order in which torch asks for them while it unpickles.
+        """The storages in the order in which torch requests them while it unpickles.
 
         Raises as `references` does.
         """
@@ -83,10 +83,10 @@ def is_zip(head: bytes) -> bool:
 
 
 def open_archive(file: OpenFile) -> Archive:
-    """Find what lies where in a file.
+    """Find the place of each record in a file.
 
     Raises:
-        NotPlain: the file is an older or an unusual one, which torch.load reads.
+        NotPlain: the file is old or unusual, and torch.load reads it.
         CorruptData: the zip is damaged: its records do not lie within the file.
         IoError: the storage refuses the read.
     """
@@ -94,7 +94,7 @@ def open_archive(file: OpenFile) -> Archive:
 
 
 def open_slice(archive: FileSlice) -> Archive:
-    """Find what lies where in a part of a file. Raises as `open_archive` does."""
+    """Find the place of each record in a part of a file. Raises as `open_archive` does."""
     records, prefix = _records_of(archive)
 
     def content(name: str, most_bytes: int) -> bytes:
@@ -120,11 +120,11 @@ def _records_of(archive: FileSlice) -> tuple[dict[str, Record], str]:
         directory, members = read_directory(archive.at, path, archive.size_bytes)
         for member in members:
             if member.hindrance:
-                raise NotPlain(f"of record {member.name!r}, {member.hindrance}")
+                raise NotPlain(f"record {member.name!r}: {member.hindrance}")
         headers = archive.at_each([member.header_offset for member in members], LOCAL_BYTES)
         for member, begin in zip(members, content_offsets(headers, members, directory, path), strict=True):
             name, _, size_bytes, crc32, *_ = member
-            # torch writes zero if it was told to compute no checksums.
+            # torch writes zero if its checksums are switched off.
             known = crc32 if crc32 != 0 or size_bytes == 0 else None
             records[name] = Record(archive.file, archive.begin + begin, size_bytes, known)
     except CorruptData as error:

@@ -56,19 +56,16 @@ _NO_STORAGES = frozenset({str, int, bool, tuple, type(None), dict, collections.O
 
 @dataclass(slots=True)
 class _Elements:
-    """What a plain tensor refers to.
-
-    It stands for torch's TypedStorage, which is slow to make.
-    """
+    """A plain tensor's storage and dtype. It replaces a TypedStorage, which is slow to make."""
 
     storage: torch.UntypedStorage
     dtype: torch.dtype
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Return whether torch pickles a `torch.Tensor` as `REBUILD_TENSOR` and no more.
+    """Return whether torch pickles a `torch.Tensor` as `REBUILD_TENSOR` alone.
 
-    More would be state, metadata, or a warning.
+    Other tensors add state, metadata, or a warning.
     """
     return (
         tensor.dtype in storage_types()  # newer dtypes have a function of their own
@@ -100,8 +97,7 @@ class _Pickler(pickle.Pickler):
         return self._buffer.getvalue()
 
     def reducer_override(self, saved: Any) -> Any:
-        # The results are those of torch and Python, whose own ways to them took more than half of
-        # all the time.
+        # torch and Python would return the same, but take more than half of the whole time.
         if type(saved) is torch.Tensor and _is_plain(saved):
             elements = _Elements(saved.untyped_storage(), saved.dtype)
             place = saved.storage_offset(), tuple(saved.shape), saved.stride()
