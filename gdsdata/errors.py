@@ -4,8 +4,8 @@ A wrong argument is a plain ``ValueError`` and a missing file a plain ``FileNotF
 everything else is one of these. A message says what was tried, on which path, offset and length,
 what happened, and what to do.
 
-What follows the message has a default: Python rebuilds a pickled exception from its message and
-then its attributes, and torch rebuilds a DataLoader worker's from its message alone.
+Each argument after the message has a default, because Python rebuilds a pickled exception from its
+message and then sets attributes. torch rebuilds a DataLoader worker's from the message alone.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class GdsdataError(Exception):
 
 
 class BackendUnavailable(GdsdataError, RuntimeError):
-    """A backend or device was asked for by name and is not to be had.
+    """A backend or device that was requested by name is not available.
 
-    ``reasons`` holds what each probe found, one sentence each.
+    ``reasons`` has the result of each probe, a sentence each.
     """
 
     def __init__(self, message: str, reasons: Sequence[str] = ()) -> None:
@@ -31,11 +31,10 @@ class BackendUnavailable(GdsdataError, RuntimeError):
 
 
 class IoError(GdsdataError, OSError):
-    """The operating system refused or failed to move bytes ``[offset, offset + length)`` of
-    ``path``.
+    """The operating system could not move bytes ``[offset, offset + length)`` of ``path``.
 
-    ``errno`` is the system's number for it. ``str()`` is the message alone, without the ``[Errno
-    N]`` of ``OSError``.
+    ``errno`` is the system's number of the error. ``str()`` is the message alone, without the
+    ``[Errno N]`` of ``OSError``.
     """
 
     def __init__(self, errno: int, message: str, path: str = "", offset: int = 0, length: int = 0) -> None:
@@ -54,9 +53,9 @@ class IoError(GdsdataError, OSError):
 
 
 class NotReplaceable(IoError):
-    """``path`` is there, but no new file can take its place, so it cannot be saved atomically.
+    """No new file can replace ``path``, so it cannot be saved atomically.
 
-    It is a mount point (a single file that is bind-mounted into a container), or its folder takes
+    It is a mount point (a single file that is bind-mounted into a container), or its folder accepts
     no new file.
     """
 
@@ -64,7 +63,7 @@ class NotReplaceable(IoError):
 class CorruptData(GdsdataError, ValueError):
     """Bytes ``[offset, offset + length)`` of ``path`` are not what the format or the index says.
 
-    A file shorter than its index says, a header that lies, or a checksum that differs.
+    The file is shorter than its index says, a header is wrong, or a checksum differs.
     """
 
     def __init__(self, message: str, path: str = "", offset: int = 0, length: int = 0) -> None:
@@ -79,11 +78,10 @@ class DeviceError(GdsdataError):
 
 
 class StallError(GdsdataError):
-    """Nothing that was waited for moved in the time allowed.
+    """No awaited byte moved in the time allowed.
 
-    A data set puts its ``stats()`` into ``statistics``.
-
-    Memory that was being read into or written from may still be touched, when the storage answers.
+    A data set puts its ``stats()`` into ``statistics``. If the storage answers later, memory that
+    was being read into or written from may still be accessed.
     """
 
     def __init__(self, message: str, statistics: Mapping[str, Any] | None = None) -> None:
@@ -92,13 +90,11 @@ class StallError(GdsdataError):
 
 
 class EngineClosed(GdsdataError):
-    """The engine was closed while, or before, this was asked of it."""
+    """The engine was closed before this call, or during it."""
 
 
 class SaveAborted(GdsdataError):
-    """A checkpoint was not saved because of another rank: ``rank``, or -1 where it is not known
-    which.
-    """
+    """A checkpoint was not saved because of another rank: ``rank``, or -1 if it is unknown."""
 
     def __init__(self, message: str, rank: int = -1) -> None:
         super().__init__(message)

@@ -23,13 +23,13 @@ from gdsdata.io.memory import MemoryPool
 
 T = TypeVar("T")
 
-# Of each sample its bytes, uint8 of one dimension, on the CPU; returns what the batch then has for
-# the field.
+# It takes the bytes of each sample (uint8, one dimension, on the CPU), and returns the field's
+# value in the batch.
 Decoder = Callable[[Sequence[torch.Tensor]], Any]
 
 
 class Undecodable(ValueError):
-    """A sample's bytes are not what the decoder takes.
+    """The decoder cannot decode a sample's bytes.
 
     Attributes:
         sample: its place in the batch.
@@ -41,39 +41,40 @@ class Undecodable(ValueError):
 
 
 def decode_cls(samples: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Whole numbers in decimal digits: int64 (B,)."""
+    """Decode whole numbers in decimal digits: int64 (B,)."""
     return torch.tensor(_each(samples, _decode_one_cls), dtype=torch.int64)
 
 
 def decode_txt(samples: Sequence[torch.Tensor]) -> list[str]:
-    """UTF-8."""
+    """Decode UTF-8."""
     return _each(samples, lambda sample: _bytes_of(sample).decode())
 
 
 def decode_json(samples: Sequence[torch.Tensor]) -> list[Any]:
-    """What `json.loads` makes of each."""
+    """Parse each sample by `json.loads`."""
     return _each(samples, lambda sample: json.loads(_bytes_of(sample)))
 
 
 def decode_npy(samples: Sequence[torch.Tensor]) -> torch.Tensor | list[torch.Tensor]:
-    """npy files: (B, *shape) where all are alike, else a list."""
+    """Decode npy files: (B, *shape) if all have one shape and dtype, else a list."""
     return _stacked(_each(samples, _decode_one_npy))
 
 
 def keep_encoded(samples: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Each one's bytes as they are, uint8 of one dimension: in host memory, which is pinned where
-    the data set's device is a GPU, for a decoder that comes later (`gdsdata.integrations.dali`).
+    """Keep each sample's bytes (uint8, one dimension) for a later decoder.
+
+    They are in host memory, which is pinned if the data set's device is a GPU. See
+    `gdsdata.integrations.dali`.
     """
     return list(samples)
 
 
 class Threads:
-    """Threads among which the samples of batches are shared, as many as there are cores, and memory
-    for batches.
+    """One thread a core, which share the samples of batches, and memory for batches.
 
     Args:
-        most_kept: batches whose memory is kept, when nobody has them any more, for those to come:
-            new pages would cost a quarter of what decoding does.
+        most_kept: how many dropped batches' memory is kept for later ones. New pages would take a
+            quarter of the time of decoding.
     """
 
     def __init__(self, most_kept: int) -> None:
@@ -82,11 +83,11 @@ class Threads:
         self._memory = MemoryPool(most_kept, least_bytes=0)  # a batch is one buffer, however small
 
     def memory(self, size_bytes: int) -> torch.Tensor:
-        """Return uint8 (size_bytes,), which nobody else gets while there is a view of it."""
+        """Return uint8 (size_bytes,) that is not handed out again while a view of it exists."""
         return self._memory.take(size_bytes)
 
     def each(self, work: Callable[[int], T], count: int) -> list[T]:
-        """``work(i)`` for i from 0 to ``count``, in this order; raises the first one's error."""
+        """Return ``work(i)`` for each i below ``count``, in order; raise the first one's error."""
         bounds = [count * i // self._count for i in range(self._count + 1)]
         shares = [self._pool.submit(list, map(work, range(a, b))) for a, b in pairwise(bounds) if a < b]
         return [value for share in shares for value in share.result()]
@@ -96,12 +97,11 @@ class Threads:
 
 
 class _Batch:
-    """Images of a batch as its threads bring them: in one tensor, as far as they are of the first
-    one's size.
+    """The images of a batch: in one tensor, if they have the size of the first one put in.
 
-    Each is copied there while it is in the processor's caches, and its own memory is free for the
-    next one's. NumPy copies it, because torch would wake as many threads again for each of these
-    threads.
+    An image is copied there while it is in the processor's caches, and its own memory is then free
+    for the next image. NumPy copies it, because torch would wake as many threads again for each of
+    these threads.
     """
 
     def __init__(self, count: int, threads: Threads) -> None:
@@ -137,21 +137,23 @@ class _Batch:
 
 @dataclass(frozen=True)
 class Image:
-    """JPEG, PNG, WebP, GIF, decoded to uint8 by torchcodec (from 0.16 on) or torchvision;
-    ``"image"`` is its defaults.
+    """Decodes JPEG, PNG, WebP and GIF to uint8, by torchcodec (0.16 or later) or torchvision.
 
-    A batch is uint8 ``(B, 3, height, width)`` with ``resize`` or where all are of one size, else a
-    list of ``(3, height, width)``. From the CPU its memory is as decoders leave it, mostly with the
+    ``"image"`` stands for ``Image()``.
+
+    A batch is uint8 ``(B, 3, height, width)`` with ``resize`` or if all images have one size, else
+    a list of ``(3, height, width)``. On the CPU its memory is as decoders leave it, mostly with the
     channels innermost (``torch.channels_last``).
 
-    What EXIF says is turned comes upright. Transparency is dropped, colours of other kinds (grey,
-    palette, CMYK) become RGB, 16 bits become 8, and of a film the first picture comes. On a GPU,
-    JPEGs are decoded by nvJPEG, whose values differ from the CPU's by a few levels; what
-    `images.is_plain_jpeg` excludes is decoded on the CPU and copied.
+    Images are turned upright, as EXIF says. Transparency is dropped. Other colors (gray, palette,
+    CMYK) become RGB, and 16 bits become 8. The first picture of an animation is decoded.
+
+    On a GPU, nvJPEG decodes JPEGs. Its values differ from the CPU's by a few levels. JPEGs that
+    `images.is_plain_jpeg` excludes are decoded on the CPU and copied, as are all other images.
 
     Attributes:
-        resize: (height, width) of all of them, whatever their proportions: bilinear, antialiased,
-            as ``torch.nn.functional.interpolate``.
+        resize: (height, width) of all images, whatever their proportions. Bilinear and antialiased,
+            as in ``torch.nn.functional.interpolate``. None: each keeps its size.
         mode: ``"RGB"``, or ``"GRAY"`` with one channel instead of three.
     """
 
@@ -167,10 +169,10 @@ class Image:
     def decode(
         self, samples: Sequence[torch.Tensor], device: torch.device, threads: Threads
     ) -> torch.Tensor | list[torch.Tensor]:
-        """The images on ``device``; on a GPU, for the current stream.
+        """Return the images on ``device``; on a GPU, for the current stream.
 
         Raises:
-            Undecodable: one is no image, or damaged.
+            Undecodable: a sample is no image, or damaged.
         """
         if device.type == "cuda":
             return _stacked([self._fitted(image) for image in self._decoded_on_gpu(samples, device, threads)])
@@ -192,7 +194,7 @@ class Image:
             try:
                 there = images.codec().decode_jpegs([samples[i] for i in plain], self.mode, device)
                 decoded = dict(zip(plain, there, strict=True))
-            except (RuntimeError, ValueError) as error:  # without saying of which: the CPU finds it, or takes it
+            except (RuntimeError, ValueError) as error:  # the CPU decodes them, or names the bad one
                 refused = _first_line(error)
         others = [i for i in range(len(samples)) if i not in decoded]
         on_cpu = threads.each(lambda k: self._decoded(samples, others[k]), len(others))
@@ -213,11 +215,11 @@ DECODERS: dict[str, Decoder | Image] = {
 
 
 def decoder_of(said: str | Decoder | Image) -> Decoder | Image:
-    """The decoder of that name, or the one that is given.
+    """Return the decoder of a name; a decoder itself is returned as it is.
 
     Raises:
-        ValueError: there is none of that name.
-        ImportError: it needs an extra that is not installed.
+        ValueError: no decoder has this name.
+        ImportError: the decoder needs an extra that is not installed.
     """
     if isinstance(said, str) and said not in DECODERS or not (isinstance(said, (str, Image)) or callable(said)):
         names = ", ".join(map(repr, DECODERS))
@@ -229,10 +231,7 @@ def decoder_of(said: str | Decoder | Image) -> Decoder | Image:
 
 
 def runs_ahead(decoder: Decoder | Image) -> bool:
-    """Whether it is one of this module's: any thread may run it at any time.
-
-    A user's function may not be like that.
-    """
+    """Return whether any thread may run a decoder at any time: whether it is this module's."""
     return isinstance(decoder, Image) or decoder in DECODERS.values()
 
 
@@ -248,7 +247,7 @@ def _value_of(samples: Sequence[torch.Tensor], i: int, decode: Callable[[torch.T
 
 
 def _first_line(error: Exception) -> str:
-    """What it says, without the place in the library's source that torch's put before it."""
+    """Return the error's first line, without the place in the library's source before it."""
     return re.sub(r"^.*?\.cpp:\d+, ", "", str(error).partition("\n")[0])
 
 
@@ -272,8 +271,8 @@ def _decode_one_npy(sample: torch.Tensor) -> torch.Tensor:
     content = sample.numpy()
     header = npy.parse_header(_bytes_of(sample[: npy.LONGEST_HEADER_BYTES]), "the sample")
     if header.data_offset + header.data_bytes > len(content):
-        raise ValueError(f"its header says {header.data_bytes} bytes of data, and {len(content)} are all")
+        raise ValueError(f"its header says {header.data_bytes} bytes of data, but the sample has {len(content)}")
     data = content[header.data_offset : header.data_offset + header.data_bytes]
     values = data.view(header.dtype).reshape(header.shape, order="F" if header.fortran_order else "C")
-    torch_equivalent(header.dtype)  # says what torch lacks
+    torch_equivalent(header.dtype)  # raises if torch has no such dtype
     return torch.from_numpy(np.ascontiguousarray(values, header.dtype.newbyteorder("=")))

@@ -1,6 +1,4 @@
-"""Single images: the library that decodes them, which of them a GPU decodes, and how they are
-resized.
-"""
+"""Single images: the library that decodes them, which of them a GPU decodes, and resizing."""
 
 from __future__ import annotations
 
@@ -12,8 +10,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch.nn.functional import interpolate
 
-# Of JPEG's markers (ITU-T T.81, table B.1) those of frames in baseline, extended and progressive
-# Huffman coding.
+# JPEG's markers of frames in baseline, extended and progressive Huffman coding (ITU-T T.81, table
+# B.1).
 _FRAMES = (0xC0, 0xC1, 0xC2)
 _START, _END, _APP1 = b"\xff\xd8", b"\xff\xd9", 0xE1
 _EXIF, _RIFF = b"Exif\0\0", b"RIFF"
@@ -26,12 +24,12 @@ class Codec(NamedTuple):
 
     Attributes:
         name: of its package.
-        decode: of an image's bytes (uint8, on the CPU) and a mode ("RGB" or "GRAY"), the pixels:
-            uint8 ``(3 or 1, height, width)`` on the CPU, turned as its EXIF orientation says.
-            Raises RuntimeError or ValueError.
-        decode_jpegs: of the bytes of several JPEGs (on the CPU), a mode and a CUDA device, the
-            pixels of each there. The current stream waits for them. Raises RuntimeError, and then
-            gives none of them.
+        decode: takes an image's bytes (uint8, on the CPU) and a mode ("RGB" or "GRAY"). Returns the
+            pixels, uint8 ``(3 or 1, height, width)`` on the CPU, turned as EXIF says. Raises
+            RuntimeError or ValueError.
+        decode_jpegs: takes the bytes of several JPEGs (on the CPU), a mode and a CUDA device.
+            Returns the pixels of each on the device; the current stream waits for them. Raises
+            RuntimeError if it cannot decode one of them.
     """
 
     name: str
@@ -41,14 +39,16 @@ class Codec(NamedTuple):
 
 @functools.cache
 def codec() -> Codec:
-    """torchcodec from 0.16 on where it is installed, else torchvision, whose decoders it replaces.
+    """Return torchcodec (0.16 or later) if it is installed, else torchvision.
+
+    torchcodec replaces torchvision's decoders.
 
     Raises:
         ImportError: neither is installed.
     """
     try:
         return _torchcodec()
-    except (ImportError, AttributeError, RuntimeError, OSError):  # not there, or older, or without its libraries
+    except (ImportError, AttributeError, RuntimeError, OSError):  # not installed, older, or without its libraries
         pass
     try:
         return _torchvision()
@@ -63,7 +63,7 @@ def _torchcodec() -> Codec:
 
     def decode(content: torch.Tensor, mode: str) -> torch.Tensor:
         image = decode_image(content, mode=mode)
-        return image[0] if image.dim() == 4 else image  # the first picture of a film
+        return image[0] if image.dim() == 4 else image  # the first picture of an animation
 
     return Codec(
         "torchcodec", decode, lambda contents, mode, device: decode_jpeg(list(contents), mode=mode, device=device)
@@ -75,7 +75,7 @@ def _torchvision() -> Codec:
     modes = library.ImageReadMode
 
     def decode(content: torch.Tensor, mode: str) -> torch.Tensor:
-        asked = "RGB" if content[:4].numpy().tobytes() == _RIFF else mode  # WebP: it has no grey of its own
+        asked = "RGB" if content[:4].numpy().tobytes() == _RIFF else mode  # WebP has no gray mode
         image = library.decode_image(content, mode=modes[asked], apply_exif_orientation=True)
         image = image[0] if image.dim() == 4 else image
         if image.dtype == torch.uint16:
@@ -89,13 +89,13 @@ def _torchvision() -> Codec:
 
 
 def gray(image: torch.Tensor) -> torch.Tensor:
-    """uint8 (1, height, width), the luma of ``image`` (3, height, width)."""
+    """Return the luma of ``image`` (3, height, width): uint8 (1, height, width)."""
     weights = torch.tensor(_RGB_TO_GRAY, device=image.device).view(3, 1, 1)
     return (image * weights).sum(0, keepdim=True).round().to(torch.uint8)
 
 
 def resized(image: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
-    """``image`` (uint8, (C, height, width)) in ``size`` (height, width): bilinear, and antialiased."""
+    """Return ``image`` (uint8, (C, height, width)) in another size: bilinear and antialiased."""
     if image.shape[1:] == size:
         return image
     if image.device.type == "cpu":
@@ -105,11 +105,10 @@ def resized(image: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
 
 
 def is_plain_jpeg(content: torch.Tensor) -> bool:
-    """Whether it is a JPEG that GPUs decode as the CPU does: in Huffman coding, of 8 bits, not
-    CMYK, upright, and not cut off.
+    """Return whether the bytes are a JPEG that GPUs decode as the CPU does.
 
-    Its markers are looked at up to the frame's, which says the rest; an EXIF segment comes before
-    it.
+    It is in Huffman coding, of 8 bits, not CMYK, upright, and not cut off. Its markers are read up
+    to the frame's, which has the bits and components. An EXIF segment comes before that.
     """
     data = content.numpy().data
     if data[:2] != _START or data[-2:] != _END:
@@ -126,7 +125,7 @@ def is_plain_jpeg(content: torch.Tensor) -> bool:
 
 
 def _orientation(tiff: memoryview) -> int:
-    """What the first directory of EXIF's TIFF says; 1 where it does not."""
+    """Return the orientation in the first directory of EXIF's TIFF; 1 if it has none."""
     order: Literal["little", "big"] = "little" if bytes(tiff[:2]) == b"II" else "big"
     first = int.from_bytes(tiff[4:8], order)
     for i in range(int.from_bytes(tiff[first : first + 2], order)):

@@ -1,12 +1,11 @@
-"""What this machine can do, which path would serve a file, and the remedy for each no: ``python -m
-gdsdata.doctor``.
+"""Find out what this machine can do for a file: ``python -m gdsdata.doctor``.
 
     for finding in gdsdata.doctor.examine("/data/train.bin"):
         print(finding.answer, finding.question, finding.evidence, finding.remedy)
 
-Without ``--test`` nothing is measured and nothing kept. `evidence` is the one way to files, tools
-and probes, so that every check is a function of a `Host` and a `Place`, and runs on a folder of
-recorded evidence as well.
+Without ``--test`` the doctor measures nothing and keeps nothing. Checks reach files, tools and
+probes only through `evidence`. So every check is a function of a `Host` and a `Place`, and also
+works on a folder of recorded evidence.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from gdsdata.doctor.probes import LIMITS_S, PROBES
 
 __all__ = ["CHECKS", "REQUIREMENTS", "Finding", "Host", "RecordedHost", "ThisHost", "diagnose", "examine", "works"]
 
-# In the order of the report, by its headings.
+# By the headings of the report, in its order.
 CHECKS: dict[str, tuple[Check, ...]] = {
     "path": (
         *(serving.reading, serving.gds, storage.file_system, storage.direct, storage.alignment),
@@ -32,7 +31,7 @@ CHECKS: dict[str, tuple[Check, ...]] = {
     "network": (network.rdma, network.pause_frames),
     "system": (system.io_uring, system.locked_memory, system.security),
 }
-# What has to be a yes, by what was asked for.
+# The checks that must answer yes, by requirement.
 REQUIREMENTS: dict[str, tuple[str, ...]] = {
     "any": ("reading",),
     "gpu": ("gpu", "reading"),
@@ -40,7 +39,7 @@ REQUIREMENTS: dict[str, tuple[str, ...]] = {
     "io_uring": ("io_uring", "reading"),
     "gds": ("gds",),
 }
-# Above what the probes and tools of one check may take together.
+# More than the probes and tools of one check may take together.
 _CHECK_LIMIT_S = 90.0
 
 
@@ -49,7 +48,7 @@ def this_host() -> ThisHost:
 
 
 def examine(path: str | os.PathLike[str], host: ThisHost | None = None) -> list[Finding]:
-    """What this machine can do for a file, or for those in a folder.
+    """Return what this machine can do for a file, or for the files in a folder.
 
     Raises:
         FileNotFoundError: there is no such file or folder.
@@ -59,7 +58,7 @@ def examine(path: str | os.PathLike[str], host: ThisHost | None = None) -> list[
 
 
 def locate(host: ThisHost, path: str | os.PathLike[str]) -> Place:
-    """The path with its links followed, if its file system answers.
+    """Return a path's place, with its links followed if its file system answers.
 
     Raises:
         FileNotFoundError: there is no such file or folder.
@@ -83,9 +82,9 @@ def locate(host: ThisHost, path: str | os.PathLike[str]) -> Place:
 
 
 def diagnose(host: Host, place: Place) -> list[Finding]:
-    """All checks' findings, in order.
+    """Return all checks' findings, in order.
 
-    A check that fails, or does not end, is an unknown, and the others go on.
+    If a check fails or does not end in time, its answer is "unknown", and the others go on.
     """
     return [_ask(check, host, place) for group in CHECKS.values() for check in group]
 
@@ -98,14 +97,11 @@ def _ask(check: Check, host: Host, place: Place) -> Finding:
             host.left_behind.append(check.__name__)
         why = str(error)
     except Exception as error:
-        why = f"what was found could not be understood: {type(error).__name__}: {error}"
+        why = f"the evidence could not be understood: {type(error).__name__}: {error}"
     return Finding(check.__name__, check.question, "unknown", why)
 
 
 def works(findings: list[Finding], requirement: str = "any") -> bool:
-    """Whether what was asked for (a key of `REQUIREMENTS`) was shown to work.
-
-    An unknown shows nothing.
-    """
+    """Return whether all checks of a requirement (a key of `REQUIREMENTS`) answered yes."""
     answers = {finding.name: finding.answer for finding in findings}
     return all(answers[name] == "yes" for name in REQUIREMENTS[requirement])

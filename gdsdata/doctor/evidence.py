@@ -1,9 +1,8 @@
-"""Where evidence comes from: files below a root folder, the output of tools, and probes of this
-process's own.
+"""Sources of evidence: files below a root folder, the output of tools, and probes.
 
-A check asks a `Host` and nothing else. `ThisHost` is the machine that it runs on; `RecordedHost` is
-a folder with the same files in it, so that a check can be tried on machines that are not at hand.
-Whatever is not there, may not be read or does not answer in time is None, and never an exception.
+A check asks only a `Host`. `ThisHost` is the machine that the check runs on. `RecordedHost` is a
+folder with the same files, so checks can be tested without the machine. If something does not
+exist, may not be read or does not answer in time, the result is None, never an exception.
 """
 
 from __future__ import annotations
@@ -22,15 +21,14 @@ from typing import Any
 MOST_TEXT_BYTES = 1 << 20
 TOOL_LIMIT_S = 10.0
 STATUS_LIMIT_S = 2.0
-_MOST_LINKS = 256  # and folders, on the way to one file
+_MOST_LINKS = 256  # links and folders on the way to one file
 _MORE_TOOLS = ":/usr/sbin:/sbin:/usr/local/cuda/gds/tools"
 
 
 def within(limit_s: float, call: Callable[[], Any]) -> Any:
-    """What ``call`` returns or raises, if it comes in time.
+    """Return or raise what ``call`` does, if it ends in time.
 
-    A system call on a dead mount cannot be interrupted, so the thread that makes it is left behind;
-    it is a daemon.
+    A system call on a dead mount cannot be interrupted, so its thread, a daemon, is left behind.
 
     Raises:
         TimeoutError: it took longer than ``limit_s``.
@@ -54,10 +52,10 @@ def within(limit_s: float, call: Callable[[], Any]) -> Any:
 
 
 class Host:
-    """A machine, as its files say: what is below ``root`` is what is below / there.
+    """A machine as its files describe it. Its files are below ``root``.
 
     Attributes:
-        pid: of a process whose cuFile statistics are asked for.
+        pid: of the process whose cuFile statistics are checked; None: those of all processes.
     """
 
     def __init__(self, root: str | os.PathLike[str] = "/") -> None:
@@ -65,9 +63,7 @@ class Host:
         self.pid: int | None = None
 
     def text(self, path: str) -> str | None:
-        """A file's text without the white space around it, NULs as line ends; None where it cannot
-        be read.
-        """
+        """Return a file's text, stripped, with NULs as line ends; None if it cannot be read."""
         try:
             with open(self._below(path), "rb") as file:
                 return file.read(MOST_TEXT_BYTES).replace(b"\0", b"\n").decode(errors="replace").strip()
@@ -75,14 +71,14 @@ class Host:
             return None
 
     def number(self, path: str) -> int | None:
-        """A file that holds one whole number; None where it does not."""
+        """Return the whole number that a file holds; None if it holds none."""
         try:
             return int(self.text(path) or "")
         except ValueError:
             return None
 
     def names(self, folder: str) -> list[str]:
-        """What is in a folder, sorted; empty where there is none."""
+        """Return the names in a folder, sorted; empty if there is no such folder."""
         try:
             return sorted(os.listdir(self._below(folder)))
         except OSError:
@@ -92,24 +88,22 @@ class Host:
         return os.path.exists(self._below(path))
 
     def real(self, path: str) -> str | None:
-        """Where a path leads when links are followed, as that host names it; None where that is
-        nowhere.
-        """
+        """Return a path with its links followed, as the host names it; None if it leads nowhere."""
         real = os.path.realpath(self._below(path))
         if not os.path.exists(real) or not (real + "/").startswith(self.root.rstrip("/") + "/"):
             return None
         return "/" + os.path.relpath(real, self.root)
 
     def environment(self, name: str) -> str:
-        """A variable of the environment; empty where it is not set."""
+        """Return a variable of the environment; empty if it is not set."""
         raise NotImplementedError
 
     def tool(self, *command: str) -> str | None:
-        """What a program prints; None where there is none, or it fails, or does not end in time."""
+        """Return what a program prints; None if it is missing, fails or does not end in time."""
         raise NotImplementedError
 
     def probe(self, name: str, path: str = "") -> dict[str, Any] | None:
-        """What trying it out says (`gdsdata.doctor.probes`); None where it cannot be tried."""
+        """Return a probe's result (`gdsdata.doctor.probes`); None if there is none."""
         raise NotImplementedError
 
     def _below(self, path: str) -> str:
@@ -117,8 +111,10 @@ class Host:
 
 
 class RecordedHost(Host):
-    """A folder of evidence: proc/, sys/, etc/ as on the host, ``environ`` (NAME=VALUE lines),
-    ``tools/COMMAND LINE`` with what the command printed, and ``probes/NAME.json``.
+    """A folder of evidence from a host.
+
+    It has proc/, sys/ and etc/ as on the host, ``environ`` (NAME=VALUE lines), ``tools/COMMAND
+    LINE`` with the output of the command, and ``probes/NAME.json``.
     """
 
     def environment(self, name: str) -> str:
@@ -136,15 +132,17 @@ class RecordedHost(Host):
 class ThisHost(Host):
     """The machine that this process runs on.
 
-    What it was asked is kept, so that two checks cost one look.
+    Results of tools and probes are kept, so two checks run a tool once.
 
     Args:
-        probes: what can be tried out, by name; each is given the path.
-        limits_s: how long each of these may take.
+        probes: the probes by name; each is called with the path.
+        limits_s: how long each probe may take, in seconds.
+        root: as in `Host`.
+        tool_limit_s: how long each tool may take.
 
     Attributes:
-        left_behind: what did not answer in time. It may keep a thread that cannot be ended, and
-            with it the interpreter's own end.
+        left_behind: names of what did not answer in time. Each may hold a thread that cannot be
+            ended, and that keeps the interpreter from ending.
     """
 
     def __init__(
@@ -183,10 +181,10 @@ class ThisHost(Host):
         return self._once(("environment", name), lambda: os.environ.get(name, ""))
 
     def record(self, folder: str | os.PathLike[str]) -> None:
-        """Write what was asked so far, such that a `RecordedHost` of ``folder`` says the same.
+        """Write the evidence so far to a new folder, for a `RecordedHost`.
 
         Raises:
-            OSError: it cannot be written there, or there is something already.
+            OSError: the folder cannot be written, or exists already.
         """
         base = Path(folder)
         base.mkdir(parents=True)
@@ -222,8 +220,9 @@ class ThisHost(Host):
 
 
 def _copy(root: str, base: Path, path: str, text: str) -> None:
-    """A file with ``text``, or a folder, of the same path below ``base``, and each link on the way
-    to it.
+    """Copy a folder or a file, with ``text`` as its content, and each link on the way to it.
+
+    The copy has the same path below ``base``.
     """
     at, rest = "", path.strip("/").split("/")
     for _ in range(_MOST_LINKS):
@@ -262,9 +261,9 @@ def _write(path: Path, text: str) -> None:
 
 
 def _run(command: tuple[str, ...], limit_s: float) -> str | None:
-    """Started as a session of its own, so that what the tool itself starts ends with it.
+    """Run a tool in a session of its own, so that its child processes end with it.
 
-    One that even SIGKILL does not end (it waits for a dead device) is left behind.
+    A tool that even SIGKILL does not end, because it waits for a dead device, is left behind.
     """
     environment = {**os.environ, "LC_ALL": "C", "PATH": os.environ.get("PATH", "") + _MORE_TOOLS}
     name = _found(command[0], environment["PATH"])
@@ -291,7 +290,7 @@ def _run(command: tuple[str, ...], limit_s: float) -> str | None:
 
 
 def _found(program: str, search: str) -> str | None:
-    """Asks only folders that are named in full: a tool of the working folder is nobody's evidence."""
+    """Find a program in the folders with absolute paths: not in the working folder."""
     for folder in search.split(":"):
         candidate = Path(folder) / program
         if folder.startswith("/") and os.access(candidate, os.X_OK) and candidate.is_file():

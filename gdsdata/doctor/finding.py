@@ -1,4 +1,4 @@
-"""What a check answers: yes, no or unknown, with what was seen and what to do about it."""
+"""Checks and their answers: yes, no or unknown, with the evidence and the remedy."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Finding:
 
     Attributes:
         name: of the check, for programs.
-        question: what was asked, in a few words. A yes is always the good answer.
+        question: a few words. A yes is always the good answer.
         answer: "yes", "no" or "unknown".
         evidence: what was seen.
-        remedy: what to do about it; empty where there is nothing to do.
+        remedy: what to do about it; empty if there is nothing to do.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Check(Protocol):
 
 
 def check(question: str) -> Callable[[Callable[[Host, Place], Answer]], Check]:
-    """Makes a check of a function from evidence to an answer; the check has the function's name."""
+    """Return a decorator that makes a check, with the same name, of a function that answers."""
 
     def decorate(function: Callable[[Host, Place], Answer]) -> Check:
         @functools.wraps(function)

@@ -12,8 +12,8 @@ from gdsdata.doctor.finding import Answer, check, no, unknown, yes
 from gdsdata.doctor.place import Place, gpus
 
 OLDEST_CAPABILITY = (6, 0)
-# By file system, the module that has to have called nvidia-fs: the keys of nvidia-fs's own table
-# (nvfs-mod.c).
+# By file system: the module that must be registered with nvidia-fs. The names are those in
+# nvidia-fs's own table (nvfs-mod.c).
 _MODULES = {
     "nfs": "rpcrdma",
     "nfs4": "rpcrdma",
@@ -26,8 +26,10 @@ _MODULES = {
 
 @check("driver's module and library")
 def driver(host: Host, place: Place) -> Answer:
-    """The user library refuses a module of another version ("Driver/library version mismatch", as
-    nvidia-smi says), which is how a machine is after an upgrade until its next boot.
+    """Compare the versions of the driver's module and of its library.
+
+    The library refuses a module of another version (nvidia-smi: "Driver/library version mismatch").
+    A machine has two versions after an upgrade, until its next boot.
     """
     module = _driver_version(host)
     if module is None:
@@ -44,8 +46,10 @@ def driver(host: Host, place: Place) -> Answer:
 
 @check("CUDA of torch and driver")
 def cuda(host: Host, place: Place) -> Answer:
-    """A driver runs programs of its own CUDA major version and of older ones (CUDA Compatibility
-    guide, "minor version compatibility": docs.nvidia.com/deploy/cuda-compatibility).
+    """Compare the CUDA versions of torch and of the driver.
+
+    A driver runs programs of its own CUDA major version and of older ones. Source: CUDA
+    Compatibility guide, "minor version compatibility" (docs.nvidia.com/deploy/cuda-compatibility).
     """
     found = host.probe("cuda") or {}
     if "torch" not in found:
@@ -55,7 +59,7 @@ def cuda(host: Host, place: Place) -> Answer:
         return no(f"torch {found['torch']} is built without CUDA", remedy)
     said = f"torch {found['torch']} with CUDA {found['torch_cuda']}"
     if not found["driver_cuda"]:
-        return unknown(f"{said}; there is no libcuda.so.1 that could say its own")
+        return unknown(f"{said}; there is no libcuda.so.1, so the driver's version is unknown")
     major, minor = found["driver_cuda"] // 1000, found["driver_cuda"] % 1000 // 10
     said += f", driver with CUDA {major}.{minor}"
     if major < int(found["torch_cuda"].split(".")[0]):
@@ -65,9 +69,11 @@ def cuda(host: Host, place: Place) -> Answer:
 
 @check("GPU supported by cuFile")
 def gpu_supported(host: Host, place: Place) -> Answer:
-    """GPUDirect Storage wants data-centre or workstation cards (Tesla, Quadro, RTX) of compute
-    capability 6 and more; on GeForce cuFile works in compatibility mode (GPUDirect Storage overview
-    and release notes, docs.nvidia.com).
+    """Check the names and the compute capabilities of the GPUs.
+
+    GPUDirect Storage needs data center or workstation cards (Tesla, Quadro, RTX) of compute
+    capability 6 or more. On GeForce, cuFile works in compatibility mode. Source: GPUDirect Storage
+    overview and release notes (docs.nvidia.com).
     """
     printed = host.tool("nvidia-smi", "--query-gpu=name,compute_cap,pci.bus_id", "--format=csv,noheader")
     rows = [[field.strip() for field in line.split(",")] for line in (printed or "").splitlines()]
@@ -89,13 +95,18 @@ def _is_supported(name: str, capability: str) -> bool:
 
 @check("nvidia-fs or P2PDMA")
 def peer_to_peer(host: Host, place: Place) -> Answer:
-    """Either way needs more than a loaded module.
+    """Check that nvidia-fs or P2PDMA can serve the path. Either needs more than a loaded module.
 
-    nvidia-fs: /proc/driver/nvidia-fs/modules lists who registered with it (nvfs-proc.c of
-    NVIDIA/gds-nvidia-fs); a disk or network whose module is not there (a stock rpcrdma, say) goes
-    through the host. P2PDMA: cufile.json has to say both ``properties.use_pci_p2pdma`` and
-    ``block.nvme.use_pci_p2pdma``, ``block`` beside ``properties`` and not in ``fs``; a kernel with
-    CONFIG_PCI_P2PDMA; the open driver (GPUDirect Storage installation guide, "PCI P2PDMA").
+    nvidia-fs: /proc/driver/nvidia-fs/modules lists the modules that have registered with it
+    (nvfs-proc.c of NVIDIA/gds-nvidia-fs). If the module of a disk or network is not listed (a stock
+    rpcrdma, for example), its bytes go through the host.
+
+    P2PDMA needs (GPUDirect Storage installation guide, "PCI P2PDMA"):
+
+    - ``properties.use_pci_p2pdma`` and ``block.nvme.use_pci_p2pdma`` in cufile.json, with ``block``
+      beside ``properties`` and not in ``fs``
+    - a kernel with CONFIG_PCI_P2PDMA
+    - the open driver
     """
     where, config = cufile_configuration(host)
     if _is_set(host, config, "force_compat_mode", "CUFILE_FORCE_COMPAT_MODE"):
@@ -106,7 +117,7 @@ def peer_to_peer(host: Host, place: Place) -> Answer:
     registered = [line.split(":")[0] for line in (host.text("/proc/driver/nvidia-fs/modules") or "").splitlines()]
     needed = _module_of(place)
     if nvfs and (not needed or needed in registered):
-        return yes(f"nvidia-fs {nvfs[1]}, registered with it: {', '.join(registered) or 'not to be seen'}")
+        return yes(f"nvidia-fs {nvfs[1]}, registered with it: {', '.join(registered) or 'not visible'}")
     is_disk = place.mount is None or place.mount.kind not in _MODULES  # P2PDMA is for disks
     p2pdma = _p2pdma(host, where, config) if is_disk else None
     if p2pdma is not None and (p2pdma.answer != "no" or not nvfs):
@@ -121,8 +132,9 @@ def peer_to_peer(host: Host, place: Place) -> Answer:
 
 
 def _is_set(host: Host, config: dict[str, Any], name: str, variable: str) -> bool:
-    """A switch under "properties"; the variable of the environment goes before
-    (NVIDIA/gds-nvidia-fs issue 78).
+    """Return whether a switch under "properties" is on.
+
+    The environment's variable has priority (NVIDIA/gds-nvidia-fs issue 78).
     """
     said = host.environment(variable).lower()
     return said == "true" if said else config.get("properties", {}).get(name) is True
@@ -135,7 +147,7 @@ def _module_of(place: Place) -> str:
 
 
 def _p2pdma(host: Host, where: str, config: dict[str, Any]) -> Answer | None:
-    """None where nobody asked for it."""
+    """Check P2PDMA's requirements; None if it is not switched on."""
     if not _is_set(host, config, "use_pci_p2pdma", "CUFILE_USE_PCIP2PDMA"):
         return None
     if config.get("block", {}).get("nvme", {}).get("use_pci_p2pdma") is not True:
@@ -157,9 +169,9 @@ def _p2pdma(host: Host, where: str, config: dict[str, Any]) -> Answer | None:
 
 @check("cuFile found")
 def cufile(host: Host, place: Place) -> Answer:
-    """Where the engine looks (csrc/backend/cufile_api.cpp).
+    """Look for libcufile where the engine does (csrc/backend/cufile_api.cpp).
 
-    The version is in the file's name, or the wheel's.
+    The version is that in the file's name, or the wheel's.
     """
     named = host.environment("GDSDATA_LIBCUFILE")
     if named and host.exists(named):
@@ -180,14 +192,16 @@ def cufile(host: Host, place: Place) -> Answer:
 
 @check("BAR1 large enough")
 def bar1(host: Host, place: Place) -> Answer:
-    """Memory that is registered with cuFile lies in BAR1 (error 5016 where it does not fit). 256
-    MiB is what a card has without a resizable BAR. The largest prefetchable range in sysfs is BAR1:
-    /sys/bus/pci/devices/*/resource has start, end and flags in each line, and flag 0x2000 is
-    IORESOURCE_PREFETCH (include/linux/ioport.h).
+    """Compare the size of BAR1 with 256 MiB, which a card has without a resizable BAR.
+
+    Memory that is registered with cuFile lies in BAR1; if it does not fit, cuFile fails with error
+    5016. BAR1 is the largest prefetchable range in sysfs. Each line of
+    /sys/bus/pci/devices/*/resource has start, end and flags. Flag 0x2000 is IORESOURCE_PREFETCH
+    (include/linux/ioport.h).
     """
     sizes = {address: size for address in gpus(host) if (size := _bar1_bytes(host, address))}
     if not sizes:
-        return unknown("no GPU's resources are to be seen" if gpus(host) else "there is no GPU")
+        return unknown("no GPU's resources are visible" if gpus(host) else "there is no GPU")
     said = ", ".join(f"{address}: {size // 2**20} MiB" for address, size in sizes.items())
     if min(sizes.values()) > 256 * 2**20:
         return yes(said)
@@ -208,7 +222,7 @@ def _bar1_bytes(host: Host, address: str) -> int:
 
 
 def cufile_configuration(host: Host) -> tuple[str, dict[str, Any]]:
-    """The file that cuFile takes its settings from, and these; it is JSON with comments."""
+    """Return the name of the file with cuFile's settings, and the settings (JSON with comments)."""
     named = host.environment("CUFILE_ENV_PATH_JSON")
     for path in [named] if named else ["/etc/cufile.json", "/usr/local/cuda/gds/cufile.json"]:
         text = host.text(path)
@@ -227,17 +241,16 @@ def _parsed(path: str, text: str) -> tuple[str, dict[str, Any]]:
 
 
 def version_of_library(host: Host, name: str) -> str:
-    """What follows .so. in the name of the file that a library's link leads to; empty where that
-    says nothing.
-    """
+    """Return the version of a library, which follows .so. in the name of its file; or empty."""
     path = _library(host, name)
     found = re.search(r"\.so\.(\d+\.[\d.]+)$", os.path.basename(host.real(path) or "")) if path else None
     return found[1] if found else ""
 
 
 def _library(host: Host, name: str) -> str:
-    """Its path, in the loader's order; empty where it has none. cuFile is also looked for where
-    CUDA installs it.
+    """Return a library's path in the loader's order; empty if it has none.
+
+    The folder in which CUDA installs cuFile is searched too.
     """
     folders = [folder for folder in host.environment("LD_LIBRARY_PATH").split(":") if folder.startswith("/")]
     listed = []

@@ -1,4 +1,4 @@
-"""Checks of the way between disk or network card and GPU."""
+"""Checks of the path between disk or network card and GPU."""
 
 from __future__ import annotations
 
@@ -14,17 +14,20 @@ _NEAR_TO_FAR = ("same switch", "same root", "same node", "other node", "distance
 
 @check("IOMMU off or passthrough")
 def iommu(host: Host, place: Place) -> Answer:
-    """Peer-to-peer through a translating IOMMU is not guaranteed to work, nor to be fast (GPUDirect
-    Storage troubleshooting guide: iommu=off is best, iommu=pt works on some platforms). What the
-    kernel did with a GPU is the type of its group: "identity" is passthrough, "DMA" and "DMA-FQ"
-    translate (Documentation/ABI/testing/ sysfs-kernel-iommu_groups).
+    """Check that no IOMMU translates the GPUs' addresses.
+
+    Through a translating IOMMU, peer-to-peer may fail or be slow. Source: GPUDirect Storage
+    troubleshooting guide (iommu=off is best, iommu=pt works on some platforms).
+
+    The type of a GPU's group shows its mode: "identity" is passthrough, "DMA" and "DMA-FQ"
+    translate (Documentation/ABI/testing/sysfs-kernel-iommu_groups).
     """
     if not host.exists("/sys/class/iommu"):
-        return unknown("/sys/class/iommu is not to be seen")
+        return unknown("/sys/class/iommu is not visible")
     if not host.names("/sys/class/iommu"):
         return yes("no IOMMU is in use")
     if not gpus(host):
-        return unknown("there is no GPU for it to matter to")
+        return unknown("there is no GPU")
     types = {}
     for address in gpus(host):
         group = host.real(f"{_DEVICES}/{address}/iommu_group")
@@ -35,7 +38,7 @@ def iommu(host: Host, place: Place) -> Answer:
     said = f"{', '.join(host.names('/sys/class/iommu')[:2])}; kernel arguments: {' '.join(arguments) or 'none'}"
     if not types:
         passes = bool({"iommu=pt", "iommu.passthrough=1"} & set(arguments))
-        return yes(said) if passes else unknown(f"{said}; groups' types are not to be seen")
+        return yes(said) if passes else unknown(f"{said}; groups' types are not visible")
     said += f"; {', '.join(sorted(set(types.values())))}"
     if set(types.values()) == {"identity"}:
         return yes(said)
@@ -44,10 +47,12 @@ def iommu(host: Host, place: Place) -> Answer:
 
 @check("PCIe ACS off")
 def acs(host: Host, place: Place) -> Answer:
-    """A bridge with ACS sends what peers exchange up to the root complex (GPUDirect Storage
-    troubleshooting guide, "ACS"). /proc/driver/nvidia-fs/bridges lists the bridges that have any of
-    it on (nvfs_pcie_acs_enabled of NVIDIA/gds-nvidia-fs), for everybody to read; ``lspci -vv``
-    shows ACSCtl to root alone. Only bridges above a GPU, or above what serves the path, matter.
+    """Check that ACS is off on each bridge above a GPU or above what serves the path.
+
+    A bridge with ACS sends transfers between peers up to the root complex (GPUDirect Storage
+    troubleshooting guide, "ACS"). Every user may read /proc/driver/nvidia-fs/bridges. It lists the
+    bridges with any part of ACS on (nvfs_pcie_acs_enabled of NVIDIA/gds-nvidia-fs). ``lspci -vv``
+    shows ACSCtl to root only.
     """
     if not gpus(host):
         return unknown("there is no GPU")
@@ -73,8 +78,9 @@ def acs(host: Host, place: Place) -> Answer:
 
 
 def _acs_by_lspci(printed: str) -> dict[str, bool]:
-    """By address, whether a device has any of ACS on; one whose capabilities were not shown is left
-    out.
+    """Return by address whether a device has any part of ACS on.
+
+    Devices whose capabilities are not shown are left out.
     """
     found = {}
     for section in re.split(r"\n\s*\n", printed):
@@ -87,9 +93,11 @@ def _acs_by_lspci(printed: str) -> dict[str, bool]:
 
 @check("disk's link at full speed")
 def disk_link(host: Host, place: Place) -> Answer:
-    """sysfs has current_link_* and max_link_* of each PCI device
-    (Documentation/ABI/testing/sysfs-bus-pci), and the model of an NVMe controller. What the device
-    can do is less interesting where its slot cannot: then the remedy is another slot all the same.
+    """Compare each NVMe disk's link with the fastest link of that disk.
+
+    The remedy is another slot, also if the present slot cannot do more. sysfs has current_link_*
+    and max_link_* of each PCI device (Documentation/ABI/testing/sysfs-bus-pci), and the model of an
+    NVMe controller.
     """
     disks = [address for address in place.controllers if host.names(f"{_DEVICES}/{address}/nvme")]
     if not disks:
@@ -100,7 +108,7 @@ def disk_link(host: Host, place: Place) -> Answer:
         model = host.text(f"{_DEVICES}/{address}/nvme/{name}/model") or "model unknown"
         now, most = (_link(host, address, which) for which in ("current", "max"))
         if now is None or most is None:
-            return unknown(f"{name} ({model}): the link is not to be seen")
+            return unknown(f"{name} ({model}): the link is not visible")
         slow = slow or now[0] < most[0] or now[1] < most[1]
         said.append(f"{name} ({model}): {now[0]:g} GT/s x{now[1]} of {most[0]:g} GT/s x{most[1]}")
     if slow:
@@ -109,7 +117,10 @@ def disk_link(host: Host, place: Place) -> Answer:
 
 
 def _link(host: Host, address: str, which: str) -> tuple[float, int] | None:
-    """GT/s and lanes. sysfs prints "16.0 GT/s PCIe" and "4"; without a link "Unknown" and "0"."""
+    """Return GT/s and lanes; None without a link.
+
+    sysfs prints "16.0 GT/s PCIe" and "4"; without a link it prints "Unknown" and "0".
+    """
     speed = re.match(r"[\d.]+", host.text(f"{_DEVICES}/{address}/{which}_link_speed") or "")
     width = host.number(f"{_DEVICES}/{address}/{which}_link_width")
     return (float(speed[0]), width) if speed and width else None
@@ -117,15 +128,19 @@ def _link(host: Host, address: str, which: str) -> tuple[float, int] | None:
 
 @check("storage near a GPU")
 def distance(host: Host, place: Place) -> Answer:
-    """By the bridges that two devices share in sysfs: one of them is a switch (or its root port);
-    the host bridge alone a root; else the NUMA node. As PIX/PXB, PHB, NODE and SYS of ``nvidia-smi
-    topo -m``. Between nodes peers are slow, and cuFile by default goes through the host
+    """Check that what serves the path is on the NUMA node of a GPU, or nearer.
+
+    Two devices that share a bridge in sysfs are on one switch (or its root port). If they share
+    only the host bridge, they are on one root. Otherwise their NUMA nodes are compared. In
+    ``nvidia-smi topo -m`` these are PIX/PXB, PHB, NODE and SYS.
+
+    Between nodes peers are slow, and cuFile goes through the host by default
     (rdma_peer_affinity_policy and rdma_dynamic_routing of cufile.json).
     """
     if not gpus(host):
         return unknown("there is no GPU")
     if not place.controllers:
-        return unknown("what serves the path is no PCI device that is to be seen")
+        return unknown("no visible PCI device serves the path")
     said, nearest = [], []
     for gpu in gpus(host):
         ways = [(_NEAR_TO_FAR.index(between(host, gpu, end)), end) for end in place.controllers]
@@ -141,7 +156,7 @@ def distance(host: Host, place: Place) -> Answer:
 
 
 def between(host: Host, one: str, other: str) -> str:
-    """How far two PCI devices are from each other; a line of `_NEAR_TO_FAR`."""
+    """Return how far two PCI devices are from each other: an item of `_NEAR_TO_FAR`."""
     paths = [host.real(f"{_DEVICES}/{address}") or "" for address in (one, other)]
     roots = [re.search(r"/(pci[0-9a-f]{4,8}:[0-9a-f]{2})/", path) for path in paths]
     bridges = [set(pci_chain(host, f"{_DEVICES}/{address}")[:-1]) for address in (one, other)]
@@ -164,10 +179,11 @@ def _label(host: Host, address: str) -> str:
 
 @check("process near them (NUMA)")
 def numa(host: Host, place: Place) -> Answer:
-    """Pinned memory on another node than the GPU's costs about a third.
+    """Check that this process may run on the nodes of its GPUs and disks.
 
-    A node's cores are in its ``cpulist``; those of the process in Cpus_allowed_list, which taskset,
-    numactl and cpusets narrow (proc_pid_status(5)).
+    Pinned memory on another node than the GPU's costs about a third. A node's cores are in its
+    ``cpulist``. The process's cores are in Cpus_allowed_list, which taskset, numactl and cpusets
+    narrow (proc_pid_status(5)).
     """
     nodes = {end: host.number(f"{_DEVICES}/{end}/numa_node") for end in [*gpus(host), *place.controllers]}
     known = {end: node for end, node in nodes.items() if node is not None and node >= 0}
@@ -179,7 +195,7 @@ def numa(host: Host, place: Place) -> Answer:
     for end, node in known.items():
         here = _numbers(host.text(f"/sys/devices/system/node/node{node}/cpulist") or "")
         if not here or not cores:
-            return unknown(f"{end} is on node {node}, whose cores are not to be seen")
+            return unknown(f"{end} is on node {node}, whose cores are not visible")
         if not here & cores:
             apart[end] = node
     said = ", ".join(f"{end}: node {node}" for end, node in sorted(known.items()))
@@ -190,7 +206,7 @@ def numa(host: Host, place: Place) -> Answer:
 
 
 def _numbers(listed: str) -> set[int]:
-    """Of "0-3,8": 0, 1, 2, 3 and 8."""
+    """Return the numbers in a list: 0, 1, 2, 3 and 8 for "0-3,8"."""
     found: set[int] = set()
     for part in filter(None, listed.split(",")):
         first, _, last = part.partition("-")

@@ -9,14 +9,20 @@ from dataclasses import dataclass
 from gdsdata.doctor.evidence import Host
 
 _PCI_DEVICE = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
-# Of file systems whose bytes come over a network, by the name the kernel has for each.
+# The kernel's names of file systems whose bytes come over a network.
 NETWORK_KINDS = {"nfs", "nfs4", "lustre", "wekafs", "beegfs", "gpfs", "ceph", "cifs", "9p", "glusterfs", "daos"}
 
 
 @dataclass(frozen=True)
 class Mount:
-    """One line of /proc/self/mountinfo: where, "major:minor", file system, what is mounted, options
-    by name.
+    """One line of /proc/self/mountinfo.
+
+    Attributes:
+        at: where it is mounted.
+        device: "major:minor".
+        kind: of the file system.
+        source: what is mounted.
+        options: by name.
     """
 
     at: str
@@ -31,9 +37,9 @@ class Place:
     """A path, and what serves it.
 
     Attributes:
-        path: absolute, links followed where they could be.
-        silence: why the path could not be looked at; empty where it could.
-        mount: None where no mount is known.
+        path: absolute, with links followed if the file system answers.
+        silence: why the file system does not answer; empty if it does.
+        mount: None if no mount is known.
         block: name of its block device ("nvme0n1p1"); empty for a network, or memory.
         controllers: addresses of PCI devices that its bytes come from: disks, or the RDMA devices
             of a network.
@@ -47,7 +53,7 @@ class Place:
 
 
 def place_of(host: Host, path: str, silence: str = "") -> Place:
-    """Asks no file of the path's own file system, which may be dead."""
+    """Find what serves a path, without its file system, which may be dead."""
     mount = _mount_of(host, path)
     block = _block_of(host, mount) if mount else ""
     found = sorted({pci for disk in _disks_below(host, block) for pci in _controllers(host, disk)}) if block else []
@@ -57,7 +63,7 @@ def place_of(host: Host, path: str, silence: str = "") -> Place:
 
 
 def mounts(host: Host) -> list[Mount]:
-    """In the order of mounting. Format: proc_pid_mountinfo(5)."""
+    """Return all mounts in the order of mounting. Format: proc_pid_mountinfo(5)."""
     found = []
     for line in (host.text("/proc/self/mountinfo") or "").splitlines():
         before, dash, after = line.partition(" - ")
@@ -73,7 +79,7 @@ def mounts(host: Host) -> list[Mount]:
 
 
 def _mount_of(host: Host, path: str) -> Mount | None:
-    """The innermost; of several at one place the last, which hides the others."""
+    """Return the innermost mount; if several are at one place, the last, which hides the others."""
     best = None
     for mount in mounts(host):
         holds = (path.rstrip("/") + "/").startswith(mount.at.rstrip("/") + "/")
@@ -87,8 +93,9 @@ def _unescaped(field: str) -> str:
 
 
 def _block_of(host: Host, mount: Mount) -> str:
-    """By device number; btrfs has numbers of its own, and so the name of what is mounted counts
-    too.
+    """Find a mount's block device by its number, or by what is mounted.
+
+    btrfs has device numbers of its own.
     """
     real = host.real(f"/sys/dev/block/{mount.device}")
     if real:
@@ -103,7 +110,7 @@ def _block_of(host: Host, mount: Mount) -> str:
 
 
 def _disks_below(host: Host, block: str) -> list[str]:
-    """sysfs folders of the whole disks of a partition, a RAID or a logical volume."""
+    """Return the sysfs folders of the whole disks below a partition, a RAID or a logical volume."""
     real = host.real(f"/sys/class/block/{block}")
     if real is None:
         return []
@@ -114,7 +121,7 @@ def _disks_below(host: Host, block: str) -> list[str]:
 
 
 def _controllers(host: Host, disk: str) -> list[str]:
-    """A disk's PCI device; of an NVMe namespace with several paths, those of its controllers."""
+    """Return a disk's PCI device, or those of all controllers of an NVMe namespace."""
     chain = _PCI_DEVICE.findall(disk)
     if chain:
         return chain[-1:]
@@ -124,29 +131,28 @@ def _controllers(host: Host, disk: str) -> list[str]:
 
 
 def rdma_devices(host: Host) -> list[str]:
-    """Those of /sys/class/infiniband that are PCI devices."""
+    """Return the names in /sys/class/infiniband that are PCI devices."""
     return [
         nic for nic in host.names("/sys/class/infiniband") if pci_chain(host, f"/sys/class/infiniband/{nic}/device")
     ]
 
 
 def pci_chain(host: Host, path: str) -> list[str]:
-    """Addresses of a PCI device and of the bridges above it, the root port first; empty where it is
-    none.
+    """Return the addresses of the bridges above a PCI device, from the root port on, and its own.
+
+    Empty if it is no PCI device.
     """
     return _PCI_DEVICE.findall(host.real(path) or "")
 
 
 def pci_address(text: str) -> str:
-    """As sysfs writes it: nvidia-smi has eight digits of the domain, and capitals."""
+    """Return an address as sysfs writes it: nvidia-smi has an 8-digit domain, and capitals."""
     domain, _, rest = text.strip().lower().partition(":")
     return f"{domain[-4:]}:{rest}"
 
 
 def gpus(host: Host) -> list[str]:
-    """Addresses of NVIDIA's display and 3-D controllers (PCI classes 0x0300 and 0x0302; vendor
-    0x10de).
-    """
+    """Return the addresses of NVIDIA's display and 3-D controllers (vendor 0x10de)."""
     folder = "/sys/bus/pci/devices"
     return [
         address

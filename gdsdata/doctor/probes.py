@@ -1,9 +1,7 @@
-"""What can only be known by trying it on this machine.
+"""Probes: they find out what only a try on this machine shows.
 
-Each probe takes the path and returns plain values, or "error".
-
-They raise whatever happens to them; `attempt` makes an "error" of it. Reads are of `READ_BYTES` at
-most.
+A probe takes the path and returns plain values. If it raises an exception, `attempt` returns it as
+"error". A probe reads at most `READ_BYTES`.
 """
 
 from __future__ import annotations
@@ -32,16 +30,18 @@ _FILES_LOOKED_AT = 1000
 
 
 class NothingToRead(Exception):
-    """There is no file that the probe could be tried on."""
+    """No file exists that the probe could read."""
 
 
 @contextlib.contextmanager
 def file_at(path: str) -> Iterator[str]:
-    """The path itself, or of a folder a file below it of `READ_BYTES` and more, or one that is made
-    in it and goes again; or, where that may not be, a shorter one.
+    """Yield the path itself or, if it is a folder, a file to read.
+
+    The file is one below the folder with at least `READ_BYTES`. If none is found, it is a temporary
+    file in the folder. If none can be made, it is a shorter one.
 
     Raises:
-        NothingToRead: it is empty.
+        NothingToRead: the file is empty, or there is none.
     """
     if not os.path.isdir(path):
         if not os.path.getsize(path):
@@ -69,7 +69,7 @@ def file_at(path: str) -> Iterator[str]:
 
 
 def _files_below(folder: str) -> Iterator[os.DirEntry[str]]:
-    """Files, nearer ones first, as they are come upon: a folder on a network may hold millions."""
+    """Yield files, nearer ones first, as they are found: a network folder may hold millions."""
     folders = [folder]
     for inner in folders:
         with contextlib.suppress(OSError), os.scandir(inner) as entries:
@@ -81,15 +81,13 @@ def _files_below(folder: str) -> Iterator[os.DirEntry[str]]:
 
 
 def attempt(probe: Callable[[str], dict[str, Any]]) -> Callable[[str], dict[str, Any]]:
-    """The probe, with what it raises as "error"; "empty" says that it was the file that was
-    lacking.
-    """
+    """Return a probe that returns an exception as "error"; "empty" says that no file was there."""
 
     @functools.wraps(probe)
     def tried(path: str) -> dict[str, Any]:
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of fallbacks, which the findings tell
+                warnings.simplefilter("ignore")  # the findings report fallbacks
                 return probe(path)
         except NothingToRead as error:
             return {"error": str(error), "empty": True}
@@ -100,13 +98,13 @@ def attempt(probe: Callable[[str], dict[str, Any]]) -> Callable[[str], dict[str,
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Of the system's or the engine's, of a file that was there and might be read."""
+    """Return whether the system or the engine refused a file that exists and may be read."""
     is_absent = isinstance(error, (PermissionError, FileNotFoundError))
     return isinstance(error, (OSError, BackendUnavailable)) and not is_absent
 
 
 def cuda(path: str) -> dict[str, Any]:
-    """CUDA versions of torch and of the driver, which says it without being initialised."""
+    """Return the CUDA versions of torch and of the driver, without initializing CUDA."""
     version = ctypes.c_int(0)
     with contextlib.suppress(OSError, AttributeError):
         if ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version)) != 0:
@@ -126,7 +124,7 @@ def gpu(path: str) -> dict[str, Any]:
 
 
 def wheels(path: str) -> dict[str, Any]:
-    """libcufile as Python's packages bring it: nvidia-cufile, nvidia-cufile-cu12."""
+    """Find libcufile in Python's packages."""
     for name in ("nvidia-cufile", "nvidia-cufile-cu12", "nvidia-cufile-cu13"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             found = metadata.distribution(name)
@@ -164,9 +162,7 @@ def reading(path: str) -> dict[str, Any]:
 
 
 def gds(path: str) -> dict[str, Any]:
-    """With cuFile alone, and only where there is something that could go by DMA: its driver takes a
-    while to open.
-    """
+    """Read with cuFile alone. Without a path for DMA it is not opened, which takes a while."""
     if not torch.cuda.is_available():
         return {"error": "torch sees no GPU"}
     if not engine.cufile_dma_is_possible():
@@ -179,7 +175,7 @@ def gds(path: str) -> dict[str, Any]:
 
 
 def _read(file: str, into: torch.Tensor, options: EngineOptions) -> tuple[Any, dict[str, int]]:
-    """The engine that read the file's beginning, and the bytes by way."""
+    """Read a file's beginning; return the engine, and the bytes by route."""
     shared = engine.shared_engine(options, into.device)
     before = shared.statistics()["bytes"]
     shared.read(file, 0, into, shared.mark(engine.stream_of(into.device)), False)
@@ -200,13 +196,14 @@ _MEMORY_ALIGNMENT_AT, _OFFSET_ALIGNMENT_AT = 152, 156
 
 
 def alignment(path: str) -> dict[str, Any]:
-    """By statx(2), whose structure has stx_mask at 0, and stx_dio_mem_align and
-    stx_dio_offset_align at 152 and 156.
+    """Return O_DIRECT's alignment by statx(2).
+
+    Its structure has stx_mask at 0, stx_dio_mem_align at 152 and stx_dio_offset_align at 156.
     """
     statx = ctypes.CDLL(None, use_errno=True).statx
     with file_at(path) as file:
         if not stat.S_ISREG(os.stat(file).st_mode):
-            return {"error": "statx says it of files alone"}
+            return {"error": "statx reports it for regular files only"}
         buffer = ctypes.create_string_buffer(_STATX_BYTES)
         if statx(_AT_FDCWD, os.fsencode(file), 0, _STATX_DIOALIGN, buffer) != 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), file)
@@ -230,5 +227,5 @@ PROBES: dict[str, Callable[[str], dict[str, Any]]] = {
     "gds": attempt(gds),
     "calibration": attempt(kept_calibration),
 }
-# A GPU that nobody holds open takes seconds to begin with, eight of them more.
+# The first use of a GPU that no program holds open takes seconds, and longer if there are eight.
 LIMITS_S = {**dict.fromkeys(PROBES, 10.0), "gpu": 30.0, "gds": 30.0, "reading": 30.0}

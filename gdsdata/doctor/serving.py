@@ -1,4 +1,4 @@
-"""Checks of what the engine makes of it all: which way the path's bytes really go."""
+"""Checks of the route by which the engine really reads the path's bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gdsdata.doctor.place import Place
 
 @check("GPU")
 def gpu(host: Host, place: Place) -> Answer:
-    """By making something on it, as a program that trains does."""
+    """Use the GPU, as a training program does."""
     found = host.probe("gpu")
     if found is None:
         return unknown("it was not tried")
@@ -25,9 +25,7 @@ def gpu(host: Host, place: Place) -> Answer:
 
 @check("read by gdsdata")
 def reading(host: Host, place: Place) -> Answer:
-    """By the engine, with its defaults, into the GPU where there is one: the path that would serve
-    it.
-    """
+    """Read with the engine's defaults, into the GPU if there is one."""
     if place.silence:
         return no(place.silence, "see that its server is there, or name another path")
     found = host.probe("reading", place.path)
@@ -43,9 +41,10 @@ def reading(host: Host, place: Place) -> Answer:
 
 @check("GPUDirect Storage")
 def gds(host: Host, place: Place) -> Answer:
-    """By a read with cuFile that tolerates no other way, judged by cuFile's own count of what went
-    by DMA: libcufile reads by way of the host without a word (gdscheck's "supports GDS" is no proof
-    either).
+    """Read with cuFile alone, and see in its own statistics what went by DMA.
+
+    libcufile reads through the host without a warning. "supports GDS" of gdscheck is no proof
+    either.
     """
     if place.silence:
         return unknown(place.silence)
@@ -63,10 +62,11 @@ def gds(host: Host, place: Place) -> Answer:
 
 @check("no CPU fallback in cuFile")
 def fallback(host: Host, place: Place) -> Answer:
-    """By its own statistics: of a process that runs (``--pid``: ``gds_stats -l 3``, where
-    ``posix=`` counts what went by way of the host, with "cufile_stats": 3 in cufile.json), or
-    nvidia-fs's, of all processes together (nvfs-stat.c of NVIDIA/gds-nvidia-fs). ``--test``
-    compares the CPU's use, too.
+    """Find operations that went through the host, in the statistics of cuFile or nvidia-fs.
+
+    With ``--pid`` they are one process's, by ``gds_stats -l 3``: ``posix=`` counts operations
+    through the host, if cufile.json has "cufile_stats": 3. Otherwise they are nvidia-fs's, of all
+    processes (nvfs-stat.c of NVIDIA/gds-nvidia-fs). ``--test`` compares the CPU's use, too.
     """
     if host.pid is not None:
         printed = host.tool("gds_stats", "-p", str(host.pid), "-l", "3")
@@ -83,7 +83,7 @@ def fallback(host: Host, place: Place) -> Answer:
     text = host.text("/proc/driver/nvidia-fs/stats")
     if text is None:
         return unknown(
-            "there is no /proc/driver/nvidia-fs/stats", "with --pid of a program that uses cuFile it is asked"
+            "there is no /proc/driver/nvidia-fs/stats", "pass --pid with the number of a process that uses cuFile"
         )
     if "IO stats: Enabled" not in text:
         remedy = "echo 1 > /sys/module/nvidia_fs/parameters/rw_stats_enabled, as root, or name a process with --pid"
@@ -99,8 +99,9 @@ def fallback(host: Host, place: Place) -> Answer:
 
 
 def cufile_operations(printed: str) -> tuple[int, int] | None:
-    """All operations and those through the host, of the lines ``GPU 0 Read: ... n=7302 posix=0 ...
-    Write: ... n=0 posix=0 ...`` of ``gds_stats -l 3``; None where there are none.
+    """Return the numbers of all operations and of those through the host; None if not printed.
+
+    ``gds_stats -l 3`` prints ``GPU 0 Read: ... n=7302 posix=0 ... Write: ... n=0 posix=0 ...``.
     """
     pairs = re.findall(r"\b(?:Read|Write):[^:]*?\bn=(\d+)\s+posix=(\d+)", printed)
     if not pairs:
@@ -110,7 +111,7 @@ def cufile_operations(printed: str) -> tuple[int, int] | None:
 
 @check("calibration")
 def calibration(host: Host, place: Place) -> Answer:
-    """What was kept of an earlier measurement (`gdsdata.io.calibration`)."""
+    """Look up an earlier measurement (`gdsdata.io.calibration`)."""
     if place.silence:
         return unknown(place.silence)
     found = host.probe("calibration", place.path)
@@ -131,6 +132,7 @@ def calibration(host: Host, place: Place) -> Answer:
     evidence = f"{found['place']}: {said}; measured in {kept['seconds']} s: {rates}"
     if not best:
         return no(
-            evidence + "; cuFile was the best then, and is not to be had now", "mend GPUDirect Storage, or delete it"
+            evidence + "; cuFile was the best then, and is not available now",
+            "repair GPUDirect Storage, or delete this calibration",
         )
     return yes(evidence)

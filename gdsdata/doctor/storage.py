@@ -1,4 +1,4 @@
-"""Checks of the file system that a path lies on, and of its disk's records."""
+"""Checks of a path's file system, and of its disk's records."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from gdsdata.doctor.place import NETWORK_KINDS, Mount, Place
 
 _RDMA_PORT = "20049"
 _NFS_VERSIONS = ("3", "4.0")
-# Clients that speak to GPUs themselves (gdscheck -p lists them), by the name that users know.
+# Clients that transfer to GPUs themselves (gdscheck -p lists them), with the product's name.
 _VENDORS = {"lustre": "Lustre", "wekafs": "WekaFS", "beegfs": "BeeGFS", "gpfs": "IBM Storage Scale"}
 
 
 @check("file system for cuFile")
 def file_system(host: Host, place: Place) -> Answer:
-    """Local ext4 in ordered mode and xfs; NFS over RDMA, port 20049, version 3 or 4.0; Lustre,
-    WekaFS, BeeGFS and IBM Storage Scale (GPUDirect Storage troubleshooting guide, "ext4:
-    data=ordered", "NFS over RDMA"; release notes, "Support Matrix"). Others work through the host:
-    that is slower, and not wrong.
+    """Compare the mount with the file systems that cuFile supports.
+
+    These are local ext4 in ordered mode, local xfs, NFS over RDMA (port 20049, version 3 or 4.0),
+    Lustre, WekaFS, BeeGFS and IBM Storage Scale. Others work through the host, which is slower.
+    Source: GPUDirect Storage troubleshooting guide, "ext4: data=ordered" and "NFS over RDMA"; its
+    release notes, "Support Matrix".
     """
     mount = place.mount
     if mount is None:
@@ -34,7 +36,7 @@ def file_system(host: Host, place: Place) -> Answer:
     if mount.kind in _VENDORS:
         return yes(f"{said}: {_VENDORS[mount.kind]}, by its own client")
     for kinds, why, remedy in (
-        (("tmpfs", "ramfs", "devtmpfs"), "memory, which no disk has to bring", "put data on ext4 or xfs to go direct"),
+        (("tmpfs", "ramfs", "devtmpfs"), "memory, not a disk", "put data on ext4 or xfs to go direct"),
         (("overlay",), "a container's layers", "mount a volume of the host's for the data: docker run -v /data:/data"),
         (
             ("btrfs",),
@@ -66,9 +68,7 @@ def _nfs(mount: Mount, said: str) -> Answer:
 
 
 def _ext4(host: Host, place: Place, said: str) -> Answer:
-    """The kernel shows data= among the mount's options only where it is not the default;
-    /proc/fs/ext4 always does.
-    """
+    """Check ext4's mode. Only /proc/fs/ext4 shows data= if it is the default."""
     mode = place.mount.options.get("data") if place.mount else None
     shown = mode is not None
     if mode is None:
@@ -81,9 +81,10 @@ def _ext4(host: Host, place: Place, said: str) -> Answer:
 
 @check("O_DIRECT")
 def direct(host: Host, place: Place) -> Answer:
-    """By reading with it, as the engine does.
+    """Read with O_DIRECT, as the engine does.
 
-    It may be refused at open or at the first read: tmpfs before Linux 6.6, FUSE, some overlays.
+    A file system may refuse it at open or at the first read: tmpfs before Linux 6.6, FUSE, some
+    overlays.
     """
     if place.silence:
         return unknown(place.silence)
@@ -91,7 +92,7 @@ def direct(host: Host, place: Place) -> Answer:
     if found is None:
         return unknown("it was not tried")
     if "error" not in found:
-        return yes(f"{found['bytes']} bytes were read so")
+        return yes(f"{found['bytes']} bytes were read with it")
     if found.get("refused"):
         return no(found["error"], "files are read through the page cache; local ext4 and xfs allow it")
     return unknown(found["error"], "name a file that may be read, or a folder that may be written")
@@ -99,8 +100,10 @@ def direct(host: Host, place: Place) -> Answer:
 
 @check("O_DIRECT's alignment")
 def alignment(host: Host, place: Place) -> Answer:
-    """statx(2) says it from Linux 6.1 on (STATX_DIOALIGN), 0 for files that O_DIRECT does not work
-    on; else the disk's logical block is a bound that is always enough (open(2), "O_DIRECT").
+    """Find the alignment that O_DIRECT needs.
+
+    statx(2) reports it from Linux 6.1 on (STATX_DIOALIGN), and 0 if O_DIRECT does not work on the
+    file. The disk's logical block is always enough (open(2), "O_DIRECT").
     """
     found = (None if place.silence else host.probe("alignment", place.path)) or {}
     if "offset_bytes" in found:
@@ -117,10 +120,11 @@ def alignment(host: Host, place: Place) -> Answer:
 
 @check("udev record of the disk")
 def udev(host: Host, place: Place) -> Answer:
-    """cuFile asks udev for ID_FS_USAGE of the disk, and refuses the file with 5027 or 5030 ("udev
-    property not found: ID_FS_USAGE" in cufile.log; LMCache issue 795). A container has no udev
-    unless the host's records are mounted. Records are /run/udev/data/bMAJOR:MINOR, with
-    E:NAME=VALUE lines (systemd, sd-device).
+    """Check that udev's record of the disk has ID_FS_USAGE.
+
+    Without it cuFile refuses the file with 5027 or 5030 ("udev property not found: ID_FS_USAGE" in
+    cufile.log; LMCache issue 795). A container has no records unless the host's are mounted. They
+    are /run/udev/data/bMAJOR:MINOR, with E:NAME=VALUE lines (systemd, sd-device).
     """
     if not place.block:
         if place.mount and place.mount.kind in NETWORK_KINDS:

@@ -1,4 +1,4 @@
-"""Checks of what the system lets this process do."""
+"""Checks of what the system allows this process to do."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from gdsdata.doctor.evidence import Host
 from gdsdata.doctor.finding import Answer, check, no, unknown, yes
 from gdsdata.doctor.place import Place
 
-_MOST_BOUNCE_BYTES = 8 * 16 << 20  # of as many workers as the engine takes by itself
+_MOST_BOUNCE_BYTES = 8 * 16 << 20  # of 8 workers, the most that the engine has by default
 _CAP_IPC_LOCK = 14
 _SECCOMP_FILTER = "2"
 
 
 @check("io_uring")
 def io_uring(host: Host, place: Place) -> Answer:
-    """The engine's own attempt where it can be made.
+    """Try io_uring with the engine. If that is not possible, look for what forbids it.
 
-    Else by kernel.io_uring_disabled (0 all may, 1 only a group or CAP_SYS_ADMIN, 2 nobody:
-    admin-guide/sysctl/kernel) and the seccomp filter, which Docker's profile makes forbid it.
+    This may be kernel.io_uring_disabled (1: all but a group and CAP_SYS_ADMIN, 2: all;
+    admin-guide/sysctl/kernel), or a seccomp filter such as Docker's.
     """
     remedy = "permit io_uring's calls (containers: seccomp; kernel.io_uring_disabled), on a kernel of 5.11 or newer"
     disabled = host.text("/proc/sys/kernel/io_uring_disabled")
@@ -38,10 +38,12 @@ def io_uring(host: Host, place: Place) -> Answer:
 
 @check("locked memory")
 def locked_memory(host: Host, place: Place) -> Answer:
-    """io_uring registers bounce memory and RDMA its buffers, both against RLIMIT_MEMLOCK
-    (io_uring_register(2)); who has CAP_IPC_LOCK has no limit. A control group's limit counts all of
-    it. What the engine takes at most is workers * bounce_bytes; less is not fatal, it then works
-    with memory that is not registered.
+    """Compare the limits on locked memory with what the engine may register.
+
+    io_uring's registered bounce memory counts against RLIMIT_MEMLOCK (io_uring_register(2)), as do
+    RDMA's buffers. A process with CAP_IPC_LOCK has no such limit, but may have a control group's.
+    The engine registers at most workers * bounce_bytes. If the limit is lower, it works with memory
+    that is not registered.
     """
     limit = re.search(r"Max locked memory\s+(\S+)", host.text("/proc/self/limits") or "")
     if not limit:
@@ -63,18 +65,19 @@ def locked_memory(host: Host, place: Place) -> Answer:
 
 
 def _group_limit_bytes(host: Host) -> int | None:
-    """Of the control group's memory, version 2 and then 1, in which a number near 2**63 is no
-    limit.
-    """
+    """Return the control group's limit, of version 2 or 1; a number near 2**63 means no limit."""
     limits = (host.number(f"/sys/fs/cgroup/{name}") for name in ("memory.max", "memory/memory.limit_in_bytes"))
     return next((limit for limit in limits if limit is not None and limit < 2**60), None)
 
 
 @check("no security module")
 def security(host: Host, place: Place) -> Answer:
-    """SELinux: /sys/fs/selinux/enforce; AppArmor: /proc/self/attr/current, "PROFILE (enforce)";
-    seccomp: proc_pid_status(5), 2 is a filter; kernel_lockdown(7): [integrity] and up load only
-    signed modules, so not an nvidia-fs of one's own.
+    """Look for security modules that may refuse a call or nvidia-fs.
+
+    - SELinux: /sys/fs/selinux/enforce
+    - AppArmor: /proc/self/attr/current, "PROFILE (enforce)"
+    - seccomp: proc_pid_status(5), 2 is a filter
+    - kernel_lockdown(7): from [integrity] on, only signed modules are loaded
     """
     status = status_field(host, "Seccomp")
     attributes = [host.text(f"/proc/self/attr/{name}") for name in ("apparmor/current", "current")]
@@ -97,6 +100,6 @@ def security(host: Host, place: Place) -> Answer:
 
 
 def status_field(host: Host, name: str) -> str:
-    """Of /proc/self/status; empty where it is not there."""
+    """Return a field of /proc/self/status; empty if it is missing."""
     found = re.search(rf"^{name}:\s*(\S+)", host.text("/proc/self/status") or "", re.MULTILINE)
     return found[1] if found else ""

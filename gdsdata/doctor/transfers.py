@@ -1,6 +1,4 @@
-"""``--test``: a verified write and read by each path that is to be had, as gdsio_verify does, with
-what each costs.
-"""
+"""``--test``: a verified write and read by each available path (as gdsio_verify), and its cost."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ _ENDING_LIMIT_S = 5.0
 _WARM_UP_BYTES = MIB
 _SILENCE = f"no end within {TRANSFER_LIMIT_S:g} s"
 _VIA_HOST, _CUFILE = "GPU by way of the host", "cuFile"
-_CHEAPER = 0.5  # of the host's way, what direct transfers may cost in CPU time at most: see `cpu_use`
+_CHEAPER = 0.5  # the most CPU time of direct transfers, as a share of that through the host: see `cpu_use`
 
 
 @dataclass(frozen=True)
@@ -40,14 +38,13 @@ class Transfer:
     """One row of the test.
 
     Attributes:
-        path: which way it was asked to go.
+        path: the path that was requested.
         direction: "write" or "read".
         gb_per_s: 1e9 bytes a second, up to the last byte; a write is on storage.
-        cpu_s_per_gb: CPU seconds, user and system, of this process's threads a 1e9 bytes.
-        served_by: bytes by the route that the engine counted them on (`gdsdata.io.engine.ROUTES`).
-        correct: whether every byte was the one that was written; None where it did not come to
-            that.
-        error: why it did not; else empty.
+        cpu_s_per_gb: CPU seconds, user and system, of this process's threads for each 1e9 bytes.
+        served_by: bytes by the route on which the engine counted them (`gdsdata.io.engine.ROUTES`).
+        correct: whether each byte is the one that was written; None if that was not compared.
+        error: why it was not compared, or what differs; else empty.
     """
 
     path: str
@@ -74,7 +71,7 @@ class Way:
 
 
 def ways() -> list[Way]:
-    """Those that this machine could have; with a GPU, those to it."""
+    """Return the paths that this machine may have, those to a GPU included."""
     found = [
         Way("buffered, threads", "any", "cpu", EngineOptions(backend="posix", direct="never")),
         Way("O_DIRECT, threads", "direct", "cpu", EngineOptions(backend="posix", direct="always")),
@@ -89,11 +86,10 @@ def ways() -> list[Way]:
 
 
 def run(path: str, tested: Sequence[Way] | None = None, size_bytes: int = TEST_BYTES) -> list[Transfer]:
-    """Write and read ``size_bytes`` by each way, in a folder of its own beside ``path`` that is
-    gone at the end.
+    """Write and read ``size_bytes`` by each way, in a temporary folder beside ``path``.
 
     Raises:
-        OSError: no folder can be made there.
+        OSError: the folder cannot be made.
     """
     rows: list[Transfer] = []
     with _folder_beside(path) as folder:
@@ -103,7 +99,7 @@ def run(path: str, tested: Sequence[Way] | None = None, size_bytes: int = TEST_B
 
 
 def verified(rows: Sequence[Transfer], requirement: str, tested: Sequence[Way] | None = None) -> bool:
-    """Whether no byte was wrong, and what was asked for was really done: for "gds", by DMA."""
+    """Return whether no byte was wrong, and the required path served; for "gds", by DMA."""
     if any(row.correct is False for row in rows):
         return False
     asked = {way.name for way in (ways() if tested is None else tested) if way.requirement == requirement}
@@ -114,11 +110,10 @@ def verified(rows: Sequence[Transfer], requirement: str, tested: Sequence[Way] |
 
 
 def cpu_use(rows: Sequence[Transfer]) -> Finding:
-    """Whether cuFile spared the CPU its work: by the route, and by CPU time beside that of the way
-    through the host.
+    """Find out whether cuFile saves CPU time: by the route, and compared with the host's path.
 
-    Copies through the host cost several times what asking for DMA does: storage vendors publish 15
-    % of user time against 3 % at one rate.
+    Copies through the host cost several times as much as requests for DMA. Storage vendors publish
+    15 % of user time against 3 % at one rate.
     """
     question = "cuFile spares the CPU"
     read = {row.path: row for row in rows if row.direction == "read" and row.correct}
@@ -138,16 +133,13 @@ def cpu_use(rows: Sequence[Transfer]) -> Finding:
 
 
 def abandoned(rows: Sequence[Transfer]) -> bool:
-    """Whether a transfer is still under way, and may never end."""
+    """Return whether a transfer is still in progress, and may never end."""
     return any(row.error == _SILENCE for row in rows)
 
 
 @contextlib.contextmanager
 def _folder_beside(path: str) -> Iterator[str]:
-    """A folder of its own, so that nothing else can be removed at the end.
-
-    Signals end it as Ctrl-C does.
-    """
+    """Make a temporary folder. SIGTERM and SIGHUP remove it too: they act as Ctrl-C does."""
     beside = path if os.path.isdir(path) else os.path.dirname(os.path.abspath(path))
     in_main = threading.current_thread() is threading.main_thread()
     before = {number: signal.signal(number, _interrupt) for number in (signal.SIGTERM, signal.SIGHUP) if in_main}
@@ -169,13 +161,13 @@ def _write_and_read(path: str, way: Way, size_bytes: int) -> list[Transfer]:
     rows = []
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of fallbacks: the row says what served it
+            warnings.simplefilter("ignore")  # a fallback is seen in the row's route
             device = engine.resolved(way.device)
             wrote = torch.randint(0, 256, (size_bytes,), dtype=torch.uint8).to(device)
             read = torch.zeros_like(wrote)
             moved = Engine(way.options)
             try:
-                moved.write(path, wrote[:_WARM_UP_BYTES]).result(timeout=TRANSFER_LIMIT_S)  # its threads and memory
+                moved.write(path, wrote[:_WARM_UP_BYTES]).result(timeout=TRANSFER_LIMIT_S)  # makes threads and memory
                 rows.append(_measured(moved, way, "write", size_bytes, lambda: moved.write(path, wrote)))
                 rows[0] = _checked(rows[0], _plainly_read(path), wrote.cpu())
                 _drop_from_page_cache(path)
@@ -206,7 +198,7 @@ def _measured(
 
 
 def _routes(moved: Engine) -> dict[str, int]:
-    """Bytes so far, by route; it is used on one device."""
+    """Return the bytes so far by route, of an engine that is used on one device."""
     (counts,) = moved.stats().values()
     return dict(counts["bytes"])
 
@@ -216,7 +208,7 @@ def _checked(row: Transfer, got: torch.Tensor, expected: torch.Tensor) -> Transf
     error = ""
     if not correct:
         if got.shape != expected.shape:
-            error = f"{got.numel()} bytes came, {expected.numel()} were written"
+            error = f"{got.numel()} bytes were read, {expected.numel()} were written"
         else:
             wrong = (got != expected).nonzero()
             error = f"{len(wrong)} bytes differ, the first at offset {int(wrong[0])}"
@@ -224,7 +216,7 @@ def _checked(row: Transfer, got: torch.Tensor, expected: torch.Tensor) -> Transf
 
 
 def _plainly_read(path: str) -> torch.Tensor:
-    """By the system alone, so that an engine that is wrong both ways is found out."""
+    """Read without the engine, whose writes and reads may be wrong alike."""
     with open(path, "rb") as file:
         return torch.frombuffer(bytearray(file.read()), dtype=torch.uint8)
 

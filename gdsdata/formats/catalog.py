@@ -12,8 +12,8 @@ class Entry(NamedTuple):
         name: of its class, in `gdsdata.formats`.
         module: of `gdsdata.formats` that has the class.
         title: names its files in errors.
-        recogniser: the function of `gdsdata.formats.parsers.magics` that knows its files; "" if no
-            file shows it.
+        ``recogniser``: the function of `gdsdata.formats.parsers.magics` that recognizes its files;
+            "" if nothing in a file shows the format.
     """
 
     name: str
@@ -22,8 +22,7 @@ class Entry(NamedTuple):
     recogniser: str
 
 
-# A file is of the first format whose recogniser knows it. The format is then made with its
-# defaults.
+# The format of a file is the first that recognizes it. The format is then made with its defaults.
 FORMATS = (
     Entry("Npy", "npy", "npy", "is_npy"),
     Entry("Tokens", "tokens", "llm.c's tokens", "is_llm_c"),

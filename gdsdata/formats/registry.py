@@ -1,4 +1,4 @@
-"""From the sources that a user names to files, and from files to their format."""
+"""Find the files that a user's sources name, and the files' format."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ class Recogniser(NamedTuple):
 
     Attributes:
         name: of the format, for errors.
-        recognises: called with the first `HEAD_BYTES` of a file (fewer if it is shorter) and its
-            path.
-        make: the format with its defaults.
+        ``recognises``: called with the first `HEAD_BYTES` of a file (fewer if it is shorter) and
+            its path.
+        make: returns the format with its defaults.
     """
 
     name: str
@@ -76,7 +76,7 @@ class Recogniser(NamedTuple):
 
 
 def _default_of(entry: Entry) -> Format:
-    """Return a format of the catalog with its defaults. Only now is its module imported."""
+    """Import a format of the catalog, and return it with its defaults."""
     return getattr(importlib.import_module(f".{entry.module}", __package__), entry.name)()
 
 
@@ -89,33 +89,31 @@ _recognisers = [
 
 
 def register(name: str, recognises: Callable[[bytes, str], bool], make: Callable[[], Format]) -> None:
-    """Have data sets recognize a format of one's own; see ``examples/own_format.py``.
+    """Have data sets recognize your own format; see ``examples/own_format.py``.
 
-    The format that was registered last is asked first. A name that is known is replaced.
+    The format that was registered last is asked first. A known name is replaced.
 
     Args:
         name: of the format, for errors.
-        recognises: called with the first 512 bytes of a file (fewer if it is shorter) and its
-            path.
-        make: the format with its defaults: anything with `gdsdata.formats.index.Format`'s one
-            method.
+        ``recognises``: called with the first 512 bytes of a file (fewer if it is shorter) and its
+            path. Returns whether the file has this format.
+        make: returns the format with its defaults: an object with the method of
+            `gdsdata.formats.index.Format`.
     """
     _recognisers[:] = [one for one in _recognisers if one.name != name]
     _recognisers.insert(0, Recogniser(name, recognises, make))
 
 
 def _tells(path: str) -> bool:
-    """Return whether it says what the files beside it are."""
+    """Return whether the file says what the files beside it are."""
     return os.path.basename(path) == magics.SHARDS_INDEX or path.endswith(".idx")
 
 
 def recognise(paths: Sequence[str]) -> Format:
-    """Return the format of ``paths``, by the magic of one of them.
-
-    It is an index, which says what the others are, or else the first.
+    """Return the format of ``paths``, by the magic of an index among them or else of the first.
 
     Raises:
-        ValueError: no format has its magic; bare tokens and records cannot be known from their
+        ValueError: no format has its magic. Bare tokens and records cannot be recognized by their
             bytes.
         FileNotFoundError, IoError: the file is not available.
     """

@@ -1,4 +1,4 @@
-"""Batches for NVIDIA DALI's pipelines, which take them where they lie."""
+"""Batches for NVIDIA DALI's pipelines, without a copy."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from gdsdata.data.dataset import GDSDataset
 
 
 def source(dataset: GDSDataset, fields: str | Sequence[str] | None = None, prefetch_queue_depth: int = 2) -> Source:
-    """What ``nvidia.dali.fn.external_source`` takes batches of a data set from.
+    """Return a source of a data set's batches for ``nvidia.dali.fn.external_source``.
 
-    Give it ``batch=True`` and ``no_copy=True``, and ``num_outputs`` where ``fields`` is a
+    Pass ``batch=True`` and ``no_copy=True`` to that, and ``num_outputs`` if ``fields`` is a
     sequence::
 
-        data = GDSDataset("shards/*.tar", 256, fields=Fields(decode={"jpg": "encoded", "cls": "cls"}))
+        fields = Fields(decode={"jpg": "encoded", "cls": "cls"})
+        data = GDSDataset("shards/*.tar", 256, fields=fields)
 
         @pipeline_def(batch_size=256, num_threads=8, device_id=0, prefetch_queue_depth=2)
         def pipeline(source):
@@ -28,40 +29,37 @@ def source(dataset: GDSDataset, fields: str | Sequence[str] | None = None, prefe
 
         pipe = pipeline(dali.source(data, ["jpg", "cls"]))
 
-    The pipeline's ``batch_size`` is the data set's at least; DALI's image decoders need
-    ``nvidia-nvimgcodec-cu13`` (or ``-cu12``) beside ``nvidia-dali-cuda130``. Nothing is copied for
-    it:
+    The pipeline's ``batch_size`` is at least the data set's. DALI's image decoders need
+    ``nvidia-nvimgcodec-cu13`` (or ``-cu12``) beside ``nvidia-dali-cuda130``. Nothing is copied:
 
-    - Encoded images (``decode={"jpg": "encoded"}``, or any field whose size differs, from a data
-    set on the CPU) go to
-      DALI as views of the batch's host memory, one a sample, which is pinned where the data set's
-      device is a GPU.
-    - A tensor ``(B, ...)`` goes as a whole. One on a GPU needs ``device="gpu"`` there, and so an
-    `external_source` of
-      its own. What its streams were given for it is waited for first, because DALI uses streams of
-      its own.
+    - A field with a tensor for each sample is passed as views of the batch's host memory. These are
+      encoded images (``decode={"jpg": "encoded"}``), or any field whose size differs if the data
+      set is on the CPU. Encoded images are in pinned memory if the data set's device is a GPU.
+    - A tensor ``(B, ...)`` is passed as a whole. On a GPU it needs ``device="gpu"``, and so an
+      `external_source` of its own. The source waits for the current stream first, because DALI uses
+      streams of its own.
 
-    Views are DLPack's, which own what they show: a batch's host memory stays as it is until DALI
-    has let go of the last of them, however many batches ahead it works. A GPU may still read what
-    DALI has let go of, so batches there are kept for ``prefetch_queue_depth`` more of them: by
-    DALI's own rule their memory is then no longer used.
+    The views are DLPack's, and own what they show. A batch's host memory is kept until DALI has
+    released the last view of it. A GPU may still read memory that DALI has released, so the source
+    keeps a batch on a GPU for ``prefetch_queue_depth`` more batches. By DALI's own rule its memory
+    is not used after that.
 
     Args:
-        dataset: whose batches are a dict of fields, or (with ``fields=None``) one tensor.
+        dataset: its batches are a dict of fields, or (with ``fields=None``) one tensor.
         fields: the name of one, or the names of several in the order of the outputs.
-        prefetch_queue_depth: the pipeline's; where it has one for the CPU and one for the GPU,
+        prefetch_queue_depth: the pipeline's. If it has one for the CPU and one for the GPU, pass
             their product.
 
     Returns:
-        A callable without arguments that returns the next batch, and raises StopIteration behind
-        the last one of an epoch. When the pipeline is reset (``pipe.reset()``, or
-        ``auto_reset=True`` of DALI's iterators), the next epoch follows.
+        A callable without arguments. It returns the next batch, and raises StopIteration after the
+        last one of an epoch. When the pipeline is reset (``pipe.reset()``, or ``auto_reset=True``
+        of DALI's iterators), the next epoch follows.
     """
     return Source(dataset, fields, prefetch_queue_depth)
 
 
 class Source:
-    """What `source` returns."""
+    """The source of batches that `source` returns."""
 
     def __init__(self, dataset: GDSDataset, fields: str | Sequence[str] | None, prefetch_queue_depth: int) -> None:
         self._dataset, self._fields = dataset, fields
@@ -69,13 +67,12 @@ class Source:
         self._batches: Iterator[Any] | None = None
 
     def __call__(self) -> Any:
-        """The next batch, as DLPack capsules: of each field one, or a list with one for each
-        sample.
+        """Return the next batch: for each field a DLPack capsule, or a list with one a sample.
 
         Raises:
             StopIteration: the epoch is over; the next call begins another one.
             KeyError: batches have no such field.
-            ValueError: a field is nothing that DALI takes.
+            ValueError: DALI cannot take a field.
         """
         if self._batches is None:
             self._batches = iter(self._dataset)
