@@ -31,7 +31,7 @@ class BackendUnavailable(GdsdataError, RuntimeError):
 
 
 class IoError(GdsdataError, OSError):
-    """The operating system could not move bytes ``[offset, offset + length)`` of ``path``.
+    """The system could not move bytes ``[offset, offset + length)`` of ``path``.
 
     ``errno`` is the system's number of the error. ``str()`` is the message alone, without the
     ``[Errno N]`` of ``OSError``.
@@ -61,7 +61,7 @@ class NotReplaceable(IoError):
 
 
 class CorruptData(GdsdataError, ValueError):
-    """Bytes ``[offset, offset + length)`` of ``path`` are not what the format or the index says.
+    """Bytes ``[offset, offset + length)`` of ``path`` contradict the format or index.
 
     The file is shorter than its index says, a header is wrong, or a checksum differs.
     """
@@ -74,7 +74,7 @@ class CorruptData(GdsdataError, ValueError):
 
 
 class DeviceError(GdsdataError):
-    """The accelerator's driver reported a failure; the message has the driver's own name for it."""
+    """The accelerator's driver failed; the message has the driver's name for it."""
 
 
 class StallError(GdsdataError):
@@ -94,7 +94,7 @@ class EngineClosed(GdsdataError):
 
 
 class SaveAborted(GdsdataError):
-    """A checkpoint was not saved because of another rank: ``rank``, or -1 if it is unknown."""
+    """Another rank kept a checkpoint from being saved: ``rank``, or -1 if unknown."""
 
     def __init__(self, message: str, rank: int = -1) -> None:
         super().__init__(message)

@@ -337,7 +337,7 @@ def test_residency_is_refused_for_the_other_byte_order(tmp_path, dtype):
 
 def test_residency_is_refused_for_more_than_fits_into_memory(tmp_path, records, monkeypatch):
     monkeypatch.setattr(gdsdata.io.engine, "_memory_for_pinning", lambda: records.size - 1)
-    with pytest.raises(BackendUnavailable, match=r"the files have 0\.0 GB, and of this machine's memory 0\.0 GB"):
+    with pytest.raises(BackendUnavailable, match=r"the files have 0\.0 GB, and at most 0\.0 GB of this machine"):
         read(tmp_path, residency="pinned")
     monkeypatch.setattr(gdsdata.io.engine, "_memory_for_pinning", lambda: records.size)
     settle(read(tmp_path, residency="pinned"))
@@ -457,7 +457,7 @@ def test_a_waiting_caller_does_a_short_read_from_the_page_cache_itself(tmp_path)
         got = read_tensor(tmp_path / "x", torch.uint8, (size,), device="cuda")
         spans = gdsdata.io.engine.end_spans()
         assert torch.equal(got.cpu(), data[:size])
-        assert [worker.name for worker in spans] == ["gdsdata in whoever waits (cuda:0)"]
+        assert [worker.name for worker in spans] == ["gdsdata in waiting threads (cuda:0)"]
 
 
 def test_short_reads_of_many_threads_and_streams_are_right(tmp_path):

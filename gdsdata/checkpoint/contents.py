@@ -1,4 +1,4 @@
-"""Find out what a checkpoint file holds, without reading its tensors if that is possible."""
+"""Find out what a checkpoint file holds, if possible without reading its tensors."""
 
 from __future__ import annotations
 

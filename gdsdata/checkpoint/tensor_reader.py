@@ -1,4 +1,4 @@
-"""`TensorReader`: read a load's tensors in few calls of the engine for each device."""
+"""`TensorReader`: read a load's tensors in few calls of the engine per device."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class TensorReader:
         self.own_bytes = 0
 
     def expect(self, size_bytes: int, device: torch.device) -> None:
-        """Have a device's engine allocate its memory while the caller finds out what to read.
+        """Allocate the engine's memory while the caller finds out what to read.
 
         Args:
             size_bytes: about how much will be read.
@@ -95,7 +95,7 @@ class TensorReader:
         self._memory_of(target, record, offset, name)
 
     def _memory_of(self, target: torch.Tensor, record: Record, offset: int, name: str) -> None:
-        """Read into the memory of a tensor without gaps, in the order of its elements there."""
+        """Read into the memory of a tensor without gaps, in the order of that memory."""
         size_bytes = target.nbytes
         if size_bytes == 0:
             return
@@ -115,7 +115,7 @@ class TensorReader:
             self._begun.append(submit_or_call(self._batches, call))
 
     def tensor_into(self, target: torch.Tensor, stored: Stored, name: str) -> None:
-        """Read a stored tensor into a tensor of its shape, and cast it if the dtypes differ.
+        """Read a stored tensor into a tensor of its shape; cast it if dtypes differ.
 
         Values are read in place if file and ``target`` have the same dtype, and long enough
         contiguous stretches in common. Otherwise they pass through memory of their own.

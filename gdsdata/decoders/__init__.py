@@ -83,11 +83,11 @@ class Threads:
         self._memory = MemoryPool(most_kept, least_bytes=0)  # a batch is one buffer, however small
 
     def memory(self, size_bytes: int) -> torch.Tensor:
-        """Return uint8 (size_bytes,) that is not handed out again while a view of it exists."""
+        """Return uint8 (size_bytes,), used by no other batch while a view of it exists."""
         return self._memory.take(size_bytes)
 
     def each(self, work: Callable[[int], T], count: int) -> list[T]:
-        """Return ``work(i)`` for each i below ``count``, in order; raise the first one's error."""
+        """Return ``work(i)`` for each i below ``count``; raise the first error in order."""
         bounds = [count * i // self._count for i in range(self._count + 1)]
         shares = [self._pool.submit(list, map(work, range(a, b))) for a, b in pairwise(bounds) if a < b]
         return [value for share in shares for value in share.result()]
@@ -97,7 +97,7 @@ class Threads:
 
 
 class _Batch:
-    """The images of a batch: in one tensor, if they have the size of the first one put in.
+    """The images of a batch, in one tensor if they have the first one's size.
 
     An image is copied there while it is in the processor's caches, and its own memory is then free
     for the next image. NumPy copies it, because torch would wake as many threads again for each of
@@ -137,9 +137,9 @@ class _Batch:
 
 @dataclass(frozen=True)
 class Image:
-    """Decodes JPEG, PNG, WebP and GIF to uint8, by torchcodec (0.16 or later) or torchvision.
+    """Decodes JPEG, PNG, WebP and GIF to uint8.
 
-    ``"image"`` stands for ``Image()``.
+    The decoder is torchcodec (0.16 or later) or torchvision. ``"image"`` stands for ``Image()``.
 
     A batch is uint8 ``(B, 3, height, width)`` with ``resize`` or if all images have one size, else
     a list of ``(3, height, width)``. On the CPU its memory is as decoders leave it, mostly with the
@@ -231,7 +231,10 @@ def decoder_of(said: str | Decoder | Image) -> Decoder | Image:
 
 
 def runs_ahead(decoder: Decoder | Image) -> bool:
-    """Return whether any thread may run a decoder at any time: whether it is this module's."""
+    """Return whether any thread may run a decoder at any time.
+
+    A user's function is called on the consumer's thread only.
+    """
     return isinstance(decoder, Image) or decoder in DECODERS.values()
 
 
@@ -247,7 +250,7 @@ def _value_of(samples: Sequence[torch.Tensor], i: int, decode: Callable[[torch.T
 
 
 def _first_line(error: Exception) -> str:
-    """Return the error's first line, without the place in the library's source before it."""
+    """Return the error's first line, without the library's place in its source."""
     return re.sub(r"^.*?\.cpp:\d+, ", "", str(error).partition("\n")[0])
 
 

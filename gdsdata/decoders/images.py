@@ -1,4 +1,4 @@
-"""Single images: the library that decodes them, which of them a GPU decodes, and resizing."""
+"""Single images: the library that decodes them, JPEGs for GPUs, and resizing."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def gray(image: torch.Tensor) -> torch.Tensor:
 
 
 def resized(image: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
-    """Return ``image`` (uint8, (C, height, width)) in another size: bilinear and antialiased."""
+    """Resize an image (uint8, (C, height, width)): bilinear and antialiased."""
     if image.shape[1:] == size:
         return image
     if image.device.type == "cpu":

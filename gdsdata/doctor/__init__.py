@@ -102,6 +102,6 @@ def _ask(check: Check, host: Host, place: Place) -> Finding:
 
 
 def works(findings: list[Finding], requirement: str = "any") -> bool:
-    """Return whether all checks of a requirement (a key of `REQUIREMENTS`) answered yes."""
+    """Return whether all checks of a requirement (in `REQUIREMENTS`) answered yes."""
     answers = {finding.name: finding.answer for finding in findings}
     return all(answers[name] == "yes" for name in REQUIREMENTS[requirement])

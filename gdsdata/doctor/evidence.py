@@ -63,7 +63,7 @@ class Host:
         self.pid: int | None = None
 
     def text(self, path: str) -> str | None:
-        """Return a file's text, stripped, with NULs as line ends; None if it cannot be read."""
+        """Return a file's text, with NULs as line ends; None if it cannot be read."""
         try:
             with open(self._below(path), "rb") as file:
                 return file.read(MOST_TEXT_BYTES).replace(b"\0", b"\n").decode(errors="replace").strip()
@@ -88,7 +88,7 @@ class Host:
         return os.path.exists(self._below(path))
 
     def real(self, path: str) -> str | None:
-        """Return a path with its links followed, as the host names it; None if it leads nowhere."""
+        """Return a path of the host with links followed; None if it leads nowhere."""
         real = os.path.realpath(self._below(path))
         if not os.path.exists(real) or not (real + "/").startswith(self.root.rstrip("/") + "/"):
             return None
@@ -99,7 +99,7 @@ class Host:
         raise NotImplementedError
 
     def tool(self, *command: str) -> str | None:
-        """Return what a program prints; None if it is missing, fails or does not end in time."""
+        """Return what a program prints; None if it is missing, fails or takes too long."""
         raise NotImplementedError
 
     def probe(self, name: str, path: str = "") -> dict[str, Any] | None:
@@ -220,7 +220,7 @@ class ThisHost(Host):
 
 
 def _copy(root: str, base: Path, path: str, text: str) -> None:
-    """Copy a folder or a file, with ``text`` as its content, and each link on the way to it.
+    """Copy a folder, or a file with ``text`` as its content, and links on the way.
 
     The copy has the same path below ``base``.
     """

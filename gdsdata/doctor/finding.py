@@ -61,7 +61,7 @@ class Check(Protocol):
 
 
 def check(question: str) -> Callable[[Callable[[Host, Place], Answer]], Check]:
-    """Return a decorator that makes a check, with the same name, of a function that answers."""
+    """Return a decorator: a function that answers becomes a check of that name."""
 
     def decorate(function: Callable[[Host, Place], Answer]) -> Check:
         @functools.wraps(function)

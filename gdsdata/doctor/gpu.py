@@ -95,7 +95,7 @@ def _is_supported(name: str, capability: str) -> bool:
 
 @check("nvidia-fs or P2PDMA")
 def peer_to_peer(host: Host, place: Place) -> Answer:
-    """Check that nvidia-fs or P2PDMA can serve the path. Either needs more than a loaded module.
+    """Check for nvidia-fs or P2PDMA that serves the path: not only a loaded module.
 
     nvidia-fs: /proc/driver/nvidia-fs/modules lists the modules that have registered with it
     (nvfs-proc.c of NVIDIA/gds-nvidia-fs). If the module of a disk or network is not listed (a stock
@@ -222,7 +222,7 @@ def _bar1_bytes(host: Host, address: str) -> int:
 
 
 def cufile_configuration(host: Host) -> tuple[str, dict[str, Any]]:
-    """Return the name of the file with cuFile's settings, and the settings (JSON with comments)."""
+    """Return the path of cuFile's settings, and the settings (JSON with comments)."""
     named = host.environment("CUFILE_ENV_PATH_JSON")
     for path in [named] if named else ["/etc/cufile.json", "/usr/local/cuda/gds/cufile.json"]:
         text = host.text(path)
@@ -241,7 +241,7 @@ def _parsed(path: str, text: str) -> tuple[str, dict[str, Any]]:
 
 
 def version_of_library(host: Host, name: str) -> str:
-    """Return the version of a library, which follows .so. in the name of its file; or empty."""
+    """Return the version in a library's file name, behind .so.; empty without one."""
     path = _library(host, name)
     found = re.search(r"\.so\.(\d+\.[\d.]+)$", os.path.basename(host.real(path) or "")) if path else None
     return found[1] if found else ""

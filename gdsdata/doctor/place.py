@@ -1,4 +1,4 @@
-"""Where a path lies: its mount, the block device below that, and the PCI devices that serve it."""
+"""The place of a path: its mount, its block device, and PCI devices that serve it."""
 
 from __future__ import annotations
 
@@ -79,7 +79,10 @@ def mounts(host: Host) -> list[Mount]:
 
 
 def _mount_of(host: Host, path: str) -> Mount | None:
-    """Return the innermost mount; if several are at one place, the last, which hides the others."""
+    """Return a path's innermost mount.
+
+    If several are at one place, the last one hides the others.
+    """
     best = None
     for mount in mounts(host):
         holds = (path.rstrip("/") + "/").startswith(mount.at.rstrip("/") + "/")
@@ -110,7 +113,7 @@ def _block_of(host: Host, mount: Mount) -> str:
 
 
 def _disks_below(host: Host, block: str) -> list[str]:
-    """Return the sysfs folders of the whole disks below a partition, a RAID or a logical volume."""
+    """Return sysfs folders of the whole disks below a partition, RAID or volume."""
     real = host.real(f"/sys/class/block/{block}")
     if real is None:
         return []
@@ -138,7 +141,7 @@ def rdma_devices(host: Host) -> list[str]:
 
 
 def pci_chain(host: Host, path: str) -> list[str]:
-    """Return the addresses of the bridges above a PCI device, from the root port on, and its own.
+    """Return a PCI device's address behind those of its bridges, the root port first.
 
     Empty if it is no PCI device.
     """
@@ -146,7 +149,7 @@ def pci_chain(host: Host, path: str) -> list[str]:
 
 
 def pci_address(text: str) -> str:
-    """Return an address as sysfs writes it: nvidia-smi has an 8-digit domain, and capitals."""
+    """Return nvidia-smi's address (8-digit domain, capitals) as sysfs writes it."""
     domain, _, rest = text.strip().lower().partition(":")
     return f"{domain[-4:]}:{rest}"
 

@@ -69,7 +69,7 @@ def file_at(path: str) -> Iterator[str]:
 
 
 def _files_below(folder: str) -> Iterator[os.DirEntry[str]]:
-    """Yield files, nearer ones first, as they are found: a network folder may hold millions."""
+    """Yield files, nearer ones first, as they are found: there may be millions."""
     folders = [folder]
     for inner in folders:
         with contextlib.suppress(OSError), os.scandir(inner) as entries:
@@ -81,7 +81,7 @@ def _files_below(folder: str) -> Iterator[os.DirEntry[str]]:
 
 
 def attempt(probe: Callable[[str], dict[str, Any]]) -> Callable[[str], dict[str, Any]]:
-    """Return a probe that returns an exception as "error"; "empty" says that no file was there."""
+    """Make a probe return its exceptions as "error"; "empty": it had no file to read."""
 
     @functools.wraps(probe)
     def tried(path: str) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def attempt(probe: Callable[[str], dict[str, Any]]) -> Callable[[str], dict[str,
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Return whether the system or the engine refused a file that exists and may be read."""
+    """Return whether system or engine refused a file that exists and may be read."""
     is_absent = isinstance(error, (PermissionError, FileNotFoundError))
     return isinstance(error, (OSError, BackendUnavailable)) and not is_absent
 
@@ -162,7 +162,7 @@ def reading(path: str) -> dict[str, Any]:
 
 
 def gds(path: str) -> dict[str, Any]:
-    """Read with cuFile alone. Without a path for DMA it is not opened, which takes a while."""
+    """Read with cuFile alone, if DMA is possible: its driver is slow to open."""
     if not torch.cuda.is_available():
         return {"error": "torch sees no GPU"}
     if not engine.cufile_dma_is_possible():

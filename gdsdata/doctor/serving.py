@@ -62,7 +62,7 @@ def gds(host: Host, place: Place) -> Answer:
 
 @check("no CPU fallback in cuFile")
 def fallback(host: Host, place: Place) -> Answer:
-    """Find operations that went through the host, in the statistics of cuFile or nvidia-fs.
+    """Look in the statistics for operations that went through the host.
 
     With ``--pid`` they are one process's, by ``gds_stats -l 3``: ``posix=`` counts operations
     through the host, if cufile.json has "cufile_stats": 3. Otherwise they are nvidia-fs's, of all
@@ -99,7 +99,7 @@ def fallback(host: Host, place: Place) -> Answer:
 
 
 def cufile_operations(printed: str) -> tuple[int, int] | None:
-    """Return the numbers of all operations and of those through the host; None if not printed.
+    """Return how many operations there were, and how many through the host; or None.
 
     ``gds_stats -l 3`` prints ``GPU 0 Read: ... n=7302 posix=0 ... Write: ... n=0 posix=0 ...``.
     """

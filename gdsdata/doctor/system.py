@@ -65,7 +65,7 @@ def locked_memory(host: Host, place: Place) -> Answer:
 
 
 def _group_limit_bytes(host: Host) -> int | None:
-    """Return the control group's limit, of version 2 or 1; a number near 2**63 means no limit."""
+    """Return the control group's limit; in version 1, about 2**63 means none."""
     limits = (host.number(f"/sys/fs/cgroup/{name}") for name in ("memory.max", "memory/memory.limit_in_bytes"))
     return next((limit for limit in limits if limit is not None and limit < 2**60), None)
 

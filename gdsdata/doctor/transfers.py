@@ -1,4 +1,4 @@
-"""``--test``: a verified write and read by each available path (as gdsio_verify), and its cost."""
+"""``--test``: a verified write and read by each available path, and its cost."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def ways() -> list[Way]:
 
 
 def run(path: str, tested: Sequence[Way] | None = None, size_bytes: int = TEST_BYTES) -> list[Transfer]:
-    """Write and read ``size_bytes`` by each way, in a temporary folder beside ``path``.
+    """Write and read ``size_bytes`` by each way, in a new folder beside ``path``.
 
     Raises:
         OSError: the folder cannot be made.
@@ -99,7 +99,7 @@ def run(path: str, tested: Sequence[Way] | None = None, size_bytes: int = TEST_B
 
 
 def verified(rows: Sequence[Transfer], requirement: str, tested: Sequence[Way] | None = None) -> bool:
-    """Return whether no byte was wrong, and the required path served; for "gds", by DMA."""
+    """Return whether all bytes were right, and the required path served (gds: DMA)."""
     if any(row.correct is False for row in rows):
         return False
     asked = {way.name for way in (ways() if tested is None else tested) if way.requirement == requirement}
@@ -110,7 +110,7 @@ def verified(rows: Sequence[Transfer], requirement: str, tested: Sequence[Way] |
 
 
 def cpu_use(rows: Sequence[Transfer]) -> Finding:
-    """Find out whether cuFile saves CPU time: by the route, and compared with the host's path.
+    """Check that cuFile used DMA, and less CPU time than the path through the host.
 
     Copies through the host cost several times as much as requests for DMA. Storage vendors publish
     15 % of user time against 3 % at one rate.
@@ -139,7 +139,7 @@ def abandoned(rows: Sequence[Transfer]) -> bool:
 
 @contextlib.contextmanager
 def _folder_beside(path: str) -> Iterator[str]:
-    """Make a temporary folder. SIGTERM and SIGHUP remove it too: they act as Ctrl-C does."""
+    """Make a temporary folder, which Ctrl-C, SIGTERM and SIGHUP remove too."""
     beside = path if os.path.isdir(path) else os.path.dirname(os.path.abspath(path))
     in_main = threading.current_thread() is threading.main_thread()
     before = {number: signal.signal(number, _interrupt) for number in (signal.SIGTERM, signal.SIGHUP) if in_main}

@@ -21,7 +21,7 @@ Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 def list_files(source: Source) -> list[str]:
-    """Return the files that ``source`` means: absolute paths, each once, ordered by name.
+    """Return the files that ``source`` means: absolute paths, each once, sorted.
 
     The order is the same on every machine, so that the same seed shuffles alike everywhere.
 
@@ -110,7 +110,7 @@ def _tells(path: str) -> bool:
 
 
 def recognise(paths: Sequence[str]) -> Format:
-    """Return the format of ``paths``, by the magic of an index among them or else of the first.
+    """Return the format of ``paths``, by the magic of an index or else of the first.
 
     Raises:
         ValueError: no format has its magic. Bare tokens and records cannot be recognized by their

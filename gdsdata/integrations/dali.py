@@ -67,7 +67,7 @@ class Source:
         self._batches: Iterator[Any] | None = None
 
     def __call__(self) -> Any:
-        """Return the next batch: for each field a DLPack capsule, or a list with one a sample.
+        """Return the next batch: of each field a DLPack capsule, or a list of them.
 
         Raises:
             StopIteration: the epoch is over; the next call begins another one.

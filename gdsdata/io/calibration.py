@@ -1,14 +1,14 @@
-"""What serves one GPU best from one file system: measured once, and kept.
+"""Measure once what serves a GPU best from a file system, and keep the result.
 
-The engine's own defaults were measured on a few machines. Here, where a data set is first opened
-for a GPU, choices that differ from machine to machine are tried on the data set's own files, and
-one that is clearly better than the default is kept in ``~/.cache/gdsdata/calibration.json``
-(``XDG_CACHE_HOME`` moves it). Deleting that file measures anew; ``EngineOptions(calibrate=False)``
-does without, and a value that was set by hand is never replaced.
+The engine's defaults were measured on a few machines. When a data set is first opened for a GPU,
+the choices that differ from machine to machine are tried on its files. A choice that is clearly
+better than the default is kept in ``~/.cache/gdsdata/calibration.json`` (``XDG_CACHE_HOME`` moves
+it). If that file is deleted, gdsdata measures again. ``EngineOptions(calibrate=False)`` measures
+nothing. A value that a program sets is never replaced.
 
-One process of a node measures at a time, under a lock; the others wait for `CONSTRUCTOR_S` at most,
-as the constructor of the one that measures does. A measurement that takes longer, or that something
-else disturbed, is dropped, and the defaults are used. To measure beforehand, without that limit:
+One process of a node measures at a time, under a lock. A data set's constructor waits for the
+result for at most `CONSTRUCTOR_S`. If the measurement takes longer or is disturbed, it is dropped,
+and the defaults are used. To measure beforehand, without that limit, run
 ``python -m gdsdata.io.calibration FILE --device cuda:0``.
 """
 
@@ -33,42 +33,40 @@ from gdsdata.io import engine
 from gdsdata.io.calibration_file import cache_folder, cache_path, change_entry, kept_entries, lock_of_node
 from gdsdata.io.options import MIB, EngineOptions
 
-# A choice has to be so much better than the default to be taken: a busy moment is not to be kept
-# for ever.
+# A choice must be this much better than the default, so that a busy moment has no lasting effect.
 CLEARLY_BETTER = 1.15
 _READ_BYTES = 256 * MIB  # enough to hide how workers start and end
 SMALLEST_FILE_BYTES = _READ_BYTES
-_SEGMENTS_STAGED = 3  # have to fit into staging memory: docs/design-decisions.md
+_SEGMENTS_STAGED = 3  # must fit into staging memory: docs/design-decisions.md
 _RECORD_BYTES = 4096
 _RECORDS = 2048
 _REPEATS = 3
-# So far apart the two best of these may be. Else something else used the machine meanwhile.
+# If the two best repeats differ by a larger factor, something else used the machine meanwhile.
 _UNDISTURBED = 1.1
-# A data set's constructor waits no longer for a measurement, its own or another process's.
+# A data set's constructor waits at most this long for a measurement, its own or another process's.
 CONSTRUCTOR_S = 0.3
 _LOOK_S = 0.01
-# A constructor that had to give up is not followed by another attempt for so long.
+# After a constructor gave up, no other one measures for this long.
 _RETRY_S = 24 * 3600
-# What was found without measuring, by options, device and file system, until something is measured:
-# to look it up takes longer than a short read.
+# Results without a measurement, by options, device and file system. A new measurement clears them.
+# Another lookup would take longer than a short read.
 _found: dict[tuple[EngineOptions, torch.device, int], EngineOptions] = {}
 
 
 class Disturbed(Exception):
-    """A measurement that is not to be kept; the message says why."""
+    """A measurement must not be kept; the message says why."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was chosen, and the figures it was chosen by.
+    """A choice, and the figures behind it.
 
     Attributes:
-        backend: ``"cufile"`` where it truly reaches the GPU and was the fastest, else ``"auto"``.
+        backend: ``"cufile"`` if it really reaches the GPU and was the fastest, else ``"auto"``.
         workers, queue_depth, segment_bytes: as in `EngineOptions`; 0 is the engine's default.
-        gb_per_s: of the choices tried, by what was read: "page cache, 8 workers", "storage,
-            cufile".
+        gb_per_s: of each choice that was tried: "page cache, 8 workers", "storage, cufile".
         records_per_s: random records of 4 KiB past the page cache, by queue depth.
-        seconds: that it took.
+        seconds: how long the measurement took.
     """
 
     backend: str = "auto"
@@ -81,12 +79,11 @@ class Calibration:
 
 
 def calibrated(options: EngineOptions, path: str, device: torch.device, measure: bool = True) -> EngineOptions:
-    """``options``, with what they leave to gdsdata filled in for files beside ``path`` and this
-    device.
+    """Return ``options`` with choices for files beside ``path`` and this device.
 
-    On the CPU, for files too small to tell and with ``calibrate=False`` they come back as they are;
-    so they do with ``measure=False`` where nothing was kept, which this process looks up once a
-    file system.
+    They are returned unchanged on the CPU, for files that are too small to measure, and with
+    ``calibrate=False``. With ``measure=False`` they are also unchanged if nothing was kept; this
+    process looks that up once for each file system.
     """
     if device.type != "cuda" or not options.calibrate:
         return options
@@ -94,9 +91,9 @@ def calibrated(options: EngineOptions, path: str, device: torch.device, measure:
         return _calibrated(options, path, device, measure)
     try:
         key = options, device, os.stat(path).st_dev
-    except OSError:  # a file that is still to be written
+    except OSError:  # the file is still to be written
         return _calibrated(options, path, device, measure)
-    found = _found.get(key)  # which another thread may clear
+    found = _found.get(key)  # another thread may clear it
     if found is None:
         found = _found[key] = _calibrated(options, path, device, measure)
     return found
@@ -126,15 +123,13 @@ def _calibrated(options: EngineOptions, path: str, device: torch.device, measure
 
 
 def _measured_within(seconds: float, path: str, device: torch.device, place: str) -> Calibration | None:
-    """What this process or another one of the node measures, and keeps, within so long; None: the
-    defaults it is.
-    """
+    """Return what a process of this node measures in time; None: the defaults."""
     ends = time.monotonic() + seconds
     if time.time() - kept_entries().get("given_up", {}).get(place, 0) < _RETRY_S:
         return None
     try:
         lock = lock_of_node()
-    except BlockingIOError:  # another process measures, or a thread
+    except BlockingIOError:  # another process or thread measures
         while time.monotonic() < ends:
             time.sleep(_LOOK_S)
             if (found := load().get(place)) is not None:
@@ -145,7 +140,7 @@ def _measured_within(seconds: float, path: str, device: torch.device, place: str
             f"{cache_folder()} cannot be locked, so nothing is calibrated: {error}. {_advice(path, device)}"
         )
         return None
-    if (found := load().get(place)) is not None:  # it was measured until just now
+    if (found := load().get(place)) is not None:  # another process has just measured it
         os.close(lock)
         return found
     measured: list[Calibration | Exception] = []
@@ -158,7 +153,7 @@ def _measured_within(seconds: float, path: str, device: torch.device, place: str
                 if not give_up.is_set():
                     _keep(place, found)
                 measured.append(found)
-        except (GdsdataError, OSError, RuntimeError, MemoryError, Disturbed) as error:  # of them, no memory on the GPU
+        except (GdsdataError, OSError, RuntimeError, MemoryError, Disturbed) as error:  # or no memory on the GPU
             measured.append(error)
 
     thread = threading.Thread(target=measure, name="gdsdata-calibration")
@@ -186,11 +181,13 @@ def calibrate(path: str, device: torch.device, gives_up: Callable[[], bool] = la
     """Try the choices on ``path``, a file of at least `SMALLEST_FILE_BYTES`.
 
     Args:
-        gives_up: asked between the measurements; True ends them.
+        path: the file.
+        device: a GPU.
+        gives_up: called between the measurements; True ends them.
 
     Raises:
-        IoError, DeviceError, BackendUnavailable: as reading it does.
-        Disturbed: the machine was busy with something else, or ``gives_up`` said so.
+        IoError, DeviceError, BackendUnavailable: the file cannot be read into the GPU.
+        Disturbed: the machine was busy with something else, or ``gives_up`` returned True.
     """
     started = time.perf_counter()
     _check_idle()
@@ -238,7 +235,7 @@ def calibrate(path: str, device: torch.device, gives_up: Callable[[], bool] = la
 
     try:
         queue_depth = _better(0, (16, 256), records)
-    except (GdsdataError, OSError):  # no O_DIRECT here: the depth matters little
+    except (GdsdataError, OSError):  # without O_DIRECT the depth matters little
         queue_depth = 0
     _check_idle()
     return Calibration(
@@ -252,10 +249,7 @@ def _check_wanted(gives_up: Callable[[], bool]) -> None:
 
 
 def _check_idle() -> None:
-    """
-    Raises:
-        Disturbed: more runs here than the machine has cores.
-    """
+    """Raise `Disturbed` if more threads run here than the machine has cores."""
     with open("/proc/loadavg") as file:
         running = int(file.read().split()[3].split("/")[0])
     cores = os.cpu_count() or 1
@@ -264,10 +258,7 @@ def _check_idle() -> None:
 
 
 def _best_of(rates: list[float]) -> float:
-    """
-    Raises:
-        Disturbed: the two best differ.
-    """
+    """Return the best rate, or raise `Disturbed` if the second best differs."""
     second, best = sorted(rates)[-2:]
     if best > _UNDISTURBED * second:
         raise Disturbed(f"the same was measured {best:.3g} and {second:.3g} fast")
@@ -275,9 +266,7 @@ def _best_of(rates: list[float]) -> float:
 
 
 def load() -> dict[str, Calibration]:
-    """What is kept, by device and file system; empty where there is nothing, or nothing that can be
-    read.
-    """
+    """Return the kept calibrations that can be read, by device and file system."""
     found = {}
     for key, fields in kept_entries().get("calibrations", {}).items():
         with contextlib.suppress(TypeError):
@@ -295,9 +284,7 @@ def _keep_given_up(key: str) -> None:
 
 
 def place_of(path: str, device: torch.device) -> str:
-    """The GPU's kind, the processor's cores and the file system's place: what the figures depend
-    on.
-    """
+    """Return what figures depend on: kind of GPU, number of cores, file system."""
     real, mount, kind = os.path.realpath(path), "", ""
     with open("/proc/self/mounts") as mounts:
         for line in mounts:
@@ -317,9 +304,7 @@ def _better(default: Any, others: Iterable[Any], measure: Callable[[Any], float]
 
 
 def _read_rate(path: str, into: torch.Tensor, options: EngineOptions, gives_up: Callable[[], bool]) -> float:
-    """GB/s of reading the first `_READ_BYTES`, the best of a few; the first makes the engine's
-    memory.
-    """
+    """Return GB/s, the best of a few reads. The first allocates the engine's memory."""
     shared = engine.shared_engine(options, into.device)
     rates = []
     for _ in range(1 + _REPEATS):
@@ -332,7 +317,7 @@ def _read_rate(path: str, into: torch.Tensor, options: EngineOptions, gives_up: 
 
 
 def _reaches_device(path: str, into: torch.Tensor) -> bool:
-    """Whether cuFile is there, and moves bytes without the host's memory."""
+    """Return whether cuFile is available, and moves bytes without the host's memory."""
     if not engine.cufile_dma_is_possible():
         return False
     try:
@@ -344,7 +329,7 @@ def _reaches_device(path: str, into: torch.Tensor) -> bool:
 
 
 def _record_rate(path: str, device: torch.device, options: EngineOptions, gives_up: Callable[[], bool]) -> float:
-    """Random records a second, past the page cache."""
+    """Return random records a second, read past the page cache."""
     index = records_of(path, _RECORD_BYTES)
     shared = engine.shared_engine(options, device)
     pool = engine.buffer_pool(shared, index.sample, _RECORDS // 4, 4, on_cuda=True)
@@ -355,7 +340,7 @@ def _record_rate(path: str, device: torch.device, options: EngineOptions, gives_
     try:
         samples = np.random.default_rng(0).integers(0, len(index), _RECORDS)
         rates = []
-        for _ in range(1 + _REPEATS):  # the first makes the engine's memory
+        for _ in range(1 + _REPEATS):  # the first allocates the engine's memory
             _check_wanted(gives_up)
             started = time.perf_counter()
             plan = index.plan(samples)
@@ -373,9 +358,9 @@ _ATTEMPTS = 5
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """``python -m gdsdata.io.calibration``: measure, however long it takes, and keep it.
+    """Measure without a limit of time, and keep the result.
 
-    The exit status.
+    Returns the exit status.
     """
     parser = argparse.ArgumentParser("python -m gdsdata.io.calibration", description=__doc__.splitlines()[0])
     parser.add_argument("path", help=f"a file of {SMALLEST_FILE_BYTES // MIB} MiB or more, on the file system")
@@ -403,7 +388,7 @@ def main(arguments: list[str] | None = None) -> int:
             _keep(place_of(asked.path, device), found)
             print(f"{place_of(asked.path, device)}: {found}, kept in {cache_path()}")
             return 0
-    print(f"{asked.path}: nothing is kept, for the machine was busy or reading failed: {why}", file=sys.stderr)
+    print(f"{asked.path}: nothing is kept, because the machine was busy or reading failed: {why}", file=sys.stderr)
     return 1
 
 

@@ -1,6 +1,7 @@
-"""Reads on their way, each with a future but without a thread: one thread tells all futures of an
-engine. Who waits for the only one that is under way does a worker's part, and needs no thread to
-tell it.
+"""Reads with a future each. One thread completes all futures of an engine.
+
+A thread that waits for the only read in progress does a worker's part, and completes the future
+itself.
 """
 
 from __future__ import annotations
@@ -23,16 +24,15 @@ import torch
 from gdsdata.errors import EngineClosed
 from gdsdata.io.engine import endings_of, table_of_one
 
-# Of the files that were read last so many stay open, for to open and map one takes longer than a
-# small read.
+# This many of the files read last stay open: to open and map one takes longer than a small read.
 _KEPT_FILES = 8
 
 
 class _Reading(Future[torch.Tensor]):
-    """A future that is waited for by doing what it waits for.
+    """A future whose waiting thread helps with the read.
 
     Args:
-        about: words for the read.
+        about: describes the read.
     """
 
     def __init__(self, about: str) -> None:
@@ -51,7 +51,7 @@ class _Reading(Future[torch.Tensor]):
         return super().exception(self._left_of(timeout))
 
     def _left_of(self, timeout: float | None) -> float | None:
-        help_it = self.help  # the thread may be about to take it away
+        help_it = self.help  # the thread may remove it meanwhile
         if self.done() or help_it is None:
             return timeout
         began = time.monotonic()
@@ -73,20 +73,19 @@ class ReadCalls:
 
     Args:
         shared: the engine.
-        most: under way at a time; more of them wait their turn.
-        owner: when it goes, so does the thread, behind all that was asked for.
+        most: reads in progress at a time; more are queued.
+        owner: after it is freed, the thread completes all reads and ends.
     """
 
     def __init__(self, shared: Any, most: int, owner: object) -> None:
         self._shared, self._most = shared, most
-        # Reads of a program that ends are let go of: so it does not wait for this thread as for
-        # others.
+        # A daemon, because a program that ends abandons its reads, and does not join this thread.
         self._thread = threading.Thread(target=self._tell_futures, name="gdsdata-reads", daemon=True)
         self._endings = endings_of(shared, self._thread)
         self._changing = threading.RLock()  # a future's callback may read
         self._waiting: deque[_Call] = deque()
         self._under_way: dict[int, tuple[_Call, Any]] = {}
-        self._being_told: set[_Reading] = set()  # by who waited for them
+        self._being_told: set[_Reading] = set()  # threads that waited for them complete these
         self._numbers = itertools.count()
         self._is_closed = False
         self._kept: dict[str, tuple[tuple[int, ...], Any]] = {}  # by path: the file as it was seen, and its table
@@ -96,7 +95,7 @@ class ReadCalls:
     def read(
         self, path: str, into: torch.Tensor, offset: int, before: Any, is_background: bool
     ) -> Future[torch.Tensor]:
-        """The future's result is ``into``, when its bytes are in place.
+        """Queue a read. The future's result is ``into``, when its bytes are in place.
 
         Raises:
             EngineClosed: after `close`.
@@ -111,7 +110,7 @@ class ReadCalls:
         return call.future
 
     def _table_of(self, path: str) -> Any:
-        """The one that is kept, where the file of that name is still the same."""
+        """Return the kept table if the file of that name is still the same, or a new one."""
         try:
             status = os.stat(path)
         except OSError:
@@ -126,7 +125,7 @@ class ReadCalls:
         return kept[1]
 
     def close(self) -> None:
-        """Waits for all that was asked for, and for the thread; no more are taken."""
+        """Refuse new reads, and wait for those that were queued and for the thread."""
         with self._changing:
             self._is_closed = True
             calls = [*self._waiting, *(call for call, _ in self._under_way.values())]
@@ -137,7 +136,7 @@ class ReadCalls:
         self._kept.clear()
 
     def _begin_some(self) -> None:
-        """As many of those that wait as may be under way."""
+        """Begin as many queued reads as may be in progress."""
         while self._waiting and len(self._under_way) < self._most:
             call = self._waiting.popleft()
             if not call.future.set_running_or_notify_cancel():
@@ -154,11 +153,10 @@ class ReadCalls:
                 call.future.help = functools.partial(self._help, number, begun)
 
     def _help(self, number: int, begun: Any, seconds: float) -> None:
-        """Until the read has ended, or so long; the future is told, unless the thread was quicker
-        and is about to.
+        """Help with the read until it ends or ``seconds`` pass, and complete its future.
 
-        Of many that are under way the thread tells several at a time, which is quicker than each by
-        itself.
+        The thread completes the future instead if it is faster. If several reads are in progress,
+        the thread completes several at a time, which is faster than each by itself.
         """
         if len(self._under_way) > 1:
             return
@@ -186,9 +184,9 @@ class ReadCalls:
             with self._changing:
                 ended = [self._under_way.pop(number) for number in numbers if number in self._under_way]
                 self._begin_some()
-            while ended:  # and their tensors go, while it sleeps
+            while ended:  # keeps no tensor while this thread sleeps
                 _tell(*ended.pop(0))
-        left = [begun for _, begun in list(self._under_way.values())]  # the program ends, and nobody asks for these
+        left = [begun for _, begun in list(self._under_way.values())]  # the program ends, and does not need these
         for begun in left:
             begun.cancel()
         for begun in left:

@@ -1,4 +1,4 @@
-"""The way from Python to the engine: the only module that imports the extension."""
+"""Python's access to the engine: the only module that imports the extension."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ direct_refusals = _engine.direct_refusals
 noted_fallbacks = _engine.noted_fallbacks
 cufile_dma_is_possible = _engine.cufile_dma_is_possible
 
-# DLPack's types (dlpack.h): a code (0 int, 1 uint, 2 float, 4 bfloat, 5 complex, 6 bool, and one
-# for each smaller float), the bits of an element, and how many elements torch counts as one.
+# DLPack's types (dlpack.h): a code, the bits of an element, and how many elements torch counts as
+# one. The codes are 0 int, 1 uint, 2 float, 4 bfloat, 5 complex, 6 bool; small floats have others.
 _DLPACK_TYPES = {
     **{getattr(torch, f"int{bits}"): (0, bits, 1) for bits in (8, 16, 32, 64)},
     **{getattr(torch, f"uint{bits}"): (1, bits, 1) for bits in (8, 16, 32, 64)},
@@ -67,22 +67,21 @@ _DLPACK_TYPES = {
     torch.float8_e8m0fnu: (14, 8, 1),
     torch.float4_e2m1fn_x2: (17, 4, 2),
 }
-# Well below the system's own limit of mappings a process (65530), which others need too.
+# Well below the system's limit of 65530 mappings a process, because the program needs some too.
 _MOST_MAPPED_FILES = 30_000
-# Where a process may take less than this, each worker's bounce memory is short: 64 MiB of them all
-# would be too much.
+# If a process may take less memory than this, each worker has little bounce memory: the usual 64
+# MiB of all workers would be too much.
 _SCARCE_BYTES, _SCARCE_BOUNCE_BYTES = 2**29, 4 * 2**20
 _REQUEST_EDGES_BYTES = 2 * 65536  # as csrc/engine/engine.cpp demands beside a request
 _WIDENED = {"u1": "u8_to_i64", "u2": "u16_to_i64", "i2": "i16_to_i64", "i4": "i32_to_i64", "u4": "u32_to_i64"}
 
-# Closed before the interpreter goes: a thread that waits for a batch must not come back to find it
-# gone.
+# Closed before the interpreter ends: a thread that waits for a batch must return before that.
 _open_batches: weakref.WeakSet[_engine.Batches] = weakref.WeakSet()
-# The same of threads that wait for reads to end, and these: they free tensors.
+# Closed, and the threads joined, for the same reason. The threads also free tensors.
 _open_endings: weakref.WeakSet[_engine.Endings] = weakref.WeakSet()
 _threads_of_endings: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
-# Kept until the interpreter is gone: freeing a tensor lets the GIL go, and a daemon thread that
-# then asks for it back ends the process.
+# Kept until the interpreter has ended. Freeing a tensor releases the GIL, and a daemon thread that
+# acquires it again then ends the process.
 _owners_of_batches: weakref.WeakSet[object] = weakref.WeakSet()
 _kept_to_the_end: list[object] = []
 
@@ -94,8 +93,8 @@ def _close_batches() -> None:
         batches.close()
         waited_until = time.monotonic() + 1.0
         while batches.inside_next and time.monotonic() < waited_until:
-            time.sleep(0.002)  # lets the thread come back, and have its EngineClosed
-    _engine.begin_exit()  # other calls that wait: reads and writes on daemon threads
+            time.sleep(0.002)  # the thread returns with EngineClosed
+    _engine.begin_exit()  # ends other waits: for reads and writes, on daemon threads
     for endings in list(_open_endings):
         endings.close()
     waited_until = time.monotonic() + 1.0
@@ -110,9 +109,9 @@ def _close_batches() -> None:
 _engines: weakref.WeakValueDictionary[tuple[int, int, EngineOptions], _engine.Engine] = weakref.WeakValueDictionary()
 _making_engine = threading.Lock()
 _warned: set[str] = set()
-# Of each worker, 2 MiB: seconds of a machine at its fastest, minutes of most.
+# 2 MiB for each worker: seconds of a machine at its fastest, minutes of most.
 _MOST_SPANS = 1 << 16
-# Whose spans are kept, by name: all engines of the process that asked, until it asks for them.
+# The process that called `begin_spans`, and its engines with their devices' names.
 _spanned: tuple[int, list[tuple[str, _engine.Engine]]] | None = None
 
 
@@ -121,8 +120,8 @@ def shared_engine(options: EngineOptions, device: torch.device) -> _engine.Engin
 
     Raises:
         ValueError: an option is out of range.
-        BackendUnavailable: a backend was asked for by name, or ``strict``, and cannot work here; no
-            such device.
+        BackendUnavailable: the device does not exist; or a backend that is named, or needed with
+            ``strict``, cannot work here.
     """
     ordinal = cuda_ordinal(device)
     key = (os.getpid(), ordinal, options)
@@ -145,7 +144,7 @@ def shared_engine(options: EngineOptions, device: torch.device) -> _engine.Engin
 
 
 def begin_spans() -> None:
-    """Keep what the workers of this process's engines do, from now on, anew."""
+    """Keep the spans of this process's workers from now on, and drop older ones."""
     global _spanned
     with _making_engine:
         ours = [(key, engine) for key, engine in list(_engines.items()) if key[0] == os.getpid()]
@@ -153,19 +152,19 @@ def begin_spans() -> None:
 
 
 def _with_spans(key: tuple[int, int, EngineOptions], engine: _engine.Engine) -> tuple[str, _engine.Engine]:
-    """The name of an engine's device, and the engine, which keeps its workers' spans from now on."""
+    """Begin an engine's spans; return the name of its device, and the engine."""
     engine.begin_spans(_MOST_SPANS)
     return "cpu" if key[1] < 0 else f"cuda:{key[1]}", engine
 
 
 class WorkerSpans(NamedTuple):
-    """What one worker did.
+    """The spans of one worker.
 
     Attributes:
-        name: its own, for people.
-        spans: "page cache", "storage", "link" or "device", begin and end in ns on the monotonic
-            clock, bytes delivered in it. They do not overlap.
-        dropped: how many came after these.
+        name: of the worker, for people.
+        spans: each is "page cache", "storage", "link" or "device", its begin and end in ns on the
+            monotonic clock, and the bytes delivered in it. They do not overlap.
+        dropped: how many more spans followed these.
     """
 
     name: str
@@ -174,7 +173,7 @@ class WorkerSpans(NamedTuple):
 
 
 def end_spans() -> list[WorkerSpans]:
-    """What was kept since `begin_spans`, of workers that did anything."""
+    """Return the spans since `begin_spans`, of workers that have any."""
     global _spanned
     with _making_engine:
         (process, engines), _spanned = _spanned or (0, []), None
@@ -184,23 +183,23 @@ def end_spans() -> list[WorkerSpans]:
         for device, engine in engines:
             *of_workers, of_guest = engine.end_spans()
             found += [WorkerSpans(f"gdsdata worker {i} ({device})", *kept) for i, kept in enumerate(of_workers)]
-            found.append(WorkerSpans(f"gdsdata in whoever waits ({device})", *of_guest))
+            found.append(WorkerSpans(f"gdsdata in waiting threads ({device})", *of_guest))
     return [worker for worker in found if worker.spans]
 
 
 def kept_engine(options: EngineOptions, device: torch.device) -> _engine.Engine:
-    """Return `shared_engine`, kept for the next call: its threads cost more than a short call."""
+    """Return `shared_engine`, kept because its threads cost more than a short call."""
     return _kept_engine(os.getpid(), options, device)
 
 
 @functools.lru_cache(maxsize=16)
 def _kept_engine(process: int, options: EngineOptions, device: torch.device) -> _engine.Engine:
-    """Made anew in a forked child, where the parent's does not work."""
+    """Return an engine of this process: the parent's does not work in a forked child."""
     return shared_engine(options, device)
 
 
 def cuda_ordinal(device: torch.device) -> int:
-    """Return the place of a CUDA device (`resolved`) among the visible ones; -1 for the CPU.
+    """Return a `resolved` CUDA device's place among the visible ones; -1 for the CPU.
 
     Raises:
         ValueError: a device of another kind.
@@ -213,12 +212,12 @@ def cuda_ordinal(device: torch.device) -> int:
 
 
 def reaches(device: torch.device) -> bool:
-    """Whether the engine works on the device; torch copies to and from others."""
+    """Return whether the engine works on the device; torch copies to and from others."""
     return device.type in ("cpu", "cuda")
 
 
 def resolved(device: torch.device | str) -> torch.device:
-    """The device with its index: "cuda" is the GPU that is current now, and stays it.
+    """Return the device with its index: "cuda" is the GPU that is current now.
 
     Raises:
         BackendUnavailable: there is no such GPU.
@@ -231,7 +230,7 @@ def resolved(device: torch.device | str) -> torch.device:
 
 
 def _initialise_cuda(device: torch.device) -> None:
-    """Initialize torch first: it then owns the device's context, which the engine shares."""
+    """Initialize torch first: it then owns the context, which the engine shares."""
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
@@ -240,31 +239,34 @@ def _initialise_cuda(device: torch.device) -> None:
 
 
 def cufile_of_wheels() -> list[str]:
-    """libcufile as torch's own dependencies bring it, which no loader's path knows."""
+    """Return libcufile's paths in torch's dependencies, which no loader searches."""
     nvidia = importlib.util.find_spec("nvidia")
     folders = list(nvidia.submodule_search_locations or []) if nvidia is not None else []
     return sorted(str(path) for folder in folders for path in Path(folder).glob("*/lib/libcufile.so.0"))
 
 
 def read_each(descriptor: int, path: str, offsets: Sequence[int], size_bytes: int) -> bytes:
-    """What lies at many places of a file, one behind the other; zeros behind its end.
+    """Return the bytes at several offsets of a file, joined; zeros beyond its end.
 
-    All are asked for before one is waited for, and pages that were not in the page cache are let go
-    again.
+    All reads are submitted before the first wait. Pages that were not in the page cache are evicted
+    from it again.
 
     Args:
-        descriptor: of the file. path: of it, for errors.
-        offsets: in bytes. size_bytes: at each of them.
+        descriptor: of the file.
+        path: of the file, for errors.
+        offsets: in bytes.
+        size_bytes: how many bytes to read at each offset.
 
     Raises:
-        IoError: the storage refuses it.
+        IoError: the storage refuses a read.
     """
     return _engine.read_each(descriptor, path, np.array(offsets, np.int64), size_bytes).tobytes()
 
 
 def new_storage(size_bytes: int, device: torch.device) -> torch.UntypedStorage:
-    """Memory that is about to be read into: on the CPU of huge pages where the system has them, for
-    touching new memory page by page takes longer than reading it.
+    """Allocate memory for a read: on the CPU in huge pages, if the system has them.
+
+    Touching new memory page by page takes longer than the read.
     """
     storage = torch.UntypedStorage(size_bytes, device=device)  # type: ignore[no-untyped-call]
     if device.type == "cpu":
@@ -273,18 +275,18 @@ def new_storage(size_bytes: int, device: torch.device) -> torch.UntypedStorage:
 
 
 def stream_of(device: torch.device) -> int:
-    """The handle of the device's current stream in this thread; 0 on the CPU, which has none."""
+    """Return the handle of the device's current stream in this thread; 0 on the CPU."""
     return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
 
 
 def record_stream(batch: torch.Tensor, stream: torch.cuda.Stream) -> None:
-    """Say that a zero-copy batch is used on ``stream`` too, other than the one that was current
-    when it came.
+    """Note that a zero-copy batch is used on ``stream`` too.
 
-    Call it before the batch's last reference goes: its memory is then not written again until what
-    ``stream`` has been given by that time is done. Batches that are no leases (``zero_copy=False``)
-    are torch's own memory: for those, as for all tensors, it is ``batch.record_stream(stream)``,
-    which this calls.
+    This is needed if ``stream`` was not the current one when the batch came.
+
+    Call it before you drop the last reference to the batch. Its memory is not written again until
+    ``stream`` has completed the work that it has then. Other batches (``zero_copy=False``) are
+    torch's own memory, and this calls ``batch.record_stream(stream)`` for them.
 
     Raises:
         ValueError: ``batch`` is not on a CUDA device.
@@ -303,8 +305,9 @@ def warn_once(message: str) -> None:
 
 
 def file_table(index: SampleIndex, in_memory: Mapping[str, int] | None = None) -> _engine.FileTable:
-    """The files of an index, opened when they are first read, and behind them some that this
-    process itself fills, by path and size in bytes.
+    """Return a table of an index's files, which are opened when they are first read.
+
+    Behind them are files in memory that this process fills, by path and size in bytes.
     """
     memory = in_memory or {}
     size_bytes = np.concatenate([index.size_bytes, np.fromiter(memory.values(), np.int64, len(memory))])
@@ -313,14 +316,14 @@ def file_table(index: SampleIndex, in_memory: Mapping[str, int] | None = None) -
 
 
 def table_of_one(path: str) -> _engine.FileTable:
-    """A file as a worker finds it when it is first read: if there is none, that is its error."""
+    """Return a table of one file, which is opened when it is first read."""
     return _engine.FileTable(path)
 
 
 def endings_of(engine: _engine.Engine, thread: threading.Thread) -> _engine.Endings:
-    """What tells a thread of reads that have ended (csrc/engine/endings.h).
+    """Return a queue that notifies a thread of completed reads (engine/endings.h).
 
-    When the program ends it is closed, and the thread waited for, a second at most.
+    When the program ends, it is closed, and the thread is joined within a second.
     """
     endings = _engine.Endings(engine)
     _open_endings.add(endings)
@@ -331,21 +334,21 @@ def endings_of(engine: _engine.Engine, thread: threading.Thread) -> _engine.Endi
 def table_of(
     paths: Sequence[str], seen: Sequence[tuple[int, int]], opened: Sequence[_engine.File | None]
 ) -> _engine.FileTable:
-    """These files: ``opened`` ones as they are.
+    """Return a table of files. Those not in ``opened`` are opened when they are read.
 
-    Others are opened by name when they are read, and are an error unless they are as they were
-    ``seen`` (size in bytes, time of change in ns).
+    It is an error if another file is not as it was ``seen`` (size in bytes, modification time in
+    ns).
     """
     sizes, times = np.array(seen, np.int64).reshape(-1, 2).T
     return _engine.FileTable(list(paths), np.ascontiguousarray(sizes), np.ascontiguousarray(times), list(opened))
 
 
 def residence_of(engine: _engine.Engine, files: _engine.FileTable, index: Index) -> _engine.Residence:
-    """The files of an index, mapped and registered with the engine's GPU in the background.
+    """Map an index's files and register them with the engine's GPU, in the background.
 
     Raises:
         BackendUnavailable: they do not fit into memory, or are too many to be mapped at once.
-        ValueError: their samples have to be changed on the way, which only the processor does.
+        ValueError: their samples need a byte swap, which only the processor does.
     """
     if conversion_of(index.sample).startswith("swap"):
         raise ValueError(
@@ -358,7 +361,7 @@ def residence_of(engine: _engine.Engine, files: _engine.FileTable, index: Index)
     size_bytes, free_bytes = int(index.size_bytes.sum()), _memory_for_pinning()
     if size_bytes > free_bytes:
         why = (
-            f"the files have {size_bytes / 1e9:.1f} GB, and of this machine's memory {free_bytes / 1e9:.1f} GB at most "
+            f"the files have {size_bytes / 1e9:.1f} GB, and at most {free_bytes / 1e9:.1f} GB of this machine's memory "
             "can be pinned for them now"
         )
         raise BackendUnavailable(f'residency="pinned": {why}; leave residency out, or use less data', (why,))
@@ -366,14 +369,14 @@ def residence_of(engine: _engine.Engine, files: _engine.FileTable, index: Index)
 
 
 def _memory_for_pinning() -> int:
-    """Bytes that can be pinned without driving the machine, or a control group, out of memory."""
+    """Return how many bytes can be pinned: the rest of the system needs some too."""
     return int(0.9 * available_bytes())
 
 
 def buffer_pool(
     engine: _engine.Engine, sample: Sample, batch_samples: int, slots: int, on_cuda: bool
 ) -> _engine.BufferPool:
-    """Return memory for batches: the slots', one in use, and one that was just dropped."""
+    """Return memory for batches: those in slots, one in use, and one just dropped."""
     element_bytes = sample.dtype.itemsize if on_cuda else max(sample.dtype.itemsize, sample.torch_dtype.itemsize)
     return _engine.BufferPool(engine, sample.bytes // sample.dtype.itemsize * element_bytes * batch_samples, slots + 2)
 
@@ -390,11 +393,9 @@ def make_batches(
     residence: _engine.Residence | None,
     owner: object = None,
 ) -> tuple[_engine.Batches, torch.dtype]:
-    """A prefetcher of batches of ``sample``, and the dtype of their tensors.
+    """Return a prefetcher of batches of ``sample``, and the dtype of their tensors.
 
-    ``owner`` is kept to the interpreter's end, for a daemon thread may be taking them for it.
-
-    Which one that is says `conversion_on`.
+    ``owner`` is kept to the interpreter's end, because a daemon thread may take batches for it.
     """
     conversion, dtype = conversion_on(on_cuda, sample)
     strides, step = [], 1
@@ -424,9 +425,10 @@ def make_batches(
 
 
 def conversion_on(on_cuda: bool, sample: Sample) -> tuple[str, torch.dtype]:
-    """What the engine does with each element of what it reads, and the dtype that comes of it:
-    ``sample.torch_dtype`` where it widens them. Not to a GPU, which is sent fewer bytes and casts
-    faster.
+    """Return how the engine converts each element, and the resulting dtype.
+
+    It widens elements to ``sample.torch_dtype`` on the CPU only: a GPU casts faster, and fewer
+    bytes then cross the link.
     """
     conversion = conversion_of(sample)
     if conversion not in _WIDENED.values():
@@ -435,7 +437,7 @@ def conversion_on(on_cuda: bool, sample: Sample) -> tuple[str, torch.dtype]:
 
 
 def conversion_of(sample: Sample) -> str:
-    """What the engine does with each element while it copies it (csrc/base/convert.h)."""
+    """Return how the engine converts elements while it copies (csrc/base/convert.h)."""
     stored = sample.dtype
     if stored.newbyteorder("=") != stored:
         return f"swap_{stored.itemsize // (2 if stored.kind == 'c' else 1)}"

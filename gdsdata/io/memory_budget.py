@@ -1,6 +1,4 @@
-"""How much memory this process may still take: of the machine, and of each control group that it is
-in.
-"""
+"""The memory that this process may still take of the machine and its groups."""
 
 from __future__ import annotations
 
@@ -11,17 +9,17 @@ from pathlib import Path
 
 from torch.utils.data import get_worker_info
 
-# Of what can be had, so much at most is taken at a time: the rest of the program needs memory too.
+# At most this share of the available memory is taken, because the rest of the program needs memory.
 _SHARE = 0.5
-# By launchers: how many processes of this job run on this machine.
+# Launchers say in these how many processes of this job run on this machine.
 _PROCESSES_HERE = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 
 
 def share_bytes() -> int:
     """Bytes that a data set in this process may hold beside its batches.
 
-    This is half of `available_bytes`, shared with the processes of this job on this machine as its
-    launcher counts them (``LOCAL_WORLD_SIZE``), and with the other workers of a DataLoader.
+    This is half of `available_bytes`. It is divided among the processes of this job on this
+    machine, as its launcher counts them (``LOCAL_WORLD_SIZE``), and the workers of a DataLoader.
     """
     counts = (os.environ.get(name, "") for name in _PROCESSES_HERE)
     ranks = next((int(count) for count in counts if count.isdecimal() and int(count) > 0), 1)
@@ -30,11 +28,10 @@ def share_bytes() -> int:
 
 
 def available_bytes(root: str = "/") -> int:
-    """Bytes that can be taken before the machine or a control group runs out of them; page cache
-    counts as free.
+    """Return how many bytes machine and control groups have left; page cache is free.
 
     Args:
-        root: the folder in which ``proc`` and ``sys`` are; tests have others.
+        root: the folder with ``proc`` and ``sys``; tests have others.
     """
     return max(0, min([_left_in_machine(root), *_left_in_groups(Path(root))]))
 
@@ -48,7 +45,7 @@ def _left_in_machine(root: str) -> int:
 
 
 def _left_in_groups(root: Path) -> Iterator[int]:
-    """Of each group with a limit, from this process's own up to the outermost one that is visible."""
+    """Yield the bytes left in each group with a limit, the innermost first."""
     for kind, mount, inside in _memory_groups(root):
         left_in = _left_in_v2 if kind == "cgroup2" else _left_in_v1
         folder = mount / inside
@@ -62,8 +59,9 @@ def _left_in_groups(root: Path) -> Iterator[int]:
 
 
 def _memory_groups(root: Path) -> Iterator[tuple[str, Path, str]]:
-    """Of each hierarchy that counts memory: "cgroup" or "cgroup2", its mount, and this process's
-    folder below it.
+    """Yield "cgroup" or "cgroup2", the mount, and this process's folder below it.
+
+    There is one of these for each hierarchy that counts memory.
     """
     try:
         mounts = (root / "proc/self/mountinfo").read_text().splitlines()
@@ -81,7 +79,7 @@ def _memory_groups(root: Path) -> Iterator[tuple[str, Path, str]]:
         if kind not in inside_of or (kind == "cgroup" and "memory" not in options.split(",")):
             continue
         top, at = before.split(" ")[3:5]
-        # A container may see its own group as the top, and have the path that it has outside.
+        # A container may see its own group as the top, but the path that its group has outside.
         relative = os.path.relpath(inside_of[kind], top)
         yield kind, root / at.lstrip("/"), "" if relative.startswith("..") else relative
 
@@ -96,7 +94,7 @@ def _left_in_v2(folder: Path) -> Iterator[int]:
 
 
 def _left_in_v1(folder: Path) -> Iterator[int]:
-    limit = int((folder / "memory.limit_in_bytes").read_text())  # without one, more than any machine has
+    limit = int((folder / "memory.limit_in_bytes").read_text())  # without a limit, more than any machine has
     counts = _counts_of(folder / "memory.stat")
     cached = counts["total_active_file"] + counts["total_inactive_file"]
     yield limit - max(0, int((folder / "memory.usage_in_bytes").read_text()) - cached)

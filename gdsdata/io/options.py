@@ -1,7 +1,4 @@
-"""Options of the engine, with their units in their names.
-
-They double as the schema of the bench's configuration.
-"""
+"""Options of the engine, which are also the schema of the bench's configuration."""
 
 from __future__ import annotations
 
@@ -12,43 +9,42 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """How bytes move. The defaults were measured (docs/design-decisions.md); most programs need no
-    option.
+    """Options that say how bytes move. Most programs need none.
 
-    The engine takes at most ``workers * bounce_bytes`` of host memory. On a GPU it takes ``workers
-    * (staging_bytes + 1.3 MiB)`` more, and 1.3 MiB for short reads. Each data set that is iterated
-    also has ``prefetch + 2`` batches in memory. `GDSDataset.stats` reports both.
+    The defaults were measured (docs/design-decisions.md). The engine takes at most ``workers *
+    bounce_bytes`` of host memory. On a GPU it takes ``workers * (staging_bytes + 1.3 MiB)`` more,
+    and 1.3 MiB for short reads. Each data set that is iterated also has ``prefetch + 2`` batches in
+    memory. `GDSDataset.stats` reports both.
 
     The options from ``segment_bytes`` on are for experts, and by keyword only. ``python -m
     gdsdata.bench case=tune`` searches for better values on a machine.
 
     Attributes:
-        backend: ``"uring"`` (io_uring), ``"posix"`` (pread and pwrite), ``"cufile"`` (GPUDirect
-            Storage for data that is not in the page cache, io_uring for the rest), or ``"auto"``:
-            the best one that works here.
-        workers: threads that move bytes. 0: with io_uring one fewer than cores, from 1 to 8,
-            because the consumer copies too instead of sleeping; with posix 8, because each has one
+        backend: ``"uring"`` (io_uring), ``"posix"`` (pread and pwrite), ``"cufile"``, or
+            ``"auto"``: the best one that works here. ``"cufile"`` uses GPUDirect Storage for data
+            that is not in the page cache, and io_uring for the rest.
+        workers: threads that move bytes. 0 chooses. With io_uring it is one fewer than cores, from
+            1 to 8, because the consumer copies too. With posix it is 8, because each worker has one
             request in flight.
-        queue_depth: requests that one worker keeps in flight, including writes that are ready for
-            it. 0: 64.
-        direct: ``"auto"`` copies data that is in the page cache and reads the rest with O_DIRECT if
-            the file system allows it; ``"always"`` uses O_DIRECT only; ``"never"`` reads through
-            the page cache, and so fills it.
+        queue_depth: requests that one worker keeps in flight, queued writes included. 0: 64.
+        direct: ``"auto"`` copies data that is in the page cache, and reads the rest with O_DIRECT
+            if the file system allows it. ``"always"`` uses only O_DIRECT. ``"never"`` reads through
+            the page cache, which fills it.
         strict: raise an error instead of warning of a fallback (no io_uring, O_DIRECT refused,
             cuFile failed).
         calibrate: on a GPU, let `gdsdata.io.calibration` choose the options that are ``"auto"`` or
             0. It measures once on each file system and remembers.
-        stall_timeout_s: raise `StallError` if no byte that is waited for has moved for this many
-            seconds, however long all of it takes. Futures of `Engine.read` have the timeout of
-            their ``result`` instead.
+        stall_timeout_s: raise `StallError` if no awaited byte has moved for this many seconds. All
+            of a read may take longer. Futures of `Engine.read` have the timeout of their ``result``
+            instead.
         segment_bytes: most bytes of a batch that one worker takes at a time. All workers share a
             batch, in segments of at least 1 MiB. 0: 1 MiB, 4 MiB on the way to a GPU, 8 MiB for
             writes from the CPU.
         request_bytes: longest single request to storage.
         bounce_bytes: page-aligned memory of one worker that O_DIRECT reads into and writes from,
-            allocated when first needed. 0: 64 MiB shared by the workers, but at least 16 MiB each;
-            4 MiB each if the machine or a control group has less than 1 GiB left. io_uring has half
-            of it, or two requests, of writes in flight while it prepares the other half.
+            allocated when first needed. 0: the workers share 64 MiB, with at least 16 MiB each. If
+            the machine or a control group has less than 1 GiB left, each has 4 MiB. io_uring has
+            half of it, or two requests, of writes in flight while it prepares the other half.
         staging_bytes: pinned memory of one worker that bytes pass on their way to a GPU. Short
             reads have 1.3 MiB of their own. Each is allocated when first needed.
         coalesce_gap_bytes: one request reads extents that are at most this far apart.
@@ -80,7 +76,7 @@ class EngineOptions:
                 raise ValueError(f"EngineOptions({field.name}={value}) must not be negative")
 
     def __repr__(self) -> str:
-        """Only the options that differ from their defaults."""
+        """Show only the options that differ from their defaults."""
         changed = [(field.name, getattr(self, field.name)) for field in fields(self)]
         shown = [f"{name}={value!r}" for name, value in changed if value != getattr(type(self), name)]
         return f"EngineOptions({', '.join(shown)})"

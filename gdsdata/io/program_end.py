@@ -1,13 +1,16 @@
-"""Closes what a program leaves open when it ends, while Python still works, and quickly.
+"""Close quickly what a program leaves open when it ends, while Python still works.
 
-The end has three steps. First, Python joins the threads of executors, which otherwise complete all
-that was submitted; `stop_at_exit` has them drop it. Then it calls exit handlers: the engine breaks
-off what waits for storage, and `end_at_exit` closes iterators. Last, it tears modules down; what is
-closed by then does nothing any more.
+The end has three steps:
 
-Daemon threads are not joined by Python, which ends them where they next ask for the GIL. Torch asks
-for it while it frees tensors, and a thread that is ended there aborts the process. So a daemon
-thread that is inside an iterator is led out of it, and joined, before modules are torn down.
+1. Python joins the threads of executors. They would complete everything that was submitted, but
+   `stop_at_exit` has them drop it.
+2. Python calls exit handlers. The engine cancels what waits for storage, and `end_at_exit` closes
+   iterators.
+3. Python tears modules down. What is closed by then needs nothing more.
+
+Python does not join daemon threads. It ends one when the thread next acquires the GIL. torch
+acquires it while it frees tensors, and a thread that is ended there aborts the process. So a daemon
+thread inside an iterator is made to leave it, and is joined, before modules are torn down.
 """
 
 from __future__ import annotations
@@ -24,14 +27,14 @@ from typing import Any, Protocol
 
 
 class Stoppable(Protocol):
-    """Something that has threads of an executor work ahead."""
+    """An object whose executor has threads that work ahead."""
 
     def stop(self) -> None:
-        """Drop what has not begun, and have no thread wait for storage any more. Does not wait."""
+        """Drop what has not begun, and end all waits for storage. Does not block."""
 
 
 class Ending:
-    """A call that is made once, however often it is asked for: also when modules are torn down.
+    """A function that runs once. Later calls are safe, also at the program's end.
 
     Args:
         call: frees what an iterator holds.
@@ -55,27 +58,22 @@ _MOST_JOIN_S = 1.0
 
 
 def stop_at_exit(one: Stoppable) -> None:
-    """Stop it when the program ends, before Python waits for its threads; at once if the program
-    ends already.
-    """
+    """Stop ``one`` before Python joins its threads; now if the program ends already."""
     _stoppable.add(one)
     if _is_ending:
         one.stop()
 
 
 def end_at_exit(iterator: Generator[Any, None, None], ending: Ending) -> None:
-    """Make the call when the program ends, if the iterator is still open; one that a thread is in
-    ends by itself.
+    """Call ``ending`` when the program ends, if the iterator is still open.
+
+    If a thread is inside the iterator, the iterator ends by itself.
     """
     _endings[iterator] = ending
 
 
 def leave_if_daemon() -> None:
-    """End this thread in silence, if it is a daemon thread of a program that ends.
-
-    Raises:
-        SystemExit: it is one.
-    """
+    """End this thread by SystemExit, if it is a daemon thread of a program that ends."""
     if _is_ending and threading.current_thread().daemon:
         _leaving.add(threading.current_thread())
         raise SystemExit
@@ -94,21 +92,21 @@ def _end_all() -> None:
         while iterator.gi_running and time.monotonic() < joined_until:  # type: ignore[attr-defined]  # of a `def`
             time.sleep(0.001)
         if not iterator.gi_running:  # type: ignore[attr-defined]
-            with contextlib.suppress(Exception):  # nobody is left to be told
+            with contextlib.suppress(Exception):  # no caller is left to handle it
                 ending()
     for thread in list(_leaving):
         thread.join(max(0.0, joined_until - time.monotonic()))
 
 
 def _forget_all() -> None:
-    """In a forked child, which has no threads of its parent's."""
+    """Forget everything in a forked child, which has no threads of its parent."""
     _stoppable.clear()
     _endings.clear()
 
 
-# Not public, but since 3.9 the only hook before threads are joined: concurrent.futures has its own
-# there. Without it a program ends later, when its executors have completed everything.
-with contextlib.suppress(RuntimeError):  # of a program that ends while this is imported
+# Not public, but since Python 3.9 the only hook before threads are joined; concurrent.futures uses
+# it too. Without it a program ends later, when its executors have completed everything.
+with contextlib.suppress(RuntimeError):  # the program ends while this is imported
     getattr(threading, "_register_atexit", atexit.register)(_stop_all)
 atexit.register(_end_all)
 os.register_at_fork(after_in_child=_forget_all)

@@ -1,4 +1,4 @@
-"""Waits for storage: one that is slow is waited for, and one that gives nothing is a `StallError`."""
+"""Waits for storage. Slow storage is waited for; `StallError` if nothing moves."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from typing import Any, Protocol
 
 from gdsdata.errors import EngineClosed, StallError
 
-# A wait looks at the progress so often: at a quarter of the timeout, or this.
+# A wait checks progress after a quarter of the timeout, and at least this often.
 _LONGEST_LOOK_S = 0.25
 _CLOSED = "the data set's iterator was closed"
 
 
 class Awaited(Protocol):
-    """What a wait ends with: a `Future`, or what behaves like one."""
+    """An object that can be waited for: a `Future`, or one that behaves like it."""
 
     def done(self) -> bool: ...
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for its end; raise `concurrent.futures.TimeoutError` if that takes longer."""
+        """Wait for the end; raise `concurrent.futures.TimeoutError` if it takes longer."""
 
 
 class ReadsInFlight:
-    """Reads that the threads of one iterator wait for, and the wait for what they make of them.
+    """The reads that one iterator's threads wait for, and the waits for these threads.
 
-    Only time in which the engine has a read and none makes progress (a request taken or completed,
-    a segment ended) counts towards the timeout: not time in which threads decode, or wait for each
-    other. Thread-safe.
+    Time counts towards the timeout while the engine has a read and no read makes progress. Progress
+    is a request taken or completed, or a segment ended. Time in which threads decode or wait for
+    each other does not count. Thread-safe.
 
     Args:
         stall_timeout_s: `EngineOptions.stall_timeout_s`.
 
     Attributes:
-        has_stalled: `wait_for` has raised; then threads give up the reads that they wait for.
+        has_stalled: `wait_for` has raised `StallError`. Threads then abandon their reads.
     """
 
     def __init__(self, stall_timeout_s: float) -> None:
@@ -48,12 +48,12 @@ class ReadsInFlight:
         self._ended = 0
 
     def routes_of(self, reads: Sequence[Any]) -> list[dict[str, int]]:
-        """Wait for begun reads; the bytes of each by route.
+        """Wait for begun reads; return the bytes of each by route.
 
         Raises:
-            StallError, EngineClosed: the iterator was told of a stall meanwhile, or closed. Their
+            StallError, EngineClosed: the iterator has stalled or was closed meanwhile. The reads'
                 memory is then kept until they end.
-            IoError, CorruptData, FileNotFoundError, DeviceError: of the first one that failed.
+            IoError, CorruptData, FileNotFoundError, DeviceError: of the first read that failed.
         """
         with self._changing:
             self._reads.update(reads)
@@ -78,27 +78,26 @@ class ReadsInFlight:
         raise EngineClosed(_CLOSED)
 
     def close(self) -> None:
-        """Nobody wants the reads any more: threads give up those that they wait for."""
+        """Have threads abandon the reads that they wait for."""
         self._is_closed = True
 
     def progress(self) -> Hashable:
-        """Equal to what it was before if nothing has moved since; None while there is nothing to be
-        moved.
-        """
+        """Return a value that changes if a read makes progress; None without reads."""
         with self._changing:
             reads, ended = list(self._reads), self._ended
         return (ended, *sorted(read.progress() for read in reads)) if reads else None
 
     def wait_for(self, done: Awaited, what: str, progress: Callable[[], Hashable] | None = None) -> None:
-        """Return when ``done`` is.
+        """Return when ``done`` has ended.
 
         Args:
-            what: it is, for the error.
-            progress: of what it waits for, as `progress`, which it is if this is None.
+            done: is waited for.
+            what: names it in the error.
+            progress: of what ``done`` waits for, as the method `progress`; None: that method.
 
         Raises:
             StallError: nothing has moved for ``stall_timeout_s``.
-            EngineClosed: it was canceled.
+            EngineClosed: ``done`` was canceled.
         """
         progress = progress or self.progress
         before, moved_at = None, time.monotonic()

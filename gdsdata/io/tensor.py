@@ -23,31 +23,30 @@ _DEFAULTS = EngineOptions()
 
 
 class Engine:
-    """Reads and writes ranges of files from and to tensors, many at a time, for programs that build
-    on it.
+    """Reads ranges of files into tensors, and writes tensors, many at a time.
 
         with gdsdata.Engine() as engine:
             futures = [engine.read(path, into=tensor) for path, tensor in wanted]
             tensors = [future.result() for future in futures]
 
     Tensors may be on the CPU or on any CUDA device. Each call returns a `concurrent.futures.Future`
-    at once. When it is done, the bytes are in place, for every stream; the tensor's memory must not
+    at once. When it is done, the bytes are in place, for every stream. The tensor's memory must not
     be used before.
 
-    On a GPU, a call comes behind what the current stream has been given before it: a tensor that is
-    still being computed can be written, and one that is still being read can be read into.
+    On a GPU, a call comes after the work that the current stream has at that time. So you may write
+    a tensor that is still being computed, and read into one that is still in use.
 
-    A read is of the file that has the name when it is asked for. The eight files of a device that
-    were read last stay open until it is closed.
+    A read uses the file that has the name when the read is called. For each device, the eight files
+    read last stay open until `close`.
 
-    It shares workers and pinned memory with all users of equal ``options`` in this process. Where
-    training data and these calls both wait, a call of priority "background" (the default) gets
-    every ninth turn at least, so that a checkpoint does not starve training, and still ends.
+    An `Engine` shares workers and pinned memory with all users of equal ``options`` in this
+    process. If training data and these calls both wait, a call of priority "background" (the
+    default) gets at least every ninth turn. So a checkpoint does not starve training, and still
+    completes.
 
     Args:
         options: of the engine.
-        most_calls: reads that are under way at a time (for each device), and writes; more of them
-            wait their turn.
+        most_calls: reads in progress at a time for each device, and writes; more are queued.
     """
 
     def __init__(self, options: EngineOptions | None = None, most_calls: int = 16) -> None:
@@ -65,17 +64,16 @@ class Engine:
     def read(
         self, path: str | os.PathLike[str], into: torch.Tensor, offset: int = 0, priority: str = "background"
     ) -> Future[torch.Tensor]:
-        """Read ``into.nbytes`` bytes of ``path`` from ``offset`` (bytes; any) on into a contiguous
-        tensor.
+        """Read ``into.nbytes`` bytes of ``path``, from ``offset`` on, into ``into``.
 
-        The future's result is ``into``.
+        The future's result is ``into``. ``offset`` is in bytes, and needs no alignment.
 
         Raises:
             ValueError: ``into`` is not contiguous or has no plain memory; a negative offset.
             TypeError: ``into`` is no tensor.
             EngineClosed: after `close`.
         And from the future:
-            FileNotFoundError, IoError: the file is not to be had.
+            FileNotFoundError, IoError: the file cannot be opened or read.
             CorruptData: the file ends before the tensor does.
             DeviceError: the GPU's driver refused.
         """
@@ -97,10 +95,10 @@ class Engine:
 
         Raises:
             ValueError: ``tensor`` has no plain memory; a negative offset.
-            TypeError: ``tensor`` is none.
+            TypeError: ``tensor`` is no tensor.
             EngineClosed: after `close`.
         And from the future:
-            IoError: the file cannot be written, or space is lacking.
+            IoError: the file cannot be written, or the disk is full.
             DeviceError: the GPU's driver refused.
             StallError: nothing has moved for ``stall_timeout_s``.
         """
@@ -111,8 +109,8 @@ class Engine:
         return self._writes.submit(_write, engine, plain, os.fspath(path), offset, before, is_background, timeout_s)
 
     def close(self) -> None:
-        """Wait for all calls to end; no more are taken."""
-        if self._process == os.getpid():  # in a forked child nothing is under way, and locks may be held for ever
+        """Wait for all calls to end, and refuse new ones."""
+        if self._process == os.getpid():  # in a forked child no call is in progress, and locks may be held for ever
             with self._making_reads:
                 self._closed = True
             for reads in self._reads.values():
@@ -134,9 +132,7 @@ class Engine:
         self.close()
 
     def stats(self) -> dict[str, Any]:
-        """By device ("cpu", "cuda:0"): the engine's counts, as under "engine" in
-        `GDSDataset.stats`.
-        """
+        """Return the engine's counts by device, as "engine" in `GDSDataset.stats`."""
         return {str(device): engine.statistics() for device, engine in self._engines.items()}
 
     def _check_open(self) -> None:
@@ -144,9 +140,7 @@ class Engine:
             raise EngineClosed("this Engine was closed; make another one")
 
     def _asked(self, tensor: torch.Tensor, path: Any, offset: int, priority: str) -> tuple[Any, Any]:
-        """The engine of the tensor's device, and what the current stream has been given there until
-        now.
-        """
+        """Return the engine of the tensor's device, and a mark in its current stream."""
         self._check_open()
         if self._process != os.getpid():
             raise EngineClosed("this Engine was made in another process; make one in this one")
@@ -172,16 +166,17 @@ def read_tensor(
     """Read a tensor's bytes (native byte order, contiguous) from ``path``.
 
     Args:
+        path: of the file.
         dtype, shape: of the tensor; they say how many bytes are read.
-        offset: in bytes; any.
+        offset: in bytes; needs no alignment.
         device: of the result. None: the CPU.
         options: of the engine.
 
     Returns:
-        The tensor, its bytes in place, for every stream.
+        The tensor. Its bytes are in place, for every stream.
 
     Raises:
-        FileNotFoundError, IoError: the file is not to be had.
+        FileNotFoundError, IoError: the file cannot be opened or read.
         CorruptData: the file ends before the tensor does.
         ValueError: a negative offset or size.
         BackendUnavailable: there is no such device.
@@ -205,29 +200,32 @@ def read_tensor(
 def write_tensor(
     tensor: torch.Tensor, path: str | os.PathLike[str], offset: int = 0, *, options: EngineOptions | None = None
 ) -> None:
-    """Write a tensor's bytes (native byte order, contiguous) to ``path``; on storage when this
-    returns.
+    """Write a tensor's bytes (native byte order, contiguous) to ``path``.
+
+    They are on storage when this returns.
 
     A tensor that makes a whole file (``offset`` 0, and no longer file there) replaces it
-    atomically: after a crash at any moment the path names the old file or the new one, and it keeps
-    the old one's mode. Otherwise the bytes are written over ``path`` from ``offset`` on, and a
-    crash meanwhile may leave a part of them. On a GPU it comes behind what the current stream has
-    been given before.
+    atomically. After a crash at any moment the path names the old file or the new one. The new file
+    has the old one's mode. Otherwise the bytes are written over ``path`` from ``offset`` on, and a
+    crash meanwhile may leave a part of them.
+
+    Stream semantics: on a GPU, the tensor is read after the work that its current stream has at the
+    call.
 
     Args:
         tensor: of any dtype and strides; its bytes are written as those of a contiguous one.
         path: of the file.
-        offset: in bytes; any.
+        offset: in bytes; needs no alignment.
         options: of the engine.
 
     Raises:
         NotReplaceable: an `IoError`. No new file can replace ``path``: it is a bind-mounted file,
             or its folder is not writable.
-        IoError: the file cannot be written, or space is lacking: then a file that was to be
-            replaced is untouched.
+        IoError: the file cannot be written, or the disk is full. A file that was to be replaced is
+            untouched.
         ValueError: a negative offset, or a tensor without plain memory (sparse, meta).
         StallError: nothing has moved for ``options.stall_timeout_s``.
-        TypeError: ``tensor`` is none.
+        TypeError: ``tensor`` is no tensor.
     """
     _check_plain(tensor, "write")
     _check_range(offset, tensor.nbytes)

@@ -1,1 +1,1 @@
-"""What a loop waited for: reports, and spans in a profiler's trace."""
+"""Reports of what a loop waited for, and spans in a profiler's trace."""

@@ -1,4 +1,4 @@
-"""Where a training loop's time went: what `GDSDataset.report` says, and what it is worked out from."""
+"""Where a training loop's time went: the report of `GDSDataset.report`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from gdsdata.observe.times import StepTimes, WorkerTimes
 
-# Below this share of a step nobody gains by looking for more.
+# A smaller share of a step is not worth a remedy.
 _NOTICED = 0.02
-# Requests as small as this are what a disk does so many of a second, rather than so many bytes.
+# The number of requests, not that of bytes, limits a disk if requests are smaller than this.
 _SMALL_REQUEST_BYTES = 32 * 1024
-# Of the loop's time, what workers do for less than this does not hold the batches up.
+# Work of workers that takes a smaller share of the loop's time does not hold the batches up.
 _SOME = 0.1
 
 TRAINING, TRANSFORM, STORAGE, SMALL_READS = "training", "transform", "storage", "small reads"
@@ -26,19 +26,25 @@ class Report:
 
     Attributes:
         batches: handed out; each is a step.
-        step_s: mean time of a step, input and all.
-        input_share: of the steps' time, in which the loop waited for its input, 0 to 1. On a GPU
-            the host's waiting: work that is queued there may go on meanwhile.
-        checkpoint_share: in which saves kept it.
-        limiter: what the steps would be faster without: ``"training"`` (the input is there when it
-            is asked for, or waits for the GPU to be done with batches before it), ``"storage"``,
-            ``"small reads"`` (storage, by their number), ``"link"`` (copies to the GPU), ``"CPU"``
-            (copying, converting, decoding), ``"transform"``, ``"ring too small"``, ``"handing
-            over"`` (batches are ready, and the loop's own thread takes that long to get each) or
-            ``"checkpoints"``.
+        step_s: mean time of a step, input included.
+        input_share: share of the time in which the loop waited for its input, 0 to 1. On a GPU it
+            is the host's wait; queued work may go on meanwhile.
+        checkpoint_share: share of the time in which saves blocked the loop.
+        limiter: what slows the steps down. See below.
         suggestion: what would help.
         gain: how much of a step's time it can save at most, 0 to 1.
-        bytes: delivered, by route. gb_per_s: of all of them, over the whole time.
+        bytes: delivered, by route.
+        gb_per_s: of all these bytes, over the whole time.
+
+    Limiters:
+        - ``"training"``: input is ready when it is requested, or waits until the GPU has used
+          earlier batches
+        - ``"storage"``, or ``"small reads"``: storage, by the number of reads
+        - ``"link"``: copies to the GPU
+        - ``"CPU"``: copying, converting, decoding
+        - ``"transform"``, ``"checkpoints"``
+        - ``"ring too small"``: for bursts of batches
+        - ``"handing over"``: batches are ready, and the loop's own thread takes long to get them
     """
 
     batches: int
@@ -65,7 +71,7 @@ class Report:
         )
 
     def scalars(self) -> dict[str, float]:
-        """Its numbers by flat names, as TensorBoard's ``add_scalar`` takes them."""
+        """Return the numbers by flat names, for TensorBoard's ``add_scalar``."""
         numbers = ("batches", "step_s", "input_share", "checkpoint_share", "gain", "gb_per_s")
         return {
             **{f"gdsdata/{name}": float(getattr(self, name)) for name in numbers},
@@ -73,8 +79,9 @@ class Report:
         }
 
     def prometheus(self, **labels: str) -> str:
-        """The same in Prometheus's text format, version 0.0.4; the limiter is a label of a gauge
-        that is 1.
+        """Return the same in Prometheus's text format, version 0.0.4.
+
+        The limiter is a label of a gauge that is 1.
         """
         lines = []
         said = {name: str(value) for name, value in labels.items()}
@@ -105,15 +112,14 @@ def diagnose(
     stall_s: float,
     shuffle: str,
 ) -> Report:
-    """What a loop was limited by.
+    """Find out what limited a loop.
 
     Args:
-        times: the loop's.
+        times: of the loop.
         workers: of the engine that reads for it, over the same time.
         bytes_of: delivered, by route.
-        ring_full_s: in which every slot of the ring was ready, so that the workers had nothing to
-            do.
-        stall_s: in which the loop waited for a batch that was not ready.
+        ring_full_s: time in which each slot of the ring was ready, and workers had nothing to do.
+        stall_s: time in which the loop waited for a batch that was not ready.
         shuffle: "uniform", "none", or another order's name.
     """
     elapsed_s = max(times.elapsed_s, 1e-9)
@@ -143,13 +149,13 @@ _SUGGESTIONS = {
     CHECKPOINTS: "save with AsyncCheckpointer, less often, or with more staging_bytes or device_staging_bytes",
     TRANSFORM: "transform= runs in the loop's own thread: do it on the GPU, or in decode=, which runs ahead",
     RING: "batches come and go in bursts: a larger prefetch= bridges them",
-    HANDING_OVER: "batches are ready, and taking one costs the loop that: larger ones would help, or zero_copy=True",
+    HANDING_OVER: "batches are ready, but each takes the loop time to get: try larger ones, or zero_copy=True",
     SMALL_READS: 'shuffle="lanes" reads large pieces; or raise EngineOptions.queue_depth',
     STORAGE: "the disk is as fast as it gets: put the files on faster storage, or into memory that caches them",
     LINK: "copies to the GPU wait for its link: fewer bytes a sample (a smaller dtype) would help",
     CPU: "the processor copies, converts or decodes: more cores or EngineOptions.workers would help",
 }
-# The loop waits, but what it waits for is its own work of earlier steps.
+# The loop waits for its own work of earlier steps.
 _GPU_IS_BEHIND = "the GPU is behind the loop, and batches wait for it"
 
 
@@ -168,7 +174,7 @@ def _limiter(times: StepTimes, workers: WorkerTimes, ring_full_s: float, stall_s
     longest_s, longest = max(
         (workers.storage_s, STORAGE), (workers.link_s, LINK), (workers.device_s, TRAINING), (copying_s, CPU)
     )
-    if longest_s < _SOME * elapsed_s:  # then it is what Python does with what the engine brings
+    if longest_s < _SOME * elapsed_s:  # then Python's work on the engine's bytes takes the time
         return CPU
     is_random = shuffle == "uniform" and workers.requests > 0
     if longest == STORAGE and is_random and workers.storage_bytes < _SMALL_REQUEST_BYTES * workers.requests:

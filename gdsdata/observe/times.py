@@ -1,6 +1,4 @@
-"""Times of a training loop and of the engine's workers, from which `observe.report` works out a
-report.
-"""
+"""Times of a training loop and of the engine's workers, for `observe.report`."""
 
 from __future__ import annotations
 
@@ -21,14 +19,14 @@ T = TypeVar("T")
 
 
 class StepTimes:
-    """A loop's time, measured by its iterator. The thread that takes batches adds to it.
+    """A loop's time, as its iterator measures it in the thread that takes batches.
 
     Attributes:
-        batches: handed out.
-        input_s: the loop waited for a batch, ``transform=`` included.
-        transform_s: the part of that in ``transform=``.
-        training_s: from a batch to the next request for one.
-        checkpoint_s: the part of that in which saves blocked this process
+        batches: how many were handed out.
+        input_s: time in which the loop waited for a batch, ``transform=`` included.
+        transform_s: the part of ``input_s`` in ``transform=``.
+        training_s: time from a batch to the next request for one.
+        checkpoint_s: the part of ``training_s`` in which saves blocked this process
             (`note_checkpoint_stall`).
     """
 
@@ -94,11 +92,11 @@ def note_checkpoint_stall(seconds: float) -> None:
 
 
 class WorkerTimes(NamedTuple):
-    """What an engine's workers did, in seconds of all of them together.
+    """The times of an engine's workers, summed over all of them.
 
     Attributes:
-        active_s: they worked.
-        storage_s: the part of that in which they read, or waited for storage.
+        active_s: time in which they worked.
+        storage_s: the part of it in which they read, or waited for storage.
         link_s: the part in which they waited for copies to the GPU.
         device_s: the part in which they waited until the GPU had used batches whose memory is next.
             The rest is the processor's: copies out of the page cache, conversions.
@@ -132,14 +130,14 @@ class WorkerTimes(NamedTuple):
 
 
 def marked(what: str) -> AbstractContextManager[Any]:
-    """Mark a range in torch.profiler's trace; under `torch.autograd.profiler.emit_nvtx`, in NVTX's."""
+    """Mark a range in torch.profiler's trace, or in NVTX's under ``emit_nvtx``."""
     if torch_private.is_profiling():
         return torch.profiler.record_function(what)
     return nullcontext()
 
 
 class Reporter:
-    """Prints a report at intervals and at the end of each epoch; not in worker processes.
+    """Prints reports at intervals and after each epoch; not in worker processes.
 
     Args:
         every_s: the interval. None: never print.

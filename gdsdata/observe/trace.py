@@ -1,4 +1,4 @@
-"""`profile`: torch's profiler, whose trace shows what the engine's threads did too."""
+"""`profile`: torch's profiler, whose trace also shows the engine's threads."""
 
 from __future__ import annotations
 
@@ -15,21 +15,24 @@ import torch
 
 from gdsdata.io import engine
 
-# Rows of a trace are threads, and the system numbers these below this.
+# Rows of a trace are threads, and the system's numbers of threads are below this.
 _FIRST_ROW = 1 << 22
 
 
 class profile(torch.profiler.profile):
-    """`torch.profiler.profile`, with a row in its trace for each worker of the engines of this
-    process.
+    """`torch.profiler.profile`, with a row in its trace for each worker.
 
-    Takes what that one takes, and is used as that one is, with a schedule and
-    `torch.profiler.tensorboard_trace_handler` too. A row holds what its worker did: ``gdsdata: page
-    cache`` (copying out of it), ``gdsdata: storage`` (reading or writing, with writes' checksums,
-    or waiting for it), ``gdsdata: link`` (waiting for copies to or from the GPU) and ``gdsdata:
-    device`` (waiting until the GPU is done with memory that is written next), each with the bytes
-    that were delivered in it. Between these it mostly had nothing to do. Threads that wait for a
-    batch take a part in that work, which has a row of its own.
+    It takes the same arguments and is used in the same way, also with a schedule and
+    `torch.profiler.tensorboard_trace_handler`. The workers are those of this process's engines. A
+    row has these spans, each with the bytes that were delivered in it:
+
+    - ``gdsdata: page cache``: the worker copied from it
+    - ``gdsdata: storage``: it read, wrote (checksums included), or waited for storage
+    - ``gdsdata: link``: it waited for copies to or from the GPU
+    - ``gdsdata: device``: it waited until the GPU had used memory that is written next
+
+    Between spans the worker mostly had nothing to do. Threads that wait for a batch do a part of
+    the work, which has a row of its own.
 
     A worker's first 65536 spans are kept, and its row's name says how many more there were. Engines
     in a DataLoader's worker processes are not seen.
@@ -53,9 +56,7 @@ class profile(torch.profiler.profile):
 
 
 def _unix_ns_of_monotonic() -> int:
-    """What is to be added to the monotonic clock for the system's; of some tries the one that took
-    least.
-    """
+    """Return the system's clock minus the monotonic one, by the fastest of some tries."""
     tries = []
     for _ in range(5):
         before, unix, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
@@ -64,7 +65,7 @@ def _unix_ns_of_monotonic() -> int:
 
 
 def _add_rows(path: str, workers: tuple[engine.WorkerSpans, ...], unix_ns: int) -> None:
-    """To a trace that torch wrote."""
+    """Add rows to a trace that torch wrote."""
     open_file = gzip.open if path.endswith(".gz") else open
     try:
         with open_file(path, "rb") as file:

@@ -193,7 +193,7 @@ class Snapshot:
 
     @contextlib.contextmanager
     def streams(self) -> Iterator[None]:
-        """Make a new stream current on each GPU; its work comes after the copies. For ``with``."""
+        """For ``with``: work on each GPU in a new stream, which follows the copies."""
         with contextlib.ExitStack() as current:
             for device, event in self._made.items():
                 stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

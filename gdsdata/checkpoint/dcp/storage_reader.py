@@ -1,4 +1,4 @@
-"""`GDSStorageReader`: torch.distributed.checkpoint reads through gdsdata's engine.
+"""`GDSStorageReader`: torch.distributed.checkpoint reads by gdsdata's engine.
 
 It reads what `GDSStorageWriter` and torch's `FileSystemWriter` write. Source:
 torch.distributed.checkpoint.

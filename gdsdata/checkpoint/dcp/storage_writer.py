@@ -1,4 +1,4 @@
-"""`GDSStorageWriter`: torch.distributed.checkpoint writes through gdsdata's engine.
+"""`GDSStorageWriter`: torch.distributed.checkpoint writes by gdsdata's engine.
 
 The files are DCP's own: ``.metadata``, a pickle, and data files in which each tensor is an archive
 of `torch.save`. torch's `FileSystemReader` reads them. Source: torch.distributed.checkpoint.

@@ -94,7 +94,7 @@ def open_archive(file: OpenFile) -> Archive:
 
 
 def open_slice(archive: FileSlice) -> Archive:
-    """Find the place of each record in a part of a file. Raises as `open_archive` does."""
+    """Do as `open_archive` does, in a part of a file."""
     records, prefix = _records_of(archive)
 
     def content(name: str, most_bytes: int) -> bytes:

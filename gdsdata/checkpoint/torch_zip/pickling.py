@@ -56,7 +56,7 @@ _NO_STORAGES = frozenset({str, int, bool, tuple, type(None), dict, collections.O
 
 @dataclass(slots=True)
 class _Elements:
-    """A plain tensor's storage and dtype. It replaces a TypedStorage, which is slow to make."""
+    """A plain tensor's storage and dtype. torch's TypedStorage is slow to make."""
 
     storage: torch.UntypedStorage
     dtype: torch.dtype
