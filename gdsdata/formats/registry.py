@@ -91,12 +91,12 @@ _recognisers = [
 def register(name: str, recognises: Callable[[bytes, str], bool], make: Callable[[], Format]) -> None:
     """Have data sets recognize your own format; see ``examples/own_format.py``.
 
-    The format that was registered last is asked first. A known name is replaced.
+    ``recognises`` is called with the first 512 bytes of a file (fewer if it is shorter) and its
+    path. It returns whether the file has this format. The format that was registered last is asked
+    first. A known name is replaced.
 
     Args:
         name: of the format, for errors.
-        ``recognises``: called with the first 512 bytes of a file (fewer if it is shorter) and its
-            path. Returns whether the file has this format.
         make: returns the format with its defaults: an object with the method of
             `gdsdata.formats.index.Format`.
     """

@@ -6,7 +6,7 @@ The end has three steps:
    `stop_at_exit` has them drop it.
 2. Python calls exit handlers. The engine cancels what waits for storage, and `end_at_exit` closes
    iterators.
-3. Python tears modules down. What is closed by then needs nothing more.
+3. Python tears modules down. Nothing happens to what is closed by then.
 
 Python does not join daemon threads. It ends one when the thread next acquires the GIL. torch
 acquires it while it frees tensors, and a thread that is ended there aborts the process. So a daemon
