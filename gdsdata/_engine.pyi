@@ -7,14 +7,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 class _Tensor(Protocol):
-    """What `torch.Tensor` has of it: contiguous, or without gaps in another order."""
+    """A `torch.Tensor`: contiguous, or without gaps in another order."""
 
     def data_ptr(self) -> int: ...
     @property
     def nbytes(self) -> int: ...
 
 class _Storage(Protocol):
-    """What `torch.UntypedStorage` has of it."""
+    """A `torch.UntypedStorage`."""
 
     def data_ptr(self) -> int: ...
     def nbytes(self) -> int: ...

@@ -1,5 +1,6 @@
-"""Packages whose names are imported when they are first asked for (`gdsdata` itself does the same
-by its own means, so that importing it imports no module).
+"""Packages whose names are imported when they are first used.
+
+`gdsdata` does the same without this module, so that importing it imports no module.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from typing import Any
 
 
 def lazily(package: str, home_of: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` of a package.
+    """Return ``__getattr__`` and ``__dir__`` of a package.
 
     Args:
         package: its name.
-        home_of: of each of its names the module of the package that has it, or is it.
+        home_of: for each of its names, the module of the package that has it or is it.
     """
 
     def get(name: str) -> Any:
@@ -25,7 +26,7 @@ def lazily(package: str, home_of: Mapping[str, str]) -> tuple[Callable[[str], An
         if name == home_of[name]:
             return home
         found = getattr(home, name)
-        setattr(sys.modules[package], name, found)  # asked for once
+        setattr(sys.modules[package], name, found)  # the next use does not come here
         return found
 
     return get, lambda: sorted({*vars(sys.modules[package]), *home_of})

@@ -128,7 +128,7 @@ def load(
         options: of the engine; None: the defaults.
 
     Returns:
-        What was saved (from safetensors: a dict), or ``into``.
+        The saved value (from safetensors: a dict), or ``into``.
 
     Raises:
         FileNotFoundError, IoError: the file cannot be opened or read, or is a folder.

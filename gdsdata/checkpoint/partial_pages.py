@@ -92,7 +92,7 @@ class PartialPages:
         """Return all pages that are left, with adjacent ones joined, and forget them.
 
         Returns:
-            Of each run, where it begins in the file, and its bytes.
+            The offset in the file and the bytes of each run.
         """
         with self._lock:
             return self._joined(set(self._pages))

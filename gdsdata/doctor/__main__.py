@@ -11,12 +11,12 @@ from gdsdata.doctor import REQUIREMENTS, diagnose, locate, this_host, transfers,
 from gdsdata.doctor.evidence import ThisHost
 from gdsdata.doctor.report import as_json, as_text
 
-_DESCRIPTION = """What this machine can do, which path would serve PATH, and what to do about each no. Exit status: 0
-where PATH can be read in the way that was asked for, 1 where not, 2 for a wrong argument."""
+_DESCRIPTION = """Find out what this machine can do, which path would serve PATH, and what to do about each no. Exit
+status: 0 if PATH can be read as required, 1 if not, 2 for a wrong argument."""
 
 
 def main(arguments: list[str] | None = None, host: ThisHost | None = None) -> int:
-    """The exit status."""
+    """Examine the path, print the report, and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m gdsdata.doctor", description=_DESCRIPTION)
     parser.add_argument("path", nargs="?", default=".", help="a file, or a folder of files (default: the current one)")
     parser.add_argument(
@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None, host: ThisHost | None = None) -> in
     parser.add_argument("--pid", type=int, help="a process whose cuFile statistics are asked for a fallback to the CPU")
     parser.add_argument("--json", action="store_true", help="findings as JSON (fields: gdsdata/doctor/report.py)")
     parser.add_argument(
-        "--record", metavar="FOLDER", help="keep what was seen in a new folder, for somebody else to look at"
+        "--record", metavar="FOLDER", help="write the evidence to a new folder, so that others can look at it"
     )
     given = parser.parse_args(arguments)
     host = host or this_host()
@@ -67,7 +67,7 @@ def main(arguments: list[str] | None = None, host: ThisHost | None = None) -> in
 
 
 def run() -> None:
-    """Ends the process itself where something was left behind that might never let it end."""
+    """End the process at once if a thread was left behind that would keep it from ending."""
     host = this_host()
     try:
         status = main(host=host)

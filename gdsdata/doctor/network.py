@@ -1,4 +1,4 @@
-"""Checks of the network cards that a network file system comes through."""
+"""Checks of the network cards that a network file system uses."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _CLASS = "/sys/class/infiniband"
 
 @check("RDMA devices up")
 def rdma(host: Host, place: Place) -> Answer:
-    """``state`` of a port is "4: ACTIVE" when it works
-    (Documentation/ABI/stable/sysfs-class-infiniband). One is enough: many servers have ports
-    without a cable.
+    """Check that at least one port works: many servers have ports without a cable.
+
+    Its ``state`` is then "4: ACTIVE" (Documentation/ABI/stable/sysfs-class-infiniband).
     """
     needed = place.mount is not None and place.mount.kind in NETWORK_KINDS
     ports = _ports(host)
@@ -41,12 +41,12 @@ def rdma(host: Host, place: Place) -> Answer:
 
 @check("no loss (pause frames)")
 def pause_frames(host: Host, place: Place) -> Answer:
-    """InfiniBand has credits and loses nothing.
+    """Check that no packet was lost. InfiniBand has credits and loses none.
 
-    RoCE wants a network that is lossless by pause frames, of the link (``ethtool -a``) or of a
-    priority (rx_prio3_pause and the like in ``ethtool -S``; mlx5 counters in
-    Documentation/networking/device_drivers/ethernet/mellanox). A sequence that arrived out of order
-    (hw_counters/out_of_sequence, packet_seq_err) is a loss that somebody had to send again.
+    RoCE needs a network without losses. Pause frames prevent them, for the link (``ethtool -a``) or
+    for a priority (rx_prio3_pause and similar counters in ``ethtool -S``; mlx5 counters in
+    Documentation/networking/device_drivers/ethernet/mellanox). A sequence out of order
+    (hw_counters/out_of_sequence, packet_seq_err) is a loss that had to be sent again.
     """
     ethernet = [
         (device, port)
@@ -80,7 +80,7 @@ def pause_frames(host: Host, place: Place) -> Answer:
 
 
 def _pauses(host: Host, device: str) -> tuple[int | None, bool]:
-    """Pause frames so far, None where nobody says, and whether pausing of the whole link is on."""
+    """Return the pause frames so far (None: unknown), and whether the link may pause."""
     count, allowed = None, False
     for interface in host.names(f"{_CLASS}/{device}/device/net"):
         counters = host.tool("ethtool", "-S", interface)

@@ -18,8 +18,9 @@ _wrapped = functools.partial(textwrap.wrap, break_on_hyphens=False, break_long_w
 
 
 def as_text(findings: Sequence[Finding], transfers: Sequence[Transfer], columns: int = 120) -> str:
-    """One entry a check under its group's heading: answer, question, evidence, and below a no the
-    remedy.
+    """Return an entry a check under its group's heading.
+
+    It has answer, question and evidence, and below them the remedy.
     """
     by_name = {finding.name: finding for finding in findings}
     lines = []
@@ -59,9 +60,11 @@ def _table(transfers: Sequence[Transfer]) -> list[str]:
 def as_json(
     path: str, requirement: str, works: bool, findings: Sequence[Finding], transfers: Sequence[Transfer]
 ) -> str:
-    """An object: ``version`` (of these fields), ``path``, ``require``, ``works`` (the exit status
-    is 0), ``findings`` (each with the fields of `Finding`, and its ``group``) and ``transfers``
-    (each with those of `Transfer`).
+    """Return a JSON object of the report.
+
+    It has ``version`` (of these fields), ``path``, ``require``, ``works`` (the exit status is 0),
+    ``findings`` (each with the fields of `Finding`, and its ``group``) and ``transfers`` (each with
+    those of `Transfer`).
     """
     groups = {check.__name__: heading for heading, checks in CHECKS.items() for check in checks}
     document = {

@@ -113,11 +113,12 @@ class Megatron:
             paths: ``.idx`` files, ``.bin`` files, or both. Each pair is read once.
 
         Returns:
-            Of the ``.bin`` files: with ``seq_len`` None, a `FieldIndex` of one field, "tokens";
-            else a `WindowIndex`, or an `Index` if windows are in order and each is one piece.
+            An index of the ``.bin`` files. With ``seq_len`` None it is a `FieldIndex` of one field,
+            "tokens". Otherwise it is a `WindowIndex`, or an `Index` if windows are in order and
+            each is one piece.
 
         Raises:
-            CorruptData: an ``.idx`` file lies about itself, or points beyond its ``.bin`` file.
+            CorruptData: an ``.idx`` file contradicts itself, or points beyond its ``.bin`` file.
             ValueError: a path of another suffix, the old format of fairseq, pairs of unlike dtypes,
                 windows of floats, or not enough tokens for a window.
             FileNotFoundError, IoError: a file, or the other one of its pair, is not available.

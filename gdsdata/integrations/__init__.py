@@ -1,1 +1,1 @@
-"""gdsdata in other frameworks, each imported only when it is asked for."""
+"""gdsdata in other frameworks. Each module is imported only when it is used."""

@@ -1,6 +1,4 @@
-"""The file that keeps calibrations, in the user's cache folder, and the lock of the process that
-measures.
-"""
+"""The user's file of calibrations, and the lock of the process that measures."""
 
 from __future__ import annotations
 
@@ -16,11 +14,11 @@ from typing import Any
 
 from gdsdata.io import engine
 
-VERSION = 1  # of the file; a file of another version is measured anew
+VERSION = 1  # of the file; if a file has another version, calibration measures again
 
 
 def kept_entries() -> dict[str, dict[str, Any]]:
-    """Return the file's dicts, by device and file system; an empty dict if no file can be read."""
+    """Return the file's dicts, by device and file system; empty if it cannot be read."""
     try:
         kept = json.loads(cache_path().read_text())
         if kept.pop("version") == VERSION and all(isinstance(one, dict) for one in kept.values()):
@@ -31,7 +29,7 @@ def kept_entries() -> dict[str, dict[str, Any]]:
 
 
 def change_entry(kind: str, key: str, value: Any) -> None:
-    """Set one entry. The file is replaced as a whole; the entries of other processes stay."""
+    """Set one entry. The file is replaced as a whole, with all other entries."""
     try:
         path = cache_path()
         path.parent.mkdir(parents=True, exist_ok=True)

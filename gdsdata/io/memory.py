@@ -1,4 +1,4 @@
-"""Host memory for batches of many sizes, which is used again when nobody has a view of it."""
+"""Host memory for batches of many sizes, used again when no view of it is left."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ class MemoryPool:
         return torch.from_numpy(view)
 
     def _fitting(self, size_bytes: int) -> np.ndarray:
-        """Return the buffer that came back last, which may still be in the processor's caches.
+        """Return the last buffer that was released, and free smaller ones.
 
-        Free smaller ones.
+        It may still be in the processor's caches.
         """
         with contextlib.suppress(IndexError):
             while True:

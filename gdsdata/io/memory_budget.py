@@ -16,7 +16,7 @@ _PROCESSES_HERE = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALN
 
 
 def share_bytes() -> int:
-    """Bytes that a data set in this process may hold beside its batches.
+    """Return how many bytes a data set in this process may hold beside its batches.
 
     This is half of `available_bytes`. It is divided among the processes of this job on this
     machine, as its launcher counts them (``LOCAL_WORLD_SIZE``), and the workers of a DataLoader.
