@@ -13,7 +13,7 @@ from gdsdata.checkpoint.open_file import OpenFile
 
 
 def sealed(one: Any) -> TypeError:
-    """Return the error of `__setstate__`, which a pickle could call to change what it has made."""
+    """Return the error of `__setstate__`, by which a pickle could change its objects."""
     return TypeError(f"a {type(one).__name__} is not to be changed")
 
 

@@ -1,4 +1,4 @@
-"""Checks of the arguments of `GDSDataset`: types, ranges, and whether they fit the samples."""
+"""Checks of the arguments of `GDSDataset`: types, ranges, fit to the samples."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def check_types(
     fields: Fields,
     reading: Reading,
 ) -> None:
-    """Refuse arguments of `GDSDataset` that are of another type, before anything is made of them.
+    """Refuse arguments of `GDSDataset` of a wrong type, before they are used.
 
     Raises:
         TypeError: one is.

@@ -1,4 +1,4 @@
-"""Sums of the counts that a data set's statistics have: of one iterator and of those before it."""
+"""Sums of a data set's counts: of one iterator and of those before it."""
 
 from __future__ import annotations
 

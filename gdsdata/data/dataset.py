@@ -182,11 +182,11 @@ class GDSDataset(BatchDataset):
         self._samples.agree_on_shuffle()
 
     def take_up(self, share: Share) -> int:
-        """Read this share from now on, and return its batches in an epoch. A `Mix` calls it."""
+        """Read this share from now on, and return its batches in an epoch. For `Mix`."""
         return self._samples.take_up(share)
 
     def __len__(self) -> int:
-        """Return the number of batches of this rank in an epoch, whose ranks are fixed from now on.
+        """Return this rank's number of batches in an epoch, whose ranks are fixed now.
 
         Raises:
             RuntimeError: the epoch began with other ranks.
@@ -224,7 +224,7 @@ class GDSDataset(BatchDataset):
         return len(self._samples)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch, and with it the order, of the next iterator, from its first batch.
+        """Have the next iterator begin this epoch, in its order, at the first batch.
 
         Directly after `load_state_dict`, the state's own epoch changes nothing, so a resumed loop
         may call this before every epoch too.
@@ -232,7 +232,7 @@ class GDSDataset(BatchDataset):
         self._progress.go_to(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the newest iterator is, and in which data: a few numbers and strings.
+        """Return where the newest iterator is, and in which data: numbers and strings.
 
         It counts the batches that were handed out, not those read ahead, and can be taken at any
         moment. After the last batch of an epoch it says that the next epoch begins. The first call
@@ -247,7 +247,7 @@ class GDSDataset(BatchDataset):
         return {"version": 1, **self._progress.state(), **samples.identity(), "data": dict(samples.identity_of_data())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Make the next iterator continue with exactly the batch after those that ``state`` counts.
+        """Make the next iterator continue with the batch after those ``state`` counts.
 
         The rank may differ, and so may batch and world size if their product does not. The data may
         have moved, if the files have the same names from their common folder on. Their contents are
@@ -290,7 +290,7 @@ class GDSDataset(BatchDataset):
     def batches(
         self, epoch: int, numbers: range | np.ndarray, handed_out: Callable[[int], object] = lambda given: None
     ) -> Iterator[Any]:
-        """Read some batches of an epoch ahead. Iterators and the state are not changed by it.
+        """Read some batches of an epoch ahead, without a change of iterators or state.
 
         Args:
             epoch: chooses the order.

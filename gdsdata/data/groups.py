@@ -1,4 +1,4 @@
-"""`Sharding`, `Fields` and `Reading`: the arguments of `GDSDataset` that belong together."""
+"""`Sharding`, `Fields` and `Reading`: groups of arguments of `GDSDataset`."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ GroupT = TypeVar("GroupT", Sharding, Fields, Reading)
 
 
 def group_of(kind: type[GroupT], name: str, given: GroupT | None, old: dict[str, Any]) -> GroupT:
-    """Return a group of arguments, from itself or from the old spelling of its arguments.
+    """Return a group of arguments, from itself or from their old spelling.
 
     Args:
         kind: of the group.

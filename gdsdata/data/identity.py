@@ -1,4 +1,4 @@
-"""`identity_of` says which data a data set has, so that a state is not resumed with other data.
+"""`identity_of` describes a data set's data; a state is resumed with no other.
 
 An index says everything that batches are made from: which bytes of which files are which sample,
 and of what dtype, shape and fields. So data is the same if the index is, and the files have the
@@ -31,7 +31,7 @@ _NOT_OF_SAMPLES = ("paths", "size_bytes", "mtime_ns", "files")
 
 
 def identity_of(index: SampleIndex, format: Format, split: tuple[float, float]) -> dict[str, Any]:
-    """Return what distinguishes this data from other data: a few plain numbers and strings.
+    """Return what distinguishes this data from other data: numbers and strings.
 
     It reads all of the index, 0.4 s for ten million samples with two fields, so keep what it
     returns.
@@ -73,7 +73,7 @@ def refuse_other(state: Mapping[str, Any], now: Mapping[str, Any]) -> None:
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return the differences between two identities, in words; empty if the data is the same."""
+    """Return the differences between two identities in words; empty if they agree."""
     found = []
     if any(then.get(key) != now[key] for key in ("files", "names", "sizes")):
         keys = ("files", "bytes", "first_file")
@@ -106,7 +106,7 @@ def relative_names(paths: Sequence[str]) -> list[str]:
 
 
 def described(format: Format) -> str:
-    """Describe a format and its arguments briefly; only its class if it is no dataclass."""
+    """Describe a format and its arguments; its class alone if it is no dataclass."""
     return _brief.repr(format) if is_dataclass(format) else type(format).__qualname__
 
 

@@ -1,4 +1,4 @@
-"""`Iteration`: reads batches of a data set ahead, and counts and times its iterators."""
+"""`Iteration`: reads a data set's batches ahead; counts and times iterators."""
 
 from __future__ import annotations
 

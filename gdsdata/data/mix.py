@@ -88,7 +88,7 @@ class Blend:
         return counts
 
     def sources(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the source whose turn it is at each position, and how many turns it has had.
+        """Return the source at each position, and how many turns it has had.
 
         Args:
             positions: int64 (m,).
@@ -110,7 +110,7 @@ class Blend:
         return sources, turns
 
     def last_with(self, source: int, turns: int) -> int:
-        """Return the largest position up to which ``source`` has had at most so many turns."""
+        """Return the last position up to which ``source`` has had at most so many turns."""
         return self._first(lambda position: self.counts(position)[source] > turns) - 1
 
     def first_with(self, source: int, turns: int) -> int:
@@ -126,7 +126,7 @@ class Blend:
 
 
 def _left_turns(fork: _Fork, turns: _Turns) -> _Turns:
-    """Return ``turns * share``, rounded, computed in two parts because 62 bits hold no more."""
+    """Return ``turns * share``, rounded, in two parts because 62 bits hold no more."""
     high, low = turns >> _SHARE_BITS, turns & _MASK
     return high * fork.left_share + ((low * fork.left_share + _HALF) >> _SHARE_BITS)
 
@@ -251,7 +251,7 @@ class Mix(BatchDataset):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Make the next iterator continue with exactly the batch after those that ``state`` counts.
+        """Make the next iterator continue with the batch after those ``state`` counts.
 
         As with `GDSDataset.load_state_dict`, rank, batch sizes and world size may differ if their
         products do not.

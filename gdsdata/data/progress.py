@@ -211,7 +211,7 @@ class Progress:
         return Begun(self._newest, epoch, start, numbers, workers)
 
     def _is_broken_off(self, epoch: int) -> bool:
-        """Return whether an iterator handed out some batches of this epoch and not all of them."""
+        """Return whether an iterator handed out some batches of this epoch, but not all."""
         worker, position, rows = get_worker_info(), self._position, self._rows()
         if position is not None and position.epoch == epoch and position.batches:
             return True

@@ -32,7 +32,7 @@ class Share(NamedTuple):
 
 
 class Ranks:
-    """Where a data set's rank and world size come from. They are asked for when they are needed.
+    """A data set's rank and world size, looked up when they are needed.
 
     The first of these that says something:
 
@@ -69,7 +69,7 @@ class Ranks:
         return self._given is not None
 
     def found(self) -> Share | None:
-        """Return this process's share; None if nothing says that there are several processes.
+        """Return this process's share; None if nothing indicates several processes.
 
         Raises:
             ValueError: the environment says that there are several, but not which one this is.
@@ -118,7 +118,7 @@ class Ranks:
         return check
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state with the share, because a worker has no torch.distributed to ask."""
+        """Return the state with the share, because a worker has no torch.distributed."""
         return {**self.__dict__, "_of_parent": (os.getpid(), self.found_or_none())}
 
 
@@ -285,7 +285,7 @@ def _said(*names: str) -> str:
 
 
 def _place_in(mesh: DeviceMesh, dp_dim: str | int | Sequence[str | int] | None) -> Share:
-    """Return this process's place along the data-parallel dimensions of a mesh, and their size.
+    """Return place and size along a mesh's data-parallel dimensions.
 
     The first of these dimensions is the outermost.
 

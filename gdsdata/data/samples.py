@@ -1,4 +1,4 @@
-"""`Samples`: the samples of some files, their order for a share, and their batches' source."""
+"""`Samples`: samples of files, their order for a share, and the batches' source."""
 
 from __future__ import annotations
 

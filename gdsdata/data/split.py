@@ -1,4 +1,4 @@
-"""``split=``: a contiguous part of a data set's samples, in the order of the files."""
+"""``split=``: a contiguous part of a data set's samples, in the files' order."""
 
 from __future__ import annotations
 

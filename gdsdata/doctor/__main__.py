@@ -67,7 +67,7 @@ def main(arguments: list[str] | None = None, host: ThisHost | None = None) -> in
 
 
 def run() -> None:
-    """End the process at once if a thread was left behind that would keep it from ending."""
+    """End the process, also if a thread was left behind that cannot be ended."""
     host = this_host()
     try:
         status = main(host=host)

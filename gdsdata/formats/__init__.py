@@ -1,4 +1,4 @@
-"""File formats. Each finds the samples of its files, and returns an `index.SampleIndex` of them.
+"""File formats. Each returns an `index.SampleIndex` of its files' samples.
 
 A name of this package is imported when it is first used, so files of one format need no other
 format's module.

@@ -89,7 +89,7 @@ def checked_names(mode: str, names: str | Sequence[str] | None, what: str) -> st
 
 
 def index_arrays(files: Iterable[ArrayFile], mode: str, names: str | tuple[str, ...] | None) -> Index | FieldIndex:
-    """Index at least one file: samples are rows of the arrays of these names, or each file.
+    """Index at least one file. Samples are rows of the named arrays, or files.
 
     Raises:
         ValueError: an array is missing, is no rows, or is unlike that of the same name in another
@@ -194,7 +194,7 @@ def _index_files(files: Iterable[ArrayFile], names: tuple[str, ...] | None) -> F
 
 
 def _field(name: str, kind: Kind, shapes: Mapping[tuple[int, ...], None]) -> Field:
-    """Return the field of arrays of this kind, whose shapes may differ along the first axis."""
+    """Return the field of arrays of this kind, which may differ along the first axis."""
     if len(shapes) == 1:
         return Field(name, kind.dtype, kind.shape, fortran_order=kind.fortran_order, view_as=kind.view_as)
     rows = {shape[1:] if shape else None for shape in shapes}

@@ -35,7 +35,9 @@ from gdsdata.formats.parsers.damage import damaged
 
 @dataclass(frozen=True)
 class Arrow:
-    """Arrow IPC files and streams, not compressed. Hugging Face's ``save_to_disk`` writes them.
+    """Arrow IPC files and streams, not compressed.
+
+    Hugging Face's ``save_to_disk`` writes them.
 
     - Numbers, dates and times (as integers) are tensors ``(B,)``. Fixed-size lists and binaries,
       and fixed-shape tensors, are ``(B, *shape)``. A column of them that has nulls is refused: fill

@@ -1,4 +1,4 @@
-"""Where the rows of an Arrow IPC file or stream lie: its messages, read within their bounds."""
+"""The places of the rows of an Arrow IPC file or stream, from its messages."""
 
 from __future__ import annotations
 
@@ -304,7 +304,7 @@ def _spanned(kind: pyarrow.DataType, name: str, path: str) -> tuple[int, int]:
 def _extents_of(
     message: _Message, columns: tuple[_Placed, ...], read: Read, path: str
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return offset and length in bytes of each column's values, in a record batch of n rows.
+    """Return offset and length in bytes of each column's values in a record batch.
 
     They are int64 (n,) each.
     """

@@ -1,4 +1,4 @@
-"""Files that are kept for the next time: their places. They are written whole or not at all."""
+"""Cached files: their places. They are written whole or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Chunks`: parts of a data set that are read as a whole, before samples are taken from them."""
+"""`Chunks`: parts of a data set that are read whole, before their samples."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Chunks(ABC, Generic[Local]):
         self._fetchers.shutdown(wait=False, cancel_futures=True)
 
     def close(self, wait: bool = True) -> None:
-        """Stop, and drop all chunks. With ``wait``, return when no thread fetches any more."""
+        """Stop, and drop all chunks. ``wait``: return when no thread fetches any more."""
         self.stop()
         self._fetchers.shutdown(wait=wait)
         self.drop(list(self._held))

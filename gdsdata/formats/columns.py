@@ -66,7 +66,7 @@ def storage_of(kind: pyarrow.DataType) -> pyarrow.DataType:
 
 
 def scalar_dtype(kind: pyarrow.DataType) -> np.dtype | None:
-    """Return the dtype of a type of numbers, booleans, dates or times; None: it is another type.
+    """Return the dtype of numbers, booleans, dates or times; None: another type.
 
     Dates and times are their integers.
     """
@@ -189,7 +189,7 @@ def _expanded(wanted: Sequence[str], names: tuple[str, ...], path: str) -> tuple
 
 
 def value_bytes(field: Field) -> int:
-    """Return the bytes of one value, if a field's values are of one size; else of an element."""
+    """Return the bytes of a value, if all are of one size; else of an element."""
     return field.element_dtype.itemsize * math.prod(field.shape or ())
 
 

@@ -33,5 +33,5 @@ class Field:
 
     @property
     def element_dtype(self) -> np.dtype:
-        """The dtype of its elements as stored: uint8 if its bytes mean nothing to the format."""
+        """The dtype of stored elements: uint8 if the bytes mean nothing to the format."""
         return np.dtype(np.uint8) if self.dtype is None else self.dtype

@@ -87,7 +87,7 @@ class FieldIndex(SampleIndex):
         return max(1, int(self.size_bytes.sum()) // max(1, len(self)))
 
     def runs(self, first: int, count: int) -> Iterator[tuple[int, int, int]]:
-        """Yield one run a file if the fields of a sample lie together, else one for each field."""
+        """Yield one run a file if a sample's fields lie together, else one for each field."""
         for file, begin, here in runs_of_files(self.first_sample, first, count):
             samples = slice(int(self.first_sample[file]) + begin, int(self.first_sample[file]) + begin + here)
             begins, lengths = self.begin_bytes[samples], self.length_bytes[samples]

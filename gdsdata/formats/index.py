@@ -246,7 +246,7 @@ class Index(SampleIndex):
 
     @property
     def spacing_bytes(self) -> int:
-        """Bytes from one sample's start to the next one's, the most of any file; at least 1."""
+        """Bytes from a sample's start to the next one's, the most of any file; at least 1."""
         return max(1, int(self.stride_bytes.max()))
 
     @property
@@ -294,7 +294,7 @@ def files_of_part(first_sample: np.ndarray, begin: int, end: int) -> tuple[slice
 
 
 def records_of(path: str, record_bytes: int) -> Index:
-    """Return an index of a file of anything as records, without bytes behind the last whole one."""
+    """Return an index of any file as records, without an incomplete last record."""
     status = os.stat(path)
     return Index(
         paths=[path],
@@ -308,7 +308,7 @@ def records_of(path: str, record_bytes: int) -> Index:
 
 
 class Format(Protocol):
-    """A format: one method, which reads headers and sizes and leaves the samples to the engine."""
+    """A format: its method reads headers and sizes, and the engine reads samples."""
 
     def index(self, paths: list[str]) -> SampleIndex:
         """Find the samples of ``paths``.
@@ -322,7 +322,7 @@ class Format(Protocol):
 
 
 def first_samples(counts: Sequence[int]) -> np.ndarray:
-    """Return `SampleIndex.first_sample` (int64 (F + 1,)) of F files with ``counts`` samples."""
+    """Return `SampleIndex.first_sample`: int64 (F + 1,) for ``counts`` of F files."""
     return np.cumsum([0, *counts], dtype=np.int64)
 
 

@@ -68,7 +68,7 @@ _DICTS = ("builtins.dict", "collections.OrderedDict")
 
 @dataclass(frozen=True)
 class LitData:
-    """The samples of a LitData dataset; a field is a leaf of the tree that a sample is.
+    """The samples of a LitData dataset. A sample is a tree, and a field is its leaf.
 
     A field is called as the keys and places on the way to it from the top, joined by dots: "image",
     "boxes.0"; "0" if the sample is that leaf itself. Numbers, tensors and numpy's arrays have a
@@ -236,7 +236,7 @@ def _refuse_other_layouts(config: dict[str, Any], path: str) -> None:
 
 
 def _has_arrow_footer(path: str) -> bool:
-    """Return whether the rows of this shard are in a footer, as newer versions of LitData write it.
+    """Return whether the shard has a footer with its rows, as newer versions write.
 
     Its samples are empty then.
     """
@@ -246,7 +246,7 @@ def _has_arrow_footer(path: str) -> bool:
 
 
 def _samples(config: dict[str, Any], path: str) -> dict[str, Any]:
-    """Return how samples lie: data_format (list[str], not empty), data_spec, item_loader."""
+    """Return data_format (list[str], not empty), data_spec and item_loader."""
     formats = [checked(one, str, path, "one of data_format") for one in member(config, "data_format", list, path)]
     if not formats:
         raise CorruptData(f"{path}: data_format is empty: write it again", path)
@@ -271,7 +271,7 @@ def _shard(record: dict[str, Any], config: dict[str, Any], path: str) -> Shard:
 
 
 def _leaf_names(spec: str | None, count: int, path: str) -> list[str]:
-    """Return the names of ``count`` leaves, by the tree of data_spec (JSON of torch's pytree)."""
+    """Return the names of ``count`` leaves by data_spec, JSON of torch's pytree."""
     try:
         leaves = map(str, range(count)) if spec is None else _walk(json.loads(spec)[1], (), path)
         names = list(itertools.islice(leaves, count + 1))  # one more than there may be shows it
@@ -334,7 +334,7 @@ def _array_format(kind: str) -> ArrayFormat:
 
 
 def decode_array(data: bytes, kind: Literal["tensor", "numpy"]) -> np.ndarray:
-    """Return the array that a sample's bytes are, for leaves that `LitData` gives as bytes.
+    """Return a sample's array, for leaves that `LitData` returns as bytes.
 
     Args:
         data: of the whole leaf of one sample; the result is a view of it.

@@ -1,4 +1,6 @@
-"""MosaicML Streaming's shards (MDS): an index.json, and ``.mds`` files of samples of named columns.
+"""MosaicML Streaming's shards (MDS): an index.json, and ``.mds`` files.
+
+A sample has named columns.
 
 Source of the format: https://github.com/mosaicml/streaming, ``streaming/base/format/mds`` (version
 2). Between a shard's table of offsets and its samples stands a copy of what index.json says of it,
@@ -119,7 +121,7 @@ class Mds:
 
 
 def _listed(path: str) -> list[tuple[list[tuple[str, str, int | None]], Shard]]:
-    """Return the shards of an index.json, each behind its columns: name, encoding, bytes."""
+    """Return the shards of an index.json, each with columns: name, encoding, bytes."""
     content = read_json(path)
     if (version := member(content, "version", int, path)) != _VERSION:
         raise ValueError(
@@ -203,7 +205,7 @@ def _column(name: str, encoding: str, size_bytes: int | None, path: str) -> Colu
 
 
 def _parse_ndarray(encoding: str, path: str) -> tuple[np.dtype | None, tuple[int, ...] | None]:
-    """Return the dtype and the shape of ``ndarray[:dtype[:shape]]``; None: samples differ."""
+    """Return dtype and shape of ``ndarray[:dtype[:shape]]``; None: samples differ."""
     said = _NDARRAY.fullmatch(encoding)
     if said is None or (said["dtype"] is not None and said["dtype"] not in _ARRAY_DTYPES.values()):
         raise CorruptData(f"{path}: there is no encoding {reprlib.repr(encoding)}; write it again", path)
@@ -213,7 +215,7 @@ def _parse_ndarray(encoding: str, path: str) -> tuple[np.dtype | None, tuple[int
 
 
 def _array_format(dtype: np.dtype | None) -> ArrayFormat:
-    """Return the format of arrays with a shape of their own and, if ``dtype`` is None, a dtype.
+    """Return the format of arrays with their own shape and, without ``dtype``, dtype.
 
     A head is the dtype's code, a byte of axes, then the axes' sizes.
     """
@@ -229,7 +231,7 @@ def _array_format(dtype: np.dtype | None) -> ArrayFormat:
 
 
 def decode_array(data: bytes, encoding: str = "ndarray") -> np.ndarray:
-    """Return the array that a sample's bytes are, for columns that `Mds` gives as bytes.
+    """Return a sample's array, for columns that `Mds` returns as bytes.
 
     Args:
         data: of the whole column of one sample; the result is a view of it.

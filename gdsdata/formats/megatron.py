@@ -1,4 +1,4 @@
-"""Megatron-LM's indexed datasets: ``.idx`` files of lengths and pointers, ``.bin`` files of tokens.
+"""Megatron-LM's indexed datasets: ``.idx`` files, and ``.bin`` files of tokens.
 
 Sources, in https://github.com/NVIDIA/Megatron-LM under ``megatron/core/datasets``:
 ``indexed_dataset.py`` (the files), ``gpt_dataset.py`` and ``helpers.cpp`` (the windows, which are
@@ -218,7 +218,7 @@ def _cut(pair: Sequences, seq_len: int, wanted: Megatron) -> _Cut:
 
 
 def plan_epochs(tokens_an_epoch: int, seq_len: int, num_samples: int | None) -> tuple[int, bool]:
-    """Return how many epochs the windows take, and whether the last one is shuffled by itself."""
+    """Return how many epochs the windows take, and if the last is shuffled by itself."""
     if num_samples is None or not tokens_an_epoch:
         return 1, False
     epochs = -(-(num_samples * seq_len + 1) // tokens_an_epoch)
@@ -242,7 +242,7 @@ def _shuffle_apart(items: np.ndarray, first: int, state: np.random.RandomState) 
 
 
 def _runs(lengths: np.ndarray, pointers: np.ndarray, token_bytes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return ``run_token`` (without its end) and ``run_bytes`` of a `WindowIndex` of sequences."""
+    """Return a `WindowIndex`'s ``run_token`` (without its end) and ``run_bytes``."""
     some = lengths > 0
     lengths, pointers = lengths[some].astype(np.int64), pointers[some]
     begins = np.ones(len(lengths), bool)
@@ -260,7 +260,7 @@ def _prefixes(paths: Sequence[str]) -> list[str]:
 
 
 def read_index(path: str, bin_bytes: int) -> Sequences:
-    """Return the sequences that the ``.idx`` file ``path`` says are in its ``.bin`` file.
+    """Return the sequences of a ``.bin`` file by its ``.idx`` file ``path``.
 
     Raises:
         CorruptData, ValueError: as `parse_index`.
@@ -277,7 +277,7 @@ def read_index(path: str, bin_bytes: int) -> Sequences:
 
 
 def parse_head(head: bytes, path: str, size_bytes: int) -> Head:
-    """Return the head of an ``.idx`` file of ``size_bytes``, from its first 34 bytes or more.
+    """Parse the head of an ``.idx`` file of ``size_bytes``: 34 bytes or more.
 
     Raises:
         CorruptData: it is no such head, or the file is not as long as its counts say.
@@ -308,7 +308,7 @@ def parse_head(head: bytes, path: str, size_bytes: int) -> Head:
 
 
 def parse_index(data: bytes | np.ndarray, path: str, bin_bytes: int) -> Sequences:
-    """Return the sequences of a whole ``.idx`` file, which lie in a ``.bin`` file of ``bin_bytes``.
+    """Return the sequences of an ``.idx`` file for a ``.bin`` file of ``bin_bytes``.
 
     Args:
         data: the file's bytes, or uint8 of them.

@@ -68,7 +68,7 @@ class Npz:
         object.__setattr__(self, "array", checked_names(self.mode, self.array, "array"))
 
     def index(self, paths: list[str]) -> Index | FieldIndex:
-        """Read the directories of ``paths``, and the npy headers of the arrays that are wanted.
+        """Read the directories of ``paths``, and the npy headers of wanted arrays.
 
         Raises:
             CorruptData: a directory or header is damaged or lies, a file was cut short, or
@@ -84,7 +84,7 @@ class Npz:
 
 
 def _read_files(paths: list[str], wanted: set[str] | None, verify: bool) -> Iterator[ArrayFile]:
-    """Yield each of the files, with the arrays of these names that it has; None: with all."""
+    """Yield each file, with those of the named arrays that it has; None: with all."""
     known = _Layout([], {}, -1)
     for first in range(0, len(paths), _FILES_AT_ONCE):
         with contextlib.ExitStack() as opened:
@@ -157,7 +157,7 @@ def _layout(file: _File, parsed: _Parsed, arrays: dict[str, Array]) -> _Layout:
 
 
 def _wanted_members(file: _File, wanted: set[str] | None) -> _Parsed:
-    """Return what a file's directory says, and ask storage for the headers of wanted members."""
+    """Return a file's directory, and request the headers of wanted members."""
     directory, entries = read_directory(file.read, file.path, file.size_bytes)
     members = [
         entry
@@ -236,7 +236,7 @@ def _kind(header: npy.Header) -> Kind:
 
 
 class _File:
-    """A file that is read here and there, by a plain descriptor (see `index.read_heads`).
+    """A file that is read at a few places, by a descriptor (see `index.read_heads`).
 
     Raises:
         FileNotFoundError: as the system raises it.

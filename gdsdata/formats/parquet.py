@@ -1,4 +1,4 @@
-"""Parquet: a row is a sample, and a column is a field. pyarrow decodes a row group at a time.
+"""Parquet: rows are samples, columns are fields. pyarrow decodes row groups.
 
 Source of the format: https://parquet.apache.org/docs/file-format/ and ``parquet.thrift`` of
 https://github.com/apache/parquet-format. Files that parquet-mr wrote before 1.2.9 (2014)
@@ -184,7 +184,7 @@ def _failures_told(path: str) -> Iterator[None]:
 
 
 class _Leaf(NamedTuple):
-    """A stored column of a row group: its place, and what its metadata say of its values."""
+    """A stored column of a row group: its place, and its values' metadata."""
 
     name: str
     begin: int

@@ -37,7 +37,7 @@ class Plan(NamedTuple):
         return np.full(len(self.offset), self.length) if isinstance(self.length, int) else self.length
 
     def split(self, sizes: Sequence[int] | np.ndarray) -> list[Plan]:
-        """Return the plans of successive batches of so many samples each: views of the arrays."""
+        """Return the plans of batches of so many samples each: views of the arrays."""
         ends = np.cumsum(sizes)
         pieces = (
             self.sample_ptr[ends] if self.sample_ptr is not None else ends * (len(self.source) // len(self.samples))

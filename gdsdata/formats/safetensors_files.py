@@ -49,7 +49,7 @@ class Safetensors:
         object.__setattr__(self, "tensor", checked_names(self.mode, self.tensor, "tensor"))
 
     def index(self, paths: list[str]) -> Index | FieldIndex:
-        """Read the headers of ``paths``, and pass over an index of tensors (``.index.json``).
+        """Read the headers of ``paths``, but not an index of tensors (``.index.json``).
 
         Raises:
             CorruptData: a header is damaged or lies, or the tensors do not lie one behind the other

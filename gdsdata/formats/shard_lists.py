@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def index_files(paths: Sequence[str], reader: str) -> list[str]:
-    """Return those of ``paths`` that are called index.json; the error names the format ``reader``.
+    """Return the ``paths`` called index.json; the error names the format ``reader``.
 
     Raises:
         ValueError: none is.
@@ -58,7 +58,7 @@ def checked(value: object, kind: tuple[type, ...], path: str, what: str) -> Any:
 
 
 def checked(value: object, kind: type | tuple[type, ...], path: str, what: str) -> Any:
-    """Return ``value``, which is of one of these types exactly: to JSON, true is no number.
+    """Return ``value`` if it has exactly one of these types: true is no number.
 
     Raises:
         CorruptData: it is not; the error says ``what`` of ``path`` it is.
@@ -79,7 +79,7 @@ def member(record: dict[str, Any], key: str, kind: tuple[type, ...], path: str) 
 
 
 def member(record: dict[str, Any], key: str, kind: type | tuple[type, ...], path: str) -> Any:
-    """Return ``record[key]``, of one of these types (see `checked`); None if there is none."""
+    """Return ``record[key]`` of one of these types (`checked`); None if it is missing."""
     return checked(record.get(key), kind, path, key)
 
 
@@ -96,7 +96,7 @@ def count_member(record: dict[str, Any], key: str, path: str) -> int:
 
 
 def shard_path(said: object, index_path: str) -> str:
-    """Return the path of the shard that an index.json names, which lies in its folder or below.
+    """Return the path of a shard in index.json, which lies in its folder or below.
 
     Raises:
         CorruptData: it is no such name: an index.json from elsewhere must not make one read other

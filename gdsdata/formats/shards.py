@@ -1,4 +1,4 @@
-"""Shards of samples behind a table of offsets, listed in an index.json: of MDS and LitData.
+"""MDS's and LitData's shards, listed in an index.json: offsets, then samples.
 
 A shard is u32 N; u32 offset[N + 1], from the file's start, the last one its end; then N samples. A
 sample is the u32 size of each of its columns that carries one; then the columns. All numbers are
@@ -60,7 +60,7 @@ class Shard(NamedTuple):
 
 
 class ArrayHeads(NamedTuple):
-    """The heads of n arrays. A head is ``axes_at`` bytes, and then the sizes of its axes."""
+    """The heads of n arrays. A head is ``axes_at`` bytes, then the sizes of its axes."""
 
     dtype_code: np.ndarray  # int64 (n,)
     axes: np.ndarray  # int64 (n,)
@@ -82,7 +82,7 @@ class ArrayFormat(NamedTuple):
 
 
 class ArrayKind(NamedTuple):
-    """Some arrays of one dtype and equally many axes: the least and greatest size of each axis."""
+    """Arrays of one dtype and number of axes: least and greatest size of each axis."""
 
     dtype: np.dtype
     least: tuple[int, ...]
@@ -133,7 +133,7 @@ def parse_table(head: bytes, shard: Shard) -> np.ndarray:
 
 
 def check_count(head: bytes, shard: Shard) -> None:
-    """Check that the first four bytes of a shard count as many samples as index.json has.
+    """Check that a shard's first four bytes count as many samples as index.json.
 
     Raises:
         CorruptData: they do not.
@@ -200,7 +200,7 @@ def place_columns(
 def parse_arrays(
     heads: np.ndarray, begin: np.ndarray, length: np.ndarray, array: ArrayFormat, path: str
 ) -> tuple[np.ndarray, set[ArrayKind]]:
-    """Return the lengths of the heads of n arrays (int64 (n,), bytes), and the arrays' kinds.
+    """Return lengths of n arrays' heads (int64 (n,), bytes), and the arrays' kinds.
 
     Args:
         heads: uint8 (n, w), the first bytes of each, whole heads among them unless they are absurd.
@@ -282,7 +282,7 @@ def refuse_no_shards(shards: Sequence[Shard], paths: Sequence[str]) -> None:
 
 
 def stat_shards(shards: Sequence[Shard], least_bytes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return sizes in bytes and modification times in ns of the shards' files: int64 (F,) each.
+    """Return the shards' sizes (bytes) and modification times (ns): int64 (F,) each.
 
     They are as index.json has them. So the numbers of samples are known to be sound before anything
     is allocated for them.
@@ -376,7 +376,7 @@ def _tables(shards: Sequence[Shard]) -> Iterator[tuple[Shard, np.ndarray]]:
 
 
 def _read_array_heads(reader: StretchReader, begin: np.ndarray, array: ArrayFormat) -> np.ndarray:
-    """Return the first bytes of arrays: uint8 (n, w). They have whole heads, unless absurd ones."""
+    """Return the first bytes of arrays: uint8 (n, w). All but absurd heads are whole."""
     heads = reader.read(begin, _ARRAY_HEAD_BYTES)
     said = array.parse(heads)
     longest = int(said.bytes[said.axes <= MOST_AXES].max(initial=0))
@@ -384,7 +384,7 @@ def _read_array_heads(reader: StretchReader, begin: np.ndarray, array: ArrayForm
 
 
 def _result(column: Column, length: np.ndarray, kinds: Iterable[ArrayKind]) -> Field:
-    """Return the field that a column is, from all of its lengths (int64 (N,), bytes) and arrays."""
+    """Return a column's field, by all its lengths (int64 (N,), bytes) and arrays."""
     name, dtype, shape = column.field.name, column.field.dtype, column.field.shape
     if column.array is not None:
         return _common(name, list(kinds))

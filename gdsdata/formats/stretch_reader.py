@@ -1,4 +1,4 @@
-"""`StretchReader`: reads short stretches of one file, such as the heads of a shard's samples."""
+"""`StretchReader`: reads short stretches of a file, such as heads of samples."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class StretchReader:
             os.close(self._descriptor)
 
     def read(self, offsets: np.ndarray, count: int) -> np.ndarray:
-        """Return ``count`` bytes from each of the offsets (int64 (n,)) on: uint8 (n, count).
+        """Return ``count`` bytes from each offset (int64 (n,)) on: uint8 (n, count).
 
         Behind the file's end they are zeros.
 
@@ -61,7 +61,7 @@ class StretchReader:
 
 
 def _seem_cached(descriptor: int, offsets: Sequence[int]) -> bool:
-    """Return whether the page cache has some of these places of a file: a sample of them."""
+    """Return whether the page cache seems to have these places of a file, by a sample."""
     byte = bytearray(1)
     try:
         for offset in offsets[:: len(offsets) // 16 + 1]:

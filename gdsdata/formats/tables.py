@@ -26,7 +26,7 @@ Values: TypeAlias = "np.ndarray | pyarrow.Array"
 
 
 class TableFile(NamedTuple):
-    """A file's metadata, which pyarrow decodes row groups by, and the columns that are wanted."""
+    """A file's metadata, by which pyarrow decodes row groups, and wanted columns."""
 
     metadata: pyarrow.parquet.FileMetaData
     columns: tuple[Column, ...]
@@ -94,7 +94,7 @@ class TableIndex(SampleIndex):
         return CorruptData(message, self.paths[self.group_file[group]])
 
     def _part(self, files: slice, begin: int, end: int) -> dict[str, Any]:
-        """Keep the row groups that the part has rows of: they are read and decoded as a whole."""
+        """Keep the row groups with rows of the part: they are decoded as a whole."""
         groups, group_first_row = files_of_part(self.group_first_row, begin, end)
         group_begin = self.group_begin[groups].copy()
         group_begin[0] += begin - self.group_first_row[groups.start]
@@ -170,7 +170,7 @@ class TableIndex(SampleIndex):
 
 
 class _Stored:
-    """A file for pyarrow that has some ranges in memory: reads beyond them are an error."""
+    """A file for pyarrow with some ranges in memory; other reads are an error."""
 
     closed = False
 
@@ -245,7 +245,7 @@ def _names_of(table: pyarrow.Table, column: Column) -> list[str]:
 
 
 def _split(fields: Iterable[pyarrow.Field], name: str) -> list[str]:
-    """Return the names of a column and of the members in its structs; any of them may have dots."""
+    """Return the names of a column and its structs' members; all may have dots."""
     for one in fields:
         if one.name == name:
             return [one.name]

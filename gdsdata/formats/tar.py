@@ -103,7 +103,7 @@ class Tar:
 
     @staticmethod
     def data_files(paths: list[str]) -> list[str]:
-        """Return ``paths`` without indexes of other projects, unless there is nothing else."""
+        """Return ``paths`` without other projects' indexes, unless only these are left."""
         return [path for path in paths if not path.endswith(".idx")] or paths
 
 
@@ -124,7 +124,7 @@ def first_extensions(members: Members, path: str) -> tuple[str, ...]:
 
 
 def field_table(members: Members, names: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Return offset and length of each sample's fields ``names`` in bytes: int64 (samples, K) each.
+    """Return offset and length (bytes) of fields ``names``: int64 (samples, K) each.
 
     A length of -1: the sample lacks the field.
     """

@@ -25,7 +25,7 @@ _KEPT_COLUMNS = 4
 
 
 def pack_members(members: Members, size_bytes: int, mtime_ns: int) -> bytes:
-    """Return the bytes that `unpack_members` reads: members of a tar of this size and mtime."""
+    """Return bytes for `unpack_members`: the members of a tar of this size and mtime."""
     names = json.dumps(members.extensions).encode()
     columns = np.stack(members[1:]).astype("<i8").tobytes()
     said = (size_bytes, mtime_ns, len(members.sample), len(names))
@@ -77,7 +77,7 @@ def place_of(path: str, index_cache: str | None) -> str | None:
 
 
 def kept_members(kept_at: str | None, size_bytes: int, mtime_ns: int) -> Members | None:
-    """Return the members that `keep` wrote there for a tar of this size and last modification."""
+    """Return the members that `keep` wrote there for a tar of this size and mtime."""
     if kept_at is None:
         return None
     try:

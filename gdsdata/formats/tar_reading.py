@@ -23,7 +23,7 @@ _CANNOT_SAY = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
 class HeaderReader:
-    """Reads headers from the page cache. If it misses, storage is asked for more than one header.
+    """Reads headers from the page cache; at a miss, several of them from storage.
 
     From header to header alone, each would wait for the one before it: 1.1 s for a cold tar of 270
     MB in small members. Reading ahead takes 0.3 s, and reading ahead at the offsets of another
@@ -81,7 +81,7 @@ class HeaderReader:
 
 
 def _foreign_hints(path: str, size_bytes: int) -> np.ndarray:
-    """Return where the headers of ``path`` may lie, by Energon's or DALI's index of it.
+    """Return likely places of the headers of ``path``, by Energon's or DALI's index.
 
     int64, in bytes, ascending; empty if there is no such index.
     """

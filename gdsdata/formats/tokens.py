@@ -1,4 +1,4 @@
-"""Token files: bare (nanoGPT, OLMo), behind llm.c's header, or behind a npy header.
+"""Token files: bare (nanoGPT, OLMo), or behind a header of llm.c or npy.
 
 Windows of tokens are the samples.
 

@@ -1,4 +1,4 @@
-"""Shards that are compressed as a whole: unpacked once, by the processor, and kept.
+"""Shards that are compressed as a whole: they are unpacked once and kept.
 
 None of a compressed shard's samples can be read by itself, so batches come from the unpacked file.
 Its name has the size and mtime of the compressed file in it. It is used as long as these are the
@@ -66,7 +66,7 @@ class _Digest(Protocol):
 
 
 def unpacked(shards: Sequence[Shard], where: str | None, kind: str) -> list[Shard]:
-    """Unpack shards that are there compressed alone (`Shard.packed`); return all with their paths.
+    """Unpack compressed shards (`Shard.packed`), and return all with their paths.
 
     Every process can do this at once: the first one unpacks a shard, while the others wait for it.
 
@@ -281,7 +281,7 @@ def _corrupt(packed: _Packed, reason: str) -> CorruptData:
 
 
 def _sweep(targets: set[str]) -> None:
-    """Remove unpacked files of earlier versions of these shards, and files of killed processes."""
+    """Remove unpacked files of older versions of shards, and of killed processes."""
     current = {target.rsplit(".", 2)[0] for target in targets}
     for folder in {os.path.dirname(target) for target in targets}:
         with contextlib.suppress(OSError), os.scandir(folder) as entries:

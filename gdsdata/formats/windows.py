@@ -1,4 +1,4 @@
-"""`WindowIndex`: where windows of tokens lie, if not each of them lies in one piece."""
+"""`WindowIndex`: the places of windows of tokens that may have several pieces."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class WindowIndex(SampleIndex):
     shuffled: np.ndarray | None
 
     def plan(self, samples: np.ndarray) -> Plan:
-        """Return where windows lie: each in one or more pieces, in the order of their tokens.
+        """Return the pieces of windows, one or more each, in the order of their tokens.
 
         No piece is empty.
         """

@@ -1,4 +1,4 @@
-"""Readers that begin their batches from Python: in order, a few ahead of the consumer."""
+"""Readers that begin batches from Python: in order, a few ahead of the consumer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Coming(Awaited, Protocol):
     """Reads of a batch: a `Future`, or an object that behaves like one."""
 
     def result(self) -> tuple[dict[str, int], Any]:
-        """Return the batch's bytes by route, and the values that the reader makes the batch of."""
+        """Return bytes by route, and the values of which the reader makes the batch."""
 
     def cancel(self) -> object:
         """Give the reads up, if they have not ended."""
@@ -116,7 +116,7 @@ class AheadReader(Reader[IndexT], Generic[IndexT, BegunT]):
         return self._batch_of(begun)
 
     def _alone(self, plan: Plan) -> Callable[[int], BegunT]:
-        """Return a function that reads one of a batch's samples by itself, and raises its error."""
+        """Return a function that reads one sample of a batch, and raises its error."""
         plans = plan.split([1] * len(plan.samples))
 
         def read(i: int) -> BegunT:

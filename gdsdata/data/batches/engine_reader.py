@@ -1,4 +1,4 @@
-"""`EngineReader`: readers of which each batch is one call of the engine, into memory of its own."""
+"""`EngineReader`: each batch is one call of the engine, into memory of its own."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Reads:
         return all(read.ended() for read in self._begun)
 
     def progress(self) -> Hashable:
-        """Return the progress of the reads that have not ended: see `ReadsInFlight.progress`."""
+        """Return the progress of reads that have not ended (`ReadsInFlight.progress`)."""
         return tuple(read.progress() for read in self._begun if not read.ended()) or None
 
     def exception(self, timeout: float | None = None) -> None:
@@ -82,7 +82,7 @@ class Reads:
                 raise NotYet
 
     def result(self) -> tuple[dict[str, int], dict[int, Any]]:
-        """Return bytes by route, and no values. Waits for the reads, and for copies to a GPU.
+        """Wait for reads and copies to a GPU; return bytes by route, and no values.
 
         Raises:
             CorruptData: a checksum differs.
@@ -112,7 +112,7 @@ class Reads:
             read.cancel()
 
     def let_go(self) -> None:
-        """Wait for them no longer. The engine may still write into their memory, and keeps it."""
+        """Abandon the reads. The engine keeps their memory: it may still write there."""
         for read in self._begun:
             read.let_go()
 
@@ -123,7 +123,7 @@ def sum_of(routes: Sequence[dict[str, int]]) -> dict[str, int]:
 
 
 class Destination(NamedTuple):
-    """Where some pieces of each sample are read to: the engine that reads them, and its device.
+    """The engine that reads some pieces of each sample, and its device.
 
     Attributes:
         columns: the places of these pieces among a sample's.
@@ -151,7 +151,7 @@ class BatchRead(NamedTuple):
 
 
 class EngineReader(AheadReader[IndexT, BatchRead]):
-    """Reads the pieces of a batch's samples, column by column, each column's one behind the other.
+    """Reads the pieces of a batch's samples column by column, without gaps.
 
     Args:
         index: of the samples.
@@ -185,7 +185,7 @@ class EngineReader(AheadReader[IndexT, BatchRead]):
         self._conversion, self._growth = conversion, growth
 
     def _begin(self, plan: Plan) -> BatchRead:
-        """Read behind the work that the current stream has, whose memory the batch may get."""
+        """Read after the current stream's work, because the batch may get its memory."""
         length = plan.lengths.reshape(-1, self._columns)
         flat: dict[int, torch.Tensor] = {}
         read = FieldBytes(plan.samples, np.maximum(length, 0), flat, self._presence(length))
@@ -200,7 +200,7 @@ class EngineReader(AheadReader[IndexT, BatchRead]):
         return Reads(reads)
 
     def _read_of(self, plan: Plan, length_bytes: np.ndarray, there: Destination, flat: dict[int, torch.Tensor]) -> Read:
-        """Lay some columns out in their own memory, and put each one's part of it into ``flat``."""
+        """Lay columns out in new memory, and put the part of each into ``flat``."""
         chosen, shape = there.chosen, (-1, self._columns)
         length_bytes = length_bytes[:, chosen]
         result_bytes = length_bytes * self._growth

@@ -1,4 +1,4 @@
-"""`FieldReader`: batches of samples with fields, whose sizes differ from sample to sample."""
+"""`FieldReader`: batches of samples with fields of different sizes."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class FieldReader(EngineReader[FieldIndex]):
 
 
 def _use_own_stream(device: torch.device) -> None:
-    """Give the thread its own stream, because it would wait for other threads' work on the GPU."""
+    """Give the thread its own stream, so it does not wait for others' work on the GPU."""
     torch.cuda.set_device(device)
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch does not annotate it
     torch.cuda.set_stream(stream)

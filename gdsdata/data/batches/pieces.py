@@ -1,4 +1,4 @@
-"""`OpenPieces`: the pieces that a lane shuffle has open, read into memory ahead of the samples."""
+"""`OpenPieces`: a lane shuffle's open pieces, read into memory ahead of samples."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _SLACK, _SLACK_BYTES = 1 / 8, 16 * MIB
 
 
 class _Runs(NamedTuple):
-    """The R runs of bytes that make up a window's pieces: int64 (R,) each, by their first use."""
+    """The R runs of bytes of a window's pieces: int64 (R,) each, by first use."""
 
     file: np.ndarray
     begin_bytes: np.ndarray  # in the file, as is ``first_page``, where reading begins
@@ -163,7 +163,7 @@ class OpenPieces(Chunks[_Window]):
         return self._most_bytes
 
     def reach(self, step: int) -> None:
-        """Note that ``step`` is the epoch's next one, and drop pieces that no later step needs."""
+        """Note that ``step`` comes next, and drop pieces that no later step needs."""
         window = self._permutation.window_of(step)
         last = self._permutation.windows - 1
         for passed in [one for one in self.held if one < window]:
@@ -188,7 +188,7 @@ class OpenPieces(Chunks[_Window]):
         return 0 if there is None else bisect.bisect_left(steps, self._permutation.steps_within(there))
 
     def local(self, plan: Plan) -> Plan:
-        """Return the plan with the pieces that are in memory. Waits for the windows of `reach`.
+        """Wait for the windows of `reach`; return the plan with the pieces in memory.
 
         Args:
             plan: of samples of steps in the windows that `reach` has come to.
@@ -215,7 +215,7 @@ class OpenPieces(Chunks[_Window]):
         return plan._replace(source=source, offset=offset)
 
     def stop(self) -> None:
-        """Drop reads that have not begun, and give up those that have not ended. Does not wait."""
+        """Drop reads that have not begun, and abandon the others. Does not wait."""
         self._closed = True
         super().stop()
         self._readers.shutdown(wait=False, cancel_futures=True)
@@ -310,7 +310,7 @@ class OpenPieces(Chunks[_Window]):
     def _read(
         self, memory: _Memory, file: np.ndarray, begin_bytes: np.ndarray, length_bytes: np.ndarray, place: np.ndarray
     ) -> bool:
-        """Return whether they were read. Later the read of a single sample raises what is wrong."""
+        """Return whether they were read. If not, the read of a single sample raises later."""
         if self._closed:
             return False
         try:

@@ -1,4 +1,4 @@
-"""`Ragged`: values of samples that differ in size, and their other forms in a batch."""
+"""`Ragged`: values of samples that differ in size, and their forms in a batch."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Reader(ABC, Generic[IndexT]):
 
     @abstractmethod
     def plan(self, samples: np.ndarray, sizes: np.ndarray) -> None:
-        """Add batches of ``sizes`` samples each (int64), whose ids (int64) follow one another in ``samples``."""
+        """Add batches of ``sizes`` samples each, with their ids in ``samples`` (int64)."""
 
     def located(self, samples: np.ndarray) -> Plan:
         """Return where samples are read from."""
@@ -53,7 +53,7 @@ class Reader(ABC, Generic[IndexT]):
             self.pieces.reach(step)
 
     def steps_local(self, steps: range | np.ndarray) -> int:
-        """Return how many of these steps, from the first on, wait for no chunk if they are planned.
+        """Return how many of these steps, from the first on, need not wait for a chunk.
 
         Args:
             steps: ascending.
@@ -65,6 +65,6 @@ class Reader(ABC, Generic[IndexT]):
         """Return what `GDSDataset.stats` says of batches."""
 
     def close(self) -> None:
-        """Drop what is read ahead. Returns when nothing is being read, except what has stalled."""
+        """Drop what is read ahead, and wait for all reads but stalled ones."""
         if self.pieces is not None:
             self.pieces.close()

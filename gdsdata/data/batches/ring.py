@@ -1,4 +1,4 @@
-"""`RingReader`: batches of samples of one size, which the engine reads into a ring of slots."""
+"""`RingReader`: batches of samples of one size, read into a ring of slots."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class RingReader(Reader[Index]):
         self._batches.plan(plan.source, plan.offset, sizes)
 
     def _next_sound(self, skipped: Skipped) -> torch.Tensor:
-        """Take the next batch; if it is bad, read its samples one by one, from their files."""
+        """Take the next batch. If it is bad, read its samples one by one from files."""
         samples = self._planned.popleft()
         try:
             return self._take()

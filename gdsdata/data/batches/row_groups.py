@@ -1,4 +1,4 @@
-"""`RowGroupChunks`: Parquet's row groups, read and decoded before rows of them are wanted.
+"""`RowGroupChunks`: Parquet's row groups, decoded before their rows are needed.
 
 The engine reads them, and pyarrow decodes them.
 """
@@ -70,7 +70,7 @@ class RowGroupChunks(Chunks[list[Values]]):
             return dict(self._bytes)
 
     def reach(self, step: int) -> None:
-        """Fetch what ``step`` of the epoch and the steps behind it need, and drop the rest."""
+        """Fetch the chunks that ``step`` and the next steps need, and drop the others."""
         if step < self._look_at:
             return
         groups = self._upcoming.groups(step, step + self._held_steps).tolist()
@@ -89,7 +89,7 @@ class RowGroupChunks(Chunks[list[Values]]):
     def rows_of(
         self, group: int, held: Future[list[Values]] | None, rows: np.ndarray
     ) -> tuple[list[Values], np.ndarray]:
-        """Return values that have some rows of a row group, and the rows' places among them.
+        """Return values with some rows of a row group, and the rows' places in them.
 
         A thread calls it.
 
@@ -134,7 +134,7 @@ class RowGroupChunks(Chunks[list[Values]]):
 def most_held_bytes(
     index: TableIndex, upcoming: UpcomingGroups, steps: int, prefetch: int, budget_bytes: int | None = None
 ) -> int:
-    """Return about the memory of row groups that are held or being decoded: the most in an epoch.
+    """Estimate the most memory of row groups, held or being decoded, in an epoch.
 
     Args:
         index: of the table.
@@ -156,7 +156,7 @@ def most_held_bytes(
 
 
 def held_budget(index: TableIndex, share_bytes: int) -> tuple[int, int]:
-    """Return the bytes of decoded row groups that may be held, and how many threads decode.
+    """Return how many decoded bytes may be held, and how many threads decode.
 
     Args:
         share_bytes: that both may take. If it is little, fewer threads decode. One more row group

@@ -1,4 +1,4 @@
-"""`Skipped` counts and names the files and samples that ``on_error="skip"`` leaves out."""
+"""`Skipped` counts and names what ``on_error="skip"`` leaves out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Read = TypeVar("Read")
 
 
 class Skipped:
-    """Counts the files and samples that a data set leaves out, and names the first 100."""
+    """Counts the files and samples that are left out, and names the first 100."""
 
     def __init__(self) -> None:
         self._files: Sequence[CorruptData] = ()
@@ -22,7 +22,7 @@ class Skipped:
         self._named: dict[tuple[str, int], str] = {}  # of samples; one that is met again each epoch once
 
     def leave_out_files(self, refusals: Sequence[CorruptData], files: int) -> None:
-        """Note why some of so many ``files`` are left out. Earlier notes of files are forgotten."""
+        """Note why some of the ``files`` are left out. Replaces earlier notes of files."""
         self._files = refusals
         if refusals:
             warn_once(

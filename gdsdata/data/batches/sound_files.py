@@ -1,4 +1,4 @@
-"""``on_error="skip"`` for files: the index leaves out those that their format finds damaged."""
+"""``on_error="skip"`` for files: an index without those that are damaged."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def first_recognised(paths: Sequence[str]) -> Format:
 
 
 def index_sound(format: Format, paths: list[str]) -> tuple[SampleIndex, list[CorruptData]]:
-    """Return the index of the files that ``format`` does not refuse, and why it refuses the others.
+    """Return the index of the files that ``format`` accepts, and why not the others.
 
     If one is damaged, each is indexed by itself too. That is some three times the work, however
     many are damaged.
@@ -89,7 +89,7 @@ def index_sound(format: Format, paths: list[str]) -> tuple[SampleIndex, list[Cor
 
 
 def _index_sound_shards(format: ShardFormat, paths: list[str]) -> tuple[SampleIndex, list[CorruptData]]:
-    """Do the same if index.json lists the files. Each damaged one is found by one more index."""
+    """Do the same for files in an index.json: one more index for each damaged file."""
     refusals: list[CorruptData] = []
     while True:
         left_out = tuple(refusal.path for refusal in refusals)
@@ -106,7 +106,7 @@ def _index_sound_shards(format: ShardFormat, paths: list[str]) -> tuple[SampleIn
 
 
 def _to_keep(error: CorruptData) -> CorruptData:
-    """Return a copy without its traceback, whose frames would keep the callers' objects."""
+    """Return a copy without traceback, whose frames would keep callers' objects."""
     return CorruptData(str(error), error.path, error.offset, error.length)
 
 

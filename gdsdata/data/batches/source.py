@@ -164,7 +164,7 @@ class BatchSource(ABC, Generic[IndexT]):
 
 
 class RingSource(BatchSource[Index]):
-    """Samples of one size. Batches have a pool of buffers, and files may be pinned for a GPU."""
+    """Samples of one size, in batches of a pool. Files may be pinned for a GPU."""
 
     def __init__(self, index: Index, settings: BatchSettings) -> None:
         super().__init__(index, settings)

@@ -38,7 +38,7 @@ class _Begun(NamedTuple):
 
 
 class TableReader(AheadReader[TableIndex, _Begun]):
-    """Reads rows of tables. Its statistics have the ``bytes`` of the row groups that were read.
+    """Reads rows of tables. ``bytes`` in its statistics are those of whole row groups.
 
     Args:
         index: of the samples.
@@ -112,7 +112,7 @@ class TableReader(AheadReader[TableIndex, _Begun]):
 
 
 def _gathered(field: Field, parts: list[_Part], rows: int) -> tuple[torch.Tensor, np.ndarray | int]:
-    """Return the bytes of a field of some rows, in the batch's order, and the bytes of each row."""
+    """Return a field's bytes of some rows in the batch's order, and each row's size."""
     dtype = field.element_dtype
     if field.shape is None:
         return _gathered_ragged(parts, dtype)

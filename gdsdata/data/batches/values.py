@@ -1,4 +1,4 @@
-"""`FieldValues` makes batches of their fields' bytes: it decodes, shapes and collates them."""
+"""`FieldValues` makes batches of fields' bytes: it decodes, shapes, collates."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The order of an epoch: which samples come when, computed for the batches that are asked for."""
+"""The order of an epoch: the samples of each batch, computed on request."""

@@ -1,4 +1,4 @@
-"""`ShuffleChoice`: the meaning of ``shuffle`` for some data, and the choice of ``"auto"``."""
+"""`ShuffleChoice`: the meaning of ``shuffle`` for some data, also of ``"auto"``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _BATCHES, _BATCH_SAMPLES, _BATCH_PIECES = 4, 256, 8
 
 
 class ShuffleChoice:
-    """The meaning of a data set's ``shuffle=``, and the time and rank of the choice of ``"auto"``.
+    """The meaning of ``shuffle=``, and when and on which rank ``"auto"`` is decided.
 
     Attributes:
         asked: what `shape_of` takes; ``"auto"`` until it is chosen.
@@ -203,7 +203,7 @@ def _choose(index: SampleIndex) -> tuple[str, str]:
 
 
 def _gb_per_s(index: Index, batch: int) -> float:
-    """Read random samples with an engine that leaves the page cache out, and return the rate."""
+    """Read random samples past the page cache, and return the rate."""
     shared = engine.shared_engine(EngineOptions(direct="always"), torch.device("cpu"))
     pool = engine.buffer_pool(shared, index.sample, batch, _BATCHES, False)
     batches, _ = engine.make_batches(

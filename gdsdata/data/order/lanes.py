@@ -174,11 +174,11 @@ class LanePermutation:
         return (window + 1) * self._a_window // self._a_step
 
     def window_samples(self, lanes: range) -> int:
-        """Return the samples in a window of some lanes; the last window can have twice as many."""
+        """Return the samples in a window of some lanes; the last may have twice as many."""
         return len(lanes) * min(self._a_window, self._lane_samples)
 
     def reads(self, lanes: range, window: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the runs of ids that make up a window of some lanes, ordered by first use.
+        """Return the runs of ids of a window of some lanes, ordered by first use.
 
         Over all windows and lanes every sample is in one run, but for fewer than L that no lane
         has.
@@ -200,7 +200,7 @@ class LanePermutation:
         return _cut(first, size, self._samples - first, np.zeros_like(first))
 
     def _pieces_of(self, lane: np.ndarray, place: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return where the piece of each lane's place starts on the line, its samples and its turn.
+        """Return each place's piece: its start on the line, its samples and its turn.
 
         The turn is how many of the piece's samples came before.
         """

@@ -75,7 +75,7 @@ class Permutation:
         self._keys = [np.uint64(mix(key ^ i)) for i in range(rounds)]
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
-        """Return the images of ``positions``: int64 (m,), as they are, each in ``range(n)``."""
+        """Return the images of ``positions``. Both are int64 (m,), and in ``range(n)``."""
         values = _feistel(positions.view(np.uint64), self._a, self._b, self._keys)
         outside = np.flatnonzero(values >= self._n)
         while outside.size:
@@ -86,7 +86,7 @@ class Permutation:
 
 
 def permuted(positions: np.ndarray, n: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """Return the images of positions in many small ranges, each of which has its own key.
+    """Return the images of positions in small ranges, each with its own key.
 
     See `Permutation`.
 
@@ -164,7 +164,7 @@ class Shuffle(Protocol):
     """A way to shuffle that `Order` can take in the place of the uniform one."""
 
     def permutation(self, samples: int, step_samples: int, seed: int, epoch: int) -> Callable[[np.ndarray], np.ndarray]:
-        """Return an epoch's bijection on ``range(samples)`` from positions (int64 (m,)) to ids."""
+        """Return an epoch's bijection on ``range(samples)``: positions to ids, int64 (m,)."""
 
 
 class Order:
@@ -241,11 +241,11 @@ class Order:
         self._permutation(epoch=0)  # says what is wrong with a shuffle
 
     def __len__(self) -> int:
-        """Return the number of batches of this rank in an epoch; it is the same for every rank."""
+        """Return a rank's number of batches in an epoch, the same for every rank."""
         return self._whole_steps + (self._last_size > 0)
 
     def plan(self, epoch: int, first_batch: int, batches: int, step: int = 1) -> tuple[np.ndarray, np.ndarray]:
-        """Return the samples of this rank's batches ``first_batch``, ``first_batch + step``, ...
+        """Return the samples of batches ``first_batch``, ``first_batch + step``, ...
 
         Ask for several batches at a time: shuffling 64 positions costs 45 us, 4096 of them 110 us.
 

@@ -114,7 +114,7 @@ class UpcomingGroups(Protocol):
 
     @property
     def steps_ahead(self) -> int:
-        """The steps that use up a row group or two; those behind them can be decoded meanwhile."""
+        """The steps that use up a row group or two, while the next ones are decoded."""
 
     def groups(self, first_step: int, last_step: int) -> np.ndarray:
         """Return the row groups for some steps, the last one included: int64, each once."""
@@ -179,7 +179,7 @@ class RowGroupPermutation:
         return LanesOfRank(self, lane, self._shape.window_rows * lanes // (self._step_samples * len(lane)))
 
     def groups(self, lane: np.ndarray, first_step: int, last_step: int) -> np.ndarray:
-        """Return the row groups in the windows of some lanes in some steps: int64, each once."""
+        """Return the row groups in some lanes' windows in some steps: int64, each once."""
         a_step = self._step_samples // self._shape.lanes
         places = np.minimum([first_step * a_step, (last_step + 1) * a_step - 1], max(0, self._lane_rows - 1))
         first, last = (np.full_like(lane, place) for place in places)
@@ -194,7 +194,7 @@ class RowGroupPermutation:
         return np.unique(np.concatenate(found))
 
     def _window_of(self, lane: np.ndarray, place: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the window that a place of a lane is in, and its begin and end in the lane."""
+        """Return the window of a place in a lane, and the window's begin and end there."""
         size, short = self._shape.window_rows, self._short[lane]
         window = (place + short) // size
         begin = np.maximum(window * size - short, 0)

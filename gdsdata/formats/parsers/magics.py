@@ -66,7 +66,7 @@ def is_parquet(head: bytes, path: str) -> bool:
 
 
 def is_arrow(head: bytes, path: str) -> bool:
-    """Decide by a file's magic; a stream's first bytes say little, so its name counts too."""
+    """Decide by a file's magic and, because a stream's says little, by its name."""
     return head.startswith(ARROW) or (path.endswith(".arrow") and head[:4] == ARROW_CONTINUES.to_bytes(4, "little"))
 
 

@@ -1,4 +1,4 @@
-"""The row groups in the footer of a Parquet file: rows of each, and where its columns lie.
+"""The row groups in a Parquet footer: the rows of each, and its columns' places.
 
 A pure parser of the needed part of ``FileMetaData``; all else (schema, statistics, ...) is stepped
 over. pyarrow gives the same, but ends the whole process if a column's metadata are damaged.

@@ -1,4 +1,4 @@
-"""The members of a tar that belong to samples, from its ustar, GNU and pax headers.
+"""The members of a tar's samples, from its ustar, GNU and pax headers.
 
 Sources of the format: POSIX.1-2024 (pax, "ustar Interchange Format"); GNU tar's manual, "Basic Tar
 Format"; webdataset ``tariterators.py`` (keys, extensions, names that are left out).
@@ -128,7 +128,7 @@ def _refuse_duplicates(members: Members, path: str) -> None:
 
 
 def _regular_members(read: Read, size_bytes: int, path: str) -> Iterator[tuple[bytes, int, int]]:
-    """Yield name, offset of the payload and its length in bytes, of every regular file in order."""
+    """Yield name, payload offset and payload length (bytes) of each regular file."""
     offset = 0
     # A few KiB of the file: a small member and the headers around it come with one read.
     window, window_begin = b"", 0
@@ -212,7 +212,7 @@ def _refuse_what_follows(read: Read, offset: int, size_bytes: int, path: str) ->
 
 
 def _parse(record: bytes) -> tuple[bytes, int, str]:
-    """Return name and length of the payload by a header; and why it is no header, or ""."""
+    """Return a header's name and payload length, and why it is no header, or ""."""
     name, size, checksum, magic, prefix = _HEADER.unpack(record)
     # Adler-32's low half is the sum that tar asks for, modulo 65521, and takes a twentieth of
     # Python's time.
@@ -272,7 +272,7 @@ def _pax_records(payload: bytes, path: str, offset: int) -> dict[bytes, bytes]:
 
 
 def _number(field: bytes) -> int:
-    """Return a number in octal or, if the first bit is set, in base 256; -1: it is neither."""
+    """Parse a number in octal or, if the first bit is set, base 256; -1: neither."""
     if field[0] & 0x80:
         return -1 if field[0] & 0x40 else int.from_bytes(bytes([field[0] & 0x3F]) + field[1:], "big")
     digits = field.strip(b" \0")
@@ -286,7 +286,7 @@ def _number(field: bytes) -> int:
 
 @lru_cache(maxsize=4096)
 def _low_adler(checksum: bytes) -> int:
-    """Return the low half of the Adler-32 of a header with this checksum field; -1: of none."""
+    """Return the low half of Adler-32 of a header with this checksum field; -1: none."""
     total = _number(checksum)
     return -1 if total < 0 else (1 + total - len(checksum) * ord(" ") + sum(checksum)) % 65521
 

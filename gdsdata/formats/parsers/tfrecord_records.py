@@ -75,7 +75,7 @@ def find_records(read: Read, size_bytes: int, path: str) -> tuple[np.ndarray, np
 
 
 def _walk(read: Read, at: int, size_bytes: int) -> tuple[list[int], list[bytes], int]:
-    """Return the heads of some of the records from ``at`` on, as the heads say where they lie.
+    """Return the heads of some records from ``at`` on: each says where the next is.
 
     Returns:
         The heads' offsets, each head with the checksum before it, and where the last record ends.
@@ -102,7 +102,7 @@ def _walk(read: Read, at: int, size_bytes: int) -> tuple[list[int], list[bytes],
 
 
 def _checked_lengths(heads: np.ndarray, offsets: list[int], path: str) -> np.ndarray:
-    """Return the lengths (int64 (n,)) of records whose heads (uint8 (n, 12)) these are."""
+    """Return the lengths (int64 (n,)) of records by their heads (uint8 (n, 12))."""
     lengths, stored = heads[:, :_LENGTH_BYTES], heads[:, _LENGTH_BYTES:]
     wrong = masked(crc32c_of_rows(lengths)) != _uint32(stored)
     if wrong.any():

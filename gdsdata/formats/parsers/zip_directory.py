@@ -100,7 +100,7 @@ def read_directory(read: Callable[[int, int], bytes], path: str, size_bytes: int
 
 
 def find_directory(tail: bytes, path: str, size_bytes: int) -> Directory | None:
-    """Return the place of the directory, from the last bytes of a file of ``size_bytes``.
+    """Find the directory by the last bytes of a file of ``size_bytes``.
 
     None: these bytes are too few, and `LONGEST_END_BYTES` of them may show it.
 
@@ -132,7 +132,7 @@ def _ends_with(tail: bytes, at: int) -> bool:
 
 
 def _find_end64(tail: bytes, locator_at: int, path: str, tail_offset: int) -> tuple[int, int, int, int]:
-    """Return the place of the 64-bit end, and its entries, length and offset of the directory.
+    """Find the 64-bit end; return its place, and directory's entries, length, offset.
 
     ``locator_at`` is the place of the structure that leads there.
     """
@@ -229,7 +229,7 @@ def content_offset(local: bytes, member: Member, directory: Directory, path: str
 
 
 def content_offsets(locals_: bytes, members: Sequence[Member], directory: Directory, path: str) -> list[int]:
-    """Do the same for many, whose local headers (`LOCAL_BYTES` of each) follow one another.
+    """Do the same for many, with their local headers (`LOCAL_BYTES` each) joined.
 
     Raises:
         CorruptData: as `content_offset` does.
