@@ -26,8 +26,8 @@ if TYPE_CHECKING:  # for tools that read the code and do not run it
     from gdsdata.io.options import EngineOptions
     from gdsdata.io.tensor import Engine, read_tensor, write_tensor
     from gdsdata.observe.trace import profile
+    from gdsdata.version import __version__ as __version__
 
-__version__ = "0.1.0"
 __all__ = [
     "AsyncCheckpointer",
     "Engine",
@@ -72,6 +72,7 @@ _HOMES = {
     "io.options": ("EngineOptions",),
     "io.tensor": ("Engine", "read_tensor", "write_tensor"),
     "observe.trace": ("profile",),
+    "version": ("__version__",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -261,12 +261,13 @@ print(*sorted(name for name in sys.modules if name.startswith("gdsdata.")))
 print(*sorted({"pyarrow", "zstandard", "torchvision", "torchcodec", "numpy.typing"} & sys.modules.keys()))
 """
 NEEDED = {
-    *("_engine", "errors", "lazy", "torch_private", "observe", "observe.times"),
+    *("_engine", "errors", "lazy", "torch_private", "version", "observe", "observe.times"),
     *("data", "data.dataset", "data.batch_dataset", "data.arguments", "data.counts", "data.groups", "data.iteration"),
-    *("data.progress", "data.ranks", "data.samples"),
+    *("data.indexing", "data.progress", "data.ranks", "data.samples"),
     *("data.split", "data.batches", "data.batches.reader", "data.batches.ring", "data.batches.settings"),
     *("data.batches.source", "data.order", "data.order.choice", "data.order.epoch", "data.order.permutation"),
-    *("formats", "formats.catalog", "formats.index", "formats.plan", "formats.registry"),
+    *("formats", "formats.caches", "formats.catalog", "formats.index", "formats.kept_index", "formats.listing"),
+    *("formats.plan", "formats.registry"),
     *("formats.parsers", "formats.parsers.magics"),
     *("io", "io.engine", "io.memory_budget", "io.options", "io.program_end"),
 }

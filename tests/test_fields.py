@@ -537,3 +537,17 @@ def test_reads_whose_result_is_dropped_release_their_memory(tmp_path):
         else:
             del begun
         assert alive[-1]() is None
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_most_bytes_are_those_of_the_largest_samples(monkeypatch, seed):
+    monkeypatch.setattr("gdsdata.formats.fields._SAMPLES_AT_ONCE", 7)
+    chosen = np.random.default_rng(seed)
+    count, fields = int(chosen.integers(1, 60)), int(chosen.integers(1, 4))
+    length_bytes = chosen.integers(-1, chosen.choice([1, 3, 50]), (count, fields))
+    one = np.ones(1, np.int64)
+    named = tuple(Field(str(i)) for i in range(fields))
+    index = FieldIndex(["a"], one, one, np.array([0, count]), named, length_bytes, length_bytes)
+    of_samples = np.sort(np.maximum(length_bytes, 0).sum(1))
+    for samples in (1, count // 2 + 1, count, count + 5):
+        assert index.most_bytes(samples) == of_samples[-samples:].sum()

@@ -18,7 +18,6 @@ from gdsdata.formats import Npy, Records, Tokens, recognise
 from gdsdata.formats.catalog import FORMATS
 from gdsdata.formats.index import Index, Sample, read_heads
 from gdsdata.formats.npy import parse_header
-from gdsdata.formats.registry import list_files
 
 VERSIONS = [(1, 0), (2, 0), (3, 0)]
 # Hypothesis runs one test function many times with one tmp_path. Every example here overwrites its
@@ -433,31 +432,3 @@ class TestRegistry:
             recognise([write(tmp_path / "a.bin", b"12345678")])
         with pytest.raises(ValueError, match="it has no npy magic, so it may be bare tokens; pass format=Tokens"):
             recognise([write(tmp_path / "a.npy", b"")])
-
-    def test_lists_a_file_a_glob_a_directory_or_several_once_and_in_order(self, tmp_path):
-        (tmp_path / "folder" / "deeper").mkdir(parents=True)
-        names = ["b.bin", "a.bin", ".hidden", "c[1].bin", "folder/d.bin", "folder/deeper/e.bin"]
-        for name in names:
-            write(tmp_path / name, b"")
-
-        def listed(*sources):
-            found = list_files([tmp_path / source for source in sources])
-            return [os.path.relpath(path, tmp_path) for path in found]
-
-        assert list_files(str(tmp_path / "a.bin")) == list_files(tmp_path / "a.bin") == [str(tmp_path / "a.bin")]
-        assert listed("") == ["a.bin", "b.bin", "c[1].bin"]
-        assert listed("*.bin") == ["a.bin", "b.bin", "c[1].bin"]
-        assert listed("c[1].bin") == ["c[1].bin"]
-        assert listed("**/*.bin") == ["a.bin", "b.bin", "c[1].bin", "folder/d.bin", "folder/deeper/e.bin"]
-        assert listed("folder", "b.bin", "*.bin", "folder/../b.bin") == ["a.bin", "b.bin", "c[1].bin", "folder/d.bin"]
-
-    def test_refuses_an_empty_list(self):
-        with pytest.raises(ValueError, match="source is an empty list"):
-            list_files([])
-
-    def test_names_the_source_that_means_no_file(self, tmp_path):
-        write(tmp_path / "a.bin", b"")
-        (tmp_path / "empty").mkdir()
-        for missing in ("x.bin", "*.npy", "empty"):
-            with pytest.raises(FileNotFoundError, match=str(tmp_path / missing).replace("*", r"\*")):
-                list_files([tmp_path / "a.bin", tmp_path / missing])

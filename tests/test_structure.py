@@ -118,7 +118,7 @@ FOLDERS = {
     "integrations": EVERYTHING,
     "doctor": {"errors", "io"},
     "checkpoint": {"errors", "formats.parsers", "io", "lazy", "observe", "torch_private"},
-    "data": {"decoders", "errors", "formats", "io", "observe"},
+    "data": {"decoders", "errors", "formats", "io", "observe", "version"},
     "data.batches": {"data.counts", "data.order", "decoders", "errors", "formats", "io"},
     "data.order": {"data.ranks", "errors", "formats", "io"},
     "decoders": {"errors", "formats", "io"},
@@ -128,6 +128,7 @@ FOLDERS = {
     "io": {"_engine", "errors", "formats.index", "torch_private"},
     "torch_private": set(),
     "lazy": set(),
+    "version": set(),
     "errors": set(),
 }
 

@@ -50,6 +50,8 @@ def check_types(
         raise TypeError(f'decode={shown(decode)} must be a dict by the names of fields, as in {{"jpg": "image"}}')
     if options is not None and not isinstance(options, EngineOptions):
         raise TypeError(f"options={shown(options)} must be a gdsdata.EngineOptions, as in EngineOptions(workers=4)")
+    if reading.index_cache is not None and not isinstance(reading.index_cache, (str, os.PathLike)):
+        raise TypeError(f'index_cache={shown(reading.index_cache)} must be "user", the path of a folder, or None')
 
 
 def _check_format(format: object) -> None:

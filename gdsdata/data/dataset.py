@@ -14,13 +14,14 @@ from gdsdata.data import arguments
 from gdsdata.data.batch_dataset import BatchDataset, warn_of_stacking
 from gdsdata.data.batches.settings import BatchSettings
 from gdsdata.data.groups import Fields, Reading, Sharding, group_of
+from gdsdata.data.indexing import Indexing
 from gdsdata.data.iteration import Iteration
 from gdsdata.data.progress import Begun, Progress
 from gdsdata.data.ranks import EpochRanks, Ranks, Share
 from gdsdata.data.samples import Samples
 from gdsdata.data.split import checked_split
 from gdsdata.formats.index import Format
-from gdsdata.formats.registry import Source, list_files
+from gdsdata.formats.listing import Source
 from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions
 
@@ -161,9 +162,9 @@ class GDSDataset(BatchDataset):
             skipped=arguments.skipped_of(on_error),
         )
         self._ranks, self._epoch_ranks = Ranks(*sharding[:4]), EpochRanks()
+        has_peers = (self._ranks.found_or_none() or Share(0, 1)).world_size > 1
         self._samples = Samples(
-            list_files(source),
-            format,
+            Indexing(source, format, settings.skipped, reading.index_cache, has_peers),
             checked_split(split),
             shuffle,
             index_of(seed),

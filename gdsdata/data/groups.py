@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -83,12 +84,18 @@ class Reading(NamedTuple):
         residency: ``"pinned"`` maps the files and registers them with the GPU, in the background.
             When that is done (`GDSDataset.stats` reports it), the GPU gathers batches from the page
             cache itself. The files must fit into memory and must not change. None: they are read.
+        index_cache: where an index that took more than half a second is kept for the next start. It
+            is used while the folders of the files, and a sample of the files, are as they were, and
+            one process of a machine makes it for all. ``"user"``: in ``~/.cache/gdsdata/index``.
+            Else the path of a folder. None: every start indexes all files. Parquet's indexes are
+            never kept.
     """
 
     options: EngineOptions | None = None
     prefetch: int = 4
     zero_copy: bool = False
     residency: str | None = None
+    index_cache: str | os.PathLike[str] | None = "user"
 
 
 GroupT = TypeVar("GroupT", Sharding, Fields, Reading)

@@ -172,8 +172,8 @@ class Iteration:
         result |= samples.source.stats()
         result["piece_bytes"], result["piece_memory_bytes"] = dict(self._piece_bytes), self._piece_memory_bytes
         result["shuffle"] = f"{samples.shuffle_name}: {samples.shuffle_reason}"
-        if samples.skipped is not None:
-            result["skipped"] = samples.skipped.report()
+        if (skipped := samples.settings.skipped) is not None:
+            result["skipped"] = skipped.report()
         return result
 
     def _counts(self) -> dict[str, Any]:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from gdsdata.data import arguments
 from gdsdata.data.batches.settings import BatchSettings
 from gdsdata.data.batches.source import BatchSource, Sources
+from gdsdata.data.indexing import Indexing
 from gdsdata.data.order import choice
 from gdsdata.data.order.epoch import Epoch
 from gdsdata.data.order.permutation import Order
 from gdsdata.data.ranks import Ranks, Share
 from gdsdata.data.split import part_of
 from gdsdata.formats.index import Format, SampleIndex
-from gdsdata.formats.registry import recognise
 from gdsdata.io.options import EngineOptions
 
 if TYPE_CHECKING:
@@ -30,8 +30,7 @@ class Samples:
     needed.
 
     Args:
-        paths: of the files.
-        format: of the files; None: recognized by the first file.
+        indexing: finds and indexes the files.
         split: the part of the samples that is used, as of `GDSDataset`.
         shuffle, seed, drop_last, uneven: as of `GDSDataset`.
         ranks: where rank and world size come from.
@@ -50,14 +49,15 @@ class Samples:
 
     order: Order
     source: BatchSource[Any]
+    paths: list[str]
+    format: Format
     shuffle: bool | Lanes | RowGroupShuffle
     _index: SampleIndex | None
     _data_identity: dict[str, Any] | None
 
     def __init__(
         self,
-        paths: list[str],
-        format: Format | None,
+        indexing: Indexing,
         split: tuple[float, float],
         shuffle: bool | str | Lanes | RowGroups,
         seed: int,
@@ -66,8 +66,7 @@ class Samples:
         ranks: Ranks,
         settings: BatchSettings,
     ) -> None:
-        self.paths, self.settings, self.skipped = paths, settings, settings.skipped
-        self.format = format or self._recognised()
+        self._indexing, self.settings = indexing, settings
         self._split, self._ranks = split, ranks
         self._seed, self._drop_last, self._uneven = seed, drop_last, uneven
         self._choice = choice.ShuffleChoice(shuffle)
@@ -88,6 +87,7 @@ class Samples:
     def forget_index(self) -> None:
         """Index the files again when that is needed: they have changed."""
         self._index = None
+        self._indexing.forget()
 
     @property
     def step_samples(self) -> int:
@@ -181,13 +181,6 @@ class Samples:
 
     # ----------------------------------------------------------------------------------------------------- its parts
 
-    def _recognised(self) -> Format:
-        if self.skipped is None:
-            return recognise(self.paths)
-        from gdsdata.data.batches.sound_files import first_recognised
-
-        return first_recognised(self.paths)
-
     def _index_files(self) -> SampleIndex:
         self._index = index = self._indexed()
         self._data_identity = None
@@ -197,13 +190,7 @@ class Samples:
         return index
 
     def _indexed(self) -> SampleIndex:
-        if self.skipped is None:
-            index = self.format.index(self.paths)
-        else:
-            from gdsdata.data.batches.sound_files import index_sound
-
-            index, refusals = index_sound(self.format, self.paths)
-            self.skipped.leave_out_files(refusals, len(self.paths))
+        self.paths, self.format, index = self._indexing.indexed()
         if not len(index):
             raise ValueError(f"no samples in {self.paths[0]} (of {len(self.paths)} files)")
         arguments.check_index(index, self.format, self.settings.collate, self.settings.decode)

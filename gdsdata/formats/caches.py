@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 
-def folder_of(where: str, kind: str) -> str:
+def folder_of(where: str | os.PathLike[str], kind: str) -> str:
     """Return the folder that ``where`` means.
 
     ``"user"`` is ``~/.cache/gdsdata/KIND``; ``XDG_CACHE_HOME`` moves it.
     """
     if where != "user":
-        return where
+        return os.fspath(where)
     above = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return os.path.join(above, "gdsdata", kind)
 

@@ -18,6 +18,7 @@ __all__ = ["Field", "FieldIndex"]
 _NOWHERE = 2**63 - 1
 # A gap between two fields that is no longer than this is read with them.
 _GAP_BYTES = 16384
+_SAMPLES_AT_ONCE = 2**16  # their lengths stay in the processor's cache
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,8 +78,14 @@ class FieldIndex(SampleIndex):
         }
 
     def most_bytes(self, samples: int) -> int:
-        of_samples = np.maximum(self.length_bytes, 0).sum(1)
-        largest = np.partition(of_samples, -samples)[-samples:] if samples < len(of_samples) else of_samples
+        largest, least = np.empty(0, np.int64), -1
+        for begin in range(0, len(self), _SAMPLES_AT_ONCE):
+            of_samples = np.maximum(self.length_bytes[begin : begin + _SAMPLES_AT_ONCE], 0).T.sum(0)
+            if len(candidates := of_samples[of_samples > least]):
+                largest = np.concatenate([largest, candidates])
+                if len(largest) >= samples:
+                    largest = np.partition(largest, -samples)[-samples:]
+                    least = int(largest[0])
         return int(largest.sum())
 
     @property

@@ -321,9 +321,9 @@ class Format(Protocol):
         """
 
 
-def first_samples(counts: Sequence[int]) -> np.ndarray:
+def first_samples(counts: Sequence[int] | np.ndarray) -> np.ndarray:
     """Return `SampleIndex.first_sample`: int64 (F + 1,) for ``counts`` of F files."""
-    return np.cumsum([0, *counts], dtype=np.int64)
+    return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
 
 
 @contextlib.contextmanager

@@ -75,25 +75,31 @@ class Npy:
             FileNotFoundError, IoError: a file is not available.
         """
         heads, size_bytes, mtime_ns = read_heads(paths, _HEAD_BYTES)
-        headers = [read_header(*file) for file in zip(heads, paths, size_bytes.tolist(), strict=True)]
-        sample = self._sample(headers[0], paths[0])
-        for path, header in zip(paths, headers, strict=True):
-            # Equal headers are one object (see _parse), so this compares little.
-            if header is not headers[0] and (other := self._sample(header, path)) != sample:
+        first = read_header(heads[0], paths[0], int(size_bytes[0]))
+        sample = self._sample(first, paths[0])
+        base_bytes = np.full(len(paths), first.data_offset, np.int64)
+        counts = np.full(len(paths), self._count(first), np.int64)
+        for i in _unlike(heads, size_bytes, first):
+            header = read_header(heads[i], paths[i], int(size_bytes[i]))
+            if (other := self._sample(header, paths[i])) != sample:
                 raise ValueError(
-                    f"samples of unlike {self.mode}s: {_describe(sample)} in {paths[0]}, {_describe(other)} in {path}; "
-                    f"save them alike, or read them as separate datasets"
+                    f"samples of unlike {self.mode}s: {_describe(sample)} in {paths[0]}, {_describe(other)} in "
+                    f"{paths[i]}; save them alike, or read them as separate datasets"
                 )
-        counts = [1 if self.mode == "file" else header.shape[0] for header in headers]
+            base_bytes[i], counts[i] = header.data_offset, self._count(header)
         return Index(
             paths=paths,
             size_bytes=size_bytes,
             mtime_ns=mtime_ns,
             first_sample=first_samples(counts),
-            base_bytes=np.array([header.data_offset for header in headers], np.int64),
+            base_bytes=base_bytes,
             stride_bytes=np.full(len(paths), sample.bytes, np.int64),
             sample=sample,
         )
+
+    def _count(self, header: Header) -> int:
+        """Return the samples of a file whose header `_sample` has accepted."""
+        return 1 if self.mode == "file" else header.shape[0]
 
     def _sample(self, header: Header, path: str) -> Sample:
         """Return one sample of a file with this header."""
@@ -107,6 +113,14 @@ class Npy:
                 f"save it with numpy.ascontiguousarray first"
             )
         return Sample(header.dtype, header.shape[1:])
+
+
+def _unlike(heads: list[bytes], size_bytes: np.ndarray, first: Header) -> list[int]:
+    """Return the files that lack the first one's header, or are shorter than it says."""
+    header = heads[0][: first.data_offset]
+    is_alike = np.fromiter((head.startswith(header) for head in heads), bool, len(heads))
+    is_alike &= size_bytes >= first.data_offset + first.data_bytes
+    return np.flatnonzero(~is_alike).tolist() if len(header) == first.data_offset else list(range(len(heads)))
 
 
 def _describe(sample: Sample) -> str:

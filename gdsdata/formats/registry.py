@@ -1,63 +1,18 @@
-"""Find the files that a user's sources name, and the files' format."""
+"""Find the format of files."""
 
 from __future__ import annotations
 
-import glob
 import importlib
 import itertools
 import os
-import stat
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from gdsdata.errors import IoError
 from gdsdata.formats.catalog import FORMATS, Entry
 from gdsdata.formats.index import Format, read_heads
 from gdsdata.formats.parsers import magics
 from gdsdata.formats.parsers.magics import HEAD_BYTES
-
-Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-
-
-def list_files(source: Source) -> list[str]:
-    """Return the files that ``source`` means: absolute paths, each once, sorted.
-
-    The order is the same on every machine, so that the same seed shuffles alike everywhere.
-
-    Args:
-        source: a file; a directory (its own files, without hidden ones); a glob, where ``**``
-            crosses directories; or a sequence of these.
-
-    Raises:
-        FileNotFoundError: one of them means no file.
-        IoError: a directory cannot be listed.
-        ValueError: an empty sequence.
-    """
-    sources = [source] if isinstance(source, (str, os.PathLike)) else source
-    if not sources:
-        raise ValueError("source is an empty list: name at least one file, directory or glob")
-    return sorted({os.path.abspath(file) for one in sources for file in _expand(os.fspath(one))})
-
-
-def _expand(source: str) -> list[str]:
-    try:
-        mode = os.stat(source).st_mode  # before glob, because a name may have brackets
-    except OSError:
-        mode = 0
-    if stat.S_ISDIR(mode):
-        try:
-            files = [entry.path for entry in os.scandir(source) if entry.is_file() and not entry.name.startswith(".")]
-        except OSError as error:
-            message = f"listing the directory {source} failed: {error.strerror}"
-            raise IoError.caused_by(error, message, source) from error
-    elif mode:
-        files = [source]
-    else:
-        files = [path for path in glob.glob(source, recursive=True) if os.path.isfile(path)]
-    if not files:
-        raise FileNotFoundError(f"{source} (from {os.getcwd()}) is no file, no directory with files and no glob of any")
-    return files
 
 
 class Recogniser(NamedTuple):
@@ -104,6 +59,9 @@ def register(name: str, recognises: Callable[[bytes, str], bool], make: Callable
     _recognisers.insert(0, Recogniser(name, recognises, make))
 
 
+_TELLING = (magics.SHARDS_INDEX, ".idx")
+
+
 def _tells(path: str) -> bool:
     """Return whether the file says what the files beside it are."""
     return os.path.basename(path) == magics.SHARDS_INDEX or path.endswith(".idx")
@@ -117,9 +75,13 @@ def recognise(paths: Sequence[str]) -> Format:
             bytes.
         FileNotFoundError, IoError: the file is not available.
     """
-    paths = list(itertools.filterfalse(magics.is_beside_arrow, paths)) or paths
-    telling = next(filter(_tells, paths), paths[0])
-    other = next(itertools.filterfalse(_tells, paths), paths[0])  # if no format here has such an index
+    joined = "\0".join(paths)  # one search in all names: a million are asked in 0.1 s, by themselves in 2 s
+    if any(name in joined for name in magics.BESIDE_ARROW):
+        paths = list(itertools.filterfalse(magics.is_beside_arrow, paths)) or paths
+    telling = other = paths[0]
+    if any(name in joined for name in _TELLING):
+        telling = next(filter(_tells, paths), paths[0])
+        other = next(itertools.filterfalse(_tells, paths), paths[0])  # if no format here has such an index
     for path in dict.fromkeys((telling, other)):
         (head,), _, _ = read_heads([path], HEAD_BYTES)
         for known in _recognisers:

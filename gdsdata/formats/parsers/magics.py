@@ -22,7 +22,7 @@ SHARDS_INDEX = "index.json"  # of MDS and of LitData
 _MDS_BEGINS = re.compile(rb'\s*\{\s*"(shards|version)"')
 _LITDATA_BEGINS = re.compile(rb'\s*\{\s*"(chunks|config)"')
 # Files that `datasets` leaves beside its Arrow files.
-_BESIDE_ARROW = ("dataset_info.json", "state.json", "dataset_dict.json")
+BESIDE_ARROW = ("dataset_info.json", "state.json", "dataset_dict.json")
 
 
 def is_npy(head: bytes, path: str) -> bool:
@@ -72,7 +72,7 @@ def is_arrow(head: bytes, path: str) -> bool:
 
 def is_beside_arrow(path: str) -> bool:
     """Return whether it is a file that ``datasets`` leaves beside its Arrow files."""
-    return os.path.basename(path) in _BESIDE_ARROW
+    return os.path.basename(path) in BESIDE_ARROW
 
 
 def is_tfrecord(head: bytes, path: str) -> bool:

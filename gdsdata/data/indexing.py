@@ -1,0 +1,111 @@
+"""`Indexing`: the index of a source's samples, made anew or kept from an earlier start."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from gdsdata.formats.index import Format, SampleIndex
+from gdsdata.formats.kept_index import WORTH_S, KeptIndex, is_kept_format
+from gdsdata.formats.listing import Listing, Source, listing_of
+from gdsdata.formats.registry import recognise
+from gdsdata.version import __version__
+
+if TYPE_CHECKING:
+    from gdsdata.data.batches.skipped import Skipped
+
+
+class Indexed(NamedTuple):
+    """The files of a source, their format, and where their samples lie."""
+
+    paths: list[str]
+    format: Format
+    sample_index: SampleIndex
+
+
+class Indexing:
+    """Finds and indexes the files of a source.
+
+    Args:
+        source: as of `GDSDataset`.
+        format: of the files; None: recognized by the first file.
+        skipped: with ``on_error="skip"``, counts the files that are left out.
+        index_cache: as of `Reading`.
+        shared: other processes index the same source now: one of them does it for all.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        format: Format | None,
+        skipped: Skipped | None,
+        index_cache: str | os.PathLike[str] | None,
+        shared: bool,
+    ) -> None:
+        self._source, self._format, self._skipped, self._shared = source, format, skipped, shared
+        self._listing: Listing | None = None
+        self._kept: KeptIndex | None = None
+        if index_cache is not None and is_kept_format(format):
+            self._kept = KeptIndex(source, format, index_cache, __version__)
+
+    def indexed(self) -> Indexed:
+        """Return the index.
+
+        Raises:
+            FileNotFoundError, IoError, CorruptData, ValueError: as `listing_of`, `recognise` and
+                `Format.index` raise them.
+        """
+        if self._kept is None:
+            return self._new()
+        if found := self._found(self._kept):
+            return found
+        if self._shared:
+            with self._kept.turn() as is_first:
+                if found := self._found(self._kept):
+                    return found
+                if is_first:
+                    return self._new()
+        return self._new()  # another process made it, and it was not worth keeping: all make it at once
+
+    def forget(self) -> None:
+        """Index the same files anew the next time: they are not as their index says."""
+        if self._kept is not None:
+            self._kept.drop()
+            self._kept = None
+
+    def _found(self, place: KeptIndex) -> Indexed | None:
+        kept = place.find()
+        if kept is None:
+            return None
+        format = self._format or self._recognised(kept.paths)
+        if type(format).__name__ != kept.format_name:
+            return None  # a format was registered that is asked first
+        self._listing = Listing(kept.paths, [])
+        return Indexed(kept.paths, format, kept.sample_index)
+
+    def _new(self) -> Indexed:
+        begun_ns, begun = time.time_ns(), time.monotonic()
+        listing = self._listing or listing_of(self._source)
+        self._listing = listing
+        format = self._format or self._recognised(listing.paths)
+        left_out = 0
+        if self._skipped is None:
+            index = format.index(listing.paths)
+        else:
+            from gdsdata.data.batches.sound_files import index_sound
+
+            index, refusals = index_sound(format, listing.paths)
+            self._skipped.leave_out_files(refusals, len(listing.paths))
+            left_out = len(refusals)
+        is_worth = time.monotonic() - begun > WORTH_S
+        if self._kept is not None and is_worth and len(index) and not left_out and is_kept_format(format):
+            self._kept.keep(listing, format, index, begun_ns)
+        return Indexed(listing.paths, format, index)
+
+    def _recognised(self, paths: list[str]) -> Format:
+        if self._skipped is None:
+            return recognise(paths)
+        from gdsdata.data.batches.sound_files import first_recognised
+
+        return first_recognised(paths)

@@ -1,0 +1,199 @@
+"""The index of a source, kept for the next start if it took long, and made once per machine.
+
+A kept index is used while these are as they were:
+
+- the folders that were listed: inode and modification time;
+- the files that the index was made from, but that have no samples: size and modification time;
+- of the files with samples, as many as a quarter of a second allows, at least 256.
+
+If another file has changed, the reader refuses it, because it compares each file with its index.
+Then the kept index is deleted (`KeptIndex.drop`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import time
+import warnings
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from gdsdata.formats import caches
+from gdsdata.formats.catalog import FORMATS
+from gdsdata.formats.index import Format, SampleIndex
+from gdsdata.formats.listing import Folder, Listing, Source, folder_now, sources_of
+from gdsdata.io.engine import warn_once
+
+KIND = "index"
+WORTH_S = 0.5  # an index that took less is made again faster than it is checked
+LEAST_CHECKED, CHECK_S = 256, 0.25
+# A change this soon after another may have the same modification time.
+SETTLED_NS = 2 * 10**9
+UNUSED_S = 30 * 24 * 3600.0
+_LOCK_POLL_S, _SAID_AFTER_S = 0.02, 30.0
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+class Kept(NamedTuple):
+    """A kept index: the files that the source means, their format's name, and the index."""
+
+    paths: list[str]
+    format_name: str
+    sample_index: SampleIndex
+
+
+class KeptIndex:
+    """The place of a source's index.
+
+    Args:
+        source: as of `listing.listing_of`.
+        format: as the user gave it. An index is kept only for the package's own formats, whose
+            arguments can be compared.
+        where: a folder, or ``"user"`` (see `caches.folder_of`).
+        version: of the package. Another one makes its indexes anew.
+    """
+
+    def __init__(self, source: Source, format: Format | None, where: str | os.PathLike[str], version: str) -> None:
+        sources = [os.path.abspath(one) for one in sources_of(source)]
+        said = json.dumps([version, None if format is None else repr(format), sources])
+        self._folder = caches.folder_of(where, KIND)
+        digest = hashlib.sha256(said.encode(errors="surrogateescape")).hexdigest()[:32]
+        self._place = os.path.join(self._folder, f"{digest}.gdsdata-index")
+
+    def find(self) -> Kept | None:
+        """Return the kept index; None if there is none, or the files are not as they were."""
+        if not os.path.exists(self._place):
+            return None
+        from gdsdata.formats import stored_index  # it imports every kind of index
+
+        try:
+            stored = stored_index.read(self._place)
+        except (OSError, stored_index.Damaged):
+            return None
+        facts = stored.facts
+        if not _are_as_they_were(stored.index, facts["folders"], facts["others"]):
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(self._place)  # used: `_sweep` spares it
+        return Kept(facts["paths"] or list(stored.index.paths), facts["format"], stored.index)
+
+    def keep(self, listing: Listing, format: Format, index: SampleIndex, begun_ns: int) -> None:
+        """Keep an index, unless its files may still be changing.
+
+        Args:
+            listing: of the source, made before the index.
+            format: that made the index.
+            index: of all files of ``listing``.
+            begun_ns: time of the clock (`time.time_ns`) when listing began.
+        """
+        with_samples = set(index.paths)
+        others = [(path, *_stat_of(path)) for path in listing.paths if path not in with_samples]
+        newest = [folder.mtime_ns for folder in listing.folders] + [mtime_ns for _, _, mtime_ns in others]
+        if max([int(index.mtime_ns.max()), *newest]) > begun_ns - SETTLED_NS:
+            return
+        from gdsdata.formats import stored_index
+
+        facts = {
+            "folders": [[*folder] for folder in listing.folders],
+            "others": [[*other] for other in others],
+            "paths": [] if index.paths == listing.paths else listing.paths,
+            "format": type(format).__name__,
+        }
+        try:
+            with caches.written(self._place) as file:
+                stored_index.write(file, stored_index.Stored(index, facts))
+                file.flush()
+                os.fsync(file.fileno())
+            self._sweep()
+        except stored_index.CannotBeStored:
+            return
+        except OSError as error:
+            warn_once(f"the index cannot be kept in {self._folder}, and will be made again: {error.strerror}")
+
+    def drop(self) -> None:
+        """Delete the kept index: a file was not as it says."""
+        with contextlib.suppress(OSError):
+            os.unlink(self._place)
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[bool]:
+        """Wait while another process of this machine makes the index, and yield whether none did.
+
+        Without file locks none waits.
+        """
+        try:
+            os.makedirs(self._folder, exist_ok=True)
+            lock = os.open(f"{self._place}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError:
+            yield True
+            return
+        try:
+            yield not _waited_for(lock, self._place)
+        finally:
+            os.close(lock)
+
+    def _sweep(self) -> None:
+        """Delete kept indexes that nobody has used for a month, and what a crash left behind."""
+        with os.scandir(self._folder) as entries:
+            for entry in entries:
+                with contextlib.suppress(OSError):
+                    if time.time() - entry.stat().st_mtime > UNUSED_S:
+                        os.unlink(entry.path)
+
+
+def is_kept_format(format: Format | None) -> bool:
+    """Return whether an index of this format can be kept: it is one of the package's own."""
+    return format is None or (type(format).__module__, type(format).__name__) in {
+        (f"{__package__}.{entry.module}", entry.name) for entry in FORMATS
+    }
+
+
+def _waited_for(lock: int, place: str) -> bool:
+    """Take a lock, and return whether another process held it."""
+    begun, waited, said = time.monotonic(), False, False
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return waited
+        except OSError as error:
+            if error.errno in _NO_LOCKS:
+                return False
+            if error.errno not in (errno.EWOULDBLOCK, errno.EINTR):
+                raise
+        waited = True
+        if not said and time.monotonic() - begun > _SAID_AFTER_S:
+            said = True
+            message = f"gdsdata: waiting for the process that holds {place}.lock and makes this index"
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
+        time.sleep(_LOCK_POLL_S)
+
+
+def _are_as_they_were(index: SampleIndex, folders: list[list], others: list[list]) -> bool:
+    if any(folder_now(path) != Folder(path, *rest) for path, *rest in folders):
+        return False
+    if any(_stat_of(path) != (size_bytes, mtime_ns) for path, size_bytes, mtime_ns in others):
+        return False
+    begun = time.monotonic()
+    files = np.random.default_rng().permutation(len(index.paths))
+    for checked, file in enumerate(files.tolist()):
+        if checked >= LEAST_CHECKED and time.monotonic() - begun > CHECK_S:
+            break
+        if _stat_of(index.paths[file]) != (index.size_bytes[file], index.mtime_ns[file]):
+            return False
+    return True
+
+
+def _stat_of(path: str) -> tuple[int, int]:
+    """Return size in bytes and modification time in ns; -1 and 0 of a file that is not there."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return -1, 0
+    return status.st_size, status.st_mtime_ns

@@ -1,0 +1,182 @@
+"""Find the files that a user's sources mean, and the folders that they were found in."""
+
+from __future__ import annotations
+
+import fnmatch
+import itertools
+import os
+import re
+import stat
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from gdsdata.errors import IoError
+
+Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+_MAGIC = re.compile(r"[*?[]")
+
+
+class Folder(NamedTuple):
+    """A folder whose entries were looked at. Another entry changes its modification time."""
+
+    path: str
+    inode: int
+    mtime_ns: int
+
+
+class Listing(NamedTuple):
+    """The files that a source means.
+
+    Attributes:
+        paths: absolute, each once, ordered by name.
+        folders: as they were before they were read: while they are the same, so are the paths.
+    """
+
+    paths: list[str]
+    folders: list[Folder]
+
+
+def list_files(source: Source) -> list[str]:
+    """Return the paths of `listing_of`."""
+    return listing_of(source).paths
+
+
+def listing_of(source: Source) -> Listing:
+    """Return the files that ``source`` means.
+
+    The order is the same on every machine, so that the same seed shuffles alike everywhere.
+
+    Args:
+        source: a file; a directory (its own files, without hidden ones); a glob, where ``**``
+            crosses directories; or a sequence of these.
+
+    Raises:
+        FileNotFoundError: one of them means no file.
+        IoError: a directory cannot be listed.
+        ValueError: an empty sequence.
+    """
+    sources = sources_of(source)
+    if not sources:
+        raise ValueError("source is an empty list: name at least one file, directory or glob")
+    found: set[str] = set()
+    expansion = _Expansion()
+    for one in sources:
+        files = expansion.files(one)
+        if not files:
+            raise FileNotFoundError(
+                f"{one} (from {os.getcwd()}) is no file, no directory with files and no glob of any"
+            )
+        found.update(files)
+    return Listing(sorted(found), list(expansion.folders.values()))
+
+
+def sources_of(source: Source) -> list[str]:
+    """Return the sources by themselves, as strings."""
+    return [os.fspath(one) for one in ([source] if isinstance(source, (str, os.PathLike)) else source)]
+
+
+def folder_now(path: str) -> Folder | None:
+    """Return the folder as it is now; None: there is none."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return Folder(path, status.st_ino, status.st_mtime_ns) if stat.S_ISDIR(status.st_mode) else None
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_file()
+    except OSError:  # a link that leads nowhere
+        return False
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
+
+
+class _Expansion:
+    """Finds the files of sources, and notes each folder before it reads it.
+
+    A glob means what it means to `glob.glob`, which asks the system for each file once more: for a
+    million files that alone takes five seconds.
+    """
+
+    def __init__(self) -> None:
+        self.folders: dict[str, Folder] = {}
+
+    def files(self, source: str) -> list[str]:
+        """Return absolute paths."""
+        try:
+            mode = os.stat(source).st_mode  # before the glob, because a name may have brackets
+        except OSError:
+            mode = 0
+        if stat.S_ISDIR(mode):
+            folder = os.path.abspath(source)
+            return [entry.path for entry in self._entries(folder, must_list=True) if _is_file(entry)]
+        if mode:
+            return [os.path.abspath(source)]
+        return self._globbed(source) if _MAGIC.search(source) else []
+
+    def _globbed(self, pattern: str) -> list[str]:
+        *above, last = pattern.split(os.sep)
+        if last in ("", "."):
+            return []  # a folder is meant
+        plain = list(itertools.takewhile(lambda part: not _MAGIC.search(part), above))
+        top = os.sep.join([*plain, ""]) or os.curdir
+        folders = [os.path.abspath(top)] if os.path.isdir(top) else []
+        for part in above[len(plain) :]:
+            folders = [path for folder in folders for path in self._folders_in(folder, part)]
+        if last == "**":
+            every = [path for folder in folders for path in self._folders_in(folder, "**")]
+            return [entry.path for folder in every for entry in self._entries(folder) if _is_file(entry)]
+        if _MAGIC.search(last):
+            return [entry.path for folder in folders for entry in self._matching(folder, last) if _is_file(entry)]
+        noted = filter(self._note, folders)  # where the file is lacking, it may appear
+        return [path for folder in noted if os.path.isfile(path := os.path.join(folder, last))]
+
+    def _folders_in(self, folder: str, part: str) -> Iterator[str]:
+        """Yield the folders in ``folder`` that a part of a pattern means."""
+        if part in ("", "."):
+            yield folder
+        elif part == "**":
+            yield folder
+            for entry in self._entries(folder):
+                if _is_folder(entry):
+                    yield from self._folders_in(entry.path, part)
+        elif _MAGIC.search(part):
+            yield from (entry.path for entry in self._matching(folder, part) if _is_folder(entry))
+        elif os.path.isdir(path := os.path.join(folder, part)):
+            yield path
+        else:
+            self._note(folder)  # it may appear
+
+    def _matching(self, folder: str, part: str) -> list[os.DirEntry[str]]:
+        matches = re.compile(fnmatch.translate(part)).match
+        hidden = part.startswith(".")
+        return [entry for entry in self._entries(folder, hidden) if matches(entry.name)]
+
+    def _entries(self, folder: str, hidden: bool = False, must_list: bool = False) -> list[os.DirEntry[str]]:
+        """Return what is in a folder, which may not be there; hidden entries only if asked for."""
+        if not self._note(folder) and not must_list:
+            return []
+        try:
+            with os.scandir(folder) as entries:
+                return [entry for entry in entries if hidden or not entry.name.startswith(".")]
+        except OSError as error:
+            if not must_list:
+                return []
+            message = f"listing the directory {folder} failed: {error.strerror}"
+            raise IoError.caused_by(error, message, folder) from error
+
+    def _note(self, folder: str) -> bool:
+        if folder not in self.folders:
+            now = folder_now(folder)
+            if now is None:
+                return False
+            self.folders[folder] = now
+        return True

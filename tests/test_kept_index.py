@@ -1,0 +1,379 @@
+"""Indexes that are kept for the next start: used while they are true, and made once per machine."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import write_records
+from sources import SOURCES
+
+import gdsdata
+from gdsdata.data import indexing
+from gdsdata.data.identity import identity_of
+from gdsdata.errors import CorruptData
+from gdsdata.formats import Npy, Records, kept_index, stored_index
+
+LONG_AGO = 1_000_000_000
+NEVER_STORED = ("parquet",)
+STORED = [name for name in SOURCES if name not in NEVER_STORED]
+
+
+@pytest.fixture(autouse=True)
+def worth_keeping(monkeypatch, tmp_path):
+    """Any index is, however little time it took. The user's cache is empty."""
+    monkeypatch.setattr(indexing, "WORTH_S", -1.0)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture
+def data(tmp_path):
+    """Nine npy files that nobody has changed for years."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for i in range(9):
+        np.save(folder / f"{i}.npy", np.full(5, i))
+    return settled(folder)
+
+
+def settled(folder: Path) -> Path:
+    for path in (*folder.rglob("*"), folder):
+        os.utime(path, (LONG_AGO, LONG_AGO))
+    return folder
+
+
+def dataset(source, cache, format=None, **named) -> gdsdata.GDSDataset:
+    reading = gdsdata.Reading(index_cache=cache)
+    return gdsdata.GDSDataset(source, 4, format, device="cpu", shuffle=False, reading=reading, **named)
+
+
+def values(source, cache, **named) -> list[int]:
+    return [int(row[0]) for batch in dataset(source, cache, **named) for row in batch]
+
+
+def kept_in(cache: Path) -> list[Path]:
+    return sorted(cache.glob("*.gdsdata-index"))
+
+
+def indexed_by(monkeypatch) -> list[int]:
+    """How many files each index from now on is made of."""
+    counts: list[int] = []
+    index = Npy.index
+    monkeypatch.setattr(Npy, "index", lambda self, paths: (counts.append(len(paths)), index(self, paths))[1])
+    return counts
+
+
+# --------------------------------------------------------------------------------------------------------- stored
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_an_index_that_was_stored_says_what_it_said(tmp_path, name):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    SOURCES[name].write(folder)
+    format = SOURCES[name].format()
+    with warnings.catch_warnings(action="ignore") if sys.version_info >= (3, 11) else warnings.catch_warnings():
+        index = format.index(sorted(map(str, folder.iterdir())))
+    facts = {"some": ["a", "ü", ""], "none": [], "numbers": [[1, 2.5], [3, None]]}
+    with open(tmp_path / "stored", "wb") as file:
+        stored_index.write(file, stored_index.Stored(index, facts))
+    found = stored_index.read(str(tmp_path / "stored"))
+
+    assert found.facts == facts
+    assert identity_of(found.index, format, (0.0, 1.0)) == identity_of(index, format, (0.0, 1.0))
+    assert type(found.index) is type(index)
+    assert found.index.paths == index.paths
+    assert (found.index.mtime_ns == index.mtime_ns).all()
+    samples = np.arange(len(index))[::-1]
+    for ours, theirs in zip(found.index.plan(samples), index.plan(samples), strict=True):
+        assert np.array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_a_second_start_reads_the_same_batches_with_a_kept_index(tmp_path, name):
+    folder, cache = tmp_path / "data", tmp_path / "cache"
+    folder.mkdir()
+    SOURCES[name].write(folder)
+    settled(folder)
+
+    def batches():
+        found = dataset(folder, cache, SOURCES[name].format())
+        return [repr(batch) for batch in found], found.state_dict()
+
+    first = batches()
+    settled(tmp_path)  # what was unpacked, too
+    second = batches()
+    assert first == second == batches()
+    assert len(kept_in(cache)) == 1
+
+
+def test_a_table_of_parquet_is_indexed_anew(tmp_path):
+    folder, cache = tmp_path / "data", tmp_path / "cache"
+    folder.mkdir()
+    SOURCES["parquet"].write(folder)
+    settled(folder)
+    assert len(list(dataset(folder, cache))) == len(list(dataset(folder, cache)))
+    assert not kept_in(cache)
+    assert not list(cache.glob("*.tmp"))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_damaged_file_is_never_taken_for_an_index(tmp_path, data, seed):
+    cache = tmp_path / "cache"
+    expected = values(data, cache)
+    (kept,) = kept_in(cache)
+    whole, chosen = kept.read_bytes(), np.random.default_rng(seed)
+    for _ in range(100):
+        damaged = bytearray(whole)
+        if chosen.random() < 0.3:
+            del damaged[int(chosen.integers(len(whole))) :]
+        else:
+            damaged[chosen.integers(len(whole))] ^= 1 << chosen.integers(8)
+        kept.write_bytes(damaged)
+        try:
+            found = stored_index.read(str(kept))
+        except stored_index.Damaged:
+            continue
+        assert found.index.paths == [str(data / f"{i}.npy") for i in range(9)]  # the damage lies between the blocks
+        assert values(data, cache) == expected
+
+
+# ----------------------------------------------------------------------------------------------------- while it is true
+
+
+def test_a_second_start_opens_no_file_to_index_it(tmp_path, data, monkeypatch):
+    counts = indexed_by(monkeypatch)
+    for source in (data, str(data / "*.npy"), [data / "1.npy", data / "0.npy"]):
+        assert values(source, tmp_path / "cache") == values(source, tmp_path / "cache")
+    assert counts == [9, 9, 2]
+
+
+CHANGES = {
+    "a file more": lambda data: np.save(data / "10.npy", np.full(5, 10)),
+    "a file less": lambda data: (data / "3.npy").unlink(),
+    "another name": lambda data: (data / "3.npy").rename(data / "30.npy"),
+    "a file in another's place": lambda data: (data / "3.npy").replace(data / "4.npy"),
+    "other contents": lambda data: np.save(data / "3.npy", np.full(5, 30)),
+    "another shape": lambda data: [np.save(data / f"{i}.npy", np.full(6, i)) for i in range(9)],
+    "another folder of this name": lambda data: (
+        shutil.copytree(data, data.with_name("copy")),
+        (data.with_name("copy") / "8.npy").unlink(),
+        shutil.rmtree(data),
+        settled(data.with_name("copy")).rename(data),
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("pattern", ["", "*.npy"])
+def test_what_has_changed_is_indexed_anew(tmp_path, data, change, pattern):
+    source, cache = str(data / pattern), tmp_path / "cache"
+    values(source, cache)
+    CHANGES[change](data)
+    assert values(source, cache) == values(source, None)
+
+
+def test_a_file_beside_the_samples_that_changes_is_noticed(tmp_path):
+    folder, cache = tmp_path / "data", tmp_path / "cache"
+    folder.mkdir()
+    SOURCES["mds"].write(folder)
+    settled(folder)
+    assert len(dataset(folder, cache)) > 0
+    (folder / "index.json").write_text("{}")
+    os.utime(folder, (LONG_AGO, LONG_AGO))
+    with pytest.raises((ValueError, CorruptData)):
+        dataset(folder, cache)
+
+
+def test_a_change_that_no_check_saw_is_an_error_once(tmp_path, data, monkeypatch):
+    cache = tmp_path / "cache"
+    values(data, cache)
+    monkeypatch.setattr(kept_index, "LEAST_CHECKED", 0)
+    monkeypatch.setattr(kept_index, "CHECK_S", -1.0)
+    np.save(data / "3.npy", np.full(6, 30))
+    found = dataset(data, cache)
+    with pytest.raises(CorruptData, match=r"3\.npy' was replaced or changed since it was indexed"):
+        list(found)
+    assert not kept_in(cache)
+    with pytest.raises(ValueError, match="samples of unlike files"):
+        list(found)
+    np.save(data / "3.npy", np.full(5, 30))
+    assert [int(row[0]) for batch in found for row in batch] == [0, 1, 2, 30, 4, 5, 6, 7, 8]
+
+
+def test_every_file_is_checked_if_there_is_time(tmp_path, data, monkeypatch):
+    monkeypatch.setattr(kept_index, "LEAST_CHECKED", 0)
+    counts = indexed_by(monkeypatch)
+    for i in range(9):
+        values(data, tmp_path / "cache")
+        os.utime(data / f"{i}.npy", (LONG_AGO, LONG_AGO + 1))
+    assert counts == [9] * 9
+
+
+def test_other_arguments_have_another_index(tmp_path, data):
+    cache = tmp_path / "cache"
+    for format, samples in ((None, 9), (Npy("file"), 9), (Npy("row"), 45), (Records("u1", (8,)), 9 * 21)):
+        assert len(dataset(data, cache, format)._samples) == samples
+        assert len(dataset(data, cache, format)._samples) == samples
+    assert len(kept_in(cache)) == 4
+
+
+def test_another_version_has_another_index(tmp_path, data, monkeypatch):
+    counts = indexed_by(monkeypatch)
+    values(data, tmp_path / "cache")
+    monkeypatch.setattr(indexing, "__version__", "9.9")
+    values(data, tmp_path / "cache")
+    assert counts == [9, 9]
+
+
+# ------------------------------------------------------------------------------------------------------------- kept
+
+
+def test_an_index_that_took_little_time_is_not_kept(tmp_path, data, monkeypatch):
+    monkeypatch.setattr(indexing, "WORTH_S", 30.0)
+    values(data, tmp_path / "cache")
+    assert not kept_in(tmp_path / "cache")
+
+
+def test_an_index_of_files_that_just_changed_is_not_kept(tmp_path, data):
+    (data / "3.npy").touch()
+    values(data, tmp_path / "cache")
+    assert not kept_in(tmp_path / "cache")
+
+
+@pytest.mark.filterwarnings("ignore:gdsdata. 1 of 9 files are left out")
+def test_an_index_that_leaves_out_damaged_files_is_not_kept(tmp_path, data):
+    (data / "3.npy").write_bytes(b"\x93NUMPY\x01\x00")
+    settled(data)
+    for _ in range(2):
+        assert dataset(data, tmp_path / "cache", on_error="skip").stats()["skipped"]["files"] == 1
+    assert not kept_in(tmp_path / "cache")
+
+
+def test_without_a_cache_nothing_is_written(tmp_path, data):
+    values(data, None)
+    assert not (tmp_path / "home").exists()
+    values(data, "user")
+    assert len(kept_in(tmp_path / "home" / "gdsdata" / "index")) == 1
+
+
+def test_a_format_of_ones_own_is_never_kept(tmp_path, data):
+    class Own:
+        def index(self, paths):
+            return Npy().index(paths)
+
+    for _ in range(2):
+        assert len(dataset(data, tmp_path / "cache", Own())._samples) == 9
+    assert not kept_in(tmp_path / "cache")
+
+
+def test_a_place_that_cannot_be_written_is_a_warning(tmp_path, data):
+    (tmp_path / "cache").write_text("a file")
+    with pytest.warns(RuntimeWarning, match="the index cannot be kept in .*cache"):
+        assert values(data, tmp_path / "cache") == list(range(9))
+
+
+def test_refuses_a_place_of_another_type(data):
+    with pytest.raises(TypeError, match='index_cache=5 must be "user"'):
+        dataset(data, 5)
+
+
+def test_indexes_that_nobody_used_for_a_month_are_deleted(tmp_path, data):
+    cache = tmp_path / "cache"
+    values(data, cache)
+    values(data / "1.npy", cache)
+    for kept in (*kept_in(cache), cache / "old.tmp"):
+        kept.touch()
+        os.utime(kept, (LONG_AGO, LONG_AGO))
+    values(data, cache)  # uses one
+    values(data / "2.npy", cache)  # keeps one
+    assert len(kept_in(cache)) == 2
+    assert len(list(cache.iterdir())) == 2
+
+
+def test_its_arrays_take_no_memory_of_the_process(tmp_path, data):
+    cache = tmp_path / "cache"
+    write_records(tmp_path / "data.bin", 64, 8)
+    settled(tmp_path)
+    for source, format in ((data, Npy()), (tmp_path / "data.bin", Records("u1", (8,)))):
+        values(source, cache, format=format)
+        index = dataset(source, cache, format)._samples.index
+        for array in (index.size_bytes, index.mtime_ns, index.base_bytes, index.stride_bytes):
+            assert not array.flags.writeable
+            assert array.base is not None
+
+
+# -------------------------------------------------------------------------------------------------- several processes
+
+RANK = """
+    import os, sys, time
+    import gdsdata
+    from gdsdata.data import indexing
+    from gdsdata.formats import Npy
+
+    data, cache, log, pause, worth = sys.argv[1:]
+    indexing.WORTH_S = float(worth)
+    index = Npy.index
+
+    def slow_index(self, paths):
+        with open(log, "a") as file:
+            file.write(f"{os.getpid()}\\n")
+        time.sleep(float(pause))
+        return index(self, paths)
+
+    Npy.index = slow_index
+    reading = gdsdata.Reading(index_cache=cache)
+    print(len(gdsdata.GDSDataset(data, 1, device="cpu", reading=reading)._samples), flush=True)
+"""
+
+
+def start_ranks(count, data, tmp_path, pause, worth=-1.0) -> list[subprocess.Popen]:
+    arguments = [str(data), str(tmp_path / "cache"), str(tmp_path / "log"), str(pause), str(worth)]
+    return [
+        subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(RANK), *arguments],
+            env={**os.environ, "RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(count)
+    ]
+
+
+def ended(ranks: list[subprocess.Popen]) -> list[str]:
+    return [rank.communicate(timeout=60)[0].strip() for rank in ranks]
+
+
+def builders(tmp_path) -> list[int]:
+    return list(map(int, (tmp_path / "log").read_text().split()))
+
+
+@pytest.mark.usefixtures("quick_programs")
+def test_one_of_several_ranks_makes_the_index_for_all(tmp_path, data):
+    assert ended(start_ranks(4, data, tmp_path, 1.0)) == ["9"] * 4
+    assert len(builders(tmp_path)) == 1
+
+
+@pytest.mark.usefixtures("quick_programs")
+def test_ranks_do_not_take_turns_to_make_an_index_that_is_not_kept(tmp_path, data):
+    assert ended(start_ranks(3, data, tmp_path, 0.3, worth=60.0)) == ["9"] * 3
+    assert len(builders(tmp_path)) == 3
+    assert not kept_in(tmp_path / "cache")
+
+
+@pytest.mark.usefixtures("quick_programs")
+def test_another_rank_goes_on_if_the_one_that_makes_the_index_is_killed(tmp_path, data):
+    ranks = start_ranks(3, data, tmp_path, 2.0)
+    while not (tmp_path / "log").exists() or not builders(tmp_path):
+        assert all(rank.poll() is None for rank in ranks)
+    killed = builders(tmp_path)[0]
+    os.kill(killed, signal.SIGKILL)
+    assert sorted(ended(ranks)) == ["", "9", "9"]
+    assert builders(tmp_path)[0] == killed
+    assert len(builders(tmp_path)) >= 2

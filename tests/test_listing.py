@@ -1,0 +1,108 @@
+"""The files that a source means, and the folders that show that they are still the same."""
+
+import glob
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from gdsdata.formats.listing import Listing, folder_now, list_files, listing_of
+
+NAMES = ["a", "b", "ab", ".h", "c.x", "[q]", "**x", "x y"]
+PARTS = ["*", "**", "a", "b", "?", "[ab]*", ".*", "*.x", ".", "a*", "[[]q]", ".h", "**x"]
+SEEDS = range(12)
+
+
+def grow(root: Path, chosen: random.Random) -> None:
+    """One more entry somewhere below: a file, a folder or a link."""
+    folders = [root, *(path for path in root.rglob("*") if path.is_dir() and not path.is_symlink())]
+    path = chosen.choice(folders) / chosen.choice(NAMES)
+    if os.path.lexists(path):
+        return
+    kind = chosen.random()
+    if kind < 0.45:
+        path.mkdir()
+    elif kind < 0.9:
+        path.touch()
+    else:
+        path.symlink_to(chosen.choice(["nowhere", root.with_name("outside"), root.with_name("outside") / "a"]))
+
+
+def tree(folder: Path, chosen: random.Random) -> Path:
+    """A folder with some entries; links lead to another one."""
+    (folder / "outside").mkdir()
+    (folder / "outside" / "a").touch()
+    root = folder / "root"
+    root.mkdir()
+    for _ in range(chosen.randrange(2, 14)):
+        grow(root, chosen)
+    return root
+
+
+def pattern(chosen: random.Random) -> str:
+    parts = [chosen.choice(PARTS) for _ in range(chosen.randrange(1, 5))]
+    return "/".join(part for i, part in enumerate(parts) if part != "**" or "**" not in parts[:i])
+
+
+def listed(source: object) -> Listing:
+    try:
+        return listing_of(source)
+    except FileNotFoundError:
+        return Listing([], [])
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_glob_means_the_files_that_pythons_glob_finds(tmp_path, monkeypatch, seed):
+    chosen = random.Random(seed)
+    root = tree(tmp_path, chosen)
+    monkeypatch.chdir(root)
+    for _ in range(60):
+        wanted = chosen.choice(["", f"{root}/"]) + pattern(chosen) + chosen.choice(["", "", "", "/"])
+        if os.path.exists(wanted):
+            continue  # that is a file or a folder, and no glob
+        expected = {os.path.abspath(path) for path in glob.glob(wanted, recursive=True) if os.path.isfile(path)}
+        assert listed(wanted).paths == sorted(expected), wanted
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_listing_that_changes_shows_in_one_of_its_folders(tmp_path, seed):
+    chosen = random.Random(seed)
+    root = tree(tmp_path, chosen)
+    for _ in range(60):
+        source = root / pattern(chosen) if chosen.random() < 0.8 else root
+        for folder in (root, *filter(Path.is_dir, root.rglob("*"))):
+            os.utime(folder, (1, 1))
+        before = listed(source)
+        grow(root, chosen)
+        if before.paths and listed(source).paths != before.paths:
+            assert any(folder_now(folder.path) != folder for folder in before.folders), source
+
+
+def test_lists_a_file_a_glob_a_directory_or_several_once_and_in_order(tmp_path):
+    (tmp_path / "folder" / "deeper").mkdir(parents=True)
+    for name in ["b.bin", "a.bin", ".hidden", "c[1].bin", "folder/d.bin", "folder/deeper/e.bin"]:
+        (tmp_path / name).touch()
+
+    def found(*sources: str) -> list[str]:
+        return [os.path.relpath(path, tmp_path) for path in list_files([tmp_path / source for source in sources])]
+
+    assert list_files(str(tmp_path / "a.bin")) == list_files(tmp_path / "a.bin") == [str(tmp_path / "a.bin")]
+    assert found("") == ["a.bin", "b.bin", "c[1].bin"]
+    assert found("*.bin") == ["a.bin", "b.bin", "c[1].bin"]
+    assert found("c[1].bin") == ["c[1].bin"]
+    assert found("**/*.bin") == ["a.bin", "b.bin", "c[1].bin", "folder/d.bin", "folder/deeper/e.bin"]
+    assert found("folder", "b.bin", "*.bin", "folder/../b.bin") == ["a.bin", "b.bin", "c[1].bin", "folder/d.bin"]
+
+
+def test_refuses_an_empty_list():
+    with pytest.raises(ValueError, match="source is an empty list"):
+        list_files([])
+
+
+def test_names_the_source_that_means_no_file(tmp_path):
+    (tmp_path / "a.bin").touch()
+    (tmp_path / "empty").mkdir()
+    for missing in ("x.bin", "*.npy", "empty"):
+        with pytest.raises(FileNotFoundError, match=str(tmp_path / missing).replace("*", r"\*")):
+            list_files([tmp_path / "a.bin", tmp_path / missing])
