@@ -111,6 +111,22 @@ def save_beside_reading(folder: Path, out: Path) -> None:
     assert torch.equal(gdsdata.load(out / "saved.pt")["a"], torch.arange(100_000))
 
 
+def segments_of(dataset: GDSDataset) -> int:
+    """Return the segments that an epoch's batches were read in."""
+    before = dataset.stats()["engine"]["segments"]
+    for _ in dataset:
+        pass
+    return dataset.stats()["engine"]["segments"] - before
+
+
+def test_all_workers_share_a_batch_whose_files_have_to_be_opened(folder):
+    reading = Reading(options=EngineOptions(workers=4))
+    dataset = GDSDataset(folder, BATCH // 2, device="cpu", reading=reading)
+    batches = FILES // (BATCH // 2)
+    assert segments_of(dataset) == 4 * batches
+    assert segments_of(dataset) == 2 * batches  # all are open now: a segment has 1 MiB
+
+
 def test_a_save_finds_descriptors_that_idle_files_hold(folder, tmp_path):
     in_new_process(save_beside_reading, folder, tmp_path)
 

@@ -63,12 +63,14 @@ void FileTable::add(uint32_t index, std::shared_ptr<File> file) {
   opened_[place].index = index;
   places_[index] = place;
   link_newest(place);
+  ++open_files_;
 }
 
 std::shared_ptr<File> FileTable::remove(uint32_t place) {
   unlink(place);
   spare_.push_back(place);
   places_[opened_[place].index] = kNone;
+  --open_files_;
   return std::move(opened_[place].file);
 }
 

@@ -1,6 +1,7 @@
 // The files to which a group's transfers refer by index.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -32,6 +33,8 @@ class FileTable final : private FileCache {
   std::shared_ptr<File> get(uint32_t index, WhenTaken when_taken = WhenTaken::kWait);
   const std::string& path(uint32_t index) const { return paths_[index]; }
   size_t size() const { return paths_.size(); }
+  // True if some of several files would have to be opened.
+  bool has_closed_files() const { return given_.empty() && size() > 1 && open_files_ < size(); }
 
  private:
   static constexpr uint32_t kNone = UINT32_MAX;
@@ -62,6 +65,7 @@ class FileTable final : private FileCache {
   std::vector<Opened> opened_;
   std::vector<uint32_t> spare_;  // unused places
   uint32_t newest_ = kNone, oldest_ = kNone;
+  std::atomic<size_t> open_files_{0};  // in `opened_`; read without the lock
 };
 
 }  // namespace gdsdata

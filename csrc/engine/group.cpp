@@ -41,7 +41,14 @@ void Group::reset_result() {
 
 std::span<const PartRange> Group::begin(const SegmentLimits& limits, bool host_addressable) {
   reset_result();
-  segment(request_.transfers, request_.direction, request_.conversion, limits, segmentation_);
+  SegmentLimits own = limits;
+  // Opening a file can take milliseconds. The workers then share the group evenly, however few
+  // bytes that is.
+  if (request_.direction == Direction::kRead && request_.files != nullptr && request_.files->has_closed_files()) {
+    const size_t share = (request_.transfers.size() + limits.workers - 1) / limits.workers;
+    own.parts = std::clamp<size_t>(share, 1, limits.parts);
+  }
+  segment(request_.transfers, request_.direction, request_.conversion, own, segmentation_);
   is_short_ = request_.direction == Direction::kRead && segmentation_.bytes <= tuning::kShortReadBytes;
   // Shorter batches reuse memory that is read soon, so it stays in the processor's caches. So does
   // staging memory of any batch.

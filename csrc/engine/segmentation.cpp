@@ -31,7 +31,7 @@ void segment(std::span<const Transfer> transfers, Direction direction, Conversio
   for (size_t first = 0; first < parts.size();) {
     uint64_t bytes = 0;
     size_t last = first;
-    while (last < parts.size() && last - first < tuning::kMostSegmentParts &&
+    while (last < parts.size() && last - first < limits.parts &&
            (last == first || bytes + parts[last].length <= most_bytes)) {
       bytes += parts[last++].length;
     }

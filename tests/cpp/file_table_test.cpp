@@ -198,6 +198,19 @@ TEST(FileTable, ThreadsThatOpenAFileAtOnceShareOneDescriptor) {
   }
 }
 
+TEST(FileTable, SaysWhetherSomeOfSeveralFilesAreClosed) {
+  const TemporaryFolder folder;
+  const std::string a = folder.write("a", random_bytes(10, 1)), b = folder.write("b", random_bytes(10, 2));
+  EXPECT_FALSE(table_of({a})->has_closed_files());
+  const auto table = table_of({a, b});
+  EXPECT_TRUE(table->has_closed_files());
+  table->get(1);
+  table->get(1);
+  EXPECT_TRUE(table->has_closed_files());
+  table->get(0);
+  EXPECT_FALSE(table->has_closed_files());
+}
+
 TEST(RoundFiles, AskTheTableOnceForAFileThatManyPartsRead) {
   const TemporaryFolder folder;
   FileTable table({folder.write("a", random_bytes(10, 1)), folder.write("b", random_bytes(10, 2))}, {});

@@ -12,7 +12,6 @@ namespace gdsdata::testing {
 namespace {
 
 constexpr uint64_t kMiB = 1 << 20;
-constexpr size_t kMostParts = 1024;
 
 // A group with transfers of many lengths. Its memory is never accessed.
 struct RandomGroup {
@@ -37,6 +36,7 @@ struct RandomGroup {
     limits.write_bytes = limits.read_bytes << (random() % 3);
     limits.request_bytes = 65536u << (random() % 5);
     limits.workers = 1 + random() % 16;
+    if (random() % 4 == 0) limits.parts = 1 + random() % 30;
   }
 
   std::mt19937_64 random;
@@ -101,7 +101,7 @@ TEST(Segmentation, SegmentsKeepTheirLimitsOfBytesAndParts) {
     const uint64_t part_bytes = longest_part_bytes(limit_bytes, group.limits.request_bytes) + kCutBytes;
     const uint64_t segment_bytes = is_write ? part_bytes : limit_bytes;
     for (const PartRange& range : result.segments) {
-      ASSERT_LE(range.count, kMostParts);
+      ASSERT_LE(range.count, group.limits.parts);
       uint64_t bytes = 0;
       for (size_t i = range.first; i < range.first + range.count; ++i) {
         ASSERT_LE(result.parts[i].length, part_bytes);
@@ -129,7 +129,7 @@ TEST(Segmentation, ASegmentEndsOnlyIfTheNextPartWouldExceedALimit) {
       const PartRange& range = result.segments[i];
       uint64_t bytes = 0;
       for (size_t part = range.first; part <= range.first + range.count; ++part) bytes += result.parts[part].length;
-      ASSERT_TRUE(bytes > full_bytes || range.count == kMostParts);
+      ASSERT_TRUE(bytes > full_bytes || range.count == group.limits.parts);
     }
   }
 }
