@@ -16,7 +16,7 @@ from gdsdata import formats
 from gdsdata.errors import BackendUnavailable, CorruptData, GdsdataError, IoError, StallError
 from gdsdata.formats import Npy, Records, Tokens, recognise
 from gdsdata.formats.catalog import FORMATS
-from gdsdata.formats.index import Index, Sample, read_heads
+from gdsdata.formats.index import Index, Sample
 from gdsdata.formats.npy import parse_header
 
 VERSIONS = [(1, 0), (2, 0), (3, 0)]
@@ -102,13 +102,6 @@ class TestIndex:
             ValueError, match="torch has no equivalent of numpy's .*: convert the data to one of bool, "
         ):
             Sample(np.dtype(dtype), ())
-
-    def test_a_missing_file_and_an_unreadable_one_are_told_apart(self, tmp_path):
-        with pytest.raises(FileNotFoundError, match="nowhere"):
-            read_heads([str(tmp_path / "nowhere")], 8)
-        with pytest.raises(IoError, match=f"indexing {tmp_path}: reading its first 8 bytes failed: Is a dir") as caught:
-            read_heads([str(tmp_path)], 8)
-        assert (caught.value.path, caught.value.offset, caught.value.length) == (str(tmp_path), 0, 8)
 
 
 class TestRecords:

@@ -346,49 +346,6 @@ def open_descriptor(path: str) -> Iterator[int]:
         os.close(descriptor)
 
 
-# Files whose heads are asked for before the first is read. With a cold cache the disk then serves
-# them side by side: the first batch of 256 files takes 28 ms instead of 40 ms.
-_HEADS_AT_ONCE = 64
-
-
-def read_heads(paths: Sequence[str], head_bytes: int) -> tuple[list[bytes], np.ndarray, np.ndarray]:
-    """Return the first ``head_bytes`` of each file, or all of a shorter one.
-
-    It uses plain descriptors, because a folder of a hundred thousand samples is indexed at every
-    start: 6 us a file, and ``open()`` takes 20 us.
-
-    Returns:
-        With the heads, sizes in bytes and times of modification in ns: int64 (F,) each.
-
-    Raises:
-        FileNotFoundError: as the system raises it.
-        IoError: any other refusal.
-    """
-    heads, sizes, mtimes = [], np.empty(len(paths), np.int64), np.empty(len(paths), np.int64)
-    for first in range(0, len(paths), _HEADS_AT_ONCE):
-        descriptors: list[int] = []
-        try:
-            for path in paths[first : first + _HEADS_AT_ONCE]:
-                descriptors.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
-                os.posix_fadvise(descriptors[-1], 0, 0, os.POSIX_FADV_RANDOM)  # the head alone, no readahead behind it
-                if head_bytes:  # to the kernel, 0 means the whole file
-                    os.posix_fadvise(descriptors[-1], 0, head_bytes, os.POSIX_FADV_WILLNEED)
-            for i, descriptor in enumerate(descriptors, first):
-                path = paths[i]
-                heads.append(os.pread(descriptor, head_bytes, 0))
-                status = os.fstat(descriptor)
-                sizes[i], mtimes[i] = status.st_size, status.st_mtime_ns
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            message = f"indexing {path}: reading its first {head_bytes} bytes failed: {error.strerror}"
-            raise IoError.caused_by(error, message, path, 0, head_bytes) from error
-        finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
-    return heads, sizes, mtimes
-
-
 def count_items(path: str, size_bytes: int, header_bytes: int, item_bytes: int, item: str) -> int:
     """Return how many items follow the header in a file.
 

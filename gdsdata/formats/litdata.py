@@ -21,7 +21,8 @@ import numpy as np
 from gdsdata.errors import CorruptData
 from gdsdata.formats import shards
 from gdsdata.formats.fields import Field, FieldIndex
-from gdsdata.formats.index import first_samples, read_heads
+from gdsdata.formats.file_heads import read_heads
+from gdsdata.formats.index import first_samples
 from gdsdata.formats.shard_lists import checked, count_member, index_files, member, read_json, shard_path
 from gdsdata.formats.shards import (
     ArrayFormat,

@@ -18,7 +18,8 @@ import torch
 
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.formats.fields import Field, FieldIndex
-from gdsdata.formats.index import Index, Sample, first_samples, read_heads
+from gdsdata.formats.file_heads import read_heads
+from gdsdata.formats.index import Index, Sample, first_samples
 from gdsdata.formats.parsers import magics
 from gdsdata.formats.windows import WindowIndex
 

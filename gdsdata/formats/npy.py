@@ -18,7 +18,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from gdsdata.errors import CorruptData
-from gdsdata.formats.index import Index, Sample, first_samples, read_heads, torch_equivalent
+from gdsdata.formats.file_heads import read_heads
+from gdsdata.formats.index import Index, Sample, first_samples, torch_equivalent
 from gdsdata.formats.parsers import magics
 
 # Where the length of the dict lies, how it is packed, and how the dict is encoded.

@@ -15,7 +15,8 @@ import torch
 
 from gdsdata.formats.arrays import Array, ArrayFile, Kind, checked_names, index_arrays
 from gdsdata.formats.fields import FieldIndex
-from gdsdata.formats.index import Index, read_heads
+from gdsdata.formats.file_heads import read_heads
+from gdsdata.formats.index import Index
 from gdsdata.formats.parsers import safetensors_header
 from gdsdata.formats.parsers.safetensors_header import LENGTH_BYTES, Header
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar, overload
 
 from gdsdata.errors import CorruptData
-from gdsdata.formats.index import read_heads
+from gdsdata.formats.file_heads import read_heads
 from gdsdata.formats.parsers.magics import SHARDS_INDEX
 
 # Offsets have 32 bits, so nothing in a shard is longer.

@@ -16,7 +16,8 @@ import numpy as np
 
 from gdsdata.errors import CorruptData
 from gdsdata.formats.fields import Field, FieldIndex
-from gdsdata.formats.index import first_samples, read_heads
+from gdsdata.formats.file_heads import read_heads
+from gdsdata.formats.index import first_samples
 from gdsdata.formats.parsers.magics import SHARDS_INDEX
 from gdsdata.formats.shard_lists import LARGEST_BYTES
 from gdsdata.formats.stretch_reader import StretchReader

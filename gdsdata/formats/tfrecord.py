@@ -25,7 +25,8 @@ import numpy as np
 
 from gdsdata.errors import IoError
 from gdsdata.formats.fields import Field, FieldIndex
-from gdsdata.formats.index import first_samples, open_descriptor, read_heads
+from gdsdata.formats.file_heads import read_heads
+from gdsdata.formats.index import first_samples, open_descriptor
 from gdsdata.formats.parsers.tfrecord_records import find_records
 
 # Files indexed at a time, so that a disk has several reads to serve; a thread mostly waits or

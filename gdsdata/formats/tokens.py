@@ -17,7 +17,8 @@ import numpy as np
 import torch
 
 from gdsdata.errors import CorruptData
-from gdsdata.formats.index import Index, Sample, count_items, first_samples, read_heads
+from gdsdata.formats.file_heads import read_heads
+from gdsdata.formats.index import Index, Sample, count_items, first_samples
 from gdsdata.formats.parsers import magics
 
 if TYPE_CHECKING:
