@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gdsdata.bench.data.made import MAKER, PIECE_BYTES, DataError, data_folder, keep, remove, synced
+from gdsdata.bench.data.made import MAKER, PIECE_BYTES, DataError, data_folder, keep, remove, sync, synced
 from gdsdata.bench.data.sources import expand
 
 # `State` has a random base of so many words, and its tensors begin so many words apart in it.
@@ -157,11 +157,7 @@ class Saved:
         """Its bytes, and its names, on storage."""
         folders = {os.path.dirname(file) for file in self.files} | {os.path.dirname(self.path)}
         for path in [*self.files, *folders]:
-            fd = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+            sync(path)
 
 
 def write_safetensors(target, size_bytes, tensor_bytes, seed, progress):

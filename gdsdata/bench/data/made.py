@@ -41,6 +41,15 @@ def write_synced(path, content):
         out.write(content)
 
 
+def sync(path):
+    """Syncs a file's bytes, or a folder's names."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 def library_text():
     """The *.py files of this Python's standard library, one after the other: uint8."""
     root = Path(sysconfig.get_paths()["stdlib"])

@@ -2,16 +2,8 @@
 
 import os
 
-import numpy as np
-import torch
-
-from gdsdata.bench.data import copies
 from gdsdata.bench.peers.registry import serves
-from gdsdata.bench.peers.webdataset import Shards
-
-
-def stacked(samples):
-    return torch.from_numpy(np.stack([sample[copies.FIELD] for sample in samples]))
+from gdsdata.bench.peers.webdataset import Shards, stacked
 
 
 @serves("loader")

@@ -3,9 +3,8 @@
 import os
 import tempfile
 
-from gdsdata.bench.peers.litdata import stacked
 from gdsdata.bench.peers.registry import serves
-from gdsdata.bench.peers.webdataset import Shards
+from gdsdata.bench.peers.webdataset import Shards, stacked
 
 
 @serves("loader")

@@ -10,6 +10,7 @@ import types
 
 import torch
 
+from gdsdata.bench.data.made import sync
 from gdsdata.bench.measure import device
 
 
@@ -24,6 +25,10 @@ class Peer:
     kinds = ()
     caches = ()
     devices = ("cpu", "cuda")
+
+    @functools.cached_property
+    def on_gpu(self):
+        return device.is_cuda(self.device)
 
     @classmethod
     def variants(cls, on_gpu):
@@ -57,21 +62,23 @@ def shuffled(samples, seed, epoch):
 
 
 class BatchPeer(Peer):
-    """Gives shuffled batches (B, *shape) on the device; to a GPU by way of pinned memory, and
-    widened there.
+    """Gives shuffled batches (B, *shape) on the device; a GPU widens them itself.
 
-    It is ready when it is made, and its making is timed. A batch is the caller's for good, unless
+    It is complete when it is made, and its making is timed. A batch is the caller's for good, unless
     `keeps_batches` is False: then it is valid until the next one is asked for.
+
+    Methods of a class:
+        epoch(epoch): an iterator of the epoch's batches.
     """
 
     keeps_batches = True
+    knows_ids = True  # else only their bytes show which samples came
     stored_as = ""  # the format of `data.copies` that it reads; "" is the data as it is
     settings = ("source", "batch_size", "dtype", "seed", "engine", "device")
 
     def __init__(self, source, batch_size, dtype, seed, engine=None, device_name="cpu"):
         self.source, self.batch_size, self.dtype, self.seed = source, batch_size, dtype, seed
         self.engine, self.device = engine or {}, device_name
-        self.on_gpu = device.is_cuda(device_name)
         self.as_int64 = dtype == "int64"
         self.widens_here = self.as_int64 and not self.on_gpu  # else the GPU does
         self.open()
@@ -80,25 +87,24 @@ class BatchPeer(Peer):
         """Part of making it."""
 
     def settle(self):
-        """Does what must come before the clock; returns the first epoch to time, and sets
-        `first_batch_s` if not 0.
+        """Does what the clock must not see; returns the first epoch to time.
+
+        If that is not 0, it sets `first_batch_s`.
         """
         return 0
 
-    def epoch(self, epoch):
-        """An iterator of the epoch's batches."""
-        raise NotImplementedError
-
-    def deliver(self, batch):
-        """The batch on the device, in the wanted dtype."""
-        return self.widened(device.send(batch, self.device) if self.on_gpu else batch)
+    def delivered(self, batches):
+        """Batches in pinned memory, on the GPU and widened; those for the CPU are as wanted."""
+        if not self.on_gpu:
+            return iter(batches)
+        return (self.widened(device.send(batch, self.device)) for batch in batches)
 
     def widened(self, batch):
         return batch.to(torch.int64) if self.as_int64 else batch
 
     def expected_ids(self, epoch, batches):
         """The sample ids of each batch; None if only its bytes show them, as those of images do."""
-        if self.source.kind == "images":
+        if not self.knows_ids or self.source.kind == "images":
             return [None] * batches
         ids = shuffled(self.source.samples, self.seed, epoch).numpy()
         return [ids[at * self.batch_size : (at + 1) * self.batch_size] for at in range(batches)]
@@ -126,16 +132,44 @@ def worker_counts(on_gpu):
     return sorted({max(1, cores // 2), cores}) if on_gpu else [1, 2]
 
 
-def workers_text(count):
-    return f"{count} worker{'s' * (count != 1)}"
+class WorkersPeer(BatchPeer):
+    """Has a `loader`: a DataLoader of torch's, or of a class that is made like it."""
+
+    workers = 0
+
+    @classmethod
+    def with_workers(cls, count):
+        """The class that has so many worker processes; 0 is the caller's own."""
+        said = {"key": f"{cls.key}_{count}", "name": f"{cls.name}, {count} worker{'s' * (count != 1)}"}
+        return type(f"{cls.__name__}{count}", (cls,), said | {"workers": count})
+
+    @property
+    def loader_options(self):
+        return {"num_workers": self.workers, "persistent_workers": self.workers > 0, "pin_memory": self.on_gpu}
+
+    @property
+    def data_loader(self):
+        """The DataLoader that has the workers."""
+        return self.loader
+
+    def epoch(self, epoch):
+        return self.delivered(self.loader)
+
+    def may_stay_open(self):
+        return super().may_stay_open() and self.workers == 0  # The CPU time of workers is known when they end.
+
+    def close(self):
+        iterator = getattr(self.data_loader, "_iterator", None)
+        if iterator is not None:  # Not left to the collector: a row with 16 workers has hung there.
+            iterator._shutdown_workers()
+        super().close()
 
 
 class ChoosesWorkers:
-    """Comes before a BatchPeer of case=train: it is measured with the number of workers that makes
-    the loop fastest.
-    """
+    """Comes before a WorkersPeer of case=train, which tries how many make the loop fastest.
 
-    workers = 0
+    Copies to a GPU go ahead on a stream of their own.
+    """
 
     @classmethod
     def variants(cls, on_gpu):
@@ -145,10 +179,8 @@ class ChoosesWorkers:
     def choices(cls, on_gpu):
         return [cls.with_workers(count) for count in [0, *worker_counts(on_gpu)]]
 
-    @classmethod
-    def with_workers(cls, count):
-        name = f"{cls.name}, {workers_text(count)}"
-        return type(f"{cls.__name__}{count}", (cls,), {"workers": count, "name": name})
+    def delivered(self, batches):
+        return device.copied_ahead(batches, self.device)
 
     def facts(self):
         return super().facts() | {"name": self.name, "workers": self.workers}
@@ -172,6 +204,9 @@ class LoadPeer(Peer):
 
     Nothing is opened by making it. On the CPU it copies what a mapping would only promise, so that
     every row has moved its bytes.
+
+    Methods of a class:
+        load(): {name: tensor on the device}; without safetensors, {WHOLE: one of all data bytes}.
     """
 
     reads_torch_file = False
@@ -179,15 +214,9 @@ class LoadPeer(Peer):
     def __init__(self, source, device_name, engine=None):
         self.source, self.device, self.engine = source, device_name, engine or {}
 
-    def load(self):
-        """{name: tensor on the device}, or {WHOLE: one tensor of all data bytes} if it knows no
-        safetensors.
-        """
-        raise NotImplementedError
-
     def copied(self, tensors):
         """Copies of tensors that lie in a mapping, on the CPU."""
-        return tensors if device.is_cuda(self.device) else {name: tensor.clone() for name, tensor in tensors.items()}
+        return tensors if self.on_gpu else {name: tensor.clone() for name, tensor in tensors.items()}
 
     def buffer(self):
         return torch.empty(self.source.bytes, dtype=torch.uint8, device=self.device)
@@ -202,6 +231,10 @@ class CheckpointPeer(Peer):
     """Saves a dict of tensors to a file or folder, and fills tensors from one.
 
     Nothing is opened by making it.
+
+    Methods of a class:
+        save(state, path), if it `saves` a format.
+        load(into, path), if it `loads` one.
     """
 
     kinds = ("save", "load")
@@ -214,19 +247,20 @@ class CheckpointPeer(Peer):
     def __init__(self, device_name, engine=None):
         self.device, self.engine = device_name, engine or {}
 
-    def save(self, state, path):
-        raise NotImplementedError
-
-    def load(self, into, path):
-        raise NotImplementedError
-
     def stated_bytes(self):
         """Host memory that the library itself says it takes; None if it says nothing."""
         return None
 
 
 class AsyncPeer(CheckpointPeer):
-    """Saves while the program goes on."""
+    """Saves while the program goes on.
+
+    Methods of a class:
+        open(folder, state_bytes)
+        save(state, step): returns when `state` may change; on a GPU, by later work of its stream.
+        is_done(): whether `wait` would return at once.
+        wait(): waits for the last save; returns its path.
+    """
 
     kinds, caches = ("async",), ("staged",)
     prunes = False  # removes older checkpoints itself
@@ -237,21 +271,6 @@ class AsyncPeer(CheckpointPeer):
 
     def close(self):
         self.opened.close()
-
-    def open(self, folder, state_bytes):
-        raise NotImplementedError
-
-    def save(self, state, step):
-        """Returns when `state` may change: on a GPU, by later work of its current stream."""
-        raise NotImplementedError
-
-    def is_done(self):
-        """Whether `wait` would return at once."""
-        raise NotImplementedError
-
-    def wait(self):
-        """Waits for the last save; returns its path."""
-        raise NotImplementedError
 
 
 def flat_bytes(tensor):
@@ -285,7 +304,13 @@ def borrowed(library):
 
 
 class TransferPeer(Peer):
-    """Carries a data.transfers.Work between a file and a data.transfers.Memory."""
+    """Carries a data.transfers.Work between a file and a data.transfers.Memory.
+
+    Methods of a class:
+        move(place, offsets): carries one call's transfers, from or to the places from `place` on;
+            returns when all are complete.
+        start(place, offset): the future of one transfer, in place of `move` ("async" only).
+    """
 
     submit = "sync"  # `threads` threads with a transfer each; "batch": `batch_calls` calls; "async": futures
     xfer = "cpu"  # or cpu_gpu (by way of host memory), gpu (straight), any: as the device asks
@@ -301,16 +326,6 @@ class TransferPeer(Peer):
             return [1] * self.work.threads
         calls = min(self.work.batch_calls, self.work.depth)
         return [self.work.depth // calls + (at < self.work.depth % calls) for at in range(calls)]
-
-    def move(self, place, offsets):
-        """Carries one call's transfers, from or to the places from `place` on; returns when all are
-        complete.
-        """
-        raise NotImplementedError
-
-    def start(self, place, offset):
-        """The future of one transfer ("async" only)."""
-        raise NotImplementedError
 
     def commit(self):
         """Returns when what was written is on storage, under its name."""
@@ -328,6 +343,11 @@ class TensorPeer(Peer):
 
     In state `replaced` a write makes a new file that then takes the old one's name, so a crash
     leaves one of the two whole. In state `in_place` it writes over the bytes of a file.
+
+    Methods of a class:
+        read(): the file's first `tensor_bytes` bytes on the device. It opens the file, as a program
+            does for one tensor.
+        write(tensor): returns when the bytes are on storage.
     """
 
     kinds = ("read", "write")
@@ -344,25 +364,13 @@ class TensorPeer(Peer):
     def can(cls, work, state, tensor_bytes):
         return work in cls.kinds and state in cls.caches
 
-    def read(self):
-        """The file's first `tensor_bytes` bytes on the device; it opens the file, as a program does
-        for one tensor.
-        """
-        raise NotImplementedError
-
-    def write(self, tensor):
-        """Returns when the bytes are on storage."""
-        raise NotImplementedError
-
     def empty(self):
         return torch.empty(self.tensor_bytes, dtype=torch.uint8, device=self.device)
 
 
 @contextlib.contextmanager
 def replaced(path):
-    """The name of a file to write and sync; it then takes the path's name, and the folder is
-    synced.
-    """
+    """The name of a file to write and sync; it then becomes `path`, and the folder is synced."""
     temporary = f"{path}.{os.getpid()}.tmp"
     try:
         yield temporary
@@ -374,17 +382,12 @@ def replaced(path):
     sync(os.path.dirname(path))
 
 
-def sync(path):
-    """Syncs a file's bytes, or a folder's names."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
 class UnsyncedTensorPeer(TensorPeer):
-    """A library that does not sync: its bytes are synced within the time."""
+    """A library that does not sync: its bytes are synced within the time.
+
+    Methods of a class:
+        store(tensor, path): writes the file's first bytes; makes the file if there is none.
+    """
 
     def write(self, tensor):
         device.wait_for_stream(self.device)  # It has made what is to be written.
@@ -395,19 +398,3 @@ class UnsyncedTensorPeer(TensorPeer):
         with replaced(self.file) as temporary:
             self.store(tensor, temporary)
             sync(temporary)
-
-    def store(self, tensor, path):
-        """Writes the file's first bytes; makes the file if there is none."""
-        raise NotImplementedError
-
-
-@functools.cache
-def engine_of(options, device_name, path):
-    """The engine that read_tensor uses, kept for its counts (and, with other options, for the next
-    run).
-    """
-    from gdsdata.io.calibration import calibrated
-    from gdsdata.io.engine import resolved, shared_engine
-
-    where = resolved(device_name)
-    return shared_engine(calibrated(options, path, where, measure=False), where)

@@ -32,7 +32,7 @@ class Spdl(BatchPeer):
         return batch
 
     def epoch(self, epoch):
-        return map(self.deliver, self.in_host_memory(epoch))
+        return self.delivered(self.in_host_memory(epoch))
 
     def in_host_memory(self, epoch):
         from spdl.pipeline import PipelineBuilder
@@ -48,5 +48,5 @@ class Spdl(BatchPeer):
 class SpdlVolumes(Spdl):
     kinds = ("volumes",)
 
-    def epoch(self, epoch):
-        return device.copied_ahead(self.in_host_memory(epoch), self.device)
+    def delivered(self, batches):
+        return device.copied_ahead(batches, self.device)

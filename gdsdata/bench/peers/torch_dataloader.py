@@ -5,28 +5,32 @@ import torch
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 from gdsdata.bench.data import images
-from gdsdata.bench.measure import device
 from gdsdata.bench.peers.by_hand.volumes import VolumeReader
 from gdsdata.bench.peers.by_hand.windows import WindowGather
-from gdsdata.bench.peers.protocols import BatchPeer, ChoosesWorkers, saving, worker_counts, workers_text
+from gdsdata.bench.peers.protocols import ChoosesWorkers, WorkersPeer, saving, worker_counts
 from gdsdata.bench.peers.registry import serves
 from gdsdata.bench.peers.torch_checkpoints import DcpAsyncOneAtATime, TorchSaveUnsynced
 
 
-class WindowDataset(Dataset):
+class Samples(Dataset):
+    def __init__(self, source):
+        self.samples = source.samples
+
+    def __len__(self):
+        return self.samples
+
+
+class WindowDataset(Samples):
     """A memmap and a slice of it, as a user writes it."""
 
     def __init__(self, source, as_int64):
-        self.as_int64 = as_int64
-        self.length, self.stride, self.samples = source.shape[0], source.stride, source.samples
+        super().__init__(source)
+        self.as_int64, self.length, self.stride = as_int64, source.shape[0], source.stride
         self.files = [
             np.memmap(path, dtype=source.dtype, mode="r", offset=header)
             for path, header in zip(source.files, source.headers, strict=True)
         ]
         self.first_ids = np.concatenate([[0], np.cumsum(source.counts)])
-
-    def __len__(self):
-        return self.samples
 
     def __getitem__(self, index):
         file = 0 if len(self.files) == 1 else int(np.searchsorted(self.first_ids, index, side="right")) - 1
@@ -35,26 +39,21 @@ class WindowDataset(Dataset):
         return torch.from_numpy(piece.astype(np.int64) if self.as_int64 else np.array(piece))
 
 
-class BatchedWindowDataset(Dataset):
+class BatchedWindowDataset(Samples):
     """Uses torch's batched fetch: one gather a batch."""
 
     def __init__(self, source, as_int64):
+        super().__init__(source)
         self.gather = WindowGather(source, as_int64)
-        self.samples = source.samples
-
-    def __len__(self):
-        return self.samples
 
     def __getitems__(self, ids):
         return self.gather(torch.tensor(ids))
 
 
-class VolumeDataset(Dataset):
-    def __init__(self, source, as_int64=False):
+class VolumeDataset(Samples):
+    def __init__(self, source):
+        super().__init__(source)
         self.files = source.files
-
-    def __len__(self):
-        return len(self.files)
 
     def __getitem__(self, index):
         return torch.from_numpy(np.load(self.files[index]))
@@ -63,7 +62,7 @@ class VolumeDataset(Dataset):
 class BatchedVolumeDataset(VolumeDataset):
     """Reads each file straight into its place in the batch."""
 
-    def __init__(self, source, as_int64=False):
+    def __init__(self, source):
         super().__init__(source)
         self.read = VolumeReader(source)
 
@@ -78,20 +77,14 @@ def as_it_is(batch):
     return batch
 
 
-def end_workers(loader):
-    """Ends a DataLoader's persistent workers, which else end with its iterator."""
-    if getattr(loader, "_iterator", None) is not None:
-        loader._iterator._shutdown_workers()
-
-
 @serves("loader")
-class BatchedLoader(BatchPeer):
+class BatchedLoader(WorkersPeer):
     key, name = "dataloader_batched", "DataLoader, __getitems__"
     setting = (
         "torch DataLoader, 0 workers, with a batched fetch: index_select for tokens, reads into the batch for volumes"
     )
     path = "mmap"
-    workers, batched = 0, True
+    batched = True
 
     def make_dataset(self):
         if self.source.kind == "npy":
@@ -106,22 +99,13 @@ class BatchedLoader(BatchPeer):
             dataset,
             batch_size=self.batch_size,
             sampler=RandomSampler(dataset, generator=self.generator),
-            num_workers=self.workers,
-            persistent_workers=self.workers > 0,
             collate_fn=as_it_is if self.batched else None,
-            pin_memory=self.on_gpu,
+            **self.loader_options,
         )
-
-    def may_stay_open(self):
-        return super().may_stay_open() and self.workers == 0  # The CPU time of workers is known when they end.
 
     def epoch(self, epoch):
         self.generator.manual_seed(self.seed + epoch)
-        return map(self.deliver, self.loader) if self.on_gpu else iter(self.loader)
-
-    def close(self):
-        end_workers(self.loader)
-        super().close()
+        return super().epoch(epoch)
 
 
 @serves("loader")
@@ -129,6 +113,7 @@ class Loader(BatchedLoader):
     """One sample at a time, as its data set is usually written."""
 
     key, name = "dataloader", "DataLoader"
+    setting = "torch DataLoader over a map-style dataset, in the calling process (on a GPU: pin_memory, copied)"
     batched = False
 
     @classmethod
@@ -137,21 +122,18 @@ class Loader(BatchedLoader):
 
     @classmethod
     def with_workers(cls, count):
-        setting = f"the same, num_workers={count}, persistent"
-        if not count:
-            setting = "torch DataLoader over a map-style dataset, in the calling process (on a GPU: pin_memory, copied)"
-        said = {"key": f"dataloader_{count}", "name": f"DataLoader, {workers_text(count)}", "setting": setting}
-        return type(f"Loader{count}", (cls,), said | {"workers": count})
+        loader = super().with_workers(count)
+        if count:
+            loader.setting = f"the same, num_workers={count}, persistent"
+        return loader
 
 
-class Images(Dataset):
+class Images(Samples):
     """Members of tars, read and decoded one by one, as a user writes it."""
 
     def __init__(self, source):
+        super().__init__(source)
         self.places = images.places(source.files)
-
-    def __len__(self):
-        return len(self.places)
 
     def __getitem__(self, index):
         return images.read(self.places[index])
@@ -159,10 +141,7 @@ class Images(Dataset):
 
 @serves("train")
 class TrainingLoader(ChoosesWorkers, BatchedLoader):
-    """Copies to a GPU go ahead on a stream of their own.
-
-    Images are fetched one by one, other samples by batches.
-    """
+    """Images are fetched one by one, other samples by batches."""
 
     key, name = "dataloader", "DataLoader"
     setting = (
@@ -175,10 +154,6 @@ class TrainingLoader(ChoosesWorkers, BatchedLoader):
             return super().make_dataset()
         self.path, self.batched = "read", False
         return Images(self.source)
-
-    def epoch(self, epoch):
-        self.generator.manual_seed(self.seed + epoch)
-        return device.copied_ahead(self.loader, self.device)
 
 
 serves("train")(saving(TrainingLoader, TorchSaveUnsynced, "dataloader_torch_save"))

@@ -1,57 +1,24 @@
-"""WebDataset: rows of case=loader and case=train; and what loaders of shards have in common.
-
-Loaders that mix samples as they come have an order of their own: a batch's samples are known by
-their bytes.
-"""
+"""WebDataset: rows of case=loader and case=train; and the base of loaders of shards."""
 
 import numpy as np
 import torch
 
 from gdsdata.bench.data import copies, images
-from gdsdata.bench.measure import device
-from gdsdata.bench.peers.protocols import BatchPeer, ChoosesWorkers, worker_counts, workers_text
+from gdsdata.bench.peers.protocols import ChoosesWorkers, WorkersPeer, worker_counts
 from gdsdata.bench.peers.registry import serves
-from gdsdata.bench.peers.torch_dataloader import as_it_is, end_workers
+from gdsdata.bench.peers.torch_dataloader import as_it_is
 
 SHUFFLE_BUFFER = 256  # samples
 
 
-class Shards(BatchPeer):
-    """`source` is the copy: its files are the shards."""
+class Shards(WorkersPeer):
+    """`source` is the copy: its files are the shards. They are mixed in an order of their own."""
 
-    path, kinds = "read", ("npy",)
-    workers = 0
+    path, kinds, knows_ids = "read", ("npy",), False
 
     @classmethod
     def variants(cls, on_gpu):
         return [cls.with_workers(count) for count in (0, worker_counts(on_gpu)[-1])]
-
-    @property
-    def loader_options(self):
-        """Arguments of a DataLoader, or of a class that is made like one."""
-        return {"num_workers": self.workers, "persistent_workers": self.workers > 0, "pin_memory": self.on_gpu}
-
-    def epoch(self, epoch):
-        return map(self.deliver, self.loader)
-
-    def expected_ids(self, epoch, batches):
-        return [None] * batches
-
-    def may_stay_open(self):
-        return self.workers == 0  # The CPU time of workers is known when they end.
-
-    def close(self):
-        end_workers(self.data_loader)  # Not left to the collector: a row with 16 of them has hung there.
-        super().close()
-
-    @property
-    def data_loader(self):
-        return self.loader
-
-    @classmethod
-    def with_workers(cls, count):
-        said = {"key": f"{cls.key}_{count}", "name": f"{cls.name}, {workers_text(count)}", "workers": count}
-        return type(f"{cls.__name__}{count}", (cls,), said)
 
 
 def stacked(samples):
@@ -75,12 +42,16 @@ class WebDataset(Shards):
     key, name, package, stored_as = "webdataset", "WebDataset", "webdataset", "tar"
     setting = f"WebDataset over tars of .npy files, mixed in a buffer of {SHUFFLE_BUFFER}, batches put together in it"
 
+    def batching(self):
+        """How its samples become batches."""
+        return {"collation_fn": StackedMembers(self.source)}
+
     def open(self):
         import webdataset
 
         files = self.source.files
         shards = webdataset.WebDataset(files, shardshuffle=len(files), empty_check=False, seed=self.seed)
-        batches = shards.shuffle(SHUFFLE_BUFFER).batched(self.batch_size, collation_fn=StackedMembers(self.source))
+        batches = shards.shuffle(SHUFFLE_BUFFER).batched(self.batch_size, **self.batching())
         self.loader = webdataset.WebLoader(batches, batch_size=None, collate_fn=as_it_is, **self.loader_options)
 
     @property
@@ -93,9 +64,6 @@ class WebDatasetVolumes(ChoosesWorkers, WebDataset):
     kinds = ("volumes",)
     setting = f"{WebDataset.setting}, with the number of workers with which the loop was fastest"
 
-    def epoch(self, epoch):
-        return device.copied_ahead(self.loader, self.device)
-
 
 def decoded(samples):
     """A batch of samples, stacked in a worker."""
@@ -103,26 +71,16 @@ def decoded(samples):
 
 
 @serves("train")
-class WebDatasetImages(ChoosesWorkers, Shards):
-    key, name, package = "webdataset", "WebDataset", "webdataset"
+class WebDatasetImages(WebDatasetVolumes):
     setting = (
         f"WebDataset over the tars, mixed in a buffer of {SHUFFLE_BUFFER}, decoded by torchvision in its workers, with "
         "the number of workers with which the loop was fastest"
     )
     kinds, stored_as = ("images",), ""
 
-    def open(self):
-        import webdataset
-
-        shards = webdataset.WebDataset(self.source.files, shardshuffle=len(self.source.files), empty_check=False)
-        batches = shards.shuffle(SHUFFLE_BUFFER).batched(self.batch_size, collation_fn=decoded, partial=False)
-        self.loader = webdataset.WebLoader(batches, batch_size=None, collate_fn=as_it_is, **self.loader_options)
-
-    def epoch(self, epoch):
-        return device.copied_ahead(self.loader, self.device)
+    def batching(self):
+        return {"collation_fn": decoded, "partial": False}
 
     def expected_ids(self, epoch, batches):
         """Each worker leaves out its last batch, which is smaller; one is left at least."""
         return [None] * max(1, min(batches, self.source.samples // self.batch_size - max(1, self.workers)))
-
-    data_loader = WebDataset.data_loader

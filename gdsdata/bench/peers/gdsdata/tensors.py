@@ -1,11 +1,22 @@
 """read_tensor, write_tensor and Engine: the rows of case=load, case=latency and case=tensor."""
 
+import functools
+
 import torch
 
 import gdsdata
 from gdsdata.bench.peers.gdsdata.transfers import CuFile
-from gdsdata.bench.peers.protocols import WHOLE, LoadPeer, TensorPeer, counted, engine_of
+from gdsdata.bench.peers.protocols import WHOLE, LoadPeer, TensorPeer, counted
 from gdsdata.bench.peers.registry import serves
+from gdsdata.io.calibration import calibrated
+from gdsdata.io.engine import resolved, shared_engine
+
+
+@functools.cache
+def engine_of(options, device_name, path):
+    """The engine that read_tensor uses, kept for its counts (with other options, for later runs)."""
+    where = resolved(device_name)
+    return shared_engine(calibrated(options, path, where, measure=False), where)
 
 
 @serves("load")
