@@ -1,6 +1,7 @@
 """Files that batches are read from, how samples lie in them, and what a batch must be."""
 
 import dataclasses
+import functools
 import glob
 import os
 import zlib
@@ -30,6 +31,11 @@ class Source:
     counts: list
     file_bytes: int
     origin: str
+
+    @functools.cached_property
+    def first_ids(self):
+        """The id of each file's first sample, and behind the last file how many samples there are."""
+        return np.concatenate([[0], np.cumsum(self.counts)])
 
     @property
     def samples(self):
@@ -138,7 +144,6 @@ class Truth:
 
     def __init__(self, source):
         self.source = source
-        self.first_ids = np.concatenate([[0], np.cumsum(source.counts)])
         self.ids = None  # {checksum: ids}, made by the first `ids_of`
 
     def batch(self, ids, dtype):
@@ -168,8 +173,8 @@ class Truth:
 
     def sample(self, index):
         source = self.source
-        file = int(np.searchsorted(self.first_ids, index, side="right")) - 1
+        file = int(np.searchsorted(source.first_ids, index, side="right")) - 1
         if source.kind == "npy":
             return np.load(source.files[file])
-        start = source.headers[file] + (index - int(self.first_ids[file])) * source.stride * source.itemsize
+        start = source.headers[file] + (index - int(source.first_ids[file])) * source.stride * source.itemsize
         return np.fromfile(source.files[file], source.dtype, source.shape[0], offset=start)

@@ -1,3 +1,1 @@
-"""The libraries that rows are measured with, a module each; `registry` finds the rows of a case
-among them.
-"""
+"""The libraries that rows are measured with, a module each; `registry` finds a case's rows."""

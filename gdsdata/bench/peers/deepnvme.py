@@ -13,9 +13,7 @@ BLOCK_BYTES, DEPTH, SINGLE_SUBMIT, OVERLAP_EVENTS, THREADS = 2**20, 128, True, T
 
 @serves("tensor")
 class DeepNvme(UnsyncedTensorPeer):
-    """DeepSpeed builds its operator at its first use: that takes a compiler, libaio's header and
-    minutes.
-    """
+    """Its operator is built at its first use: that takes a compiler, libaio's header and minutes."""
 
     key, name, package = "deepnvme_aio", "DeepNVMe, aio_handle", "deepspeed"
     how = f"{BLOCK_BYTES >> 20} MiB, depth {DEPTH}, {THREADS} thread, single submit, overlapped; then fsync"
@@ -33,7 +31,7 @@ class DeepNvme(UnsyncedTensorPeer):
         self.memory = self.locked_memory()
 
     def locked_memory(self):
-        if device.is_cuda(self.device):
+        if self.on_gpu:
             return device.pinned(self.tensor_bytes, torch.uint8)
         return self.handle.new_cpu_locked_tensor(self.tensor_bytes, torch.empty(0, dtype=torch.uint8))
 
@@ -51,7 +49,7 @@ class DeepNvme(UnsyncedTensorPeer):
             raise OSError(f"{path}: DeepNVMe's {self.handle_name} says {done}")
 
     def close(self):
-        if not device.is_cuda(self.device):
+        if not self.on_gpu:
             self.handle.free_cpu_locked_tensor(self.memory)
         self.handle = self.memory = None
 

@@ -8,6 +8,7 @@ of pages do not.
 import os
 
 from gdsdata.bench.data.checkpoints import describe_safetensors
+from gdsdata.bench.data.made import sync
 from gdsdata.bench.data.transfers import new_file
 from gdsdata.bench.measure import device
 from gdsdata.bench.peers.gdsdata.transfers import CuFile
@@ -37,14 +38,6 @@ def configure(options):
         kvikio.defaults.set(options)
 
 
-def go_past_page_cache(wanted):
-    """Has POSIX transfers go past the page cache, or not; a version without that choice stays as it
-    is.
-    """
-    if setting("auto_direct_io_read") is not None:
-        configure({"auto_direct_io_read": wanted, "auto_direct_io_write": wanted})
-
-
 def setting(name):
     """A default; None if this version has none of that name."""
     import kvikio.defaults
@@ -70,6 +63,17 @@ def way(file, on_gpu, writes):
     return "POSIX, O_DIRECT" if direct and file.is_direct_io_supported() else "POSIX"
 
 
+def open_file(path, mode):
+    import kvikio
+
+    return kvikio.CuFile(path, mode)
+
+
+def check_moved(path, moved_bytes, due_bytes):
+    if moved_bytes != due_bytes:
+        raise EOFError(f"{path}: kvikio moved {moved_bytes:,} of {due_bytes:,} bytes")
+
+
 @serves("load")
 class Load(LoadPeer):
     key, name = "kvikio", "kvikio, defaults"
@@ -78,15 +82,11 @@ class Load(LoadPeer):
     options = {}
 
     def load(self):
-        import kvikio
-
         configure(self.options)
         tensor, source = self.buffer(), self.source
-        with kvikio.CuFile(source.path, "r") as file:
-            self.path = way(file, device.is_cuda(self.device), writes=False)
-            got = file.read(tensor, source.bytes, source.start)
-        if got != source.bytes:
-            raise EOFError(f"{source.path}: kvikio read {got:,} of {source.bytes:,} bytes")
+        with open_file(source.path, "r") as file:
+            self.path = way(file, self.on_gpu, writes=False)
+            check_moved(source.path, file.read(tensor, source.bytes, source.start), source.bytes)
         return {WHOLE: tensor}
 
 
@@ -122,36 +122,25 @@ class Checkpoint(CheckpointPeer):
         self.way_out = self.way_in = "POSIX" if kvikio.defaults.is_compat_mode_preferred() else "cuFile"
 
     def save(self, state, path):
-        import kvikio
-
-        with kvikio.CuFile(path, "w") as file:
+        with open_file(path, "w") as file:
             at, under_way = 0, []
             for flat in map(flat_bytes, state.values()):
                 under_way.append(file.pwrite(flat, flat.nbytes, at))
                 at += flat.nbytes
-            self.all_moved(path, at, under_way)
+            check_moved(path, sum(one.get() for one in under_way), at)
 
     def load(self, into, path):
-        import kvikio
-
         source = describe_safetensors(path, "", "")
-        with kvikio.CuFile(path, "r") as file:
+        with open_file(path, "r") as file:
             begins = {name: source.start + begin for name, (begin, _) in source.tensors.items()}
             wanted = [(flat_bytes(tensor), begins[name]) for name, tensor in into.items()]
             under_way = [file.pread(flat, flat.nbytes, begin) for flat, begin in wanted]
-            self.all_moved(path, source.bytes, under_way)
-
-    def all_moved(self, path, due_bytes, under_way):
-        moved = sum(one.get() for one in under_way)
-        if moved != due_bytes:
-            raise EOFError(f"{path}: kvikio moved {moved:,} of {due_bytes:,} bytes")
+            check_moved(path, sum(one.get() for one in under_way), source.bytes)
 
 
 @serves("io")
 class Transfers(TransferPeer):
-    """By POSIX, with O_DIRECT but for the page cache; to and from a GPU by way of kvikio's pinned
-    memory.
-    """
+    """To and from a GPU by way of kvikio's pinned memory."""
 
     key, name, package, submit, xfer = "kvikio", "kvikio", "kvikio", "batch", "any"
     setting = (
@@ -162,16 +151,15 @@ class Transfers(TransferPeer):
 
     def __init__(self, work, memory, device_name, engine):
         super().__init__(work, memory, device_name, engine)
-        import kvikio
-
-        on_gpu = device.is_cuda(device_name)
         configure(self.options | {"num_threads": min(work.threads, 64)})
-        go_past_page_cache(work.cache != "warm")
+        if setting("auto_direct_io_read") is not None:
+            direct = work.cache != "warm"
+            configure({"auto_direct_io_read": direct, "auto_direct_io_write": direct})
         if work.writes:
             os.close(new_file(work.path, work.file_bytes))
-        self.file = kvikio.CuFile(work.path, "r+" if work.writes else "r")
-        self.path = way(self.file, on_gpu, work.writes)
-        self.part = memory.tensor if on_gpu else memory.array
+        self.file = open_file(work.path, "r+" if work.writes else "r")
+        self.path = way(self.file, self.on_gpu, work.writes)
+        self.part = memory.tensor if self.on_gpu else memory.array
 
     def move(self, place, offsets):
         device.wait_for_stream(self.device)  # which has made what is to be written
@@ -185,8 +173,7 @@ class Transfers(TransferPeer):
 
     def commit(self):
         if self.work.writes:
-            with open(self.work.path, "rb") as file:
-                os.fsync(file.fileno())
+            sync(self.work.path)
 
     def close(self):
         self.file.close()
@@ -213,23 +200,17 @@ class Tensor(UnsyncedTensorPeer):
 
     def read(self):
         with self.opened(self.file, "r") as file:
-            self.check(file.read(self.plain(self.tensor), self.tensor_bytes))
+            check_moved(self.file, file.read(self.plain(self.tensor), self.tensor_bytes), self.tensor_bytes)
         return self.tensor
 
     def store(self, tensor, path):
         with self.opened(path, "r+" if self.state == "in_place" else "w") as file:
-            self.check(file.write(self.plain(tensor), self.tensor_bytes))
+            check_moved(path, file.write(self.plain(tensor), self.tensor_bytes), self.tensor_bytes)
 
     def opened(self, path, mode):
-        import kvikio
-
-        file = kvikio.CuFile(path, mode)
-        self.path = way(file, device.is_cuda(self.device), mode != "r")
+        file = open_file(path, mode)
+        self.path = way(file, self.on_gpu, mode != "r")
         return file
 
     def plain(self, tensor):
-        return tensor if device.is_cuda(self.device) else tensor.numpy()
-
-    def check(self, moved):
-        if moved != self.tensor_bytes:
-            raise OSError(f"{self.file}: kvikio moved {moved:,} of {self.tensor_bytes:,} bytes")
+        return tensor if self.on_gpu else tensor.numpy()

@@ -40,9 +40,7 @@ def registered(case):
 
 
 def rows(case, kind=None, cache=None, device_name="cpu"):
-    """The classes that serve this kind of work, in this state of the page cache, on this device;
-    None: any.
-    """
+    """The classes for this kind of work and state of the page cache (None: any), on this device."""
     on_gpu = device.is_cuda(device_name)
     fitting = [
         peer

@@ -1,16 +1,12 @@
 """torch_checkpointing: a row of case=checkpoint."""
 
-import importlib
-
 from gdsdata.bench.peers.protocols import CheckpointPeer
 from gdsdata.bench.peers.registry import serves
 
 
 @serves("checkpoint")
 class TorchCheckpointing(CheckpointPeer):
-    """Without direct I/O, its default: that fails with EINVAL if a file's length is no multiple of
-    a page (0.1.1).
-    """
+    """Without its default, direct I/O: 0.1.1 then fails on files that are not whole pages (EINVAL)."""
 
     key, name = "torch_checkpointing", "torch_checkpointing"
     setting = "CheckpointManager with_sync_save, LocalFileSystemStorageConfig(use_direct_io=False)"
@@ -22,11 +18,12 @@ class TorchCheckpointing(CheckpointPeer):
 
     def __init__(self, device_name, engine=None):
         super().__init__(device_name, engine)
-        manager = importlib.import_module("torch_checkpointing").CheckpointManager
-        storage = importlib.import_module("torch_checkpointing.storage.filesystem").LocalFileSystemStorageConfig
-        config = manager.Config.with_sync_save()
-        config.storage_config = storage(use_direct_io=False)
-        self.manager = manager(config)
+        from torch_checkpointing import CheckpointManager
+        from torch_checkpointing.storage.filesystem import LocalFileSystemStorageConfig
+
+        config = CheckpointManager.Config.with_sync_save()
+        config.storage_config = LocalFileSystemStorageConfig(use_direct_io=False)
+        self.manager = CheckpointManager(config)
 
     def save(self, state, path):
         self.manager.save(path, {"state": state})

@@ -1,12 +1,9 @@
-"""torch.save, torch.load and torch's Distributed Checkpoint: rows of case=load, checkpoint and
-train.
-"""
+"""torch.save, torch.load and torch's DCP: rows of case=load, checkpoint and train."""
 
 import os
 
 import torch
 
-from gdsdata.bench.measure import device
 from gdsdata.bench.peers.protocols import THREADS, AsyncPeer, CheckpointPeer, LoadPeer, fill
 from gdsdata.bench.peers.registry import serves
 
@@ -91,11 +88,9 @@ class TorchAsync(AsyncPeer):
     def open(self, folder, state_bytes):
         from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-        self.folder, on_gpu = folder, device.is_cuda(self.device)
-        options = StagingOptions(
-            use_pinned_memory=on_gpu, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=on_gpu
-        )
-        self.stager = DefaultStager(options)
+        self.folder = folder
+        copying = {"use_pinned_memory": self.on_gpu, "use_non_blocking_copy": self.on_gpu}
+        self.stager = DefaultStager(StagingOptions(use_shared_memory=False, use_async_staging=False, **copying))
         self.opened.callback(self.stager.close)
 
     def save(self, state, step):

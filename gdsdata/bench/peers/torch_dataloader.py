@@ -30,7 +30,7 @@ class WindowDataset(Samples):
             np.memmap(path, dtype=source.dtype, mode="r", offset=header)
             for path, header in zip(source.files, source.headers, strict=True)
         ]
-        self.first_ids = np.concatenate([[0], np.cumsum(source.counts)])
+        self.first_ids = source.first_ids
 
     def __getitem__(self, index):
         file = 0 if len(self.files) == 1 else int(np.searchsorted(self.first_ids, index, side="right")) - 1

@@ -1,9 +1,7 @@
-"""Files read and written by hand with the system's own calls: rows of case=load, latency, tensor
-and io.
-"""
+"""Files read and written with the system's own calls: rows of case=load, latency, tensor and io."""
 
 import os
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -19,46 +17,32 @@ RING_SLOTS, SLOT_BYTES = 4, 16 * 2**20
 
 @serves("load")
 class Readinto(LoadPeer):
-    """Plain Python: `readinto` the tensor; to a GPU through a ring of pinned buffers, copied
-    without waiting.
-    """
-
     key, name = "readinto", "Python readinto"
     setting = "by hand: readinto the tensor; to a GPU by way of 4 pinned buffers of 16 MiB, used again"
     path = "read"
     threads = 1
 
     def load(self):
-        target, failed = self.buffer(), []
+        target = self.buffer()
         share = -(-self.source.bytes // self.threads)
-        share += -share % 4096
-        threads = [
-            threading.Thread(target=self.read, args=(target, begin, min(begin + share, self.source.bytes), failed))
-            for begin in range(0, self.source.bytes, share)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if failed:
-            raise failed[0]
+        share += -share % PAGE
+        with ThreadPoolExecutor(self.threads) as threads:
+            list(threads.map(self.read, target.split(share), range(0, self.source.bytes, share)))
         return {WHOLE: target}
 
-    def read(self, target, begin, end, failed):
-        try:
-            with open(self.source.path, "rb", buffering=0) as file:
-                file.seek(self.source.start + begin)
-                if not device.is_cuda(self.device):
-                    read_exactly(file, target[begin:end])
-                    return
-                slots = device.PinnedSlots(self.device, SLOT_BYTES, torch.uint8, RING_SLOTS)
-                for at in range(begin, end, SLOT_BYTES):
-                    piece = slots.next()[: min(SLOT_BYTES, end - at)]
-                    read_exactly(file, piece)
-                    slots.send_to(target[at : at + len(piece)], piece)
-                slots.wait()
-        except Exception as error:
-            failed.append(error)
+    def read(self, target, begin):
+        """Fills a part of the tensor; to a GPU by copies that it does not wait for."""
+        with open(self.source.path, "rb", buffering=0) as file:
+            file.seek(self.source.start + begin)
+            if not self.on_gpu:
+                read_exactly(file, target)
+                return
+            slots = device.PinnedSlots(self.device, SLOT_BYTES, torch.uint8, RING_SLOTS)
+            for part in target.split(SLOT_BYTES):
+                piece = slots.next()[: len(part)]
+                read_exactly(file, piece)
+                slots.send_to(part, piece)
+            slots.wait()
 
 
 @serves("load")
@@ -79,7 +63,7 @@ class Python(TensorPeer):
     def __init__(self, *arguments):
         super().__init__(*arguments)
         # Bytes go through it to and from a GPU. It is kept, as a program would that knows its cost.
-        self.pinned = device.pinned(self.tensor_bytes, torch.uint8) if device.is_cuda(self.device) else None
+        self.pinned = device.pinned(self.tensor_bytes, torch.uint8) if self.on_gpu else None
 
     def read(self):
         host = self.empty() if self.pinned is None else self.pinned
@@ -152,9 +136,7 @@ class PythonDirect(Python):
 
 @serves("io")
 class Plain(TransferPeer):
-    """preadv and pwritev on threads; to and from a GPU by way of pinned memory, a stream for each
-    thread.
-    """
+    """To and from a GPU each thread has a stream of its own."""
 
     key, name, xfer = "pread", "plain threads", "any"
     setting = "os.preadv, os.pwritev (O_DIRECT, but for the page cache) and one fsync; to a GPU by pinned memory"

@@ -14,9 +14,7 @@ from gdsdata.bench.peers.registry import serves
 
 
 class VolumeReader:
-    """Reads one file into its place with one preadv; the header is read too, and must be the
-    expected one.
-    """
+    """Reads one file into its place with one preadv, and its header, which must be as expected."""
 
     def __init__(self, source):
         self.files, self.shape, self.dtype = source.files, tuple(source.shape), np.dtype(source.dtype)

@@ -24,13 +24,11 @@ def open_windows(source, advice=None):
 
 
 class WindowGather:
-    """A batch by torch.index_select over strided views of memmaps; several files are gathered one
-    after the other.
-    """
+    """A batch by torch.index_select over strided views of memmaps, file after file."""
 
     def __init__(self, source, as_int64, advice=None):
         self.windows, self.as_int64 = open_windows(source, advice), as_int64
-        self.first_ids = torch.tensor(np.concatenate([[0], np.cumsum(source.counts)]))
+        self.first_ids = torch.from_numpy(source.first_ids)
 
     def __call__(self, ids):
         if len(self.windows) == 1:
@@ -111,12 +109,7 @@ class NumpyGather(Gather):
 
     def open(self):
         super().open()
-        self.windows = []
-        for path, header, count in zip(self.source.files, self.source.headers, self.source.counts, strict=True):
-            tokens = np.asarray(np.memmap(path, dtype=self.source.dtype, mode="r", offset=header))
-            strides = (self.source.stride * tokens.itemsize, tokens.itemsize)
-            self.windows.append(np.lib.stride_tricks.as_strided(tokens, (count, self.source.shape[0]), strides))
-        self.first_ids = np.concatenate([[0], np.cumsum(self.source.counts)])
+        self.windows = [windows.numpy() for windows in open_windows(self.source)]
 
     def gather(self, ids):
         batch = self.rows(ids.numpy())
@@ -132,8 +125,9 @@ class NumpyGather(Gather):
         if len(self.windows) == 1:
             return self.windows[0][ids]
         batch = np.empty((len(ids), self.source.shape[0]), self.source.dtype)
-        files = np.searchsorted(self.first_ids, ids, side="right") - 1
+        first_ids = self.source.first_ids
+        files = np.searchsorted(first_ids, ids, side="right") - 1
         for file in np.unique(files):
             places = np.nonzero(files == file)[0]
-            batch[places] = self.windows[file][ids[places] - self.first_ids[file]]
+            batch[places] = self.windows[file][ids[places] - first_ids[file]]
         return batch

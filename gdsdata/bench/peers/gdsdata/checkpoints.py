@@ -9,9 +9,7 @@ STAGING_SPARE_BYTES = 64 * 2**20  # for what lies between tensors
 
 
 class Counts:
-    """Counts bytes by route, and the memory, of the engines that gdsdata uses while this is
-    entered.
-    """
+    """While it is entered: bytes by route, and the memory, of the engines that gdsdata uses."""
 
     def __init__(self):
         self.before, self.most_bytes, self.engines = {}, 0, {}

@@ -19,15 +19,28 @@ def engine_of(options, device_name, path):
     return shared_engine(calibrated(options, path, where, measure=False), where)
 
 
+class OfEngine:
+    """Comes before a peer that has a `file`: the options of its engine, and what that counts."""
+
+    forced = {}  # options of the row itself
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.options = gdsdata.EngineOptions(**self.engine | self.forced)
+        self.shared = engine_of(self.options, self.device, self.file)
+
+    def served(self):
+        return counted(self.shared.statistics())
+
+
 @serves("load")
-class Load(LoadPeer):
+class Load(OfEngine, LoadPeer):
     key, name = "gdsdata", "gdsdata"
     setting = "gdsdata.read_tensor of the whole data as one uint8 tensor"
 
-    def __init__(self, source, device_name, engine=None):
-        super().__init__(source, device_name, engine)
-        self.options = gdsdata.EngineOptions(**self.engine)
-        self.shared = engine_of(self.options, device_name, source.path)
+    @property
+    def file(self):
+        return self.source.path
 
     def load(self):
         source = self.source
@@ -36,9 +49,6 @@ class Load(LoadPeer):
                 return {WHOLE: engine.read(source.path, into=self.buffer(), offset=source.start).result()}
         shape = (source.bytes,)
         return {WHOLE: gdsdata.read_tensor(source.path, torch.uint8, shape, offset=source.start, device=self.device)}
-
-    def served(self):
-        return counted(self.shared.statistics())
 
 
 @serves("load")
@@ -56,14 +66,12 @@ class LoadTensors(Load):
 
 
 @serves("latency", "tensor")
-class Tensor(TensorPeer):
+class Tensor(OfEngine, TensorPeer):
     key, name = "gdsdata", "gdsdata"
     setting = "gdsdata.read_tensor and write_tensor; with engine.* settings, gdsdata.Engine and a new tensor a read"
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
-        self.options = gdsdata.EngineOptions(**self.engine)
-        self.shared = engine_of(self.options, self.device, self.file)
         # The two functions take no options.
         self.calls = None if self.options == gdsdata.EngineOptions() else gdsdata.Engine(self.options)
 
@@ -77,9 +85,6 @@ class Tensor(TensorPeer):
             self.calls.write(self.file, tensor).result()
         else:
             gdsdata.write_tensor(tensor, self.file)
-
-    def served(self):
-        return counted(self.shared.statistics())
 
     def close(self):
         if self.calls:
@@ -106,9 +111,6 @@ class DirectTensor(KeptTensor):
     setting = "gdsdata_engine with direct=always: O_DIRECT, to and from a GPU by way of host memory"
     forced = {"direct": "always"}
     direct = True
-
-    def __init__(self, file, tensor_bytes, state, device_name, engine=None):
-        super().__init__(file, tensor_bytes, state, device_name, (engine or {}) | self.forced)
 
 
 @serves("tensor")

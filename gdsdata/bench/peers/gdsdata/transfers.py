@@ -22,9 +22,7 @@ from gdsdata.io.options import EngineOptions
 
 
 class Batches(TransferPeer):
-    """The engine's own calls, which carry many transfers: those below `gdsdata.load` and
-    `gdsdata.save`.
-    """
+    """The engine's own calls, of many transfers each: those below `gdsdata.load` and `save`."""
 
     key, name, submit, xfer = "gdsdata_batch", "gdsdata, batches", "batch", "any"
     setting = "one engine; calls of it that carry many transfers each (case.batch_calls of them share the depth)"
