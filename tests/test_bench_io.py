@@ -295,7 +295,7 @@ def test_only_what_was_written_is_compared(tmp_path):
     due[5] = False
     assert pattern.check_file(path, 4096, due) == 15 * 4096
     os.truncate(path, 15 * 4096)
-    with pytest.raises(ValueError, match="it ends at 61,440"):
+    with pytest.raises(EOFError, match="it ends at 61,440"):
         pattern.check_file(path, 4096, due)
 
 

@@ -21,6 +21,7 @@ with the machine. That is no failure for --fail-if-slower.
 """
 
 import argparse
+import collections
 import json
 import math
 import statistics
@@ -49,10 +50,7 @@ PARTS = {  # of results.json, that are compared first: {part: (what to say, name
 
 
 def load(path):
-    """(results, the file they came from).
-
-    ValueError where they are none that this version writes.
-    """
+    """(results, the file they came from). ValueError where this version writes no such results."""
     file = Path(path) / "results.json" if Path(path).is_dir() else Path(path)
     try:
         results = json.loads(file.read_text())
@@ -78,20 +76,14 @@ def row_name(row):
 
 
 def time_of(case, run):
-    """(value, its unit): the time of a run's work."""
+    """The time of a run's work, in seconds or (of other cases than the two) in s/GB."""
     if case == "latency":
-        return run["latency_s"]["median"], "s"
-    if case == "startup":
-        return run["seconds"], "s"
-    return run["seconds"] / run["bytes"] * 1e9, "s/GB"
+        return run["latency_s"]["median"]
+    return run["seconds"] if case == "startup" else run["seconds"] / run["bytes"] * 1e9
 
 
 def judged(before, after):
-    """Judges two runs' repeats (positive, small is good).
-
-    Returns:
-        A verdict, and the change in percent with its interval.
-    """
+    """A verdict on two runs' repeats (small is good), and the change in percent with its interval."""
     found = {"verdict": TOO_FEW, "change_percent": None, "low_percent": None, "high_percent": None}
     if not before or not after:
         return found
@@ -109,9 +101,7 @@ def judged(before, after):
 
 
 def apart(smaller, larger):
-    """Whether either one's median lies outside the other's range: one value that is far off moves
-    neither.
-    """
+    """Whether each median lies outside the other's range: one value that is far off moves neither."""
     return statistics.median(smaller) < min(larger) and statistics.median(larger) > max(smaller)
 
 
@@ -128,10 +118,9 @@ def compared(case, old, new):
     if failed:
         return found | judged([], []) | {"verdict": f"failed in {' and '.join(failed)}", "cpu": None}
     times = [[time_of(case, run) for run in row["runs"]] for row in (old, new)]
-    values = [[value for value, _ in ones] for ones in times]
-    found |= judged(*values)
-    found |= {name: statistics.geometric_mean(ones) for name, ones in zip("ab", values, strict=True)}
-    found |= {"unit": times[1][0][1], "repeats": [len(ones) for ones in values]}
+    found |= judged(*times)
+    found |= {name: statistics.geometric_mean(ones) for name, ones in zip("ab", times, strict=True)}
+    found |= {"unit": "s" if case in ("latency", "startup") else "s/GB", "repeats": [len(ones) for ones in times]}
     used = [[run["cpu_seconds"] / (run["bytes"] or 1) for run in row["runs"]] for row in (old, new)]
     # Short runs can come to less than the clock's tick, and a run of nothing has no ratio to
     # another.
@@ -144,9 +133,7 @@ def compared(case, old, new):
 
 
 def beside_the_machine(rows):
-    """The rows, with what peers of their tables did; those that changed with the machine are called
-    so.
-    """
+    """The rows with what peers of their tables did; the verdict says which changed with the machine."""
     for row in rows:
         peers = [
             peer["change_percent"]
@@ -190,13 +177,19 @@ def differences(a, b):
     return {part: ones for part, ones in found.items() if ones}
 
 
+def of_one_run(old, new):
+    return {
+        "only_in_a": [name for name in old if name not in new],
+        "only_in_b": [name for name in new if name not in old],
+    }
+
+
 def compare(a, b):
     """The object that `--json` prints. Raises ValueError if the two are of different cases."""
     if a["case"] != b["case"]:
         raise ValueError(f"A is of case={a['case']} and B of case={b['case']}: compare two runs of one case")
     old, new = ({row_name(row): row for row in results["rows"]} for results in (a, b))
     rows = beside_the_machine([compared(a["case"], old[name], row) for name, row in new.items() if name in old])
-    verdicts = [row["verdict"] for row in rows]
     return {
         "case": a["case"],
         "when": [a.get("when"), b.get("when")],
@@ -208,36 +201,27 @@ def compare(a, b):
             "least_change_percent": LEAST_CHANGE * 100,
         },
         "rows": rows,
-        "only_in_a": [list(name) for name in old if name not in new],
-        "only_in_b": [list(name) for name in new if name not in old],
-        "verdicts": {verdict: verdicts.count(verdict) for verdict in dict.fromkeys(verdicts)},
+        **of_one_run(old, new),
+        "verdicts": dict(collections.Counter(row["verdict"] for row in rows)),
         "busy": [[note for note in one.get("notes", []) if note.startswith("Other programs")] for one in (a, b)],
     }
 
 
 def compare_all(a, b, a_folder, b_folder):
-    """The same of two runs of case=all, case by case; a case of one run only, or without results,
-    is named.
-    """
+    """The same of two runs of case=all, by case; cases of one run, or without results, are named."""
     old, new = ({row["name"]: row for row in results["rows"]} for results in (a, b))
     found = {"case": "all", "when": [a.get("when"), b.get("when")], "cases": {}, "failed": []}
     for name in [name for name in new if name in old]:
         try:
-            results = [
-                load(folder / one["folder"])[0] for folder, one in ((a_folder, old[name]), (b_folder, new[name]))
-            ]
-            found["cases"][name] = compare(*results)
+            before, after = load(a_folder / old[name]["folder"])[0], load(b_folder / new[name]["folder"])[0]
+            found["cases"][name] = compare(before, after)
         except ValueError as error:
             found["failed"].append({"case": name, "error": str(error), "only_b": not old[name]["error"]})
-    found["only_in_a"] = [name for name in old if name not in new]
-    found["only_in_b"] = [name for name in new if name not in old]
-    return found
+    return found | of_one_run(old, new)
 
 
 def slower_than(found, limit_percent):
-    """Rows that are called slower and by more than that, and rows (of case=all also cases) that
-    only B failed.
-    """
+    """Rows that are slower by more than that, and rows (of case=all also cases) that only B failed."""
     if found["case"] == "all":
         inner = [row for one in found["cases"].values() for row in slower_than(one, limit_percent)]
         return inner + [one for one in found["failed"] if one["only_b"]]
@@ -271,6 +255,10 @@ def said(row):
     return text
 
 
+def count_text(verdicts):
+    return ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items()) or "no row is in both"
+
+
 def show_all(found, console):
     for one in found["cases"].values():
         show(one, console)
@@ -279,12 +267,10 @@ def show_all(found, console):
     for run, names in (("A", found["only_in_a"]), ("B", found["only_in_b"])):
         for name in names:
             console.print(f"Only in {run}: case={name}", markup=False)
-    counts = {}
+    counts = collections.Counter()
     for one in found["cases"].values():
-        for verdict, count in one["verdicts"].items():
-            counts[verdict] = counts.get(verdict, 0) + count
-    said = ", ".join(f"{count} {verdict}" for verdict, count in counts.items()) or "no row is in both"
-    console.print(f"All of {len(found['cases'])} cases: {said}.", style="bold", markup=False)
+        counts.update(one["verdicts"])
+    console.print(f"All of {len(found['cases'])} cases: {count_text(counts)}.", style="bold", markup=False)
 
 
 def show(found, console):
@@ -329,8 +315,7 @@ def show(found, console):
     for name, ones in (("A", found["only_in_a"]), ("B", found["only_in_b"])):
         for data, dtype, cache, key in ones:
             say(f"Only in {name}: {data} {dtype}, {cache}: {key}")
-    counts = ", ".join(f"{count} {verdict}" for verdict, count in found["verdicts"].items()) or "no row is in both"
-    say(f"{len(found['rows'])} rows in both: {counts}.")
+    say(f"{len(found['rows'])} rows in both: {count_text(found['verdicts'])}.")
     say(
         "A, B: geometric means of the repeats. time, CPU: more (+) or less (-) of it in B; CPU where beyond noise. "
         "limit, peers: time at the machine's limit, and of the table's other rows that are not gdsdata's. By chance "

@@ -97,13 +97,10 @@ def settings_from(config):
 
 
 def engine_schema():
-    """gdsdata's own EngineOptions, so that `engine.*` overrides are checked against them; here they
-    can be set.
-    """
+    """gdsdata's own EngineOptions, against which `engine.*` is checked; its fields can be set."""
     from gdsdata.io.options import EngineOptions
 
-    helps = documented(EngineOptions)
-    hints = get_type_hints(EngineOptions)
+    helps, hints = documented(EngineOptions), get_type_hints(EngineOptions)
     fields = [
         (item.name, hints[item.name], setting(item.default, helps.get(item.name, "")))
         for item in dataclasses.fields(EngineOptions)

@@ -1,6 +1,4 @@
-"""Tensors that are loaded and saved: one file of them, a state that follows from a seed, and
-checksums of both.
-"""
+"""Tensors that are loaded and saved: one file of them, a state from a seed, checksums of both."""
 
 import dataclasses
 import json
@@ -11,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gdsdata.bench.data.made import MAKER, PIECE_BYTES, DataError, data_folder, keep, remove, sync, synced
+from gdsdata.bench.data.made import PIECE_BYTES, DataError, data_folder, keep, remove, sync, synced
+from gdsdata.bench.data.pieces import read_exactly
 from gdsdata.bench.data.sources import expand
 
 # `State` has a random base of so many words, and its tensors begin so many words apart in it.
@@ -85,9 +84,7 @@ class State:
         return found
 
     def empty(self, device):
-        """Zeroed tensors of its names, dtypes and sizes: their memory is touched, and no older
-        bytes are left in it.
-        """
+        """Zeroed tensors of its names, dtypes and sizes: touched memory, without older bytes."""
         return {
             name: torch.zeros(size // dtype.itemsize, dtype=dtype, device=device) for name, dtype, size in self.layout
         }
@@ -110,9 +107,7 @@ class State:
                 raise ValueError(f"tensor {name!r}: not all of its bytes are those that were saved, from byte {at} on")
 
     def parts(self, tensors):
-        """Each tensor's words in parts, each beside the words that belong there: tensors are
-        windows of one base.
-        """
+        """Each tensor's words in parts, beside those due there: tensors are windows of one base."""
         for index, (name, _, size) in enumerate(self.layout):
             words, at, begin = tensors[name].view(torch.int64), 0, index * BASE_STEP % BASE_WORDS
             base = self.base_on(words.device)
@@ -218,13 +213,12 @@ def checkpoint_for(settings, case, with_torch_file, progress=lambda count: None)
             raise DataError(f"data.path={settings.path}: {len(files)} files; case=load reads one safetensors file")
         return describe_safetensors(files[0], "", f"your own: {files[0]}")
     folder, size, tensor = data_folder(settings), settings.size_bytes // 2 * 2, case.tensor_bytes
-    parameters = {"maker": MAKER, "kind": "safetensors", "size_bytes": size, "tensor_bytes": tensor, "seed": case.seed}
+    parameters = {"kind": "safetensors", "size_bytes": size, "tensor_bytes": tensor, "seed": case.seed}
     name = f"bf16-{tensor}-{size}-{case.seed}"
-
-    def write(target):
-        write_safetensors(target, size, tensor, case.seed, progress)
-
-    made = keep(folder, f"{name}.safetensors", parameters, size, write)
+    made = keep(
+        folder, f"{name}.safetensors", parameters, size,
+        lambda target: write_safetensors(target, size, tensor, case.seed, progress),
+    )  # fmt: skip
     checkpoint = describe_safetensors(os.path.abspath(made), "", f"random: {made}")
     if with_torch_file:
         parameters = {**parameters, "kind": "torch.save"}
@@ -267,13 +261,3 @@ def checksums_of(checkpoint, progress=lambda count: None):
                 progress(len(piece))
             found[name] = total % 2**64
     return found
-
-
-def read_exactly(file, tensor):
-    """Fills a uint8 tensor on the CPU from an unbuffered file."""
-    view, done = memoryview(tensor.numpy()), 0
-    while done < len(view):
-        got = file.readinto(view[done:])
-        if not got:
-            raise EOFError(f"{file.name}: {len(view) - done} bytes are missing at its end")
-        done += got

@@ -1,6 +1,4 @@
-"""Volumes once more, in the files of loaders that read no others; each written by the library that
-reads it.
-"""
+"""Volumes once more, for loaders of other formats; each is written by the library that reads it."""
 
 import contextlib
 import dataclasses
@@ -11,7 +9,7 @@ import os
 import numpy as np
 
 from gdsdata.bench.data import images
-from gdsdata.bench.data.made import MAKER, keep
+from gdsdata.bench.data.made import keep
 
 SHARD_BYTES = 64 * 2**20
 FIELD = "x"  # of a sample
@@ -20,7 +18,6 @@ PAGE_BYTES = 8 * 2**20  # of FFCV, at least; a sample has to fit into one
 
 def write_tar(target, source, progress):
     """WebDataset's: a sample is a member, a .npy file."""
-    target.mkdir()
 
     def content(index):
         stream = io.BytesIO()
@@ -91,7 +88,7 @@ def copied(source, kind, folder, progress=lambda count: None):
         status = os.stat(file)
         digest.update(f"{file}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
     name = f"{kind}-of-{digest.hexdigest()[:16]}"
-    parameters = {"maker": MAKER, "kind": kind, "of": digest.hexdigest()}
+    parameters = {"kind": kind, "of": digest.hexdigest()}
     size_bytes = source.samples * source.sample_bytes
     made = keep(folder, name, parameters, size_bytes, lambda target: WRITERS[kind](target, source, progress))
     files = sorted(str(path.resolve()) for path in made.iterdir())

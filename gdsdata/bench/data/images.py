@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import torch
 
-from gdsdata.bench.data.made import MAKER, keep
+from gdsdata.bench.data.made import keep
 from gdsdata.bench.data.sources import Source
 
 SHARDS = 64  # WebDataset gives each worker some of them.
@@ -53,9 +53,8 @@ def numbers_in(batch):
 
 
 def write_shards(folder, samples, content, extension, each=lambda number: None):
-    """`samples` samples of one member each, `content(number)` its bytes, spread over tars in
-    `folder`.
-    """
+    """A new folder of tars, over which samples of one member each are spread: `content(number)`."""
+    folder.mkdir()
     for shard, numbers in enumerate(np.array_split(np.arange(samples), min(SHARDS, samples))):
         with ThreadPoolExecutor() as many, tarfile.open(folder / f"{shard:05}.tar", "w") as archive:
             for number, written in zip(numbers.tolist(), many.map(content, numbers.tolist()), strict=True):
@@ -93,17 +92,11 @@ def source_in(folder, case, progress):
     """The Source of made images, from TrainSettings; `progress` gets bytes of pixels."""
     height, width = case.image_size
     pixels_bytes = 3 * height * width
-    parameters = {"maker": MAKER, "kind": "images", "images": case.images, "size": [height, width], "shards": SHARDS}
+    parameters = {"kind": "images", "images": case.images, "size": [height, width], "shards": SHARDS}
 
     def write(target):
-        target.mkdir()
-        write_shards(
-            target,
-            case.images,
-            lambda number: encoded(number, (height, width)),
-            "jpg",
-            lambda _: progress(pixels_bytes),
-        )
+        content, each = (lambda number: encoded(number, (height, width))), (lambda _: progress(pixels_bytes))
+        write_shards(target, case.images, content, "jpg", each)
 
     made = keep(folder, f"images-{height}x{width}-{case.images}", parameters, case.images * pixels_bytes, write)
     shards = sorted(str(path.resolve()) for path in made.iterdir())

@@ -18,13 +18,11 @@ class DataError(ValueError):
     """The data of a run is missing or damaged, or does not fit on the disk."""
 
 
-def default_folder():
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gdsdata" / "bench"
-
-
 def data_folder(settings):
     """The folder that `data.folder` (DataSettings) names, or the default one."""
-    return Path(settings.folder).expanduser() if settings.folder else default_folder()
+    if settings.folder:
+        return Path(settings.folder).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gdsdata" / "bench"
 
 
 @contextlib.contextmanager
@@ -86,23 +84,15 @@ def write_volumes(target, size_bytes, shape, progress):
 
 
 def make(kind, folder, size_bytes, shape, progress=lambda count: None):
-    """The path of the made tokens or npy files; they are made now if they are missing or
-    incomplete.
-    """
-    name, of_shape = f"tokens-uint16-{size_bytes}.bin", None
-    if kind == "npy":
-        name, of_shape = f"npy-float32-{'x'.join(map(str, shape))}-{size_bytes}", list(shape)
+    """The path of the made tokens or npy files; `keep` says when they are made."""
     # The text has no part in this: the standard library may have its tests or not, which changes
     # nothing that is measured.
-    parameters = {"maker": MAKER, "kind": kind, "size_bytes": size_bytes, "shape": of_shape}
-
-    def write(target):
-        if kind == "tokens":
-            write_tokens(target, size_bytes, progress)
-        else:
-            write_volumes(target, size_bytes, shape, progress)
-
-    return keep(folder, name, parameters, size_bytes, write)
+    parameters = {"kind": kind, "size_bytes": size_bytes, "shape": list(shape) if kind == "npy" else None}
+    if kind == "tokens":
+        name = f"tokens-uint16-{size_bytes}.bin"
+        return keep(folder, name, parameters, size_bytes, lambda target: write_tokens(target, size_bytes, progress))
+    name = f"npy-float32-{'x'.join(map(str, shape))}-{size_bytes}"
+    return keep(folder, name, parameters, size_bytes, lambda target: write_volumes(target, size_bytes, shape, progress))
 
 
 def keep(folder, name, parameters, size_bytes, write):
@@ -113,6 +103,7 @@ def keep(folder, name, parameters, size_bytes, write):
     """
     folder.mkdir(parents=True, exist_ok=True)
     target, manifest_path = folder / name, folder / f"{name}.json"
+    parameters = {"maker": MAKER, **parameters}
     if complete(target, manifest_path, parameters):
         return target
     for stale in folder.glob(f"{name}.tmp-*"):

@@ -1,10 +1,11 @@
-"""Bytes that are a function of their place in a file: what case=io writes, and compares with what
-was read.
-"""
+"""Bytes that follow from their place in a file: what case=io writes, and compares with what came."""
 
 import os
 
 import numpy as np
+import torch
+
+from gdsdata.bench.data.pieces import read_exactly
 
 PAGE_BYTES, SECTOR_BYTES, WORD_BYTES = 4096, 512, 8
 PIECE_BYTES = 16 * 2**20
@@ -36,9 +37,7 @@ class Pattern:
         memory.view(np.uint64).reshape(-1, *self.page.shape)[:] = self.page
 
     def stamp(self, memory, offsets):
-        """Makes `memory`, which `fill` has filled, what is at these offsets: uint8, as many equal
-        ranges in a row.
-        """
+        """Makes `memory` (uint8, filled) what is at these offsets: as many equal ranges in a row."""
         sectors = memory.view(np.uint64).reshape(len(offsets), -1, SECTOR_BYTES // WORD_BYTES)
         sectors[:, :, 0] = self.stamps(offsets, len(memory) // len(offsets))
 
@@ -78,11 +77,9 @@ class Pattern:
             os.fsync(file.fileno())
 
     def check_file(self, path, io_bytes, due):
-        """Compares what `due` (bool for each `io_bytes` of the file) says, plainly read; returns
-        the bytes compared.
-        """
+        """Compares each `io_bytes` that are `due` (bool), plainly read; returns how many bytes."""
         parts = max(1, PIECE_BYTES // io_bytes)
-        buffer = np.empty(parts * io_bytes, np.uint8)
+        buffer = torch.empty(parts * io_bytes, dtype=torch.uint8)
         with open(path, "rb", buffering=0) as file:
             for first in range(0, len(due), parts):
                 wanted = due[first : first + parts]
@@ -91,10 +88,6 @@ class Pattern:
                 memory = buffer[: len(wanted) * io_bytes]
                 offset = first * io_bytes
                 file.seek(offset)
-                got = 0
-                while got < len(memory) and (count := file.readinto(memory[got:])):
-                    got += count
-                if got < len(memory):
-                    raise ValueError(f"{path}: it ends at {offset + got:,}, before what was written at {offset:,}")
-                self.check(memory, offset + np.arange(len(wanted)) * io_bytes, path, wanted)
+                read_exactly(file, memory)
+                self.check(memory.numpy(), offset + np.arange(len(wanted)) * io_bytes, path, wanted)
         return int(due.sum()) * io_bytes

@@ -5,6 +5,7 @@ allocated beside it. The arithmetic is NumPy's: torch's would start threads of i
 these, which spin on when they are done.
 """
 
+import contextlib
 import ctypes
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -44,25 +45,29 @@ def random_bytes(size_bytes, seed):
 def add_one(tensor, path=None):
     """To each byte of a tensor on the CPU; with a path, the file's first bytes become the same."""
     array = tensor.numpy()
-    fd = None if path is None else os.open(path, os.O_WRONLY)
+    with open(path, "r+b", buffering=0) if path else contextlib.nullcontext() as file:
 
-    def add(begin, end):
-        part = array[begin:end]
-        np.add(part, np.uint8(1), out=part)
-        while fd is not None and begin < end:
-            begin += os.pwrite(fd, array[begin:end], begin)
+        def add(begin, end):
+            part = array[begin:end]
+            np.add(part, np.uint8(1), out=part)
+            while file and begin < end:
+                begin += os.pwrite(file.fileno(), array[begin:end], begin)
 
-    try:
         each(tensor.nbytes, add)
-    finally:
-        if fd is not None:
-            os.close(fd)
+
+
+def read_exactly(file, tensor):
+    """Fills a uint8 tensor on the CPU from an unbuffered file."""
+    view, done = memoryview(tensor.numpy()), 0
+    while done < len(view):
+        got = file.readinto(view[done:])
+        if not got:
+            raise EOFError(f"{file.name}: it ends at {file.tell():,}, {len(view) - done} bytes are missing")
+        done += got
 
 
 def wrong_in_tensor(came, expected):
-    """How many bytes of `came`, on any device, are wrong, and where the first one is (None: there
-    is none).
-    """
+    """How many bytes of `came`, on any device, are wrong, and where the first is (None: nowhere)."""
 
     def wrong(begin, end):
         part = came[begin:end]
@@ -75,22 +80,15 @@ def wrong_in_tensor(came, expected):
 
 def wrong_in_file(path, expected):
     """The same of a file's first bytes, plainly read."""
-    fd = os.open(path, os.O_RDONLY)
 
     def wrong(begin, end):
         part = torch.empty(end - begin, dtype=torch.uint8)
-        view, done = memoryview(part.numpy()), 0
-        while done < len(view):
-            got = os.preadv(fd, [view[done:]], begin + done)
-            if not got:
-                raise EOFError(f"{path}: it ends at {begin + done:,}")
-            done += got
+        with open(path, "rb", buffering=0) as file:
+            file.seek(begin)
+            read_exactly(file, part)
         return wrong_in_part(part, expected[begin:end], begin)
 
-    try:
-        return joined(each(expected.nbytes, wrong))
-    finally:
-        os.close(fd)
+    return joined(each(expected.nbytes, wrong))
 
 
 def wrong_in_part(part, expected, begin):

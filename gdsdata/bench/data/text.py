@@ -1,13 +1,11 @@
-"""Data that case=train reads: text made from a seed, volumes, and JPEGs in tars; or the user's own
-text or volumes.
-"""
+"""Data that case=train reads: text from a seed, volumes, JPEGs in tars; or the user's own."""
 
 import os
 
 import numpy as np
 
 from gdsdata.bench.data import images, sources
-from gdsdata.bench.data.made import MAKER, data_folder, keep, synced
+from gdsdata.bench.data.made import data_folder, keep, synced
 
 WORDS, LONGEST_WORD = 4096, 9
 WORDS_A_TIME = 2**20
@@ -24,20 +22,14 @@ def source_for(work, settings, case, progress=lambda count: None):
         files, origin = sources.expand(settings.path), f"your own: {settings.path}"
     else:
         size, seed = settings.size_bytes, case.seed
-        parameters = {"maker": MAKER, "kind": "text", "size_bytes": size, "seed": seed}
-
-        def write(target):
-            write_text(target, size, seed, progress)
-
-        made = keep(folder, f"text-{size}-{seed}.txt", parameters, size, write)
+        name, parameters = f"text-{size}-{seed}.txt", {"kind": "text", "size_bytes": size, "seed": seed}
+        made = keep(folder, name, parameters, size, lambda target: write_text(target, size, seed, progress))
         files, origin = [os.path.abspath(made)], f"words drawn from a seed: {made}"
     return sources.describe_tokens(files, "uint8", settings.seq_len, settings.stride, origin)
 
 
 def write_text(target, size_bytes, seed, progress):
-    """Words of a made-up language, some of which are much more frequent than others, with spaces
-    between them.
-    """
+    """Words of a made-up language with spaces between them; some are much more frequent."""
     generator = np.random.Generator(np.random.SFC64(seed))
     lengths = generator.integers(2, LONGEST_WORD + 2, WORDS)  # with the space behind it
     starts = np.concatenate([[0], np.cumsum(lengths)])

@@ -1,6 +1,4 @@
-"""Transfers of one size between a file and memory: their order, their memory, and a new file to
-write to.
-"""
+"""Transfers of one size between a file and memory: their order, their memory, a file to write to."""
 
 import contextlib
 import dataclasses
@@ -61,9 +59,7 @@ class Work:
 
 
 class Memory:
-    """Memory that a run's transfers fill or are taken from: `places` of `io_bytes` each, on the
-    device, touched.
-    """
+    """Touched memory of a run's transfers on the device: `places` of `io_bytes` each."""
 
     def __init__(self, pattern, io_bytes, places, device_name):
         self.pattern, self.io_bytes, self.on_gpu = pattern, io_bytes, device.is_cuda(device_name)

@@ -43,6 +43,14 @@ def new_results(settings):
     }
 
 
+def outcome_of(call, *arguments, **more):
+    """What a call of a row's process returns, or RowFailed."""
+    try:
+        return call(*arguments, **more)
+    except RowFailed as failed:
+        return failed
+
+
 class Case:
     """A case says which sources and rows it has, what a run is, and what is reported of a row."""
 
@@ -106,9 +114,7 @@ class Case:
         return row.summary()
 
     def limit_for(self, table, found):
-        """(GB/s of the files' bytes that no row can be expected to pass, its name), or (None, why
-        it is not known).
-        """
+        """(GB/s of the files' bytes that no row can pass, its name), or (None, why it is unknown)."""
         return limits.limit_of(found)
 
     # All cases share:
@@ -231,9 +237,7 @@ class Case:
         return f"{type(self).__module__.rpartition('.')[0]}.row:{type(self).__name__}Row"
 
     def start(self, source, names):
-        """{key: what its process says of the row, or RowFailed}; all start at once, because imports
-        take long.
-        """
+        """{key: what its process says of the row, or RowFailed}; all start at once: imports are slow."""
         for name in names:
             self.process(name)
         loaded, command = {}, {"row": self.row_class(), "device": self.device, **self.load_command(source)}
@@ -242,10 +246,7 @@ class Case:
                 with contextlib.suppress(RowFailed):  # A process that has ended says so when it is asked.
                     self.processes[name].send("load", peer=name, **command)
             for name in names:
-                try:
-                    loaded[name] = self.processes[name].receive()
-                except RowFailed as failed:
-                    loaded[name] = failed
+                loaded[name] = outcome_of(self.processes[name].receive)
                 advance(1)
         return loaded
 
@@ -257,20 +258,16 @@ class Case:
         outcomes = {}
         with self.progress.count(f"verify: {source.kind}", len(rows)) as advance:
             for row in rows:
-                key = (row.key, row.table.dtype)
-                if isinstance(loaded[row.key], RowFailed):
-                    outcomes[key] = loaded[row.key]
+                key, known = (row.key, row.table.dtype), loaded[row.key]
+                if not isinstance(known, RowFailed):
+                    row.described = known
+                    if key not in outcomes:
+                        outcomes[key] = outcome_of(row.process.ask, "verify", **self.verify_command(row))
+                    known = outcomes[key]
+                if isinstance(known, RowFailed):
+                    row.error = str(known)
                 else:
-                    row.described = loaded[row.key]
-                if key not in outcomes:
-                    try:
-                        outcomes[key] = row.process.ask("verify", **self.verify_command(row))
-                    except RowFailed as failed:
-                        outcomes[key] = failed
-                if isinstance(outcomes[key], RowFailed):
-                    row.error = str(outcomes[key])
-                else:
-                    row.checked = outcomes[key]
+                    row.checked = known
                 advance(1)
 
     def pinned_copy(self, seconds, **asked):
@@ -339,8 +336,7 @@ class Case:
         return self.warmed(source) if cache == "warm" else system.drop(source.files)
 
     def warmed(self, source):
-        """Puts files into the page cache that are not in it; the share of them that is then
-        resident.
+        """Puts files into the page cache; returns the share of them that is then resident.
 
         The first time they are put there anew: a row that verified its bytes has left them as it
         reads, page by page through a mapping for example.

@@ -1,6 +1,4 @@
-"""Where a run's files are: a temporary folder, or one of the bench's own with a marker; both are
-gone at its end.
-"""
+"""Where a run's files are until its end: a temporary folder, or one of the bench's with a marker."""
 
 import contextlib
 import json
@@ -23,9 +21,7 @@ NAMED = 5  # strangers, in an error
 
 @contextlib.contextmanager
 def temporary_folder(settings, prefix):
-    """A new folder below `data.folder` (DataSettings) that is removed at the end, and after SIGTERM
-    too.
-    """
+    """A new folder below `data.folder` (DataSettings); the end, and SIGTERM too, removes it."""
     folder = data_folder(settings)
     folder.mkdir(parents=True, exist_ok=True)
     with ended_in_order(), tempfile.TemporaryDirectory(prefix=f"{prefix}-", dir=folder) as made:
@@ -91,9 +87,7 @@ class OwnFolder:
             self.clear()
 
     def clear(self):
-        """Removes its own files, the marker last: a kill meanwhile leaves files that are still
-        known.
-        """
+        """Removes its own files, the marker last: a kill meanwhile leaves files that are known."""
         for entry in os.scandir(self.path):
             if is_own(entry) and entry.name != MARKER:
                 os.unlink(entry)
@@ -114,9 +108,7 @@ class OwnFolder:
 
 @contextlib.contextmanager
 def own_folder(settings, name):
-    """The OwnFolder of that name below `data.folder` (DataSettings); SIGTERM leaves nothing there
-    either.
-    """
+    """The OwnFolder of that name below `data.folder` (DataSettings); SIGTERM empties it too."""
     folder = data_folder(settings)
     folder.mkdir(parents=True, exist_ok=True)
     with ended_in_order(), OwnFolder(folder / name) as own:

@@ -43,9 +43,7 @@ def without_interrupts():
 
 @contextlib.contextmanager
 def one_interrupt():
-    """The first Ctrl-C interrupts the block; later ones are ignored, because `timeout -s INT` sends
-    two.
-    """
+    """The first Ctrl-C interrupts the block, later ones do not: `timeout -s INT` sends two."""
     before = signal.getsignal(signal.SIGINT)
     if before is not signal.default_int_handler:  # It is ignored, or has a handler of its own.
         yield
@@ -67,12 +65,10 @@ class RowProcess:
 
     def __init__(self, log):
         self.log = log
-        command, pipes = (
-            [sys.executable, "-m", "gdsdata.bench.harness.row"],
-            dict.fromkeys(("stdin", "stdout"), subprocess.PIPE),
-        )
+        command = [sys.executable, "-m", "gdsdata.bench.harness.row"]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log}
         with without_interrupts():
-            self.process = subprocess.Popen(command, **pipes, stderr=log, env=environment(), bufsize=0)
+            self.process = subprocess.Popen(command, bufsize=0, env=environment(), **pipes)
         self.pending = b""
         self.peak_bytes = 0
 
@@ -109,9 +105,7 @@ class RowProcess:
         return self.receive()
 
     def run(self, opened=None, **command):
-        """One timed run: what the row answers, with cpu_seconds, peak_bytes, others_cores and
-        `opened`.
-        """
+        """One timed run: the row's answer, cpu_seconds, peak_bytes, others_cores and `opened`."""
         before = self.peak_bytes = system.tree_bytes(self.process.pid)
         clock, machine, here = time.monotonic(), system.machine_cpu_seconds(), system.cpu_seconds()
         self.send("run", **command)

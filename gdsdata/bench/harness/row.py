@@ -25,9 +25,7 @@ from gdsdata.bench.measure import device, system
 
 
 def trim():
-    """Returns freed memory to the system, so that a run's peak is not hidden by what the last one
-    left.
-    """
+    """Returns freed memory to the system: what one run left must not hide the next one's peak."""
     gc.collect()
     if hasattr(system.libc, "malloc_trim"):
         system.libc.malloc_trim(ctypes.c_size_t(0))

@@ -1,8 +1,7 @@
-"""The device that batches and tensors are delivered on, and what of CUDA the hand-written loaders
-need.
-"""
+"""The device that batches and tensors are delivered on, and what hand-written loaders need of CUDA."""
 
 import collections
+import itertools
 import re
 import time
 
@@ -59,9 +58,7 @@ def synchronize(name):
 
 
 def wait_for_stream(name):
-    """Until what the current stream was given has been done; what other streams do meanwhile does
-    not count.
-    """
+    """Waits for the work of the current stream, and of no other."""
     if is_cuda(name):
         torch.cuda.current_stream(torch.device(name)).synchronize()
 
@@ -93,9 +90,7 @@ def reserve(name, size_bytes):
 
 
 def release(name):
-    """Gives the device memory that torch keeps for later back to the device, for the rows that come
-    after.
-    """
+    """Releases the device memory that torch keeps for later, for the rows that come after."""
     if is_cuda(name):
         torch.cuda.empty_cache()
 
@@ -137,27 +132,25 @@ def record(event, name):
 
 
 def copied_ahead(batches, name, ahead=2):
-    """Batches of pinned memory on the device, each copied on a stream of its own while the step
-    before it runs.
-    """
+    """Batches of pinned memory on the device, each copied on its own stream during an earlier step."""
     if not is_cuda(name):
         yield from batches
         return
-    beside, flying, batches = torch.cuda.Stream(torch.device(name)), collections.deque(), iter(batches)
-    ended = False
-    while flying or not ended:
-        while not ended and len(flying) < ahead:
-            batch = next(batches, None)
-            ended = batch is None
-            if not ended:
-                with torch.cuda.stream(beside):
-                    flying.append((send(batch, name), beside.record_event()))
-        if flying:
-            batch, copied = flying.popleft()
-            current = torch.cuda.current_stream(torch.device(name))
-            current.wait_event(copied)
-            batch.record_stream(current)
-            yield batch
+    beside = torch.cuda.Stream(torch.device(name))
+
+    def copy(batch):
+        with torch.cuda.stream(beside):
+            return send(batch, name), beside.record_event()
+
+    copies = (copy(batch) for batch in batches)
+    flying = collections.deque(itertools.islice(copies, ahead))
+    while flying:
+        batch, copied = flying.popleft()
+        current = torch.cuda.current_stream(torch.device(name))
+        current.wait_event(copied)
+        batch.record_stream(current)
+        yield batch
+        flying.extend(itertools.islice(copies, 1))
 
 
 class PinnedSlots:
@@ -192,9 +185,7 @@ class PinnedSlots:
 
 
 def pinned_copy(device, seconds, to_host=False):
-    """GB/s of copies from one pinned buffer to the device, one after the other; with `to_host`, the
-    other way.
-    """
+    """GB/s of copies from one pinned buffer to the device, in turn; `to_host` is the other way."""
     open_context(device)
     source = pinned(PINNED_COPY_BYTES, torch.uint8)
     source.zero_()

@@ -13,8 +13,8 @@ import mmap
 import os
 import platform
 import statistics
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -30,33 +30,27 @@ EVENT = np.dtype([("data", "<u8"), ("obj", "<u8"), ("res", "<i8"), ("res2", "<i8
 AIO_READ, AIO_WRITE = 0, 1  # IOCB_CMD_PREAD, IOCB_CMD_PWRITE
 FILES = 256  # at most so many files are opened
 WRITES = ((2**20, 32), (8 * 2**20, 8))  # (bytes of a request, in flight)
-
-
 COPYING_THREADS = 8  # at most: with ten and twelve no more came through (docs/design-decisions.md)
 
 
 def memory_copy(seconds, each_bytes=64 * 2**20):
-    """GB/s (bytes copied, counted once) of a thread a core between buffers larger than the caches,
-    touched before.
-    """
+    """GB/s (bytes copied, counted once) of a thread a core, between buffers larger than the caches."""
     threads = min(COPYING_THREADS, len(os.sched_getaffinity(0)))
     pairs = [(np.ones(each_bytes, np.uint8), np.ones(each_bytes, np.uint8)) for _ in range(threads)]
-    copied = [0] * threads
     end = time.perf_counter() + seconds
 
-    def work(index):
-        source, target = pairs[index]
-        while not copied[index] or time.perf_counter() < end:  # once at least, also where a thread comes late
+    def copy(pair):
+        source, target = pair
+        copied = 0
+        while not copied or time.perf_counter() < end:  # once at least, also where a thread comes late
             np.copyto(target, source)
-            copied[index] += each_bytes
+            copied += each_bytes
+        return copied
 
     started = time.perf_counter()
-    workers = [threading.Thread(target=work, args=(index,)) for index in range(threads)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    return {"gb_per_s": sum(copied) / (time.perf_counter() - started) / 1e9, "threads": threads}
+    with ThreadPoolExecutor(threads) as pool:
+        copied = sum(pool.map(copy, pairs))
+    return {"gb_per_s": copied / (time.perf_counter() - started) / 1e9, "threads": threads}
 
 
 class NativeAio:
@@ -95,25 +89,17 @@ class NativeAio:
 
 
 def direct_alignment(path):
-    """The least offset and length alignment that O_DIRECT takes here, found by trying; None where
-    it is refused.
-    """
+    """The least offset and length that O_DIRECT takes here, found by trying; None: it is refused."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
     except OSError:
         return None
-    try:
-        with mmap.mmap(-1, 4096) as buffer, memoryview(buffer) as view:
-            for size in (512, 4096):
-                try:
-                    with view[:size] as part:
-                        os.preadv(fd, [part], size)
-                    return size
-                except OSError:
-                    continue
-        return None
-    finally:
-        os.close(fd)
+    with open(fd, "rb", buffering=0), mmap.mmap(-1, 4096) as buffer, memoryview(buffer) as view:
+        for size in (512, 4096):
+            with contextlib.suppress(OSError), view[:size] as part:
+                os.preadv(fd, [part], size)
+                return size
+    return None
 
 
 def direct_io(files, requests, depth, seconds=math.inf, write=False):
@@ -131,11 +117,12 @@ def direct_io(files, requests, depth, seconds=math.inf, write=False):
     Raises:
         OSError: AIO or O_DIRECT is not available.
     """
-    fds, aio, memory = [], None, None
-    opcode, verb = (AIO_WRITE, "write") if write else (AIO_READ, "read")
-    try:
+    opcode, verb, flags = (AIO_WRITE, "write", os.O_WRONLY) if write else (AIO_READ, "read", os.O_RDONLY)
+    with contextlib.ExitStack() as opened:
+        fds = []
         for path in files:
-            fds.append(os.open(path, (os.O_WRONLY if write else os.O_RDONLY) | os.O_DIRECT))
+            fds.append(os.open(path, flags | os.O_DIRECT))
+            opened.callback(os.close, fds[-1])
         fd_of = np.array(fds, np.uint32)
         indices, offsets, lengths = requests(1 << 16)
         due = len(indices) if write or seconds == math.inf else math.inf
@@ -149,7 +136,7 @@ def direct_io(files, requests, depth, seconds=math.inf, write=False):
         blocks["opcode"] = opcode
         blocks["buf"] = buffers.ctypes.data + np.arange(depth, dtype=np.uint64) * np.uint64(room)
         addresses = (blocks.ctypes.data + np.arange(depth) * IOCB.itemsize).astype(np.uint64)
-        aio = NativeAio(depth)
+        aio = opened.enter_context(contextlib.closing(NativeAio(depth)))
         at, moved, done = 0, 0, 0
 
         def give(slots):
@@ -186,17 +173,10 @@ def direct_io(files, requests, depth, seconds=math.inf, write=False):
                 os.fsync(fd)
             elapsed = time.perf_counter() - started
         return {"gb_per_s": moved / elapsed / 1e9, "per_s": done / elapsed, "depth": depth, "mean_bytes": moved / done}
-    finally:
-        if aio is not None:
-            aio.close()
-        for fd in fds:
-            os.close(fd)
 
 
 def durable_write(folder, size_bytes, request_bytes, depth):
-    """A new file of preallocated space, written once with O_DIRECT and synced; its making and its
-    end are not timed.
-    """
+    """A new file of preallocated space, written once with O_DIRECT and synced: only that is timed."""
     path = os.path.join(folder, f"limit-{os.getpid()}.bin")
     try:
         with open(path, "wb") as file:
@@ -221,8 +201,7 @@ def durable_writes(folder, size_bytes):
 
 
 def huge_pages(size):
-    """Memory that lies in one piece where the system allows it, touched: (its mmap, a uint8 array
-    of it).
+    """Touched memory, in one piece where the system allows it: (its mmap, a uint8 array of it).
 
     A 1 MiB read into scattered pages is 256 pieces to the disk, which took virtio from 2.3 to 1.3
     GB/s.
@@ -257,8 +236,7 @@ def sample_requests(source, alignment, seed=0):
     """Requests for random samples of a Source: each one's bytes, widened to the alignment."""
     generator = np.random.default_rng(seed)
     usable = min(len(source.files), FILES)
-    counts = np.array(source.counts[:usable])
-    firsts = np.concatenate([[0], np.cumsum(counts)])
+    firsts = source.first_ids[: usable + 1]
     headers = np.array(source.headers[:usable])
     sizes = np.array([os.path.getsize(path) for path in source.files[:usable]])
 
@@ -303,10 +281,10 @@ def sequential_reads(files, seconds=math.inf):
 
 
 def take_turn(source, cache, seconds, depths=(32, 64)):
-    """The limits that bear on a table, measured once: {name: {"gb_per_s", ...} or {"unavailable":
-    why}}.
+    """The limits that bear on a table, measured once; `depths` are those of the random reads.
 
-    `depths` are those of the random reads.
+    Returns:
+        {name: {"gb_per_s", ...} or {"unavailable": why}}
 
     They take turns with the rows: disks of virtual machines change their speed from minute to
     minute.

@@ -1,5 +1,6 @@
 """Measurements around a run: CPU time, memory of the process tree, the page cache, the machine."""
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -22,32 +23,23 @@ RESIDENCY_FILES = 4096  # of more files than this, every k-th is looked at
 
 
 def cpu_seconds():
-    """User + system seconds of this process and of its children that have ended and were waited
-    for.
-    """
+    """User + system seconds of this process and of its children that were waited for."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
 def tree_cpu_seconds(pid):
-    """User + system seconds of a process and its descendants, of those too that still run (in ticks
-    of 10 ms).
-    """
+    """User + system seconds of a process and of all its descendants, in ticks of 10 ms."""
     total = 0
     for one in [pid, *descendants(pid)]:
-        try:
-            with open(f"/proc/{one}/stat") as stat:
-                times = stat.read().rpartition(")")[2].split()[11:15]  # utime, stime, and those of children waited for
-        except OSError:  # it ended meanwhile
-            continue
-        total += sum(map(int, times))
+        with contextlib.suppress(OSError), open(f"/proc/{one}/stat") as stat:  # It may have ended meanwhile.
+            times = stat.read().rpartition(")")[2].split()[11:15]  # utime, stime, and those of children waited for
+            total += sum(map(int, times))
     return total / os.sysconf("SC_CLK_TCK")
 
 
 def machine_cpu_seconds():
-    """CPU seconds that anything on this machine has used, and that a hypervisor gave to others
-    (from /proc/stat).
-    """
+    """CPU seconds that this machine has used, or a hypervisor gave to others (from /proc/stat)."""
     with open("/proc/stat") as stat:
         user, nice, system, _, _, irq, softirq, steal = (int(ticks) for ticks in stat.readline().split()[1:9])
     return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
@@ -57,61 +49,41 @@ def machine_cpu_seconds():
 
 
 def own_bytes(pid):
-    """Anonymous and shared memory in the process (not mapped files: those pages are the page
-    cache's).
-    """
-    total = 0
-    with open(f"/proc/{pid}/status") as status:
-        for line in status:
-            if line.startswith(("RssAnon:", "RssShmem:")):
-                total += int(line.split()[1]) * 1024
-    return total
+    """Anonymous and shared memory in the process; mapped files' pages are the page cache's."""
+    return kib_in(f"/proc/{pid}/status", ("RssAnon:", "RssShmem:")) * 1024
 
 
 def shared_out_bytes(pid):
-    """The same, with pages that several processes share divided among them (PSS): right after a
-    fork, dear to ask.
-    """
-    total = 0
-    with open(f"/proc/{pid}/smaps_rollup") as rollup:
-        for line in rollup:
-            if line.startswith(("Pss_Anon:", "Pss_Shmem:")):
-                total += int(line.split()[1]) * 1024
-    return total
+    """The same, with shared pages divided among their processes (PSS): slow right after a fork."""
+    return kib_in(f"/proc/{pid}/smaps_rollup", ("Pss_Anon:", "Pss_Shmem:")) * 1024
+
+
+def kib_in(path, fields):
+    with open(path) as lines:
+        return sum(int(line.split()[1]) for line in lines if line.startswith(fields))
 
 
 def descendants(pid):
     """Pids of a process's children and theirs (kernels without CONFIG_PROC_CHILDREN list none)."""
     found = []
-    try:
-        threads = os.listdir(f"/proc/{pid}/task")
-    except OSError:
-        return found
-    for thread in threads:
-        try:
-            with open(f"/proc/{pid}/task/{thread}/children") as children:
-                direct = [int(child) for child in children.read().split()]
-        except OSError:  # it ended meanwhile
-            continue
-        for child in direct:
-            found += [child, *descendants(child)]
+    with contextlib.suppress(OSError):  # It may have ended meanwhile, and its threads as well.
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children") as children:
+                for child in map(int, children.read().split()):
+                    found += [child, *descendants(child)]
     return found
 
 
 def tree_bytes(pid):
     """Memory of a process and its descendants, in bytes; 0 when it has gone."""
-    try:
-        children = descendants(pid)
+    children, total = descendants(pid), 0
+    with contextlib.suppress(OSError):
         if not children:
             return own_bytes(pid)
         total = shared_out_bytes(pid)
-    except OSError:
-        return 0
-    for child in children:
-        try:
-            total += shared_out_bytes(child)
-        except OSError:  # it ended meanwhile
-            continue
+        for child in children:
+            with contextlib.suppress(OSError):  # it ended meanwhile
+                total += shared_out_bytes(child)
     return total
 
 
@@ -123,23 +95,20 @@ def resident_bytes(path):
 
     The kernel answers "all resident" for files that the caller neither owns nor may write.
     """
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        size = os.fstat(fd).st_size
-        if size == 0:
-            return 0, 0
-        with mmap.mmap(fd, size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE) as mapping:
-            pages = -(-size // PAGE)
-            flags = (ctypes.c_ubyte * pages)()
-            view = ctypes.c_char.from_buffer(mapping)
-            try:
-                if libc.mincore(ctypes.addressof(view), size, flags) != 0:
-                    raise OSError(ctypes.get_errno(), "mincore", path)
-            finally:
-                del view  # the mapping cannot be closed while a buffer of it is out
-            return min(size, int((np.frombuffer(flags, np.uint8) & 1).sum()) * PAGE), size
-    finally:
-        os.close(fd)
+    size = os.path.getsize(path)
+    if size == 0:
+        return 0, 0
+    with (
+        open(path, "rb", buffering=0) as file,
+        mmap.mmap(file.fileno(), size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE) as mapping,
+    ):
+        flags = np.empty(-(-size // PAGE), np.uint8)
+        view = ctypes.c_char.from_buffer(mapping)
+        failed = libc.mincore(ctypes.addressof(view), size, flags.ctypes.data)
+        del view  # The mapping cannot be closed while a buffer of it is out.
+        if failed:
+            raise OSError(ctypes.get_errno(), "mincore", path)
+    return min(size, int((flags & 1).sum()) * PAGE), size
 
 
 def resident_share(files):
@@ -177,8 +146,7 @@ def read_through(files):
 
 
 def drop(files):
-    """Asks the kernel to forget the files' pages (no root needed), and says how much stays
-    resident.
+    """Asks the kernel to forget the files' pages (no root needed); the share that stays resident.
 
     Pages that are dirty or mapped by some process stay; the first are written out before, the
     second is why runs close their mappings. Long ones are unmapped in the background
@@ -187,20 +155,13 @@ def drop(files):
     ends = time.monotonic() + UNMAPPED_WITHIN_S
     while True:
         for path in files:
-            drop_file(path)
+            with open(path, "rb", buffering=0) as file:
+                os.fsync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         share = resident_share(files)
         if not share or time.monotonic() > ends:
             return share
         time.sleep(0.02)
-
-
-def drop_file(path):
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(fd)
 
 
 # ------------------------------------------------------------------------------------------------ summaries
@@ -226,13 +187,11 @@ def spread(values):
 
 
 def first_line(path, prefix=""):
-    try:
-        with open(path) as file:
-            for line in file:
-                if line.startswith(prefix):
-                    return line[len(prefix) :].lstrip(" \t:").strip()
-    except OSError:
-        pass
+    """What follows the prefix in the first line that has it; "" if there is none, or no file."""
+    with contextlib.suppress(OSError), open(path) as file:
+        for line in file:
+            if line.startswith(prefix):
+                return line[len(prefix) :].lstrip(" \t:").strip()
     return ""
 
 
@@ -244,15 +203,12 @@ def available_bytes():
 def file_system(path):
     """(type, device) of the mount that holds `path`."""
     path, best = os.path.realpath(path), ("", "?", "?")
-    try:
-        with open("/proc/self/mounts") as mounts:
-            for line in mounts:
-                device, point, kind = line.split()[:3]
-                inside = point == "/" or path == point or path.startswith(point + "/")
-                if inside and len(point) >= len(best[0]):
-                    best = (point, kind, device)
-    except OSError:
-        pass
+    with open("/proc/self/mounts") as mounts:
+        for line in mounts:
+            device, point, kind = line.split()[:3]
+            inside = point == "/" or path == point or path.startswith(point + "/")
+            if inside and len(point) >= len(best[0]):
+                best = (point, kind, device)
     return best[1], best[2]
 
 

@@ -1,6 +1,4 @@
-"""report.html: report.md as one page with its pictures inside; it is light or dark as the reader's
-system is.
-"""
+"""report.html: report.md as one page with its pictures inside, light or dark as the system is."""
 
 import base64
 import html

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from gdsdata.bench.data.checkpoints import read_exactly
+from gdsdata.bench.data.pieces import read_exactly
 from gdsdata.bench.data.transfers import new_file
 from gdsdata.bench.measure import device, limits
 from gdsdata.bench.measure.system import PAGE
