@@ -110,29 +110,18 @@ def engine_schema():
 
 def documented(cls):
     """{name: text} from the "Attributes:" part of a docstring in Google's style."""
-    found, name = {}, None
-    for line in (inspect.getdoc(cls) or "").partition("Attributes:")[2].splitlines():
-        start = re.fullmatch(r"    (\w+): (.*)", line)
-        if start:
-            name = start[1]
-            found[name] = start[2]
-        elif name and line.startswith("        "):
-            found[name] += " " + line.strip()
-        elif line.strip():
-            break
-    return {name: text.replace("``", "").rstrip(".") for name, text in found.items()}
+    _, _, behind = inspect.getdoc(cls).partition("Attributes:\n")
+    attributes = re.split(r"^\S", behind, maxsplit=1, flags=re.MULTILINE)[0]
+    entries = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", attributes, re.MULTILINE)
+    return {name: " ".join(text.split()).replace("``", "").rstrip(".") for name, text in entries}
 
 
 def help_text():
-    common = [item.name for item in dataclasses.fields(CaseSettings)]
-    of_every_case = dict.fromkeys(CASES.values(), common) | {CaseSettings: ["name"]}
-    # Shown once more where a case's default is another one.
-    own = {cls: set(cls.__annotations__) - {"name"} for cls in CASES.values()}
-
     def lines(group, cls):
         for item in dataclasses.fields(cls):
-            hidden = item.name in of_every_case.get(cls, ()) and item.name not in own.get(cls, ())
-            if dataclasses.is_dataclass(item.type) or item.name == "engine" or hidden:
+            # A case shows its own settings, among them those that have another default than elsewhere.
+            hidden = item.name not in cls.__annotations__ or (group, item.name) == ("case", "name")
+            if hidden or item.name == "engine" or dataclasses.is_dataclass(item.type):
                 continue
             default = item.default if item.default is not dataclasses.MISSING else item.default_factory()
             if isinstance(default, list):

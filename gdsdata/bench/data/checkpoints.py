@@ -1,6 +1,7 @@
 """Tensors that are loaded and saved: one file of them, a state from a seed, checksums of both."""
 
 import dataclasses
+import functools
 import json
 import os
 from dataclasses import dataclass
@@ -215,10 +216,8 @@ def checkpoint_for(settings, case, with_torch_file, progress=lambda count: None)
     folder, size, tensor = data_folder(settings), settings.size_bytes // 2 * 2, case.tensor_bytes
     parameters = {"kind": "safetensors", "size_bytes": size, "tensor_bytes": tensor, "seed": case.seed}
     name = f"bf16-{tensor}-{size}-{case.seed}"
-    made = keep(
-        folder, f"{name}.safetensors", parameters, size,
-        lambda target: write_safetensors(target, size, tensor, case.seed, progress),
-    )  # fmt: skip
+    write = functools.partial(write_safetensors, size_bytes=size, tensor_bytes=tensor, seed=case.seed)
+    made = keep(folder, f"{name}.safetensors", parameters, size, functools.partial(write, progress=progress))
     checkpoint = describe_safetensors(os.path.abspath(made), "", f"random: {made}")
     if with_torch_file:
         parameters = {**parameters, "kind": "torch.save"}

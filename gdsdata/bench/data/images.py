@@ -1,7 +1,4 @@
-"""JPEGs in WebDataset tars.
-
-Each says its number in its pixels, so batches in any order can be compared.
-"""
+"""JPEGs in WebDataset tars; their pixels say their numbers, so any order can be compared."""
 
 import contextlib
 import importlib.util

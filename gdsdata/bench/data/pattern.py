@@ -13,12 +13,10 @@ ODD = np.uint64(0x9E3779B97F4A7C15)  # times this, the numbers of sectors stay a
 
 
 class Pattern:
-    """A page of random words again and again; the first word of each sector of 512 bytes says where
-    it belongs.
+    """One page of random words, repeated; the first word of each 512-byte sector says its place.
 
-    So what was written before can be written elsewhere with a few words changed: what a run's
-    writes are given costs the processor little. Bytes that are wrong, and right ones in a wrong
-    place, both show.
+    So few words change when memory is written elsewhere, which costs a run's writes little. Bytes
+    that are wrong, and right ones in a wrong place, both show.
     """
 
     def __init__(self, seed):
@@ -42,8 +40,7 @@ class Pattern:
         sectors[:, :, 0] = self.stamps(offsets, len(memory) // len(offsets))
 
     def check(self, memory, offsets, path, due=None):
-        """Raises ValueError at the first byte of `memory` (uint8) that is not what is at these
-        offsets of the file.
+        """Raises ValueError at the first byte of `memory` (uint8) that does not belong there.
 
         Args:
             offsets: of as many equal ranges of whole pages, which `memory` is made of.

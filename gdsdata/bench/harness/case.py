@@ -52,7 +52,16 @@ def outcome_of(call, *arguments, **more):
 
 
 class Case:
-    """A case says which sources and rows it has, what a run is, and what is reported of a row."""
+    """A case says which sources and rows it has, what a run is, and what is reported of a row.
+
+    Methods of each case:
+        sources(): yields the sources, each of which is measured before the next is made. A source
+            has `kind`, `files`, `file_bytes` and `summary()`.
+        dtypes(source, cache): those of the tables.
+        load_command(source): the first command of a row's process.
+        touched_bytes(source): memory that a run will need at most; it is touched beforehand.
+        run(row): one run, with the page cache as the table wants it.
+    """
 
     no_peers = ()  # keys of rows that others are not compared with
 
@@ -65,38 +74,14 @@ class Case:
         self.broken_off = False
         self.were_warmed = set()
 
-    # Each case has its own:
-
-    def sources(self):
-        """The sources, one after the other; each is measured before the next is made.
-
-        A source has `kind`, `files`, `file_bytes` and `summary()`.
-        """
-        raise NotImplementedError
+    # Some cases have their own:
 
     def facts(self, source):
         """More fields of `data` in results.json."""
         return {}
 
-    def dtypes(self, source, cache):
-        raise NotImplementedError
-
-    def load_command(self, source):
-        """The first command of a row's process."""
-        raise NotImplementedError
-
     def verify_command(self, row):
         return {}
-
-    def touched_bytes(self, source):
-        """Memory that a run will need at most: it is touched beforehand."""
-        raise NotImplementedError
-
-    def run(self, row):
-        """One run, with the page cache as the table wants it."""
-        raise NotImplementedError
-
-    # Some cases have their own:
 
     def rows_for(self, source, cache):
         """The classes of the rows."""
@@ -120,10 +105,7 @@ class Case:
     # All cases share:
 
     def measure(self):
-        """Measures everything; returns the results.
-
-        If interrupted, those that there are, or raises.
-        """
+        """Measures everything; returns the results, also those that an interrupted run has."""
         started, ending_s = time.monotonic(), ENDING_SECONDS
         results = new_results(self.settings)
         for key in self.case.rows:
@@ -197,10 +179,7 @@ class Case:
         return [cache for cache in self.case.cache if cache != "cold"]
 
     def wanted(self, source, cache):
-        """The keys of the table's rows.
-
-        A row whose package is missing is left out, and a note says so.
-        """
+        """The keys of the table's rows; notes say which are left out, because their package is missing."""
         classes = {peer.key: peer for peer in self.rows_for(source, cache)}
         keys = list(classes)
         if self.case.rows:
@@ -251,10 +230,7 @@ class Case:
         return loaded
 
     def verify(self, source, rows, loaded):
-        """Compares each row's bytes with plain reading, untimed.
-
-        A row that fails here is not timed.
-        """
+        """Compares each row's bytes with plain reading, untimed; a row that fails is not timed."""
         outcomes = {}
         with self.progress.count(f"verify: {source.kind}", len(rows)) as advance:
             for row in rows:

@@ -1,9 +1,8 @@
 """The process of one row (row.py) as the bench sees it, and Ctrl-C."""
 
 import contextlib
-import json
+import multiprocessing
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -64,41 +63,41 @@ class RowProcess:
     """The process of one row (row.py) and the pipe to it."""
 
     def __init__(self, log):
-        self.log = log
-        command = [sys.executable, "-m", "gdsdata.bench.harness.row"]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log}
-        with without_interrupts():
-            self.process = subprocess.Popen(command, bufsize=0, env=environment(), **pipes)
-        self.pending = b""
-        self.peak_bytes = 0
+        self.log, self.peak_bytes = log, 0
+        self.pipe, its_end = multiprocessing.Pipe()
+        command = [sys.executable, "-m", "gdsdata.bench.harness.row", str(its_end.fileno())]
+        files = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, "pass_fds": [its_end.fileno()]}
+        with without_interrupts(), its_end:
+            self.process = subprocess.Popen(command, env=environment(), **files)
 
     def send(self, do, **command):
         try:
-            self.process.stdin.write(json.dumps({"do": do, **command}).encode() + b"\n")
+            self.pipe.send({"do": do, **command})
         except BrokenPipeError:
-            raise RowFailed(f"the row's process ended with {self.process.wait()}; see rows.log") from None
+            raise self.has_ended() from None
 
     def receive(self, sample_memory=False, timeout=300):
         end = time.monotonic() + timeout
-        while b"\n" not in self.pending:
-            ready, _, _ = select.select([self.process.stdout], [], [], SAMPLING_SECONDS if sample_memory else 1.0)
+        while not self.pipe.poll(SAMPLING_SECONDS if sample_memory else 1.0):
             if sample_memory:
                 self.peak_bytes = max(self.peak_bytes, system.tree_bytes(self.process.pid))
-            if ready:
-                read = os.read(self.process.stdout.fileno(), 1 << 16)
-                if not read:
-                    raise RowFailed(f"the row's process ended with {self.process.wait()}; see rows.log")
-                self.pending += read
-            elif time.monotonic() > end:
+            if time.monotonic() > end:
                 self.process.kill()
                 raise RowFailed(f"no answer for {timeout} s: the process was ended")
-        line, _, self.pending = self.pending.partition(b"\n")
-        answer = json.loads(line)
+        if sample_memory:
+            self.peak_bytes = max(self.peak_bytes, system.tree_bytes(self.process.pid))
+        try:
+            answer = self.pipe.recv()
+        except (EOFError, ConnectionResetError):
+            raise self.has_ended() from None
         if "error" in answer:
             self.log.write(answer["trace"].encode() + b"\n")
             self.log.flush()
             raise RowFailed(answer["error"])
         return answer["ok"]
+
+    def has_ended(self):
+        return RowFailed(f"the row's process ended with {self.process.wait()}; see rows.log")
 
     def ask(self, do, **command):
         self.send(do, **command)
@@ -119,7 +118,7 @@ class RowProcess:
 
     def dismiss(self):
         """Lets it end after its last command."""
-        self.process.stdin.close()
+        self.pipe.close()
 
     def end(self, within_s=ENDING_SECONDS):
         self.dismiss()
@@ -128,4 +127,3 @@ class RowProcess:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        self.process.stdout.close()

@@ -1,4 +1,4 @@
-"""One row's process: it reads JSON commands, a line each, and answers each with a line.
+"""One row's process: it receives commands, dictionaries, from a pipe, and answers each.
 
 Every row has a process of its own, kept over its runs. Rows can so take turns, while their memory,
 page tables and imports stay apart. Commands:
@@ -6,20 +6,18 @@ page tables and imports stay apart. Commands:
 - `load` makes the row (`row` is module:Class) from the rest of the command.
 - `verify` compares the row's bytes with plain reading.
 - `prepare` frees memory, touches `touched_bytes` and warms CUDA's context.
-- `run` is one timed run. Everything stays open until `close`, which takes the CPU time of the
-  process tree.
-- `device` describes the device, and `pinned_copy` measures copies of pinned memory; they need no
-  row.
+- `run` is one timed run. All stays open until `close`, which takes the process tree's CPU time.
+- `device` describes the device, and `pinned_copy` measures copies to it; they need no row.
 - Single cases have `open`, `write`, `begin`, `compare`, `calibrate` and `attempt`.
 """
 
+import contextlib
 import ctypes
 import gc
 import importlib
-import json
-import os
 import sys
 import traceback
+from multiprocessing.connection import Connection
 
 from gdsdata.bench.measure import device, system
 
@@ -82,18 +80,16 @@ def answer_to(row, do, command):
 
 
 def main():
-    # Answers go out on a descriptor of their own: whatever a library prints lands on stderr.
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
-    row = None
-    for line in sys.stdin:
-        command = json.loads(line)
-        try:
-            row, answer = answer_to(row, command.pop("do"), command)
-            said = {"ok": answer}
-        except Exception as error:
-            said = {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
-        answers.write(json.dumps(said) + "\n")
+    row, pipe = None, Connection(int(sys.argv[1]))
+    with contextlib.suppress(EOFError, ConnectionError):  # The bench has closed its end.
+        while True:
+            command = pipe.recv()
+            try:
+                row, answer = answer_to(row, command.pop("do"), command)
+                said = {"ok": answer}
+            except Exception as error:
+                said = {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
+            pipe.send(said)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """Rows that are measured beside each other, and what results.json says of them."""
 
+import collections
+
 from gdsdata.bench.measure import system
 
 
@@ -19,10 +21,9 @@ class Row:
         sizes = [run["bytes"] / 1e9 for run in self.runs]
         rates = [size / run["seconds"] for size, run in zip(sizes, self.runs, strict=True)]
         costs = [run["cpu_seconds"] / size for run, size in zip(self.runs, sizes, strict=True) if size]
-        served = {}
+        served = collections.Counter()
         for run in self.runs:
-            for path, count in run["served"].items():
-                served[path] = served.get(path, 0) + count
+            served.update(run["served"])
         return {
             "data": self.table.source.kind,
             "dtype": self.table.dtype,
@@ -36,7 +37,7 @@ class Row:
             "cpu_s_per_gb": system.spread(costs),
             "peak_bytes": max((run["peak_bytes"] for run in self.runs), default=None),
             "path": path_text(served, self.runs[0]["path"] if self.runs else ""),
-            "served_bytes": served,
+            "served_bytes": dict(served),
             "resident_before": self.spread("resident_before"),
             "runs": self.runs,
         }

@@ -38,11 +38,7 @@ def t_quantile(confidence, dof):
 
 
 def mean_interval(values, confidence=CONFIDENCE):
-    """(low, high): where the mean lies. None for fewer than two values.
-
-    It takes them for independent. Iterations of one run are less scattered than those of another
-    day.
-    """
+    """(low, high): where the mean of independent values lies; None for fewer than two."""
     if len(values) < 2:
         return None
     half = t_quantile(confidence, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
@@ -51,12 +47,8 @@ def mean_interval(values, confidence=CONFIDENCE):
 
 
 def ratio_interval(before, after, confidence):
-    """(ratio, low, high) of the geometric means of `after` to those of `before`, each of two
-    positive values or more.
-
-    Welch's interval on logarithms: times scatter by factors, and the two runs need not scatter
-    alike.
-    """
+    """(ratio, low, high) of the geometric means, `after` to `before`: two positive values or more."""
+    # Welch's interval on logarithms: times scatter by factors, and the two need not scatter alike.
     logs = [[math.log(value) for value in values] for values in (before, after)]
     ratio = statistics.fmean(logs[1]) - statistics.fmean(logs[0])
     errors = [statistics.variance(ones) / len(ones) for ones in logs]
@@ -68,11 +60,7 @@ def ratio_interval(before, after, confidence):
 
 
 def described(values):
-    """The figures of many measurements of one thing, in their unit.
-
-    A percentile may lie between two values (numpy's default). p99 of fewer than 100 is near the
-    max.
-    """
+    """The figures of many measurements of one thing, in their unit; percentiles are numpy's."""
     interval = mean_interval(values)
     return {
         "count": len(values),

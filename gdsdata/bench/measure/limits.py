@@ -8,6 +8,7 @@ disk, would set the pace of small ones.
 import contextlib
 import ctypes
 import errno
+import functools
 import math
 import mmap
 import os
@@ -193,19 +194,14 @@ def durable_writes(folder, size_bytes):
     found = {}
     for request_bytes, depth in WRITES:
         request_bytes = min(request_bytes, size_bytes // system.PAGE * system.PAGE)
-        found[f"direct_write_{request_bytes >> 10}_kib_{depth}"] = measured(
-            f"O_DIRECT write, {request_bytes >> 10} KiB x {depth}",
-            lambda request_bytes=request_bytes, depth=depth: durable_write(folder, size_bytes, request_bytes, depth),
-        )
+        kib, write = request_bytes >> 10, functools.partial(durable_write, folder, size_bytes, request_bytes, depth)
+        found[f"direct_write_{kib}_kib_{depth}"] = measured(f"O_DIRECT write, {kib} KiB x {depth}", write)
     return found
 
 
 def huge_pages(size):
-    """Touched memory, in one piece where the system allows it: (its mmap, a uint8 array of it).
-
-    A 1 MiB read into scattered pages is 256 pieces to the disk, which took virtio from 2.3 to 1.3
-    GB/s.
-    """
+    """Touched memory, in one piece where the system allows it: (its mmap, a uint8 array of it)."""
+    # A 1 MiB read into scattered pages is 256 pieces to the disk: virtio then gave 1.3 GB/s, not 2.3.
     huge = 2**21
     memory = mmap.mmap(-1, size + huge, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
@@ -221,15 +217,11 @@ def huge_pages(size):
 def sequential_requests(files, size):
     """Requests of `size` bytes through the files in order, again and again (whole ones only)."""
     counts = [os.path.getsize(path) // size for path in files]
-    indices = np.repeat(np.arange(len(files)), counts)
-    offsets = np.concatenate([np.arange(count) * size for count in counts]) if len(indices) else np.empty(0)
-    if not len(indices):
+    if not any(counts):
         raise OSError(errno.EINVAL, f"no file of {size} bytes or more")
-
-    def requests(count):
-        return indices, offsets.astype(np.int64), np.full(len(indices), size, np.uint64)
-
-    return requests
+    indices = np.repeat(np.arange(len(files)), counts)
+    offsets = np.concatenate([np.arange(count) * size for count in counts])
+    return lambda count: (indices, offsets, np.full(len(indices), size, np.uint64))
 
 
 def sample_requests(source, alignment, seed=0):
@@ -253,31 +245,29 @@ def sample_requests(source, alignment, seed=0):
     return requests
 
 
-def measured(name, function):
+def measured(name, function, **more):
+    """What it measures, with `more` beside it; {"unavailable": why} if it cannot."""
     try:
-        return function()
+        return function() | more
     except OSError as error:
         return {"unavailable": f"{name}: {error}"}
 
 
 def sequential_reads(files, seconds=math.inf):
-    """Reads files (the first `FILES`) from end to end, again and again for so long, or once.
-
-    A disk's pace changes within a second, so rows that read all of a file are compared with this
-    doing so.
-    """
+    """Reads files (the first `FILES`) from end to end, again and again for so long, or once."""
+    # Once is for rows that read whole files: a disk's pace changes within a second.
     files = files[:FILES]
     if direct_alignment(files[0]) is None:
         return {"direct_sequential": {"unavailable": f"the file system of {files[0]} refuses O_DIRECT"}}
     size = 2**20
     while size > 4096 and max(map(os.path.getsize, files)) < size:
         size //= 2
-    return {
-        "direct_sequential": measured(
-            "O_DIRECT, sequential",
-            lambda: direct_io(files, sequential_requests(files, size), 32, seconds) | {"request_bytes": size},
-        )
-    }
+    found = measured(
+        "O_DIRECT, sequential",
+        lambda: direct_io(files, sequential_requests(files, size), 32, seconds),
+        request_bytes=size,
+    )
+    return {"direct_sequential": found}
 
 
 def take_turn(source, cache, seconds, depths=(32, 64)):
@@ -286,8 +276,7 @@ def take_turn(source, cache, seconds, depths=(32, 64)):
     Returns:
         {name: {"gb_per_s", ...} or {"unavailable": why}}
 
-    They take turns with the rows: disks of virtual machines change their speed from minute to
-    minute.
+    They take turns with the rows: a virtual machine's disk changes its speed from minute to minute.
     """
     if cache == "warm":
         return {"memory_copy": memory_copy(seconds)}
@@ -295,13 +284,9 @@ def take_turn(source, cache, seconds, depths=(32, 64)):
     found = sequential_reads(files, seconds)
     if source.kind == "tokens" and (alignment := direct_alignment(files[0])) is not None:
         for depth in depths:
-            found[f"direct_random_{depth}"] = measured(
-                f"O_DIRECT, random, depth {depth}",
-                lambda depth=depth: (
-                    direct_io(files, sample_requests(source, alignment), depth, seconds)
-                    | {"alignment_bytes": alignment}
-                ),
-            )
+            read = functools.partial(direct_io, files, sample_requests(source, alignment), depth, seconds)
+            name = f"O_DIRECT, random, depth {depth}"
+            found[f"direct_random_{depth}"] = measured(name, read, alignment_bytes=alignment)
     return found
 
 

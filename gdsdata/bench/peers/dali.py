@@ -11,10 +11,7 @@ SHUFFLE_BUFFER = 256  # samples
 
 
 class Dali(BatchPeer):
-    """A pipeline over the shuffled list of files.
-
-    DALI's iterator owns a batch until the next one is asked for.
-    """
+    """A pipeline over the shuffled list of files, whose iterator owns a batch until the next one."""
 
     package = "nvidia.dali"
     keeps_batches = False
@@ -30,10 +27,7 @@ class Dali(BatchPeer):
         return super().expected_ids(0, batches)  # the list's order, in every epoch
 
     def outputs(self):
-        """The pipeline's output.
-
-        Its reader is named "reader", and each of its epochs starts with a whole batch.
-        """
+        """The pipeline's output; its "reader" starts each epoch with a whole batch."""
         from nvidia.dali import fn
 
         order = shuffled(self.source.samples, self.seed, 0).tolist()

@@ -1,7 +1,4 @@
-"""The classes of rows, by the work of their cases.
-
-A class of your own derives from one of these.
-"""
+"""The classes of rows, by the work of their cases; a class of your own derives from one of these."""
 
 import contextlib
 import functools
@@ -87,10 +84,7 @@ class BatchPeer(Peer):
         """Part of making it."""
 
     def settle(self):
-        """Does what the clock must not see; returns the first epoch to time.
-
-        If that is not 0, it sets `first_batch_s`.
-        """
+        """Does what is not timed; returns the first epoch that is. If not 0, sets `first_batch_s`."""
         return 0
 
     def delivered(self, batches):

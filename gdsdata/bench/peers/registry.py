@@ -53,8 +53,7 @@ def rows(case, kind=None, cache=None, device_name="cpu"):
 
 
 def find(case, key, kind=None):
-    """The class of a row's key: a registered one, one with that number of workers, or
-    package.module:Class.
+    """The class of a row's key; `dataloader_8` and package.module:Class need not be registered.
 
     Raises:
         ValueError: there is none; the message names those that there are.

@@ -1,7 +1,4 @@
-"""How a case's results are laid out: its tables, its notes and its picture.
-
-A case derives from `Layout`.
-"""
+"""How a case's results are laid out: its tables, its notes and its picture."""
 
 import inspect
 from pathlib import Path
@@ -20,10 +17,7 @@ VERIFIED = {
 
 
 class Layout:
-    """The tables, notes and picture of one case's results.
-
-    A case sets `columns` and `picture_title`, and writes `title` and notes.md beside its own file.
-    """
+    """A case derives from it, sets `columns`, and writes `title`, and notes.md beside its own file."""
 
     columns = ()
     picture_title = "GB per second by row"
@@ -35,9 +29,6 @@ class Layout:
 
     def columns_of(self, rows):
         return self.columns
-
-    def title(self, rows):
-        raise NotImplementedError
 
     def caption(self, rows):
         """The table's limit."""
@@ -58,16 +49,6 @@ class Layout:
     def answers(self):
         """[(heading, what was found, [(caption, kind, text to copy)])], if it has an answer."""
         return []
-
-    def versions(self):
-        return ", ".join(f"{name} {version}" for name, version in self.results["versions"].items())
-
-    def engine(self):
-        options = self.results["config"]["engine"]
-        return ", ".join(f"{name}={value}" for name, value in options.items()) or "defaults"
-
-    def verified(self):
-        return VERIFIED[self.results["verified"]]
 
     def limits(self):
         """[(kind of data, table, limit's name, what was found)]"""
@@ -169,14 +150,7 @@ def literal(text):
     return text.replace("__", r"\_\_")
 
 
-def device_text(device):
-    if "model" not in device:
-        return device["name"]
-    memory = device["memory_bytes"] / 2**30
-    return f"{device['name']}, {device['model']}, {memory:.0f} GiB, driver {device['driver']}, CUDA {device['cuda']}"
-
-
 HELPERS = {
-    "BROKEN_OFF": BROKEN_OFF, "device_text": device_text, "hundredths": hundredths, "literal": literal,
+    "BROKEN_OFF": BROKEN_OFF, "VERIFIED": VERIFIED, "hundredths": hundredths, "literal": literal,
     "table_lines": table_lines, "whole": whole,
 }  # fmt: skip

@@ -51,7 +51,11 @@ class WindowGather:
 
 
 class Gather(BatchPeer):
-    """Batches gathered on the caller's thread; to a GPU by way of pinned memory that is kept."""
+    """Batches gathered on the caller's thread; to a GPU by way of pinned memory that is kept.
+
+    A class has gather(ids), which returns a new tensor in the wanted dtype, and gather_into(batch,
+    ids) in the stored one.
+    """
 
     path, kinds = "mmap", ("tokens",)
 
@@ -59,13 +63,6 @@ class Gather(BatchPeer):
         if self.on_gpu:
             dtype = getattr(torch, np.dtype(self.source.dtype).name)
             self.slots = device.PinnedSlots(self.device, (self.batch_size, *self.source.shape), dtype)
-
-    def gather(self, ids):
-        """A new tensor in the wanted dtype."""
-        raise NotImplementedError
-
-    def gather_into(self, batch, ids):
-        raise NotImplementedError
 
     def epoch(self, epoch):
         for ids in shuffled(self.source.samples, self.seed, epoch).split(self.batch_size):

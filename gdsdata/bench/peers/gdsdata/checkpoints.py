@@ -1,5 +1,7 @@
 """gdsdata.save, load, the DCP storage and AsyncCheckpointer: the rows of case=checkpoint."""
 
+import collections
+
 import gdsdata
 from gdsdata.bench.peers.protocols import AsyncPeer, CheckpointPeer
 from gdsdata.bench.peers.registry import serves
@@ -25,12 +27,10 @@ class Counts:
 
     def served(self):
         """{route: bytes}, of all the times it was entered."""
-        found = dict(self.before)
+        found = collections.Counter(self.before)
         for one, before in self.engines.values():
-            for route, count in one.statistics()["bytes"].items():
-                if count > before[route]:
-                    found[route] = found.get(route, 0) + count - before[route]
-        return found
+            found.update({route: count - before[route] for route, count in one.statistics()["bytes"].items()})
+        return dict(+found)  # of more than 0
 
     def memory_bytes(self):
         """Host memory that the engines say they take: the largest sum of those used at one time."""
