@@ -83,7 +83,7 @@ def time_of(case, run):
 
 
 def judged(before, after):
-    """A verdict on two runs' repeats (small is good), and the change in percent with its interval."""
+    """A verdict on two runs' repeats (small is good); the change in percent, with its interval."""
     found = {"verdict": TOO_FEW, "change_percent": None, "low_percent": None, "high_percent": None}
     if not before or not after:
         return found
@@ -101,7 +101,7 @@ def judged(before, after):
 
 
 def apart(smaller, larger):
-    """Whether each median lies outside the other's range: one value that is far off moves neither."""
+    """Whether each median lies outside the other's range: one value far off moves neither."""
     return statistics.median(smaller) < min(larger) and statistics.median(larger) > max(smaller)
 
 
@@ -133,7 +133,7 @@ def compared(case, old, new):
 
 
 def beside_the_machine(rows):
-    """The rows with what peers of their tables did; the verdict says which changed with the machine."""
+    """The rows with what their tables' peers did; verdicts say which changed with the machine."""
     for row in rows:
         peers = [
             peer["change_percent"]
@@ -208,7 +208,7 @@ def compare(a, b):
 
 
 def compare_all(a, b, a_folder, b_folder):
-    """The same of two runs of case=all, by case; cases of one run, or without results, are named."""
+    """Two runs of case=all, case by case; those of one run, or without results, are named."""
     old, new = ({row["name"]: row for row in results["rows"]} for results in (a, b))
     found = {"case": "all", "when": [a.get("when"), b.get("when")], "cases": {}, "failed": []}
     for name in [name for name in new if name in old]:
@@ -221,7 +221,7 @@ def compare_all(a, b, a_folder, b_folder):
 
 
 def slower_than(found, limit_percent):
-    """Rows that are slower by more than that, and rows (of case=all also cases) that only B failed."""
+    """Rows slower by more than that, and rows (of case=all also cases) that only B failed."""
     if found["case"] == "all":
         inner = [row for one in found["cases"].values() for row in slower_than(one, limit_percent)]
         return inner + [one for one in found["failed"] if one["only_b"]]

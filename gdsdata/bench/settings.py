@@ -119,7 +119,7 @@ def documented(cls):
 def help_text():
     def lines(group, cls):
         for item in dataclasses.fields(cls):
-            # A case shows its own settings, among them those that have another default than elsewhere.
+            # A case shows its own settings, and common ones with another default.
             hidden = item.name not in cls.__annotations__ or (group, item.name) == ("case", "name")
             if hidden or item.name == "engine" or dataclasses.is_dataclass(item.type):
                 continue

@@ -1,4 +1,4 @@
-"""Bytes that follow from their place in a file: what case=io writes, and compares with what came."""
+"""Bytes that follow from their place in a file: case=io writes and expects them."""
 
 import os
 
@@ -35,7 +35,7 @@ class Pattern:
         memory.view(np.uint64).reshape(-1, *self.page.shape)[:] = self.page
 
     def stamp(self, memory, offsets):
-        """Makes `memory` (uint8, filled) what is at these offsets: as many equal ranges in a row."""
+        """Makes `memory` (uint8, filled) what is at these offsets: as many equal ranges."""
         sectors = memory.view(np.uint64).reshape(len(offsets), -1, SECTOR_BYTES // WORD_BYTES)
         sectors[:, :, 0] = self.stamps(offsets, len(memory) // len(offsets))
 

@@ -67,7 +67,7 @@ def read_exactly(file, tensor):
 
 
 def wrong_in_tensor(came, expected):
-    """How many bytes of `came`, on any device, are wrong, and where the first is (None: nowhere)."""
+    """How many bytes of `came`, on any device, are wrong, and where the first is (or None)."""
 
     def wrong(begin, end):
         part = came[begin:end]

@@ -34,7 +34,7 @@ class Source:
 
     @functools.cached_property
     def first_ids(self):
-        """The id of each file's first sample, and behind the last file how many samples there are."""
+        """The id of each file's first sample; behind the last, how many samples there are."""
         return np.concatenate([[0], np.cumsum(self.counts)])
 
     @property

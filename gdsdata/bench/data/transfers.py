@@ -1,4 +1,4 @@
-"""Transfers of one size between a file and memory: their order, their memory, a file to write to."""
+"""Transfers of one size between a file and memory: their order, their memory, a new file."""
 
 import contextlib
 import dataclasses

@@ -44,7 +44,7 @@ def new_results(settings):
 
 
 def outcome_of(call, *arguments, **more):
-    """What a call of a row's process returns, or RowFailed."""
+    """The answer of a row's process, or RowFailed."""
     try:
         return call(*arguments, **more)
     except RowFailed as failed:
@@ -54,13 +54,14 @@ def outcome_of(call, *arguments, **more):
 class Case:
     """A case says which sources and rows it has, what a run is, and what is reported of a row.
 
-    Methods of each case:
-        sources(): yields the sources, each of which is measured before the next is made. A source
-            has `kind`, `files`, `file_bytes` and `summary()`.
-        dtypes(source, cache): those of the tables.
-        load_command(source): the first command of a row's process.
-        touched_bytes(source): memory that a run will need at most; it is touched beforehand.
-        run(row): one run, with the page cache as the table wants it.
+    Each case has these methods:
+
+    - `sources()` yields the sources, each of which is measured before the next is made. A source
+      has `kind`, `files`, `file_bytes` and `summary()`.
+    - `dtypes(source, cache)` are those of the tables.
+    - `load_command(source)` is the first command of a row's process.
+    - `touched_bytes(source)` is the most memory that a run needs; it is touched beforehand.
+    - `run(row)` is one run, with the page cache as the table wants it.
     """
 
     no_peers = ()  # keys of rows that others are not compared with
@@ -99,7 +100,7 @@ class Case:
         return row.summary()
 
     def limit_for(self, table, found):
-        """(GB/s of the files' bytes that no row can pass, its name), or (None, why it is unknown)."""
+        """(GB/s of the files' bytes that no row can pass, its name), or (None, why)."""
         return limits.limit_of(found)
 
     # All cases share:
@@ -179,7 +180,7 @@ class Case:
         return [cache for cache in self.case.cache if cache != "cold"]
 
     def wanted(self, source, cache):
-        """The keys of the table's rows; notes say which are left out, because their package is missing."""
+        """The keys of the table's rows; a note names each that is left out."""
         classes = {peer.key: peer for peer in self.rows_for(source, cache)}
         keys = list(classes)
         if self.case.rows:
@@ -216,7 +217,7 @@ class Case:
         return f"{type(self).__module__.rpartition('.')[0]}.row:{type(self).__name__}Row"
 
     def start(self, source, names):
-        """{key: what its process says of the row, or RowFailed}; all start at once: imports are slow."""
+        """{key: what the row says, or RowFailed}; all start at once, because imports are slow."""
         for name in names:
             self.process(name)
         loaded, command = {}, {"row": self.row_class(), "device": self.device, **self.load_command(source)}

@@ -1,4 +1,4 @@
-"""Where a run's files are until its end: a temporary folder, or one of the bench's with a marker."""
+"""Where a run's files are until its end: a temporary folder, or a marked one of the bench's."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""The device that batches and tensors are delivered on, and what hand-written loaders need of CUDA."""
+"""The device that batches and tensors are delivered on, and CUDA for hand-written loaders."""
 
 import collections
 import itertools
@@ -132,7 +132,7 @@ def record(event, name):
 
 
 def copied_ahead(batches, name, ahead=2):
-    """Batches of pinned memory on the device, each copied on its own stream during an earlier step."""
+    """Batches of pinned memory on the device, copied on a stream of their own before their step."""
     if not is_cuda(name):
         yield from batches
         return

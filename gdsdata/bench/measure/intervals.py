@@ -47,7 +47,7 @@ def mean_interval(values, confidence=CONFIDENCE):
 
 
 def ratio_interval(before, after, confidence):
-    """(ratio, low, high) of the geometric means, `after` to `before`: two positive values or more."""
+    """(ratio, low, high) of geometric means, `after` to `before`: two positive values or more."""
     # Welch's interval on logarithms: times scatter by factors, and the two need not scatter alike.
     logs = [[math.log(value) for value in values] for values in (before, after)]
     ratio = statistics.fmean(logs[1]) - statistics.fmean(logs[0])

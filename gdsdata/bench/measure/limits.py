@@ -35,7 +35,7 @@ COPYING_THREADS = 8  # at most: with ten and twelve no more came through (docs/d
 
 
 def memory_copy(seconds, each_bytes=64 * 2**20):
-    """GB/s (bytes copied, counted once) of a thread a core, between buffers larger than the caches."""
+    """GB/s (bytes copied, counted once) of a thread a core; the buffers are larger than caches."""
     threads = min(COPYING_THREADS, len(os.sched_getaffinity(0)))
     pairs = [(np.ones(each_bytes, np.uint8), np.ones(each_bytes, np.uint8)) for _ in range(threads)]
     end = time.perf_counter() + seconds
@@ -90,7 +90,7 @@ class NativeAio:
 
 
 def direct_alignment(path):
-    """The least offset and length that O_DIRECT takes here, found by trying; None: it is refused."""
+    """The least offset and length that O_DIRECT takes, found by trying; None if it is refused."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
     except OSError:
@@ -177,7 +177,7 @@ def direct_io(files, requests, depth, seconds=math.inf, write=False):
 
 
 def durable_write(folder, size_bytes, request_bytes, depth):
-    """A new file of preallocated space, written once with O_DIRECT and synced: only that is timed."""
+    """A new file of allocated space; its one O_DIRECT write and sync are timed."""
     path = os.path.join(folder, f"limit-{os.getpid()}.bin")
     try:
         with open(path, "wb") as file:
@@ -201,7 +201,7 @@ def durable_writes(folder, size_bytes):
 
 def huge_pages(size):
     """Touched memory, in one piece where the system allows it: (its mmap, a uint8 array of it)."""
-    # A 1 MiB read into scattered pages is 256 pieces to the disk: virtio then gave 1.3 GB/s, not 2.3.
+    # 1 MiB in scattered pages is 256 pieces to the disk: virtio then gave 1.3 GB/s, not 2.3.
     huge = 2**21
     memory = mmap.mmap(-1, size + huge, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
@@ -246,7 +246,7 @@ def sample_requests(source, alignment, seed=0):
 
 
 def measured(name, function, **more):
-    """What it measures, with `more` beside it; {"unavailable": why} if it cannot."""
+    """The measurement, with `more` beside it; {"unavailable": why} if it fails."""
     try:
         return function() | more
     except OSError as error:

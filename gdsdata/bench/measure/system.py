@@ -187,7 +187,7 @@ def spread(values):
 
 
 def first_line(path, prefix=""):
-    """What follows the prefix in the first line that has it; "" if there is none, or no file."""
+    """The rest of the first line with the prefix; "" if there is none, or no file."""
     with contextlib.suppress(OSError), open(path) as file:
         for line in file:
             if line.startswith(prefix):

@@ -11,7 +11,7 @@ SHUFFLE_BUFFER = 256  # samples
 
 
 class Dali(BatchPeer):
-    """A pipeline over the shuffled list of files, whose iterator owns a batch until the next one."""
+    """A pipeline over the shuffled files; its iterator owns a batch until the next one."""
 
     package = "nvidia.dali"
     keeps_batches = False

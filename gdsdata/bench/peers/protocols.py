@@ -1,4 +1,4 @@
-"""The classes of rows, by the work of their cases; a class of your own derives from one of these."""
+"""The classes of rows, by the work of their cases; your own class derives from one of these."""
 
 import contextlib
 import functools
@@ -61,11 +61,9 @@ def shuffled(samples, seed, epoch):
 class BatchPeer(Peer):
     """Gives shuffled batches (B, *shape) on the device; a GPU widens them itself.
 
-    It is complete when it is made, and its making is timed. A batch is the caller's for good, unless
-    `keeps_batches` is False: then it is valid until the next one is asked for.
-
-    Methods of a class:
-        epoch(epoch): an iterator of the epoch's batches.
+    It is complete when it is made, and its making is timed. A class has `epoch(epoch)`, an iterator
+    of the epoch's batches. A batch is the caller's for good, unless `keeps_batches` is False: then
+    it is valid until the next one is asked for.
     """
 
     keeps_batches = True
@@ -84,7 +82,7 @@ class BatchPeer(Peer):
         """Part of making it."""
 
     def settle(self):
-        """Does what is not timed; returns the first epoch that is. If not 0, sets `first_batch_s`."""
+        """Does what is not timed; returns the next epoch, and (if not 0) sets `first_batch_s`."""
         return 0
 
     def delivered(self, batches):
@@ -197,10 +195,8 @@ class LoadPeer(Peer):
     """Loads a data.checkpoints.Checkpoint.
 
     Nothing is opened by making it. On the CPU it copies what a mapping would only promise, so that
-    every row has moved its bytes.
-
-    Methods of a class:
-        load(): {name: tensor on the device}; without safetensors, {WHOLE: one of all data bytes}.
+    every row has moved its bytes. A class has `load()`, which returns {name: tensor on the device},
+    or {WHOLE: one tensor of all data bytes} if it knows no safetensors.
     """
 
     reads_torch_file = False
@@ -224,11 +220,8 @@ THREADS = min(8, len(os.sched_getaffinity(0)))  # of torch's DCP
 class CheckpointPeer(Peer):
     """Saves a dict of tensors to a file or folder, and fills tensors from one.
 
-    Nothing is opened by making it.
-
-    Methods of a class:
-        save(state, path), if it `saves` a format.
-        load(into, path), if it `loads` one.
+    Nothing is opened by making it. A class has `save(state, path)` if it `saves` a format, and
+    `load(into, path)` if it `loads` one.
     """
 
     kinds = ("save", "load")
@@ -249,11 +242,12 @@ class CheckpointPeer(Peer):
 class AsyncPeer(CheckpointPeer):
     """Saves while the program goes on.
 
-    Methods of a class:
-        open(folder, state_bytes)
-        save(state, step): returns when `state` may change; on a GPU, by later work of its stream.
-        is_done(): whether `wait` would return at once.
-        wait(): waits for the last save; returns its path.
+    A class has these methods:
+
+    - `open(folder, state_bytes)`.
+    - `save(state, step)` returns when `state` may change; on a GPU, by later work of its stream.
+    - `is_done()`: whether `wait` would return at once.
+    - `wait()` waits for the last save, and returns its path.
     """
 
     kinds, caches = ("async",), ("staged",)
@@ -300,10 +294,9 @@ def borrowed(library):
 class TransferPeer(Peer):
     """Carries a data.transfers.Work between a file and a data.transfers.Memory.
 
-    Methods of a class:
-        move(place, offsets): carries one call's transfers, from or to the places from `place` on;
-            returns when all are complete.
-        start(place, offset): the future of one transfer, in place of `move` ("async" only).
+    A class has `move(place, offsets)`, which carries one call's transfers, from or to the places
+    from `place` on, and returns when all are complete. If `submit` is "async", it has
+    `start(place, offset)` instead, which returns the future of one transfer.
     """
 
     submit = "sync"  # `threads` threads with a transfer each; "batch": `batch_calls` calls; "async": futures
@@ -338,10 +331,8 @@ class TensorPeer(Peer):
     In state `replaced` a write makes a new file that then takes the old one's name, so a crash
     leaves one of the two whole. In state `in_place` it writes over the bytes of a file.
 
-    Methods of a class:
-        read(): the file's first `tensor_bytes` bytes on the device. It opens the file, as a program
-            does for one tensor.
-        write(tensor): returns when the bytes are on storage.
+    A class has `read()`, which opens the file, as a program does for one tensor, and returns its
+    first `tensor_bytes` bytes on the device. `write(tensor)` returns when the bytes are on storage.
     """
 
     kinds = ("read", "write")
@@ -379,8 +370,7 @@ def replaced(path):
 class UnsyncedTensorPeer(TensorPeer):
     """A library that does not sync: its bytes are synced within the time.
 
-    Methods of a class:
-        store(tensor, path): writes the file's first bytes; makes the file if there is none.
+    A class has `store(tensor, path)`, which writes the first bytes of a file, or of a new one.
     """
 
     def write(self, tensor):

@@ -6,7 +6,7 @@ from gdsdata.bench.peers.registry import serves
 
 @serves("checkpoint")
 class TorchCheckpointing(CheckpointPeer):
-    """Without its default, direct I/O: 0.1.1 then fails on files that are not whole pages (EINVAL)."""
+    """Without direct I/O, its default, with which 0.1.1 fails on files that are no whole pages."""
 
     key, name = "torch_checkpointing", "torch_checkpointing"
     setting = "CheckpointManager with_sync_save, LocalFileSystemStorageConfig(use_direct_io=False)"

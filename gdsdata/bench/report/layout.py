@@ -17,7 +17,7 @@ VERIFIED = {
 
 
 class Layout:
-    """A case derives from it, sets `columns`, and writes `title`, and notes.md beside its own file."""
+    """A case derives from it, sets `columns`, has `title(rows)`, and notes.md beside its file."""
 
     columns = ()
     picture_title = "GB per second by row"

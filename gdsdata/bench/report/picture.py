@@ -24,7 +24,7 @@ def panels(path, down, across=1, dpi=130, **options):
 
 @contextlib.contextmanager
 def tables_of_bars(path, tables, inches=0.3, width=9.5, frame=1.3, below=0.0):
-    """(figure, axes): a panel of horizontal bars for each (title, rows), as high as its rows need."""
+    """(figure, axes): a panel of horizontal bars for each (title, rows), as high as these need."""
     heights = [len(rows) * inches + frame for _, rows in tables]
     with panels(path, len(tables), figsize=(width, sum(heights) + below), height_ratios=heights) as (figure, axes):
         yield figure, axes[:, 0]

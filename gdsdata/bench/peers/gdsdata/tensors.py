@@ -14,7 +14,7 @@ from gdsdata.io.engine import resolved, shared_engine
 
 @functools.cache
 def engine_of(options, device_name, path):
-    """The engine that read_tensor uses, kept for its counts (with other options, for later runs)."""
+    """The engine of read_tensor, kept for its counts (with other options, for later runs)."""
     where = resolved(device_name)
     return shared_engine(calibrated(options, path, where, measure=False), where)
 
