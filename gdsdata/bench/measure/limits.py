@@ -21,7 +21,10 @@ import numpy as np
 
 from gdsdata.bench.measure import system
 
-SYSCALLS = {"x86_64": (206, 207, 208, 209), "aarch64": (0, 1, 4, 2)}  # io_setup, io_destroy, io_getevents, io_submit
+SYSCALLS = {
+    "x86_64": {"io_setup": 206, "io_destroy": 207, "io_getevents": 208, "io_submit": 209},
+    "aarch64": {"io_setup": 0, "io_destroy": 1, "io_getevents": 4, "io_submit": 2},
+}
 # struct iocb of linux/aio_abi.h, little endian
 IOCB = np.dtype([
     ("data", "<u8"), ("key", "<u4"), ("rw_flags", "<u4"), ("opcode", "<u2"), ("prio", "<i2"), ("fd", "<u4"),
@@ -58,17 +61,14 @@ class NativeAio:
     """io_setup(2) and its companions through ctypes."""
 
     def __init__(self, depth):
-        numbers = SYSCALLS.get(platform.machine())
-        if numbers is None:
+        self.numbers = SYSCALLS.get(platform.machine())
+        if self.numbers is None:
             raise OSError(errno.ENOSYS, f"native AIO's system call numbers are not known here for {platform.machine()}")
-        self.setup_number, self.destroy_number, self.getevents_number, self.submit_number = numbers
-        self.context = ctypes.c_ulong(0)
-        self.call("io_setup", self.setup_number, depth, ctypes.byref(self.context))
-        self.events = np.zeros(depth, EVENT)
-        self.depth = depth
+        self.context, self.depth, self.events = ctypes.c_ulong(0), depth, np.zeros(depth, EVENT)
+        self.call("io_setup", depth, ctypes.byref(self.context))
 
-    def call(self, name, number, *arguments):
-        while (result := system.libc.syscall(ctypes.c_long(number), *arguments)) < 0:
+    def call(self, name, *arguments):
+        while (result := system.libc.syscall(ctypes.c_long(self.numbers[name]), *arguments)) < 0:
             if ctypes.get_errno() != errno.EINTR:  # a signal came, and Python has called its handler
                 raise OSError(ctypes.get_errno(), f"{name}: {os.strerror(ctypes.get_errno())}")
         return result
@@ -78,15 +78,14 @@ class NativeAio:
         at = 0
         while at < len(pointers):
             address = ctypes.c_void_p(pointers.ctypes.data + 8 * at)
-            at += self.call("io_submit", self.submit_number, self.context, ctypes.c_long(len(pointers) - at), address)
+            at += self.call("io_submit", self.context, ctypes.c_long(len(pointers) - at), address)
 
     def wait(self, least):
         lengths, events = (ctypes.c_long(least), ctypes.c_long(self.depth)), ctypes.c_void_p(self.events.ctypes.data)
-        count = self.call("io_getevents", self.getevents_number, self.context, *lengths, events, None)
-        return self.events[:count]
+        return self.events[: self.call("io_getevents", self.context, *lengths, events, None)]
 
     def close(self):
-        self.call("io_destroy", self.destroy_number, self.context)
+        self.call("io_destroy", self.context)
 
 
 def direct_alignment(path):
@@ -204,9 +203,8 @@ def huge_pages(size):
     # 1 MiB in scattered pages is 256 pieces to the disk: virtio then gave 1.3 GB/s, not 2.3.
     huge = 2**21
     memory = mmap.mmap(-1, size + huge, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without them
-            memory.madvise(mmap.MADV_HUGEPAGE)
+    with contextlib.suppress(OSError):  # a kernel without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
     array = np.frombuffer(memory, np.uint8)
     start = -array.ctypes.data % huge
     buffers = array[start : start + size]

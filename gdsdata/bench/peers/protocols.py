@@ -304,7 +304,7 @@ class TransferPeer(Peer):
     caches = ("cold", "warm", "direct")
 
     def __init__(self, work, memory, device_name, engine):
-        self.work, self.memory, self.device, self.engine_settings = work, memory, device_name, engine or {}
+        self.work, self.memory, self.device = work, memory, device_name
         self.path = ""
 
     def shares(self):

@@ -1,5 +1,6 @@
 """Volumes read by hand, straight into their batches: rows of case=loader."""
 
+import collections
 import contextlib
 import os
 import queue
@@ -83,44 +84,42 @@ class ReadRing(BatchPeer):
 
     def epoch(self, epoch):
         order = shuffled(self.source.samples, self.seed, epoch).split(self.batch_size)
-        flying = []
+        flying = collections.deque()  # (a batch's buffer, what its reads came to)
 
         def ask(at):
-            ids, slot, done = order[at].tolist(), at % self.depth, queue.SimpleQueue()
-            buffer = self.ring[slot][: len(ids)]
-            for index, place in zip(ids, buffer.numpy(), strict=True):
-                self.work.put((index, place, self.copied[slot] if self.on_gpu else None, done))
-            flying.append([buffer, done, len(ids)])
+            if at < len(order):
+                ids, slot, done = order[at].tolist(), at % self.depth, queue.SimpleQueue()
+                buffer = self.ring[slot][: len(ids)]
+                flying.append((buffer, done))
+                for index, place in zip(ids, buffer.numpy(), strict=True):
+                    self.work.put((index, place, self.copied[slot] if self.on_gpu else None, done))
 
-        def wait_for(batch):
-            _, done, count = batch
-            for left in reversed(range(count)):
-                error = done.get()
-                batch[2] = left
-                if error is not None:
-                    raise error
+        def next_batch():
+            buffer, done = flying.popleft()
+            errors = [error for error in [done.get() for _ in range(len(buffer))] if error is not None]
+            if errors:
+                raise errors[0]
+            return buffer
 
         try:
-            for at in range(min(self.depth, len(order))):
+            for at in range(self.depth):
                 ask(at)
             for at in range(len(order)):
-                wait_for(flying[0])
-                buffer = flying.pop(0)[0]
+                buffer = next_batch()
                 if self.on_gpu:
                     buffer = device.send(buffer, self.device)
                     device.record(self.copied[at % self.depth], self.device)
-                    if at + self.depth < len(order):
-                        ask(at + self.depth)
+                    ask(at + self.depth)
                 yield buffer
-                if not self.on_gpu and at + self.depth < len(order):
+                if not self.on_gpu:
                     ask(at + self.depth)
         finally:
             with contextlib.suppress(queue.Empty):  # An epoch that is broken off leaves files in the queue.
                 while True:
                     self.work.get_nowait()[-1].put(None)
-            for batch in flying:  # The next epoch's reads must not meet these.
+            while flying:  # The next epoch's reads must not meet these.
                 with contextlib.suppress(Exception):
-                    wait_for(batch)
+                    next_batch()
 
     def close(self):
         for _ in self.workers:
