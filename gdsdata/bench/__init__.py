@@ -1,4 +1,4 @@
-"""`python -m gdsdata.bench`: gdsdata beside its alternatives and beside the machine's limits.
+"""`python -m gdsdata.bench`: gdsdata beside its alternatives and hardware limits.
 
 - `cases/` has one folder a case: its settings, what it measures, and how it reports that.
 - `peers/` has one module a library, which registers the rows that it can serve in each case.

@@ -9,7 +9,7 @@ from gdsdata.bench import cases, settings
 
 
 def register():
-    """The schemas that the files under configs/ are checked against, and the text of --help."""
+    """Register the schemas of the files under configs/, and the text of --help."""
     store = ConfigStore.instance()
     store.store(name="settings", node=settings.Settings)
     for name, cls in cases.SETTINGS.items():
@@ -36,7 +36,7 @@ def measure(config):
 
 
 def end(number, _):
-    """Ends as Ctrl-C does: the run's files are removed on the way out."""
+    """End as Ctrl-C does: the run's files are removed on the way out."""
     sys.exit(128 + number)
 
 

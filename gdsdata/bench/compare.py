@@ -1,4 +1,4 @@
-"""`python -m gdsdata.bench.compare A B`: the changes from run A of a case to run B beyond chance.
+"""`python -m gdsdata.bench.compare A B`: changes between two runs beyond chance.
 
 A and B are results.json files, or the folders they are in. Rows are matched by data, dtype, cache
 and key, and compared by time: of the same bytes, and in case=latency the median of one call. Each
@@ -50,7 +50,7 @@ PARTS = {  # of results.json, that are compared first: {part: (what to say, name
 
 
 def load(path):
-    """(results, the file they came from). ValueError where this version writes no such results."""
+    """Return (results, their file); ValueError if this version writes no such results."""
     file = Path(path) / "results.json" if Path(path).is_dir() else Path(path)
     try:
         results = json.loads(file.read_text())
@@ -76,14 +76,14 @@ def row_name(row):
 
 
 def time_of(case, run):
-    """The time of a run's work, in seconds or (of other cases than the two) in s/GB."""
+    """Return the time of a run's work, in seconds or (if not of the two cases) in s/GB."""
     if case == "latency":
         return run["latency_s"]["median"]
     return run["seconds"] if case == "startup" else run["seconds"] / run["bytes"] * 1e9
 
 
 def judged(before, after):
-    """A verdict on two runs' repeats (small is good); the change in percent, with its interval."""
+    """Return a verdict on two runs' repeats; the change in percent with its interval."""
     found = {"verdict": TOO_FEW, "change_percent": None, "low_percent": None, "high_percent": None}
     if not before or not after:
         return found
@@ -101,7 +101,7 @@ def judged(before, after):
 
 
 def apart(smaller, larger):
-    """Whether each median lies outside the other's range: one value far off moves neither."""
+    """Return whether each median (which no outlier moves) is outside the other's range."""
     return statistics.median(smaller) < min(larger) and statistics.median(larger) > max(smaller)
 
 
@@ -133,7 +133,7 @@ def compared(case, old, new):
 
 
 def beside_the_machine(rows):
-    """The rows with what their tables' peers did; verdicts say which changed with the machine."""
+    """Add what peers of a table did; verdicts say which rows changed with the machine."""
     for row in rows:
         peers = [
             peer["change_percent"]
@@ -151,14 +151,14 @@ def beside_the_machine(rows):
 
 
 def moved_with_the_machine(row):
-    """Whether the change of the limit or of the peers accounts for half of the row's, or more."""
+    """Return whether the limit or the peers account for half of a row's change."""
     own = math.log1p(row["change_percent"] / 100)
     controls = [row[name] for name in ("limit_percent", "peers_percent") if row[name] is not None]
     return any(math.log1p(control / 100) / own >= 0.5 for control in controls)
 
 
 def flat(value, name=""):
-    """{dotted name: value} of nested dicts."""
+    """Return {dotted name: value} of nested dicts."""
     if not isinstance(value, dict):
         return {name: value}
     found = {}
@@ -168,7 +168,7 @@ def flat(value, name=""):
 
 
 def differences(a, b):
-    """{part: {dotted name: [A's, B's]}} of what should be the same, or be known to differ."""
+    """Return {part: {dotted name: [A's, B's]}} of what should be the same."""
     found = {}
     for part, (_, may_differ) in PARTS.items():
         old, new = flat(a.get(part, {})), flat(b.get(part, {}))
@@ -185,7 +185,7 @@ def of_one_run(old, new):
 
 
 def compare(a, b):
-    """The object that `--json` prints. Raises ValueError if the two are of different cases."""
+    """Return what `--json` prints; ValueError if the two are of different cases."""
     if a["case"] != b["case"]:
         raise ValueError(f"A is of case={a['case']} and B of case={b['case']}: compare two runs of one case")
     old, new = ({row_name(row): row for row in results["rows"]} for results in (a, b))
@@ -208,7 +208,7 @@ def compare(a, b):
 
 
 def compare_all(a, b, a_folder, b_folder):
-    """Two runs of case=all, case by case; those of one run, or without results, are named."""
+    """Compare two runs of case=all; name cases of one run only, or without results."""
     old, new = ({row["name"]: row for row in results["rows"]} for results in (a, b))
     found = {"case": "all", "when": [a.get("when"), b.get("when")], "cases": {}, "failed": []}
     for name in [name for name in new if name in old]:
@@ -221,7 +221,7 @@ def compare_all(a, b, a_folder, b_folder):
 
 
 def slower_than(found, limit_percent):
-    """Rows slower by more than that, and rows (of case=all also cases) that only B failed."""
+    """Return rows slower by more than that, and rows or cases that only B failed."""
     if found["case"] == "all":
         inner = [row for one in found["cases"].values() for row in slower_than(one, limit_percent)]
         return inner + [one for one in found["failed"] if one["only_b"]]
@@ -246,7 +246,7 @@ def shown_time(value, unit):
 
 
 def said(row):
-    """The verdict, and what explains it."""
+    """Return the verdict, and what explains it."""
     text = row["verdict"]
     if row["error"]:
         text += f": {row['error']}"

@@ -11,7 +11,7 @@ from gdsdata.bench.report.progress import Progress, show
 
 
 def main(settings, folder):
-    """Runs the case and writes its report into `folder`; returns the process's exit status."""
+    """Run the case, write its report into `folder`, and return the exit status."""
     with one_interrupt():
         return run_and_report(settings, Path(folder))
 
@@ -40,7 +40,7 @@ def run_and_report(settings, folder):
 
 
 def write(results, folder):
-    """Writes results.json, results.png, report.md and .html; returns the path of report.md."""
+    """Write results.json, results.png, report.md and .html; return report.md's path."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "results.json").write_text(json.dumps(results, indent=1) + "\n")
     layout = cases.layout_of(results)

@@ -1,4 +1,4 @@
-"""The settings of a run: dataclasses that are the Hydra schema, and the text of `--help`.
+"""The settings of a run: the dataclasses of Hydra's schema, and `--help`.
 
 A field's unit is in its name (`_bytes`, `_seconds`). Hydra refuses unknown names and values of a
 wrong type; `check` refuses values that have the right type and make no sense.
@@ -57,14 +57,14 @@ class Settings:
 
 
 def made_small(settings):
-    """Applies quick=true. Values that were made smaller by hand stay."""
+    """Apply quick=true. Values that were made smaller by hand stay."""
     settings.case.make_small()
     settings.data.size_bytes = min(settings.data.size_bytes, 16 * 2**20)
     return settings
 
 
 def check(settings):
-    """Raises ValueError with the setting's full name, its value and what it may be."""
+    """Raise ValueError with the setting's full name, its value and what it may be."""
     case, data = settings.case, settings.data
     one_of("case.name", case.name, list(CASES))
     if not isinstance(case, CASES[case.name]):
@@ -81,7 +81,7 @@ def check(settings):
 
 
 def settings_from(config):
-    """Dataclasses from Hydra's configuration (an OmegaConf DictConfig), checked."""
+    """Return dataclasses of Hydra's configuration (an OmegaConf DictConfig), checked."""
     from omegaconf import OmegaConf
 
     plain = OmegaConf.to_container(config, resolve=True)
@@ -97,7 +97,7 @@ def settings_from(config):
 
 
 def engine_schema():
-    """gdsdata's own EngineOptions, against which `engine.*` is checked; its fields can be set."""
+    """Return EngineOptions with fields that can be set: `engine.*` is checked by it."""
     from gdsdata.io.options import EngineOptions
 
     helps, hints = documented(EngineOptions), get_type_hints(EngineOptions)
@@ -109,7 +109,7 @@ def engine_schema():
 
 
 def documented(cls):
-    """{name: text} from the "Attributes:" part of a docstring in Google's style."""
+    """Return {name: text} of the "Attributes:" of a docstring in Google's style."""
     _, _, behind = inspect.getdoc(cls).partition("Attributes:\n")
     attributes = re.split(r"^\S", behind, maxsplit=1, flags=re.MULTILINE)[0]
     entries = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", attributes, re.MULTILINE)
@@ -160,7 +160,7 @@ def help_text():
 
 
 def configs_folder():
-    """The Hydra tree. In a checkout it is a link to configs/."""
+    """Return the Hydra tree. In a checkout it is a link to configs/."""
     folder = Path(__file__).resolve().parents[1] / "configs"
     if not (folder / "config.yaml").is_file():
         raise FileNotFoundError(f"no config.yaml in {folder}: this gdsdata is incomplete; install it again")

@@ -1,1 +1,1 @@
-"""Data that the bench reads and writes, made or the user's own, and what its bytes must be."""
+"""Data that the bench reads and writes, and what its bytes must be."""

@@ -1,4 +1,4 @@
-"""Tensors that are loaded and saved: one file of them, a state from a seed, checksums of both."""
+"""Tensors that are loaded and saved: a file, a state from a seed, checksums."""
 
 import dataclasses
 import functools
@@ -21,7 +21,7 @@ STATE_PIECE_BYTES = 64 * 2**20
 
 @dataclass
 class Checkpoint:
-    """One safetensors file, and a .pt file of the same tensors if that was made (else "").
+    """One safetensors file, and a .pt file of the same tensors ("" if none was made).
 
     `tensors` has the first and last byte (exclusive) of each, counted from `start`. `bytes` are
     those of all tensors, and `checksums` are set once they were taken, by name.
@@ -85,7 +85,7 @@ class State:
         return found
 
     def empty(self, device):
-        """Zeroed tensors of its names, dtypes and sizes: touched memory, without older bytes."""
+        """Return zeroed tensors: their memory is touched, and has no older bytes."""
         return {
             name: torch.zeros(size // dtype.itemsize, dtype=dtype, device=device) for name, dtype, size in self.layout
         }
@@ -97,7 +97,7 @@ class State:
         return tensors
 
     def check(self, tensors):
-        """Raises ValueError for the first tensor that has not all of its bits."""
+        """Raise ValueError for the first tensor that has not all of its bits."""
         for name, dtype, size in self.layout:
             found = tensors.get(name)
             if found is None or (found.dtype, found.nbytes) != (dtype, size):
@@ -108,7 +108,7 @@ class State:
                 raise ValueError(f"tensor {name!r}: not all of its bytes are those that were saved, from byte {at} on")
 
     def parts(self, tensors):
-        """Each tensor's words in parts, beside those due there: tensors are windows of one base."""
+        """Yield parts of each tensor beside the words due there, which are of one base."""
         for index, (name, _, size) in enumerate(self.layout):
             words, at, begin = tensors[name].view(torch.int64), 0, index * BASE_STEP % BASE_WORDS
             base = self.base_on(words.device)
@@ -150,14 +150,14 @@ class Saved:
         remove(Path(self.path))
 
     def sync(self):
-        """Its bytes, and its names, on storage."""
+        """Sync its bytes and its names."""
         folders = {os.path.dirname(file) for file in self.files} | {os.path.dirname(self.path)}
         for path in [*self.files, *folders]:
             sync(path)
 
 
 def write_safetensors(target, size_bytes, tensor_bytes, seed, progress):
-    """bf16 tensors of random bytes; the header is padded so that the data starts at a page."""
+    """Write bf16 tensors of random bytes; the header is padded to whole pages."""
     header, at = {}, 0
     while at < size_bytes:
         end = min(at + tensor_bytes, size_bytes)
@@ -175,7 +175,7 @@ def write_safetensors(target, size_bytes, tensor_bytes, seed, progress):
 
 
 def write_torch_file(target, checkpoint):
-    """The same tensors as torch.save writes them."""
+    """Write the same tensors by torch.save."""
     tensors = {}
     for name, (begin, end) in checkpoint.tensors.items():
         mapped = np.memmap(checkpoint.path, np.uint8, "c", checkpoint.start + begin, (end - begin,))
@@ -185,7 +185,7 @@ def write_torch_file(target, checkpoint):
 
 
 def describe_safetensors(path, torch_file, origin):
-    """The Checkpoint of a safetensors file, from its header.
+    """Return the Checkpoint of a safetensors file, from its header.
 
     Raises:
         DataError: it is no such file, or shorter than its header says.
@@ -207,7 +207,7 @@ def describe_safetensors(path, torch_file, origin):
 
 
 def checkpoint_for(settings, case, with_torch_file, progress=lambda count: None):
-    """The Checkpoint of DataSettings and LoadSettings: the user's own file, or made."""
+    """Return the Checkpoint of the settings: the user's own file, or made."""
     if settings.path:
         files = expand(settings.path)
         if len(files) > 1:
@@ -227,7 +227,7 @@ def checkpoint_for(settings, case, with_torch_file, progress=lambda count: None)
 
 
 def checksum(tensor, at=0):
-    """The checksum of a flat uint8 tensor, taken on its own device.
+    """Return the checksum of a flat uint8 tensor, taken on its own device.
 
     Each 64-bit word is multiplied by an odd number of its own, and all are summed modulo 2**64. Any
     one word that differs shows: an odd number times a difference is no multiple of 2**64. `at` is
@@ -247,7 +247,7 @@ def checksum(tensor, at=0):
 
 
 def checksums_of(checkpoint, progress=lambda count: None):
-    """{name: checksum} of every tensor, by reading the file plainly."""
+    """Return {name: checksum} of every tensor, by reading the file plainly."""
     buffer, found = torch.empty(STATE_PIECE_BYTES, dtype=torch.uint8), {}
     with open(checkpoint.path, "rb", buffering=0) as file:
         for name, (begin, end) in checkpoint.tensors.items():

@@ -1,4 +1,4 @@
-"""Volumes once more, for loaders of other formats; each is written by the library that reads it."""
+"""Volumes in other formats, each written by the library that reads it."""
 
 import contextlib
 import dataclasses
@@ -82,7 +82,7 @@ WRITERS = {"tar": write_tar, "mds": write_mds, "litdata": write_litdata, "beton"
 
 
 def copied(source, kind, folder, progress=lambda count: None):
-    """The Source of the same volumes in another format, made in `folder` unless they are there."""
+    """Return the same volumes in another format, from `folder` or made there."""
     digest = hashlib.sha256()
     for file in source.files:
         status = os.stat(file)

@@ -1,4 +1,4 @@
-"""JPEGs in WebDataset tars; their pixels say their numbers, so any order can be compared."""
+"""JPEGs in WebDataset tars; pixels say their number, so any order can be checked."""
 
 import contextlib
 import importlib.util
@@ -25,7 +25,7 @@ def missing():
 
 
 def image(number, size):
-    """uint8 (3, height, width): waves, some noise, and the number in black and white squares."""
+    """Return uint8 (3, height, width): waves, noise, and the number in squares."""
     height, width = size
     rng = np.random.default_rng(number)
     y, x = np.mgrid[:height, :width]
@@ -37,7 +37,7 @@ def image(number, size):
 
 
 def encoded(number, size):
-    """The image's JPEG, as bytes."""
+    """Return the image's JPEG, as bytes."""
     import torchvision
 
     return torchvision.io.encode_jpeg(image(number, size), quality=QUALITY).numpy().tobytes()
@@ -50,7 +50,7 @@ def numbers_in(batch):
 
 
 def write_shards(folder, samples, content, extension, each=lambda number: None):
-    """A new folder of tars, over which samples of one member each are spread: `content(number)`."""
+    """Write a new folder of tars; sample `number` is one member, `content(number)`."""
     folder.mkdir()
     for shard, numbers in enumerate(np.array_split(np.arange(samples), min(SHARDS, samples))):
         with ThreadPoolExecutor() as many, tarfile.open(folder / f"{shard:05}.tar", "w") as archive:
@@ -62,7 +62,7 @@ def write_shards(folder, samples, content, extension, each=lambda number: None):
 
 
 def places(shards):
-    """[(file, offset, bytes)] of the members of all shards, in order."""
+    """Return [(file, offset, bytes)] of the members of all shards, in order."""
     found = []
     for path in shards:
         with contextlib.closing(tarfile.open(path)) as archive:
@@ -86,7 +86,7 @@ def read(place):
 
 
 def source_in(folder, case, progress):
-    """The Source of made images, from TrainSettings; `progress` gets bytes of pixels."""
+    """Return the Source of made images; `progress` gets bytes of pixels."""
     height, width = case.image_size
     pixels_bytes = 3 * height * width
     parameters = {"kind": "images", "images": case.images, "size": [height, width], "shards": SHARDS}

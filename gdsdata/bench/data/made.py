@@ -19,7 +19,7 @@ class DataError(ValueError):
 
 
 def data_folder(settings):
-    """The folder that `data.folder` (DataSettings) names, or the default one."""
+    """Return the folder that `data.folder` (DataSettings) names, or the default one."""
     if settings.folder:
         return Path(settings.folder).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gdsdata" / "bench"
@@ -27,7 +27,7 @@ def data_folder(settings):
 
 @contextlib.contextmanager
 def synced(path):
-    """A new file to write, whose bytes are on storage when the block ends."""
+    """Yield a new file to write, whose bytes are synced when the block ends."""
     with open(path, "wb") as out:
         yield out
         out.flush()
@@ -40,7 +40,7 @@ def write_synced(path, content):
 
 
 def sync(path):
-    """Syncs a file's bytes, or a folder's names."""
+    """Sync a file's bytes, or a folder's names."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -49,7 +49,7 @@ def sync(path):
 
 
 def library_text():
-    """The *.py files of this Python's standard library, one after the other: uint8."""
+    """Return the *.py files of Python's standard library, one after the other: uint8."""
     root = Path(sysconfig.get_paths()["stdlib"])
     files = [path for path in root.rglob("*.py") if not {"site-packages", "dist-packages"} & set(path.parts)]
     text = b"".join(path.read_bytes() for path in sorted(files))
@@ -84,7 +84,7 @@ def write_volumes(target, size_bytes, shape, progress):
 
 
 def make(kind, folder, size_bytes, shape, progress=lambda count: None):
-    """The path of the made tokens or npy files; `keep` says when they are made."""
+    """Return the path of the made tokens or npy files; `keep` says when they are made."""
     # The text has no part in this: the standard library may have its tests or not, which changes
     # nothing that is measured.
     parameters = {"kind": kind, "size_bytes": size_bytes, "shape": list(shape) if kind == "npy" else None}
@@ -96,7 +96,7 @@ def make(kind, folder, size_bytes, shape, progress=lambda count: None):
 
 
 def keep(folder, name, parameters, size_bytes, write):
-    """The path of what `write(path)` makes; it is made now if it is missing or incomplete.
+    """Return the path of what `write(path)` makes, now unless it is complete.
 
     It is written under a temporary name, synced and renamed. Its manifest (`<name>.json`) comes
     last, so a data set without a manifest was interrupted, and is made again.
@@ -137,13 +137,13 @@ def complete(target, manifest_path, parameters):
 
 
 def counted(target):
-    """(files, their bytes) of a file or a folder."""
+    """Return (files, their bytes) of a file or a folder."""
     files = sorted(target.glob("*")) if target.is_dir() else [target]
     return len(files), sum(file.stat().st_size for file in files)
 
 
 def need_space(folder, what, size_bytes, setting):
-    """Raises DataError if the disk has less than `size_bytes` and 64 MiB to spare."""
+    """Raise DataError if the disk has less than `size_bytes` and 64 MiB to spare."""
     free, needed = shutil.disk_usage(folder).free, size_bytes + 64 * 2**20
     if free < needed:
         raise DataError(

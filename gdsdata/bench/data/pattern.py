@@ -13,7 +13,7 @@ ODD = np.uint64(0x9E3779B97F4A7C15)  # times this, the numbers of sectors stay a
 
 
 class Pattern:
-    """One page of random words, repeated; the first word of each 512-byte sector says its place.
+    """Pages of the same random words; the first word of each sector says its place.
 
     So few words change when memory is written elsewhere, which costs a run's writes little. Bytes
     that are wrong, and right ones in a wrong place, both show.
@@ -26,21 +26,21 @@ class Pattern:
         self.mask = generator.integers(0, 2**64, dtype=np.uint64)
 
     def stamps(self, offsets, size_bytes):
-        """The first words of the sectors of a file's ranges: uint64, (ranges, size_bytes / 512)."""
+        """Return the sectors' first words: uint64, (ranges, size_bytes / 512)."""
         first = (np.asarray(offsets) // SECTOR_BYTES).astype(np.uint64)
         return (first[:, None] + np.arange(size_bytes // SECTOR_BYTES, dtype=np.uint64)) * ODD ^ self.mask
 
     def fill(self, memory):
-        """Pages without the right stamps, into uint8 memory of whole pages."""
+        """Write pages without the right stamps into uint8 memory of whole pages."""
         memory.view(np.uint64).reshape(-1, *self.page.shape)[:] = self.page
 
     def stamp(self, memory, offsets):
-        """Makes `memory` (uint8, filled) what is at these offsets: as many equal ranges."""
+        """Make `memory` (uint8, filled) what is at these offsets: as many equal ranges."""
         sectors = memory.view(np.uint64).reshape(len(offsets), -1, SECTOR_BYTES // WORD_BYTES)
         sectors[:, :, 0] = self.stamps(offsets, len(memory) // len(offsets))
 
     def check(self, memory, offsets, path, due=None):
-        """Raises ValueError at the first byte of `memory` (uint8) that does not belong there.
+        """Raise ValueError at the first byte of `memory` (uint8) that is not due there.
 
         Args:
             offsets: of as many equal ranges of whole pages, which `memory` is made of.
@@ -62,7 +62,7 @@ class Pattern:
         )
 
     def write_file(self, path, size_bytes, progress=lambda count: None):
-        """A file of whole pages, on storage when this returns."""
+        """Write a file of whole pages, which is on storage when this returns."""
         piece = np.empty(min(PIECE_BYTES, size_bytes), np.uint8)
         self.fill(piece)
         with open(path, "wb", buffering=0) as file:
@@ -74,7 +74,7 @@ class Pattern:
             os.fsync(file.fileno())
 
     def check_file(self, path, io_bytes, due):
-        """Compares each `io_bytes` that are `due` (bool), plainly read; returns how many bytes."""
+        """Compare each `io_bytes` that are `due` (bool); return how many bytes that is."""
         parts = max(1, PIECE_BYTES // io_bytes)
         buffer = torch.empty(parts * io_bytes, dtype=torch.uint8)
         with open(path, "rb", buffering=0) as file:

@@ -1,4 +1,4 @@
-"""Long tensors made, changed, read back and compared piece by piece, by several threads.
+"""Long tensors made, changed, read and compared by pieces, on several threads.
 
 A piece stays in the processor's caches from step to step, and nothing as long as the tensor is
 allocated beside it. The arithmetic is NumPy's: torch's would start threads of its own from each of
@@ -21,7 +21,7 @@ system.libc.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t
 
 
 def each(size_bytes, work):
-    """The list of what `work(begin, end)` gives for each piece, in order."""
+    """Return the list of what `work(begin, end)` gives for each piece, in order."""
     begins = range(0, size_bytes, PIECE_BYTES)
     ends = [min(begin + PIECE_BYTES, size_bytes) for begin in begins]
     if len(begins) < 2:
@@ -43,7 +43,7 @@ def random_bytes(size_bytes, seed):
 
 
 def add_one(tensor, path=None):
-    """To each byte of a tensor on the CPU; with a path, the file's first bytes become the same."""
+    """Add 1 to each byte of a CPU tensor; with a path, also to the file's first bytes."""
     array = tensor.numpy()
     with open(path, "r+b", buffering=0) if path else contextlib.nullcontext() as file:
 
@@ -57,7 +57,7 @@ def add_one(tensor, path=None):
 
 
 def read_exactly(file, tensor):
-    """Fills a uint8 tensor on the CPU from an unbuffered file."""
+    """Fill a uint8 tensor on the CPU from an unbuffered file."""
     view, done = memoryview(tensor.numpy()), 0
     while done < len(view):
         got = file.readinto(view[done:])
@@ -67,7 +67,7 @@ def read_exactly(file, tensor):
 
 
 def wrong_in_tensor(came, expected):
-    """How many bytes of `came`, on any device, are wrong, and where the first is (or None)."""
+    """Return how many bytes of `came` are wrong, and where the first is, or None."""
 
     def wrong(begin, end):
         part = came[begin:end]
@@ -79,7 +79,7 @@ def wrong_in_tensor(came, expected):
 
 
 def wrong_in_file(path, expected):
-    """The same of a file's first bytes, plainly read."""
+    """Return the same of a file's first bytes, plainly read."""
 
     def wrong(begin, end):
         part = torch.empty(end - begin, dtype=torch.uint8)

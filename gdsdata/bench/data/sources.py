@@ -1,4 +1,4 @@
-"""Files that batches are read from, how samples lie in them, and what a batch must be."""
+"""Files of batches, how samples lie in them, and what a batch must be."""
 
 import dataclasses
 import functools
@@ -34,7 +34,7 @@ class Source:
 
     @functools.cached_property
     def first_ids(self):
-        """The id of each file's first sample; behind the last, how many samples there are."""
+        """The id of each file's first sample, and at the end the number of samples."""
         return np.concatenate([[0], np.cumsum(self.counts)])
 
     @property
@@ -63,7 +63,7 @@ class Source:
 
 
 def source_for(kind, settings, progress=lambda count: None):
-    """The Source of "tokens" or "npy" from DataSettings: the user's own path, or made."""
+    """Return the Source of "tokens" or "npy": the user's own path, or made."""
     if settings.path:
         files, origin = expand(settings.path), f"your own: {settings.path}"
     else:
@@ -76,7 +76,7 @@ def source_for(kind, settings, progress=lambda count: None):
 
 
 def expand(path):
-    """Files for a path, a folder or a glob, sorted."""
+    """Return the files of a path, a folder or a glob, sorted."""
     path = os.path.expanduser(str(path))
     if os.path.isdir(path):
         found = [os.path.join(path, name) for name in os.listdir(path) if not name.startswith(".")]
@@ -127,7 +127,7 @@ def describe_npy(files, origin):
 
 
 def read_npy_header(path):
-    """(shape, dtype, offset of the values) of a C-ordered npy file."""
+    """Return (shape, dtype, offset of the values) of a C-ordered npy file."""
     with open(path, "rb") as file:
         version = np.lib.format.read_magic(file)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
@@ -151,7 +151,7 @@ class Truth:
         return rows.astype(np.int64) if dtype == "int64" else rows
 
     def ids_of(self, batch, seen):
-        """The ids of a batch's samples, found by their bytes among those that are not in `seen`.
+        """Find the ids of a batch's samples by their bytes, without those in `seen`.
 
         Raises:
             ValueError: a sample is none of the data's, or came before.

@@ -1,4 +1,4 @@
-"""Data that case=train reads: text from a seed, volumes, JPEGs in tars; or the user's own."""
+"""Data of case=train: text from a seed, volumes, JPEGs in tars; or the user's own."""
 
 import os
 
@@ -12,7 +12,7 @@ WORDS_A_TIME = 2**20
 
 
 def source_for(work, settings, case, progress=lambda count: None):
-    """The Source of "text", "volumes" or "images", from DataSettings and TrainSettings."""
+    """Return the Source of "text", "volumes" or "images" from the settings."""
     if work == "volumes":
         return sources.source_for("npy", settings, progress)
     folder = data_folder(settings)
@@ -29,7 +29,7 @@ def source_for(work, settings, case, progress=lambda count: None):
 
 
 def write_text(target, size_bytes, seed, progress):
-    """Words of a made-up language with spaces between them; some are much more frequent."""
+    """Write words of a made-up language, some of them much more frequent than others."""
     generator = np.random.Generator(np.random.SFC64(seed))
     lengths = generator.integers(2, LONGEST_WORD + 2, WORDS)  # with the space behind it
     starts = np.concatenate([[0], np.cumsum(lengths)])

@@ -1,4 +1,4 @@
-"""Transfers of one size between a file and memory: their order, their memory, a new file."""
+"""Transfers of one size between a file and memory: order, memory, a new file."""
 
 import contextlib
 import dataclasses
@@ -48,7 +48,7 @@ class Work:
         return self.file_bytes // self.io_bytes
 
     def offsets(self):
-        """The offsets of one pass, in bytes: each transfer of the file once."""
+        """Return the offsets of one pass, in bytes: each transfer of the file once."""
         order = np.arange(self.slots)
         if RANDOM[self.direction]:
             order = np.random.default_rng(self.seed).permutation(self.slots)
@@ -79,7 +79,7 @@ class Memory:
         return slice(place * self.io_bytes, (place + count) * self.io_bytes)
 
     def stamp(self, place, offsets):
-        """Makes the places from `place` on what is to be at these offsets."""
+        """Make the places from `place` on what is to be at these offsets."""
         if not self.on_gpu:
             self.pattern.stamp(self.array[self.range(place, len(offsets))], offsets)
             return
@@ -88,13 +88,13 @@ class Memory:
         words.view(*stamps.shape, -1)[:, :, 0] = stamps.to(self.tensor.device)
 
     def check(self, place, offsets, path):
-        """Raises ValueError where these places do not hold what is at these offsets."""
+        """Raise ValueError if these places do not hold what is at these offsets."""
         held = self.tensor[self.range(place, len(offsets))].cpu().numpy()
         self.pattern.check(held, offsets, path)
 
 
 def new_file(path, size_bytes, flags=0):
-    """Makes a file anew, with its space allocated; returns its descriptor."""
+    """Make a file anew, with its space allocated; return its descriptor."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | flags, 0o644)

@@ -1,1 +1,1 @@
-"""The part of all cases: rows in processes of their own, limits between them, one result."""
+"""The part of all cases: rows in processes of their own, limits, one result."""

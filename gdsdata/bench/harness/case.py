@@ -1,4 +1,4 @@
-"""The part of all cases: processes of rows that take turns, limits between them, one result."""
+"""The part of all cases: processes of rows that take turns, limits, one result."""
 
 import contextlib
 import json
@@ -44,7 +44,7 @@ def new_results(settings):
 
 
 def outcome_of(call, *arguments, **more):
-    """The answer of a row's process, or RowFailed."""
+    """Return the answer of a row's process, or RowFailed."""
     try:
         return call(*arguments, **more)
     except RowFailed as failed:
@@ -52,7 +52,7 @@ def outcome_of(call, *arguments, **more):
 
 
 class Case:
-    """A case says which sources and rows it has, what a run is, and what is reported of a row.
+    """A case says which sources and rows it has, what a run is, what a row reports.
 
     Each case has these methods:
 
@@ -85,11 +85,11 @@ class Case:
         return {}
 
     def rows_for(self, source, cache):
-        """The classes of the rows."""
+        """Return the classes of the rows."""
         return registry.rows(self.case.name, source.kind, cache, self.device)
 
     def find(self, key):
-        """The class of that key. Raises ValueError if there is none."""
+        """Return the class of that key; ValueError if there is none."""
         return registry.find(self.case.name, key)
 
     def missing(self, peer):
@@ -100,13 +100,13 @@ class Case:
         return row.summary()
 
     def limit_for(self, table, found):
-        """(GB/s of the files' bytes that no row can pass, its name), or (None, why)."""
+        """Return (GB/s of files' bytes that no row can pass, its name), or (None, why)."""
         return limits.limit_of(found)
 
     # All cases share:
 
     def measure(self):
-        """Measures everything; returns the results, also those that an interrupted run has."""
+        """Measure everything; return the results, also those of an interrupted run."""
         started, ending_s = time.monotonic(), ENDING_SECONDS
         results = new_results(self.settings)
         for key in self.case.rows:
@@ -149,7 +149,7 @@ class Case:
         return self.processes[name]
 
     def end_processes(self, within_s):
-        """Ends all at once, because some take their time."""
+        """End all at once, because some take their time."""
         ends = time.monotonic() + within_s
         with without_interrupts():
             for process in self.processes.values():
@@ -158,7 +158,7 @@ class Case:
                 process.end(max(0.0, ends - time.monotonic()))
 
     def about(self, source):
-        """The source's fields of `data` in results.json."""
+        """Return the source's fields of `data` in results.json."""
         kind, disk = system.file_system(source.files[0])
         return {"summary": source.summary(), **self.facts(source), "file_system": kind, "device": disk}
 
@@ -166,7 +166,7 @@ class Case:
         return {"files": len(source.files), "first_file": source.files[0], "file_bytes": source.file_bytes}
 
     def caches(self, source):
-        """The states of the page cache that the source can have here."""
+        """Return the states of the page cache that the source can have here."""
         kind, _ = system.file_system(source.files[0])
         if kind not in IN_MEMORY or "cold" not in self.case.cache:
             return self.case.cache
@@ -180,7 +180,7 @@ class Case:
         return [cache for cache in self.case.cache if cache != "cold"]
 
     def wanted(self, source, cache):
-        """The keys of the table's rows; a note names each that is left out."""
+        """Return the keys of a table's rows; a note names each that is left out."""
         classes = {peer.key: peer for peer in self.rows_for(source, cache)}
         keys = list(classes)
         if self.case.rows:
@@ -213,11 +213,11 @@ class Case:
                 raise KeyboardInterrupt
 
     def row_class(self):
-        """module:Class of the row's side, which stands beside the case's own module."""
+        """Return module:Class of the row's side, which is beside the case's own module."""
         return f"{type(self).__module__.rpartition('.')[0]}.row:{type(self).__name__}Row"
 
     def start(self, source, names):
-        """{key: what the row says, or RowFailed}; all start at once, because imports are slow."""
+        """Return {key: its answer, or RowFailed}. All start at once: imports are slow."""
         for name in names:
             self.process(name)
         loaded, command = {}, {"row": self.row_class(), "device": self.device, **self.load_command(source)}
@@ -231,7 +231,7 @@ class Case:
         return loaded
 
     def verify(self, source, rows, loaded):
-        """Compares each row's bytes with plain reading, untimed; a row that fails is not timed."""
+        """Compare each row's bytes with plain reading. A row that fails is not timed."""
         outcomes = {}
         with self.progress.count(f"verify: {source.kind}", len(rows)) as advance:
             for row in rows:
@@ -251,7 +251,7 @@ class Case:
         return self.limits_process.ask("pinned_copy", device=self.device, seconds=seconds, **asked)
 
     def take_limits(self, table, seconds):
-        """Measures the limits that bear on a table, once."""
+        """Measure the limits that bear on a table, once."""
         if table.cache == "warm" and self.limits_process:
             return {"pinned_copy": self.pinned_copy(seconds)}
         # The engine's own depth too: else a limit could be beaten only because its depth was lower.
@@ -259,7 +259,7 @@ class Case:
         return limits.take_turn(table.source, table.cache, seconds, sorted(depths))
 
     def time_table(self, table):
-        """Fills the rows' runs; returns the limits that were measured between them."""
+        """Fill the rows' runs; return the limits that were measured between them."""
         turns = []
         try:
             self.take_turns(table, turns)
@@ -290,7 +290,7 @@ class Case:
                     advance(1)
 
     def note_surroundings(self, table):
-        """Notes a page cache that was not as wanted, and other programs at work."""
+        """Note a page cache that was not as wanted, and other programs at work."""
         of_rows = {row.key: [run["resident_before"] for run in row.runs] for row in table.rows if row.runs}
         residents = [share for shares in of_rows.values() for share in shares]
         if residents and table.cache == "cold" and max(residents) > COLD_MEANS:
@@ -309,11 +309,11 @@ class Case:
             self.busy.append((statistics.median(others), table.full_name))
 
     def with_cache(self, source, cache):
-        """Warms the files, or drops their pages; the share of them that is then resident."""
+        """Warm the files, or drop their pages; return the share that is then resident."""
         return self.warmed(source) if cache == "warm" else system.drop(source.files)
 
     def warmed(self, source):
-        """Puts files into the page cache; returns the share of them that is then resident.
+        """Put files into the page cache; return the share of them that is then resident.
 
         The first time they are put there anew: a row that verified its bytes has left them as it
         reads, page by page through a mapping for example.
@@ -328,7 +328,7 @@ class Case:
         return resident
 
     def compared(self, table, limit, limit_name):
-        """The rows with their ratios to the best peer and to the limit."""
+        """Return the rows with their ratios to the best peer and to the limit."""
         rows = [self.summary(row) for row in table.rows]
         rates = {row["key"]: row["gb_per_s"]["median"] for row in rows if row["gb_per_s"]}
         others = {key: rate for key, rate in rates.items() if not is_ours(key) and key not in self.no_peers}

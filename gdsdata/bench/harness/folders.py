@@ -1,4 +1,4 @@
-"""Where a run's files are until its end: a temporary folder, or a marked one of the bench's."""
+"""Folders of a run's files: a temporary one, or the bench's own with a marker."""
 
 import contextlib
 import json
@@ -21,7 +21,7 @@ NAMED = 5  # strangers, in an error
 
 @contextlib.contextmanager
 def temporary_folder(settings, prefix):
-    """A new folder below `data.folder` (DataSettings); the end, and SIGTERM too, removes it."""
+    """Make a folder below `data.folder` that the end, and SIGTERM too, removes."""
     folder = data_folder(settings)
     folder.mkdir(parents=True, exist_ok=True)
     with ended_in_order(), tempfile.TemporaryDirectory(prefix=f"{prefix}-", dir=folder) as made:
@@ -30,7 +30,7 @@ def temporary_folder(settings, prefix):
 
 @contextlib.contextmanager
 def ended_in_order():
-    """Turns SIGTERM, as `timeout` sends it, into SystemExit: files are removed on the way out."""
+    """Turn SIGTERM, as `timeout` sends it, into SystemExit, so that files are removed."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -42,7 +42,7 @@ def ended_in_order():
 
 
 class OwnFolder:
-    """A folder that holds nothing but the bench's files and a marker, and is left as it was found.
+    """A folder of the bench's files and a marker alone, which is left as it was found.
 
     It removes what a killed run left, by its names. It never touches other files.
 
@@ -69,7 +69,7 @@ class OwnFolder:
         return self
 
     def take_over(self):
-        """Removes what an earlier run left in a folder with its marker; refuses any other."""
+        """Remove what an earlier run left in a folder with its marker; refuse any other."""
         marker, entries = self.path / MARKER, sorted(os.scandir(self.path), key=lambda entry: entry.name)
         is_marked = marker.is_file() and not marker.is_symlink()
         strangers = [entry.name for entry in entries if not (is_marked and is_own(entry))]
@@ -87,7 +87,7 @@ class OwnFolder:
             self.clear()
 
     def clear(self):
-        """Removes its own files, the marker last: a kill meanwhile leaves files that are known."""
+        """Remove its own files, the marker last: after a kill the others are still known."""
         for entry in os.scandir(self.path):
             if is_own(entry) and entry.name != MARKER:
                 os.unlink(entry)
@@ -100,7 +100,7 @@ class OwnFolder:
             self.path.rmdir()
 
     def noted_in(self, results):
-        """The results, with a note about files of others that keep the folder."""
+        """Return the results, with a note about files of others that keep the folder."""
         if self.strangers:
             results["notes"].append(f"{self.path} stays: others put {', '.join(self.strangers)} there meanwhile.")
         return results
@@ -108,7 +108,7 @@ class OwnFolder:
 
 @contextlib.contextmanager
 def own_folder(settings, name):
-    """The OwnFolder of that name below `data.folder` (DataSettings); SIGTERM empties it too."""
+    """Enter the OwnFolder of that name below `data.folder`; SIGTERM empties it too."""
     folder = data_folder(settings)
     folder.mkdir(parents=True, exist_ok=True)
     with ended_in_order(), OwnFolder(folder / name) as own:

@@ -21,14 +21,14 @@ class RowFailed(Exception):
 
 
 def environment():
-    """The environment of a process that is to import this gdsdata."""
+    """Return the environment of a process that is to import this gdsdata."""
     paths = [str(Path(__file__).resolve().parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 @contextlib.contextmanager
 def without_interrupts():
-    """Delays Ctrl-C until this is over.
+    """Delay Ctrl-C until this is over.
 
     A process that is started in it never sees one, and nor do its children: a terminal notifies all
     of them at once, and the bench is the one that ends them.
@@ -42,7 +42,7 @@ def without_interrupts():
 
 @contextlib.contextmanager
 def one_interrupt():
-    """The first Ctrl-C interrupts the block, later ones do not: `timeout -s INT` sends two."""
+    """Let the first Ctrl-C alone interrupt the block: `timeout -s INT` sends two."""
     before = signal.getsignal(signal.SIGINT)
     if before is not signal.default_int_handler:  # It is ignored, or has a handler of its own.
         yield
@@ -104,7 +104,7 @@ class RowProcess:
         return self.receive()
 
     def run(self, opened=None, **command):
-        """One timed run: the row's answer, cpu_seconds, peak_bytes, others_cores and `opened`."""
+        """Return a timed run's answer, cpu_seconds, peak_bytes, others_cores and `opened`."""
         before = self.peak_bytes = system.tree_bytes(self.process.pid)
         clock, machine, here = time.monotonic(), system.machine_cpu_seconds(), system.cpu_seconds()
         self.send("run", **command)
@@ -117,7 +117,7 @@ class RowProcess:
         return result | (opened or {})
 
     def dismiss(self):
-        """Lets it end after its last command."""
+        """Let it end after its last command."""
         self.pipe.close()
 
     def end(self, within_s=ENDING_SECONDS):

@@ -1,4 +1,4 @@
-"""One row's process: it receives commands, dictionaries, from a pipe, and answers each.
+"""One row's process: it receives commands from a pipe, and answers each.
 
 Every row has a process of its own, kept over its runs. Rows can so take turns, while their memory,
 page tables and imports stay apart. Commands:
@@ -23,14 +23,14 @@ from gdsdata.bench.measure import device, system
 
 
 def trim():
-    """Returns freed memory to the system: what one run left must not hide the next one's peak."""
+    """Return freed memory to the system, because it would hide the next run's peak."""
     gc.collect()
     if hasattr(system.libc, "malloc_trim"):
         system.libc.malloc_trim(ctypes.c_size_t(0))
 
 
 class Row:
-    """The base of every case's row, which adds how it opens, verifies and runs its peer."""
+    """The base of each case's row, which opens, verifies and runs its peer."""
 
     def __init__(self, key, peer_class, device_name):
         self.key, self.peer_class, self.device = key, peer_class, device_name
@@ -53,7 +53,7 @@ class Row:
         self.cpu_before = system.cpu_seconds()
 
     def served_since(self, before):
-        """{path: bytes} of the peer, less what it had counted `before`."""
+        """Return {path: bytes} of the peer, less what it had counted `before`."""
         return {path: count - before.get(path, 0) for path, count in self.peer.served().items()}
 
     def close(self):
@@ -69,7 +69,7 @@ class Row:
 
 
 def answer_to(row, do, command):
-    """(the row from now on, the answer)."""
+    """Return (the row from now on, the answer)."""
     if do == "load":
         module, _, name = command.pop("row").partition(":")
         row = getattr(importlib.import_module(module), name)(**command)

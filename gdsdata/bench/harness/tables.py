@@ -17,7 +17,7 @@ class Row:
         return system.spread([run.get(name) for run in self.runs])
 
     def summary(self):
-        """The fields of every case; a run's `bytes` are those of the files."""
+        """Return the fields of every case; a run's `bytes` are those of the files."""
         sizes = [run["bytes"] / 1e9 for run in self.runs]
         rates = [size / run["seconds"] for size, run in zip(sizes, self.runs, strict=True)]
         costs = [run["cpu_seconds"] / size for run, size in zip(self.runs, sizes, strict=True) if size]
@@ -44,7 +44,7 @@ class Row:
 
 
 class Table:
-    """Rows that are measured together: one source, one dtype, one state of the page cache."""
+    """Rows measured together: one source, one dtype, one state of the page cache."""
 
     def __init__(self, source, dtype, cache, rows=()):
         self.source, self.dtype, self.cache, self.rows = source, dtype, cache, list(rows)
@@ -59,7 +59,7 @@ class Table:
 
 
 def path_text(served, otherwise):
-    """The paths that served the bytes, with their shares if there are several."""
+    """Return the paths that served the bytes, with their shares if there are several."""
     total = sum(served.values())
     if not total:
         return otherwise

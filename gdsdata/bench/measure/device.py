@@ -1,4 +1,4 @@
-"""The device that batches and tensors are delivered on, and CUDA for hand-written loaders."""
+"""The device of batches and tensors, and CUDA for hand-written loaders."""
 
 import collections
 import itertools
@@ -13,7 +13,7 @@ PINNED_COPY_BYTES = 256 * 2**20
 
 
 def check(name):
-    """Raises ValueError where torch cannot use the device of this name."""
+    """Raise ValueError if torch cannot use the device of this name."""
     if name == "cpu":
         return
     if torch.version.cuda is None:
@@ -35,36 +35,36 @@ def is_cuda(name):
 
 
 def kind(name):
-    """As a reader calls it: CPU or GPU."""
+    """Return what a reader calls it: CPU or GPU."""
     return "GPU" if is_cuda(name) else "CPU"
 
 
 def index(name):
-    """The number of a CUDA device; None on the CPU."""
+    """Return the number of a CUDA device; None on the CPU."""
     return (torch.device(name).index or 0) if is_cuda(name) else None
 
 
 def open_context(name):
-    """Makes the process's CUDA context and warms it: a tensor, a pinned copy in and a copy out."""
+    """Make the process's CUDA context, and warm it by a tensor and copies in and out."""
     if is_cuda(name):
         torch.cuda.set_device(index(name))
         torch.ones(1024, pin_memory=True).to(name, non_blocking=True).cpu()
 
 
 def synchronize(name):
-    """Waits for all that was asked of the device; on the CPU nothing is outstanding."""
+    """Wait for all that was asked of the device; on the CPU nothing is outstanding."""
     if is_cuda(name):
         torch.cuda.synchronize(torch.device(name))
 
 
 def wait_for_stream(name):
-    """Waits for the work of the current stream, and of no other."""
+    """Wait for the work of the current stream, and of no other."""
     if is_cuda(name):
         torch.cuda.current_stream(torch.device(name)).synchronize()
 
 
 def mark(name):
-    """The moment at which the current stream gets here; on the CPU, now."""
+    """Mark the moment at which the current stream gets here; on the CPU, now."""
     if not is_cuda(name):
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
@@ -79,24 +79,24 @@ def wait_for(mark):
 
 
 def seconds_between(begin, end):
-    """The seconds between two marks that the device has reached."""
+    """Return the seconds between two marks that the device has reached."""
     return end - begin if isinstance(end, float) else begin.elapsed_time(end) / 1000
 
 
 def reserve(name, size_bytes):
-    """Lets torch take device memory and keep it for later tensors."""
+    """Let torch take device memory and keep it for later tensors."""
     if is_cuda(name):
         torch.empty(size_bytes, dtype=torch.uint8, device=name)
 
 
 def release(name):
-    """Releases the device memory that torch keeps for later, for the rows that come after."""
+    """Release the device memory that torch keeps, for the rows that come after."""
     if is_cuda(name):
         torch.cuda.empty_cache()
 
 
 def describe(device):
-    """The device's fields in results.json."""
+    """Return the device's fields in results.json."""
     if not is_cuda(device):
         return {"name": device}
     properties = torch.cuda.get_device_properties(torch.device(device))
@@ -122,7 +122,7 @@ def copied_event():
 
 
 def send(tensor, name):
-    """The tensor on the device; out of pinned memory the copy goes on when this has returned."""
+    """Return the tensor on the device; copies out of pinned memory are not waited for."""
     return tensor.to(name, non_blocking=True)
 
 
@@ -132,7 +132,7 @@ def record(event, name):
 
 
 def copied_ahead(batches, name, ahead=2):
-    """Batches of pinned memory on the device, copied on a stream of their own before their step."""
+    """Yield pinned batches on the device, copied ahead on a stream of their own."""
     if not is_cuda(name):
         yield from batches
         return
@@ -154,7 +154,7 @@ def copied_ahead(batches, name, ahead=2):
 
 
 class PinnedSlots:
-    """Pinned buffers in turn: each is handed out again once the copy out of it has ended."""
+    """Pinned buffers in turn: each is used again once the copy out of it has ended."""
 
     def __init__(self, name, shape, dtype, count=4):
         self.name = name
@@ -168,13 +168,13 @@ class PinnedSlots:
         return self.memory[self.at]
 
     def send(self, part):
-        """`part` of the buffer handed out last, on the device."""
+        """Return `part` of the buffer used last, on the device."""
         there = send(part, self.name)
         record(self.copied[self.at], self.name)
         return there
 
     def send_to(self, target, part):
-        """The same into a tensor that is on the device."""
+        """Copy `part` into a tensor that is on the device."""
         target.copy_(part, non_blocking=True)
         record(self.copied[self.at], self.name)
 
@@ -185,7 +185,7 @@ class PinnedSlots:
 
 
 def pinned_copy(device, seconds, to_host=False):
-    """GB/s of copies from one pinned buffer to the device, in turn; `to_host` is the other way."""
+    """Measure GB/s of copies of one pinned buffer to the device, or `to_host`."""
     open_context(device)
     source = pinned(PINNED_COPY_BYTES, torch.uint8)
     source.zero_()

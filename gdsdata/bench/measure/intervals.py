@@ -18,7 +18,7 @@ PERCENTILES = {"median": 50, "p90": 90, "p99": 99}
 
 
 def t_probability(t, dof):
-    """The probability of -t to t in Student's distribution, of `dof` from 1 on."""
+    """Return the probability of -t to t in Student's distribution, of `dof` from 1 on."""
     angles, step = np.linspace(0.0, math.atan(t / math.sqrt(dof)), INTERVALS + 1, retstep=True)
     heights = np.cos(angles) ** (dof - 1)
     integral = (heights[0] + heights[-1] + 4 * heights[1:-1:2].sum() + 2 * heights[2:-1:2].sum()) * step / 3
@@ -27,7 +27,7 @@ def t_probability(t, dof):
 
 @functools.lru_cache(maxsize=1024)
 def t_quantile(confidence, dof):
-    """The t that a value lies within, on either side of 0, with probability `confidence`."""
+    """Return the t that a value lies within with probability `confidence`."""
     low, high = 0.0, 2.0
     while t_probability(high, dof) < confidence:
         low, high = high, 2 * high
@@ -38,7 +38,7 @@ def t_quantile(confidence, dof):
 
 
 def mean_interval(values, confidence=CONFIDENCE):
-    """(low, high): where the mean of independent values lies; None for fewer than two."""
+    """Return (low, high) of the mean of independent values; None for fewer than two."""
     if len(values) < 2:
         return None
     half = t_quantile(confidence, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
@@ -47,7 +47,7 @@ def mean_interval(values, confidence=CONFIDENCE):
 
 
 def ratio_interval(before, after, confidence):
-    """(ratio, low, high) of geometric means, `after` to `before`: two positive values or more."""
+    """Return (ratio, low, high) of geometric means, `after` to `before`."""
     # Welch's interval on logarithms: times scatter by factors, and the two need not scatter alike.
     logs = [[math.log(value) for value in values] for values in (before, after)]
     ratio = statistics.fmean(logs[1]) - statistics.fmean(logs[0])
@@ -60,7 +60,7 @@ def ratio_interval(before, after, confidence):
 
 
 def described(values):
-    """The figures of many measurements of one thing, in their unit; percentiles are numpy's."""
+    """Return the figures of many measurements in their unit; percentiles are numpy's."""
     interval = mean_interval(values)
     return {
         "count": len(values),

@@ -38,7 +38,7 @@ COPYING_THREADS = 8  # at most: with ten and twelve no more came through (docs/d
 
 
 def memory_copy(seconds, each_bytes=64 * 2**20):
-    """GB/s (bytes copied, counted once) of a thread a core; the buffers are larger than caches."""
+    """Measure GB/s copied by a thread a core between buffers larger than the caches."""
     threads = min(COPYING_THREADS, len(os.sched_getaffinity(0)))
     pairs = [(np.ones(each_bytes, np.uint8), np.ones(each_bytes, np.uint8)) for _ in range(threads)]
     end = time.perf_counter() + seconds
@@ -74,7 +74,7 @@ class NativeAio:
         return result
 
     def submit(self, pointers):
-        """Hands over the control blocks at these addresses (uint64 array, contiguous)."""
+        """Hand over the control blocks at these addresses (uint64 array, contiguous)."""
         at = 0
         while at < len(pointers):
             address = ctypes.c_void_p(pointers.ctypes.data + 8 * at)
@@ -89,7 +89,7 @@ class NativeAio:
 
 
 def direct_alignment(path):
-    """The least offset and length that O_DIRECT takes, found by trying; None if it is refused."""
+    """Try which least offset and length O_DIRECT takes; None if it is refused."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
     except OSError:
@@ -103,7 +103,7 @@ def direct_alignment(path):
 
 
 def direct_io(files, requests, depth, seconds=math.inf, write=False):
-    """Reads with O_DIRECT, `depth` in flight.
+    """Read with O_DIRECT, `depth` in flight.
 
     Args:
         requests: `requests(count)` gives the next ones as arrays (index into files, offset,
@@ -176,7 +176,7 @@ def direct_io(files, requests, depth, seconds=math.inf, write=False):
 
 
 def durable_write(folder, size_bytes, request_bytes, depth):
-    """A new file of allocated space; its one O_DIRECT write and sync are timed."""
+    """Write a new file of allocated space with O_DIRECT; the write and sync are timed."""
     path = os.path.join(folder, f"limit-{os.getpid()}.bin")
     try:
         with open(path, "wb") as file:
@@ -189,7 +189,7 @@ def durable_write(folder, size_bytes, request_bytes, depth):
 
 
 def durable_writes(folder, size_bytes):
-    """Writes files of `size_bytes` in `folder`, with each request size and depth of `WRITES`."""
+    """Write files of `size_bytes` with each request size and depth of `WRITES`."""
     found = {}
     for request_bytes, depth in WRITES:
         request_bytes = min(request_bytes, size_bytes // system.PAGE * system.PAGE)
@@ -199,7 +199,7 @@ def durable_writes(folder, size_bytes):
 
 
 def huge_pages(size):
-    """Touched memory, in one piece where the system allows it: (its mmap, a uint8 array of it)."""
+    """Return (mmap, uint8 array) of touched memory, in one piece if the system allows."""
     # 1 MiB in scattered pages is 256 pieces to the disk: virtio then gave 1.3 GB/s, not 2.3.
     huge = 2**21
     memory = mmap.mmap(-1, size + huge, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -213,7 +213,7 @@ def huge_pages(size):
 
 
 def sequential_requests(files, size):
-    """Requests of `size` bytes through the files in order, again and again (whole ones only)."""
+    """Return requests of `size` bytes through the files in order, whole ones only."""
     counts = [os.path.getsize(path) // size for path in files]
     if not any(counts):
         raise OSError(errno.EINVAL, f"no file of {size} bytes or more")
@@ -223,7 +223,7 @@ def sequential_requests(files, size):
 
 
 def sample_requests(source, alignment, seed=0):
-    """Requests for random samples of a Source: each one's bytes, widened to the alignment."""
+    """Return requests for random samples of a Source, widened to the alignment."""
     generator = np.random.default_rng(seed)
     usable = min(len(source.files), FILES)
     firsts = source.first_ids[: usable + 1]
@@ -244,7 +244,7 @@ def sample_requests(source, alignment, seed=0):
 
 
 def measured(name, function, **more):
-    """The measurement, with `more` beside it; {"unavailable": why} if it fails."""
+    """Return the measurement, with `more` beside it; {"unavailable": why} if it fails."""
     try:
         return function() | more
     except OSError as error:
@@ -252,7 +252,7 @@ def measured(name, function, **more):
 
 
 def sequential_reads(files, seconds=math.inf):
-    """Reads files (the first `FILES`) from end to end, again and again for so long, or once."""
+    """Read files (the first `FILES`) from end to end, for so long or once."""
     # Once is for rows that read whole files: a disk's pace changes within a second.
     files = files[:FILES]
     if direct_alignment(files[0]) is None:
@@ -269,7 +269,7 @@ def sequential_reads(files, seconds=math.inf):
 
 
 def take_turn(source, cache, seconds, depths=(32, 64)):
-    """The limits that bear on a table, measured once; `depths` are those of the random reads.
+    """Measure a table's limits once; `depths` are those of the random reads.
 
     Returns:
         {name: {"gb_per_s", ...} or {"unavailable": why}}
@@ -289,7 +289,7 @@ def take_turn(source, cache, seconds, depths=(32, 64)):
 
 
 def over_turns(turns):
-    """One set of limits from several turns: medians, with every turn's GB/s beside them."""
+    """Return the medians of several turns' limits, and each turn's GB/s."""
     found = {}
     for name in turns[0]:
         ones = [turn[name] for turn in turns]
@@ -310,7 +310,7 @@ COPIES = {
 
 
 def limit_of(found):
-    """(GB/s, its name) of limits that were found for one table, or (None, why it is not known).
+    """Return (GB/s, its name) of the limits found for a table, or (None, why not).
 
     A copy is the limit of bytes that are in memory. Else it is reading files from end to end past
     the page cache, or the fastest of `durable_writes`.
@@ -331,7 +331,7 @@ def limit_of(found):
 
 
 def limit_for(source, cache, cold_samples, limits):
-    """(samples/s, what it is) that no row can be expected to pass, or (None, why it is not known).
+    """Return (samples/s that no row is expected to pass, its name), or (None, why).
 
     Warm: a memory copy of the samples' bytes, or a copy of pinned memory to the GPU. Cold: the
     faster of fetching just the samples (random reads; for volumes, sequential ones) and of reading

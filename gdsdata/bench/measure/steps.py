@@ -1,4 +1,4 @@
-"""Steps of a training loop that waits for no input: work beside them makes them longer."""
+"""Training steps that wait for no input: work beside them makes them longer."""
 
 import time
 
@@ -27,7 +27,7 @@ class TrainingSteps:
             self.step()
 
     def step(self):
-        """Its seconds, until the device has done it."""
+        """Return its seconds, until the device has done it."""
         started = time.perf_counter()
         with torch.autocast(torch.device(self.device).type, torch.bfloat16):
             loss = self.model(self.batch).square().mean()
@@ -38,13 +38,13 @@ class TrainingSteps:
         return time.perf_counter() - started
 
     def take_while(self, going_on):
-        """Seconds of each step, one after the other, as long as `going_on()`; of one at least."""
+        """Return the seconds of each step as long as `going_on()`; of one at least."""
         seconds = [self.step()]
         while going_on():
             seconds.append(self.step())
         return seconds
 
     def take_for(self, seconds):
-        """Seconds of each step, one after the other, for so long."""
+        """Return the seconds of each step, one after the other, for so long."""
         ends = time.perf_counter() + seconds
         return self.take_while(lambda: time.perf_counter() < ends)

@@ -1,4 +1,4 @@
-"""Measurements around a run: CPU time, memory of the process tree, the page cache, the machine."""
+"""Measurements around a run: CPU time, memory, the page cache, the machine."""
 
 import contextlib
 import ctypes
@@ -23,13 +23,13 @@ RESIDENCY_FILES = 4096  # of more files than this, every k-th is looked at
 
 
 def cpu_seconds():
-    """User + system seconds of this process and of its children that were waited for."""
+    """Return user + system seconds of this process and of children waited for."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
 def tree_cpu_seconds(pid):
-    """User + system seconds of a process and of all its descendants, in ticks of 10 ms."""
+    """Return user + system seconds of a process and its descendants, in 10 ms ticks."""
     total = 0
     for one in [pid, *descendants(pid)]:
         with contextlib.suppress(OSError), open(f"/proc/{one}/stat") as stat:  # It may have ended meanwhile.
@@ -39,7 +39,7 @@ def tree_cpu_seconds(pid):
 
 
 def machine_cpu_seconds():
-    """CPU seconds that this machine has used, or a hypervisor gave to others (from /proc/stat)."""
+    """Return CPU seconds that the machine used, or its hypervisor gave to others."""
     with open("/proc/stat") as stat:
         user, nice, system, _, _, irq, softirq, steal = (int(ticks) for ticks in stat.readline().split()[1:9])
     return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
@@ -49,12 +49,12 @@ def machine_cpu_seconds():
 
 
 def own_bytes(pid):
-    """Anonymous and shared memory in the process; mapped files' pages are the page cache's."""
+    """Return anonymous and shared memory; mapped files' pages are the page cache's."""
     return kib_in(f"/proc/{pid}/status", ("RssAnon:", "RssShmem:")) * 1024
 
 
 def shared_out_bytes(pid):
-    """The same, with shared pages divided among their processes (PSS): slow right after a fork."""
+    """Return the same with shared pages divided (PSS): slow right after a fork."""
     return kib_in(f"/proc/{pid}/smaps_rollup", ("Pss_Anon:", "Pss_Shmem:")) * 1024
 
 
@@ -64,7 +64,7 @@ def kib_in(path, fields):
 
 
 def descendants(pid):
-    """Pids of a process's children and theirs (kernels without CONFIG_PROC_CHILDREN list none)."""
+    """Return pids of children and theirs; none without CONFIG_PROC_CHILDREN."""
     found = []
     with contextlib.suppress(OSError):  # It may have ended meanwhile, and its threads as well.
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -91,7 +91,7 @@ def tree_bytes(pid):
 
 
 def resident_bytes(path):
-    """(bytes in the page cache, bytes of the file), by mincore on a mapping that is never touched.
+    """Return (bytes in the page cache, bytes of the file), by mincore on a mapping.
 
     The kernel answers "all resident" for files that the caller neither owns nor may write.
     """
@@ -120,7 +120,7 @@ def resident_share(files):
 
 
 def warm(files):
-    """Reads files into the page cache from end to end; returns the share of them that is there.
+    """Read files into the page cache; return the share of them that is there.
 
     Files that are partly there are dropped first: a page that was read by itself keeps read-ahead's
     large folios away from its neighbors, which are then copied at half the rate
@@ -146,7 +146,7 @@ def read_through(files):
 
 
 def drop(files):
-    """Asks the kernel to forget the files' pages (no root needed); the share that stays resident.
+    """Drop the files' pages (no root needed); return the share that stays resident.
 
     Pages that are dirty or mapped by some process stay; the first are written out before, the
     second is why runs close their mappings. Long ones are unmapped in the background
@@ -168,7 +168,7 @@ def drop(files):
 
 
 def touch_memory(size_bytes):
-    """Allocates memory, writes to every page and frees it, so that later allocations are fast.
+    """Allocate, touch and free memory, so that later allocations are fast.
 
     The host of a virtual machine may take free memory away, and returns it when it is touched, at
     1 GB/s. The first row after a pause would pay for that, by what it allocates.
@@ -179,7 +179,7 @@ def touch_memory(size_bytes):
 
 
 def spread(values):
-    """Median, smallest and largest of the values that are not None; None when there are none."""
+    """Return median, min and max of the values that are not None; None without any."""
     values = sorted(value for value in values if value is not None)
     if not values:
         return None
@@ -187,7 +187,7 @@ def spread(values):
 
 
 def first_line(path, prefix=""):
-    """The rest of the first line with the prefix; "" if there is none, or no file."""
+    """Return the rest of the first line with the prefix; "" if none, or no file."""
     with contextlib.suppress(OSError), open(path) as file:
         for line in file:
             if line.startswith(prefix):
@@ -201,7 +201,7 @@ def available_bytes():
 
 
 def file_system(path):
-    """(type, device) of the mount that holds `path`."""
+    """Return (type, device) of the mount that holds `path`."""
     path, best = os.path.realpath(path), ("", "?", "?")
     with open("/proc/self/mounts") as mounts:
         for line in mounts:

@@ -1,1 +1,1 @@
-"""The libraries that rows are measured with, a module each; `registry` finds a case's rows."""
+"""The libraries of the rows, a module each; `registry` finds the rows of a case."""

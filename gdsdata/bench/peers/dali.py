@@ -11,7 +11,7 @@ SHUFFLE_BUFFER = 256  # samples
 
 
 class Dali(BatchPeer):
-    """A pipeline over the shuffled files; its iterator owns a batch until the next one."""
+    """A pipeline over shuffled files; its iterator owns a batch until the next one."""
 
     package = "nvidia.dali"
     keeps_batches = False
@@ -27,7 +27,7 @@ class Dali(BatchPeer):
         return super().expected_ids(0, batches)  # the list's order, in every epoch
 
     def outputs(self):
-        """The pipeline's output; its "reader" starts each epoch with a whole batch."""
+        """Return the pipeline's output; "reader" starts each epoch with a whole batch."""
         from nvidia.dali import fn
 
         order = shuffled(self.source.samples, self.seed, 0).tolist()

@@ -13,7 +13,7 @@ BLOCK_BYTES, DEPTH, SINGLE_SUBMIT, OVERLAP_EVENTS, THREADS = 2**20, 128, True, T
 
 @serves("tensor")
 class DeepNvme(UnsyncedTensorPeer):
-    """Its operator is built at first use: that takes a compiler, libaio's header and minutes."""
+    """Its operator is built at first use, by a compiler, with libaio, in minutes."""
 
     key, name, package = "deepnvme_aio", "DeepNVMe, aio_handle", "deepspeed"
     how = f"{BLOCK_BYTES >> 20} MiB, depth {DEPTH}, {THREADS} thread, single submit, overlapped; then fsync"

@@ -14,7 +14,7 @@ from gdsdata.bench.peers.registry import serves
 
 @serves("loader")
 class Ffcv(BatchPeer):
-    """Compiles code while it first reads, untimed; so its files are never cold when it is timed."""
+    """Compiles code while it first reads, untimed; so its files are never cold."""
 
     key, name, package, stored_as = "ffcv", "FFCV", "ffcv", "beton"
     path, kinds, caches = "mmap", ("npy",), ("warm",)

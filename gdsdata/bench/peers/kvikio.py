@@ -1,4 +1,4 @@
-"""kvikio: its settings, what carries its bytes, and rows of case=load, checkpoint, io and tensor.
+"""kvikio: its settings and path, and rows of case=load, checkpoint, io and tensor.
 
 Host memory always goes by POSIX. Reads use the page cache unless a setting says otherwise, which
 versions from 25.12 on have. Whole pages then go with O_DIRECT, if the file system allows it; parts
@@ -27,7 +27,7 @@ TUNED = {"num_threads": 16, "task_size": 16 * 2**20}
 
 
 def configure(options):
-    """Sets kvikio's defaults for files that are opened later; `compat_mode` by its name."""
+    """Set kvikio's defaults for files opened later; `compat_mode` by its name."""
     import kvikio
     import kvikio.defaults
 
@@ -39,7 +39,7 @@ def configure(options):
 
 
 def setting(name):
-    """A default; None if this version has none of that name."""
+    """Return a default; None if this version has none of that name."""
     import kvikio.defaults
 
     try:
@@ -49,12 +49,12 @@ def setting(name):
 
 
 def cufile_way():
-    """The path of a library that uses cuFile, and does not count its bytes."""
+    """Return the path of a library that uses cuFile, and does not count its bytes."""
     return "cuFile" if engine.cufile_dma_is_possible() else "cuFile, compatibility mode"
 
 
 def way(file, on_gpu, writes):
-    """The path of bytes between an open `file` and memory."""
+    """Return the path of bytes between an open `file` and memory."""
     import kvikio.defaults
 
     if on_gpu and not kvikio.defaults.is_compat_mode_preferred():

@@ -1,4 +1,4 @@
-"""The classes of rows, by the work of their cases; your own class derives from one of these."""
+"""The base classes of rows, by the work of their cases; also of your own rows."""
 
 import contextlib
 import functools
@@ -12,7 +12,7 @@ from gdsdata.bench.measure import device
 
 
 class Peer:
-    """One way to do the work of a case. Empty `kinds` and `caches` mean all that the case has."""
+    """One way to do a case's work. Empty `kinds` and `caches` mean all of the case's."""
 
     key = ""  # its name in case.rows
     name = ""
@@ -29,7 +29,7 @@ class Peer:
 
     @classmethod
     def variants(cls, on_gpu):
-        """The rows of this class: itself, or one for each number of workers."""
+        """Return the rows of this class: itself, or one for each number of workers."""
         return [cls]
 
     @classmethod
@@ -38,15 +38,15 @@ class Peer:
         return ""
 
     def served(self):
-        """{path: bytes} so far, if the library counts them."""
+        """Return {path: bytes} so far, if the library counts them."""
         return {}
 
     def close(self):
-        """Releases files, threads and mappings."""
+        """Release files, threads and mappings."""
 
 
 def counted(statistics):
-    """{path: bytes} of an engine's statistics, without paths that served nothing."""
+    """Return {path: bytes} of an engine's statistics; paths that served bytes alone."""
     return {path: count for path, count in statistics["bytes"].items() if count}
 
 
@@ -54,7 +54,7 @@ def counted(statistics):
 
 
 def shuffled(samples, seed, epoch):
-    """An epoch's order, drawn as torch's RandomSampler draws it."""
+    """Return an epoch's order, drawn as torch's RandomSampler draws it."""
     return torch.randperm(samples, generator=torch.Generator().manual_seed(seed + epoch))
 
 
@@ -82,11 +82,11 @@ class BatchPeer(Peer):
         """Part of making it."""
 
     def settle(self):
-        """Does what is not timed; returns the next epoch, and (if not 0) sets `first_batch_s`."""
+        """Do what is not timed; return the next epoch, and (if not 0) set `first_batch_s`."""
         return 0
 
     def delivered(self, batches):
-        """Batches in pinned memory, on the GPU and widened; those for the CPU are as wanted."""
+        """Return pinned batches on the GPU and widened; those for the CPU are as wanted."""
         if not self.on_gpu:
             return iter(batches)
         return (self.widened(device.send(batch, self.device)) for batch in batches)
@@ -95,7 +95,7 @@ class BatchPeer(Peer):
         return batch.to(torch.int64) if self.as_int64 else batch
 
     def expected_ids(self, epoch, batches):
-        """The sample ids of each batch; None if only its bytes show them, as those of images do."""
+        """Return the sample ids of each batch; None if only its bytes show them."""
         if not self.knows_ids or self.source.kind == "images":
             return [None] * batches
         ids = shuffled(self.source.samples, self.seed, epoch).numpy()
@@ -110,7 +110,7 @@ class BatchPeer(Peer):
         return ""
 
     def may_stay_open(self):
-        """Whether the files' pages can be dropped meanwhile: not if they are mapped."""
+        """Return whether the files' pages can be dropped meanwhile: not if mapped."""
         return self.path != "mmap"
 
     def close(self):
@@ -131,7 +131,7 @@ class WorkersPeer(BatchPeer):
 
     @classmethod
     def with_workers(cls, count):
-        """The class that has so many worker processes; 0 is the caller's own."""
+        """Make the class of so many worker processes; 0 is the caller's own."""
         said = {"key": f"{cls.key}_{count}", "name": f"{cls.name}, {count} worker{'s' * (count != 1)}"}
         return type(f"{cls.__name__}{count}", (cls,), said | {"workers": count})
 
@@ -158,7 +158,7 @@ class WorkersPeer(BatchPeer):
 
 
 class ChoosesWorkers:
-    """Comes before a WorkersPeer of case=train, which tries how many make the loop fastest.
+    """Comes before a WorkersPeer of case=train, which tries how many are fastest.
 
     Copies to a GPU go ahead on a stream of their own.
     """
@@ -179,7 +179,7 @@ class ChoosesWorkers:
 
 
 def saving(loader, saver, key, devices=("cpu", "cuda")):
-    """The row of case=train of a loader whose loop also saves with `saver`, an AsyncPeer."""
+    """Make the row of case=train whose loop also saves with `saver`, an AsyncPeer."""
     name, setting = f"{loader.name} + {saver.name}", f"the same as {loader.key}, and {saver.setting}"
     said = {"key": key, "name": name, "setting": setting, "saver": saver, "devices": devices}
     said |= {"__module__": loader.__module__}
@@ -205,7 +205,7 @@ class LoadPeer(Peer):
         self.source, self.device, self.engine = source, device_name, engine or {}
 
     def copied(self, tensors):
-        """Copies of tensors that lie in a mapping, on the CPU."""
+        """Return copies of tensors that lie in a mapping, on the CPU."""
         return tensors if self.on_gpu else {name: tensor.clone() for name, tensor in tensors.items()}
 
     def buffer(self):
@@ -281,7 +281,7 @@ class Borrowed(CheckpointPeer):
 
 
 def borrowed(library):
-    """The row of case=checkpoint of a LoadPeer that knows safetensors."""
+    """Make the row of case=checkpoint of a LoadPeer that knows safetensors."""
     said = {name: getattr(library, name) for name in ("key", "name", "package")}
     setting = f"{library.setting}; its tensors are then copied on the GPU"
     said |= {"library": library, "way_in": library.path, "setting": setting, "__module__": library.__module__}
@@ -308,17 +308,17 @@ class TransferPeer(Peer):
         self.path = ""
 
     def shares(self):
-        """How many transfers each of the calls carries that are under way at a time."""
+        """Return how many transfers each of the calls under way carries."""
         if self.submit == "sync":
             return [1] * self.work.threads
         calls = min(self.work.batch_calls, self.work.depth)
         return [self.work.depth // calls + (at < self.work.depth % calls) for at in range(calls)]
 
     def commit(self):
-        """Returns when what was written is on storage, under its name."""
+        """Return when what was written is on storage, under its name."""
 
     def requests(self):
-        """How many requests storage got; None if that is not known."""
+        """Return how many requests storage got; None if that is not known."""
         return None
 
 
@@ -355,7 +355,7 @@ class TensorPeer(Peer):
 
 @contextlib.contextmanager
 def replaced(path):
-    """The name of a file to write and sync; it then becomes `path`, and the folder is synced."""
+    """Yield the name of a file to write and sync, which then becomes `path`, synced."""
     temporary = f"{path}.{os.getpid()}.tmp"
     try:
         yield temporary

@@ -1,4 +1,4 @@
-"""The rows of each case: every module of a library registers the classes that can serve it.
+"""The rows of each case: modules of libraries register the classes that serve it.
 
 A row of your own needs no registration: `case.rows=[gdsdata,package.module:Class]`. `protocols`
 says what a class of each case has.
@@ -23,7 +23,7 @@ REGISTERED = collections.defaultdict(list)  # classes by case
 
 
 def serves(*cases):
-    """Registers a class as a row of these cases."""
+    """Register a class as a row of these cases."""
 
     def register(peer):
         for case in cases:
@@ -40,7 +40,7 @@ def registered(case):
 
 
 def rows(case, kind=None, cache=None, device_name="cpu"):
-    """The classes for this kind of work and state of the page cache (None: any), on this device."""
+    """Return the classes for a kind of work and page cache (None: any) on a device."""
     on_gpu = device.is_cuda(device_name)
     fitting = [
         peer
@@ -53,7 +53,7 @@ def rows(case, kind=None, cache=None, device_name="cpu"):
 
 
 def find(case, key, kind=None):
-    """The class of a row's key; `dataloader_8` and package.module:Class need not be registered.
+    """Return the class of a row's key, also of dataloader_8 and package.module:Class.
 
     Raises:
         ValueError: there is none; the message names those that there are.

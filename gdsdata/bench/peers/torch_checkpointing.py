@@ -6,7 +6,7 @@ from gdsdata.bench.peers.registry import serves
 
 @serves("checkpoint")
 class TorchCheckpointing(CheckpointPeer):
-    """Without direct I/O, its default, with which 0.1.1 fails on files that are no whole pages."""
+    """Without direct I/O, its default: 0.1.1 then fails if files are no whole pages."""
 
     key, name = "torch_checkpointing", "torch_checkpointing"
     setting = "CheckpointManager with_sync_save, LocalFileSystemStorageConfig(use_direct_io=False)"

@@ -1,4 +1,4 @@
-"""torch.save, torch.load and torch's DCP: rows of case=load, checkpoint and train."""
+"""torch.save, torch.load and torch's DCP: rows of case=load, checkpoint, train."""
 
 import os
 

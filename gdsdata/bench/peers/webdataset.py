@@ -1,4 +1,4 @@
-"""WebDataset: rows of case=loader and case=train; and the base of loaders of shards."""
+"""WebDataset: rows of case=loader and train; and the base of loaders of shards."""
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ SHUFFLE_BUFFER = 256  # samples
 
 
 class Shards(WorkersPeer):
-    """`source` is the copy: its files are the shards. They are mixed in an order of their own."""
+    """`source` is the copy, whose files are the shards; the loader has its own order."""
 
     path, kinds, knows_ids = "read", ("npy",), False
 
@@ -43,7 +43,7 @@ class WebDataset(Shards):
     setting = f"WebDataset over tars of .npy files, mixed in a buffer of {SHUFFLE_BUFFER}, batches put together in it"
 
     def batching(self):
-        """How its samples become batches."""
+        """Return how samples become batches."""
         return {"collation_fn": StackedMembers(self.source)}
 
     def open(self):
@@ -66,7 +66,7 @@ class WebDatasetVolumes(ChoosesWorkers, WebDataset):
 
 
 def decoded(samples):
-    """A batch of samples, stacked in a worker."""
+    """Return a batch of samples, stacked in a worker."""
     return torch.stack([images.decoded(one["jpg"]) for one in samples])
 
 

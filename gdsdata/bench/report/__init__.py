@@ -1,1 +1,1 @@
-"""A run's report: tables on the terminal, report.md and .html, results.json and results.png."""
+"""A run's report: tables, report.md and .html, results.json and results.png."""

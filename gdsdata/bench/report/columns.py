@@ -1,4 +1,4 @@
-"""Columns of tables: each says its heading, and how a row of results.json becomes a cell."""
+"""Columns of tables: a heading, and how a row of results.json becomes a cell."""
 
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ def hundredths(value):
 
 
 def figure(heading, field, form=three_digits, scale=1.0, on_terminal=True):
-    """A column of numbers.
+    """Make a column of numbers.
 
     Args:
         field: the row's field, or `field.part`; a spread without a part means its median.

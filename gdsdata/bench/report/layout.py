@@ -17,7 +17,7 @@ VERIFIED = {
 
 
 class Layout:
-    """A case derives from it, sets `columns`, has `title(rows)`, and notes.md beside its file."""
+    """A case's layout sets `columns`, has `title(rows)`, and notes.md beside its file."""
 
     columns = ()
     picture_title = "GB per second by row"
@@ -31,27 +31,27 @@ class Layout:
         return self.columns
 
     def caption(self, rows):
-        """The table's limit."""
+        """Return the table's limit."""
         rate, name = rows[0]["limit"]["gb_per_s"], rows[0]["limit"]["name"]
         return f"limit not known: {name}" if rate is None else f"limit: {name}, {rate:.2f} GB/s"
 
     def groups(self):
-        """The rows of each table, in the order measured."""
+        """Return the rows of each table, in the order measured."""
         found = {}
         for row in self.results["rows"]:
             found.setdefault(tuple(row[name] for name in self.grouped_by), []).append(row)
         return list(found.values())
 
     def tables(self):
-        """[(title, caption, rows)]"""
+        """Return [(title, caption, rows)]"""
         return [(self.title(rows), self.caption(rows), rows) for rows in self.groups()]
 
     def answers(self):
-        """[(heading, what was found, [(caption, kind, text to copy)])], if it has an answer."""
+        """Return [(heading, what was found, [(caption, kind, text to copy)])], or []."""
         return []
 
     def limits(self):
-        """[(kind of data, table, limit's name, what was found)]"""
+        """Return [(kind of data, table, limit's name, what was found)]"""
         return [
             (kind, table, name, limit)
             for kind, found in self.results["limits"].items()
@@ -60,17 +60,17 @@ class Layout:
         ]
 
     def notes(self):
-        """The paragraphs of the case's notes.md, which says what each figure means."""
+        """Return the paragraphs of notes.md, which says what each figure means."""
         file = self.template("notes.md")
         said = {"settings": self.settings, "results": self.results, "on_gpu": self.device != "cpu", "layout": self}
         return [" ".join(part.split()) for part in rendered(file, **said).split("\n\n") if part.strip()]
 
     def template(self, name):
-        """A file beside the case's own."""
+        """Return a file beside the case's own."""
         return Path(inspect.getfile(type(self))).with_name(name)
 
     def plot(self, path):
-        """Draws a bar of GB/s for each row; nothing if all failed."""
+        """Draw a bar of GB/s for each row; nothing if all failed."""
         tables = [table for table in self.tables() if any(row["gb_per_s"] for row in table[2])]
         if not tables:
             return
@@ -101,7 +101,7 @@ class Layout:
 
 
 def rendered(file, **said):
-    """A Jinja template with these names; `shared` has the sentences of report/shared.jinja."""
+    """Render a Jinja template with these names; it may import report/shared.jinja."""
     import jinja2
 
     loader = jinja2.FileSystemLoader([file.parent, HERE])
@@ -121,7 +121,7 @@ def capital(text):
 
 
 def shown_name(row):
-    """The row's name, with what a reader has to know before its figures."""
+    """Return the row's name, with what a reader has to know before its figures."""
     cut = " (cut off)" if row.get("cut") and row["cache"] == "cold" else ""
     failed = f" ({len(row['failed_rows'])} of its rows FAILED)" if row.get("failed_rows") else ""
     return row["name"] + cut + (" (page cache)" if row.get("through_cache") else "") + failed
@@ -134,7 +134,7 @@ def cells(row, columns):
 
 
 def table_lines(rows, columns):
-    """A table in markdown; our rows are bold."""
+    """Return a table in markdown; our rows are bold."""
     lines = ["| | " + " | ".join(column.heading for column in columns) + " |"]
     lines += ["|---|" + "|".join("---" if column.is_text else "---:" for column in columns) + "|"]
     for row in rows:
@@ -146,7 +146,7 @@ def table_lines(rows, columns):
 
 
 def literal(text):
-    """A text whose underscores are no markdown."""
+    """Return a text whose underscores are no markdown."""
     return text.replace("__", r"\_\_")
 
 

@@ -1,4 +1,4 @@
-"""report.html: report.md as one page with its pictures inside, light or dark as the system is."""
+"""report.html: report.md as one page with its pictures, light or dark."""
 
 import base64
 import mimetypes
@@ -8,7 +8,7 @@ from gdsdata.bench.report.layout import rendered
 
 
 def page(markdown, folder):
-    """The page's text. `folder` has the markdown's pictures; missing ones are left out."""
+    """Return the page; `folder` has its pictures, of which missing ones are left out."""
     from markdown_it import MarkdownIt
 
     parser = MarkdownIt("commonmark", {"html": False}).enable("table")
@@ -25,7 +25,7 @@ def page(markdown, folder):
 
 
 def embedded(picture):
-    """A data URI; "" for a missing file, so that the page does not ask for it."""
+    """Return a data URI; "" for a missing file, so that the page does not ask for it."""
     try:
         content = picture.read_bytes()
     except OSError:

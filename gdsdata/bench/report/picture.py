@@ -8,7 +8,7 @@ LABEL = {"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.85}
 
 @contextlib.contextmanager
 def panels(path, down, across=1, dpi=130, **options):
-    """(figure, its axes as an array of `down` x `across`), which are saved as `path` at the end."""
+    """Yield (figure, array of `down` x `across` axes), and save them as `path`."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -24,14 +24,14 @@ def panels(path, down, across=1, dpi=130, **options):
 
 @contextlib.contextmanager
 def tables_of_bars(path, tables, inches=0.3, width=9.5, frame=1.3, below=0.0):
-    """(figure, axes): a panel of horizontal bars for each (title, rows), as high as these need."""
+    """Yield (figure, axes): a panel of bars for each (title, rows), as high as needed."""
     heights = [len(rows) * inches + frame for _, rows in tables]
     with panels(path, len(tables), figsize=(width, sum(heights) + below), height_ratios=heights) as (figure, axes):
         yield figure, axes[:, 0]
 
 
 def finish_bars(axis, title, names, label):
-    """Names the bars of a panel, from its top down."""
+    """Name the bars of a panel, from its top down."""
     axis.set_yticks(range(len(names)), names, fontsize=8)
     axis.set_ylim(len(names) - 0.4, -0.6)
     axis.tick_params(axis="x", labelsize=8)
@@ -41,7 +41,7 @@ def finish_bars(axis, title, names, label):
 
 
 def beside(axis, text, right, place):
-    """Writes a text to the right of a bar."""
+    """Write a text to the right of a bar."""
     axis.annotate(text, (right, place), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8, bbox=LABEL)
 
 

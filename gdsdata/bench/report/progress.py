@@ -9,7 +9,7 @@ from gdsdata.bench.report.layout import cells
 
 
 class Progress:
-    """Bars while stderr is a terminal; otherwise a line a step, with the seconds it took."""
+    """Bars if stderr is a terminal; otherwise a line a step, with the seconds it took."""
 
     def __init__(self):
         from rich.console import Console
@@ -46,7 +46,7 @@ class Progress:
         return self.count(name, 1)
 
     def say(self, text):
-        """Prints a line, above the bars."""
+        """Print a line, above the bars."""
         if self.bars.disable:
             print(f"gdsdata.bench: {text}", file=sys.stderr, flush=True)
         else:
@@ -54,7 +54,7 @@ class Progress:
 
 
 def show(layout, console):
-    """Prints the tables, the answers and the notes."""
+    """Print the tables, the answers and the notes."""
     from rich import box
     from rich.table import Table
 

@@ -1,4 +1,4 @@
-"""Files read and written with the system's own calls: rows of case=load, latency, tensor and io."""
+"""The system's own calls: rows of case=load, latency, tensor and io."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -31,7 +31,7 @@ class Readinto(LoadPeer):
         return {WHOLE: target}
 
     def read(self, target, begin):
-        """Fills a part of the tensor; to a GPU by copies that it does not wait for."""
+        """Fill a part of the tensor; to a GPU by copies that it does not wait for."""
         with open(self.source.path, "rb", buffering=0) as file:
             file.seek(self.source.start + begin)
             if not self.on_gpu:
@@ -162,7 +162,7 @@ class Plain(TransferPeer):
         return os.open(self.work.path, os.O_RDONLY | flags)
 
     def copy(self, place, target, source):
-        """Copies behind the earlier work of the current stream."""
+        """Copy behind the earlier work of the current stream."""
         stream, part = self.streams[place], self.memory.range(place)
         stream.wait_stream(torch.cuda.current_stream(torch.device(self.device)))
         with torch.cuda.stream(stream):

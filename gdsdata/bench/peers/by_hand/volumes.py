@@ -15,7 +15,7 @@ from gdsdata.bench.peers.registry import serves
 
 
 class VolumeReader:
-    """Reads one file into its place with one preadv, and its header, which must be as expected."""
+    """Reads a file into its place, and its header, with one preadv; checks the header."""
 
     def __init__(self, source):
         self.files, self.shape, self.dtype = source.files, tuple(source.shape), np.dtype(source.dtype)
@@ -39,7 +39,7 @@ class VolumeReader:
 
 @serves("loader")
 class ReadRing(BatchPeer):
-    """Threads fill the batches of a small ring ahead of the caller; its buffers are used again.
+    """Threads fill a small ring of batches ahead of the caller, and use it again.
 
     To a GPU the buffers are pinned. A thread waits for the copy out of a buffer before it reads
     into it again.

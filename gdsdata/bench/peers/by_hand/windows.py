@@ -11,7 +11,7 @@ from gdsdata.bench.peers.registry import serves
 
 
 def open_windows(source, advice=None):
-    """A tensor (windows, seq_len + 1) over a memmap of each file; nothing is copied."""
+    """Map each file as a tensor (windows, seq_len + 1); nothing is copied."""
     windows = []
     for path, header, count in zip(source.files, source.headers, source.counts, strict=True):
         # Copy on write: torch warns of read-only memory, though nothing here writes.
@@ -39,7 +39,7 @@ class WindowGather:
         return batch.to(torch.int64) if self.as_int64 else batch
 
     def into(self, batch, ids):
-        """Gathers into `batch`, in the stored dtype."""
+        """Gather into `batch`, in the stored dtype."""
         if len(self.windows) == 1:
             torch.index_select(self.windows[0], 0, ids, out=batch)
             return
@@ -51,7 +51,7 @@ class WindowGather:
 
 
 class Gather(BatchPeer):
-    """Batches gathered on the caller's thread; to a GPU by way of pinned memory that is kept.
+    """Batches gathered on the caller's thread; to a GPU through kept pinned memory.
 
     A class has gather(ids), which returns a new tensor in the wanted dtype, and gather_into(batch,
     ids) in the stored one.

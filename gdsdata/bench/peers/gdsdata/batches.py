@@ -25,7 +25,7 @@ class Batches(BatchPeer):
     residency = None  # of gdsdata.Reading
 
     def layout(self):
-        """The format."""
+        """Return the format."""
         source = self.source
         if source.kind == "images":
             return formats.Tar(index_cache=None)
@@ -76,7 +76,7 @@ class Batches(BatchPeer):
 
 @serves("loader")
 class PinnedBatches(Batches):
-    """From the second epoch on the GPU gathers out of page cache that is registered with CUDA."""
+    """From epoch 1 on the GPU gathers out of page cache registered with CUDA."""
 
     key, name = "gdsdata_pinned", "gdsdata, residency=pinned"
     setting = 'Reading(residency="pinned"), timed from the second epoch on, once stats()["residency"] says ready'

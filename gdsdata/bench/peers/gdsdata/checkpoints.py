@@ -1,4 +1,4 @@
-"""gdsdata.save, load, the DCP storage and AsyncCheckpointer: the rows of case=checkpoint."""
+"""gdsdata.save, load, DCP storage and AsyncCheckpointer: rows of case=checkpoint."""
 
 import collections
 
@@ -11,7 +11,7 @@ STAGING_SPARE_BYTES = 64 * 2**20  # for what lies between tensors
 
 
 class Counts:
-    """While it is entered: bytes by route, and the memory, of the engines that gdsdata uses."""
+    """While entered, counts bytes by route, and memory, of gdsdata's engines."""
 
     def __init__(self):
         self.before, self.most_bytes, self.engines = {}, 0, {}
@@ -26,14 +26,14 @@ class Counts:
         return found
 
     def served(self):
-        """{route: bytes}, of all the times it was entered."""
+        """Return {route: bytes}, of all the times it was entered."""
         found = collections.Counter(self.before)
         for one, before in self.engines.values():
             found.update({route: count - before[route] for route, count in one.statistics()["bytes"].items()})
         return dict(+found)  # of more than 0
 
     def memory_bytes(self):
-        """Host memory that the engines say they take: the largest sum of those used at one time."""
+        """Return host memory that the engines say they take, of those used at one time."""
         return max(self.most_bytes, sum(found.bounce_bytes for found, _ in self.engines.values()))
 
     def __exit__(self, *_):

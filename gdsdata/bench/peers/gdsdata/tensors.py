@@ -1,4 +1,4 @@
-"""read_tensor, write_tensor and Engine: the rows of case=load, case=latency and case=tensor."""
+"""read_tensor, write_tensor and Engine: rows of case=load, latency and tensor."""
 
 import functools
 
@@ -14,13 +14,13 @@ from gdsdata.io.engine import resolved, shared_engine
 
 @functools.cache
 def engine_of(options, device_name, path):
-    """The engine of read_tensor, kept for its counts (with other options, for later runs)."""
+    """Return read_tensor's engine, kept for its counts (or, with options, later runs)."""
     where = resolved(device_name)
     return shared_engine(calibrated(options, path, where, measure=False), where)
 
 
 class OfEngine:
-    """Comes before a peer that has a `file`: the options of its engine, and what that counts."""
+    """Comes before a peer with a `file`: its engine's options and counts."""
 
     forced = {}  # options of the row itself
 

@@ -22,7 +22,7 @@ from gdsdata.io.options import EngineOptions
 
 
 class Batches(TransferPeer):
-    """The engine's own calls, of many transfers each: those below `gdsdata.load` and `save`."""
+    """The engine's calls of many transfers, which `gdsdata.load` and `save` make."""
 
     key, name, submit, xfer = "gdsdata_batch", "gdsdata, batches", "batch", "any"
     setting = "one engine; calls of it that carry many transfers each (case.batch_calls of them share the depth)"
@@ -138,7 +138,7 @@ class CuFileBatches(CuFile, Batches):
 
 
 def options_for(work, engine, backend, batches):
-    """The user's engine settings; what they leave open is as the transfer type needs it."""
+    """Return the user's engine settings; the transfer type decides the others."""
     chosen = dict(engine or {})
     if chosen.get("direct", "auto") == "auto":
         chosen["direct"] = "never" if work.cache == "warm" else "always"
