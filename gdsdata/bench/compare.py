@@ -76,7 +76,7 @@ def row_name(row):
 
 
 def time_of(case, run):
-    """Return the time of a run's work, in seconds or (if not of the two cases) in s/GB."""
+    """Return the time of a run's work: in seconds for those two cases, else in s/GB."""
     if case == "latency":
         return run["latency_s"]["median"]
     return run["seconds"] if case == "startup" else run["seconds"] / run["bytes"] * 1e9
@@ -101,7 +101,7 @@ def judged(before, after):
 
 
 def apart(smaller, larger):
-    """Return whether each median (which no outlier moves) is outside the other's range."""
+    """Return whether each median (unmoved by outliers) is outside the other's range."""
     return statistics.median(smaller) < min(larger) and statistics.median(larger) > max(smaller)
 
 
