@@ -9,15 +9,7 @@ import gdsdata
 from gdsdata.bench.data.transfers import MOST_THREADS, new_file
 from gdsdata.bench.peers.protocols import TransferPeer
 from gdsdata.bench.peers.registry import serves
-from gdsdata.io.engine import (
-    Output,
-    cufile_dma_is_possible,
-    cufile_of_wheels,
-    resolved,
-    shared_engine,
-    stream_of,
-    table_of_one,
-)
+from gdsdata.io import engine as io_engine
 from gdsdata.io.options import EngineOptions
 
 
@@ -34,12 +26,12 @@ class Batches(TransferPeer):
         self.open()
 
     def open(self):
-        self.place = resolved(self.device)
-        self.engine = shared_engine(self.options, self.place)
+        self.place = io_engine.resolved(self.device)
+        self.engine = io_engine.shared_engine(self.options, self.place)
         if self.work.writes:
-            self.output = Output(self.work.path, self.work.file_bytes)
+            self.output = io_engine.Output(self.work.path, self.work.file_bytes)
         else:
-            self.files = table_of_one(self.work.path)
+            self.files = io_engine.table_of_one(self.work.path)
         shares = max(self.shares())
         self.zeros, self.sizes = np.zeros(shares, np.int32), np.full(shares, self.work.io_bytes, np.int64)
         self.steps = np.arange(shares, dtype=np.int64) * self.work.io_bytes
@@ -47,7 +39,7 @@ class Batches(TransferPeer):
     def move(self, place, offsets):
         count = len(offsets)
         memory, places, sizes = self.memory.tensor, self.steps[:count] + place * self.work.io_bytes, self.sizes[:count]
-        before = self.engine.mark(stream_of(self.place))
+        before = self.engine.mark(io_engine.stream_of(self.place))
         if self.work.writes:
             self.output.write(self.engine, offsets, sizes, memory, places, False, before, False)
         else:
@@ -114,7 +106,7 @@ class CuFile(TransferPeer):
 
     @classmethod
     def lacks(cls):
-        if ctypes.util.find_library("cufile") or cufile_of_wheels():
+        if ctypes.util.find_library("cufile") or io_engine.cufile_of_wheels():
             return ""
         return "libcufile.so.0 was not found; it comes with the CUDA toolkit, or pip install nvidia-cufile"
 
@@ -148,6 +140,6 @@ def options_for(work, engine, backend, batches):
         chosen["coalesce_gap_bytes"] = 0  # Nothing is read that was not asked for.
     if backend:
         chosen |= {"backend": backend, "cufile_batch": batches}
-    elif chosen.get("backend", "auto") == "auto" and cufile_dma_is_possible():
+    elif chosen.get("backend", "auto") == "auto" and io_engine.cufile_dma_is_possible():
         chosen["backend"] = "uring"  # Over host memory, which "auto" would avoid.
     return EngineOptions(**chosen)
