@@ -87,8 +87,7 @@ class Reading(NamedTuple):
         index_cache: where an index that took more than half a second is kept for the next start. It
             is used while the folders of the files, and a sample of the files, are as they were, and
             one process of a machine makes it for all. ``"user"``: in ``~/.cache/gdsdata/index``.
-            Else the path of a folder. None: every start indexes all files. Parquet's indexes are
-            never kept.
+            Else the path of a folder. None: every start indexes all files.
     """
 
     options: EngineOptions | None = None

@@ -66,6 +66,7 @@ class KeptIndex:
         self._folder = caches.folder_of(where, KIND)
         digest = hashlib.sha256(said.encode(errors="surrogateescape")).hexdigest()[:32]
         self._place = os.path.join(self._folder, f"{digest}.gdsdata-index")
+        self._is_used = False  # found or written by this process
 
     def find(self) -> Kept | None:
         """Return the kept index; None if there is none, or the files are not as they were."""
@@ -80,8 +81,9 @@ class KeptIndex:
         facts = stored.facts
         if not _are_as_they_were(stored.index, facts["folders"], facts["others"]):
             return None
+        self._is_used = True
         with contextlib.suppress(OSError):
-            os.utime(self._place)  # used: `_sweep` spares it
+            os.utime(self._place)  # `_sweep` spares it
         return Kept(facts["paths"] or list(stored.index.paths), facts["format"], stored.index)
 
     def keep(self, listing: Listing, format: Format, index: SampleIndex, begun_ns: int) -> None:
@@ -111,6 +113,7 @@ class KeptIndex:
                 stored_index.write(file, stored_index.Stored(index, facts))
                 file.flush()
                 os.fsync(file.fileno())
+            self._is_used = True
             self._sweep()
         except stored_index.CannotBeStored:
             return
@@ -119,8 +122,9 @@ class KeptIndex:
 
     def drop(self) -> None:
         """Delete the kept index: a file was not as it says."""
-        with contextlib.suppress(OSError):
-            os.unlink(self._place)
+        if self._is_used:
+            with contextlib.suppress(OSError):
+                os.unlink(self._place)
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[bool]:
@@ -137,6 +141,8 @@ class KeptIndex:
         try:
             yield not _waited_for(lock, self._place)
         finally:
+            with contextlib.suppress(OSError):
+                os.unlink(f"{self._place}.lock")  # those who wait for it have it open
             os.close(lock)
 
     def _sweep(self) -> None:

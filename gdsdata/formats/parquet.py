@@ -8,11 +8,12 @@ have a wrong end for some columns, and are not read.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,11 +23,7 @@ from gdsdata.formats.index import first_samples, open_descriptor
 from gdsdata.formats.parsers import magics
 from gdsdata.formats.parsers.damage import damaged
 from gdsdata.formats.parsers.parquet_footer import StoredColumn, row_groups_of
-from gdsdata.formats.tables import TableFile, TableIndex, errors_of_pyarrow, line_of
-
-if TYPE_CHECKING:
-    import pyarrow
-    import pyarrow.parquet
+from gdsdata.formats.tables import TableFile, TableIndex, errors_of_pyarrow, line_of, metadata_of
 
 _ENCRYPTED = b"PARE"
 _TAIL_BYTES = 8
@@ -87,29 +84,43 @@ class Parquet:
         fields = tuple(column.field for column in found[0].columns)
         for path, other in zip(paths, found, strict=True):
             check_alike(fields, [column.field for column in other.columns], (paths[0], path))
-        file_of_group = [[i] * len(one.rows) for i, one in enumerate(found)]
+        rows = _joined(one.rows for one in found)
+        leaves = len(found[0].leaves)
         return TableIndex(
             paths=paths,
             size_bytes=np.array([one.size_bytes for one in found], np.int64),
             mtime_ns=np.array([one.mtime_ns for one in found], np.int64),
             first_sample=first_samples([sum(one.rows) for one in found]),
             fields=fields,
-            group_first_row=first_samples([rows for one in found for rows in one.rows]),
-            group_file=np.array(sum(file_of_group, []), np.int32),
-            group_number=np.array(sum((one.numbers for one in found), []), np.int64),
-            group_begin=np.zeros(sum(len(one.rows) for one in found), np.int64),
-            group_rows=np.array(sum((one.rows for one in found), []), np.int64),
-            begin_bytes=np.array(sum((one.begins for one in found), []), np.int64).reshape(-1, len(found[0].leaves)),
-            length_bytes=np.array(sum((one.lengths for one in found), []), np.int64).reshape(-1, len(found[0].leaves)),
-            decoded_bytes=np.array(sum((one.decoded for one in found), []), np.int64),
-            files=tuple(TableFile(one.metadata, one.columns, one.leaves) for one in found),
+            group_first_row=first_samples(rows),
+            group_file=np.repeat(np.arange(len(found), dtype=np.int32), [len(one.rows) for one in found]),
+            group_number=_joined(one.numbers for one in found),
+            group_begin=np.zeros(len(rows), np.int64),
+            group_rows=rows,
+            begin_bytes=_joined(one.begins for one in found).reshape(-1, leaves),
+            length_bytes=_joined(one.lengths for one in found).reshape(-1, leaves),
+            decoded_bytes=_joined(one.decoded for one in found),
+            files=_files_of(found),
         )
+
+
+def _joined(lists: Iterable[list]) -> np.ndarray:
+    return np.array(list(itertools.chain.from_iterable(lists)), np.int64)
+
+
+def _files_of(found: list[_Found]) -> tuple[TableFile, ...]:
+    """Return the files; equal columns are one object, because a thousand files may have them."""
+    known: dict[Any, Any] = {}
+    return tuple(
+        TableFile(one.footer, known.setdefault(one.columns, one.columns), known.setdefault(one.leaves, one.leaves))
+        for one in found
+    )
 
 
 class _Found(NamedTuple):
     columns: tuple[Column, ...]
     leaves: tuple[str, ...]
-    metadata: pyarrow.parquet.FileMetaData
+    footer: bytes
     rows: list[int]
     numbers: list[int]
     begins: list[list[int]]
@@ -122,9 +133,8 @@ class _Found(NamedTuple):
 def _index_file(path: str, wanted: Sequence[str] | None) -> _Found:
     footer, footer_at, status = _footer_of(path)
     groups = row_groups_of(footer, footer_at, path)
-    parquet, arrow = arrow_module("pyarrow.parquet"), arrow_module()
     try:
-        metadata = parquet.read_metadata(arrow.BufferReader(magics.PARQUET + footer))  # as of a file without data
+        metadata = metadata_of(footer)
         schema = metadata.schema.to_arrow_schema()
         paths = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
     except errors_of_pyarrow() as error:
@@ -135,7 +145,7 @@ def _index_file(path: str, wanted: Sequence[str] | None) -> _Found:
     names = [column.field.name for column in columns]
     chosen = [i for i, leaf in enumerate(paths) if any(leaf == name or leaf.startswith(f"{name}.") for name in names)]
     found = _Found(
-        columns, tuple(paths[i] for i in chosen), metadata, [], [], [], [], [], status.st_size, status.st_mtime_ns
+        columns, tuple(paths[i] for i in chosen), footer, [], [], [], [], [], status.st_size, status.st_mtime_ns
     )
     for number, group in enumerate(groups):
         rows = group.rows

@@ -6,7 +6,7 @@ The file is a head, and behind it blocks that start at multiples of 64 bytes:
     u32, u32    CRC-32C of the description; 0
     u64         its length in bytes
     ...         the description, JSON
-    ...         blocks: arrays, and lists of strings
+    ...         blocks: arrays, bytes, and lists of strings
 
 Numbers are little endian. The description says what the index is, and where its blocks lie, with
 the CRC-32C of each. A damaged file is thus never taken for an index.
@@ -18,22 +18,26 @@ import json
 import mmap
 import os
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, BinaryIO
 
 import numpy as np
 import torch
 
+from gdsdata.formats.columns import Column
 from gdsdata.formats.field import Field
 from gdsdata.formats.fields import FieldIndex
 from gdsdata.formats.index import Index, Sample, SampleIndex
+from gdsdata.formats.tables import TableFile, TableIndex
 from gdsdata.formats.windows import WindowIndex
 from gdsdata.io.engine import crc32c_of_rows
 
 _HEAD = struct.Struct("<16s I 4x Q")
 _MAGIC = b"gdsdata index v1"
 _ALIGNMENT = 64
-_PARTS = {kind.__name__: kind for kind in (Index, FieldIndex, WindowIndex, Sample, Field)}
+_INDEXES = (Index, FieldIndex, WindowIndex, TableIndex)
+_PARTS: dict[str, type] = {kind.__name__: kind for kind in (*_INDEXES, Sample, Field, Column, TableFile)}
 
 
 class CannotBeStored(TypeError):
@@ -61,20 +65,20 @@ def write(file: BinaryIO, stored: Stored) -> None:
     """Write an index and its facts, from the start of a file.
 
     Raises:
-        CannotBeStored: such an index has no form here, as tables of Parquet.
+        CannotBeStored: the index has a value that has no form here.
         OSError: of the file.
     """
-    blocks: list[np.ndarray] = []
-    said = {"index": _described(stored.index, blocks), "facts": _described(stored.facts, blocks)}
+    described_by = _Described()
+    said = {"index": described_by.of(stored.index), "facts": described_by.of(stored.facts)}
     places, at = [], 0
-    for block in blocks:
+    for block in described_by.blocks:
         places.append([at, block.nbytes, _checksum(block)])
         at += -(-block.nbytes // _ALIGNMENT) * _ALIGNMENT
-    described = json.dumps({**said, "blocks": places}).encode()
+    described = json.dumps({**said, "shared": described_by.shared, "blocks": places}).encode()
     file.write(_HEAD.pack(_MAGIC, _checksum(np.frombuffer(described, np.uint8)), len(described)))
     file.write(described)
     begin = _begin_of_blocks(len(described))
-    for (place, _, _), block in zip(places, blocks, strict=True):
+    for (place, _, _), block in zip(places, described_by.blocks, strict=True):
         file.seek(begin + place)
         file.write(block.data)
     file.truncate(begin + at)
@@ -104,7 +108,8 @@ def read(path: str) -> Stored:
     for block, (_, size, expected) in zip(blocks, said["blocks"], strict=True):
         if len(block) != size or _checksum(block) != expected:
             raise Damaged(f"{path}: a block's checksum differs")
-    return Stored(_undescribed(said["index"], blocks), _undescribed(said["facts"], blocks))
+    values = _Values(blocks, said["shared"])
+    return Stored(values.of(said["index"]), values.of(said["facts"]))
 
 
 def _begin_of_blocks(described_bytes: int) -> int:
@@ -115,59 +120,105 @@ def _checksum(block: np.ndarray) -> int:
     return int(crc32c_of_rows(block.reshape(1, -1).view(np.uint8))[0])
 
 
-def _described(value: Any, blocks: list[np.ndarray]) -> Any:
-    """Return what JSON can say of a value. Arrays and lists of strings become blocks."""
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, np.ndarray):
-        said = {"array": len(blocks), "dtype": value.dtype.str, "shape": value.shape}
-        first = value[:1]
-        if len(value) > 1 and (value == first).all():
-            blocks.append(np.ascontiguousarray(first).reshape(-1).view(np.uint8))
-            return {**said, "repeated": True}  # one row: it takes no memory
-        blocks.append(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
-        return said
-    if isinstance(value, list) and all(type(one) is str for one in value):
-        if any("\0" in one for one in value):
-            raise CannotBeStored("a string with a NUL")
-        blocks.append(np.frombuffer(os.fsencode("\0".join(value)), np.uint8))
-        return {"strings": len(blocks) - 1, "count": len(value)}
-    if isinstance(value, np.dtype) and value.names is None and not value.hasobject:
-        return {"dtype": value.str}
-    if isinstance(value, torch.dtype):
-        return {"torch": str(value).removeprefix("torch.")}
-    if isinstance(value, (tuple, list)):
-        return {"sequence": type(value) is tuple, "of": [_described(one, blocks) for one in value]}
-    if isinstance(value, dict) and all(type(name) is str for name in value):
-        return {"dict": [[name, _described(one, blocks)] for name, one in value.items()]}
-    if is_dataclass(value) and _PARTS.get(type(value).__name__) is type(value):
-        names = [field.name for field in fields(value)]
-        return {
-            "part": type(value).__name__,
-            "attributes": {name: _described(getattr(value, name), blocks) for name in names},
-        }
-    raise CannotBeStored(f"a {type(value).__qualname__}")
+def _attributes_of(value: Any) -> Sequence[str]:
+    """Return the names of what a dataclass or a named tuple has."""
+    return [field.name for field in fields(value)] if is_dataclass(value) else value._fields
 
 
-def _undescribed(said: Any, blocks: list[np.ndarray]) -> Any:
-    """Return the value that `_described` described."""
-    if not isinstance(said, dict):
-        return said
-    if "array" in said:
-        shape = tuple(said["shape"])
-        array = blocks[said["array"]].view(said["dtype"])
-        if "repeated" in said:
-            return np.broadcast_to(array.reshape(1, *shape[1:]), shape)
-        return array.reshape(shape)
-    if "strings" in said:
-        return os.fsdecode(blocks[said["strings"]].tobytes()).split("\0") if said["count"] else []
-    if "dtype" in said:
-        return np.dtype(said["dtype"])
-    if "torch" in said:
-        return getattr(torch, said["torch"])
-    if "sequence" in said:
-        values = [_undescribed(one, blocks) for one in said["of"]]
-        return tuple(values) if said["sequence"] else values
-    if "dict" in said:
-        return {name: _undescribed(one, blocks) for name, one in said["dict"]}
-    return _PARTS[said["part"]](**{name: _undescribed(one, blocks) for name, one in said["attributes"].items()})
+class _Described:
+    """Describes values as JSON can. Arrays, bytes and lists of strings become blocks.
+
+    Attributes:
+        blocks: of uint8, in order.
+        shared: descriptions of tuples, each of which several values may have.
+    """
+
+    def __init__(self) -> None:
+        self.blocks: list[np.ndarray] = []
+        self.shared: list[Any] = []
+        self._place_of: dict[int, int] = {}  # of tuples, by identity: the index keeps them alive
+
+    def of(self, value: Any) -> Any:
+        """Return the description of a value.
+
+        Raises:
+            CannotBeStored: there is none.
+        """
+        if value is None or isinstance(value, (bool, int, float, str)):
+            return value
+        if isinstance(value, np.ndarray):
+            return self._of_array(value)
+        if isinstance(value, bytes):
+            return {"bytes": self._block(np.frombuffer(value, np.uint8))}
+        if isinstance(value, list) and all(type(one) is str for one in value):
+            if any("\0" in one for one in value):
+                raise CannotBeStored("a string with a NUL")
+            return {"strings": self._block(np.frombuffer(os.fsencode("\0".join(value)), np.uint8)), "count": len(value)}
+        if isinstance(value, np.dtype) and value.names is None and not value.hasobject:
+            return {"dtype": value.str}
+        if isinstance(value, torch.dtype):
+            return {"torch": str(value).removeprefix("torch.")}
+        if isinstance(value, dict) and all(type(name) is str for name in value):
+            return {"dict": [[name, self.of(one)] for name, one in value.items()]}
+        if _PARTS.get(type(value).__name__) is type(value):
+            described = {name: self.of(getattr(value, name)) for name in _attributes_of(value)}
+            return {"part": type(value).__name__, "attributes": described}
+        if type(value) is list:
+            return {"list": [self.of(one) for one in value]}
+        if type(value) is tuple:
+            return {"tuple": self._of_tuple(value)}
+        raise CannotBeStored(f"a {type(value).__qualname__}")
+
+    def _of_array(self, array: np.ndarray) -> dict[str, Any]:
+        first = array[:1]
+        is_repeated = len(array) > 1 and bool((array == first).all())  # one row then takes the place of all
+        content = np.ascontiguousarray(first if is_repeated else array).reshape(-1).view(np.uint8)
+        said = {"array": self._block(content), "dtype": array.dtype.str, "shape": array.shape}
+        return {**said, "repeated": True} if is_repeated else said
+
+    def _of_tuple(self, value: tuple) -> int:
+        if id(value) not in self._place_of:
+            described = [self.of(one) for one in value]
+            self._place_of[id(value)] = len(self.shared)
+            self.shared.append(described)
+        return self._place_of[id(value)]
+
+    def _block(self, content: np.ndarray) -> int:
+        self.blocks.append(content)
+        return len(self.blocks) - 1
+
+
+class _Values:
+    """Makes the values that `_Described` described."""
+
+    def __init__(self, blocks: list[np.ndarray], shared: list[Any]) -> None:
+        self._blocks = blocks
+        self._shared: list[tuple] = []
+        for described in shared:  # one may contain those before it
+            self._shared.append(tuple(map(self.of, described)))
+
+    def of(self, said: Any) -> Any:
+        """Return the value of a description."""
+        if not isinstance(said, dict):
+            return said
+        if "array" in said:
+            shape = tuple(said["shape"])
+            array = self._blocks[said["array"]].view(said["dtype"])
+            if "repeated" in said:
+                return np.broadcast_to(array.reshape(1, *shape[1:]), shape)
+            return array.reshape(shape)
+        if "bytes" in said:
+            return self._blocks[said["bytes"]].tobytes()
+        if "strings" in said:
+            return os.fsdecode(self._blocks[said["strings"]].tobytes()).split("\0") if said["count"] else []
+        if "dtype" in said:
+            return np.dtype(said["dtype"])
+        if "torch" in said:
+            return getattr(torch, said["torch"])
+        if "dict" in said:
+            return {name: self.of(one) for name, one in said["dict"]}
+        if "list" in said:
+            return [self.of(one) for one in said["list"]]
+        if "tuple" in said:
+            return self._shared[said["tuple"]]
+        return _PARTS[said["part"]](**{name: self.of(one) for name, one in said["attributes"].items()})

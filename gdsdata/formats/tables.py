@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from gdsdata.errors import CorruptData
 from gdsdata.formats.columns import Column, arrow_module, is_bytes, nulls_among_numbers, storage_of
 from gdsdata.formats.field import Field
 from gdsdata.formats.index import Made, Readers, SampleIndex, files_of_part
+from gdsdata.formats.parsers import magics
 from gdsdata.formats.plan import Plan
 
 if TYPE_CHECKING:
@@ -26,11 +28,21 @@ Values: TypeAlias = "np.ndarray | pyarrow.Array"
 
 
 class TableFile(NamedTuple):
-    """A file's metadata, by which pyarrow decodes row groups, and wanted columns."""
+    """A file's footer, by which pyarrow decodes row groups, and wanted columns."""
 
-    metadata: pyarrow.parquet.FileMetaData
+    footer: bytes  # with the tail behind it
     columns: tuple[Column, ...]
     leaves: tuple[str, ...]
+
+
+@functools.lru_cache(maxsize=64)  # of the files that are decoded now
+def metadata_of(footer: bytes) -> pyarrow.parquet.FileMetaData:
+    """Return pyarrow's metadata of a file with this footer, and the tail behind it.
+
+    Raises:
+        Exception: the footer cannot be read; the type is one of `errors_of_pyarrow`.
+    """
+    return arrow_module("pyarrow.parquet").read_metadata(arrow_module().BufferReader(magics.PARQUET + footer))
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +152,7 @@ class TableIndex(SampleIndex):
         try:
             reader = parquet.ParquetFile(
                 arrow.PythonFile(source, "r"),
-                metadata=file.metadata,
+                metadata=metadata_of(file.footer),
                 pre_buffer=False,  # each column by itself, as it was read
                 page_checksum_verification=True,
             )
