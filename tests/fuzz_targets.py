@@ -650,7 +650,8 @@ def reading(name: str, *formats: Format) -> Callable[[Path], None]:
 
     def read_all(path: str, format: Format) -> None:
         engine.kept_engine(EngineOptions(), torch.device("cpu"))  # else each input would make an engine
-        data = gdsdata.GDSDataset(path, 8, format, shuffle=False, device="cpu")
+        anew = gdsdata.Reading(index_cache=None)
+        data = gdsdata.GDSDataset(path, 8, format, shuffle=False, device="cpu", reading=anew)
         if not isinstance(data._samples.index, TableIndex):
             check(data._samples.index)
         for _ in data:
