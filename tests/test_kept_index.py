@@ -1,5 +1,6 @@
 """Indexes that are kept for the next start: used while they are true, and made once per machine."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import test_megatron
 from helpers import write_records
 from sources import SOURCES
 
@@ -18,7 +20,7 @@ import gdsdata
 from gdsdata.data import indexing
 from gdsdata.data.identity import identity_of
 from gdsdata.errors import CorruptData
-from gdsdata.formats import Npy, Records, kept_index, stored_index
+from gdsdata.formats import Megatron, Npy, Records, kept_index, stored_index
 
 LONG_AGO = 1_000_000_000
 
@@ -177,6 +179,57 @@ def test_a_file_beside_the_samples_that_changes_is_noticed(tmp_path):
     os.utime(folder, (LONG_AGO, LONG_AGO))
     with pytest.raises((ValueError, CorruptData)):
         dataset(folder, cache)
+
+
+def files_opened_by(work) -> set[str]:
+    opened: list[str] = []
+
+    def note(event: str, arguments: tuple) -> None:
+        if event == "open" and isinstance(arguments[0], str):
+            opened.append(os.path.abspath(arguments[0]))
+
+    sys.addaudithook(note)  # it cannot be removed, and is cheap
+    work()
+    return set(opened)
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_every_file_that_an_index_is_made_from_is_compared(tmp_path, name):
+    SOURCES[name].write(tmp_path)
+    format = SOURCES[name].format()
+    files = sorted(str(path) for path in tmp_path.iterdir() if path.is_file())
+    for paths in (files, *([path] for path in files)):
+        index = None
+
+        def make(paths=paths):
+            nonlocal index
+            with contextlib.suppress(ValueError, CorruptData), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                index = format.index(paths)
+
+        opened = files_opened_by(make)
+        if index is None:
+            continue  # these files alone are no data set
+        beside = format.side_files(paths) if isinstance(format, kept_index.HasSideFiles) else []
+        compared = {*paths, *index.paths, *beside}
+        # Other projects' indexes of a tar are hints, which its headers confirm.
+        hints = {path for path in opened if name == "tar" and path.endswith(".idx")}
+        assert {path for path in opened if path.startswith(f"{tmp_path}/") and "/home/" not in path} <= compared | hints
+
+
+def test_an_index_file_beside_its_data_that_changes_is_noticed(tmp_path):
+    folder, cache = tmp_path / "data", tmp_path / "cache"
+    folder.mkdir()
+    SOURCES["megatron sequences"].write(folder)
+    settled(folder)
+    before = [repr(batch) for batch in dataset(folder / "0.bin", cache, Megatron())]
+    assert [repr(batch) for batch in dataset(folder / "0.bin", cache, Megatron())] == before
+    test_megatron.write_pair(folder, "other", [30, 7, 2, 41, 20])
+    (folder / "other.idx").replace(folder / "0.idx")
+    settled(folder)
+    os.utime(folder / "0.idx", (LONG_AGO, LONG_AGO + 1))
+    after = [repr(batch) for batch in dataset(folder / "0.bin", cache, Megatron())]
+    assert after == [repr(batch) for batch in dataset(folder / "0.bin", None, Megatron())] != before
 
 
 def test_a_change_that_no_check_saw_is_an_error_once(tmp_path, data, monkeypatch):

@@ -24,9 +24,10 @@ class PageCache {
   static constexpr uint64_t kMapFileBytes = tuning::kMappedFileBytes;
   static constexpr uint64_t kLongFileBytes = tuning::kLongFileBytes;
 
-  // `files[i]` is the open file of `transfers[i]`. Appends transfers or parts of them that were not
-  // resident to `left`, and adds delivered bytes to `bytes`. Returns an error if a file ends before
-  // a transfer does. If `past_caches`, long copies bypass the processor's caches.
+  // `files[i]` is the open file of `transfers[i]`, and no transfer is empty. Appends transfers or
+  // parts of them that were not resident to `left`, and adds delivered bytes to `bytes`. Returns an
+  // error if a file ends before a transfer does. If `past_caches`, long copies bypass the
+  // processor's caches.
   std::optional<Error> serve(std::span<const Transfer> transfers, std::span<File* const> files, Conversion conversion,
                              bool past_caches, std::vector<Transfer>& left, RouteBytes& bytes);
 

@@ -21,7 +21,7 @@ import os
 import time
 import warnings
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -39,6 +39,14 @@ SETTLED_NS = 2 * 10**9
 UNUSED_S = 30 * 24 * 3600.0
 _LOCK_POLL_S, _SAID_AFTER_S = 0.02, 30.0
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+@runtime_checkable
+class HasSideFiles(Protocol):
+    """A format that reads more files than those that are named, or that have samples."""
+
+    def side_files(self, paths: list[str]) -> list[str]:
+        """Return the files beside ``paths`` that say what the samples are."""
 
 
 class Kept(NamedTuple):
@@ -95,8 +103,9 @@ class KeptIndex:
             index: of all files of ``listing``.
             begun_ns: time of the clock (`time.time_ns`) when listing began.
         """
-        with_samples = set(index.paths)
-        others = [(path, *_stat_of(path)) for path in listing.paths if path not in with_samples]
+        beside = format.side_files(listing.paths) if isinstance(format, HasSideFiles) else []
+        without_samples = dict.fromkeys([*listing.paths, *beside]).keys() - set(index.paths)
+        others = [(path, *_stat_of(path)) for path in sorted(without_samples)]
         newest = [folder.mtime_ns for folder in listing.folders] + [mtime_ns for _, _, mtime_ns in others]
         if max([int(index.mtime_ns.max()), *newest]) > begun_ns - SETTLED_NS:
             return

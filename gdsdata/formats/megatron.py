@@ -153,6 +153,11 @@ class Megatron:
             length_bytes=np.concatenate(lengths)[:, None],
         )
 
+    @staticmethod
+    def side_files(paths: list[str]) -> list[str]:
+        """Return the ``.idx`` files of these pairs."""
+        return [f"{prefix}.idx" for prefix in _prefixes(paths)]
+
     def _part(self, pair: Sequences) -> Sequences:
         """Return the sequences that ``split`` leaves."""
         begin, end = (round(bound * len(pair.lengths)) for bound in self.split)
