@@ -38,7 +38,7 @@ class FileTable:
     @overload
     def __init__(
         self,
-        paths: Sequence[str],
+        joined_paths: NDArray[np.uint8],
         size_bytes: NDArray[np.int64],
         mtime_ns: NDArray[np.int64],
         opened: Sequence[File | None] = ...,

@@ -267,7 +267,7 @@ NEEDED = {
     *("data.split", "data.batches", "data.batches.reader", "data.batches.ring", "data.batches.settings"),
     *("data.batches.source", "data.order", "data.order.choice", "data.order.epoch", "data.order.permutation"),
     *("formats", "formats.caches", "formats.catalog", "formats.index", "formats.kept_index", "formats.listing"),
-    *("formats.plan", "formats.registry"),
+    *("formats.paths", "formats.plan", "formats.registry"),
     *("formats.parsers", "formats.parsers.magics"),
     *("io", "io.engine", "io.memory_budget", "io.options", "io.program_end"),
 }

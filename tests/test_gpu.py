@@ -347,7 +347,8 @@ def test_a_residency_that_fails_warns_once_and_batches_are_read(tmp_path, record
     extension = gdsdata.io.engine._engine
 
     def of_an_absent_file(engine, files, index):
-        absent = extension.FileTable([f"{tmp_path}/absent"], np.array([1]), np.array([1]))
+        path = np.frombuffer(os.fsencode(f"{tmp_path}/absent"), np.uint8)
+        absent = extension.FileTable(path, np.array([1]), np.array([1]))
         return extension.Residence(engine, absent)
 
     monkeypatch.setattr(gdsdata.io.engine, "residence_of", of_an_absent_file)

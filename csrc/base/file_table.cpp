@@ -6,8 +6,7 @@
 
 namespace gdsdata {
 
-FileTable::FileTable(std::vector<std::string> paths, std::vector<FileIdentity> identities,
-                     std::vector<std::shared_ptr<File>> opened)
+FileTable::FileTable(PathList paths, std::vector<FileIdentity> identities, std::vector<std::shared_ptr<File>> opened)
     : paths_(std::move(paths)), identities_(std::move(identities)), given_(std::move(opened)) {
   const auto fits = [this](size_t count) { return count == 0 || count == paths_.size(); };
   if (!fits(identities_.size()) || !fits(given_.size())) {
@@ -18,7 +17,9 @@ FileTable::FileTable(std::vector<std::string> paths, std::vector<FileIdentity> i
 }
 
 // Does not join the caches: the file may have lost its name, and then it cannot be opened again.
-FileTable::FileTable(std::shared_ptr<File> file) : paths_{file->path()}, places_{kNone} { add(0, std::move(file)); }
+FileTable::FileTable(std::shared_ptr<File> file) : paths_(std::vector{file->path()}), places_{kNone} {
+  add(0, std::move(file));
+}
 
 FileTable::~FileTable() { leave(); }
 

@@ -7,10 +7,12 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/descriptors.h"
 #include "base/file.h"
+#include "base/path_list.h"
 
 namespace gdsdata {
 
@@ -20,8 +22,10 @@ namespace gdsdata {
 class FileTable final : private FileCache {
  public:
   // `opened`: for each path, the file that the caller keeps open, or null. Empty means none.
-  FileTable(std::vector<std::string> paths, std::vector<FileIdentity> identities,
-            std::vector<std::shared_ptr<File>> opened = {});
+  FileTable(PathList paths, std::vector<FileIdentity> identities, std::vector<std::shared_ptr<File>> opened = {});
+  FileTable(const std::vector<std::string>& paths, std::vector<FileIdentity> identities,
+            std::vector<std::shared_ptr<File>> opened = {})
+      : FileTable(PathList(paths), std::move(identities), std::move(opened)) {}
   explicit FileTable(std::shared_ptr<File> file);  // only this file, at index 0
   ~FileTable();
   FileTable(const FileTable&) = delete;
@@ -31,7 +35,7 @@ class FileTable final : private FileCache {
   // files are in use, kGiveUp returns null and kWait opens one more. If the process has no
   // descriptor for that one, kWait waits until others close one.
   std::shared_ptr<File> get(uint32_t index, WhenTaken when_taken = WhenTaken::kWait);
-  const std::string& path(uint32_t index) const { return paths_[index]; }
+  std::string path(uint32_t index) const { return paths_[index]; }
   size_t size() const { return paths_.size(); }
   // True if some of several files would have to be opened.
   bool has_closed_files() const { return given_.empty() && size() > 1 && open_files_ < size(); }
@@ -55,7 +59,7 @@ class FileTable final : private FileCache {
   // this table, under the lock.
   static bool is_idle(const Opened& opened) { return opened.file.use_count() == 1; }
 
-  std::vector<std::string> paths_;
+  PathList paths_;
   std::vector<FileIdentity> identities_;      // empty, or one for each path
   std::vector<std::shared_ptr<File>> given_;  // empty, or one for each path; null: opened by `get`
   // Guards the members that follow. No system call is made under it. Threads read the members above

@@ -96,7 +96,7 @@ std::shared_ptr<Event> Gatherer::gather(std::byte* target, std::span<const int32
     const auto offset = static_cast<uint64_t>(offsets[i]);
     addresses[i] = residence_->address(file, offset, sample_bytes);
     if (addresses[i] == 0) {
-      const std::string& path = residence_->files().path(file);
+      const std::string path = residence_->files().path(file);
       throw Failure({ErrorCode::kCorrupt,
                      "'" + path + "' ends before offset " + std::to_string(offset) + " + length " +
                          std::to_string(sample_bytes) + " that was to be read",

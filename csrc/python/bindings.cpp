@@ -26,16 +26,20 @@ using namespace gdsdata;
 
 namespace {
 
-std::shared_ptr<FileTable> make_file_table(const std::vector<std::string>& paths, const Array<int64_t>& size_bytes,
+std::shared_ptr<FileTable> make_file_table(const Array<uint8_t>& joined_paths, const Array<int64_t>& size_bytes,
                                            const Array<int64_t>& mtime_ns, std::vector<std::shared_ptr<File>> opened) {
-  if (static_cast<size_t>(size_bytes.size()) != paths.size() || size_bytes.size() != mtime_ns.size()) {
+  const auto count = static_cast<size_t>(size_bytes.size());
+  if (size_bytes.size() != mtime_ns.size()) {
     throw py::value_error("a file table needs a size and a modification time for each path");
   }
+  const std::string_view joined(reinterpret_cast<const char*>(joined_paths.data()),
+                                static_cast<size_t>(joined_paths.size()));
   std::vector<FileIdentity> identities;
-  for (size_t i = 0; i < paths.size(); ++i) {
+  identities.reserve(count);
+  for (size_t i = 0; i < count; ++i) {
     identities.push_back({static_cast<uint64_t>(size_bytes.data()[i]), mtime_ns.data()[i]});
   }
-  return std::make_shared<FileTable>(paths, std::move(identities), std::move(opened));
+  return std::make_shared<FileTable>(PathList(joined, count), std::move(identities), std::move(opened));
 }
 
 void bind_files(py::module_& module) {
@@ -45,7 +49,7 @@ void bind_files(py::module_& module) {
 
   module.attr("ANY_TIME") = FileIdentity::kAnyTime;
   py::class_<FileTable, std::shared_ptr<FileTable>>(module, "FileTable")
-      .def(py::init(&make_file_table), py::arg("paths"), py::arg("size_bytes"), py::arg("mtime_ns"),
+      .def(py::init(&make_file_table), py::arg("joined_paths"), py::arg("size_bytes"), py::arg("mtime_ns"),
            py::arg("opened") = std::vector<std::shared_ptr<File>>())
       .def(py::init([](const std::string& path) {  // not compared with an index
         return std::make_shared<FileTable>(std::vector{path}, std::vector<FileIdentity>());

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from gdsdata.formats.index import Format, SampleIndex
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 class Indexed(NamedTuple):
     """The files of a source, their format, and where their samples lie."""
 
-    paths: list[str]
+    paths: Sequence[str]
     format: Format
     sample_index: SampleIndex
 
@@ -87,23 +88,23 @@ class Indexing:
     def _new(self) -> Indexed:
         begun_ns, begun = time.time_ns(), time.monotonic()
         listing = self._listing or listing_of(self._source)
-        self._listing = listing
-        format = self._format or self._recognised(listing.paths)
+        self._listing, paths = listing, list(listing.paths)
+        format = self._format or self._recognised(paths)
         left_out = 0
         if self._skipped is None:
-            index = format.index(listing.paths)
+            index = format.index(paths)
         else:
             from gdsdata.data.batches.sound_files import index_sound
 
-            index, refusals = index_sound(format, listing.paths)
-            self._skipped.leave_out_files(refusals, len(listing.paths))
+            index, refusals = index_sound(format, paths)
+            self._skipped.leave_out_files(refusals, len(paths))
             left_out = len(refusals)
         is_worth = time.monotonic() - begun > WORTH_S
         if self._kept is not None and is_worth and len(index) and not left_out and is_kept_format(format):
             self._kept.keep(listing, format, index, begun_ns)
-        return Indexed(listing.paths, format, index)
+        return Indexed(paths, format, index)
 
-    def _recognised(self, paths: list[str]) -> Format:
+    def _recognised(self, paths: Sequence[str]) -> Format:
         if self._skipped is None:
             return recognise(paths)
         from gdsdata.data.batches.sound_files import first_recognised

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +49,7 @@ class Samples:
 
     order: Order
     source: BatchSource[Any]
-    paths: list[str]
+    paths: Sequence[str]
     format: Format
     shuffle: bool | Lanes | RowGroupShuffle
     _index: SampleIndex | None

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from gdsdata.errors import CorruptData, IoError
+from gdsdata.formats.paths import joined
 from gdsdata.formats.plan import Plan
 
 Self = TypeVar("Self", bound="SampleIndex")
@@ -120,7 +121,7 @@ class SampleIndex(ABC):
     """
 
     kind: ClassVar[str]
-    paths: list[str]
+    paths: Sequence[str]
     size_bytes: np.ndarray
     mtime_ns: np.ndarray
     first_sample: np.ndarray
@@ -128,6 +129,10 @@ class SampleIndex(ABC):
     def __len__(self) -> int:
         """Return the number of samples in all files."""
         return int(self.first_sample[-1])
+
+    def joined_paths(self, more: Sequence[str] = ()) -> np.ndarray:
+        """Return `paths`, then ``more`` paths, as `paths.joined` does: uint8, one dimension."""
+        return joined([*self.paths, *more] if more else self.paths)
 
     @abstractmethod
     def plan(self, samples: np.ndarray) -> Plan:

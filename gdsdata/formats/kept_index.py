@@ -20,7 +20,7 @@ import json
 import os
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -52,7 +52,7 @@ class HasSideFiles(Protocol):
 class Kept(NamedTuple):
     """A kept index: the files that the source means, their format's name, and the index."""
 
-    paths: list[str]
+    paths: Sequence[str]
     format_name: str
     sample_index: SampleIndex
 
@@ -92,7 +92,7 @@ class KeptIndex:
         self._is_used = True
         with contextlib.suppress(OSError):
             os.utime(self._place)  # `_sweep` spares it
-        return Kept(facts["paths"] or list(stored.index.paths), facts["format"], stored.index)
+        return Kept(facts["paths"] or stored.index.paths, facts["format"], stored.index)
 
     def keep(self, listing: Listing, format: Format, index: SampleIndex, begun_ns: int) -> None:
         """Keep an index, unless its files may still be changing.
@@ -103,7 +103,7 @@ class KeptIndex:
             index: of all files of ``listing``.
             begun_ns: time of the clock (`time.time_ns`) when listing began.
         """
-        beside = format.side_files(listing.paths) if isinstance(format, HasSideFiles) else []
+        beside = format.side_files(list(listing.paths)) if isinstance(format, HasSideFiles) else []
         without_samples = dict.fromkeys([*listing.paths, *beside]).keys() - set(index.paths)
         others = [(path, *_stat_of(path)) for path in sorted(without_samples)]
         newest = [folder.mtime_ns for folder in listing.folders] + [mtime_ns for _, _, mtime_ns in others]
@@ -114,7 +114,7 @@ class KeptIndex:
         facts = {
             "folders": [[*folder] for folder in listing.folders],
             "others": [[*other] for other in others],
-            "paths": [] if index.paths == listing.paths else listing.paths,
+            "paths": [] if list(index.paths) == listing.paths else listing.paths,
             "format": type(format).__name__,
         }
         try:

@@ -33,13 +33,13 @@ class Listing(NamedTuple):
         folders: as they were before they were read: while they are the same, so are the paths.
     """
 
-    paths: list[str]
+    paths: Sequence[str]
     folders: list[Folder]
 
 
 def list_files(source: Source) -> list[str]:
     """Return the paths of `listing_of`."""
-    return listing_of(source).paths
+    return list(listing_of(source).paths)
 
 
 def listing_of(source: Source) -> Listing:

@@ -29,6 +29,7 @@ from gdsdata.formats.columns import Column
 from gdsdata.formats.field import Field
 from gdsdata.formats.fields import FieldIndex
 from gdsdata.formats.index import Index, Sample, SampleIndex
+from gdsdata.formats.paths import JoinedPaths, ends_of, joined
 from gdsdata.formats.tables import TableFile, TableIndex
 from gdsdata.formats.windows import WindowIndex
 from gdsdata.io.engine import crc32c_of_rows
@@ -153,7 +154,10 @@ class _Described:
         if isinstance(value, list) and all(type(one) is str for one in value):
             if any("\0" in one for one in value):
                 raise CannotBeStored("a string with a NUL")
-            return {"strings": self._block(np.frombuffer(os.fsencode("\0".join(value)), np.uint8)), "count": len(value)}
+            if not value:
+                return {"list": []}
+            content = joined(value)
+            return {"strings": self._block(content), "ends": self._block(ends_of(content).view(np.uint8))}
         if isinstance(value, np.dtype) and value.names is None and not value.hasobject:
             return {"dtype": value.str}
         if isinstance(value, torch.dtype):
@@ -210,7 +214,7 @@ class _Values:
         if "bytes" in said:
             return self._blocks[said["bytes"]].tobytes()
         if "strings" in said:
-            return os.fsdecode(self._blocks[said["strings"]].tobytes()).split("\0") if said["count"] else []
+            return JoinedPaths(self._blocks[said["strings"]], self._blocks[said["ends"]].view(np.int64))
         if "dtype" in said:
             return np.dtype(said["dtype"])
         if "torch" in said:

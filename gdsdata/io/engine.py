@@ -312,7 +312,7 @@ def file_table(index: SampleIndex, in_memory: Mapping[str, int] | None = None) -
     memory = in_memory or {}
     size_bytes = np.concatenate([index.size_bytes, np.fromiter(memory.values(), np.int64, len(memory))])
     any_time = np.full(len(memory), _engine.ANY_TIME, np.int64)
-    return _engine.FileTable([*index.paths, *memory], size_bytes, np.concatenate([index.mtime_ns, any_time]))
+    return _engine.FileTable(index.joined_paths([*memory]), size_bytes, np.concatenate([index.mtime_ns, any_time]))
 
 
 def table_of_one(path: str) -> _engine.FileTable:
@@ -340,7 +340,8 @@ def table_of(
     ns).
     """
     sizes, times = np.array(seen, np.int64).reshape(-1, 2).T
-    return _engine.FileTable(list(paths), np.ascontiguousarray(sizes), np.ascontiguousarray(times), list(opened))
+    joined = np.frombuffer(os.fsencode("\0".join(paths)), np.uint8)
+    return _engine.FileTable(joined, np.ascontiguousarray(sizes), np.ascontiguousarray(times), list(opened))
 
 
 def residence_of(engine: _engine.Engine, files: _engine.FileTable, index: Index) -> _engine.Residence:

@@ -198,6 +198,21 @@ TEST(FileTable, ThreadsThatOpenAFileAtOnceShareOneDescriptor) {
   }
 }
 
+TEST(PathList, HasThePathsThatWereJoined) {
+  const std::vector<std::string> paths{"/a", "", "/bc", ""};
+  const std::string joined("/a\0\0/bc\0", 8);
+  for (const PathList& list : {PathList(paths), PathList(joined, 4)}) {
+    ASSERT_EQ(list.size(), paths.size());
+    for (size_t i = 0; i < paths.size(); ++i) EXPECT_EQ(list[i], paths[i]);
+  }
+  EXPECT_EQ(PathList("", 1)[0], "");
+  EXPECT_EQ(PathList("", 0).size(), 0u);
+  EXPECT_EQ(PathList(std::vector<std::string>()).size(), 0u);
+  for (const size_t count : {3, 5}) {
+    EXPECT_EQ(error_of([&] { PathList(joined, count); }).code, ErrorCode::kInvalidArgument);
+  }
+}
+
 TEST(FileTable, SaysWhetherSomeOfSeveralFilesAreClosed) {
   const TemporaryFolder folder;
   const std::string a = folder.write("a", random_bytes(10, 1)), b = folder.write("b", random_bytes(10, 2));

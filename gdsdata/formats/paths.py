@@ -1,0 +1,73 @@
+"""The paths of many files, in memory that processes can share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, overload
+
+import numpy as np
+
+
+def joined(paths: Sequence[str]) -> np.ndarray:
+    """Return the bytes of paths, with a NUL between each two: uint8, one dimension."""
+    if isinstance(paths, JoinedPaths):
+        return paths.joined
+    return np.frombuffer(os.fsencode("\0".join(paths)), np.uint8)
+
+
+def ends_of(joined_paths: np.ndarray) -> np.ndarray:
+    """Return where each of joined paths ends, at least one: int64, one for each path."""
+    return np.append(np.flatnonzero(joined_paths == 0), len(joined_paths))
+
+
+class JoinedPaths(Sequence[str]):
+    """Paths that become strings when they are asked for.
+
+    A million strings take a hundred megabytes in each process; mapped bytes take none. A slice is a
+    list, and so is a pickle.
+
+    Args:
+        joined_paths: as `joined` returns them.
+        ends: as `ends_of` returns them.
+    """
+
+    def __init__(self, joined_paths: np.ndarray, ends: np.ndarray) -> None:
+        self.joined, self._ends = joined_paths, ends
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    @overload
+    def __getitem__(self, place: int) -> str: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[str]: ...
+
+    def __getitem__(self, place: int | slice) -> str | list[str]:
+        if isinstance(place, slice):
+            begin, stop, step = place.indices(len(self))
+            if step == 1 and begin < stop:
+                return self._text(self._begin(begin), self._ends[stop - 1]).split("\0")
+            return [self[i] for i in range(begin, stop, step)]
+        if not -len(self) <= place < len(self):
+            raise IndexError(f"path {place} of {len(self)}")
+        place %= len(self)
+        return self._text(self._begin(place), self._ends[place])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self[:])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and len(self) == len(other) and all(map(str.__eq__, self, other))
+
+    __hash__ = None  # type: ignore[assignment]  # like a list's
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return list, (self[:],)
+
+    def _begin(self, place: int) -> int:
+        return int(self._ends[place - 1]) + 1 if place else 0
+
+    def _text(self, begin: int, end: int) -> str:
+        return os.fsdecode(self.joined[begin:end].tobytes())

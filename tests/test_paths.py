@@ -1,0 +1,62 @@
+"""Paths that are one block of bytes are the same sequence as their list."""
+
+import os
+import pickle
+import random
+
+import numpy as np
+import pytest
+
+from gdsdata.formats.paths import JoinedPaths, ends_of, joined
+
+KINDS = {
+    "one": ["/a"],
+    "some": ["/a", "/bc", "", "/d/é", os.fsdecode(b"/\xff"), "/a"],
+    "many": [f"/folder/{i}" for i in range(1000)],
+}
+
+
+@pytest.fixture(params=KINDS)
+def both(request):
+    """The list, and what should be like it."""
+    content = joined(KINDS[request.param])
+    return KINDS[request.param], JoinedPaths(content, ends_of(content))
+
+
+def test_they_are_the_same_sequence(both):
+    listed, paths = both
+    assert len(paths) == len(listed)
+    assert list(paths) == listed == paths[:]
+    assert paths == listed and listed == paths
+    assert list(reversed(paths)) == listed[::-1]
+    assert [paths[i] for i in range(-len(listed), len(listed))] == listed + listed
+    assert listed[-1] in paths and "/nowhere" not in paths
+    for wrong in (len(listed), -len(listed) - 1):
+        with pytest.raises(IndexError, match=f"path {wrong} of {len(listed)}"):
+            paths[wrong]
+
+
+def test_slices_are_those_of_the_list(both):
+    listed, paths = both
+    chosen = random.Random(0)
+    for _ in range(200):
+        ends = [chosen.choice([None, chosen.randrange(-12, 12)]) for _ in range(2)]
+        part = slice(*ends, chosen.choice([None, 1, 2, -1, -3]))
+        assert paths[part] == listed[part]
+
+
+def test_another_sequence_is_not_equal(both):
+    listed, paths = both
+    assert paths != listed[:-1] and paths != [*listed[:-1], "/other"] and paths != 5
+
+
+def test_a_pickle_is_a_list(both):
+    listed, paths = both
+    assert pickle.loads(pickle.dumps(paths)) == listed
+    assert type(pickle.loads(pickle.dumps(paths))) is list
+
+
+def test_they_join_without_a_copy(both):
+    listed, paths = both
+    assert joined(paths) is paths.joined
+    assert np.array_equal(joined(listed), paths.joined)
