@@ -228,29 +228,30 @@ def test_a_file_that_is_taken_away_in_the_middle_of_a_save_is_told(tmp_path):
         output.commit()
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_without_locks_saves_succeed_and_keep_files_that_may_be_in_use(tmp_path, preloaded, name):
+def test_without_locks_saves_succeed_and_keep_files_that_may_be_in_use(tmp_path, preloaded):
     script = """
 import os, sys, time
 from pathlib import Path
-sys.path.insert(0, sys.argv[3])
-from test_leftovers import HOUR_S, BeingSaved, check, engine, save, temporaries
-path = Path(sys.argv[1]) / sys.argv[2]
-other = BeingSaved(path)
-(theirs,) = temporaries(path.parent)
-assert "-00000000.tmp" in theirs, theirs
-save(path, 1)
-check(path, 1)
-assert temporaries(path.parent) == {theirs}
-os.utime(path.parent / theirs, (time.time() - 25 * HOUR_S,) * 2)
-other.kill()
-save(path, 2)
-check(path, 2)
-assert not temporaries(path.parent)
+sys.path.insert(0, sys.argv[2])
+from test_leftovers import HOUR_S, NAMES, BeingSaved, check, engine, save, temporaries
+for name in NAMES:
+    path = Path(sys.argv[1]) / name
+    other = BeingSaved(path)
+    (theirs,) = temporaries(path.parent)
+    assert "-00000000.tmp" in theirs, theirs
+    save(path, 1)
+    check(path, 1)
+    assert temporaries(path.parent) == {theirs}, name
+    os.utime(path.parent / theirs, (time.time() - 25 * HOUR_S,) * 2)
+    other.kill()
+    save(path, 2)
+    check(path, 2)
+    assert not temporaries(path.parent), name
+print("done")
 """
     environment = {"LD_PRELOAD": str(preloaded("no_locks.c")), "NO_LOCKS_ERRNO": "37"}
-    ended = run_script(script, tmp_path, name, Path(__file__).parent, environment=environment)
-    assert ended == (0, "", "")
+    ended = run_script(script, tmp_path, Path(__file__).parent, environment=environment)
+    assert ended == (0, "done\n", "")
 
 
 def count_of(name: str, value: float) -> int:
@@ -258,11 +259,17 @@ def count_of(name: str, value: float) -> int:
     return 400_000 if name == "x.bin" else int(400_000 * value)
 
 
+# A fork in a new namespace of process ids is its process 1, and ends with this program.
 SAVING_CONTAINER = """
-import os, sys
+import ctypes, os, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[4])
-from test_leftovers import count_of, save
+from test_leftovers import CLONE_NEWPID, PR_SET_PDEATHSIG, count_of, save
+libc = ctypes.CDLL(None)
+assert libc.unshare(CLONE_NEWPID) == 0
+if process_1 := os.fork():
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(process_1, 0)[1]))
+libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 assert os.getpid() == 1
 path, value = Path(sys.argv[1]) / sys.argv[2], float(sys.argv[3])
 count = count_of(path.name, value)
@@ -271,6 +278,7 @@ sys.stdin.readline()
 for _ in range(12):
     save(path, value, count)
 """
+CLONE_NEWPID, PR_SET_PDEATHSIG = 0x20000000, 1
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -283,7 +291,7 @@ def test_two_containers_of_equal_process_ids_may_save_one_name(tmp_path, name):
         for value in (1, 2):
             command = [sys.executable, "-c", SAVING_CONTAINER, tmp_path, name, str(value), Path(__file__).parent]
             container = subprocess.Popen(
-                [*unshare, *command],
+                command,
                 env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             )  # fmt: skip
