@@ -19,6 +19,8 @@ from gdsdata.bench.cases.latency.case import Latency
 from gdsdata.bench.cases.startup import starts
 from gdsdata.bench.harness import case, process
 
+pytestmark = pytest.mark.usefixtures("quick_programs")
+
 SIGINT_BIT = 1 << (signal.SIGINT - 1)
 LATENCY = ["case=latency", "case.rows=[python,gdsdata]", "case.sizes_bytes=[4096,8192,16384,32768]", "case.repeats=1"]
 LATENCY += ["case.iterations=1000000", "case.run_seconds=1", "case.limit_seconds=0.1", "case.work=[write]"]
@@ -226,6 +228,7 @@ def test_an_interrupt_while_processes_end_loses_no_report(tmp_path, monkeypatch,
     assert (tmp_path / "report.md").exists()
 
 
+@pytest.mark.new_interpreter  # a fork would interrupt the call of Popen that starts it
 def test_all_passes_it_on_once_and_its_page_has_what_is_there(tmp_path, monkeypatch):
     """The case that is running writes its own report, and no further one begins."""
     interrupts = f"import os, signal; os.kill({os.getpid()}, signal.SIGINT)"
