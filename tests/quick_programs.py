@@ -36,6 +36,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 MODULES = ("torch.utils.data", "torch.distributed.checkpoint", "gdsdata", "gdsdata.bench.measure.system")
 # Python, the loader and the libraries of threads read these when a process starts.
 START_SETTINGS = ("PYTHON", "LD_", "OMP_", "MKL_", "OPENBLAS_", "MALLOC_")
+FOLLOWED = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")  # by a fork too
 PR_SET_CHILD_SUBREAPER = 36
 
 _NewProcess = subprocess.Popen  # the fixture replaces the name in subprocess
@@ -70,7 +71,7 @@ def can_be_forked(command: Sequence[Any], environment: Mapping[str, str]) -> boo
 
 
 def _settings(environment: Mapping[str, str]) -> dict[str, str]:
-    names = [name for name in environment if name.startswith(START_SETTINGS) and name != "PYTHONPATH"]
+    names = [name for name in environment if name.startswith(START_SETTINGS) and name not in FOLLOWED]
     return {name: environment[name] for name in names}
 
 
@@ -178,6 +179,7 @@ def _become(request: int, *descriptors: int) -> CodeType:
     os.chdir(program["folder"])
     os.environ.clear()
     os.environ.update(program["environment"])
+    sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
     signal.signal(signal.SIGINT, signal.SIG_IGN if program["ignores_interrupts"] else signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, program["blocked_signals"])
     kind, *arguments = program["arguments"]

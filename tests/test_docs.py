@@ -20,6 +20,8 @@ ROOT = Path(__file__).resolve().parent.parent
 if not (ROOT / "docs").exists():
     pytest.skip("no docs/ beside these tests", allow_module_level=True)
 
+pytestmark = pytest.mark.usefixtures("quick_programs")
+
 WRITTEN = {*(ROOT / "docs" / "reference").glob("gdsdata*.md")}  # by `make reference`
 PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")} - WRITTEN)
 BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -87,3 +87,15 @@ def test_settings_that_a_fork_cannot_have_need_a_new_interpreter(command, enviro
 def test_the_server_has_the_modules_of_this_checkout():
     _, out, _ = outcome(FORK, ["-c", "import sys, gdsdata; print(gdsdata.__file__, 'torch' in sys.modules)"])
     assert out.split() == [str(Path(quick_programs.REPOSITORY, "gdsdata", "__init__.py")), "True"]
+
+
+@pytest.mark.parametrize("value", [None, "1"])
+def test_a_fork_writes_bytecode_as_a_new_interpreter_does(monkeypatch, value):
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    environment = {name: one for name, one in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    command = [sys.executable, "-c", "import sys; print(sys.dont_write_bytecode)"]
+    if value:
+        environment["PYTHONDONTWRITEBYTECODE"] = value
+    assert quick_programs.can_be_forked(command, environment)
+    with FORK(command, env=environment, stdout=subprocess.PIPE, text=True) as program:
+        assert program.communicate(timeout=60)[0] == f"{bool(value)}\n"

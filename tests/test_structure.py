@@ -1,6 +1,7 @@
 """The structure of the sources: includes, imports, linked libraries, and the package's content."""
 
 import ast
+import functools
 import hashlib
 import importlib.util
 import os
@@ -152,8 +153,10 @@ def room_of(module):
     return max(rooms, key=len)
 
 
+@functools.cache
 def imported_modules(path):
-    """Yield the gdsdata modules that a file imports, also for types alone ("": the package)."""
+    """Return the gdsdata modules that a file imports, also for types alone ("": the package)."""
+    found = []
     for node in ast.walk(ast.parse(path.read_text())):
         names = []
         if isinstance(node, ast.Import):
@@ -167,7 +170,8 @@ def imported_modules(path):
         for name in names:
             first, _, inner = name.partition(".")
             if first == "gdsdata":
-                yield inner if inner == "_engine" or inner in MODULES else ""
+                found.append(inner if inner == "_engine" or inner in MODULES else "")
+    return found
 
 
 def test_every_room_of_the_table_is_there():
@@ -526,6 +530,7 @@ def test_engine_builds_and_imports_without_liburing(tmp_path):
 # --- conftest.py ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("quick_programs")
 @pytest.mark.parametrize(("required", "outcome"), [("0", "1 skipped"), ("1", "1 error")])
 def test_gpu_tests_without_a_gpu_skip_unless_a_gpu_is_required(tmp_path, required, outcome):
     shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)

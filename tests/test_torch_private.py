@@ -47,9 +47,11 @@ def test_a_checked_torch_does_not_warn(tmp_path, is_torch):
             gdsdata.save({"x": torch.ones(3)}, tmp_path / "a.pt")
 
 
+@pytest.mark.usefixtures("quick_programs")
 def test_import_does_not_warn_of_a_newer_torch():
     script = f"""
-import torch
+import sys, torch
+assert not [name for name in sys.modules if name.startswith("gdsdata.checkpoint")]
 torch.__version__ = torch.torch_version.TorchVersion("{next_version()}.0")
 import gdsdata.checkpoint.api, gdsdata.checkpoint.hooks, gdsdata.checkpoint.dcp.storage_reader
 import gdsdata.checkpoint.dcp.storage_writer
