@@ -5,7 +5,7 @@ from helpers import run_script
 
 import gdsdata
 
-# A start of Python with torch takes 2.5 s of CPU time: all scripts share one, and use what they test in forks of it.
+# One new interpreter imports torch (2.5 s of CPU time), and forks to use each name.
 STARTED = """
 import os, sys, traceback
 import torch, gdsdata
