@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import quick_programs
 import torch
 
 import gdsdata
@@ -201,9 +202,10 @@ def torchrun(
     """
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     paths = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
-    process = subprocess.Popen(
+    added = {"PYTHONPATH": os.pathsep.join(paths), "GLOO_SOCKET_IFNAME": "lo", quick_programs.NESTED: "1"}
+    process = quick_programs.Popen(
         [*command, f"--max-restarts={restarts}", str(script), *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "GLOO_SOCKET_IFNAME": "lo", **environment},
+        env={**os.environ, **added, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

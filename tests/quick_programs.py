@@ -12,6 +12,7 @@ share one seed of hashes. Mark a test `new_interpreter` if it is about imports, 
 or that seed. A new interpreter also starts if the command has an option of Python's (`-W`), or if
 its environment has a setting that is read only at a start (PYTHONWARNINGS, LD_PRELOAD) and that
 this process lacks. To fork with such a setting, put it into `os.environ`: another server starts.
+Forks follow OMP_NUM_THREADS and PYTHONDONTWRITEBYTECODE by themselves.
 """
 
 import contextlib
@@ -36,8 +37,10 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 MODULES = ("torch.utils.data", "torch.distributed.checkpoint", "gdsdata", "gdsdata.bench.measure.system")
 # Python, the loader and the libraries of threads read these when a process starts.
 START_SETTINGS = ("PYTHON", "LD_", "OMP_", "MKL_", "OPENBLAS_", "MALLOC_")
-FOLLOWED = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")  # by a fork too
+# A fork follows these by itself.
+FOLLOWED = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "OMP_NUM_THREADS")
 PR_SET_CHILD_SUBREAPER = 36
+NESTED = "QUICK_PROGRAMS_NESTED"  # in a program's environment: the programs that it starts are forks too
 
 _NewProcess = subprocess.Popen  # the fixture replaces the name in subprocess
 
@@ -50,8 +53,10 @@ class Popen(_NewProcess):
         pipes = rest[3:9]  # stdin, stdout and stderr: each the end to read from and the end to write to
         from_stdin, to_stdout, to_stderr = pipes[0], pipes[3], pipes[5]
         descriptors = [own if asked == -1 else asked for own, asked in enumerate((from_stdin, to_stdout, to_stderr))]
+        unbuffered, arguments = _without_unbuffered(args[1:])
         program = {
-            "arguments": [os.fsdecode(argument) for argument in args[1:]],
+            "arguments": arguments,
+            "unbuffered": unbuffered,
             "environment": environment,
             "folder": os.fsdecode(cwd or os.getcwd()),
             "new_session": bool(rest[-1] if sys.version_info < (3, 11) else rest[-2]),
@@ -64,10 +69,18 @@ class Popen(_NewProcess):
 
 
 def can_be_forked(command: Sequence[Any], environment: Mapping[str, str]) -> bool:
-    if isinstance(command, str | bytes) or os.fsdecode(command[0]) != sys.executable or len(command) < 2:
+    if isinstance(command, str | bytes) or os.fsdecode(command[0]) != sys.executable:
         return False
-    first = os.fsdecode(command[1])
-    return (first in ("-c", "-m") or not first.startswith("-")) and _settings(environment) == _settings(os.environ)
+    _, arguments = _without_unbuffered(command[1:])
+    if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-c", "-m")):
+        return False
+    return _settings(environment) == _settings(os.environ)
+
+
+def _without_unbuffered(arguments: Sequence[Any]) -> tuple[bool, list[str]]:
+    """Return whether the option -u stands first, and the arguments without it."""
+    texts = list(map(os.fsdecode, arguments))
+    return texts[:1] == ["-u"], texts[1:] if texts[:1] == ["-u"] else texts
 
 
 def _settings(environment: Mapping[str, str]) -> dict[str, str]:
@@ -81,19 +94,24 @@ def _settings(environment: Mapping[str, str]) -> dict[str, str]:
 class Server:
     """The process that forks. It ends with this one, or when this object is dropped."""
 
-    def __init__(self) -> None:
+    def __init__(self, requests: socket.socket) -> None:
         self._lock = threading.Lock()
-        self._requests, theirs = socket.socketpair()
+        self._requests = requests
         self.owner = os.getpid()
+
+    @classmethod
+    def started(cls) -> "Server":
+        requests, theirs = socket.socketpair()
         begin = "exec(__import__('quick_programs').serve())"
         paths = [str(Path(__file__).parent), str(REPOSITORY)]
-        self._process = _NewProcess(
-            [sys.executable, "-c", begin],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-            stdin=theirs,
-            stdout=subprocess.DEVNULL,
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+        environment.pop("OMP_NUM_THREADS", None)
+        server = cls(requests)
+        server._process = _NewProcess(
+            [sys.executable, "-c", begin], env=environment, stdin=theirs, stdout=subprocess.DEVNULL
         )
         theirs.close()
+        return server
 
     def start(self, program: dict, descriptors: list[int]) -> int:
         """Fork a child of this process that runs the program, and return its id."""
@@ -112,7 +130,7 @@ _servers: dict[frozenset[tuple[str, str]], Server] = {}  # by the settings of th
 def _server() -> Server:
     settings = frozenset(_settings(os.environ).items())
     if settings not in _servers or _servers[settings].owner != os.getpid():
-        _servers[settings] = Server()
+        _servers[settings] = Server.started()
     return _servers[settings]
 
 
@@ -136,9 +154,9 @@ def _be_subreaper(value: bool) -> None:
 
 
 def serve() -> CodeType:
-    """Fork for each request. Returns the program to run in a fork, and nothing in the server.
+    """Fork for each request. Returns the program to run, in a fork.
 
-    The server returns when its socket is closed.
+    The server ends when its socket is closed.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the programs
     with warnings.catch_warnings():
@@ -147,11 +165,14 @@ def serve() -> CodeType:
             importlib.import_module(name)
     gc.collect()
     gc.freeze()  # the end of a program collects only its own objects: 0.3 s instead of 0.7 (2 cores)
-    requests = socket.socket(fileno=os.dup(0))
+    return _fork_for(socket.socket(fileno=os.dup(0)))
+
+
+def _fork_for(requests: socket.socket) -> CodeType:
     while True:
         _, descriptors, _, _ = socket.recv_fds(requests, 1, 4)
         if not descriptors:
-            return compile("", "<no program>", "exec")
+            os._exit(0)
         reader, writer = os.pipe()
         between = os.fork()
         if between == 0:
@@ -167,6 +188,25 @@ def serve() -> CodeType:
             os.close(descriptor)
 
 
+def _own_server() -> socket.socket | None:
+    """Fork a server for the programs of this program. Returns its socket in the server."""
+    ours, theirs = socket.socketpair()
+    if os.fork():
+        theirs.close()
+        _servers.clear()
+        _servers[frozenset(_settings(os.environ).items())] = Server(ours)
+        for module in list(sys.modules.values()):  # torch.distributed.elastic has imported the name
+            if vars(module).get("Popen") is _NewProcess:
+                module.Popen = Popen
+        return None
+    ours.close()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for standard in range(3):
+        os.dup2(nothing, standard)
+    return theirs
+
+
 def _become(request: int, *descriptors: int) -> CodeType:
     with open(request, "rb") as file:
         file.seek(0)
@@ -180,8 +220,14 @@ def _become(request: int, *descriptors: int) -> CodeType:
     os.environ.clear()
     os.environ.update(program["environment"])
     sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
+    if threads := os.environ.get("OMP_NUM_THREADS"):
+        sys.modules["torch"].set_num_threads(int(threads))
     signal.signal(signal.SIGINT, signal.SIG_IGN if program["ignores_interrupts"] else signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, program["blocked_signals"])
+    if os.environ.get(NESTED) and (requests := _own_server()):
+        return _fork_for(requests)
+    if program["unbuffered"]:
+        sys.stdout.reconfigure(write_through=True)
     kind, *arguments = program["arguments"]
     ours = {str(Path(__file__).parent), str(REPOSITORY)}
     paths = [path for path in program["environment"].get("PYTHONPATH", "").split(os.pathsep) if path]

@@ -9,6 +9,7 @@ import time
 
 import pytest
 from helpers import eventually
+from quick_programs import NESTED
 from test_bench import REPOSITORY, results_in, small
 from test_bench_all import case_results
 
@@ -36,7 +37,7 @@ class Bench:
         command = [sys.executable, "-m", "gdsdata.bench", "device=cpu", *settings]
         command += [f"data.folder={self.data}", f"hydra.run.dir={self.out}"]
         paths = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), NESTED: "1"}
         self.said = tmp_path / "said"
         with default_interrupts(), open(self.said, "w") as said:
             self.process = subprocess.Popen(

@@ -21,7 +21,7 @@ import gdsdata
 pytestmark = pytest.mark.usefixtures("quick_programs")
 
 ROOT = Path(__file__).resolve().parents[1]
-WINDOWS = 40 * 16  # an epoch of 40 batches
+WINDOWS = 16 * 16  # an epoch of 16 batches
 
 
 def run(command, on_gpu=False, ends_with=0, **more):
@@ -52,12 +52,12 @@ def losses(output):
 
 @pytest.fixture(scope="module")
 def short_epochs(tmp_path_factory):
-    """Return arguments for a text so small that an epoch is 40 batches."""
+    """Return arguments for a text so small that an epoch is 16 batches."""
     path = tmp_path_factory.mktemp("data") / "text.bin"
     text = Path(argparse.__file__).read_bytes()[: WINDOWS * 64 + 1]
     assert len(text) == WINDOWS * 64 + 1
     gdsdata.write_tensor(torch.frombuffer(bytearray(text), dtype=torch.uint8).to(torch.uint16), path)
-    return ["--steps", 60, "--print-every", 1, "--data", path]
+    return ["--steps", 30, "--print-every", 1, "--data", path]
 
 
 @pytest.fixture(scope="module")
@@ -66,18 +66,18 @@ def uninterrupted(short_epochs, tmp_path_factory):
 
 
 def test_train_bytes_loss_falls(uninterrupted):
-    assert list(uninterrupted) == [str(step) for step in range(1, 61)]
+    assert list(uninterrupted) == [str(step) for step in range(1, 31)]
     assert float(uninterrupted["1"]) > 5
-    assert float(uninterrupted["60"]) < 3.5
+    assert float(uninterrupted["30"]) < 3.5
 
 
 def test_train_bytes_resumes_in_mid_epoch_with_the_same_losses(short_epochs, uninterrupted, tmp_path):
     arguments = [*short_epochs, "--checkpoint", tmp_path / "stopped.pt"]
-    stopped = losses(example("train_bytes.py", *arguments, "--stop-at", 50))
+    stopped = losses(example("train_bytes.py", *arguments, "--stop-at", 22))
     place = torch.load(tmp_path / "stopped.pt", weights_only=True)["dataset"]
-    assert (place["epoch"], place["batches"]) == (1, 10)  # of 40
+    assert (place["epoch"], place["batches"]) == (1, 6)  # of 16
     resumed = losses(example("train_bytes.py", *arguments, "--resume"))
-    assert list(resumed) == [str(step) for step in range(51, 61)]
+    assert list(resumed) == [str(step) for step in range(23, 31)]
     assert {**stopped, **resumed} == uninterrupted
     assert [path.name for path in tmp_path.iterdir()] == ["stopped.pt"]
 
@@ -93,18 +93,18 @@ def test_train_bytes_makes_its_data_from_the_standard_library(tmp_path, monkeypa
 
 
 def test_resume_training_goes_on_with_the_same_losses_after_a_kill_in_a_save(tmp_path):
-    steps = ["--steps", 45]
+    steps = ["--steps", 18, "--save-every", 4]
     whole = example("resume_training.py", *steps, "--folder", tmp_path / "whole")
-    assert whole.startswith("from step 0\n") and len(losses(whole)) == 45
-    assert float(losses(whole)["45"]) < float(losses(whole)["1"]) - 1
+    assert whole.startswith("from step 0\n") and len(losses(whole)) == 18
+    assert float(losses(whole)["18"]) < float(losses(whole)["1"]) - 1
     arguments = [*steps, "--folder", tmp_path / "killed"]
-    killed = example("resume_training.py", *arguments, "--kill-in-save", 30, ends_with=-signal.SIGKILL)
+    killed = example("resume_training.py", *arguments, "--kill-in-save", 12, ends_with=-signal.SIGKILL)
     resumed = example("resume_training.py", *arguments)
-    assert resumed.startswith("from step 20\n")  # the save of step 30 was not complete
-    assert list(losses(killed)) == [str(step) for step in range(1, 31)]
-    assert list(losses(resumed)) == [str(step) for step in range(21, 46)]
+    assert resumed.startswith("from step 8\n")  # the save of step 12 was not complete
+    assert list(losses(killed)) == [str(step) for step in range(1, 13)]
+    assert list(losses(resumed)) == [str(step) for step in range(9, 19)]
     assert {**losses(killed), **losses(resumed)} == losses(whole)
-    assert sorted(path.name for path in (tmp_path / "killed").iterdir()) == ["lock", "step-30", "step-40"]
+    assert sorted(path.name for path in (tmp_path / "killed").iterdir()) == ["lock", "step-12", "step-16"]
 
 
 def test_own_format_reads_idx_files_and_refuses_a_cut_one(tmp_path):

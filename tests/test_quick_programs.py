@@ -89,13 +89,26 @@ def test_the_server_has_the_modules_of_this_checkout():
     assert out.split() == [str(Path(quick_programs.REPOSITORY, "gdsdata", "__init__.py")), "True"]
 
 
-@pytest.mark.parametrize("value", [None, "1"])
-def test_a_fork_writes_bytecode_as_a_new_interpreter_does(monkeypatch, value):
-    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    environment = {name: one for name, one in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    command = [sys.executable, "-c", "import sys; print(sys.dont_write_bytecode)"]
-    if value:
-        environment["PYTHONDONTWRITEBYTECODE"] = value
+FOLLOWS = "import sys, torch; print(sys.dont_write_bytecode, torch.get_num_threads() == 1)"
+
+
+@pytest.mark.parametrize("settings", [{}, {"PYTHONDONTWRITEBYTECODE": "1"}, {"OMP_NUM_THREADS": "1"}])
+def test_a_fork_follows_settings_that_this_process_does_not_have(monkeypatch, settings):
+    for name in ("PYTHONDONTWRITEBYTECODE", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    command, environment = [sys.executable, "-c", FOLLOWS], {**os.environ, **settings}
     assert quick_programs.can_be_forked(command, environment)
     with FORK(command, env=environment, stdout=subprocess.PIPE, text=True) as program:
-        assert program.communicate(timeout=60)[0] == f"{bool(value)}\n"
+        writes_none, threads = program.communicate(timeout=60)[0].split()
+    assert writes_none == str("PYTHONDONTWRITEBYTECODE" in settings)
+    assert threads == str("OMP_NUM_THREADS" in settings or os.cpu_count() == 1)
+
+
+def test_programs_of_a_nested_fork_are_its_children_and_forks():
+    asks = "import os, sys; print(os.getppid(), os.getsid(0) == os.getpid(), 'torch' in sys.modules)"
+    code = f"import os, subprocess, sys; command = [sys.executable, '-u', '-c', {asks!r}]\n"
+    code += "print(os.getpid(), subprocess.run(command, start_new_session=True).returncode)"
+    environment = {**os.environ, quick_programs.NESTED: "1"}
+    with FORK([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True) as program:
+        inner, outer = program.communicate(timeout=60)[0].splitlines()
+        assert inner.split() == [str(program.pid), "True", "True"] and outer.split() == [str(program.pid), "0"]
