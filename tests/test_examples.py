@@ -93,18 +93,18 @@ def test_train_bytes_makes_its_data_from_the_standard_library(tmp_path, monkeypa
 
 
 def test_resume_training_goes_on_with_the_same_losses_after_a_kill_in_a_save(tmp_path):
-    steps = ["--steps", 18, "--save-every", 4]
+    steps = ["--steps", 45]
     whole = example("resume_training.py", *steps, "--folder", tmp_path / "whole")
-    assert whole.startswith("from step 0\n") and len(losses(whole)) == 18
-    assert float(losses(whole)["18"]) < float(losses(whole)["1"]) - 1
+    assert whole.startswith("from step 0\n") and len(losses(whole)) == 45
+    assert float(losses(whole)["45"]) < float(losses(whole)["1"]) - 1
     arguments = [*steps, "--folder", tmp_path / "killed"]
-    killed = example("resume_training.py", *arguments, "--kill-in-save", 12, ends_with=-signal.SIGKILL)
+    killed = example("resume_training.py", *arguments, "--kill-in-save", 30, ends_with=-signal.SIGKILL)
     resumed = example("resume_training.py", *arguments)
-    assert resumed.startswith("from step 8\n")  # the save of step 12 was not complete
-    assert list(losses(killed)) == [str(step) for step in range(1, 13)]
-    assert list(losses(resumed)) == [str(step) for step in range(9, 19)]
+    assert resumed.startswith("from step 20\n")  # the save of step 30 was not complete
+    assert list(losses(killed)) == [str(step) for step in range(1, 31)]
+    assert list(losses(resumed)) == [str(step) for step in range(21, 46)]
     assert {**losses(killed), **losses(resumed)} == losses(whole)
-    assert sorted(path.name for path in (tmp_path / "killed").iterdir()) == ["lock", "step-12", "step-16"]
+    assert sorted(path.name for path in (tmp_path / "killed").iterdir()) == ["lock", "step-30", "step-40"]
 
 
 def test_own_format_reads_idx_files_and_refuses_a_cut_one(tmp_path):
