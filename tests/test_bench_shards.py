@@ -29,6 +29,7 @@ from gdsdata.bench.peers.webdataset import Shards
 pytestmark = pytest.mark.usefixtures("quick_programs")
 
 SHAPE = [4, 8, 16]
+VOLUMES = {"data_kind": "npy", "data_shape": SHAPE, "data_size_bytes": 256 * 4 * int(np.prod(SHAPE))}
 OTHERS = [peer for peer in registry.rows("loader", "npy", "warm") if peer.stored_as or peer.key == "spdl"]
 PACKAGES = {peer.key: peer.package for peer in OTHERS}
 
@@ -124,7 +125,7 @@ def test_samples_that_are_alike_are_told_apart_by_how_many_came(tmp_path):
 
 def test_a_run_names_the_shards_row_and_verifies_it(tmp_path, capsys):
     rows = ["gdsdata", "gdsdata_tar"]
-    chosen = small(tmp_path, data_kind="npy", data_shape=SHAPE, case_cache=["warm"], case_rows=rows)
+    chosen = small(tmp_path, **VOLUMES, case_cache=["warm"], case_rows=rows)
     assert bench_run.main(chosen, tmp_path) == 0, capsys.readouterr().out
     results = results_in(tmp_path)
     assert [row["key"] for row in results["rows"]] == rows and results["verified"] is True
@@ -161,7 +162,7 @@ def test_a_library_that_cannot_write_its_copies_fails_its_own_rows_alone(tmp_pat
 
     monkeypatch.setitem(copies.WRITERS, "tar", broken)
     rows = ["gdsdata", "gdsdata_tar"]
-    chosen = small(tmp_path, data_kind="npy", data_shape=SHAPE, case_cache=["warm"], case_rows=rows)
+    chosen = small(tmp_path, **VOLUMES, case_cache=["warm"], case_rows=rows)
     bench_run.main(chosen, tmp_path)
     sound, without = results_in(tmp_path)["rows"]
     assert sound["verified"] and not sound["error"]
