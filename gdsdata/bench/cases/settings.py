@@ -2,25 +2,28 @@
 
 import re
 from dataclasses import dataclass, field, fields
-from typing import ClassVar
 
 PAGE_BYTES = 4096
 
 
-def setting(default, help_text, choices=(), least=None, most=None, distinct=False, may_be_0=False):
+def setting(default, help_text, choices=(), within=None, distinct=False, may_be_0=False):
     """A field of a case's settings.
 
     Args:
         choices: the values that it, or each entry of a list, may have.
-        least, most: the range of the number, or of each entry of a list.
+        within: the least and the most that the number, or each entry of a list, may be.
         distinct: a list that names at least one value, and none twice.
         may_be_0: a number that need not be more than 0.
     """
-    metadata = {"help": help_text, "choices": choices, "range": (least, most)}
-    metadata |= {"distinct": distinct, "may_be_0": may_be_0}
+    metadata = {"help": help_text, "choices": choices, "within": within, "distinct": distinct, "may_be_0": may_be_0}
     if isinstance(default, list):
-        return field(default_factory=lambda: list(default), metadata=metadata)
+        return field(default_factory=default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+def some_of(choices, help_text):
+    """A list of some of these choices: all, unless it is set."""
+    return setting(choices, help_text, choices=choices)
 
 
 def one_of(name, value, choices):
@@ -31,20 +34,19 @@ def one_of(name, value, choices):
 def check_field(name, value, metadata):
     """Raises ValueError with the setting's full name, its value and what it may be."""
     values = value if isinstance(value, list | tuple) else [value]
-    choices, (least, most) = metadata.get("choices", ()), metadata.get("range", (None, None))
+    choices, within, may_be_0 = metadata["choices"], metadata["within"], metadata["may_be_0"]
     if choices and not values:
         raise ValueError(f"{name}=[]: name at least one of {', '.join(choices)}")
-    for one in values if choices else ():
-        one_of(name, one, choices)
-    if metadata.get("distinct") and (not values or len(set(values)) < len(values)):
+    if metadata["distinct"] and (not values or len(set(values)) < len(values)):
         raise ValueError(f"{name}={value}: name at least one, and none twice")
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        may_be_0 = metadata.get("may_be_0")
-        if not name.endswith("seed") and (value < 0 or value == 0 and not may_be_0):
-            raise ValueError(f"{name}={value}: must be {'0 or more' if may_be_0 else 'more than 0'}")
-    for one in values if most is not None else ():
-        if one is not None and not least <= one <= most:
-            raise ValueError(f"{name}={one}: must be from {least} to {most}")
+    is_amount = isinstance(value, int | float) and not isinstance(value, bool) and not name.endswith("seed")
+    if is_amount and (value < 0 or value == 0 and not may_be_0):
+        raise ValueError(f"{name}={value}: must be {'0 or more' if may_be_0 else 'more than 0'}")
+    for one in values:
+        if choices:
+            one_of(name, one, choices)
+        if within and one is not None and not within[0] <= one <= within[1]:
+            raise ValueError(f"{name}={one}: must be from {within[0]} to {within[1]}")
 
 
 def quoted(text):
@@ -58,8 +60,8 @@ def quoted(text):
 class CaseSettings:
     """The settings of every case."""
 
-    MAKES: ClassVar = ""  # what a case makes that takes no data.path
-    SMALL: ClassVar = {}  # the most that quick=true leaves of numbers
+    MAKES = ""  # what a case makes that takes no data.path
+    SMALL = {}  # the most that quick=true leaves of numbers
 
     name: str = setting("", "what is measured; the group sets it (default: case=loader)")
     rows: list[str] = setting(
@@ -67,10 +69,8 @@ class CaseSettings:
         "only these rows, e.g. [gdsdata,numpy]; empty: all. package.module:Class adds one of your own (see "
         "gdsdata/bench/peers/protocols.py)",
     )
-    cache: list[str] = setting(
-        ["warm", "cold"],
-        "page cache states to measure; files in memory (tmpfs) have no cold one",
-        choices=("warm", "cold"),
+    cache: list[str] = some_of(
+        ["warm", "cold"], "page cache states to measure; files in memory (tmpfs) have no cold one"
     )
     seed: int = setting(0, "seed of every shuffle, and of made tensors")
     repeats: int = setting(3, "runs of each row; the rows take turns (A B C A B C), the table shows medians")

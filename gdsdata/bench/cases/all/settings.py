@@ -1,7 +1,6 @@
 """The settings of case=all, and their small values of quick=true."""
 
 from dataclasses import dataclass, fields
-from typing import ClassVar
 
 from gdsdata.bench.cases.settings import CaseSettings, one_of, setting
 
@@ -10,8 +9,8 @@ from gdsdata.bench.cases.settings import CaseSettings, one_of, setting
 class AllSettings(CaseSettings):
     """Every other case, one after the other, and one page of them all."""
 
-    MAKES: ClassVar = "its data"
-    SINGLE: ClassVar = {}  # the other cases' settings, by name; the package of cases fills it
+    MAKES = "its data"
+    SINGLE = {}  # the other cases' settings, by name; the package of cases fills it
 
     name: str = setting("all", "what is measured; the group sets it")
     cases: list[str] = setting([], "only these cases, e.g. [loader,io], in this order; empty: all there are")

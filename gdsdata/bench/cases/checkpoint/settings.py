@@ -1,9 +1,8 @@
 """The settings of case=checkpoint, and their small values of quick=true."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from gdsdata.bench.cases.settings import CaseSettings, setting
+from gdsdata.bench.cases.settings import CaseSettings, setting, some_of
 
 LEAST_TENSOR_BYTES = 32 * 2**10  # on the average: some are of 16 KiB
 DTYPES = ("bfloat16", "float16", "float32", "float64", "int64", "int32", "int16", "int8", "uint8")
@@ -13,14 +12,13 @@ DTYPES = ("bfloat16", "float16", "float32", "float64", "int64", "int32", "int16"
 class CheckpointSettings(CaseSettings):
     """Saving and loading a checkpoint of many tensors."""
 
-    MAKES: ClassVar = "what it saves"
-    SMALL: ClassVar = {"state_bytes": 64 * 2**20}
+    MAKES = "what it saves"
+    SMALL = {"state_bytes": 64 * 2**20}
 
     name: str = setting("checkpoint", "what is measured; the group sets it")
-    work: list[str] = setting(
+    work: list[str] = some_of(
         ["save", "load", "async"],
         "save: until all is on storage; load: into tensors that are there, in each state of `cache`; async: its stall",
-        choices=("save", "load", "async"),
     )
     state_bytes: int = setting(2 * 2**30, "what is saved, in all")
     tensors: int = setting(300, "so many tensors; one in ten is of 16 KiB, the others are of equal size")

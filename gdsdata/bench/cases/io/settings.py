@@ -1,9 +1,8 @@
 """The settings of case=io, and their small values of quick=true."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from gdsdata.bench.cases.settings import PAGE_BYTES, CaseSettings, setting
+from gdsdata.bench.cases.settings import PAGE_BYTES, CaseSettings, setting, some_of
 from gdsdata.bench.data.transfers import MOST_DEPTH, MOST_THREADS
 
 
@@ -11,24 +10,21 @@ from gdsdata.bench.data.transfers import MOST_DEPTH, MOST_THREADS
 class IoSettings(CaseSettings):
     """Transfers of one size between a file and memory: gdsio's matrix."""
 
-    MAKES: ClassVar = "the file that it reads"
+    MAKES = "the file that it reads"
 
     name: str = setting("io", "what is measured; the group sets it")
-    direction: list[str] = setting(
+    direction: list[str] = some_of(
         ["read", "write", "randread", "randwrite"],
         "from the file's start on, or in random order; each transfer of it once, and again",
-        choices=("read", "write", "randread", "randwrite"),
     )
-    xfer: list[str] = setting(
+    xfer: list[str] = some_of(
         ["cpu", "cpu_gpu", "gpu"],
         "between storage and the CPU's memory, the GPU's by way of the CPU's, the GPU's straight (cuFile); without "
         "a GPU the first only. `cache` says whether reads find the file in the page cache (warm) or not (cold)",
-        choices=("cpu", "cpu_gpu", "gpu"),
     )
-    submit: list[str] = setting(
+    submit: list[str] = some_of(
         ["sync", "async", "batch"],
         "transfers in flight are those of `threads` threads, of one thread's futures, or of calls that carry many each",
-        choices=("sync", "async", "batch"),
     )
     file_bytes: int = setting(512 * 2**20, "size of the file that is read or written, and removed at the end")
     io_bytes: list[int] = setting(
@@ -37,21 +33,18 @@ class IoSettings(CaseSettings):
     depth: list[int] = setting(
         [32],
         "transfers in flight; several: a table each, and a line each in the picture",
-        least=1,
-        most=MOST_DEPTH,
+        within=(1, MOST_DEPTH),
         distinct=True,
     )
     threads: int | None = setting(
         None,
         "sync: threads, each with one transfer in flight; null: as many as depth, at most 256",
-        least=1,
-        most=MOST_THREADS,
+        within=(1, MOST_THREADS),
     )
     batch_calls: int = setting(
         4,
         "batch: calls that share the depth, so that storage has work while one returns; 1: a batch after the other",
-        least=1,
-        most=MOST_THREADS,
+        within=(1, MOST_THREADS),
     )
     duration_s: float | None = setting(2.0, "of each run; null: one pass over the file")
     verify: bool = setting(True, "compare what is read and, read back, what is written, untimed")

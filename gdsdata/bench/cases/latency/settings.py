@@ -1,24 +1,19 @@
 """The settings of case=latency, and their small values of quick=true."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from gdsdata.bench.cases.settings import CaseSettings, setting
+from gdsdata.bench.cases.settings import CaseSettings, setting, some_of
 
 
 @dataclass
 class LatencySettings(CaseSettings):
     """One tensor, read or written again and again, by size."""
 
-    MAKES: ClassVar = "its files"
-    SMALL: ClassVar = {"iterations": 20, "run_seconds": 0.5}
+    MAKES = "its files"
+    SMALL = {"iterations": 20, "run_seconds": 0.5}
 
     name: str = setting("latency", "what is measured; the group sets it")
-    work: list[str] = setting(
-        ["read", "write"],
-        "read: a file into a tensor; write: a tensor until it is on storage",
-        choices=("read", "write"),
-    )
+    work: list[str] = some_of(["read", "write"], "read: a file into a tensor; write: a tensor until it is on storage")
     sizes_bytes: list[int] = setting([2**12, 2**16, 2**20, 2**24, 2**27], "of the tensor: a table row for each size")
     iterations: int = setting(
         100,
@@ -27,10 +22,8 @@ class LatencySettings(CaseSettings):
     )
     warm_up: int = setting(5, "iterations before those, in each run", may_be_0=True)
     run_seconds: float = setting(5.0, "a run ends after this many seconds, if iterations take longer; at most 240")
-    writes: list[str] = setting(
-        ["replaced", "in_place"],
-        "replaced: a new file takes the old one's name; in_place: over the bytes of a file",
-        choices=("replaced", "in_place"),
+    writes: list[str] = some_of(
+        ["replaced", "in_place"], "replaced: a new file takes the old one's name; in_place: over the bytes of a file"
     )
     verify: bool = setting(
         False, "compare all bytes of every iteration, untimed, each time other ones; false: of two before timing"

@@ -1,7 +1,6 @@
 """The settings of case=load, and their small values of quick=true."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from gdsdata.bench.cases.settings import CaseSettings, setting
 
@@ -10,7 +9,7 @@ from gdsdata.bench.cases.settings import CaseSettings, setting
 class LoadSettings(CaseSettings):
     """One big file into tensors."""
 
-    SMALL: ClassVar = {"tensor_bytes": 4 * 2**20}
+    SMALL = {"tensor_bytes": 4 * 2**20}
 
     name: str = setting("load", "what is measured; the group sets it")
     tensor_bytes: int = setting(64 * 2**20, "size of each bf16 tensor in the made safetensors file")

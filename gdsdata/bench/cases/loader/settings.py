@@ -1,22 +1,20 @@
 """The settings of case=loader, and their small values of quick=true."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from gdsdata.bench.cases.settings import CaseSettings, setting
+from gdsdata.bench.cases.settings import CaseSettings, setting, some_of
 
 
 @dataclass
 class LoaderSettings(CaseSettings):
     """Shuffled batches: GDSDataset beside what a user would write."""
 
-    SMALL: ClassVar = {"epochs": 2, "verify_batches": 4, "run_seconds": 0.2, "cold_seconds": 0.5}
+    SMALL = {"epochs": 2, "verify_batches": 4, "run_seconds": 0.2, "cold_seconds": 0.5}
 
     name: str = setting("loader", "what is measured; the group sets it")
-    dtypes: list[str] = setting(
+    dtypes: list[str] = some_of(
         ["raw", "int64"],
         "what token batches come out as: raw (the file's dtype), int64, or both; cold, the first of them only",
-        choices=("raw", "int64"),
     )
     batch_size: int | None = setting(None, "samples a batch; null: 64 for tokens, 16 for npy")
     epochs: int = setting(5, "a warm run ends after this many epochs ...")

@@ -1,7 +1,6 @@
 """The settings of case=startup, and their small values of quick=true."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from gdsdata.bench.cases.settings import CaseSettings, setting
 
@@ -10,22 +9,20 @@ from gdsdata.bench.cases.settings import CaseSettings, setting
 class StartupSettings(CaseSettings):
     """From a training script's start to its first step, by part."""
 
-    MAKES: ClassVar = "what it reads"
+    MAKES = "what it reads"
 
     name: str = setting("startup", "what is measured; the group sets it")
     state_bytes: list[int] = setting(
         [0, 2**30],
         "size of the checkpoint that is restored, tables for each; 0: none. torch.save's, and safetensors'",
-        least=0,
-        most=2**50,
+        within=(0, 2**50),
         distinct=True,
     )
     batch_size: int = setting(64, "samples of data.seq_len + 1 tokens in the first batch")
     workers: list[int] = setting(
         [0, 1, 2, 4],
         "DataLoaders with so many worker processes each, a row for each; the notes name the best",
-        least=0,
-        most=256,
+        within=(0, 256),
         distinct=True,
     )
     warm_up: int = setting(1, "runs of each row before those that are timed; quick=true: none", may_be_0=True)

@@ -1,30 +1,24 @@
 """The settings of case=tensor, and their small values of quick=true."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from gdsdata.bench.cases.settings import CaseSettings, setting
+from gdsdata.bench.cases.settings import CaseSettings, setting, some_of
 
 
 @dataclass
 class TensorSettings(CaseSettings):
     """One big tensor, on the CPU and on a GPU, loaded from a file and stored: DeepNVMe's table."""
 
-    MAKES: ClassVar = "its files"
-    SMALL: ClassVar = {"size_bytes": 16 * 2**20, "loop": 2}
+    MAKES = "its files"
+    SMALL = {"size_bytes": 16 * 2**20, "loop": 2}
 
     name: str = setting("tensor", "what is measured; the group sets it")
-    work: list[str] = setting(
-        ["load", "store"],
-        "load: a file into a tensor; store: a tensor until it is on storage",
-        choices=("load", "store"),
-    )
+    work: list[str] = some_of(["load", "store"], "load: a file into a tensor; store: a tensor until it is on storage")
     size_bytes: int = setting(2**30, "of the tensor, a multiple of 1 MiB; it takes six times as much memory")
     loop: int = setting(3, "loads or stores that are timed in each of the `repeats` runs, behind one that is not")
-    writes: list[str] = setting(
+    writes: list[str] = some_of(
         ["replaced", "in_place"],
         "of a store. replaced: a new file takes the old one's name; in_place: over the bytes of a file",
-        choices=("replaced", "in_place"),
     )
     validate: bool = setting(
         False, "compare all bytes of every timed load and store too, each time other ones; false: of two before timing"

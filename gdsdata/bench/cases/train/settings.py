@@ -1,24 +1,22 @@
 """The settings of case=train, and their small values of quick=true."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from gdsdata.bench.cases.settings import CaseSettings, setting
+from gdsdata.bench.cases.settings import CaseSettings, setting, some_of
 
 
 @dataclass
 class TrainSettings(CaseSettings):
     """A training loop from files to weights: what its loader and its checkpoints cost it."""
 
-    SMALL: ClassVar = {"steps": 6, "warm_up": 2, "run_seconds": 5.0, "verify_batches": 2, "images": 16}
+    SMALL = {"steps": 6, "warm_up": 2, "run_seconds": 5.0, "verify_batches": 2, "images": 16}
 
     name: str = setting("train", "what is measured; the group sets it")
-    work: list[str] = setting(
+    work: list[str] = some_of(
         ["text", "volumes", "images"],
         "text: a GPT over windows of bytes (data.seq_len); volumes: a 3-D convolutional net over npy files "
         "(data.shape); images: a 2-D one over JPEGs in WebDataset tars (torchvision is needed). With data.path= one of "
         "text (any file) and volumes",
-        choices=("text", "volumes", "images"),
     )
     cache: list[str] = setting(
         ["warm"],

@@ -1,7 +1,6 @@
 """The settings of case=tune, and their small values of quick=true."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from gdsdata.bench.cases.settings import PAGE_BYTES, CaseSettings, one_of, setting
 
@@ -13,7 +12,7 @@ SEARCHED = ("workers", "queue_depth", "segment_bytes", "direct", "request_bytes"
 class TuneSettings(CaseSettings):
     """The best engine.* for a path and device, and what it gains over the default."""
 
-    SMALL: ClassVar = {"budget_s": 8.0, "run_seconds": 0.05, "tensor_bytes": 4 * 2**20}
+    SMALL = {"budget_s": 8.0, "run_seconds": 0.05, "tensor_bytes": 4 * 2**20}
 
     name: str = setting("tune", "what is measured; the group sets it")
     cache: list[str] = setting(["cold"], "page cache states; each is a search of its own", choices=("warm", "cold"))
