@@ -146,7 +146,7 @@ held = signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 print(json.dumps({"held": held}))
 """)
     monkeypatch.setattr(starts, "SCRIPT", shows)
-    script = starts.Script(None)
+    script = starts.Script(None, "shows", None)
     script.told = {}
     assert script.start()["held"] is True
 

@@ -152,8 +152,9 @@ def wrong_starts(tmp_path, monkeypatch):
 )
 def test_a_script_that_fails_says_in_which_part_and_leaves_its_trace(tmp_path, wrong_starts, name, message):
     with open(tmp_path / "rows.log", "wb") as log:
-        start = starts.Script(log)
-        start.send("load", peer=f"wrong_starts:{name}", told={"device": "cpu"})
+        key = f"wrong_starts:{name}"
+        start = starts.Script(log, key, Startup(small(tmp_path), tmp_path, None).find(key))
+        start.send("load", told={"device": "cpu"})
         with pytest.raises(RowFailed) as failed:
             start.start()
     assert str(failed.value) == message
@@ -194,12 +195,13 @@ def test_one_window_or_one_tensor_that_differs_is_found(tmp_path):
         (["gdsdata"], ["torch"]),
         (["floor"], []),
         (["dataloader_0_safetensors", "gdsdata"], ["safetensors", "torch"]),
-        ([], ["torch", "safetensors"]),
+        ([], ["safetensors", "torch"]),
         (["gdsdata.bench.cases.startup.script:LoaderSafetensors"], ["safetensors"]),
     ],
 )
 def test_a_checkpoint_is_written_in_the_formats_of_the_wanted_rows_alone(tmp_path, rows, formats):
-    assert Startup(small(tmp_path, rows=rows), tmp_path, None).formats(MIB) == formats
+    source = starts.Beginning(tokens=None, state_bytes=MIB)
+    assert Startup(small(tmp_path, rows=rows), tmp_path, None).formats(source) == formats
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,6 @@
-"""Tables of case=latency, and its picture: all sizes of one kind of work and one state stand in one
-table.
-"""
+"""Tables of case=latency, one for all sizes of a kind of work in a state, and its picture."""
 
-from gdsdata.bench.harness.tables import is_ours
+from gdsdata.bench.cases.charts import LIMIT, legend_below, looks, tables_with
 from gdsdata.bench.measure.system import size_text
 from gdsdata.bench.report import picture
 from gdsdata.bench.report.columns import BEST_PEER, CPU, PATH, X_LIMIT, Column, figure, three_digits, whole
@@ -53,23 +51,18 @@ class LatencyLayout(Layout):
         return "limits: " + "; ".join(f"{size_text(size)} {limit_text(limit)}" for size, limit in limits.items())
 
     def plot(self, path):
-        tables = [(title, [row for row in rows if row["latency_s"]]) for title, _, rows in self.tables()]
-        tables = [(title, rows) for title, rows in tables if rows]
+        tables = tables_with(self, "latency_s")
         if not tables:
             return
-        names = {row["key"]: row["name"] for _, rows in tables for row in rows}
+        styles = looks(dict.fromkeys(row["key"] for _, rows in tables for row in rows), OUR_STYLES, OTHER_STYLES)
         across = min(2, len(tables))
         down = -(-len(tables) // across)
         with picture.panels(path, down, across, figsize=(6.2 * across, 4.2 * down + 0.6)) as (figure_, axes):
             for axis in axes.flat[len(tables) :]:
                 axis.axis("off")
-            lines = {}
             for axis, (title, rows) in zip(axes.flat, tables, strict=False):
-                panel(axis, title, rows, names, lines)
-            figure_.legend(
-                lines.values(), lines.keys(), loc="outside lower center", ncols=min(5, len(lines)), frameon=False,
-                fontsize=9,
-            )  # fmt: skip
+                panel(axis, title, rows, styles)
+            legend_below(figure_, 5)
             figure_.suptitle("Markers: median latency. Bars: from there to p99.", fontsize=9, x=0.01, ha="left")
 
 
@@ -79,56 +72,38 @@ def limit_text(limit):
     return f"{three_digits(limit['gb_per_s'])} GB/s ({limit['name']})"
 
 
-def styles(keys):
-    """{key: (color, marker)}, the same in every panel."""
-    found = {}
-    for palette, ours in ((OUR_STYLES, True), (OTHER_STYLES, False)):
-        ones = [key for key in keys if is_ours(key) == ours]
-        found |= {key: palette[place % len(palette)] for place, key in enumerate(ones)}
-    return found
-
-
-def panel(axis, title, rows, names, lines):
-    """Medians over size, with bars to p99; `lines` collects one of each kind for the legend."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+def panel(axis, title, rows, styles):
+    """Medians over size, with bars to p99; `styles` has each row's color and marker."""
+    from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, NullLocator
 
     sizes = sorted({row["tensor_bytes"] for row in rows})
     keys = list(dict.fromkeys(row["key"] for row in rows))
     for place, key in enumerate(keys):
         ones = [row for row in rows if row["key"] == key]
-        color, marker = styles(names)[key]
+        color, marker = styles[key]
         beside = 2 ** (SHIFT * (place - (len(keys) - 1) / 2))  # so that bars stand side by side
         at = [row["tensor_bytes"] * beside for row in ones]
         medians = [row["latency_s"]["median"] for row in ones]
         above = [row["latency_s"]["p99"] - median for row, median in zip(ones, medians, strict=True)]
-        lines[names[key]] = axis.errorbar(
+        axis.errorbar(
             at, medians, yerr=[[0] * len(ones), above], color=color, marker=marker, markersize=5, linewidth=1.6,
-            elinewidth=1.0, capsize=2.5,
+            elinewidth=1.0, capsize=2.5, label=ones[0]["name"],
         )  # fmt: skip
     limits = {row["tensor_bytes"]: row["limit"]["gb_per_s"] for row in rows if row["limit"]["gb_per_s"]}
     if limits:
         at = sorted(limits)
         seconds = [size / limits[size] / 1e9 for size in at]
-        style = {"color": picture.LIMIT, "linestyle": "--", "linewidth": 1.2, "zorder": 1}
-        (lines["limit (see report)"],) = axis.plot(at, seconds, **style)
+        axis.plot(at, seconds, color=picture.LIMIT, linestyle="--", linewidth=1.2, zorder=1, label=LIMIT)
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
     axis.set_xticks(sizes, [size_text(size) for size in sizes])
     axis.xaxis.set_minor_locator(NullLocator())
     low, high = axis.get_ylim()
     axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 1e3 else (1,)))
-    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: time_text(value)))
+    axis.yaxis.set_major_formatter(EngFormatter(unit="s"))
     axis.yaxis.set_minor_formatter(NullFormatter())
     axis.tick_params(labelsize=8)
     picture.grid(axis)
     axis.set_title(title, loc="left", fontsize=10, fontweight="bold")
     axis.set_xlabel("size of the tensor (bytes, log scale)", fontsize=9)
     axis.set_ylabel("latency (s, log scale)", fontsize=9)
-
-
-def time_text(seconds):
-    """An axis' label with its unit."""
-    for unit, name in ((1, "s"), (1e-3, "ms"), (1e-6, "µs")):
-        if seconds >= 0.999 * unit:
-            return f"{seconds / unit:g} {name}"
-    return f"{seconds * 1e9:g} ns"

@@ -18,14 +18,15 @@ import torch
 
 import gdsdata
 from gdsdata.bench.cases.startup import script
-from gdsdata.bench.cases.startup.script import OWN_PARTS, PARTS
-from gdsdata.bench.cases.startup.starts import Beginning, Script, found_in, windows_of, write_checkpoints
+from gdsdata.bench.cases.startup.script import OWN_PARTS
+from gdsdata.bench.cases.startup.starts import Beginning, Script, windows_of, write_checkpoints
 from gdsdata.bench.data import sources
 from gdsdata.bench.data.made import need_space
 from gdsdata.bench.harness.case import Case
 from gdsdata.bench.harness.folders import own_folder
 from gdsdata.bench.harness.process import RowFailed
 from gdsdata.bench.measure import system
+from gdsdata.bench.peers import registry
 
 PACKAGE = Path(gdsdata.__file__).parent
 
@@ -39,7 +40,7 @@ class Startup(Case):
     def process(self, name):
         if name == "limits":
             return super().process(name)
-        return self.processes.setdefault(name, Script(self.log))
+        return self.processes.setdefault(name, Script(self.log, name, self.find(name)))
 
     def sources(self):
         settings = self.settings.data
@@ -50,7 +51,7 @@ class Startup(Case):
         for state_bytes in sorted(set(self.case.state_bytes)):
             source = Beginning(tokens, state_bytes, windows=windows)
             if state_bytes:
-                formats = self.formats(state_bytes)
+                formats = self.formats(source)
                 name = f"case.state_bytes=[{state_bytes}]"
                 need_space(self.own.path, name, len(formats) * state_bytes, "case.state_bytes=")
                 with self.progress.step(f"data: {source.kind}"):
@@ -69,17 +70,13 @@ class Startup(Case):
     def dtypes(self, source, cache):
         return ["int64"]
 
-    def rows_of(self, state_bytes):
-        return [one for one in script.programs(self.case.workers) if state_bytes or not one.needs_state]
-
     def rows_for(self, source, cache):
-        return self.rows_of(source.state_bytes)
+        return [one for one in script.programs(self.case.workers) if source.state_bytes or not one.needs_state]
 
-    def formats(self, state_bytes):
+    def formats(self, source):
         """The formats of the checkpoints that the wanted rows restore."""
-        keys = self.case.rows or [one.key for one in self.rows_of(state_bytes)]
-        rows = map(self.find, keys)
-        return list(dict.fromkeys(row.state_format for row in rows if row.restores and not self.missing(row)))
+        rows = map(self.find, self.wanted(source, "warm"))
+        return sorted({row.state_format for row in rows if row.restores and not self.missing(row)})
 
     def wanted(self, source, cache):
         """Adds the floor, from which all others are measured, whichever rows are wanted."""
@@ -87,7 +84,15 @@ class Startup(Case):
         return keys if "floor" in keys else ["floor", *keys]
 
     def find(self, key):
-        return found_in(key, script.programs(self.case.workers))
+        """The program of that key, or one of package.module:Class."""
+        if ":" in key:
+            return registry.find("startup", key)()
+        known = {one.key: one for one in script.programs(self.case.workers)}
+        if key in known:
+            return known[key]
+        raise ValueError(
+            f"case.rows: there is no row {key!r}; there are {', '.join(known)}, and package.module:Class for yours"
+        )
 
     def load_command(self, source):
         told = {
@@ -178,13 +183,13 @@ class Startup(Case):
             "others_cores": others,
             "peak_bytes": answer["peak_bytes"],
             "served": answer["served"],
-            "path": row.process.told["way"],
+            "path": row.process.program.way,
         }
 
     def summary(self, row):
-        names = [name for name in PARTS if row.runs and name in row.runs[0]["parts_s"]]
+        parts = row.runs[0]["parts_s"] if row.runs else ()
         return row.summary() | {
-            "parts_s": {name: system.spread([run["parts_s"][name] for run in row.runs]) for name in names},
+            "parts_s": {name: system.spread([run["parts_s"][name] for run in row.runs]) for name in parts},
             **{name: row.spread(name) for name in ("to_first_batch_s", "own_s", "cpu_seconds")},
             "gb_per_s": None,  # A start is compared by its seconds.
             "cpu_s_per_gb": None,

@@ -1,5 +1,6 @@
 """Tables of case=startup, and its picture: the parts of a start, one behind the other."""
 
+from gdsdata.bench.cases.charts import legend_below, tables_with
 from gdsdata.bench.cases.startup.script import OWN_PARTS, PARTS
 from gdsdata.bench.report import picture
 from gdsdata.bench.report.columns import PATH, PEAK, Column, figure
@@ -67,30 +68,22 @@ class StartupLayout(Layout):
         return found
 
     def plot(self, path):
-        tables = [(title, [row for row in rows if row["seconds"]]) for title, _, rows in self.tables()]
-        tables = [(title, rows) for title, rows in tables if rows]
+        tables = tables_with(self, "seconds")
         if not tables:
             return
-        bars = {}
         with picture.tables_of_bars(path, tables, 0.34, frame=1.2, below=0.9) as (figure_, axes):
             for axis, (title, rows) in zip(axes, tables, strict=True):
-                panel(axis, title, rows, bars)
-            order = [name for name in PARTS if name in bars]
-            figure_.legend(
-                [bars[name] for name in order], [TITLES[name] for name in order], loc="outside lower center", ncols=5,
-                frameon=False, fontsize=8,
-            )  # fmt: skip
+                panel(axis, title, rows)
+            legend_below(figure_, 5)
 
 
-def panel(axis, title, rows, bars):
-    """Each row's parts, medians, one behind the other; `bars` collects one of each part for the
-    legend.
-    """
+def panel(axis, title, rows):
+    """Each row's parts, medians, one behind the other."""
     ends = [0.0] * len(rows)
     for name in PARTS:
         widths = [row["parts_s"][name]["median"] if name in row["parts_s"] else 0.0 for row in rows]
         if any(widths):
-            bars[name] = axis.barh(range(len(rows)), widths, left=ends, color=COLORS[name], height=0.72)
+            axis.barh(range(len(rows)), widths, left=ends, color=COLORS[name], height=0.72, label=TITLES[name])
             ends = [end + width for end, width in zip(ends, widths, strict=True)]
     for place, (row, end) in enumerate(zip(rows, ends, strict=True)):
         own = "" if row["key"] == "floor" else f", {milliseconds(row['own_s']['median'])} of its own"

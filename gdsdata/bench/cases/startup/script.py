@@ -37,9 +37,7 @@ VALUES_OF_A_WEIGHT = 3  # itself, and AdamW's two moments
 
 
 def layers_of(state_bytes, seq_len):
-    """(how many layers, their width) of a model that has with its optimizer about so many bytes;
-    without any, one.
-    """
+    """(layers, their width) of a model that has about so many bytes with its optimizer."""
     width = min(seq_len, WIDTH if state_bytes >= SMALL_STATE_BYTES else SMALL_WIDTH)
     return max(1, round(state_bytes / (width * width * 4 * VALUES_OF_A_WEIGHT))), width
 
@@ -99,10 +97,12 @@ class Program:
     name = ""
     setting = ""  # one sentence for the report
     package = ""  # what has to be installed
-    workers = 0
     state_format = "torch"  # of the checkpoint that it restores
     needs_state, restores = False, True
     way = "read"  # how its bytes come, where it does not count them
+
+    def __init__(self, workers=0):
+        self.workers = workers
 
     @classmethod
     def lacks(cls):
@@ -221,11 +221,14 @@ class Loader(Program):
 
     way = "mmap"
     mmap = False
+    restored_by, ending = "torch.load(map_location=)", ""  # of the key and the name
 
     def __init__(self, workers=0):
-        self.workers = workers
+        super().__init__(workers)
         self.key, self.name = f"dataloader_{workers}", f"DataLoader, {workers} workers"
-        self.setting = f"DataLoader(num_workers={workers}) over a numpy.memmap, torch.load(map_location=)"
+        if self.ending:
+            self.key, self.name = f"{self.key}_{self.ending}", f"{self.name}, {self.ending}"
+        self.setting = f"DataLoader(num_workers={workers}) over a numpy.memmap, {self.restored_by}"
 
     def import_library(self):
         import torch.utils.data  # noqa: F401
@@ -257,20 +260,12 @@ class Loader(Program):
 
 class LoaderMapped(Loader):
     needs_state, mmap = True, True
-
-    def __init__(self, workers=0):
-        super().__init__(workers)
-        self.key, self.name = f"{self.key}_mmap", f"{self.name}, mmap"
-        self.setting += " with mmap=True"
+    restored_by, ending = "torch.load(map_location=) with mmap=True", "mmap"
 
 
 class LoaderSafetensors(Loader):
     package, needs_state, state_format = "safetensors", True, "safetensors"
-
-    def __init__(self, workers=0):
-        super().__init__(workers)
-        self.key, self.name = f"{self.key}_safetensors", f"{self.name}, safetensors"
-        self.setting = f"DataLoader(num_workers={workers}), safetensors.torch.load_file(device=), copied"
+    restored_by, ending = "safetensors.torch.load_file(device=), copied", "safetensors"
 
     def import_library(self):
         super().import_library()
@@ -294,9 +289,7 @@ def programs(workers):
 
 
 class Clock:
-    """When each part was over, in seconds since an unnamed moment; `part` is the one that is under
-    way.
-    """
+    """When each part was over, by CLOCK_MONOTONIC; `part` is under way."""
 
     def __init__(self, device):
         self.device, self.over, self.part = device, {"interpreter": BEGAN}, "torch"
@@ -374,8 +367,7 @@ def most_resident_bytes():
 
 def program_of(told):
     home = globals() if told["module"] is None else vars(importlib.import_module(told["module"]))
-    cls = home[told["class"]]
-    return cls(told["workers"]) if issubclass(cls, Loader) else cls()
+    return home[told["class"]](told["workers"])
 
 
 def main():

@@ -1,6 +1,5 @@
 """The starts of a training script: what it begins with, and one run of it."""
 
-import importlib
 import json
 import os
 import subprocess
@@ -17,6 +16,7 @@ from gdsdata.bench.cases.startup import script
 from gdsdata.bench.data import sources
 from gdsdata.bench.harness.process import RowFailed, environment, without_interrupts
 from gdsdata.bench.measure import system
+from gdsdata.bench.peers.protocols import sync
 
 SCRIPT = Path(script.__file__).resolve()
 SLOWEST_S = 300
@@ -76,24 +76,24 @@ def write_checkpoints(source, formats, folder, seq_len, seed):
             from safetensors.torch import save_file
 
             save_file(tensors, path)
-        with open(path, "rb+") as file:
-            os.fsync(file.fileno())
+        sync(path)
         source.checkpoints[name] = path
 
 
 class Script:
-    """The scripts of a row, a process each, in the place of the one RowProcess that other cases
-    have.
-    """
+    """A row's scripts, a process each, in the place of the one RowProcess of other cases."""
 
-    def __init__(self, log):
-        self.log = log
+    def __init__(self, log, key, program):
+        self.log, self.key, self.program = log, key, program
 
-    def send(self, do, peer, told, **_):
-        self.told = told | described(peer)
+    def send(self, do, told, **_):
+        cls = type(self.program)
+        module = None if cls.__module__ == script.__name__ else cls.__module__
+        self.told = told | {"module": module, "class": cls.__name__, "workers": self.program.workers}
 
     def receive(self):
-        return {name: self.told["row"][name] for name in ("key", "name", "setting")}
+        name = self.program.name or type(self.program).__name__
+        return {"key": self.key, "name": name, "setting": self.program.setting}
 
     def ask(self, do, runs=0, check=None, **_):
         """`verify` makes the runs before the timed ones.
@@ -137,34 +137,3 @@ class Script:
             self.log.flush()
             raise RowFailed(answer["error"])
         return answer | {"spawned": spawned}
-
-
-def described(key):
-    """The part of a script's arguments that names its program."""
-    module, _, name = key.partition(":") if ":" in key else (None, "", "")
-    found = getattr(importlib.import_module(module), name)() if module else program_of(key)
-    row = {"key": key, "name": found.name or name or key, "setting": found.setting}
-    home = {"module": module, "class": name or type(found).__name__, "workers": found.workers}
-    return {"row": row, "way": found.way, **home}
-
-
-def program_of(key):
-    """The program of a key: `dataloader_4` has 4 workers, whichever are measured."""
-    digits = key.removeprefix("dataloader_").partition("_")[0]
-    return found_in(key, script.programs([int(digits)] if digits.isdecimal() else [0]))
-
-
-def found_in(key, programs):
-    """The program of that key, or the class of package.module:Class.
-
-    Raises ValueError if there is none.
-    """
-    if ":" in key:
-        module, _, name = key.partition(":")
-        return getattr(importlib.import_module(module), name)
-    known = {program.key: program for program in programs}
-    if key not in known:
-        raise ValueError(
-            f"case.rows: there is no row {key!r}; there are {', '.join(known)}, and package.module:Class for yours"
-        )
-    return known[key]

@@ -1,23 +1,11 @@
-"""Tables of case=tensor, and its picture: first one laid out as DeepNVMe's, then each kind of work
-by itself.
-"""
+"""Tables of case=tensor, the first laid out as DeepNVMe's, and its picture."""
 
+from gdsdata.bench.cases.charts import LIMIT, legend_below, looks
 from gdsdata.bench.harness.tables import is_ours
 from gdsdata.bench.measure import device
 from gdsdata.bench.measure.system import size_text
-from gdsdata.bench.report import picture
-from gdsdata.bench.report.columns import (
-    BEST_PEER,
-    CPU,
-    PATH,
-    RATE,
-    X_LIMIT,
-    Column,
-    figure,
-    hundredths,
-    three_digits,
-    whole,
-)
+from gdsdata.bench.report import columns, picture
+from gdsdata.bench.report.columns import BEST_PEER, CPU, PATH, RATE, X_LIMIT, Column, figure, hundredths, whole
 from gdsdata.bench.report.layout import Layout
 
 STATES = {  # in the order of columns: what each says there, and in its table's title
@@ -68,17 +56,14 @@ class TensorLayout(Layout):
 
     def overview(self):
         """GB/s by row and kind of work: ours first, then the others, and the machine's limit."""
-        lines = {}
+        lines, limits = {}, {}
         for at, rows in self.measured().items():
             for row in rows:
-                line = lines.setdefault(
-                    row["key"], {"name": row["name"], "key": row["key"], "error": None, "cells": {}}
-                )
-                line["cells"][at] = "FAILED" if row["error"] else three_digits(row["gb_per_s"]["median"])
-        limits = {
-            at: three_digits(limit) if (limit := rows[0]["limit"]["gb_per_s"]) else "-"
-            for at, rows in self.measured().items()
-        }
+                named = {"name": row["name"], "key": row["key"], "error": None}
+                line = lines.setdefault(row["key"], named | {"cells": {}})
+                line["cells"][at] = "FAILED" if row["error"] else columns.three_digits(row["gb_per_s"]["median"])
+            limit = rows[0]["limit"]["gb_per_s"]
+            limits[at] = columns.three_digits(limit) if limit else "-"
         ordered = sorted(lines.values(), key=lambda line: not is_ours(line["key"]))
         size = size_text(self.settings["size_bytes"])
         return (
@@ -88,64 +73,44 @@ class TensorLayout(Layout):
         )
 
     def plot(self, path):
-        """Draws a panel for CPU and one for GPU tensors; a group of bars for each kind of work, a
-        bar for each row.
-        """
+        """Draws a panel for CPU and one for GPU tensors: groups of bars, a bar for each row."""
         groups = {at: [row for row in rows if row["gb_per_s"]] for at, rows in self.measured().items()}
         groups = {at: rows for at, rows in groups.items() if rows}
         if not groups:
             return
         places = list(dict.fromkeys(at[0] for at in groups))
-        keys = [line["key"] for line in self.overview()[2] if line["key"]]
-        drawn = {}
+        colors = looks(dict.fromkeys(row["key"] for row in self.results["rows"]), OUR_COLORS, OTHER_COLORS)
         with picture.panels(path, len(places), figsize=(11, 4.4 * len(places))) as (figure_, axes):
             for axis, place in zip(axes[:, 0], places, strict=True):
-                panel(axis, place, {at: rows for at, rows in groups.items() if at[0] == place}, colors(keys), drawn)
-            shown = [drawn[key] for key in [*keys, ""] if key in drawn]
-            figure_.legend(
-                [bar for _, bar in shown], [name for name, _ in shown], loc="outside lower center", ncols=4,
-                frameon=False, fontsize=9,
-            )  # fmt: skip
+                panel(axis, place, {at: rows for at, rows in groups.items() if at[0] == place}, colors)
+            legend_below(figure_, 4)
             size = size_text(self.settings["size_bytes"])
             figure_.suptitle(f"A tensor of {size}; whiskers: slowest and fastest run", fontsize=9, x=0.01, ha="left")
 
 
-def colors(keys):
-    """{key: its color}, the same in every panel."""
-    found = {}
-    for palette, ours in ((OUR_COLORS, True), (OTHER_COLORS, False)):
-        ones = [key for key in keys if is_ours(key) == ours]
-        found |= {key: palette[place % len(palette)] for place, key in enumerate(ones)}
-    return found
-
-
-def panel(axis, place, groups, color_of, drawn):
-    """`drawn` collects one of each kind for the legend: {key: (name, what was drawn)}."""
-    at, middles, highest = 0, [], 0
+def panel(axis, place, groups, color_of):
+    """The groups' bars in the order of `color_of`, each with its rate and its range."""
+    at, middles = 0, []
     for rows in groups.values():
         rows = sorted(rows, key=lambda row: list(color_of).index(row["key"]))
         for offset, row in enumerate(rows):
             rate = row["gb_per_s"]
-            bar = axis.bar(at + offset, rate["median"], width=0.84, color=color_of[row["key"]])
-            drawn.setdefault(row["key"], (row["name"], bar))
+            axis.bar(at + offset, rate["median"], width=0.84, color=color_of[row["key"]], label=row["name"])
             axis.plot([at + offset] * 2, [rate["min"], rate["max"]], color=picture.RANGE, linewidth=1)
             axis.annotate(
-                three_digits(rate["median"]), (at + offset, rate["max"]), xytext=(0, 3), textcoords="offset points",
-                ha="center", fontsize=7.5, bbox=picture.LABEL,
+                columns.three_digits(rate["median"]), (at + offset, rate["max"]), xytext=(0, 3),
+                textcoords="offset points", ha="center", fontsize=7.5, bbox=picture.LABEL,
             )  # fmt: skip
-            highest = max(highest, rate["max"])
         limit = rows[0]["limit"]["gb_per_s"]
         if limit:
             end = at + len(rows) - 0.5
-            dashes = axis.hlines(limit, at - 0.5, end, colors=picture.LIMIT, linestyles="--", zorder=0)
-            drawn.setdefault("", ("limit (see report)", dashes))
-            highest = max(highest, limit)
+            axis.hlines(limit, at - 0.5, end, colors=picture.LIMIT, linestyles="--", zorder=0, label=LIMIT)
         middles.append(at + (len(rows) - 1) / 2)
         at += len(rows) + 1.2
     axis.set_xticks(middles, [STATES[group[1:]][0] for group in groups], fontsize=9)
     axis.tick_params(axis="x", length=0)
     axis.tick_params(axis="y", labelsize=8)
-    axis.set_ylim(0, highest * 1.12)
+    axis.margins(y=0.12)
     axis.set_ylabel("GB/s (1e9 bytes of the tensor)", fontsize=9)
     axis.set_title(f"{place} tensor", loc="left", fontsize=10, fontweight="bold")
     picture.grid(axis, "y")

@@ -1,5 +1,6 @@
 """Tables of case=train, and its picture: bars of step time beside the ceiling's."""
 
+from gdsdata.bench.cases.charts import tables_with
 from gdsdata.bench.harness.tables import is_ours
 from gdsdata.bench.measure.system import size_text
 from gdsdata.bench.report import picture
@@ -45,11 +46,8 @@ class TrainLayout(Layout):
         return f"ceiling: {three_digits(step_s * 1e3)} ms a step"
 
     def plot(self, path):
-        """Draws a panel for each table: a bar for each row, its steps on the device and the time
-        between them.
-        """
-        tables = [(title, [row for row in rows if row["wall_step_s"]]) for title, _, rows in self.tables()]
-        tables = [(title, rows) for title, rows in tables if rows]
+        """Draws a bar for each row: its steps on the device, and the time between them."""
+        tables = tables_with(self, "wall_step_s")
         if tables:
             with picture.tables_of_bars(path, tables, 0.34, 10, 1.35) as (_, axes):
                 for axis, (title, rows) in zip(axes, tables, strict=True):
