@@ -1,5 +1,4 @@
-"""case=all: every other case, by a command of its own in a subfolder of the run's folder, and one
-page of them.
+"""case=all: every other case, by a command of its own in a subfolder, and one page of them.
 
 A case that fails, or that is killed, stops no other. Its row says why, and which of the case's own
 rows failed. results.json has the command of each case: the settings that differ from the defaults,
@@ -8,6 +7,7 @@ and its part of `case.settings`.
 
 import contextlib
 import dataclasses
+import inspect
 import json
 import signal
 import subprocess
@@ -34,17 +34,14 @@ class All:
         self.settings, self.folder, self.progress = settings, Path(folder), progress
         self.broken_off = False
 
+    @ended_in_order()
     def measure(self):
-        with ended_in_order():
-            return self.measure_all()
-
-    def measure_all(self):
         started, settings = time.monotonic(), self.settings
         names, results = settings.case.cases or list(settings.case.SINGLE), new_results(settings)
         for place, name in enumerate(names):
             self.progress.say(f"case={name}, {place + 1} of {len(names)}")
             row, found = self.one_case(name)
-            if self.broken_off and not has_report(found):
+            if self.broken_off and not found:
                 break
             results["rows"].append(row)
             if found:
@@ -67,23 +64,16 @@ class All:
         }
 
     def one_case(self, name):
-        """Its row, and its results or None."""
+        """Its row, and its results, or None if it wrote no report."""
         folder, started = self.folder / name, time.monotonic()
         folder.mkdir(parents=True, exist_ok=True)
         for of_before in ("results.json", "results.png", "report.md", "report.html"):
             (folder / of_before).unlink(missing_ok=True)
-        command = [
-            sys.executable,
-            *MODULE_ARGUMENTS,
-            *self.overrides(name),
-            f"hydra.run.dir={quoted(str(folder))}",
-        ]
+        command = [sys.executable, *MODULE_ARGUMENTS, *self.overrides(name), f"hydra.run.dir={quoted(str(folder))}"]
         with self.progress.step(f"case={name}"):
             status = self.run(command, folder / OUTPUT)
-        found, error, failed = None, None, []
-        with contextlib.suppress(OSError, ValueError):
-            found = json.loads((folder / "results.json").read_text())
-        if not has_report(found):
+        found, error, failed = results_in(folder), None, []
+        if not found:
             lines = (folder / OUTPUT).read_text(errors="replace").strip().splitlines()[-LAST_LINES:]
             error = f"it ended with {status} before its report: {' / '.join(lines)}"
         elif status:
@@ -92,24 +82,23 @@ class All:
             if not failed and status != INTERRUPTED:
                 error = f"it ended with {status}; see {name}/{OUTPUT}"
         row = {
-            "data": name, "dtype": "", "cache": "", "key": "gdsdata", "name": name, "setting": description(name),
-            "folder": name, "command": ["python", *command[1:]], "status": status, "error": error,
-            "failed_rows": failed, "took_s": time.monotonic() - started, "verified": rest_verified(found),
+            "data": name, "dtype": "", "cache": "", "key": "gdsdata", "name": name,
+            "setting": inspect.getdoc(AllSettings.SINGLE[name]).splitlines()[0], "folder": name,
+            "command": ["python", *command[1:]], "status": status, "error": error, "failed_rows": failed,
+            "took_s": time.monotonic() - started, "verified": rest_verified(found),
         }  # fmt: skip
         return row | summary(found), found
 
     def overrides(self, name):
-        """The command line of a case: quick, device, and all settings that differ from the
-        defaults.
-        """
+        """A case's command line: quick, device, and all settings that differ from the defaults."""
         settings = self.settings
         yield f"case={name}"
         if settings.quick:
             yield "quick=true"
         yield f"device.name={settings.device.name}"
-        parts = {"data": (settings.data, type(settings.data)())}
-        parts["case"] = settings.case, AllSettings()
-        for group, (chosen, default) in parts.items():
+        for group in ("data", "case"):
+            chosen = getattr(settings, group)
+            default = type(chosen)()
             for item in dataclasses.fields(chosen):
                 value = getattr(chosen, item.name)
                 is_its_own = item.name in ("cases", "settings", "name")
@@ -131,9 +120,8 @@ class All:
         """
         with open(output, "wb") as log:
             # In a session of its own: Ctrl-C is passed on to it, once, and it writes its report.
-            process = subprocess.Popen(
-                command, stdout=log, stderr=subprocess.PIPE, env=environment(), start_new_session=True
-            )
+            pipes = {"stdout": log, "stderr": subprocess.PIPE}
+            process = subprocess.Popen(command, **pipes, env=environment(), start_new_session=True)
 
             def pass_on():
                 for line in process.stderr:
@@ -158,7 +146,7 @@ class All:
 
 def rest_verified(found):
     """Whether a case is verified, apart from its failed rows; None if it compared nothing."""
-    if not has_report(found):
+    if not found:
         return False
     if found["verified"] is not False:
         return found["verified"]
@@ -166,54 +154,39 @@ def rest_verified(found):
     return bool(rest) and all(row["verified"] for row in rest)
 
 
-def description(name):
-    return (AllSettings.SINGLE[name].__doc__ or "").strip().splitlines()[0]
-
-
 def written(value):
     """A value for Hydra's command line."""
     if isinstance(value, list):
         return f"[{','.join(map(written, value))}]"
-    if isinstance(value, bool) or value is None:
-        return "null" if value is None else str(value).lower()
-    return quoted(value) if isinstance(value, str) else str(value)
+    return quoted(value) if isinstance(value, str) else json.dumps(value)
 
 
 def summary(found):
     """A case's line: its main table, and our ratios to best peer and limit in all tables."""
-    said = {
-        "title": None, "ours": None, "gb_per_s": None, "best_peer": None, "ratio_to_best_peer": None,
-        "ratio_to_limit": None, "tables": 0, "ratios_to_best_peer": [], "ratios_to_limit": [],
-    }  # fmt: skip
-    if not has_report(found):
-        return said
-    tables = layout_of(found).tables()
-    said["tables"] = len(tables)
-    for title, _, rows in tables:
-        best = best_of_ours(rows)
-        if best is None:
-            continue
-        said["ratios_to_best_peer"] += [best["ratio_to_best_peer"]] if best.get("ratio_to_best_peer") else []
-        said["ratios_to_limit"] += [best["ratio_to_limit"]] if best.get("ratio_to_limit") else []
-        if said["title"] is None:
-            names = {row["key"]: row["name"] for row in rows}
-            said |= {"title": title, "ours": best["name"], "gb_per_s": best["gb_per_s"]}
-            said |= {name: best.get(name) for name in ("ratio_to_best_peer", "ratio_to_limit")}
-            said["best_peer"] = names.get(best.get("best_peer"))
+    tables, ratios = layout_of(found).tables() if found else [], ("ratio_to_best_peer", "ratio_to_limit")
+    ours = [(title, rows, best) for title, _, rows in tables if (best := best_of_ours(rows))]
+    said = {"tables": len(tables), **dict.fromkeys(("title", "ours", "best_peer", "gb_per_s", *ratios))}
+    for name in ratios:
+        said[name.replace("ratio", "ratios")] = [best[name] for _, _, best in ours if best.get(name)]
+    if ours:
+        title, rows, best = ours[0]
+        names = {row["key"]: row["name"] for row in rows}
+        said |= {"title": title, "ours": best["name"], "best_peer": names.get(best.get("best_peer"))}
+        said |= {name: best.get(name) for name in ("gb_per_s", *ratios)}
     return said
 
 
 def worth_telling(found):
     """Lines of a case for the notes of all: its answers, and what makes its figures doubtful."""
-    if not has_report(found):
-        return []
     answers = [f"{heading}: {text}" for heading, text, _ in layout_of(found).answers()]
     return answers + [note for note in found["notes"] if note.startswith("Other programs")]
 
 
-def has_report(found):
-    """Whether a case reports what it has; before that, results.json has fewer fields."""
-    return bool(found) and "verified" in found
+def results_in(folder):
+    """The results of a case; None if it wrote no report, before which they have fewer fields."""
+    with contextlib.suppress(OSError, ValueError):
+        found = json.loads((folder / "results.json").read_text())
+        return found if "verified" in found else None
 
 
 def best_of_ours(rows):

@@ -33,10 +33,9 @@ class AllLayout(Layout):
         return [("All cases", f"{said}gdsdata's, and to what this machine can do", self.results["rows"])]
 
     def page_text(self, folder):
-        failed = [
-            (row["name"], why) for row in self.results["rows"] for why in [row["error"], *row["failed_rows"]] if why
-        ]
-        found = [(row, self.inner(row, folder)) for row in self.results["rows"]]
+        rows = self.results["rows"]
+        failed = [(row["name"], why) for row in rows for why in [row["error"], *row["failed_rows"]] if why]
+        found = [(row, self.inner(row, folder)) for row in rows]
         quick, template = self.results["config"]["quick"], self.template("page.jinja")
         said = {"layout": self, "results": self.results, "failed": failed, "cases": found, "quick": quick}
         return rendered(template, **said, **HELPERS)
@@ -52,9 +51,7 @@ class AllLayout(Layout):
         return layout
 
     def plot(self, path):
-        """Draws a line for each case, a dot for each of its tables: gdsdata's rate by the best
-        peer's, a log scale.
-        """
+        """Draws a line for each case, a dot for each table: gdsdata's rate by the best peer's."""
         rows = [row for row in self.results["rows"] if row["ratios_to_best_peer"]]
         if not rows:
             return
