@@ -108,9 +108,6 @@ class Tune(Case):
             return ["warm"]
         return super().caches(source)
 
-    def find(self, key):
-        raise ValueError(f"case.rows=[{key}]: case=tune has no rows to choose; case.work= says what to tune for")
-
     def batch_size(self):
         return self.case.batch_size or (64 if self.samples.kind == "tokens" else 16)
 
@@ -148,28 +145,26 @@ class Tune(Case):
         self.processes[KEY].ask("prepare", touched_bytes=self.touched_bytes(source))
 
     def one_table(self, table):
-        """Searches one table: (the limits around it, the rows of the default and of what is better,
-        if anything is).
-        """
-        self.resident, self.began = [], time.monotonic()
-        budget_s = self.case.budget_s / self.tables()
-        space = self.space(table)
+        """The limits around a search, and the rows of the default and of what it found."""
+        began, space = time.monotonic(), self.space(table)
+        searches = sum(1 if work == "write" else len(self.case.cache) for work in self.case.work)
+        budget_s = self.case.budget_s / searches
         turns = [self.take_limits(table, self.case.limit_seconds / LIMIT_TURNS)]
         answer = {"data": table.source.kind, "dtype": table.dtype, "cache": table.cache, "budget_s": budget_s}
         default, best = Row(table, "gdsdata_default", None), Row(table, "gdsdata_tuned", None)
-        search, options, gain = None, {}, confirmed([])
+        options, gain = {}, confirmed([])
         with self.progress.count(f"search: {table.full_name}", sum(map(len, space.values())) + len(space)) as advance:
+            search = Search(
+                space, lambda tried: rate_of(self.one_run(table, tried)), budget_s * SEARCHING, self.random, advance
+            )
             try:
                 self.one_run(table, {})
-                search = Search(
-                    space, lambda tried: rate_of(self.one_run(table, tried)), budget_s * SEARCHING, self.random, advance
-                )
                 options = search.run()
             except (WrongBytes, Refused) as error:
                 default.error = str(error)
         table.rows = [default, *([best] if options else [])]
         if not default.error:
-            gain = self.compare_with_default(table, options, self.began + budget_s)
+            gain = self.compare_with_default(table, options, began + budget_s)
         turns.append(self.take_limits(table, self.case.limit_seconds / LIMIT_TURNS))
         for one, named in ((default, {}), (best, options)):
             described = ", ".join(f"{name}={value}" for name, value in (self.base | named).items())
@@ -179,10 +174,6 @@ class Tune(Case):
         self.answers.append(answer | self.answer(table, search, options, gain))
         found = limits.over_turns(turns)
         return found, self.compared(table, *self.limit_for(table, found))
-
-    def tables(self):
-        """How many searches share the budget."""
-        return sum(1 if work == "write" else len(self.case.cache) for work in self.case.work)
 
     def space(self, table):
         """{parameter: values to try}, without those of the default and those that cannot matter."""
@@ -242,8 +233,7 @@ class Tune(Case):
                     advance(1)
             except (WrongBytes, Refused) as error:
                 one.error = str(error)
-                return confirmed([])
-        if not options:
+        if not options or one.error:
             return confirmed([])
         default, best = ([rate_of(run) for run in one.runs] for one in table.rows)
         return confirmed([after / before for before, after in zip(default, best, strict=True)])
@@ -255,15 +245,15 @@ class Tune(Case):
         folder = self.folder / "engine"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{name}.yaml").write_text(text)
-        refused = {one.error for one in search.tried if one.error} if search else ()
+        refused = {one.error for one in search.tried if one.error}
         self.notes += [f"{table.full_name}: a setting was left out: {error}" for error in sorted(refused)]
-        if search and not search.complete:
+        if search.tried and not search.complete:
             self.notes.append(
                 f"{table.full_name}: the budget ended before every value was tried: case.budget_s= gives more, fewer "
                 "values or a shorter case.run_seconds= take less."
             )
         return {
-            "complete": bool(search and search.complete),
+            "complete": search.complete,
             "base": self.base,
             "found": self.options_of(options),
             "best": best,
@@ -274,7 +264,7 @@ class Tune(Case):
             "tried": [
                 {"comparison": one.number, "parameter": one.parameter, "options": one.options, "gb_per_s": one.rates,
                  "error": one.error} for one in search.tried
-            ] if search else [],
+            ],
         }  # fmt: skip
 
     def command(self, table, options):

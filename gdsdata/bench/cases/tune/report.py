@@ -38,17 +38,12 @@ class TuneLayout(Layout):
         return found
 
     def plot(self, path):
-        """Draws panels for each search: the rate over each parameter's values, and the pairs at the
-        end.
-        """
-        shown = [
-            (answer, rows)
-            for answer, rows in zip(self.results["tune"], self.groups(), strict=True)
-            if any(row["runs"] for row in rows)
-        ]
-        downs = [-(-(len(tried_of(answer)) + 1) // MOST_PANELS) for answer, _ in shown]
+        """Draws panels for each search: rates by each parameter's values, and the last pairs."""
+        searches = zip(self.results["tune"], self.groups(), strict=True)
+        shown = [(answer, rows) for answer, rows in searches if any(row["runs"] for row in rows)]
         if not shown:
             return
+        downs = [-(-(len(tried_of(answer)) + 1) // MOST_PANELS) for answer, _ in shown]
         with picture.panels(path, sum(downs), MOST_PANELS, 120, figsize=(11.5, 3.5 * sum(downs))) as (_, axes):
             for (answer, rows), down in zip(shown, downs, strict=True):
                 self.draw(axes[:down].ravel(), answer, rows)
@@ -88,9 +83,7 @@ def tried_of(answer):
 
 
 def draw_parameter(axis, parameter, ones):
-    """Every turn as a point; medians joined, a line for each comparison (a later one had the best
-    option by then).
-    """
+    """Every turn as a point; medians joined, a line for each comparison."""
     numbers = sorted({one["comparison"] for one in ones})
     values = sorted({one["options"].get(parameter) for one in ones}, key=lambda value: (value is not None, value))
     for number in numbers:

@@ -49,8 +49,8 @@ class Search:
     """
 
     def __init__(self, space, measure, seconds, generator, advance=lambda count: None, clock=time.monotonic):
-        self.space, self.measure, self.generator, self.advance, self.clock = space, measure, generator, advance, clock
-        self.ends = clock() + seconds
+        self.space, self.measure, self.seconds = space, measure, seconds
+        self.generator, self.advance, self.clock = generator, advance, clock
         self.tried = []
         self.refused = {}  # why, by options
         self.complete = False
@@ -60,7 +60,7 @@ class Search:
 
         `complete` then says whether every value has been tried in time.
         """
-        best = {}
+        self.ends, best = self.clock() + self.seconds, {}
         for _ in range(PASSES):
             before = best
             for parameter, values in self.space.items():
@@ -76,9 +76,7 @@ class Search:
         return self.clock() >= self.ends
 
     def best_of(self, best, parameter, values):
-        """`best` with the value of this parameter that is clearly better than its own; else as it
-        is.
-        """
+        """`best`, with another value of this parameter if that is clearly better."""
         without = {name: value for name, value in best.items() if name != parameter}
         others = [without, *(without | {parameter: value} for value in values)]
         number = self.tried[-1].number + 1 if self.tried else 0

@@ -1,20 +1,21 @@
-"""The work that case=tune measures settings by, in the row's process: big reads, shuffled batches,
-or writes.
+"""The work by which case=tune measures settings, in the row's process.
 
 Each has `verify(options)`, which compares bytes with plain reading; `open(options)`, all that comes
 before the clock; `run(seconds, once)`, which reads no byte twice if `once` is true; and `close()`.
 """
 
 import contextlib
+import functools
 import itertools
 import os
 import time
 
+import numpy as np
 import torch
 
 import gdsdata
 from gdsdata.bench.cases.loader.row import LoaderRow
-from gdsdata.bench.data.checkpoints import checksum, read_exactly
+from gdsdata.bench.data.checkpoints import checksum
 from gdsdata.bench.measure import device as gpu
 from gdsdata.bench.peers.protocols import counted
 
@@ -75,7 +76,6 @@ class Reads(EngineWork):
             (path, at, min(tensor_bytes, size - at)) for path, size in sizes for at in range(0, size, tensor_bytes)
         ]
         super().__init__(max(size for _, _, size in self.places), device)
-        self.sums = {}  # of the first places, by plain reading
 
     def call(self, place):
         path, offset, size = place
@@ -91,19 +91,16 @@ class Reads(EngineWork):
                 break
             self.tensor.zero_()
             self.call((path, offset, size))
-            if checksum(self.tensor[:size]) != self.right_sum(path, offset, size):
+            if checksum(self.tensor[:size]) != right_sum(path, offset, size):
                 raise ValueError(f"{path}: the {size:,} bytes from {offset:,} on are not what plain reading gives")
             checked += size
         return {"checked_bytes": checked}
 
-    def right_sum(self, path, offset, size):
-        if (path, offset) not in self.sums:
-            plain = torch.empty(size, dtype=torch.uint8)
-            with open(path, "rb", buffering=0) as file:
-                file.seek(offset)
-                read_exactly(file, plain)
-            self.sums[path, offset] = checksum(plain)
-        return self.sums[path, offset]
+
+@functools.cache
+def right_sum(path, offset, size):
+    """The checksum of a file's part, by plain reading."""
+    return checksum(torch.from_numpy(np.fromfile(path, np.uint8, size, offset=offset)))
 
 
 class Writes(EngineWork):
