@@ -22,7 +22,7 @@ def looks(keys, ours, others):
     return found
 
 
-def legend_below(figure, columns):
+def legend(figure, columns, loc="outside lower center", **style):
     """Draws a legend of all that the panels have labeled, each label once."""
     found = {}
     for axis in figure.axes:
@@ -30,4 +30,4 @@ def legend_below(figure, columns):
             found.setdefault(label, handle)
     labels = sorted(found, key=lambda label: label == LIMIT)
     handles = [found[label] for label in labels]
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
+    figure.legend(handles, labels, loc=loc, ncols=columns, frameon=False, fontsize=9, **style)

@@ -2,6 +2,7 @@
 
 import math
 
+from gdsdata.bench.cases.charts import legend
 from gdsdata.bench.measure.system import size_text
 from gdsdata.bench.report.columns import BEST_PEER, PATH, SPREAD, X_LIMIT, Column, figure, text, whole
 from gdsdata.bench.report.layout import Layout
@@ -36,9 +37,7 @@ class IoLayout(Layout):
         return len({(row["io_bytes"], row["depth"]) for row in self.results["rows"]}) > 1
 
     def sweep(self):
-        """{(what is read or written, state of the page cache): {row's name: {depth: [(I/O bytes,
-        its GiB/s)]}}}
-        """
+        """{(kind of work, state of the page cache): {row: {depth: [(I/O bytes, its GiB/s)]}}}"""
         found = {}
         for row in self.results["rows"]:
             if row.get("through_cache"):  # It was to go past the cache: this is no point of that state.
@@ -50,9 +49,7 @@ class IoLayout(Layout):
         return found
 
     def plot(self, path):
-        """Draws a bar for each row; over several sizes or depths, throughput over I/O size, a line
-        for each depth.
-        """
+        """Draws bars, or of several sizes or depths throughput over size, a line a depth."""
         if not self.is_sweep():
             super().plot(path)
             return
@@ -77,7 +74,7 @@ class IoLayout(Layout):
                     axis.set_axis_off()
                     continue
                 for depth, points in sorted(rows[name].items()):
-                    draw_line(axis, sorted(points, key=lambda point: point[0]), colors[depth])
+                    draw_line(axis, sorted(points, key=lambda point: point[0]), colors[depth], f"{depth}")
                 axis.set_xscale("log", base=2)
                 axis.set_xticks(sizes, [size_text(size) for size in sizes], fontsize=8)
                 axis.set_yscale("log")
@@ -90,25 +87,20 @@ class IoLayout(Layout):
             line[0].set_ylabel(f"{kind}{STATES[cache]}\nGiB/s", fontsize=9)
         for axis in axes[-1]:
             axis.set_xlabel("I/O size", fontsize=9)
-        handles = [matplotlib.lines.Line2D([], [], color=colors[depth], marker="o", markersize=4) for depth in depths]
-        figure_.legend(
-            handles, [f"{depth}" for depth in depths], title="transfers in flight (depth)", loc="outside upper center",
-            ncols=len(depths), fontsize=9, title_fontsize=9, frameon=False,
-        )  # fmt: skip
+        told = "transfers in flight (depth)"
+        legend(figure_, len(depths), loc="outside upper center", title=told, title_fontsize=9)
 
 
 def decades(rows):
-    """Whole powers of ten around all rates of these rows, so that each axis has two labels and
-    more.
-    """
+    """Whole powers of ten around the rows' rates, so that each axis has two labels and more."""
     rates = [one for lines in rows.values() for line in lines.values() for _, rate in line for one in rate.values()]
     least = math.floor(math.log10(min(rates)))
     return 10.0**least, 10.0 ** max(least + 1, math.ceil(math.log10(max(rates))))
 
 
-def draw_line(axis, points, color):
+def draw_line(axis, points, color, label):
     """Medians, with the range of the runs behind them."""
     sizes = [size for size, _ in points]
     least, median, most = ([rate[name] for _, rate in points] for name in ("min", "median", "max"))
     axis.fill_between(sizes, least, most, color=color, alpha=0.15, linewidth=0)
-    axis.plot(sizes, median, color=color, marker="o", markersize=4, linewidth=1.5)
+    axis.plot(sizes, median, color=color, marker="o", markersize=4, linewidth=1.5, label=label)

@@ -1,6 +1,6 @@
 """Tables of case=latency, one for all sizes of a kind of work in a state, and its picture."""
 
-from gdsdata.bench.cases.charts import LIMIT, legend_below, looks, tables_with
+from gdsdata.bench.cases.charts import LIMIT, legend, looks, tables_with
 from gdsdata.bench.measure.system import size_text
 from gdsdata.bench.report import picture
 from gdsdata.bench.report.columns import BEST_PEER, CPU, PATH, X_LIMIT, Column, figure, three_digits, whole
@@ -62,7 +62,7 @@ class LatencyLayout(Layout):
                 axis.axis("off")
             for axis, (title, rows) in zip(axes.flat, tables, strict=False):
                 panel(axis, title, rows, styles)
-            legend_below(figure_, 5)
+            legend(figure_, 5)
             figure_.suptitle("Markers: median latency. Bars: from there to p99.", fontsize=9, x=0.01, ha="left")
 
 

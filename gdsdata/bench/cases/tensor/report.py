@@ -1,6 +1,6 @@
 """Tables of case=tensor, the first laid out as DeepNVMe's, and its picture."""
 
-from gdsdata.bench.cases.charts import LIMIT, legend_below, looks
+from gdsdata.bench.cases.charts import LIMIT, legend, looks
 from gdsdata.bench.harness.tables import is_ours
 from gdsdata.bench.measure import device
 from gdsdata.bench.measure.system import size_text
@@ -83,7 +83,7 @@ class TensorLayout(Layout):
         with picture.panels(path, len(places), figsize=(11, 4.4 * len(places))) as (figure_, axes):
             for axis, place in zip(axes[:, 0], places, strict=True):
                 panel(axis, place, {at: rows for at, rows in groups.items() if at[0] == place}, colors)
-            legend_below(figure_, 4)
+            legend(figure_, 4)
             size = size_text(self.settings["size_bytes"])
             figure_.suptitle(f"A tensor of {size}; whiskers: slowest and fastest run", fontsize=9, x=0.01, ha="left")
 

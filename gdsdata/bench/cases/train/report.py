@@ -67,17 +67,15 @@ def panel(axis, title, rows):
     colors = [picture.OURS if is_ours(row["key"]) else picture.OTHERS for row in rows]
     axis.barh(places, steps, color=colors, height=0.7)
     axis.barh(places, between, left=steps, color=WAITED, height=0.7)
-    largest = 0.0
     for place, row in zip(places, rows, strict=True):
         low, median, high = (row["wall_step_s"][name] * 1e3 for name in ("min", "median", "max"))
         axis.plot([low, high], [place, place], color=picture.RANGE, linewidth=1)
-        largest = max(largest, high)
         stall = f", stall {three_digits(row['stall_s']['median'] * 1e3)} ms" if row["stall_s"] else ""
         idle = 100 * row["idle_share"]["median"]
         picture.beside(axis, f"{three_digits(median)} ms, idle {idle:.1f} %{stall}", high, place)
     ceiling = ceiling_s(rows)
     if ceiling:
         axis.axvline(ceiling * 1e3, color=picture.LIMIT, linestyle="--", linewidth=1.2, zorder=2)
-    axis.set_xlim(0, largest * 1.5)
+    axis.margins(x=0.5)
     label = "ms a step: on the device (blue, grey), between steps (yellow)" + "; dashed: the ceiling" * bool(ceiling)
     picture.finish_bars(axis, title, [row["name"] for row in rows], label)
