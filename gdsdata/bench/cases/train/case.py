@@ -147,9 +147,7 @@ class Train(Copying, Case):
         return row.process.run(dtype=row.table.dtype, **asked) | {"resident_before": resident}
 
     def take_limits(self, table, seconds):
-        """Measures what input and checkpoints cross: the GPU's link, both ways; on the CPU its
-        memory.
-        """
+        """Measures what bytes cross: the GPU's link, both ways, or the CPU's memory."""
         if not self.limits_process:
             return {"memory_copy": limits.memory_copy(seconds)}
         to_host = self.pinned_copy(seconds / 2, to_host=True)
@@ -170,14 +168,10 @@ class Train(Copying, Case):
     def summary(self, row):
         runs, stalls = row.runs, [stall for run in row.runs for stall in run["stalls_s"]]
         state_bytes = max((run["state_bytes"] for run in runs), default=0)
-
         return row.summary() | {
             "steps_per_s": system.spread([run["steps"] / run["seconds"] for run in runs]),
             "wall_step_s": system.spread([run["seconds"] / run["steps"] for run in runs]),
-            "device_step_s": row.spread("device_step_s"),
-            "waiting_share": row.spread("waiting_share"),
-            "idle_share": row.spread("idle_share"),
-            "cpu_cores": row.spread("cpu_cores"),
+            **{name: row.spread(name) for name in ("device_step_s", "waiting_share", "idle_share", "cpu_cores")},
             "saves": len(stalls),
             "state_bytes": state_bytes or None,
             "stall_s": intervals.described(stalls) if stalls else None,
@@ -187,9 +181,7 @@ class Train(Copying, Case):
         }
 
     def compared(self, table, limit, limit_name):
-        """Rows that save beside each other, and what a checkpoint costs beyond the row of the same
-        loader without.
-        """
+        """Rows that save beside each other, and what a checkpoint adds to its loader's loop."""
         found = []
         for saves in (False, True):
             rows = [row for row in table.rows if saves == (saver_of(self.find(row.key)) is not None)]

@@ -1,5 +1,4 @@
-"""The models of case=train, in torch alone: a GPT over bytes, convolutional nets over volumes and
-images.
+"""The models of case=train: a GPT over bytes, convolutional nets over volumes and images.
 
 A batch is one tensor as its loader gives it, and all of it is used. A net's target follows from the
 batch itself, so there are no labels. A step goes through a body of layers `repeats` times, whole or
@@ -20,6 +19,7 @@ from gdsdata.bench.measure import device
 # On a GPU wide enough that its kernels take longer than giving it their work: else the host would
 # set a step's time (docs/design-decisions.md).
 WIDTH = {"text": {"cuda": 512, "cpu": 32}, "volumes": {"cuda": 256, "cpu": 16}, "images": {"cuda": 256, "cpu": 16}}
+CONVOLUTIONS = {2: nn.Conv2d, 3: nn.Conv3d}  # by dimensions
 LAYERS = {"text": 4, "volumes": 1, "images": 2}
 # Voxels or pixels that the first convolution makes one of, in each direction.
 PATCH = {"volumes": {"cuda": 4, "cpu": 8}, "images": {"cuda": 8, "cpu": 8}}
@@ -41,9 +41,7 @@ def through(body, x, repeats):
 
 
 class Attention(nn.Module):
-    """A transformer's layer: causal attention, then two linear layers, each behind a norm and
-    added.
-    """
+    """A transformer's layer: causal attention and two linear layers, each behind a norm."""
 
     def __init__(self, width):
         super().__init__()
@@ -81,28 +79,24 @@ class Gpt(nn.Module):
 class Residual(nn.Module):
     def __init__(self, width, dimensions):
         super().__init__()
-        convolution = {2: nn.Conv2d, 3: nn.Conv3d}[dimensions]
-        self.layers = nn.Sequential(nn.GroupNorm(4, width), nn.GELU(), convolution(width, width, 3, padding=1))
+        convolution = CONVOLUTIONS[dimensions](width, width, 3, padding=1)
+        self.layers = nn.Sequential(nn.GroupNorm(4, width), nn.GELU(), convolution)
 
     def forward(self, x):
         return x + self.layers(x)
 
 
 class Net(nn.Module):
-    """Mean and deviation of each channel of volumes (B, depth, height, width) or images (B, 3,
-    height, width).
-    """
+    """Mean and deviation of each channel of volumes (B, D, H, W) or images (B, 3, H, W)."""
 
     def __init__(self, width, layers, dimensions, patch, hidden):
         super().__init__()
-        self.channels, self.dimensions = {2: 3, 3: 1}[dimensions], dimensions
-        patches = {2: nn.Conv2d, 3: nn.Conv3d}[dimensions]
-        self.patches = patches(self.channels, width, patch, stride=patch)
+        channels = {2: 3, 3: 1}[dimensions]
+        self.channels, self.dimensions = channels, dimensions
+        self.patches = CONVOLUTIONS[dimensions](channels, width, patch, stride=patch)
         self.body = nn.Sequential(*(Residual(width, dimensions) for _ in range(layers)))
-        widths = (width, hidden, hidden)
         self.head = nn.Sequential(
-            *itertools.chain(*((nn.Linear(*pair), nn.GELU()) for pair in itertools.pairwise(widths))),
-            nn.Linear(hidden, 2 * self.channels),
+            nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, hidden), nn.GELU(), nn.Linear(hidden, 2 * channels)
         )
 
     def forward(self, batch, repeats):
@@ -170,9 +164,7 @@ class Training:
         return found
 
     def step_s(self, batch):
-        """Seconds from a step's end to the next one's, the median of some: as in a loop, nobody
-        waits between them.
-        """
+        """The median of some steps' seconds: as in a loop, nobody waits between them."""
         ends = []
         for _ in range(UNTIMED + 1 + CALIBRATED):
             self.step(batch)
@@ -181,18 +173,16 @@ class Training:
         return statistics.median(itertools.starmap(device.seconds_between, itertools.pairwise(ends[UNTIMED:])))
 
     def repeats_for(self, batch, wanted_s):
-        """How often to go through the body, once at least, for a step that is no shorter than
-        `wanted_s`, from what one
-        of few and of more take.
+        """How often to go through the body, once at least, for steps of `wanted_s` or more.
+
+        It follows from what steps of one and of more repeats take.
         """
         self.repeats = 1
         self.step_s(batch)  # the first ones choose kernels and take memory
-        once = self.step_s(batch)
-        for more in itertools.accumulate(itertools.repeat(2), int.__mul__):
-            self.repeats = min(more, MOST_REPEATS)
+        once = longer = self.step_s(batch)
+        while self.repeats == 1 or longer < wanted_s and self.repeats < MOST_REPEATS:
+            self.repeats = min(2 * self.repeats, MOST_REPEATS)
             longer = self.step_s(batch)
-            if longer >= wanted_s or self.repeats == MOST_REPEATS:
-                break
         each = (longer - once) / (self.repeats - 1)
         layers = len(self.model.body)
         more_layers = math.ceil((wanted_s - once) / each * layers - ROUNDED) if each > 0 else 0
