@@ -38,11 +38,9 @@ class CheckpointRow(Row):
         self.get_ready()
 
     def get_ready(self):
-        """Makes the tensors. On a GPU torch keeps as much again, so no row is timed for getting it
-        from the driver.
-        """
+        """Makes the tensors."""
         self.tensors = (self.state.empty if self.kind == "load" else self.state.make)(self.device)
-        if self.kind == "load":
+        if self.kind == "load":  # No row is timed for getting device memory from the driver.
             device.reserve(self.device, self.state.bytes)
         device.synchronize(self.device)
 
@@ -61,10 +59,9 @@ class CheckpointRow(Row):
     # Commands of the case:
 
     def write(self, path):
-        self.get_ready()
-        if self.kind == "load":
-            self.tensors = self.state.make(self.device)
+        """Makes the file that other rows load."""
         try:
+            self.tensors = self.state.make(self.device)
             self.construct()
             self.save(path)
         finally:
@@ -106,9 +103,7 @@ class CheckpointRow(Row):
         return self.facts(time.perf_counter() - started, {})
 
     def run_async(self, folder):
-        """`seconds` block the caller and its stream; `background_s` are all until the bytes are on
-        storage.
-        """
+        """`seconds` block the caller and its stream; `background_s` are all until it is stored."""
         served_before = self.peer.served()
         self.start_cpu_clock()
         started = time.perf_counter()
@@ -123,8 +118,7 @@ class CheckpointRow(Row):
         return found | self.take_steps(saved)
 
     def take_steps(self, saved):
-        """Medians of training steps during one more save until it is on storage, and without,
-        before and after it.
+        """Medians of training steps beside one more save, and before and after it.
 
         Their CPU time is not the row's.
         """
@@ -162,18 +156,7 @@ class CheckpointRow(Row):
         """Compares every bit that was loaded, or saved: the format's own library reads that."""
         self.get_ready()
         try:
-            if self.kind == "async":
-                self.verify_async(path)
-            elif self.kind == "save":
-                self.construct()
-                self.save(path)
-                self.tensors = self.state.empty("cpu")
-                stock.reader_of(self.peer_class.saves)("cpu").load(self.tensors, path)
-                self.state.check(self.tensors)
-            else:
-                self.construct()
-                self.peer.load(self.tensors, path)
-                self.state.check(self.tensors)
+            self.state.check(self.loaded_from(path) if self.kind == "load" else self.saved_to(path))
         finally:
             self.close()
             self.drop()
@@ -181,11 +164,21 @@ class CheckpointRow(Row):
                 checkpoints.Saved(path).remove()
         return {"checked_bytes": self.state.bytes}
 
-    def verify_async(self, folder):
-        """Changes the state as soon as `save` has returned: storage must have what it was."""
-        self.begin_async(folder)
+    def loaded_from(self, path):
+        self.construct()
+        self.peer.load(self.tensors, path)
+        return self.tensors
+
+    def saved_to(self, path):
+        if self.kind == "save":
+            self.construct()
+            self.save(path)
+            self.tensors = self.state.empty("cpu")
+            stock.reader_of(self.peer_class.saves)("cpu").load(self.tensors, path)
+            return self.tensors
+        self.begin_async(path)
         self.peer.save(self.tensors, ASYNC_STEPS[1])
         for tensor in self.tensors.values():
-            tensor.zero_()
+            tensor.zero_()  # As soon as `save` has returned: storage must have what it was.
         self.peer.wait()
-        self.state.check(stock.tensors_in(folder, self.state.empty("cpu")))
+        return stock.tensors_in(path, self.state.empty("cpu"))

@@ -1,6 +1,4 @@
-"""The library of each checkpoint format: it verifies what others save, and may write what they
-load.
-"""
+"""The library of each checkpoint format: it verifies saves, and may write what is loaded."""
 
 from pathlib import Path
 
@@ -31,17 +29,13 @@ def reader_of(file_format):
 
 
 def writer_of(file_format, by):
-    """The class that writes the files of a format that are loaded: gdsdata's if `by` says so and
-    there is one.
-    """
+    """The class that writes a format's files to load: gdsdata's if `by` says so and it is there."""
     ours = [peer for peer in registry.registered("checkpoint") if is_ours(peer.key) and peer.saves == file_format]
     return ours[0] if by == "gdsdata" and ours else reader_of(file_format)
 
 
 def tensors_in(folder, into):
-    """The tensors of {"model": ...} in the one checkpoint below `folder`, read by the format's own
-    library.
-    """
+    """The tensors of {"model": ...} in the one checkpoint below `folder`, by its own library."""
     files = [Path(file) for file in Saved(folder).files]
     for file in files:
         if file.name == ".metadata":

@@ -141,9 +141,7 @@ class Io(Case):
         return result | {"resident_before": resident}
 
     def cached_share(self, table, moved_bytes, resident_before):
-        """The share of what a run moved past the page cache that is in it afterwards; None if all
-        files are memory.
-        """
+        """The share of what a run moved past the page cache that is in it; None in memory."""
         path, size = table.source.path, table.source.file_bytes
         if table.cache == "warm" or system.file_system(path)[0] in IN_MEMORY:
             return None
@@ -165,11 +163,10 @@ class Io(Case):
         return super().compared(table, limit, limit_name)
 
     def take_limits(self, table, seconds):
+        if table.cache == "warm" and table.source.device == "cpu":
+            return {"memory_copy": limits.memory_copy(seconds)}
         if table.cache == "warm":
-            on_cpu = table.source.device == "cpu"
-            return (
-                {"memory_copy": limits.memory_copy(seconds)} if on_cpu else {"pinned_copy": self.pinned_copy(seconds)}
-            )
+            return {"pinned_copy": self.pinned_copy(seconds)}
         work = self.work(table)
         return {"native_aio": limits.measured("native AIO", lambda: native_aio(work, seconds))}
 

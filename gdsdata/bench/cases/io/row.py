@@ -42,9 +42,6 @@ class Offsets:
             self.taken += len(found)
             return found
 
-    def stop(self):
-        self.over = True
-
 
 class Drive:
     """Has a peer carry transfers, as many in flight as its work says, and times every call."""
@@ -79,7 +76,7 @@ class Drive:
                 ops += len(offsets)
                 self.on_call(place, offsets)
         except BaseException:
-            self.offsets.stop()
+            self.offsets.over = True
             raise
         return latencies, ops
 

@@ -123,9 +123,7 @@ class Latency(Case):
         }
 
     def take_limits(self, table, seconds):
-        """Measures a file of the tensor's size as a reader or writer would that omits everything
-        else.
-        """
+        """Measures a file of the tensor's size, read or written and nothing else."""
         source, state = table.source, table.cache
         if state == "warm":
             return super().take_limits(table, seconds)

@@ -39,8 +39,7 @@ class LatencyRow(Row):
         """Makes the file as the state wants it, the peer, and the bytes: all before the clock."""
         self.state, self.check = state, check
         if self.work == "write":
-            # Bytes behind the tensor are why a write goes over a file's bytes, and not to a new
-            # file.
+            # Because of bytes behind the tensor, a write goes over a file's, and not to a new file.
             os.truncate(self.path, self.tensor_bytes + (system.PAGE if state == "in_place" else 0))
         if self.expected is None and (check or self.work == "write"):
             self.expected = random_bytes(self.tensor_bytes, self.seed)
@@ -58,9 +57,7 @@ class LatencyRow(Row):
         self.tensor = None
 
     def verify(self, states):
-        """Two reads or writes in each state, of other bytes each, compared whole with plain
-        reading.
-        """
+        """Compares two reads or writes in each state, of other bytes each, with plain reading."""
         checked = 0
         try:
             for state in states:
@@ -145,8 +142,6 @@ class LatencyRow(Row):
             raise ValueError(f"{self.state}: {len(tail)} bytes lie behind the tensor, and not as they lay there")
 
     def check_size(self, came):
-        wanted = torch.device(self.device)
-        if came.nbytes != self.tensor_bytes or came.device.type != wanted.type:
-            raise ValueError(
-                f"{self.state}: {came.nbytes:,} bytes came on {came.device}, {self.tensor_bytes:,} were due on {wanted}"
-            )
+        due = f"{self.tensor_bytes:,} were due on {self.device}"
+        if came.nbytes != self.tensor_bytes or came.device.type != torch.device(self.device).type:
+            raise ValueError(f"{self.state}: {came.nbytes:,} bytes came on {came.device}, {due}")

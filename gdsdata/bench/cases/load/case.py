@@ -17,12 +17,8 @@ class Load(Case):
         yield source
 
     def needs_torch_file(self):
-        rows = [
-            peer
-            for peer in registry.rows("load", device_name=self.device)
-            if not self.case.rows or peer.key in self.case.rows
-        ]
-        return any(peer.reads_torch_file for peer in rows)
+        rows = registry.rows("load", device_name=self.device)
+        return any(peer.reads_torch_file for peer in rows if not self.case.rows or peer.key in self.case.rows)
 
     def facts(self, source):
         return self.files_facts(source) | {"tensors": len(source.tensors), "loaded_bytes": source.bytes}

@@ -29,9 +29,7 @@ class LoadRow(Row):
         super().close()
 
     def verify(self):
-        """Compares a checksum of every tensor, taken where it lies, with that of the file's bytes,
-        plainly read.
-        """
+        """Compares each tensor's checksum, taken where it lies, with one by plain reading."""
         self.construct()
         try:
             flat = {name: tensor.reshape(-1).view(torch.uint8) for name, tensor in self.peer.load().items()}

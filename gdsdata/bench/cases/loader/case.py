@@ -14,10 +14,9 @@ OPENING_BATCHES = 8  # Read before a cold run, so that it times storage, and not
 class Loader(Copying, Case):
     def sources(self):
         settings = self.settings.data
-        if settings.path and settings.kind == "all":
-            kinds = [sources.kind_of(settings.path)]
-        else:
-            kinds = ["tokens", "npy"] if settings.kind == "all" else [settings.kind]
+        kinds = [settings.kind]
+        if settings.kind == "all":
+            kinds = [sources.kind_of(settings.path)] if settings.path else ["tokens", "npy"]
         for kind in kinds:
             with self.progress.bytes(f"data: {kind}", settings.size_bytes) as advance:
                 source = sources.source_for(kind, settings, advance)

@@ -40,9 +40,7 @@ class LoaderRow(Row):
         super().close()
 
     def verify(self, dtype, batches):
-        """Compares the first batches of two epochs with numpy; batches that are kept, once all have
-        arrived.
-        """
+        """Compares the first batches of two epochs with numpy: if they are kept, at the end."""
         checked = 0
         try:
             start = self.construct(dtype)
@@ -74,19 +72,16 @@ class LoaderRow(Row):
         if ids is None:
             ids = self.truth.ids_of(got, self.seen)
             self.seen.update(ids)
-        expected = self.truth.batch(ids, dtype)
+        expected, where = self.truth.batch(ids, dtype), f"epoch {epoch}, batch {place}"
         if got.shape != expected.shape or got.dtype != expected.dtype:
-            raise ValueError(
-                f"epoch {epoch}, batch {place}: {got.dtype} {got.shape} came, {expected.dtype} {expected.shape} was due"
-            )
+            raise ValueError(f"{where}: {got.dtype} {got.shape} came, {expected.dtype} {expected.shape} was due")
         # As bytes: NaN equals itself, and -0.0 differs from 0.0.
-        wrong = np.flatnonzero(
-            (got.reshape(len(ids), -1).view(np.uint8) != expected.reshape(len(ids), -1).view(np.uint8)).any(1)
-        )
+        got, expected = (values.reshape(len(ids), -1).view(np.uint8) for values in (got, expected))
+        wrong = np.flatnonzero((got != expected).any(1))
         if len(wrong):
             raise ValueError(
-                f"epoch {epoch}, batch {place}: {len(wrong)} of {len(ids)} samples are not what numpy reads, "
-                f"the first is sample {int(ids[wrong[0]])} at place {int(wrong[0])}"
+                f"{where}: {len(wrong)} of {len(ids)} samples are not what numpy reads, the first is sample "
+                f"{int(ids[wrong[0]])} at place {int(wrong[0])}"
             )
 
     def open(self, dtype, batches):

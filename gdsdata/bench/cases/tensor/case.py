@@ -66,15 +66,12 @@ class Tensor(Latency):
     def refusal(self, peer):
         """Has the row store and load a small file; returns its error, or ""."""
         path = str(self.own.path / "tensor-try.bin")
-        where = "cpu" if "cpu" in peer.devices else self.device
-        process = self.process(peer.key)
-        given = {"row": self.row_class(), "peer": peer.key, "path": path, "tensor_bytes": TRIED_BYTES, "device": where}
-        given |= {"seed": self.case.seed, "engine": self.settings.engine}
+        process, where = self.process(peer.key), "cpu" if "cpu" in peer.devices else self.device
         write_synced(path, random_bytes(TRIED_BYTES, self.case.seed).numpy())
         try:
             for work, state in (("read", "cold"), ("write", "replaced")):
-                process.send("load", work=work, **given)
-                process.receive()
+                given = self.load_command(DeviceTensorFile(work, TRIED_BYTES, path, where))
+                process.ask("load", row=self.row_class(), peer=peer.key, **given)
                 process.send("attempt", state=state)
                 process.receive(timeout=BUILD_SECONDS)
         except RowFailed as failed:
