@@ -1,8 +1,8 @@
 """A user's small training script, from its start to its first optimizer step, by each library.
 
-`python script.py ARGUMENTS` is that script: it notes the time behind each of its `PARTS` and
-prints a JSON line at its end. So nothing is imported here that such a script would not import, and
-torch only within its own part. A `Program` is what differs from library to library. The restored
+`python script.py ARGUMENTS` is that script: it notes the time behind each of its `PARTS` and prints
+a JSON line at its end. So nothing is imported here that such a script would not import, and
+libraries only within their part. A `Program` is what differs from library to library. The restored
 state is that of a model of equal layers and of AdamW.
 """
 
@@ -16,6 +16,13 @@ import json  # noqa: E402
 import os  # noqa: E402
 import sys  # noqa: E402
 import traceback  # noqa: E402
+import zlib  # noqa: E402
+
+if __name__ == "__main__":
+    sys.path.pop(0)  # This folder holds no packages.
+
+import numpy as np  # noqa: E402 (which torch imports)
+import torch  # noqa: E402
 
 PARTS = {
     "interpreter": "the process and Python, until the script's first line",
@@ -44,8 +51,6 @@ def layers_of(state_bytes, seq_len):
 
 def make_training(state_bytes, seq_len, device):
     """(model, optimizer), all of whose tensors are there: float32 zeros."""
-    import torch
-
     count, width = layers_of(state_bytes, seq_len)
     model = torch.nn.ParameterList([torch.zeros(width, width, device=device) for _ in range(count)])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -72,8 +77,6 @@ def named_tensors(model, optimizer):
 
 
 def checksums_of(model, optimizer):
-    import torch
-
     from gdsdata.bench.data.checkpoints import checksum
 
     tensors, threads = named_tensors(model, optimizer), torch.get_num_threads()
@@ -138,8 +141,6 @@ class Floor(Program):
     way, restores = "", False
 
     def open(self):
-        import torch
-
         shape = self.told["batch_size"], self.told["seq_len"] + 1
         self.batch = torch.zeros(shape, dtype=torch.int64, device=self.device)
 
@@ -155,30 +156,21 @@ class Ours(Program):
     def import_library(self):
         import gdsdata
 
-        gdsdata.GDSDataset, gdsdata.formats.Tokens  # noqa: B018 (that imports them)
-        if self.told["state_bytes"]:
-            gdsdata.load  # noqa: B018
+        self.dataset, self.tokens = gdsdata.GDSDataset, gdsdata.formats.Tokens  # which imports them
+        self.load = gdsdata.load if self.told["state_bytes"] else None
         self.options = gdsdata.EngineOptions(**self.told["engine"])
+        self.reading = gdsdata.Reading(options=self.options)
 
     def open(self):
-        import gdsdata
-
         told = self.told
-        self.data = gdsdata.GDSDataset(
-            told["tokens"],
-            told["batch_size"],
-            gdsdata.formats.Tokens("uint16", told["seq_len"]),
-            seed=told["seed"],
-            device=self.device,
-            reading=gdsdata.Reading(options=self.options),
-        )
+        tokens = self.tokens("uint16", told["seq_len"])
+        how = {"seed": told["seed"], "device": self.device, "reading": self.reading}
+        self.data = self.dataset(told["tokens"], told["batch_size"], tokens, **how)
         self.batches = iter(self.data)
 
     def restore(self, model, optimizer):
-        import gdsdata
-
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-        gdsdata.load(self.told["files"]["torch"], into=state, options=self.options)
+        self.load(self.told["files"]["torch"], into=state, options=self.options)
         optimizer.load_state_dict(state["optimizer"])  # of which the tensors are there already
 
     def first_batch(self):
@@ -202,16 +194,12 @@ class Windows:
     """A DataLoader's data set: windows of seq_len + 1 tokens, as a user would write it."""
 
     def __init__(self, path, seq_len):
-        import numpy
-
-        self.tokens, self.seq_len = numpy.memmap(path, numpy.uint16, "r"), seq_len
+        self.tokens, self.seq_len = np.memmap(path, np.uint16, "r"), seq_len
 
     def __len__(self):
         return (len(self.tokens) - 1) // self.seq_len
 
     def __getitem__(self, index):
-        import torch
-
         begin = index * self.seq_len
         return torch.from_numpy(self.tokens[begin : begin + self.seq_len + 1].astype("int64"))
 
@@ -234,8 +222,6 @@ class Loader(Program):
         import torch.utils.data  # noqa: F401
 
     def open(self):
-        import torch
-
         told = self.told
         windows = Windows(told["tokens"], told["seq_len"])
         generator = torch.Generator().manual_seed(told["seed"])
@@ -245,8 +231,6 @@ class Loader(Program):
         self.batches = iter(loader)
 
     def restore(self, model, optimizer):
-        import torch
-
         state = torch.load(self.told["files"]["torch"], map_location=self.device, mmap=self.mmap or None)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
@@ -269,12 +253,12 @@ class LoaderSafetensors(Loader):
 
     def import_library(self):
         super().import_library()
-        import safetensors.torch  # noqa: F401
+        from safetensors.torch import load_file
+
+        self.load_file = load_file
 
     def restore(self, model, optimizer):
-        import safetensors.torch
-
-        found = safetensors.torch.load_file(self.told["files"]["safetensors"], device=self.device)
+        found = self.load_file(self.told["files"]["safetensors"], device=self.device)
         for name, tensor in named_tensors(model, optimizer).items():
             tensor.copy_(found[name])
 
@@ -305,8 +289,6 @@ class Clock:
 
     def done(self, following):
         if self.device != "cpu" and self.part != "torch":
-            import torch
-
             torch.cuda.synchronize(self.device)
         self.over[self.part], self.part = time.monotonic() - self.stood_s, following
 
@@ -315,8 +297,6 @@ def train(program, told):
     """The script; what it prints."""
     clock, on_gpu = Clock(told["device"]), told["device"] != "cpu"
     try:
-        import torch
-
         clock.done("context" if on_gpu else "library")
         if on_gpu:
             torch.cuda.set_device(torch.device(told["device"]).index or 0)
@@ -346,8 +326,6 @@ def train(program, told):
 
 def after(program, batch):
     """The facts that are found behind the last part."""
-    import zlib
-
     served = program.served()
     program.close()
     rows = batch.cpu().contiguous().numpy()
@@ -371,7 +349,6 @@ def program_of(told):
 
 
 def main():
-    sys.path.pop(0)  # This folder holds no packages.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever a library prints
     told = json.loads(sys.argv[1])
