@@ -1,5 +1,6 @@
 """The base of every case's settings: a dataclass whose fields have help texts and checks."""
 
+import json
 import re
 from dataclasses import dataclass, field, fields
 
@@ -54,6 +55,22 @@ def quoted(text):
     if re.fullmatch(r"[\w/.-]+", text):
         return text
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def written(value):
+    """Any setting's value for Hydra's command line."""
+    if isinstance(value, list):
+        return f"[{','.join(map(written, value))}]"
+    return quoted(value) if isinstance(value, str) else json.dumps(value)
+
+
+def overrides(group, settings, without=()):
+    """Hydra's command line of the settings that differ from their defaults."""
+    default = type(settings)()
+    for item in fields(settings):
+        value = getattr(settings, item.name)
+        if item.name not in without and value != getattr(default, item.name):
+            yield f"{group}.{item.name}={written(value)}"
 
 
 @dataclass

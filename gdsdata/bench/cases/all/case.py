@@ -6,7 +6,6 @@ and its part of `case.settings`.
 """
 
 import contextlib
-import dataclasses
 import inspect
 import json
 import signal
@@ -18,7 +17,7 @@ from pathlib import Path
 
 from gdsdata.bench.cases import layout_of
 from gdsdata.bench.cases.all.settings import AllSettings
-from gdsdata.bench.cases.settings import quoted
+from gdsdata.bench.cases.settings import overrides, quoted
 from gdsdata.bench.harness.case import BROKEN_OFF, new_results
 from gdsdata.bench.harness.folders import ended_in_order
 from gdsdata.bench.harness.process import INTERRUPTED, MODULE_ARGUMENTS, environment
@@ -96,19 +95,12 @@ class All:
         if settings.quick:
             yield "quick=true"
         yield f"device.name={settings.device.name}"
-        for group in ("data", "case"):
-            chosen = getattr(settings, group)
-            default = type(chosen)()
-            for item in dataclasses.fields(chosen):
-                value = getattr(chosen, item.name)
-                is_its_own = item.name in ("cases", "settings", "name")
-                is_its_own |= (name, item.name) == ("tune", "repeats")  # They are pairs there.
-                if not is_its_own and value != getattr(default, item.name):
-                    yield f"{group}.{item.name}={written(value)}"
-        for item in dataclasses.fields(EngineOptions):
-            value = settings.engine.get(item.name, item.default)
-            if value != item.default:
-                yield f"engine.{item.name}={written(value)}"
+        its_own = {"cases", "settings", "name"}
+        if name == "tune":
+            its_own.add("repeats")  # They are pairs there.
+        yield from overrides("data", settings.data)
+        yield from overrides("case", settings.case, its_own)
+        yield from overrides("engine", EngineOptions(**settings.engine))
         for one in settings.case.settings:
             if one.startswith(f"{name}."):
                 yield f"case.{one.removeprefix(f'{name}.')}"
@@ -152,13 +144,6 @@ def rest_verified(found):
         return found["verified"]
     rest = [row for row in found["rows"] if not row["error"]]
     return bool(rest) and all(row["verified"] for row in rest)
-
-
-def written(value):
-    """A value for Hydra's command line."""
-    if isinstance(value, list):
-        return f"[{','.join(map(written, value))}]"
-    return quoted(value) if isinstance(value, str) else json.dumps(value)
 
 
 def summary(found):

@@ -32,7 +32,6 @@ class LatencyRow(Row):
 
     def prepare(self, touched_bytes):
         """Torch keeps its device memory, so that no row is timed for getting it from the driver."""
-        self.tensor = self.expected = None
         super().prepare(touched_bytes, release=False)
 
     def get_ready(self, state, check):

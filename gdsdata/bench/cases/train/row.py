@@ -4,6 +4,7 @@ A run's steps are timed between two moments at which the device is done. The hos
 ahead of it.
 """
 
+import contextlib
 import itertools
 import os
 import tempfile
@@ -47,12 +48,12 @@ class Times:
 
 
 class TrainRow(LoaderRow):
-    """`training` is made anew for each run; `saver` writes its state to `saved_in`."""
+    """`training` is made anew for each run, and the `saver` of its state, which `saving` closes."""
 
     def __init__(self, peer, work, repeats, folder, **of_loader):
         self.work, self.repeats, self.folder = work, repeats, folder
-        self.training = self.saver = self.saved_in = None
-        self.cpu_used = 0.0
+        self.training = self.saver = None
+        self.saving, self.cpu_used = contextlib.ExitStack(), 0.0
         super().__init__(peer, **of_loader)
         models.Training(work, self.source.shape, self.device)  # It imports much of torch, while other rows do so too.
 
@@ -67,11 +68,8 @@ class TrainRow(LoaderRow):
         self.construct(dtype)
 
     def close(self):
-        if self.saver is not None:
-            self.saver.close()
-        if self.saved_in is not None:
-            self.saved_in.cleanup()
-        self.training = self.saver = self.saved_in = None
+        self.saving.close()
+        self.training = self.saver = None
         super().close()
 
     def batches(self):
@@ -172,9 +170,9 @@ class TrainRow(LoaderRow):
         saver = saver_of(self.peer_class)
         if saver is None:
             return
-        self.saved_in = tempfile.TemporaryDirectory(dir=self.folder)
-        self.saver = saver(self.device, self.engine)
-        self.saver.open(self.saved_in.name, self.state_bytes())
+        saved_in = self.saving.enter_context(tempfile.TemporaryDirectory(dir=self.folder))
+        self.saver = self.saving.enter_context(contextlib.closing(saver(self.device, self.engine)))
+        self.saver.open(saved_in, self.state_bytes())
 
     def state_bytes(self):
         return sum(tensor.nbytes for tensor in self.training.state().values())
