@@ -14,7 +14,7 @@ from gdsdata.bench import run as bench_run
 from gdsdata.bench.cases.settings import quoted
 from gdsdata.bench.cases.tune import answers, search
 from gdsdata.bench.cases.tune import case as tune
-from gdsdata.bench.cases.tune import work as tune_work
+from gdsdata.bench.cases.tune import row as tune_row
 from gdsdata.bench.harness.process import RowFailed
 from gdsdata.io.options import EngineOptions
 
@@ -244,7 +244,7 @@ def test_on_a_gpu_staging_memory_grows_with_the_segments(tmp_path):
 def test_work_that_brings_other_bytes_is_found(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(bytes(range(256)) * 4096)
-    reads = tune_work.Reads([str(path)], 300_000, "cpu")
+    reads = tune_row.Reads("gdsdata", [str(path)], 300_000, "cpu")
     assert reads.verify({}) == {"checked_bytes": MIB}
     with open(path, "r+b") as file:
         file.seek(700_000)
@@ -258,7 +258,7 @@ def test_reads_once_read_every_byte_once_and_short_files_too(tmp_path):
     for name, size in (("a", 5), ("b", 100_000)):
         (tmp_path / name).write_bytes(b"x" * size)
     files = tune.plain_files(str(tmp_path))
-    reads = tune_work.Reads(files, 4096, "cpu")
+    reads = tune_row.Reads("gdsdata", files, 4096, "cpu")
     reads.open({})
     found = reads.run(60.0, once=True)
     assert found["bytes"] == 100_005 == sum(found["served"].values())
@@ -267,8 +267,9 @@ def test_reads_once_read_every_byte_once_and_short_files_too(tmp_path):
 
 
 def test_writes_are_compared_and_leave_nothing(tmp_path):
-    writes = tune_work.Writes(str(tmp_path), 100_001, 3, "cpu")
+    writes = tune_row.Writes("gdsdata", str(tmp_path), 100_001, 3, "cpu")
     assert writes.verify({"direct": "never"}) == {"checked_bytes": 100_001}
+    writes.open({})
     assert writes.run(0.01, once=False)["bytes"] % 100_001 == 0
     writes.close()
     assert list(tmp_path.iterdir()) == []

@@ -19,7 +19,3 @@ def yaml_text(options, comment):
     """A file of Hydra's group `engine`."""
     lines = [f"# {comment}", "defaults:", "  - engine_options", "  - _self_", ""]
     return "\n".join([*lines, *(f"{name}: {json.dumps(value)}" for name, value in options.items())]).rstrip() + "\n"
-
-
-def python_text(options):
-    return f"gdsdata.EngineOptions({', '.join(f'{name}={value!r}' for name, value in options.items())})"

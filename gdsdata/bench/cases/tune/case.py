@@ -2,7 +2,7 @@
 
 Each kind of work in each state of the page cache is a search of its own (`search`), within its
 share of `budget_s`: three fifths to search, and the rest to compare what was found with the
-default, turn by turn. All settings are measured in one process (`work`). The bytes of each are
+default, turn by turn. All settings are measured in one process (`row`). The bytes of each are
 compared with plain reading before it is timed.
 """
 
@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gdsdata.bench.cases.loader.row import TOUCHED_BYTES, VERIFIED_BYTES
-from gdsdata.bench.cases.settings import quoted
+from gdsdata.bench.cases.settings import overrides, quoted
 from gdsdata.bench.cases.tune import answers
+from gdsdata.bench.cases.tune.row import ROWS, WrongBytes
 from gdsdata.bench.cases.tune.search import Refused, Search, confirmed
 from gdsdata.bench.cases.tune.settings import LEAST_PAIRS, SEARCHED
-from gdsdata.bench.cases.tune.work import WrongBytes
 from gdsdata.bench.data import sources
 from gdsdata.bench.data.made import DataError, data_folder, need_space
 from gdsdata.bench.harness.case import IN_MEMORY, Case
@@ -122,7 +122,7 @@ class Tune(Case):
             about = {"source": self.samples.as_dict(), "batch_size": self.batch_size(), "seed": self.case.seed}
             kept = max(1, VERIFIED_BYTES // 8 // (self.batch_size() * self.samples.sample_bytes))
             about |= {"samples": self.cold_samples(), "verify_batches": min(8, kept)}
-        return {"work": source.kind, "about": about}
+        return about | {"row": f"{ROWS[source.kind].__module__}:{ROWS[source.kind].__name__}"}
 
     def touched_bytes(self, source):
         return TOUCHED_BYTES if source.kind == "batches" else 2 * source.tensor_bytes
@@ -270,21 +270,17 @@ class Tune(Case):
     def command(self, table, options):
         """The nearest case of the bench, with these options."""
         settings, source = self.settings.data, table.source
-        parts = ["case=loader" if source.kind == "batches" else "case=latency"]
         if source.kind == "batches":
-            parts += ["case.rows=[gdsdata]", f"data={self.samples.kind}"]
+            parts = ["case=loader", f"data={self.samples.kind}", *overrides("data", settings, ["kind"])]
         else:
-            parts += [f"case.work=[{source.kind}]", f"case.sizes_bytes=[{source.tensor_bytes}]", "case.rows=[gdsdata]"]
+            parts = ["case=latency", f"case.work=[{source.kind}]", f"case.sizes_bytes=[{source.tensor_bytes}]"]
+            folder = place_for_writes(settings) if settings.path else settings.folder
+            if folder:
+                parts.append(f"data.folder={quoted(str(folder))}")
         if source.kind != "write":
             parts.append(f"case.cache=[{table.cache}]")
-        if source.kind == "batches" and settings.path:
-            parts += [f"data.path={quoted(settings.path)}", f"data.dtype={settings.dtype}"]
-            parts += [f"data.seq_len={settings.seq_len}"]
-        elif settings.path:
-            parts.append(f"data.folder={quoted(str(place_for_writes(settings)))}")
-        elif settings.folder:
-            parts.append(f"data.folder={quoted(settings.folder)}")
-        parts += [f"device.name={self.device}", *(f"engine.{name}={value}" for name, value in options.items())]
+        parts += ["case.rows=[gdsdata]", f"device.name={self.device}"]
+        parts += [f"engine.{name}={value}" for name, value in options.items()]
         return shlex.join(["python", *MODULE_ARGUMENTS, *parts])
 
     def take_limits(self, table, seconds):

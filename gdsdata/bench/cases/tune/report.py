@@ -8,6 +8,7 @@ from gdsdata.bench.measure.system import size_text
 from gdsdata.bench.report import picture
 from gdsdata.bench.report.columns import CPU, GB_PER_S, PATH, PEAK, SPREAD, X_LIMIT
 from gdsdata.bench.report.layout import Layout, capital
+from gdsdata.io.options import EngineOptions
 
 STATES = {"warm": "files in the page cache", "cold": "files not in the page cache", "replaced": "a new file, synced"}
 FIRST, LATER, MOST_PANELS = "#1f6f8b", "#d08c3f", 3
@@ -30,7 +31,7 @@ class TuneLayout(Layout):
             use = f"engine/{answer['group']}.yaml in this run's folder: --config-dir FOLDER engine={answer['group']}"
             copies = [
                 (use, "yaml", answer["yaml"].rstrip()),
-                ("In a program", "python", answers.python_text(answer["best"])),
+                ("In a program", "python", f"gdsdata.{EngineOptions(**answer['best'])}"),
                 ("On a command line", "sh", answer["command"]),
             ]
             heading = f"Best for {self.title_of(answer['data'], answer['cache'])}"

@@ -1,37 +1,175 @@
-"""The row's side of case=tune."""
+"""The row's side of case=tune, a class for each kind of work: big reads, batches, or writes.
 
+A row is made once, and only its options change from run to run. `verify(options)` compares bytes
+with plain reading; `open(options)` does all that comes before the clock; `run(seconds, once)` reads
+no byte twice if `once` is true.
+"""
+
+import contextlib
+import functools
+import itertools
+import os
+import time
+
+import numpy as np
 import torch
 
-from gdsdata.bench.cases.tune.work import WORKS, WrongBytes
+import gdsdata
+from gdsdata.bench.cases.loader.row import LoaderRow
+from gdsdata.bench.data.checkpoints import checksum
 from gdsdata.bench.harness.row import Row
 from gdsdata.bench.measure import device as gpu
+from gdsdata.bench.peers.protocols import Peer, counted
+
+VERIFIED_BYTES = 64 * 2**20  # of files, at each setting; one call at least
+OPENING_BATCHES = 4
 
 
-class TuneRow(Row):
-    """`peer` is the work, made once; only its options change from run to run."""
+class WrongBytes(ValueError):
+    """A setting whose bytes are wrong: an error of gdsdata, and no choice."""
 
-    def __init__(self, peer, work, about, device):
-        self.key, self.device, self.peer = peer, device, None
+
+class EngineRow(Row):
+    """Calls of gdsdata.Engine, one after the other, from or to one tensor that is there."""
+
+    path = ""
+
+    def __init__(self, peer, tensor_bytes, device):
+        super().__init__(peer, Peer, device)
         torch.set_num_threads(1)  # Others that compared bytes would still spin while the next run is timed.
-        gpu.open_context(device)
-        self.work = WORKS[work](**about, device=device)
-
-    def describe(self):
-        return {"key": self.key}
+        self.tensor = torch.zeros(tensor_bytes, dtype=torch.uint8, device=device)
 
     def verify(self, options):
-        self.open(options)  # Options that are impossible are no wrong bytes.
+        self.open(options)
         try:
-            return self.work.verify(options)
-        except ValueError as error:
-            raise WrongBytes(str(error)) from error
+            return {"checked_bytes": self.compare()}
         finally:
             self.close()
 
     def open(self, options):
-        self.peer = self.work
-        self.work.open(options)
+        self.close()
+        self.peer = gdsdata.Engine(gdsdata.EngineOptions(**options))
+        self.call(self.places[0])  # makes threads and memory
+
+    def call(self, place):
+        """Moves the bytes of one place; returns how many, when the device has them."""
+        raise NotImplementedError
+
+    def compare(self):
+        """The bytes that were compared. Raises WrongBytes."""
+        raise NotImplementedError
 
     def run(self, seconds, once):
         self.start_cpu_clock()
-        return self.work.run(seconds, once)
+        before, done = self.served(), 0
+        started = time.perf_counter()
+        for place in self.places if once else itertools.cycle(self.places):
+            done += self.call(place)
+            elapsed = time.perf_counter() - started
+            if elapsed >= seconds:
+                break
+        served = {path: count - before.get(path, 0) for path, count in self.served().items()}
+        return {"bytes": done, "seconds": elapsed, "served": served, "path": self.path}
+
+    def served(self):
+        (stats,) = self.peer.stats().values()
+        return counted(stats)
+
+
+class Reads(EngineRow):
+    """Files from end to end, in reads of `tensor_bytes`; the last one of a file may be shorter."""
+
+    def __init__(self, peer, files, tensor_bytes, device):
+        sizes = [(path, os.path.getsize(path)) for path in files]
+        self.places = [
+            (path, at, min(tensor_bytes, size - at)) for path, size in sizes for at in range(0, size, tensor_bytes)
+        ]
+        super().__init__(peer, max(size for _, _, size in self.places), device)
+
+    def call(self, place):
+        path, offset, size = place
+        self.peer.read(path, self.tensor[:size], offset).result()
+        gpu.synchronize(self.device)
+        return size
+
+    def compare(self):
+        checked = 0
+        for path, offset, size in self.places:
+            if checked + size > VERIFIED_BYTES and checked:
+                break
+            self.tensor.zero_()
+            self.call((path, offset, size))
+            if checksum(self.tensor[:size]) != right_sum(path, offset, size):
+                raise WrongBytes(f"{path}: the {size:,} bytes from {offset:,} on are not what plain reading gives")
+            checked += size
+        return checked
+
+
+@functools.cache
+def right_sum(path, offset, size):
+    """The checksum of a file's part, by plain reading."""
+    return checksum(torch.from_numpy(np.fromfile(path, np.uint8, size, offset=offset)))
+
+
+class Writes(EngineRow):
+    """A tensor becomes a file, synced, again and again; each takes the place of the one before."""
+
+    path = "write"
+
+    def __init__(self, peer, folder, tensor_bytes, seed, device):
+        super().__init__(peer, tensor_bytes, device)
+        torch.manual_seed(seed)
+        self.tensor.random_(0, 256)
+        self.places = [os.path.join(folder, "written.bin")]
+
+    def call(self, place):
+        self.peer.write(place, self.tensor).result()
+        return self.tensor.nbytes
+
+    def run(self, seconds, once):
+        return super().run(seconds, once=False)
+
+    def verify(self, options):
+        self.tensor.bitwise_not_()  # Other bytes than those of the file.
+        return super().verify(options)
+
+    def compare(self):
+        written = torch.from_file(self.places[0], size=self.tensor.nbytes, dtype=torch.uint8)
+        if not torch.equal(written, self.tensor.cpu()):
+            raise WrongBytes(f"{self.places[0]}: its {self.tensor.nbytes:,} bytes are not those of the tensor")
+        return self.tensor.nbytes
+
+    def close(self):
+        super().close()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.places[0])
+
+
+class Batches(LoaderRow):
+    """Shuffled batches of GDSDataset, as case=loader takes them."""
+
+    def __init__(self, peer, samples, verify_batches, **of_loader):
+        super().__init__(peer, engine={}, **of_loader)
+        torch.set_num_threads(1)
+        self.samples, self.verify_batches = samples, verify_batches
+
+    def verify(self, options):
+        self.open(options)  # Options that are impossible are no wrong bytes.
+        self.close()
+        try:
+            found = super().verify("raw", self.verify_batches)
+        except ValueError as error:
+            raise WrongBytes(str(error)) from error
+        return {name: found[name] for name in ("checked_batches", "engine_depth") if name in found}
+
+    def open(self, options):
+        self.engine = options
+        super().open("raw", OPENING_BATCHES)
+
+    def run(self, seconds, once):
+        epochs, samples = (1, self.samples) if once else (10**6, None)
+        found = super().run("raw", epochs, seconds, samples)
+        return {name: found[name] for name in ("bytes", "seconds", "served", "path")}
+
+
+ROWS = {"read": Reads, "batches": Batches, "write": Writes}

@@ -14,7 +14,6 @@ class TuneSettings(CaseSettings):
 
     SMALL = {"budget_s": 8.0, "run_seconds": 0.05, "tensor_bytes": 4 * 2**20}
 
-    name: str = setting("tune", "what is measured; the group sets it")
     cache: list[str] = setting(["cold"], "page cache states; each is a search of its own", choices=("warm", "cold"))
     repeats: int = setting(30, "pairs of turns, at most, in which what was found is compared with the default")
     work: list[str] = setting(
