@@ -80,7 +80,7 @@ class CaseSettings:
     MAKES = ""  # what a case makes that takes no data.path
     SMALL = {}  # the most that quick=true leaves of numbers
 
-    name: str = setting("", "what is measured; the group sets it (default: case=loader)")
+    name: str = setting("", "what is measured: the class's name, as the group sets it (default: case=loader)")
     rows: list[str] = setting(
         [],
         "only these rows, e.g. [gdsdata,numpy]; empty: all. package.module:Class adds one of your own (see "
@@ -92,6 +92,9 @@ class CaseSettings:
     seed: int = setting(0, "seed of every shuffle, and of made tensors")
     repeats: int = setting(3, "runs of each row; the rows take turns (A B C A B C), the table shows medians")
     limit_seconds: float = setting(1.5, "time for each limit, over all its turns; not where whole files are moved")
+
+    def __post_init__(self):
+        self.name = self.name or type(self).__name__.removesuffix("Settings").lower()
 
     def check(self, data):
         """Raises ValueError for values that make no sense together.

@@ -67,8 +67,8 @@ class AllLayout(Layout):
             axis.set_xscale("log", base=2)
             low, high = math.floor(math.log2(min(*ratios, 0.9))), math.ceil(math.log2(max(*ratios, 1.1)))
             axis.set_xlim(2.0 ** (low - 0.2), 2.0 ** (high + 0.2))
-            ticks = [2.0**one for one in range(low, high + 1)]
-            axis.set_xticks(ticks, [f"{tick:g}x" for tick in ticks])
+            axis.set_xticks([2.0**one for one in range(low, high + 1)])
+            axis.xaxis.set_major_formatter("{x:g}x")
             axis.minorticks_off()
             picture.grid(axis, "x")
             title = f"{self.picture_title}: a dot for each table, a ring for the main one"

@@ -12,7 +12,6 @@ class AllSettings(CaseSettings):
     MAKES = "its data"
     SINGLE = {}  # the other cases' settings, by name; the package of cases fills it
 
-    name: str = setting("all", "what is measured; the group sets it")
     cases: list[str] = setting([], "only these cases, e.g. [loader,io], in this order; empty: all there are")
     settings: list[str] = setting(
         [],

@@ -15,7 +15,6 @@ class CheckpointSettings(CaseSettings):
     MAKES = "what it saves"
     SMALL = {"state_bytes": 64 * 2**20}
 
-    name: str = setting("checkpoint", "what is measured; the group sets it")
     work: list[str] = some_of(
         ["save", "load", "async"],
         "save: until all is on storage; load: into tensors that are there, in each state of `cache`; async: its stall",

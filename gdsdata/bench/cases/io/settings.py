@@ -12,7 +12,6 @@ class IoSettings(CaseSettings):
 
     MAKES = "the file that it reads"
 
-    name: str = setting("io", "what is measured; the group sets it")
     direction: list[str] = some_of(
         ["read", "write", "randread", "randwrite"],
         "from the file's start on, or in random order; each transfer of it once, and again",

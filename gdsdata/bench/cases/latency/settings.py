@@ -12,7 +12,6 @@ class LatencySettings(CaseSettings):
     MAKES = "its files"
     SMALL = {"iterations": 20, "run_seconds": 0.5}
 
-    name: str = setting("latency", "what is measured; the group sets it")
     work: list[str] = some_of(["read", "write"], "read: a file into a tensor; write: a tensor until it is on storage")
     sizes_bytes: list[int] = setting([2**12, 2**16, 2**20, 2**24, 2**27], "of the tensor: a table row for each size")
     iterations: int = setting(

@@ -11,7 +11,6 @@ class LoadSettings(CaseSettings):
 
     SMALL = {"tensor_bytes": 4 * 2**20}
 
-    name: str = setting("load", "what is measured; the group sets it")
     tensor_bytes: int = setting(64 * 2**20, "size of each bf16 tensor in the made safetensors file")
 
     def check(self, data):

@@ -11,7 +11,6 @@ class LoaderSettings(CaseSettings):
 
     SMALL = {"epochs": 2, "verify_batches": 4, "run_seconds": 0.2, "cold_seconds": 0.5}
 
-    name: str = setting("loader", "what is measured; the group sets it")
     dtypes: list[str] = some_of(
         ["raw", "int64"],
         "what token batches come out as: raw (the file's dtype), int64, or both; cold, the first of them only",

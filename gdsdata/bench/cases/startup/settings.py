@@ -11,7 +11,6 @@ class StartupSettings(CaseSettings):
 
     MAKES = "what it reads"
 
-    name: str = setting("startup", "what is measured; the group sets it")
     state_bytes: list[int] = setting(
         [0, 2**30],
         "size of the checkpoint that is restored, tables for each; 0: none. torch.save's, and safetensors'",

@@ -12,7 +12,6 @@ class TensorSettings(CaseSettings):
     MAKES = "its files"
     SMALL = {"size_bytes": 16 * 2**20, "loop": 2}
 
-    name: str = setting("tensor", "what is measured; the group sets it")
     work: list[str] = some_of(["load", "store"], "load: a file into a tensor; store: a tensor until it is on storage")
     size_bytes: int = setting(2**30, "of the tensor, a multiple of 1 MiB; it takes six times as much memory")
     loop: int = setting(3, "loads or stores that are timed in each of the `repeats` runs, behind one that is not")

@@ -64,8 +64,7 @@ class Train(Copying, Case):
                 continue
             with self.progress.bytes(f"data: {kind}", settings.size_bytes) as advance:
                 source = text.source_for(kind, settings, self.case, advance)
-            if kind == "volumes":
-                models.check_shape(kind, source.shape)
+            models.check_shape(kind, source.shape)
             if source.samples < self.batch_size(kind):
                 raise DataError(
                     f"{kind}: {source.samples} samples are not one batch of {self.batch_size(kind)}: set "

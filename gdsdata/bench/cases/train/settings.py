@@ -11,7 +11,6 @@ class TrainSettings(CaseSettings):
 
     SMALL = {"steps": 6, "warm_up": 2, "run_seconds": 5.0, "verify_batches": 2, "images": 16}
 
-    name: str = setting("train", "what is measured; the group sets it")
     work: list[str] = some_of(
         ["text", "volumes", "images"],
         "text: a GPT over windows of bytes (data.seq_len); volumes: a 3-D convolutional net over npy files "
