@@ -14,7 +14,7 @@ def tables_with(layout, field):
 
 
 def looks(keys, ours, others):
-    """{key: its look}, the same in every panel: gdsdata's rows have those of `ours`, in turn."""
+    """{key: its look}, the same in every panel; gdsdata's rows take those of `ours`."""
     found = {}
     for palette, are_ours in ((ours, True), (others, False)):
         ones = [key for key in keys if is_ours(key) == are_ours]

@@ -1,4 +1,4 @@
-"""case=all: every other case, by a command of its own in a subfolder, and one page of them.
+"""case=all: every other case, by a command of its own, and one page of them.
 
 A case that fails, or that is killed, stops no other. Its row says why, and which of the case's own
 rows failed. results.json has the command of each case: the settings that differ from the defaults,
@@ -89,7 +89,7 @@ class All:
         return row | summary(found), found
 
     def overrides(self, name):
-        """A case's command line: quick, device, and all settings that differ from the defaults."""
+        """A case's command line: quick, device, and what differs from the defaults."""
         settings = self.settings
         yield f"case={name}"
         if settings.quick:
@@ -137,7 +137,7 @@ class All:
 
 
 def rest_verified(found):
-    """Whether a case is verified, apart from its failed rows; None if it compared nothing."""
+    """Whether a case is verified but for its failed rows; None: it compared nothing."""
     if not found:
         return False
     if found["verified"] is not False:
@@ -147,7 +147,7 @@ def rest_verified(found):
 
 
 def summary(found):
-    """A case's line: its main table, and our ratios to best peer and limit in all tables."""
+    """A case's line: its main table, and our ratios to best peer and limit in all."""
     tables, ratios = layout_of(found).tables() if found else [], ("ratio_to_best_peer", "ratio_to_limit")
     ours = [(title, rows, best) for title, _, rows in tables if (best := best_of_ours(rows))]
     said = {"tables": len(tables), **dict.fromkeys(("title", "ours", "best_peer", "gb_per_s", *ratios))}
@@ -162,13 +162,13 @@ def summary(found):
 
 
 def worth_telling(found):
-    """Lines of a case for the notes of all: its answers, and what makes its figures doubtful."""
+    """Notes of all on a case: its answers, and what makes its figures doubtful."""
     answers = [f"{heading}: {text}" for heading, text, _ in layout_of(found).answers()]
     return answers + [note for note in found["notes"] if note.startswith("Other programs")]
 
 
 def results_in(folder):
-    """The results of a case; None if it wrote no report, before which they have fewer fields."""
+    """The results of a case, or None: before its report they have fewer fields."""
     with contextlib.suppress(OSError, ValueError):
         found = json.loads((folder / "results.json").read_text())
         return found if "verified" in found else None

@@ -51,7 +51,7 @@ class AllLayout(Layout):
         return layout
 
     def plot(self, path):
-        """Draws a line for each case, a dot for each table: gdsdata's rate by the best peer's."""
+        """Draws gdsdata's rates by the best peer's: a line a case, a dot a table."""
         rows = [row for row in self.results["rows"] if row["ratios_to_best_peer"]]
         if not rows:
             return

@@ -103,7 +103,7 @@ class CheckpointRow(Row):
         return self.facts(time.perf_counter() - started, {})
 
     def run_async(self, folder):
-        """`seconds` block the caller and its stream; `background_s` are all until it is stored."""
+        """`seconds` block caller and stream; `background_s` are all until it is stored."""
         served_before = self.peer.served()
         self.start_cpu_clock()
         started = time.perf_counter()
@@ -153,7 +153,7 @@ class CheckpointRow(Row):
         return {}
 
     def verify(self, path):
-        """Compares every bit that was loaded, or saved: the format's own library reads that."""
+        """Compares every bit that was loaded, or that its own library reads of a save."""
         self.get_ready()
         try:
             self.state.check(self.loaded_from(path) if self.kind == "load" else self.saved_to(path))

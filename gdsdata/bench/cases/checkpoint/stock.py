@@ -1,4 +1,4 @@
-"""The library of each checkpoint format: it verifies saves, and may write what is loaded."""
+"""The library of each checkpoint format: it verifies saves, and may write files."""
 
 from pathlib import Path
 
@@ -29,13 +29,13 @@ def reader_of(file_format):
 
 
 def writer_of(file_format, by):
-    """The class that writes a format's files to load: gdsdata's if `by` says so and it is there."""
+    """The class that writes a format to load: gdsdata's, if `by` says so and it can."""
     ours = [peer for peer in registry.registered("checkpoint") if is_ours(peer.key) and peer.saves == file_format]
     return ours[0] if by == "gdsdata" and ours else reader_of(file_format)
 
 
 def tensors_in(folder, into):
-    """The tensors of {"model": ...} in the one checkpoint below `folder`, by its own library."""
+    """{"model": ...} of the one checkpoint below `folder`, by its own library."""
     files = [Path(file) for file in Saved(folder).files]
     for file in files:
         if file.name == ".metadata":

@@ -37,7 +37,7 @@ class IoLayout(Layout):
         return len({(row["io_bytes"], row["depth"]) for row in self.results["rows"]}) > 1
 
     def sweep(self):
-        """{(kind of work, state of the page cache): {row: {depth: [(I/O bytes, its GiB/s)]}}}"""
+        """{(kind of work, state of the cache): {row: {depth: [(I/O bytes, GiB/s)]}}}"""
         found = {}
         for row in self.results["rows"]:
             if row.get("through_cache"):  # It was to go past the cache: this is no point of that state.
@@ -92,7 +92,7 @@ class IoLayout(Layout):
 
 
 def decades(rows):
-    """Whole powers of ten around the rows' rates, so that each axis has two labels and more."""
+    """Powers of ten around the rows' rates: each axis has two labels or more."""
     rates = [one for lines in rows.values() for line in lines.values() for _, rate in line for one in rate.values()]
     least = math.floor(math.log10(min(rates)))
     return 10.0**least, 10.0 ** max(least + 1, math.ceil(math.log10(max(rates))))

@@ -1,4 +1,4 @@
-"""Tables of case=latency, one for all sizes of a kind of work in a state, and its picture."""
+"""Tables of case=latency, of all sizes of a kind of work and state; its picture."""
 
 from gdsdata.bench.cases.charts import LIMIT, legend, looks, tables_with
 from gdsdata.bench.measure.system import size_text

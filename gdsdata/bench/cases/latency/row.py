@@ -56,7 +56,7 @@ class LatencyRow(Row):
         self.tensor = None
 
     def verify(self, states):
-        """Compares two reads or writes in each state, of other bytes each, with plain reading."""
+        """Compares two reads or writes of other bytes in each state with plain reading."""
         checked = 0
         try:
             for state in states:

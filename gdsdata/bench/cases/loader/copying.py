@@ -18,7 +18,7 @@ class Copying:
         return super().missing(peer)
 
     def copy_for(self, source, key):
-        """The format that the row of that key reads; a user's own class reads the data itself."""
+        """The format that a row reads; a user's own class reads the data itself."""
         classes = {peer.key: peer for peer in self.rows_for(source, "warm")}
         return classes[key].stored_as if key in classes else ""
 

@@ -40,7 +40,7 @@ class LoaderRow(Row):
         super().close()
 
     def verify(self, dtype, batches):
-        """Compares the first batches of two epochs with numpy: if they are kept, at the end."""
+        """Compares the first batches of two epochs with numpy; kept ones at the end."""
         checked = 0
         try:
             start = self.construct(dtype)

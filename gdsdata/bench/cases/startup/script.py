@@ -44,7 +44,7 @@ VALUES_OF_A_WEIGHT = 3  # itself, and AdamW's two moments
 
 
 def layers_of(state_bytes, seq_len):
-    """(layers, their width) of a model that has about so many bytes with its optimizer."""
+    """(layers, their width) of a model with about so many bytes, optimizer and all."""
     width = min(seq_len, WIDTH if state_bytes >= SMALL_STATE_BYTES else SMALL_WIDTH)
     return max(1, round(state_bytes / (width * width * 4 * VALUES_OF_A_WEIGHT))), width
 

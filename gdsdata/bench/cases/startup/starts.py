@@ -81,7 +81,7 @@ def write_checkpoints(source, formats, folder, seq_len, seed):
 
 
 class Script:
-    """A row's scripts, a process each, in the place of the one RowProcess of other cases."""
+    """A row's scripts, a process each, in place of the RowProcess of other cases."""
 
     def __init__(self, log, key, program):
         self.log, self.key, self.program = log, key, program

@@ -73,7 +73,7 @@ class TensorLayout(Layout):
         )
 
     def plot(self, path):
-        """Draws a panel for CPU and one for GPU tensors: groups of bars, a bar for each row."""
+        """Draws CPU and GPU tensors: a group of bars each, a bar for each row."""
         groups = {at: [row for row in rows if row["gb_per_s"]] for at, rows in self.measured().items()}
         groups = {at: rows for at, rows in groups.items() if rows}
         if not groups:

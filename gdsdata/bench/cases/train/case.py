@@ -180,7 +180,7 @@ class Train(Copying, Case):
         }
 
     def compared(self, table, limit, limit_name):
-        """Rows that save beside each other, and what a checkpoint adds to its loader's loop."""
+        """Compares rows that save; adds what a checkpoint adds to its loader's loop."""
         found = []
         for saves in (False, True):
             rows = [row for row in table.rows if saves == (saver_of(self.find(row.key)) is not None)]

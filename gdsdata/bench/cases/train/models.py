@@ -1,4 +1,4 @@
-"""The models of case=train: a GPT over bytes, convolutional nets over volumes and images.
+"""The models of case=train: a GPT, convolutional nets over volumes and images.
 
 A batch is one tensor as its loader gives it, and all of it is used. A net's target follows from the
 batch itself, so there are no labels. A step goes through a body of layers `repeats` times, whole or
@@ -41,7 +41,7 @@ def through(body, x, repeats):
 
 
 class Attention(nn.Module):
-    """A transformer's layer: causal attention and two linear layers, each behind a norm."""
+    """A transformer's layer: causal attention and two linear ones, behind norms."""
 
     def __init__(self, width):
         super().__init__()
@@ -87,7 +87,7 @@ class Residual(nn.Module):
 
 
 class Net(nn.Module):
-    """Mean and deviation of each channel of volumes (B, D, H, W) or images (B, 3, H, W)."""
+    """Mean and deviation by channel of volumes (B, D, H, W), images (B, 3, H, W)."""
 
     def __init__(self, width, layers, dimensions, patch, hidden):
         super().__init__()
@@ -173,7 +173,7 @@ class Training:
         return statistics.median(itertools.starmap(device.seconds_between, itertools.pairwise(ends[UNTIMED:])))
 
     def repeats_for(self, batch, wanted_s):
-        """How often to go through the body, once at least, for steps of `wanted_s` or more.
+        """How often to go through the body, at least once, for steps of `wanted_s`.
 
         It follows from what steps of one and of more repeats take.
         """

@@ -48,7 +48,7 @@ class Times:
 
 
 class TrainRow(LoaderRow):
-    """`training` is made anew for each run, and the `saver` of its state, which `saving` closes."""
+    """A run has a `training` of its own, and a `saver` that `saving` closes."""
 
     def __init__(self, peer, work, repeats, folder, **of_loader):
         self.work, self.repeats, self.folder = work, repeats, folder
@@ -136,7 +136,7 @@ class TrainRow(LoaderRow):
             )
 
     def verify_checkpoint(self, dtype):
-        """The bytes of a checkpoint that has the state before the step that came behind it."""
+        """The bytes of a checkpoint, which is not to have the step that follows it."""
         try:
             self.get_ready(dtype)
             batches = self.batches()
@@ -157,7 +157,7 @@ class TrainRow(LoaderRow):
     # Running:
 
     def calibrate(self, dtype, step_s):
-        """The repeats of the model's body for steps of that many seconds, and what they take."""
+        """The body's repeats for steps of that many seconds, and what they then take."""
         try:
             self.get_ready(dtype)
             batch = next(self.batches())
@@ -184,7 +184,7 @@ class TrainRow(LoaderRow):
         return begin, device.mark(self.device)
 
     def take(self, batches, steps, every=None, seconds=float("inf")):
-        """Runs so many steps or seconds, a save behind each `every`-th; then the device is done."""
+        """Runs so many steps or seconds, a save behind each `every`-th, to the end."""
         times, ends = Times(), time.perf_counter() + seconds
         for step in range(1, steps + 1):
             asked = time.perf_counter()

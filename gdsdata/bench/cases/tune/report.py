@@ -39,7 +39,7 @@ class TuneLayout(Layout):
         return found
 
     def plot(self, path):
-        """Draws panels for each search: rates by each parameter's values, and the last pairs."""
+        """Draws a search: rates by each parameter's values, and the last pairs."""
         searches = zip(self.results["tune"], self.groups(), strict=True)
         shown = [(answer, rows) for answer, rows in searches if any(row["runs"] for row in rows)]
         if not shown:

@@ -1,4 +1,4 @@
-"""The row's side of case=tune, a class for each kind of work: big reads, batches, or writes.
+"""The row's side of case=tune: a class for big reads, batches and writes each.
 
 A row is made once, and only its options change from run to run. `verify(options)` compares bytes
 with plain reading; `open(options)` does all that comes before the clock; `run(seconds, once)` reads
