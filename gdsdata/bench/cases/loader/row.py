@@ -46,19 +46,19 @@ class LoaderRow(Row):
             start = self.construct(dtype)
             for epoch in (start, start + 1):
                 due = min(batches, -(-self.source.samples // self.batch_size))
-                place, kept, expected = -1, [], self.peer.expected_ids(epoch, due)
+                kept, came, expected = [], 0, self.peer.expected_ids(epoch, due)
                 self.seen = set()
-                for place, (ids, batch) in enumerate(zip(expected, self.peer.epoch(epoch), strict=False)):
-                    kept.append((place, ids, batch))
+                for ids, batch in zip(expected, self.peer.epoch(epoch), strict=False):
+                    kept.append((came, ids, batch))
+                    came += 1
                     if not self.peer.keeps_batches:
                         self.compare(epoch, *kept.pop(), dtype)
-                        checked += 1
                     del batch
                 for place, ids, batch in kept:
                     self.compare(epoch, place, ids, batch, dtype)
-                    checked += 1
-                if place + 1 < len(expected):
-                    raise ValueError(f"epoch {epoch}: {place + 1} batches came, {len(expected)} were due")
+                if came < len(expected):
+                    raise ValueError(f"epoch {epoch}: {came} batches came, {len(expected)} were due")
+                checked += came
             return {"checked_batches": checked, "keeps_batches": self.peer.keeps_batches, **self.peer.facts()}
         finally:
             self.close()

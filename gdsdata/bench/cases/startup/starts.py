@@ -119,15 +119,13 @@ class Script:
         spawned = time.monotonic()
         with without_interrupts():
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self.log, env=given)
-        try:
-            output, _ = process.communicate(timeout=SLOWEST_S)
-        except BaseException as error:
-            process.kill()
-            process.wait()
-            process.stdout.close()  # Its workers would keep it open for seconds.
-            if not isinstance(error, subprocess.TimeoutExpired):
-                raise
-            raise RowFailed(f"no first step within {SLOWEST_S} s: the script was ended") from None
+        with process:  # which closes the pipe: workers would keep it open for seconds
+            try:
+                output, _ = process.communicate(timeout=SLOWEST_S)
+            except subprocess.TimeoutExpired:
+                raise RowFailed(f"no first step within {SLOWEST_S} s: the script was ended") from None
+            finally:
+                process.kill()  # if it has not ended
         try:
             answer = json.loads(output)
         except ValueError:
