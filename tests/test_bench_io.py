@@ -60,8 +60,8 @@ def test_one_pass_carries_every_whole_transfer_once(tmp_path, peer, direction):
     work, row = work_on(tmp_path / "file", direction), row_of(peer)
     if not work.writes:
         made(work.path, work)
-    assert row.verify([work.as_dict()]) == {"checked_bytes": MIB}, "whole transfers: the file's last 16 KiB are none"
-    found = row.run(work.as_dict())
+    assert row.verify([work]) == {"checked_bytes": MIB}, "whole transfers: the file's last 16 KiB are none"
+    found = row.run(work)
     assert found["ops"] == 16 and found["bytes"] == 16 * work.io_bytes
     assert found["iops"] == pytest.approx(16 / found["seconds"])
     assert 0 < found["p50_us"] <= found["p90_us"] <= found["p99_us"] <= found["p99_9_us"] <= found["seconds"] * 1e6
@@ -81,7 +81,7 @@ def test_one_pass_carries_every_whole_transfer_once(tmp_path, peer, direction):
 def test_a_run_with_a_time_passes_over_the_file_again(tmp_path, peer):
     work = made(tmp_path / "file", work_on(tmp_path / "file", "randread", "warm", duration_s=0.1))
     row = row_of(peer)
-    found = row.run(work.as_dict())
+    found = row.run(work)
     row.compare()
     row.after()
     assert found["ops"] > 16 and found["bytes"] == found["ops"] * work.io_bytes
@@ -103,9 +103,9 @@ def test_a_byte_changed_in_the_file_is_found_with_its_offset(tmp_path, peer, cac
         os.fsync(file.fileno())
     said = f"the byte at offset 300,001 is {byte ^ 0x10:#04x}, {byte:#04x} was due; 1 of the 65,536 bytes from offset"
     with pytest.raises(ValueError, match=f"{said} 262,144 on differ"):
-        row_of(peer).verify([work.as_dict()])
+        row_of(peer).verify([work])
     timed = row_of(peer)
-    timed.run(work_on(work.path, "read", cache, io_bytes=MIB, depth=1, threads=1).as_dict())
+    timed.run(work_on(work.path, "read", cache, io_bytes=MIB, depth=1, threads=1))
     with pytest.raises(ValueError, match="the byte at offset 300,001"):
         timed.compare()  # compares what the last call has read
     timed.after()
@@ -117,9 +117,9 @@ def test_written_bytes_that_belong_elsewhere_are_found(tmp_path, monkeypatch, pe
     stamp = Memory.stamp
     monkeypatch.setattr(Memory, "stamp", lambda memory, place, offsets: stamp(memory, place, offsets ^ 4096))
     with pytest.raises(ValueError, match=r"the byte at offset \d.* was due"):
-        row.verify([work.as_dict()])
+        row.verify([work])
     assert os.listdir(tmp_path) == []
-    row.run(work.as_dict())
+    row.run(work)
     with pytest.raises(ValueError, match="was due"):
         row.compare()
     row.after()
@@ -131,7 +131,7 @@ def test_an_error_of_one_transfer_ends_the_run(tmp_path, peer):
     os.truncate(work.path, 500 * KIB)
     started = time.monotonic()
     with pytest.raises(Exception, match=r"file.*(ends|bytes were moved)"):
-        row_of(peer).run(work.as_dict())
+        row_of(peer).run(work)
     assert time.monotonic() - started < 10
 
 

@@ -1,6 +1,5 @@
 """case=loader of the bench: volumes in other loaders' formats, and the loaders that read them."""
 
-import dataclasses
 import gc
 import importlib.util
 import io
@@ -48,8 +47,8 @@ def row_of(source, folder, peer):
     """Open a row in this process. `peer` is a key, or a class."""
     key = peer if isinstance(peer, str) else f"{__name__}:{peer.__qualname__}"
     kind = registry.find("loader", key).stored_as
-    made = {kind: copies.copied(source, kind, folder).as_dict()} if kind else {}
-    return LoaderRow(key, dataclasses.asdict(source), 3, 1, {}, "cpu", copies=made)
+    made = {kind: copies.copied(source, kind, folder)} if kind else {}
+    return LoaderRow(key, source, 3, 1, {}, "cpu", copies=made)
 
 
 def test_a_tar_has_the_arrays_and_is_made_once(tmp_path):
@@ -194,9 +193,9 @@ def test_a_training_loops_batches_are_the_datas_own(tmp_path, key, package):
     needs(package)
     wanted = settings.DataSettings(folder=str(tmp_path), shape=[16, 32, 32], size_bytes=16 * 4 * 16 * 32 * 32)
     source = sources.source_for("npy", wanted)
-    made = {"tar": copies.copied(source, "tar", tmp_path).as_dict()}
+    made = {"tar": copies.copied(source, "tar", tmp_path)}
     row = TrainRow(
-        key, "volumes", 1, str(tmp_path), source=dataclasses.asdict(source), copies=made, batch_size=3, seed=1,
+        key, "volumes", 1, str(tmp_path), source=source, copies=made, batch_size=3, seed=1,
         engine={}, device="cpu",
     )  # fmt: skip
     assert row.verify("float32", batches=2, trial_steps=1)["checked_batches"] == 4

@@ -1,6 +1,5 @@
 """case=train of the bench: models, feeding, errors that are found, and checkpoints' cost."""
 
-import dataclasses
 import os
 import time
 
@@ -55,7 +54,7 @@ def sources(tmp_path_factory):
 def row_of(sources, folder, peer, work="text", device="cpu"):
     """Open a row in this process. `peer` is a key, or a class."""
     key = peer if isinstance(peer, str) else f"{__name__}:{peer.__qualname__}"
-    source = dataclasses.asdict(sources(work))
+    source = sources(work)
     return TrainRow(key, work, 1, str(folder), source=source, batch_size=3, seed=1, engine={}, device=device)
 
 

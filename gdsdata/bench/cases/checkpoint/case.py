@@ -101,7 +101,7 @@ class Checkpoint(Case):
         return ["+".join(self.case.dtypes)]
 
     def load_command(self, source):
-        return {"kind": source.kind, "state": source.state.as_dict(), "engine": self.settings.engine}
+        return {"kind": source.kind, "state": source.state, "engine": self.settings.engine}
 
     def verify_command(self, row):
         return {"path": self.path_of(row)}

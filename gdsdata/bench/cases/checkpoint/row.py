@@ -20,7 +20,7 @@ class CheckpointRow(Row):
 
     def __init__(self, peer, kind, state, engine, device):
         super().__init__(peer, registry.find("checkpoint", peer), device)
-        self.kind, self.state, self.engine = kind, checkpoints.State(**state), engine
+        self.kind, self.state, self.engine = kind, state, engine
         self.tensors, self.staging_bytes = None, 0
 
     def describe(self):

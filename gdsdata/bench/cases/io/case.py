@@ -121,7 +121,7 @@ class Io(Case):
         """Verifies in all states of the page cache at once; all its tables share the outcome."""
         possible = self.find(row.key).caches if self.case.verify else ()
         caches = [cache for cache in self.caches(row.table.source) if cache in possible]
-        return {"works": [self.work(row.table, cache).as_dict() for cache in caches]}
+        return {"works": [self.work(row.table, cache) for cache in caches]}
 
     def touched_bytes(self, source):
         return max(io_bytes * depth for io_bytes, depth in self.points.values())
@@ -131,7 +131,7 @@ class Io(Case):
         if not source.writes:
             resident = self.with_cache(source, row.table.cache)
         try:
-            result = row.process.run(work=self.work(row.table).as_dict())
+            result = row.process.run(work=self.work(row.table))
             result["cached_share"] = self.cached_share(row.table, result["bytes"], resident or 0.0)
             if self.case.verify:
                 row.process.ask("compare")

@@ -5,6 +5,7 @@ timed, and what the last calls of a timed run read once more. Writes are read ba
 in both.
 """
 
+import dataclasses
 import queue
 import resource
 import threading
@@ -15,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from gdsdata.bench.data.pattern import Pattern
-from gdsdata.bench.data.transfers import Memory, Work
+from gdsdata.bench.data.transfers import Memory
 from gdsdata.bench.harness.row import Row
 from gdsdata.bench.measure import device, system
 from gdsdata.bench.peers import registry
@@ -125,10 +126,10 @@ class IoRow(Row):
 
     def verify(self, works):
         """Compares one pass (at most MOST_VERIFIED transfers) in each state of the page cache."""
-        return {"checked_bytes": sum(self.verify_one(Work(**work)) for work in works)}
+        return {"checked_bytes": sum(self.verify_one(work) for work in works)}
 
     def verify_one(self, work):
-        work.duration_s = None
+        work = dataclasses.replace(work, duration_s=None)
         if work.cache == "cold":
             system.drop([work.path])
         self.construct(work)
@@ -163,7 +164,6 @@ class IoRow(Row):
         return Pattern(work.seed).check_file(work.path, work.io_bytes, due)
 
     def run(self, work):
-        work = Work(**work)
         self.construct(work)
         self.last = {}
         served_before, requests_before = self.peer.served(), self.peer.requests()

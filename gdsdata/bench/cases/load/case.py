@@ -30,7 +30,7 @@ class Load(Case):
         return [peer for peer in super().rows_for(source, cache) if source.torch_file or not peer.reads_torch_file]
 
     def load_command(self, source):
-        return {"source": source.as_dict(), "engine": self.settings.engine}
+        return {"source": source, "engine": self.settings.engine}
 
     def touched_bytes(self, source):
         return TOUCHED_BYTES if device.is_cuda(self.device) else source.bytes + PIECE_BYTES

@@ -14,7 +14,7 @@ from gdsdata.bench.peers.protocols import WHOLE
 class LoadRow(Row):
     def __init__(self, peer, source, engine, device):
         super().__init__(peer, registry.find("load", peer), device)
-        self.source, self.engine = checkpoints.Checkpoint(**source), engine
+        self.source, self.engine = source, engine
         self.tensors = None
 
     def construct(self):

@@ -43,11 +43,11 @@ class Loader(Copying, Case):
 
     def load_command(self, source):
         return {
-            "source": source.as_dict(),
+            "source": source,
             "batch_size": self.batch_size(source),
             "seed": self.case.seed,
             "engine": self.settings.engine,
-            "copies": self.copies_told(),
+            "copies": self.copies,
         }
 
     def verify_command(self, row):

@@ -41,7 +41,3 @@ class Copying:
     def read_by(self, row):
         """The source of the files that the row reads."""
         return self.copies.get(self.copy_for(row.table.source, row.key), row.table.source)
-
-    def copies_told(self):
-        """The copies, for a command to a row's process."""
-        return {kind: copy.as_dict() for kind, copy in self.copies.items()}

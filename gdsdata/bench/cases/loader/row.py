@@ -16,11 +16,11 @@ TOUCHED_BYTES = 512 * 2**20  # more than any row allocates with the default data
 
 class LoaderRow(Row):
     def __init__(self, peer, source, batch_size, seed, engine, device, copies=None):
-        self.source = sources.Source(**source)
+        self.source = source
         super().__init__(peer, self.find(peer), device)
         self.truth = self.plain_reading()
         if kind := self.peer_class.stored_as:
-            self.source = sources.Source(**copies[kind])
+            self.source = copies[kind]
         self.batch_size, self.seed, self.engine = batch_size, seed, engine
         self.iterator = None
 

@@ -121,11 +121,11 @@ class Train(Copying, Case):
             "work": source.kind,
             "repeats": source.repeats,
             "folder": self.checkpoints,
-            "source": source.source.as_dict(),
+            "source": source.source,
             "batch_size": self.batch_size(source.kind),
             "seed": self.case.seed,
             "engine": self.settings.engine,
-            "copies": self.copies_told(),
+            "copies": self.copies,
         }
 
     def verify_command(self, row):

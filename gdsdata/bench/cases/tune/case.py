@@ -117,7 +117,7 @@ class Tune(Case):
         if source.kind == "write":
             about = {"folder": source.files[0], "tensor_bytes": source.tensor_bytes, "seed": self.case.seed}
         elif source.kind == "batches":
-            about = {"source": self.samples.as_dict(), "batch_size": self.batch_size(), "seed": self.case.seed}
+            about = {"source": self.samples, "batch_size": self.batch_size(), "seed": self.case.seed}
             kept = max(1, VERIFIED_BYTES // 8 // (self.batch_size() * self.samples.sample_bytes))
             about |= {"samples": self.cold_samples(), "verify_batches": min(8, kept)}
         return about | {"row": f"{ROWS[source.kind].__module__}:{ROWS[source.kind].__name__}"}
