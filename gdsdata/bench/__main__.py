@@ -23,6 +23,7 @@ def register():
 
 def measure(config):
     from gdsdata.bench import run
+    from gdsdata.bench.harness.process import INTERRUPTED
 
     try:
         checked = settings.settings_from(config)
@@ -30,7 +31,7 @@ def measure(config):
     except (ValueError, FileNotFoundError) as error:
         print(f"gdsdata.bench: {error}", file=sys.stderr)
         status = 2
-    if status == run.INTERRUPTED:
+    if status == INTERRUPTED:
         interrupted()
     sys.exit(status)
 

@@ -27,6 +27,7 @@ import math
 import statistics
 import sys
 from pathlib import Path
+from typing import Any
 
 from gdsdata.bench.harness.case import SCHEMA
 from gdsdata.bench.harness.tables import is_ours
@@ -161,7 +162,7 @@ def flat(value, name=""):
     """Return {dotted name: value} of nested dicts."""
     if not isinstance(value, dict):
         return {name: value}
-    found = {}
+    found: dict[str, Any] = {}
     for key, inner in value.items():
         found |= flat(inner, f"{name}.{key}" if name else key)
     return found
@@ -169,7 +170,7 @@ def flat(value, name=""):
 
 def differences(a, b):
     """Return {part: {dotted name: [A's, B's]}} of what should be the same."""
-    found = {}
+    found: dict[str, dict] = {}
     for part, (_, may_differ) in PARTS.items():
         old, new = flat(a.get(part, {})), flat(b.get(part, {}))
         names = [name for name in {**old, **new} if name.rpartition(".")[2] not in may_differ]
@@ -210,7 +211,7 @@ def compare(a, b):
 def compare_all(a, b, a_folder, b_folder):
     """Compare two runs of case=all; name cases of one run only, or without results."""
     old, new = ({row["name"]: row for row in results["rows"]} for results in (a, b))
-    found = {"case": "all", "when": [a.get("when"), b.get("when")], "cases": {}, "failed": []}
+    found: dict[str, Any] = {"case": "all", "when": [a.get("when"), b.get("when")], "cases": {}, "failed": []}
     for name in [name for name in new if name in old]:
         try:
             before, after = load(a_folder / old[name]["folder"])[0], load(b_folder / new[name]["folder"])[0]
@@ -267,7 +268,7 @@ def show_all(found, console):
     for run, names in (("A", found["only_in_a"]), ("B", found["only_in_b"])):
         for name in names:
             console.print(f"Only in {run}: case={name}", markup=False)
-    counts = collections.Counter()
+    counts: collections.Counter[str] = collections.Counter()
     for one in found["cases"].values():
         counts.update(one["verdicts"])
     console.print(f"All of {len(found['cases'])} cases: {count_text(counts)}.", style="bold", markup=False)

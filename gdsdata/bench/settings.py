@@ -84,9 +84,10 @@ def settings_from(config):
     """Return dataclasses of Hydra's configuration (an OmegaConf DictConfig), checked."""
     from omegaconf import OmegaConf
 
-    plain = OmegaConf.to_container(config, resolve=True)
+    plain: Any = OmegaConf.to_container(config, resolve=True)
+    case_settings: Any = OmegaConf.get_type(config.case)
     settings = Settings(
-        case=OmegaConf.get_type(config.case)(**plain["case"]),
+        case=case_settings(**plain["case"]),
         data=DataSettings(**plain["data"]),
         engine=plain.get("engine") or {},
         device=DeviceSettings(**plain["device"]),
@@ -110,7 +111,7 @@ def engine_schema():
 
 def documented(cls):
     """Return {name: text} of the "Attributes:" of a docstring in Google's style."""
-    _, _, behind = inspect.getdoc(cls).partition("Attributes:\n")
+    _, _, behind = (inspect.getdoc(cls) or "").partition("Attributes:\n")
     attributes = re.split(r"^\S", behind, maxsplit=1, flags=re.MULTILINE)[0]
     entries = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", attributes, re.MULTILINE)
     return {name: " ".join(text.split()).replace("``", "").rstrip(".") for name, text in entries}
@@ -118,12 +119,13 @@ def documented(cls):
 
 def help_text():
     def lines(group, cls):
+        defaults = cls()
         for item in dataclasses.fields(cls):
             # A case shows its own settings, and common ones with another default.
             hidden = item.name not in cls.__annotations__ or (group, item.name) == ("case", "name")
             if hidden or item.name == "engine" or dataclasses.is_dataclass(item.type):
                 continue
-            default = item.default if item.default is not dataclasses.MISSING else item.default_factory()
+            default = getattr(defaults, item.name)
             if isinstance(default, list):
                 default = f"[{','.join(map(str, default))}]"
             elif default is None or isinstance(default, bool):
@@ -139,7 +141,7 @@ def help_text():
         "and beside what this machine can do at most. Writes report.md, report.html, results.json and results.png to",
         "a folder of its own (hydra.run.dir=) and prints the tables.",
         "",
-        *(f"  {f'case={name}':<34} {inspect.getdoc(cls).splitlines()[0]}" for name, cls in CASES.items()),
+        *(f"  {f'case={name}':<34} {(inspect.getdoc(cls) or '').splitlines()[0]}" for name, cls in CASES.items()),
         "  data=tokens | npy | all            case=loader: which data set (default: all)",
         "  device=cpu | cuda                  where to (default: cpu)",
         "  engine=auto | posix | uring        how gdsdata's engine reads (default: auto, what a user gets)",

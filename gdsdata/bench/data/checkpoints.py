@@ -158,11 +158,10 @@ class Saved:
 
 def write_safetensors(target, size_bytes, tensor_bytes, seed, progress):
     """Write bf16 tensors of random bytes; the header is padded to whole pages."""
-    header, at = {}, 0
-    while at < size_bytes:
+    header: dict[str, dict] = {}
+    for at in range(0, size_bytes, tensor_bytes):
         end = min(at + tensor_bytes, size_bytes)
         header[f"tensor_{len(header):05}"] = {"dtype": "BF16", "shape": [(end - at) // 2], "data_offsets": [at, end]}
-        at = end
     text = json.dumps(header).encode()
     text += b" " * (-(len(text) + 8) % 4096)
     generator = np.random.Generator(np.random.SFC64(seed))

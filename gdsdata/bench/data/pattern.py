@@ -69,7 +69,7 @@ class Pattern:
             for offset in range(0, size_bytes, len(piece)):
                 part = piece[: min(len(piece), size_bytes - offset)]
                 self.stamp(part, [offset])
-                file.write(part)
+                file.write(part.data)
                 progress(len(part))
             os.fsync(file.fileno())
 

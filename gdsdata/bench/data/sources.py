@@ -115,10 +115,9 @@ def describe_tokens(files, dtype, seq_len, stride, origin):
 
 
 def describe_npy(files, origin):
-    headers, first = [], None
+    headers, first = [], read_npy_header(files[0])[:2]
     for file in files:
         shape, dtype, header = read_npy_header(file)
-        first = first or (shape, dtype)
         if (shape, dtype) != first:
             raise DataError(f"{file} is {dtype} {shape}, {files[0]} {first[1]} {first[0]}: batches need equal shapes")
         headers.append(header)
@@ -144,7 +143,7 @@ class Truth:
 
     def __init__(self, source):
         self.source = source
-        self.ids = None  # {checksum: ids}, made by the first `ids_of`
+        self.ids: dict[int, list[int]] | None = None  # {checksum: ids}, made by the first `ids_of`
 
     def batch(self, ids, dtype):
         rows = np.stack([self.sample(int(index)) for index in ids])
@@ -159,10 +158,10 @@ class Truth:
         if self.ids is None:
             self.ids = {}
             for index in range(self.source.samples):
-                self.ids.setdefault(zlib.crc32(np.ascontiguousarray(self.sample(index))), []).append(index)
+                self.ids.setdefault(zlib.crc32(np.ascontiguousarray(self.sample(index)).data), []).append(index)
         found, seen = [], set(seen)
         for place, one in enumerate(batch):
-            alike = self.ids.get(zlib.crc32(np.ascontiguousarray(one)), [])
+            alike = self.ids.get(zlib.crc32(np.ascontiguousarray(one).data), [])
             left = [index for index in alike if index not in seen]
             if not left:
                 why = "came before in the epoch" if alike else "is none of the data's"

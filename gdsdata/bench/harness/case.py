@@ -5,8 +5,10 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Callable, Iterable
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 from gdsdata.bench.harness.process import ENDING_SECONDS, MODULE_ARGUMENTS, RowFailed, RowProcess, without_interrupts
 from gdsdata.bench.harness.tables import Row, Table, is_ours
@@ -64,7 +66,12 @@ class Case:
     - `run(row)` is one run, with the page cache as the table wants it.
     """
 
-    no_peers = ()  # keys of rows that others are not compared with
+    no_peers: tuple[str, ...] = ()  # keys of rows that others are not compared with
+    sources: Callable[[], Iterable[Any]]
+    dtypes: Callable[..., Iterable[str]]
+    load_command: Callable[..., dict[str, Any]]
+    touched_bytes: Callable[..., int]
+    run: Callable[..., dict[str, Any]]
 
     def __init__(self, settings, folder, progress):
         self.settings, self.folder, self.progress = settings, Path(folder), progress
@@ -114,7 +121,7 @@ class Case:
                 self.find(key)  # a clear error for a name that is no row
         with open(self.folder / "rows.log", "wb") as self.log:
             try:
-                self.limits_process = self.process("limits") if is_cuda(self.device) else None
+                self.limits_process: Any = self.process("limits") if is_cuda(self.device) else None
                 if self.limits_process:
                     results["device"] = self.limits_process.ask("device", device=self.device)
                 for source in self.sources():
@@ -260,7 +267,7 @@ class Case:
 
     def time_table(self, table):
         """Fill the rows' runs; return the limits that were measured between them."""
-        turns = []
+        turns: list[dict] = []
         try:
             self.take_turns(table, turns)
         except KeyboardInterrupt:
@@ -332,7 +339,7 @@ class Case:
         rows = [self.summary(row) for row in table.rows]
         rates = {row["key"]: row["gb_per_s"]["median"] for row in rows if row["gb_per_s"]}
         others = {key: rate for key, rate in rates.items() if not is_ours(key) and key not in self.no_peers}
-        best = max(others, key=others.get) if others else None
+        best = max(others, key=others.__getitem__) if others else None
         for row in rows:
             rate = rates.get(row["key"])
             row["best_peer"] = best

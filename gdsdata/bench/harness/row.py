@@ -18,6 +18,7 @@ import importlib
 import sys
 import traceback
 from multiprocessing.connection import Connection
+from typing import Any
 
 from gdsdata.bench.measure import device, system
 
@@ -34,7 +35,7 @@ class Row:
 
     def __init__(self, key, peer_class, device_name):
         self.key, self.peer_class, self.device = key, peer_class, device_name
-        self.peer = None
+        self.peer: Any = None
         device.open_context(self.device)
 
     def describe(self):
@@ -75,7 +76,7 @@ def answer_to(row, do, command):
         row = getattr(importlib.import_module(module), name)(**command)
         return row, row.describe()
     if do in ("device", "pinned_copy"):
-        return row, {"device": device.describe, "pinned_copy": device.pinned_copy}[do](**command)
+        return row, getattr(device, "describe" if do == "device" else do)(**command)
     return row, getattr(row, {"close": "after"}.get(do, do))(**command)
 
 

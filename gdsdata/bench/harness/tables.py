@@ -21,7 +21,7 @@ class Row:
         sizes = [run["bytes"] / 1e9 for run in self.runs]
         rates = [size / run["seconds"] for size, run in zip(sizes, self.runs, strict=True)]
         costs = [run["cpu_seconds"] / size for run, size in zip(self.runs, sizes, strict=True) if size]
-        served = collections.Counter()
+        served: collections.Counter[str] = collections.Counter()
         for run in self.runs:
             served.update(run["served"])
         return {

@@ -61,9 +61,9 @@ class NativeAio:
     """io_setup(2) and its companions through ctypes."""
 
     def __init__(self, depth):
-        self.numbers = SYSCALLS.get(platform.machine())
-        if self.numbers is None:
+        if platform.machine() not in SYSCALLS:
             raise OSError(errno.ENOSYS, f"native AIO's system call numbers are not known here for {platform.machine()}")
+        self.numbers = SYSCALLS[platform.machine()]
         self.context, self.depth, self.events = ctypes.c_ulong(0), depth, np.zeros(depth, EVENT)
         self.call("io_setup", depth, ctypes.byref(self.context))
 
@@ -323,7 +323,7 @@ def limit_of(found):
         rates = {name: rate for name, rate in rates.items() if name == "direct_sequential"}
     if not rates:
         return None, next(iter(found.values()))["unavailable"]
-    best = max(rates, key=rates.get)
+    best = max(rates, key=rates.__getitem__)
     if best == "direct_sequential":
         return rates[best], "O_DIRECT, 1 MiB x 32"
     _, _, kib, _, depth = best.split("_")

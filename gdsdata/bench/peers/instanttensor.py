@@ -11,7 +11,7 @@ class InstantTensor(LoadPeer):
     setting = "instanttensor.safe_open, defaults: direct I/O on a disk"
     package, devices = "instanttensor", ("cuda",)
     path = "direct I/O"
-    policy = None
+    policy = ""
 
     def load(self):
         import instanttensor

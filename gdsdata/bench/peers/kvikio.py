@@ -6,6 +6,7 @@ of pages do not.
 """
 
 import os
+from typing import Any
 
 from gdsdata.bench.data.checkpoints import describe_safetensors
 from gdsdata.bench.data.made import sync
@@ -79,7 +80,7 @@ class Load(LoadPeer):
     key, name = "kvikio", "kvikio, defaults"
     setting = "kvikio.CuFile.read into one tensor, defaults"
     package, devices = "kvikio", ("cuda",)
-    options = {}
+    options: dict[str, Any] = {}
 
     def load(self):
         configure(self.options)
@@ -147,7 +148,7 @@ class Transfers(TransferPeer):
         "kvikio.CuFile.pread and pwrite by POSIX (O_DIRECT, but for the page cache), batches of futures; as many "
         "threads as case.threads, at most 64"
     )
-    options = {"compat_mode": "ON"}
+    options: dict[str, Any] = {"compat_mode": "ON"}
 
     def __init__(self, work, memory, device_name, engine):
         super().__init__(work, memory, device_name, engine)

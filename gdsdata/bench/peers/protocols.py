@@ -4,6 +4,8 @@ import contextlib
 import functools
 import os
 import types
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -19,9 +21,10 @@ class Peer:
     setting = ""  # one sentence for the report
     package = ""  # what has to be installed
     path = ""  # how its bytes come, if it does not count them: mmap, read, write, ...
-    kinds = ()
-    caches = ()
-    devices = ("cpu", "cuda")
+    kinds: tuple[str, ...] = ()
+    caches: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ("cpu", "cuda")
+    device: str
 
     @functools.cached_property
     def on_gpu(self):
@@ -128,6 +131,7 @@ class WorkersPeer(BatchPeer):
     """Has a `loader`: a DataLoader of torch's, or of a class that is made like it."""
 
     workers = 0
+    loader: Any
 
     @classmethod
     def with_workers(cls, count):
@@ -157,7 +161,7 @@ class WorkersPeer(BatchPeer):
         super().close()
 
 
-class ChoosesWorkers:
+class ChoosesWorkers(WorkersPeer):
     """Comes before a WorkersPeer of case=train, which tries how many are fastest.
 
     Copies to a GPU go ahead on a stream of their own.
@@ -224,8 +228,8 @@ class CheckpointPeer(Peer):
     `load(into, path)` if it `loads` one.
     """
 
-    kinds = ("save", "load")
-    caches = ("new", "replaced", "warm", "cold")  # without "replaced": it takes no path of an older checkpoint
+    kinds: tuple[str, ...] = ("save", "load")
+    caches: tuple[str, ...] = ("new", "replaced", "warm", "cold")  # no "replaced": it takes no older checkpoint's path
     saves = loads = ""  # formats; "" if it does not
     way_out, way_in = "write", "read"  # `path` of saving and loading
     is_stock = False  # It is the format's own library: it verifies what others save.
@@ -273,7 +277,7 @@ def fill(into, tensors):
 class Borrowed(CheckpointPeer):
     """A LoadPeer as a row of case=checkpoint: its tensors are copied on the device."""
 
-    library = None
+    library: Any = None
     loads, kinds, devices = "safetensors", ("load",), ("cuda",)
 
     def load(self, into, path):
@@ -301,7 +305,7 @@ class TransferPeer(Peer):
 
     submit = "sync"  # `threads` threads with a transfer each; "batch": `batch_calls` calls; "async": futures
     xfer = "cpu"  # or cpu_gpu (by way of host memory), gpu (straight), any: as the device asks
-    caches = ("cold", "warm", "direct")
+    caches: tuple[str, ...] = ("cold", "warm", "direct")
 
     def __init__(self, work, memory, device_name, engine):
         self.work, self.memory, self.device = work, memory, device_name
@@ -336,7 +340,7 @@ class TensorPeer(Peer):
     """
 
     kinds = ("read", "write")
-    caches = ("warm", "cold", "replaced", "in_place")
+    caches: tuple[str, ...] = ("warm", "cold", "replaced", "in_place")
     path = ""  # "" is by read and write
     tried = False  # case=tensor: only trying shows whether it works here
     direct = False  # needs a file system with O_DIRECT
@@ -372,6 +376,8 @@ class UnsyncedTensorPeer(TensorPeer):
 
     A class has `store(tensor, path)`, which writes the first bytes of a file, or of a new one.
     """
+
+    store: Callable[..., None]
 
     def write(self, tensor):
         device.wait_for_stream(self.device)  # It has made what is to be written.

@@ -19,7 +19,7 @@ LIBRARIES = (
     "torch_checkpoints", "safetensors", "torch_checkpointing", "torchsnapshot", "instanttensor", "fastsafetensors",
     "kvikio", "torch_gds", "deepnvme",
 )  # fmt: skip
-REGISTERED = collections.defaultdict(list)  # classes by case
+REGISTERED: dict[str, list] = collections.defaultdict(list)  # classes by case
 
 
 def serves(*cases):

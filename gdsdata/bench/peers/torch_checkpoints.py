@@ -1,6 +1,7 @@
 """torch.save, torch.load and torch's DCP: rows of case=load, checkpoint, train."""
 
 import os
+from typing import Any
 
 import torch
 
@@ -84,6 +85,8 @@ class TorchAsync(AsyncPeer):
         "all saves, whose memory is used again: for a GPU pinned, with non-blocking copies; done when it returns. "
         "Where torch closes it (2.11): one FileSystemWriter(cache_staged_state_dict=True) for all saves"
     )
+    saving: Any = None
+    caching: Any = None  # the writer that keeps the memory, once torch has closed the stager
 
     def open(self, folder, state_bytes):
         from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
@@ -98,17 +101,16 @@ class TorchAsync(AsyncPeer):
 
         self.saved = os.path.join(self.folder, f"step-{step}")
         try:
-            if self.stager is not None:
+            if self.caching is None:
                 writer = dcp.FileSystemWriter(self.saved, thread_count=THREADS, sync_files=True)
-                more = {"storage_writer": writer, "async_stager": self.stager}
+                more: dict[str, Any] = {"storage_writer": writer, "async_stager": self.stager}
             else:
                 more = {"storage_writer": self.caching, "checkpoint_id": self.saved}
             self.saving = dcp.async_save({"model": state}, no_dist=True, **more)
         except KeyError:
-            if self.stager is None:
+            if self.caching is not None:
                 raise
-            # Torch 2.11 closes the stager after the first save. The writer then keeps the memory.
-            self.stager = None
+            # Torch 2.11 closes the stager after the first save.
             self.caching = dcp.FileSystemWriter(
                 self.saved, thread_count=THREADS, sync_files=True, cache_staged_state_dict=True
             )
@@ -138,8 +140,6 @@ class TorchSaveUnsynced(AsyncPeer):
 
 class DcpAsyncOneAtATime(TorchAsync):
     """Waits for the save before it: torch wants one at a time."""
-
-    saving = None
 
     def save(self, state, step):
         if self.saving is not None:

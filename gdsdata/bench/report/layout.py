@@ -1,12 +1,13 @@
 """How a case's results are laid out: its tables, its notes and its picture."""
 
 import inspect
+from collections.abc import Callable
 from pathlib import Path
 
 from gdsdata.bench.harness.case import BROKEN_OFF
 from gdsdata.bench.harness.tables import is_ours
 from gdsdata.bench.report import picture
-from gdsdata.bench.report.columns import hundredths, three_digits, whole
+from gdsdata.bench.report.columns import Column, hundredths, three_digits, whole
 
 HERE = Path(__file__).parent
 VERIFIED = {
@@ -19,9 +20,10 @@ VERIFIED = {
 class Layout:
     """A case's layout sets `columns`, has `title(rows)`, and notes.md beside its file."""
 
-    columns = ()
+    columns: tuple[Column, ...] = ()
+    title: Callable[..., str]
     picture_title = "GB per second by row"
-    grouped_by = ("data", "dtype", "cache")  # the rows of one table have these in common
+    grouped_by: tuple[str, ...] = ("data", "dtype", "cache")  # the rows of one table have these in common
 
     def __init__(self, results):
         self.results, self.device = results, results.get("device", {"name": "cpu"})["name"]
@@ -37,7 +39,7 @@ class Layout:
 
     def groups(self):
         """Return the rows of each table, in the order measured."""
-        found = {}
+        found: dict[tuple, list] = {}
         for row in self.results["rows"]:
             found.setdefault(tuple(row[name] for name in self.grouped_by), []).append(row)
         return list(found.values())

@@ -63,8 +63,8 @@ def show(layout, console):
         table.add_column("", no_wrap=True)
         columns = [column for column in layout.columns_of(rows) if column.on_terminal]
         for column in columns:
-            justify, is_path = "left" if column.is_text else "right", column.heading == "path"
-            table.add_column(column.heading.replace(" (", "\n("), justify=justify, no_wrap=not is_path, overflow="fold")
+            heading, wraps = column.heading.replace(" (", "\n("), column.heading == "path"
+            table.add_column(heading, justify="left" if column.is_text else "right", no_wrap=not wraps, overflow="fold")
         for row in rows:
             table.add_row(*cells(row, columns), style="bold" if is_ours(row["key"]) else None)
         console.print(table)

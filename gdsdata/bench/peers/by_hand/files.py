@@ -190,4 +190,4 @@ class Plain(TransferPeer):
     def close(self):
         if self.fd >= 0:
             os.close(self.fd)
-        self.fd, self.view, self.host = -1, None, None
+        self.fd, self.view, self.host = -1, memoryview(b""), None

@@ -5,6 +5,7 @@ import contextlib
 import os
 import queue
 import threading
+from typing import Any
 
 import numpy as np
 import torch
@@ -63,7 +64,7 @@ class ReadRing(BatchPeer):
             self.copied = [device.copied_event() for _ in range(self.depth)]
         else:
             self.ring = [torch.from_numpy(self.read.empty(self.batch_size)) for _ in range(self.depth)]
-        self.work = queue.SimpleQueue()
+        self.work: queue.SimpleQueue = queue.SimpleQueue()
         self.workers = [threading.Thread(target=self.fill, args=(self.work,), daemon=True) for _ in range(self.threads)]
         for worker in self.workers:
             worker.start()
@@ -84,11 +85,11 @@ class ReadRing(BatchPeer):
 
     def epoch(self, epoch):
         order = shuffled(self.source.samples, self.seed, epoch).split(self.batch_size)
-        flying = collections.deque()  # (a batch's buffer, what its reads came to)
+        flying: collections.deque = collections.deque()  # (a batch's buffer, what its reads came to)
 
         def ask(at):
             if at < len(order):
-                ids, slot, done = order[at].tolist(), at % self.depth, queue.SimpleQueue()
+                ids, slot, done = order[at].tolist(), at % self.depth, queue.SimpleQueue[Any]()
                 buffer = self.ring[slot][: len(ids)]
                 flying.append((buffer, done))
                 for index, place in zip(ids, buffer.numpy(), strict=True):

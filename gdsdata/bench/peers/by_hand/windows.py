@@ -1,6 +1,7 @@
 """Windows of tokens gathered by hand from memory maps: rows of case=loader."""
 
 import mmap
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -14,11 +15,12 @@ def open_windows(source, advice=None):
     """Map each file as a tensor (windows, seq_len + 1); nothing is copied."""
     windows = []
     for path, header, count in zip(source.files, source.headers, source.counts, strict=True):
-        # Copy on write: torch warns of read-only memory, though nothing here writes.
-        tokens = np.memmap(path, dtype=source.dtype, mode="c", offset=header)
+        with open(path, "rb") as file:
+            # Copy on write: torch warns of read-only memory, though nothing here writes.
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         if advice is not None:
-            tokens._mmap.madvise(advice)
-        flat = torch.from_numpy(np.asarray(tokens))
+            mapped.madvise(advice)
+        flat = torch.from_numpy(np.frombuffer(mapped, source.dtype, offset=header))
         windows.append(flat.as_strided((count, source.shape[0]), (source.stride, 1)))
     return windows
 
@@ -58,6 +60,8 @@ class Gather(BatchPeer):
     """
 
     path, kinds = "mmap", ("tokens",)
+    gather: Callable[..., torch.Tensor]
+    gather_into: Callable[..., None]
 
     def open(self):
         if self.on_gpu:
@@ -78,7 +82,7 @@ class Gather(BatchPeer):
 class IndexSelect(Gather):
     key, name = "index_select", "torch.index_select"
     setting = "by hand: torch.index_select over a strided view of the memmap, on all cores"
-    advice = None
+    advice: int | None = None
 
     def open(self):
         super().open()

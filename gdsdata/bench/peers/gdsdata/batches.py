@@ -22,7 +22,7 @@ SETTLE_SECONDS = 60.0
 class Batches(BatchPeer):
     key, name = "gdsdata", "gdsdata"
     setting = "GDSDataset as documented; every batch is the caller's to keep"
-    residency = None  # of gdsdata.Reading
+    residency: str | None = None  # of gdsdata.Reading
 
     def layout(self):
         """Return the format."""

@@ -45,6 +45,8 @@ class Counts:
 class Counted:
     """Comes before a CheckpointPeer whose `counts` are the engines'."""
 
+    counts: Counts
+
     def served(self):
         return self.counts.served()
 

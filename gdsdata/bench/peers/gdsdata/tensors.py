@@ -1,12 +1,13 @@
 """read_tensor, write_tensor and Engine: rows of case=load, latency and tensor."""
 
 import functools
+from typing import Any
 
 import torch
 
 import gdsdata
 from gdsdata.bench.peers.gdsdata.transfers import CuFile
-from gdsdata.bench.peers.protocols import WHOLE, LoadPeer, TensorPeer, counted
+from gdsdata.bench.peers.protocols import WHOLE, LoadPeer, Peer, TensorPeer, counted
 from gdsdata.bench.peers.registry import serves
 from gdsdata.io.calibration import calibrated
 from gdsdata.io.engine import resolved, shared_engine
@@ -19,10 +20,12 @@ def engine_of(options, device_name, path):
     return shared_engine(calibrated(options, path, where, measure=False), where)
 
 
-class OfEngine:
+class OfEngine(Peer):
     """Comes before a peer with a `file`: its engine's options and counts."""
 
-    forced = {}  # options of the row itself
+    forced: dict[str, str] = {}  # options of the row itself
+    engine: dict[str, Any]
+    file: str
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
@@ -38,9 +41,9 @@ class Load(OfEngine, LoadPeer):
     key, name = "gdsdata", "gdsdata"
     setting = "gdsdata.read_tensor of the whole data as one uint8 tensor"
 
-    @property
-    def file(self):
-        return self.source.path
+    def __init__(self, source, *more):
+        self.file = source.path
+        super().__init__(source, *more)
 
     def load(self):
         source = self.source
@@ -73,7 +76,7 @@ class Tensor(OfEngine, TensorPeer):
     def __init__(self, *arguments):
         super().__init__(*arguments)
         # The two functions take no options.
-        self.calls = None if self.options == gdsdata.EngineOptions() else gdsdata.Engine(self.options)
+        self.calls: Any = None if self.options == gdsdata.EngineOptions() else gdsdata.Engine(self.options)
 
     def read(self):
         if self.calls:

@@ -2,6 +2,7 @@
 
 import ctypes.util
 import os
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +19,9 @@ class Batches(TransferPeer):
 
     key, name, submit, xfer = "gdsdata_batch", "gdsdata, batches", "batch", "any"
     setting = "one engine; calls of it that carry many transfers each (case.batch_calls of them share the depth)"
-    backend = None
+    backend = ""
+    engine: Any
+    file: Any  # an Output, or a FileTable of one
 
     def __init__(self, work, memory, device_name, engine):
         super().__init__(work, memory, device_name, engine)
@@ -29,9 +32,9 @@ class Batches(TransferPeer):
         self.place = io_engine.resolved(self.device)
         self.engine = io_engine.shared_engine(self.options, self.place)
         if self.work.writes:
-            self.output = io_engine.Output(self.work.path, self.work.file_bytes)
+            self.file = io_engine.Output(self.work.path, self.work.file_bytes)
         else:
-            self.files = io_engine.table_of_one(self.work.path)
+            self.file = io_engine.table_of_one(self.work.path)
         shares = max(self.shares())
         self.zeros, self.sizes = np.zeros(shares, np.int32), np.full(shares, self.work.io_bytes, np.int64)
         self.steps = np.arange(shares, dtype=np.int64) * self.work.io_bytes
@@ -41,13 +44,13 @@ class Batches(TransferPeer):
         memory, places, sizes = self.memory.tensor, self.steps[:count] + place * self.work.io_bytes, self.sizes[:count]
         before = self.engine.mark(io_engine.stream_of(self.place))
         if self.work.writes:
-            self.output.write(self.engine, offsets, sizes, memory, places, False, before, False)
+            self.file.write(self.engine, offsets, sizes, memory, places, False, before, False)
         else:
-            self.engine.read_many(self.files, self.zeros[:count], offsets, sizes, memory, places, False, before, False)
+            self.engine.read_many(self.file, self.zeros[:count], offsets, sizes, memory, places, False, before, False)
 
     def commit(self):
         if self.work.writes:
-            self.output.commit()
+            self.file.commit()
 
     def statistics(self):
         return self.engine.statistics()
@@ -59,7 +62,7 @@ class Batches(TransferPeer):
         return self.statistics()["requests"]
 
     def close(self):
-        self.engine = self.output = self.files = None
+        self.engine = self.file = None
 
 
 @serves("io")
