@@ -10,13 +10,14 @@ from gdsdata.bench.cases.io.settings import IoSettings
 from gdsdata.bench.cases.latency.settings import LatencySettings
 from gdsdata.bench.cases.load.settings import LoadSettings
 from gdsdata.bench.cases.loader.settings import LoaderSettings
+from gdsdata.bench.cases.settings import CaseSettings
 from gdsdata.bench.cases.startup.settings import StartupSettings
 from gdsdata.bench.cases.tensor.settings import TensorSettings
 from gdsdata.bench.cases.train.settings import TrainSettings
 from gdsdata.bench.cases.tune.settings import TuneSettings
 
 # By name, in the order of case=all and --help.
-SETTINGS = {
+SETTINGS: dict[str, type[CaseSettings]] = {
     "loader": LoaderSettings,
     "load": LoadSettings,
     "checkpoint": CheckpointSettings,

@@ -15,7 +15,7 @@ def tables_with(layout, field):
 
 def looks(keys, ours, others):
     """{key: its look}, the same in every panel; gdsdata's rows take those of `ours`."""
-    found = {}
+    found: dict = {}
     for palette, are_ours in ((ours, True), (others, False)):
         ones = [key for key in keys if is_ours(key) == are_ours]
         found |= dict(zip(ones, itertools.cycle(palette), strict=False))
@@ -24,7 +24,7 @@ def looks(keys, ours, others):
 
 def legend(figure, columns, loc="outside lower center", **style):
     """Draws a legend of all that the panels have labeled, each label once."""
-    found = {}
+    found: dict = {}
     for axis in figure.axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             found.setdefault(label, handle)

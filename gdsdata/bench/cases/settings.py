@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import dataclass, field, fields
+from typing import ClassVar
 
 PAGE_BYTES = 4096
 
@@ -78,7 +79,7 @@ class CaseSettings:
     """The settings of every case."""
 
     MAKES = ""  # what a case makes that takes no data.path
-    SMALL = {}  # the most that quick=true leaves of numbers
+    SMALL: ClassVar[dict] = {}  # the most that quick=true leaves of numbers
 
     name: str = setting("", "what is measured: the class's name, as the group sets it (default: case=loader)")
     rows: list[str] = setting(

@@ -82,7 +82,7 @@ class All:
                 error = f"it ended with {status}; see {name}/{OUTPUT}"
         row = {
             "data": name, "dtype": "", "cache": "", "key": "gdsdata", "name": name,
-            "setting": inspect.getdoc(AllSettings.SINGLE[name]).splitlines()[0], "folder": name,
+            "setting": (inspect.getdoc(AllSettings.SINGLE[name]) or "").splitlines()[0], "folder": name,
             "command": ["python", *command[1:]], "status": status, "error": error, "failed_rows": failed,
             "took_s": time.monotonic() - started, "verified": rest_verified(found),
         }  # fmt: skip
@@ -112,16 +112,16 @@ class All:
         """
         with open(output, "wb") as log:
             # In a session of its own: Ctrl-C is passed on to it, once, and it writes its report.
-            pipes = {"stdout": log, "stderr": subprocess.PIPE}
-            process = subprocess.Popen(command, **pipes, env=environment(), start_new_session=True)
+            ours = environment()
+            process = subprocess.Popen(command, stdout=log, stderr=subprocess.PIPE, env=ours, start_new_session=True)
 
-            def pass_on():
-                for line in process.stderr:
+            def pass_on(lines):
+                for line in lines:
                     log.write(line)
                     log.flush()
                     self.progress.say(line.decode(errors="replace").rstrip().removeprefix("gdsdata.bench: "))
 
-            passing = threading.Thread(target=pass_on)
+            passing = threading.Thread(target=pass_on, args=(process.stderr,))
             passing.start()
             try:
                 return process.wait()

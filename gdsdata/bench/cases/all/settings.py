@@ -1,6 +1,7 @@
 """The settings of case=all, and their small values of quick=true."""
 
 from dataclasses import dataclass, fields
+from typing import ClassVar
 
 from gdsdata.bench.cases.settings import CaseSettings, one_of, setting
 
@@ -10,7 +11,7 @@ class AllSettings(CaseSettings):
     """Every other case, one after the other, and one page of them all."""
 
     MAKES = "its data"
-    SINGLE = {}  # the other cases' settings, by name; the package of cases fills it
+    SINGLE: ClassVar[dict[str, type[CaseSettings]]] = {}  # of the other cases, by name; the package of cases fills it
 
     cases: list[str] = setting([], "only these cases, e.g. [loader,io], in this order; empty: all there are")
     settings: list[str] = setting(

@@ -3,6 +3,7 @@
 import os
 import statistics
 import time
+from typing import Any
 
 from gdsdata.bench.cases.checkpoint import stock
 from gdsdata.bench.data import checkpoints
@@ -18,10 +19,12 @@ STEPS_S = 2.0  # of steps with nothing beside them
 class CheckpointRow(Row):
     """`tensors` is the state that is saved, or what a load fills."""
 
+    tensors: Any = None
+
     def __init__(self, peer, kind, state, engine, device):
         super().__init__(peer, registry.find("checkpoint", peer), device)
         self.kind, self.state, self.engine = kind, state, engine
-        self.tensors, self.staging_bytes = None, 0
+        self.staging_bytes = 0
 
     def describe(self):
         said, peer = super().describe(), self.peer_class

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import torch
 
-from gdsdata.bench.data.checkpoints import Saved, read_exactly
+from gdsdata.bench.data.checkpoints import Saved
+from gdsdata.bench.data.pieces import read_exactly
 from gdsdata.bench.harness.tables import is_ours
 from gdsdata.bench.peers import registry
 from gdsdata.bench.peers.protocols import flat_bytes

@@ -159,7 +159,7 @@ class Io(Case):
             )
 
     def compared(self, table, limit, limit_name):
-        self.no_peers = [one.key for one in table.rows if went_through_cache(one)]
+        self.no_peers = tuple(one.key for one in table.rows if went_through_cache(one))
         return super().compared(table, limit, limit_name)
 
     def take_limits(self, table, seconds):

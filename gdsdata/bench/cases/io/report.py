@@ -38,7 +38,7 @@ class IoLayout(Layout):
 
     def sweep(self):
         """{(kind of work, state of the cache): {row: {depth: [(I/O bytes, GiB/s)]}}}"""
-        found = {}
+        found: dict[tuple, dict] = {}
         for row in self.results["rows"]:
             if row.get("through_cache"):  # It was to go past the cache: this is no point of that state.
                 continue

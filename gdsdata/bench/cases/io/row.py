@@ -12,6 +12,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -83,7 +84,7 @@ class Drive:
 
     def keep_futures(self):
         """Times each future from its submission to when its own thread sets it done."""
-        done, flying = queue.SimpleQueue(), 0
+        done, flying = queue.SimpleQueue[Any](), 0
 
         def start(place):
             offsets = self.offsets.take(1)
@@ -113,9 +114,11 @@ class Drive:
 
 
 class IoRow(Row):
+    memory: Any = None
+
     def __init__(self, peer, engine, device):
         super().__init__(peer, registry.find("io", peer), device)
-        self.engine, self.memory, self.last = engine, None, {}
+        self.engine, self.last = engine, {}
 
     def construct(self, work):
         places = max(work.depth, work.threads) if self.peer_class.submit == "sync" else work.depth

@@ -141,7 +141,8 @@ class Latency(Case):
         if source.work == "read":
             system.drop(source.files)  # Bytes that were written to verify may still be on their way out.
             return limits.direct_io(source.files, limits.sequential_requests(source.files, request), depth, seconds)
-        found, ends = [], time.perf_counter() + seconds
+        found: list[dict] = []
+        ends = time.perf_counter() + seconds
         while not found or time.perf_counter() < ends:
             if state == "in_place":
                 # Within the tensor, so that the file keeps its size: the next row would pay for it.

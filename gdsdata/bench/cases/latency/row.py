@@ -2,6 +2,7 @@
 
 import os
 import time
+from typing import Any
 
 import torch
 
@@ -20,7 +21,8 @@ class LatencyRow(Row):
     """
 
     case = "latency"
-    torch_threads = 1  # Others that compared bytes would still spin while the next call is timed.
+    keeps_device_memory = True
+    torch_threads: int | None = 1  # Others that compared bytes would still spin while the next call is timed.
 
     def __init__(self, peer, work, path, tensor_bytes, seed, engine, device):
         super().__init__(peer, registry.find(self.case, peer), device)
@@ -28,11 +30,8 @@ class LatencyRow(Row):
             torch.set_num_threads(self.torch_threads)
         self.work, self.path, self.tensor_bytes = work, path, tensor_bytes
         self.seed, self.engine = seed, engine
-        self.tensor = self.expected = None
-
-    def prepare(self, touched_bytes):
-        """Torch keeps its device memory, so that no row is timed for getting it from the driver."""
-        super().prepare(touched_bytes, release=False)
+        self.tensor: Any = None
+        self.expected: Any = None
 
     def get_ready(self, state, check):
         """Makes the file as the state wants it, the peer, and the bytes: all before the clock."""
@@ -76,7 +75,8 @@ class LatencyRow(Row):
         for _ in range(warm_up):
             self.once()
         self.cpu_used, self.resident = 0.0, []
-        served_before, latencies = self.peer.served(), []
+        served_before = self.peer.served()
+        latencies: list[float] = []
         ends = time.perf_counter() + run_seconds
         while len(latencies) < iterations and (len(latencies) < LEAST_ITERATIONS or time.perf_counter() < ends):
             latencies.append(self.once())

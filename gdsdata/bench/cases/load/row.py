@@ -12,6 +12,8 @@ from gdsdata.bench.peers.protocols import WHOLE
 
 
 class LoadRow(Row):
+    keeps_device_memory = True
+
     def __init__(self, peer, source, engine, device):
         super().__init__(peer, registry.find("load", peer), device)
         self.source, self.engine = source, engine
@@ -19,10 +21,6 @@ class LoadRow(Row):
 
     def construct(self):
         self.peer = self.peer_class(self.source, self.device, self.engine)
-
-    def prepare(self, touched_bytes):
-        """Torch keeps its device memory, so that no row is timed for getting it from the driver."""
-        super().prepare(touched_bytes, release=False)
 
     def close(self):
         self.tensors = None
@@ -45,7 +43,7 @@ class LoadRow(Row):
                 if checkpoints.checksum(flat[name]) != self.source.checksums[name]:
                     raise ValueError(f"tensor {name!r}: its bytes are not what the file holds")
         finally:
-            flat = whole = None
+            flat, whole = {}, None
             self.close()
         return {"checked_bytes": self.source.bytes}
 

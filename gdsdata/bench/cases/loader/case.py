@@ -5,13 +5,12 @@ import numpy as np
 from gdsdata.bench.cases.loader.copying import Copying
 from gdsdata.bench.cases.loader.row import TOUCHED_BYTES, VERIFIED_BYTES
 from gdsdata.bench.data import sources
-from gdsdata.bench.harness.case import Case
 from gdsdata.bench.measure import limits, system
 
 OPENING_BATCHES = 8  # Read before a cold run, so that it times storage, and not the first touch of memory.
 
 
-class Loader(Copying, Case):
+class Loader(Copying):
     def sources(self):
         settings = self.settings.data
         kinds = [settings.kind]

@@ -2,11 +2,12 @@
 
 from gdsdata.bench.data.copies import copied
 from gdsdata.bench.data.made import data_folder
+from gdsdata.bench.harness.case import Case
 from gdsdata.bench.harness.process import RowFailed
 
 
-class Copying:
-    """Comes before Case, and makes copies for its rows; sources are, or have, a Source."""
+class Copying(Case):
+    """Makes copies for its rows; sources are, or have, a Source."""
 
     def __init__(self, *arguments):
         super().__init__(*arguments)

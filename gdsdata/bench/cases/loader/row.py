@@ -2,6 +2,7 @@
 
 import gc
 import time
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,9 @@ VERIFIED_BYTES = 160 * 2**20  # Batches that are kept for verifying take no more
 TOUCHED_BYTES = 512 * 2**20  # more than any row allocates with the default data sets
 
 
-class LoaderRow(Row):
+class BatchRow(Row):
+    """Makes the peer of case=loader and case=train, and compares its batches with plain reading."""
+
     def __init__(self, peer, source, batch_size, seed, engine, device, copies=None):
         self.source = source
         super().__init__(peer, self.find(peer), device)
@@ -22,7 +25,6 @@ class LoaderRow(Row):
         if kind := self.peer_class.stored_as:
             self.source = copies[kind]
         self.batch_size, self.seed, self.engine = batch_size, seed, engine
-        self.iterator = None
 
     def find(self, key):
         return registry.find("loader", key)
@@ -34,10 +36,6 @@ class LoaderRow(Row):
         """Makes and settles the peer; returns the first epoch that counts."""
         self.peer = self.peer_class(self.source, self.batch_size, dtype, self.seed, self.engine, self.device)
         return self.peer.settle()
-
-    def close(self):
-        self.iterator = None
-        super().close()
 
     def verify(self, dtype, batches):
         """Compares the first batches of two epochs with numpy; kept ones at the end."""
@@ -84,6 +82,14 @@ class LoaderRow(Row):
                 f"{int(ids[wrong[0]])} at place {int(wrong[0])}"
             )
 
+
+class LoaderRow(BatchRow):
+    iterator: Any = None
+
+    def close(self):
+        self.iterator = None
+        super().close()
+
     def open(self, dtype, batches):
         """The first batch's time, and whether the loader is left open with its memory touched.
 
@@ -91,7 +97,8 @@ class LoaderRow(Row):
         """
         started = time.perf_counter()
         self.construct(dtype)
-        iterator, first = iter(self.peer.epoch(0)), None
+        first: Any = None
+        iterator = iter(self.peer.epoch(0))
         for _ in zip(range(batches), iterator, strict=False):
             first = first or self.now()
         del iterator
@@ -112,13 +119,13 @@ class LoaderRow(Row):
         now = time.perf_counter
         samples_an_epoch = self.source.samples
         limit = -(-min(samples or samples_an_epoch, samples_an_epoch) // self.batch_size)
-        read, first_batch_s, cut, start = 0, None, False, 0
+        read, cut = 0, False
+        first_batch_s: Any = None
         started = now()
-        if self.peer is None:
-            start = self.construct(dtype)
-            if start:  # It has settled: the time begins here.
-                first_batch_s, started = self.peer.first_batch_s, now()
-                self.start_cpu_clock()
+        start = self.construct(dtype) if self.peer is None else 0
+        if start:  # It has settled: the time begins here.
+            first_batch_s, started = self.peer.first_batch_s, now()
+            self.start_cpu_clock()
         end = started + seconds
         served_before = self.peer.served()
         for epoch in range(start, start + epochs):

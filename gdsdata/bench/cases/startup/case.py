@@ -198,7 +198,7 @@ class Startup(Case):
     def compared(self, table, limit, limit_name):
         """Adds each row's time above the floor of the same turn: a busy moment slows both."""
         rows = super().compared(table, limit, limit_name)
-        floors = next((row["runs"] for row in rows if row["key"] == "floor"), [])
+        floors: list[dict] = next((row["runs"] for row in rows if row["key"] == "floor"), [])
         for row in rows:
             pairs = list(zip(row["runs"], floors, strict=False))
             for name, of in (("above_floor_s", "seconds"), ("batch_above_floor_s", "to_first_batch_s")):

@@ -17,6 +17,7 @@ import os  # noqa: E402
 import sys  # noqa: E402
 import traceback  # noqa: E402
 import zlib  # noqa: E402
+from typing import Any  # noqa: E402
 
 if __name__ == "__main__":
     sys.path.pop(0)  # This folder holds no packages.
@@ -103,6 +104,7 @@ class Program:
     state_format = "torch"  # of the checkpoint that it restores
     needs_state, restores = False, True
     way = "read"  # how its bytes come, where it does not count them
+    batches: Any
 
     def __init__(self, workers=0):
         self.workers = workers
@@ -157,7 +159,7 @@ class Ours(Program):
         import gdsdata
 
         self.dataset, self.tokens = gdsdata.GDSDataset, gdsdata.formats.Tokens  # which imports them
-        self.load = gdsdata.load if self.told["state_bytes"] else None
+        self.load: Any = gdsdata.load if self.told["state_bytes"] else None
         self.options = gdsdata.EngineOptions(**self.told["engine"])
         self.reading = gdsdata.Reading(options=self.options)
 
@@ -223,7 +225,7 @@ class Loader(Program):
 
     def open(self):
         told = self.told
-        windows = Windows(told["tokens"], told["seq_len"])
+        windows: Any = Windows(told["tokens"], told["seq_len"])
         generator = torch.Generator().manual_seed(told["seed"])
         loader = torch.utils.data.DataLoader(
             windows, told["batch_size"], shuffle=True, num_workers=self.workers, generator=generator

@@ -14,9 +14,9 @@ import torch
 
 from gdsdata.bench.cases.startup import script
 from gdsdata.bench.data import sources
+from gdsdata.bench.data.made import sync
 from gdsdata.bench.harness.process import RowFailed, environment, without_interrupts
 from gdsdata.bench.measure import system
-from gdsdata.bench.peers.protocols import sync
 
 SCRIPT = Path(script.__file__).resolve()
 SLOWEST_S = 300
@@ -100,10 +100,7 @@ class Script:
 
         Nothing is kept from run to run, so nothing is prepared.
         """
-        checked = {"checked_bytes": 0}
-        for _ in range(runs):
-            checked["checked_bytes"] += check(self.start())
-        return checked
+        return {"checked_bytes": sum(check(self.start()) for _ in range(runs))}
 
     def dismiss(self):
         pass

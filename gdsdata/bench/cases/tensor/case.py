@@ -100,6 +100,5 @@ class Tensor(Latency):
         rows = super().compared(table, limit, limit_name)
         plain = next((row["gb_per_s"] for row in rows if row["key"] == "python"), None)
         for row in rows:
-            known = plain and row["gb_per_s"]
-            row["ratio_to_python"] = row["gb_per_s"]["median"] / plain["median"] if known else None
+            row["ratio_to_python"] = row["gb_per_s"]["median"] / plain["median"] if plain and row["gb_per_s"] else None
         return rows

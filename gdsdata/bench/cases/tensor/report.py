@@ -48,7 +48,7 @@ class TensorLayout(Layout):
 
     def measured(self):
         """{(CPU or GPU, read or write, state): its rows}, in the order of the overview."""
-        found = {}
+        found: dict[tuple, list] = {}
         for row in self.results["rows"]:
             found.setdefault((device.kind(row["tensor_device"]), row["work"], row["cache"]), []).append(row)
         order = list(STATES)
@@ -56,7 +56,8 @@ class TensorLayout(Layout):
 
     def overview(self):
         """GB/s by row and kind of work: ours first, then the others, and the machine's limit."""
-        lines, limits = {}, {}
+        lines: dict[str, dict] = {}
+        limits = {}
         for at, rows in self.measured().items():
             for row in rows:
                 named = {"name": row["name"], "key": row["key"], "error": None}
@@ -90,7 +91,7 @@ class TensorLayout(Layout):
 
 def panel(axis, place, groups, color_of):
     """The groups' bars in the order of `color_of`, each with its rate and its range."""
-    at, middles = 0, []
+    at, middles = 0.0, []
     for rows in groups.values():
         rows = sorted(rows, key=lambda row: list(color_of).index(row["key"]))
         for offset, row in enumerate(rows):

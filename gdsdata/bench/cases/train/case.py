@@ -17,7 +17,6 @@ from gdsdata.bench.cases.train.row import TRIAL_STEPS, saver_of
 from gdsdata.bench.data import images, text
 from gdsdata.bench.data.made import DataError
 from gdsdata.bench.data.sources import Source
-from gdsdata.bench.harness.case import Case
 from gdsdata.bench.harness.folders import temporary_folder
 from gdsdata.bench.harness.process import RowFailed
 from gdsdata.bench.harness.tables import Table
@@ -49,7 +48,7 @@ class Work:
         return self.source.summary()
 
 
-class Train(Copying, Case):
+class Train(Copying):
     no_peers = (CEILING,)
 
     def measure(self):

@@ -10,11 +10,12 @@ import os
 import tempfile
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from gdsdata.bench.cases.checkpoint import stock
-from gdsdata.bench.cases.loader.row import LoaderRow
+from gdsdata.bench.cases.loader.row import BatchRow
 from gdsdata.bench.cases.train import models
 from gdsdata.bench.data import images
 from gdsdata.bench.measure import device, system
@@ -47,12 +48,14 @@ class Times:
         return [device.seconds_between(*marks) for marks in getattr(self, name)]
 
 
-class TrainRow(LoaderRow):
+class TrainRow(BatchRow):
     """A run has a `training` of its own, and a `saver` that `saving` closes."""
+
+    training: Any = None
+    saver: Any = None
 
     def __init__(self, peer, work, repeats, folder, **of_loader):
         self.work, self.repeats, self.folder = work, repeats, folder
-        self.training = self.saver = None
         self.saving, self.cpu_used = contextlib.ExitStack(), 0.0
         super().__init__(peer, **of_loader)
         models.Training(work, self.source.shape, self.device)  # It imports much of torch, while other rows do so too.
@@ -99,7 +102,7 @@ class TrainRow(LoaderRow):
         if workers is not None:
             self.peer_class = self.peer_class.with_workers(workers)
             return
-        rates, failed = {}, None
+        rates, failed = {}, ValueError("there is no number of workers to try")
         for choice in self.peer_class.choices(device.is_cuda(self.device)):
             self.peer_class = choice
             try:
@@ -115,7 +118,7 @@ class TrainRow(LoaderRow):
                 self.close()
         if not rates:
             raise failed
-        self.peer_class = max(rates, key=rates.get)
+        self.peer_class = max(rates, key=rates.__getitem__)
 
     def compare(self, epoch, place, ids, batch, dtype):
         if self.work != "images":

@@ -60,7 +60,7 @@ class Files:
 
 class Tune(Case):
     def measure(self):
-        self.answers, self.checked = [], {}
+        self.answers: list[dict] = []
         self.random = random.Random(self.case.seed)
         default = EngineOptions()
         self.base = {name: one for name, one in self.settings.engine.items() if one != getattr(default, name)}

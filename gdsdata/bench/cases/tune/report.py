@@ -76,7 +76,7 @@ def value_text(parameter, value):
 
 def tried_of(answer):
     """{parameter: what was tried of it}"""
-    found = {}
+    found: dict[str, list] = {}
     for one in answer["tried"]:
         if one["gb_per_s"]:
             found.setdefault(one["parameter"], []).append(one)

@@ -33,6 +33,7 @@ class EngineRow(Row):
     """Calls of gdsdata.Engine, one after the other, from or to one tensor that is there."""
 
     path = ""
+    places: list
 
     def __init__(self, peer, tensor_bytes, device):
         super().__init__(peer, Peer, device)
@@ -145,11 +146,12 @@ class Writes(EngineRow):
             os.unlink(self.places[0])
 
 
-class Batches(LoaderRow):
+class Batches(Row):
     """Shuffled batches of GDSDataset, as case=loader takes them."""
 
     def __init__(self, peer, samples, verify_batches, **of_loader):
-        super().__init__(peer, engine={}, **of_loader)
+        self.loader = LoaderRow(peer, engine={}, **of_loader)
+        super().__init__(peer, self.loader.peer_class, self.loader.device)
         torch.set_num_threads(1)
         self.samples, self.verify_batches = samples, verify_batches
 
@@ -157,19 +159,23 @@ class Batches(LoaderRow):
         self.open(options)  # Options that are impossible are no wrong bytes.
         self.close()
         try:
-            found = super().verify("raw", self.verify_batches)
+            found = self.loader.verify("raw", self.verify_batches)
         except ValueError as error:
             raise WrongBytes(str(error)) from error
         return {name: found[name] for name in ("checked_batches", "engine_depth") if name in found}
 
     def open(self, options):
-        self.engine = options
-        super().open("raw", OPENING_BATCHES)
+        self.loader.engine = options
+        self.loader.open("raw", OPENING_BATCHES)
 
     def run(self, seconds, once):
         epochs, samples = (1, self.samples) if once else (10**6, None)
-        found = super().run("raw", epochs, seconds, samples)
+        self.start_cpu_clock()
+        found = self.loader.run("raw", epochs, seconds, samples)
         return {name: found[name] for name in ("bytes", "seconds", "served", "path")}
+
+    def close(self):
+        self.loader.close()
 
 
 ROWS = {"read": Reads, "batches": Batches, "write": Writes}

@@ -60,7 +60,8 @@ class Search:
 
         `complete` then says whether every value has been tried in time.
         """
-        self.ends, best = self.clock() + self.seconds, {}
+        self.ends = self.clock() + self.seconds
+        best: dict = {}
         for _ in range(PASSES):
             before = best
             for parameter, values in self.space.items():
@@ -89,8 +90,8 @@ class Search:
                     return best
                 self.take_turn(one)
             alive = [one for one in alive if not one.error]
-            others = sorted((one for one in alive if one is not incumbent), key=typical, reverse=True)
-            alive = [*([incumbent] if not incumbent.error else []), *others[: math.ceil(len(others) / 2)]]
+            rest = sorted((one for one in alive if one is not incumbent), key=typical, reverse=True)
+            alive = [*([incumbent] if not incumbent.error else []), *rest[: math.ceil(len(rest) / 2)]]
         return self.winner(incumbent, alive)
 
     def take_turn(self, one):
@@ -125,5 +126,5 @@ def confirmed(ratios):
     interval = intervals.mean_interval(logs, CONFIDENCE)
     ratio = math.exp(statistics.fmean(logs)) if logs else None
     low, high = map(math.exp, interval) if interval else (None, None)
-    is_gain = len(ratios) >= LEAST_PAIRS and low > 1 and ratio >= LEAST_GAIN
+    is_gain = len(ratios) >= LEAST_PAIRS and (low or 0) > 1 and (ratio or 0) >= LEAST_GAIN
     return {"pairs": len(ratios), "ratio": ratio, "low": low, "high": high, "confirmed": is_gain}
