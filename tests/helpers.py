@@ -128,17 +128,21 @@ def warm_cache(*paths: Path) -> None:
 # import torch._dynamo at their first use: 1.9 s of CPU time for a rank that saves a sharded model.
 _TORCH = ("torch.utils.data", "torch.distributed.checkpoint", "torch.distributed.fsdp", "torch._dynamo")
 _processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload([*_TORCH, "gdsdata", "hypothesis", "pytest"])
+if multiprocessing.parent_process() is None:
+    _processes.set_forkserver_preload([*_TORCH, "gdsdata", "hypothesis", "pytest"])
+else:  # the workers of a loader need less
+    _processes.set_forkserver_preload(["torch.utils.data", "gdsdata", "pytest"])
 
 
 def in_new_process(function: Callable, *arguments: Any, timeout_s: float = 60) -> Any:
     """Call ``function`` in a new process that has not used gdsdata, and return its result.
 
-    ``function`` is of a module's top level. Fails if it raises, dies of a signal, or takes longer
-    than ``timeout_s``.
+    ``function`` is of a module's top level. It starts workers by the method that a program starts
+    them by. Fails if it raises, dies of a signal, or takes longer than ``timeout_s``.
     """
     receiver, sender = _processes.Pipe(duplex=False)
-    process = _processes.Process(target=_answer, args=(sender, function, arguments))
+    method = multiprocessing.get_start_method()
+    process = _processes.Process(target=_answer, args=(sender, method, function, arguments))
     process.start()
     sender.close()
     try:
@@ -157,7 +161,8 @@ def in_new_process(function: Callable, *arguments: Any, timeout_s: float = 60) -
     return result
 
 
-def _answer(sender: multiprocessing.connection.Connection, function: Callable, arguments: tuple) -> None:
+def _answer(sender: multiprocessing.connection.Connection, method: str, function: Callable, arguments: tuple) -> None:
+    multiprocessing.set_start_method(method, force=True)  # it was "forkserver": another server for each process
     try:
         sender.send((function(*arguments), None))
     except BaseException:
