@@ -17,6 +17,7 @@ Forks follow OMP_NUM_THREADS and PYTHONDONTWRITEBYTECODE by themselves.
 
 import contextlib
 import ctypes
+import fcntl
 import gc
 import importlib
 import json
@@ -40,6 +41,8 @@ START_SETTINGS = ("PYTHON", "LD_", "OMP_", "MKL_", "OPENBLAS_", "MALLOC_")
 # A fork follows these by itself.
 FOLLOWED = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "OMP_NUM_THREADS")
 PR_SET_CHILD_SUBREAPER = 36
+MOST_PASSED = 16  # descriptors beside the standard ones
+FREE_DESCRIPTOR = 500  # a program has fewer of its own
 NESTED = "QUICK_PROGRAMS_NESTED"  # in a program's environment: the programs that it starts are forks too
 
 _NewProcess = subprocess.Popen  # the fixture replaces the name in subprocess
@@ -48,7 +51,7 @@ _NewProcess = subprocess.Popen  # the fixture replaces the name in subprocess
 class Popen(_NewProcess):
     def _execute_child(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *rest) -> None:
         environment = {os.fsdecode(name): os.fsdecode(value) for name, value in (env or os.environ).items()}
-        if executable or preexec_fn or pass_fds or not can_be_forked(args, environment):
+        if executable or preexec_fn or not can_be_forked(args, environment):
             return super()._execute_child(args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *rest)
         pipes = rest[3:9]  # stdin, stdout and stderr: each the end to read from and the end to write to
         from_stdin, to_stdout, to_stderr = pipes[0], pipes[3], pipes[5]
@@ -57,13 +60,14 @@ class Popen(_NewProcess):
         program = {
             "arguments": arguments,
             "unbuffered": unbuffered,
+            "passed": list(pass_fds),
             "environment": environment,
             "folder": os.fsdecode(cwd or os.getcwd()),
             "new_session": bool(rest[-1] if sys.version_info < (3, 11) else rest[-2]),
             "blocked_signals": list(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, []))),
             "ignores_interrupts": signal.getsignal(signal.SIGINT) is signal.SIG_IGN,
         }
-        self.pid = _server().start(program, descriptors)
+        self.pid = _server().start(program, [*descriptors, *pass_fds])
         self._child_created = True
         self._close_pipe_fds(*pipes)
 
@@ -170,7 +174,7 @@ def serve() -> CodeType:
 
 def _fork_for(requests: socket.socket) -> CodeType:
     while True:
-        _, descriptors, _, _ = socket.recv_fds(requests, 1, 4)
+        _, descriptors, _, _ = socket.recv_fds(requests, 1, 4 + MOST_PASSED)
         if not descriptors:
             os._exit(0)
         reader, writer = os.pipe()
@@ -211,8 +215,11 @@ def _become(request: int, *descriptors: int) -> CodeType:
     with open(request, "rb") as file:
         file.seek(0)
         program = json.load(file)
-    for standard, descriptor in enumerate(descriptors):
-        os.dup2(descriptor, standard)
+    received = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, FREE_DESCRIPTOR) for descriptor in descriptors]
+    for descriptor in descriptors:
+        os.close(descriptor)
+    for descriptor, number in zip(received, [0, 1, 2, *program["passed"]], strict=True):
+        os.dup2(descriptor, number)
         os.close(descriptor)
     if program["new_session"]:
         os.setsid()

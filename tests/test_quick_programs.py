@@ -112,3 +112,13 @@ def test_programs_of_a_nested_fork_are_its_children_and_forks():
     with FORK([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True) as program:
         inner, outer = program.communicate(timeout=60)[0].splitlines()
         assert inner.split() == [str(program.pid), "True", "True"] and outer.split() == [str(program.pid), "0"]
+
+
+def test_a_fork_has_the_descriptors_that_are_passed():
+    reader, writer = os.pipe()
+    code = "import os, sys; os.write(int(sys.argv[1]), b'passed')"
+    with FORK([sys.executable, "-c", code, str(writer)], pass_fds=[writer]) as program:
+        os.close(writer)
+        assert os.read(reader, 10) == b"passed" and os.read(reader, 10) == b""
+        assert program.wait() == 0
+    os.close(reader)
