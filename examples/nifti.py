@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from gdsdata import GDSDataset, formats
-from gdsdata.formats.index import Index, Sample, first_samples, read_heads
+from gdsdata.formats.file_heads import read_heads
+from gdsdata.formats.index import Index, Sample, first_samples
 from gdsdata.formats.parsers.damage import damaged
 
 # sizeof_hdr, dim[8], datatype, bitpix, vox_offset, scl_slope, scl_inter, magic. The bytes of the
