@@ -329,13 +329,15 @@ def test_indexes_that_nobody_used_for_a_month_are_deleted(tmp_path, data):
     cache = tmp_path / "cache"
     values(data, cache)
     values(data / "1.npy", cache)
-    for kept in (*kept_in(cache), cache / "old.tmp"):
-        kept.touch()
-        os.utime(kept, (LONG_AGO, LONG_AGO))
+    of_users = [cache / name for name in ("old.tmp", "a.gdsdata-index", "0.npy", "folder")]
+    unfinished = cache / f"{'0' * 32}.gdsdata-index.01234567.tmp"
+    for path in (*kept_in(cache), *of_users, unfinished, cache / f"{'0' * 32}.gdsdata-index.lock"):
+        path.mkdir() if path.name == "folder" else path.touch()
+        os.utime(path, (LONG_AGO, LONG_AGO))
     values(data, cache)  # uses one
     values(data / "2.npy", cache)  # keeps one
-    assert len(kept_in(cache)) == 2
-    assert len(list(cache.iterdir())) == 2
+    assert all(path.exists() for path in of_users)
+    assert len(list(cache.iterdir())) == 2 + len(of_users)
 
 
 def test_its_arrays_take_no_memory_of_the_process(tmp_path, data):

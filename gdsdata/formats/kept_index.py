@@ -18,6 +18,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -38,7 +39,8 @@ LEAST_CHECKED, CHECK_S = 256, 0.25
 SETTLED_NS = 2 * 10**9
 UNUSED_S = 30 * 24 * 3600.0
 _LOCK_POLL_S, _SAID_AFTER_S = 0.02, 30.0
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+# A kept index, its lock, or what `caches.written` has not finished.
+_OURS = re.compile(r"[0-9a-f]{32}\.gdsdata-index(\.lock|\.[0-9a-f]{8}\.tmp)?")
 
 
 @runtime_checkable
@@ -155,9 +157,12 @@ class KeptIndex:
             os.close(lock)
 
     def _sweep(self) -> None:
-        """Delete kept indexes that nobody has used for a month, and what a crash left behind."""
+        """Delete kept indexes that nobody has used for a month, and what a crash left behind.
+
+        A user's other files may be in the folder: they stay.
+        """
         with os.scandir(self._folder) as entries:
-            for entry in entries:
+            for entry in filter(lambda entry: _OURS.fullmatch(entry.name), entries):
                 with contextlib.suppress(OSError):
                     if time.time() - entry.stat().st_mtime > UNUSED_S:
                         os.unlink(entry.path)
@@ -178,10 +183,8 @@ def _waited_for(lock: int, place: str) -> bool:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return waited
         except OSError as error:
-            if error.errno in _NO_LOCKS:
-                return False
             if error.errno not in (errno.EWOULDBLOCK, errno.EINTR):
-                raise
+                return False  # the file system has no locks
         waited = True
         if not said and time.monotonic() - begun > _SAID_AFTER_S:
             said = True

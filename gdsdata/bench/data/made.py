@@ -61,6 +61,8 @@ def library_text():
 def tiled(text, start, count):
     """`count` bytes of the endlessly repeated text."""
     start %= len(text)
+    if start + count <= len(text):
+        return text[start : start + count]
     return np.tile(text, -(-(start + count) // len(text)))[start : start + count]
 
 
