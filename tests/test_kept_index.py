@@ -1,6 +1,7 @@
 """Indexes that are kept for the next start: used while they are true, and made once per machine."""
 
 import contextlib
+import gc
 import os
 import shutil
 import signal
@@ -350,6 +351,20 @@ def test_its_arrays_take_no_memory_of_the_process(tmp_path, data):
         for array in (index.size_bytes, index.mtime_ns, index.base_bytes, index.stride_bytes):
             assert not array.flags.writeable
             assert array.base is not None
+
+
+def test_an_index_on_a_network_file_system_is_read_and_not_mapped(tmp_path, data, monkeypatch):
+    cache = tmp_path / "cache"
+    expected = values(data, cache)
+    for is_local in (True, False):
+        monkeypatch.setattr(stored_index, "_LOCAL", ("btrfs", "ext4", "overlay", "tmpfs", "xfs") if is_local else ())
+        found = dataset(data, cache)
+        with open("/proc/self/maps") as maps:
+            assert (str(kept_in(cache)[0]) in maps.read()) == is_local
+        assert [int(row[0]) for batch in found for row in batch] == expected
+        assert found._samples.index.paths == [str(data / f"{i}.npy") for i in range(9)]
+        del found
+        gc.collect()
 
 
 # -------------------------------------------------------------------------------------------------- several processes

@@ -1,4 +1,4 @@
-"""A `SampleIndex` as a file, whose arrays are mapped: the processes of a machine share them.
+"""A `SampleIndex` as a file. On a local file system its arrays are mapped, so processes share them.
 
 The file is a head, and behind it blocks that start at multiples of 64 bytes:
 
@@ -37,6 +37,8 @@ from gdsdata.io.engine import crc32c_of_rows
 _HEAD = struct.Struct("<16s I 4x Q")
 _MAGIC = b"gdsdata index v1"
 _ALIGNMENT = 64
+# On other file systems, a page of a file that another machine has replaced is lost: SIGBUS.
+_LOCAL = frozenset({"btrfs", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs"})
 _INDEXES = (Index, FieldIndex, WindowIndex, TableIndex)
 _PARTS: dict[str, type] = {kind.__name__: kind for kind in (*_INDEXES, Sample, Field, Column, TableFile)}
 
@@ -86,7 +88,9 @@ def write(file: BinaryIO, stored: Stored) -> None:
 
 
 def read(path: str) -> Stored:
-    """Map a file that `write` wrote. Its arrays cannot be written to.
+    """Map a file that `write` wrote, or read it if its file system is not local.
+
+    The arrays cannot be written to.
 
     Raises:
         Damaged: it is not such a file.
@@ -102,15 +106,34 @@ def read(path: str) -> Stored:
         described = file.read(length)
         if checksum != _checksum(np.frombuffer(described, np.uint8)):
             raise Damaged(f"{path}: the description's checksum differs")
-        mapped = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+        content = _mapped(file) if _is_local(file) else _content_of(file)
     said = json.loads(described)
     begin = _begin_of_blocks(length)
-    blocks = [mapped[begin + at : begin + at + size] for at, size, _ in said["blocks"]]
+    blocks = [content[begin + at : begin + at + size] for at, size, _ in said["blocks"]]
     for block, (_, size, expected) in zip(blocks, said["blocks"], strict=True):
         if len(block) != size or _checksum(block) != expected:
             raise Damaged(f"{path}: a block's checksum differs")
     values = _Values(blocks, said["shared"])
     return Stored(values.of(said["index"]), values.of(said["facts"]))
+
+
+def _is_local(file: BinaryIO) -> bool:
+    """Return whether a mapped file stays whole if another machine deletes or replaces it."""
+    device = os.fstat(file.fileno()).st_dev
+    with open("/proc/self/mountinfo") as mounts:  # format: proc_pid_mountinfo(5)
+        for fields in map(str.split, mounts):
+            if fields[2] == f"{os.major(device)}:{os.minor(device)}":
+                return fields[fields.index("-") + 1] in _LOCAL
+    return False
+
+
+def _content_of(file: BinaryIO) -> np.ndarray:
+    file.seek(0)
+    return np.frombuffer(file.read(), np.uint8)
+
+
+def _mapped(file: BinaryIO) -> np.ndarray:
+    return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
 
 
 def _begin_of_blocks(described_bytes: int) -> int:
