@@ -26,15 +26,19 @@ constexpr std::chrono::milliseconds kLooksAgain{2};
 struct Caches {
   const pid_t process = ::getpid();
   std::mutex mutex;
-  std::vector<FileCache*> members;  // guarded by mutex
+  std::vector<FileCache*> members;  // guarded by mutex; the one that needed room last is the last
   std::atomic<ssize_t> descriptors{0};  // of all open files, cached or not
 
-  // Closes one idle file of any cache except `except`. Returns false if there is none.
-  bool close_idle(const FileCache* except) {
+  // Closes one idle file for the cache `opening`, or for none. Caches that have not needed room for
+  // longest come first: the data sets of others may no longer be read. Returns false if there is no
+  // idle file.
+  bool close_idle(const FileCache* opening) {
     std::vector<std::shared_ptr<void>> idle;  // destroyed, and so closed, after the lock is released
     std::lock_guard lock(mutex);
+    const auto own = std::find(members.begin(), members.end(), opening);
+    if (own != members.end()) std::rotate(own, own + 1, members.end());
     for (FileCache* cache : members) {
-      if (cache != except) cache->take_idle(1, idle);
+      cache->take_idle(1, idle);
       if (!idle.empty()) return true;
     }
     return false;
@@ -127,9 +131,7 @@ bool FileCache::make_room() {
   Caches& all = caches();
   const auto most = static_cast<ssize_t>(most_cached_descriptors());
   while (all.descriptors.load(std::memory_order_relaxed) >= most) {
-    std::vector<std::shared_ptr<void>> idle;
-    take_idle(1, idle);
-    if (idle.empty() && !all.close_idle(this)) return false;
+    if (!all.close_idle(this)) return false;
   }
   return true;
 }

@@ -71,8 +71,8 @@ class FileCache {
   ~FileCache() = default;
   void join();
   void leave();
-  // Closes idle files until one more descriptor fits, in this cache first. Returns false if all
-  // files of all caches are in use.
+  // Closes idle files until one more descriptor fits, first those of the cache that has not needed
+  // room for longest. Returns false if all files of all caches are in use.
   bool make_room();
 
  private:

@@ -95,6 +95,26 @@ TEST_F(FewDescriptors, AllTablesTogetherKeepHalfOfThemWhetherFilesHaveOneOrTwo) 
   }
 }
 
+// A data set that is no longer read must not slow the next one down.
+TEST_F(FewDescriptors, ATableThatOpensFilesClosesThoseOfTheOneThatOpenedNoneForLongest) {
+  in_own_process([this] {
+    limit_descriptors(100);
+    const std::vector<std::string> paths = write_files();
+    const auto some = [&](size_t first) { return table_of({paths.begin() + first, paths.begin() + first + 24}); };
+    const auto oldest = some(0), older = some(24), newest = some(48);
+    for (const auto& table : {oldest, older, newest}) {
+      for (uint32_t i = 0; i < table->size(); ++i) table->get(i);
+    }
+    EXPECT_TRUE(oldest->has_closed_files());
+    EXPECT_FALSE(older->has_closed_files());
+    EXPECT_FALSE(newest->has_closed_files());
+    for (uint32_t i = 0; i < oldest->size(); ++i) oldest->get(i);
+    EXPECT_FALSE(oldest->has_closed_files());
+    EXPECT_TRUE(older->has_closed_files());
+    EXPECT_FALSE(newest->has_closed_files());
+  });
+}
+
 TEST_F(FewDescriptors, AFileInUseStaysInItsTableAndWhoHoldsFilesIsToldToGiveUp) {
   in_own_process([&] {
     limit_descriptors(100);
