@@ -380,12 +380,19 @@ RANK = """
     index = Npy.index
 
     def slow_index(self, paths):
-        with open(log, "a") as file:
-            file.write(f"{os.getpid()}\\n")
+        note("begins")
+        while open(log).read().count("starts") < int(os.environ["WORLD_SIZE"]):
+            time.sleep(0.01)
         time.sleep(float(pause))
+        note("ends")
         return index(self, paths)
 
+    def note(what):
+        with open(log, "a") as file:
+            file.write(f"{os.getpid()} {what}\\n")
+
     Npy.index = slow_index
+    note("starts")
     reading = gdsdata.Reading(index_cache=cache)
     print(len(gdsdata.GDSDataset(data, 1, device="cpu", reading=reading)._samples), flush=True)
 """
@@ -408,19 +415,26 @@ def ended(ranks: list[subprocess.Popen]) -> list[str]:
     return [rank.communicate(timeout=60)[0].strip() for rank in ranks]
 
 
+def events(tmp_path) -> list[tuple[int, str]]:
+    """Return what the processes noted, in the order of time."""
+    lines = map(str.split, (tmp_path / "log").read_text().splitlines())
+    return [(int(process), what) for process, what in lines]
+
+
 def builders(tmp_path) -> list[int]:
-    return list(map(int, (tmp_path / "log").read_text().split()))
+    return [process for process, what in events(tmp_path) if what == "begins"]
 
 
 @pytest.mark.usefixtures("quick_programs")
 def test_one_of_several_ranks_makes_the_index_for_all(tmp_path, data):
-    assert ended(start_ranks(4, data, tmp_path, 1.0)) == ["9"] * 4
+    assert ended(start_ranks(4, data, tmp_path, 0.3)) == ["9"] * 4
     assert len(builders(tmp_path)) == 1
 
 
 @pytest.mark.usefixtures("quick_programs")
 def test_ranks_do_not_take_turns_to_make_an_index_that_is_not_kept(tmp_path, data):
-    assert ended(start_ranks(3, data, tmp_path, 0.3, worth=60.0)) == ["9"] * 3
+    assert ended(start_ranks(3, data, tmp_path, 0.7, worth=60.0)) == ["9"] * 3
+    assert [what for _, what in events(tmp_path)][-4:] == ["begins", "begins", "ends", "ends"]
     assert len(builders(tmp_path)) == 3
     assert not list((tmp_path / "cache").iterdir())
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gdsdata.formats.listing import Listing, folder_now, list_files, listing_of
+from gdsdata.formats.listing import Listing, folder_now, listing_of
 
 NAMES = ["a", "b", "ab", ".h", "c.x", "[q]", "**x", "x y"]
 PARTS = ["*", "**", "a", "b", "?", "[ab]*", ".*", "*.x", ".", "a*", "[[]q]", ".h", "**x"]
@@ -79,15 +79,29 @@ def test_a_listing_that_changes_shows_in_one_of_its_folders(tmp_path, seed):
             assert any(folder_now(folder.path) != folder for folder in before.folders), source
 
 
+@pytest.mark.parametrize(("lacking", "pattern"), [("y/a/1.x", "*/a/*.x"), ("y/1.x", "*/1.x"), ("x/a/2.x", "**/*.x")])
+def test_a_folder_or_a_file_that_was_lacking_shows_in_one_of_the_folders(tmp_path, lacking, pattern):
+    for name in ("x/a/1.x", "x/1.x", "y/other"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    for folder in filter(Path.is_dir, tmp_path.rglob("*")):
+        os.utime(folder, (1, 1))
+    before = listing_of(tmp_path / pattern)
+    (tmp_path / lacking).parent.mkdir(exist_ok=True)
+    (tmp_path / lacking).touch()
+    assert listing_of(tmp_path / pattern).paths != before.paths
+    assert any(folder_now(folder.path) != folder for folder in before.folders)
+
+
 def test_lists_a_file_a_glob_a_directory_or_several_once_and_in_order(tmp_path):
     (tmp_path / "folder" / "deeper").mkdir(parents=True)
     for name in ["b.bin", "a.bin", ".hidden", "c[1].bin", "folder/d.bin", "folder/deeper/e.bin"]:
         (tmp_path / name).touch()
 
     def found(*sources: str) -> list[str]:
-        return [os.path.relpath(path, tmp_path) for path in list_files([tmp_path / source for source in sources])]
+        return [os.path.relpath(path, tmp_path) for path in listing_of([tmp_path / source for source in sources]).paths]
 
-    assert list_files(str(tmp_path / "a.bin")) == list_files(tmp_path / "a.bin") == [str(tmp_path / "a.bin")]
+    assert listing_of(str(tmp_path / "a.bin")) == listing_of(tmp_path / "a.bin") == ([str(tmp_path / "a.bin")], [])
     assert found("") == ["a.bin", "b.bin", "c[1].bin"]
     assert found("*.bin") == ["a.bin", "b.bin", "c[1].bin"]
     assert found("c[1].bin") == ["c[1].bin"]
@@ -97,7 +111,7 @@ def test_lists_a_file_a_glob_a_directory_or_several_once_and_in_order(tmp_path):
 
 def test_refuses_an_empty_list():
     with pytest.raises(ValueError, match="source is an empty list"):
-        list_files([])
+        listing_of([])
 
 
 def test_names_the_source_that_means_no_file(tmp_path):
@@ -105,4 +119,4 @@ def test_names_the_source_that_means_no_file(tmp_path):
     (tmp_path / "empty").mkdir()
     for missing in ("x.bin", "*.npy", "empty"):
         with pytest.raises(FileNotFoundError, match=str(tmp_path / missing).replace("*", r"\*")):
-            list_files([tmp_path / "a.bin", tmp_path / missing])
+            listing_of([tmp_path / "a.bin", tmp_path / missing])

@@ -37,11 +37,6 @@ class Listing(NamedTuple):
     folders: list[Folder]
 
 
-def list_files(source: Source) -> list[str]:
-    """Return the paths of `listing_of`."""
-    return list(listing_of(source).paths)
-
-
 def listing_of(source: Source) -> Listing:
     """Return the files that ``source`` means.
 
@@ -102,8 +97,8 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 class _Expansion:
     """Finds the files of sources, and notes each folder before it reads it.
 
-    A glob means what it means to `glob.glob`, which asks the system for each file once more: for a
-    million files that alone takes five seconds.
+    A glob means what it means to `glob.glob`, whose names would have to be asked for their type one
+    by one: they have lost what the folder said of it.
     """
 
     def __init__(self) -> None:

@@ -76,7 +76,7 @@ def recognise(paths: Sequence[str]) -> Format:
             bytes.
         FileNotFoundError, IoError: the file is not available.
     """
-    joined = "\0".join(paths)  # one search in all names: a million are asked in 0.1 s, by themselves in 2 s
+    joined = "\0".join(paths)  # one search in all names: 0.1 s for a million, which take 0.7 s one by one
     if any(name in joined for name in magics.BESIDE_ARROW):
         paths = list(itertools.filterfalse(magics.is_beside_arrow, paths)) or paths
     telling = other = paths[0]

@@ -39,8 +39,9 @@ _MAGIC = b"gdsdata index v1"
 _ALIGNMENT = 64
 # On other file systems, a page of a file that another machine has replaced is lost: SIGBUS.
 _LOCAL = frozenset({"btrfs", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs"})
-_INDEXES = (Index, FieldIndex, WindowIndex, TableIndex)
-_PARTS: dict[str, type] = {kind.__name__: kind for kind in (*_INDEXES, Sample, Field, Column, TableFile)}
+_PARTS: dict[str, type] = {
+    kind.__name__: kind for kind in (Index, FieldIndex, WindowIndex, TableIndex, Sample, Field, Column, TableFile)
+}
 
 
 class CannotBeStored(TypeError):
