@@ -28,6 +28,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -180,11 +181,14 @@ def _fork_for(requests: socket.socket) -> CodeType:
         reader, writer = os.pipe()
         between = os.fork()
         if between == 0:
+            passing = os.getpid()
             if child := os.fork():
                 os.write(writer, child.to_bytes(8, "little"))
                 os._exit(0)
             for descriptor in (reader, writer, requests.detach()):
                 os.close(descriptor)
+            while os.getppid() == passing:  # until the program has the parent that asked for it
+                time.sleep(0.0005)
             return _become(*descriptors)
         os.waitpid(between, 0)
         requests.send(os.read(reader, 8))

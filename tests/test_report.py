@@ -72,9 +72,9 @@ def staged(test):
 
 @staged
 def test_a_slow_training_step_is_what_limits(tmp_path):
-    report = report_of(records(tmp_path, 400, 4096), lambda batch: time.sleep(0.02))
+    report = report_of(records(tmp_path, 400, 4096), lambda batch: time.sleep(0.06))
     assert report.limiter == TRAINING and report.input_share < 0.02 and report.gain == 0
-    assert report.batches == 50 and report.step_s > 0.02
+    assert report.batches == 50 and report.step_s > 0.06
 
 
 @staged
