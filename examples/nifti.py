@@ -12,8 +12,9 @@ import numpy as np
 
 from gdsdata import GDSDataset, formats
 from gdsdata.formats.file_heads import read_heads
-from gdsdata.formats.index import Index, Sample, first_samples
+from gdsdata.formats.index import Index, first_samples
 from gdsdata.formats.parsers.damage import damaged
+from gdsdata.formats.sample import Sample
 
 # sizeof_hdr, dim[8], datatype, bitpix, vox_offset, scl_slope, scl_inter, magic. The bytes of the
 # first are the key, because they show the byte order.

@@ -16,8 +16,9 @@ from gdsdata import formats
 from gdsdata.errors import BackendUnavailable, CorruptData, GdsdataError, IoError, StallError
 from gdsdata.formats import Npy, Records, Tokens, recognise
 from gdsdata.formats.catalog import FORMATS
-from gdsdata.formats.index import Index, Sample
+from gdsdata.formats.index import Index
 from gdsdata.formats.npy import parse_header
+from gdsdata.formats.sample import Sample
 
 VERSIONS = [(1, 0), (2, 0), (3, 0)]
 # Hypothesis runs one test function many times with one tmp_path. Every example here overwrites its

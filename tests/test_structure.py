@@ -126,7 +126,7 @@ FOLDERS = {
     "formats": {"errors", "io.engine", "lazy"},
     "formats.parsers": {"errors", "io.engine"},
     "observe": {"io", "torch_private"},
-    "io": {"_engine", "errors", "formats.index", "torch_private"},
+    "io": {"_engine", "errors", "formats.index", "formats.sample", "torch_private"},
     "torch_private": set(),
     "lazy": set(),
     "version": set(),

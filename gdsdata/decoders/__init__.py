@@ -17,7 +17,7 @@ import torch
 
 from gdsdata.decoders import images
 from gdsdata.formats import npy
-from gdsdata.formats.index import torch_equivalent
+from gdsdata.formats.sample import torch_equivalent
 from gdsdata.io import engine
 from gdsdata.io.memory import MemoryPool
 

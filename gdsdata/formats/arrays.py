@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from gdsdata.formats.fields import Field, FieldIndex
-from gdsdata.formats.index import Index, Sample, first_samples
+from gdsdata.formats.index import Index, first_samples
+from gdsdata.formats.sample import Sample
 
 
 class Kind(NamedTuple):

@@ -6,7 +6,6 @@ A format (`Format`) makes one of files. Readers ask it for the extents of sample
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -15,77 +14,15 @@ from functools import cached_property
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
-import torch
 
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.formats.paths import joined
 from gdsdata.formats.plan import Plan
+from gdsdata.formats.sample import Sample
+from gdsdata.io import engine
 
 Self = TypeVar("Self", bound="SampleIndex")
 Made = TypeVar("Made", covariant=True)
-
-_TORCH_DTYPES = {
-    np.dtype(name): getattr(torch, name)
-    for name in (
-        *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
-        *("float16", "float32", "float64", "complex64", "complex128"),
-    )
-}
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One sample, as it lies in a file and as it comes out.
-
-    Attributes:
-        dtype: as stored, with its byte order.
-        shape: as stored; ``()`` is one element.
-        fortran_order: the first axis varies fastest in the file, and also in the batch, which is a
-            view with these strides.
-        result_dtype: of the batch's tensor, if it is not the stored one.
-        view_as: what the stored bits are, if numpy has no such dtype: bfloat16 in a ``dtype`` of
-            uint16.
-
-    Raises:
-        ValueError: torch has no equivalent of ``dtype``.
-    """
-
-    dtype: np.dtype
-    shape: tuple[int, ...]
-    fortran_order: bool = False
-    result_dtype: torch.dtype | None = None
-    view_as: torch.dtype | None = None
-
-    def __post_init__(self) -> None:
-        torch_equivalent(self.dtype)
-
-    @cached_property
-    def bytes(self) -> int:
-        """Bytes of one sample in its file."""
-        return math.prod(self.shape) * self.dtype.itemsize
-
-    @property
-    def stored_torch_dtype(self) -> torch.dtype:
-        """The torch dtype of the stored values, in native byte order."""
-        return self.view_as or torch_equivalent(self.dtype)
-
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        """Dtype of the batch's tensor."""
-        return self.result_dtype or self.stored_torch_dtype
-
-
-def torch_equivalent(dtype: np.dtype) -> torch.dtype:
-    """Return the torch dtype of the same values, whatever the byte order of ``dtype``.
-
-    Raises:
-        ValueError: torch has none (strings, dates, long doubles, records, objects).
-    """
-    try:
-        return _TORCH_DTYPES[dtype.newbyteorder("=")]
-    except KeyError:
-        known = ", ".join(known.name for known in _TORCH_DTYPES)
-        raise ValueError(f"torch has no equivalent of numpy's {dtype}: convert the data to one of {known}") from None
 
 
 class Readers(Protocol[Made]):
@@ -237,9 +174,8 @@ class Index(SampleIndex):
             return Plan(samples, source, self.base_bytes[0] + samples * self.stride_bytes[0], self.sample.bytes)
         if self._one_sample_a_file:
             return Plan(samples, samples.astype(np.int32), self.base_bytes[samples], self.sample.bytes)
-        file = np.searchsorted(self.first_sample, samples, side="right") - 1
-        offset = self.base_bytes[file] + (samples - self.first_sample[file]) * self.stride_bytes[file]
-        return Plan(samples, file.astype(np.int32), offset, self.sample.bytes)
+        source, offset = engine.locate(samples, self.first_sample, self.base_bytes, self.stride_bytes)
+        return Plan(samples, source, offset, self.sample.bytes)
 
     def read_by(self, readers: Readers[Made]) -> Made:
         return readers.of_one_size(self)

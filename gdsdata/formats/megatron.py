@@ -19,8 +19,9 @@ import torch
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.formats.fields import Field, FieldIndex
 from gdsdata.formats.file_heads import read_heads
-from gdsdata.formats.index import Index, Sample, first_samples
+from gdsdata.formats.index import Index, first_samples
 from gdsdata.formats.parsers import magics
+from gdsdata.formats.sample import Sample
 from gdsdata.formats.windows import WindowIndex
 
 _OLD_MAGIC = b"TNTIDX\0\0"

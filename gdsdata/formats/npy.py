@@ -19,8 +19,9 @@ import numpy as np
 
 from gdsdata.errors import CorruptData
 from gdsdata.formats.file_heads import read_heads
-from gdsdata.formats.index import Index, Sample, first_samples, torch_equivalent
+from gdsdata.formats.index import Index, first_samples
 from gdsdata.formats.parsers import magics
+from gdsdata.formats.sample import Sample, torch_equivalent
 
 # Where the length of the dict lies, how it is packed, and how the dict is encoded.
 _LAYOUTS = {b"\x01\x00": ("<H", "latin1"), b"\x02\x00": ("<I", "latin1"), b"\x03\x00": ("<I", "utf8")}

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gdsdata.formats.file_heads import read_heads
-from gdsdata.formats.index import Index, Sample, count_items, first_samples
+from gdsdata.formats.index import Index, count_items, first_samples
+from gdsdata.formats.sample import Sample
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike

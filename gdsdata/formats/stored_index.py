@@ -28,8 +28,9 @@ import torch
 from gdsdata.formats.columns import Column
 from gdsdata.formats.field import Field
 from gdsdata.formats.fields import FieldIndex
-from gdsdata.formats.index import Index, Sample, SampleIndex
+from gdsdata.formats.index import Index, SampleIndex
 from gdsdata.formats.paths import JoinedPaths, ends_of, joined
+from gdsdata.formats.sample import Sample
 from gdsdata.formats.tables import TableFile, TableIndex
 from gdsdata.formats.windows import WindowIndex
 from gdsdata.io.engine import crc32c_of_rows

@@ -7,8 +7,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gdsdata.formats.index import Index, Made, Readers, Sample, SampleIndex
+from gdsdata.formats.index import Index, Made, Readers, SampleIndex
 from gdsdata.formats.plan import Plan
+from gdsdata.formats.sample import Sample
 
 
 @dataclass(frozen=True, eq=False)

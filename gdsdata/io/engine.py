@@ -32,7 +32,7 @@ except ImportError as error:
     ) from error
 
 if TYPE_CHECKING:
-    from gdsdata.formats.index import Index, Sample, SampleIndex
+    from gdsdata.formats.sample import IndexedFiles, Sample
 
 ROUTES: tuple[str, ...] = _engine.ROUTES
 Batches = _engine.Batches
@@ -47,6 +47,9 @@ Residence = _engine.Residence
 pickle_claims_too_much = _engine.pickle_claims_too_much
 crc32_joined = _engine.crc32_joined
 crc32c_of_rows = _engine.crc32c_of_rows
+locate = _engine.locate
+permute = _engine.permute
+permute_each = _engine.permute_each
 direct_refusals = _engine.direct_refusals
 noted_fallbacks = _engine.noted_fallbacks
 cufile_dma_is_possible = _engine.cufile_dma_is_possible
@@ -304,7 +307,7 @@ def warn_once(message: str) -> None:
         warnings.warn(f"gdsdata: {message}", RuntimeWarning, stacklevel=3)
 
 
-def file_table(index: SampleIndex, in_memory: Mapping[str, int] | None = None) -> _engine.FileTable:
+def file_table(index: IndexedFiles, in_memory: Mapping[str, int] | None = None) -> _engine.FileTable:
     """Return a table of an index's files, which are opened when they are first read.
 
     Behind them are files in memory that this process fills, by path and size in bytes.
@@ -344,20 +347,20 @@ def table_of(
     return _engine.FileTable(joined, np.ascontiguousarray(sizes), np.ascontiguousarray(times), list(opened))
 
 
-def residence_of(engine: _engine.Engine, files: _engine.FileTable, index: Index) -> _engine.Residence:
+def residence_of(engine: Engine, files: FileTable, index: IndexedFiles, sample: Sample) -> _engine.Residence:
     """Map an index's files and register them with the engine's GPU, in the background.
 
     Raises:
         BackendUnavailable: they do not fit into memory, or are too many to be mapped at once.
         ValueError: their samples need a byte swap, which only the processor does.
     """
-    if conversion_of(index.sample).startswith("swap"):
+    if conversion_of(sample).startswith("swap"):
         raise ValueError(
-            f'residency="pinned" hands the files to the GPU as they are, but their {index.sample.dtype} is of the '
+            f'residency="pinned" hands the files to the GPU as they are, but their {sample.dtype} is of the '
             "other byte order: leave residency out, or convert the files"
         )
-    if len(index.paths) > _MOST_MAPPED_FILES:
-        why = f"{len(index.paths)} files cannot be mapped at once, only {_MOST_MAPPED_FILES}: join them into fewer"
+    if len(index.size_bytes) > _MOST_MAPPED_FILES:
+        why = f"{len(index.size_bytes)} files cannot be mapped at once, only {_MOST_MAPPED_FILES}: join them into fewer"
         raise BackendUnavailable(f'residency="pinned": {why}', (why,))
     size_bytes, free_bytes = int(index.size_bytes.sum()), _memory_for_pinning()
     if size_bytes > free_bytes:

@@ -184,7 +184,7 @@ class RingSource(BatchSource[Index]):
             opened.engine, self.index.sample, settings.batch_size, settings.prefetch, on_cuda
         )
         if settings.residency is not None:
-            self._residence = engine.residence_of(opened.engine, opened.files, self.index)
+            self._residence = engine.residence_of(opened.engine, opened.files, self.index, self.index.sample)
         return opened
 
     def reader(self, epoch: Epoch, owner: object) -> Reader[Index]:

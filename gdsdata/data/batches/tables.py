@@ -16,8 +16,8 @@ from gdsdata.data.batches.values import FieldBytes, FieldValues
 from gdsdata.data.order.row_groups import UpcomingGroups
 from gdsdata.formats.columns import arrow_module
 from gdsdata.formats.field import Field
-from gdsdata.formats.index import torch_equivalent
 from gdsdata.formats.plan import Plan
+from gdsdata.formats.sample import torch_equivalent
 from gdsdata.formats.tables import TableIndex, Values
 from gdsdata.io import engine
 from gdsdata.io.program_end import stop_at_exit

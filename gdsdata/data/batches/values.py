@@ -14,7 +14,7 @@ from gdsdata.data.batches.settings import BatchSettings
 from gdsdata.decoders import Image, Threads, Undecodable, keep_encoded, runs_ahead
 from gdsdata.formats.field import Field
 from gdsdata.formats.fields import FieldIndex
-from gdsdata.formats.index import torch_equivalent
+from gdsdata.formats.sample import torch_equivalent
 from gdsdata.formats.tables import TableIndex
 
 

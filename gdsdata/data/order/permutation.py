@@ -7,22 +7,19 @@ starting anywhere in any epoch costs nothing and needs no state but two numbers.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
+
+from gdsdata.io import engine
 
 _LARGEST_N = 2**62
 UNEVEN = ("drop", "pad", "repeat")
 _MASK = 2**64 - 1
 _WEYL, _MULTIPLIER_1, _MULTIPLIER_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-# numpy 1 turns uint64 (x) int into float64, so every constant that meets an array is a np.uint64.
-_MUL_1, _MUL_2, _SHIFT_27, _SHIFT_32 = (np.uint64(value) for value in (_MULTIPLIER_1, _MULTIPLIER_2, 27, 32))
-
-
-# A uint64, or one for each position.
-_UInt64 = np.uint64 | np.ndarray
 
 
 def mix(x: int) -> int:
@@ -67,22 +64,16 @@ class Permutation:
         # one walks least.
         root = math.isqrt(n - 1) + 1
         a = min(range(root, root + 1 + min(32, root // 16)), key=lambda a: a * -(-n // a))
-        self._n, self._a, self._b = np.uint64(n), np.uint64(a), np.uint64(-(-n // a))
+        self._n, self._a, self._b = n, a, -(-n // a)
         # Small rectangles mix less in a round, and cost less: 8 rounds leave a bias at n = 6 that
         # 16 do not.
         rounds = 8 if n > 1000 else 16
         key = epoch_key(seed, epoch)
-        self._keys = [np.uint64(mix(key ^ i)) for i in range(rounds)]
+        self._keys = np.array([mix(key ^ i) for i in range(rounds)], np.uint64)
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
         """Return the images of ``positions``. Both are int64 (m,), and in ``range(n)``."""
-        values = _feistel(positions.view(np.uint64), self._a, self._b, self._keys)
-        outside = np.flatnonzero(values >= self._n)
-        while outside.size:
-            again = _feistel(values[outside], self._a, self._b, self._keys)
-            values[outside] = again
-            outside = outside[again >= self._n]
-        return values.view(np.int64)
+        return engine.permute(positions, self._n, self._a, self._b, self._keys)
 
 
 def permuted(positions: np.ndarray, n: np.ndarray, keys: np.ndarray) -> np.ndarray:
@@ -98,59 +89,18 @@ def permuted(positions: np.ndarray, n: np.ndarray, keys: np.ndarray) -> np.ndarr
     Returns:
         int64 (m,).
     """
-    n = n.view(np.uint64)
-    a = np.ceil(np.sqrt(n)).astype(np.uint64)
-    b = (n + a - np.uint64(1)) // a
-
-    def once(values: np.ndarray, which: np.ndarray | slice) -> np.ndarray:
-        round_keys = (keys[which] + np.uint64(_WEYL * i & _MASK) for i in range(16))
-        return _feistel(values, a[which], b[which], round_keys)
-
-    values = once(positions.view(np.uint64), slice(None))
-    outside = np.flatnonzero(values >= n)
-    while outside.size:
-        again = once(values[outside], outside)
-        values[outside] = again
-        outside = outside[again >= n[outside]]
-    return values.view(np.int64)
+    return engine.permute_each(positions, n, keys)
 
 
 def mixed(x: np.ndarray) -> np.ndarray:
     """Return `mix` of uint64s."""
+    # numpy 1 turns uint64 (x) int into float64, so each constant is a np.uint64.
     x = x + np.uint64(_WEYL)
     x ^= x >> np.uint64(30)
-    x *= _MUL_1
-    x ^= x >> _SHIFT_27
-    x *= _MUL_2
+    x *= np.uint64(_MULTIPLIER_1)
+    x ^= x >> np.uint64(27)
+    x *= np.uint64(_MULTIPLIER_2)
     return x ^ (x >> np.uint64(31))
-
-
-def _feistel(x: np.ndarray, a: _UInt64, b: _UInt64, keys: Iterable[_UInt64]) -> np.ndarray:
-    """Return the images of uint64s under the bijection on ``range(a * b)``.
-
-    The largest product is 2**32 * a, with a <= 2**31 + 32: nothing overflows.
-    """
-    left = x // b
-    right = x - left * b
-    left_radix, right_radix = a, b
-    for key in keys:
-        hashed = right + key
-        hashed *= _MUL_1
-        hashed ^= hashed >> _SHIFT_27
-        hashed *= _MUL_2
-        hashed >>= _SHIFT_32
-        # The top 32 bits, scaled into range(left_radix) by multiply and shift: a modulo costs six
-        # times as much.
-        hashed *= left_radix
-        hashed >>= _SHIFT_32
-        left += hashed
-        # left mod left_radix: left - left_radix wraps round to a huge number if left was below.
-        np.minimum(left, left - left_radix, out=left)
-        left, right = right, left
-        left_radix, right_radix = right_radix, left_radix
-    left *= right_radix
-    left += right
-    return left
 
 
 def as_array(numbers: range | np.ndarray) -> np.ndarray:
@@ -283,5 +233,9 @@ class Order:
 
     def _permutation(self, epoch: int) -> Callable[[np.ndarray], np.ndarray] | None:
         if isinstance(self._shuffle, bool):
-            return Permutation(self._samples, self._seed, epoch) if self._shuffle else None
+            return _permutation(self._samples, self._seed, epoch) if self._shuffle else None
         return self._shuffle.permutation(self._samples, self._batch_size * self._world_size, self._seed, epoch)
+
+
+# Made once an epoch, and not for each few batches.
+_permutation = functools.lru_cache(maxsize=8)(Permutation)

@@ -1,0 +1,77 @@
+#include "python/samples.h"
+
+#include <utility>
+
+#include "base/locate.h"
+#include "base/permutation.h"
+#include "python/gil.h"
+#include "python/values.h"
+
+namespace py = pybind11;
+
+namespace gdsdata {
+
+namespace {
+
+template <typename T>
+std::span<T> writable(Array<T>& array) {
+  return {array.mutable_data(), static_cast<size_t>(array.size())};
+}
+
+Array<int64_t> images_of(const Permutation& permutation, const Array<int64_t>& positions) {
+  Array<int64_t> images(positions.size());
+  const auto from = span_of(positions);
+  const auto to = writable(images);
+  const WithoutGil nogil;
+  permute(permutation, from, to);
+  return images;
+}
+
+Array<int64_t> images_of_each(const Array<int64_t>& positions, const Array<int64_t>& n, const Array<uint64_t>& keys) {
+  if (n.size() != positions.size() || keys.size() != positions.size()) {
+    throw py::value_error("permute_each takes a size and a key for each position");
+  }
+  Array<int64_t> images(positions.size());
+  const auto to = writable(images);
+  const WithoutGil nogil;
+  permute_each(span_of(positions), span_of(n), span_of(keys), to);
+  return images;
+}
+
+std::pair<Array<int32_t>, Array<int64_t>> places_of(const Array<int64_t>& samples, const Array<int64_t>& first_sample,
+                                                    const Array<int64_t>& base_bytes,
+                                                    const Array<int64_t>& stride_bytes) {
+  if (base_bytes.size() < 1 || stride_bytes.size() != base_bytes.size() ||
+      first_sample.size() != base_bytes.size() + 1) {
+    throw py::value_error("locate takes a first sample, an offset and a stride for each file, and the samples' number");
+  }
+  Array<int32_t> files(samples.size());
+  Array<int64_t> offsets(samples.size());
+  const auto files_to = writable(files);
+  const auto offsets_to = writable(offsets);
+  {
+    const WithoutGil nogil;
+    locate({span_of(first_sample), span_of(base_bytes), span_of(stride_bytes)}, span_of(samples), files_to,
+           offsets_to);
+  }
+  return {std::move(files), std::move(offsets)};
+}
+
+}  // namespace
+
+void bind_samples(py::module_& module) {
+  module.def(
+      "permute",
+      [](const Array<int64_t>& positions, uint64_t n, uint64_t a, uint64_t b, const Array<uint64_t>& keys) {
+        if (a < 1 || b < 1 || keys.size() % 2 != 0) {
+          throw py::value_error("permute takes a rectangle that is not empty, and an even number of keys");
+        }
+        return images_of({n, a, b, span_of(keys)}, positions);
+      },
+      py::arg("positions"), py::arg("n"), py::arg("a"), py::arg("b"), py::arg("keys"));
+  module.def("permute_each", &images_of_each, py::arg("positions"), py::arg("n"), py::arg("keys"));
+  module.def("locate", &places_of, py::arg("samples"), py::arg("first_sample"), py::arg("base_bytes"),
+             py::arg("stride_bytes"));
+}
+
+}  // namespace gdsdata
