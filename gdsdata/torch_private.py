@@ -109,6 +109,12 @@ def moves_no_values() -> bool:
     return torch.serialization._serialization_tls.skip_data or detect_fake_mode(None) is not None
 
 
+def current_stream_handle(device_index: int) -> int:
+    """Return the handle of a GPU's current stream in this thread, without a `torch.cuda.Stream`."""
+    handle: int = torch._C._cuda_getCurrentRawStream(device_index)
+    return handle
+
+
 def is_profiling() -> bool:
     """Return whether torch's profiler is recording in this thread."""
     return torch.autograd._profiler_enabled()

@@ -7,6 +7,7 @@ its driver up once, so use this only in a process of its own (`helpers.in_new_pr
 import ctypes
 import os
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +34,39 @@ def install(library: Path) -> ctypes.CDLL:
     engine._initialise_cuda = lambda device: None
     engine.stream_of = lambda device: 0  # the device's default stream
     ring.from_dlpack = _from_dlpack
+    torch.cuda.current_stream = lambda device: _DefaultStream()
     torch.set_num_threads(1)  # torch copies batches in the place of the GPU, beside the loop
     fake = ctypes.CDLL(str(library))
     fake.fake_cuda_set_link_bytes_per_s.argtypes = [ctypes.c_uint64]
     fake.fake_cuda_keep_busy.argtypes = [ctypes.c_int, ctypes.c_uint64]
     return fake
+
+
+def wait_for_copies(fake: ctypes.CDLL) -> None:
+    """Have each batch wait for its copies, because torch reads it on the processor."""
+    context, event = ctypes.c_void_p(), ctypes.c_void_p()
+    for code in (
+        fake.cuInit(0),
+        fake.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0),
+        fake.cuCtxPushCurrent_v2(context),
+        fake.cuEventCreate(ctypes.byref(event), 2),
+    ):
+        assert code == 0
+
+    def waited(capsule: Any) -> torch.Tensor:
+        assert fake.cuEventRecord(event, None) == 0  # in the default stream
+        while fake.cuEventQuery(event) != 0:
+            time.sleep(1e-4)
+        return _from_dlpack(capsule)
+
+    ring.from_dlpack = waited
+
+
+class _DefaultStream:
+    """All that torch does is done at once."""
+
+    def record_event(self, event: Any) -> None:
+        assert event is None
 
 
 class _Head(ctypes.Structure):

@@ -346,7 +346,7 @@ def test_residency_is_refused_for_more_than_fits_into_memory(tmp_path, records, 
 def test_a_residency_that_fails_warns_once_and_batches_are_read(tmp_path, records, monkeypatch):
     extension = gdsdata.io.engine._engine
 
-    def of_an_absent_file(engine, files, index):
+    def of_an_absent_file(engine, *_):
         path = np.frombuffer(os.fsencode(f"{tmp_path}/absent"), np.uint8)
         absent = extension.FileTable(path, np.array([1]), np.array([1]))
         return extension.Residence(engine, absent)

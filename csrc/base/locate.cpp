@@ -9,7 +9,8 @@ void locate(const SamplesOfFiles& all, std::span<const int64_t> samples, std::sp
             std::span<int64_t> offsets) {
   const size_t count = all.base.size();
   // Where the file would be if all had equally many samples. Often they have.
-  const double files_a_sample = static_cast<double>(count) / static_cast<double>(std::max<int64_t>(1, all.first[count]));
+  const double files_a_sample =
+      static_cast<double>(count) / static_cast<double>(std::max<int64_t>(1, all.first[count]));
   for (size_t i = 0; i < samples.size(); ++i) {
     const int64_t sample = samples[i];
     const double guess = std::max(0.0, static_cast<double>(sample) * files_a_sample);

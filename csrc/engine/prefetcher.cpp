@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
-#include <deque>
+#include <system_error>
 #include <utility>
 
+#include "engine/planned_batches.h"
+#include "engine/repeated_call.h"
 #include "engine/ring.h"
 #include "engine/stall_clock.h"
 #include "tuning.h"
@@ -32,6 +34,8 @@ class Prefetcher::Core : public std::enable_shared_from_this<Core> {
     GroupResult result;  // valid when the slot is ready
   };
 
+  // Here or on the thread for it. The caller holds neither planning_ nor mutex_.
+  void have_slots_filled();
   // The caller holds planning_, but not mutex_.
   void fill_free_slots();
   void fill(Engine& engine, size_t index, bool patient);
@@ -48,7 +52,7 @@ class Prefetcher::Core : public std::enable_shared_from_this<Core> {
   uint64_t progress() const;  // of all batches in flight: see Engine::progress_of
   // The caller holds no lock.
   void slot_done(size_t index);  // on a worker
-  Error stall_of(size_t index);
+  Error stall_of(std::optional<size_t> head);
 
   const int64_t process_ = process_id();
   const std::shared_ptr<FileTable> files_;
@@ -60,10 +64,7 @@ class Prefetcher::Core : public std::enable_shared_from_this<Core> {
   // mutex_. Guards planned batches that are not in a slot yet and, except for its result, a slot
   // that is being filled.
   std::mutex planning_;
-  std::deque<size_t> planned_sizes_;
-  std::vector<int32_t> planned_files_;
-  std::vector<int64_t> planned_offsets_;
-  size_t next_sample_ = 0;              // in planned_files_ and planned_offsets_
+  PlannedBatches planned_;
   std::unique_ptr<Gatherer> gatherer_;  // set when the residence is ready
 
   // Nothing is allocated under it, because workers take it. Guards the members that follow, and
@@ -77,12 +78,16 @@ class Prefetcher::Core : public std::enable_shared_from_this<Core> {
   Ring ring_;
   std::atomic<bool> head_ready_{false};  // ring_.head_ready(), readable without the lock
   std::vector<Slot> slots_;
-  size_t planned_batches_ = 0;  // planned_sizes_.size()
+  size_t planned_batches_ = 0;  // how many planned_ has
   PrefetchStatistics statistics_;
   uint64_t calls_ = 0;       // calls of next() that found a planned batch
   uint64_t ready_seen_ = 0;  // sum of the batches ready at each of these calls
   uint64_t completed_ = 0;   // groups, for progress()
   std::optional<Clock::time_point> full_since_;
+
+  // Fills the slots of a GPU: to submit the samples of 8 MiB takes the consumer half as long as the
+  // link needs for them. Null: the consumer fills them. close() ends it, because it uses this.
+  std::unique_ptr<RepeatedCall> filling_;
 };
 
 Prefetcher::Core::Core(std::shared_ptr<Engine> engine, std::shared_ptr<FileTable> files,
@@ -104,45 +109,36 @@ Prefetcher::Core::Core(std::shared_ptr<Engine> engine, std::shared_ptr<FileTable
     request.conversion = options_.conversion;
     slot.group = std::make_shared<Group>(std::move(request));
   }
+  if (engine_->device()->host_addressable()) return;
+  try {
+    filling_ = std::make_unique<RepeatedCall>([this] {
+      const std::lock_guard planning(planning_);
+      fill_free_slots();
+    });
+  } catch (const std::system_error&) {  // no thread is available
+  }
+}
+
+void Prefetcher::Core::have_slots_filled() {
+  if (filling_ != nullptr) return filling_->request();
+  const std::lock_guard planning(planning_);
+  fill_free_slots();
 }
 
 void Prefetcher::Core::plan(std::span<const int32_t> files, std::span<const int64_t> offsets,
                             std::span<const int64_t> sizes) {
-  size_t samples = 0;
-  for (const int64_t size : sizes) {
-    if (size < 1 || static_cast<size_t>(size) > options_.batch_samples) {
-      throw Failure({ErrorCode::kInvalidArgument, "a planned batch has " + std::to_string(size) +
-                                                      " samples, not 1 to " + std::to_string(options_.batch_samples)});
-    }
-    samples += static_cast<size_t>(size);
-  }
-  if (samples != files.size() || samples != offsets.size()) {
-    throw Failure({ErrorCode::kInvalidArgument, "the sizes of the planned batches do not add up to their extents"});
-  }
-  for (const int32_t file : files) {
-    if (file < 0 || static_cast<size_t>(file) >= files_->size()) {
-      throw Failure({ErrorCode::kInvalidArgument, "no file has the index " + std::to_string(file)});
-    }
-  }
-  const std::lock_guard planning(planning_);
-  // All of it is planned, or nothing: allocations come first.
-  planned_files_.reserve(planned_files_.size() + files.size());
-  planned_offsets_.reserve(planned_offsets_.size() + offsets.size());
-  planned_sizes_.insert(planned_sizes_.end(), sizes.begin(), sizes.end());
-  planned_files_.erase(planned_files_.begin(), planned_files_.begin() + static_cast<ptrdiff_t>(next_sample_));
-  planned_offsets_.erase(planned_offsets_.begin(), planned_offsets_.begin() + static_cast<ptrdiff_t>(next_sample_));
-  next_sample_ = 0;
-  planned_files_.insert(planned_files_.end(), files.begin(), files.end());
-  planned_offsets_.insert(planned_offsets_.end(), offsets.begin(), offsets.end());
+  std::unique_lock planning(planning_);
+  planned_.add(files, offsets, sizes, options_.batch_samples, files_->size());
   {
     const std::lock_guard lock(mutex_);
     planned_batches_ += sizes.size();
   }
-  fill_free_slots();
+  planning.unlock();
+  have_slots_filled();
 }
 
 void Prefetcher::Core::fill_free_slots() {
-  while (!planned_sizes_.empty()) {
+  while (!planned_.empty()) {
     std::shared_ptr<Engine> engine;
     std::optional<size_t> index;
     bool patient = false;
@@ -161,11 +157,8 @@ void Prefetcher::Core::fill_free_slots() {
 
 void Prefetcher::Core::fill(Engine& engine, size_t index, bool patient) {
   Slot& slot = slots_[index];
-  slot.samples = planned_sizes_.front();
-  planned_sizes_.pop_front();
-  const auto files = std::span(planned_files_).subspan(next_sample_, slot.samples);
-  const auto offsets = std::span(planned_offsets_).subspan(next_sample_, slot.samples);
-  next_sample_ += slot.samples;
+  const auto [files, offsets] = planned_.take();
+  slot.samples = files.size();
   slot.offset = placement(static_cast<uint64_t>(offsets.front()));
   slot.result = {};
   const bool gathers = residence_ != nullptr && residence_->ready();
@@ -253,7 +246,7 @@ std::optional<Prefetcher::Batch> Prefetcher::Core::next(const std::function<void
     lock.unlock();
     throw Failure({ErrorCode::kClosed, "this iterator was closed; make a new one with iter(dataset)"});
   }
-  if (!ring_.head()) return std::nullopt;
+  if (!ring_.head() && planned_batches_ == 0) return std::nullopt;
   ready_seen_ += ring_.count(Ring::State::kReady);
   ++calls_;
   if (!ring_.head_ready()) {
@@ -284,10 +277,7 @@ std::optional<Prefetcher::Batch> Prefetcher::Core::next(const std::function<void
   ring_.release(index);
   head_ready_.store(ring_.head_ready(), std::memory_order_release);
   lock.unlock();
-  {
-    const std::lock_guard planning(planning_);
-    fill_free_slots();
-  }
+  have_slots_filled();
   if (error) throw Failure(std::move(*error));
   if (residence_ != nullptr && is_first) residence_->begin();
   return batch;
@@ -321,9 +311,9 @@ void Prefetcher::Core::wait_for_head(std::unique_lock<std::mutex>& lock, const s
   while (!changed_.wait_for(lock, kPollInterval, [this] { return ring_.head_ready() || closed_; })) {
     if (clock.stalled(progress())) {
       consumer_waits_ = false;
-      const size_t index = *ring_.head();
+      const std::optional<size_t> head = ring_.head();
       lock.unlock();
-      throw Failure(stall_of(index));
+      throw Failure(stall_of(head));
     }
     if (poll) {
       lock.unlock();
@@ -345,13 +335,14 @@ uint64_t Prefetcher::Core::progress() const {
   return progress;
 }
 
-Error Prefetcher::Core::stall_of(size_t index) {
-  const std::lock_guard planning(planning_);  // then its request is complete
+Error Prefetcher::Core::stall_of(std::optional<size_t> head) {
+  const std::string waited = "no read has ended for " + std::to_string(options_.stall_timeout.count()) + " ms; ";
+  const std::unique_lock planning(planning_, std::try_to_lock);  // with it, the head's request is complete
+  if (!head || !planning) return {ErrorCode::kStalled, waited + "the next batch could not begin: does the GPU answer?"};
   // It was submitted to the engine, because gathered batches are ready at once.
-  const Transfer& first = slots_[index].group->request().transfers.front();
+  const Transfer& first = slots_[*head].group->request().transfers.front();
   return {ErrorCode::kStalled,
-          "no read has ended for " + std::to_string(options_.stall_timeout.count()) +
-              " ms; the next batch waits for '" + files_->path(first.file) + "' at offset " +
+          waited + "the next batch waits for '" + files_->path(first.file) + "' at offset " +
               std::to_string(first.offset) + ". Is its storage still reachable? stall_timeout_s raises the limit",
           files_->path(first.file), first.offset, first.length};
 }
@@ -365,6 +356,7 @@ void Prefetcher::Core::close() {
     planned_batches_ = 0;
     changed_.notify_all();
   }
+  if (filling_ != nullptr) filling_->end();
   for (size_t i = 0; i < slots_.size(); ++i) {  // no slot is being filled now
     std::shared_ptr<DeviceBuffer> released;
     const std::lock_guard lock(mutex_);

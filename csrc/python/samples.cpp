@@ -51,8 +51,7 @@ std::pair<Array<int32_t>, Array<int64_t>> places_of(const Array<int64_t>& sample
   const auto offsets_to = writable(offsets);
   {
     const WithoutGil nogil;
-    locate({span_of(first_sample), span_of(base_bytes), span_of(stride_bytes)}, span_of(samples), files_to,
-           offsets_to);
+    locate({span_of(first_sample), span_of(base_bytes), span_of(stride_bytes)}, span_of(samples), files_to, offsets_to);
   }
   return {std::move(files), std::move(offsets)};
 }

@@ -88,20 +88,22 @@ class Iteration:
         reader = self.running = source.reader(self._samples.epoch(epoch), owner)
         ending = Ending(partial(self._end, reader))
         take, reach, times, prefetch = reader.next, reader.reach, self._times, self._prefetch
-        planned, plan_batches = 0, prefetch
+        planned, plan_batches, ahead = 0, prefetch, prefetch * reader.batches_in_slot
+        most = max(prefetch, _PLAN_SAMPLES // self._batch_size, 2 * reader.batches_in_slot)
 
         def plan() -> None:
             """Plan ahead. The first plan is short, because the first batch waits for it."""
             nonlocal planned, plan_batches
             reach(int(numbers[done]))
+            if planned - done > plan_batches // 2 + ahead:
+                return
             count = min(plan_batches, total - planned)
-            if planned - done > plan_batches // 2 + prefetch:
-                count = 0
             count = max(reader.steps_local(numbers[planned : planned + count]), 1 if planned == done else 0)
             if count:
+                check_ranks()
                 reader.plan(*order.samples_of(epoch, numbers[planned : planned + count]))
                 planned += count
-                plan_batches = max(prefetch, min(2 * plan_batches, _PLAN_SAMPLES // self._batch_size))
+                plan_batches = min(2 * plan_batches, most)
 
         try:
             if total:
@@ -110,7 +112,6 @@ class Iteration:
             times.asked()
             while done < total:
                 leave_if_daemon()
-                check_ranks()
                 if done:
                     plan()
                 with marked("gdsdata: waiting for a batch"):

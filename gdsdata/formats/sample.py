@@ -1,4 +1,4 @@
-"""What the engine is told of an index: `Sample`, one of its samples, and `IndexedFiles`."""
+"""The parts of an index that the engine knows: `Sample`, one of them, and `IndexedFiles`."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
+from gdsdata import torch_private
 from gdsdata.errors import BackendUnavailable
 from gdsdata.io import program_end  # noqa: F401 (registers its exit handler first, so that it is called last)
 from gdsdata.io.memory_budget import available_bytes, share_bytes
@@ -279,7 +280,7 @@ def new_storage(size_bytes: int, device: torch.device) -> torch.UntypedStorage:
 
 def stream_of(device: torch.device) -> int:
     """Return the handle of the device's current stream in this thread; 0 on the CPU."""
-    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    return torch_private.current_stream_handle(device.index) if device.type == "cuda" else 0
 
 
 def record_stream(batch: torch.Tensor, stream: torch.cuda.Stream) -> None:
@@ -364,10 +365,8 @@ def residence_of(engine: Engine, files: FileTable, index: IndexedFiles, sample: 
         raise BackendUnavailable(f'residency="pinned": {why}', (why,))
     size_bytes, free_bytes = int(index.size_bytes.sum()), _memory_for_pinning()
     if size_bytes > free_bytes:
-        why = (
-            f"the files have {size_bytes / 1e9:.1f} GB, and at most {free_bytes / 1e9:.1f} GB of this machine's memory "
-            "can be pinned for them now"
-        )
+        able = f"at most {free_bytes / 1e9:.1f} GB of this machine's memory can be pinned for them now"
+        why = f"the files have {size_bytes / 1e9:.1f} GB, and {able}"
         raise BackendUnavailable(f'residency="pinned": {why}; leave residency out, or use less data', (why,))
     return _engine.Residence(engine, files)
 

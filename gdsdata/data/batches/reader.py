@@ -31,9 +31,12 @@ class Reader(ABC, Generic[IndexT]):
             is wrong with a file, `StallError` if nothing has moved for ``stall_timeout_s``, and
             `EngineClosed` after `close`.
         pieces: as above.
+        batches_in_slot: how many batches it reads together. ``prefetch`` times as many are read
+            ahead.
     """
 
     next: Callable[[], Any]
+    batches_in_slot = 1
 
     def __init__(self, index: IndexT, pieces: OpenPieces | None = None) -> None:
         self.index, self.pieces = index, pieces

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from torch.utils.dlpack import from_dlpack
 
 from gdsdata.data.batches.reader import Reader
 from gdsdata.data.batches.settings import BatchSettings
+from gdsdata.data.batches.slot import SlotBatches
 from gdsdata.data.counts import sum_of
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.formats.index import Index
@@ -24,6 +25,32 @@ if TYPE_CHECKING:
 
 # Makes the engine's reader of batches of so many samples, and returns it with their dtype.
 MakeBatches = Callable[[int], tuple[engine.Batches, torch.dtype]]
+
+
+# Shorter batches for a GPU share a slot of the ring, up to so many bytes. H200, GB/s of shuffled
+# records of 4 KiB in batches of 512, 128 and 32: 47, 37 and 21. With 8 MiB 34, 23 and 18, with 32
+# MiB 47, 35 and 22. With a slot for each batch: 16, 6 and 3.
+_SLOT_BYTES = 16 << 20
+
+
+class _Again(NamedTuple):
+    """Batches that are read once more, in other sizes, and the function that takes one."""
+
+    batches: engine.Batches
+    take: Callable[[], torch.Tensor]
+
+
+def batches_in_slot(index: Index, settings: BatchSettings) -> int:
+    """Return how many batches share a slot of the ring, at most.
+
+    For a GPU a slot costs copies, events and a cast, whatever its size. On the CPU it costs little,
+    and a batch is best handed out while it is in the processor's cache. Bad samples are left out of
+    one batch at a time.
+    """
+    if settings.device.type == "cpu" or settings.skipped is not None:
+        return 1
+    batches = len(index) // settings.batch_size
+    return max(1, min(_SLOT_BYTES // (settings.batch_size * index.sample.bytes), batches // settings.prefetch))
 
 
 class RingReader(Reader[Index]):
@@ -41,43 +68,100 @@ class RingReader(Reader[Index]):
     ) -> None:
         super().__init__(index, pieces)
         self._settings, self._make_batches = settings, make_batches
-        self._batches, dtype = make_batches(settings.batch_size)
+        self.batches_in_slot = batches_in_slot(index, settings)
+        self._batches, dtype = make_batches(settings.batch_size * self.batches_in_slot)
         self._take = _taking(self._batches, dtype, index, settings)
-        self.next = self._take if settings.skipped is None else partial(self._next_sound, settings.skipped)
-        self._planned: deque[np.ndarray] = deque()  # ids of each batch, if bad samples are left out
-        self._alone: dict[str, Any] | None = None  # statistics of samples that were read one by one
+        self._planned: deque[tuple[np.ndarray, np.ndarray]] = deque()  # of each slot: ids, sizes of its batches
+        self._of_slot = SlotBatches(settings.device, settings.batch_size)
+        self._again: _Again | None = None  # what had an error
+        self._left_in_slot = self._taken = 0  # batches
+        self._counted_again: dict[str, Any] | None = None  # statistics of what was read again
+        if settings.skipped is not None:
+            self.next = partial(self._next_sound, settings.skipped)
+        else:
+            self.next = self._take if self.batches_in_slot == 1 else self._next_of_slot
 
     def plan(self, samples: np.ndarray, sizes: np.ndarray) -> None:
         plan = self.located(samples)
-        if self._settings.skipped is not None:
-            self._planned.extend(np.split(samples, np.cumsum(sizes)[:-1]))
+        if self.batches_in_slot > 1 or self._settings.skipped is not None:
+            sizes = self._plan_slots(samples, sizes)
         self._batches.plan(plan.source, plan.offset, sizes)
+
+    def _plan_slots(self, samples: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+        """Note the batches of each slot. Return the slots' samples, int64 (slots,)."""
+        if len(sizes) >= 2 * self.batches_in_slot:
+            together = self.batches_in_slot
+        else:  # an epoch begins with few, which come soon
+            together = max(1, min(self.batches_in_slot, len(sizes) // self._settings.prefetch))
+        of_slots = np.add.reduceat(sizes, np.arange(0, len(sizes), together))
+        ids = np.split(samples, np.cumsum(of_slots)[:-1])
+        self._planned.extend((one, sizes[i * together : (i + 1) * together]) for i, one in enumerate(ids))
+        return of_slots
+
+    def _next_of_slot(self) -> torch.Tensor:
+        """Take the next batch of a slot."""
+        if not self._left_in_slot:
+            self._take_slot()
+        self._left_in_slot -= 1
+        if self._again is None:
+            batch = self._of_slot.next()
+        else:
+            batch = self._again.take()
+            if not self._left_in_slot:
+                self._end_again()
+        self._taken += 1
+        return batch
+
+    def _take_slot(self) -> None:
+        samples, sizes = self._planned.popleft()
+        try:
+            self._of_slot.add(self._take())
+        except (CorruptData, FileNotFoundError, IoError):
+            if len(sizes) == 1:
+                raise
+            self._again = self._read_again(samples, sizes)  # one of these batches has the error
+        self._left_in_slot = len(sizes)
 
     def _next_sound(self, skipped: Skipped) -> torch.Tensor:
         """Take the next batch. If it is bad, read its samples one by one from files."""
-        samples = self._planned.popleft()
+        samples, _ = self._planned.popleft()
         try:
             return self._take()
         except (IoError, CorruptData):
             pass
-        one_each, dtype = self._make_batches(1)
-        take = _taking(one_each, dtype, self.index, self._settings)
-        plan = self.index.plan(samples)
-        one_each.plan(plan.source, plan.offset, np.ones(len(samples), np.int64))
+        self._again = again = self._read_again(samples, np.ones(len(samples), np.int64))
         try:
             # Cloned, because the ring's own memory is for whole batches.
-            return torch.cat(skipped.sound(len(samples), lambda _: take().clone()))
+            return torch.cat(skipped.sound(len(samples), lambda _: again.take().clone()))
         finally:
-            counted = {**one_each.statistics(), "batches": 1}
-            self._alone = counted if self._alone is None else sum_of(self._alone, counted)
-            one_each.close()
+            self._end_again()
+
+    def _read_again(self, samples: np.ndarray, sizes: np.ndarray) -> _Again:
+        """Begin to read samples in batches of these sizes, from files."""
+        batches, dtype = self._make_batches(int(sizes.max()))
+        plan = self.index.plan(samples)
+        batches.plan(plan.source, plan.offset, sizes)
+        return _Again(batches, _taking(batches, dtype, self.index, self._settings))
+
+    def _end_again(self) -> None:
+        assert self._again is not None  # by the callers
+        counted = self._again.batches.statistics()
+        counted["batches"] = 0 if self._settings.skipped is None else 1  # `_taken` has the others
+        before = self._counted_again
+        self._counted_again = counted if before is None else sum_of(before, counted)
+        self._again.batches.close()
+        self._again = None
 
     def statistics(self) -> dict[str, Any]:
         counted = self._batches.statistics()
-        return counted if self._alone is None else sum_of(counted, self._alone)
+        if self.batches_in_slot > 1:
+            counted["batches"] = self._taken
+        return counted if self._counted_again is None else sum_of(counted, self._counted_again)
 
     def close(self) -> None:
         self._batches.close()
+        if self._again is not None:
+            self._again.batches.close()
         super().close()
 
 

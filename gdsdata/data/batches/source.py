@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from gdsdata.data.batches.reader import IndexT, Reader
-from gdsdata.data.batches.ring import RingReader
+from gdsdata.data.batches.ring import RingReader, batches_in_slot
 from gdsdata.data.batches.settings import BatchSettings
 from gdsdata.data.order.epoch import Epoch
 from gdsdata.formats.index import Index
@@ -180,9 +180,8 @@ class RingSource(BatchSource[Index]):
             _, dtype = engine.conversion_on(on_cuda, self.index.sample)
             _load_cast(dtype, self.index.sample.torch_dtype, settings.device)
         opened = super()._opened()
-        self._pool = engine.buffer_pool(
-            opened.engine, self.index.sample, settings.batch_size, settings.prefetch, on_cuda
-        )
+        slot_samples = settings.batch_size * batches_in_slot(self.index, settings)
+        self._pool = engine.buffer_pool(opened.engine, self.index.sample, slot_samples, settings.prefetch, on_cuda)
         if settings.residency is not None:
             self._residence = engine.residence_of(opened.engine, opened.files, self.index, self.index.sample)
         return opened

@@ -1,0 +1,38 @@
+#include "engine/repeated_call.h"
+
+#include <utility>
+
+namespace gdsdata {
+
+RepeatedCall::RepeatedCall(std::function<void()> call) : call_(std::move(call)), thread_([this] { run(); }) {}
+
+void RepeatedCall::end() {
+  {
+    std::lock_guard lock(mutex_);
+    if (std::exchange(ended_, true)) return;
+  }
+  changed_.notify_one();
+  thread_.join();
+}
+
+void RepeatedCall::request() {
+  {
+    std::lock_guard lock(mutex_);
+    requested_ = true;
+  }
+  changed_.notify_one();
+}
+
+void RepeatedCall::run() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [this] { return requested_ || ended_; });
+    if (ended_) return;
+    requested_ = false;
+    lock.unlock();
+    call_();
+    lock.lock();
+  }
+}
+
+}  // namespace gdsdata

@@ -1,0 +1,143 @@
+"""Small batches for a GPU share a slot of the ring, and nobody notices.
+
+On a GPU, and over the fake driver.
+"""
+
+import fake_gpu
+import numpy as np
+import pytest
+import torch
+from helpers import grouped, in_new_process, write_records
+
+from gdsdata import EngineOptions, GDSDataset
+from gdsdata.data.batches.ring import batches_in_slot
+from gdsdata.errors import CorruptData
+from gdsdata.formats import Records
+
+RECORD_BYTES, FILES, RECORDS_OF_FILE, BATCH = 4096, 8, 17, 2
+BATCHES = FILES * RECORDS_OF_FILE // BATCH
+
+
+def write_files(folder):
+    """Write the files, and return all records: uint8 (FILES * RECORDS_OF_FILE, RECORD_BYTES)."""
+    return np.concatenate([write_records(folder / f"{i}.bin", RECORDS_OF_FILE, RECORD_BYTES) + 0 for i in range(FILES)])
+
+
+def read(folder, device, batch_size=BATCH, **arguments):
+    form = Records("u1", (RECORD_BYTES,))
+    arguments = dict(shuffle=False, options=EngineOptions(workers=2, calibrate=False)) | arguments
+    return GDSDataset(f"{folder}/*.bin", batch_size, form, device=device, **grouped(arguments))
+
+
+def in_slot(dataset):
+    return batches_in_slot(dataset._samples.index, dataset._samples.settings)
+
+
+def an_epoch_with_a_replaced_file(device, folder):
+    """Return whether each batch before the error was right, its file, and how many are counted."""
+    records = write_files(folder)
+    dataset = read(folder, device)
+    assert in_slot(dataset) == BATCHES // 4
+    batches = iter(dataset)  # reads the first few ahead
+    (folder / "5.bin").write_bytes(bytes((RECORDS_OF_FILE + 1) * RECORD_BYTES))
+    right, error = [], None
+    try:
+        for i, batch in enumerate(batches):
+            right.append(np.array_equal(batch.cpu().numpy(), records[i * BATCH : (i + 1) * BATCH]))
+    except CorruptData as raised:
+        error = raised.path
+    return right, error, dataset.stats()["batches"]
+
+
+def check_an_epoch_with_a_replaced_file(right, error, counted, folder):
+    sound = 5 * RECORDS_OF_FILE // BATCH  # the next batch has a record of the file
+    assert right == [True] * sound
+    assert error == f"{folder}/5.bin"
+    assert counted == sound
+
+
+def whole_epochs(device, folder, batch_size):
+    """Return whether they share, whether all were right, their sizes, and how many count."""
+    records = write_files(folder)
+    dataset = read(folder, device, batch_size)
+    epochs = [[batch.cpu().numpy() for batch in dataset] for _ in range(2)]
+    right = all(np.array_equal(np.concatenate(epoch), records) for epoch in epochs)
+    return in_slot(dataset) > 1, right, [len(batch) for batch in epochs[0]], dataset.stats()["batches"]
+
+
+def check_whole_epochs(share, right, sizes, counted, batch_size):
+    whole, rest = divmod(FILES * RECORDS_OF_FILE, batch_size)
+    assert share and right
+    assert sizes == [batch_size] * whole + [rest] * (rest > 0)
+    assert counted == 2 * len(sizes)
+
+
+def of_fake_gpu(driver, function, *arguments):
+    fake_gpu.wait_for_copies(fake_gpu.install(driver))
+    return function(fake_gpu.DEVICE, *arguments)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 7])
+def test_batches_of_slots_come_in_order_and_are_counted_one_by_one(tmp_path, fake_driver, batch_size):
+    found = in_new_process(of_fake_gpu, fake_driver, whole_epochs, tmp_path, batch_size)
+    check_whole_epochs(*found, batch_size)
+
+
+def test_an_error_in_a_slot_comes_at_its_own_batch(tmp_path, fake_driver):
+    found = in_new_process(of_fake_gpu, fake_driver, an_epoch_with_a_replaced_file, tmp_path)
+    check_an_epoch_with_a_replaced_file(*found, tmp_path)
+
+
+def test_batches_for_the_processor_and_batches_whose_samples_may_be_left_out_share_none(tmp_path):
+    write_files(tmp_path)
+    assert in_slot(read(tmp_path, "cpu")) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("batch_size", [1, 3, 7])
+def test_on_a_gpu_batches_of_slots_come_in_order_and_are_counted_one_by_one(tmp_path, batch_size):
+    check_whole_epochs(*whole_epochs("cuda", tmp_path, batch_size), batch_size)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_an_error_in_a_slot_comes_at_its_own_batch(tmp_path):
+    check_an_epoch_with_a_replaced_file(*an_epoch_with_a_replaced_file("cuda", tmp_path), tmp_path)
+
+
+@pytest.mark.gpu
+def test_samples_that_may_be_left_out_share_no_slot(tmp_path):
+    write_files(tmp_path)
+    assert in_slot(read(tmp_path, "cuda", on_error="skip")) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("zero_copy", [False, True])
+def test_batches_of_a_slot_may_be_taken_on_any_stream(tmp_path, zero_copy):
+    records = write_files(tmp_path)
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    dataset, sums, batches = read(tmp_path, "cuda", zero_copy=zero_copy), [], iter([])
+    for epoch in range(20):
+        dataset.set_epoch(epoch)
+        batches = iter(dataset)
+        for i in range(BATCHES):
+            with torch.cuda.stream(streams[i % 3]):
+                torch.cuda._sleep(20_000)  # the stream is behind when it gets the batch, and when that is dropped
+                batch = next(batches)
+                sums.append(batch.sum(dtype=torch.int64))
+                del batch
+    torch.cuda.synchronize()
+    expected = records.reshape(BATCHES, -1).sum(1, dtype=np.int64).tolist() * 20
+    assert [int(one) for one in sums] == expected
+
+
+@pytest.mark.gpu
+def test_a_batch_may_be_changed_while_another_of_its_slot_is_needed_for_a_backward_pass(tmp_path):
+    records = write_files(tmp_path)
+    weights = torch.ones(256, 4, device="cuda", requires_grad=True)
+    first, second, *_ = read(tmp_path, "cuda")
+    loss = torch.nn.functional.embedding(first.to(torch.int64), weights).sum()
+    products = (weights[:, 0].sum() * first).sum()
+    second.add_(1)
+    (loss + products).backward()
+    assert np.array_equal(first.cpu().numpy(), records[:BATCH])
+    assert np.array_equal(second.cpu().numpy(), records[BATCH : 2 * BATCH] + np.uint8(1))
