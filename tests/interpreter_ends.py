@@ -67,6 +67,7 @@ SILENT = {
     "an iterator of records": "batches = begun(read())",
     "an iterator of fields": "batches = begun(tar())",
     "zero-copy batches": "batches = iter(read(zero_copy=True)); held = [next(batches) for _ in range(6)]",
+    "a preparation for saves": "c = checkpointer('prepared'); c.prepare({'a': torch.zeros(1 << 26)})",
     "a loader's worker with fields": "batches = begun(DataLoader(tar(), batch_size=None, num_workers=1))",
     # Values in other modules live on while modules are torn down.
     "an iterator in another module": "torch.batches = begun(read())",

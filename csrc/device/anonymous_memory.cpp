@@ -10,6 +10,8 @@
 
 #include "base/error.h"
 #include "base/extent_math.h"
+#include "base/file.h"
+#include "tuning.h"
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23  // Linux 5.14; older C libraries do not define it
@@ -41,7 +43,10 @@ AnonymousMemory::AnonymousMemory(size_t bytes) : size_bytes_(bytes) {
   if (huge) ::madvise(data_, mapped_bytes_, MADV_HUGEPAGE);
 }
 
-AnonymousMemory::~AnonymousMemory() { ::munmap(data_, mapped_bytes_); }
+AnonymousMemory::~AnonymousMemory() {
+  if (hidden_by_ != 0 && hidden_by_ != process_id()) return;  // a child may have others at this address
+  ::munmap(data_, mapped_bytes_);
+}
 
 void AnonymousMemory::prefer_node(int numa_node) {
   constexpr int kPreferred = 1;  // MPOL_PREFERRED of mbind(2)
@@ -49,6 +54,10 @@ void AnonymousMemory::prefer_node(int numa_node) {
   if (numa_node < 0 || numa_node >= kMaskBits - 1) return;
   const unsigned long mask = 1UL << numa_node;
   ::syscall(SYS_mbind, data_, mapped_bytes_, kPreferred, &mask, kMaskBits, 0);
+}
+
+void AnonymousMemory::hide_from_children() {
+  if (::madvise(data_, mapped_bytes_, MADV_DONTFORK) == 0) hidden_by_ = process_id();
 }
 
 bool populate_pages(std::byte* memory, size_t bytes) { return ::madvise(memory, bytes, MADV_POPULATE_WRITE) == 0; }
@@ -60,6 +69,19 @@ void AnonymousMemory::populate() {
     const size_t end = std::min(at + kHugePageBytes, mapped_bytes_);
     if (populate_pages(data_ + at, end - at)) continue;
     for (size_t i = at; i < end; i += kPageBytes) const_cast<volatile std::byte*>(data_)[i] = std::byte{0};
+  }
+}
+
+void touch(std::byte* memory, size_t bytes) {
+  const auto address = reinterpret_cast<uintptr_t>(memory);
+  const size_t skipped = align_up(address, kPageBytes) - address;
+  if (bytes < skipped + kPageBytes) return;
+  std::byte* at = memory + skipped;
+  for (size_t left = align_down(bytes - skipped, kPageBytes); left > 0;) {
+    const size_t count = std::min<size_t>(left, tuning::kTouchedAtOnceBytes);
+    if (!populate_pages(at, count)) return;
+    at += count;
+    left -= count;
   }
 }
 

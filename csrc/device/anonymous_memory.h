@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 namespace gdsdata {
 
@@ -21,15 +22,23 @@ class AnonymousMemory {
 
   void prefer_node(int numa_node);  // call it before the memory is touched; only a hint
   void populate();                  // touches all pages now
+  // A forked child does not get it. The kernel copies pinned pages during the fork, and gigabytes
+  // of them would take seconds.
+  void hide_from_children();
 
  private:
   size_t size_bytes_;
   size_t mapped_bytes_ = 0;
   std::byte* data_ = nullptr;
+  int64_t hidden_by_ = 0;  // the process that has it, if its children do not
 };
 
 // Allocates these whole pages and keeps their contents. Returns true on success.
 bool populate_pages(std::byte* memory, size_t bytes);
+
+// The same for the whole pages of any memory, piece by piece. If the kernel has no such call, pages
+// are allocated when they are first used.
+void touch(std::byte* memory, size_t bytes);
 
 // Requests huge pages for the part of `memory` that whole ones cover. Call it for any memory that
 // is about to be written for the first time (docs/design-decisions.md).

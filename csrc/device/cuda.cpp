@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "device/anonymous_memory.h"
 #include "device/cuda_api.h"
 #include "device/device.h"
@@ -258,6 +259,7 @@ class CudaPinnedBuffer final : public PinnedBuffer {
  public:
   CudaPinnedBuffer(Gpu& gpu, size_t bytes) : gpu_(gpu), memory_(bytes) {
     memory_.prefer_node(gpu.numa_node);
+    memory_.hide_from_children();
     memory_.populate();
     const Current current(gpu);
     gpu.api.check(gpu.api.host_register(memory_.data(), memory_.mapped_bytes(),
@@ -265,6 +267,7 @@ class CudaPinnedBuffer final : public PinnedBuffer {
                   "pinning " + std::to_string(bytes) + " bytes for " + gpu.name());
   }
   ~CudaPinnedBuffer() override {
+    if (process_ != process_id()) return;  // a forked child has nothing registered
     let_go(gpu_, [&] { gpu_.api.host_unregister(memory_.data()); });
   }
   CudaPinnedBuffer(const CudaPinnedBuffer&) = delete;
@@ -274,6 +277,7 @@ class CudaPinnedBuffer final : public PinnedBuffer {
 
  private:
   Gpu& gpu_;
+  const int64_t process_ = process_id();
   AnonymousMemory memory_;
 };
 

@@ -19,6 +19,7 @@
 #include "python/calls.h"
 #include "python/checksums.h"
 #include "python/gil.h"
+#include "python/page_memory.h"
 #include "python/samples.h"
 #include "python/values.h"
 
@@ -71,6 +72,7 @@ PYBIND11_MODULE(_engine, module) {
   bind_calls(module);
   bind_batches(module);
   bind_checksums(module);
+  bind_page_memory(module);
   bind_samples(module);
   bind_interpreter_end(module);
   module.def(

@@ -44,8 +44,10 @@ File = _engine.File
 FileTable = _engine.FileTable
 Mark = _engine.Mark
 Output = _engine.Output
+PageMemory = _engine.PageMemory
 Residence = _engine.Residence
 pickle_claims_too_much = _engine.pickle_claims_too_much
+touch = _engine.touch
 crc32_joined = _engine.crc32_joined
 crc32c_of_rows = _engine.crc32c_of_rows
 locate = _engine.locate
@@ -256,8 +258,7 @@ def read_each(descriptor: int, path: str, offsets: Sequence[int], size_bytes: in
     from it again.
 
     Args:
-        descriptor: of the file.
-        path: of the file, for errors.
+        descriptor, path: of the file; errors have the path.
         offsets: in bytes.
         size_bytes: how many bytes to read at each offset.
 
@@ -286,11 +287,10 @@ def stream_of(device: torch.device) -> int:
 def record_stream(batch: torch.Tensor, stream: torch.cuda.Stream) -> None:
     """Note that a zero-copy batch is used on ``stream`` too.
 
-    This is needed if ``stream`` was not the current one when the batch came.
-
-    Call it before you drop the last reference to the batch. Its memory is not written again until
-    ``stream`` has completed the work that it has then. Other batches (``zero_copy=False``) are
-    torch's own memory, and this calls ``batch.record_stream(stream)`` for them.
+    This is needed if ``stream`` was not the current one when the batch came. Call it before you
+    drop the last reference to the batch. Its memory is not written again until ``stream`` has
+    completed the work that it has then. Other batches (``zero_copy=False``) are torch's own memory,
+    and this calls ``batch.record_stream(stream)`` for them.
 
     Raises:
         ValueError: ``batch`` is not on a CUDA device.

@@ -10,6 +10,8 @@ from collections import deque
 import numpy as np
 import torch
 
+from gdsdata.io import engine
+
 _PAGE_BYTES = 4096
 
 
@@ -21,8 +23,8 @@ class MemoryPool:
     The kernel zeroes new pages before a process may use them. That takes about as long as filling
     them, so the pool keeps buffers.
 
-    Two kinds of memory stay outside. `checkpoint.background.staging` has a fixed budget and makes
-    its caller wait, and its buffers are pinned and returned when a file has them.
+    Two kinds of memory stay outside. `checkpoint.background.staging_memory` has a fixed budget and
+    makes its caller wait, and its buffers are pinned and returned when a file has them.
     `data.batches.pieces` needs files in memory, because the engine reads from them too.
 
     Args:
@@ -61,14 +63,53 @@ class MemoryPool:
         return anonymous_memory(size_bytes + size_bytes // 4)  # the next batch may be somewhat larger
 
 
-def anonymous_memory(size_bytes: int, prefer_huge_pages: bool = False) -> np.ndarray:
+def anonymous_memory(size_bytes: int) -> np.ndarray:
     """Return new memory on whole pages: uint8, at least ``size_bytes``.
 
     Pages that are never written take no memory.
     """
     whole = -(-size_bytes // _PAGE_BYTES) * _PAGE_BYTES
     memory = mmap.mmap(-1, whole, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if prefer_huge_pages:
-        with contextlib.suppress(AttributeError, OSError):  # a system without them
-            memory.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(memory, np.uint8)
+
+
+def paged_memory(size_bytes: int, touched_bytes: int) -> torch.Tensor:
+    """Return new memory in huge pages, if the system has them.
+
+    Pages that are never written take no memory.
+
+    Args:
+        size_bytes: its size; whole pages.
+        touched_bytes: how many bytes of it get their pages now. The GIL is released meanwhile.
+
+    Returns:
+        uint8 ``(size_bytes,)``, on whole pages.
+    """
+    memory = torch.frombuffer(engine.PageMemory(cuda_ordinal=-1, bytes=size_bytes), dtype=torch.uint8)
+    if touched_bytes > 0:
+        engine.touch(memory[:touched_bytes])
+    return memory
+
+
+def pinned_memory(size_bytes: int, device: torch.device) -> torch.Tensor:
+    """Return new memory that is pinned, for copies from and to every GPU.
+
+    It is near one GPU. Pages are allocated first and then registered. That takes a third of the
+    time of ``cudaHostAlloc``, and several threads allocate pages at the same time. While the driver
+    registers, it serves no other thread. The GIL is released meanwhile.
+
+    It is unpinned when it is freed; no copy may use it then. A forked child does not have it.
+
+    Args:
+        size_bytes: its size; whole pages.
+        device: the GPU, with its index.
+
+    Returns:
+        uint8 ``(size_bytes,)``, on whole pages.
+
+    Raises:
+        DeviceError: it cannot be registered.
+        BackendUnavailable: there is no such GPU.
+    """
+    memory = engine.PageMemory(cuda_ordinal=engine.cuda_ordinal(device), bytes=size_bytes)
+    return torch.frombuffer(memory, dtype=torch.uint8)

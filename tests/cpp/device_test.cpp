@@ -317,6 +317,28 @@ TEST_F(OnGpu, FreedMemoryWaitsForItsCopies) {
   }
 }
 
+TEST_F(OnGpu, AForkedChildHasNoPinnedMemory) {
+  const auto has = [](const std::byte* memory) {
+    unsigned char resident = 0;
+    return ::mincore(const_cast<std::byte*>(memory), 1, &resident) == 0;
+  };
+  auto pinned = device_->allocate_pinned(3 << 20);
+  std::byte* const memory = pinned->data();
+  ASSERT_TRUE(has(memory));
+  const pid_t child = ::fork();
+  if (child == 0) {
+    bool right = !has(memory);
+    void* const other = ::mmap(memory, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+    pinned.reset();
+    right = right && other == memory && has(memory);  // what the child has there is its own
+    ::_exit(right ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  std::memset(memory, 1, 3 << 20);
+}
+
 TEST_F(OnGpu, AnErrorCarriesTheDriversNameAndWhatWasTried) {
   SKIP_WITH_REAL_CUDA();
   const auto fail_next = FAKE(cuda, fake_cuda_fail_next);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+import weakref
 from collections.abc import Mapping, MutableMapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import TracebackType
@@ -14,11 +15,13 @@ import torch
 
 from gdsdata.checkpoint.background.arguments import size_in_bytes, whole_number
 from gdsdata.checkpoint.background.checkpoint_folder import CheckpointFolder, LockedFolder, Manifest, SavedFile
+from gdsdata.checkpoint.background.preparation import Preparation
 from gdsdata.checkpoint.background.rank_file import load_over
 from gdsdata.checkpoint.background.ranks import Ranks
 from gdsdata.checkpoint.background.save_handle import SaveHandle
 from gdsdata.checkpoint.background.save_job import FailedJob, SaveJob
-from gdsdata.checkpoint.background.staging import Snapshots, Staging
+from gdsdata.checkpoint.background.staging import Snapshots
+from gdsdata.checkpoint.background.staging_memory import Staging
 from gdsdata.checkpoint.background.states import check_state, restored, state_of, target_of
 from gdsdata.checkpoint.dtensors import local_parts, with_dtensors
 from gdsdata.checkpoint.tensor_kinds import check_has_values
@@ -50,9 +53,10 @@ class AsyncCheckpointer:
     of ranks restores them. To change that number, save with torch.distributed.checkpoint and
     `GDSStorageWriter`.
 
-    Memory: at most ``staging_bytes`` of the host, pinned if CUDA is used. It is allocated by the
-    first saves that need it and kept for later ones. To that come the engine's own memory
-    (`EngineOptions`), and GPU memory within ``device_staging_bytes``.
+    Memory: at most ``staging_bytes`` of the host, in buffers of 32 MiB, kept until `close`. They
+    are pinned if a state has tensors on a GPU. `restore` and `prepare` have as many made in the
+    background as the state's bytes need; a save makes what is lacking. To that come the engine's
+    own memory (`EngineOptions`), and GPU memory within ``device_staging_bytes``.
 
     It owns the threads that write, and the folder's lock. One thread at a time may call it.
 
@@ -98,6 +102,8 @@ class AsyncCheckpointer:
         self._locked: LockedFolder | None = None  # of the thread that saves, from its first save on
         self._staging = Staging(size_in_bytes("staging_bytes", staging_bytes))
         on_devices = size_in_bytes("device_staging_bytes", device_staging_bytes) if device_staging_bytes else 0
+        self._preparation = Preparation(self._staging)
+        self._end_preparing = weakref.finalize(self, _end_preparing, self._staging, self._preparation, os.getpid())
         self._snapshots = Snapshots(on_devices)
         self._ranks = Ranks(process_group, timeout_s)
         self._saves = ThreadPoolExecutor(1, thread_name_prefix="gdsdata-save")  # the interpreter's end waits for it
@@ -138,6 +144,7 @@ class AsyncCheckpointer:
         GPU has so far. Work that it gets after this returns comes after the copy.
         """
         started = time.perf_counter()
+        self._preparation.end()  # what it needs is known now
         try:
             self._check_open()
             step = whole_number("step", step, 0)
@@ -167,6 +174,34 @@ class AsyncCheckpointer:
         note_checkpoint_stall(handle.stall_s)
         return handle
 
+    def prepare(self, state: Mapping[str, Any]) -> None:
+        """Make memory for saves of a state in the background.
+
+        The first save then takes no longer than later ones. Returns at once. `restore` does the
+        same for its state, so most programs need not call this. It may be called again, with
+        another state too: memory is added if that needs more.
+
+        Memory: as many buffers of 32 MiB as the state's bytes need, at most ``staging_bytes``, and
+        at most half of what the machine has left. They are made one by one, with pauses. A save
+        that comes before they are complete has several threads make the rest. Pages of a state on
+        the CPU are touched, from 1 MiB on; if it has tensors on a GPU, the buffers are pinned. An
+        optimizer makes its state in its first step: until then it is looked at twice a second.
+
+        If memory cannot be made, a warning says so, and `save` tries again.
+
+        Args:
+            state: as for `save`. Parameters and buffers of models are counted, and the state that
+                optimizers have; ``state_dict`` is called of other objects.
+
+        Raises:
+            TypeError: ``state`` is no dict.
+            EngineClosed: `close` was called before.
+            Exception: whatever a ``state_dict`` of ``state`` raises.
+        """
+        self._check_not_closed()
+        check_state(state, Mapping)
+        self._preparation.begin(state)
+
     def restore(
         self,
         state: MutableMapping[str, Any],
@@ -177,7 +212,9 @@ class AsyncCheckpointer:
     ) -> int | None:
         """Load the newest complete checkpoint, or that of ``step``, into ``state``.
 
-        Waits for saves in progress.
+        Waits for saves in progress. Afterwards memory for saves of ``state`` is made in the
+        background, as by `prepare`, whether there was a checkpoint or not. Without a checkpoint,
+        only models, optimizers and plain values are counted.
 
         An object that has a ``load_state_dict`` gets its part. In plain values, tensors are filled
         where they are, and other values are replaced in their dict; so are tensors that take no
@@ -217,6 +254,7 @@ class AsyncCheckpointer:
         self._ranks.each(prepare)  # afterwards no rank has a save in progress
         chosen = self._ranks.first(lambda: self._find(step))
         if chosen is None:
+            self._prepare({name: one for name, one in state.items() if _is_counted(one)})
             return None
         targets = {name: target_of(one) for name, one in state.items()}
         parts = {name: local_parts(target) for name, target in targets.items()}
@@ -243,6 +281,7 @@ class AsyncCheckpointer:
                 self._load_state(name, one, whole[name], chosen.step)
             else:
                 state[name] = restored(one, whole[name])
+        self._prepare({name: one if _is_counted(one) else targets[name] for name, one in state.items()})
         return chosen.step
 
     def steps(self) -> list[int]:
@@ -262,12 +301,16 @@ class AsyncCheckpointer:
     def close(self) -> None:
         """Wait for every save, and let others save into the folder. Raises as `wait` does.
 
+        Memory that is being made is not waited for, but for the buffers in progress.
+
         May be called again.
         """
+        self._end_preparing()
         try:
             self.wait()
         finally:
             self._closed = True
+            self._staging.close()
             self._saves.shutdown()
             self._writers.close()
             self._stagers.close()
@@ -294,10 +337,22 @@ class AsyncCheckpointer:
         return None
 
     def _check_open(self) -> None:
-        if self._closed:
-            raise EngineClosed("this AsyncCheckpointer was closed; make a new one")
+        self._check_not_closed()
         self._under_way = [one for one in self._under_way if not one.done()]
         self._raise_unseen()
+
+    def _check_not_closed(self) -> None:
+        if self._closed:
+            raise EngineClosed("this AsyncCheckpointer was closed; make a new one")
+
+    def _prepare(self, state: Mapping[str, Any]) -> None:
+        """Prepare for a state that was restored, which an error here does not change."""
+        if self._closed:
+            return
+        try:
+            self._preparation.begin(state)
+        except Exception as error:
+            engine.warn_once(f"memory for saves could not be made in advance ({error!r}): save() makes it")
 
     def _raise_unseen(self) -> None:
         """Raise the first error that nobody has seen, of saves that have ended."""
@@ -374,3 +429,14 @@ class AsyncCheckpointer:
             self._locked.retain(self.keep_last, self.keep_every)
         except (OSError, CorruptData) as error:  # this checkpoint is complete all the same
             engine.warn_once(f"older checkpoints in '{self._folder.path}' could not be removed: {error}")
+
+
+def _is_counted(one: Any) -> bool:
+    """Return whether `Preparation` counts a value without its ``state_dict``."""
+    return isinstance(one, (torch.nn.Module, torch.optim.Optimizer)) or not hasattr(one, "state_dict")
+
+
+def _end_preparing(staging: Staging, preparation: Preparation, process: int) -> None:
+    if os.getpid() == process:  # a forked child has no such threads, and their locks may be held forever
+        staging.stop()
+        preparation.end()

@@ -12,7 +12,8 @@ from typing import Any, NoReturn
 
 import torch
 
-from gdsdata.checkpoint.background.staging import Part, Snapshots, Staged, Staging, pieces
+from gdsdata.checkpoint.background.staging import Part, Snapshots, Staged, pieces
+from gdsdata.checkpoint.background.staging_memory import Staging
 from gdsdata.checkpoint.file_writer import FileWriter, crc32_of_all
 from gdsdata.checkpoint.gc_pause import collector_paused
 from gdsdata.checkpoint.stored import bytes_of_storage
@@ -84,6 +85,8 @@ class SaveJob:
 
     def _stage_pieces(self, copied: dict[torch.device, torch.cuda.Event]) -> None:
         sizes = [one.nbytes for one in self._storages]
+        gpus = (one.device for one in self._storages if one.device.type == "cuda")
+        self._staging.expect(self._layout.end, next(gpus, None))
         for piece in pieces(self._layout.offsets, sizes, self._staging.piece_bytes):
             memory = self._staging.take(self._cancelled.is_set, self._may_write.set)
             if memory is None:

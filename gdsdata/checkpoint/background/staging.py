@@ -1,7 +1,6 @@
-"""Memory of bounded size that states pass through on their way to files.
+"""States on their way to files: in pieces, or copied on their devices first.
 
-`Staging` is memory of the host. `Snapshots` are copies on the devices themselves, which are staged
-later.
+The memory of the host that pieces are in is `staging_memory.Staging`.
 """
 
 from __future__ import annotations
@@ -16,9 +15,7 @@ import torch
 
 from gdsdata.checkpoint.partial_pages import PAGE_BYTES
 from gdsdata.io.engine import warn_once
-from gdsdata.io.memory import anonymous_memory
 
-_PIECE_BYTES = 32 << 20  # several are written at a time, and a small state does not take much
 _MOST_COPIED_ON_CPU_BYTES = 16 << 20  # enough for counters and generators beside tensors on GPUs
 
 
@@ -117,65 +114,6 @@ class Staged:
                     self.copied[device] = torch.cuda.current_stream(device).record_event()
 
 
-class Staging:
-    """Buffers for pieces. Any thread may call it.
-
-    They are allocated when they are first needed, and kept for later pieces.
-
-    Args:
-        most_bytes: of all buffers together; at least one page is used.
-
-    Attributes:
-        piece_bytes: the size of a buffer.
-    """
-
-    def __init__(self, most_bytes: int) -> None:
-        self.piece_bytes = min(_PIECE_BYTES, max(most_bytes // 2 // PAGE_BYTES, 1) * PAGE_BYTES)
-        self._most = max(most_bytes // self.piece_bytes, 1)
-        self._made = 0
-        self._spare: list[torch.Tensor] = []
-        self._changed = threading.Condition()  # guards _made and _spare
-
-    def take(self, is_cancelled: Callable[[], bool], before_waiting: Callable[[], object]) -> torch.Tensor | None:
-        """Wait for a buffer.
-
-        Args:
-            ``is_cancelled``: called repeatedly; if it returns True, the wait ends.
-            before_waiting: called before each wait for a buffer.
-
-        Returns:
-            The buffer; None if ``is_cancelled`` returned True.
-        """
-        with self._changed:
-            while not is_cancelled():
-                if self._spare:
-                    return self._spare.pop()
-                if self._made < self._most:
-                    self._made += 1
-                    break
-                before_waiting()
-                self._changed.wait(0.05)
-            else:
-                return None
-        try:
-            return _make_buffer(self.piece_bytes)
-        except BaseException:
-            with self._changed:
-                self._made -= 1
-            raise
-
-    def release(self, buffer: torch.Tensor) -> None:
-        """Make a buffer free for others."""
-        with self._changed:
-            self._spare.append(buffer)
-            self._changed.notify()
-
-    @property
-    def size_bytes(self) -> int:
-        """How much memory has been allocated."""
-        return self._made * self.piece_bytes
-
-
 class Snapshot:
     """Copies of storages on their own devices.
 
@@ -248,10 +186,3 @@ class Snapshots:
     def _return(self, sizes: collections.Counter[torch.device]) -> None:
         with self._lock:
             self._taken -= sizes
-
-
-def _make_buffer(size_bytes: int) -> torch.Tensor:
-    """Return memory on whole pages: pinned if there may be tensors on a GPU."""
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
-    return torch.from_numpy(anonymous_memory(size_bytes, prefer_huge_pages=True))
