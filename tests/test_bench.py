@@ -79,11 +79,13 @@ def test_quick_run_makes_all_artefacts_and_verifies_bytes(tmp_path):
     results = results_in(out)
     assert results["verified"] is True
     assert {(row["data"], row["dtype"], row["cache"]) for row in results["rows"]} == {
-        ("tokens", "raw", "warm"),
-        ("tokens", "int64", "warm"),
-        ("tokens", "raw", "cold"),
-        ("npy", "float32", "warm"),
-        ("npy", "float32", "cold"),
+        ("tokens in 1 file, batch 64", "raw", "warm"),
+        ("tokens in 1 file, batch 64", "int64", "warm"),
+        ("tokens in 1 file, batch 64", "raw", "cold"),
+        ("tokens in 1 file, batch 16", "raw", "warm"),
+        ("tokens in 1 file, batch 16", "int64", "warm"),
+        ("npy in 8 files, batch 16", "float32", "warm"),
+        ("npy in 8 files, batch 16", "float32", "cold"),
     }
     for row in results["rows"]:
         assert row["checked_batches"] > 0
@@ -97,13 +99,13 @@ def test_quick_run_makes_all_artefacts_and_verifies_bytes(tmp_path):
     assert best and all(row["ratio_to_best_peer"] == 1.0 for row in best)
     ours = [row for row in results["rows"] if row["key"] == "gdsdata"]
     assert all(sum(row["served_bytes"].values()) > 0 for row in ours), "says which path served its bytes"
-    assert results["limits"]["tokens"]["raw, warm"]["memory_copy"]["gb_per_s"] > 0.5
+    assert results["limits"]["tokens in 1 file, batch 64"]["raw, warm"]["memory_copy"]["gb_per_s"] > 0.5
     assert {"cpu", "cores", "memory_bytes", "kernel"} <= results["machine"].keys()
     assert {"torch", "numpy", "python"} <= results["versions"].keys()
 
     assert (out / "results.png").read_bytes().startswith(b"\x89PNG")
     report = (out / "report.md").read_text()
-    for part in ("tokens, int64, batches of 64, shuffled, warm cache", "torch.index_select", "Limit: memory copy"):
+    for part in ("tokens in 1 file, int64, shuffled, warm cache", "torch.index_select", "Limit: memory copy"):
         assert part in report
 
 
@@ -528,11 +530,13 @@ def test_a_peer_with_wrong_bytes_fails_the_bench(tmp_path, monkeypatch, capsys):
     (tmp_path / "wrong_peer.py").write_text(WRONG)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     rows = ["numpy", "wrong_peer:Wrong", "wrong_peer:Reusing"]
-    chosen = small(tmp_path, data_kind="tokens", case_rows=rows, case_dtypes=["raw"], case_cache=["warm"])
+    chosen = small(
+        tmp_path, data_kind="tokens", case_rows=rows, case_dtypes=["raw"], case_cache=["warm"], case_batch_sizes=[64]
+    )
     assert bench_run.main(chosen, tmp_path) == 1
-    said = capsys.readouterr().out
-    assert "FAILED: tokens, wrong: ValueError: epoch 0, batch 0: 1 of 64 samples are not what numpy reads" in said
-    assert "FAILED: tokens, reusing: " in said, "a batch that the caller may keep was overwritten"
+    said, of_it = capsys.readouterr().out, "FAILED: tokens in 1 file, batch 64"
+    assert f"{of_it}, wrong: ValueError: epoch 0, batch 0: 1 of 64 samples are not what numpy reads" in said
+    assert f"{of_it}, reusing: " in said, "a batch that the caller may keep was overwritten"
     assert said.splitlines()[-1].endswith("report.md")
     results = results_in(tmp_path)
     assert results["verified"] is False
@@ -540,6 +544,27 @@ def test_a_peer_with_wrong_bytes_fails_the_bench(tmp_path, monkeypatch, capsys):
     assert by_name["numpy"]["samples_per_s"] and by_name["numpy"]["verified"]
     assert by_name["wrong"]["samples_per_s"] is None, "what fails is not timed"
     assert "FAILED" in (tmp_path / "report.md").read_text()
+
+
+def test_a_table_has_several_batch_sizes_and_each_number_of_files_its_tables(tmp_path):
+    chosen = small(
+        tmp_path, data_kind="tokens", data_files=[1, 7], case_rows=["gdsdata", "index_select"], case_dtypes=["raw"],
+        case_batch_sizes=[32, 8, 32],
+    )  # fmt: skip
+    chosen.case.run_seconds = 60.0
+    assert bench_run.main(chosen, tmp_path) == 0
+    results = results_in(tmp_path)
+    assert [about["files"] for about in results["data"].values()] == [1, 1, 7, 7]
+    found = [
+        [row["batch_size"] for row in rows] for rows in cases.layout_of(results).groups() if "warm" in rows[0]["cache"]
+    ]
+    assert found == [[32, 32, 8, 8]] * 2
+    assert {row["batch_size"] for row in results["rows"] if row["cache"] == "cold"} <= {32}
+    for row in results["rows"]:
+        if row["cache"] == "warm":
+            epochs = [row[name]["median"] for name in ("first_epoch_gb_per_s", "later_gb_per_s")]
+            assert min(epochs) <= row["gb_per_s"]["median"] <= max(epochs)
+    assert "| batch | samples/s | spread | GB/s | first epoch | later |" in (tmp_path / "report.md").read_text()
 
 
 def test_own_path_is_read_and_recognised(tmp_path, capsys):
@@ -551,8 +576,8 @@ def test_own_path_is_read_and_recognised(tmp_path, capsys):
     chosen = small(tmp_path, data_path=str(volumes), case_rows=rows, case_cache=["warm"])
     assert bench_run.main(chosen, tmp_path) == 0, capsys.readouterr().out
     results = results_in(tmp_path)
-    assert list(results["data"]) == ["npy"]
-    assert results["data"]["npy"]["samples"] == 20
+    assert list(results["data"]) == ["npy in 20 files, batch 16"]
+    assert results["data"]["npy in 20 files, batch 16"]["samples"] == 20
     assert {row["dtype"] for row in results["rows"]} == {"float64"}
     assert not (tmp_path / "data").exists(), "nothing is made when data.path is given"
 
@@ -565,6 +590,8 @@ def test_own_path_is_read_and_recognised(tmp_path, capsys):
         ("case.epochs=0", "gdsdata.bench: case.epochs=0: must be more than 0"),
         ("case.rows=[nmpy]", "there is no row 'nmpy'; there are gdsdata"),
         ("case.name=load", "case.name=load: choose a case by its group, case=load"),
+        ("data.files=[0]", "data.files=0: must be from 1 to 65536"),
+        ("data=npy data.files=[2]", "data.files=[2]: it splits made tokens, not npy, whose files follow from"),
         ("device.name=gpu", "device.name=gpu: use cpu, cuda or cuda:N"),
         ("device.name=cuda:99", "gdsdata.bench: device.name=cuda:99: "),
         ("data.path=/nowhere/*.bin", "data.path=/nowhere/*.bin: no such file there"),
@@ -577,7 +604,7 @@ def test_wrong_overrides_are_refused_with_a_reason(tmp_path, monkeypatch, capsys
     from gdsdata.bench import __main__ as command
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["gdsdata.bench", override, f"hydra.run.dir={tmp_path}/out"])
+    monkeypatch.setattr(sys, "argv", ["gdsdata.bench", *override.split(), f"hydra.run.dir={tmp_path}/out"])
     GlobalHydra.instance().clear()
     with pytest.raises(SystemExit) as ended:
         command.main()
@@ -639,6 +666,8 @@ def test_made_data_is_real_text(tmp_path):
     tokens = np.fromfile(made.make("tokens", tmp_path, 2 * MIB, []), np.uint16)
     assert len(tokens) == MIB
     assert b"import" in tokens.astype(np.uint8).tobytes()
+    parts = sources.expand(made.make("tokens", tmp_path, 2 * MIB, [], files=3))
+    assert len(parts) == 3 and np.array_equal(tokens, np.concatenate([np.fromfile(part, np.uint16) for part in parts]))
     volumes = sources.expand(made.make("npy", tmp_path, 4 * MIB, [128, 64, 64]))
     assert len(volumes) == 2
     first = np.load(volumes[0])
@@ -784,7 +813,7 @@ def test_pinned_residency_is_timed_once_it_is_ready(monkeypatch):
             return iter([1, 2])
 
     peer = Settling(None, 1, "raw", 0, device_name="cuda")
-    assert peer.settle() == 3 and peer.epochs == [0, 1, 2] and peer.first_batch_s >= 0
+    assert peer.settle() == 3 and peer.epochs == [0, 1, 2] and 0 <= peer.first_batch_s <= peer.first_epoch_s
     monkeypatch.setattr(our_batches, "SETTLE_SECONDS", 0.0)
     with pytest.raises(TimeoutError, match="residency was not ready after 0 s"):
         Settling(None, 1, "raw", 0, device_name="cuda").settle()

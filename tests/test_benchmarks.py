@@ -72,25 +72,3 @@ def test_a_training_loop_says_how_idle_its_device_is(tmp_path):
         batches_per_s, alone_ms, idle, slower = rows[name]
         assert figure(batches_per_s) > 0 and figure(alone_ms) > 0 and figure(slower.rstrip("x ")) > 0, rows[name]
         assert figure(idle.split()[0]) < 100
-
-
-@pytest.mark.parametrize("script", ["gpu", "checkpoint"])
-def test_settings_behind_the_chosen_lines_reach_the_bench_and_an_unknown_line_is_refused(
-    tmp_path, monkeypatch, capsys, script
-):
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    module, asked = import_module(script), []
-    monkeypatch.setattr(module, "run", lambda out, name, arguments, *_: asked.append((name, arguments)))
-
-    def called(*arguments):
-        monkeypatch.setattr(sys, "argv", [script, "--out", str(tmp_path), *arguments])
-        module.main()
-
-    name = {"gpu": "volumes", "checkpoint": "cpu-save"}[script]
-    called("--only", name, "case.repeats=9", "case.rows=[gdsdata]")
-    called("case.repeats=9", "--only", name)
-    assert [line for line, _ in asked] == [name, name]
-    assert all("case.repeats=9" in arguments for _, arguments in asked)
-    with pytest.raises(SystemExit):
-        called("--only", "no-such-line")
-    assert name in capsys.readouterr().err, "what there is"

@@ -29,6 +29,12 @@ class DataSettings:
         None, "where made data is kept; null: $XDG_CACHE_HOME or ~/.cache, gdsdata/bench. In /dev/shm it is never cold"
     )
     size_bytes: int = setting(512 * 2**20, "size of a made data set")
+    files: list[int] = setting(
+        [1],
+        "case=loader, tokens: so many files share a made data set; each number is a data set of its own",
+        within=(1, 2**16),
+        distinct=True,
+    )
     dtype: str = setting(
         "uint16",
         "tokens: dtype of the file",

@@ -1,6 +1,7 @@
 """Data sets that the bench makes once and keeps, and the folder that keeps them."""
 
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -66,13 +67,20 @@ def tiled(text, start, count):
     return np.tile(text, -(-(start + count) // len(text)))[start : start + count]
 
 
-def write_tokens(target, size_bytes, progress):
-    text = library_text()
-    with synced(target) as out:
-        for at in range(0, size_bytes // 2, PIECE_BYTES // 2):
-            count = min(PIECE_BYTES // 2, size_bytes // 2 - at)
-            out.write(tiled(text, at, count).astype("<u2"))
-            progress(count * 2)
+def write_tokens(target, size_bytes, files, progress):
+    """Write one file, or a folder of `files` files that share the tokens equally."""
+    text, paths = library_text(), [target]
+    if files > 1:
+        target.mkdir()
+        paths = [target / f"{index:06}.bin" for index in range(files)]
+    for index, path in enumerate(paths):
+        begin, end = (size_bytes // 2 * place // files for place in (index, index + 1))
+        with open(path, "wb") as out:
+            for at in range(begin, end, PIECE_BYTES // 2):
+                count = min(PIECE_BYTES // 2, end - at)
+                out.write(tiled(text, at, count).astype("<u2"))
+                progress(count * 2)
+    os.sync()  # Many files are synced sooner all at once.
 
 
 def write_volumes(target, size_bytes, shape, progress):
@@ -80,19 +88,20 @@ def write_volumes(target, size_bytes, shape, progress):
     target.mkdir()
     for index in range(max(1, size_bytes // (elements * 4))):
         values = tiled(text, index * elements, elements).astype(np.float32) / np.float32(255)
-        with synced(target / f"{index:06}.npy") as out:
-            np.save(out, values.reshape(shape))
+        np.save(target / f"{index:06}.npy", values.reshape(shape))
         progress(elements * 4)
+    os.sync()
 
 
-def make(kind, folder, size_bytes, shape, progress=lambda count: None):
+def make(kind, folder, size_bytes, shape, progress=lambda count: None, files=1):
     """Return the path of the made tokens or npy files; `keep` says when they are made."""
     # The text has no part in this: the standard library may have its tests or not, which changes
     # nothing that is measured.
     parameters = {"kind": kind, "size_bytes": size_bytes, "shape": list(shape) if kind == "npy" else None}
     if kind == "tokens":
-        name = f"tokens-uint16-{size_bytes}.bin"
-        return keep(folder, name, parameters, size_bytes, lambda target: write_tokens(target, size_bytes, progress))
+        name = f"tokens-uint16-{size_bytes}{f'-{files}-files' if files > 1 else '.bin'}"
+        write = functools.partial(write_tokens, size_bytes=size_bytes, files=files, progress=progress)
+        return keep(folder, name, parameters, size_bytes, write)
     name = f"npy-float32-{'x'.join(map(str, shape))}-{size_bytes}"
     return keep(folder, name, parameters, size_bytes, lambda target: write_volumes(target, size_bytes, shape, progress))
 

@@ -62,12 +62,16 @@ class Source:
         return f"{self.samples:,} {what}, {size}; {self.origin}"
 
 
-def source_for(kind, settings, progress=lambda count: None):
-    """Return the Source of "tokens" or "npy": the user's own path, or made."""
+def source_for(kind, settings, progress=lambda count: None, files=1):
+    """Return the Source of "tokens" or "npy": the user's own path, or made.
+
+    Args:
+        files: of made tokens.
+    """
     if settings.path:
         files, origin = expand(settings.path), f"your own: {settings.path}"
     else:
-        made = make(kind, data_folder(settings), settings.size_bytes, settings.shape, progress)
+        made = make(kind, data_folder(settings), settings.size_bytes, settings.shape, progress, files)
         files, origin = expand(made), f"Python's standard library sources, tiled: {made}"
     if kind == "npy":
         return describe_npy(files, origin)

@@ -198,13 +198,13 @@ class Case:
         return [key for key in keys if key not in missing]
 
     def one_source(self, source, results):
-        results["data"][source.kind] = self.about(source)
         caches = self.caches(source)
         tables = [Table(source, dtype, cache) for cache in caches for dtype in self.dtypes(source, cache)]
         keys = {table: self.wanted(source, table.cache) for table in tables}
         names = list(dict.fromkeys(key for table in tables for key in keys[table]))
         if not names:
             return
+        results["data"][source.kind] = self.about(source)
         loaded = self.start(source, names)
         for table in tables:
             table.rows = [Row(table, key, self.processes[key]) for key in keys[table]]
@@ -263,7 +263,8 @@ class Case:
             return {"pinned_copy": self.pinned_copy(seconds)}
         # The engine's own depth too: else a limit could be beaten only because its depth was lower.
         depths = {32, 64, *(min(row.checked.get("engine_depth", 64), MOST_DEPTH) for row in table.rows)}
-        return limits.take_turn(table.source, table.cache, seconds, sorted(depths))
+        source = getattr(table.source, "source", table.source)
+        return limits.take_turn(source, table.cache, seconds, sorted(depths))
 
     def time_table(self, table):
         """Fill the rows' runs; return the limits that were measured between them."""

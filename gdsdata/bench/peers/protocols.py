@@ -70,6 +70,8 @@ class BatchPeer(Peer):
     """
 
     keeps_batches = True
+    first_batch_s: float | None = None  # as first_epoch_s, of what `settle` read; from construction
+    first_epoch_s: float | None = None
     knows_ids = True  # else only their bytes show which samples came
     stored_as = ""  # the format of `data.copies` that it reads; "" is the data as it is
     settings = ("source", "batch_size", "dtype", "seed", "engine", "device")
@@ -85,7 +87,10 @@ class BatchPeer(Peer):
         """Part of making it."""
 
     def settle(self):
-        """Do what is not timed; return the next epoch, and (if not 0) set `first_batch_s`."""
+        """Do what is not timed; return the next epoch, and (if not 0) set `first_batch_s`.
+
+        If it reads a whole epoch first, it sets `first_epoch_s` too.
+        """
         return 0
 
     def delivered(self, batches):

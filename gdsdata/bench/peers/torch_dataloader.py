@@ -6,7 +6,7 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 from gdsdata.bench.data import images
 from gdsdata.bench.peers.by_hand.volumes import VolumeReader
-from gdsdata.bench.peers.by_hand.windows import WindowGather
+from gdsdata.bench.peers.by_hand.windows import WindowGather, open_tokens
 from gdsdata.bench.peers.protocols import ChoosesWorkers, WorkersPeer, saving, worker_counts
 from gdsdata.bench.peers.registry import serves
 from gdsdata.bench.peers.torch_checkpoints import DcpAsyncOneAtATime, TorchSaveUnsynced
@@ -26,10 +26,7 @@ class WindowDataset(Samples):
     def __init__(self, source, as_int64):
         super().__init__(source)
         self.as_int64, self.length, self.stride = as_int64, source.shape[0], source.stride
-        self.files = [
-            np.memmap(path, dtype=source.dtype, mode="r", offset=header)
-            for path, header in zip(source.files, source.headers, strict=True)
-        ]
+        self.files = [flat.numpy() for flat in open_tokens(source)]
         self.first_ids = source.first_ids
 
     def __getitem__(self, index):

@@ -1,13 +1,28 @@
 """The bench's side of case=loader."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from gdsdata.bench.cases.loader.copying import Copying
+from gdsdata.bench.cases.loader.copying import Copying, Work
 from gdsdata.bench.cases.loader.row import TOUCHED_BYTES, VERIFIED_BYTES
 from gdsdata.bench.data import sources
 from gdsdata.bench.measure import limits, system
+from gdsdata.bench.peers import registry
 
+BATCH_SIZES = {"tokens": [64, 16], "npy": [16]}
 OPENING_BATCHES = 8  # Read before a cold run, so that it times storage, and not the first touch of memory.
+
+
+@dataclass
+class Batches(Work):
+    """A data set in batches of one size."""
+
+    batch_size: int
+
+    @property
+    def data_set(self):
+        return f"{self.source.kind} in {len(self.files):,} file{'s' * (len(self.files) > 1)}"
 
 
 class Loader(Copying):
@@ -17,12 +32,19 @@ class Loader(Copying):
         if settings.kind == "all":
             kinds = [sources.kind_of(settings.path)] if settings.path else ["tokens", "npy"]
         for kind in kinds:
-            with self.progress.bytes(f"data: {kind}", settings.size_bytes) as advance:
-                source = sources.source_for(kind, settings, advance)
-            yield source
+            for files in settings.files if kind == "tokens" else [1]:
+                with self.progress.bytes(f"data: {kind}", settings.size_bytes) as advance:
+                    source = sources.source_for(kind, settings, advance, files)
+                for batch_size in self.batch_sizes(source):
+                    work = Batches("", source, batch_size)
+                    work.kind = f"{work.data_set}, batch {batch_size}"
+                    yield work
 
-    def batch_size(self, source):
-        return self.case.batch_size or (64 if source.kind == "tokens" else 16)
+    def batch_sizes(self, source):
+        return list(dict.fromkeys(self.case.batch_sizes)) or BATCH_SIZES[source.kind]
+
+    def rows_for(self, source, cache):
+        return registry.rows("loader", source.source.kind, cache, self.device)
 
     def cold_samples(self, source):
         default = 8192 if source.kind == "tokens" else source.samples
@@ -30,20 +52,22 @@ class Loader(Copying):
 
     def facts(self, source):
         return self.files_facts(source) | {
-            "samples": source.samples,
-            "sample_bytes": source.sample_bytes,
-            "batch_size": self.batch_size(source),
-            "cold_samples": self.cold_samples(source),
+            "samples": source.source.samples,
+            "sample_bytes": source.source.sample_bytes,
+            "batch_size": source.batch_size,
+            "cold_samples": self.cold_samples(source.source),
         }
 
     def dtypes(self, source, cache):
-        dtypes = self.case.dtypes if source.kind == "tokens" else [np.dtype(source.dtype).name]
-        return dtypes if cache == "warm" else dtypes[:1]
+        dtypes = self.case.dtypes if source.source.kind == "tokens" else [np.dtype(source.source.dtype).name]
+        if cache == "warm":
+            return dtypes
+        return dtypes[:1] if source.batch_size == self.batch_sizes(source.source)[0] else []
 
     def load_command(self, source):
         return {
-            "source": source,
-            "batch_size": self.batch_size(source),
+            "source": source.source,
+            "batch_size": source.batch_size,
             "seed": self.case.seed,
             "engine": self.settings.engine,
             "copies": self.copies,
@@ -51,7 +75,7 @@ class Loader(Copying):
 
     def verify_command(self, row):
         source = row.table.source
-        kept = max(1, VERIFIED_BYTES // (self.batch_size(source) * source.sample_bytes))
+        kept = max(1, VERIFIED_BYTES // (source.batch_size * source.source.sample_bytes))
         return {"dtype": row.table.dtype, "batches": min(self.case.verify_batches, kept)}
 
     def touched_bytes(self, source):
@@ -66,17 +90,20 @@ class Loader(Copying):
         system.drop(files.files)
         opened = row.process.ask("open", dtype=table.dtype, batches=OPENING_BATCHES)
         resident = system.drop(files.files)
-        ends = {"epochs": 1, "seconds": self.case.cold_seconds, "samples": self.cold_samples(table.source)}
+        ends = {"epochs": 1, "seconds": self.case.cold_seconds, "samples": self.cold_samples(table.source.source)}
         return row.process.run(opened, dtype=table.dtype, **ends) | {"resident_before": resident}
 
     def summary(self, row):
         rates = [run["samples"] / run["seconds"] for run in row.runs]
         return row.summary() | {
+            "data_set": row.table.source.data_set,
+            "batch_size": row.table.source.batch_size,
             "samples_per_s": system.spread(rates),
-            "first_batch_ms": row.spread("first_batch_ms"),
+            **{name: row.spread(name) for name in ("first_batch_ms", "first_epoch_gb_per_s", "later_gb_per_s")},
             "cut": any(run["cut"] for run in row.runs),
         }
 
     def limit_for(self, table, found):
-        rate, name = limits.limit_for(table.source, table.cache, self.cold_samples(table.source), found)
-        return rate and rate * table.source.sample_bytes / 1e9, name
+        source = table.source.source
+        rate, name = limits.limit_for(source, table.cache, self.cold_samples(source), found)
+        return rate and rate * source.sample_bytes / 1e9, name

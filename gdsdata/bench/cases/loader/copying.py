@@ -1,13 +1,35 @@
 """Copies of the data for rows that read no other format."""
 
+from dataclasses import dataclass
+
 from gdsdata.bench.data.copies import copied
 from gdsdata.bench.data.made import data_folder
+from gdsdata.bench.data.sources import Source
 from gdsdata.bench.harness.case import Case
 from gdsdata.bench.harness.process import RowFailed
 
 
+@dataclass
+class Work:
+    """Files, and what is done with them."""
+
+    kind: str
+    source: Source
+
+    @property
+    def files(self):
+        return self.source.files
+
+    @property
+    def file_bytes(self):
+        return self.source.file_bytes
+
+    def summary(self):
+        return self.source.summary()
+
+
 class Copying(Case):
-    """Makes copies for its rows; sources are, or have, a Source."""
+    """Makes copies for its rows; its sources are of class Work."""
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
@@ -24,8 +46,7 @@ class Copying(Case):
         return classes[key].stored_as if key in classes else ""
 
     def start(self, source, names):
-        original = getattr(source, "source", source)
-        folder = data_folder(self.settings.data)
+        original, folder = source.source, data_folder(self.settings.data)
         kind_of = {name: kind for name in names if (kind := self.copy_for(source, name))}
         total = original.samples * original.sample_bytes
         self.copies, failures = {}, {}

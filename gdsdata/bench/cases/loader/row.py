@@ -109,6 +109,10 @@ class LoaderRow(BatchRow):
             gc.collect()
         return {"first_batch_ms": (first - started) * 1e3, "kept": keep}
 
+    def rate(self, samples, seconds):
+        """GB/s; None without samples or their time."""
+        return samples * self.source.sample_bytes / seconds / 1e9 if samples and seconds else None
+
     def now(self):
         """The time once the device has all that was asked for."""
         device.synchronize(self.device)
@@ -121,10 +125,13 @@ class LoaderRow(BatchRow):
         limit = -(-min(samples or samples_an_epoch, samples_an_epoch) // self.batch_size)
         read, cut = 0, False
         first_batch_s: Any = None
+        first_epoch_s: Any = None
+        before_later: Any = None  # samples and seconds of the first epoch
         started = now()
         start = self.construct(dtype) if self.peer is None else 0
         if start:  # It has settled: the time begins here.
-            first_batch_s, started = self.peer.first_batch_s, now()
+            first_batch_s, first_epoch_s = self.peer.first_batch_s, self.peer.first_epoch_s
+            before_later, started = (0, 0.0), now()
             self.start_cpu_clock()
         end = started + seconds
         served_before = self.peer.served()
@@ -140,12 +147,18 @@ class LoaderRow(BatchRow):
             if now() > end:
                 cut = batches < limit
                 break
+            if before_later is None:
+                first_epoch_s = self.now() - started
+                before_later = read, first_epoch_s
         elapsed = self.now() - started
+        later, later_s = (read - before_later[0], elapsed - before_later[1]) if before_later else (0, 0.0)
         return {
             "samples": read,
             "bytes": read * self.source.sample_bytes,
             "seconds": elapsed,
             "first_batch_ms": first_batch_s * 1e3,
+            "first_epoch_gb_per_s": self.rate(samples_an_epoch, first_epoch_s),
+            "later_gb_per_s": self.rate(later, later_s),
             "cut": cut,
             "served": self.served_since(served_before),
             "path": self.peer.path,

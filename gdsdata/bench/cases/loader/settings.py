@@ -15,7 +15,12 @@ class LoaderSettings(CaseSettings):
         ["raw", "int64"],
         "what token batches come out as: raw (the file's dtype), int64, or both; cold, the first of them only",
     )
-    batch_size: int | None = setting(None, "samples a batch; null: 64 for tokens, 16 for npy")
+    batch_sizes: list[int] = setting(
+        [],
+        "samples a batch; each size has its rows in a table; cold, the first of them only; empty: [64,16] for tokens, "
+        "[16] for npy",
+        within=(1, 2**24),
+    )
     epochs: int = setting(5, "a warm run ends after this many epochs ...")
     run_seconds: float = setting(1.2, "... or after this many seconds from construction, whichever is first")
     cold_samples: int | None = setting(
@@ -23,6 +28,11 @@ class LoaderSettings(CaseSettings):
     )
     cold_seconds: float = setting(5.0, "a cold run is cut off after this many seconds (the report says so)")
     verify_batches: int = setting(16, "batches of every row compared with plain numpy, bit by bit, before timing")
+
+    def check(self, data):
+        if data.files != [1] and (data.path or data.kind == "npy"):
+            of = "your own files" if data.path else "npy, whose files follow from data.size_bytes and data.shape"
+            raise ValueError(f"data.files={list(data.files)}: it splits made tokens, not {of}")
 
     def make_small(self):
         super().make_small()

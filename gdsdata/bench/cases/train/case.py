@@ -11,12 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from gdsdata.bench.cases.loader.copying import Copying
+from gdsdata.bench.cases.loader import copying
 from gdsdata.bench.cases.train import models
 from gdsdata.bench.cases.train.row import TRIAL_STEPS, saver_of
 from gdsdata.bench.data import images, text
 from gdsdata.bench.data.made import DataError
-from gdsdata.bench.data.sources import Source
 from gdsdata.bench.harness.folders import temporary_folder
 from gdsdata.bench.harness.process import RowFailed
 from gdsdata.bench.harness.tables import Table
@@ -29,26 +28,13 @@ REACHED = 1.2  # times the wanted step: a longer one is noted
 
 
 @dataclass
-class Work:
+class Work(copying.Work):
     """One kind of work: the files, and how often a step goes through the model's body."""
 
-    kind: str
-    source: Source
     repeats: float = 1
 
-    @property
-    def files(self):
-        return self.source.files
 
-    @property
-    def file_bytes(self):
-        return self.source.file_bytes
-
-    def summary(self):
-        return self.source.summary()
-
-
-class Train(Copying):
+class Train(copying.Copying):
     no_peers = (CEILING,)
 
     def measure(self):

@@ -85,7 +85,7 @@ class PinnedBatches(Batches):
 
     def settle(self):
         started = time.perf_counter()
-        self.first_batch_s = None
+        self.first_batch_s = self.first_epoch_s = None
         for epoch in itertools.count():
             for _ in self.epoch(epoch):
                 if self.first_batch_s is None:
@@ -94,6 +94,9 @@ class PinnedBatches(Batches):
                 if time.perf_counter() - started > SETTLE_SECONDS:
                     said = self.dataset.stats().get("residency")
                     raise TimeoutError(f"residency was not ready after {SETTLE_SECONDS:g} s and {epoch} epochs: {said}")
+            if self.first_epoch_s is None:
+                device.synchronize(self.device)
+                self.first_epoch_s = time.perf_counter() - started
             residency = self.dataset.stats()["residency"]
             if residency.get("error"):
                 raise RuntimeError(f"residency is not to be had: {residency['error']}")
