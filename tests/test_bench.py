@@ -146,7 +146,7 @@ def test_quick_load_compares_all_bytes_and_says_its_path(tmp_path):
     in_memory = system.file_system(tmp_path)[0] in ("tmpfs", "ramfs")
     assert {row["cache"] for row in results["rows"]} == ({"warm"} if in_memory else {"warm", "cold"})
     for row in results["rows"]:
-        assert row["checked_bytes"] == 16 * MIB
+        assert row["checked_bytes"] == 16 * MIB and row["first_s"] > 0
         assert row["gb_per_s"]["median"] > 0 and row["cpu_s_per_gb"]["median"] > 0 and row["path"]
     for row in results["rows"]:
         if tables.is_ours(row["key"]):
@@ -255,6 +255,7 @@ def test_quick_checkpoint_saves_and_loads_every_bit(tmp_path):
             assert size <= served_bytes < 1.02 * size, "one pass a run, by the engine's count"
             assert keyed[key]["stated_bytes"] > 0 and kind in ("save", "load")
     stall = found["async", "staged"]["dcp_async"]
+    assert stall["first_s"] > 0 and stall["step_before_first_s"] > 0
     assert 0 < stall["seconds"]["median"] < stall["background_s"]["median"]
     assert stall["step_s"]["median"] > 0 and stall["step_beside_s"]["median"] > 0
     assert stall["peak_bytes"] >= size, "the memory that it stages in counts"
@@ -330,6 +331,33 @@ def test_a_wrong_bit_of_a_checkpoint_fails_the_bench(tmp_path, monkeypatch, caps
     said = f"FAILED: {work}, {name}: ValueError: tensor '{tensor}': not all of its bytes are those that were saved"
     assert said in capsys.readouterr().out
     assert results_in(tmp_path)["rows"][0]["gb_per_s"] is None, "what fails is not timed"
+
+
+FRESH = """
+from gdsdata.bench.peers.torch_checkpoints import TorchSave
+
+calls = []
+
+class Fresh(TorchSave):
+    def save(self, state, path):
+        calls.append("save")
+        super().save(state, path)
+
+    def load(self, into, path):
+        assert "save" not in calls, "this process has saved before"
+        super().load(into, path)
+"""
+
+
+def test_the_first_load_and_the_first_save_of_a_process_are_timed(tmp_path, monkeypatch):
+    (tmp_path / "fresh_checkpoint.py").write_text(FRESH)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    chosen = small(
+        tmp_path, cases.CheckpointSettings, case_rows=["fresh_checkpoint:Fresh"], case_work=["save", "load"],
+        case_cache=["warm"], case_tensors=11, case_state_bytes=MIB,
+    )  # fmt: skip
+    assert bench_run.main(chosen, tmp_path) == 0
+    assert [row["first_s"] > 0 for row in results_in(tmp_path)["rows"]] == [True, True]
 
 
 def test_a_state_is_the_same_wherever_it_is_made_and_any_other_bit_shows():

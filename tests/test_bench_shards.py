@@ -169,7 +169,7 @@ def test_a_library_that_cannot_write_its_copies_fails_its_own_rows_alone(tmp_pat
 
 
 def test_your_own_files_are_copied_only_when_a_row_is_named(tmp_path):
-    source = Batches("npy", volumes(tmp_path), 16)
+    source = Batches("npy", volumes(tmp_path), "npy", 16)
     chosen = small(tmp_path, data_kind="npy", data_path=str(tmp_path / "*.npy"), case_rows=[])
     asked = Loader(chosen, tmp_path, None)
     assert not any(asked.copy_for(source, key) for key in asked.wanted(source, "warm"))
@@ -182,7 +182,7 @@ def test_your_own_files_are_copied_only_when_a_row_is_named(tmp_path):
 
 def test_ffcv_which_compiles_by_reading_has_a_row_out_of_the_page_cache_alone(tmp_path):
     asked = Loader(small(tmp_path, data_kind="npy", data_shape=SHAPE), tmp_path, None)
-    source = Batches("npy", volumes(tmp_path), 16)
+    source = Batches("npy", volumes(tmp_path), "npy", 16)
     rows = {cache: [peer.key for peer in asked.rows_for(source, cache)] for cache in ("warm", "cold")}
     assert "ffcv" in rows["warm"] and "ffcv" not in rows["cold"]
     assert asked.copy_for(source, "ffcv") == "beton" and asked.find("ffcv") is Ffcv

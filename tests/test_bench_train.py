@@ -168,7 +168,7 @@ def test_a_slow_loader_shows_its_waiting_beside_a_ceiling_that_has_none(sources,
     slow = run(row_of(sources, tmp_path, Slow), steps=10)
     ceiling = run(row_of(sources, tmp_path, "ceiling"), steps=10)
     waited_s = slow["waiting_share"] * slow["seconds"]
-    assert 10 * SLEEP_S <= waited_s <= slow["seconds"]
+    assert 10 * SLEEP_S <= waited_s <= slow["seconds"] and slow["next_s"] >= SLEEP_S > ceiling["next_s"]
     assert slow["idle_share"] * slow["seconds"] >= 10 * SLEEP_S
     assert ceiling["waiting_share"] * ceiling["seconds"] < SLEEP_S
     assert ceiling["seconds"] < slow["seconds"]

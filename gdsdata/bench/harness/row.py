@@ -16,6 +16,7 @@ import ctypes
 import gc
 import importlib
 import sys
+import time
 import traceback
 from multiprocessing.connection import Connection
 from typing import Any
@@ -54,6 +55,13 @@ class Row:
 
     def start_cpu_clock(self):
         self.cpu_before = system.cpu_seconds()
+
+    def seconds_of(self, call, *arguments):
+        """Seconds of a call, until the device has done all that was asked of it."""
+        started = time.perf_counter()
+        call(*arguments)
+        device.synchronize(self.device)
+        return time.perf_counter() - started
 
     def served_since(self, before):
         """Return {path: bytes} of the peer, less what it had counted `before`."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import importlib
 import os
 import types
 from collections.abc import Callable
@@ -268,6 +269,11 @@ class AsyncPeer(CheckpointPeer):
 
     def close(self):
         self.opened.close()
+
+
+def torch_dcp():
+    """Import torch.distributed.checkpoint: half a second, before a row's first call."""
+    return importlib.import_module("torch.distributed.checkpoint")
 
 
 def flat_bytes(tensor):

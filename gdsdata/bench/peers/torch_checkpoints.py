@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from gdsdata.bench.peers.protocols import THREADS, AsyncPeer, CheckpointPeer, LoadPeer, fill
+from gdsdata.bench.peers.protocols import THREADS, AsyncPeer, CheckpointPeer, LoadPeer, fill, torch_dcp
 from gdsdata.bench.peers.registry import serves
 
 
@@ -65,16 +65,16 @@ class TorchDcp(CheckpointPeer):
     saves = loads = "dcp"
     is_stock = True
 
-    def save(self, state, path):
-        import torch.distributed.checkpoint as dcp
+    def __init__(self, device_name, engine=None):
+        super().__init__(device_name, engine)
+        self.dcp = torch_dcp()
 
-        writer = dcp.FileSystemWriter(path, thread_count=THREADS, sync_files=True)
-        dcp.save({"model": state}, storage_writer=writer, no_dist=True)
+    def save(self, state, path):
+        writer = self.dcp.FileSystemWriter(path, thread_count=THREADS, sync_files=True)
+        self.dcp.save({"model": state}, storage_writer=writer, no_dist=True)
 
     def load(self, into, path):
-        import torch.distributed.checkpoint as dcp
-
-        dcp.load({"model": into}, storage_reader=dcp.FileSystemReader(path), no_dist=True)
+        self.dcp.load({"model": into}, storage_reader=self.dcp.FileSystemReader(path), no_dist=True)
 
 
 @serves("checkpoint")

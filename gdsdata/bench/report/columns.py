@@ -57,5 +57,6 @@ RATE = (GB_PER_S, SPREAD, figure("ms", "seconds", scale=1e3))
 CPU, PEAK, PATH = (
     figure("CPU s/GB", "cpu_s_per_gb"), figure("peak MB", "peak_bytes", whole, 1e-6), text("path", "path"),
 )  # fmt: skip
+FIRST = figure("first ms", "first_s", scale=1e3)
 BEST_PEER = figure("x best peer", "ratio_to_best_peer", hundredths)
 X_LIMIT = figure("x limit", "ratio_to_limit", hundredths)

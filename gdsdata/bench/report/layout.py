@@ -7,7 +7,7 @@ from pathlib import Path
 from gdsdata.bench.harness.case import BROKEN_OFF
 from gdsdata.bench.harness.tables import is_ours
 from gdsdata.bench.report import picture
-from gdsdata.bench.report.columns import Column, hundredths, three_digits, whole
+from gdsdata.bench.report.columns import FIRST, Column, hundredths, three_digits, whole
 
 HERE = Path(__file__).parent
 VERIFIED = {
@@ -31,6 +31,10 @@ class Layout:
 
     def columns_of(self, rows):
         return self.columns
+
+    def first_call(self, rows):
+        """Return the column of a process's first call, which is never cold."""
+        return () if rows[0]["cache"] == "cold" else (FIRST,)
 
     def caption(self, rows):
         """Return the table's limit."""

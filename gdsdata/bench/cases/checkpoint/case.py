@@ -2,7 +2,7 @@
 
 - `save` writes a new file and, with overwrite=true, over an older one, until all is on storage.
 - `load` fills tensors that exist, warm and cold.
-- `async` measures how long save() blocks the caller, once staging memory exists.
+- `async` measures how long save() blocks the caller, the first time and once staging memory exists.
 
 The state is made anew before each run and dropped behind it, so that one process at a time holds
 it. `peak_bytes` of a run are anonymous and shared memory (RssAnon and RssShmem of /proc/PID/status,
@@ -22,7 +22,7 @@ from gdsdata.bench.data.made import need_space
 from gdsdata.bench.harness.case import Case
 from gdsdata.bench.harness.folders import temporary_folder
 from gdsdata.bench.harness.process import RowFailed
-from gdsdata.bench.measure import device, limits
+from gdsdata.bench.measure import device, limits, system
 
 SUFFIXES = {"pt": ".pt", "safetensors": ".safetensors", "raw": ".bin"}  # other formats are folders
 
@@ -61,6 +61,8 @@ class Checkpoint(Case):
             need_space(work.folder, f"case.work=[{kind}]", 3 * state.bytes, "case.state_bytes=")
             if kind == "load":
                 self.write_files(work)
+            for key in self.processes.keys() - {"limits"}:  # Each work times a first call in a new process.
+                self.processes.pop(key).end()
             yield work
             for saved in work.saved.values():
                 saved.remove()
@@ -104,7 +106,10 @@ class Checkpoint(Case):
         return {"kind": source.kind, "state": source.state, "engine": self.settings.engine}
 
     def verify_command(self, row):
-        return {"path": self.path_of(row)}
+        path = self.path_of(row)
+        if row.table.source.kind == "load":
+            system.warm(checkpoints.Saved(path).files)  # Its load is timed, as the first one in a process.
+        return {"path": path}
 
     def touched_bytes(self, source):
         return TOUCHED_BYTES if device.is_cuda(self.device) else source.state.bytes + checkpoints.STATE_PIECE_BYTES

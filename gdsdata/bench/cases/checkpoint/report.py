@@ -6,6 +6,7 @@ from gdsdata.bench.report.layout import Layout
 OF_ASYNC = (
     figure("then ms", "background_s", scale=1e3), figure("step ms", "step_s", scale=1e3),
     figure("beside it", "step_beside_s", scale=1e3),
+    figure("before first", "step_before_first_s", scale=1e3, on_terminal=False),
 )  # fmt: skip
 STATED, MAPPED = figure("stated MB", "stated_bytes", whole, 1e-6), figure("x mapped", "ratio_to_mapped", hundredths)
 TITLES = {
@@ -13,7 +14,7 @@ TITLES = {
     "replaced": "save over an older file",
     "warm": "load, warm cache",
     "cold": "load, cold cache",
-    "staged": "stall of an asynchronous save, not its first",
+    "staged": "stall of an asynchronous save",
 }
 
 
@@ -21,7 +22,7 @@ class CheckpointLayout(Layout):
     def columns_of(self, rows):
         kind = rows[0]["data"]
         of_async, mapped = (OF_ASYNC if kind == "async" else ()), ((MAPPED,) if kind == "load" else ())
-        return (*RATE, *of_async, CPU, PEAK, STATED, PATH, *mapped, BEST_PEER, X_LIMIT)
+        return (*RATE, *self.first_call(rows), *of_async, CPU, PEAK, STATED, PATH, *mapped, BEST_PEER, X_LIMIT)
 
     def title(self, rows):
         row, about = rows[0], self.results["data"][rows[0]["data"]]

@@ -11,7 +11,7 @@ from gdsdata.bench.harness.row import Row, trim
 from gdsdata.bench.measure import device, steps, system
 from gdsdata.bench.peers import registry
 
-# The first save makes memory, and is not timed; the third has training steps beside it.
+# The first save makes memory; the third has training steps beside it.
 ASYNC_STEPS = (1, 2, 3)
 STEPS_S = 2.0  # of steps with nothing beside them
 
@@ -20,6 +20,7 @@ class CheckpointRow(Row):
     """`tensors` is the state that is saved, or what a load fills."""
 
     tensors: Any = None
+    firsts: dict[str, float]  # figures of the first save or load
 
     def __init__(self, peer, kind, state, engine, device):
         super().__init__(peer, registry.find("checkpoint", peer), device)
@@ -86,10 +87,7 @@ class CheckpointRow(Row):
         before = system.own_bytes(os.getpid())
         self.construct()
         self.peer.open(folder, self.state.bytes)
-        self.peer.save(self.tensors, ASYNC_STEPS[0])
-        saved = self.peer.wait()
-        if not self.peer.prunes:
-            checkpoints.Saved(saved).remove()
+        self.save_first()
         self.staging_bytes = max(0, system.own_bytes(os.getpid()) - before)
 
     def run(self, path):
@@ -110,15 +108,28 @@ class CheckpointRow(Row):
         served_before = self.peer.served()
         self.start_cpu_clock()
         started = time.perf_counter()
-        self.peer.save(self.tensors, ASYNC_STEPS[1])
-        device.wait_for_stream(self.device)
-        stall_s = time.perf_counter() - started
+        stall_s = self.stall_of(ASYNC_STEPS[1])
         saved = self.peer.wait()
         if not self.peer.durable:
             checkpoints.Saved(saved).sync()
         found = self.facts(stall_s, served_before)
         found |= {"background_s": time.perf_counter() - started, "staging_bytes": self.staging_bytes}
         return found | self.take_steps(saved)
+
+    def save_first(self):
+        """Makes staging memory; returns the stall."""
+        stall_s = self.stall_of(ASYNC_STEPS[0])
+        saved = self.peer.wait()
+        if not self.peer.prunes:
+            checkpoints.Saved(saved).remove()
+        return stall_s
+
+    def stall_of(self, step):
+        """Seconds that a save blocks the caller, and later work of its stream."""
+        started = time.perf_counter()
+        self.peer.save(self.tensors, step)
+        device.wait_for_stream(self.device)
+        return time.perf_counter() - started
 
     def take_steps(self, saved):
         """Medians of training steps beside one more save, and before and after it.
@@ -156,8 +167,12 @@ class CheckpointRow(Row):
         return {}
 
     def verify(self, path):
-        """Compares every bit that was loaded, or that its own library reads of a save."""
+        """Compares every bit that was loaded, or that its own library reads of a save.
+
+        It is the first load or save of the process, which is timed too.
+        """
         self.get_ready()
+        self.firsts = {}
         try:
             self.state.check(self.loaded_from(path) if self.kind == "load" else self.saved_to(path))
         finally:
@@ -165,21 +180,26 @@ class CheckpointRow(Row):
             self.drop()
             if self.kind != "load":
                 checkpoints.Saved(path).remove()
-        return {"checked_bytes": self.state.bytes}
+        return {"checked_bytes": self.state.bytes, **self.firsts}
 
     def loaded_from(self, path):
         self.construct()
-        self.peer.load(self.tensors, path)
+        self.firsts["first_s"] = self.seconds_of(self.peer.load, self.tensors, path)
         return self.tensors
 
     def saved_to(self, path):
+        system.touch_memory(self.state.bytes)
         if self.kind == "save":
             self.construct()
-            self.save(path)
+            self.firsts["first_s"] = self.seconds_of(self.save, path)
             self.tensors = self.state.empty("cpu")
             stock.reader_of(self.peer_class.saves)("cpu").load(self.tensors, path)
             return self.tensors
-        self.begin_async(path)
+        training = steps.TrainingSteps(self.device)
+        self.construct()
+        self.peer.open(path, self.state.bytes)
+        self.firsts["step_before_first_s"] = statistics.median(training.take_for(STEPS_S / 2))
+        self.firsts["first_s"] = self.save_first()
         self.peer.save(self.tensors, ASYNC_STEPS[1])
         for tensor in self.tensors.values():
             tensor.zero_()  # As soon as `save` has returned: storage must have what it was.

@@ -5,7 +5,8 @@ from gdsdata.bench.report.layout import Layout
 
 
 class LoadLayout(Layout):
-    columns = (*RATE, CPU, PEAK, PATH, BEST_PEER, X_LIMIT)
+    def columns_of(self, rows):
+        return (*RATE, *self.first_call(rows), CPU, PEAK, PATH, BEST_PEER, X_LIMIT)
 
     def title(self, rows):
         row, about = rows[0], self.results["data"][rows[0]["data"]]

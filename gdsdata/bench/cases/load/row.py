@@ -1,6 +1,7 @@
 """The row's side of case=load."""
 
 import time
+from typing import Any
 
 import torch
 
@@ -17,10 +18,13 @@ class LoadRow(Row):
     def __init__(self, peer, source, engine, device):
         super().__init__(peer, registry.find("load", peer), device)
         self.source, self.engine = source, engine
-        self.tensors = None
+        self.tensors: Any = None
 
     def construct(self):
         self.peer = self.peer_class(self.source, self.device, self.engine)
+
+    def load(self):
+        self.tensors = self.peer.load()
 
     def close(self):
         self.tensors = None
@@ -30,7 +34,8 @@ class LoadRow(Row):
         """Compares each tensor's checksum, taken where it lies, with one by plain reading."""
         self.construct()
         try:
-            flat = {name: tensor.reshape(-1).view(torch.uint8) for name, tensor in self.peer.load().items()}
+            first_s = self.seconds_of(self.load)
+            flat = {name: tensor.reshape(-1).view(torch.uint8) for name, tensor in self.tensors.items()}
             tensors = self.source.tensors
             if WHOLE in flat:
                 whole = flat[WHOLE]
@@ -45,7 +50,7 @@ class LoadRow(Row):
         finally:
             flat, whole = {}, None
             self.close()
-        return {"checked_bytes": self.source.bytes}
+        return {"checked_bytes": self.source.bytes, "first_s": first_s}
 
     def check_size(self, name, tensor, due_bytes):
         wanted = torch.device(self.device)
@@ -59,7 +64,7 @@ class LoadRow(Row):
         started = time.perf_counter()
         self.construct()
         served_before = self.peer.served()
-        self.tensors = self.peer.load()
+        self.load()
         device.synchronize(self.device)
         elapsed = time.perf_counter() - started
         return {

@@ -18,11 +18,8 @@ OPENING_BATCHES = 8  # Read before a cold run, so that it times storage, and not
 class Batches(Work):
     """A data set in batches of one size."""
 
+    data_set: str
     batch_size: int
-
-    @property
-    def data_set(self):
-        return f"{self.source.kind} in {len(self.files):,} file{'s' * (len(self.files) > 1)}"
 
 
 class Loader(Copying):
@@ -35,10 +32,9 @@ class Loader(Copying):
             for files in settings.files if kind == "tokens" else [1]:
                 with self.progress.bytes(f"data: {kind}", settings.size_bytes) as advance:
                     source = sources.source_for(kind, settings, advance, files)
+                data_set = f"{kind} in {len(source.files):,} file{'s' * (len(source.files) > 1)}"
                 for batch_size in self.batch_sizes(source):
-                    work = Batches("", source, batch_size)
-                    work.kind = f"{work.data_set}, batch {batch_size}"
-                    yield work
+                    yield Batches(f"{data_set}, batch {batch_size}", source, data_set, batch_size)
 
     def batch_sizes(self, source):
         return list(dict.fromkeys(self.case.batch_sizes)) or BATCH_SIZES[source.kind]

@@ -22,7 +22,7 @@ class LoaderSettings(CaseSettings):
         within=(1, 2**24),
     )
     epochs: int = setting(5, "a warm run ends after this many epochs ...")
-    run_seconds: float = setting(1.2, "... or after this many seconds from construction, whichever is first")
+    run_seconds: float = setting(0.8, "... or after this many seconds from construction, whichever is first")
     cold_samples: int | None = setting(
         None, "a cold run reads this many samples, the same for every row; null: 8192 tokens, all volumes"
     )

@@ -155,7 +155,10 @@ class Train(copying.Copying):
         return row.summary() | {
             "steps_per_s": system.spread([run["steps"] / run["seconds"] for run in runs]),
             "wall_step_s": system.spread([run["seconds"] / run["steps"] for run in runs]),
-            **{name: row.spread(name) for name in ("device_step_s", "waiting_share", "idle_share", "cpu_cores")},
+            **{
+                name: row.spread(name)
+                for name in ("device_step_s", "waiting_share", "next_s", "idle_share", "cpu_cores")
+            },
             "saves": len(stalls),
             "state_bytes": state_bytes or None,
             "stall_s": intervals.described(stalls) if stalls else None,

@@ -7,6 +7,7 @@ ahead of it.
 import contextlib
 import itertools
 import os
+import statistics
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -39,7 +40,7 @@ class Times:
     Marks are of the device: their seconds are known once it is synchronized.
     """
 
-    waited_s: float = 0.0  # by the host, in next()
+    waits_s: list = field(default_factory=list)  # of the host, in next()
     steps: list = field(default_factory=list)  # (mark before, mark behind)
     saves: list = field(default_factory=list)
     losses: list = field(default_factory=list)
@@ -192,7 +193,7 @@ class TrainRow(BatchRow):
         for step in range(1, steps + 1):
             asked = time.perf_counter()
             batch = next(batches)
-            times.waited_s += time.perf_counter() - asked
+            times.waits_s.append(time.perf_counter() - asked)
             begin = device.mark(self.device)
             times.losses.append(self.training.step(batch))
             times.steps.append((begin, device.mark(self.device)))
@@ -235,7 +236,8 @@ class TrainRow(BatchRow):
             "bytes": done * self.batch_size * self.stored_sample_bytes(),
             "seconds": elapsed,
             "device_step_s": sum(device_s) / done,
-            "waiting_share": times.waited_s / elapsed,
+            "waiting_share": sum(times.waits_s) / elapsed,
+            "next_s": statistics.median(times.waits_s),
             "idle_share": max(0.0, 1 - sum(device_s) / elapsed),
             "cpu_cores": self.cpu_used / elapsed,
             "stalls_s": times.lengths("saves"),

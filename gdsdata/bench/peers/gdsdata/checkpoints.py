@@ -3,7 +3,7 @@
 import collections
 
 import gdsdata
-from gdsdata.bench.peers.protocols import AsyncPeer, CheckpointPeer
+from gdsdata.bench.peers.protocols import AsyncPeer, CheckpointPeer, torch_dcp
 from gdsdata.bench.peers.registry import serves
 from gdsdata.io import engine
 
@@ -91,22 +91,22 @@ class Dcp(Pt):
     )
     saves = loads = "dcp"
 
+    def __init__(self, device_name, engine=None):
+        super().__init__(device_name, engine)
+        self.dcp = torch_dcp()
+
     def options_given(self):
         return {} if self.options == gdsdata.EngineOptions() else {"options": self.options}
 
     def save(self, state, path):
-        import torch.distributed.checkpoint as dcp  # half a second, for this row alone
-
         with self.counts:
             writer, planner = gdsdata.GDSStorageWriter(path, **self.options_given()), gdsdata.GDSSavePlanner()
-            dcp.save({"model": state}, storage_writer=writer, planner=planner, no_dist=True)
+            self.dcp.save({"model": state}, storage_writer=writer, planner=planner, no_dist=True)
 
     def load(self, into, path):
-        import torch.distributed.checkpoint as dcp  # half a second, for this row alone
-
         with self.counts:
             reader, planner = gdsdata.GDSStorageReader(path, **self.options_given()), gdsdata.GDSLoadPlanner()
-            dcp.load({"model": into}, storage_reader=reader, planner=planner, no_dist=True)
+            self.dcp.load({"model": into}, storage_reader=reader, planner=planner, no_dist=True)
 
 
 @serves("checkpoint")
