@@ -278,7 +278,7 @@ NEEDED = {
     *("data.batches.source", "data.order", "data.order.choice", "data.order.epoch", "data.order.permutation"),
     *("formats", "formats.caches", "formats.catalog", "formats.file_heads", "formats.index"),
     *("formats.kept_index", "formats.listing"),
-    *("formats.paths", "formats.plan", "formats.registry"),
+    *("formats.paths", "formats.plan"),
     *("formats.parsers", "formats.parsers.magics"),
     *("io", "io.engine", "io.memory_budget", "io.options", "io.program_end"),
 }
@@ -288,6 +288,6 @@ def test_a_first_batch_imports_no_format_and_no_part_that_it_does_not_need(tmp_p
     code, out, error = run_script(FIRST_BATCHES, tmp_path, "npy", "tokens", timeout_s=60)
     assert code == 0 and error == ""
     of_npy, others_of_npy, of_tokens, others_of_tokens = out.splitlines()
-    assert set(of_npy.split()) == {f"gdsdata.{name}" for name in NEEDED | {"formats.npy"}}
+    assert set(of_npy.split()) == {f"gdsdata.{name}" for name in NEEDED | {"formats.npy", "formats.registry"}}
     assert set(of_tokens.split()) == {f"gdsdata.{name}" for name in NEEDED | {"formats.tokens"}}
     assert others_of_npy == others_of_tokens == ""

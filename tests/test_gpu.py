@@ -458,7 +458,7 @@ def test_a_waiting_caller_does_a_short_read_from_the_page_cache_itself(tmp_path)
         got = read_tensor(tmp_path / "x", torch.uint8, (size,), device="cuda")
         spans = gdsdata.io.engine.end_spans()
         assert torch.equal(got.cpu(), data[:size])
-        assert [worker.name for worker in spans] == ["gdsdata in waiting threads (cuda:0)"]
+        assert [name for name, _, _ in spans] == ["gdsdata in waiting threads (cuda:0)"]
 
 
 def test_short_reads_of_many_threads_and_streams_are_right(tmp_path):

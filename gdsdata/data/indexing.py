@@ -5,24 +5,19 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from gdsdata.formats.index import Format, SampleIndex
 from gdsdata.formats.kept_index import WORTH_S, KeptIndex, is_kept_format
 from gdsdata.formats.listing import Listing, Source, listing_of
-from gdsdata.formats.registry import recognise
 from gdsdata.version import __version__
 
 if TYPE_CHECKING:
     from gdsdata.data.batches.skipped import Skipped
 
 
-class Indexed(NamedTuple):
-    """The files of a source, their format, and where their samples lie."""
-
-    paths: Sequence[str]
-    format: Format
-    sample_index: SampleIndex
+# The files of a source, their format, and where their samples lie.
+Indexed = tuple[Sequence[str], Format, SampleIndex]
 
 
 class Indexing:
@@ -79,11 +74,12 @@ class Indexing:
         kept = place.find()
         if kept is None:
             return None
-        format = self._format or self._recognised(kept.paths)
-        if type(format).__name__ != kept.format_name:
+        paths, format_name, index = kept
+        format = self._format or self._recognised(paths)
+        if type(format).__name__ != format_name:
             return None  # a format was registered that is asked first
-        self._listing = Listing(kept.paths, [])
-        return Indexed(kept.paths, format, kept.sample_index)
+        self._listing = Listing(paths, [])
+        return paths, format, index
 
     def _new(self) -> Indexed:
         begun_ns, begun = time.time_ns(), time.monotonic()
@@ -102,10 +98,12 @@ class Indexing:
         is_worth = time.monotonic() - begun > WORTH_S
         if self._kept is not None and is_worth and len(index) and not left_out and is_kept_format(format):
             self._kept.keep(listing, format, index, begun_ns)
-        return Indexed(paths, format, index)
+        return paths, format, index
 
     def _recognised(self, paths: Sequence[str]) -> Format:
         if self._skipped is None:
+            from gdsdata.formats.registry import recognise  # a format that is given needs no other
+
             return recognise(paths)
         from gdsdata.data.batches.sound_files import first_recognised
 

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
@@ -83,7 +84,11 @@ class Progress:
         self._loaded_step: int | list[int] | None = None
         self._newest: object | None = None
 
-    def _rows(self) -> torch.Tensor:
+    def _rows(self) -> np.ndarray:
+        """Return the rows as numpy's: torch's first operations would cost a start 0.2 ms more."""
+        return self._shared_rows().numpy()
+
+    def _shared_rows(self) -> torch.Tensor:
         if get_worker_info() is not None:
             parent = multiprocessing.parent_process()
             if parent is not None and parent.pid in self._rows_of:
@@ -254,7 +259,7 @@ class Progress:
             self._position = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_rows_of": {os.getpid(): self._rows()}}
+        return {**self.__dict__, "_rows_of": {os.getpid(): self._shared_rows()}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -8,19 +8,23 @@ from typing import TYPE_CHECKING, Any
 
 from gdsdata.data import arguments
 from gdsdata.data.batches.settings import BatchSettings
-from gdsdata.data.batches.source import BatchSource, Sources
+from gdsdata.data.batches.source import BatchSource, RingSource
 from gdsdata.data.indexing import Indexing
 from gdsdata.data.order import choice
 from gdsdata.data.order.epoch import Epoch
 from gdsdata.data.order.permutation import Order
 from gdsdata.data.ranks import Ranks, Share
 from gdsdata.data.split import part_of
-from gdsdata.formats.index import Format, SampleIndex
+from gdsdata.formats.index import Format, Index, SampleIndex
 from gdsdata.io.options import EngineOptions
 
+# Modules that only some data sets need are imported by these: a program pays for what it uses.
 if TYPE_CHECKING:
     from gdsdata.data.order.lanes import Lanes
     from gdsdata.data.order.row_groups import RowGroups, RowGroupShuffle
+    from gdsdata.formats.fields import FieldIndex
+    from gdsdata.formats.tables import TableIndex
+    from gdsdata.formats.windows import WindowIndex
 
 
 class Samples:
@@ -215,7 +219,7 @@ class Samples:
         self.shuffle = shuffle
 
     def _make_source(self) -> None:
-        self.source = self.index.read_by(Sources(self.settings._replace(options=self._batch_options)))
+        self.source = self.index.read_by(_Sources(self.settings._replace(options=self._batch_options)))
 
     @property
     def _batch_options(self) -> EngineOptions:
@@ -227,3 +231,32 @@ class Samples:
         if choice.is_lanes(self.shuffle) and options.direct == "always":
             return replace(options, direct="auto")
         return options
+
+
+class _Sources:
+    """Makes the source for an index: what `SampleIndex.read_by` takes.
+
+    Args:
+        settings: of the batches.
+    """
+
+    def __init__(self, settings: BatchSettings) -> None:
+        self._settings = settings
+
+    def of_one_size(self, index: Index) -> BatchSource[Any]:
+        return RingSource(index, self._settings)
+
+    def of_fields(self, index: FieldIndex) -> BatchSource[Any]:
+        from gdsdata.data.batches.ahead_sources import FieldSource
+
+        return FieldSource(index, self._settings)
+
+    def of_windows(self, index: WindowIndex) -> BatchSource[Any]:
+        from gdsdata.data.batches.ahead_sources import WindowSource
+
+        return WindowSource(index, self._settings)
+
+    def of_row_groups(self, index: TableIndex) -> BatchSource[Any]:
+        from gdsdata.data.batches.ahead_sources import TableSource
+
+        return TableSource(index, self._settings)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import secrets
 from collections.abc import Iterator
 from typing import BinaryIO
 
@@ -43,7 +42,7 @@ def written(path: str) -> Iterator[BinaryIO]:
         OSError: of any step, and nothing is left.
     """
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    temporary = f"{path}.{secrets.token_hex(4)}.tmp"
+    temporary = f"{path}.{os.urandom(4).hex()}.tmp"
     try:
         with open(temporary, "xb") as file:
             yield file

@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
 
 import numpy as np
 
@@ -21,11 +20,7 @@ _SLOW_S = 200e-6
 _THREADS = 16
 _HEADS_OF_A_THREAD = 16  # few, because each is an open descriptor
 
-
-class _Heads(NamedTuple):
-    heads: list[bytes]
-    size_bytes: list[int]
-    mtime_ns: list[int]
+_Heads = tuple[list[bytes], list[int], list[int]]  # with sizes in bytes and times of modification in ns
 
 
 def read_heads(paths: Sequence[str], head_bytes: int) -> tuple[list[bytes], np.ndarray, np.ndarray]:
@@ -43,10 +38,10 @@ def read_heads(paths: Sequence[str], head_bytes: int) -> tuple[list[bytes], np.n
     """
     heads: list[bytes] = []
     size_bytes, mtime_ns = np.empty(len(paths), np.int64), np.empty(len(paths), np.int64)
-    for part in _parts(paths, head_bytes):
-        files = slice(len(heads), len(heads) + len(part.heads))
-        heads += part.heads
-        size_bytes[files], mtime_ns[files] = part.size_bytes, part.mtime_ns
+    for some, sizes, times in _parts(paths, head_bytes):
+        files = slice(len(heads), len(heads) + len(some))
+        heads += some
+        size_bytes[files], mtime_ns[files] = sizes, times
     return heads, size_bytes, mtime_ns
 
 
@@ -72,7 +67,9 @@ def _parts_by_threads(paths: Sequence[str], head_bytes: int) -> Iterator[_Heads]
 
 
 def _heads_of(paths: Sequence[str], head_bytes: int) -> _Heads:
-    found = _Heads([], [], [])
+    heads: list[bytes] = []
+    size_bytes: list[int] = []
+    mtime_ns: list[int] = []
     descriptors: list[int] = []
     try:
         for path in paths:
@@ -82,10 +79,10 @@ def _heads_of(paths: Sequence[str], head_bytes: int) -> _Heads:
                 os.posix_fadvise(descriptors[-1], 0, head_bytes, os.POSIX_FADV_WILLNEED)
         for i, descriptor in enumerate(descriptors):
             path = paths[i]
-            found.heads.append(os.pread(descriptor, head_bytes, 0))
+            heads.append(os.pread(descriptor, head_bytes, 0))
             status = os.fstat(descriptor)
-            found.size_bytes.append(status.st_size)
-            found.mtime_ns.append(status.st_mtime_ns)
+            size_bytes.append(status.st_size)
+            mtime_ns.append(status.st_mtime_ns)
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -94,4 +91,4 @@ def _heads_of(paths: Sequence[str], head_bytes: int) -> _Heads:
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
-    return found
+    return heads, size_bytes, mtime_ns

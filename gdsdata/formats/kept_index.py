@@ -22,7 +22,7 @@ import re
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -40,7 +40,7 @@ SETTLED_NS = 2 * 10**9
 UNUSED_S = 30 * 24 * 3600.0
 _LOCK_POLL_S, _SAID_AFTER_S = 0.02, 30.0
 # A kept index, its lock, or what `caches.written` has not finished.
-_OURS = re.compile(r"[0-9a-f]{32}\.gdsdata-index(\.lock|\.[0-9a-f]{8}\.tmp)?")
+_OURS = r"[0-9a-f]{32}\.gdsdata-index(\.lock|\.[0-9a-f]{8}\.tmp)?"
 
 
 @runtime_checkable
@@ -49,14 +49,6 @@ class HasSideFiles(Protocol):
 
     def side_files(self, paths: list[str]) -> list[str]:
         """Return the files beside ``paths`` that say what the samples are."""
-
-
-class Kept(NamedTuple):
-    """A kept index: the files that the source means, their format's name, and the index."""
-
-    paths: Sequence[str]
-    format_name: str
-    sample_index: SampleIndex
 
 
 class KeptIndex:
@@ -78,8 +70,12 @@ class KeptIndex:
         self._place = os.path.join(self._folder, f"{digest}.gdsdata-index")
         self._is_used = False  # found or written by this process
 
-    def find(self) -> Kept | None:
-        """Return the kept index; None if there is none, or the files are not as they were."""
+    def find(self) -> tuple[Sequence[str], str, SampleIndex] | None:
+        """Return what is kept; None if there is nothing, or the files are not as they were.
+
+        Returns:
+            The files that the source means, their format's name, and the index.
+        """
         if not os.path.exists(self._place):
             return None
         from gdsdata.formats import stored_index  # it imports every kind of index
@@ -94,7 +90,7 @@ class KeptIndex:
         self._is_used = True
         with contextlib.suppress(OSError):
             os.utime(self._place)  # `_sweep` spares it
-        return Kept(facts["paths"] or stored.index.paths, facts["format"], stored.index)
+        return facts["paths"] or stored.index.paths, facts["format"], stored.index
 
     def keep(self, listing: Listing, format: Format, index: SampleIndex, begun_ns: int) -> None:
         """Keep an index, unless its files may still be changing.
@@ -162,7 +158,7 @@ class KeptIndex:
         A user's other files may be in the folder: they stay.
         """
         with os.scandir(self._folder) as entries:
-            for entry in filter(lambda entry: _OURS.fullmatch(entry.name), entries):
+            for entry in filter(lambda entry: re.fullmatch(_OURS, entry.name), entries):
                 with contextlib.suppress(OSError):
                     if time.time() - entry.stat().st_mtime > UNUSED_S:
                         os.unlink(entry.path)

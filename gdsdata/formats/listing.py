@@ -14,7 +14,7 @@ from gdsdata.errors import IoError
 
 Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
-_MAGIC = re.compile(r"[*?[]")
+_MAGIC = frozenset("*?[")
 
 
 class Folder(NamedTuple):
@@ -80,6 +80,10 @@ def folder_now(path: str) -> Folder | None:
     return Folder(path, status.st_ino, status.st_mtime_ns) if stat.S_ISDIR(status.st_mode) else None
 
 
+def _is_pattern(part: str) -> bool:
+    return not _MAGIC.isdisjoint(part)
+
+
 def _is_file(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_file()
@@ -115,13 +119,13 @@ class _Expansion:
             return [entry.path for entry in self._entries(folder, must_list=True) if _is_file(entry)]
         if mode:
             return [os.path.abspath(source)]
-        return self._globbed(source) if _MAGIC.search(source) else []
+        return self._globbed(source) if _is_pattern(source) else []
 
     def _globbed(self, pattern: str) -> list[str]:
         *above, last = pattern.split(os.sep)
         if last in ("", "."):
             return []  # a folder is meant
-        plain = list(itertools.takewhile(lambda part: not _MAGIC.search(part), above))
+        plain = list(itertools.takewhile(lambda part: not _is_pattern(part), above))
         top = os.sep.join([*plain, ""]) or os.curdir
         folders = [os.path.abspath(top)] if os.path.isdir(top) else []
         for part in above[len(plain) :]:
@@ -129,7 +133,7 @@ class _Expansion:
         if last == "**":
             every = [path for folder in folders for path in self._folders_in(folder, "**")]
             return [entry.path for folder in every for entry in self._entries(folder) if _is_file(entry)]
-        if _MAGIC.search(last):
+        if _is_pattern(last):
             return [entry.path for folder in folders for entry in self._matching(folder, last) if _is_file(entry)]
         noted = filter(self._note, folders)  # where the file is lacking, it may appear
         return [path for folder in noted if os.path.isfile(path := os.path.join(folder, last))]
@@ -143,7 +147,7 @@ class _Expansion:
             for entry in self._entries(folder):
                 if _is_folder(entry):
                     yield from self._folders_in(entry.path, part)
-        elif _MAGIC.search(part):
+        elif _is_pattern(part):
             yield from (entry.path for entry in self._matching(folder, part) if _is_folder(entry))
         elif os.path.isdir(path := os.path.join(folder, part)):
             yield path

@@ -11,9 +11,8 @@ import time
 import warnings
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -117,6 +116,7 @@ _making_engine = threading.Lock()
 _warned: set[str] = set()
 # 2 MiB for each worker: seconds of a machine at its fastest, minutes of most.
 _MOST_SPANS = 1 << 16
+WorkerSpans = tuple[str, list[tuple[str, int, int, int]], int]  # see `end_spans`
 # The process that called `begin_spans`, and its engines with their devices' names.
 _spanned: tuple[int, list[tuple[str, _engine.Engine]]] | None = None
 
@@ -137,7 +137,7 @@ def shared_engine(options: EngineOptions, device: torch.device) -> _engine.Engin
             if ordinal >= 0:
                 _initialise_cuda(device)
                 _engine.set_cufile_search_path(cufile_of_wheels())
-            fields = asdict(options)
+            fields = dict(vars(options))
             del fields["stall_timeout_s"], fields["calibrate"]
             if options.bounce_bytes == 0 and share_bytes() < _SCARCE_BYTES:
                 fields["bounce_bytes"] = max(_SCARCE_BOUNCE_BYTES, options.request_bytes + _REQUEST_EDGES_BYTES)
@@ -163,23 +163,14 @@ def _with_spans(key: tuple[int, int, EngineOptions], engine: _engine.Engine) -> 
     return "cpu" if key[1] < 0 else f"cuda:{key[1]}", engine
 
 
-class WorkerSpans(NamedTuple):
-    """The spans of one worker.
-
-    Attributes:
-        name: of the worker, for people.
-        spans: each is "page cache", "storage", "link" or "device", its begin and end in ns on the
-            monotonic clock, and the bytes delivered in it. They do not overlap.
-        dropped: how many more spans followed these.
-    """
-
-    name: str
-    spans: list[tuple[str, int, int, int]]
-    dropped: int
-
-
 def end_spans() -> list[WorkerSpans]:
-    """Return the spans since `begin_spans`, of workers that have any."""
+    """Return the spans since `begin_spans`, of workers that have any.
+
+    Returns:
+        For each worker its name, for people; its spans; and how many more spans followed these. A
+        span is "page cache", "storage", "link" or "device", its begin and end in ns on the
+        monotonic clock, and the bytes delivered in it. They do not overlap.
+    """
     global _spanned
     with _making_engine:
         (process, engines), _spanned = _spanned or (0, []), None
@@ -188,9 +179,9 @@ def end_spans() -> list[WorkerSpans]:
         found = []
         for device, engine in engines:
             *of_workers, of_guest = engine.end_spans()
-            found += [WorkerSpans(f"gdsdata worker {i} ({device})", *kept) for i, kept in enumerate(of_workers)]
-            found.append(WorkerSpans(f"gdsdata in waiting threads ({device})", *of_guest))
-    return [worker for worker in found if worker.spans]
+            found += [(f"gdsdata worker {i} ({device})", *kept) for i, kept in enumerate(of_workers)]
+            found.append((f"gdsdata in waiting threads ({device})", *of_guest))
+    return [(name, spans, dropped) for name, spans, dropped in found if spans]
 
 
 def kept_engine(options: EngineOptions, device: torch.device) -> _engine.Engine:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 from torch.utils.data import get_worker_info
 
@@ -13,6 +12,8 @@ from torch.utils.data import get_worker_info
 _SHARE = 0.5
 # Launchers say in these how many processes of this job run on this machine.
 _PROCESSES_HERE = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+# A group of version 1 without a limit has the largest number of pages that the kernel counts to.
+_NO_LIMIT_V1 = 2**62
 
 
 def share_bytes() -> int:
@@ -33,7 +34,7 @@ def available_bytes(root: str = "/") -> int:
     Args:
         root: the folder with ``proc`` and ``sys``; tests have others.
     """
-    return max(0, min([_left_in_machine(root), *_left_in_groups(Path(root))]))
+    return max(0, min([_left_in_machine(root), *_left_in_groups(root)]))
 
 
 def _left_in_machine(root: str) -> int:
@@ -44,28 +45,28 @@ def _left_in_machine(root: str) -> int:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _left_in_groups(root: Path) -> Iterator[int]:
+def _left_in_groups(root: str) -> Iterator[int]:
     """Yield the bytes left in each group with a limit, the innermost first."""
     for kind, mount, inside in _memory_groups(root):
         left_in = _left_in_v2 if kind == "cgroup2" else _left_in_v1
-        folder = mount / inside
+        folder = os.path.normpath(os.path.join(mount, inside))
         while True:
             # The outermost group has no such files, and others may not be ours to read.
             with contextlib.suppress(OSError, ValueError, KeyError):
                 yield from left_in(folder)
             if folder == mount:
                 break
-            folder = folder.parent
+            folder = os.path.dirname(folder)
 
 
-def _memory_groups(root: Path) -> Iterator[tuple[str, Path, str]]:
+def _memory_groups(root: str) -> Iterator[tuple[str, str, str]]:
     """Yield "cgroup" or "cgroup2", the mount, and this process's folder below it.
 
     There is one of these for each hierarchy that counts memory.
     """
     try:
-        mounts = (root / "proc/self/mountinfo").read_text().splitlines()
-        memberships = (root / "proc/self/cgroup").read_text().splitlines()
+        mounts = _read(root, "proc/self/mountinfo").splitlines()
+        memberships = _read(root, "proc/self/cgroup").splitlines()
     except OSError:
         return
     inside_of = {}
@@ -81,24 +82,32 @@ def _memory_groups(root: Path) -> Iterator[tuple[str, Path, str]]:
         top, at = before.split(" ")[3:5]
         # A container may see its own group as the top, but the path that its group has outside.
         relative = os.path.relpath(inside_of[kind], top)
-        yield kind, root / at.lstrip("/"), "" if relative.startswith("..") else relative
+        mount = os.path.normpath(os.path.join(root, at.lstrip("/")))
+        yield kind, mount, "" if relative.startswith("..") else relative
 
 
-def _left_in_v2(folder: Path) -> Iterator[int]:
-    texts = [(folder / name).read_text().strip() for name in ("memory.max", "memory.high")]
+def _left_in_v2(folder: str) -> Iterator[int]:
+    texts = [_read(folder, name).strip() for name in ("memory.max", "memory.high")]
     limits = [int(text) for text in texts if text != "max"]
     if limits:
-        counts = _counts_of(folder / "memory.stat")
+        counts = _counts_of(folder)
         cached = counts["active_file"] + counts["inactive_file"] + counts.get("slab_reclaimable", 0)
-        yield min(limits) - max(0, int((folder / "memory.current").read_text()) - cached)
+        yield min(limits) - max(0, int(_read(folder, "memory.current")) - cached)
 
 
-def _left_in_v1(folder: Path) -> Iterator[int]:
-    limit = int((folder / "memory.limit_in_bytes").read_text())  # without a limit, more than any machine has
-    counts = _counts_of(folder / "memory.stat")
-    cached = counts["total_active_file"] + counts["total_inactive_file"]
-    yield limit - max(0, int((folder / "memory.usage_in_bytes").read_text()) - cached)
+def _left_in_v1(folder: str) -> Iterator[int]:
+    limit = int(_read(folder, "memory.limit_in_bytes"))
+    if limit < _NO_LIMIT_V1:
+        counts = _counts_of(folder)
+        cached = counts["total_active_file"] + counts["total_inactive_file"]
+        yield limit - max(0, int(_read(folder, "memory.usage_in_bytes")) - cached)
 
 
-def _counts_of(path: Path) -> dict[str, int]:
-    return {name: int(count) for name, count in (line.split() for line in path.read_text().splitlines())}
+def _counts_of(folder: str) -> dict[str, int]:
+    lines = _read(folder, "memory.stat").splitlines()
+    return {name: int(count) for name, count in (line.split() for line in lines)}
+
+
+def _read(folder: str, name: str) -> str:
+    with open(os.path.join(folder, name)) as file:
+        return file.read()

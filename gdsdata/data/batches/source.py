@@ -12,7 +12,7 @@ import threading
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic
 
 import torch
 from torch.utils.data import get_worker_info
@@ -29,19 +29,9 @@ from gdsdata.io.options import EngineOptions
 # Modules that only some data sets need are imported by these: a program pays for what it uses.
 if TYPE_CHECKING:
     from gdsdata.data.batches.pieces import OpenPieces
-    from gdsdata.data.batches.tables import TableReader
-    from gdsdata.formats.fields import FieldIndex
-    from gdsdata.formats.tables import TableIndex
-    from gdsdata.formats.windows import WindowIndex
-    from gdsdata.io.memory import MemoryPool
 
 
-class Opened(NamedTuple):
-    """A source that is open in a process."""
-
-    process: int
-    engine: Engine
-    files: FileTable
+Opened = tuple[Engine, FileTable]
 
 
 class BatchSource(ABC, Generic[IndexT]):
@@ -60,7 +50,7 @@ class BatchSource(ABC, Generic[IndexT]):
 
     def __init__(self, index: IndexT, settings: BatchSettings) -> None:
         self.index, self.settings = index, settings
-        self._kept: Opened | None = None
+        self._kept: tuple[int, Opened] | None = None  # with the process that opened it
         self._refuse_residency()
 
     def _refuse_residency(self) -> None:
@@ -79,18 +69,18 @@ class BatchSource(ABC, Generic[IndexT]):
         """
 
     def open(self) -> Opened:
-        """Return what is open, and open it if that was not done in this process yet."""
-        if self._kept is None or self._kept.process != os.getpid():
-            self._kept = self._opened()
-        return self._kept
+        """Return engine and files, and open them if that was not done in this process yet."""
+        if self._kept is None or self._kept[0] != os.getpid():
+            self._kept = os.getpid(), self._opened()
+        return self._kept[1]
 
     def _opened(self) -> Opened:
         shared = engine.shared_engine(self._calibrated_options, self._reads_to)
-        return Opened(os.getpid(), shared, engine.file_table(self.index))
+        return shared, engine.file_table(self.index)
 
     @property
     def engine(self) -> Engine:
-        return self.open().engine
+        return self.open()[0]
 
     @property
     def _reads_to(self) -> torch.device:
@@ -179,15 +169,15 @@ class RingSource(BatchSource[Index]):
         if on_cuda:
             _, dtype = engine.conversion_on(on_cuda, self.index.sample)
             _load_cast(dtype, self.index.sample.torch_dtype, settings.device)
-        opened = super()._opened()
+        shared, files = super()._opened()
         slot_samples = settings.batch_size * batches_in_slot(self.index, settings)
-        self._pool = engine.buffer_pool(opened.engine, self.index.sample, slot_samples, settings.prefetch, on_cuda)
+        self._pool = engine.buffer_pool(shared, self.index.sample, slot_samples, settings.prefetch, on_cuda)
         if settings.residency is not None:
-            self._residence = engine.residence_of(opened.engine, opened.files, self.index, self.index.sample)
-        return opened
+            self._residence = engine.residence_of(shared, files, self.index, self.index.sample)
+        return shared, files
 
     def reader(self, epoch: Epoch, owner: object) -> Reader[Index]:
-        (_, shared, files), pieces = self.open(), self._pieces(epoch)
+        (shared, files), pieces = self.open(), self._pieces(epoch)
         make_batches = functools.partial(
             engine.make_batches,
             shared,
@@ -228,96 +218,6 @@ class RingSource(BatchSource[Index]):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_pool": None, "_residence": None}
-
-
-class _MemorySource(BatchSource[IndexT]):
-    """Samples of many sizes.
-
-    Their batches on the CPU get memory of a pool that is kept from epoch to epoch.
-    """
-
-    _memory: MemoryPool | None = None
-
-    def _kept_memory(self) -> MemoryPool:
-        if self._memory is None:
-            from gdsdata.io.memory import MemoryPool
-
-            self._memory = MemoryPool(self.settings.prefetch + 2)
-        return self._memory
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_memory": None}
-
-
-class FieldSource(_MemorySource["FieldIndex"]):
-    """Samples with fields."""
-
-    def reader(self, epoch: Epoch, owner: object) -> Reader[FieldIndex]:
-        from gdsdata.data.batches.fields import FieldReader
-
-        (_, shared, files), pieces = self.open(), self._pieces(epoch)
-        # Decoders want bytes on the CPU; the other fields are read to the GPU.
-        reads_to_both = bool(self.settings.decode) and self.settings.device.type == "cuda"
-        host = engine.kept_engine(self.settings.options, torch.device("cpu")) if reads_to_both else None
-        files = files if pieces is None else pieces.files
-        return FieldReader(self.index, self.settings, shared, files, host, self._kept_memory(), pieces)
-
-
-class WindowSource(_MemorySource["WindowIndex"]):
-    """Windows of tokens, in several pieces."""
-
-    def reader(self, epoch: Epoch, owner: object) -> Reader[WindowIndex]:
-        from gdsdata.data.batches.windows import WindowReader
-
-        (_, shared, files), pieces = self.open(), self._pieces(epoch)
-        files = files if pieces is None else pieces.files
-        return WindowReader(self.index, self.settings, shared, files, self._kept_memory(), pieces)
-
-
-class TableSource(BatchSource["TableIndex"]):
-    """Rows of tables, which pyarrow decodes on the CPU."""
-
-    @property
-    def _reads_to(self) -> torch.device:
-        return torch.device("cpu")
-
-    def reader(self, epoch: Epoch, owner: object) -> TableReader:
-        from gdsdata.data.batches.tables import TableReader
-
-        _, shared, files = self.open()
-        upcoming = epoch.upcoming_groups(self.index.group_first_row)
-        return TableReader(self.index, self.settings, shared, files, upcoming)
-
-    def ring_bytes(self, epoch: Epoch, steps: int, reader: Reader[TableIndex] | None) -> int:
-        from gdsdata.data.batches.row_groups import most_held_bytes
-        from gdsdata.data.batches.tables import TableReader
-
-        budget_bytes = reader.row_groups.budget_bytes if isinstance(reader, TableReader) else None
-        upcoming = epoch.upcoming_groups(self.index.group_first_row)
-        return self._most_bytes + most_held_bytes(self.index, upcoming, steps, self.settings.prefetch, budget_bytes)
-
-
-class Sources:
-    """Makes the source for an index: what `SampleIndex.read_by` takes.
-
-    Args:
-        settings: of the batches.
-    """
-
-    def __init__(self, settings: BatchSettings) -> None:
-        self._settings = settings
-
-    def of_one_size(self, index: Index) -> BatchSource[Any]:
-        return RingSource(index, self._settings)
-
-    def of_fields(self, index: FieldIndex) -> BatchSource[Any]:
-        return FieldSource(index, self._settings)
-
-    def of_windows(self, index: WindowIndex) -> BatchSource[Any]:
-        return WindowSource(index, self._settings)
-
-    def of_row_groups(self, index: TableIndex) -> BatchSource[Any]:
-        return TableSource(index, self._settings)
 
 
 @functools.cache

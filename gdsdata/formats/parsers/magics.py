@@ -19,8 +19,8 @@ ARROW = b"ARROW1"
 ARROW_CONTINUES = 0xFFFFFFFF  # a stream's first four bytes
 
 SHARDS_INDEX = "index.json"  # of MDS and of LitData
-_MDS_BEGINS = re.compile(rb'\s*\{\s*"(shards|version)"')
-_LITDATA_BEGINS = re.compile(rb'\s*\{\s*"(chunks|config)"')
+_MDS_BEGINS = rb'\s*\{\s*"(shards|version)"'
+_LITDATA_BEGINS = rb'\s*\{\s*"(chunks|config)"'
 # Files that `datasets` leaves beside its Arrow files.
 BESIDE_ARROW = ("dataset_info.json", "state.json", "dataset_dict.json")
 
@@ -38,11 +38,11 @@ def is_tar(head: bytes, path: str) -> bool:
 
 
 def is_mds(head: bytes, path: str) -> bool:
-    return os.path.basename(path) == SHARDS_INDEX and _MDS_BEGINS.match(head) is not None
+    return os.path.basename(path) == SHARDS_INDEX and re.match(_MDS_BEGINS, head) is not None
 
 
 def is_litdata(head: bytes, path: str) -> bool:
-    return os.path.basename(path) == SHARDS_INDEX and _LITDATA_BEGINS.match(head) is not None
+    return os.path.basename(path) == SHARDS_INDEX and re.match(_LITDATA_BEGINS, head) is not None
 
 
 def is_megatron(head: bytes, path: str) -> bool:
