@@ -15,6 +15,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from gdsdata import EngineOptions, Fields, GDSDataset, Mix, Reading, Sharding, formats
 from gdsdata.formats import Records
+from gdsdata.formats.extents import Extents
 from gdsdata.formats.fields import Field, FieldIndex
 from gdsdata.io import engine
 
@@ -212,9 +213,8 @@ class Named:
 
     def index(self, paths):
         seen = np.array([2560]), np.array([0])
-        return FieldIndex(
-            paths, *seen, np.array([0, 40]), self.FIELDS, np.arange(40)[:, None], np.ones((40, 1), np.int64)
-        )
+        extents = Extents.of(np.arange(40)[:, None], np.ones((40, 1), np.int64))
+        return FieldIndex(paths, *seen, np.array([0, 40]), self.FIELDS, extents)
 
 
 @pytest.mark.parametrize(
@@ -262,9 +262,9 @@ class Many:
         self.samples = samples
 
     def index(self, paths):
-        extents = np.zeros((self.samples, 2), np.int64), np.full((self.samples, 2), 8, np.int64)
+        extents = Extents.of(np.zeros((self.samples, 2), np.int64), np.full((self.samples, 2), 8, np.int64))
         first_sample = np.array([0, self.samples])
-        return FieldIndex(paths, np.array([2560]), np.array([0]), first_sample, (Field("a"), Field("b")), *extents)
+        return FieldIndex(paths, np.array([2560]), np.array([0]), first_sample, (Field("a"), Field("b")), extents)
 
 
 def test_statistics_cost_no_more_with_more_samples(file):

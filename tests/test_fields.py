@@ -22,6 +22,7 @@ from gdsdata.data.batches.fields import FieldReader
 from gdsdata.data.batches.ragged import moved
 from gdsdata.data.batches.settings import BatchSettings
 from gdsdata.errors import CorruptData, StallError
+from gdsdata.formats.extents import Extents
 from gdsdata.formats.fields import Field, FieldIndex
 from gdsdata.formats.parsers import tfrecord_records
 from gdsdata.io import engine
@@ -46,8 +47,7 @@ class Lines:
             np.array([one.st_mtime_ns for one in status]),
             np.cumsum([0, *map(len, self.lengths)]),
             FIELDS,
-            np.concatenate(begins),
-            np.concatenate(self.lengths),
+            Extents.of(np.concatenate(begins), np.concatenate(self.lengths)),
         )
 
 
@@ -219,7 +219,8 @@ class Members:
         (status,) = [os.stat(path) for path in paths]
         begins = np.cumsum(self.lengths, 0) - self.lengths
         seen = np.array([status.st_size]), np.array([status.st_mtime_ns])
-        return FieldIndex(paths, *seen, np.array([0, len(begins)]), (Field(self.name),), begins, self.lengths)
+        extents = Extents.of(begins, self.lengths)
+        return FieldIndex(paths, *seen, np.array([0, len(begins)]), (Field(self.name),), extents)
 
 
 def decoded(folder, contents, decode):
@@ -464,7 +465,7 @@ def test_a_stall_is_told_and_its_memory_kept(tmp_path, ends):
     sizes = np.full((2, 1), 4096)
     index = FieldIndex(
         *([str(tmp_path / "x")], np.array([8192]), np.array([os.stat(tmp_path / "x").st_mtime_ns])),
-        *(np.array([0, 2]), (Field("x"),), np.array([[0], [4096]]), sizes),
+        *(np.array([0, 2]), (Field("x"),), Extents.of(np.array([[0], [4096]]), sizes)),
     )
     late = EngineOptions(direct="always", workers=1, faults="late=1,late_ms=8000")
     shared = engine.shared_engine(late, CPU)
@@ -541,13 +542,13 @@ def test_reads_whose_result_is_dropped_release_their_memory(tmp_path):
 
 @pytest.mark.parametrize("seed", range(8))
 def test_most_bytes_are_those_of_the_largest_samples(monkeypatch, seed):
-    monkeypatch.setattr("gdsdata.formats.fields._SAMPLES_AT_ONCE", 7)
+    monkeypatch.setattr("gdsdata.formats.extents._AT_ONCE", 7)
     chosen = np.random.default_rng(seed)
     count, fields = int(chosen.integers(1, 60)), int(chosen.integers(1, 4))
     length_bytes = chosen.integers(-1, chosen.choice([1, 3, 50]), (count, fields))
     one = np.ones(1, np.int64)
     named = tuple(Field(str(i)) for i in range(fields))
-    index = FieldIndex(["a"], one, one, np.array([0, count]), named, length_bytes, length_bytes)
+    index = FieldIndex(["a"], one, one, np.array([0, count]), named, Extents.of(length_bytes, length_bytes))
     of_samples = np.sort(np.maximum(length_bytes, 0).sum(1))
     for samples in (1, count // 2 + 1, count, count + 5):
         assert index.most_bytes(samples) == of_samples[-samples:].sum()

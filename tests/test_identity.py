@@ -12,6 +12,7 @@ from sources import SOURCES
 from gdsdata import GDSDataset, Mix
 from gdsdata.data.identity import identity_of, relative_names
 from gdsdata.formats import Megatron, Records
+from gdsdata.formats.extents import Extents
 from gdsdata.formats.fields import Field, FieldIndex
 from gdsdata.io import engine
 
@@ -187,6 +188,10 @@ def test_names_count_from_the_folder_in_common(paths, names):
     assert relative_names(paths) == names
 
 
+def extents(begins, lengths):
+    return Extents.of(np.array(begins), np.array(lengths))
+
+
 def test_every_part_of_an_index_that_tells_of_samples_counts():
     one = np.ones(1, np.int64)
     base = FieldIndex(
@@ -195,16 +200,17 @@ def test_every_part_of_an_index_that_tells_of_samples_counts():
         one,
         np.array([0, 2]),
         (Field("x"), Field("y")),
-        np.ones((2, 2), np.int64),
-        np.ones((2, 2), np.int64),
+        extents([[1, 1], [1, 1]], [[1, 1], [1, 1]]),
     )
     others = [
         dict(first_sample=np.array([0, 3])),
         dict(fields=(Field("y"), Field("x"))),
         dict(fields=(Field("x", np.dtype("<i4")), Field("y"))),
-        dict(begin_bytes=np.array([[1, 1], [1, 2]])),
-        dict(length_bytes=np.array([[1, 1], [1, 2]])),
-        dict(length_bytes=np.ones((4, 1), np.int64)),
+        dict(extents=extents([[1, 1], [1, 2]], [[1, 1], [1, 1]])),
+        dict(extents=extents([[2, 2], [2, 2]], [[1, 1], [1, 1]])),
+        dict(extents=extents([[1, 1], [1, 1]], [[1, 1], [1, 2]])),
+        dict(extents=extents([[1, 1], [1, 1]], [[1, 2], [1, 2]])),
+        dict(extents=extents([[1], [1], [1], [1]], [[1], [1], [1], [1]])),
     ]
     found = {
         identity_of(index, None, (0, 1))["index"] for index in (base, *(replace(base, **other) for other in others))

@@ -19,6 +19,7 @@ from gdsdata.data.batches.fields import FieldReader
 from gdsdata.data.batches.settings import BatchSettings
 from gdsdata.decoders import Image, Threads, images
 from gdsdata.errors import CorruptData
+from gdsdata.formats.extents import Extents
 from gdsdata.formats.fields import Field, FieldIndex
 from gdsdata.io import engine
 
@@ -354,7 +355,7 @@ class Photos:
         status = os.stat(paths[0])
         begins = np.cumsum(self.lengths).reshape(self.lengths.shape) - self.lengths
         seen = np.array([status.st_size]), np.array([status.st_mtime_ns])
-        return FieldIndex(paths, *seen, np.array([0, len(begins)]), self.FIELDS, begins, self.lengths)
+        return FieldIndex(paths, *seen, np.array([0, len(begins)]), self.FIELDS, Extents.of(begins, self.lengths))
 
 
 def photos_on(device, folder, contents, decode=None, **arguments):

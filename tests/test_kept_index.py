@@ -353,6 +353,26 @@ def test_its_arrays_take_no_memory_of_the_process(tmp_path, data):
             assert array.base is not None
 
 
+def test_the_process_that_made_an_index_maps_it_like_the_others(tmp_path):
+    folder, cache = tmp_path / "data", tmp_path / "cache"
+    folder.mkdir()
+    SOURCES["tar"].write(folder)
+    settled(folder)
+    made, found = (dataset(folder, cache)._samples.index.extents.rows for _ in range(2))
+    assert not made.flags.writeable and np.array_equal(made, found)
+    with open("/proc/self/maps") as maps:
+        assert maps.read().count(str(kept_in(cache)[0])) == 2
+
+
+def test_an_index_of_an_older_form_is_made_again(tmp_path, data, monkeypatch):
+    cache, counts = tmp_path / "cache", indexed_by(monkeypatch)
+    expected = values(data, cache)
+    (kept,) = kept_in(cache)
+    kept.write_bytes(b"gdsdata index v1" + kept.read_bytes()[16:])
+    assert values(data, cache) == values(data, cache) == expected
+    assert counts == [9, 9]
+
+
 def test_an_index_on_a_network_file_system_is_read_and_not_mapped(tmp_path, data, monkeypatch):
     cache = tmp_path / "cache"
     expected = values(data, cache)

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from gdsdata.formats.extents import Extents
 from gdsdata.formats.index import Format, SampleIndex
 from gdsdata.formats.unpacking import is_unpacked
 from gdsdata.io.engine import warn_once
@@ -121,11 +122,18 @@ _brief = _Brief()
 
 def _parts_of(index: SampleIndex) -> Iterator[bytes | np.ndarray]:
     yield index.kind.encode()
-    for field in fields(index):
+    yield from _attributes_of(index)
+
+
+def _attributes_of(part: SampleIndex | Extents) -> Iterator[bytes | np.ndarray]:
+    for field in fields(part):
         if field.name not in _NOT_OF_SAMPLES:
-            value = getattr(index, field.name)
+            value = getattr(part, field.name)
             yield field.name.encode()
-            yield value if isinstance(value, np.ndarray) else _spelled(value).encode()
+            if isinstance(value, Extents):  # equal if and only if its attributes are
+                yield from _attributes_of(value)
+            else:
+                yield value if isinstance(value, np.ndarray) else _spelled(value).encode()
 
 
 def _spelled(value: object) -> str:

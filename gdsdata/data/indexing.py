@@ -97,7 +97,7 @@ class Indexing:
             left_out = len(refusals)
         is_worth = time.monotonic() - begun > WORTH_S
         if self._kept is not None and is_worth and len(index) and not left_out and is_kept_format(format):
-            self._kept.keep(listing, format, index, begun_ns)
+            index = self._kept.keep(listing, format, index, begun_ns)
         return paths, format, index
 
     def _recognised(self, paths: Sequence[str]) -> Format:

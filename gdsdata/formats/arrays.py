@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from gdsdata.formats.extents import Extents
 from gdsdata.formats.fields import Field, FieldIndex
 from gdsdata.formats.index import Index, first_samples
 from gdsdata.formats.sample import Sample
@@ -130,7 +131,8 @@ def _index_rows(files: Iterable[ArrayFile], names: str | tuple[str, ...]) -> Ind
     fields = [
         Field(name, kind.dtype, kind.row.shape, view_as=kind.view_as) for name, kind in zip(wanted, kinds, strict=True)
     ]
-    return FieldIndex(*_about(found), first_sample, tuple(fields), begin_bytes, np.tile(stride_bytes, (len(row), 1)))
+    extents = Extents.of(begin_bytes, np.broadcast_to(stride_bytes, begin_bytes.shape))
+    return FieldIndex(*_about(found), first_sample, tuple(fields), extents)
 
 
 def _check_rows(path: str, name: str, kind: Kind, first: Kind) -> None:
@@ -191,7 +193,8 @@ def _index_files(files: Iterable[ArrayFile], names: tuple[str, ...] | None) -> F
         lengths.append([array.kind.bytes for array in arrays])
     fields = tuple(map(_field, wanted, kinds, shapes))
     first_sample = np.arange(len(found) + 1, dtype=np.int64)
-    return FieldIndex(*_about(found), first_sample, fields, np.array(begins, np.int64), np.array(lengths, np.int64))
+    extents = Extents.of(np.array(begins, np.int64), np.array(lengths, np.int64))
+    return FieldIndex(*_about(found), first_sample, fields, extents)
 
 
 def _field(name: str, kind: Kind, shapes: Mapping[tuple[int, ...], None]) -> Field:

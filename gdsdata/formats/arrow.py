@@ -27,6 +27,7 @@ import numpy as np
 from gdsdata.errors import IoError
 from gdsdata.formats.arrow_rows import find_rows
 from gdsdata.formats.columns import check_alike, checked_names
+from gdsdata.formats.extents import ExtentsBuilder
 from gdsdata.formats.fields import Field, FieldIndex
 from gdsdata.formats.index import first_samples, open_descriptor
 from gdsdata.formats.parsers import magics
@@ -76,7 +77,7 @@ class Arrow:
         size_bytes, mtime_ns = np.empty(len(paths), np.int64), np.empty(len(paths), np.int64)
         fields: tuple[Field, ...] = ()
         wanted, counts = self.columns, []
-        begins, lengths = [], []
+        extents = ExtentsBuilder()
         for i, path in enumerate(paths):
             found = _index_file(path, wanted)
             if i == 0:
@@ -84,16 +85,14 @@ class Arrow:
             check_alike(fields, found.fields, (paths[0], path))
             size_bytes[i], mtime_ns[i] = found.size_bytes, found.mtime_ns
             counts.append(len(found.begin_bytes))
-            begins.append(found.begin_bytes)
-            lengths.append(found.length_bytes)
+            extents.add(found.begin_bytes, found.length_bytes)
         return FieldIndex(
             paths=paths,
             size_bytes=size_bytes,
             mtime_ns=mtime_ns,
             first_sample=first_samples(counts),
             fields=fields,
-            begin_bytes=np.concatenate(begins),
-            length_bytes=np.concatenate(lengths),
+            extents=extents.extents(),
         )
 
 

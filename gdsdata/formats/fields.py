@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from gdsdata.errors import CorruptData
+from gdsdata.formats.extents import Extents
 from gdsdata.formats.field import Field
 from gdsdata.formats.index import Made, Readers, SampleIndex, runs_of_files
 from gdsdata.formats.plan import Plan
@@ -18,7 +19,6 @@ __all__ = ["Field", "FieldIndex"]
 _NOWHERE = 2**63 - 1
 # A gap between two fields that is no longer than this is read with them.
 _GAP_BYTES = 16384
-_SAMPLES_AT_ONCE = 2**16  # their lengths stay in the processor's cache
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,8 +27,7 @@ class FieldIndex(SampleIndex):
 
     Attributes:
         fields: the K fields.
-        begin_bytes: int64 (N, K), offset of each field's bytes in the sample's file.
-        length_bytes: int64 (N, K), how many they are; -1: the sample does not have this field.
+        extents: of each field's bytes in the sample's file.
         checksums: uint32 (N, K), of those bytes, 0 of none; compared when they are read. None:
             there are none.
         checksum: what they are: ``"crc32"`` or ``"crc32c"``.
@@ -36,8 +35,7 @@ class FieldIndex(SampleIndex):
 
     kind: ClassVar[str] = "fields"
     fields: tuple[Field, ...]
-    begin_bytes: np.ndarray
-    length_bytes: np.ndarray
+    extents: Extents
     checksums: np.ndarray | None = None
     checksum: Literal["crc32", "crc32c"] = "crc32c"
 
@@ -46,9 +44,10 @@ class FieldIndex(SampleIndex):
 
         Pieces have the length -1 if there is no field.
         """
-        file = (np.searchsorted(self.first_sample, samples, side="right") - 1).astype(np.int32)
+        file = self.file_of(samples).astype(np.int32)
         source = file if len(self.fields) == 1 else np.repeat(file, len(self.fields))
-        return Plan(samples, source, self.begin_bytes[samples].reshape(-1), self.length_bytes[samples].reshape(-1))
+        begin, length = self.extents.take(samples)
+        return Plan(samples, source, begin.reshape(-1), length.reshape(-1))
 
     def read_by(self, readers: Readers[Made]) -> Made:
         return readers.of_fields(self)
@@ -56,6 +55,16 @@ class FieldIndex(SampleIndex):
     @property
     def field_names(self) -> tuple[str, ...]:
         return tuple(field.name for field in self.fields)
+
+    @property
+    def begin_bytes(self) -> np.ndarray:
+        """int64 (N, K), offset of each field's bytes, in memory of its own."""
+        return self.extents.wide().begin
+
+    @property
+    def length_bytes(self) -> np.ndarray:
+        """int64 (N, K), how many they are; -1: the sample does not have this field."""
+        return self.extents.wide().length
 
     def damaged(self, sample: int, field: int, reason: str) -> CorruptData:
         """Return the error for a field of a sample.
@@ -66,21 +75,20 @@ class FieldIndex(SampleIndex):
             reason: what the field does or lacks.
         """
         path = self.paths[int(np.searchsorted(self.first_sample, sample, side="right")) - 1]
-        begin, length = int(self.begin_bytes[sample, field]), int(self.length_bytes[sample, field])
+        begin, length = (int(one[0, field]) for one in self.extents.take(np.array([sample])))
         message = f"{path}: field {self.fields[field].name!r} of {length} bytes at offset {begin} {reason}"
         return CorruptData(message, path, begin, length)
 
     def _part(self, files: slice, begin: int, end: int) -> dict[str, Any]:
         return {
-            "begin_bytes": self.begin_bytes[begin:end],
-            "length_bytes": self.length_bytes[begin:end],
+            "extents": self.extents[begin:end],
             "checksums": None if self.checksums is None else self.checksums[begin:end],
         }
 
     def most_bytes(self, samples: int) -> int:
         largest, least = np.empty(0, np.int64), -1
-        for begin in range(0, len(self), _SAMPLES_AT_ONCE):
-            of_samples = np.maximum(self.length_bytes[begin : begin + _SAMPLES_AT_ONCE], 0).T.sum(0)
+        for lengths in self.extents.lengths():
+            of_samples = np.maximum(lengths, 0).T.sum(0)
             if len(candidates := of_samples[of_samples > least]):
                 largest = np.concatenate([largest, candidates])
                 if len(largest) >= samples:
@@ -97,7 +105,7 @@ class FieldIndex(SampleIndex):
         """Yield one run a file if a sample's fields lie together, else one for each field."""
         for file, begin, here in runs_of_files(self.first_sample, first, count):
             samples = slice(int(self.first_sample[file]) + begin, int(self.first_sample[file]) + begin + here)
-            begins, lengths = self.begin_bytes[samples], self.length_bytes[samples]
+            begins, lengths = self.extents[samples].wide()
             there = lengths > 0
             begins, ends = np.where(there, begins, _NOWHERE).min(0), np.where(there, begins + lengths, 0).max(0)
             run_begin = run_end = 0

@@ -92,8 +92,11 @@ class KeptIndex:
             os.utime(self._place)  # `_sweep` spares it
         return facts["paths"] or stored.index.paths, facts["format"], stored.index
 
-    def keep(self, listing: Listing, format: Format, index: SampleIndex, begun_ns: int) -> None:
+    def keep(self, listing: Listing, format: Format, index: SampleIndex, begun_ns: int) -> SampleIndex:
         """Keep an index, unless its files may still be changing.
+
+        Returns:
+            The kept index, whose memory all processes share; ``index`` if it was not kept.
 
         Args:
             listing: of the source, made before the index.
@@ -106,7 +109,7 @@ class KeptIndex:
         others = [(path, *_stat_of(path)) for path in sorted(without_samples)]
         newest = [folder.mtime_ns for folder in listing.folders] + [mtime_ns for _, _, mtime_ns in others]
         if max([int(index.mtime_ns.max()), *newest]) > begun_ns - SETTLED_NS:
-            return
+            return index
         from gdsdata.formats import stored_index
 
         facts = {
@@ -122,10 +125,12 @@ class KeptIndex:
                 os.fsync(file.fileno())
             self._is_used = True
             self._sweep()
-        except stored_index.CannotBeStored:
-            return
+            return stored_index.read(self._place).index
+        except (stored_index.CannotBeStored, stored_index.Damaged):
+            return index
         except OSError as error:
             warn_once(f"the index cannot be kept in {self._folder}, and will be made again: {error.strerror}")
+            return index
 
     def drop(self) -> None:
         """Delete the kept index: a file was not as it says."""

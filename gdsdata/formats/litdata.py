@@ -20,6 +20,7 @@ import numpy as np
 
 from gdsdata.errors import CorruptData
 from gdsdata.formats import shards
+from gdsdata.formats.extents import Extents
 from gdsdata.formats.fields import Field, FieldIndex
 from gdsdata.formats.file_heads import read_heads
 from gdsdata.formats.index import first_samples
@@ -215,8 +216,7 @@ class LitData:
             mtime_ns=mtime_ns,
             first_sample=first_samples(windows),
             fields=(Field(columns[0].field.name, dtype, (self.window_tokens,)),),
-            begin_bytes=begin_bytes,
-            length_bytes=np.full_like(begin_bytes, window_bytes),
+            extents=Extents.of(begin_bytes, np.full_like(begin_bytes, window_bytes)),
         )
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from gdsdata.errors import CorruptData, IoError
+from gdsdata.formats.extents import Extents
 from gdsdata.formats.fields import Field, FieldIndex
 from gdsdata.formats.file_heads import read_heads
 from gdsdata.formats.index import Index, first_samples
@@ -144,14 +145,14 @@ class Megatron:
         if self.seq_len is not None:
             return self._windows(self.seq_len, bins, size_bytes, mtime_ns, pairs)
         lengths = [pair.lengths.astype(np.int64) * dtype.itemsize for pair in pairs]
+        begin_bytes = np.concatenate([pair.pointers for pair in pairs])[:, None]
         return FieldIndex(
             paths=bins,
             size_bytes=size_bytes,
             mtime_ns=mtime_ns,
             first_sample=first_samples([len(length) for length in lengths]),
             fields=(Field("tokens", dtype),),
-            begin_bytes=np.concatenate([pair.pointers for pair in pairs])[:, None],
-            length_bytes=np.concatenate(lengths)[:, None],
+            extents=Extents.of(begin_bytes, np.concatenate(lengths)[:, None]),
         )
 
     @staticmethod

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gdsdata.errors import CorruptData
+from gdsdata.formats.extents import Extents
 from gdsdata.formats.fields import Field, FieldIndex
 from gdsdata.formats.file_heads import read_heads
 from gdsdata.formats.index import first_samples
@@ -360,7 +361,7 @@ def index_shards(shards: Sequence[Shard], columns: Sequence[Column]) -> FieldInd
             begin[:, place] += array_head[:, place]
             length[:, place] -= array_head[:, place]
     paths = [shard.path for shard in shards]
-    return FieldIndex(paths, size_bytes, mtime_ns, first_sample, tuple(fields), begin, length)
+    return FieldIndex(paths, size_bytes, mtime_ns, first_sample, tuple(fields), Extents.of(begin, length))
 
 
 def _tables(shards: Sequence[Shard]) -> Iterator[tuple[Shard, np.ndarray]]:

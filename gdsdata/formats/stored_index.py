@@ -26,6 +26,7 @@ import numpy as np
 import torch
 
 from gdsdata.formats.columns import Column
+from gdsdata.formats.extents import Extents
 from gdsdata.formats.field import Field
 from gdsdata.formats.fields import FieldIndex
 from gdsdata.formats.index import Index, SampleIndex
@@ -36,12 +37,13 @@ from gdsdata.formats.windows import WindowIndex
 from gdsdata.io.engine import crc32c_of_rows
 
 _HEAD = struct.Struct("<16s I 4x Q")
-_MAGIC = b"gdsdata index v1"
+_MAGIC = b"gdsdata index v2"
 _ALIGNMENT = 64
 # On other file systems, a page of a file that another machine has replaced is lost: SIGBUS.
 _LOCAL = frozenset({"btrfs", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs"})
 _PARTS: dict[str, type] = {
-    kind.__name__: kind for kind in (Index, FieldIndex, WindowIndex, TableIndex, Sample, Field, Column, TableFile)
+    kind.__name__: kind
+    for kind in (Index, FieldIndex, WindowIndex, TableIndex, Sample, Field, Extents, Column, TableFile)
 }
 
 
@@ -200,7 +202,8 @@ class _Described:
 
     def _of_array(self, array: np.ndarray) -> dict[str, Any]:
         first = array[:1]
-        is_repeated = len(array) > 1 and bool((array == first).all())  # one row then takes the place of all
+        # One row then takes the place of all.
+        is_repeated = len(array) > 1 and np.array_equal(array[-1:], first) and bool((array == first).all())
         content = np.ascontiguousarray(first if is_repeated else array).reshape(-1).view(np.uint8)
         said = {"array": self._block(content), "dtype": array.dtype.str, "shape": array.shape}
         return {**said, "repeated": True} if is_repeated else said

@@ -14,6 +14,7 @@ import numpy as np
 
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.formats import tar_index
+from gdsdata.formats.extents import ExtentsBuilder
 from gdsdata.formats.fields import Field, FieldIndex
 from gdsdata.formats.index import first_samples
 from gdsdata.formats.parsers.tar_members import Members, read_members
@@ -73,20 +74,20 @@ class Tar:
         """
         paths = self.data_files(paths)
         size_bytes, mtime_ns = np.empty(len(paths), np.int64), np.empty(len(paths), np.int64)
-        names, counts, tables = self.fields, [], []
+        names, counts, builder = self.fields, [], ExtentsBuilder()
         extensions: dict[str, None] = {}  # that some sample has, for the error
         for i, path in enumerate(paths):
             members, size_bytes[i], mtime_ns[i] = _members_of(path, self.index_cache)
             counts.append(members.samples)
             if members.samples:
                 names = names or first_extensions(members, path)
-                tables.append(field_table(members, names))
+                builder.add(*field_table(members, names))
                 extensions.update(dict.fromkeys(members.extensions[:_MOST_FIELDS]))
-        if names is None or not tables:
+        if names is None or not any(counts):
             raise ValueError(f"no samples in {paths[0]} (of {len(paths)} files): a sample's file has a name with a dot")
-        begin_bytes, length_bytes = map(np.concatenate, zip(*tables, strict=True))
-        for name, lengths in zip(names, length_bytes.T, strict=True):
-            if lengths.max() < 0:
+        extents = builder.extents()
+        for field, name in enumerate(names):
+            if extents.lacks_everywhere(field):
                 raise ValueError(
                     f"no sample of {paths[0]} (of {len(paths)} files) has the field {name!r}: they have "
                     f"{', '.join(map(repr, extensions))}"
@@ -97,8 +98,7 @@ class Tar:
             mtime_ns=mtime_ns,
             first_sample=first_samples(counts),
             fields=tuple(map(Field, names)),
-            begin_bytes=begin_bytes,
-            length_bytes=length_bytes,
+            extents=extents,
         )
 
     @staticmethod

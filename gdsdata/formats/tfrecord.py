@@ -24,6 +24,7 @@ from functools import partial
 import numpy as np
 
 from gdsdata.errors import IoError
+from gdsdata.formats.extents import Extents
 from gdsdata.formats.fields import Field, FieldIndex
 from gdsdata.formats.file_heads import read_heads
 from gdsdata.formats.index import first_samples, open_descriptor
@@ -69,8 +70,7 @@ class TFRecord:
             mtime_ns=mtime_ns,
             first_sample=first_samples([len(length) for length in lengths]),
             fields=(Field("data"),),
-            begin_bytes=np.concatenate(begins)[:, None],
-            length_bytes=np.concatenate(lengths)[:, None],
+            extents=Extents.of(np.concatenate(begins)[:, None], np.concatenate(lengths)[:, None]),
             checksums=np.concatenate(checksums)[:, None] if self.check_data else None,
             checksum="crc32c",
         )

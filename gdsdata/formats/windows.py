@@ -43,7 +43,7 @@ class WindowIndex(SampleIndex):
 
         No piece is empty.
         """
-        file = np.searchsorted(self.first_sample, samples, side="right") - 1
+        file = self.file_of(samples)
         order = self.shuffled
         window = samples - self.first_sample[file] if order is None else order[samples].astype(np.int64)
         (window_tokens,) = self.sample.shape
