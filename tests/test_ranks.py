@@ -325,7 +325,7 @@ def broadcast(monkeypatch):
 
 def test_auto_is_agreed_on_when_iteration_begins_if_it_was_chosen_before(folder, become, broadcast, monkeypatch):
     measured = []
-    monkeypatch.setattr(choice, "_choose", lambda index: measured.append(1) or ("uniform", "measured"))
+    monkeypatch.setattr(choice, "_choose", lambda index, ranks: measured.append(1) or ("uniform", "measured"))
     dataset = read(folder, shuffle="auto")
     assert measured == [1] and dataset.stats()["shuffle"] == "uniform: measured"
     become(1, 2)
@@ -348,7 +348,7 @@ def _epochs(dataset, count):
 
 
 def test_rank_0_says_what_it_measured_before(folder, become, broadcast, monkeypatch):
-    monkeypatch.setattr(choice, "_choose", lambda index: ("lanes", "measured"))
+    monkeypatch.setattr(choice, "_choose", lambda index, ranks: ("lanes", "measured"))
     dataset = read(folder, shuffle="auto")
     become(0, 2)
     arrays(dataset)

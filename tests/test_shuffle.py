@@ -227,16 +227,27 @@ def test_a_loop_left_early_ends_the_threads_that_read_ahead(folder):
 
 
 @pytest.mark.parametrize(
-    ("singly", "in_pieces", "chosen"), [(0.2, 2.0, "lanes"), (1.5, 2.0, "uniform"), (1.0, 2.0, "uniform")]
+    ("singly", "in_pieces", "memory_mib", "chosen"),
+    [
+        (0.2, 2.0, 9999, "lanes"),
+        (1.5, 2.0, 9999, "uniform"),
+        (1.0, 2.0, 9999, "uniform"),
+        (0.2, 2.0, 400, "lanes"),
+        (0.2, 2.0, 300, "uniform"),  # the others, read one by one, take half of the time that they take in all
+    ],
 )
-def test_auto_takes_lanes_where_large_reads_are_clearly_faster(tmp_path, monkeypatch, singly, in_pieces, chosen):
+def test_auto_takes_lanes_where_large_reads_are_clearly_faster(
+    tmp_path, monkeypatch, singly, in_pieces, memory_mib, chosen
+):
     with open(tmp_path / "0.bin", "wb") as file:
         file.truncate(300 * MIB)
+    monkeypatch.setattr(choice, "share_bytes", lambda: memory_mib * MIB)
     monkeypatch.setattr(choice, "_gb_per_s", lambda index, batch: in_pieces if index.sample.bytes == MIB else singly)
     dataset = GDSDataset(tmp_path, 64, Records("u1", (4096,)), device="cpu", shuffle="auto")
     said = dataset.stats()["shuffle"]
     assert said.startswith("Lanes(lanes=64" if chosen == "lanes" else "uniform: ")
     assert f"bring {singly:.2f} GB/s here, and pieces of 1 MiB {in_pieces:.2f} GB/s" in said
+    assert f"memory for {min(1, memory_mib / 600):.0%} of them" in said
 
 
 def test_auto_measures_what_the_storage_is_good_at(tmp_path):

@@ -14,6 +14,7 @@ from torch.utils.data import get_worker_info
 from gdsdata.data.ranks import is_distributed
 from gdsdata.formats.index import Index, SampleIndex, records_of
 from gdsdata.io import engine
+from gdsdata.io.memory_budget import share_bytes
 from gdsdata.io.options import MIB, EngineOptions
 
 if TYPE_CHECKING:
@@ -175,15 +176,15 @@ def choose(index: SampleIndex, ranks: int, found: tuple[str, str] | None = None)
             'torch.distributed first, or say "uniform" or "lanes"'
         )
     if not agree or torch.distributed.get_world_size() == 1:
-        return found or _choose(index)
-    agreed = [(found or _choose(index)) if torch.distributed.get_rank() == 0 else None]
+        return found or _choose(index, ranks)
+    agreed = [(found or _choose(index, ranks)) if torch.distributed.get_rank() == 0 else None]
     torch.distributed.broadcast_object_list(agreed, src=0)
     (of_first_rank,) = agreed
     assert of_first_rank is not None  # the broadcast has replaced the None of other ranks
     return of_first_rank
 
 
-def _choose(index: SampleIndex) -> tuple[str, str]:
+def _choose(index: SampleIndex, ranks: int) -> tuple[str, str]:
     sample_bytes = index.sample_bytes
     if sample_bytes >= _LONG_SAMPLE_BYTES:
         return "uniform", f"samples of {sample_bytes} bytes are large reads themselves"
@@ -195,11 +196,22 @@ def _choose(index: SampleIndex) -> tuple[str, str]:
         return "uniform", f"all files have {total_bytes / MIB:.0f} MiB, less than {_LEAST_BYTES // MIB}"
     singly = _gb_per_s(index.probe(), _BATCH_SAMPLES)
     in_pieces = _gb_per_s(records_of(index.paths[largest], MIB), _BATCH_PIECES)
-    chosen = "lanes" if in_pieces > _CLEARLY_FASTER * singly else "uniform"
+    held = _share_held(total_bytes, ranks)
+    with_lanes = 1 / (held / in_pieces + (1 - held) / singly)
+    chosen = "lanes" if with_lanes > _CLEARLY_FASTER * singly else "uniform"
     return chosen, (
         f"samples of {sample_bytes} bytes, read one by one past the page cache, bring {singly:.2f} GB/s here, and "
-        f"pieces of 1 MiB {in_pieces:.2f} GB/s ({_CLEARLY_FASTER:g} times as much would be worth lanes)"
+        f"pieces of 1 MiB {in_pieces:.2f} GB/s, with memory for {held:.0%} of them ({_CLEARLY_FASTER:g} times as much "
+        "would be worth lanes)"
     )
+
+
+def _share_held(total_bytes: int, ranks: int) -> float:
+    """Return the share of lanes' pieces that this rank has memory for: the others are of no use."""
+    from gdsdata.data.order.lanes import WINDOW_BYTES
+
+    two_windows_bytes = 2 * min(total_bytes, WINDOW_BYTES) / ranks
+    return min(1.0, share_bytes() / two_windows_bytes)
 
 
 def _gb_per_s(index: Index, batch: int) -> float:

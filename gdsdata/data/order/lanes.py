@@ -22,7 +22,7 @@ from gdsdata.data.order.permutation import Permutation, epoch_key, mix, mixed, p
 _MIB = 2**20
 _MOST_LANES = 64
 _LEAST_WINDOW_PIECES = 16
-_WINDOW_BYTES = 2**30
+WINDOW_BYTES = 2**30
 _LARGEST_PIECE_SAMPLES, _LARGEST_WINDOW_PIECES = 2**20, 2**20  # so that no product below exceeds 2**62
 
 
@@ -88,7 +88,7 @@ class Lanes:
         a_batch = step_samples // lanes
         window_pieces = a_batch * max(4, -(-_LEAST_WINDOW_PIECES // a_batch))
         open_pieces = lanes * window_pieces
-        piece_bytes = min(piece_bytes, _WINDOW_BYTES // open_pieces)
+        piece_bytes = min(piece_bytes, WINDOW_BYTES // open_pieces)
         piece_samples = min(piece_bytes // max(sample_bytes, 1), samples // open_pieces, _LARGEST_PIECE_SAMPLES)
         return cls(lanes, window_pieces, max(1, piece_samples))
 
