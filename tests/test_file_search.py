@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gdsdata.formats.file_search import FileSearch
+from gdsdata.io.engine import find_files
 
 
 def files_by_search(first_sample, samples):
@@ -16,17 +16,11 @@ def files_by_search(first_sample, samples):
 def test_it_is_that_of_a_binary_search(counts):
     first_sample = np.concatenate([[0], np.cumsum(counts)])
     samples = np.arange(first_sample[-1])
-    assert np.array_equal(FileSearch(first_sample)(samples), files_by_search(first_sample, samples))
+    assert np.array_equal(find_files(samples, first_sample), files_by_search(first_sample, samples))
 
 
 @pytest.mark.parametrize("counts", [[1] * 9, [0, 0, 5, 0, 0], [10**9, *[1] * 99], [*[0] * 99, 10**12], [7] * 5000])
 def test_of_files_alike_and_unlike(counts):
     first_sample = np.concatenate([[0], np.cumsum(counts)])
     samples = np.append(np.random.default_rng(0).integers(0, first_sample[-1], 5000), [0, first_sample[-1] - 1])
-    assert np.array_equal(FileSearch(first_sample)(samples), files_by_search(first_sample, samples))
-
-
-@pytest.mark.parametrize("counts", [[1] * 70_000, [10**9, *[1] * 70_000], [10**6] * 70_000])
-def test_its_table_takes_at_most_16_bytes_a_file(counts):
-    search = FileSearch(np.concatenate([[0], np.cumsum(counts)]))
-    assert search._first_file.nbytes <= 16 * len(counts) + 8
+    assert np.array_equal(find_files(samples, first_sample), files_by_search(first_sample, samples))

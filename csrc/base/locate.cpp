@@ -5,22 +5,53 @@
 
 namespace gdsdata {
 
-void locate(const SamplesOfFiles& all, std::span<const int64_t> samples, std::span<int32_t> files,
-            std::span<int64_t> offsets) {
-  const size_t count = all.base.size();
-  // Where the file would be if all had equally many samples. Often they have.
-  const double files_a_sample =
-      static_cast<double>(count) / static_cast<double>(std::max<int64_t>(1, all.first[count]));
-  for (size_t i = 0; i < samples.size(); ++i) {
-    const int64_t sample = samples[i];
-    const double guess = std::max(0.0, static_cast<double>(sample) * files_a_sample);
-    size_t file = std::min(count - 1, static_cast<size_t>(guess));
-    if (sample < all.first[file] || sample >= all.first[file + 1]) {
-      const auto later = std::upper_bound(all.first.begin() + 1, all.first.end() - 1, sample);
-      file = static_cast<size_t>(later - all.first.begin()) - 1;
+namespace {
+
+// Looks where the file would be if all had equally many samples, and from there in steps twice as
+// long each time.
+class FileSearch {
+ public:
+  explicit FileSearch(std::span<const int64_t> first)
+      : ends_(first.subspan(1)),
+        files_a_sample_(static_cast<double>(ends_.size()) / static_cast<double>(std::max<int64_t>(1, first.back()))) {}
+
+  // The first file that ends behind the sample.
+  size_t operator()(int64_t sample) const {
+    const size_t last = ends_.size() - 1;
+    const double guess = std::max(0.0, static_cast<double>(sample) * files_a_sample_);
+    size_t low = std::min(last, static_cast<size_t>(guess)), high = low;
+    for (size_t step = 1; low > 0 && ends_[low - 1] > sample; step *= 2) {
+      high = low;
+      low -= std::min(low, step);
     }
+    for (size_t step = 1; high < last && ends_[high] <= sample; step *= 2) {
+      low = high + 1;
+      high += std::min(last - high, step);
+    }
+    const auto begin = ends_.begin();
+    return static_cast<size_t>(
+        std::upper_bound(begin + static_cast<ptrdiff_t>(low), begin + static_cast<ptrdiff_t>(high), sample) - begin);
+  }
+
+ private:
+  std::span<const int64_t> ends_;
+  double files_a_sample_;
+};
+
+}  // namespace
+
+void find_files(std::span<const int64_t> samples, std::span<const int64_t> first, std::span<int32_t> files) {
+  const FileSearch search(first);
+  for (size_t i = 0; i < samples.size(); ++i) files[i] = static_cast<int32_t>(search(samples[i]));
+}
+
+void locate(std::span<const int64_t> samples, const SamplesOfFiles& all, std::span<int32_t> files,
+            std::span<int64_t> offsets) {
+  const FileSearch search(all.first);
+  for (size_t i = 0; i < samples.size(); ++i) {
+    const size_t file = search(samples[i]);
     files[i] = static_cast<int32_t>(file);
-    offsets[i] = all.base[file] + (sample - all.first[file]) * all.stride[file];
+    offsets[i] = all.base[file] + (samples[i] - all.first[file]) * all.stride[file];
   }
 }
 

@@ -1,4 +1,5 @@
-// Finds the files and offsets of samples of one size, as gdsdata/formats/index.py describes them.
+// Finds samples' files, and the offsets of samples of one size: gdsdata/formats/index.py describes
+// both. A sample that no file has gets the first or the last one.
 #pragma once
 
 #include <cstdint>
@@ -6,15 +7,15 @@
 
 namespace gdsdata {
 
-// Files that have the samples [first[f], first[f + 1]), `stride[f]` bytes apart from `base[f]` on.
-// `first` has one more element than the other two, and rises from 0.
+// File f has the samples [first[f], first[f + 1]); `first` rises from 0. It takes constant time if
+// the files have about equally many samples, and else a binary search.
+void find_files(std::span<const int64_t> samples, std::span<const int64_t> first, std::span<int32_t> files);
+
+// The same, and their offsets. The samples of file f are `stride[f]` bytes apart from `base[f]` on.
 struct SamplesOfFiles {
   std::span<const int64_t> first, base, stride;
 };
-
-// All three spans are equally long. A sample that no file has gets a file and an offset too, which
-// are not its own.
-void locate(const SamplesOfFiles& all, std::span<const int64_t> samples, std::span<int32_t> files,
+void locate(std::span<const int64_t> samples, const SamplesOfFiles& all, std::span<int32_t> files,
             std::span<int64_t> offsets);
 
 }  // namespace gdsdata

@@ -38,6 +38,15 @@ Array<int64_t> images_of_each(const Array<int64_t>& positions, const Array<int64
   return images;
 }
 
+Array<int32_t> files_of(const Array<int64_t>& samples, const Array<int64_t>& first_sample) {
+  if (first_sample.size() < 2) throw py::value_error("find_files takes a first sample for each file, and their number");
+  Array<int32_t> files(samples.size());
+  const auto to = writable(files);
+  const WithoutGil nogil;
+  find_files(span_of(samples), span_of(first_sample), to);
+  return files;
+}
+
 std::pair<Array<int32_t>, Array<int64_t>> places_of(const Array<int64_t>& samples, const Array<int64_t>& first_sample,
                                                     const Array<int64_t>& base_bytes,
                                                     const Array<int64_t>& stride_bytes) {
@@ -51,7 +60,7 @@ std::pair<Array<int32_t>, Array<int64_t>> places_of(const Array<int64_t>& sample
   const auto offsets_to = writable(offsets);
   {
     const WithoutGil nogil;
-    locate({span_of(first_sample), span_of(base_bytes), span_of(stride_bytes)}, span_of(samples), files_to, offsets_to);
+    locate(span_of(samples), {span_of(first_sample), span_of(base_bytes), span_of(stride_bytes)}, files_to, offsets_to);
   }
   return {std::move(files), std::move(offsets)};
 }
@@ -69,6 +78,7 @@ void bind_samples(py::module_& module) {
       },
       py::arg("positions"), py::arg("n"), py::arg("a"), py::arg("b"), py::arg("keys"));
   module.def("permute_each", &images_of_each, py::arg("positions"), py::arg("n"), py::arg("keys"));
+  module.def("find_files", &files_of, py::arg("samples"), py::arg("first_sample"));
   module.def("locate", &places_of, py::arg("samples"), py::arg("first_sample"), py::arg("base_bytes"),
              py::arg("stride_bytes"));
 }

@@ -13,6 +13,7 @@ from gdsdata.formats.extents import Extents
 from gdsdata.formats.field import Field
 from gdsdata.formats.index import Made, Readers, SampleIndex, runs_of_files
 from gdsdata.formats.plan import Plan
+from gdsdata.io import engine
 
 __all__ = ["Field", "FieldIndex"]
 
@@ -44,7 +45,7 @@ class FieldIndex(SampleIndex):
 
         Pieces have the length -1 if there is no field.
         """
-        file = self.file_of(samples).astype(np.int32)
+        file = engine.find_files(samples, self.first_sample)
         source = file if len(self.fields) == 1 else np.repeat(file, len(self.fields))
         begin, length = self.extents.take(samples)
         return Plan(samples, source, begin.reshape(-1), length.reshape(-1))

@@ -16,7 +16,6 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import numpy as np
 
 from gdsdata.errors import CorruptData, IoError
-from gdsdata.formats.file_search import FileSearch
 from gdsdata.formats.paths import joined
 from gdsdata.formats.plan import Plan
 from gdsdata.formats.sample import Sample
@@ -71,11 +70,6 @@ class SampleIndex(ABC):
     def joined_paths(self, more: Sequence[str] = ()) -> np.ndarray:
         """Return `paths`, then ``more`` paths, as `paths.joined` does: uint8, one dimension."""
         return joined([*self.paths, *more] if more else self.paths)
-
-    @cached_property
-    def file_of(self) -> FileSearch:
-        """Finds the file of each of some samples, a place in `paths`."""
-        return FileSearch(self.first_sample)
 
     @abstractmethod
     def plan(self, samples: np.ndarray) -> Plan:

@@ -10,6 +10,7 @@ import numpy as np
 from gdsdata.formats.index import Index, Made, Readers, SampleIndex
 from gdsdata.formats.plan import Plan
 from gdsdata.formats.sample import Sample
+from gdsdata.io import engine
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +44,7 @@ class WindowIndex(SampleIndex):
 
         No piece is empty.
         """
-        file = self.file_of(samples)
+        file = engine.find_files(samples, self.first_sample)
         order = self.shuffled
         window = samples - self.first_sample[file] if order is None else order[samples].astype(np.int64)
         (window_tokens,) = self.sample.shape

@@ -49,6 +49,7 @@ pickle_claims_too_much = _engine.pickle_claims_too_much
 touch = _engine.touch
 crc32_joined = _engine.crc32_joined
 crc32c_of_rows = _engine.crc32c_of_rows
+find_files = _engine.find_files
 locate = _engine.locate
 permute = _engine.permute
 permute_each = _engine.permute_each
