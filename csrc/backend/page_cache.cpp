@@ -102,7 +102,7 @@ std::optional<Error> PageCache::serve(std::span<const Transfer> transfers, std::
       return truncated(file, transfer);
     const bool is_long = transfer.length > kShortBytes;
     const bool pays = is_long ? long_mapping_pays(file, transfer.length)
-                              : file.size_bytes() >= kMapFileBytes || file.count_short_read() > 0;
+                              : file.size_bytes() >= kMapFileBytes || file.had_short_read();
     Mapping* mapping = pays ? file.mapping() : nullptr;
     if (mapping == nullptr || is_long) {
       // Checked first, because RWF_NOWAIT on a missing page starts reading it into the page cache.

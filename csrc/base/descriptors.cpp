@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/per_process.h"
 #include "tuning.h"
 
 namespace gdsdata {
@@ -21,46 +22,65 @@ namespace {
 constexpr std::chrono::seconds kPatience{30};
 // No event says that a descriptor is free again, so the wait polls.
 constexpr std::chrono::milliseconds kLooksAgain{2};
+// Evicted files that a cache's readers keep open do not count as open, up to this part of all. They
+// close within a millisecond, unless a reader hangs. Without this allowance, rounds that open files
+// would wait for each other's pins.
+constexpr size_t kEvictedPart = 16;
 
-// All caches of a process. Order of locks: this one, then a cache's own.
+}  // namespace
+
+// Order of locks: this one, then a cache's own, then that of the pins.
 struct Caches {
-  const pid_t process = ::getpid();
   std::mutex mutex;
-  std::vector<FileCache*> members;  // guarded by mutex; the one that needed room last is the last
+  std::vector<FileCache*> members;      // guarded by mutex; the one that needed room last is the last
   std::atomic<ssize_t> descriptors{0};  // of all open files, cached or not
+  std::atomic<ssize_t> evicted{0};      // files that readers keep open; written under the mutex
 
-  // Closes one idle file for the cache `opening`, or for none. Caches that have not needed room for
-  // longest come first: the data sets of others may no longer be read. Returns false if there is no
-  // idle file.
-  bool close_idle(const FileCache* opening) {
-    std::vector<std::shared_ptr<void>> idle;  // destroyed, and so closed, after the lock is released
+  // Evicts one idle file for the cache `opening`, or for none, and closes all that are no longer
+  // read. Caches that have not needed room for longest come first: the data sets of others may no
+  // longer be read. Returns false if nothing was evicted or closed, or if `closes` and none closed.
+  bool make_idle(const FileCache* opening, bool closes) {
+    std::vector<std::shared_ptr<void>> closing;  // destroyed, and so closed, after the lock is released
     std::lock_guard lock(mutex);
     const auto own = std::find(members.begin(), members.end(), opening);
     if (own != members.end()) std::rotate(own, own + 1, members.end());
+    const size_t most_evicted = most_cached_descriptors() / kEvictedPart + 1;
+    for (FileCache* cache : members) close_unused(*cache, closing);
+    if (!closing.empty()) return true;
     for (FileCache* cache : members) {
-      cache->take_idle(1, idle);
-      if (!idle.empty()) return true;
+      if (cache->evicted_.size() >= most_evicted || !evict(*cache)) continue;
+      close_unused(*cache, closing);
+      if (!closes || !closing.empty()) return true;
     }
     return false;
   }
   bool has_used_files() {
     std::lock_guard lock(mutex);
-    return std::any_of(members.begin(), members.end(), [](FileCache* cache) { return cache->has_used_files(); });
+    return std::any_of(members.begin(), members.end(),
+                       [](FileCache* cache) { return cache->evicted_.size() > 0 || cache->has_used_files(); });
+  }
+  void remove(FileCache& cache) {
+    std::lock_guard lock(mutex);
+    std::erase(members, &cache);
+    evicted -= static_cast<ssize_t>(cache.evicted_.size());
+  }
+
+ private:
+  bool evict(FileCache& cache) {
+    const bool found = cache.evicted_.add([&] { return cache.evict(); });
+    evicted += found ? 1 : 0;
+    return found;
+  }
+  void close_unused(FileCache& cache, std::vector<std::shared_ptr<void>>& closing) {
+    const size_t before = closing.size();
+    cache.evicted_.take_unused(closing);
+    evicted -= static_cast<ssize_t>(closing.size() - before);
   }
 };
 
-// Never destroyed, because workers may outlive static destructors. A forked child gets its own,
-// because the parent's lock may be held by a thread that the child does not have.
-Caches& caches() {
-  static std::atomic<Caches*> current{new Caches};
-  Caches* found = current.load(std::memory_order_acquire);
-  while (found->process != ::getpid()) {
-    auto* made = new Caches;
-    if (current.compare_exchange_strong(found, made)) return *made;
-    delete made;
-  }
-  return *found;
-}
+namespace {
+
+Caches& caches() { return of_this_process<Caches>(); }
 
 }  // namespace
 
@@ -85,7 +105,7 @@ int open_descriptor(const std::function<int()>& open, WhenTaken when_taken) {
     const int fd = open();
     if (fd >= 0 || !is_out_of_descriptors(errno)) return fd;
     const int refusal = errno;
-    if (caches().close_idle(nullptr)) continue;
+    if (caches().make_idle(nullptr, /*closes=*/true)) continue;
     const bool waits = when_taken == WhenTaken::kWait && caches().has_used_files();
     errno = refusal;
     if (!waits || std::chrono::steady_clock::now() >= until) return -1;
@@ -122,16 +142,14 @@ void FileCache::join() {
 
 void FileCache::leave() {
   Caches& all = caches();
-  if (caches_ != &all) return;  // never joined, or joined in the parent process
-  std::lock_guard lock(all.mutex);
-  std::erase(all.members, this);
+  if (caches_ == &all) all.remove(*this);  // else it never joined, or joined in the parent process
 }
 
 bool FileCache::make_room() {
   Caches& all = caches();
   const auto most = static_cast<ssize_t>(most_cached_descriptors());
-  while (all.descriptors.load(std::memory_order_relaxed) >= most) {
-    if (!all.close_idle(this)) return false;
+  while (all.descriptors - all.evicted >= most) {
+    if (!all.make_idle(this, /*closes=*/false)) return false;
   }
   return true;
 }

@@ -7,7 +7,8 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
-#include <vector>
+
+#include "base/epochs.h"
 
 namespace gdsdata {
 
@@ -44,6 +45,8 @@ int open_descriptor(const std::function<int()>& open, WhenTaken when_taken = Whe
 // RLIMIT_NOFILE, because the program needs descriptors too.
 size_t most_cached_descriptors();
 
+struct Caches;  // all caches of a process
+
 // The descriptors of one open file. They count towards those of all files of the process.
 class DescriptorShare {
  public:
@@ -54,29 +57,31 @@ class DescriptorShare {
   void add_one();
 
  private:
-  void* counted_in_ = nullptr;
+  Caches* counted_in_ = nullptr;
   ssize_t count_ = 0;
 };
 
 // Files that are kept open for later use, and can be opened again. A derived class calls `join` at
 // the end of its constructor and `leave` at the start of its destructor. Thread-safe.
 class FileCache {
- public:
-  // Moves up to `most` unused files to `idle`, least recently used first. They close when the
-  // caller releases them, so the caller can do that without holding a lock.
-  virtual void take_idle(size_t most, std::vector<std::shared_ptr<void>>& idle) = 0;
-  virtual bool has_used_files() = 0;
-
  protected:
   ~FileCache() = default;
+  // Takes an idle file out of the cache, one that was not used lately if there is one. Returns null
+  // if all files are in use. Threads that pinned `evicted` may still read it.
+  virtual std::shared_ptr<void> evict() noexcept = 0;
+  virtual bool has_used_files() = 0;
+  const Limbo& evicted() const { return evicted_; }
+
   void join();
   void leave();
-  // Closes idle files until one more descriptor fits, first those of the cache that has not needed
+  // Evicts idle files until one more descriptor fits, first those of the cache that has not needed
   // room for longest. Returns false if all files of all caches are in use.
   bool make_room();
 
  private:
-  void* caches_ = nullptr;  // the caches of the process in which it joined
+  friend struct Caches;
+  Caches* caches_ = nullptr;  // the caches of the process in which it joined
+  Limbo evicted_;             // files that readers keep open; guarded by the lock of all caches
 };
 
 }  // namespace gdsdata

@@ -163,7 +163,7 @@ std::string folder_of(const std::string& path) {
 bool refuses_direct(int system_errno) { return system_errno == EINVAL || system_errno == EOPNOTSUPP; }
 
 File::File(std::string path, std::string opened_as, int flags, Descriptor buffered)
-    : path_(std::move(path)), opened_as_(std::move(opened_as)), flags_(flags), buffered_(std::move(buffered)) {
+    : buffered_(std::move(buffered)), path_(std::move(path)), opened_as_(std::move(opened_as)), flags_(flags) {
   share_.add_one();
   struct stat status{};
   if (::fstat(buffered_.get(), &status) != 0) throw Failure(system_error("stat", path_, errno));
@@ -287,8 +287,11 @@ double File::resident_share(uint64_t offset, uint64_t length) {
   return pages.all == 0 ? 0 : static_cast<double>(pages.resident) / static_cast<double>(pages.all);
 }
 
-Mapping* File::mapping() {
-  std::call_once(mapping_once_, [this] { mapping_ = Mapping::make(buffered_.get(), size_bytes_); });
+Mapping* File::make_mapping() {
+  std::call_once(mapping_once_, [this] {
+    mapping_ = Mapping::make(buffered_.get(), size_bytes_);
+    made_mapping_.store(mapping_.get(), std::memory_order_release);
+  });
   return mapping_.get();
 }
 

@@ -29,7 +29,7 @@ struct FileIdentity {
 };
 
 // An open file. Thread-safe: workers share it.
-class File {
+class alignas(64) File : public std::enable_shared_from_this<File> {
  public:
   // Each throws Failure. Returns null if it gives up (see WhenTaken).
   static std::shared_ptr<File> open_for_reading(const std::string& path, std::optional<FileIdentity> expected = {},
@@ -66,42 +66,53 @@ class File {
 
   // Counts `length` bytes. Returns true if the bytes counted before were at least the file's size.
   bool was_read_before(uint64_t length) {
-    return bytes_counted_.fetch_add(length, std::memory_order_relaxed) >= size_bytes_;
+    return bytes_counted_.load(std::memory_order_relaxed) >= size_bytes_ ||
+           bytes_counted_.fetch_add(length, std::memory_order_relaxed) >= size_bytes_;
   }
 
-  // Counts a short read. Returns the number of those before it.
-  uint32_t count_short_read() { return short_reads_.fetch_add(1, std::memory_order_relaxed); }
+  // Notes a short read. Returns true if there was one before.
+  bool had_short_read() {
+    return had_short_read_.load(std::memory_order_relaxed) || had_short_read_.exchange(true, std::memory_order_relaxed);
+  }
 
   // An object that a library made from this file's descriptors, created by `make` at the first
   // call. It is destroyed before they close, when the file has no users left.
   std::shared_ptr<void> companion(const std::function<std::shared_ptr<void>()>& make);
 
   // The whole file, mapped into memory at the first call. Null if it cannot be mapped.
-  Mapping* mapping();
+  Mapping* mapping() {
+    Mapping* made = made_mapping_.load(std::memory_order_acquire);
+    return made != nullptr ? made : make_mapping();
+  }
 
  private:
   static constexpr int kNotOpened = -2;
   File(std::string path, std::string opened_as, int flags, Descriptor buffered);
   int open_direct();
+  Mapping* make_mapping();
   struct Pages {
     uint64_t resident = 0;
     uint64_t all = 0;
     bool known = false;
   };
   Pages resident_pages(uint64_t offset, uint64_t length);
+
+  // A copy from the page cache needs these only: one cache line, which is written once or rarely.
+  uint64_t size_bytes_ = 0;
+  std::atomic<Mapping*> made_mapping_{nullptr};
+  std::atomic<uint64_t> bytes_counted_{0};  // no more once they are the file's size
+  std::atomic<bool> had_short_read_{false};
+  Descriptor buffered_;
+  std::atomic<int> direct_fd_{kNotOpened};  // -1: refused
+
   std::string path_, opened_as_;  // the name in messages, and the current one
   int flags_ = 0;
-  Descriptor buffered_;
   DescriptorShare share_;  // guarded by direct_mutex_
-  std::atomic<int> direct_fd_{kNotOpened};  // -1: refused
   mutable std::mutex direct_mutex_;  // guards the next two
   Descriptor direct_;
   Error why_not_direct_;
   uint64_t direct_alignment_ = 4096;
-  uint64_t size_bytes_ = 0;
   uint64_t file_system_ = 0;  // st_dev
-  std::atomic<uint64_t> bytes_counted_{0};
-  std::atomic<uint32_t> short_reads_{0};
   std::once_flag mapping_once_;
   std::unique_ptr<Mapping> mapping_;
   std::once_flag companion_once_;

@@ -19,6 +19,10 @@ namespace gdsdata {
 // The files of one data set, opened when they are first read. A file stays open while it is in use.
 // An unused one stays open while all files together have at most most_cached_descriptors(), so a
 // data set may have more files than the process may open. Thread-safe.
+//
+// Many threads look up many files, nearly one for each record. So `find` takes no lock, and writes
+// no memory that other threads read. It needs a pin (epochs.h) for as long as the file is read.
+// Files that are held longer come from `get`.
 class FileTable final : private FileCache {
  public:
   // `opened`: for each path, the file that the caller keeps open, or null. Empty means none.
@@ -35,40 +39,57 @@ class FileTable final : private FileCache {
   // files are in use, kGiveUp returns null and kWait opens one more. If the process has no
   // descriptor for that one, kWait waits until others close one.
   std::shared_ptr<File> get(uint32_t index, WhenTaken when_taken = WhenTaken::kWait);
+
+  Pin pin(PinSlot& slot) const { return Pin(slot, evicted()); }
+  // Returns null if the file is not open. It stays open at least until the pin ends, and can be
+  // held longer by its shared_from_this().
+  File* find(uint32_t index, const Pin&) const { return files_[index].load(); }
+  // Returns true if the file is open. It will then be evicted later than files that nobody touches.
+  bool touch(uint32_t index) {
+    const File* file = files_[index].load(std::memory_order_relaxed);
+    if (file == nullptr) return false;
+    __builtin_prefetch(file);  // does not fault if it was closed meanwhile
+    mark_used(index);
+    return true;
+  }
+
   std::string path(uint32_t index) const { return paths_[index]; }
   size_t size() const { return paths_.size(); }
   // True if some of several files would have to be opened.
   bool has_closed_files() const { return given_.empty() && size() > 1 && open_files_ < size(); }
 
  private:
-  static constexpr uint32_t kNone = UINT32_MAX;
   struct Opened {
-    std::shared_ptr<File> file;  // null: an unused place
+    std::shared_ptr<File> file;
     uint32_t index = 0;
-    uint32_t newer = kNone, older = kNone;  // the neighboring places by recency
+    // Users of a file hold a reference. New ones come from this table, under the lock or by a
+    // pin.
+    bool is_idle() const { return file.use_count() == 1; }
   };
-  void take_idle(size_t most, std::vector<std::shared_ptr<void>>& idle) override;
+  std::shared_ptr<void> evict() noexcept override;
   bool has_used_files() override;
+  void mark_used(uint32_t index) {
+    // Written only once, so that its line stays in the caches of all processors.
+    if (!used_[index].load(std::memory_order_relaxed)) used_[index].store(true, std::memory_order_relaxed);
+  }
   // The caller holds the lock.
-  std::shared_ptr<File> find(uint32_t index);
+  bool take_used(uint32_t index);
+  std::shared_ptr<File> find_opened(uint32_t index);
   void add(uint32_t index, std::shared_ptr<File> file);
-  std::shared_ptr<File> remove(uint32_t place);
-  void link_newest(uint32_t place);
-  void unlink(uint32_t place);
-  // If a file is referenced outside of this table, it is in use. New users get their reference from
-  // this table, under the lock.
-  static bool is_idle(const Opened& opened) { return opened.file.use_count() == 1; }
 
   PathList paths_;
   std::vector<FileIdentity> identities_;      // empty, or one for each path
   std::vector<std::shared_ptr<File>> given_;  // empty, or one for each path; null: opened by `get`
+  // For each path, its file while that is open, and whether it was used since the hand passed.
+  std::unique_ptr<std::atomic<File*>[]> files_;
+  std::unique_ptr<std::atomic<bool>[]> used_;
   // Guards the members that follow. No system call is made under it. Threads read the members above
   // without a lock, so the mutex has a cache line of its own.
   alignas(64) std::mutex mutex_;
-  std::vector<uint32_t> places_;  // of each path, its place in `opened_`; kNone if not open
+  // The ring of the CLOCK algorithm (F. J. Corbato, 1968): the hand evicts the first idle file that
+  // was not used again since it was opened, or since the hand passed.
   std::vector<Opened> opened_;
-  std::vector<uint32_t> spare_;  // unused places
-  uint32_t newest_ = kNone, oldest_ = kNone;
+  size_t hand_ = 0;
   std::atomic<size_t> open_files_{0};  // in `opened_`; read without the lock
 };
 

@@ -30,7 +30,7 @@ class MappingTrial {
   std::atomic<uint32_t> left_out_{0};
 };
 
-class Mapping {
+class alignas(64) Mapping {
  public:
   // Returns null if the file is empty or cannot be mapped.
   static std::unique_ptr<Mapping> make(int fd, uint64_t size_bytes);
@@ -88,12 +88,14 @@ class Mapping {
   void mark(size_t first, size_t last, RegionState state);
   bool populate(uint64_t offset, uint64_t length) const;
 
+  // Short copies need these only: one cache line, which is hardly ever written.
   const std::byte* data_;
   uint64_t size_bytes_;
-  std::vector<std::atomic<uint8_t>> regions_;  // bits of RegionState
-  MappingTrial trial_;
-  std::vector<std::atomic<int64_t>> areas_;  // the time of the last check in ms * 2 + its result; 0: never checked
   std::atomic<uint64_t> lost_from_{kNothingLost};
+  std::vector<std::atomic<uint8_t>> regions_;  // bits of RegionState
+
+  std::vector<std::atomic<int64_t>> areas_;  // the time of the last check in ms * 2 + its result; 0: never checked
+  MappingTrial trial_;
 };
 
 // While a guard lives, a read of a page that the file no longer has yields zeros on this thread and

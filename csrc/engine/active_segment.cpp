@@ -6,6 +6,12 @@
 
 namespace gdsdata {
 
+File& ActiveSegment::file(uint32_t index) {
+  if (File* kept = files.find(index)) return *kept;
+  files.add(index, group().request().files->get(index));
+  return *files.find(index);
+}
+
 void ActiveSegments::reserve() {
   if (!idle_.empty()) return;
   for (auto* list : {&idle_, &unfinished_, &continued_}) list->reserve(all_.size() + 1);

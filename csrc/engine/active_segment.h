@@ -23,12 +23,12 @@ struct ActiveSegment {
   std::optional<Error> error;
 
   size_t begun_parts = 0;  // of a read: rounds begin one after the other
-  RoundFiles files;  // of the round
+  RoundFiles files;  // of the round's requests
   size_t open_requests = 0;  // to backends
   std::vector<Piece> pieces, device_pieces;  // of these requests: in host memory, in device memory
 
+  size_t host_parts = 0;  // the first ones go through host memory; a backend moves the others to or from the device
   // Used by workers with staging memory.
-  size_t host_parts = 0;  // the first ones are staged; a backend moves the others to or from the device
   Staging::Place place;
   std::shared_ptr<Event> copied;  // of a write: after its copies from the device; null when they are done
 
@@ -39,11 +39,8 @@ struct ActiveSegment {
   bool prepares() { return parts().empty(); }
   // No further part of it need start.
   bool stopped() const { return error.has_value() || group().cancelled(); }
-  // Both throw Failure. The second one returns null if it gives up.
-  File& file(uint32_t index) { return *open_file(index, WhenTaken::kWait); }
-  File* open_file(uint32_t index, WhenTaken when_taken) {
-    return files.open(*group().request().files, index, when_taken);
-  }
+  // For a request, which keeps it open. Throws Failure.
+  File& file(uint32_t index);
 };
 
 // The result of a segment for its group: bytes and error.

@@ -29,6 +29,7 @@ bool PlainWorker::start(ActiveSegment& active) {
   }
   try {
     if (active.is_read()) {
+      active.host_parts = active.parts().size();
       read_on(active);
     } else if (!active.parts().empty() && make_backend(lane_, active)) {
       requests_.add_writes(lane_, active, active.parts());
@@ -40,11 +41,8 @@ bool PlainWorker::start(ActiveSegment& active) {
   return true;
 }
 
-void PlainWorker::read_round(ActiveSegment& active, std::span<Transfer> parts) {
-  left_.clear();
-  reader_.serve(active, parts, left_);
-  if (left_.empty() || active.error || !make_backend(lane_, active)) return;
-  requests_.add_reads(lane_, active, left_);
+void PlainWorker::request_reads(ActiveSegment& active, std::span<Transfer>) {
+  if (!left_.empty() && make_backend(lane_, active)) requests_.add_reads(lane_, active, left_);
 }
 
 void PlainWorker::end(ActiveSegment& active) {

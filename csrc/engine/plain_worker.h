@@ -16,7 +16,7 @@ class PlainWorker final : public Worker {
  private:
   bool turn() override;
   bool start(ActiveSegment& active) override;
-  void read_round(ActiveSegment& active, std::span<Transfer> parts) override;
+  void request_reads(ActiveSegment& active, std::span<Transfer> to_device) override;
   void end(ActiveSegment& active) override;
   void drop_waiting() noexcept override { lane_.drop_waiting(); }
 };

@@ -1,32 +1,26 @@
 #include "engine/round_files.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace gdsdata {
 
-File* RoundFiles::open(FileTable& table, uint32_t index, WhenTaken when_taken) {
-  Known& place = known(index);
-  if (place.file != nullptr && place.index == index) return place.file;
-  std::shared_ptr<File> file = table.get(index, when_taken);
-  if (file == nullptr) return nullptr;
-  files_.push_back(std::move(file));
-  place = {index, files_.back().get()};
-  return place.file;
+size_t RoundFiles::place_of(uint32_t index) const {
+  if (kept_.empty() || kept_.back().index < index) return kept_.size();
+  const auto place = std::lower_bound(kept_.begin(), kept_.end(), index,
+                                      [](const Kept& kept, uint32_t sought) { return kept.index < sought; });
+  return static_cast<size_t>(place - kept_.begin());
 }
 
-void RoundFiles::clear() {
-  if (files_.empty()) return;
-  files_.clear();
-  known_.fill({});
+void RoundFiles::add(uint32_t index, std::shared_ptr<File> file) {
+  const size_t place = place_of(index);
+  if (place < kept_.size() && kept_[place].index == index) return;
+  kept_.insert(kept_.begin() + static_cast<ptrdiff_t>(place), {index, std::move(file)});
 }
 
-void RoundFiles::keep(std::span<File* const> used) {
-  size_t kept = 0;
-  for (const File* file : used) {
-    if (kept < files_.size() && files_[kept].get() == file) ++kept;
-  }
-  files_.resize(kept);
-  known_.fill({});
+File* RoundFiles::find(uint32_t index) const {
+  const size_t place = place_of(index);
+  return place < kept_.size() && kept_[place].index == index ? kept_[place].file.get() : nullptr;
 }
 
 }  // namespace gdsdata

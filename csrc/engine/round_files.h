@@ -1,39 +1,32 @@
-// The files that one round of a segment's reads uses.
+// The files of the requests of one round.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <vector>
 
-#include "base/file_table.h"
+#include "base/file.h"
 
 namespace gdsdata {
 
-// Keeps files open and finds them by index. All workers share the table's lock, so a round of
-// shuffled parts asks the table about once for each file, not once for each part.
+// Keeps files open while their requests are in flight, and finds them by index.
 class RoundFiles {
  public:
-  // Throws Failure like FileTable::get. Returns null if `when_taken` gives up.
-  File* open(FileTable& table, uint32_t index, WhenTaken when_taken);
-  void clear();
-  // Releases all other files. `used` starts with the files opened first, in the same order.
-  void keep(std::span<File* const> used);
-  size_t size() const { return files_.size(); }
-  // True if only this round uses the file that was opened last. Its table holds it too.
-  bool uses_last_alone() const { return files_.back().use_count() <= 2; }
+  // Does nothing if there is a file of this index. Cheapest in the order of indices.
+  void add(uint32_t index, std::shared_ptr<File> file);
+  File* find(uint32_t index) const;  // null if there is none
+  void clear() { kept_.clear(); }
+  size_t size() const { return kept_.size(); }
 
  private:
-  struct Known {
-    uint32_t index = 0;
-    File* file = nullptr;
+  struct Kept {
+    uint32_t index;
+    std::shared_ptr<File> file;
   };
-  Known& known(uint32_t index) { return known_[index % known_.size()]; }
+  size_t place_of(uint32_t index) const;  // or where it would be
 
-  std::vector<std::shared_ptr<File>> files_;  // may contain a file twice, if two indices share a place in `known_`
-  std::array<Known, 64> known_{};
+  std::vector<Kept> kept_;  // in the order of indices
 };
 
 }  // namespace gdsdata

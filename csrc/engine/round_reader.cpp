@@ -1,6 +1,7 @@
 #include "engine/round_reader.h"
 
 #include <algorithm>
+#include <array>
 
 namespace gdsdata {
 
@@ -8,40 +9,91 @@ namespace {
 
 constexpr size_t kDescriptorsOfFile = 2;  // including the one for O_DIRECT
 
+// Counts different files. It may count a file twice if two indices share a place.
+class FileCounter {
+ public:
+  FileCounter() { seen_.fill(UINT32_MAX); }
+  void add(uint32_t index) {
+    uint32_t& place = seen_[index % seen_.size()];
+    if (place != index) ++count_;
+    place = index;
+  }
+  size_t count() const { return count_; }
+
+ private:
+  std::array<uint32_t, 64> seen_;
+  size_t count_ = 0;
+};
+
 }  // namespace
 
 RoundReader::RoundReader(const EngineOptions& options, SpanLog& spans)
     : asks_memory_(options.io.direct != DirectMode::kAlways),
-      most_files_(std::max<size_t>(1, most_cached_descriptors() / kDescriptorsOfFile / (options.workers + 1))),
+      few_files_(most_cached_descriptors() / kDescriptorsOfFile),
+      most_files_(std::max<size_t>(1, few_files_ / (options.workers + 1))),
       spans_(spans) {}
 
-size_t RoundReader::open_files(ActiveSegment& active, std::span<const Transfer> parts, WhenTaken when_taken) {
+size_t RoundReader::read(ActiveSegment& active, std::span<const Transfer> parts, size_t asked, WhenTaken when_taken,
+                         std::vector<Transfer>& left) {
   active.files.clear();
-  part_files_.clear();
-  size_t unused_before = 0;
-  for (const Transfer& part : parts) {
-    try {
-      const bool is_first = part_files_.empty();
-      const size_t opened_before = active.files.size();
-      File* file = active.open_file(part.file, is_first ? when_taken : WhenTaken::kGiveUp);
-      if (file == nullptr) {
-        // Only half of these files stay open, because each needs a second descriptor for O_DIRECT.
-        const size_t count = unused_before > 1 ? (part_files_.size() + 1) / 2 : part_files_.size();
-        part_files_.resize(count);
-        active.files.keep(part_files_);
-        break;
+  if (parts.empty()) return 0;  // then there may be no table
+  std::vector<Opened> opened;
+  parts = parts.first(open_files(active, parts, when_taken, opened));
+  if (parts.empty()) return 0;
+  const FileTable& table = *active.group().request().files;
+  const size_t left_before = left.size();
+  const Pin pin = table.pin(pin_slot_);
+  part_files_.assign(1, opened.front().file.get());
+  find_files(table, parts, pin);
+  parts = parts.first(part_files_.size());
+  asked = std::min(asked, parts.size());
+  serve(active, parts.first(asked), left);
+  if (!active.error) keep_files(active, parts, asked, std::span(left).subspan(left_before));
+  return parts.size();
+}
+
+// Opens the files of the first parts, and returns the number of these. It must not have a pin: the
+// files that are closed instead of them would wait for it.
+size_t RoundReader::open_files(ActiveSegment& active, std::span<const Transfer> parts, WhenTaken when_taken,
+                               std::vector<Opened>& opened) {
+  FileTable& table = *active.group().request().files;
+  const bool is_bounded = table.size() > few_files_;
+  FileCounter files;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const Transfer& part = parts[i];
+    if (i == 0 || !table.touch(part.file)) {  // the first is held, so that each round advances
+      try {
+        auto file = table.get(part.file, i == 0 ? when_taken : WhenTaken::kGiveUp);
+        if (file == nullptr) {
+          if (opened.size() < 2) return i;
+          // Only half of these stay open, because each needs a second descriptor for O_DIRECT.
+          const size_t half = (opened.size() + 1) / 2;
+          const size_t count = opened[half].part;
+          opened.resize(half);
+          return count;
+        }
+        opened.push_back({i, std::move(file)});
+      } catch (const Failure& failure) {
+        active.error = failure.error();
+        active.error->offset = part.offset;
+        active.error->length = part.length;
+        return 0;
       }
-      part_files_.push_back(file);
-      if (active.files.size() > opened_before && active.files.uses_last_alone()) ++unused_before;
-    } catch (const Failure& failure) {
-      active.error = failure.error();
-      active.error->offset = part.offset;
-      active.error->length = part.length;
-      return 0;
     }
-    if (unused_before >= most_files_) break;
+    if (!is_bounded) continue;
+    files.add(part.file);
+    if (files.count() >= most_files_) return i + 1;
   }
-  return part_files_.size();
+  return parts.size();
+}
+
+// Finds the files of the parts after the first one, up to one that was closed meanwhile.
+void RoundReader::find_files(const FileTable& table, std::span<const Transfer> parts, const Pin& pin) {
+  for (const Transfer& part : parts.subspan(1)) {
+    File* file = table.find(part.file, pin);
+    if (file == nullptr) return;
+    part_files_.push_back(file);
+  }
 }
 
 void RoundReader::serve(ActiveSegment& active, std::span<const Transfer> parts, std::vector<Transfer>& left) {
@@ -60,15 +112,31 @@ void RoundReader::serve(ActiveSegment& active, std::span<const Transfer> parts, 
   if (active.error) left.clear();
 }
 
+// `left` is parts of the first `asked` ones, in their order.
+void RoundReader::keep_files(ActiveSegment& active, std::span<const Transfer> parts, size_t asked,
+                             std::span<const Transfer> left) {
+  kept_.clear();
+  const auto keep = [&](size_t i) {
+    if (kept_.empty() || kept_.back().first != parts[i].file) kept_.emplace_back(parts[i].file, part_files_[i]);
+  };
+  size_t part = 0;
+  for (const Transfer& transfer : left) {
+    while (parts[part].file != transfer.file) ++part;
+    keep(part);
+  }
+  for (part = asked; part < parts.size(); ++part) keep(part);
+  std::sort(kept_.begin(), kept_.end());
+  for (const auto& [index, file] : kept_) active.files.add(index, file->shared_from_this());
+}
+
 void RoundReader::serve_all(ActiveSegment& active, std::span<const Transfer> parts, std::vector<Transfer>& left) {
   while (!parts.empty() && !active.error) {
-    const size_t count = open_files(active, parts, WhenTaken::kGiveUp);
+    const size_t count = read(active, parts, parts.size(), WhenTaken::kGiveUp, left);
     if (active.error) break;
     if (count == 0) {
       left.insert(left.end(), parts.begin(), parts.end());
       return;
     }
-    serve(active, parts.first(count), left);
     parts = parts.subspan(count);
   }
   if (active.error) left.clear();

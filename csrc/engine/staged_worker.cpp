@@ -119,13 +119,9 @@ size_t StagedWorker::count_host_parts(ActiveSegment& active, std::span<Transfer>
   return static_cast<size_t>(others - parts.begin());
 }
 
-void StagedWorker::read_round(ActiveSegment& active, std::span<Transfer> parts) {
-  const size_t begun_before = active.begun_parts - parts.size();
-  const size_t to_host = std::min(parts.size(), active.host_parts - std::min(active.host_parts, begun_before));
-  left_.clear();
-  reader_.serve(active, parts.first(to_host), left_);
-  if (!left_.empty() && !active.error && make_host_backend(active)) requests_.add_reads(lane_, active, left_);
-  if (to_host < parts.size() && !active.error) request_of_device(active, parts.subspan(to_host));
+void StagedWorker::request_reads(ActiveSegment& active, std::span<Transfer> to_device) {
+  if (!left_.empty() && make_host_backend(active)) requests_.add_reads(lane_, active, left_);
+  if (!to_device.empty() && !active.error) request_of_device(active, to_device);
 }
 
 void StagedWorker::start_write(ActiveSegment& active) {

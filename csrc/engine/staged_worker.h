@@ -24,7 +24,7 @@ class StagedWorker final : public Worker {
  private:
   bool turn() override;
   bool start(ActiveSegment& active) override;
-  void read_round(ActiveSegment& active, std::span<Transfer> parts) override;
+  void request_reads(ActiveSegment& active, std::span<Transfer> to_device) override;
   void end(ActiveSegment& active) override;
   void drop_waiting() noexcept override;
   void wait_for_copies() noexcept override { copies_.wait_for_all(); }

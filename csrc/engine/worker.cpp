@@ -74,12 +74,15 @@ ActiveSegment* Worker::gather() {
 void Worker::read_on(ActiveSegment& active) {
   while (!active.stopped() && active.open_requests == 0) {
     const auto rest = active.parts().subspan(active.begun_parts);
-    const size_t count = reader_.open_files(active, rest, holds_files() ? WhenTaken::kGiveUp : WhenTaken::kWait);
+    const size_t to_host = active.host_parts - std::min(active.host_parts, active.begun_parts);
+    left_.clear();
+    const size_t count =
+        reader_.read(active, rest, to_host, holds_files() ? WhenTaken::kGiveUp : WhenTaken::kWait, left_);
     if (count == 0 || active.error) return;
     active.begun_parts += count;
     active.pieces.clear();
     active.device_pieces.clear();
-    read_round(active, rest.first(count));
+    request_reads(active, rest.first(count).subspan(std::min(to_host, count)));
   }
 }
 

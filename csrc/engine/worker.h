@@ -44,8 +44,9 @@ class Worker {
   virtual bool turn() = 0;
   // Returns false if there is no memory for the segment yet: call it again later.
   virtual bool start(ActiveSegment& active) = 0;
-  // Starts reading parts whose files are open.
-  virtual void read_round(ActiveSegment& active, std::span<Transfer> parts) = 0;
+  // Requests what the page cache lacks of a round, `left_`, and those of its parts that a backend
+  // moves to the device.
+  virtual void request_reads(ActiveSegment& active, std::span<Transfer> to_device) = 0;
   virtual void end(ActiveSegment& active) = 0;
   // After an exception: drops waiting work, so that only requests in flight are left.
   virtual void drop_waiting() noexcept = 0;

@@ -4,6 +4,8 @@
 #include <sys/resource.h>
 #include <sys/wait.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <barrier>
 #include <exception>
@@ -176,6 +178,149 @@ TEST_F(FewDescriptors, NoneAtAllIsAnErrorAtOnce) {
   });
 }
 
+TEST_F(FewDescriptors, AFileThatIsReadStaysOpenWhileOthersComeAndGo) {
+  in_own_process([&] {
+    limit_descriptors(100);
+    const auto table = table_of(write_files());
+    const std::weak_ptr<File> read = table->get(0);
+    for (int round = 0; round < 3; ++round) {
+      for (uint32_t i = 1; i < kFiles; ++i) {
+        ASSERT_TRUE(table->touch(0)) << i;
+        table->get(i);
+      }
+    }
+    EXPECT_FALSE(read.expired());
+    for (uint32_t i = 1; i < kFiles; ++i) table->get(i);
+    EXPECT_TRUE(read.expired());
+  });
+}
+
+TEST_F(FewDescriptors, APinDelaysTheCloseOfWhatItFoundAndOthersGoOn) {
+  in_own_process([&] {
+    limit_descriptors(100);
+    const auto paths = write_files();
+    const auto pinned = table_of(paths), other = table_of(paths);
+    const size_t before = count_descriptors();
+    const std::weak_ptr<File> watched = pinned->get(0);
+    PinSlot slot;
+    {
+      const Pin pin = pinned->pin(slot);
+      const File* found = pinned->find(0, pin);
+      ASSERT_NE(found, nullptr);
+      for (uint32_t i = 0; i < kFiles; ++i) ASSERT_EQ(other->get(i)->path(), paths[i]);
+      EXPECT_EQ(pinned->find(0, pin), nullptr) << "it was not evicted";
+      std::byte byte{};
+      EXPECT_EQ(::pread(found->buffered(), &byte, 1, 0), 1) << "it was closed";
+      EXPECT_LE(count_descriptors() - before, 52u);
+      for (uint32_t i = 0; i < 20; ++i) ASSERT_EQ(pinned->get(i)->path(), paths[i]);
+    }
+    for (uint32_t i = 20; i < 40; ++i) pinned->get(i);
+    EXPECT_TRUE(watched.expired());
+    EXPECT_LE(count_descriptors() - before, 51u);
+  });
+}
+
+TEST_F(FewDescriptors, WhoHasNoPinWaitsForThoseOfOthers) {
+#ifdef __SANITIZE_ADDRESS__
+  GTEST_SKIP() << "UBSan needs descriptors to look at objects";
+#endif
+  in_own_process([&] {
+    const auto paths = write_files();
+    const auto table = table_of(paths), other = table_of(paths);
+    table->get(0);
+    PinSlot slot;
+    std::unique_ptr<Pin> pin(new Pin(table->pin(slot)));
+    const auto taken = take_descriptors();
+    EXPECT_EQ(other->get(1, WhenTaken::kGiveUp), nullptr);
+    std::shared_ptr<File> waited_for;
+    std::atomic<bool> is_waiting{false};
+    std::thread waits([&] {
+      is_waiting = true;
+      waited_for = other->get(1);
+    });
+    while (!is_waiting) std::this_thread::yield();
+    pin.reset();
+    waits.join();
+    ASSERT_NE(waited_for, nullptr);
+    EXPECT_EQ(waited_for->path(), paths[1]);
+  });
+}
+
+TEST_F(FewDescriptors, ThreadsThatReadWithoutALockGetEveryByteWhileFilesAreEvicted) {
+  in_own_process([&] {
+    limit_descriptors(100);
+    constexpr size_t kReaders = 3, kRounds = 300, kParts = 12;
+    const auto table = table_of(write_files());
+    std::vector<Bytes> contents;
+    for (size_t i = 0; i < kFiles; ++i) contents.push_back(random_bytes(10, i));
+    std::atomic<size_t> found_open{0}, wrong{0};
+    std::vector<std::thread> readers;
+    for (size_t reader = 0; reader < kReaders; ++reader) {
+      readers.emplace_back([&, reader] {
+        std::mt19937 random(static_cast<uint32_t>(reader));
+        PinSlot slot;
+        for (size_t round = 0; round < kRounds; ++round) {
+          std::array<uint32_t, kParts> indices{};
+          for (uint32_t& index : indices) index = random() % kFiles;
+          const auto opened = table->get(indices[0]);
+          const Pin pin = table->pin(slot);
+          for (const uint32_t index : indices) {
+            table->touch(index);
+            File* file = table->find(index, pin);
+            if (file == nullptr) continue;
+            ++found_open;
+            std::this_thread::yield();
+            Bytes bytes(10);
+            const bool read = ::pread(file->buffered(), bytes.data(), bytes.size(), 0) == 10;
+            const Mapping* mapping = file->mapping();
+            if (!read || bytes != contents[index] || std::memcmp(mapping->data(), bytes.data(), 10) != 0) ++wrong;
+          }
+        }
+      });
+    }
+    for (std::thread& reader : readers) reader.join();
+    EXPECT_EQ(wrong, 0u);
+    EXPECT_GT(found_open, kReaders * kRounds);
+    EXPECT_LT(count_descriptors(), 85u);
+  });
+}
+
+TEST_F(FewDescriptors, WorkersReadEveryByteOfMoreFilesThanTheyMayOpen) {
+  in_own_process([&] {
+    constexpr size_t kCallers = 2, kGroups = 30, kParts = 300;
+    const auto table = table_of(write_files());
+    std::vector<Bytes> contents;
+    for (size_t i = 0; i < kFiles; ++i) contents.push_back(random_bytes(10, i));
+    limit_descriptors(100);
+    EngineOptions options;
+    options.backend = "posix";
+    options.workers = 3;
+    Engine engine(options, host_device());
+    std::vector<std::thread> callers;
+    for (size_t caller = 0; caller < kCallers; ++caller) {
+      callers.emplace_back([&, caller] {
+        std::mt19937 random(static_cast<uint32_t>(caller));
+        for (size_t i = 0; i < kGroups; ++i) {
+          const auto group = std::make_shared<Group>();
+          group->edit().files = table;
+          Bytes memory(kParts * 10);
+          for (size_t part = 0; part < kParts; ++part) {
+            group->edit().transfers.push_back({static_cast<uint32_t>(random() % kFiles), 0, 10, &memory[part * 10]});
+          }
+          engine.run(group);
+          EXPECT_FALSE(group->result().error) << group->result().error->message;
+          for (size_t part = 0; part < kParts; ++part) {
+            const Bytes& content = contents[group->request().transfers[part].file];
+            ASSERT_EQ(std::memcmp(&memory[part * 10], content.data(), 10), 0) << part;
+          }
+        }
+      });
+    }
+    for (std::thread& caller : callers) caller.join();
+    EXPECT_LT(count_descriptors(), 95u);
+  });
+}
+
 TEST_F(FewDescriptors, AForkedChildHasCachesOfItsOwn) {
   in_own_process([&] {
     limit_descriptors(100);
@@ -246,39 +391,28 @@ TEST(FileTable, SaysWhetherSomeOfSeveralFilesAreClosed) {
   EXPECT_FALSE(table->has_closed_files());
 }
 
-TEST(RoundFiles, AskTheTableOnceForAFileThatManyPartsRead) {
-  const TemporaryFolder folder;
-  FileTable table({folder.write("a", random_bytes(10, 1)), folder.write("b", random_bytes(10, 2))}, {});
-  RoundFiles files;
-  File* a = files.open(table, 0, WhenTaken::kWait);
-  EXPECT_TRUE(files.uses_last_alone());
-  for (int i = 0; i < 100; ++i) {
-    EXPECT_NE(files.open(table, 1, WhenTaken::kWait), a);
-    EXPECT_EQ(files.open(table, 0, WhenTaken::kWait), a);
-  }
-  EXPECT_EQ(files.size(), 2u);
-}
-
-TEST(RoundFiles, OfAnyIndicesAreTheTablesAndThoseKeptAreTheFirstOnes) {
+TEST(RoundFiles, KeepEachFileOnceAndFindItByItsIndex) {
   const TemporaryFolder folder;
   std::vector<std::string> paths;
   for (size_t i = 0; i < 200; ++i) paths.push_back(folder.write(std::to_string(i), random_bytes(10, i)));
   FileTable table(paths, {});
   std::mt19937 random(7);
   RoundFiles files;
-  for (int round = 0; round < 50; ++round) {
-    std::vector<File*> used;
-    for (size_t i = 0; i < 300; ++i) {
+  for (int round = 0; round < 20; ++round) {
+    std::vector<bool> added(paths.size());
+    for (size_t i = 0; i < 100; ++i) {
       const uint32_t index = random() % paths.size();
-      used.push_back(files.open(table, index, WhenTaken::kWait));
-      ASSERT_EQ(used.back()->path(), paths[index]);
+      files.add(index, table.get(index));
+      added[index] = true;
     }
-    const auto first = std::span(used).first(random() % used.size());
-    files.keep(first);
-    ASSERT_LE(files.size(), first.size());
-    for (const File* file : first) {
-      const auto index = static_cast<uint32_t>(std::stoul(file->path().substr(file->path().rfind('/') + 1)));
-      ASSERT_GE(table.get(index).use_count(), 3) << "a file that is used was released";
+    EXPECT_EQ(files.size(), static_cast<size_t>(std::count(added.begin(), added.end(), true)));
+    for (uint32_t i = 0; i < paths.size(); ++i) {
+      const File* file = files.find(i);
+      ASSERT_EQ(file != nullptr, added[i]);
+      if (file != nullptr) {
+        EXPECT_EQ(file->path(), paths[i]);
+      }
+      ASSERT_EQ(table.get(i).use_count(), added[i] ? 3 : 2);
     }
     files.clear();
     ASSERT_EQ(table.get(0).use_count(), 2);
