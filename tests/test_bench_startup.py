@@ -251,8 +251,11 @@ FIRST_BATCHES = """
 import os
 import sys
 import numpy as np
-import gdsdata
+import torch
 from pathlib import Path
+
+before = set(sys.modules)
+import gdsdata
 
 folder = Path(sys.argv[1])
 for kind in sys.argv[2:]:
@@ -267,7 +270,8 @@ for kind in sys.argv[2:]:
         data = gdsdata.GDSDataset(folder / "0.bin", 4, gdsdata.formats.Tokens("uint16", 64), device="cpu")
     next(iter(data))
     print(*sorted(name for name in sys.modules if name.startswith("gdsdata.")))
-    print(*sorted({"pyarrow", "zstandard", "torchvision", "torchcodec", "numpy.typing"} & sys.modules.keys()))
+    dear = {"hmac", "numpy.typing", "pyarrow", "secrets", "torchcodec", "torchvision", "zstandard"}
+    print(*sorted(dear & sys.modules.keys() - before))
     break
 """
 NEEDED = {
@@ -275,6 +279,7 @@ NEEDED = {
     *("data", "data.dataset", "data.batch_dataset", "data.arguments", "data.counts", "data.groups", "data.iteration"),
     *("data.indexing", "data.progress", "data.ranks", "data.samples"),
     *("data.split", "data.batches", "data.batches.reader", "data.batches.ring", "data.batches.settings"),
+    *("data.batches.slot", "formats.sample"),
     *("data.batches.source", "data.order", "data.order.choice", "data.order.epoch", "data.order.permutation"),
     *("formats", "formats.caches", "formats.catalog", "formats.file_heads", "formats.index"),
     *("formats.kept_index", "formats.listing"),
