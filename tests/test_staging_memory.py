@@ -132,7 +132,7 @@ def test_a_save_beside_a_preparation_on_the_cpu_makes_its_own_buffers_within_the
 
 def test_a_save_beside_a_preparation_on_a_gpu_waits_for_the_buffers_in_progress(pinned, monkeypatch):
     staging, gate = Staging(4 * MIB), Gate(monkeypatch, "pinned_memory")
-    monkeypatch.setattr(staging_memory.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(staging_memory.os, "sched_getaffinity", lambda _: range(2))
     staging.prepare(4 * MIB, GPU)
     assert gate.reached.acquire(timeout=60)
     taken = []
@@ -147,7 +147,7 @@ def test_a_save_beside_a_preparation_on_a_gpu_waits_for_the_buffers_in_progress(
 
 
 def test_a_save_without_preparation_has_several_threads_make_pinned_buffers(pinned, monkeypatch):
-    monkeypatch.setattr(staging_memory.os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(staging_memory.os, "sched_getaffinity", lambda _: range(64))
     gate = Gate(monkeypatch, "pinned_memory")
     staging = Staging(64 * MIB)
     staging.expect(30 * MIB, GPU)
@@ -157,6 +157,13 @@ def test_a_save_without_preparation_has_several_threads_make_pinned_buffers(pinn
     assert len({buffer.data_ptr() for buffer in [take(staging) for _ in range(30)]}) == 30
     assert eventually(lambda: is_idle(staging)) and staging.size_bytes == 30 * MIB
     assert not staging._hurries, "a later preparation is slow again"
+
+
+def test_a_save_that_nobody_waits_for_makes_its_pinned_buffers_one_by_one(pinned):
+    staging = Staging(64 * MIB)
+    staging.expect(3 * MIB, GPU, hurries=False)
+    assert is_idle(staging) and len([take(staging) for _ in range(3)]) == 3
+    assert set(pinned) == {threading.current_thread().name}
 
 
 def test_a_later_save_uses_the_buffers_that_are_there(pinned):

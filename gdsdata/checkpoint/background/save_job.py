@@ -86,7 +86,7 @@ class SaveJob:
     def _stage_pieces(self, copied: dict[torch.device, torch.cuda.Event]) -> None:
         sizes = [one.nbytes for one in self._storages]
         gpus = (one.device for one in self._storages if one.device.type == "cuda")
-        self._staging.expect(self._layout.end, next(gpus, None))
+        self._staging.expect(self._layout.end, next(gpus, None), hurries=not self.is_copied)
         for piece in pieces(self._layout.offsets, sizes, self._staging.piece_bytes):
             memory = self._staging.take(self._cancelled.is_set, self._may_write.set)
             if memory is None:

@@ -72,23 +72,25 @@ class Staging:
             self._wanted_bytes = max(self._wanted_bytes, size_bytes)
             self._start_makers(1)
 
-    def expect(self, size_bytes: int, device: torch.device | None) -> None:
+    def expect(self, size_bytes: int, device: torch.device | None, hurries: bool = True) -> None:
         """Say that `take` is about to be called for a state.
-
-        If there are too few pinned buffers, several threads make them as fast as possible.
 
         Args:
             size_bytes, device: as for `prepare`.
+            hurries: if there are too few pinned buffers, several threads make them as fast as
+                possible. False: nobody waits for the state, so `take` makes them.
         """
         with self._changed:
             self._pin_for(device)
+            if not hurries:
+                return
             lacking = -(-size_bytes // self.piece_bytes) - len(self._spare) - self._making
             if self._device is None or lacking <= 0:
                 return
             self._wanted_bytes = max(self._wanted_bytes, (self._made + lacking) * self.piece_bytes)
             self._hurries = True
             self._changed.notify_all()
-            self._start_makers(min(_MOST_MAKERS, os.cpu_count() or 1, lacking))
+            self._start_makers(min(_MOST_MAKERS, len(os.sched_getaffinity(0)), lacking))
 
     def take(self, is_cancelled: Callable[[], bool], before_waiting: Callable[[], object]) -> torch.Tensor | None:
         """Wait for a buffer.
