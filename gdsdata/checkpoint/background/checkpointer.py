@@ -182,10 +182,11 @@ class AsyncCheckpointer:
         another state too: memory is added if that needs more.
 
         Memory: as many buffers of 32 MiB as the state's bytes need, at most ``staging_bytes``, and
-        at most half of what the machine has left. They are made one by one, with pauses. A save
-        that comes before they are complete has several threads make the rest. Pages of a state on
-        the CPU are touched, from 1 MiB on; if it has tensors on a GPU, the buffers are pinned. An
-        optimizer makes its state in its first step: until then it is looked at twice a second.
+        at most half of what the machine has left, divided among its ranks. They are made one by
+        one, with pauses. A save that comes before they are complete has several threads make the
+        rest. Pages of a state on the CPU are touched, from 1 MiB on; if it has tensors on a GPU,
+        the buffers are pinned. An optimizer makes its state in its first step: until then it is
+        looked at twice a second.
 
         If memory cannot be made, a warning says so, and `save` tries again.
 

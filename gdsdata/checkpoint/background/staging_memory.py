@@ -58,7 +58,7 @@ class Staging:
     def prepare(self, size_bytes: int, device: torch.device | None) -> None:
         """Make buffers for a state in the background, slowly. Returns at once.
 
-        At most half of the memory that the machine has left is taken so.
+        At most half of the memory that the machine has left is taken so, divided among its ranks.
 
         Args:
             size_bytes: of the state in its file.
