@@ -9,6 +9,7 @@
 #include <chrono>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/per_process.h"
@@ -126,6 +127,11 @@ void DescriptorShare::add_one() {
   if (counted_in_ != &all) return;  // opened in the parent process
   ++count_;
   all.descriptors.fetch_add(1, std::memory_order_relaxed);
+}
+
+void DescriptorShare::move_to(DescriptorShare& other) {
+  other.counted_in_ = std::exchange(counted_in_, nullptr);
+  other.count_ = std::exchange(count_, 0);
 }
 
 DescriptorShare::~DescriptorShare() {

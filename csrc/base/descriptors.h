@@ -55,6 +55,8 @@ class DescriptorShare {
   DescriptorShare(const DescriptorShare&) = delete;
   DescriptorShare& operator=(const DescriptorShare&) = delete;
   void add_one();
+  // `other` has none yet.
+  void move_to(DescriptorShare& other);
 
  private:
   Caches* counted_in_ = nullptr;

@@ -163,18 +163,24 @@ std::string folder_of(const std::string& path) {
 bool refuses_direct(int system_errno) { return system_errno == EINVAL || system_errno == EOPNOTSUPP; }
 
 File::File(std::string path, std::string opened_as, int flags, Descriptor buffered)
-    : buffered_(std::move(buffered)), path_(std::move(path)), opened_as_(std::move(opened_as)), flags_(flags) {
-  share_.add_one();
+    : buffered_fd_(buffered.get()),
+      path_(std::move(path)),
+      opened_as_(std::move(opened_as)),
+      flags_(flags),
+      descriptors_(std::make_unique<Descriptors>()) {
+  descriptors_->buffered = std::move(buffered);
+  descriptors_->share.add_one();
   struct stat status{};
-  if (::fstat(buffered_.get(), &status) != 0) throw Failure(system_error("stat", path_, errno));
+  if (::fstat(buffered_fd_, &status) != 0) throw Failure(system_error("stat", path_, errno));
   if (!S_ISREG(status.st_mode) && !S_ISBLK(status.st_mode)) {
     throw Failure({ErrorCode::kInvalidArgument, "'" + path_ + "' is not a regular file", path_});
   }
   // The engine reads ahead itself, and knows what will be needed. Read-ahead by the kernel would
   // fill the page cache with bytes that are then read with O_DIRECT.
-  ::posix_fadvise(buffered_.get(), 0, 0, POSIX_FADV_RANDOM);
+  ::posix_fadvise(buffered_fd_, 0, 0, POSIX_FADV_RANDOM);
   size_bytes_ = static_cast<uint64_t>(status.st_size);
   file_system_ = status.st_dev;
+  inode_ = status.st_ino;
 }
 
 std::shared_ptr<File> File::open_for_reading(const std::string& path, std::optional<FileIdentity> expected,
@@ -208,28 +214,71 @@ std::shared_ptr<File> File::adopt_for_writing(Descriptor file, std::string path,
   return std::shared_ptr<File>(new File(std::move(path), std::move(temporary), O_RDWR, std::move(file)));
 }
 
+std::shared_ptr<void> File::rest() noexcept {
+  try {
+    std::lock_guard lock(descriptors_mutex_);
+    const Mapping* mapping = made_mapping_.load(std::memory_order_acquire);
+    if (descriptors_ == nullptr || companion_ != nullptr || mapping == nullptr || !mapping->known_resident()) {
+      return nullptr;
+    }
+    std::shared_ptr<Descriptors> closing = std::make_shared<Descriptors>();
+    descriptors_->share.move_to(closing->share);
+    closing->buffered = std::move(descriptors_->buffered);
+    closing->direct = std::move(descriptors_->direct);
+    descriptors_.reset();
+    if (direct_fd_ >= 0) direct_fd_ = kNotOpened;
+    buffered_fd_ = kResting;
+    return closing;
+  } catch (...) {  // no memory
+    return nullptr;
+  }
+}
+
+// The caller may have a pin or hold other files, so it does not wait for a descriptor.
+int File::wake() noexcept {
+  try {
+    std::lock_guard lock(descriptors_mutex_);
+    if (const int fd = buffered_fd_; fd != kResting) return fd;
+    auto descriptors = std::make_unique<Descriptors>();
+    descriptors->buffered = open_buffered(opened_as_, flags_, WhenTaken::kGiveUp);
+    struct stat status{};
+    if (::fstat(descriptors->buffered.get(), &status) != 0 || status.st_ino != inode_ ||
+        status.st_dev != file_system_) {
+      return -1;
+    }
+    ::posix_fadvise(descriptors->buffered.get(), 0, 0, POSIX_FADV_RANDOM);
+    descriptors->share.add_one();
+    descriptors_ = std::move(descriptors);
+    return buffered_fd_ = descriptors_->buffered.get();
+  } catch (...) {  // it has no name any more, or there is no memory
+    return -1;
+  }
+}
+
 int File::direct() {
-  const int fd = direct_fd_.load(std::memory_order_acquire);
-  return fd == kNotOpened ? open_direct() : fd;
+  if (const int fd = direct_fd_.load(std::memory_order_acquire); fd != kNotOpened) return fd;
+  return buffered() < 0 ? -1 : open_direct();
 }
 
 int File::open_direct() {
-  std::lock_guard lock(direct_mutex_);
+  std::lock_guard lock(descriptors_mutex_);
   if (const int fd = direct_fd_; fd != kNotOpened) return fd;
+  if (descriptors_ == nullptr) return -1;  // it has begun to rest again
   if (refusals().contains(file_system_)) return direct_fd_ = -1;
-  direct_alignment_ = ask_direct_alignment(buffered_.get());
+  direct_alignment_ = ask_direct_alignment(buffered_fd_);
   // Opened through /proc, so that this is the file that is open, whatever the path names now.
-  const std::string self = "/proc/self/fd/" + std::to_string(buffered_.get());
+  const std::string self = "/proc/self/fd/" + std::to_string(buffered_fd_);
   const auto open = [this, &self] {
     const int flags = (flags_ & O_ACCMODE) | O_DIRECT | O_CLOEXEC;
     const int fd = ::open(self.c_str(), flags);
     return fd < 0 && errno == ENOENT ? ::open(opened_as_.c_str(), flags) : fd;
   };
   // The caller holds this file open, and perhaps others, so it must not wait.
-  direct_ = Descriptor(open_descriptor(open, WhenTaken::kGiveUp));
-  if (direct_.get() >= 0) {
-    share_.add_one();
-    return direct_fd_ = direct_.get();
+  Descriptor direct(open_descriptor(open, WhenTaken::kGiveUp));
+  if (direct.get() >= 0) {
+    descriptors_->direct = std::move(direct);
+    descriptors_->share.add_one();
+    return direct_fd_ = descriptors_->direct.get();
   }
   why_not_direct_ = system_error("open with O_DIRECT", path_, errno);
   if (is_out_of_descriptors(why_not_direct_.system_errno)) return -1;
@@ -247,7 +296,7 @@ void File::refuse_direct(const std::string& reason) {
 }
 
 Error File::why_not_direct() const {
-  std::lock_guard lock(direct_mutex_);
+  std::lock_guard lock(descriptors_mutex_);
   if (why_not_direct_.system_errno != 0 && !refuses_direct(why_not_direct_.system_errno)) return why_not_direct_;
   return {ErrorCode::kUnavailable,
           "O_DIRECT was asked for, but the file system of '" + path_ +
@@ -257,14 +306,19 @@ Error File::why_not_direct() const {
 
 uint64_t File::current_size_bytes() const {
   struct stat status{};
-  return ::fstat(buffered_.get(), &status) == 0 ? static_cast<uint64_t>(status.st_size) : 0;
+  const int fd = buffered_fd_.load(std::memory_order_acquire);
+  if (fd != kResting) return ::fstat(fd, &status) == 0 ? static_cast<uint64_t>(status.st_size) : 0;
+  // Without its name, nobody can open the mapped file to truncate it.
+  const bool is_it =
+      ::stat(opened_as_.c_str(), &status) == 0 && status.st_ino == inode_ && status.st_dev == file_system_;
+  return is_it ? static_cast<uint64_t>(status.st_size) : size_bytes_;
 }
 
 File::Pages File::resident_pages(uint64_t offset, uint64_t length) {
   const PageRange range(offset, length);
   Pages pages;
   pages.all = range.count;
-  if (const auto cached = cached_pages(buffered_.get(), range)) {
+  if (const auto cached = cached_pages(buffered(), range)) {
     pages.resident = *cached;
     pages.known = true;
   } else if (const Mapping* view = mapping(); view != nullptr) {
@@ -289,14 +343,19 @@ double File::resident_share(uint64_t offset, uint64_t length) {
 
 Mapping* File::make_mapping() {
   std::call_once(mapping_once_, [this] {
-    mapping_ = Mapping::make(buffered_.get(), size_bytes_);
+    mapping_ = Mapping::make(buffered(), size_bytes_);
+    // A short file is asked for as a whole, because then it may rest.
+    const PageRange all(0, size_bytes_);
+    if (mapping_ != nullptr && size_bytes_ <= tuning::kLongFileBytes && cached_pages(buffered(), all) == all.count) {
+      mapping_->mark_resident();
+    }
     made_mapping_.store(mapping_.get(), std::memory_order_release);
   });
   return mapping_.get();
 }
 
 void File::will_need(uint64_t offset, uint64_t length) const {
-  ::posix_fadvise(buffered_.get(), static_cast<off_t>(offset), static_cast<off_t>(length), POSIX_FADV_WILLNEED);
+  ::posix_fadvise(buffered(), static_cast<off_t>(offset), static_cast<off_t>(length), POSIX_FADV_WILLNEED);
 }
 
 std::shared_ptr<void> File::companion(const std::function<std::shared_ptr<void>()>& make) {

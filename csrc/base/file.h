@@ -40,7 +40,23 @@ class alignas(64) File : public std::enable_shared_from_this<File> {
 
   const std::string& path() const { return path_; }
   uint64_t size_bytes() const { return size_bytes_; }  // at the time of opening
-  int buffered() const { return buffered_.get(); }
+  // -1 if the file rests and cannot be opened again.
+  int buffered() const {
+    const int fd = buffered_fd_.load(std::memory_order_acquire);
+    return fd != kResting ? fd : const_cast<File*>(this)->wake();
+  }
+
+  // A file rests if it has a mapping but no descriptor. That serves what is in the page cache, and a
+  // process may have far more mappings than descriptors. Whatever needs a descriptor opens it again.
+  //
+  // Closes the descriptors once the result is destroyed: threads that have a pin may still use them.
+  // The caller ensures that nobody else holds the file. Returns null, and changes nothing, if the
+  // mapping is not known to be in the page cache.
+  std::shared_ptr<void> rest() noexcept;
+  bool rests() const { return buffered_fd_.load(std::memory_order_acquire) == kResting; }
+
+  // Short reads map it from the first on, so that it can rest soon.
+  void map_at_once() { had_short_read_.store(true, std::memory_order_relaxed); }
 
   // The O_DIRECT descriptor, opened at the first call, or -1 if there is none. It stays open as
   // long as the file, even if a later request is refused.
@@ -86,8 +102,14 @@ class alignas(64) File : public std::enable_shared_from_this<File> {
   }
 
  private:
-  static constexpr int kNotOpened = -2;
+  static constexpr int kNotOpened = -2, kResting = -3;
+  // They are closed together.
+  struct Descriptors {
+    Descriptor buffered, direct;
+    DescriptorShare share;
+  };
   File(std::string path, std::string opened_as, int flags, Descriptor buffered);
+  int wake() noexcept;
   int open_direct();
   Mapping* make_mapping();
   struct Pages {
@@ -102,17 +124,17 @@ class alignas(64) File : public std::enable_shared_from_this<File> {
   std::atomic<Mapping*> made_mapping_{nullptr};
   std::atomic<uint64_t> bytes_counted_{0};  // no more once they are the file's size
   std::atomic<bool> had_short_read_{false};
-  Descriptor buffered_;
+  std::atomic<int> buffered_fd_{-1};
   std::atomic<int> direct_fd_{kNotOpened};  // -1: refused
 
   std::string path_, opened_as_;  // the name in messages, and the current one
   int flags_ = 0;
-  DescriptorShare share_;  // guarded by direct_mutex_
-  mutable std::mutex direct_mutex_;  // guards the next two
-  Descriptor direct_;
+  mutable std::mutex descriptors_mutex_;  // guards the next two
+  std::unique_ptr<Descriptors> descriptors_;  // null: the file rests
   Error why_not_direct_;
   uint64_t direct_alignment_ = 4096;
   uint64_t file_system_ = 0;  // st_dev
+  uint64_t inode_ = 0;
   std::once_flag mapping_once_;
   std::unique_ptr<Mapping> mapping_;
   std::once_flag companion_once_;

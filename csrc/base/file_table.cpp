@@ -41,6 +41,7 @@ std::shared_ptr<File> FileTable::get(uint32_t index, WhenTaken when_taken) {
   if (!identities_.empty()) expected = identities_[index];
   auto file = File::open_for_reading(paths_[index], expected, when_taken);
   if (file == nullptr) return nullptr;
+  if (paths_.size() > most_cached_descriptors() / 2) file->map_at_once();
   {
     std::lock_guard lock(mutex_);
     if (auto found = find_opened(index)) return found;  // another thread was faster; `file` closes after the lock
@@ -58,6 +59,10 @@ std::shared_ptr<File> FileTable::find_opened(uint32_t index) {
 
 void FileTable::add(uint32_t index, std::shared_ptr<File> file) {
   File* found = file.get();
+  for (auto* files : {&opened_, &resting_}) {  // `evict` allocates nothing
+    const size_t count = opened_.size() + resting_.size() + 1;
+    if (files->capacity() < count) files->reserve(2 * count);
+  }
   opened_.push_back({std::move(file), index});
   files_[index] = found;
   ++open_files_;
@@ -65,21 +70,46 @@ void FileTable::add(uint32_t index, std::shared_ptr<File> file) {
 
 std::shared_ptr<void> FileTable::evict() noexcept {
   std::lock_guard lock(mutex_);
+  std::shared_ptr<void> evicted = evict_opened();
+  return evicted == nullptr && find_awake() ? evict_opened() : evicted;
+}
+
+std::shared_ptr<void> FileTable::evict_opened() noexcept {
   const size_t count = opened_.size();
   for (size_t step = 0; step < 2 * count; ++step, ++hand_) {
     if (hand_ >= count) hand_ = 0;
     Opened& opened = opened_[hand_];
     if (take_used(opened.index) && step < count) continue;  // in the second round, any idle file will do
     if (!opened.is_idle()) continue;
-    std::shared_ptr<void> evicted = std::move(opened.file);
-    files_[opened.index] = nullptr;
+    std::shared_ptr<void> evicted = rest(opened);
+    if (evicted != nullptr) {
+      resting_.push_back(std::move(opened));
+    } else {
+      evicted = std::move(opened.file);
+      files_[opened.index] = nullptr;
+      --open_files_;
+    }
     opened = std::move(opened_.back());  // a newer file, which the hand then reaches last
     opened_.pop_back();
     ++hand_;
-    --open_files_;
     return evicted;
   }
   return nullptr;
+}
+
+// Only the files of a data set, which were compared with its index.
+std::shared_ptr<void> FileTable::rest(const Opened& opened) noexcept {
+  return identities_.empty() || Mapping::count() > Mapping::most() ? nullptr : opened.file->rest();
+}
+
+bool FileTable::find_awake() noexcept {
+  const size_t before = opened_.size();
+  std::erase_if(resting_, [this](Opened& resting) {
+    if (resting.file->rests()) return false;
+    opened_.push_back(std::move(resting));
+    return true;
+  });
+  return opened_.size() > before;
 }
 
 bool FileTable::take_used(uint32_t index) {
@@ -90,7 +120,8 @@ bool FileTable::take_used(uint32_t index) {
 
 bool FileTable::has_used_files() {
   std::lock_guard lock(mutex_);
-  return std::any_of(opened_.begin(), opened_.end(), [](const Opened& opened) { return !opened.is_idle(); });
+  const auto is_used = [](const Opened& opened) { return !opened.is_idle(); };
+  return std::any_of(opened_.begin(), opened_.end(), is_used) || std::any_of(resting_.begin(), resting_.end(), is_used);
 }
 
 }  // namespace gdsdata

@@ -17,8 +17,9 @@
 namespace gdsdata {
 
 // The files of one data set, opened when they are first read. A file stays open while it is in use.
-// An unused one stays open while all files together have at most most_cached_descriptors(), so a
-// data set may have more files than the process may open. Thread-safe.
+// An unused one stays open while all files together have at most most_cached_descriptors(). Then it
+// rests (File::rest) if its mapping is in the page cache, or closes. So a data set may have more
+// files than the process may open. Thread-safe.
 //
 // Many threads look up many files, nearly one for each record. So `find` takes no lock, and writes
 // no memory that other threads read. It needs a pin (epochs.h) for as long as the file is read.
@@ -67,6 +68,9 @@ class FileTable final : private FileCache {
     bool is_idle() const { return file.use_count() == 1; }
   };
   std::shared_ptr<void> evict() noexcept override;
+  std::shared_ptr<void> evict_opened() noexcept;
+  std::shared_ptr<void> rest(const Opened& opened) noexcept;
+  bool find_awake() noexcept;
   bool has_used_files() override;
   void mark_used(uint32_t index) {
     // Written only once, so that its line stays in the caches of all processors.
@@ -90,7 +94,9 @@ class FileTable final : private FileCache {
   // was not used again since it was opened, or since the hand passed.
   std::vector<Opened> opened_;
   size_t hand_ = 0;
-  std::atomic<size_t> open_files_{0};  // in `opened_`; read without the lock
+  // Files that rest, and some that were opened again since. Both have capacity for all files of both.
+  std::vector<Opened> resting_;
+  std::atomic<size_t> open_files_{0};  // in both; read without the lock
 };
 
 }  // namespace gdsdata

@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <exception>
+#include <fstream>
 #include <new>
 #include <thread>
 
@@ -63,7 +64,9 @@ std::unique_ptr<Mapping> Mapping::make(int fd, uint64_t size_bytes) {
   if (size_bytes == 0) return nullptr;
   void* data = ::mmap(nullptr, size_bytes, PROT_READ, MAP_SHARED, fd, 0);
   if (data == MAP_FAILED) return nullptr;
-  ::madvise(data, size_bytes, MADV_RANDOM);  // a fault reads its page and no read-ahead
+  // A fault reads its page and no read-ahead. A short file is read whole, and the call has all
+  // other threads wait that map memory.
+  if (size_bytes > tuning::kLongFileBytes) ::madvise(data, size_bytes, MADV_RANDOM);
   try {
     return std::unique_ptr<Mapping>(new Mapping(static_cast<const std::byte*>(data), size_bytes));
   } catch (const std::bad_alloc&) {  // no memory for the regions
@@ -76,7 +79,18 @@ Mapping::Mapping(const std::byte* data, uint64_t size_bytes)
     : data_(data),
       size_bytes_(size_bytes),
       regions_((size_bytes + kRegionBytes - 1) / kRegionBytes),
-      areas_((size_bytes + kAreaBytes - 1) / kAreaBytes) {}
+      areas_((size_bytes + kAreaBytes - 1) / kAreaBytes) {
+  ++count_;
+}
+
+size_t Mapping::most() {
+  static const size_t half = [] {
+    size_t allowed = 65530;  // Linux's default
+    std::ifstream("/proc/sys/vm/max_map_count") >> allowed;
+    return allowed / 2;
+  }();
+  return half;
+}
 
 int64_t Mapping::clock_ms() {
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
@@ -84,6 +98,7 @@ int64_t Mapping::clock_ms() {
 }
 
 Mapping::~Mapping() {
+  --count_;
   const auto unmap = [data = const_cast<std::byte*>(data_), size_bytes = size_bytes_] { ::munmap(data, size_bytes); };
   try {
     // Until it is unmapped, the pages stay in the page cache, and a nameless file on disk.

@@ -32,6 +32,10 @@ class MappingTrial {
 
 class alignas(64) Mapping {
  public:
+  // The mappings of this process, and how many of them leave room for the program's own: half of
+  // what the system allows.
+  static size_t count() { return count_.load(std::memory_order_relaxed); }
+  static size_t most();
   // Returns null if the file is empty or cannot be mapped.
   static std::unique_ptr<Mapping> make(int fd, uint64_t size_bytes);
   ~Mapping();
@@ -53,6 +57,8 @@ class alignas(64) Mapping {
     return (regions_[region].load(std::memory_order_relaxed) & kResident) != 0;
   }
   void mark_region_resident(size_t region) { regions_[region].fetch_or(kResident, std::memory_order_relaxed); }
+  void mark_resident() { mark(0, regions_.size() - 1, kResident); }
+  bool known_resident() const { return every_region(0, regions_.size() - 1, kResident); }
   void forget_residency();
 
   // Returns true if a range that is in the page cache should be copied from this mapping, and maps
@@ -89,6 +95,7 @@ class alignas(64) Mapping {
   bool populate(uint64_t offset, uint64_t length) const;
 
   // Short copies need these only: one cache line, which is hardly ever written.
+  inline static std::atomic<size_t> count_{0};
   const std::byte* data_;
   uint64_t size_bytes_;
   std::atomic<uint64_t> lost_from_{kNothingLost};

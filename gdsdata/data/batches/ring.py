@@ -49,8 +49,9 @@ def batches_in_slot(index: Index, settings: BatchSettings) -> int:
     """
     if settings.device.type == "cpu" or settings.skipped is not None:
         return 1
+    batch_bytes = max(1, settings.batch_size * index.sample.bytes)
     batches = len(index) // settings.batch_size
-    return max(1, min(_SLOT_BYTES // (settings.batch_size * index.sample.bytes), batches // settings.prefetch))
+    return max(1, min(_SLOT_BYTES // batch_bytes, batches // settings.prefetch))
 
 
 class RingReader(Reader[Index]):
