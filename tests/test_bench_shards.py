@@ -21,6 +21,7 @@ from gdsdata.bench.cases.train.case import Train, Work
 from gdsdata.bench.cases.train.row import TrainRow
 from gdsdata.bench.data import copies, sources
 from gdsdata.bench.peers import registry
+from gdsdata.bench.peers.by_hand.windows import NumpyGather
 from gdsdata.bench.peers.ffcv import Ffcv
 from gdsdata.bench.peers.gdsdata.batches import TarBatches
 from gdsdata.bench.peers.webdataset import Shards
@@ -129,6 +130,37 @@ def test_a_run_names_the_shards_row_and_verifies_it(tmp_path, capsys):
     results = results_in(tmp_path)
     assert [row["key"] for row in results["rows"]] == rows and results["verified"] is True
     assert all(sum(row["served_bytes"].values()) > 0 for row in results["rows"])
+
+
+class Settled(NumpyGather):
+    """Has read its first epoch before the clock starts, in 2 s."""
+
+    def settle(self):
+        self.first_batch_s, self.first_epoch_s = 0.5, 2.0
+        return 1
+
+
+def test_the_first_epoch_and_later_ones_are_timed_apart(tmp_path):
+    wanted = settings.DataSettings(folder=str(tmp_path), seq_len=7, stride=8, size_bytes=16 * 4001)
+    source = sources.source_for("tokens", wanted)
+    assert source.samples == 4000 + 1
+
+    def run(peer, **ends):
+        row = row_of(source, tmp_path, peer)
+        found = row.run("raw", samples=None, **({"epochs": 3, "seconds": 60} | ends))
+        row.close()
+        return [found[name] for name in ("samples", "first_epoch_gb_per_s", "later_gb_per_s")], found
+
+    (samples, first, later), found = run("numpy")
+    assert samples == 3 * 4001
+    assert found["bytes"] / found["seconds"] / 1e9 == pytest.approx(3 / (1 / first + 2 / later))
+    (samples, first, later), found = run(Settled)
+    assert samples == 3 * 4001 and first == 16 * 4001 / 2e9 and found["first_batch_ms"] == 500
+    assert later == found["bytes"] / found["seconds"] / 1e9
+    (samples, first, later), _ = run("numpy", epochs=1)
+    assert samples == 4001 and first > 0 and later is None
+    (samples, first, later), _ = run("numpy", seconds=1e-9)
+    assert samples == 3 and first is later is None, "the run was over within its first epoch"
 
 
 class OfWorkers(Shards):
