@@ -298,7 +298,7 @@ class WrongLoad(Safetensors):
 class Late(AsyncPeer):
     name = "late"
 
-    def open(self, folder, state_bytes):
+    def open(self, folder, state):
         self.path = folder + ".pt"
 
     def save(self, state, step):

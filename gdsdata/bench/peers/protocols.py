@@ -254,7 +254,7 @@ class AsyncPeer(CheckpointPeer):
 
     A class has these methods:
 
-    - `open(folder, state_bytes)`.
+    - `open(folder, state)`: tensors by name, as of all saves.
     - `save(state, step)` returns when `state` may change; on a GPU, by later work of its stream.
     - `is_done()`: whether `wait` would return at once.
     - `wait()` waits for the last save, and returns its path.

@@ -88,7 +88,7 @@ class TorchAsync(AsyncPeer):
     saving: Any = None
     caching: Any = None  # the writer that keeps the memory, once torch has closed the stager
 
-    def open(self, folder, state_bytes):
+    def open(self, folder, state):
         from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
         self.folder = folder
@@ -128,7 +128,7 @@ class TorchSaveUnsynced(AsyncPeer):
     key, name = "torch_save", "torch.save"
     setting = "torch.save over the file of the save before, which is not synced"
 
-    def open(self, folder, state_bytes):
+    def open(self, folder, state):
         self.folder = folder
 
     def save(self, state, step):

@@ -14,6 +14,7 @@ from gdsdata.bench.peers import registry
 # The first save makes memory; the third has training steps beside it.
 ASYNC_STEPS = (1, 2, 3)
 STEPS_S = 2.0  # of steps with nothing beside them
+PREPARED_BYTES_PER_S = 0.25e9
 
 
 class CheckpointRow(Row):
@@ -86,7 +87,7 @@ class CheckpointRow(Row):
     def begin_async(self, folder):
         before = system.own_bytes(os.getpid())
         self.construct()
-        self.peer.open(folder, self.state.bytes)
+        self.peer.open(folder, self.tensors)
         self.save_first()
         self.staging_bytes = max(0, system.own_bytes(os.getpid()) - before)
 
@@ -115,6 +116,10 @@ class CheckpointRow(Row):
         found = self.facts(stall_s, served_before)
         found |= {"background_s": time.perf_counter() - started, "staging_bytes": self.staging_bytes}
         return found | self.take_steps(saved)
+
+    def before_first_s(self):
+        """Seconds of steps before the first save: time to make its memory in the background."""
+        return STEPS_S / 2 + self.state.bytes / PREPARED_BYTES_PER_S
 
     def save_first(self):
         """Makes staging memory; returns the stall."""
@@ -197,8 +202,8 @@ class CheckpointRow(Row):
             return self.tensors
         training = steps.TrainingSteps(self.device)
         self.construct()
-        self.peer.open(path, self.state.bytes)
-        self.firsts["step_before_first_s"] = statistics.median(training.take_for(STEPS_S / 2))
+        self.peer.open(path, self.tensors)
+        self.firsts["step_before_first_s"] = statistics.median(training.take_for(self.before_first_s()))
         self.firsts["first_s"] = self.save_first()
         self.peer.save(self.tensors, ASYNC_STEPS[1])
         for tensor in self.tensors.values():

@@ -176,7 +176,7 @@ class TrainRow(BatchRow):
             return
         saved_in = self.saving.enter_context(tempfile.TemporaryDirectory(dir=self.folder))
         self.saver = self.saving.enter_context(contextlib.closing(saver(self.device, self.engine)))
-        self.saver.open(saved_in, self.state_bytes())
+        self.saver.open(saved_in, self.training.state())
 
     def state_bytes(self):
         return sum(tensor.nbytes for tensor in self.training.state().values())

@@ -116,7 +116,8 @@ class Async(Counted, AsyncPeer):
     durable = prunes = True
     copies_on_device = False
 
-    def open(self, folder, state_bytes):
+    def open(self, folder, state):
+        state_bytes = sum(tensor.nbytes for tensor in state.values())
         self.folder, self.counts = folder, self.opened.enter_context(Counts())
         self.checkpointer = gdsdata.AsyncCheckpointer(
             folder,
@@ -125,6 +126,7 @@ class Async(Counted, AsyncPeer):
             device_staging_bytes=state_bytes if self.copies_on_device else 0,
         )
         self.opened.callback(self.checkpointer.close)
+        self.checkpointer.prepare({"model": state})  # as restore does, with which programs begin
 
     def save(self, state, step):
         self.handle = self.checkpointer.save(step, {"model": state})
