@@ -240,3 +240,23 @@ def test_a_state_that_cannot_be_counted_is_restored_with_a_warning(tmp_path, mon
         monkeypatch.setattr(preparation, "size_of", fail)
         with pytest.warns(RuntimeWarning, match="could not be made in advance"):
             assert checkpointer.restore({"a": torch.zeros(10)}) == 1
+
+
+# ------------------------------------------------------------------------------------------------ on a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("is_prepared", [False, True])
+def test_the_memory_of_a_state_on_a_gpu_is_pinned(tmp_path, is_prepared):
+    state = {"a": torch.arange(10 * MIB // 8, device="cuda"), "b": torch.ones(3)}
+    with AsyncCheckpointer(tmp_path) as checkpointer:
+        if is_prepared:
+            checkpointer.prepare(state)
+            assert has_made(checkpointer, 11)
+        for step in range(2):
+            state["a"].add_(1)
+            checkpointer.save(step, state).result()
+        assert len(checkpointer._staging._spare) == 11
+        assert all(buffer.is_pinned() for buffer in checkpointer._staging._spare)
+        found = {"a": torch.zeros_like(state["a"]), "b": torch.zeros(3)}
+        assert checkpointer.restore(found) == 1 and found["a"].equal(state["a"]) and found["b"].eq(1).all()
