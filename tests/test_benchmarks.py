@@ -49,6 +49,18 @@ def test_samples_with_fields_are_verified_beside_a_loop_by_hand(tmp_path):
         assert rows["WebDataset, 2 workers"][0] == "not installed: pip install webdataset"
 
 
+@pytest.mark.slow
+def test_indexes_of_many_samples_are_loaded_by_several_processes_and_planned(tmp_path):
+    some = ("--samples", "2e4", "1e5", "--files", "1e5", "--processes", 2)
+    rows = rows_of("scale.py", "--folder", tmp_path, *some)
+    for samples in ("2e4", "1e5"):
+        bytes_a_sample, _, _, resident_mb, own_mb = map(figure, rows[samples])
+        assert 7 <= bytes_a_sample < 8 and own_mb <= resident_mb <= 1
+    for name in ("2e4, two fields", "1e5, two fields", "1e5, one size"):
+        assert all(figure(cell) > 0 for cell in rows[name])
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("row", ["Ours", "Pread"])
 def test_a_row_that_gives_other_bytes_than_were_written_is_refused(tmp_path, monkeypatch, row):
     monkeypatch.syspath_prepend(BENCHMARKS)

@@ -97,7 +97,9 @@ class Indexing:
             left_out = len(refusals)
         is_worth = time.monotonic() - begun > WORTH_S
         if self._kept is not None and is_worth and len(index) and not left_out and is_kept_format(format):
-            index = self._kept.keep(listing, format, index, begun_ns)
+            shared_paths, index = self._kept.keep(listing, format, index, begun_ns)
+            self._listing = Listing(shared_paths, [])
+            return shared_paths, format, index
         return paths, format, index
 
     def _recognised(self, paths: Sequence[str]) -> Format:

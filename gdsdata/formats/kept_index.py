@@ -92,11 +92,14 @@ class KeptIndex:
             os.utime(self._place)  # `_sweep` spares it
         return facts["paths"] or stored.index.paths, facts["format"], stored.index
 
-    def keep(self, listing: Listing, format: Format, index: SampleIndex, begun_ns: int) -> SampleIndex:
+    def keep(
+        self, listing: Listing, format: Format, index: SampleIndex, begun_ns: int
+    ) -> tuple[Sequence[str], SampleIndex]:
         """Keep an index, unless its files may still be changing.
 
         Returns:
-            The kept index, whose memory all processes share; ``index`` if it was not kept.
+            The files that the source means and the index, in memory that all processes share. They
+            are as given if the index was not kept.
 
         Args:
             listing: of the source, made before the index.
@@ -109,7 +112,7 @@ class KeptIndex:
         others = [(path, *_stat_of(path)) for path in sorted(without_samples)]
         newest = [folder.mtime_ns for folder in listing.folders] + [mtime_ns for _, _, mtime_ns in others]
         if max([int(index.mtime_ns.max()), *newest]) > begun_ns - SETTLED_NS:
-            return index
+            return listing.paths, index
         from gdsdata.formats import stored_index
 
         facts = {
@@ -125,12 +128,13 @@ class KeptIndex:
                 os.fsync(file.fileno())
             self._is_used = True
             self._sweep()
-            return stored_index.read(self._place).index
+            stored = stored_index.read(self._place)
+            return stored.facts["paths"] or stored.index.paths, stored.index
         except (stored_index.CannotBeStored, stored_index.Damaged):
-            return index
+            return listing.paths, index
         except OSError as error:
             warn_once(f"the index cannot be kept in {self._folder}, and will be made again: {error.strerror}")
-            return index
+            return listing.paths, index
 
     def drop(self) -> None:
         """Delete the kept index: a file was not as it says."""
