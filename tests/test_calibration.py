@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import threading
@@ -120,6 +121,39 @@ def test_repeats_that_disagree_are_a_disturbance():
     assert calibration._best_of([1.0, 10.0, 10.5, 5.0]) == 10.5
     with pytest.raises(Disturbed, match="the same was measured 12 and 10 fast"):
         calibration._best_of([1.0, 10.0, 12.0, 5.0])
+
+
+@pytest.mark.parametrize(("others_s", "is_kept"), [(0.0, True), (3600.0, False)])
+def test_a_steady_rate_beside_other_processes_is_not_kept(data, monkeypatch, others_s, is_kept):
+    """All repeats agree, because another rank slows all of them down alike."""
+    monkeypatch.setattr(calibration, "_check_idle", lambda: None)
+    monkeypatch.setattr(calibration, "_read_rate", lambda *_: 10.0)
+    monkeypatch.setattr(calibration, "_record_rate", lambda *_: 1e6)
+    monkeypatch.setattr(calibration, "_reaches_device", lambda *_: False)
+    taken = iter([50.0, 50.0 + others_s])
+    monkeypatch.setattr(calibration._OtherProcesses, "_seconds", lambda _: next(taken))
+    if is_kept:
+        assert calibration.calibrate(str(data), torch.device("cpu")).gb_per_s
+    else:
+        with pytest.raises(Disturbed, match=r"other processes took \d+\.\d cores meanwhile"):
+            calibration.calibrate(str(data), torch.device("cpu"))
+
+
+def test_a_processs_own_work_is_not_that_of_others():
+    def work():
+        while time.monotonic() < ends:
+            hashlib.sha256(content).digest()  # without the GIL
+
+    content, cores = bytes(2**20), os.cpu_count()
+    began, own_s, others = time.monotonic(), time.process_time(), calibration._OtherProcesses()
+    ends = began + 0.5
+    threads = [threading.Thread(target=work) for _ in range(cores)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    others_s, own_s = others._seconds() - others._taken_s, time.process_time() - own_s
+    assert own_s > 0.1 and others_s <= cores * (time.monotonic() - began) - own_s + 0.02 * cores
 
 
 def test_where_there_are_no_locks_nothing_is_measured(data, monkeypatch):

@@ -90,17 +90,17 @@ class Extents:
         """Return the extents of all samples, which take 16 bytes for each field."""
         return self._wide_of(self.rows)
 
-    def lengths(self) -> Iterator[np.ndarray]:
-        """Yield the lengths of all samples' fields, int64 (m, K), of some samples at a time."""
+    def sample_bytes(self) -> Iterator[np.ndarray]:
+        """Yield the bytes of all samples, int64 (m,), of some samples at a time."""
         begins = [*accumulate(self.widths, initial=0)]
         for at in range(0, len(self), _AT_ONCE):
             rows = self.rows[at : at + _AT_ONCE]
-            length = np.empty((len(rows), len(self.order)), np.int64)
-            for place, field in enumerate(self.order):
-                column = 2 * place + 1
-                length[:, field] = _column(rows, begins[column], self.widths[column])
-                length[:, field] += self.least[column]
-            yield length
+            of_all = np.zeros(len(rows), np.int64)
+            for column in range(1, len(self.widths), 2):
+                length = _column(rows, begins[column], self.widths[column])
+                length += self.least[column]
+                of_all += np.maximum(length, 0) if self.has_gaps else length
+            yield of_all
 
     def lacks_everywhere(self, field: int) -> bool:
         """Return whether no sample has a field."""

@@ -88,8 +88,7 @@ class FieldIndex(SampleIndex):
 
     def most_bytes(self, samples: int) -> int:
         largest, least = np.empty(0, np.int64), -1
-        for lengths in self.extents.lengths():
-            of_samples = np.maximum(lengths, 0).T.sum(0)
+        for of_samples in self.extents.sample_bytes():
             if len(candidates := of_samples[of_samples > least]):
                 largest = np.concatenate([largest, candidates])
                 if len(largest) >= samples:

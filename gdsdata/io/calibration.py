@@ -43,6 +43,8 @@ _RECORDS = 2048
 _REPEATS = 3
 # If the two best repeats differ by a larger factor, something else used the machine meanwhile.
 _UNDISTURBED = 1.1
+# Cores that other processes may take during a measurement, all together.
+_MOST_OTHER_CORES = 1.0
 # A data set's constructor waits at most this long for a measurement, its own or another process's.
 CONSTRUCTOR_S = 0.3
 _LOOK_S = 0.01
@@ -191,6 +193,7 @@ def calibrate(path: str, device: torch.device, gives_up: Callable[[], bool] = la
     """
     started = time.perf_counter()
     _check_idle()
+    others = _OtherProcesses()
     into = torch.empty(_READ_BYTES, dtype=torch.uint8, device=device)
     gb_per_s: dict[str, float] = {}
 
@@ -238,6 +241,7 @@ def calibrate(path: str, device: torch.device, gives_up: Callable[[], bool] = la
     except (GdsdataError, OSError):  # without O_DIRECT the depth matters little
         queue_depth = 0
     _check_idle()
+    others.check()
     return Calibration(
         backend, workers, queue_depth, segment_bytes, gb_per_s, records_per_s, round(time.perf_counter() - started, 3)
     )
@@ -255,6 +259,29 @@ def _check_idle() -> None:
     cores = os.cpu_count() or 1
     if running > cores:
         raise Disturbed(f"{running} threads run on {cores} cores")
+
+
+class _OtherProcesses:
+    """Watches the CPU time of the machine's other processes, from here on.
+
+    A rank that reads at a steady rate disturbs all repeats alike, so they agree.
+    """
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._taken_s = self._seconds()
+
+    def check(self) -> None:
+        """Raise `Disturbed` if they have taken more than `_MOST_OTHER_CORES`."""
+        cores = (self._seconds() - self._taken_s) / (time.monotonic() - self._began)
+        if cores > _MOST_OTHER_CORES:
+            raise Disturbed(f"other processes took {cores:.1f} cores meanwhile")
+
+    @staticmethod
+    def _seconds() -> float:
+        with open("/proc/stat") as file:
+            user, nice, system, *_ = map(int, file.readline().split()[1:])  # format: proc_stat(5)
+        return (user + nice + system) / os.sysconf("SC_CLK_TCK") - time.process_time()
 
 
 def _best_of(rates: list[float]) -> float:
