@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from gdsdata.formats.extents import Extents, ExtentsBuilder
 from gdsdata.formats.fields import Field, FieldIndex
+from gdsdata.io import engine
 
 GIB = 2**30
 
@@ -144,3 +145,42 @@ def test_no_samples_have_extents_too():
     extents = Extents.of(nothing, nothing)
     assert len(extents) == 0 and list(extents.sample_bytes()) == []
     assert_same(extents.take(np.empty(0, np.int64)), nothing, nothing)
+
+
+def test_samples_that_are_not_there_get_the_first_or_the_last_ones_extents():
+    """A plan checks no sample, so memory outside of the rows must not be read."""
+    length = np.random.default_rng(0).integers(1, 2**16, (100, 2))
+    begin = tar_like(length)
+    found = Extents.of(begin, length).take(np.array([-1, -(2**63), 100, 2**63 - 1]))
+    assert_same(found, begin[[0, 0, -1, -1]], length[[0, 0, -1, -1]])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        dict(rows=np.zeros((3, 4), np.uint8)),
+        dict(rows=np.zeros(15, np.uint8)),
+        dict(rows=np.zeros((0, 5), np.uint8)),
+        dict(widths=np.array([5, 0, -1, 1])),
+        dict(widths=np.array([9, 0, 0, -4])),
+        dict(widths=np.array([5])),
+        dict(least=np.zeros(3, np.int64)),
+        dict(order=np.array([0, 2])),
+        dict(order=np.array([-1, 0])),
+        dict(alignment=3),
+        dict(alignment=0),
+        dict(alignment=-512),
+    ],
+)
+def test_rows_that_are_not_as_their_columns_say_are_refused(wrong):
+    sound = dict(
+        rows=np.zeros((3, 5), np.uint8),
+        samples=np.arange(3),
+        widths=np.array([4, 1, 0, 0]),
+        least=np.zeros(4, np.int64),
+        order=np.array([0, 1]),
+        alignment=512,
+    )
+    assert engine.unpack_extents(**sound)[0].shape == (3, 2)
+    with pytest.raises(ValueError, match="unpack_extents takes rows of columns"):
+        engine.unpack_extents(**{**sound, **wrong})

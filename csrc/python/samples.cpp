@@ -1,7 +1,11 @@
 #include "python/samples.h"
 
+#include <algorithm>
+#include <bit>
+#include <numeric>
 #include <utility>
 
+#include "base/extents.h"
 #include "base/locate.h"
 #include "base/permutation.h"
 #include "python/gil.h"
@@ -65,6 +69,34 @@ std::pair<Array<int32_t>, Array<int64_t>> places_of(const Array<int64_t>& sample
   return {std::move(files), std::move(offsets)};
 }
 
+std::pair<Array<int64_t>, Array<int64_t>> extents_of(const Array<uint8_t>& rows, const Array<int64_t>& samples,
+                                                     const Array<int64_t>& widths, const Array<int64_t>& least,
+                                                     const Array<int64_t>& order, int64_t alignment) {
+  const auto fields = order.size();
+  const auto in_range = [](int64_t end) { return [end](int64_t one) { return 0 <= one && one < end; }; };
+  const auto all_widths = span_of(widths), fields_order = span_of(order);
+  const int64_t row_bytes = std::accumulate(all_widths.begin(), all_widths.end(), int64_t{0});
+  if (rows.ndim() != 2 || (rows.shape(0) == 0 && samples.size() > 0) || widths.size() != 2 * fields ||
+      least.size() != 2 * fields || alignment < 1 || !std::has_single_bit(static_cast<uint64_t>(alignment)) ||
+      rows.shape(1) != row_bytes || !std::all_of(all_widths.begin(), all_widths.end(), in_range(9)) ||
+      !std::all_of(fields_order.begin(), fields_order.end(), in_range(fields))) {
+    throw py::value_error("unpack_extents takes rows of columns, two for each field, and a power of two");
+  }
+  Array<int64_t> begins({samples.size(), fields}), lengths({samples.size(), fields});
+  const auto begins_to = writable(begins), lengths_to = writable(lengths);
+  {
+    const PackedExtents packed{std::as_bytes(span_of(rows)),
+                               static_cast<size_t>(rows.shape(0)),
+                               all_widths,
+                               span_of(least),
+                               fields_order,
+                               alignment};
+    const WithoutGil nogil;
+    unpack_extents(packed, span_of(samples), begins_to, lengths_to);
+  }
+  return {std::move(begins), std::move(lengths)};
+}
+
 }  // namespace
 
 void bind_samples(py::module_& module) {
@@ -81,6 +113,8 @@ void bind_samples(py::module_& module) {
   module.def("find_files", &files_of, py::arg("samples"), py::arg("first_sample"));
   module.def("locate", &places_of, py::arg("samples"), py::arg("first_sample"), py::arg("base_bytes"),
              py::arg("stride_bytes"));
+  module.def("unpack_extents", &extents_of, py::arg("rows"), py::arg("samples"), py::arg("widths"), py::arg("least"),
+             py::arg("order"), py::arg("alignment"));
 }
 
 }  // namespace gdsdata

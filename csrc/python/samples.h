@@ -5,7 +5,7 @@
 
 namespace gdsdata {
 
-// Adds `permute`, `permute_each`, `find_files` and `locate` to the module.
+// Adds `permute`, `permute_each`, `find_files`, `locate` and `unpack_extents` to the module.
 void bind_samples(pybind11::module_& module);
 
 }  // namespace gdsdata

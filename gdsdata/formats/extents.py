@@ -14,10 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
+
+from gdsdata.io import engine
 
 _AT_ONCE = 2**16  # samples whose wide form stays in the processor's cache
 _PACKED_FROM = 4 * _AT_ONCE  # samples that are kept in their wide form until then
@@ -80,15 +83,15 @@ class Extents:
 
     def take(self, samples: np.ndarray) -> Wide:
         """Return the extents of samples: int64 (m,)."""
-        return self._wide_of(self.rows.take(samples, axis=0))
+        return Wide(*engine.unpack_extents(self.rows, samples, *self._columns, self.alignment))
 
     def blocks(self) -> Iterator[Wide]:
         """Yield the extents of all samples, of some at a time."""
-        return _blocks(len(self), lambda some: self._wide_of(self.rows[some]))
+        return _blocks(len(self), lambda some: self[some].wide())
 
     def wide(self) -> Wide:
         """Return the extents of all samples, which take 16 bytes for each field."""
-        return self._wide_of(self.rows)
+        return self.take(np.arange(len(self)))
 
     def sample_bytes(self) -> Iterator[np.ndarray]:
         """Yield the bytes of all samples, int64 (m,), of some samples at a time."""
@@ -102,27 +105,14 @@ class Extents:
                 of_all += np.maximum(length, 0) if self.has_gaps else length
             yield of_all
 
+    @cached_property
+    def _columns(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return np.array(self.widths, np.int64), self.least, np.array(self.order, np.int64)
+
     def lacks_everywhere(self, field: int) -> bool:
         """Return whether no sample has a field."""
         column = 2 * self.order.index(field) + 1
         return self.widths[column] == 0 and int(self.least[column]) < 0
-
-    def _wide_of(self, rows: np.ndarray) -> Wide:
-        wide = Wide(*np.empty((2, len(rows), len(self.order)), np.int64))
-        end: np.ndarray | None = None
-        at = 0
-        for place, field in enumerate(self.order):
-            begin_width, length_width = self.widths[2 * place : 2 * place + 2]
-            begin = _column(rows, at, begin_width) + self.least[2 * place]
-            if self.alignment > 1:
-                begin *= self.alignment
-            if end is not None:
-                begin += _aligned(end, self.alignment)
-            length = _column(rows, at + begin_width, length_width) + self.least[2 * place + 1]
-            wide.begin[:, field], wide.length[:, field] = begin, length
-            end = _end_of(begin, length, end, self.has_gaps)
-            at += begin_width + length_width
-        return wide
 
 
 class ExtentsBuilder:

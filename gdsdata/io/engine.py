@@ -53,6 +53,7 @@ find_files = _engine.find_files
 locate = _engine.locate
 permute = _engine.permute
 permute_each = _engine.permute_each
+unpack_extents = _engine.unpack_extents
 direct_refusals = _engine.direct_refusals
 noted_fallbacks = _engine.noted_fallbacks
 cufile_dma_is_possible = _engine.cufile_dma_is_possible
