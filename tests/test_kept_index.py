@@ -3,12 +3,14 @@
 import contextlib
 import gc
 import os
+import pickle
 import shutil
 import signal
 import subprocess
 import sys
 import textwrap
 import warnings
+from multiprocessing.context import set_spawning_popen
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,7 @@ import pytest
 import test_megatron
 from helpers import write_records
 from sources import SOURCES
+from torch.utils.data import DataLoader
 
 import gdsdata
 from gdsdata.data import indexing
@@ -362,6 +365,43 @@ def test_the_process_that_made_an_index_maps_it_like_the_others(tmp_path):
     assert not made.flags.writeable and np.array_equal(made, found)
     with open("/proc/self/maps") as maps:
         assert maps.read().count(str(kept_in(cache)[0])) == 2
+
+
+def pickled_for_a_spawned_process(index) -> bytes:
+    set_spawning_popen(object())
+    try:
+        return pickle.dumps(index)
+    finally:
+        set_spawning_popen(None)
+
+
+def test_a_spawned_process_maps_the_index_and_gets_no_copy(tmp_path):
+    folder, cache = tmp_path / "data", tmp_path / "cache"
+    folder.mkdir()
+    SOURCES["tar"].write(folder)
+    settled(folder)
+    index = dataset(folder, cache)._samples.index
+    (kept,) = kept_in(cache)
+    sent, elsewhere = pickled_for_a_spawned_process(index), pickle.dumps(index)
+    assert str(kept).encode() in sent and str(kept).encode() not in elsewhere
+    for found in (pickle.loads(sent), pickle.loads(elsewhere)):
+        assert identity_of(found, None, (0, 1)) == identity_of(index, None, (0, 1)) and found.paths == index.paths
+    assert not pickle.loads(sent).extents.rows.flags.writeable
+
+    kept.replace(cache / "away")
+    copy = pickle.loads(pickled_for_a_spawned_process(index))
+    assert identity_of(copy, None, (0, 1)) == identity_of(index, None, (0, 1))
+    shutil.copy(cache / "away", kept)
+    with pytest.raises(stored_index.Damaged, match="was made again while a process began"):
+        pickle.loads(sent)
+
+
+def test_workers_of_every_kind_read_with_a_kept_index(tmp_path, data):
+    expected = values(data, tmp_path / "cache")
+    for method in ("fork", "spawn"):
+        found = dataset(data, tmp_path / "cache")
+        loader = DataLoader(found, batch_size=None, num_workers=2, multiprocessing_context=method)
+        assert sorted(int(row[0]) for batch in loader for row in batch) == expected
 
 
 def test_an_index_of_an_older_form_is_made_again(tmp_path, data, monkeypatch):

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from multiprocessing.context import get_spawning_popen
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
@@ -44,6 +45,16 @@ class Readers(Protocol[Made]):
         """Return what reads the samples of a `tables.TableIndex`."""
 
 
+class MappedFile(Protocol):
+    """A file that an index is mapped from."""
+
+    def is_there(self) -> bool:
+        """Return whether its path still names this file."""
+
+    def index(self) -> SampleIndex:
+        """Return its index; any process of this machine may call it."""
+
+
 @dataclass(frozen=True, eq=False, init=False, repr=False)
 class SampleIndex(ABC):
     """Where the samples of some files lie. Sample ids run through the files in order.
@@ -55,9 +66,11 @@ class SampleIndex(ABC):
             changed.
         mtime_ns: int64 (F,), last modification, when indexed.
         first_sample: int64 (F + 1,), id of each file's first sample, then the number of samples N.
+        mapped_from: the file that the arrays are mapped from, if they are of one.
     """
 
     kind: ClassVar[str]
+    mapped_from: ClassVar[MappedFile | None] = None  # of an instance, and no part of its value
     paths: Sequence[str]
     size_bytes: np.ndarray
     mtime_ns: np.ndarray
@@ -66,6 +79,19 @@ class SampleIndex(ABC):
     def __len__(self) -> int:
         """Return the number of samples in all files."""
         return int(self.first_sample[-1])
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Let a process that this one spawns map the same file: a copy could be of a gigabyte.
+
+        Other pickles may go to another machine, so they have the arrays.
+        """
+        if self.mapped_from and get_spawning_popen() and self.mapped_from.is_there():
+            return self.mapped_from.index, ()
+        return super().__reduce_ex__(protocol)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state of a copy, whose arrays are its own."""
+        return {name: value for name, value in self.__dict__.items() if name != "mapped_from"}
 
     def joined_paths(self, more: Sequence[str] = ()) -> np.ndarray:
         """Return `paths`, then ``more`` paths, as `paths.joined` does: uint8, one dimension."""

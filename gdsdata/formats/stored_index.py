@@ -68,6 +68,39 @@ class Stored:
     facts: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class StoredAt:
+    """A file with an index: a path, and which of the files that may have had it."""
+
+    path: str
+    device: int
+    inode: int
+    size_bytes: int
+
+    @classmethod
+    def of(cls, path: str, status: os.stat_result) -> StoredAt:
+        return cls(os.path.abspath(path), status.st_dev, status.st_ino, status.st_size)
+
+    def is_there(self) -> bool:
+        """Return whether the path still names this file."""
+        try:
+            return StoredAt.of(self.path, os.stat(self.path)) == self
+        except OSError:
+            return False
+
+    def index(self) -> SampleIndex:
+        """Return the file's index.
+
+        Raises:
+            Damaged: the path names another file meanwhile.
+            OSError: it is not available.
+        """
+        index = read(self.path).index
+        if index.mapped_from != self:
+            raise Damaged(f"{self.path} was made again while a process began that needs it: start it again")
+        return index
+
+
 def write(file: BinaryIO, stored: Stored) -> None:
     """Write an index and its facts, from the start of a file.
 
@@ -110,7 +143,9 @@ def read(path: str) -> Stored:
         described = file.read(length)
         if checksum != _checksum(np.frombuffer(described, np.uint8)):
             raise Damaged(f"{path}: the description's checksum differs")
-        content = _mapped(file) if _is_local(file) else _content_of(file)
+        is_local = _is_local(file)
+        content = _mapped(file) if is_local else _content_of(file)
+        place = StoredAt.of(path, os.fstat(file.fileno()))
     said = json.loads(described)
     begin = _begin_of_blocks(length)
     blocks = [content[begin + at : begin + at + size] for at, size, _ in said["blocks"]]
@@ -118,7 +153,10 @@ def read(path: str) -> Stored:
         if len(block) != size or _checksum(block) != expected:
             raise Damaged(f"{path}: a block's checksum differs")
     values = _Values(blocks, said["shared"])
-    return Stored(values.of(said["index"]), values.of(said["facts"]))
+    index = values.of(said["index"])
+    if is_local:
+        object.__setattr__(index, "mapped_from", place)
+    return Stored(index, values.of(said["facts"]))
 
 
 def _is_local(file: BinaryIO) -> bool:
