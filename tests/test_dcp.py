@@ -321,7 +321,10 @@ def both_save_plans(state, **arguments):
         planner.set_up_planner(state, is_coordinator=True)
         plan = planner.create_local_plan()
         found = [planner.lookup_object(item.index) for item in plan.items]
-        plans.append((plan, planner.mappings, [id(value) for value in found if isinstance(value, torch.Tensor)]))
+        whole = planner.create_global_plan([plan])
+        hints = [item.index.index for item in whole[0][0].items]
+        tensors_found = [id(value) for value in found if isinstance(value, torch.Tensor)]
+        plans.append((plan, planner.mappings, tensors_found, whole, hints))
     return plans
 
 

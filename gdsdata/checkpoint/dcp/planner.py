@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections import OrderedDict
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, TypeGuard
 
 import torch
@@ -11,6 +13,7 @@ from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.default_planner import create_default_local_load_plan, create_default_local_save_plan
 from torch.distributed.checkpoint.metadata import (
     STORAGE_TYPES,
+    BytesStorageMetadata,
     ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
@@ -61,9 +64,10 @@ class GDSSavePlanner(DefaultSavePlanner):
         if not self.flatten_state_dict or caches_plans(self):
             return super().create_local_plan()
         items = []
+        known: dict[Any, TensorWriteData] = {}
         for name, value in self.state_dict.items():
             if _is_plain(value):
-                items.append(_write_of_all(name, value))
+                items.append(_write_of_all(name, value, known))
             else:
                 items += create_default_local_save_plan({name: value}, self.is_coordinator).items
         self.plan = SavePlan(items, planner_data=self.mappings)
@@ -71,7 +75,11 @@ class GDSSavePlanner(DefaultSavePlanner):
 
     @collector_paused()
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        return super().create_global_plan(all_plans)
+        made = None if caches_plans(self) or not self.flatten_state_dict else _global_plan_of_one_rank(all_plans)
+        if made is None:
+            return super().create_global_plan(all_plans)
+        self.global_plan, self.metadata = made
+        return made
 
     def lookup_object(self, index: MetadataIndex) -> Any:
         found = self.state_dict.get(index.fqn)
@@ -204,13 +212,58 @@ def _is_all(value: Any, index: MetadataIndex) -> TypeGuard[torch.Tensor]:
     return _is_plain(value) and (index.offset is None or not any(index.offset))
 
 
-def _write_of_all(name: str, tensor: torch.Tensor) -> WriteItem:
-    """Return the item that writes all of a plain tensor."""
+def _write_of_all(name: str, tensor: torch.Tensor, known: dict[Any, TensorWriteData]) -> WriteItem:
+    """Return the item that writes all of a plain tensor.
+
+    Args:
+        name: of the tensor.
+        tensor: the tensor.
+        known: the data of earlier items. Tensors that are alike share it, so ``.metadata`` has it
+            once.
+    """
     size = tensor.shape
-    begin = torch.Size([0] * len(size))
-    chunk, properties = ChunkStorageMetadata(begin, size), TensorProperties.create_from_tensor(tensor)
-    data = TensorWriteData(chunk, properties, size)
-    return WriteItem(MetadataIndex(name, begin), WriteItemType.TENSOR, tensor_data=data)
+    kind = tensor.dtype, tensor.layout, size, tensor.stride(), tensor.requires_grad, tensor.is_pinned()
+    data = known.get(kind)
+    if data is None:
+        chunk = ChunkStorageMetadata(_origin(len(size)), size)
+        data = known[kind] = TensorWriteData(chunk, TensorProperties.create_from_tensor(tensor), size)
+    return WriteItem(MetadataIndex(name, data.chunk.offsets, 0), WriteItemType.TENSOR, tensor_data=data)
+
+
+@functools.cache
+def _origin(dimensions: int) -> torch.Size:
+    return torch.Size([0] * dimensions)
+
+
+def _global_plan_of_one_rank(all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata] | None:
+    """Return the global plan and the metadata of one rank that writes whole values.
+
+    None if only torch can make them: it finds what several ranks have in common, and checks that
+    parts make a whole.
+    """
+    if len(all_plans) != 1:
+        return None
+    (plan,) = all_plans
+    metadata: dict[str, STORAGE_TYPES] = {}
+    items = []
+    for item in plan.items:
+        name, data = item.index.fqn, item.tensor_data
+        if name in metadata:
+            return None
+        if item.type is WriteItemType.BYTE_IO:
+            metadata[name] = BytesStorageMetadata()
+        elif item.type is WriteItemType.TENSOR and _is_of_all(data):
+            metadata[name] = TensorStorageMetadata(data.properties, data.size, [data.chunk])
+            if item.index.index != 0:
+                item = replace(item, index=replace(item.index, index=0))
+        else:
+            return None
+        items.append(item)
+    return [replace(plan, items=items)], Metadata(metadata, planner_data=plan.planner_data)
+
+
+def _is_of_all(data: TensorWriteData | None) -> TypeGuard[TensorWriteData]:
+    return data is not None and data.chunk.sizes == data.size and not any(data.chunk.offsets)
 
 
 def _read_of_all(name: str, value: Any, stored: STORAGE_TYPES | None) -> ReadItem | None:
@@ -223,7 +276,7 @@ def _read_of_all(name: str, value: Any, stored: STORAGE_TYPES | None) -> ReadIte
     size = value.shape
     if stored.size != size or stored.chunks[0].sizes != size or 0 in size:
         return None
-    begin = torch.Size([0] * len(size))
+    begin = _origin(len(size))
     if stored.chunks[0].offsets != begin:
         return None
     index = MetadataIndex(name, begin, 0)
