@@ -1,9 +1,7 @@
 """torch and safetensors read gdsdata's checkpoints. An old one stays until the new is complete."""
 
-import collections
 import contextlib
 import errno
-import io
 import os
 import pickle
 import stat
@@ -20,7 +18,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file
-from test_checkpoint import DEVICES, SAFE_DTYPES, assert_same, awkward, nests, tensors, trained, values
+from test_checkpoint import DEVICES, SAFE_DTYPES, assert_same, awkward, nests, trained, values
 
 import gdsdata
 from gdsdata import EngineOptions
@@ -28,7 +26,6 @@ from gdsdata.checkpoint import file_writer
 from gdsdata.checkpoint.open_file import OpenFile
 from gdsdata.checkpoint.torch_zip import zip_layout
 from gdsdata.checkpoint.torch_zip.archive import open_archive
-from gdsdata.checkpoint.torch_zip.pickling import pickle_with_storages
 from gdsdata.errors import IoError
 from gdsdata.io.engine import kept_engine
 
@@ -64,66 +61,6 @@ def test_torch_reads_any_nest(tmp_path, state):
     gdsdata.save(state, tmp_path / "x.pt")
     assert_same(torch.load(tmp_path / "x.pt"), state)
     assert zipfile.ZipFile(tmp_path / "x.pt").testzip() is None, "a checksum differs"
-
-
-def torchs_pickle(state) -> bytes:
-    file = io.BytesIO()
-    torch.save(state, file)
-    return zipfile.ZipFile(file).read("archive/data.pkl")
-
-
-def with_attribute(tensor):
-    tensor.note = "of mine"
-    return tensor
-
-
-# How a tensor is derived from another one; most share its memory.
-KINDS = [
-    lambda one: one,
-    lambda one: one.detach(),
-    lambda one: one[:1],
-    lambda one: one.reshape(-1)[:1].squeeze(),  # of no dimensions, unless it is empty
-    lambda one: one.detach().requires_grad_(one.is_floating_point()),
-    lambda one: one.detach().requires_grad_(one.is_floating_point())[::2],  # with a grad_fn
-    lambda one: torch.nn.Parameter(one, one.is_floating_point()),
-    lambda one: torch.nn.Buffer(one),
-    lambda one: with_attribute(one.detach()),
-    lambda one: with_attribute(torch.nn.Parameter(one, False)),
-    lambda one: one.conj(),
-    lambda one: torch.randn(3, dtype=torch.complex64).conj(),
-    lambda one: torch.randn(3, dtype=torch.complex64).conj().imag,  # with the bit for negated values
-    lambda one: torch.empty_like(one, device="meta"),
-    lambda one: torch.eye(3).to_sparse(),
-    lambda one: torch.eye(3).to_sparse_csr(),
-    lambda one: torch.quantize_per_tensor(torch.randn(20), 0.1, 3, torch.quint8),
-    lambda one: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
-    lambda one: torch.zeros(3, dtype=torch.complex32),
-    lambda one: [floats := torch.ones(3), floats.storage(), floats],
-    lambda one: [octets := torch.ones(3, dtype=torch.uint8), octets.untyped_storage(), octets],
-    lambda one: [collections.OrderedDict(), collections.OrderedDict(a=one)],
-    lambda one: with_attribute(collections.OrderedDict()),
-]
-kinds = st.builds(lambda one, kinds: [kind(one) for kind in kinds], tensors, st.lists(st.sampled_from(KINDS)))
-
-
-@given(st.recursive(kinds, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4)))
-@settings(max_examples=200, deadline=None)
-def test_the_pickle_is_torchs_own_byte_for_byte(state):
-    assert pickle_with_storages(state)[0] == torchs_pickle(state)
-
-
-@pytest.mark.parametrize("number", range(len(KINDS)))
-def test_the_pickle_of_each_kind_is_torchs_own(number):
-    state = KINDS[number](torch.arange(6.0).reshape(2, 3))
-    assert pickle_with_storages(state)[0] == torchs_pickle(state)
-
-
-def test_torch_warns_of_a_hook_that_is_not_saved():
-    hooked = torch.ones(3, requires_grad=True)
-    hooked.register_hook(lambda gradient: gradient)
-    with pytest.warns(UserWarning, match="backward hook .* will not be serialized"):
-        pickled, _ = pickle_with_storages(hooked)
-    assert pickled == torchs_pickle(torch.ones(3, requires_grad=True))
 
 
 @pytest.mark.gpu

@@ -20,7 +20,9 @@
 #include "python/checksums.h"
 #include "python/gil.h"
 #include "python/page_memory.h"
+#include "python/parts.h"
 #include "python/samples.h"
+#include "python/state_pickler.h"
 #include "python/values.h"
 
 namespace py = pybind11;
@@ -74,6 +76,8 @@ PYBIND11_MODULE(_engine, module) {
   bind_checksums(module);
   bind_page_memory(module);
   bind_samples(module);
+  bind_parts(module);
+  bind_state_pickler(module);
   bind_interpreter_end(module);
   module.def(
       "pickle_claims_too_much",

@@ -81,11 +81,10 @@ def load_torch_file(file: OpenFile, reader: TensorReader, device: torch.device, 
     """
     try:
         archive = open_archive(file)
-        devices = [device] * len(archive.storages)
+        explained = _torch_errors_explained(file, weights_only)
+        return archive_reader.read(archive, reader, lambda _: device, device, weights_only, explained)
     except NotPlain as why:
         return _load_by_torch(file, why, device, weights_only)
-    explained = _torch_errors_explained(file, weights_only)
-    return archive_reader.read(archive, reader, devices, device, weights_only, explained)
 
 
 def contents_of(
@@ -110,15 +109,14 @@ def contents_of(
         archive = open_archive(file)
         if (structure := archive_reader.unpickle_structure(archive)) is not None:
             return Contents(structure, _unchanged)
-        devices = [device] * len(archive.storages)
+        without_values = _unpickled_without_values(file, archive, weights_only)
+        if without_values is not None:
+            return without_values
+        explained = _torch_errors_explained(file, weights_only)
+        value = archive_reader.read(archive, make_reader(), lambda _: device, device, weights_only, explained)
+        return Contents(value, _unchanged)
     except NotPlain as why:
         return Contents(_load_by_torch(file, why, device, weights_only), _unchanged)
-    without_values = _unpickled_without_values(file, archive, weights_only)
-    if without_values is not None:
-        return without_values
-    explained = _torch_errors_explained(file, weights_only)
-    value = archive_reader.read(archive, make_reader(), devices, device, weights_only, explained)
-    return Contents(value, _unchanged)
 
 
 def _unchanged(path: Path, leaf: Any) -> Any:

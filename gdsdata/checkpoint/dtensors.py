@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from gdsdata.checkpoint.tree import Path, leaves, map_leaves, name_of
+from gdsdata.checkpoint.tree import Path, any_leaf, leaves, map_leaves, name_of
 
 
 def _dtensor() -> Any:
@@ -22,7 +22,7 @@ def _dtensor() -> Any:
 def has_dtensors(tree: Any) -> bool:
     """Return whether a leaf of a tree is a DTensor."""
     kind = _dtensor()
-    return kind is not None and any(isinstance(one.value, kind) for one in leaves(tree))
+    return kind is not None and any_leaf(tree, lambda leaf: isinstance(leaf, kind))
 
 
 def local_parts(tree: Any) -> Any:

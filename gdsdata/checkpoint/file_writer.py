@@ -91,20 +91,29 @@ class FileWriter:
         Stream semantics: bytes on a GPU are read after the current work of its current stream.
         """
         with collector_resumed():
-            gaps = self._held_gaps(extents)
+            gaps = self._held_gaps([(offset, tensor.nbytes) for offset, tensor in extents])
             checksums = self._writer_of(extents, gaps)()
             self._release_gaps(extents, gaps)
             self._write_whole_pages()
             return checksums
 
-    def write_in_batches(self, extents: Sequence[Extent]) -> Generator[int, None, None]:
+    def write_in_batches(
+        self, extents: Iterable[Extent], places: Sequence[tuple[int, int]] | None = None
+    ) -> Generator[int, None, None]:
         """Write extents as `write` does, and yield the CRC-32 of each.
 
         The caller handles one CRC-32 while later extents are written.
 
+        Args:
+            extents: each is asked for when it is due.
+            places: where each extent goes, and its size in bytes; None: ``extents`` is a sequence.
+
         Closing the generator cancels batches that have not begun, and waits for those that have.
         """
-        gaps = self._held_gaps(extents)
+        if places is None:
+            extents = list(extents)
+            places = [(offset, tensor.nbytes) for offset, tensor in extents]
+        gaps = self._held_gaps(places)
         begun: deque[tuple[list[Extent], Future[list[int]]]] = deque()
 
         def checksums_of_first() -> list[int]:
@@ -211,12 +220,12 @@ class FileWriter:
 
         return write_and_join
 
-    def _held_gaps(self, extents: Sequence[Extent]) -> dict[int, int]:
+    def _held_gaps(self, places: Sequence[tuple[int, int]]) -> dict[int, int]:
         """Return `_short_gaps`, and hold their pages until `_release_gaps`.
 
         These pages are written with the extents.
         """
-        gaps = _short_gaps(extents)
+        gaps = _short_gaps(places)
         for end, begin in gaps.items():
             self._pages.hold(begin, end)
         return gaps
@@ -278,12 +287,12 @@ def _batches(extents: Iterable[Extent]) -> Iterator[list[Extent]]:
         yield batch
 
 
-def _short_gaps(extents: Sequence[Extent]) -> dict[int, int]:
-    """Return the short gaps between whole pages of the extents.
+def _short_gaps(places: Sequence[tuple[int, int]]) -> dict[int, int]:
+    """Return the short gaps between whole pages of extents.
 
     For each, the key is where it ends in the file, and the value where it begins.
     """
-    cuts = [(offset, *_whole_pages(offset, tensor.nbytes)) for offset, tensor in extents]
+    cuts = [(offset, *_whole_pages(offset, size_bytes)) for offset, size_bytes in places]
     whole = sorted((offset + begin, offset + end) for offset, begin, end in cuts if begin < end)
     return {begin: end for (_, end), (begin, _) in itertools.pairwise(whole) if 0 < begin - end <= _SHORT_GAP_BYTES}
 

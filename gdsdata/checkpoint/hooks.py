@@ -19,7 +19,7 @@ from gdsdata.checkpoint.open_file import OpenFile
 from gdsdata.checkpoint.tensor_reader import TensorReader
 from gdsdata.checkpoint.torch_zip import archive_reader, archive_writer, torch_config
 from gdsdata.checkpoint.torch_zip.archive import open_archive
-from gdsdata.checkpoint.torch_zip.unpickling import NotPlain
+from gdsdata.checkpoint.torch_zip.unpickling import NotPlain, SavedStorage
 from gdsdata.errors import CorruptData, NotReplaceable
 from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions
@@ -145,14 +145,19 @@ def _load(
         with collector_paused():
             file = OpenFile(os.fsdecode(f))
             archive = open_archive(file)
-            devices = [_device_for(storage.location, map_location) for storage in archive.storages]
-    except (NotPlain, CorruptData, _NotOurs):
+    except (NotPlain, CorruptData):
         return by_torch()
+
+    def device_of(storage: SavedStorage) -> torch.device:
+        return _device_for(storage.location, map_location)
+
     reader = TensorReader(EngineOptions(), verify=False)
     with _path_noted(f):
         try:
             with collector_paused():
-                return archive_reader.read(archive, reader, devices, map_location, weights_only)
+                return archive_reader.read(archive, reader, device_of, map_location, weights_only)
+        except (NotPlain, _NotOurs):
+            pass
         except CorruptData:
             file.check_unchanged()
     return by_torch()  # raises torch's own errors for damaged files

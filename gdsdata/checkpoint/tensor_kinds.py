@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from gdsdata import torch_private
-from gdsdata.checkpoint.tree import leaves, name_of
+from gdsdata.checkpoint.tree import any_leaf, leaves, name_of
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
@@ -47,12 +47,18 @@ def check_has_values(state: Any) -> None:
     Raises:
         ValueError: a tensor is; the message has its name.
     """
+    if not any_leaf(state, _has_no_values):
+        return
     for one in leaves(state):
-        if isinstance(one.value, torch.Tensor) and one.value.is_meta:
+        if _has_no_values(one.value):
             raise ValueError(
                 f"{name_of(one.path)} is on the meta device and has no values to save: leave it out of the state, or "
                 "make it by to_empty(device=...) and give it values"
             )
+
+
+def _has_no_values(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_meta
 
 
 def are_of_one_kind(one: Any, other: Any) -> bool:

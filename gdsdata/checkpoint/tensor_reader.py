@@ -21,6 +21,7 @@ from gdsdata.checkpoint.threads import submit_or_call
 from gdsdata.checkpoint.tree import Path, name_of
 from gdsdata.errors import CorruptData
 from gdsdata.io import engine
+from gdsdata.io.new_memory import new_storage
 from gdsdata.io.options import EngineOptions
 
 # Rows are read together with the gaps between them if the mean gap is smaller than this: the gaps'
@@ -192,7 +193,7 @@ class TensorReader:
         for group in _overlapping(wanted):
             begin = min(stored.offset for _, stored in group)
             end = max(stored.offset + stored.span_bytes for _, stored in group)
-            storage = engine.new_storage(end - begin, device)
+            storage = new_storage(end - begin, device)
             self.bytes_into(bytes_of_storage(storage), group[0][1].record, begin, name_of(group[0][0]))
             for path, stored in group:
                 first = (stored.offset - begin) // stored.dtype.itemsize
@@ -203,6 +204,10 @@ class TensorReader:
     def afterwards(self, call: Callable[[], object]) -> None:
         """Have `run` make a call when all bytes are in place."""
         self._afterwards.append(call)
+
+    def cancel(self) -> None:
+        """Begin no more reads, and wait for those that have begun."""
+        self._batches.shutdown(cancel_futures=True)
 
     def run(self) -> None:
         """Read what is left, compare checksums, and make the calls of `afterwards`.

@@ -58,6 +58,19 @@ def leaves(tree: Any, path: Path = (), holder: Any = None) -> Iterator[Leaf]:
             yield Leaf((*path, key), tree, value)
 
 
+def any_leaf(tree: Any, holds: Callable[[Any], bool]) -> bool:
+    """Return whether something holds for a leaf of a tree.
+
+    It is faster than `leaves`, because it makes no paths.
+    """
+    if not _is_container(tree):
+        return holds(tree)
+    for value in tree.values() if isinstance(tree, dict) else tree:
+        if any_leaf(value, holds) if type(value) in _CONTAINERS else holds(value):
+            return True
+    return False
+
+
 def map_leaves(tree: Any, change: Callable[[Path, Any], Any], path: Path = ()) -> Any:
     """Return a tree with ``change(path, value)`` in the place of each leaf.
 

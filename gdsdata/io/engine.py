@@ -45,10 +45,13 @@ Mark = _engine.Mark
 Output = _engine.Output
 PageMemory = _engine.PageMemory
 Residence = _engine.Residence
+StatePickler = _engine.StatePickler
 pickle_claims_too_much = _engine.pickle_claims_too_much
 touch = _engine.touch
 crc32_joined = _engine.crc32_joined
 crc32c_of_rows = _engine.crc32c_of_rows
+copy_parts = _engine.copy_parts
+crc32_of_parts = _engine.crc32_of_parts
 find_files = _engine.find_files
 locate = _engine.locate
 permute = _engine.permute
@@ -57,6 +60,7 @@ unpack_extents = _engine.unpack_extents
 direct_refusals = _engine.direct_refusals
 noted_fallbacks = _engine.noted_fallbacks
 cufile_dma_is_possible = _engine.cufile_dma_is_possible
+prefer_huge_pages = _engine.prefer_huge_pages
 
 # DLPack's types (dlpack.h): a code, the bits of an element, and how many elements torch counts as
 # one. The codes are 0 int, 1 uint, 2 float, 4 bfloat, 5 complex, 6 bool; small floats have others.
@@ -259,17 +263,6 @@ def read_each(descriptor: int, path: str, offsets: Sequence[int], size_bytes: in
         IoError: the storage refuses a read.
     """
     return _engine.read_each(descriptor, path, np.array(offsets, np.int64), size_bytes).tobytes()
-
-
-def new_storage(size_bytes: int, device: torch.device) -> torch.UntypedStorage:
-    """Allocate memory for a read: on the CPU in huge pages, if the system has them.
-
-    Touching new memory page by page takes longer than the read.
-    """
-    storage = torch.UntypedStorage(size_bytes, device=device)  # type: ignore[no-untyped-call]
-    if device.type == "cpu":
-        _engine.prefer_huge_pages(storage)
-    return storage
 
 
 def stream_of(device: torch.device) -> int:

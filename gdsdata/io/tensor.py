@@ -15,7 +15,8 @@ from gdsdata import torch_private
 from gdsdata.errors import EngineClosed
 from gdsdata.io.calibration import calibrated
 from gdsdata.io.calls import ReadCalls
-from gdsdata.io.engine import kept_engine, new_storage, reaches, resolved, shared_engine, stream_of
+from gdsdata.io.engine import kept_engine, reaches, resolved, shared_engine, stream_of
+from gdsdata.io.new_memory import new_storage
 from gdsdata.io.options import EngineOptions
 
 _PRIORITIES = ("background", "training")

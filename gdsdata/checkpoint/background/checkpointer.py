@@ -24,7 +24,6 @@ from gdsdata.checkpoint.background.staging import Snapshots
 from gdsdata.checkpoint.background.staging_memory import Staging
 from gdsdata.checkpoint.background.states import check_state, restored, state_of, target_of
 from gdsdata.checkpoint.dtensors import local_parts, with_dtensors
-from gdsdata.checkpoint.tensor_kinds import check_has_values
 from gdsdata.checkpoint.threads import DaemonThreads
 from gdsdata.errors import CorruptData, EngineClosed, SaveAborted
 from gdsdata.io import engine
@@ -150,7 +149,6 @@ class AsyncCheckpointer:
             step = whole_number("step", step, 0)
             check_state(state, Mapping)
             states = {name: local_parts(state_of(one)) for name, one in state.items()}
-            check_has_values(states)
             job = SaveJob(step, states, self._staging, self._snapshots)
         except Exception as error:
             if not self._closed:

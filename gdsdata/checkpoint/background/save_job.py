@@ -10,16 +10,19 @@ from collections.abc import Iterator
 from concurrent.futures import wait
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 
-from gdsdata.checkpoint.background.staging import Part, Snapshots, Staged, pieces
+from gdsdata.checkpoint.background.staging import NO_SOURCES, Part, Piece, Snapshots, Sources, Staged, pieces
 from gdsdata.checkpoint.background.staging_memory import Staging
-from gdsdata.checkpoint.file_writer import FileWriter, crc32_of_all
+from gdsdata.checkpoint.file_writer import Extent, FileWriter, crc32_of_all
 from gdsdata.checkpoint.gc_pause import collector_paused
 from gdsdata.checkpoint.stored import bytes_of_storage
+from gdsdata.checkpoint.tensor_kinds import check_has_values
 from gdsdata.checkpoint.threads import DaemonThreads
-from gdsdata.checkpoint.torch_zip.archive_writer import Layout
 from gdsdata.checkpoint.torch_zip.pickling import pickle_with_storages
+from gdsdata.checkpoint.torch_zip.state_layout import SHORT_BYTES, StateLayout
+from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions
 
 
@@ -32,6 +35,10 @@ class SaveJob:
         staging: the host memory that the state passes through.
         snapshots: copies the state on its devices if there is room.
 
+    Raises:
+        ValueError: a tensor is on the meta device.
+        RuntimeError, pickle.PicklingError, ...: as `pickle_with_storages` does.
+
     Attributes:
         step: the step.
         size_bytes: the size of all storages.
@@ -42,21 +49,25 @@ class SaveJob:
     @collector_paused()
     def __init__(self, step: int, state: dict[str, Any], staging: Staging, snapshots: Snapshots) -> None:
         self.step = step
-        pickled, storages = pickle_with_storages(state)
-        self._storages = [bytes_of_storage(storage) for storage in storages]
-        sizes_bytes = [one.nbytes for one in self._storages]
-        self.size_bytes = sum(sizes_bytes)
-        self._layout = Layout(pickled, sizes_bytes)
+        pickled = pickle_with_storages(state)
+        if not pickled.has_only_plain_tensors:
+            check_has_values(state)
+        storages = pickled.storages
+        self.size_bytes = int(pickled.sizes_bytes.sum())
+        self._sources = Sources(storages, pickled.addresses, pickled.devices < 0)
+        self._layout = StateLayout(pickled.pickle, pickled.sizes_bytes)
+        self._checksums = np.zeros(len(storages), np.uint32)
+        self._has_header = np.zeros(len(storages), np.bool_)  # written with the storage
         self._staging = staging
         self._staged: queue.SimpleQueue[Staged | BaseException | None] = queue.SimpleQueue()  # None: the end
         self._cancelled = threading.Event()  # what is staged will not be written
         # Writing begins when the state is staged, or finds no room: two threads that ask for the
         # GIL slow each other.
         self._may_write = threading.Event()
-        self._snapshot = snapshots.take(self._storages)
+        self._snapshot = snapshots.take([bytes_of_storage(one) for one in storages]) if snapshots.makes_any else None
         self.is_copied = self._snapshot is not None
         if self._snapshot is not None:
-            self._storages = self._snapshot.storages
+            self._sources = Sources.of(self._snapshot.storages)
 
     def stage(self) -> None:
         """Copy the state to the host, as fast as there is room.
@@ -75,7 +86,7 @@ class SaveJob:
             self._staged.put(error)
             raise
         finally:
-            self._storages = []
+            self._sources = NO_SOURCES
             if self._snapshot:
                 self._snapshot.release()
             if self._cancelled.is_set():
@@ -84,16 +95,15 @@ class SaveJob:
             self._may_write.set()
 
     def _stage_pieces(self, copied: dict[torch.device, torch.cuda.Event]) -> None:
-        sizes = [one.nbytes for one in self._storages]
-        gpus = (one.device for one in self._storages if one.device.type == "cuda")
-        self._staging.expect(self._layout.end, next(gpus, None), hurries=not self.is_copied)
-        for piece in pieces(self._layout.offsets, sizes, self._staging.piece_bytes):
+        self._staging.expect(self._layout.end, self._sources.first_gpu, hurries=not self.is_copied)
+        records = self._layout.storages
+        for piece in pieces(records.offsets, records.sizes_bytes, self._staging.piece_bytes):
             memory = self._staging.take(self._cancelled.is_set, self._may_write.set)
             if memory is None:
                 return
             staged = Staged(piece, memory)
             try:
-                staged.copy_from(self._storages)
+                staged.copy_from(self._sources)
             finally:
                 copied |= staged.copied
                 self._staged.put(staged)
@@ -110,8 +120,9 @@ class SaveJob:
         Raises:
             IoError: the file cannot be written, or the disk is full.
         """
-        parts_of: list[list[tuple[int, int, int]]] = [[] for _ in self._layout.offsets]  # begin, CRC-32, size
-        with FileWriter(path, self._layout.end, options) as writer:
+        layout = self._layout
+        parts_of: dict[int, list[tuple[int, int, int]]] = {}  # of each storage: begin, CRC-32, size
+        with FileWriter(path, layout.end, options) as writer:
             written = []
             try:
                 for staged in self._staged_pieces():
@@ -120,9 +131,13 @@ class SaveJob:
                 wait(written)
             for one in written:
                 for part, checksum in one.result():
-                    parts_of[part.storage].append((part.begin, checksum, part.size_bytes))
-            checksums = [crc32_of_all(*(part[1:] for part in sorted(parts))) for parts in parts_of]
-            writer.write_bytes(self._layout.frame(checksums))
+                    parts_of.setdefault(part.storage, []).append((part.begin, checksum, part.size_bytes))
+            for storage, parts in parts_of.items():
+                self._checksums[storage] = crc32_of_all(*(part[1:] for part in sorted(parts)))
+            writer.write_bytes(layout.contents())
+            without_header = np.flatnonzero(~self._has_header).tolist()
+            writer.write_bytes(layout.header(i, int(self._checksums[i])) for i in without_header)
+            writer.write_bytes([layout.directory(self._checksums)])
             writer.commit()
         return self._layout.end
 
@@ -153,18 +168,49 @@ class SaveJob:
         self._staging.release(staged.memory)
 
     def _write_piece(self, writer: FileWriter, staged: Staged) -> list[tuple[Part, int]]:
+        """Write a piece.
+
+        Returns:
+            The checksums of the parts that were not written with their headers.
+        """
         try:
             staged.wait()
-            parts = staged.piece.parts
             if self._cancelled.is_set():
                 return []
-            checksums = writer.write([(part.file_offset, staged.bytes_of(part)) for part in parts])
-            return list(zip(parts, checksums, strict=True))
+            runs, others = self._runs_of(staged.piece)
+            whole = [self._with_headers(staged, first, last) for first, last in runs]
+            parts = staged.piece.parts_of(others)
+            checksums = writer.write([*whole, *((part.file_offset, staged.bytes_of(part)) for part in parts)])
+            return list(zip(parts, checksums[len(whole) :], strict=True))
         except BaseException:
             self._cancelled.set()
             raise
         finally:
             self._staging.release(staged.memory)
+
+    def _runs_of(self, piece: Piece) -> tuple[list[tuple[int, int]], list[int]]:
+        """Divide the storages of a piece into two.
+
+        Returns:
+            Runs of short storages of which the piece has all, the headers included: where each run
+            begins and ends. And the other storages.
+        """
+        records, within = self._layout.storages, slice(piece.first, piece.last)
+        is_whole = (piece.sizes_bytes == records.sizes_bytes[within]) & (piece.sizes_bytes < SHORT_BYTES)
+        is_whole &= records.header_offsets[within] >= piece.file_begin
+        cuts = np.flatnonzero(np.diff(is_whole, prepend=False, append=False)) + piece.first
+        others = np.flatnonzero(~is_whole) + piece.first
+        return list(zip(cuts[::2].tolist(), cuts[1::2].tolist(), strict=True)), others.tolist()
+
+    def _with_headers(self, staged: Staged, first: int, last: int) -> Extent:
+        """Put headers between the storages of a run, and return where the run goes in the file."""
+        records, file_begin, run = self._layout.storages, staged.piece.file_begin, slice(first, last)
+        places = records.offsets[run] - file_begin
+        self._checksums[run] = engine.crc32_of_parts(staged.memory, places, records.sizes_bytes[run])
+        self._layout.stamp(staged.memory.numpy(), file_begin, first, last, self._checksums)
+        self._has_header[run] = True
+        begin, end = int(records.header_offsets[first]), int(records.offsets[last - 1] + records.sizes_bytes[last - 1])
+        return begin, staged.memory[begin - file_begin : end - file_begin]
 
 
 class FailedJob:

@@ -8,19 +8,26 @@ from __future__ import annotations
 import collections
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from gdsdata.checkpoint.partial_pages import PAGE_BYTES
-from gdsdata.io.engine import warn_once
+from gdsdata.checkpoint.stored import bytes_of_storage
+from gdsdata.io import engine
 
+Column = NDArray[np.int64]
+
+# torch copies longer parts with several threads. A call of it takes as long as copying 64 KiB.
+_COPIED_ALONE_BYTES = 64 << 10
 _MOST_COPIED_ON_CPU_BYTES = 16 << 20  # enough for counters and generators beside tensors on GPUs
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """Consecutive bytes of a storage in a piece.
 
     Attributes:
@@ -42,14 +49,41 @@ class Piece:
 
     Attributes:
         file_begin: where it begins: at a whole page of the file.
-        parts: all that the range has of storages.
+        first: the index of the first storage that has bytes in the range.
+        begins, file_offsets, sizes_bytes: for that storage and the following ones, the columns of
+            their `Part`.
     """
 
     file_begin: int
-    parts: list[Part]
+    first: int
+    begins: Column
+    file_offsets: Column
+    sizes_bytes: Column
+
+    @property
+    def last(self) -> int:
+        """The index after the last storage."""
+        return self.first + len(self.begins)
+
+    @property
+    def places(self) -> Column:
+        """Where the parts lie in the buffer."""
+        return self.file_offsets - self.file_begin
+
+    @property
+    def parts(self) -> list[Part]:
+        """All that the range has of storages."""
+        return self.parts_of(range(self.first, self.last))
+
+    def parts_of(self, storages: Iterable[int]) -> list[Part]:
+        """Return what the range has of some storages."""
+        rows = [(storage, storage - self.first) for storage in storages]
+        columns = self.begins, self.file_offsets, self.sizes_bytes
+        parts = [Part(storage, *(int(column[row]) for column in columns)) for storage, row in rows]
+        return [part for part in parts if part.size_bytes > 0]
 
 
-def pieces(offsets: Sequence[int], sizes_bytes: Sequence[int], most_bytes: int) -> Iterator[Piece]:
+def pieces(offsets: Sequence[int] | Column, sizes_bytes: Sequence[int] | Column, most_bytes: int) -> Iterator[Piece]:
     """Divide storages into pieces.
 
     Args:
@@ -57,20 +91,55 @@ def pieces(offsets: Sequence[int], sizes_bytes: Sequence[int], most_bytes: int) 
         sizes_bytes: their sizes.
         most_bytes: the size of a piece.
     """
-    piece: Piece | None = None
-    for storage, (offset, size_bytes) in enumerate(zip(offsets, sizes_bytes, strict=True)):
-        begin = 0
-        while begin < size_bytes:
-            at = offset + begin
-            if piece is None or at >= piece.file_begin + most_bytes:
-                if piece is not None:
-                    yield piece
-                piece = Piece(at // PAGE_BYTES * PAGE_BYTES, [])
-            count = min(size_bytes - begin, piece.file_begin + most_bytes - at)
-            piece.parts.append(Part(storage, begin, at, count))
-            begin += count
-    if piece is not None:
-        yield piece
+    begin_of, size_of = np.asarray(offsets, np.int64), np.asarray(sizes_bytes, np.int64)
+    end_of = begin_of + size_of
+    at = 0  # everything before it is in pieces
+    with_bytes = np.flatnonzero(size_of)
+    while (found := np.searchsorted(end_of[with_bytes], at, side="right")) < len(with_bytes):
+        first = int(with_bytes[found])
+        at = max(at, int(begin_of[first]))
+        file_begin = at // PAGE_BYTES * PAGE_BYTES
+        end = file_begin + most_bytes
+        last = int(np.searchsorted(begin_of, end, side="left"))
+        file_offsets = np.maximum(begin_of[first:last], at)
+        sizes = np.maximum(np.minimum(end_of[first:last], end) - file_offsets, 0)
+        yield Piece(file_begin, first, file_offsets - begin_of[first:last], file_offsets, sizes)
+        at = end
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The storages of a state, which are to be staged.
+
+    Attributes:
+        storages: each as a storage, or as a tensor (uint8, one dimension).
+        addresses: where they lie in memory.
+        is_on_cpu: which of them lie on the CPU.
+    """
+
+    storages: Sequence[torch.UntypedStorage | torch.Tensor]
+    addresses: NDArray[np.uint64]
+    is_on_cpu: NDArray[np.bool_]
+
+    def bytes_of(self, storage: int) -> torch.Tensor:
+        """Return the bytes of a storage as a tensor (uint8, one dimension)."""
+        found = self.storages[storage]
+        return found if isinstance(found, torch.Tensor) else bytes_of_storage(found)
+
+    @property
+    def first_gpu(self) -> torch.device | None:
+        """The GPU of the first storage that lies on one; None if there is none."""
+        devices = (self.storages[i].device for i in np.flatnonzero(~self.is_on_cpu).tolist())
+        return next((device for device in devices if device.type == "cuda"), None)
+
+    @staticmethod
+    def of(tensors: Sequence[torch.Tensor]) -> Sources:
+        """Return tensors (uint8, one dimension) as sources."""
+        addresses = np.array([one.data_ptr() for one in tensors], np.uint64)
+        return Sources(tensors, addresses, np.array([one.is_cpu for one in tensors], np.bool_))
+
+
+NO_SOURCES = Sources.of([])
 
 
 @dataclass
@@ -97,19 +166,28 @@ class Staged:
         first = part.file_offset - self.piece.file_begin
         return self.memory[first : first + part.size_bytes]
 
-    def copy_from(self, storages: Sequence[torch.Tensor]) -> None:
-        """Copy the parts from their storages (uint8, one dimension).
+    def copy_from(self, sources: Sources) -> None:
+        """Copy the parts from their storages.
+
+        Args:
+            sources: all storages.
 
         Stream semantics: copies from a GPU come after the current work of its current stream.
         `wait` waits for them.
         """
+        piece, within = self.piece, slice(self.piece.first, self.piece.last)
+        is_together = sources.is_on_cpu[within] & (piece.sizes_bytes < _COPIED_ALONE_BYTES)
+        addresses = sources.addresses[within] + piece.begins.astype(np.uint64)
+        engine.copy_parts(
+            addresses[is_together], piece.sizes_bytes[is_together], self.memory, piece.places[is_together]
+        )
+        alone = piece.parts_of((np.flatnonzero(~is_together) + piece.first).tolist())
         try:
-            for part in self.piece.parts:
-                source = storages[part.storage][part.begin : part.begin + part.size_bytes]
+            for part in alone:
+                source = sources.bytes_of(part.storage)[part.begin : part.begin + part.size_bytes]
                 self.bytes_of(part).copy_(source, non_blocking=source.device.type == "cuda")
         finally:  # after an error, the copies before it are still in progress
-            devices = dict.fromkeys(storages[part.storage].device for part in self.piece.parts)
-            for device in devices:
+            for device in dict.fromkeys(sources.storages[part.storage].device for part in alone):
                 if device.type == "cuda":
                     self.copied[device] = torch.cuda.current_stream(device).record_event()
 
@@ -150,9 +228,13 @@ class Snapshots:
 
     Args:
         most_bytes: on each GPU, for all snapshots that have not been released; 0: none is made.
+
+    Attributes:
+        makes_any: whether ``most_bytes`` allows any.
     """
 
     def __init__(self, most_bytes: int) -> None:
+        self.makes_any = most_bytes > 0
         self._most = most_bytes
         self._taken: collections.Counter[torch.device] = collections.Counter()
         self._lock = threading.Lock()  # guards _taken
@@ -174,7 +256,9 @@ class Snapshots:
             return Snapshot([one.clone() for one in storages], lambda: self._return(sizes))
         except torch.OutOfMemoryError:
             self._return(sizes)
-            warn_once("a GPU has no memory for a state's copy, which device_staging_bytes allows: save() waits instead")
+            engine.warn_once(
+                "a GPU has no memory for a state's copy, which device_staging_bytes allows: save() waits instead"
+            )
             return None
         except BaseException:
             self._return(sizes)

@@ -7,7 +7,7 @@ which torch's rules allow, is unpickled here instead, ten times faster.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -21,14 +21,16 @@ from gdsdata.checkpoint.torch_zip.torch_unpickling import MapLocation, unpickle_
 from gdsdata.checkpoint.torch_zip.unpickling import NotPlain, SavedStorage, Unusual, unpickle_plain
 from gdsdata.errors import CorruptData
 from gdsdata.io import engine
+from gdsdata.io.new_memory import new_storage, new_tensor
 
 _ERRORS_UNCHANGED = nullcontext()
+_NOT_FOUND = object()  # no object that a pickle makes
 
 
 def read(
     archive: Archive,
     reader: TensorReader,
-    devices: Sequence[torch.device],
+    device_of: Callable[[SavedStorage], torch.device],
     map_location: MapLocation,
     weights_only: bool | None,
     explained: AbstractContextManager[None] = _ERRORS_UNCHANGED,
@@ -40,7 +42,7 @@ def read(
     Args:
         archive: the archive.
         reader: takes the reads of the storages.
-        devices: where each of ``archive.storages`` goes: where ``map_location`` puts it.
+        device_of: returns where ``map_location`` puts a storage.
         map_location: as in `torch.load`.
         weights_only: as in `torch.load`.
         explained: entered while torch unpickles, if it has to; changes the errors that torch
@@ -48,26 +50,69 @@ def read(
 
     Raises:
         pickle.UnpicklingError: ``weights_only`` forbids something in the pickle.
-        CorruptData: a tensor reaches beyond its storage, or as `TensorReader.run` does.
+        NotPlain: only torch.load can find out what the file has.
+        CorruptData: the file lacks a storage, a tensor reaches beyond its storage, or as
+            `TensorReader.run` does.
         FileNotFoundError, IoError: the file cannot be read.
     """
-    storages = []
-    for saved, device in zip(archive.storages, devices, strict=True):
-        storage = engine.new_storage(saved.size_bytes, device)
-        reader.bytes_into(bytes_of_storage(storage), archive.record_of(saved), 0, f"storage {saved.key}")
-        storages.append(storage)
-    by_torch = False
+    storages = _Storages(archive, reader, device_of)
     try:
-        found = _unpickle_plain(archive, storages)  # while the engine reads
+        found = unpickle_plain(archive.pickled, archive.record_of, storages.rebuild, torch.nn.Parameter)
     except Unusual:
-        by_torch = True
-    finally:
-        reader.run()
-    if not by_torch:
+        found = _NOT_FOUND
+        in_order = storages.all_of_archive()
+    except BaseException:
+        reader.cancel()
+        raise
+    reader.run()
+    if found is not _NOT_FOUND:
         return found
     assert archive.file is not None
     with explained:
-        return unpickle_by_torch(archive.file, archive.storages, storages, map_location, weights_only)
+        return unpickle_by_torch(archive.file, archive.storages, in_order, map_location, weights_only)
+
+
+class _Storages:
+    """Makes the storages of an archive when they are first asked for, and has them read."""
+
+    def __init__(
+        self, archive: Archive, reader: TensorReader, device_of: Callable[[SavedStorage], torch.device]
+    ) -> None:
+        self._archive, self._reader, self._device_of = archive, reader, device_of
+        # By key: a storage, or the first tensor that has all of it.
+        self._made: dict[str, tuple[SavedStorage, torch.UntypedStorage | torch.Tensor]] = {}
+
+    def rebuild(self, saved: SavedStorage, stored: Stored, requires_grad: bool) -> torch.Tensor:
+        """Return a tensor on its storage."""
+        if saved.key not in self._made and stored.span_bytes == stored.size_bytes == saved.size_bytes:
+            device = self._device_of(saved)
+            if engine.reaches(device):
+                tensor = new_tensor(stored.shape, stored.stride, stored.dtype, device)
+                self._made[saved.key] = saved, tensor
+                self._reader.bytes_into(tensor, stored.record, 0, f"storage {saved.key}")
+                return tensor.requires_grad_() if requires_grad else tensor
+        return _rebuilt(self._storage(saved), stored, requires_grad)
+
+    def all_of_archive(self) -> list[torch.UntypedStorage]:
+        """Return ``archive.storages``.
+
+        Raises:
+            NotPlain: only torch.load can find out which there are.
+            CorruptData: the file lacks one.
+        """
+        try:
+            return [self._storage(saved) for saved in self._archive.storages]
+        except BaseException:
+            self._reader.cancel()
+            raise
+
+    def _storage(self, saved: SavedStorage) -> torch.UntypedStorage:
+        known, made = self._made.get(saved.key, (None, None))
+        if known != saved or made is None:
+            made = new_storage(saved.size_bytes, self._device_of(saved))
+            self._made[saved.key] = saved, made
+            self._reader.bytes_into(bytes_of_storage(made), self._archive.record_of(saved), 0, f"storage {saved.key}")
+        return made.untyped_storage() if isinstance(made, torch.Tensor) else made
 
 
 def unpickle(
@@ -152,9 +197,12 @@ def _unpickle_plain(archive: Archive, storages: Sequence[torch.UntypedStorage]) 
     by_key = {saved.key: storage for saved, storage in zip(archive.storages, storages, strict=True)}
 
     def rebuild(saved: SavedStorage, stored: Stored, requires_grad: bool) -> torch.Tensor:
-        storage = by_key[saved.key]
-        empty = torch.empty(0, dtype=stored.dtype, device=storage.device)
-        first = stored.offset // stored.dtype.itemsize
-        return empty.set_(storage, first, stored.shape, stored.stride).requires_grad_(requires_grad)
+        return _rebuilt(by_key[saved.key], stored, requires_grad)
 
     return unpickle_plain(archive.pickled, archive.record_of, rebuild, torch.nn.Parameter)
+
+
+def _rebuilt(storage: torch.UntypedStorage, stored: Stored, requires_grad: bool) -> torch.Tensor:
+    empty = torch.empty(0, dtype=stored.dtype, device=storage.device)
+    first = stored.offset // stored.dtype.itemsize
+    return empty.set_(storage, first, stored.shape, stored.stride).requires_grad_(requires_grad)

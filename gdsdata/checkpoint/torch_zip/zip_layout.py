@@ -21,8 +21,8 @@ _EXTRA = struct.Struct("<2H")
 _VERSION = 45  # of the specification that introduced 64-bit sizes
 _NAMES_ARE_UTF8 = 1 << 11
 _FIRST_OF_1980 = 33  # the date of every record, so that files of equal content are equal
-_ZIP64, _PADDING = 1, 0x4246  # ids of extra fields; the second one is torch's own
-_MOST_32, _MOST_16 = 0xFFFFFFFF, 0xFFFF
+ZIP64, _PADDING = 1, 0x4246  # ids of extra fields; the second one is torch's own
+MOST_32, _MOST_16 = 0xFFFFFFFF, 0xFFFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +46,11 @@ class Placed:
 
     @property
     def _is_long(self) -> bool:
-        return self.size_bytes >= _MOST_32
+        return self.size_bytes >= MOST_32
 
     @property
     def _is_far(self) -> bool:
-        return self.header_offset >= _MOST_32
+        return self.header_offset >= MOST_32
 
     @property
     def entry_bytes(self) -> int:
@@ -61,10 +61,10 @@ class Placed:
     def header(self, crc32: int) -> bytes:
         """Return its local header, padded up to its content."""
         name = self.name.encode()
-        sizes = _EXTRA.pack(_ZIP64, 16) + struct.pack("<2Q", self.size_bytes, self.size_bytes) if self._is_long else b""
+        sizes = _EXTRA.pack(ZIP64, 16) + struct.pack("<2Q", self.size_bytes, self.size_bytes) if self._is_long else b""
         padding_bytes = self.offset - self.header_offset - _LOCAL.size - len(name) - len(sizes) - _EXTRA.size
         extra = sizes + _EXTRA.pack(_PADDING, padding_bytes) + b"Z" * padding_bytes
-        size = _MOST_32 if self._is_long else self.size_bytes
+        size = MOST_32 if self._is_long else self.size_bytes
         about = (_VERSION, _NAMES_ARE_UTF8, 0, 0, _FIRST_OF_1980, crc32, size, size, len(name), len(extra))
         return _LOCAL.pack(b"PK\x03\x04", *about) + name + extra
 
@@ -72,10 +72,10 @@ class Placed:
         """Return its entry in the directory."""
         name, far = self.name.encode(), self._is_far
         longer = [self.size_bytes] * 2 * self._is_long + [self.header_offset] * far
-        extra = _EXTRA.pack(_ZIP64, 8 * len(longer)) + struct.pack(f"<{len(longer)}Q", *longer) if longer else b""
-        size = _MOST_32 if self._is_long else self.size_bytes
+        extra = _EXTRA.pack(ZIP64, 8 * len(longer)) + struct.pack(f"<{len(longer)}Q", *longer) if longer else b""
+        size = MOST_32 if self._is_long else self.size_bytes
         about = (_VERSION, _VERSION, _NAMES_ARE_UTF8, 0, 0, _FIRST_OF_1980, crc32, size, size, len(name), len(extra))
-        at = _MOST_32 if far else self.header_offset
+        at = MOST_32 if far else self.header_offset
         return _CENTRAL.pack(b"PK\x01\x02", *about, 0, 0, 0, 0, at) + name + extra
 
 
@@ -92,7 +92,7 @@ def place(records: list[tuple[str, int, int]], begin: int = 0) -> list[Placed]:
     placed = []
     header_offset = 0
     for name, size_bytes, alignment in records:
-        least = _LOCAL.size + len(name.encode()) + _EXTRA.size + (20 if size_bytes >= _MOST_32 else 0)
+        least = _LOCAL.size + len(name.encode()) + _EXTRA.size + (20 if size_bytes >= MOST_32 else 0)
         offset = -(-(begin + header_offset + least) // alignment) * alignment - begin
         placed.append(Placed(name, header_offset, offset, size_bytes))
         header_offset = offset + size_bytes
@@ -102,21 +102,36 @@ def place(records: list[tuple[str, int, int]], begin: int = 0) -> list[Placed]:
 def directory_bytes(placed: list[Placed]) -> int:
     """Return the length of the `directory`."""
     size = sum(record.entry_bytes for record in placed)
-    return size + _END.size + (_END64.size + _LOCATOR64.size) * _has_long_end(placed, size)
-
-
-def _has_long_end(placed: list[Placed], size: int) -> bool:
-    return placed[-1].end >= _MOST_32 or size >= _MOST_32 or len(placed) >= _MOST_16
+    return size + end_bytes(placed[-1].end, len(placed), size)
 
 
 def directory(placed: list[Placed], checksums: list[int]) -> bytes:
     """Return everything after the last record, to the zip's end."""
     entries = b"".join(record.entry(crc32) for record, crc32 in zip(placed, checksums, strict=True))
-    at, count, size = placed[-1].end, len(placed), len(entries)
+    return entries + end_of_directory(placed[-1].end, len(placed), len(entries))
+
+
+def end_bytes(at: int, count: int, size: int) -> int:
+    """Return the length of the `end_of_directory`."""
+    return _END.size + (_END64.size + _LOCATOR64.size) * _has_long_end(at, count, size)
+
+
+def _has_long_end(at: int, count: int, size: int) -> bool:
+    return at >= MOST_32 or size >= MOST_32 or count >= _MOST_16
+
+
+def end_of_directory(at: int, count: int, size: int) -> bytes:
+    """Return everything after the directory's entries.
+
+    Args:
+        at: where the entries begin in the zip, in bytes.
+        count: how many entries there are.
+        size: the length of all entries, in bytes.
+    """
     end = b""
-    if _has_long_end(placed, size):
+    if _has_long_end(at, count, size):
         rest = _END64.size - 12
         end = _END64.pack(b"PK\x06\x06", rest, _VERSION, _VERSION, 0, 0, count, count, size, at)
         end += _LOCATOR64.pack(b"PK\x06\x07", 0, at + size, 1)
     short = min(count, _MOST_16)
-    return entries + end + _END.pack(b"PK\x05\x06", 0, 0, short, short, min(size, _MOST_32), min(at, _MOST_32), 0)
+    return end + _END.pack(b"PK\x05\x06", 0, 0, short, short, min(size, MOST_32), min(at, MOST_32), 0)
