@@ -234,6 +234,12 @@ std::shared_ptr<void> File::rest() noexcept {
   }
 }
 
+bool File::note_woken() noexcept {
+  const bool was_woken = woken_.exchange(false);
+  if (was_woken) --woken_files_;
+  return was_woken;
+}
+
 // The caller may have a pin or hold other files, so it does not wait for a descriptor.
 int File::wake() noexcept {
   try {
@@ -249,6 +255,7 @@ int File::wake() noexcept {
     ::posix_fadvise(descriptors->buffered.get(), 0, 0, POSIX_FADV_RANDOM);
     descriptors->share.add_one();
     descriptors_ = std::move(descriptors);
+    if (!woken_.exchange(true)) ++woken_files_;
     return buffered_fd_ = descriptors_->buffered.get();
   } catch (...) {  // it has no name any more, or there is no memory
     return -1;

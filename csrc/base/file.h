@@ -31,6 +31,7 @@ struct FileIdentity {
 // An open file. Thread-safe: workers share it.
 class alignas(64) File : public std::enable_shared_from_this<File> {
  public:
+  ~File() { note_woken(); }
   // Each throws Failure. Returns null if it gives up (see WhenTaken).
   static std::shared_ptr<File> open_for_reading(const std::string& path, std::optional<FileIdentity> expected = {},
                                                 WhenTaken when_taken = WhenTaken::kWait);
@@ -54,6 +55,10 @@ class alignas(64) File : public std::enable_shared_from_this<File> {
   // mapping is not known to be in the page cache.
   std::shared_ptr<void> rest() noexcept;
   bool rests() const { return buffered_fd_.load(std::memory_order_acquire) == kResting; }
+  // How many files were opened again after they rested, and are not taken note of yet.
+  static size_t woken() { return woken_files_.load(std::memory_order_relaxed); }
+  // Takes note of this file. Returns true if it is one of them.
+  bool note_woken() noexcept;
 
   // Short reads map it from the first on, so that it can rest soon.
   void map_at_once() { had_short_read_.store(true, std::memory_order_relaxed); }
@@ -124,6 +129,8 @@ class alignas(64) File : public std::enable_shared_from_this<File> {
   std::atomic<Mapping*> made_mapping_{nullptr};
   std::atomic<uint64_t> bytes_counted_{0};  // no more once they are the file's size
   std::atomic<bool> had_short_read_{false};
+  inline static std::atomic<size_t> woken_files_{0};
+  std::atomic<bool> woken_{false};
   std::atomic<int> buffered_fd_{-1};
   std::atomic<int> direct_fd_{kNotOpened};  // -1: refused
 

@@ -103,9 +103,10 @@ std::shared_ptr<void> FileTable::rest(const Opened& opened) noexcept {
 }
 
 bool FileTable::find_awake() noexcept {
+  if (File::woken() == 0) return false;  // there are many to look through
   const size_t before = opened_.size();
   std::erase_if(resting_, [this](Opened& resting) {
-    if (resting.file->rests()) return false;
+    if (!resting.file->note_woken()) return false;
     opened_.push_back(std::move(resting));
     return true;
   });
