@@ -47,10 +47,11 @@ class alignas(64) File : public std::enable_shared_from_this<File> {
     return fd != kResting ? fd : const_cast<File*>(this)->wake();
   }
 
-  // A file rests if it has a mapping but no descriptor. That serves what is in the page cache, and a
-  // process may have far more mappings than descriptors. Whatever needs a descriptor opens it again.
+  // A file rests if it has a mapping but no descriptor. The mapping serves what is in the page
+  // cache, and a process may have far more mappings than descriptors. Whatever needs a descriptor
+  // opens it again.
   //
-  // Closes the descriptors once the result is destroyed: threads that have a pin may still use them.
+  // The descriptors close once the result is destroyed: threads that have a pin may still use them.
   // The caller ensures that nobody else holds the file. Returns null, and changes nothing, if the
   // mapping is not known to be in the page cache.
   std::shared_ptr<void> rest() noexcept;

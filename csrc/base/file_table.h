@@ -94,7 +94,8 @@ class FileTable final : private FileCache {
   // was not used again since it was opened, or since the hand passed.
   std::vector<Opened> opened_;
   size_t hand_ = 0;
-  // Files that rest, and some that were opened again since. Both have capacity for all files of both.
+  // Files that rest, and some that were opened again since. Both vectors have capacity for all
+  // files of both.
   std::vector<Opened> resting_;
   std::atomic<size_t> open_files_{0};  // in both; read without the lock
 };

@@ -326,8 +326,9 @@ class GDSDataset(BatchDataset):
                 direct, buffered, gds (the disk's own DMA into the GPU), gds_compat (cuFile by way
                 of host memory), pinned_page_cache.
             batches: handed out. stalls, stall_s: how often and how long the consumer waited.
-            mean_ready: batches ready when the consumer came, on average. Near ``prefetch``, the
-                consumer is slower than the data. Near 0, the data is slower.
+            mean_ready: batches ready when the consumer came, on average (on a GPU, groups of small
+                batches). Near ``prefetch``, the consumer is slower than the data. Near 0, the data
+                is slower.
             ring_full_s: time in which the workers had nothing to do because every slot was ready.
             shuffle: "uniform", "none", the `Lanes` or the `RowGroups`, and why.
             piece_bytes, piece_memory_bytes: of iterators that have ended, read in pieces for a lane

@@ -1,0 +1,154 @@
+// Files that keep their mapping when their descriptors are closed.
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <functional>
+
+#include "base/file_table.h"
+#include "testing.h"
+
+namespace gdsdata::testing {
+namespace {
+
+// Limits belong to the process, so each test runs in its own.
+class RestingFiles : public ::testing::Test {
+ protected:
+  static constexpr size_t kFiles = 200, kFileBytes = 10'000, kRecordBytes = 2'000;
+
+  void SetUp() override {
+    ::testing::FLAGS_gtest_death_test_style = "threadsafe";
+    for (size_t i = 0; i < kFiles; ++i) {
+      contents_.push_back(random_bytes(kFileBytes, i));
+      paths_.push_back(folder_.write(std::to_string(i), contents_.back()));
+    }
+  }
+  static void in_own_process(const std::function<void()>& test) {
+    EXPECT_EXIT(
+        {
+          rlimit limit{};
+          ::getrlimit(RLIMIT_NOFILE, &limit);
+          limit.rlim_cur = 100;
+          ::setrlimit(RLIMIT_NOFILE, &limit);
+          test();
+          std::_Exit(HasFailure() ? 1 : 0);
+        },
+        ::testing::ExitedWithCode(0), "");
+  }
+  std::shared_ptr<FileTable> table() const {
+    std::vector<FileIdentity> identities;
+    for (const std::string& path : paths_) {
+      struct stat status{};
+      ::stat(path.c_str(), &status);
+      identities.push_back({kFileBytes, status.st_mtim.tv_sec * 1'000'000'000LL + status.st_mtim.tv_nsec});
+    }
+    return std::make_shared<FileTable>(paths_, std::move(identities));
+  }
+  // Reads a record of each file. Returns the first error.
+  std::optional<Error> read_all(const std::shared_ptr<FileTable>& files, size_t place) {
+    Bytes memory(kFiles * kRecordBytes);
+    const auto group = std::make_shared<Group>();
+    group->edit().files = files;
+    for (uint32_t i = 0; i < kFiles; ++i) {
+      group->edit().transfers.push_back({i, place * kRecordBytes, kRecordBytes, &memory[i * kRecordBytes]});
+    }
+    engine().run(group);
+    if (group->result().error) return copy_of(*group->result().error);
+    EXPECT_EQ(group->result().bytes[Route::kPageCache], kFiles * kRecordBytes);
+    for (size_t i = 0; i < kFiles; ++i) {
+      EXPECT_EQ(std::memcmp(&memory[i * kRecordBytes], &contents_[i][place * kRecordBytes], kRecordBytes), 0) << i;
+    }
+    return std::nullopt;
+  }
+  Engine& engine() {
+    if (engine_ == nullptr) {
+      EngineOptions options;
+      options.backend = "posix";
+      options.workers = 3;
+      engine_ = std::make_unique<Engine>(options, host_device());
+    }
+    return *engine_;
+  }
+  static size_t count_resting(FileTable& files) {
+    size_t count = 0;
+    for (uint32_t i = 0; i < kFiles; ++i) count += files.get(i)->rests() ? 1 : 0;
+    return count;
+  }
+  static size_t count_descriptors() {
+    return static_cast<size_t>(std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {})) - 1;
+  }
+
+  const TemporaryFolder folder_;
+  std::vector<Bytes> contents_;
+  std::vector<std::string> paths_;
+  std::unique_ptr<Engine> engine_;
+};
+
+TEST_F(RestingFiles, AreReadWithoutBeingOpenedAgain) {
+  in_own_process([&] {
+    const auto files = table();
+    ASSERT_FALSE(read_all(files, 0));
+    EXPECT_GE(count_resting(*files), kFiles - 50);
+    for (const std::string& path : paths_) std::filesystem::remove(path);
+    for (size_t place = 1; place < kFileBytes / kRecordBytes; ++place) ASSERT_FALSE(read_all(files, place));
+  });
+}
+
+TEST_F(RestingFiles, AreOpenedAgainForAllThatNeedsADescriptorAndAreClosedForOthersAgain) {
+  in_own_process([&] {
+    const auto files = table();
+    ASSERT_FALSE(read_all(files, 0));
+    for (uint32_t i = 0; i < kFiles; ++i) {
+      const auto file = files->get(i);
+      ASSERT_GE(file->buffered(), 0) << i;
+      EXPECT_FALSE(file->rests());
+      Bytes memory(kFileBytes);
+      ASSERT_EQ(::pread(file->buffered(), memory.data(), kFileBytes, 0), static_cast<ssize_t>(kFileBytes));
+      EXPECT_EQ(memory, contents_[i]);
+    }
+    EXPECT_LT(count_descriptors(), 95u);
+    EXPECT_FALSE(read_all(files, 1));
+    EXPECT_EQ(File::woken(), 0u) << "each was noted when the next needed room";
+  });
+}
+
+TEST_F(RestingFiles, ThatWereTruncatedAreAnError) {
+  in_own_process([&] {
+    const auto files = table();
+    ASSERT_FALSE(read_all(files, 0));
+    for (const std::string& path : paths_) ASSERT_EQ(::truncate(path.c_str(), 3 * kRecordBytes), 0);
+    EXPECT_FALSE(read_all(files, 1)) << "these bytes are still there";
+    const auto error = read_all(files, 4);
+    ASSERT_TRUE(error);
+    EXPECT_EQ(error->code, ErrorCode::kCorrupt) << error->message;
+  });
+}
+
+TEST_F(RestingFiles, WhoseNameWasGivenToAnotherAreStillTheIndexedOnes) {
+  in_own_process([&] {
+    const auto files = table();
+    ASSERT_FALSE(read_all(files, 0));
+    const size_t resting = count_resting(*files);
+    for (const std::string& path : paths_) {
+      folder_.write("new", random_bytes(10, 9));
+      std::filesystem::rename(folder_.file("new"), path);
+    }
+    EXPECT_FALSE(read_all(files, 1));
+    EXPECT_EQ(count_resting(*files), resting);
+    size_t refused = 0;
+    for (uint32_t i = 0; i < kFiles; ++i) refused += files->get(i)->buffered() < 0 ? 1 : 0;
+    EXPECT_EQ(refused, resting) << "no descriptor of another file is taken for theirs";
+  });
+}
+
+TEST_F(RestingFiles, OfATableWithoutIdentitiesAreNotKept) {
+  in_own_process([&] {
+    const auto files = std::make_shared<FileTable>(paths_, std::vector<FileIdentity>());
+    ASSERT_FALSE(read_all(files, 0));
+    EXPECT_EQ(count_resting(*files), 0u);
+  });
+}
+
+}  // namespace
+}  // namespace gdsdata::testing
