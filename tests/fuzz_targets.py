@@ -29,8 +29,8 @@ from gdsdata.checkpoint import safetensors_file
 from gdsdata.checkpoint.open_file import OpenFile
 from gdsdata.checkpoint.stored import Stored
 from gdsdata.checkpoint.torch_zip import archive, archive_reader, file_slice, unpickling
-from gdsdata.checkpoint.torch_zip.archive_writer import Layout
 from gdsdata.checkpoint.torch_zip.pickling import pickle_with_storages
+from gdsdata.checkpoint.torch_zip.state_layout import StateLayout
 from gdsdata.errors import IoError
 from gdsdata.formats import (
     Arrow,
@@ -602,11 +602,12 @@ def pickle_seed(state: Callable[[], Any]) -> Callable[[Path], object]:
 
 def read_pickle(folder: Path) -> None:
     """Read the pickle in a sound archive whose storages fit the seeds."""
-    layout = Layout((folder / "data.pkl").read_bytes(), _STORAGES)
-    archive = bytearray(layout.end)
-    for at, part in layout.frame([zlib.crc32(bytes(size)) for size in _STORAGES]):
-        archive[at : at + len(part)] = part
-    (folder / "x.pt").write_bytes(archive)
+    layout = StateLayout((folder / "data.pkl").read_bytes(), np.array(_STORAGES))
+    archive, checksums = np.zeros(layout.end, np.uint8), np.array([zlib.crc32(bytes(size)) for size in _STORAGES])
+    layout.stamp(archive, 0, 0, len(_STORAGES), checksums)
+    for at, part in [*layout.contents(), layout.directory(checksums)]:
+        archive[at : at + len(part)] = np.frombuffer(part, np.uint8)
+    (folder / "x.pt").write_bytes(archive.tobytes())
     read_torch(folder / "x.pt")
 
 

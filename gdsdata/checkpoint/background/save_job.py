@@ -20,8 +20,9 @@ from gdsdata.checkpoint.gc_pause import collector_paused
 from gdsdata.checkpoint.stored import bytes_of_storage
 from gdsdata.checkpoint.tensor_kinds import check_has_values
 from gdsdata.checkpoint.threads import DaemonThreads
+from gdsdata.checkpoint.torch_zip.gathering import SHORT_BYTES
 from gdsdata.checkpoint.torch_zip.pickling import pickle_with_storages
-from gdsdata.checkpoint.torch_zip.state_layout import SHORT_BYTES, StateLayout
+from gdsdata.checkpoint.torch_zip.state_layout import StateLayout
 from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions
 

@@ -24,12 +24,10 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from gdsdata.checkpoint.dcp.noted_place import note_place
-from gdsdata.checkpoint.file_writer import Extent, FileWriter, prepare_engine, reached, sync_folder
+from gdsdata.checkpoint.file_writer import Extent, FileWriter, prepare_engine, sync_folder
 from gdsdata.checkpoint.gc_pause import collector_paused
-from gdsdata.checkpoint.stored import bytes_of
 from gdsdata.checkpoint.tensor_kinds import has_own_memory
-from gdsdata.checkpoint.torch_zip.archive_writer import Layout, write_archives
-from gdsdata.checkpoint.torch_zip.pickling import pickle_tensor
+from gdsdata.checkpoint.torch_zip.tensor_archives import TensorArchive, archive_of, write_archives
 from gdsdata.io.options import EngineOptions
 from gdsdata.torch_private import dcp_storage_info
 
@@ -97,8 +95,8 @@ class GDSStorageWriter(FileSystemWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write this rank's file; it is on storage when this returns."""
         name = f"{plan.storage_data.prefix}{self._number()}.distcp"
-        archives: list[tuple[Layout, list[torch.Tensor]]] = []
-        plain: list[tuple[Any, torch.Tensor]] = []  # the storage info and the tensor of each archive
+        archives: list[TensorArchive] = []
+        infos = []  # the storage info of each archive
         others: list[Extent] = []
         results = []
         begin = end = 0
@@ -106,12 +104,9 @@ class GDSStorageWriter(FileSystemWriter):
             data = planner.resolve_data(item)
             info = StorageInfo(name, begin, 0)
             if isinstance(data, torch.Tensor) and _is_plain(data):
-                tensor = _without_gaps(data.detach())
-                pickled = pickle_tensor(tensor.dtype, tuple(tensor.shape), tensor.stride())
-                layout = Layout(pickled, [tensor.nbytes], begin)
-                archives.append((layout, [reached(bytes_of(tensor))]))
-                plain.append((info, tensor))
-                end = layout.end
+                archives.append(archive_of(_without_gaps(data.detach()), begin))
+                infos.append(info)
+                end = archives[-1].end
             else:
                 content = _saved_by_torch(item.index.fqn, data) if isinstance(data, torch.Tensor) else data
                 end = begin + content.getbuffer().nbytes
@@ -123,8 +118,8 @@ class GDSStorageWriter(FileSystemWriter):
         if results:
             path = os.path.join(self.path, name)
             checksums = write_archives(path, archives, others, self.options)
-            for (info, tensor), (layout, _), (crc32,) in zip(plain, archives, checksums, strict=True):
-                note_place(info, layout.offsets[0], crc32, tensor, end)
+            for info, archive, crc32 in zip(infos, archives, checksums, strict=True):
+                note_place(info, archive.offset, crc32, archive.tensor, end)
         future: Future[list[WriteResult]] = Future()
         future.set_result(results)
         return future
@@ -181,6 +176,8 @@ def _without_gaps(tensor: torch.Tensor) -> torch.Tensor:
     Else a contiguous copy.
     """
     tensor = tensor.resolve_conj().resolve_neg()
+    if tensor.is_contiguous():
+        return tensor
     expected = 1
     for step, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size != 1 and step != expected:

@@ -19,7 +19,6 @@ Column = NDArray[np.int64]
 # The fixed parts of zip_layout.py's structures. Every field has a constant value, but for these.
 _LOCAL = np.frombuffer(Placed("", 0, 34, 0).header(0), np.uint8)[:30]
 _CENTRAL = np.frombuffer(Placed("", 0, 34, 0).entry(0), np.uint8)
-_LOCAL_CRC32, _CENTRAL_CRC32 = 14, 16  # followed by the size twice, and the length of the name
 _LOCAL_EXTRA_BYTES, _CENTRAL_EXTRA_BYTES = 28, 30
 _CENTRAL_HEADER_OFFSET = 42
 _PADDING = np.frombuffer(Placed("", 0, 34, 0).header(0), np.uint8)[30:34]  # of the extra field that pads a header
@@ -87,7 +86,7 @@ class NumberedRecords:
                 continue
             name_bytes, is_far = int(self._name_bytes[begin]), bool(self._is_far[begin])
             extra_bytes = _FAR_EXTRA_BYTES * is_far
-            rows = self._rows(_CENTRAL, _CENTRAL_CRC32, begin, end, checksums, extra_bytes)
+            rows = self._rows(_CENTRAL, zip_layout.CRC32_IN_ENTRY, begin, end, checksums, extra_bytes)
             if is_far:
                 _set(rows, _CENTRAL_EXTRA_BYTES, "<u2", extra_bytes)
                 _set(rows, _CENTRAL_HEADER_OFFSET, "<u4", zip_layout.MOST_32)
@@ -112,7 +111,7 @@ class NumberedRecords:
             checksums: the CRC-32 of every record.
         """
         for begin, end in self._alike(first, last):
-            rows = self._rows(_LOCAL, _LOCAL_CRC32, begin, end, checksums, len(_PADDING))
+            rows = self._rows(_LOCAL, zip_layout.CRC32_IN_HEADER, begin, end, checksums, len(_PADDING))
             at = self.header_offsets[begin:end] - image_begin
             padding = self.offsets[begin:end] - self.header_offsets[begin:end] - rows.shape[1]
             _set(rows, _LOCAL_EXTRA_BYTES, "<u2", padding + len(_PADDING))
@@ -135,6 +134,7 @@ class NumberedRecords:
         name_bytes = int(self._name_bytes[begin])
         rows = np.zeros((end - begin, len(fixed) + name_bytes + extra_bytes), np.uint8)
         rows[:, : len(fixed)] = fixed
+        # The size twice and the length of the name follow the CRC-32.
         _set(rows, crc32_at, "<u4", checksums[begin:end])
         _set(rows, crc32_at + 4, "<u4", self.sizes_bytes[begin:end])
         _set(rows, crc32_at + 8, "<u4", self.sizes_bytes[begin:end])

@@ -16,8 +16,6 @@ from gdsdata.checkpoint.partial_pages import PAGE_BYTES
 from gdsdata.checkpoint.torch_zip import torch_config, zip_layout
 from gdsdata.checkpoint.torch_zip.numbered_records import NumberedRecords
 
-# Shorter storages are put together with their headers in memory, and written as one.
-SHORT_BYTES = 64 << 10
 PREFIX = "archive/"
 FORMAT_VERSION = b"3\n"  # as torch.save writes it
 

@@ -25,6 +25,10 @@ ZIP64, _PADDING = 1, 0x4246  # ids of extra fields; the second one is torch's ow
 MOST_32, _MOST_16 = 0xFFFFFFFF, 0xFFFF
 
 
+# Where the CRC-32 lies in a local header and in an entry of the directory, in bytes.
+CRC32_IN_HEADER, CRC32_IN_ENTRY = 14, 16
+
+
 @dataclass(frozen=True, slots=True)
 class Placed:
     """A record's place.

@@ -1,0 +1,191 @@
+"""Archives of one tensor each, one after another in a file, as `torch.save` writes them."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from gdsdata.checkpoint.file_writer import Extent, FileWriter, reached
+from gdsdata.checkpoint.partial_pages import PAGE_BYTES
+from gdsdata.checkpoint.stored import bytes_of
+from gdsdata.checkpoint.torch_zip import torch_config, zip_layout
+from gdsdata.checkpoint.torch_zip.gathering import IMAGE_BYTES, SHORT_BYTES, gathered
+from gdsdata.checkpoint.torch_zip.pickling import pickle_tensor
+from gdsdata.checkpoint.torch_zip.state_layout import FORMAT_VERSION, PREFIX
+from gdsdata.io import engine
+from gdsdata.io.options import EngineOptions
+
+
+class _Form(NamedTuple):
+    """Everything of an archive but the tensor's bytes. Tensors that are alike have the same.
+
+    Attributes:
+        size_bytes: of the tensor.
+        head, tail: the archive before and after the tensor's bytes, with zeros for their CRC-32.
+        crc32_in_head, crc32_in_tail: where that goes.
+    """
+
+    size_bytes: int
+    head: bytes
+    tail: bytes
+    crc32_in_head: int
+    crc32_in_tail: int
+
+
+class TensorArchive(NamedTuple):
+    """An archive.
+
+    Attributes:
+        begin: where it begins in the file.
+        tensor: its tensor, which has no gaps.
+        form: the rest of it.
+    """
+
+    begin: int
+    tensor: torch.Tensor
+    form: _Form
+
+    @property
+    def offset(self) -> int:
+        """Where the tensor's bytes lie in the file: at a whole page, if they fill one."""
+        return self.begin + len(self.form.head)
+
+    @property
+    def end(self) -> int:
+        """Where the archive ends in the file."""
+        return self.begin + len(self.form.head) + self.form.size_bytes + len(self.form.tail)
+
+    @property
+    def is_short(self) -> bool:
+        # The engine copies whole pages from a GPU, and torch shorter tensors.
+        return self.form.size_bytes < (SHORT_BYTES if self.tensor.is_cpu else PAGE_BYTES)
+
+    def frame(self, crc32: int) -> tuple[bytes, bytes]:
+        """Return what comes before and after the tensor's bytes."""
+        _, head, tail, in_head, in_tail = self.form
+        noted = crc32.to_bytes(4, "little")
+        return head[:in_head] + noted + head[in_head + 4 :], tail[:in_tail] + noted + tail[in_tail + 4 :]
+
+
+def archive_of(tensor: torch.Tensor, begin: int) -> TensorArchive:
+    """Return the archive of a tensor without gaps that begins at an offset of its file."""
+    return TensorArchive(
+        begin, tensor, _form_of(tensor.dtype, tensor.shape, tensor.stride(), tensor.nbytes, begin % PAGE_BYTES)
+    )
+
+
+@functools.lru_cache(maxsize=4096)  # layers repeat, and archives begin at multiples of few bytes
+def _form_of(dtype: torch.dtype, shape: torch.Size, stride: tuple[int, ...], size_bytes: int, begin: int) -> _Form:
+    contents = [pickle_tensor(dtype, tuple(shape), stride), sys.byteorder.encode(), FORMAT_VERSION]
+    small = torch_config.SMALL_ALIGNMENT
+    records = [
+        (PREFIX + name, len(content), small)
+        for name, content in zip(("data.pkl", "byteorder", "version"), contents, strict=True)
+    ]
+    records.append((f"{PREFIX}data/0", size_bytes, PAGE_BYTES if size_bytes >= PAGE_BYTES else small))
+    placed = zip_layout.place(records, begin)
+    crc32s = [*map(zlib.crc32, contents), 0]
+    headers = [record.header(crc32) for record, crc32 in zip(placed, crc32s, strict=True)]
+    head = b"".join(header + content for header, content in zip(headers, [*contents, b""], strict=True))
+    entries_before = sum(record.entry_bytes for record in placed[:-1])
+    return _Form(
+        size_bytes,
+        head,
+        zip_layout.directory(placed, crc32s),
+        placed[-1].header_offset + zip_layout.CRC32_IN_HEADER,
+        entries_before + zip_layout.CRC32_IN_ENTRY,
+    )
+
+
+def write_archives(
+    path: str, archives: Sequence[TensorArchive], others: Sequence[Extent], options: EngineOptions
+) -> list[int]:
+    """Write one file of archives and of other bytes.
+
+    Args:
+        path: of the file.
+        archives: the archives, in the order of the file.
+        others: the other bytes.
+        options: of the engine.
+
+    Returns:
+        The CRC-32 of each tensor.
+
+    Raises:
+        IoError: the file cannot be written, or the disk is full.
+    """
+    ends = [*(one.end for one in archives[-1:]), *(offset + content.nbytes for offset, content in others)]
+    groups = list(_groups(archives))
+    checksums: list[int] = []
+    of_groups: list[Sequence[int]] = []  # noted when a group is gathered
+
+    def extents() -> Iterator[Extent]:
+        for group in groups:
+            if group[0].is_short:
+                image, found = _image_of(group)
+                of_groups.append(found)
+                yield group[0].begin, torch.from_numpy(image)
+            else:
+                of_groups.append(())
+                yield group[0].offset, reached(bytes_of(group[0].tensor))
+        yield from others
+
+    places = [_place_of(group) for group in groups] + [(offset, content.nbytes) for offset, content in others]
+    with FileWriter(path, max(ends, default=0), options) as writer:
+        with closing(writer.write_in_batches(extents(), places)) as written:
+            for number, crc32 in enumerate(written):
+                if number >= len(groups):
+                    continue  # the others need no checksum
+                if found := of_groups[number]:
+                    checksums += found
+                    continue
+                (one,) = groups[number]
+                head, tail = one.frame(crc32)
+                writer.write_bytes([(one.begin, head), (one.end - len(tail), tail)])
+                checksums.append(crc32)
+        writer.commit()
+    return checksums
+
+
+def _groups(archives: Iterable[TensorArchive]) -> Iterator[list[TensorArchive]]:
+    """Divide archives into groups that are written as one: short ones that touch, or one other."""
+    group: list[TensorArchive] = []
+    for one in archives:
+        touches = bool(group) and group[-1].end == one.begin and one.end - group[0].begin <= IMAGE_BYTES
+        if group and not (touches and one.is_short and group[0].is_short):
+            yield group
+            group = []
+        group.append(one)
+    if group:
+        yield group
+
+
+def _place_of(group: list[TensorArchive]) -> tuple[int, int]:
+    """Return where the extent of a group goes in the file, and its size in bytes."""
+    first = group[0]
+    return (first.begin, group[-1].end - first.begin) if first.is_short else (first.offset, first.form.size_bytes)
+
+
+def _image_of(group: list[TensorArchive]) -> tuple[NDArray[np.uint8], list[int]]:
+    """Return the bytes of short archives that touch, and the CRC-32 of each tensor."""
+    begin = group[0].begin
+    sizes_bytes = np.array([one.form.size_bytes for one in group], np.int64)
+    places = np.array([one.offset for one in group], np.int64) - begin
+    addresses = np.array([one.tensor.data_ptr() for one in group], np.uint64)
+    elsewhere = {i: bytes_of(one.tensor) for i, one in enumerate(group) if not one.tensor.is_cpu}
+    image = gathered(group[-1].end - begin, addresses, sizes_bytes, places, elsewhere)
+    checksums = engine.crc32_of_parts(image, places, sizes_bytes).tolist()
+    octets = image.data
+    for one, crc32 in zip(group, checksums, strict=True):
+        head, tail = one.frame(crc32)
+        octets[one.begin - begin : one.begin - begin + len(head)] = head
+        octets[one.end - begin - len(tail) : one.end - begin] = tail
+    return image, checksums
