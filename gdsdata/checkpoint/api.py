@@ -37,8 +37,9 @@ def save(value: Any, path: str | os.PathLike[str], *, options: EngineOptions | N
     After an error or a crash, ``path`` has what was there before.
 
     Bytes are written from where the tensors lie, or pass through the engine's own memory (see
-    `EngineOptions`). Tensors must not change until this returns. In a .pt file, tensors that share
-    memory are stored once. In a safetensors file, tensors are contiguous, and the file's metadata
+    `EngineOptions`). In a .pt file, tensors below 64 KiB are copied first, at most 256 MiB at a
+    time. Tensors must not change until this returns. In a .pt file, tensors that share memory are
+    stored once. In a safetensors file, tensors are contiguous, and the file's metadata
     has the checksum of each.
 
     Args:
