@@ -406,7 +406,7 @@ def test_the_collector_waits_while_metadata_is_unpickled_and_gdsdatas_planners_p
     watched(planner, "_flattened")
     watched(planner, "_write_of_all")
     watched(planner, "_read_of_all")
-    watched(dcp.DefaultSavePlanner, "create_global_plan")
+    watched(planner, "_global_plan_of_one_rank")
     writer, reader = gdsdata.GDSStorageWriter(tmp_path), gdsdata.GDSStorageReader(tmp_path)
     dcp.save(dict(STATE), storage_writer=writer, planner=gdsdata.GDSSavePlanner(), no_dist=True)
     dcp.load(dict(STATE), storage_reader=reader, planner=gdsdata.GDSLoadPlanner(), no_dist=True)
