@@ -55,6 +55,14 @@ struct Caches {
     }
     return false;
   }
+  // The same until one more descriptor fits. Returns false if all files are in use.
+  bool make_room(const FileCache* opening) {
+    const auto most = static_cast<ssize_t>(most_cached_descriptors());
+    while (descriptors - evicted >= most) {
+      if (!make_idle(opening, /*closes=*/false)) return false;
+    }
+    return true;
+  }
   bool has_used_files() {
     std::lock_guard lock(mutex);
     return std::any_of(members.begin(), members.end(),
@@ -121,6 +129,8 @@ size_t most_cached_descriptors() {
   return std::clamp<size_t>(limit.rlim_cur / 2, 1, kMost);
 }
 
+void make_room_for_descriptor() { caches().make_room(nullptr); }
+
 void DescriptorShare::add_one() {
   Caches& all = caches();
   if (counted_in_ == nullptr) counted_in_ = &all;
@@ -151,13 +161,6 @@ void FileCache::leave() {
   if (caches_ == &all) all.remove(*this);  // else it never joined, or joined in the parent process
 }
 
-bool FileCache::make_room() {
-  Caches& all = caches();
-  const auto most = static_cast<ssize_t>(most_cached_descriptors());
-  while (all.descriptors - all.evicted >= most) {
-    if (!all.make_idle(this, /*closes=*/false)) return false;
-  }
-  return true;
-}
+bool FileCache::make_room() { return caches().make_room(this); }
 
 }  // namespace gdsdata

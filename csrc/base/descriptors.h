@@ -45,6 +45,9 @@ int open_descriptor(const std::function<int()>& open, WhenTaken when_taken = Whe
 // RLIMIT_NOFILE, because the program needs descriptors too.
 size_t most_cached_descriptors();
 
+// Evicts idle files of all caches until one more descriptor fits, or all are in use.
+void make_room_for_descriptor();
+
 struct Caches;  // all caches of a process
 
 // The descriptors of one open file. They count towards those of all files of the process.

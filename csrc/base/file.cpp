@@ -216,12 +216,13 @@ std::shared_ptr<File> File::adopt_for_writing(Descriptor file, std::string path,
 
 std::shared_ptr<void> File::rest() noexcept {
   try {
-    std::lock_guard lock(descriptors_mutex_);
+    std::shared_ptr<Descriptors> closing = std::make_shared<Descriptors>();
+    // Others lock this first, and then the caches, whose lock the caller has.
+    const std::unique_lock lock(descriptors_mutex_, std::try_to_lock);
     const Mapping* mapping = made_mapping_.load(std::memory_order_acquire);
-    if (descriptors_ == nullptr || companion_ != nullptr || mapping == nullptr || !mapping->known_resident()) {
+    if (!lock || descriptors_ == nullptr || companion_ != nullptr || mapping == nullptr || !mapping->known_resident()) {
       return nullptr;
     }
-    std::shared_ptr<Descriptors> closing = std::make_shared<Descriptors>();
     descriptors_->share.move_to(closing->share);
     closing->buffered = std::move(descriptors_->buffered);
     closing->direct = std::move(descriptors_->direct);
@@ -243,20 +244,20 @@ bool File::note_woken() noexcept {
 // The caller may have a pin or hold other files, so it does not wait for a descriptor.
 int File::wake() noexcept {
   try {
-    std::lock_guard lock(descriptors_mutex_);
-    if (const int fd = buffered_fd_; fd != kResting) return fd;
+    make_room_for_descriptor();
     auto descriptors = std::make_unique<Descriptors>();
     descriptors->buffered = open_buffered(opened_as_, flags_, WhenTaken::kGiveUp);
+    const int fd = descriptors->buffered.get();
     struct stat status{};
-    if (::fstat(descriptors->buffered.get(), &status) != 0 || status.st_ino != inode_ ||
-        status.st_dev != file_system_) {
-      return -1;
-    }
-    ::posix_fadvise(descriptors->buffered.get(), 0, 0, POSIX_FADV_RANDOM);
+    const bool is_it = ::fstat(fd, &status) == 0 && status.st_ino == inode_ && status.st_dev == file_system_;
+    std::lock_guard lock(descriptors_mutex_);
+    if (const int awake_fd = buffered_fd_; awake_fd != kResting) return awake_fd;  // another thread was faster
+    if (!is_it) return -1;
+    ::posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);
     descriptors->share.add_one();
     descriptors_ = std::move(descriptors);
     if (!woken_.exchange(true)) ++woken_files_;
-    return buffered_fd_ = descriptors_->buffered.get();
+    return buffered_fd_ = fd;
   } catch (...) {  // it has no name any more, or there is no memory
     return -1;
   }
