@@ -23,10 +23,6 @@ namespace {
 constexpr std::chrono::seconds kPatience{30};
 // No event says that a descriptor is free again, so the wait polls.
 constexpr std::chrono::milliseconds kLooksAgain{2};
-// Evicted files that a cache's readers keep open do not count as open, up to this part of all. They
-// close within a millisecond, unless a reader hangs. Without this allowance, rounds that open files
-// would wait for each other's pins.
-constexpr size_t kEvictedPart = 16;
 
 }  // namespace
 
@@ -45,7 +41,7 @@ struct Caches {
     std::lock_guard lock(mutex);
     const auto own = std::find(members.begin(), members.end(), opening);
     if (own != members.end()) std::rotate(own, own + 1, members.end());
-    const size_t most_evicted = most_cached_descriptors() / kEvictedPart + 1;
+    const size_t most_evicted = most_cached_descriptors() / tuning::kEvictedPart + 1;
     for (FileCache* cache : members) close_unused(*cache, closing);
     if (!closing.empty()) return true;
     for (FileCache* cache : members) {

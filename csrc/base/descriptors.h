@@ -33,8 +33,8 @@ class Descriptor {
 bool is_out_of_descriptors(int system_errno);
 
 // While all descriptors are in use, kWait waits until other threads of this library close some. A
-// thread that holds open files itself must use kGiveUp, close them and try again: two such threads
-// that wait for each other would never end.
+// thread that holds open files or a pin (epochs.h) itself must use kGiveUp, close them and try
+// again: two such threads that wait for each other would never end.
 enum class WhenTaken { kWait, kGiveUp };
 
 // Calls `open`, which returns a descriptor, or -1 and errno. While no descriptor is left, closes
@@ -73,7 +73,7 @@ class FileCache {
   ~FileCache() = default;
   // Takes an idle file out of the cache, one that was not used lately if there is one. Returns null
   // if all files are in use. Threads that pinned `evicted` may still read it.
-  virtual std::shared_ptr<void> evict() noexcept = 0;
+  virtual Limbo::Object evict() noexcept = 0;
   virtual bool has_used_files() = 0;
   const Limbo& evicted() const { return evicted_; }
 

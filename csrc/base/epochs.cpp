@@ -61,9 +61,11 @@ void Limbo::take_unused(std::vector<std::shared_ptr<void>>& unused) {
   unused.reserve(unused.size() + removed_.size());  // nothing may fail below
   const uint64_t oldest = oldest_pin();
   std::erase_if(removed_, [&](Removed& removed) {
-    // A reader may have taken a reference while it had a pin. Without one, nobody can take another.
-    if (removed.epoch > oldest || removed.object.use_count() > 1) return false;
-    unused.push_back(std::move(removed.object));
+    // A reader may have taken a reference while it had a pin. One that is taken later, to a whole
+    // that stayed in the structure, does not find the part.
+    const auto& [object, whole] = removed.removed;
+    if (removed.epoch > oldest || object.use_count() > 1 || whole.use_count() > 1) return false;
+    unused.push_back(std::move(removed.removed.object));
     return true;
   });
 }

@@ -66,17 +66,24 @@ class Pin {
 // structure does not hold up others. When a limbo is destroyed, no thread may have a pin of it.
 class Limbo {
  public:
+  struct Object {
+    std::shared_ptr<void> object;
+    // If it is a part of another object, that one. A reader may hold that one beyond its pin, and
+    // use the part.
+    std::weak_ptr<void> whole = {};
+  };
+
   Limbo() = default;
   Limbo(const Limbo&) = delete;
   Limbo& operator=(const Limbo&) = delete;
 
   // `remove` takes an object out of the structure, with sequentially consistent stores, and returns
-  // it, or null. Returns false if it is null.
+  // it as an Object, or one of null. Returns false if it is null.
   template <typename Remove>
   bool add(Remove remove) {
     removed_.emplace_back();  // nothing may fail between the removal and its entry
-    removed_.back().object = remove();
-    if (removed_.back().object == nullptr) {
+    removed_.back().removed = remove();
+    if (removed_.back().removed.object == nullptr) {
       removed_.pop_back();
       return false;
     }
@@ -89,7 +96,7 @@ class Limbo {
 
  private:
   struct Removed {
-    std::shared_ptr<void> object;
+    Object removed;
     uint64_t epoch = 0;  // pins of this epoch or a later one do not find it
   };
   static uint64_t next_epoch();

@@ -51,8 +51,8 @@ class alignas(64) File : public std::enable_shared_from_this<File> {
   // cache, and a process may have far more mappings than descriptors. Whatever needs a descriptor
   // opens it again.
   //
-  // The descriptors close once the result is destroyed: threads that have a pin may still use them.
-  // The caller ensures that nobody else holds the file. Returns null, and changes nothing, if the
+  // The descriptors close once the result is destroyed: threads that have a pin may still use them,
+  // and those who hold the file since they had one. Returns null, and changes nothing, if the
   // mapping is not known to be in the page cache.
   std::shared_ptr<void> rest() noexcept;
   bool rests() const { return buffered_fd_.load(std::memory_order_acquire) == kResting; }

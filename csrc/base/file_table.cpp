@@ -68,24 +68,25 @@ void FileTable::add(uint32_t index, std::shared_ptr<File> file) {
   ++open_files_;
 }
 
-std::shared_ptr<void> FileTable::evict() noexcept {
+Limbo::Object FileTable::evict() noexcept {
   std::lock_guard lock(mutex_);
-  std::shared_ptr<void> evicted = evict_opened();
-  return evicted == nullptr && find_awake() ? evict_opened() : evicted;
+  Limbo::Object evicted = evict_opened();
+  return evicted.object == nullptr && find_awake() ? evict_opened() : evicted;
 }
 
-std::shared_ptr<void> FileTable::evict_opened() noexcept {
+Limbo::Object FileTable::evict_opened() noexcept {
   const size_t count = opened_.size();
   for (size_t step = 0; step < 2 * count; ++step, ++hand_) {
     if (hand_ >= count) hand_ = 0;
     Opened& opened = opened_[hand_];
     if (take_used(opened.index) && step < count) continue;  // in the second round, any idle file will do
     if (!opened.is_idle()) continue;
-    std::shared_ptr<void> evicted = rest(opened);
-    if (evicted != nullptr) {
+    Limbo::Object evicted{rest(opened)};
+    if (evicted.object != nullptr) {
+      evicted.whole = opened.file;
       resting_.push_back(std::move(opened));
     } else {
-      evicted = std::move(opened.file);
+      evicted.object = std::move(opened.file);
       files_[opened.index] = nullptr;
       --open_files_;
     }
@@ -94,7 +95,7 @@ std::shared_ptr<void> FileTable::evict_opened() noexcept {
     ++hand_;
     return evicted;
   }
-  return nullptr;
+  return {};
 }
 
 // Only the files of a data set, which were compared with its index.

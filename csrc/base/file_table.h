@@ -67,8 +67,8 @@ class FileTable final : private FileCache {
     // pin.
     bool is_idle() const { return file.use_count() == 1; }
   };
-  std::shared_ptr<void> evict() noexcept override;
-  std::shared_ptr<void> evict_opened() noexcept;
+  Limbo::Object evict() noexcept override;
+  Limbo::Object evict_opened() noexcept;
   std::shared_ptr<void> rest(const Opened& opened) noexcept;
   bool find_awake() noexcept;
   bool has_used_files() override;

@@ -19,7 +19,7 @@ class Removed : public ::testing::Test {
   std::weak_ptr<int> remove() {
     auto object = std::make_shared<int>(1);
     std::weak_ptr<int> watched = object;
-    EXPECT_TRUE(limbo_.add([&] { return std::move(object); }));
+    EXPECT_TRUE(limbo_.add([&] { return Limbo::Object{std::move(object)}; }));
     return watched;
   }
   void destroy_unused() {
@@ -38,7 +38,7 @@ TEST_F(Removed, IsDestroyedAtOnceIfNobodyReads) {
   destroy_unused();
   EXPECT_TRUE(object.expired());
   EXPECT_EQ(limbo_.size(), 0u);
-  EXPECT_FALSE(limbo_.add([] { return nullptr; }));
+  EXPECT_FALSE(limbo_.add([] { return Limbo::Object{}; }));
   EXPECT_EQ(limbo_.size(), 0u);
 }
 
@@ -78,6 +78,18 @@ TEST_F(Removed, DoesNotWaitForReadersOfAnotherStructure) {
 TEST_F(Removed, WaitsForThoseWhoHoldIt) {
   const auto object = remove();
   auto held = object.lock();
+  destroy_unused();
+  EXPECT_EQ(limbo_.size(), 1u);
+  held.reset();
+  destroy_unused();
+  EXPECT_EQ(limbo_.size(), 0u);
+}
+
+// Descriptors of a file that stays in its table.
+TEST_F(Removed, WaitsForThoseWhoHoldTheWholeOfWhichItIsAPart) {
+  const auto whole = std::make_shared<int>(1);
+  auto held = whole;
+  EXPECT_TRUE(limbo_.add([&] { return Limbo::Object{std::make_shared<int>(2), whole}; }));
   destroy_unused();
   EXPECT_EQ(limbo_.size(), 1u);
   held.reset();
@@ -149,9 +161,9 @@ TEST(Epochs, ReadersNeverSeeADestroyedObject) {
   size_t most_waiting = 0;
   for (size_t step = 0; step < kReplacements || (reads < 1000 && step < 1000 * kReplacements); ++step) {
     const size_t place = random() % kObjects;
-    limbo.add([&]() -> std::shared_ptr<void> {
+    limbo.add([&] {
       found[place] = nullptr;
-      return std::move(owned[place]);
+      return Limbo::Object{std::move(owned[place])};
     });
     owned[place] = std::make_shared<Object>();
     found[place] = owned[place].get();
