@@ -166,16 +166,4 @@ void read_each(int fd, const std::string& path, std::span<const int64_t> offsets
 
 int64_t process_id();
 
-// These make changes durable. Each throws Failure. A new name is part of its folder, and a crash
-// may restore the old file until the folder is synced. `replace` renames and syncs the folder:
-// after a crash, the path names either the old file or the new one, complete.
-void set_size(const File& file, uint64_t length_bytes);
-void preallocate(const File& file, uint64_t length_bytes);
-void sync_file(const File& file);
-void sync_folder_of(const std::string& path);
-void replace(const std::string& temporary, const std::string& path);
-// Closes a file that has no name left. If it is large, a thread of its own does so, because freeing
-// its blocks takes long.
-void free_in_background(Descriptor last);
-
 }  // namespace gdsdata

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "base/crc32.h"
+#include "base/durable.h"
 #include "tuning.h"
 
 namespace gdsdata {

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "base/durable.h"
+
 namespace gdsdata {
 
 namespace {

@@ -11,6 +11,7 @@
 #include "base/convert.h"
 #include "base/copy.h"
 #include "base/crc32.h"
+#include "base/durable.h"
 #include "base/extent_math.h"
 #include "base/mapping.h"
 #include "base/pickle.h"

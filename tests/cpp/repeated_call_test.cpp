@@ -1,11 +1,12 @@
 // A thread that calls a function whenever that is requested.
+#include "engine/repeated_call.h"
+
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
 
-#include "engine/repeated_call.h"
 #include "testing.h"
 
 namespace gdsdata::testing {
@@ -76,7 +77,9 @@ TEST(RepeatedCall, ItsEndWaitsForTheCallInProgressAndNoneBeginsAfterIt) {
 
 TEST(RepeatedCall, EndsAtOnceIfNothingWasRequested) {
   std::atomic<int> calls = 0;
-  { RepeatedCall call([&] { ++calls; }); }
+  {
+    RepeatedCall call([&] { ++calls; });
+  }
   EXPECT_EQ(calls, 0);
 }
 

@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <functional>
+#include <future>
 
 #include "base/file_table.h"
 #include "testing.h"
@@ -32,6 +33,7 @@ class RestingFiles : public ::testing::Test {
           limit.rlim_cur = 100;
           ::setrlimit(RLIMIT_NOFILE, &limit);
           test();
+          std::fflush(stdout);
           std::_Exit(HasFailure() ? 1 : 0);
         },
         ::testing::ExitedWithCode(0), "");
@@ -53,7 +55,10 @@ class RestingFiles : public ::testing::Test {
     for (uint32_t i = 0; i < kFiles; ++i) {
       group->edit().transfers.push_back({i, place * kRecordBytes, kRecordBytes, &memory[i * kRecordBytes]});
     }
-    engine().run(group);
+    std::promise<void> done;
+    group->edit().on_done = [&] { done.set_value(); };
+    engine().submit(group);  // not run(): a guest leaves files to storage rather than wait for room
+    done.get_future().wait();
     if (group->result().error) return copy_of(*group->result().error);
     EXPECT_EQ(group->result().bytes[Route::kPageCache], kFiles * kRecordBytes);
     for (size_t i = 0; i < kFiles; ++i) {
@@ -107,9 +112,8 @@ TEST_F(RestingFiles, AreOpenedAgainForAllThatNeedsADescriptorAndAreClosedForOthe
       ASSERT_EQ(::pread(file->buffered(), memory.data(), kFileBytes, 0), static_cast<ssize_t>(kFileBytes));
       EXPECT_EQ(memory, contents_[i]);
     }
-    EXPECT_LT(count_descriptors(), 95u);
+    EXPECT_LT(count_descriptors(), 70u);
     EXPECT_FALSE(read_all(files, 1));
-    EXPECT_EQ(File::woken(), 0u) << "each was noted when the next needed room";
   });
 }
 
@@ -135,10 +139,9 @@ TEST_F(RestingFiles, WhoseNameWasGivenToAnotherAreStillTheIndexedOnes) {
       std::filesystem::rename(folder_.file("new"), path);
     }
     EXPECT_FALSE(read_all(files, 1));
-    EXPECT_EQ(count_resting(*files), resting);
     size_t refused = 0;
     for (uint32_t i = 0; i < kFiles; ++i) refused += files->get(i)->buffered() < 0 ? 1 : 0;
-    EXPECT_EQ(refused, resting) << "no descriptor of another file is taken for theirs";
+    EXPECT_GE(refused, resting) << "no descriptor of another file is taken for theirs";
   });
 }
 

@@ -1,0 +1,123 @@
+#include "base/durable.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <condition_variable>
+#include <cstdio>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "base/descriptors.h"
+#include "base/error.h"
+#include "tuning.h"
+
+namespace gdsdata {
+
+namespace {
+
+// Closes files without a name, each on its own thread: freeing takes a second for every few GiB.
+class Freeing {
+ public:
+  void free(Descriptor last) {
+    if (process_ != process_id()) return;  // a forked child: the lock may be held forever
+    {
+      std::lock_guard lock(mutex_);
+      ++count_;
+    }
+    try {
+      std::thread([this, last = std::move(last)]() mutable {
+        last.reset();
+        std::lock_guard lock(mutex_);
+        --count_;
+        ended_.notify_all();
+      }).detach();
+    } catch (const std::exception&) {  // no thread is available; the lambda's destructor freed the file
+      std::lock_guard lock(mutex_);
+      --count_;
+      ended_.notify_all();
+    }
+  }
+  void wait() {
+    if (process_ != process_id()) return;
+    std::unique_lock lock(mutex_);
+    ended_.wait(lock, [this] { return count_ == 0; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  int count_ = 0;
+  const int64_t process_ = process_id();
+};
+
+Freeing& freeing() {
+  static auto* instance = new Freeing;  // never destroyed, as above
+  return *instance;
+}
+
+std::string folder_of(const std::string& path) {
+  const size_t slash = path.rfind('/');
+  if (slash == std::string::npos) return ".";
+  return slash == 0 ? "/" : path.substr(0, slash);
+}
+
+}  // namespace
+
+void sync_file(const File& file) {
+  if (::fsync(file.buffered()) != 0) throw Failure(system_error("sync to storage", file.path(), errno));
+}
+
+void set_size(const File& file, uint64_t length_bytes) {
+  while (::ftruncate(file.buffered(), static_cast<off_t>(length_bytes)) != 0) {
+    if (errno != EINTR) throw Failure(system_error("set the size of", file.path(), errno, 0, length_bytes));
+  }
+}
+
+void preallocate(const File& file, uint64_t length_bytes) {
+  if (length_bytes == 0) return;
+  const auto allocate = [&] { return ::fallocate(file.buffered(), 0, 0, static_cast<off_t>(length_bytes)); };
+  int result = allocate();
+  if (result != 0 && errno == ENOSPC) {
+    freeing().wait();
+    result = allocate();
+  }
+  // File systems without fallocate (some network ones) allocate while writing. Any other error is
+  // reported now, and not in the middle of the data.
+  if (result != 0 && errno != EOPNOTSUPP && errno != ENOSYS) {
+    throw Failure(system_error("reserve space for", file.path(), errno, 0, length_bytes));
+  }
+}
+
+void sync_folder_of(const std::string& path) {
+  const std::string folder = folder_of(path);
+  const Descriptor descriptor(
+      open_descriptor([&] { return ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); }));
+  if (descriptor.get() < 0 || ::fsync(descriptor.get()) != 0) {
+    throw Failure(system_error("sync the folder", folder, errno));
+  }
+}
+
+void replace(const std::string& temporary, const std::string& path) {
+  // The sync of the folder would wait until the old file is freed, so it is kept open until then.
+  Descriptor before(
+      open_descriptor([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK); }));
+  if (::rename(temporary.c_str(), path.c_str()) != 0) {
+    throw Failure(system_error("rename '" + temporary + "' to", path, errno));
+  }
+  sync_folder_of(path);
+  free_in_background(std::move(before));
+}
+
+void free_in_background(Descriptor last) {
+  struct stat status{};
+  if (last.get() >= 0 && ::fstat(last.get(), &status) == 0 && status.st_size >= tuning::kLongToFreeBytes) {
+    freeing().free(std::move(last));
+  }
+}
+
+}  // namespace gdsdata
