@@ -9,8 +9,8 @@
 namespace gdsdata {
 
 // Each throws Failure. A new name is part of its folder: a crash may restore the old file until the
-// folder is synced. `replace` renames and syncs the folder. After a crash, the path names either the
-// old file or the new one, complete.
+// folder is synced. `replace` renames and syncs the folder, so after a crash the path names either
+// the old file or the new one, complete.
 void set_size(const File& file, uint64_t length_bytes);
 void preallocate(const File& file, uint64_t length_bytes);
 void sync_file(const File& file);
