@@ -279,7 +279,7 @@ NEEDED = {
     *("data", "data.dataset", "data.batch_dataset", "data.arguments", "data.counts", "data.groups", "data.iteration"),
     *("data.indexing", "data.progress", "data.ranks", "data.samples"),
     *("data.split", "data.batches", "data.batches.reader", "data.batches.ring", "data.batches.settings"),
-    *("data.batches.slot", "formats.sample"),
+    "formats.sample",
     *("data.batches.source", "data.order", "data.order.choice", "data.order.epoch", "data.order.permutation"),
     *("formats", "formats.caches", "formats.catalog", "formats.file_heads", "formats.index"),
     *("formats.kept_index", "formats.listing"),

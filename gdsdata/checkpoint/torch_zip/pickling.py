@@ -24,6 +24,7 @@ from gdsdata.torch_private import (
     rebuild_tensor,
     storage_id,
     storage_types,
+    warn_if_newer,
 )
 
 
@@ -57,6 +58,7 @@ def pickle_with_storages(value: Any) -> Pickled:
         pickle.PicklingError, TypeError, AttributeError: a value cannot be pickled; the message has
             its name.
     """
+    warn_if_newer()
     by_engine = _state_pickler()
     found = None if by_engine is None else by_engine.pickled(value)
     return pickle_by_python(value) if found is None else Pickled(*found)

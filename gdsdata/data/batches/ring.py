@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,7 +13,6 @@ from torch.utils.dlpack import from_dlpack
 
 from gdsdata.data.batches.reader import Reader
 from gdsdata.data.batches.settings import BatchSettings
-from gdsdata.data.batches.slot import SlotBatches
 from gdsdata.data.counts import sum_of
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.formats.index import Index
@@ -22,6 +21,7 @@ from gdsdata.io import engine
 if TYPE_CHECKING:
     from gdsdata.data.batches.pieces import OpenPieces
     from gdsdata.data.batches.skipped import Skipped
+    from gdsdata.data.batches.slot import SlotBatches
 
 # Makes the engine's reader of batches of so many samples, and returns it with their dtype.
 MakeBatches = Callable[[int], tuple[engine.Batches, torch.dtype]]
@@ -33,11 +33,11 @@ MakeBatches = Callable[[int], tuple[engine.Batches, torch.dtype]]
 _SLOT_BYTES = 16 << 20
 
 
-class _Again(NamedTuple):
+class _Again:
     """Batches that are read once more, in other sizes, and the function that takes one."""
 
-    batches: engine.Batches
-    take: Callable[[], torch.Tensor]
+    def __init__(self, batches: engine.Batches, take: Callable[[], torch.Tensor]) -> None:
+        self.batches, self.take = batches, take
 
 
 def batches_in_slot(index: Index, settings: BatchSettings) -> int:
@@ -73,14 +73,17 @@ class RingReader(Reader[Index]):
         self._batches, dtype = make_batches(settings.batch_size * self.batches_in_slot)
         self._take = _taking(self._batches, dtype, index, settings)
         self._planned: deque[tuple[np.ndarray, np.ndarray]] = deque()  # of each slot: ids, sizes of its batches
-        self._of_slot = SlotBatches(settings.device, settings.batch_size)
         self._again: _Again | None = None  # what had an error
         self._left_in_slot = self._taken = 0  # batches
         self._counted_again: dict[str, Any] | None = None  # statistics of what was read again
         if settings.skipped is not None:
             self.next = partial(self._next_sound, settings.skipped)
+        elif self.batches_in_slot == 1:
+            self.next = self._take
         else:
-            self.next = self._take if self.batches_in_slot == 1 else self._next_of_slot
+            from gdsdata.data.batches.slot import SlotBatches
+
+            self.next = partial(self._next_of_slot, SlotBatches(settings.device, settings.batch_size))
 
     def plan(self, samples: np.ndarray, sizes: np.ndarray) -> None:
         plan = self.located(samples)
@@ -99,13 +102,13 @@ class RingReader(Reader[Index]):
         self._planned.extend((one, sizes[i * together : (i + 1) * together]) for i, one in enumerate(ids))
         return of_slots
 
-    def _next_of_slot(self) -> torch.Tensor:
+    def _next_of_slot(self, slot: SlotBatches) -> torch.Tensor:
         """Take the next batch of a slot."""
         if not self._left_in_slot:
-            self._take_slot()
+            self._take_slot(slot)
         self._left_in_slot -= 1
         if self._again is None:
-            batch = self._of_slot.next()
+            batch = slot.next()
         else:
             batch = self._again.take()
             if not self._left_in_slot:
@@ -113,10 +116,10 @@ class RingReader(Reader[Index]):
         self._taken += 1
         return batch
 
-    def _take_slot(self) -> None:
+    def _take_slot(self, slot: SlotBatches) -> None:
         samples, sizes = self._planned.popleft()
         try:
-            self._of_slot.add(self._take())
+            slot.add(self._take())
         except (CorruptData, FileNotFoundError, IoError):
             if len(sizes) == 1:
                 raise
