@@ -278,6 +278,7 @@ def test_a_run_that_is_told_to_end_removes_its_folder(tmp_path, number):
     command = [sys.executable, "-m", "gdsdata.bench", *settings]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
         assert eventually(lambda: own.exists() and len(os.listdir(own)) > 1, timeout_s=60)
+        time.sleep(1)  # now it waits for its rows, and no process is being started
         run.send_signal(number)
         assert run.wait(60) == 128 + number
     assert not own.exists()
