@@ -225,6 +225,15 @@ def test_an_iterator_of_before_torch_distributed_ends_with_an_error(folder, beco
             list(batches)
 
 
+def test_it_ends_with_the_next_batch_even_if_all_are_planned(folder, become):
+    begun = iter(read(folder))
+    for _ in range(8):  # of 13: the rest is planned by now
+        next(begun)
+    become(0, 2)
+    with pytest.raises(RuntimeError, match="was rank 0 of 1, and now it is rank 0 of 2"):
+        next(begun)
+
+
 @MAKERS
 def test_another_epoch_may_have_other_ranks(folder, become, make):
     dataset = make(folder)

@@ -88,7 +88,7 @@ def test_an_error_in_a_slot_comes_at_its_own_batch(tmp_path, fake_driver):
     check_an_epoch_with_a_replaced_file(*found, tmp_path)
 
 
-def test_batches_for_the_processor_and_batches_whose_samples_may_be_left_out_share_none(tmp_path):
+def test_batches_for_the_processor_share_none(tmp_path):
     write_files(tmp_path)
     assert in_slot(read(tmp_path, "cpu")) == 1
 

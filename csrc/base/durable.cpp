@@ -56,7 +56,7 @@ class Freeing {
 };
 
 Freeing& freeing() {
-  static auto* instance = new Freeing;  // never destroyed, as above
+  static auto* instance = new Freeing;  // never destroyed: its threads may outlive static destructors
   return *instance;
 }
 

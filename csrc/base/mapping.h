@@ -32,8 +32,8 @@ class MappingTrial {
 
 class alignas(64) Mapping {
  public:
-  // The mappings of this process, and how many of them leave room for the program's own: half of
-  // what the system allows.
+  // The mappings of this process. There should be at most `most`, half of what the system allows,
+  // because the program needs some too.
   static size_t count() { return count_.load(std::memory_order_relaxed); }
   static size_t most();
   // Returns null if the file is empty or cannot be mapped.
@@ -94,8 +94,9 @@ class alignas(64) Mapping {
   void mark(size_t first, size_t last, RegionState state);
   bool populate(uint64_t offset, uint64_t length) const;
 
-  // Short copies need these only: one cache line, which is hardly ever written.
   inline static std::atomic<size_t> count_{0};
+
+  // Short copies need these only: one cache line, which is hardly ever written.
   const std::byte* data_;
   uint64_t size_bytes_;
   std::atomic<uint64_t> lost_from_{kNothingLost};

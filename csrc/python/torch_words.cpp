@@ -84,8 +84,7 @@ std::optional<PlainTensor> TorchWords::plain(PyObject* tensor) const {
   reference.dtype = stored.dtype;
   reference.storage_class = stored.storage_class;
   reference.device = is_on_gpu ? device.device_id : -1;
-  reference.address = unsigned_of(call(storage_address_, reference.storage.ptr()));
-  reference.bytes = unsigned_of(call(storage_bytes_, reference.storage.ptr()));
+  find_memory(reference);
   reference.elements = reference.bytes / element_bytes;
   found.first_element =
       is_empty ? unsigned_of(call(storage_offset_, tensor)) : (address - reference.address) / element_bytes;
@@ -100,10 +99,14 @@ StorageReference TorchWords::reference_in(const py::object& described) const {
   found.storage_class = described.attr("storage_class").ptr();
   found.location = described.attr("location");
   found.device = described.attr("device").cast<int64_t>();
-  found.address = unsigned_of(call(storage_address_, found.storage.ptr()));
-  found.bytes = unsigned_of(call(storage_bytes_, found.storage.ptr()));
+  find_memory(found);
   found.elements = described.attr("elements").cast<uint64_t>();
   return found;
+}
+
+void TorchWords::find_memory(StorageReference& reference) const {
+  reference.address = unsigned_of(call(storage_address_, reference.storage.ptr()));
+  reference.bytes = unsigned_of(call(storage_bytes_, reference.storage.ptr()));
 }
 
 uint64_t TorchWords::id_of(const StorageReference& reference) const {

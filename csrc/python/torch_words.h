@@ -66,6 +66,8 @@ class TorchWords {
   };
   static constexpr size_t kCodes = 16, kBytes = 32;
 
+  void find_memory(StorageReference& reference) const;
+
   pybind11::object types_;  // owns what `by_code_` names
   std::array<std::array<StoredType, kBytes>, kCodes> by_code_;  // by DLPack's code and the size in bytes
   const DLPackExchangeAPI* exchange_;

@@ -100,7 +100,6 @@ class Iteration:
             count = min(plan_batches, total - planned)
             count = max(reader.steps_local(numbers[planned : planned + count]), 1 if planned == done else 0)
             if count:
-                check_ranks()
                 reader.plan(*order.samples_of(epoch, numbers[planned : planned + count]))
                 planned += count
                 plan_batches = min(2 * plan_batches, most)
@@ -112,6 +111,7 @@ class Iteration:
             times.asked()
             while done < total:
                 leave_if_daemon()
+                check_ranks()
                 if done:
                     plan()
                 with marked("gdsdata: waiting for a batch"):
