@@ -21,6 +21,7 @@
 #include "python/gil.h"
 #include "python/page_memory.h"
 #include "python/parts.h"
+#include "python/remote.h"
 #include "python/samples.h"
 #include "python/state_pickler.h"
 #include "python/values.h"
@@ -77,6 +78,7 @@ PYBIND11_MODULE(_engine, module) {
   bind_page_memory(module);
   bind_samples(module);
   bind_parts(module);
+  bind_remote(module);
   bind_state_pickler(module);
   bind_interpreter_end(module);
   module.def(

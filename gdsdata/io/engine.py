@@ -54,6 +54,7 @@ copy_parts = _engine.copy_parts
 crc32_of_parts = _engine.crc32_of_parts
 find_files = _engine.find_files
 locate = _engine.locate
+object_version = _engine.object_version
 permute = _engine.permute
 permute_each = _engine.permute_each
 unpack_extents = _engine.unpack_extents

@@ -1,0 +1,105 @@
+#include "base/remote_object.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "base/per_process.h"
+
+namespace gdsdata {
+
+namespace {
+
+// An access that expires within this time is not used for a new request.
+constexpr std::chrono::seconds kAccessMargin{60};
+
+constexpr std::array<std::string_view, 5> kSchemes = {"s3://", "gs://", "az://", "http://", "https://"};
+
+}  // namespace
+
+bool is_url(std::string_view path) {
+  return std::any_of(kSchemes.begin(), kSchemes.end(),
+                     [&](std::string_view scheme) { return path.starts_with(scheme); });
+}
+
+// FNV-1a, 64 bits (G. Fowler, L. C. Noll, K.-P. Vo), without its sign.
+int64_t object_version(std::string_view tag) {
+  if (tag.starts_with("W/")) tag.remove_prefix(2);
+  if (tag.size() >= 2 && tag.front() == '"' && tag.back() == '"') tag = tag.substr(1, tag.size() - 2);
+  uint64_t hash = 0xcbf29ce484222325;
+  for (const char character : tag) hash = (hash ^ static_cast<unsigned char>(character)) * 0x100000001b3;
+  return static_cast<int64_t>(hash >> 1);
+}
+
+void RemoteObject::with_access(Use use) {
+  std::shared_ptr<const ObjectAccess> access;
+  {
+    std::lock_guard lock(mutex_);
+    if (access_ != nullptr && access_->expires > std::chrono::steady_clock::now() + kAccessMargin) {
+      access = access_;
+    } else {
+      waiting_.push_back(std::move(use));
+      if (waiting_.size() > 1) return;  // it was asked for already
+    }
+  }
+  if (access != nullptr) return use(std::move(access), std::nullopt);
+  access_desk().ask(shared_from_this());
+}
+
+void RemoteObject::drop_access(const ObjectAccess* refused) {
+  std::lock_guard lock(mutex_);
+  if (access_.get() == refused) access_ = nullptr;
+}
+
+void RemoteObject::grant(ObjectAccess access) {
+  auto granted = std::make_shared<const ObjectAccess>(std::move(access));
+  {
+    std::lock_guard lock(mutex_);
+    access_ = granted;
+  }
+  answer(granted, std::nullopt);
+}
+
+void RemoteObject::refuse(const Error& error) { answer(nullptr, error); }
+
+void RemoteObject::answer(const std::shared_ptr<const ObjectAccess>& access, const std::optional<Error>& error) {
+  std::vector<Use> waiting;
+  {
+    std::lock_guard lock(mutex_);
+    waiting.swap(waiting_);
+  }
+  for (Use& use : waiting) use(access, error);
+}
+
+std::string RemoteObject::etag() const {
+  std::lock_guard lock(mutex_);
+  return etag_;
+}
+
+void RemoteObject::set_etag(std::string_view etag) {
+  std::lock_guard lock(mutex_);
+  if (etag_.empty()) etag_ = etag;
+}
+
+void AccessDesk::ask(std::shared_ptr<RemoteObject> object) {
+  {
+    std::lock_guard lock(mutex_);
+    objects_.push_back(std::move(object));
+  }
+  asked_.notify_one();
+}
+
+std::vector<std::shared_ptr<RemoteObject>> AccessDesk::take(size_t most, std::chrono::milliseconds timeout) {
+  std::unique_lock lock(mutex_);
+  asked_.wait_for(lock, timeout, [this] { return !objects_.empty(); });
+  std::vector<std::shared_ptr<RemoteObject>> taken;
+  while (taken.size() < most && !objects_.empty()) {
+    taken.push_back(std::move(objects_.front()));
+    objects_.pop_front();
+  }
+  return taken;
+}
+
+AccessDesk& access_desk() { return of_this_process<AccessDesk>(); }
+
+}  // namespace gdsdata

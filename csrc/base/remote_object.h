@@ -1,0 +1,88 @@
+// An object on a server: its name, its identity, and how it may be requested.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/error.h"
+
+namespace gdsdata {
+
+// True for s3://, gs://, az://, http:// and https://, as gdsdata/storage/location.py has it.
+bool is_url(std::string_view path);
+
+// 63 bits that identify a version of an object. `tag` is an ETag as it is in a header or a listing,
+// or the value of Last-Modified if the server has no ETags. A weak tag has the value of the strong
+// one.
+int64_t object_version(std::string_view tag);
+
+// Everything a request for an object needs. Never shown to users: it may contain secrets.
+struct ObjectAccess {
+  std::string url;                   // percent-encoded, http or https
+  std::vector<std::string> headers;  // "Name: value"
+  std::chrono::steady_clock::time_point expires;
+};
+
+// Thread-safe.
+class RemoteObject : public std::enable_shared_from_this<RemoteObject> {
+ public:
+  RemoteObject(std::string location, uint64_t size_bytes, int64_t version)
+      : location_(std::move(location)), size_bytes_(size_bytes), version_(version) {}
+
+  const std::string& location() const { return location_; }  // as users wrote it, for errors
+  uint64_t size_bytes() const { return size_bytes_; }
+  int64_t version() const { return version_; }
+
+  // Calls `use` with an access that is still valid for some time, or with the reason why there is
+  // none: at once, or later on another thread. `use` must not block.
+  using Use = std::function<void(std::shared_ptr<const ObjectAccess>, std::optional<Error>)>;
+  void with_access(Use use);
+  // Forgets the access, because the server refused it. Does nothing if there is a newer one.
+  void drop_access(const ObjectAccess* refused);
+
+  // The answer to an AccessRequest.
+  void grant(ObjectAccess access);
+  void refuse(const Error& error);
+
+  // The ETag of this version as a server sent it, for If-Match. Empty: not known.
+  std::string etag() const;
+  void set_etag(std::string_view etag);
+
+ private:
+  void answer(const std::shared_ptr<const ObjectAccess>& access, const std::optional<Error>& error);
+
+  const std::string location_;
+  const uint64_t size_bytes_;
+  const int64_t version_;
+  mutable std::mutex mutex_;  // guards the members that follow
+  std::shared_ptr<const ObjectAccess> access_;
+  std::vector<Use> waiting_;  // for an answer; not empty: it was asked for
+  std::string etag_;
+};
+
+// Objects whose access somebody waits for. A thread of Python takes them and answers.
+class AccessDesk {
+ public:
+  // Each ends with grant or refuse.
+  void ask(std::shared_ptr<RemoteObject> object);
+  // Waits for objects up to `timeout`. Returns at most `most`.
+  std::vector<std::shared_ptr<RemoteObject>> take(size_t most, std::chrono::milliseconds timeout);
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable asked_;
+  std::deque<std::shared_ptr<RemoteObject>> objects_;
+};
+
+AccessDesk& access_desk();  // of this process
+
+}  // namespace gdsdata

@@ -1,0 +1,71 @@
+"""URLs of objects: where a path may stand, one of these may."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from urllib.parse import unquote, urlsplit
+
+# As csrc/base/remote_object.cpp has it: a path of another kind is a file of this machine.
+_URL = re.compile(r"(?:s3|gs|az|https?)://")
+SCHEMES = ("s3", "gs", "az", "http", "https")
+
+
+def is_url(path: str | os.PathLike[str]) -> bool:
+    """Return whether ``path`` names an object on a server, and no file."""
+    return isinstance(path, str) and _URL.match(path) is not None
+
+
+def local_path(path: str | os.PathLike[str]) -> str:
+    """Return ``path`` as a string; of a ``file://`` URL, the path that it names.
+
+    Raises:
+        ValueError: a ``file://`` URL of another host.
+    """
+    text = os.fspath(path)
+    if not text.startswith("file://"):
+        return text
+    parts = urlsplit(text)
+    if parts.netloc not in ("", "localhost"):
+        raise ValueError(f"{text}: names the host {parts.netloc!r}, but file:// reads this one's files: write file:///")
+    return unquote(parts.path)
+
+
+@dataclass(frozen=True)
+class Location:
+    """An object of a store with buckets: ``scheme://bucket/key``.
+
+    Attributes:
+        scheme: one of `SCHEMES`.
+        bucket: for ``az``, ``account/container``; for ``http``, the host with its port.
+        key: of the object, as users write it (not percent-encoded), without the slash in front.
+    """
+
+    scheme: str
+    bucket: str
+    key: str
+
+    @property
+    def url(self) -> str:
+        """The location as users write it."""
+        return f"{self.scheme}://{self.bucket}/{self.key}"
+
+
+def location_of(url: str) -> Location:
+    """Return the parts of an object's URL.
+
+    ``az://container/key`` takes its account from the environment, ``az://account/container/key``
+    is not written: see `gdsdata.storage.azure`.
+
+    Raises:
+        ValueError: ``url`` has no known scheme or no bucket.
+    """
+    match = _URL.match(url)
+    if match is None:
+        raise ValueError(f"{url!r} is no URL that gdsdata reads: it starts with {', '.join(SCHEMES)} and ://")
+    scheme = match.group()[:-3]
+    bucket, _, key = url[match.end() :].partition("/")
+    if not bucket:
+        raise ValueError(f"{url!r} names no bucket: write {scheme}://bucket/key")
+    return Location(scheme, bucket, key)

@@ -1,0 +1,1 @@
+"""Requests to servers, beside the engine's own ranges: lists, sizes, small reads, and writes."""
