@@ -197,4 +197,23 @@ inline constexpr size_t kEvictedPart = 16;
 // takes 0.3 ms per 1000 entries (two cores), so n saves would otherwise take n² steps.
 inline constexpr size_t kEntriesPerSave = 1000;
 
+// --- Remote objects ------------------------------------------------------------------------------
+
+// Requests to servers in flight, in a process. Not measured by itself.
+inline constexpr size_t kHttpConnections = 64;
+// libcurl receives so many bytes at a time, and hands them on to be copied into place.
+inline constexpr size_t kHttpBufferBytes = 128 << 10;
+// One thread for so many processors, and at most so many: TLS takes a processor for each 1 to 2
+// GB/s. Not measured by itself.
+inline constexpr size_t kProcessorsOfReactor = 2, kMostHttpReactors = 8;
+// The longest request for a range. A request takes a round trip beside its bytes: at 50 ms and 25
+// MB/s a connection, 8 MiB use 87 % of the connection, and 1 MiB 46 %.
+inline constexpr uint64_t kRemoteRequestBytes = 8 << 20;
+// A group is shared by so many requests, if they have kLeastSegmentBytes at least.
+inline constexpr size_t kRequestsOfRemoteGroup = 32;
+// Neighbors at most so far apart become one request: the bytes of a third of a round trip.
+inline constexpr uint64_t kRemoteCoalesceGapBytes = 512 << 10;
+// Requests for objects that one worker has in flight.
+inline constexpr size_t kRemoteQueueDepth = 64;
+
 }  // namespace gdsdata::tuning

@@ -100,6 +100,10 @@ std::optional<Error> PageCache::serve(std::span<const Transfer> transfers, std::
     File& file = *files[i];
     if (transfer.length > file.size_bytes() || transfer.offset > file.size_bytes() - transfer.length)
       return truncated(file, transfer);
+    if (!file.holds(transfer.offset, transfer.length)) {
+      left.push_back(transfer);
+      continue;
+    }
     const bool is_long = transfer.length > kShortBytes;
     const bool pays = is_long ? long_mapping_pays(file, transfer.length)
                               : file.size_bytes() >= kMapFileBytes || file.had_short_read();

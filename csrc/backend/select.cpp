@@ -4,6 +4,7 @@
 
 #include "backend/cufile_memory.h"
 #include "backend/faulty.h"
+#include "backend/remote.h"
 
 namespace gdsdata {
 
@@ -62,8 +63,10 @@ std::unique_ptr<Backend> make_backend(const std::string& name, const BackendOpti
   auto backend = name == "uring"    ? make_uring_backend(options)
                  : name == "cufile" ? make_cufile_backend(options, device)
                                     : make_posix_backend(options);
-  if (options.faults.empty()) return backend;
-  return std::make_unique<FaultyBackend>(std::move(backend), FaultPlan::parse(options.faults));
+  if (!options.faults.empty()) {
+    backend = std::make_unique<FaultyBackend>(std::move(backend), FaultPlan::parse(options.faults));
+  }
+  return name == "cufile" ? std::move(backend) : make_remote_backend(std::move(backend));
 }
 
 }  // namespace gdsdata

@@ -133,8 +133,19 @@ File::File(std::string path, std::string opened_as, int flags, Descriptor buffer
   inode_ = status.st_ino;
 }
 
+File::File(std::shared_ptr<RemoteObject> remote)
+    : size_bytes_(remote->size_bytes()), direct_fd_(-1), remote_(std::move(remote)), path_(remote_->location()) {}
+
 std::shared_ptr<File> File::open_for_reading(const std::string& path, std::optional<FileIdentity> expected,
                                              WhenTaken when_taken) {
+  if (is_url(path)) {
+    if (!expected) {
+      throw Failure(
+          {ErrorCode::kInvalidArgument, "'" + path + "' is read only with the size that a listing gave", path});
+    }
+    return std::shared_ptr<File>(
+        new File(std::make_shared<RemoteObject>(path, expected->size_bytes, expected->mtime_ns)));
+  }
   Descriptor buffered = open_buffered(path, O_RDONLY, when_taken);
   if (buffered.get() < 0) return nullptr;
   std::shared_ptr<File> file(new File(path, path, O_RDONLY, std::move(buffered)));
@@ -263,6 +274,7 @@ Error File::why_not_direct() const {
 }
 
 uint64_t File::current_size_bytes() const {
+  if (remote_ != nullptr) return size_bytes_;
   struct stat status{};
   const int fd = buffered_fd_.load(std::memory_order_acquire);
   if (fd != kResting) return ::fstat(fd, &status) == 0 ? static_cast<uint64_t>(status.st_size) : 0;
@@ -288,6 +300,7 @@ File::Pages File::resident_pages(uint64_t offset, uint64_t length) {
 
 File::Residency File::residency(uint64_t offset, uint64_t length) {
   if (length == 0) return Residency::kAll;
+  if (!holds(offset, length)) return Residency::kNone;
   const Pages pages = resident_pages(offset, length);
   if (!pages.known) return Residency::kUnknown;
   if (pages.resident == 0) return Residency::kNone;

@@ -18,6 +18,7 @@
 #include "base/descriptors.h"
 #include "base/error.h"
 #include "base/mapping.h"
+#include "base/remote_object.h"
 
 namespace gdsdata {
 
@@ -29,6 +30,7 @@ struct FileIdentity {
 };
 
 // An open file. Thread-safe: workers share it.
+// Its bytes may be on a server, if its path is a URL. Then it has no descriptor.
 class alignas(64) File : public std::enable_shared_from_this<File> {
  public:
   ~File() { note_woken(); }
@@ -41,6 +43,10 @@ class alignas(64) File : public std::enable_shared_from_this<File> {
 
   const std::string& path() const { return path_; }
   uint64_t size_bytes() const { return size_bytes_; }  // at the time of opening
+  // The object on a server; null if the file is one of this machine.
+  const std::shared_ptr<RemoteObject>& remote() const { return remote_; }
+  // Whether the bytes of a range are on this machine.
+  bool holds(uint64_t, uint64_t) const { return remote_ == nullptr; }
   // -1 if the file rests and cannot be opened again.
   int buffered() const {
     const int fd = buffered_fd_.load(std::memory_order_acquire);
@@ -115,6 +121,7 @@ class alignas(64) File : public std::enable_shared_from_this<File> {
     DescriptorShare share;
   };
   File(std::string path, std::string opened_as, int flags, Descriptor buffered);
+  explicit File(std::shared_ptr<RemoteObject> remote);
   int wake() noexcept;
   int open_direct();
   Mapping* make_mapping();
@@ -134,6 +141,7 @@ class alignas(64) File : public std::enable_shared_from_this<File> {
   std::atomic<bool> woken_{false};
   std::atomic<int> buffered_fd_{-1};
   std::atomic<int> direct_fd_{kNotOpened};  // -1: refused
+  std::shared_ptr<RemoteObject> remote_;
 
   std::string path_, opened_as_;  // the name in messages, and the current one
   int flags_ = 0;

@@ -17,6 +17,7 @@ FileTable::FileTable(PathList paths, std::vector<FileIdentity> identities, std::
     throw Failure({ErrorCode::kInvalidArgument, "a file table needs one identity and one file for each path, or none"});
   }
   for (size_t i = 0; i < given_.size(); ++i) files_[i] = given_[i].get();
+  for (size_t i = 0; i < paths_.size() && !has_remote_; ++i) has_remote_ = is_url(paths_.view(i));
   join();
 }
 

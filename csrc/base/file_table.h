@@ -56,6 +56,8 @@ class FileTable final : private FileCache {
 
   std::string path(uint32_t index) const { return paths_[index]; }
   size_t size() const { return paths_.size(); }
+  // True if a path is a URL.
+  bool has_remote() const { return has_remote_; }
   // True if some of several files would have to be opened.
   bool has_closed_files() const { return given_.empty() && size() > 1 && open_files_ < size(); }
 
@@ -84,6 +86,7 @@ class FileTable final : private FileCache {
   PathList paths_;
   std::vector<FileIdentity> identities_;      // empty, or one for each path
   std::vector<std::shared_ptr<File>> given_;  // empty, or one for each path; null: opened by `get`
+  bool has_remote_ = false;
   // For each path, its file while that is open, and whether it was used since the hand passed.
   std::unique_ptr<std::atomic<File*>[]> files_;
   std::unique_ptr<std::atomic<bool>[]> used_;

@@ -26,9 +26,9 @@ PathList::PathList(std::string_view joined, size_t count) : joined_(joined) {
   }
 }
 
-std::string PathList::operator[](size_t index) const {
+std::string_view PathList::view(size_t index) const {
   const uint64_t begin = index == 0 ? 0 : ends_[index - 1] + 1;
-  return joined_.substr(begin, ends_[index] - begin);
+  return std::string_view(joined_).substr(begin, ends_[index] - begin);
 }
 
 }  // namespace gdsdata

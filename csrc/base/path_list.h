@@ -18,7 +18,8 @@ class PathList {
   PathList(std::string_view joined, size_t count);
 
   size_t size() const { return ends_.size(); }
-  std::string operator[](size_t index) const;
+  std::string operator[](size_t index) const { return std::string(view(index)); }
+  std::string_view view(size_t index) const;
 
  private:
   std::string joined_;

@@ -18,6 +18,7 @@ constexpr std::array<std::string_view, 5> kSchemes = {"s3://", "gs://", "az://",
 }  // namespace
 
 bool is_url(std::string_view path) {
+  if (path.starts_with('/')) return false;  // as nearly all paths do
   return std::any_of(kSchemes.begin(), kSchemes.end(),
                      [&](std::string_view scheme) { return path.starts_with(scheme); });
 }
@@ -31,19 +32,15 @@ int64_t object_version(std::string_view tag) {
   return static_cast<int64_t>(hash >> 1);
 }
 
-void RemoteObject::with_access(Use use) {
-  std::shared_ptr<const ObjectAccess> access;
+std::shared_ptr<const ObjectAccess> RemoteObject::access_or_ask(Use use) {
   {
     std::lock_guard lock(mutex_);
-    if (access_ != nullptr && access_->expires > std::chrono::steady_clock::now() + kAccessMargin) {
-      access = access_;
-    } else {
-      waiting_.push_back(std::move(use));
-      if (waiting_.size() > 1) return;  // it was asked for already
-    }
+    if (access_ != nullptr && access_->expires > std::chrono::steady_clock::now() + kAccessMargin) return access_;
+    waiting_.push_back(std::move(use));
+    if (waiting_.size() > 1) return nullptr;  // it was asked for already
   }
-  if (access != nullptr) return use(std::move(access), std::nullopt);
   access_desk().ask(shared_from_this());
+  return nullptr;
 }
 
 void RemoteObject::drop_access(const ObjectAccess* refused) {

@@ -41,11 +41,14 @@ class RemoteObject : public std::enable_shared_from_this<RemoteObject> {
   const std::string& location() const { return location_; }  // as users wrote it, for errors
   uint64_t size_bytes() const { return size_bytes_; }
   int64_t version() const { return version_; }
+  bool has_version() const { return version_ != kAnyVersion; }
+  static constexpr int64_t kAnyVersion = -1;
 
-  // Calls `use` with an access that is still valid for some time, or with the reason why there is
-  // none: at once, or later on another thread. `use` must not block.
+  // Returns an access that is still valid for some time. If there is none, returns null and asks
+  // for one. `use` is then called with it, or with the reason why there is none, on another thread
+  // and perhaps at once. It must not block.
   using Use = std::function<void(std::shared_ptr<const ObjectAccess>, std::optional<Error>)>;
-  void with_access(Use use);
+  std::shared_ptr<const ObjectAccess> access_or_ask(Use use);
   // Forgets the access, because the server refused it. Does nothing if there is a newer one.
   void drop_access(const ObjectAccess* refused);
 

@@ -25,10 +25,14 @@ enum class Route : uint8_t {
   kGds,           // the disk's DMA into the device
   kGdsCompat,     // copied through host memory by cuFile
   kPinnedCache,   // gathered by the device from registered page cache
+  kRemote,        // from a server, straight to where it was wanted
+  kCacheFill,     // from a server, and into the local cache on the way
+  kLocalCache,    // from a block that the local cache had
 };
-inline constexpr size_t kRouteCount = 6;
+inline constexpr size_t kRouteCount = 9;
 inline constexpr std::array<const char*, kRouteCount> kRouteNames = {"page_cache", "direct",     "buffered",
-                                                                     "gds",        "gds_compat", "pinned_page_cache"};
+                                                                     "gds",        "gds_compat", "pinned_page_cache",
+                                                                     "remote",     "cache_fill", "local_cache"};
 
 struct RouteBytes {
   std::array<uint64_t, kRouteCount> bytes{};
@@ -71,6 +75,9 @@ struct Request {
   std::span<const Piece> pieces;  // for a write: the complete range, in order
   // A read of one piece may overwrite all pages that it touches, because they hold no other data.
   bool owns_pages = false;
+  // A read whose bytes are on a server, at least some of them. It may be longer than the backend's
+  // other requests.
+  bool remote = false;
 };
 
 // If there is no error, every piece is in place, or every byte is written to the file.

@@ -44,7 +44,13 @@ std::span<const PartRange> Group::begin(const SegmentLimits& limits, bool host_a
   SegmentLimits own = limits;
   // Opening a file can take milliseconds. The workers then share the group evenly, however few
   // bytes that is.
-  if (request_.direction == Direction::kRead && request_.files != nullptr && request_.files->has_closed_files()) {
+  const bool is_remote = request_.files != nullptr && request_.files->has_remote();
+  if (is_remote) {
+    // As many requests as a server answers side by side, however many workers begin them.
+    own.workers = tuning::kRequestsOfRemoteGroup;
+    if (host_addressable) own.read_bytes = tuning::kRemoteRequestBytes;
+  } else if (request_.direction == Direction::kRead && request_.files != nullptr &&
+             request_.files->has_closed_files()) {
     const size_t share = (request_.transfers.size() + limits.workers - 1) / limits.workers;
     own.parts = std::clamp<size_t>(share, 1, limits.parts);
   }

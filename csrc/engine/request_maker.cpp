@@ -2,20 +2,34 @@
 
 #include <cstdint>
 
+#include "tuning.h"
+
 namespace gdsdata {
 
 void RequestMaker::add_reads(Lane& lane, ActiveSegment& active, std::span<const Transfer> left) {
   const Conversion conversion = active.group().request().conversion;
   ranges_.clear();
   parts_.clear();
-  for (const Transfer& transfer : left) split(transfer, options_.io.request_bytes, conversion, parts_);
+  remote_ranges_.clear();
+  remote_parts_.clear();
+  const bool may_be_remote = active.group().request().files->has_remote();
+  for (const Transfer& transfer : left) {
+    if (may_be_remote && !active.file(transfer.file).holds(transfer.offset, transfer.length)) {
+      split(transfer, tuning::kRemoteRequestBytes, conversion, remote_parts_);
+    } else {
+      split(transfer, options_.io.request_bytes, conversion, parts_);
+    }
+  }
   coalesce(parts_, options_.coalesce_gap_bytes, options_.io.request_bytes, ranges_, active.pieces);
-  for (const Range& range : ranges_) {
+  coalesce(remote_parts_, tuning::kRemoteCoalesceGapBytes, tuning::kRemoteRequestBytes, remote_ranges_, active.pieces);
+  const auto add = [&](const Range& range, bool remote) {
     const auto pieces = std::span(active.pieces).subspan(range.first_piece, range.piece_count);
     lane.add(active, range.file,
              {0, Direction::kRead, conversion, &active.file(range.file), range.offset, range.length, pieces,
-              /*owns_pages=*/active.place.has_pages_of(pieces.front())});
-  }
+              /*owns_pages=*/active.place.has_pages_of(pieces.front()), remote});
+  };
+  for (const Range& range : ranges_) add(range, /*remote=*/false);
+  for (const Range& range : remote_ranges_) add(range, /*remote=*/true);
 }
 
 void RequestMaker::add_writes(Lane& lane, ActiveSegment& active, std::span<const Transfer> left) {

@@ -29,6 +29,8 @@ class RequestMaker {
   const EngineOptions& options_;
   std::vector<Range> ranges_;    // scratch
   std::vector<Transfer> parts_;  // scratch
+  std::vector<Range> remote_ranges_;     // scratch
+  std::vector<Transfer> remote_parts_;   // scratch
 };
 
 }  // namespace gdsdata

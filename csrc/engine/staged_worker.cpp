@@ -107,13 +107,15 @@ size_t StagedWorker::count_host_parts(ActiveSegment& active, std::span<Transfer>
   std::shared_ptr<File> file;  // one at a time, because there may be more files than descriptors
   uint32_t file_index = 0;
   const auto for_host = [&](const Transfer& part) {
-    if (!asks_memory) return false;
+    if (!asks_memory && !asked.files->has_remote()) return false;
     if (file == nullptr || file_index != part.file) {
       file.reset();
       file = asked.files->get(part.file, when_taken);
       file_index = part.file;
     }
-    return file != nullptr && file->residency(part.offset, part.length) == File::Residency::kAll;
+    if (file == nullptr) return false;
+    if (!file->holds(part.offset, part.length)) return true;
+    return asks_memory && file->residency(part.offset, part.length) == File::Residency::kAll;
   };
   const auto others = std::stable_partition(parts.begin(), parts.end(), for_host);
   return static_cast<size_t>(others - parts.begin());

@@ -58,7 +58,8 @@ void bind_files(py::module_& module) {
            py::arg("opened") = std::vector<std::shared_ptr<File>>())
       .def(py::init([](const std::string& path) {  // not compared with an index
         return std::make_shared<FileTable>(std::vector{path}, std::vector<FileIdentity>());
-      }));
+      }))
+      .def_property_readonly("has_remote", &FileTable::has_remote);
 }
 
 }  // namespace

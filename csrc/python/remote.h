@@ -5,7 +5,7 @@
 
 namespace gdsdata {
 
-// Adds `object_version`, `RemoteObject` and `take_access_requests` to the module.
+// Adds `RemoteObject`, `object_version`, `take_access_requests`, and `http_...` to the module.
 void bind_remote(pybind11::module_& module);
 
 }  // namespace gdsdata

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import importlib
 import importlib.util
 import os
 import threading
@@ -55,6 +56,10 @@ crc32_of_parts = _engine.crc32_of_parts
 find_files = _engine.find_files
 locate = _engine.locate
 object_version = _engine.object_version
+http_exchange = _engine.http_exchange
+http_statistics = _engine.http_statistics
+configure_http = _engine.configure_http
+take_access_requests = _engine.take_access_requests
 permute = _engine.permute
 permute_each = _engine.permute_each
 unpack_extents = _engine.unpack_extents
@@ -115,6 +120,7 @@ def _close_batches() -> None:
     while _engine.waiting_calls() and time.monotonic() < waited_until:
         time.sleep(0.002)
     _engine.end_exit()
+    _engine.close_http()
     _engine.stop_cufile_statistics()
 
 
@@ -303,7 +309,15 @@ def file_table(index: IndexedFiles, in_memory: Mapping[str, int] | None = None) 
     memory = in_memory or {}
     size_bytes = np.concatenate([index.size_bytes, np.fromiter(memory.values(), np.int64, len(memory))])
     any_time = np.full(len(memory), _engine.ANY_TIME, np.int64)
-    return _engine.FileTable(index.joined_paths([*memory]), size_bytes, np.concatenate([index.mtime_ns, any_time]))
+    mtime_ns = np.concatenate([index.mtime_ns, any_time])
+    return _reachable(_engine.FileTable(index.joined_paths([*memory]), size_bytes, mtime_ns))
+
+
+def _reachable(files: _engine.FileTable) -> _engine.FileTable:
+    """Return the table; if it has URLs, a thread answers the engine's requests for access."""
+    if files.has_remote:
+        importlib.import_module(".remote_access", __package__).serve()
+    return files
 
 
 def table_of_one(path: str) -> _engine.FileTable:
@@ -330,9 +344,9 @@ def table_of(
     It is an error if another file is not as it was ``seen`` (size in bytes, modification time in
     ns).
     """
-    sizes, times = np.array(seen, np.int64).reshape(-1, 2).T
+    sizes, times = np.ascontiguousarray(np.array(seen, np.int64).reshape(-1, 2).T)
     joined = np.frombuffer(os.fsencode("\0".join(paths)), np.uint8)
-    return _engine.FileTable(joined, np.ascontiguousarray(sizes), np.ascontiguousarray(times), list(opened))
+    return _reachable(_engine.FileTable(joined, sizes, times, list(opened)))
 
 
 def residence_of(engine: Engine, files: FileTable, index: IndexedFiles, sample: Sample) -> _engine.Residence:

@@ -1,0 +1,115 @@
+// libcurl, found at run time. Only curl_api.cpp knows its file names, and nothing of it is loaded
+// before the first call of get(). 7.68 or later has everything that is used.
+//
+// Source: libcurl's manual pages; numbers as in curl/curl.h, whose ABI has not changed since 7.16.
+// tests/cpp/curl_api_test.cpp compares them with the header, where there is one.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace gdsdata {
+
+struct CurlApi {
+  using Easy = void*;
+  using Multi = void*;
+  struct List;  // curl_slist
+
+  enum Option : int {
+    kWriteData = 10001,
+    kUrl = 10002,
+    kReadData = 10009,
+    kErrorBuffer = 10010,
+    kHttpHeader = 10023,
+    kHeaderData = 10029,
+    kCustomRequest = 10036,
+    kCaInfo = 10065,
+    kPrivate = 10103,
+    kSeekData = 10168,
+    kWriteFunction = 20011,
+    kReadFunction = 20012,
+    kHeaderFunction = 20079,
+    kSeekFunction = 20167,
+    kUpload = 46,
+    kNoBody = 44,
+    kFollowLocation = 52,
+    kMaxRedirects = 68,
+    kHttpVersion = 84,
+    kBufferSize = 98,
+    kNoSignal = 99,
+    kTimeoutMs = 155,
+    kConnectTimeoutMs = 156,
+    kHttpContentDecoding = 158,
+    kProtocols = 181,
+    kRedirectProtocols = 182,
+    kTcpKeepAlive = 213,
+    kPathAsIs = 234,
+    kDnsShuffleAddresses = 275,
+    kUploadBufferSize = 280,
+    kInFileSize = 30115,
+  };
+  enum MultiOption : int { kMaxConnects = 6 };
+  enum Info : int { kResponseCode = 0x200002, kConnectionsMade = 0x20001a, kPrimaryIp = 0x100020, kOsErrno = 0x200019 };
+  // Results of a transfer that the client treats in its own way. Every other one is an error.
+  enum Code : int {
+    kOk = 0,
+    kUnsupportedProtocol = 1,
+    kMalformedUrl = 3,
+    kNoProxyAddress = 5,
+    kNoAddress = 6,
+    kNotConnected = 7,
+    kWeirdReply = 8,
+    kPartial = 18,
+    kWriteError = 23,
+    kTimeout = 28,
+    kTlsConnect = 35,
+    kTooManyRedirects = 47,
+    kGotNothing = 52,
+    kSendError = 55,
+    kReceiveError = 56,
+    kBadOwnCertificate = 58,
+    kCertificateRefused = 60,
+    kRewindError = 65,
+    kBadCertificateFile = 77,
+  };
+  static constexpr long kHttp = 1, kHttps = 2;    // bits of kProtocols
+  static constexpr long kHttp11 = 2;              // a value of kHttpVersion
+  static constexpr int kDone = 1;                 // Message::what
+  static constexpr size_t kErrorBytes = 256;      // of kErrorBuffer
+  static constexpr size_t kReadAborts = 0x10000000;  // a result of kReadFunction
+
+  struct Message {  // CURLMsg
+    int what;
+    Easy easy;
+    union {
+      void* whatever;
+      int result;
+    };
+  };
+
+  // Null if there is no libcurl, or one that is too old: see `refusal`. Thread-safe.
+  static const CurlApi* get();
+  static std::string refusal();  // with a remedy; empty if there is one
+
+  Easy (*easy_init)();
+  void (*easy_cleanup)(Easy);
+  void (*easy_reset)(Easy);
+  int (*easy_setopt)(Easy, int, ...);
+  int (*easy_getinfo)(Easy, int, ...);
+  const char* (*easy_strerror)(int);
+  Multi (*multi_init)();
+  int (*multi_cleanup)(Multi);
+  int (*multi_setopt)(Multi, int, ...);
+  int (*multi_add_handle)(Multi, Easy);
+  int (*multi_remove_handle)(Multi, Easy);
+  int (*multi_perform)(Multi, int*);
+  int (*multi_poll)(Multi, void*, unsigned, int, int*);
+  int (*multi_wakeup)(Multi);
+  Message* (*multi_info_read)(Multi, int*);
+  List* (*slist_append)(List*, const char*);
+  void (*slist_free_all)(List*);
+
+  std::string load();  // for `get`; returns why it failed
+};
+
+}  // namespace gdsdata

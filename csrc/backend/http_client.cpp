@@ -1,0 +1,134 @@
+#include "backend/http_client.h"
+
+#include <algorithm>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "base/error.h"
+#include "base/per_process.h"
+
+namespace gdsdata {
+
+namespace {
+
+constexpr size_t kTimesKept = 256, kTimesBetween = 32;
+// A request is not slow before this time, however fast the others are.
+constexpr std::chrono::microseconds kNeverSlow{50'000};
+
+std::string_view host_of(std::string_view url) {
+  const size_t begin = url.find("://");
+  if (begin == std::string_view::npos) return url;
+  url = url.substr(begin + 3);
+  return url.substr(0, url.find_first_of("/?"));
+}
+
+size_t reactors_of(const HttpOptions& options) {
+  if (options.reactors != 0) return options.reactors;
+  return std::clamp<size_t>(std::thread::hardware_concurrency() / tuning::kProcessorsOfReactor, 1,
+                            tuning::kMostHttpReactors);
+}
+
+struct Current {
+  std::mutex mutex;  // guards the members that follow
+  std::shared_ptr<HttpClient> client;
+  // Kept, because a client must not be destroyed by its own thread, which may hold it last.
+  std::vector<std::shared_ptr<HttpClient>> replaced;
+  HttpOptions options;
+  bool closed = false;
+};
+
+}  // namespace
+
+void HttpWindow::enter(HttpReactor::Task start) {
+  if (try_enter()) return start();
+  waiting_.push_back(std::move(start));
+}
+
+bool HttpWindow::try_enter() {
+  if (in_flight_ >= limit_) return false;
+  ++in_flight_;
+  return true;
+}
+
+void HttpWindow::leave(bool throttled) {
+  --in_flight_;
+  ++since_change_;
+  if (throttled) {
+    // Requests that were in flight together are throttled together. They count as one.
+    if (since_change_ > limit_) {
+      limit_ = std::max<size_t>(1, limit_ / 2);
+      since_change_ = 0;
+    }
+  } else if (since_change_ > limit_ && limit_ < most_) {
+    ++limit_;
+    since_change_ = 0;
+  }
+  while (in_flight_ < limit_ && !waiting_.empty()) {
+    ++in_flight_;
+    const HttpReactor::Task start = std::move(waiting_.front());
+    waiting_.pop_front();
+    start();
+  }
+}
+
+void FirstByteTimes::add(std::chrono::microseconds time) {
+  if (times_.size() < kTimesKept) {
+    times_.push_back(time);
+  } else {
+    times_[next_ % kTimesKept] = time;
+  }
+  if (++next_ % kTimesBetween != 0) return;
+  std::vector<std::chrono::microseconds> sorted = times_;
+  std::sort(sorted.begin(), sorted.end());
+  const auto slowest = sorted[sorted.size() * 99 / 100], median = sorted[sorted.size() / 2];
+  slow_ = std::max({slowest, 3 * median, kNeverSlow});
+}
+
+HttpWindow& HttpShard::window_of(std::string_view url) {
+  const std::string_view host = host_of(url);
+  const auto found = windows.find(host);
+  return found != windows.end() ? found->second : windows.try_emplace(std::string(host), most).first->second;
+}
+
+HttpClient::HttpClient(const HttpOptions& options) : options_(options) {
+  const size_t count = std::min(reactors_of(options), std::max<size_t>(1, options.connections));
+  for (size_t i = 0; i < count; ++i) {
+    shards_.push_back(std::make_unique<HttpShard>(std::max<size_t>(1, options.connections / count)));
+  }
+}
+
+uint64_t HttpClient::connections_made() const {
+  uint64_t made = 0;
+  for (const auto& shard : shards_) made += shard->reactor.connections_made();
+  return made;
+}
+
+void HttpClient::stop() {
+  for (const auto& shard : shards_) shard->reactor.stop();
+}
+
+std::shared_ptr<HttpClient> http_client() {
+  Current& current = of_this_process<Current>();
+  std::lock_guard lock(current.mutex);
+  if (current.closed) throw Failure({ErrorCode::kClosed, "the program ends, and reads no URL any more"});
+  if (current.client == nullptr) current.client = std::make_shared<HttpClient>(current.options);
+  return current.client;
+}
+
+void configure_http_client(const HttpOptions& options) {
+  Current& current = of_this_process<Current>();
+  std::lock_guard lock(current.mutex);
+  current.options = options;
+  if (current.client != nullptr) current.replaced.push_back(std::move(current.client));
+}
+
+void close_http_client() {
+  Current& current = of_this_process<Current>();
+  std::lock_guard lock(current.mutex);
+  current.closed = true;
+  if (current.client != nullptr) current.replaced.push_back(std::move(current.client));
+  for (const auto& client : current.replaced) client->stop();
+}
+
+}  // namespace gdsdata

@@ -1,0 +1,87 @@
+#include "backend/http_head.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+
+namespace gdsdata {
+
+namespace {
+
+std::string_view trimmed(std::string_view text) {
+  constexpr std::string_view kBlanks = " \t\r\n";
+  const size_t begin = text.find_first_not_of(kBlanks);
+  if (begin == std::string_view::npos) return {};
+  return text.substr(begin, text.find_last_not_of(kBlanks) - begin + 1);
+}
+
+std::optional<uint64_t> number(std::string_view text) {
+  uint64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (text.empty() || error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+char lower(char character) {
+  return character >= 'A' && character <= 'Z' ? static_cast<char>(character + 32) : character;
+}
+
+}  // namespace
+
+std::optional<ContentRange> parse_content_range(std::string_view value) {
+  value = trimmed(value);
+  if (!value.starts_with("bytes ")) return std::nullopt;
+  value = trimmed(value.substr(6));
+  const size_t dash = value.find('-'), slash = value.find('/');
+  if (dash == std::string_view::npos || slash == std::string_view::npos || dash > slash) return std::nullopt;
+  const auto first = number(value.substr(0, dash)), last = number(value.substr(dash + 1, slash - dash - 1));
+  const std::string_view total = value.substr(slash + 1);
+  if (!first || !last || *last < *first || (total != "*" && !number(total))) return std::nullopt;
+  return ContentRange{*first, *last, number(total)};
+}
+
+void HttpHead::add_line(std::string_view line) {
+  if (line.starts_with("HTTP/")) {
+    *this = {};
+    const size_t blank = line.find(' ');
+    if (blank != std::string_view::npos) {
+      status = static_cast<int>(number(line.substr(blank + 1, 3)).value_or(0));
+    }
+    return;
+  }
+  const size_t colon = line.find(':');
+  if (colon == std::string_view::npos || line.size() > kMostHeaderBytes || headers.size() >= kMostHeaders) return;
+  std::string name(line.substr(0, colon));
+  std::transform(name.begin(), name.end(), name.begin(), lower);
+  headers.emplace_back(std::move(name), trimmed(line.substr(colon + 1)));
+}
+
+std::string_view HttpHead::header(std::string_view name) const {
+  const auto found = std::find_if(headers.begin(), headers.end(), [&](const auto& one) { return one.first == name; });
+  return found == headers.end() ? std::string_view() : found->second;
+}
+
+std::optional<uint64_t> HttpHead::content_length() const { return number(header("content-length")); }
+
+std::optional<ContentRange> HttpHead::content_range() const { return parse_content_range(header("content-range")); }
+
+std::optional<double> HttpHead::retry_after_s() const {
+  const auto seconds = number(header("retry-after"));
+  return seconds ? std::optional(static_cast<double>(*seconds)) : std::nullopt;
+}
+
+std::string_view HttpHead::version_tag() const {
+  const std::string_view etag = header("etag");
+  return etag.empty() ? header("last-modified") : etag;
+}
+
+std::string_view HttpHead::request_id() const {
+  constexpr std::array<std::string_view, 4> kNames = {"x-amz-request-id", "x-ms-request-id", "x-guploader-uploadid",
+                                                      "x-request-id"};
+  for (const std::string_view name : kNames) {
+    if (const std::string_view value = header(name); !value.empty()) return value;
+  }
+  return {};
+}
+
+}  // namespace gdsdata

@@ -1,0 +1,119 @@
+// One thread that keeps many HTTP exchanges in flight, by libcurl's multi interface.
+//
+//   any thread --post--> tasks --> the reactor's thread: start, cancel, at
+//                                     libcurl --> HttpReceiver: head, body, end
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "backend/curl_api.h"
+#include "backend/http_head.h"
+
+namespace gdsdata {
+
+struct HttpRequest {
+  std::string method = "GET";
+  std::string url;
+  std::vector<std::string> headers;  // "Name: value"
+  std::span<const std::byte> body;   // sent if the method is PUT or POST; lives until the end
+  std::chrono::milliseconds connect_timeout{10'000};
+  std::chrono::milliseconds timeout{0};  // of the whole exchange; 0: none
+};
+
+// How an exchange ended. Without an error, the response is complete.
+struct HttpEnd {
+  int code = 0;         // CurlApi::Code
+  std::string reason;   // of an error, for people
+  int system_errno = 0;
+  bool is_refused_certificate() const { return code == CurlApi::kCertificateRefused; }
+};
+
+// Receives one response, on the reactor's thread. No method may block or throw.
+class HttpReceiver {
+ public:
+  virtual ~HttpReceiver() = default;
+  // The final head, before the first byte of the body. Returns false to end the exchange.
+  virtual bool take_head(const HttpHead& head) = 0;
+  virtual bool take_body(std::span<const std::byte> bytes) = 0;
+  // The last call. The receiver may be destroyed in it. Not called after `cancel`.
+  virtual void ended(const HttpEnd& end) = 0;
+};
+
+class HttpReactor {
+ public:
+  using Clock = std::chrono::steady_clock;
+  using Task = std::function<void()>;
+
+  // Throws Failure (kUnavailable) without libcurl.
+  explicit HttpReactor(size_t most_connections);
+  ~HttpReactor();
+  HttpReactor(const HttpReactor&) = delete;
+  HttpReactor& operator=(const HttpReactor&) = delete;
+
+  // Runs a task on the reactor's thread. Any thread may call it. After `stop`, it does nothing.
+  void post(Task task);
+  // Ends the thread. Exchanges in flight, tasks and timers are dropped. The reactor's own thread
+  // must not call it.
+  void stop();
+  bool stopped() const { return stopped_.load(std::memory_order_acquire); }
+
+  // --- On the reactor's thread alone ---
+
+  using Exchange = uint64_t;
+  static constexpr Exchange kNone = 0;
+  // Returns kNone if libcurl refuses it; `receiver` then gets no call.
+  Exchange start(HttpRequest request, HttpReceiver& receiver);
+  void cancel(Exchange exchange);
+  using Timer = std::pair<Clock::time_point, uint64_t>;
+  Timer at(Clock::time_point time, Task task);
+  void drop(const Timer& timer);  // which may have ended
+
+  // The exchanges that opened a connection, for tests.
+  uint64_t connections_made() const { return connections_made_.load(std::memory_order_relaxed); }
+
+ private:
+  struct Transfer;
+  void run();
+  void run_tasks();
+  std::chrono::milliseconds run_timers();
+  void take_results();
+  void set_up(Transfer& transfer);
+  void recycle(std::unique_ptr<Transfer> transfer);
+  static size_t on_header(char* data, size_t size, size_t count, void* transfer);
+  static size_t on_body(char* data, size_t size, size_t count, void* transfer);
+  static size_t on_read(char* data, size_t size, size_t count, void* transfer);
+  static int on_seek(void* transfer, int64_t offset, int origin);
+
+  const CurlApi& curl_;
+  CurlApi::Multi multi_ = nullptr;
+  const size_t most_connections_;
+  std::string certificates_;  // of the environment; empty: libcurl's own
+  std::unordered_map<Exchange, std::unique_ptr<Transfer>> transfers_;
+  std::unordered_map<CurlApi::Easy, Exchange> by_easy_;
+  std::vector<CurlApi::Easy> spare_;
+  Exchange last_ = kNone;
+  std::map<Timer, Task> timers_;
+  uint64_t last_timer_ = 0;
+  std::atomic<uint64_t> connections_made_{0};
+  std::atomic<bool> stopped_{false};
+
+  std::mutex mutex_;  // guards the next two
+  std::vector<Task> tasks_;
+  bool ends_ = false;
+  std::thread thread_;
+};
+
+}  // namespace gdsdata

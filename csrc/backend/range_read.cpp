@@ -1,0 +1,269 @@
+#include "backend/range_read.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <string>
+#include <utility>
+
+namespace gdsdata {
+
+namespace {
+
+// After so many attempts in a row without a byte, the range fails, if the deadline has not passed
+// before.
+constexpr unsigned kMostIdleAttempts = 12;
+// The beginning of a refusal's body, which names the reason.
+constexpr size_t kMostReasonBytes = 4096;
+// At most one request in so many is asked for twice.
+constexpr uint64_t kRequestsOfHedge = 50;
+
+}  // namespace
+
+class RangeRead::Attempt final : public HttpReceiver {
+ public:
+  Attempt(RangeRead& owner, HttpWindow& window) : owner_(owner), window_(window), begun_(Clock::now()) {}
+  ~Attempt() override {
+    if (exchange_ != HttpReactor::kNone) owner_.reactor().cancel(exchange_);
+    if (inside_) window_.leave(throttled_);
+  }
+
+  bool start(HttpRequest request) {
+    exchange_ = owner_.reactor().start(std::move(request), *this);
+    return exchange_ != HttpReactor::kNone;
+  }
+
+  bool take_head(const HttpHead& head) override {
+    head_ = head;
+    if (!is_success(head.status)) return true;  // its body is the reason
+    verdict_ = judge_content(head, *owner_.object_, owner_.left());
+    if (verdict_.action != Verdict::Action::kTake) return false;
+    owner_.object_->set_etag(head.header("etag"));
+    owner_.shard_.first_bytes.add(std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - begun_));
+    return owner_.take_first_byte(*this);
+  }
+
+  bool take_body(std::span<const std::byte> bytes) override {
+    if (!is_success(head_.status)) {
+      const size_t kept = std::min(bytes.size(), kMostReasonBytes - reason_.size());
+      reason_.append(reinterpret_cast<const char*>(bytes.data()), kept);
+      return reason_.size() < kMostReasonBytes;
+    }
+    const ObjectRange left = owner_.left();
+    if (bytes.size() > left.length()) {
+      verdict_ = judge_short_body(received_ + bytes.size(), left.length());
+      return false;
+    }
+    owner_.sink_(owner_.position_, bytes);
+    owner_.position_ += bytes.size();
+    received_ += bytes.size();
+    owner_.last_byte_ = Clock::now();
+    owner_.client_->statistics().bytes.fetch_add(bytes.size(), std::memory_order_relaxed);
+    return true;
+  }
+
+  void ended(const HttpEnd& end) override {
+    exchange_ = HttpReactor::kNone;
+    Verdict verdict;
+    if (verdict_.action != Verdict::Action::kTake) {
+      verdict = std::move(verdict_);
+    } else if (head_.status != 0 && !is_success(head_.status)) {
+      verdict = judge_refusal(head_, reason_, *owner_.object_);
+    } else if (owner_.left().length() == 0 && delivers_) {
+      verdict = {};
+    } else if (end.code != CurlApi::kOk) {
+      verdict = judge_failure(end);
+    } else {
+      verdict = judge_short_body(received_, received_ + owner_.left().length());
+    }
+    throttled_ = verdict.action == Verdict::Action::kRetryThrottled;
+    owner_.attempt_ended(*this, std::move(verdict));
+  }
+
+  bool delivers() const { return delivers_; }
+  void deliver() { delivers_ = true; }
+  bool received_any() const { return received_ > 0; }
+
+ private:
+  RangeRead& owner_;
+  HttpWindow& window_;
+  const Clock::time_point begun_;
+  HttpReactor::Exchange exchange_ = HttpReactor::kNone;
+  HttpHead head_;
+  std::string reason_;
+  Verdict verdict_;
+  uint64_t received_ = 0;
+  bool delivers_ = false;
+  bool throttled_ = false;
+  bool inside_ = true;  // the window
+};
+
+void RangeRead::begin(std::shared_ptr<HttpClient> client, std::shared_ptr<RemoteObject> object, ObjectRange range,
+                      Sink sink, Done done) {
+  std::shared_ptr<RangeRead> read(
+      new RangeRead(std::move(client), std::move(object), range, std::move(sink), std::move(done)));
+  read->self_ = read;
+  read->reactor().post([read] { read->ask_access(); });
+}
+
+RangeRead::RangeRead(std::shared_ptr<HttpClient> client, std::shared_ptr<RemoteObject> object, ObjectRange range,
+                     Sink sink, Done done)
+    : client_(std::move(client)),
+      shard_(client_->next_shard()),
+      object_(std::move(object)),
+      range_(range),
+      sink_(std::move(sink)),
+      done_(std::move(done)),
+      deadline_(Clock::now() + client_->options().deadline),
+      position_(range.begin),
+      random_(static_cast<unsigned>(std::hash<std::string>()(object_->location()) ^ range.begin)) {}
+
+RangeRead::~RangeRead() = default;
+
+void RangeRead::ask_access() {
+  auto access = object_->access_or_ask([self = shared_from_this()](auto answered, auto error) {
+    self->reactor().post([self, answered = std::move(answered), error = std::move(error)]() mutable {
+      self->take_access(std::move(answered), std::move(error));
+    });
+  });
+  if (access != nullptr) take_access(std::move(access), std::nullopt);
+}
+
+void RangeRead::take_access(std::shared_ptr<const ObjectAccess> access, std::optional<Error> error) {
+  if (error) return finish(std::move(error));
+  access_ = std::move(access);
+  shard_.window_of(access_->url).enter([self = shared_from_this()] { self->start_attempt(); });
+}
+
+std::unique_ptr<RangeRead::Attempt> RangeRead::make_attempt() {
+  HttpRequest request;
+  request.url = access_->url;
+  request.headers = access_->headers;
+  request.headers.push_back("Range: bytes=" + std::to_string(position_) + "-" + std::to_string(range_.end - 1));
+  // A weak tag never matches (RFC 9110, 13.1.1). The answer's tag is compared in any case.
+  const std::string etag = object_->etag();
+  if (!etag.empty() && !etag.starts_with("W/")) request.headers.push_back("If-Match: " + etag);
+  request.connect_timeout = client_->options().connect_timeout;
+  auto attempt = std::make_unique<Attempt>(*this, shard_.window_of(access_->url));
+  ++shard_.started;
+  client_->statistics().requests.fetch_add(1, std::memory_order_relaxed);
+  return attempt->start(std::move(request)) ? std::move(attempt) : nullptr;
+}
+
+void RangeRead::start_attempt() {
+  ++attempts_;
+  attempt_ = make_attempt();
+  if (attempt_ == nullptr) {
+    const Verdict refused{Verdict::Action::kFail, "libcurl refuses the request", ErrorCode::kIo, EINVAL};
+    return finish(refused.error(*object_, left()));
+  }
+  last_byte_ = Clock::now();
+  watch();
+  const auto slow = shard_.first_bytes.slow();
+  if (client_->options().hedge && slow) hedge_ = reactor().at(Clock::now() + *slow, [this] { hedge(); });
+}
+
+// Ends an attempt that has delivered nothing for too long. Timers do not outlive this object.
+void RangeRead::watch() {
+  watch_ = reactor().at(std::min(last_byte_ + client_->options().stall_timeout, deadline_), [this] {
+    const bool stalls = Clock::now() >= last_byte_ + client_->options().stall_timeout;
+    if (stalls || Clock::now() >= deadline_) return end_stalled_attempt();
+    watch();
+  });
+}
+
+void RangeRead::end_stalled_attempt() {
+  const auto self = shared_from_this();
+  const auto patience = std::to_string(client_->options().stall_timeout.count());
+  attempt_.reset();
+  second_.reset();
+  retry({Verdict::Action::kRetry, "the server sent nothing for " + patience + " ms, or too little before the deadline",
+         ErrorCode::kIo, ETIMEDOUT});
+}
+
+// Asks once more, on another connection, for a range that is among the slowest to begin.
+void RangeRead::hedge() {
+  if (attempt_ == nullptr || attempt_->delivers() || second_ != nullptr) return;
+  if (shard_.hedged * kRequestsOfHedge > shard_.started || !shard_.window_of(access_->url).try_enter()) return;
+  ++shard_.hedged;
+  client_->statistics().hedges.fetch_add(1, std::memory_order_relaxed);
+  second_ = make_attempt();
+}
+
+// Returns false if another attempt delivers already.
+bool RangeRead::take_first_byte(Attempt& attempt) {
+  if ((attempt_ != nullptr && attempt_->delivers()) || (second_ != nullptr && second_->delivers())) return false;
+  attempt.deliver();
+  // The other one is canceled later, because this is a call of libcurl.
+  if (second_ == nullptr || attempt_ == nullptr) return true;
+  reactor().post([weak = weak_from_this()] {
+    const auto self = weak.lock();
+    if (self == nullptr) return;
+    const bool delivers = (self->attempt_ != nullptr && self->attempt_->delivers()) ||
+                          (self->second_ != nullptr && self->second_->delivers());
+    if (!delivers) return;  // that attempt has ended already
+    if (self->attempt_ != nullptr && !self->attempt_->delivers()) self->attempt_.reset();
+    if (self->second_ != nullptr && !self->second_->delivers()) self->second_.reset();
+  });
+  return true;
+}
+
+void RangeRead::attempt_ended(Attempt& attempt, Verdict verdict) {
+  const auto self = shared_from_this();
+  const bool delivered = attempt.delivers(), received = attempt.received_any();
+  std::unique_ptr<Attempt>& ended = attempt_.get() == &attempt ? attempt_ : second_;
+  std::unique_ptr<Attempt>& other = attempt_.get() == &attempt ? second_ : attempt_;
+  ended.reset();
+  if (left().length() == 0) return finish(std::nullopt);
+  if (received) {
+    idle_attempts_ = 0;
+    signed_anew_ = false;
+  }
+  if (!delivered && other != nullptr) return;  // that one goes on
+  other.reset();
+  reactor().drop(watch_);
+  reactor().drop(hedge_);
+  retry(verdict);
+}
+
+void RangeRead::retry(const Verdict& verdict) {
+  using Action = Verdict::Action;
+  ++idle_attempts_;
+  bool again = verdict.action == Action::kRetry || verdict.action == Action::kRetryThrottled;
+  if (verdict.action == Action::kRetrySigned && !signed_anew_) {
+    signed_anew_ = again = true;
+    object_->drop_access(access_.get());
+  }
+  const auto pause = verdict.action == Action::kRetrySigned ? std::chrono::milliseconds(0) : backoff(verdict);
+  if (!again || idle_attempts_ >= kMostIdleAttempts || Clock::now() + pause >= deadline_) {
+    Verdict last = verdict;
+    if (again) last.reason += " (tried " + std::to_string(attempts_) + " times)";
+    return finish(last.error(*object_, range_));
+  }
+  client_->statistics().retries.fetch_add(1, std::memory_order_relaxed);
+  if (verdict.action == Action::kRetryThrottled) {
+    client_->statistics().throttled.fetch_add(1, std::memory_order_relaxed);
+  }
+  reactor().at(Clock::now() + pause, [self = shared_from_this()] { self->ask_access(); });
+}
+
+// Full jitter (M. Brooker, "Exponential backoff and jitter", 2015), or as long as the server says.
+std::chrono::milliseconds RangeRead::backoff(const Verdict& verdict) {
+  const HttpOptions& options = client_->options();
+  if (verdict.retry_after_s) {
+    return std::chrono::milliseconds(static_cast<int64_t>(std::min(*verdict.retry_after_s, 1e6) * 1e3));
+  }
+  if (idle_attempts_ <= 1 && verdict.action == Verdict::Action::kRetry) return std::chrono::milliseconds(0);
+  const auto most = std::min(options.most_backoff, options.least_backoff * (1 << std::min(idle_attempts_, 16U)));
+  return std::chrono::milliseconds(std::uniform_int_distribution<int64_t>(0, most.count())(random_));
+}
+
+void RangeRead::finish(std::optional<Error> error) {
+  reactor().drop(watch_);
+  reactor().drop(hedge_);
+  attempt_.reset();
+  second_.reset();
+  const auto self = std::exchange(self_, nullptr);
+  if (const Done done = std::exchange(done_, nullptr)) done(std::move(error));
+}
+
+}  // namespace gdsdata

@@ -1,0 +1,76 @@
+// One range of an object into memory: attempts, resumed where the last one ended, until every byte
+// is there, or with the reason why not.
+//
+//   access --> window --> attempt: head is judged --> bytes to the sink --> end is judged
+//     ^                                                                        │
+//     └──────────────────────────── backoff <─────────── kRetry ───────────────┘
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <random>
+#include <span>
+
+#include "backend/http_client.h"
+#include "backend/range_verdict.h"
+#include "base/remote_object.h"
+
+namespace gdsdata {
+
+// Lives until its end. Everything but `begin` happens on a reactor's thread.
+class RangeRead : public std::enable_shared_from_this<RangeRead> {
+ public:
+  // Takes bytes at an offset of the object. They come in order, each once.
+  using Sink = std::function<void(uint64_t offset, std::span<const std::byte>)>;
+  // The last call. Must not block.
+  using Done = std::function<void(std::optional<Error>)>;
+
+  static void begin(std::shared_ptr<HttpClient> client, std::shared_ptr<RemoteObject> object, ObjectRange range,
+                    Sink sink, Done done);
+  ~RangeRead();
+
+ private:
+  class Attempt;
+  using Clock = HttpReactor::Clock;
+
+  RangeRead(std::shared_ptr<HttpClient> client, std::shared_ptr<RemoteObject> object, ObjectRange range, Sink sink,
+            Done done);
+  void ask_access();
+  void take_access(std::shared_ptr<const ObjectAccess> access, std::optional<Error> error);
+  void start_attempt();
+  std::unique_ptr<Attempt> make_attempt();
+  void watch();
+  void end_stalled_attempt();
+  void hedge();
+  bool take_first_byte(Attempt& attempt);
+  void attempt_ended(Attempt& attempt, Verdict verdict);
+  void retry(const Verdict& verdict);
+  void finish(std::optional<Error> error);
+  std::chrono::milliseconds backoff(const Verdict& verdict);
+  ObjectRange left() const { return {position_, range_.end}; }
+  HttpReactor& reactor() { return shard_.reactor; }
+
+  std::shared_ptr<RangeRead> self_;  // until the end
+  const std::shared_ptr<HttpClient> client_;
+  HttpShard& shard_;
+  const std::shared_ptr<RemoteObject> object_;
+  const ObjectRange range_;
+  const Sink sink_;
+  Done done_;
+  const Clock::time_point deadline_;
+  uint64_t position_;  // bytes before it are delivered
+  std::shared_ptr<const ObjectAccess> access_;
+  bool signed_anew_ = false;  // since the last byte
+  unsigned idle_attempts_ = 0;  // in a row, without a byte
+  uint64_t attempts_ = 0;
+  // At most one of them delivers: the first that has a byte. The other one then ends.
+  std::unique_ptr<Attempt> attempt_, second_;
+  Clock::time_point last_byte_;
+  HttpReactor::Timer watch_, hedge_;
+  std::minstd_rand random_;
+};
+
+}  // namespace gdsdata

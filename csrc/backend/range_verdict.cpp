@@ -1,0 +1,164 @@
+#include "backend/range_verdict.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+
+namespace gdsdata {
+
+namespace {
+
+using Action = Verdict::Action;
+
+constexpr size_t kMostQuotedBytes = 200;
+
+// The text of an XML element. Stores' errors are small documents: <Error><Code>..</Code>...
+std::string_view element(std::string_view body, std::string_view name) {
+  const std::string opening = "<" + std::string(name) + ">", closing = "</" + std::string(name) + ">";
+  const size_t begin = body.find(opening);
+  if (begin == std::string_view::npos) return {};
+  const std::string_view rest = body.substr(begin + opening.size());
+  const size_t end = rest.find(closing);
+  return end == std::string_view::npos ? std::string_view() : rest.substr(0, std::min(end, kMostQuotedBytes));
+}
+
+std::string printable(std::string_view text) {
+  std::string kept(text.substr(0, kMostQuotedBytes));
+  std::replace_if(kept.begin(), kept.end(), [](unsigned char sign) { return sign < 32 || sign == 127; }, ' ');
+  return kept;
+}
+
+// "status 403, AccessDenied (...), request id ..."
+std::string refusal_text(const HttpHead& head, std::string_view body) {
+  std::string text = "the server answered with status " + std::to_string(head.status);
+  if (const auto code = element(body, "Code"); !code.empty()) text += ", " + printable(code);
+  if (const auto message = element(body, "Message"); !message.empty()) text += " (" + printable(message) + ")";
+  if (const auto id = head.request_id(); !id.empty()) text += ", request id " + printable(id);
+  return text;
+}
+
+bool names_expiry(std::string_view body) {
+  constexpr std::array<std::string_view, 5> kCodes = {"ExpiredToken", "RequestExpired", "TokenRefreshRequired",
+                                                      "has expired", "InvalidToken"};
+  return std::any_of(kCodes.begin(), kCodes.end(),
+                     [&](std::string_view code) { return body.find(code) != std::string_view::npos; });
+}
+
+Verdict wrong_answer(std::string reason) { return {Action::kRetry, std::move(reason), ErrorCode::kIo, EPROTO}; }
+
+Verdict another_version(const std::string& how) {
+  return {Action::kFail,
+          "the object was replaced since it was indexed (" + how +
+              "); iterate again to index it anew, or keep versions apart by their names",
+          ErrorCode::kCorrupt};
+}
+
+}  // namespace
+
+Error Verdict::error(const RemoteObject& object, ObjectRange asked) const {
+  return {
+      code,
+      object.location() + ", bytes " + std::to_string(asked.begin) + " to " + std::to_string(asked.end) + ": " + reason,
+      object.location(),
+      asked.begin,
+      asked.length(),
+      system_errno};
+}
+
+Verdict judge_content(const HttpHead& head, const RemoteObject& object, ObjectRange asked) {
+  const auto range = head.content_range();
+  const auto length = head.content_length();
+  if (head.status == 206 && range) {
+    if (range->total && *range->total != object.size_bytes()) {
+      return another_version(std::to_string(object.size_bytes()) + " bytes then, " + std::to_string(*range->total) +
+                             " now");
+    }
+    if (range->first != asked.begin || range->last + 1 > asked.end) {
+      return wrong_answer("the server sent the bytes " + std::to_string(range->first) + " to " +
+                          std::to_string(range->last + 1) + " instead");
+    }
+  } else if (head.status == 206 || length == asked.length()) {
+    // No Content-Range: rclone's server answers so. Only the length can be checked.
+    if (length && *length != asked.length()) {
+      return wrong_answer("the server sent " + std::to_string(*length) + " bytes instead of " +
+                          std::to_string(asked.length()));
+    }
+  } else if (length == object.size_bytes() || !length) {
+    return {Action::kFail,
+            "the server sent the whole object: it does not serve ranges; copy the object to a store that does, or to a "
+            "local disk",
+            ErrorCode::kIo, EOPNOTSUPP};
+  } else {
+    return wrong_answer("the server answered with status " + std::to_string(head.status) + " and " +
+                        std::to_string(*length) + " bytes instead of " + std::to_string(asked.length()));
+  }
+  const std::string_view tag = head.version_tag();
+  if (!tag.empty() && object.has_version() && object_version(tag) != object.version()) {
+    return another_version("its tag is " + printable(tag) + " now");
+  }
+  return {};
+}
+
+Verdict judge_refusal(const HttpHead& head, std::string_view body, const RemoteObject&) {
+  const std::string text = refusal_text(head, body);
+  switch (head.status) {
+    case 404:
+    case 410:
+      return {Action::kFail, text + "; the object is not there: check the URL, or index the data set anew",
+              ErrorCode::kNotFound, ENOENT};
+    case 412:
+      return another_version(text);
+    case 416:
+      return {Action::kFail, text + "; the object is shorter than when it was indexed: iterate again to index it anew",
+              ErrorCode::kCorrupt};
+    case 401:
+    case 403: {
+      const std::string remedy = names_expiry(body)
+                                     ? "; the credentials expired and could not be renewed"
+                                     : "; check the credentials and their permission to read this object";
+      return {Action::kRetrySigned, text + remedy, ErrorCode::kIo, EACCES};
+    }
+    case 400:
+      if (names_expiry(body)) return {Action::kRetrySigned, text, ErrorCode::kIo, EACCES};
+      return {Action::kFail, text, ErrorCode::kIo, EINVAL};
+    case 429:
+    case 503:
+      return {Action::kRetryThrottled, text + "; it asks for fewer requests", ErrorCode::kIo, EAGAIN,
+              head.retry_after_s()};
+    case 408:
+    case 500:
+    case 502:
+    case 504:
+      return {Action::kRetry, text, ErrorCode::kIo, EIO, head.retry_after_s()};
+    default:
+      return {Action::kFail, text, ErrorCode::kIo, EIO};
+  }
+}
+
+Verdict judge_failure(const HttpEnd& end) {
+  switch (end.code) {
+    case CurlApi::kCertificateRefused:
+    case CurlApi::kBadCertificateFile:
+    case CurlApi::kBadOwnCertificate:
+      return {Action::kFail,
+              "the server's certificate is not accepted (" + end.reason +
+                  "); name the authority's file by SSL_CERT_FILE if you trust it",
+              ErrorCode::kIo, EACCES};
+    case CurlApi::kNoAddress:
+    case CurlApi::kNoProxyAddress:
+      return {Action::kRetry, end.reason + "; check the endpoint, and the proxy in the environment", ErrorCode::kIo,
+              EHOSTUNREACH};
+    case CurlApi::kUnsupportedProtocol:
+    case CurlApi::kMalformedUrl:
+    case CurlApi::kTooManyRedirects:
+      return {Action::kFail, end.reason, ErrorCode::kIo, EINVAL};
+    default:
+      return {Action::kRetry, end.reason, ErrorCode::kIo, end.system_errno != 0 ? end.system_errno : EIO};
+  }
+}
+
+Verdict judge_short_body(uint64_t received, uint64_t asked) {
+  return wrong_answer("the server sent only " + std::to_string(received) + " of " + std::to_string(asked) + " bytes");
+}
+
+}  // namespace gdsdata

@@ -1,0 +1,50 @@
+// Judges the answer to a request for a range of an object. Pure.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "backend/http_head.h"
+#include "backend/http_reactor.h"
+#include "base/error.h"
+#include "base/remote_object.h"
+
+namespace gdsdata {
+
+// The bytes [begin, end) of an object.
+struct ObjectRange {
+  uint64_t begin = 0, end = 0;
+  uint64_t length() const { return end - begin; }
+};
+
+struct Verdict {
+  enum class Action : uint8_t {
+    kTake,           // the body is what was asked for
+    kRetry,          // the same request may succeed later
+    kRetryThrottled,  // it may, with fewer requests in flight
+    kRetrySigned,    // it may, with a new access
+    kFail,
+  };
+  Action action = Action::kTake;
+  std::string reason = {};                  // except for kTake: a sentence for the user, without its subject
+  ErrorCode code = ErrorCode::kIo;          // of kFail, or of a retry that is the last
+  int system_errno = 0;
+  std::optional<double> retry_after_s = {};  // as the server asks
+
+  Error error(const RemoteObject& object, ObjectRange asked) const;
+};
+
+// Judges a status of success: whether these bytes of this version follow.
+Verdict judge_content(const HttpHead& head, const RemoteObject& object, ObjectRange asked);
+// Judges any other status. `body` is its beginning, in which stores name the reason.
+Verdict judge_refusal(const HttpHead& head, std::string_view body, const RemoteObject& object);
+// Judges an exchange that failed: the connection, TLS, a time limit.
+Verdict judge_failure(const HttpEnd& end);
+// Judges a complete exchange that delivered another number of bytes than asked for.
+Verdict judge_short_body(uint64_t received, uint64_t asked);
+
+inline bool is_success(int status) { return status >= 200 && status < 300; }
+
+}  // namespace gdsdata

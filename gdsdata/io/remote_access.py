@@ -1,0 +1,63 @@
+"""Answer the engine's requests for access to objects: signed URLs and tokens, renewed in time."""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import importlib
+import os
+import threading
+
+from gdsdata.io import engine
+
+# Resolved by name when the first URL is read: local data needs none of it.
+_STORES = ".storage.stores"
+_MOST_AT_ONCE = 256
+_PATIENCE_S = 0.5  # how often the thread looks whether the program ends
+
+_starting = threading.Lock()
+_thread: threading.Thread | None = None
+_process = 0
+_ends = threading.Event()
+
+
+def serve() -> None:
+    """Have a thread of this process answer, from the first call on.
+
+    Raises:
+        BackendUnavailable: there is no libcurl.
+    """
+    global _thread, _process
+    with _starting:
+        if _thread is not None and _process == os.getpid():
+            return
+        stores = importlib.import_module(_STORES, "gdsdata")
+        _thread, _process = (
+            threading.Thread(target=_answer, args=(stores,), name="gdsdata-access", daemon=True),
+            os.getpid(),
+        )
+        _thread.start()
+
+
+def _answer(stores: object) -> None:
+    while not _ends.is_set():
+        for wanted in engine.take_access_requests(_MOST_AT_ONCE, _PATIENCE_S):
+            try:
+                store, location = stores.store_of(wanted.location)  # type: ignore[attr-defined]
+                access = store.access(location.key)
+                headers = [f"{name}: {value}" for name, value in access.headers.items()]
+                wanted.grant(access.url, headers, access.lifetime_s)
+            except FileNotFoundError as error:
+                wanted.refuse("not_found", str(error), errno.ENOENT)
+            except ValueError as error:
+                wanted.refuse("invalid_argument", str(error), errno.EINVAL)
+            except BaseException as error:  # a request that is not answered would wait for ever
+                number = getattr(error, "errno", None) or errno.EACCES
+                wanted.refuse("io", f"{wanted.location}: no access to it: {error}", number)
+
+
+@atexit.register
+def _end() -> None:
+    _ends.set()
+    if _thread is not None and _process == os.getpid():
+        _thread.join(2 * _PATIENCE_S)
