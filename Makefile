@@ -48,12 +48,12 @@ bench: $(READY)  ## set up what is missing, then the benchmark: ARGS="case=loade
 	@$(VENV_PYTHON) -m gdsdata.bench $(ARGS)
 
 .PHONY: test
-test: $(READY) build/.system-tests  ## set up what is missing, then the C++ engine's tests, then pytest: ARGS="-k npy"
+test: $(READY) build/.system-tests build/.azurite  ## set up what is missing, then the C++ engine's tests, then pytest: ARGS="-k npy"
 	@$(CPP_TESTS) run VARIANT=plain
 	@$(VENV_PYTHON) -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 .PHONY: pytest
-pytest: $(READY) build/.system-tests  ## the Python tests alone: ARGS="-k npy"
+pytest: $(READY) build/.system-tests build/.azurite  ## the Python tests alone: ARGS="-k npy"
 	@$(VENV_PYTHON) -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 .PHONY: fuzz
@@ -61,7 +61,7 @@ fuzz: $(READY)  ## damaged files for every parser: ARGS="all --seconds 600", or 
 	@$(VENV_PYTHON) tests/fuzz.py $(or $(ARGS),all)
 
 .PHONY: test-slow
-test-slow: $(READY) build/.system-tests  ## the tests that `make test` leaves out: three hundred kills, builds without liburing, benchmarks
+test-slow: $(READY) build/.system-tests build/.azurite  ## the tests that `make test` leaves out: three hundred kills, builds without liburing, benchmarks
 	@$(VENV_PYTHON) -m pytest -m slow $(ARGS)
 
 .PHONY: lint
@@ -121,6 +121,12 @@ build/.system-build: .ci/system-packages
 
 build/.system-tests: .ci/system-packages
 	@.ci/system-packages $$([[ -x $(VENV_PYTHON) ]] && echo $(VENV_PYTHON) || echo $(PYTHON)) tests
+	@mkdir -p build && touch $@
+
+# The tests of az:// are skipped without it.
+build/.azurite:
+	@! command -v npm > /dev/null || npm install --silent --no-fund --prefix build/azurite azurite@3 || \
+	  echo "gdsdata: npm could not install azurite: its tests will be skipped"
 	@mkdir -p build && touch $@
 
 $(VENV_PYTHON): | build/.system-build

@@ -10,6 +10,7 @@ import os
 import subprocess
 
 import pytest
+from servers.fixtures import azurite, gcs, rclone, seaweedfs  # noqa: F401
 
 # Asks NVML, not the driver, whether there is a GPU: initialized CUDA would spoil tests that fork.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")

@@ -535,6 +535,7 @@ def test_engine_builds_and_imports_without_liburing(tmp_path):
 @pytest.mark.parametrize(("required", "outcome"), [("0", "1 skipped"), ("1", "1 error")])
 def test_gpu_tests_without_a_gpu_skip_unless_a_gpu_is_required(tmp_path, required, outcome):
     shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
+    shutil.copytree(ROOT / "tests" / "servers", tmp_path / "servers")
     (tmp_path / "test_it.py").write_text("import pytest\n@pytest.mark.gpu\ndef test_it(): pass\n")
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu\n")
     environment = {**os.environ, "GDSDATA_REQUIRE_GPU": required, "CUDA_VISIBLE_DEVICES": ""}

@@ -1,0 +1,1 @@
+"""Object stores for tests: real servers, and one that injects faults."""
