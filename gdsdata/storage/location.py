@@ -38,7 +38,8 @@ class Location:
 
     Attributes:
         scheme: one of `SCHEMES`.
-        bucket: for ``az``, ``account/container``; for ``http``, the host with its port.
+        bucket: for ``az``, ``container`` or ``container@account``; for ``http``, the host with its
+            port.
         key: of the object, as users write it (not percent-encoded), without the slash in front.
     """
 
@@ -55,8 +56,8 @@ class Location:
 def location_of(url: str) -> Location:
     """Return the parts of an object's URL.
 
-    ``az://container/key`` takes its account from the environment, ``az://account/container/key``
-    is not written: see `gdsdata.storage.azure`.
+    ``az://container/key`` takes the account from AZURE_STORAGE_ACCOUNT or the store's options, as
+    adlfs and obstore do. ``az://container@account.blob.core.windows.net/key`` names it.
 
     Raises:
         ValueError: ``url`` has no known scheme or no bucket.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -99,11 +99,4 @@ class Upload(Protocol):
         """Delete the parts. Raises nothing."""
 
 
-class Credentials(Protocol):
-    """Gives keys or a token, and newer ones before they expire. Thread-safe."""
-
-    def current(self) -> Sequence[str]:
-        """Return what the scheme signs with, valid for some minutes at least."""
-
-
-__all__ = ["Access", "Credentials", "Location", "ObjectInfo", "Store", "Upload"]
+__all__ = ["Access", "Location", "ObjectInfo", "Store", "Upload"]

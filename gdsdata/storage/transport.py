@@ -1,1 +1,197 @@
 """Requests to servers, beside the engine's own ranges: lists, sizes, small reads, and writes."""
+
+from __future__ import annotations
+
+import random
+import socket
+import ssl
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from email.utils import parsedate_to_datetime
+
+from gdsdata.errors import IoError
+from gdsdata.storage import failures, plain_http
+
+# Replaced by the engine's exchange, with the same arguments: see `plain_http.exchange`.
+_attempt = plain_http.exchange
+
+MOST_BYTES = 16 * 2**20
+DEADLINE_S = 180.0
+# One attempt may take this long, and longer by the time that its body takes at the slowest rate.
+_ATTEMPT_S, _SLOWEST_BYTES_PER_S = 30.0, 500_000.0
+# The wait before a retry is drawn from 0 to FIRST * 2**n, at most MOST ("full jitter").
+_FIRST_WAIT_S, _MOST_WAIT_S = 0.1, 20.0
+# A server that was not reached once is most likely a wrong address.
+_UNREACHED_S = 12.0
+_MOST_MOVES = 5
+
+_RETRIED = {408, 429, 500, 502, 503, 504}
+_RETRIED_CODES = {
+    "InternalError",
+    "OperationAborted",
+    "OperationTimedOut",
+    "RequestTimeout",
+    "ServerBusy",
+    "ServiceUnavailable",
+    "SlowDown",
+}
+
+_clock = time.monotonic
+_sleep = time.sleep
+_draw = random.uniform
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request before it is signed.
+
+    Attributes:
+        url: percent-encoded.
+        subject: what the user calls the object, for errors.
+    """
+
+    method: str
+    url: str = field(repr=False)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    body: bytes | memoryview = field(default=b"", repr=False)
+    subject: str = ""
+
+
+@dataclass(frozen=True)
+class Response:
+    """An answer.
+
+    Attributes:
+        headers: names in lower case.
+        attempts: how often the request was sent.
+    """
+
+    status: int
+    headers: Mapping[str, str] = field(repr=False)
+    body: bytes = field(default=b"", repr=False)
+    attempts: int = 1
+
+
+def unsigned(request: Request) -> Request:
+    """Sign nothing."""
+    return request
+
+
+def send(
+    request: Request,
+    sign: Callable[[Request], Request] = unsigned,
+    *,
+    accept: Collection[int] = (),
+    moved: Callable[[Request, Response], Request | None] | None = None,
+    error_in_body: bool = False,
+    may_be_cut: bool = False,
+    most_bytes: int = MOST_BYTES,
+    deadline_s: float = DEADLINE_S,
+) -> Response:
+    """Send a request until it succeeds, is refused, or the deadline is over.
+
+    Args:
+        sign: returns the request to send. It is called at each attempt, so signatures and tokens
+            are new ones.
+        accept: statuses beside 2xx that are returned and raise nothing.
+        moved: returns the request to send in place of one that was answered with a redirect or
+            400, or None.
+        error_in_body: a 200 may have an error in its body, as that of CompleteMultipartUpload.
+        may_be_cut: return the beginning of a body that is longer than ``most_bytes``.
+
+    Raises:
+        FileNotFoundError: 404 or 410.
+        PermissionError: 401 or 403.
+        IoError: everything else.
+    """
+    begun = _clock()
+    was_reached, moves, attempts = False, 0, 0
+    while True:
+        attempts += 1
+        left = begun + deadline_s - _clock()
+        refusal = error = None
+        sent = sign(request)
+        try:
+            response = _once(sent, min(max(left, 0.1), _attempt_s(sent)), most_bytes, attempts)
+        except OSError as caught:
+            error = caught
+            wait_s, is_retried = 0.0, not isinstance(caught, ssl.SSLCertVerificationError)
+            was_reached = was_reached or not isinstance(caught, (socket.gaierror, ConnectionRefusedError))
+            limit_s = deadline_s if was_reached else min(deadline_s, _UNREACHED_S)
+        else:
+            was_reached, limit_s = True, deadline_s
+            refusal = _refusal(response, error_in_body)
+            if refusal is None:
+                return _whole(request, response, most_bytes, may_be_cut)
+            elsewhere = moved(request, response) if moved and moves < _MOST_MOVES and _is_move(response) else None
+            if elsewhere is not None:
+                request, moves = elsewhere, moves + 1
+                continue
+            if response.status in accept:
+                return response
+            wait_s = _asked_wait_s(response.headers)
+            is_retried = response.status in _RETRIED or refusal.code in _RETRIED_CODES
+        wait_s = max(wait_s, _draw(0.0, min(_MOST_WAIT_S, _FIRST_WAIT_S * 2.0 ** min(attempts - 1, 20))))
+        passed_s = _clock() - begun
+        if not is_retried or passed_s + wait_s >= limit_s:
+            history = f"{attempts} attempt{'s' if attempts > 1 else ''} in {passed_s:.1f} s"
+            if refusal is not None:
+                shown = f"after {history}" if attempts > 1 else ""
+                raise failures.refused(request.subject or request.url, request.method, request.url, refusal, shown)
+            assert error is not None
+            # The cause is not chained: its text may have the signed URL.
+            raise failures.unreachable(
+                request.subject or request.url, request.method, request.url, error, history
+            ) from None
+        _sleep(wait_s)
+
+
+def refused(request: Request, response: Response) -> OSError:
+    """Return the error for a response that was accepted, but is no success for the caller."""
+    refusal = failures.refusal_of(response.status, response.headers, response.body)
+    return failures.refused(request.subject or request.url, request.method, request.url, refusal)
+
+
+def _once(request: Request, timeout_s: float, most_bytes: int, attempts: int) -> Response:
+    status, headers, body = _attempt(request.method, request.url, request.headers, request.body, timeout_s, most_bytes)
+    return Response(status, headers, body, attempts)
+
+
+def _attempt_s(request: Request) -> float:
+    return _ATTEMPT_S + memoryview(request.body).nbytes / _SLOWEST_BYTES_PER_S
+
+
+def _refusal(response: Response, error_in_body: bool) -> failures.Refusal | None:
+    if 200 <= response.status < 300 and not (error_in_body and b"<Error" in response.body[:1024]):
+        return None
+    return failures.refusal_of(response.status, response.headers, response.body)
+
+
+def _is_move(response: Response) -> bool:
+    return response.status in (301, 302, 303, 307, 308, 400)
+
+
+def _whole(request: Request, response: Response, most_bytes: int, may_be_cut: bool) -> Response:
+    if len(response.body) <= most_bytes:
+        return response
+    if may_be_cut:
+        return replace(response, body=response.body[:most_bytes])
+    subject = failures.shown_url(request.subject or request.url)
+    raise IoError(
+        5,
+        f"{subject}: {request.method} {failures.shown_url(request.url)} was answered with more than {most_bytes} "
+        "bytes, which is no answer of a sound server. Check the URL and endpoint_url.",
+        subject,
+    )
+
+
+def _asked_wait_s(headers: Mapping[str, str]) -> float:
+    """Return how long the server wants us to wait, by Retry-After."""
+    value = headers.get("retry-after", "")
+    if value.isdecimal():
+        return min(float(value), 1e6)
+    try:
+        return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
+    except (ValueError, TypeError):
+        return 0.0

@@ -1,0 +1,198 @@
+"""Where AWS's tools find settings and keys: the environment, shared files, and botocore's chain.
+
+Source: "Standardized credential providers" and "Shared config and credentials files" in the AWS
+SDKs and Tools Reference Guide.
+"""
+
+from __future__ import annotations
+
+import configparser
+import functools
+import importlib
+import json
+import math
+import os
+import shlex
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gdsdata.storage.credentials import end_of
+from gdsdata.storage.options import is_true
+from gdsdata.storage.secret import Keys, Secret
+
+_PROCESS_S = 60
+# botocore renews temporary keys by itself, so that they are valid for ten minutes at least.
+_BOTOCORE_LIFE_S = 600.0
+# A profile with one of these takes its keys from a service, which botocore asks.
+_OF_BOTOCORE = ("role_arn", "sso_session", "sso_start_url", "web_identity_token_file", "login_session")
+_SERVICES = (
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The settings of a profile, from both files.
+
+    Attributes:
+        values: may be secret.
+        endpoint_url: of S3, or "".
+    """
+
+    name: str
+    values: dict[str, str] = field(repr=False)
+    endpoint_url: str = ""
+
+    @property
+    def region(self) -> str:
+        """Its region, or ""."""
+        return self.values.get("region", "")
+
+
+def read_profile(name: str | None = None) -> Profile:
+    """Return a profile: ``name``, that of AWS_PROFILE, or "default". An empty one if there is none.
+
+    Raises:
+        ValueError: a profile that was named does not exist, or a file is damaged.
+    """
+    wanted = name or os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE") or ""
+    profile = wanted or "default"
+    config = _parsed("AWS_CONFIG_FILE", "~/.aws/config")
+    secrets = _parsed("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials")
+    sections = [f"profile {profile}"] if profile != "default" else ["default", "profile default"]
+    found = [config[one] for one in sections if one in config] + ([secrets[profile]] if profile in secrets else [])
+    if wanted and not found:
+        raise ValueError(f"there is no AWS profile {wanted!r}: write it to ~/.aws/config, or unset AWS_PROFILE")
+    values = {key: value.strip() for one in found for key, value in one.items()}
+    return Profile(profile, values, _endpoint_of(config, values))
+
+
+def endpoint_of(profile: Profile) -> tuple[str, str]:
+    """Return the endpoint for S3 of environment or profile, and what names it; or "" twice."""
+    if is_true(os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS")):
+        return "", ""
+    for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
+        if os.environ.get(name):
+            return os.environ[name], name
+    return profile.endpoint_url, f"endpoint_url of the profile {profile.name}"
+
+
+def region_of(profile: Profile) -> str:
+    """Return the region that environment or profile name, or ""."""
+    return os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or profile.region
+
+
+def find_keys(profile_name: str | None, url: str) -> Secret:
+    """Return the first keys of AWS's chain.
+
+    Args:
+        profile_name: prefer this profile to the environment's keys.
+        url: of the bucket, for messages.
+
+    Raises:
+        PermissionError: there are none.
+        ValueError: the profile or a file is wrong.
+    """
+    if not profile_name and (keys := _keys_of_environment()):
+        return keys
+    profile = read_profile(profile_name)
+    values = profile.values
+    is_of_service = any(name in values for name in _OF_BOTOCORE) or any(name in os.environ for name in _SERVICES)
+    if not is_of_service:
+        if values.get("aws_access_key_id") and values.get("aws_secret_access_key"):
+            return Keys(
+                values["aws_access_key_id"], values["aws_secret_access_key"], values.get("aws_session_token", "")
+            )
+        if values.get("credential_process"):
+            return _keys_of_process(values["credential_process"], profile.name)
+    return _keys_of_botocore(profile_name, url)
+
+
+def _keys_of_environment() -> Keys | None:
+    key, secret = os.environ.get("AWS_ACCESS_KEY_ID"), os.environ.get("AWS_SECRET_ACCESS_KEY")
+    if not key or not secret:
+        return None
+    ends = end_of(os.environ.get("AWS_CREDENTIAL_EXPIRATION"))
+    return Keys(key, secret, os.environ.get("AWS_SESSION_TOKEN", ""), expires_at=ends)
+
+
+def _keys_of_process(command: str, profile: str) -> Keys:
+    """Return the keys that a program prints: see "Process credential provider" of AWS."""
+    failed = f"credential_process of the AWS profile {profile}"
+    try:
+        ran = subprocess.run(shlex.split(command), capture_output=True, timeout=_PROCESS_S, check=True)
+        said = json.loads(ran.stdout)
+        return Keys(
+            said["AccessKeyId"],
+            said["SecretAccessKey"],
+            said.get("SessionToken") or "",
+            expires_at=end_of(said.get("Expiration")),
+        )
+    except subprocess.CalledProcessError as error:
+        raise PermissionError(f"{failed} ended with status {error.returncode}: run it by hand") from None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise PermissionError(f"{failed} could not be run ({type(error).__name__}): check its path") from None
+    except (ValueError, KeyError, TypeError, AttributeError):  # its output may have secrets: not shown
+        raise PermissionError(f"{failed} printed no JSON with AccessKeyId and SecretAccessKey") from None
+
+
+@functools.lru_cache(maxsize=8)
+def _botocore_credentials(profile_name: str | None) -> Any:
+    session = importlib.import_module("botocore.session")
+    return session.Session(profile=profile_name).get_credentials()
+
+
+def _keys_of_botocore(profile_name: str | None, url: str) -> Keys:
+    try:
+        found = _botocore_credentials(profile_name)
+    except ImportError:
+        raise PermissionError(
+            f"{url}: no credentials were found. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; "
+            'run pip install "gdsdata[s3]" for roles, SSO and instance metadata; '
+            'or set credentials="anonymous" for a public bucket.'
+        ) from None
+    except Exception as error:
+        raise PermissionError(f"{url}: botocore found no credentials: {type(error).__name__}: {error}") from None
+    if found is None:
+        _botocore_credentials.cache_clear()
+        raise PermissionError(
+            f"{url}: no credentials were found, by botocore neither. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
+            'or AWS_PROFILE; or set credentials="anonymous" for a public bucket.'
+        )
+    try:
+        keys = found.get_frozen_credentials()
+    except Exception as error:
+        raise PermissionError(
+            f"{url}: botocore could not renew the credentials: {type(error).__name__}: {error}"
+        ) from None
+    expires_at = time.time() + _BOTOCORE_LIFE_S if keys.token else math.inf
+    return Keys(keys.access_key, keys.secret_key, keys.token or "", expires_at=expires_at)
+
+
+def _parsed(variable: str, default: str) -> configparser.RawConfigParser:
+    path = Path(os.environ.get(variable) or default).expanduser()
+    parser = configparser.RawConfigParser(strict=False, default_section="\0", interpolation=None)
+    try:
+        parser.read_string(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return configparser.RawConfigParser(default_section="\0")
+    except (configparser.Error, UnicodeDecodeError):  # the message may quote a secret
+        raise ValueError(f"{path}: is no file of AWS settings: mend it, or set {variable}") from None
+    return parser
+
+
+def _endpoint_of(config: configparser.RawConfigParser, values: dict[str, str]) -> str:
+    """Return the endpoint of S3: of the profile's ``services`` section, or its own."""
+    section = f"services {values.get('services', '')}"
+    if section in config:
+        nested = config[section].get("s3", "")
+        for line in nested.splitlines():
+            name, _, value = line.partition("=")
+            if name.strip() == "endpoint_url":
+                return value.strip()
+    return values.get("endpoint_url", "")

@@ -1,0 +1,70 @@
+"""Where Azure's tools find an account and its secrets: the environment, and azure-identity."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+from typing import Any
+
+from gdsdata.storage.secret import AccountKey, Secret, SharedAccess, Token
+
+_SCOPE = "https://storage.azure.com/.default"
+_found: Any = None
+_finding = threading.Lock()  # guards _found
+
+
+def connection_string() -> dict[str, str]:
+    """Return the parts of AZURE_STORAGE_CONNECTION_STRING: none if it is not set."""
+    parts = os.environ.get("AZURE_STORAGE_CONNECTION_STRING", "").split(";")
+    pairs = (part.partition("=") for part in parts if "=" in part)
+    return {name.strip().lower(): value.strip() for name, _, value in pairs}
+
+
+def account_of_environment() -> str:
+    """Return the account that the environment names, or ""."""
+    return (
+        os.environ.get("AZURE_STORAGE_ACCOUNT")
+        or os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")
+        or connection_string().get("accountname", "")
+    )
+
+
+def endpoint_of_environment() -> str:
+    """Return the endpoint of the account that the environment names, or ""."""
+    return os.environ.get("AZURE_STORAGE_ENDPOINT") or connection_string().get("blobendpoint", "")
+
+
+def find_secret(url: str) -> Secret:
+    """Return the environment's key or SAS, or a token of azure-identity.
+
+    Raises:
+        PermissionError: there is none.
+    """
+    parts = connection_string()
+    sas = os.environ.get("AZURE_STORAGE_SAS_TOKEN") or parts.get("sharedaccesssignature")
+    if sas:
+        return SharedAccess(sas)
+    key = os.environ.get("AZURE_STORAGE_KEY") or os.environ.get("AZURE_STORAGE_ACCOUNT_KEY") or parts.get("accountkey")
+    if key:
+        return AccountKey(key)
+    try:
+        return _token_of_azure_identity()
+    except ImportError:
+        more = 'run pip install "gdsdata[azure]" for managed identities and az login'
+    except Exception as error:
+        more = f"azure-identity found none either ({type(error).__name__}: run az login)"
+    raise PermissionError(
+        f"{url}: no credentials were found. Set AZURE_STORAGE_SAS_TOKEN, AZURE_STORAGE_KEY or "
+        f'AZURE_STORAGE_CONNECTION_STRING; {more}; or set credentials="anonymous" for a public container.'
+    )
+
+
+def _token_of_azure_identity() -> Token:
+    global _found
+    identity = importlib.import_module("azure.identity")
+    with _finding:
+        if _found is None:
+            _found = identity.DefaultAzureCredential()
+        token = _found.get_token(_SCOPE)
+        return Token(token.token, expires_at=float(token.expires_on))

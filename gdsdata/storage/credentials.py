@@ -1,0 +1,149 @@
+"""Credentials: a secret from the user, or from a chain of places, renewed before it expires."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+from gdsdata.storage.secret import KINDS, Anonymous, Secret
+
+# A secret is renewed this long before its end, or when three quarters of its life have passed.
+_EARLY_S = 600.0
+# A secret that ends within this time signs nothing new, because the request must arrive in time.
+_USABLE_S = 15.0
+# After a failed renewal, the old secret is used for so long before the next try.
+_PAUSE_S = 20.0
+
+_now = time.time
+
+
+class Credentials:
+    """A secret, and a newer one before it expires. Thread-safe: one thread renews at a time.
+
+    While the old secret is valid, other threads use it, also if its renewal fails.
+
+    Args:
+        fetch: returns a new secret. It may take long.
+    """
+
+    def __init__(self, fetch: Callable[[], Secret]) -> None:
+        self._fetch = fetch
+        self._renewing = threading.Lock()
+        self._secret: Secret | None = None
+        self._renew_at = -math.inf
+
+    def __repr__(self) -> str:
+        return "Credentials()"
+
+    def current(self) -> Secret:
+        """Return the secret to sign with now."""
+        secret = self._secret
+        if secret is not None and _now() < self._renew_at:
+            return secret
+        is_usable = secret is not None and _now() < secret.expires_at - _USABLE_S
+        if not self._renewing.acquire(blocking=not is_usable):
+            assert secret is not None
+            return secret
+        try:
+            if self._secret is not None and self._secret is not secret and _now() < self._renew_at:
+                return self._secret  # another thread renewed it while this one waited
+            return self._renew(secret if is_usable else None)
+        finally:
+            self._renewing.release()
+
+    def _renew(self, usable: Secret | None) -> Secret:
+        try:
+            fetched = self._fetch()
+        except Exception:
+            if usable is None:
+                raise
+            self._renew_at = _now() + _PAUSE_S
+            return usable
+        life = fetched.expires_at - _now()
+        self._renew_at = _now() + life - min(_EARLY_S, life / 4) if math.isfinite(life) else math.inf
+        self._secret = fetched
+        return fetched
+
+
+def given(credentials: object, kinds: Iterable[type[Secret]], scheme: str) -> Credentials | None:
+    """Return the credentials that the option ``credentials`` gives, or None if it is None.
+
+    Args:
+        credentials: ``"anonymous"``, a mapping such as ``{"access_key_id": ...,
+            "secret_access_key": ...}``, or a function that returns such a mapping. If it has
+            ``"expires_at"`` (a datetime with its zone, or seconds since the epoch), the function is
+            called again before that.
+        kinds: of secrets that the scheme signs with.
+        scheme: for messages.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    allowed = tuple(kinds)
+    if credentials is None or isinstance(credentials, Credentials):
+        return credentials
+    if credentials == "anonymous":
+        return Credentials(Anonymous)
+    if isinstance(credentials, (Mapping, Secret)):
+        secret = secret_of(credentials, allowed, scheme)
+        return Credentials(lambda: secret)
+    if callable(credentials):
+        return Credentials(lambda: secret_of(credentials(), allowed, scheme))
+    raise ValueError(
+        f"credentials of {scheme}: is a {type(credentials).__name__}, but should be 'anonymous', "
+        "a mapping of names to secrets, or a function that returns one"
+    )
+
+
+def secret_of(values: object, kinds: tuple[type[Secret], ...], scheme: str) -> Secret:
+    """Return the secret that a mapping has. Its values are shown by no message.
+
+    Raises:
+        ValueError: names are missing or unknown.
+    """
+    if isinstance(values, Secret):
+        if isinstance(values, (Anonymous, *kinds)):
+            return values
+        raise ValueError(f"credentials of {scheme}: {type(values).__name__} is not what it signs with")
+    if not isinstance(values, Mapping):
+        raise ValueError(f"credentials of {scheme}: the function returned a {type(values).__name__}, and no mapping")
+    names = set(values) - {"expires_at"}
+    for kind in kinds:
+        fields = {field.name: field for field in dataclasses.fields(kind) if field.name != "expires_at"}
+        needed = {name for name, field in fields.items() if field.default is dataclasses.MISSING}
+        if needed <= names <= set(fields):
+            texts = {name: str(values[name]) for name in names if values[name] is not None}
+            if not all(texts.get(name) for name in needed):
+                raise ValueError(f"credentials of {scheme}: {', '.join(sorted(needed))} must not be empty")
+            return kind(**texts, expires_at=end_of(values.get("expires_at")))
+    wanted = " or ".join(
+        ", ".join(field.name for field in dataclasses.fields(kind) if field.name != "expires_at") for kind in kinds
+    )
+    raise ValueError(f"credentials of {scheme}: has the names {sorted(map(str, names))}, but needs {wanted}")
+
+
+def end_of(expires: Any) -> float:
+    """Return when something expires, in seconds since the epoch, from a time in any form.
+
+    Raises:
+        ValueError: it is no time.
+    """
+    if expires is None or expires == "":
+        return math.inf
+    if isinstance(expires, str):
+        expires = datetime.fromisoformat(expires.replace("Z", "+00:00"))
+    if isinstance(expires, datetime):
+        if expires.tzinfo is None:
+            raise ValueError("expires_at: the datetime has no time zone: add tzinfo=datetime.timezone.utc")
+        return expires.timestamp()
+    if isinstance(expires, (int, float)):
+        return float(expires)
+    raise ValueError(f"expires_at: is a {type(expires).__name__}, but should be a datetime or seconds since the epoch")
+
+
+__all__ = ["KINDS", "Credentials", "end_of", "given", "secret_of"]

@@ -1,0 +1,171 @@
+"""The errors of requests: what was asked, what the server said, and what to do."""
+
+from __future__ import annotations
+
+import errno
+import re
+import socket
+import ssl
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from urllib.parse import urlsplit
+
+from gdsdata.errors import IoError
+from gdsdata.storage import xml_document
+
+_MOST_TEXT = 300  # characters of a server's message that an error shows
+MOST_ERROR_BYTES = 64 * 2**10
+_REQUEST_IDS = ("x-amz-request-id", "x-ms-request-id", "x-guploader-uploadid", "x-request-id")
+# Signatures in a query. Servers repeat URLs in messages.
+_SIGNED = re.compile(r"(?i)\b(sig|signature|(?:x-(?:amz|goog)-|aws|google)[\w-]+)=[^&\s\"'<>]+")
+
+_REMEDIES = {
+    "AuthorizationHeaderMalformed": "Set the bucket's region: region= or AWS_REGION.",
+    "EntityTooLarge": "Write a smaller object.",
+    "ExpiredToken": "The credentials have expired: renew them.",
+    "InvalidAccessKeyId": "The server does not know this access key: check the credentials and endpoint_url.",
+    "NoSuchBucket": "Check the name of the bucket and endpoint_url.",
+    "ContainerNotFound": "Check the name of the container and of the account.",
+    "NoSuchUpload": "The upload was aborted, or the bucket's rules have deleted it: begin it again.",
+    "PermanentRedirect": "Set the bucket's region: region= or AWS_REGION.",
+    "RequestTimeTooSkewed": "Set this machine's clock.",
+    "SignatureDoesNotMatch": "Check the secret key, the region and endpoint_url.",
+}
+_REMEDIES_OF_STATUS = {
+    301: "Set the region or endpoint_url that the server names.",
+    400: "Check the region, endpoint_url and the name of the bucket.",
+    401: "The server wants credentials, or other ones.",
+    403: "Check that the credentials allow this. A public bucket needs credentials='anonymous'.",
+    404: "Check the URL: keys are case-sensitive.",
+    405: "The server does not offer this method.",
+    410: "Check the URL: keys are case-sensitive.",
+    411: "The server or a proxy before it wants another kind of request.",
+    412: "The object was replaced in the meantime.",
+    413: "Write a smaller object, or in smaller parts.",
+    429: "The server throttles: have fewer requests in flight.",
+    501: "The server does not offer this request.",
+    503: "The server is overloaded or throttles: try again later, or have fewer requests in flight.",
+}
+_ABOUT_AN_OBJECT = {404, 410}
+_ABOUT_PERMISSION = {401, 403}
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """An answer that is no success.
+
+    Attributes:
+        code: the server's word for the reason, or "".
+        message: the server's, shortened and without signatures.
+    """
+
+    status: int
+    code: str
+    message: str
+    headers: Mapping[str, str]
+
+    @property
+    def request_id(self) -> str:
+        """The id by which the server's operators find the request, or ""."""
+        return next((_shown(self.headers[name], 100) for name in _REQUEST_IDS if name in self.headers), "")
+
+
+def refusal_of(status: int, headers: Mapping[str, str], body: bytes) -> Refusal:
+    """Return what a response says of its reasons, from XML, Azure's header, or plain text."""
+    code = headers.get("x-ms-error-code", "")
+    message = ""
+    try:
+        root = xml_document.parse(body[:MOST_ERROR_BYTES])
+    except ValueError:
+        if "html" not in headers.get("content-type", ""):
+            message = body[: 4 * _MOST_TEXT].decode("utf-8", "replace")
+    else:
+        error = root if root.tag == "Error" else root.find("Error")
+        if error is not None:
+            code = code or xml_document.text_of(error, "Code")
+            message = xml_document.text_of(error, "Message")
+    return Refusal(status, _shown(code, 100), _shown(message, _MOST_TEXT), headers)
+
+
+def refused(subject: str, method: str, url: str, refusal: Refusal, history: str = "") -> OSError:
+    """Return the error for a refusal.
+
+    Args:
+        subject: the URL that the user knows.
+        history: attempts and time, such as "after 4 attempts in 2.1 s", or "".
+    """
+    said = f"{refusal.status} {refusal.code}".rstrip()
+    if refusal.message:
+        said += f': "{refusal.message}"'
+    details = ", ".join(
+        filter(None, [f"request id {refusal.request_id}" if refusal.request_id else "", history, _skew(refusal)])
+    )
+    remedy = _REMEDIES.get(refusal.code) or _REMEDIES_OF_STATUS.get(refusal.status)
+    if remedy is None:
+        remedy = "The server failed: try again later." if refusal.status >= 500 else "Check the URL and endpoint_url."
+    message = f"{shown_url(subject)}: {method} {shown_url(url)} was answered with {said}"
+    return _error(refusal.status, f"{message} ({details}). {remedy}" if details else f"{message}. {remedy}", subject)
+
+
+def unreachable(subject: str, method: str, url: str, error: OSError, history: str) -> IoError:
+    """Return the error for a request that got no answer."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        reason = f"the certificate is not accepted: {error.verify_message}"
+        remedy = "Check the host's name, or name the authority's file in SSL_CERT_FILE."
+    elif isinstance(error, socket.gaierror):
+        reason = f"the host {urlsplit(url).hostname} is not found"
+        remedy = "Check the URL, endpoint_url, DNS, and HTTPS_PROXY if there is a proxy."
+    elif isinstance(error, TimeoutError):
+        reason, remedy = "no answer came in time", "Check the network, and HTTPS_PROXY if there is a proxy."
+    else:
+        reason = _shown(f"{type(error).__name__}: {error.strerror or error}", _MOST_TEXT)
+        remedy = "Check the network and that the server runs."
+    message = f"{shown_url(subject)}: {method} {shown_url(url)} failed ({history}): {reason}. {remedy}"
+    number = errno.ETIMEDOUT if isinstance(error, TimeoutError) else error.errno
+    is_system_number = number in errno.errorcode and not isinstance(error, (socket.gaierror, ssl.SSLError))
+    return IoError(number if is_system_number and number else errno.EIO, message, shown_url(subject))
+
+
+def shown_url(url: str) -> str:
+    """Return ``url`` without its query, its fragment, and a user's name and password."""
+    bare = url.partition("?")[0].partition("#")[0]
+    if not bare.startswith(("http://", "https://")):
+        return bare
+    scheme, _, rest = bare.partition("://")
+    host, slash, path = rest.partition("/")
+    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
+
+
+def _error(status: int, message: str, subject: str) -> OSError:
+    if status in _ABOUT_AN_OBJECT:
+        return with_number(FileNotFoundError(message), errno.ENOENT)
+    if status in _ABOUT_PERMISSION:
+        return with_number(PermissionError(message), errno.EACCES)
+    return IoError(errno.EIO, message, shown_url(subject))
+
+
+def with_number(error: OSError, number: int) -> OSError:
+    """Set the number of an error that has a message alone, so that nothing is put around it."""
+    error.errno = number
+    return error
+
+
+def _shown(text: str, most: int) -> str:
+    clean = " ".join("".join(one if one.isprintable() else " " for one in text[: 8 * most]).split())
+    clean = _SIGNED.sub(r"\1=...", clean)
+    return clean if len(clean) <= most else f"{clean[: most - 3]}..."
+
+
+def _skew(refusal: Refusal) -> str:
+    if refusal.status != 403:
+        return ""
+    try:
+        theirs = parsedate_to_datetime(refusal.headers["date"]).timestamp()
+    except (KeyError, ValueError, TypeError):
+        return ""
+    apart = time.time() - theirs
+    if abs(apart) < 300:
+        return ""
+    return f"this machine's clock is {abs(apart):.0f} s {'ahead of' if apart > 0 else 'behind'} the server's"

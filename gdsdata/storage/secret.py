@@ -1,0 +1,62 @@
+"""Secrets that requests are signed with. No text and no pickle ever shows one."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+
+@dataclass(frozen=True)
+class Secret:
+    """Something to sign requests with.
+
+    Attributes:
+        expires_at: seconds since the epoch, or infinity.
+    """
+
+    expires_at: float = field(default=math.inf, kw_only=True)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"{type(self).__name__}: secrets are not pickled. Configure the store in the other process too, "
+            "or set the environment's variables, which programs inherit."
+        )
+
+
+@dataclass(frozen=True)
+class Anonymous(Secret):
+    """No secret: requests are not signed."""
+
+
+@dataclass(frozen=True)
+class Keys(Secret):
+    """An access key of S3, or of GCS (HMAC). ``session_token`` comes with a temporary one."""
+
+    access_key_id: str = field(repr=False)
+    secret_access_key: str = field(repr=False)
+    session_token: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True)
+class Token(Secret):
+    """A bearer token of OAuth."""
+
+    token: str = field(repr=False)
+
+
+@dataclass(frozen=True)
+class AccountKey(Secret):
+    """The key of an Azure storage account, in base64 as Azure shows it."""
+
+    account_key: str = field(repr=False)
+
+
+@dataclass(frozen=True)
+class SharedAccess(Secret):
+    """A shared access signature of Azure: a URL's query that grants access."""
+
+    sas: str = field(repr=False)
+
+
+KINDS: tuple[type[Secret], ...] = (Keys, Token, AccountKey, SharedAccess)

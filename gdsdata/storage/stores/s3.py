@@ -1,0 +1,178 @@
+"""``s3://bucket/key``: Amazon S3 and every server with its interface."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime, timezone
+from typing import Any
+from urllib.parse import urlsplit
+
+from gdsdata.storage import aws_chain, credentials, failures, sigv4, transport, xml_document
+from gdsdata.storage.options import check_options, checked_endpoint
+from gdsdata.storage.secret import Keys
+from gdsdata.storage.store import Access
+from gdsdata.storage.stores.xml_store import MOST_ACCESS_S, XmlStore
+from gdsdata.storage.transport import Request, Response
+
+OPTIONS: dict[str, type | tuple[type, ...]] = {
+    "endpoint_url": str,
+    "region": str,
+    "profile": str,
+    "addressing": str,
+    "credentials": object,
+}
+_DEFAULT_REGION = "us-east-1"
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
+_HOST_LABEL = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
+_REGION = re.compile(r"[a-z0-9-]{1,40}")
+
+
+def make(bucket: str, scheme: str, options: Mapping[str, Any]) -> S3Store:
+    """Return the store of a bucket.
+
+    Args:
+        options: ``endpoint_url`` (a server other than AWS), ``region``, ``profile`` (of the shared
+            files), ``credentials`` (see `gdsdata.storage.credentials.given`), and ``addressing``:
+            "virtual" (the bucket in the host's name), "path", or "auto": virtual for AWS.
+
+    Raises:
+        ValueError: an option or the bucket's name is wrong.
+    """
+    check_options(scheme, options, OPTIONS)
+    if not _BUCKET.fullmatch(bucket):
+        raise ValueError(f"{scheme}://{bucket}: a bucket's name has letters, digits, '.', '-' and '_' only")
+    addressing = options.get("addressing") or "auto"
+    if addressing not in ("auto", "path", "virtual"):
+        raise ValueError(f"addressing={addressing!r}: choose 'auto', 'path' or 'virtual'")
+    profile_name = options.get("profile")
+    profile = aws_chain.read_profile(profile_name)
+    endpoint, source = aws_chain.endpoint_of(profile)
+    if options.get("endpoint_url"):
+        endpoint, source = options["endpoint_url"], "endpoint_url"
+    url = f"{scheme}://{bucket}"
+    return S3Store(
+        bucket,
+        credentials.given(options.get("credentials"), [Keys], scheme)
+        or credentials.Credentials(lambda: aws_chain.find_keys(profile_name, url)),
+        checked_endpoint(endpoint, source) if endpoint else "",
+        options.get("region") or aws_chain.region_of(profile),
+        addressing,
+    )
+
+
+class S3Store(XmlStore):
+    """A bucket of S3: see `gdsdata.storage.store.Store`.
+
+    Args:
+        endpoint: of a server other than AWS, or "".
+        region: "" if nothing names it. Then AWS is asked once.
+    """
+
+    def __init__(
+        self, bucket: str, secrets: credentials.Credentials, endpoint: str, region: str, addressing: str
+    ) -> None:
+        super().__init__("s3", bucket)
+        self._secrets = secrets
+        self._endpoint = endpoint
+        self._region = region or (_DEFAULT_REGION if endpoint else "")
+        self._asking = threading.Lock()
+        is_label = _HOST_LABEL.fullmatch(bucket) is not None
+        self._is_virtual = addressing == "virtual" or (addressing == "auto" and not endpoint and is_label)
+
+    @property
+    def region(self) -> str:
+        """The bucket's region, as far as it is known."""
+        with self._asking:
+            if not self._region:
+                self._region = _DEFAULT_REGION
+                self._region = self._asked_region()
+            return self._region
+
+    def bucket_url(self) -> str:
+        """Return the bucket's http(s) URL."""
+        endpoint = self._endpoint
+        if not endpoint:
+            suffix = "amazonaws.com.cn" if self.region.startswith("cn-") else "amazonaws.com"
+            endpoint = f"https://s3.{self.region}.{suffix}"
+        return _at(endpoint, self.bucket, self._is_virtual)
+
+    def sign(self, request: Request) -> Request:
+        """Sign a request in its headers."""
+        secret = self._secrets.current()
+        if not isinstance(secret, Keys):
+            return request
+        headers = sigv4.with_headers(
+            sigv4.AWS, request.method, request.url, request.headers, secret, self.region, _utc_now()
+        )
+        return replace(request, headers=headers)
+
+    def signed_access(self, url: str) -> Access:
+        """Sign a URL in its query."""
+        secret = self._secrets.current()
+        if not isinstance(secret, Keys):
+            return Access(url, {}, MOST_ACCESS_S)
+        now = _utc_now()
+        lifetime_s = max(1, int(min(MOST_ACCESS_S, secret.expires_at - now.timestamp())))
+        return Access(sigv4.with_query(sigv4.AWS, "GET", url, secret, self.region, now, lifetime_s), {}, lifetime_s)
+
+    def payload_headers(self, sha256: str) -> dict[str, str]:
+        """Return the header with a body's SHA-256."""
+        return {"x-amz-content-sha256": sha256}
+
+    def crc32c_headers(self, crc32c: str) -> dict[str, str]:
+        """Return the header with a body's CRC-32C."""
+        return {"x-amz-checksum-crc32c": crc32c}
+
+    def begin_headers(self) -> dict[str, str]:
+        """Return the header that announces CRC-32C for the parts of an upload."""
+        return {"x-amz-checksum-algorithm": "CRC32C"}
+
+    def verifies_crc32c(self, begun: Response) -> bool:
+        """Return whether the server knows CRC-32C: if it does, it repeats the word.
+
+        Others verify the SHA-256 of each part, which the signature covers.
+        """
+        return begun.headers.get("x-amz-checksum-algorithm", "").upper() == "CRC32C"
+
+    def moved(self, request: Request, response: Response) -> Request | None:
+        """Follow AWS to the region that the bucket is in."""
+        region = _region_in(response)
+        if self._endpoint or not region:
+            return None
+        with self._asking:
+            self._region = region
+        parts = urlsplit(request.url)
+        path = parts.path if self._is_virtual else parts.path.removeprefix(f"/{self.bucket}")
+        url = self.bucket_url() + path + (f"?{parts.query}" if parts.query else "")
+        return replace(request, url=url) if url != request.url else None
+
+    def _asked_region(self) -> str:
+        """Ask AWS for the region of the bucket: each answer has it, also a refusal."""
+        url = _at("https://s3.amazonaws.com", self.bucket, self._is_virtual)
+        request = Request("HEAD", url, subject=f"s3://{self.bucket}")
+        response = transport.send(request, accept=(301, 307, 400, 403))
+        return _region_in(response) or _DEFAULT_REGION
+
+
+def _at(endpoint: str, bucket: str, is_virtual: bool) -> str:
+    if not is_virtual:
+        return f"{endpoint}/{bucket}"
+    scheme, _, host = endpoint.partition("://")
+    return f"{scheme}://{bucket}.{host}"
+
+
+def _region_in(response: Response) -> str:
+    region = response.headers.get("x-amz-bucket-region", "")
+    if not region and response.status in (301, 307, 400):
+        try:
+            region = xml_document.text_of(xml_document.parse(response.body[: failures.MOST_ERROR_BYTES]), "Region")
+        except ValueError:
+            return ""
+    return region if _REGION.fullmatch(region) else ""
+
+
+def _utc_now() -> datetime:
+    return datetime.now(timezone.utc)
