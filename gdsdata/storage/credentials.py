@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
-from gdsdata.storage.secret import KINDS, Anonymous, Secret
+from gdsdata.storage.secret import Anonymous, NotPickled, Secret
 
 # A secret is renewed this long before its end, or when three quarters of its life have passed.
 _EARLY_S = 600.0
@@ -22,7 +22,7 @@ _PAUSE_S = 20.0
 _now = time.time
 
 
-class Credentials:
+class Credentials(NotPickled):
     """A secret, and a newer one before it expires. Thread-safe: one thread renews at a time.
 
     While the old secret is valid, other threads use it, also if its renewal fails.
@@ -144,6 +144,3 @@ def end_of(expires: Any) -> float:
     if isinstance(expires, (int, float)):
         return float(expires)
     raise ValueError(f"expires_at: is a {type(expires).__name__}, but should be a datetime or seconds since the epoch")
-
-
-__all__ = ["KINDS", "Credentials", "end_of", "given", "secret_of"]

@@ -112,7 +112,7 @@ def refused(subject: str, method: str, url: str, refusal: Refusal, history: str 
 def unreachable(subject: str, method: str, url: str, error: OSError, history: str) -> IoError:
     """Return the error for a request that got no answer."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        reason = f"the certificate is not accepted: {error.verify_message}"
+        reason = f"the certificate is not accepted: {_shown(str(error), _MOST_TEXT)}"
         remedy = "Check the host's name, or name the authority's file in SSL_CERT_FILE."
     elif isinstance(error, socket.gaierror):
         reason = f"the host {urlsplit(url).hostname} is not found"

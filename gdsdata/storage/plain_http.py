@@ -119,7 +119,8 @@ def _exchange_over(
         length = found.get("content-length", "")
         if method != "HEAD" and length.isdecimal() and len(content) < min(int(length), most_bytes):
             raise ConnectionError(f"the body ended after {len(content)} of {length} bytes")
-        is_done = response.isclosed() and not response.will_close
+        is_done = (response.isclosed() or response.length == 0) and not response.will_close
+        response.close()
         return response.status, found, content
     finally:
         if is_done:

@@ -7,8 +7,18 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 
+class NotPickled:
+    """Something with secrets in it."""
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"{type(self).__name__}: secrets are not pickled. Configure the store in the other process too, "
+            "or set the environment's variables, which programs inherit."
+        )
+
+
 @dataclass(frozen=True)
-class Secret:
+class Secret(NotPickled):
     """Something to sign requests with.
 
     Attributes:
@@ -16,12 +26,6 @@ class Secret:
     """
 
     expires_at: float = field(default=math.inf, kw_only=True)
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            f"{type(self).__name__}: secrets are not pickled. Configure the store in the other process too, "
-            "or set the environment's variables, which programs inherit."
-        )
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,3 @@ class SharedAccess(Secret):
     """A shared access signature of Azure: a URL's query that grants access."""
 
     sas: str = field(repr=False)
-
-
-KINDS: tuple[type[Secret], ...] = (Keys, Token, AccountKey, SharedAccess)

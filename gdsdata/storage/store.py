@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from gdsdata.storage.location import Location
+from gdsdata.storage.secret import NotPickled
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class ObjectInfo:
 
 
 @dataclass(frozen=True)
-class Access:
+class Access(NotPickled):
     """Everything that GET requests for ranges of one object need.
 
     It contains secrets: the engine keeps it, and no error, state or log shows it.

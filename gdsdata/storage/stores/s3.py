@@ -87,7 +87,6 @@ class S3Store(XmlStore):
         """The bucket's region, as far as it is known."""
         with self._asking:
             if not self._region:
-                self._region = _DEFAULT_REGION
                 self._region = self._asked_region()
             return self._region
 

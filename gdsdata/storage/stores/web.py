@@ -14,7 +14,7 @@ from gdsdata.errors import CorruptData, IoError
 from gdsdata.storage import credentials, listing, transport
 from gdsdata.storage.failures import shown_url
 from gdsdata.storage.options import check_options
-from gdsdata.storage.secret import Secret, Token
+from gdsdata.storage.secret import NotPickled, Secret, Token
 from gdsdata.storage.store import Access, ObjectInfo, Upload
 from gdsdata.storage.stores.xml_store import MOST_ACCESS_S, in_threads, info_of
 from gdsdata.storage.transport import Request, Response
@@ -43,7 +43,7 @@ def make(bucket: str, scheme: str, options: Mapping[str, Any]) -> WebStore:
     return WebStore(bucket, scheme, headers, credentials.given(options.get("credentials"), [Token], scheme))
 
 
-class WebStore:
+class WebStore(NotPickled):
     """The objects of one host, to read: see `gdsdata.storage.store.Store`.
 
     A key is what follows the host in the URL, also a query. It is sent as it is: only characters
