@@ -28,10 +28,10 @@ def test_a_server_keeps_what_it_is_given(server):
     assert server.put("a folder/ä.bin", content) == f"{server.scheme}://{server.bucket}/a folder/ä.bin"
     assert server.get("a folder/ä.bin") == content
     server.put("other.bin", b"")
-    assert server.keys("a folder/") == ["a folder/ä.bin"]
+    assert server.names("a folder/") == ["a folder/ä.bin"]
     server.delete("a folder/ä.bin")
     server.delete("other.bin")
-    assert server.keys() == []
+    assert server.names() == []
     assert server.uploads() == []
 
 

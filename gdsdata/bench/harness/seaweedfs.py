@@ -22,8 +22,8 @@ def program():
     return str(beside) if beside.is_file() else shutil.which("weed")
 
 
-def start(folder, bucket):
-    """Start a server that keeps its objects in `folder`, with an empty bucket.
+def start(folder):
+    """Start a server that keeps its objects in `folder`, without buckets.
 
     Returns:
         The ServerProcess. S3 is at its port, for ACCESS_KEY and SECRET_KEY.
@@ -40,7 +40,7 @@ def start(folder, bucket):
     command = [
         program(), "-logtostderr", "mini", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={folder}",
         f"-s3.config={folder / 's3.json'}", f"-filer.localSocket={folder / 'filer.sock'}",
-        f"-s3.localSocket={folder / 's3.sock'}", f"-bucket={bucket}", *NOTHING_ELSE,
+        f"-s3.localSocket={folder / 's3.sock'}", *NOTHING_ELSE,
         *(f"-{name}={port}" for name, port in ports.items()),
     ]  # fmt: skip
     return ServerProcess(command, ports["s3.port"], folder)
