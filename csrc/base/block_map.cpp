@@ -23,6 +23,8 @@ namespace {
 static_assert(std::atomic<uint64_t>::is_always_lock_free, "other processes see the same entries");
 
 constexpr uint64_t kPage = 4096;
+// The file system notes where a range of a sparse file is. Size of struct ext4_extent.
+constexpr uint64_t kExtentBytes = 12;
 constexpr int kOpenFlags = O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
 
 uint64_t whole_pages(uint64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
@@ -75,7 +77,10 @@ uint64_t BlockGeometry::disk_bytes_of(size_t block) const { return whole_pages(l
 
 uint64_t BlockGeometry::disk_bytes_of(HeldBlocks held) const { return whole_pages(bytes_of(held)); }
 
-uint64_t BlockGeometry::overhead_bytes() const { return whole_pages(std::max<uint64_t>(count(), 1) * 8) + kPage; }
+uint64_t BlockGeometry::overhead_bytes() const {
+  const uint64_t blocks = std::max<uint64_t>(count(), 1);
+  return whole_pages(blocks * 8) + whole_pages(blocks * kExtentBytes) + kPage;
+}
 
 uint64_t BlockMap::file_bytes(size_t blocks) { return std::max<uint64_t>(blocks, 1) * sizeof(uint64_t); }
 

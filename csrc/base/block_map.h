@@ -32,7 +32,8 @@ struct BlockGeometry {
   // The space on the disk, in whole pages.
   uint64_t disk_bytes_of(size_t block) const;
   uint64_t disk_bytes_of(HeldBlocks held) const;
-  // The space without any block: of the map, and of the name for people.
+  // The space without any block: of the map, of the name for people, and of the file system's list
+  // of the data's ranges.
   uint64_t overhead_bytes() const;
 };
 
