@@ -219,6 +219,8 @@ inline constexpr uint64_t kRemoteRequestBytes = 8 << 20;
 inline constexpr size_t kRequestsOfRemoteGroup = 32;
 // Neighbors at most so far apart become one request: the bytes of a third of a round trip.
 inline constexpr uint64_t kRemoteCoalesceGapBytes = 512 << 10;
+// Memory of one worker for blocks on their way into the local cache. Not measured by itself.
+inline constexpr uint64_t kCacheFillBytes = 64 << 20;
 // Requests for objects that one worker has in flight.
 inline constexpr size_t kRemoteQueueDepth = 64;
 

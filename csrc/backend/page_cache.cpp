@@ -81,6 +81,9 @@ long count_major_faults() {
   return usage.ru_majflt;
 }
 
+// The page cache has blocks of the local cache too.
+Route route_of(const File& file) { return file.remote() == nullptr ? Route::kPageCache : Route::kLocalCache; }
+
 Error truncated(const File& file, const Transfer& transfer) {
   return {ErrorCode::kCorrupt,
           "'" + file.path() + "' ends at " + std::to_string(file.current_size_bytes()) + " bytes, before offset " +
@@ -113,12 +116,12 @@ std::optional<Error> PageCache::serve(std::span<const Transfer> transfers, std::
       const File::Residency residency = long_residency(file, transfer);
       if (mapping != nullptr && residency == File::Residency::kAll &&
           mapping->map_for_copying(transfer.offset, transfer.length)) {
-        copies_.push_back({&transfer, &file, mapping, Route::kPageCache});
+        copies_.push_back({&transfer, &file, mapping, route_of(file)});
       } else {
         read_resident(file, transfer, residency, conversion, left, bytes);
       }
     } else if (resident(file, *mapping, transfer)) {
-      copies_.push_back({&transfer, &file, mapping, Route::kPageCache});
+      copies_.push_back({&transfer, &file, mapping, route_of(file)});
     } else if (is_small_hole(file, *mapping, transfer)) {
       copies_.push_back({&transfer, &file, mapping, Route::kBuffered});  // by a page fault
     } else {
@@ -190,7 +193,7 @@ void PageCache::read_resident(File& file, const Transfer& transfer, File::Reside
     const bool resident = residency == File::Residency::kAll;
     const bool ask = resident || whole == File::Residency::kUnknown;
     const uint64_t served = ask ? read_now(file, part, conversion, resident) : 0;
-    bytes[Route::kPageCache] += served;
+    bytes[route_of(file)] += served;
     if (served < part.length) {
       left.push_back(
           {part.file, part.offset + served, part.length - served, part.memory + result_bytes(conversion, served)});

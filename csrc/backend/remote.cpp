@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <deque>
 #include <mutex>
 #include <utility>
+#include <variant>
 #include <vector>
 
+#include "backend/cached_read.h"
 #include "backend/http_client.h"
 #include "backend/range_read.h"
 #include "backend/scatter.h"
@@ -16,16 +19,18 @@ namespace gdsdata {
 
 namespace {
 
-// While both backends have requests in flight, each is asked this often.
+// While another source of completions has to be asked, the wait for the reactors is this long.
 constexpr std::chrono::milliseconds kTurn{1};
+constexpr std::chrono::milliseconds kNoWait{0};
 
-// Completions on their way from the reactors to the worker. Outlives a worker that gave up.
+// Results on their way from the reactors to the worker. Outlives a worker that gave up.
 class Inbox {
  public:
-  void put(Completion completion) {
+  using Result = std::variant<Completion, std::unique_ptr<CachedRead::Fetch>>;
+  void put(Result result) {
     {
       std::lock_guard lock(mutex_);
-      completions_.push_back(std::move(completion));
+      results_.push_back(std::move(result));
     }
     arrived_.notify_one();
   }
@@ -36,21 +41,21 @@ class Inbox {
     }
     arrived_.notify_one();
   }
-  // Waits for a completion or an interrupt, and returns how many were taken.
-  size_t take(std::span<Completion> out, std::chrono::milliseconds timeout, bool& interrupted) {
+  // Waits for a result or an interrupt. Moves at most `most` results to `out`.
+  void take(std::vector<Result>& out, size_t most, std::chrono::milliseconds timeout, bool& interrupted) {
     std::unique_lock lock(mutex_);
-    if (timeout.count() > 0) arrived_.wait_for(lock, timeout, [this] { return !completions_.empty() || interrupted_; });
+    if (timeout.count() > 0) arrived_.wait_for(lock, timeout, [this] { return !results_.empty() || interrupted_; });
     interrupted = std::exchange(interrupted_, false) || interrupted;
-    const size_t count = std::min(out.size(), completions_.size());
-    std::move(completions_.begin(), completions_.begin() + static_cast<ptrdiff_t>(count), out.begin());
-    completions_.erase(completions_.begin(), completions_.begin() + static_cast<ptrdiff_t>(count));
-    return count;
+    for (; most > 0 && !results_.empty(); --most) {
+      out.push_back(std::move(results_.front()));
+      results_.pop_front();
+    }
   }
 
  private:
-  std::mutex mutex_;
+  std::mutex mutex_;  // guards the members that follow
   std::condition_variable arrived_;
-  std::vector<Completion> completions_;
+  std::deque<Result> results_;
   bool interrupted_ = false;
 };
 
@@ -67,7 +72,7 @@ class RemoteBackend final : public Backend {
       const auto rest = requests.subspan(taken);
       const auto is_remote = [](const Request& request) { return request.remote; };
       if (is_remote(rest.front())) {
-        if (remote_in_flight_ >= tuning::kRemoteQueueDepth) return taken;
+        if (!has_room_for(rest.front())) return taken;
         begin(rest.front());
         ++taken;
         continue;
@@ -97,14 +102,28 @@ class RemoteBackend final : public Backend {
         local_in_flight_ -= of_local;
         count += of_local;
       }
+      count += reap_cached(completions.subspan(count));
       const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
       const bool waits = count < min && left.count() > 0;
-      const auto patience =
-          waits ? (local_in_flight_ > 0 ? std::min(left, kTurn) : left) : std::chrono::milliseconds(0);
+      const bool in_turns = local_in_flight_ > 0 || waits_for_others();
       bool interrupted = false;
-      const size_t of_remote = inbox_->take(completions.subspan(count), patience, interrupted);
-      remote_in_flight_ -= of_remote;
-      count += of_remote;
+      results_.clear();
+      inbox_->take(results_, completions.size() - count,
+                   !waits     ? kNoWait
+                   : in_turns ? std::min(left, kTurn)
+                              : left,
+                   interrupted);
+      for (Inbox::Result& result : results_) {
+        if (auto* completion = std::get_if<Completion>(&result)) {
+          --remote_in_flight_;
+          completions[count++] = std::move(*completion);
+        } else {
+          auto& fetch = std::get<std::unique_ptr<CachedRead::Fetch>>(result);
+          CachedRead& read = *fetch->read;
+          read.take(std::move(fetch));
+        }
+      }
+      count += reap_cached(completions.subspan(count));
       if (!waits || interrupted || count == completions.size()) return count;
     }
   }
@@ -115,29 +134,79 @@ class RemoteBackend final : public Backend {
   }
 
  private:
+  bool has_room_for(const Request& request) const {
+    if (remote_in_flight_ == 0) return true;
+    if (remote_in_flight_ >= tuning::kRemoteQueueDepth) return false;
+    return request.file->cached() == nullptr ||
+           buffer_bytes_ + CachedRead::buffer_bytes(request) <= tuning::kCacheFillBytes;
+  }
+
   void begin(const Request& request) {
     auto client = http_client();
-    const auto scatter = std::make_shared<Scatter>(request);
+    if (request.file->cached() != nullptr) return begin_cached(request, std::move(client));
     ++remote_in_flight_;
+    struct Passing {
+      Scatter scatter;
+      uint64_t bytes = 0;
+    };
+    const auto passing = std::make_shared<Passing>(Passing{Scatter(request)});
     RangeRead::begin(
         std::move(client), request.file->remote(), {request.offset, request.offset + request.length},
-        [scatter](uint64_t offset, std::span<const std::byte> bytes) { scatter->take(offset, bytes); },
-        [scatter, inbox = inbox_, tag = request.tag, length = request.length](std::optional<Error> error) {
+        [passing](uint64_t offset, std::span<const std::byte> bytes) {
+          passing->bytes += passing->scatter.take(offset, bytes);
+        },
+        [passing, inbox = inbox_, tag = request.tag, length = request.length](std::optional<Error> error) {
           Completion completion;
           completion.tag = tag;
           completion.storage_bytes = length;
-          if (error) {
-            completion.error = std::move(error);
-          } else {
-            completion.bytes[Route::kRemote] = scatter->finish();
+          if (!error) {
+            passing->scatter.finish();
+            completion.bytes[Route::kRemote] = passing->bytes;
           }
+          completion.error = std::move(error);
           inbox->put(std::move(completion));
         });
   }
 
+  void begin_cached(const Request& request, std::shared_ptr<HttpClient> client) {
+    auto read = std::make_unique<CachedRead>(
+        request, std::move(client),
+        [inbox = inbox_](std::unique_ptr<CachedRead::Fetch> fetch) { inbox->put(std::move(fetch)); });
+    ++remote_in_flight_;
+    buffer_bytes_ += CachedRead::buffer_bytes(request);
+    cached_.push_back({std::move(read), CachedRead::buffer_bytes(request)});
+    cached_.back().read->advance();
+  }
+
+  bool waits_for_others() const {
+    return std::any_of(cached_.begin(), cached_.end(), [](const Cached& one) { return one.read->waits_for_others(); });
+  }
+
+  // Completes cached reads, as many as fit.
+  size_t reap_cached(std::span<Completion> completions) {
+    size_t count = 0;
+    std::erase_if(cached_, [&](Cached& one) {
+      if (one.read->waits_for_others()) one.read->advance();
+      if (count == completions.size() || !one.read->ended()) return false;
+      completions[count++] = one.read->finish();
+      buffer_bytes_ -= one.buffer_bytes;
+      --remote_in_flight_;
+      return true;
+    });
+    return count;
+  }
+
+  struct Cached {
+    std::unique_ptr<CachedRead> read;
+    uint64_t buffer_bytes;
+  };
+
   std::unique_ptr<Backend> local_;
-  size_t local_in_flight_ = 0, remote_in_flight_ = 0;
+  size_t local_in_flight_ = 0, remote_in_flight_ = 0;  // with the cached ones
+  std::vector<Cached> cached_;
+  uint64_t buffer_bytes_ = 0;  // of them
   std::shared_ptr<Inbox> inbox_ = std::make_shared<Inbox>();
+  std::vector<Inbox::Result> results_;  // scratch
 };
 
 }  // namespace

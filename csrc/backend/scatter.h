@@ -13,14 +13,15 @@ namespace gdsdata {
 class Scatter {
  public:
   explicit Scatter(const Request& request);
-  // Bytes of the range, in order.
-  void take(uint64_t offset, std::span<const std::byte> bytes);
-  // After all bytes: converts the pieces, if they are converted. Returns the bytes of all pieces.
-  uint64_t finish();
+  // Takes bytes of the range, each once. Returns how many bytes of pieces they are.
+  uint64_t take(uint64_t offset, std::span<const std::byte> bytes);
+  // After all bytes: converts the pieces, if they are converted.
+  void finish();
 
  private:
   const Request request_;
-  size_t first_ = 0;  // pieces before it are complete
+  size_t first_ = 0;      // pieces before it end before the bytes taken last
+  uint64_t taken_end_ = 0;  // the end of the bytes taken last
   // The whole range of a request with a conversion, because elements may arrive in parts.
   std::vector<std::byte> stored_;
 };

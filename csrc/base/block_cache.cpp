@@ -348,4 +348,25 @@ CachedObject::Verified CachedObject::verify() {
   return verified;
 }
 
+namespace {
+
+struct Active {
+  std::mutex mutex;  // guards the next one
+  std::shared_ptr<BlockCache> cache;
+};
+
+}  // namespace
+
+std::shared_ptr<BlockCache> active_cache() {
+  Active& active = of_this_process<Active>();
+  std::lock_guard lock(active.mutex);
+  return active.cache;
+}
+
+void use_cache(std::shared_ptr<BlockCache> cache) {
+  Active& active = of_this_process<Active>();
+  std::lock_guard lock(active.mutex);
+  active.cache = std::move(cache);
+}
+
 }  // namespace gdsdata

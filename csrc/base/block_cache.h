@@ -144,4 +144,8 @@ class BlockCache : public std::enable_shared_from_this<BlockCache> {
   std::atomic<uint64_t> filled_blocks_{0}, filled_bytes_{0}, damaged_blocks_{0}, refused_blocks_{0};
 };
 
+// The cache of this process's remote files, for files that are opened from now on. Null: none.
+std::shared_ptr<BlockCache> active_cache();
+void use_cache(std::shared_ptr<BlockCache> cache);
+
 }  // namespace gdsdata

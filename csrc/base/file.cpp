@@ -13,6 +13,7 @@
 #include <map>
 #include <mutex>
 
+#include "base/block_cache.h"
 #include "base/fallbacks.h"
 #include "tuning.h"
 
@@ -143,8 +144,7 @@ std::shared_ptr<File> File::open_for_reading(const std::string& path, std::optio
       throw Failure(
           {ErrorCode::kInvalidArgument, "'" + path + "' is read only with the size that a listing gave", path});
     }
-    return std::shared_ptr<File>(
-        new File(std::make_shared<RemoteObject>(path, expected->size_bytes, expected->mtime_ns)));
+    return open_remote(path, *expected, when_taken);
   }
   Descriptor buffered = open_buffered(path, O_RDONLY, when_taken);
   if (buffered.get() < 0) return nullptr;
@@ -166,6 +166,27 @@ std::shared_ptr<File> File::open_for_reading(const std::string& path, std::optio
   return file;
 }
 
+std::shared_ptr<File> File::open_remote(const std::string& path, const FileIdentity& identity, WhenTaken when_taken) {
+  auto remote = std::make_shared<RemoteObject>(path, identity.size_bytes, identity.mtime_ns);
+  const auto cache = active_cache();
+  std::shared_ptr<CachedObject> cached;
+  if (cache != nullptr && remote->has_version()) {
+    cached = cache->object(path, identity.mtime_ns, identity.size_bytes, std::to_string(identity.mtime_ns));
+  }
+  if (cached == nullptr) return std::shared_ptr<File>(new File(std::move(remote)));
+  Descriptor data = open_buffered(cached->data_path(), O_RDONLY, when_taken);
+  if (data.get() < 0) return nullptr;
+  std::shared_ptr<File> file(new File(path, cached->data_path(), O_RDONLY, std::move(data)));
+  file->descriptors_->share.add_one();  // that of `cached`
+  file->remote_ = std::move(remote);
+  file->cached_ = std::move(cached);
+  return file;
+}
+
+bool File::caches(uint64_t offset, uint64_t length) const {
+  return cached_ != nullptr && cached_->holds(offset, length);
+}
+
 std::shared_ptr<File> File::open_for_writing(const std::string& path, bool create) {
   const int flags = O_RDWR | (create ? O_CREAT : 0);
   return std::shared_ptr<File>(new File(path, path, flags, open_buffered(path, flags, WhenTaken::kWait)));
@@ -181,7 +202,8 @@ std::shared_ptr<void> File::rest() noexcept {
     // Others lock this first, and then the caches, whose lock the caller has.
     const std::unique_lock lock(descriptors_mutex_, std::try_to_lock);
     const Mapping* mapping = made_mapping_.load(std::memory_order_acquire);
-    if (!lock || descriptors_ == nullptr || companion_ != nullptr || mapping == nullptr || !mapping->known_resident()) {
+    if (!lock || descriptors_ == nullptr || remote_ != nullptr || companion_ != nullptr || mapping == nullptr ||
+        !mapping->known_resident()) {
       return nullptr;
     }
     descriptors_->share.move_to(closing->share);

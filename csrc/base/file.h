@@ -22,6 +22,8 @@
 
 namespace gdsdata {
 
+class CachedObject;
+
 // A file as its index saw it. If it differs when it is opened, it was replaced or changed since.
 struct FileIdentity {
   static constexpr int64_t kAnyTime = -1;  // for memory that this process fills itself
@@ -30,7 +32,8 @@ struct FileIdentity {
 };
 
 // An open file. Thread-safe: workers share it.
-// Its bytes may be on a server, if its path is a URL. Then it has no descriptor.
+// If its path is a URL, its bytes are on a server, and perhaps in the local cache. Without a cache,
+// it has no descriptor.
 class alignas(64) File : public std::enable_shared_from_this<File> {
  public:
   ~File() { note_woken(); }
@@ -45,8 +48,10 @@ class alignas(64) File : public std::enable_shared_from_this<File> {
   uint64_t size_bytes() const { return size_bytes_; }  // at the time of opening
   // The object on a server; null if the file is one of this machine.
   const std::shared_ptr<RemoteObject>& remote() const { return remote_; }
-  // Whether the bytes of a range are on this machine.
-  bool holds(uint64_t, uint64_t) const { return remote_ == nullptr; }
+  // Its blocks in the local cache, which are in the file of the descriptors. Null if it has none.
+  const std::shared_ptr<CachedObject>& cached() const { return cached_; }
+  // Whether the bytes of a range are on this machine. Once they are, they stay.
+  bool holds(uint64_t offset, uint64_t length) const { return remote_ == nullptr || caches(offset, length); }
   // -1 if the file rests and cannot be opened again.
   int buffered() const {
     const int fd = buffered_fd_.load(std::memory_order_acquire);
@@ -122,6 +127,8 @@ class alignas(64) File : public std::enable_shared_from_this<File> {
   };
   File(std::string path, std::string opened_as, int flags, Descriptor buffered);
   explicit File(std::shared_ptr<RemoteObject> remote);
+  static std::shared_ptr<File> open_remote(const std::string& path, const FileIdentity& identity, WhenTaken when_taken);
+  bool caches(uint64_t offset, uint64_t length) const;
   int wake() noexcept;
   int open_direct();
   Mapping* make_mapping();
@@ -142,6 +149,7 @@ class alignas(64) File : public std::enable_shared_from_this<File> {
   std::atomic<int> buffered_fd_{-1};
   std::atomic<int> direct_fd_{kNotOpened};  // -1: refused
   std::shared_ptr<RemoteObject> remote_;
+  std::shared_ptr<CachedObject> cached_;
 
   std::string path_, opened_as_;  // the name in messages, and the current one
   int flags_ = 0;

@@ -107,7 +107,11 @@ Lane::Asked Lane::complete(const Completion& completion) {
   const Asked asked = asked_[completion.tag];
   ActiveSegment& active = *asked.active;
   free_tags_.push_back(completion.tag);
-  active.bytes += completion.bytes;
+  if (asked.request.file->remote() == nullptr || asked.request.remote) {
+    active.bytes += completion.bytes;
+  } else {
+    active.bytes[Route::kLocalCache] += completion.bytes.total();
+  }
   active.group().count_request_completed();
   log_.counters.exchanged.add(1);
   log_.counters.storage_bytes.add(completion.storage_bytes);

@@ -6,12 +6,14 @@
 #include <cerrno>
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "backend/http_client.h"
 #include "backend/http_exchange.h"
+#include "base/block_cache.h"
 #include "base/remote_object.h"
 #include "python/buffer.h"
 #include "python/gil.h"
@@ -113,6 +115,13 @@ void bind_remote(py::module_& module) {
       .def_property_readonly("location", &RemoteObject::location)
       .def("grant", &grant, py::arg("url"), py::arg("headers"), py::arg("lifetime_s"))
       .def("refuse", &refuse, py::arg("kind"), py::arg("message"), py::arg("system_errno") = EIO);
+  module.def(
+      "use_cache",
+      [](const std::optional<std::string>& folder, uint64_t most_bytes, uint64_t block_bytes) {
+        const WithoutGil nogil;
+        use_cache(folder ? BlockCache::open(*folder, most_bytes, block_bytes) : nullptr);
+      },
+      py::arg("folder"), py::arg("most_bytes"), py::arg("block_bytes"));
   module.def("http_refusal", [] { return CurlApi::refusal(); });
   module.def("http_exchange", &exchange, py::arg("method"), py::arg("url"), py::arg("headers"), py::arg("body"),
              py::arg("timeout_s"), py::arg("most_body_bytes"));

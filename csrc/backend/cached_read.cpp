@@ -1,0 +1,154 @@
+#include "backend/cached_read.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <numeric>
+#include <utility>
+
+#include "backend/range_read.h"
+#include "base/file.h"
+#include "tuning.h"
+
+namespace gdsdata {
+
+CachedRead::CachedRead(const Request& request, std::shared_ptr<HttpClient> client, Fetched fetched)
+    : request_(request),
+      client_(std::move(client)),
+      fetched_(std::move(fetched)),
+      cached_(*request.file->cached()),
+      scatter_(request) {
+  completion_.tag = request.tag;
+  const auto first = static_cast<size_t>(request.offset / cached_.block_bytes());
+  const auto last = static_cast<size_t>((request.offset + request.length - 1) / cached_.block_bytes());
+  pending_.resize(last - first + 1);
+  std::iota(pending_.begin(), pending_.end(), first);
+}
+
+uint64_t CachedRead::buffer_bytes(const Request& request) {
+  return request.length + 2 * request.file->cached()->block_bytes();
+}
+
+ObjectRange CachedRead::wanted_of(size_t block) const {
+  const uint64_t begin = block * cached_.block_bytes();
+  return {std::max(begin, request_.offset),
+          std::min({begin + cached_.block_bytes(), request_.offset + request_.length, cached_.size_bytes()})};
+}
+
+void CachedRead::advance() {
+  std::unique_ptr<Fetch> run;
+  const auto add = [&](size_t block, bool is_kept) {
+    const uint64_t begin = block * cached_.block_bytes();
+    const ObjectRange range =
+        is_kept ? ObjectRange{begin, std::min(begin + cached_.block_bytes(), cached_.size_bytes())} : wanted_of(block);
+    const bool goes_on = run != nullptr && run->is_kept == is_kept && run->range.end == range.begin &&
+                         run->range.length() + range.length() <= tuning::kRemoteRequestBytes;
+    if (goes_on) {
+      run->range.end = range.end;
+      ++run->block_count;
+      return;
+    }
+    if (run != nullptr) begin_fetch(std::move(run));
+    run = std::make_unique<Fetch>(Fetch{this, block, 1, range, is_kept, nullptr, std::nullopt});
+  };
+  std::erase_if(pending_, [&](size_t block) {
+    if (error_) return false;
+    switch (cached_.claim(block)) {
+      case CachedObject::Claim::kPresent:
+        read_block(block);
+        return true;
+      case CachedObject::Claim::kElsewhere:
+        return false;
+      case CachedObject::Claim::kClaimed:
+        add(block, /*is_kept=*/true);
+        return true;
+      case CachedObject::Claim::kNoRoom:
+        add(block, /*is_kept=*/false);
+        return true;
+    }
+    return false;
+  });
+  if (run != nullptr) begin_fetch(std::move(run));
+}
+
+void CachedRead::read_block(size_t block) {
+  const ObjectRange wanted = wanted_of(block);
+  const auto bytes = std::make_unique_for_overwrite<std::byte[]>(wanted.length());
+  for (uint64_t done = 0; done < wanted.length();) {
+    const ssize_t moved = ::pread(cached_.descriptor(), bytes.get() + done, wanted.length() - done,
+                                  static_cast<off_t>(wanted.begin + done));
+    if (moved < 0 && errno == EINTR) continue;
+    if (moved <= 0) {
+      error_ = system_error("read from the local cache", cached_.data_path(), moved < 0 ? errno : EIO, wanted.begin,
+                            wanted.length());
+      return;
+    }
+    done += static_cast<uint64_t>(moved);
+  }
+  deliver(wanted, bytes.get(), Route::kLocalCache);
+}
+
+void CachedRead::begin_fetch(std::unique_ptr<Fetch> fetch) {
+  try {
+    fetch->bytes = std::make_unique_for_overwrite<std::byte[]>(fetch->range.length());
+  } catch (...) {
+    release(*fetch);
+    error_ = current_error();
+    return;
+  }
+  const ObjectRange range = fetch->range;
+  // std::function wants what can be copied.
+  const auto shared = std::make_shared<std::unique_ptr<Fetch>>(std::move(fetch));
+  ++fetches_;
+  RangeRead::begin(
+      client_, request_.file->remote(), range,
+      [shared, first = range.begin](uint64_t offset, std::span<const std::byte> bytes) {
+        std::memcpy((*shared)->bytes.get() + (offset - first), bytes.data(), bytes.size());
+      },
+      [shared, fetched = fetched_](std::optional<Error> error) {
+        (*shared)->error = std::move(error);
+        fetched(std::move(*shared));
+      });
+}
+
+void CachedRead::take(std::unique_ptr<Fetch> fetch) {
+  --fetches_;
+  if (fetch->error) {
+    release(*fetch);
+    if (!error_) error_ = std::move(fetch->error);
+    return;
+  }
+  for (size_t i = 0; fetch->is_kept && i < fetch->block_count; ++i) {
+    const uint64_t begin = i * cached_.block_bytes();
+    const uint64_t length = std::min(cached_.block_bytes(), fetch->range.length() - begin);
+    // A block that cannot be kept is passed on all the same.
+    cached_.fill(fetch->first_block + i, {fetch->bytes.get() + begin, length});
+  }
+  completion_.storage_bytes += fetch->range.length();
+  deliver(fetch->range, fetch->bytes.get(), fetch->is_kept ? Route::kCacheFill : Route::kRemote);
+}
+
+void CachedRead::release(const Fetch& fetch) {
+  for (size_t i = 0; fetch.is_kept && i < fetch.block_count; ++i) cached_.release(fetch.first_block + i);
+}
+
+// The part of a range that the request wants.
+void CachedRead::deliver(const ObjectRange& range, const std::byte* bytes, Route route) {
+  const uint64_t begin = std::max(range.begin, request_.offset);
+  const uint64_t end = std::min(range.end, request_.offset + request_.length);
+  completion_.bytes[route] += scatter_.take(begin, {bytes + (begin - range.begin), end - begin});
+}
+
+Completion CachedRead::finish() {
+  if (error_) {
+    completion_.error = std::move(error_);
+    completion_.bytes = {};
+  } else {
+    scatter_.finish();
+  }
+  return std::move(completion_);
+}
+
+}  // namespace gdsdata

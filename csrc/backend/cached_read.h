@@ -1,0 +1,68 @@
+// One request for an object that has a local cache: blocks that are there are read from it, and
+// missing ones are fetched, kept, and passed on.
+//
+//   each block --claim--> kPresent: read    kClaimed: fetch, fill    kElsewhere: wait for another
+//                         kNoRoom: fetch the wanted bytes alone
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "backend/http_client.h"
+#include "backend/range_verdict.h"
+#include "backend/scatter.h"
+#include "base/block_cache.h"
+#include "base/types.h"
+
+namespace gdsdata {
+
+// Only the worker's thread may use it.
+class CachedRead {
+ public:
+  // Consecutive blocks on their way from the server.
+  struct Fetch {
+    CachedRead* read = nullptr;
+    size_t first_block = 0, block_count = 0;
+    ObjectRange range;
+    bool is_kept = false;  // these blocks are claimed
+    std::unique_ptr<std::byte[]> bytes;
+    std::optional<Error> error;
+  };
+  // Called once for each fetch, on a reactor's thread. Must not block.
+  using Fetched = std::function<void(std::unique_ptr<Fetch>)>;
+
+  CachedRead(const Request& request, std::shared_ptr<HttpClient> client, Fetched fetched);
+
+  // Reads, claims and begins to fetch whatever it can.
+  void advance();
+  void take(std::unique_ptr<Fetch> fetch);
+  bool waits_for_others() const { return !pending_.empty() && !error_; }
+  bool ended() const { return fetches_ == 0 && (pending_.empty() || error_); }
+  Completion finish();
+
+  // The memory that a request needs for its blocks.
+  static uint64_t buffer_bytes(const Request& request);
+
+ private:
+  void read_block(size_t block);
+  void begin_fetch(std::unique_ptr<Fetch> fetch);
+  void release(const Fetch& fetch);
+  void deliver(const ObjectRange& range, const std::byte* bytes, Route route);
+  ObjectRange wanted_of(size_t block) const;
+
+  const Request request_;
+  const std::shared_ptr<HttpClient> client_;
+  const Fetched fetched_;
+  CachedObject& cached_;
+  Scatter scatter_;
+  std::vector<size_t> pending_;  // blocks that are neither read nor being fetched
+  size_t fetches_ = 0;           // in flight
+  Completion completion_;
+  std::optional<Error> error_;
+};
+
+}  // namespace gdsdata
