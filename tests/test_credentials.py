@@ -5,11 +5,13 @@ import json
 import math
 import os
 import pickle
+import signal
 import sys
 import threading
 import traceback
 
 import pytest
+from helpers import exit_code_of_fork
 
 from gdsdata.storage import aws_chain, azure_chain, credentials, google_chain
 from gdsdata.storage.secret import AccountKey, Anonymous, Keys, SharedAccess, Token
@@ -200,6 +202,29 @@ def test_threads_that_find_none_wait_for_one_renewal(clock):
     assert (len(made), tokens) == (1, ["only"] * 16)
 
 
+def test_a_fork_during_a_renewal_does_not_block_the_child(clock):
+    renewing, go_on = threading.Event(), threading.Event()
+
+    def fetch():
+        renewing.set()
+        go_on.wait(20)
+        return Token("token")
+
+    holder = credentials.Credentials(fetch)
+    thread = threading.Thread(target=holder.current)
+    thread.start()
+    assert renewing.wait(20)
+
+    def child():
+        go_on.set()
+        signal.alarm(10)
+        assert holder.current().token == "token"
+
+    assert exit_code_of_fork(child) == 0
+    go_on.set()
+    thread.join(20)
+
+
 def test_a_function_of_ones_own_is_called_again_before_the_end(clock):
     ends = datetime.datetime.fromtimestamp(clock.now + 1000, datetime.timezone.utc)
     calls = []
@@ -243,6 +268,18 @@ def test_keys_of_the_environment_go_first(monkeypatch, tmp_path):
     monkeypatch.setenv("AWS_SESSION_TOKEN", "token")
     assert found() == ("env", "secret", "token")
     assert found("default") == ("file", "s", "")  # a profile that is named goes before
+
+
+def test_temporary_keys_of_a_file_are_read_again(tmp_path, clock, monkeypatch):
+    monkeypatch.setattr(aws_chain.time, "time", lambda: clock.now)
+    text = "[default]\naws_access_key_id = {}\naws_secret_access_key = s\naws_session_token = t\n"
+    write(tmp_path, secrets=text.format("first"))
+    holder = credentials.Credentials(lambda: aws_chain.find_keys(None, "s3://bucket"))
+    assert holder.current().access_key_id == "first"
+    write(tmp_path, secrets=text.format("second"))  # another program renews them
+    assert holder.current().access_key_id == "first"
+    clock.now += 800
+    assert holder.current().access_key_id == "second"
 
 
 def test_profiles_are_read_from_both_files(monkeypatch, tmp_path):

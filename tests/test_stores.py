@@ -1,61 +1,22 @@
 """Stores without a server: the requests they send, and what they make of any answer."""
 
-import contextlib
-import errno
 import re
-import threading
 import time
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from store_answers import KEYS, no_request, s3_store, serving
 
-from gdsdata.errors import CorruptData, IoError
-from gdsdata.storage import listing, transport, xml_document
+from gdsdata.errors import IoError
 from gdsdata.storage.location import Location, location_of
 from gdsdata.storage.store import ObjectInfo
 from gdsdata.storage.stores import azure, configure, gcs, s3, store_of, web
 from gdsdata.storage.stores.xml_store import _tag_of_parts, part_bytes_of
 
-KEYS = {"access_key_id": "id", "secret_access_key": "secret"}
-
-
-class Server:
-    """Answers each request by a function of (method, path, query, headers, body), and keeps it."""
-
-    def __init__(self, monkeypatch, answer):
-        self.requests = []
-        self.answer = answer
-        self.lock = threading.Lock()
-        monkeypatch.setattr(transport, "_attempt", self.attempt)
-        monkeypatch.setattr(transport, "_sleep", lambda seconds: None)
-
-    def attempt(self, method, url, headers, body, timeout_s, most_bytes):
-        parts = urlsplit(url)
-        query = dict(parse_qsl(parts.query, keep_blank_values=True))
-        with self.lock:
-            self.requests.append((method, url, dict(headers), bytes(body)))
-            answer = self.answer(method, unquote(parts.path), query, headers, bytes(body))
-        status, headers, body = (200, {}, answer) if isinstance(answer, bytes) else answer
-        return status, headers, body[: most_bytes + 1]
-
 
 @pytest.fixture
 def serve(monkeypatch):
-    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("AWS_CONFIG_FILE", "/nowhere")
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nowhere")
-    return lambda answer: Server(monkeypatch, answer)
-
-
-def s3_store(bucket="bucket", **options):
-    return s3.make(bucket, "s3", {"credentials": KEYS, "region": "eu-west-1", **options})
-
-
-def no_request(*_):
-    raise AssertionError("no request should be sent")
+    return serving(monkeypatch)
 
 
 # ------------------------------------------------------------------------------------------------------- addresses
@@ -178,116 +139,6 @@ def test_a_server_of_ones_own_sends_nobody_elsewhere(serve):
     with pytest.raises(IoError, match="301"):
         s3_store(endpoint_url="http://h").put("key", b"")
     assert len(server.requests) == 1
-
-
-# ------------------------------------------------------------------------------------------------------------- lists
-
-
-def s3_page(keys=(), prefixes=(), following="", encode=str):
-    objects = "".join(
-        f'<Contents><Key>{encode(key)}</Key><Size>{size}</Size><ETag>"t{size}"</ETag></Contents>' for key, size in keys
-    )
-    common = "".join(f"<CommonPrefixes><Prefix>{one}</Prefix></CommonPrefixes>" for one in prefixes)
-    more = f"<IsTruncated>true</IsTruncated><NextContinuationToken>{following}</NextContinuationToken>"
-    return (
-        '<?xml version="1.0"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
-        f"<EncodingType>url</EncodingType>{objects}{common}{more if following else ''}</ListBucketResult>"
-    ).encode()
-
-
-def test_pages_are_asked_for_as_they_are_needed(serve):
-    pages = {
-        "": s3_page([("p/a", 1), ("p/c", 2)], ["p/b/"], "t/2"),
-        "t/2": s3_page(following="t3"),
-        "t3": s3_page([("p/d+e%2Bf", 3)]),
-    }
-    server = serve(lambda method, path, query, headers, body: pages[query.get("continuation-token", "")])
-    found = s3_store().list("p/", "/")
-    assert next(found) == ObjectInfo("s3://bucket/p/a", 1, '"t1"')
-    assert len(server.requests) == 1
-    assert list(found) == [
-        "p/b/",
-        ObjectInfo("s3://bucket/p/c", 2, '"t2"'),
-        ObjectInfo("s3://bucket/p/d e+f", 3, '"t3"'),
-    ]
-    assert len(server.requests) == 3
-
-
-def test_azure_pages(serve):
-    def answer(method, path, query, headers, body):
-        assert (path, query["restype"], query["comp"], query["prefix"]) == ("/cont", "container", "list", "p/")
-        blob = (
-            "<Blob><Name{}>{}</Name><Properties><Content-Length>{}</Content-Length><Etag>0x1</Etag></Properties></Blob>"
-        )
-        first = blob.format("", "p/a", 1) + "<BlobPrefix><Name>p/b/</Name></BlobPrefix>"
-        folder = "<Blob><Name>p/dir</Name><Properties><ResourceType>directory</ResourceType></Properties></Blob>"
-        last = folder + blob.format(' Encoded="true"', "p/d%01", 2)
-        marker = "" if "marker" in query else "<NextMarker>m</NextMarker>"
-        content = f"<Blobs>{last if 'marker' in query else first}</Blobs>{marker}"
-        return f"\ufeff<?xml version='1.0'?><EnumerationResults>{content}</EnumerationResults>".encode()
-
-    serve(answer)
-    store = azure.make("cont@acc", "az", {"credentials": "anonymous"})
-    names = [one if isinstance(one, str) else one.url for one in store.list("p/", "/")]
-    assert names == ["az://cont@acc/p/a", "p/b/", "az://cont@acc/p/d\x01"]
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        s3_page([("other/a", 1)]),
-        s3_page([("p/../../etc", 1)]),
-        s3_page([("p/..", 1)]),
-        s3_page([], ["/"]),
-        s3_page([("p/a", -1)]),
-        s3_page([("p/a", 10**30)]),
-        s3_page([("p/%ff", 1)]),
-        s3_page(following="same"),
-        b"",
-        b"<html>",
-        b"<html></html>",
-        b"\x00\x01",
-        b'<!DOCTYPE x [<!ENTITY a "p/a">]><ListBucketResult><Contents><Key>&a;</Key></Contents></ListBucketResult>',
-        b'<?xml version="1.0" encoding="utf-7"?><ListBucketResult/>',
-        b"<a>" * 1000,
-        b"<ListBucketResult " + b"".join(b'a%d="" ' % n for n in range(100_000)) + b"/>",
-        b"<ListBucketResult>" + b"<a/>" * 400_000 + b"</ListBucketResult>",
-        b"<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>",
-    ],
-    ids=range(18),
-)
-def test_a_hostile_list_is_refused(serve, body):
-    serve(lambda *_: body)
-    with pytest.raises(CorruptData, match="s3://bucket/p/.*Check endpoint_url"):
-        list(s3_store().list("p/"))
-
-
-def test_a_list_without_end_is_refused(serve):
-    serve(lambda *_: (200, {}, b" " * (20 * 2**20)))
-    with pytest.raises(IoError, match="more than 16777216 bytes"):
-        list(s3_store().list(""))
-
-
-@given(st.binary(max_size=300))
-@settings(deadline=None)
-def test_any_bytes_are_xml_or_a_value_error(body):
-    with contextlib.suppress(ValueError):
-        xml_document.parse(b"<a>" + body + b"</a>")
-
-
-@given(st.text(max_size=20), st.text(max_size=40))
-@settings(deadline=None)
-def test_no_listed_key_leaves_its_prefix(prefix, key):
-    try:
-        listing.check_key("s3://bucket/", prefix, key)
-    except CorruptData:
-        return
-    assert key.startswith(prefix) and not {".", ".."} & set(key.split("/"))
-
-
-def test_a_tag_is_the_date_if_there_is_no_etag():
-    assert listing.http_date("2009-10-12T17:50:30.000Z") == "Mon, 12 Oct 2009 17:50:30 GMT"
-    assert listing.http_date("yesterday") == ""
 
 
 # ------------------------------------------------------------------------------------------------------------ writes
@@ -452,78 +303,3 @@ def test_azure_blocks_are_listed_in_order(serve):
     blocks = [dict(parse_qsl(urlsplit(url).query))["blockid"] for _, url, _, _ in server.requests[:2]]
     assert re.findall("<Latest>(.*?)</Latest>", server.requests[2][3].decode()) == blocks[::-1]
     assert all(url.endswith("&sig=1") and "content-md5" in headers for _, url, headers, _ in server.requests)
-
-
-# --------------------------------------------------------------------------------------------------------------- web
-
-
-def test_an_index_file_names_objects(serve):
-    def answer(method, path, query, headers, body):
-        assert ("authorization" in headers) == ("//host/" in server.requests[-1][1])
-        if path == "/data/index.txt":
-            return b"# shards\na.tar\nsub/b%20c.tar?x=1\n\nhttps://other/c.tar\n"
-        return 200, {"content-length": str(len(path)), "etag": '"e"'}, b""
-
-    server = serve(answer)
-    store = web.make("host", "https", {"headers": {"authorization": "mine"}})
-    assert [(one.url, one.size_bytes) for one in store.list("data/index.txt")] == [
-        ("https://host/data/a.tar", 11),
-        ("https://host/data/sub/b%20c.tar?x=1", 17),
-        ("https://other/c.tar", 6),
-    ]
-
-
-@pytest.mark.parametrize("line", ["../up.tar", "/etc/passwd", "file:///etc/passwd", "s3://bucket/key", "a/../../b"])
-def test_an_index_file_leads_nowhere_else(serve, line):
-    serve(lambda *_: f"a.tar\n{line}\n".encode())
-    with pytest.raises(CorruptData, match="index.txt, line 2"):
-        list(web.make("host", "https", {}).list("index.txt"))
-
-
-@pytest.mark.parametrize("body", [b"<html></html>", b"\x00\x01", b"\xff\xfe", b'{"a": 1}'])
-def test_a_page_that_is_no_index_file_is_refused(serve, body):
-    serve(lambda *_: body)
-    with pytest.raises(ValueError, match="https://host/folder/: web servers have no list"):
-        list(web.make("host", "https", {}).list("folder/?token=secret"))
-
-
-@pytest.mark.parametrize(
-    ("answer", "size_bytes"),
-    [
-        ((206, {"content-range": "bytes 0-0/1234", "content-length": "1"}, b"x"), 1234),
-        ((200, {"content-length": "77"}, b"x" * 77), 77),
-        ((200, {"content-length": str(2**40)}, b"x" * (17 * 2**20)), 2**40),
-        ((416, {"content-range": "bytes */0"}, b""), 0),
-    ],
-    ids=range(4),
-)
-def test_a_size_is_found_where_head_is_refused(serve, answer, size_bytes):
-    serve(lambda method, *_: (403, {}, b"") if method == "HEAD" else answer)
-    assert web.make("host", "https", {}).head("key?X-Amz-Signature=1").size_bytes == size_bytes
-
-
-def test_a_redirect_is_followed_without_this_host_s_headers(serve):
-    def answer(method, path, query, headers, body):
-        if path == "/key":
-            return 302, {"location": "https://cdn.example/real?sig=1"}, b""
-        assert "authorization" not in headers
-        return 200, {"content-length": "3"}, b""
-
-    serve(answer)
-    assert web.make("host", "https", {"credentials": {"token": "t"}}).head("key").size_bytes == 3
-    serve(lambda *_: (302, {"location": "http://plain.example/real"}, b""))
-    with pytest.raises(IoError, match="302"):  # never from https to http
-        web.make("host", "https", {}).head("key")
-
-
-def test_urls_are_sent_as_they_are_written(serve):
-    access = web.make("host:81", "http", {"headers": {"a": "b"}}).access("a b%20c/ü?x=1&y=%2F#part")
-    assert (access.url, access.headers) == ("http://host:81/a%20b%20c/%C3%BC?x=1&y=%2F", {"a": "b"})
-
-
-def test_nothing_is_written_to_the_web():
-    store = web.make("host", "https", {})
-    for write in (lambda: store.put("key", b""), lambda: store.upload("key", 1), lambda: store.delete(["key"])):
-        with pytest.raises(IoError, match="write to s3://") as caught:
-            write()
-        assert caught.value.errno == errno.EROFS

@@ -3,8 +3,10 @@
 import errno
 import http.server
 import pickle
+import shutil
 import socket
 import ssl
+import subprocess
 import threading
 import time
 
@@ -77,6 +79,16 @@ def test_a_refusal_is_not_tried_again(monkeypatch, status):
     kinds = {401: PermissionError, 403: PermissionError, 404: FileNotFoundError, 410: FileNotFoundError}
     assert type(caught.value) is kinds.get(status, IoError)
     assert len(script.sent) == 1
+
+
+def test_a_body_that_was_damaged_on_its_way_is_sent_again_a_few_times(monkeypatch):
+    damaged = (400, {}, b"<Error><Code>BadDigest</Code></Error>")
+    Script(monkeypatch, damaged, damaged, OK)
+    assert transport.send(GET).attempts == 3
+    script = Script(monkeypatch, damaged)
+    with pytest.raises(IoError, match="BadDigest.*after 4 attempts"):
+        transport.send(GET)
+    assert len(script.sent) == 4
 
 
 def test_each_attempt_is_signed_anew(monkeypatch):
@@ -327,6 +339,33 @@ def test_a_proxy_of_the_environment_is_used(server, monkeypatch):
     assert said == "http://far.example/key?q=1 ['Host', 'Proxy-Authorization']"
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     assert get(f"{server}/near")[2].startswith(b"/near")
+
+
+def test_a_certificate_must_be_that_of_a_known_authority(server, monkeypatch, tmp_path):
+    openssl = shutil.which("openssl") or pytest.skip("openssl, which makes the certificate, is not installed")
+    files = ["-keyout", tmp_path / "key.pem", "-out", tmp_path / "cert.pem"]
+    made = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost", *files]
+    subprocess.run([*made, "-addext", "subjectAltName=DNS:localhost"], check=True, capture_output=True)
+    running = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    running.daemon_threads = True
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
+    running.socket = tls.wrap_socket(running.socket, server_side=True, do_handshake_on_connect=False)
+    threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True).start()
+    url = f"https://localhost:{running.server_port}/key"
+    try:
+        plain_http._tls.cache_clear()
+        with pytest.raises(IoError, match="GET https://localhost.*certificate is not accepted.*SSL_CERT_FILE"):
+            transport.send(Request("GET", url))
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "cert.pem"))
+        plain_http._tls.cache_clear()
+        assert transport.send(Request("GET", url)).status == 200
+        with pytest.raises(IoError, match="certificate is not accepted"):  # another name
+            transport.send(Request("GET", url.replace("localhost", "127.0.0.1")))
+    finally:
+        plain_http._tls.cache_clear()
+        running.shutdown()
+        running.server_close()
 
 
 def test_no_server_at_the_address(server):

@@ -26,6 +26,7 @@ from gdsdata.storage.secret import Keys, Secret
 _PROCESS_S = 60
 # botocore renews temporary keys by itself, so that they are valid for ten minutes at least.
 _BOTOCORE_LIFE_S = 600.0
+_READ_AGAIN_S = 900.0
 # A profile with one of these takes its keys from a service, which botocore asks.
 _OF_BOTOCORE = ("role_arn", "sso_session", "sso_start_url", "web_identity_token_file", "login_session")
 _SERVICES = (
@@ -105,7 +106,7 @@ def find_keys(profile_name: str | None, url: str) -> Secret:
     is_of_service = any(name in values for name in _OF_BOTOCORE) or any(name in os.environ for name in _SERVICES)
     if not is_of_service:
         if values.get("aws_access_key_id") and values.get("aws_secret_access_key"):
-            return Keys(
+            return _of_text(
                 values["aws_access_key_id"], values["aws_secret_access_key"], values.get("aws_session_token", "")
             )
         if values.get("credential_process"):
@@ -117,8 +118,16 @@ def _keys_of_environment() -> Keys | None:
     key, secret = os.environ.get("AWS_ACCESS_KEY_ID"), os.environ.get("AWS_SECRET_ACCESS_KEY")
     if not key or not secret:
         return None
-    ends = end_of(os.environ.get("AWS_CREDENTIAL_EXPIRATION"))
-    return Keys(key, secret, os.environ.get("AWS_SESSION_TOKEN", ""), expires_at=ends)
+    token, ends = os.environ.get("AWS_SESSION_TOKEN", ""), os.environ.get("AWS_CREDENTIAL_EXPIRATION")
+    return Keys(key, secret, token, expires_at=end_of(ends)) if ends else _of_text(key, secret, token)
+
+
+def _of_text(key: str, secret: str, token: str) -> Keys:
+    """Return keys that do not say when they end.
+
+    Temporary ones are read again soon, because other programs renew them.
+    """
+    return Keys(key, secret, token, expires_at=time.time() + _READ_AGAIN_S if token else math.inf)
 
 
 def _keys_of_process(command: str, profile: str) -> Keys:

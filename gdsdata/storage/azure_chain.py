@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import importlib
 import os
-import threading
 from typing import Any
 
+from gdsdata.storage.fork_safe import ForkSafeLock
 from gdsdata.storage.secret import AccountKey, Secret, SharedAccess, Token
 
 _SCOPE = "https://storage.azure.com/.default"
 _found: Any = None
-_finding = threading.Lock()  # guards _found
+_finding = ForkSafeLock()  # guards _found
 
 
 def connection_string() -> dict[str, str]:

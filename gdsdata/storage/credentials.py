@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
+from gdsdata.storage.fork_safe import ForkSafeLock
 from gdsdata.storage.secret import Anonymous, NotPickled, Secret
 
 # A secret is renewed this long before its end, or when three quarters of its life have passed.
@@ -33,7 +33,7 @@ class Credentials(NotPickled):
 
     def __init__(self, fetch: Callable[[], Secret]) -> None:
         self._fetch = fetch
-        self._renewing = threading.Lock()
+        self._renewing = ForkSafeLock()
         self._secret: Secret | None = None
         self._renew_at = -math.inf
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import importlib
 import os
-import threading
 from collections.abc import Mapping
 from datetime import timezone
 from typing import Any
 
 from gdsdata.storage import transport
+from gdsdata.storage.fork_safe import ForkSafeLock
 from gdsdata.storage.secret import Anonymous, Keys, Secret, Token
 
 _SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 _found: Any = None
-_finding = threading.Lock()  # guards _found
+_finding = ForkSafeLock()  # guards _found
 
 
 def find_secret(url: str) -> Secret:

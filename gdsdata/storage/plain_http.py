@@ -7,13 +7,14 @@ import http.client
 import os
 import socket
 import ssl
-import threading
 import time
 from base64 import b64encode
 from collections.abc import Mapping
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
+
+from gdsdata.storage.fork_safe import ForkSafeLock
 
 _MOST_IDLE = 32  # connections to one server
 _CHUNK_BYTES = 1 << 18
@@ -28,17 +29,11 @@ class _Place(NamedTuple):
     proxy: str
 
 
-_lock = threading.Lock()  # guards _idle
+_lock = ForkSafeLock()  # guards _idle
 _idle: dict[_Place, list[http.client.HTTPConnection]] = {}
 
 
-def _after_fork() -> None:
-    global _lock
-    _lock = threading.Lock()
-    _idle.clear()  # closes this process's copies of the descriptors only
-
-
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(after_in_child=_idle.clear)  # closes the child's copies of the descriptors only
 
 
 def exchange(

@@ -37,6 +37,10 @@ _RETRIED_CODES = {
     "SlowDown",
 }
 
+# The body was damaged on its way. If it is so again and again, it is damaged here.
+_DAMAGED_CODES = {"BadDigest", "XAmzContentSHA256Mismatch", "XAmzContentChecksumMismatch", "Md5Mismatch"}
+_MOST_DAMAGED = 4
+
 _clock = time.monotonic
 _sleep = time.sleep
 _draw = random.uniform
@@ -132,6 +136,7 @@ def send(
                 return response
             wait_s = _asked_wait_s(response.headers)
             is_retried = response.status in _RETRIED or refusal.code in _RETRIED_CODES
+            is_retried |= refusal.code in _DAMAGED_CODES and attempts < _MOST_DAMAGED
         wait_s = max(wait_s, _draw(0.0, min(_MOST_WAIT_S, _FIRST_WAIT_S * 2.0 ** min(attempts - 1, 20))))
         passed_s = _clock() - begun
         if not is_retried or passed_s + wait_s >= limit_s:

@@ -34,7 +34,7 @@ def running(folder: Path) -> Iterator[Server]:
     [port] = free_ports(1)
     command = [
         program, "serve", "s3", folder / "objects", "--addr", f"127.0.0.1:{port}", "--config", "",
-        "--auth-key", f"{ACCESS_KEY},{SECRET_KEY}", "--dir-cache-time", "0",
+        "--auth-key", f"{ACCESS_KEY},{SECRET_KEY}", "--dir-cache-time", "10s",
     ]  # fmt: skip
     with ServerProcess(command, port, folder) as process:
         yield RcloneServer("rclone", f"http://127.0.0.1:{port}", ACCESS_KEY, SECRET_KEY, BUCKET, process.pid)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import threading
 from typing import Any
 
+from gdsdata.storage.fork_safe import ForkSafeLock
 from gdsdata.storage.location import Location, location_of
 from gdsdata.storage.store import Store
 
@@ -18,7 +18,7 @@ MODULES = {
     "https": "web",
 }
 
-_making = threading.Lock()
+_making = ForkSafeLock()
 _stores: dict[tuple[str, str], Store] = {}
 _options: dict[str, dict[str, Any]] = {}
 

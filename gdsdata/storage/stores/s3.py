@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -11,6 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gdsdata.storage import aws_chain, credentials, failures, sigv4, transport, xml_document
+from gdsdata.storage.fork_safe import ForkSafeLock
 from gdsdata.storage.options import check_options, checked_endpoint
 from gdsdata.storage.secret import Keys
 from gdsdata.storage.store import Access
@@ -78,7 +78,7 @@ class S3Store(XmlStore):
         self._secrets = secrets
         self._endpoint = endpoint
         self._region = region or (_DEFAULT_REGION if endpoint else "")
-        self._asking = threading.Lock()
+        self._asking = ForkSafeLock()
         is_label = _HOST_LABEL.fullmatch(bucket) is not None
         self._is_virtual = addressing == "virtual" or (addressing == "auto" and not endpoint and is_label)
 
