@@ -9,9 +9,9 @@ import sys
 from dataclasses import dataclass
 
 import numpy as np
+from gdsdata.formats.file_heads import read_heads
 
 from gdsdata import GDSDataset, formats
-from gdsdata.formats.file_heads import read_heads
 from gdsdata.formats.index import Index, first_samples
 from gdsdata.formats.parsers.damage import damaged
 from gdsdata.formats.sample import Sample

@@ -16,7 +16,7 @@ tables, which are FlatBuffers (https://flatbuffers.dev/internals).
 
 from __future__ import annotations
 
-import os
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,14 +24,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gdsdata.errors import IoError
 from gdsdata.formats.arrow_rows import find_rows
 from gdsdata.formats.columns import check_alike, checked_names
 from gdsdata.formats.extents import ExtentsBuilder
 from gdsdata.formats.fields import Field, FieldIndex
-from gdsdata.formats.index import first_samples, open_descriptor
+from gdsdata.formats.index import first_samples
 from gdsdata.formats.parsers import magics
 from gdsdata.formats.parsers.damage import damaged
+from gdsdata.storage.opened import Opened, of_each, open_file
 
 
 @dataclass(frozen=True)
@@ -75,13 +75,12 @@ class Arrow:
         """
         paths = [path for path in paths if not magics.is_beside_arrow(path)] or paths
         size_bytes, mtime_ns = np.empty(len(paths), np.int64), np.empty(len(paths), np.int64)
-        fields: tuple[Field, ...] = ()
-        wanted, counts = self.columns, []
-        extents = ExtentsBuilder()
-        for i, path in enumerate(paths):
-            found = _index_file(path, wanted)
-            if i == 0:
-                fields, wanted = found.fields, self.columns and tuple(field.name for field in found.fields)
+        counts, extents = [], ExtentsBuilder()
+        first = _index_file(paths[0], self.columns)
+        fields = first.fields
+        wanted = self.columns and tuple(field.name for field in fields)
+        others = of_each(partial(_index_file, wanted=wanted), paths[1:])
+        for i, (path, found) in enumerate(zip(paths, itertools.chain([first], others), strict=True)):
             check_alike(fields, found.fields, (paths[0], path))
             size_bytes[i], mtime_ns[i] = found.size_bytes, found.mtime_ns
             counts.append(len(found.begin_bytes))
@@ -105,18 +104,13 @@ class _Found(NamedTuple):
 
 
 def _index_file(path: str, wanted: Sequence[str] | None) -> _Found:
-    with open_descriptor(path) as descriptor:
-        status = os.fstat(descriptor)
-        fields, begins, lengths = find_rows(partial(_read, descriptor, path), status.st_size, wanted, path)
-    return _Found(fields, begins, lengths, status.st_size, status.st_mtime_ns)
+    with open_file(path) as file:
+        found = find_rows(partial(_read, file), file.size_bytes, wanted, path)
+        return _Found(*found, file.size_bytes, file.mtime_ns)
 
 
-def _read(descriptor: int, path: str, offset: int, count: int) -> bytes:
-    try:
-        data = os.pread(descriptor, count, offset)
-    except OSError as error:
-        message = f"indexing {path}: reading {count} bytes at {offset} failed: {error.strerror}"
-        raise IoError.caused_by(error, message, path, offset, count) from error
+def _read(file: Opened, offset: int, count: int) -> bytes:
+    data = file.read(offset, count)
     if len(data) < count:
-        raise damaged(path, offset, count, "the file has become shorter while it was indexed")
+        raise damaged(file.path, offset, count, "the file has become shorter while it was indexed")
     return data

@@ -5,8 +5,6 @@ A format (`Format`) makes one of files. Readers ask it for the extents of sample
 
 from __future__ import annotations
 
-import contextlib
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,11 +14,12 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 
-from gdsdata.errors import CorruptData, IoError
+from gdsdata.errors import CorruptData
 from gdsdata.formats.paths import joined
 from gdsdata.formats.plan import Plan
 from gdsdata.formats.sample import Sample
 from gdsdata.io import engine
+from gdsdata.storage.heads import sizes_of
 
 Self = TypeVar("Self", bound="SampleIndex")
 Made = TypeVar("Made", covariant=True)
@@ -262,12 +261,12 @@ def files_of_part(first_sample: np.ndarray, begin: int, end: int) -> tuple[slice
 
 def records_of(path: str, record_bytes: int) -> Index:
     """Return an index of any file as records, without an incomplete last record."""
-    status = os.stat(path)
+    size_bytes, mtime_ns = sizes_of([path])
     return Index(
         paths=[path],
-        size_bytes=np.array([status.st_size]),
-        mtime_ns=np.array([status.st_mtime_ns]),
-        first_sample=first_samples([status.st_size // record_bytes]),
+        size_bytes=size_bytes,
+        mtime_ns=mtime_ns,
+        first_sample=first_samples(size_bytes // record_bytes),
         base_bytes=np.zeros(1, np.int64),
         stride_bytes=np.full(1, record_bytes, np.int64),
         sample=Sample(np.dtype(np.uint8), (record_bytes,)),
@@ -291,26 +290,6 @@ class Format(Protocol):
 def first_samples(counts: Sequence[int] | np.ndarray) -> np.ndarray:
     """Return `SampleIndex.first_sample`: int64 (F + 1,) for ``counts`` of F files."""
     return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
-
-
-@contextlib.contextmanager
-def open_descriptor(path: str) -> Iterator[int]:
-    """Open ``path`` to read it, and yield a plain descriptor.
-
-    Raises:
-        FileNotFoundError: as the system raises it.
-        IoError: it cannot be opened.
-    """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise IoError.caused_by(error, f"indexing {path}: it cannot be opened: {error.strerror}", path) from error
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def count_items(path: str, size_bytes: int, header_bytes: int, item_bytes: int, item: str) -> int:

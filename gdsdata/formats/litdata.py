@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import reprlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,7 +21,6 @@ from gdsdata.errors import CorruptData
 from gdsdata.formats import shards
 from gdsdata.formats.extents import Extents
 from gdsdata.formats.fields import Field, FieldIndex
-from gdsdata.formats.file_heads import read_heads
 from gdsdata.formats.index import first_samples
 from gdsdata.formats.shard_lists import checked, count_member, index_files, member, read_json, shard_path
 from gdsdata.formats.shards import (
@@ -37,6 +35,8 @@ from gdsdata.formats.shards import (
     table_size,
 )
 from gdsdata.formats.unpacking import unpacked
+from gdsdata.storage.heads import read_heads
+from gdsdata.storage.opened import open_file
 
 # By code. None stands for torch's bfloat16: numpy has no equivalent, and LitData cannot write it
 # either.
@@ -241,9 +241,8 @@ def _has_arrow_footer(path: str) -> bool:
 
     Its samples are empty then.
     """
-    with open(path, "rb") as file:
-        file.seek(-min(len(_ARROW_MAGIC), os.fstat(file.fileno()).st_size), os.SEEK_END)
-        return file.read() == _ARROW_MAGIC
+    with open_file(path) as file:
+        return file.read(max(0, file.size_bytes - len(_ARROW_MAGIC)), len(_ARROW_MAGIC)) == _ARROW_MAGIC
 
 
 def _samples(config: dict[str, Any], path: str) -> dict[str, Any]:

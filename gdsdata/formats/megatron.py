@@ -16,14 +16,15 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from gdsdata.errors import CorruptData, IoError
+from gdsdata.errors import CorruptData
 from gdsdata.formats.extents import Extents
 from gdsdata.formats.fields import Field, FieldIndex
-from gdsdata.formats.file_heads import read_heads
 from gdsdata.formats.index import Index, first_samples
 from gdsdata.formats.parsers import magics
 from gdsdata.formats.sample import Sample
 from gdsdata.formats.windows import WindowIndex
+from gdsdata.storage.heads import read_heads, sizes_of
+from gdsdata.storage.opened import read_whole
 
 _OLD_MAGIC = b"TNTIDX\0\0"
 # Magic, version, code of the dtype, number of sequences, number of document bounds. The arrays
@@ -129,7 +130,7 @@ class Megatron:
         prefixes = _prefixes(paths)
         bins = [f"{prefix}.bin" for prefix in prefixes]
         try:
-            _, size_bytes, mtime_ns = read_heads(bins, 0)
+            size_bytes, mtime_ns = sizes_of(bins)
             pairs = [
                 self._part(read_index(f"{prefix}.idx", bin_bytes))
                 for prefix, bin_bytes in zip(prefixes, size_bytes.tolist(), strict=True)
@@ -276,12 +277,7 @@ def read_index(path: str, bin_bytes: int) -> Sequences:
     """
     (head,), (size_bytes,), _ = read_heads([path], _HEAD.size)
     parse_head(head, path, int(size_bytes))  # before what may be gigabytes of something else is read
-    try:
-        data = np.fromfile(path, np.uint8)
-    except OSError as error:
-        message = f"reading {path} failed: {error.strerror or error}"  # numpy's own have no strerror
-        raise IoError.caused_by(error, message, path, 0, int(size_bytes)) from error
-    return parse_index(data, path, bin_bytes)
+    return parse_index(read_whole(path), path, bin_bytes)
 
 
 def parse_head(head: bytes, path: str, size_bytes: int) -> Head:

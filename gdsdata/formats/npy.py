@@ -18,10 +18,10 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from gdsdata.errors import CorruptData
-from gdsdata.formats.file_heads import read_heads
 from gdsdata.formats.index import Index, first_samples
 from gdsdata.formats.parsers import magics
 from gdsdata.formats.sample import Sample, torch_equivalent
+from gdsdata.storage.heads import read_heads
 
 # Where the length of the dict lies, how it is packed, and how the dict is encoded.
 _LAYOUTS = {b"\x01\x00": ("<H", "latin1"), b"\x02\x00": ("<I", "latin1"), b"\x03\x00": ("<I", "utf8")}

@@ -7,15 +7,13 @@ Source of the format: https://numpy.org/doc/stable/reference/generated/numpy.sav
 
 from __future__ import annotations
 
-import contextlib
-import os
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-from gdsdata.errors import CorruptData, IoError
+from gdsdata.errors import CorruptData
 from gdsdata.formats import npy
 from gdsdata.formats.arrays import Array, ArrayFile, Kind, checked_names, index_arrays
 from gdsdata.formats.fields import FieldIndex
@@ -30,6 +28,7 @@ from gdsdata.formats.parsers.zip_directory import (
     content_offset,
     read_directory,
 )
+from gdsdata.storage.opened import Opened, open_files
 
 _NPY = ".npy"
 # Bytes of an npy header as numpy writes it; and with a zip's local header before it, whose name is
@@ -87,8 +86,7 @@ def _read_files(paths: list[str], wanted: set[str] | None, verify: bool) -> Iter
     """Yield each file, with those of the named arrays that it has; None: with all."""
     known = _Layout([], {}, -1)
     for first in range(0, len(paths), _FILES_AT_ONCE):
-        with contextlib.ExitStack() as opened:
-            files = [opened.enter_context(_File(path)) for path in paths[first : first + _FILES_AT_ONCE]]
+        with open_files(paths[first : first + _FILES_AT_ONCE], at_random=True) as files:
             for file in files:
                 file.ask_for(file.size_bytes - USUAL_END_BYTES, USUAL_END_BYTES)
                 for stretch in known.stretches:
@@ -121,10 +119,10 @@ class _Stretch(NamedTuple):
     rest: list[bytes]
 
     @classmethod
-    def of(cls, file: _File, offset: int, end: int, stamps: list[int]) -> _Stretch:
+    def of(cls, file: Opened, offset: int, end: int, stamps: list[int]) -> _Stretch:
         return cls(offset, end - offset, stamps, _without(stamps, file.read(offset, end - offset)))
 
-    def is_in(self, file: _File) -> bool:
+    def is_in(self, file: Opened) -> bool:
         return _without(self.stamps, file.read(self.offset, self.length)) == self.rest
 
 
@@ -138,7 +136,7 @@ class _Layout(NamedTuple):
     arrays: dict[str, Array]
     size_bytes: int
 
-    def is_of(self, file: _File) -> bool:
+    def is_of(self, file: Opened) -> bool:
         return file.size_bytes == self.size_bytes and all(stretch.is_in(file) for stretch in self.stretches)
 
 
@@ -147,7 +145,7 @@ def _without(stamps: list[int], data: bytes) -> list[bytes]:
     return [data[begin:end] for begin, end in zip(begins, [*stamps, len(data)], strict=True)]
 
 
-def _layout(file: _File, parsed: _Parsed, arrays: dict[str, Array]) -> _Layout:
+def _layout(file: Opened, parsed: _Parsed, arrays: dict[str, Array]) -> _Layout:
     directory = parsed.directory
     stamps = [entry.entry_offset + ENTRY_STAMP_AT - directory.offset for entry in parsed.entries]
     stretches = [_Stretch.of(file, directory.offset, file.size_bytes, stamps)]
@@ -156,7 +154,7 @@ def _layout(file: _File, parsed: _Parsed, arrays: dict[str, Array]) -> _Layout:
     return _Layout(stretches, arrays, file.size_bytes)
 
 
-def _wanted_members(file: _File, wanted: set[str] | None) -> _Parsed:
+def _wanted_members(file: Opened, wanted: set[str] | None) -> _Parsed:
     """Return a file's directory, and request the headers of wanted members."""
     directory, entries = read_directory(file.read, file.path, file.size_bytes)
     members = [
@@ -169,11 +167,11 @@ def _wanted_members(file: _File, wanted: set[str] | None) -> _Parsed:
     return _Parsed(directory, entries, members)
 
 
-def _read_arrays(file: _File, parsed: _Parsed) -> dict[str, Array]:
+def _read_arrays(file: Opened, parsed: _Parsed) -> dict[str, Array]:
     return {member.name.removesuffix(_NPY): _read_array(file, member, parsed.directory) for member in parsed.wanted}
 
 
-def _verify(file: _File, parsed: _Parsed, arrays: dict[str, Array]) -> None:
+def _verify(file: Opened, parsed: _Parsed, arrays: dict[str, Array]) -> None:
     """Compare each member with the checksum that the directory has of it.
 
     Raises:
@@ -194,7 +192,7 @@ def _verify(file: _File, parsed: _Parsed, arrays: dict[str, Array]) -> None:
             )
 
 
-def _read_array(file: _File, member: Member, directory: Directory) -> Array:
+def _read_array(file: Opened, member: Member, directory: Directory) -> Array:
     """Return the array that the npy header of a member describes."""
     if member.hindrance:
         raise ValueError(
@@ -218,7 +216,7 @@ def _read_array(file: _File, member: Member, directory: Directory) -> Array:
     return Array(_kind(header), begin + header.data_offset)
 
 
-def _parse_header(head: bytes, file: _File, member: Member, begin: int) -> npy.Header:
+def _parse_header(head: bytes, file: Opened, member: Member, begin: int) -> npy.Header:
     """Return the npy header that begins with ``head`` at ``begin`` of the file."""
     who = f"{file.path}, {member.name!r} at {begin}"
     try:
@@ -233,47 +231,3 @@ def _parse_header(head: bytes, file: _File, member: Member, begin: int) -> npy.H
 @lru_cache(maxsize=4096)  # equal kinds are one object, which is soon compared
 def _kind(header: npy.Header) -> Kind:
     return Kind(header.dtype, header.shape, header.fortran_order)
-
-
-class _File:
-    """A file that is read at a few places, by a descriptor (see `index.read_heads`).
-
-    Raises:
-        FileNotFoundError: as the system raises it.
-        IoError: any other refusal.
-    """
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-
-    def __enter__(self) -> _File:
-        try:
-            self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            raise self._refused(error, 0, 0) from error
-        status = os.fstat(self._descriptor)
-        self.size_bytes, self.mtime_ns = status.st_size, status.st_mtime_ns
-        with contextlib.suppress(OSError):
-            os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # no readahead behind each read
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._descriptor)
-
-    def ask_for(self, offset: int, length: int) -> None:
-        """Have storage read these bytes ahead; it does not wait for them."""
-        with contextlib.suppress(OSError):  # a hint: a read waits for bytes that do not come now
-            os.posix_fadvise(self._descriptor, max(offset, 0), length, os.POSIX_FADV_WILLNEED)
-
-    def read(self, offset: int, length: int) -> bytes:
-        """Return bytes of the file; fewer only at its end."""
-        try:
-            return os.pread(self._descriptor, length, offset)
-        except OSError as error:
-            raise self._refused(error, offset, length) from error
-
-    def _refused(self, error: OSError, offset: int, length: int) -> IoError:
-        message = f"indexing {self.path}: reading {length} bytes at {offset} failed: {error.strerror}"
-        return IoError.caused_by(error, message, self.path, offset, length)

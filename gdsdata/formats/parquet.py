@@ -7,23 +7,21 @@ have a wrong end for some columns, and are not read.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import os
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from gdsdata.errors import CorruptData, IoError
+from gdsdata.errors import CorruptData
 from gdsdata.formats.columns import Column, arrow_module, check_alike, checked_names, columns_of, value_bytes
-from gdsdata.formats.index import first_samples, open_descriptor
+from gdsdata.formats.index import first_samples
 from gdsdata.formats.parsers import magics
 from gdsdata.formats.parsers.damage import damaged
 from gdsdata.formats.parsers.parquet_footer import StoredColumn, row_groups_of
 from gdsdata.formats.tables import TableFile, TableIndex, errors_of_pyarrow, line_of, metadata_of
+from gdsdata.storage.opened import Opened, of_each, open_file
 
 _ENCRYPTED = b"PARE"
 _TAIL_BYTES = 8
@@ -79,8 +77,7 @@ class Parquet:
         """
         arrow_module("pyarrow.parquet")
         wanted = self.columns
-        with ThreadPoolExecutor(min(_READERS, len(paths))) as readers:
-            found = list(readers.map(lambda path: _index_file(path, wanted), paths))
+        found = list(of_each(lambda path: _index_file(path, wanted), paths, _READERS))
         fields = tuple(column.field for column in found[0].columns)
         for path, other in zip(paths, found, strict=True):
             check_alike(fields, [column.field for column in other.columns], (paths[0], path))
@@ -131,7 +128,8 @@ class _Found(NamedTuple):
 
 
 def _index_file(path: str, wanted: Sequence[str] | None) -> _Found:
-    footer, footer_at, status = _footer_of(path)
+    with open_file(path) as file:
+        footer, footer_at = _footer_of(file)
     groups = row_groups_of(footer, footer_at, path)
     try:
         metadata = metadata_of(footer)
@@ -144,9 +142,7 @@ def _index_file(path: str, wanted: Sequence[str] | None) -> _Found:
     columns = columns_of(schema, wanted, path)
     names = [column.field.name for column in columns]
     chosen = [i for i, leaf in enumerate(paths) if any(leaf == name or leaf.startswith(f"{name}.") for name in names)]
-    found = _Found(
-        columns, tuple(paths[i] for i in chosen), footer, [], [], [], [], [], status.st_size, status.st_mtime_ns
-    )
+    found = _Found(columns, tuple(paths[i] for i in chosen), footer, [], [], [], [], [], file.size_bytes, file.mtime_ns)
     for number, group in enumerate(groups):
         rows = group.rows
         if rows == 0:  # what its columns say means nothing
@@ -164,33 +160,19 @@ def _index_file(path: str, wanted: Sequence[str] | None) -> _Found:
     return found
 
 
-def _footer_of(path: str) -> tuple[bytes, int, os.stat_result]:
-    """Return the footer with the tail behind it, its offset, and the file's status."""
-    with open_descriptor(path) as descriptor, _failures_told(path):
-        status = os.fstat(descriptor)
-        size_bytes = status.st_size
-        head, tail = os.pread(descriptor, 4, 0), os.pread(descriptor, _TAIL_BYTES, max(0, size_bytes - _TAIL_BYTES))
-        if tail[4:] == _ENCRYPTED:
-            raise ValueError(f"{path} is encrypted, which is not read: write it without encryption")
-        if head != magics.PARQUET or tail[4:] != magics.PARQUET or size_bytes < len(magics.PARQUET) + _TAIL_BYTES:
-            raise damaged(path, 0, size_bytes, "it does not begin and end with Parquet's magic: it was cut short")
-        footer_bytes = int.from_bytes(tail[:4], "little") + _TAIL_BYTES
-        footer_at = size_bytes - footer_bytes
-        if footer_at < len(magics.PARQUET) or footer_bytes > _LONGEST_FOOTER_BYTES:
-            raise damaged(path, size_bytes - _TAIL_BYTES, _TAIL_BYTES, f"its footer would have {footer_bytes} bytes")
-        footer = os.pread(descriptor, footer_bytes, footer_at)
-    return footer, footer_at, status
-
-
-@contextlib.contextmanager
-def _failures_told(path: str) -> Iterator[None]:
-    try:
-        yield
-    except IoError:
-        raise
-    except OSError as error:
-        message = f"indexing {path}: reading its footer failed: {error.strerror}"
-        raise IoError.caused_by(error, message, path) from error
+def _footer_of(file: Opened) -> tuple[bytes, int]:
+    """Return the footer with the tail behind it, and its offset."""
+    path, size_bytes = file.path, file.size_bytes
+    tail, head = file.read(max(0, size_bytes - _TAIL_BYTES), _TAIL_BYTES), file.read(0, 4)
+    if tail[4:] == _ENCRYPTED:
+        raise ValueError(f"{path} is encrypted, which is not read: write it without encryption")
+    if head != magics.PARQUET or tail[4:] != magics.PARQUET or size_bytes < len(magics.PARQUET) + _TAIL_BYTES:
+        raise damaged(path, 0, size_bytes, "it does not begin and end with Parquet's magic: it was cut short")
+    footer_bytes = int.from_bytes(tail[:4], "little") + _TAIL_BYTES
+    footer_at = size_bytes - footer_bytes
+    if footer_at < len(magics.PARQUET) or footer_bytes > _LONGEST_FOOTER_BYTES:
+        raise damaged(path, size_bytes - _TAIL_BYTES, _TAIL_BYTES, f"its footer would have {footer_bytes} bytes")
+    return file.read(footer_at, footer_bytes), footer_at
 
 
 class _Leaf(NamedTuple):

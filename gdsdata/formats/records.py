@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gdsdata.formats.file_heads import read_heads
 from gdsdata.formats.index import Index, count_items, first_samples
 from gdsdata.formats.sample import Sample
+from gdsdata.storage.heads import sizes_of
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -52,7 +52,7 @@ class Records:
             CorruptData: a file is shorter than its header, or ends within a record.
             FileNotFoundError, IoError: a file is not available.
         """
-        _, size_bytes, mtime_ns = read_heads(paths, 0)
+        size_bytes, mtime_ns = sizes_of(paths)
         sample = self._sample()
         counts = [
             count_items(path, size, self.header_bytes, sample.bytes, "record")

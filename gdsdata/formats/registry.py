@@ -10,10 +10,10 @@ from functools import partial
 from typing import NamedTuple
 
 from gdsdata.formats.catalog import FORMATS, Entry
-from gdsdata.formats.file_heads import read_heads
 from gdsdata.formats.index import Format
 from gdsdata.formats.parsers import magics
 from gdsdata.formats.parsers.magics import HEAD_BYTES
+from gdsdata.storage.heads import read_heads
 
 
 class Recogniser(NamedTuple):

@@ -15,10 +15,10 @@ import torch
 
 from gdsdata.formats.arrays import Array, ArrayFile, Kind, checked_names, index_arrays
 from gdsdata.formats.fields import FieldIndex
-from gdsdata.formats.file_heads import read_heads
 from gdsdata.formats.index import Index
 from gdsdata.formats.parsers import safetensors_header
 from gdsdata.formats.parsers.safetensors_header import LENGTH_BYTES, Header
+from gdsdata.storage.heads import read_heads
 
 # The header of a file with a few tensors; longer ones are read again.
 _HEAD_BYTES = 1024

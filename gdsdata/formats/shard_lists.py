@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any, TypeVar, overload
 
 from gdsdata.errors import CorruptData
-from gdsdata.formats.file_heads import read_heads
 from gdsdata.formats.parsers.magics import SHARDS_INDEX
+from gdsdata.storage.opened import read_whole
 
 # Offsets have 32 bits, so nothing in a shard is longer.
 LARGEST_BYTES = 2**32 - 1
@@ -40,8 +40,7 @@ def read_json(path: str) -> dict[str, Any]:
         CorruptData: it is no JSON, or no object.
         FileNotFoundError, IoError: it is not available.
     """
-    _, size_bytes, _ = read_heads([path], 0)
-    (text,), _, _ = read_heads([path], int(size_bytes[0]))
+    text = read_whole(path).tobytes()
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as reason:  # ValueError: no JSON, no Unicode, a number of 5000 digits

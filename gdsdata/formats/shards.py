@@ -17,11 +17,11 @@ import numpy as np
 from gdsdata.errors import CorruptData
 from gdsdata.formats.extents import Extents
 from gdsdata.formats.fields import Field, FieldIndex
-from gdsdata.formats.file_heads import read_heads
 from gdsdata.formats.index import first_samples
 from gdsdata.formats.parsers.magics import SHARDS_INDEX
 from gdsdata.formats.shard_lists import LARGEST_BYTES
 from gdsdata.formats.stretch_reader import StretchReader
+from gdsdata.storage.heads import read_heads, sizes_of
 
 # numpy's and torch's own limit.
 MOST_AXES = 64
@@ -303,7 +303,7 @@ def stat_shards(shards: Sequence[Shard], least_bytes: int) -> tuple[np.ndarray, 
             raise CorruptData(f"{shard.path} is listed twice in its {SHARDS_INDEX}; write it again", shard.path)
         seen.add(shard.path)
     with missing_shards_named(shards):
-        _, size_bytes, mtime_ns = read_heads([shard.path for shard in shards], 0)
+        size_bytes, mtime_ns = sizes_of([shard.path for shard in shards])
     for shard, size in zip(shards, size_bytes.tolist(), strict=True):
         if size != shard.size_bytes:
             reason = f"{SHARDS_INDEX} says {shard.size_bytes} bytes, and it has {size}"

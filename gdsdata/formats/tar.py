@@ -7,18 +7,19 @@ result is kept (`tar_index`), and used while size and mtime of the file are the 
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
-from gdsdata.errors import CorruptData, IoError
+from gdsdata.errors import CorruptData
 from gdsdata.formats import tar_index
 from gdsdata.formats.extents import ExtentsBuilder
 from gdsdata.formats.fields import Field, FieldIndex
 from gdsdata.formats.index import first_samples
 from gdsdata.formats.parsers.tar_members import Members, read_members
 from gdsdata.formats.tar_reading import HeaderReader
+from gdsdata.storage.opened import of_each, open_file
 
 # With fields=None: the samples that are looked at, and the fields that they may have. More of them
 # are a mistake in the names.
@@ -76,8 +77,9 @@ class Tar:
         size_bytes, mtime_ns = np.empty(len(paths), np.int64), np.empty(len(paths), np.int64)
         names, counts, builder = self.fields, [], ExtentsBuilder()
         extensions: dict[str, None] = {}  # that some sample has, for the error
-        for i, path in enumerate(paths):
-            members, size_bytes[i], mtime_ns[i] = _members_of(path, self.index_cache)
+        found = of_each(partial(_members_of, index_cache=self.index_cache), paths)
+        for i, (path, (members, size, mtime)) in enumerate(zip(paths, found, strict=True)):
+            size_bytes[i], mtime_ns[i] = size, mtime
             counts.append(members.samples)
             if members.samples:
                 names = names or first_extensions(members, path)
@@ -141,26 +143,14 @@ def field_table(members: Members, names: tuple[str, ...]) -> tuple[np.ndarray, n
 
 def _members_of(path: str, index_cache: str | None) -> tuple[Members, int, int]:
     """Return the members of a file, its size in bytes and its last modification in ns."""
-    try:
-        with open(path, "rb", buffering=0) as file:
-            status = os.fstat(file.fileno())
-            kept_at = tar_index.place_of(path, index_cache)
-            members = tar_index.kept_members(kept_at, status.st_size, status.st_mtime_ns)
-            if members is None:
-                reader = HeaderReader(file.fileno(), path, status.st_size)
-                members = read_members(reader.read, status.st_size, path)
-                _refuse_changed(path, status, os.fstat(file.fileno()))
-                tar_index.keep(kept_at, tar_index.pack_members(members, status.st_size, status.st_mtime_ns))
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        if isinstance(error, IoError):
-            raise
-        message = f"indexing {path}: reading its headers failed: {error.strerror}"
-        raise IoError.caused_by(error, message, path) from error
-    return members, status.st_size, status.st_mtime_ns
-
-
-def _refuse_changed(path: str, before: os.stat_result, after: os.stat_result) -> None:
-    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
-        raise CorruptData(f"{path} changed while it was indexed: index it when it is complete", path, 0, after.st_size)
+    with open_file(path, at_random=True) as file:  # what is read ahead is HeaderReader's business
+        said = file.size_bytes, file.mtime_ns
+        kept_at = tar_index.place_of(path, index_cache)
+        members = tar_index.kept_members(kept_at, *said)
+        if members is None:
+            members = read_members(HeaderReader(file).read, file.size_bytes, path)
+            if file.has_changed():
+                message = f"{path} changed while it was indexed: index it when it is complete"
+                raise CorruptData(message, path, 0, file.size_bytes)
+            tar_index.keep(kept_at, tar_index.pack_members(members, *said))
+    return members, *said

@@ -9,17 +9,15 @@ Sources of the indexes: Megatron-Energon ``itar.py``; DALI ``wds2idx.py``.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 
 import numpy as np
 
 from gdsdata.formats.parsers.tar_members import WINDOW_BYTES
+from gdsdata.storage.opened import Opened, open_file
 
 _LARGEST_INDEX_BYTES = 2**26  # of another project's
 _DALI_MEMBER_WORDS = {b"v1.1": 3, b"v1.2": 4}
-# The errors of file systems that do not know RWF_NOWAIT.
-_CANNOT_SAY = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
 class HeaderReader:
@@ -36,47 +34,36 @@ class HeaderReader:
     _HINTED = 1024  # headers asked for at a time
     _AROUND_BYTES = 4096  # of a hint: the headers lie in front of a payload's offset, or behind a sample's
 
-    def __init__(self, descriptor: int, path: str, size_bytes: int) -> None:
-        self._descriptor, self._path, self._size_bytes = descriptor, path, size_bytes
+    def __init__(self, file: Opened) -> None:
+        self._file, self._size_bytes = file, file.size_bytes
         self._reads = 0
         self._asked_until = 0
         self._hints: np.ndarray | None = None
-        self._buffers = [bytearray(WINDOW_BYTES)]
-        self._knows_cached = True
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # readahead is this class's business
 
     def read(self, length: int, offset: int) -> bytes:
         """Return up to ``length`` bytes at ``offset``: see `tar_members.Read`."""
         self._reads += 1
-        if self._knows_cached and length == WINDOW_BYTES:
-            try:
-                if os.preadv(self._descriptor, self._buffers, offset, os.RWF_NOWAIT) == length:
-                    return bytes(self._buffers[0])
-            except BlockingIOError:
-                pass
-            except OSError as error:
-                if error.errno not in _CANNOT_SAY:
-                    raise
-                self._knows_cached = False
+        if length == WINDOW_BYTES and (data := self._file.read_if_cached(offset, length)) is not None:
+            return data
         self._ask_ahead(offset)
-        return os.pread(self._descriptor, length, offset)
+        return self._file.read(offset, length)
 
     def _ask_ahead(self, offset: int) -> None:
         if self._hints is None:
-            self._hints = _foreign_hints(self._path, self._size_bytes)
+            self._hints = _foreign_hints(self._file.path, self._size_bytes)
         if len(self._hints):
             self._ask_for_hints(self._hints, offset)
         elif offset < self._reads * self._SMALL_BYTES:
             until = min(offset + self._AHEAD_BYTES, self._size_bytes)
             for begin in range(max(offset, self._asked_until), until, self._REQUEST_BYTES):
-                os.posix_fadvise(self._descriptor, begin, self._REQUEST_BYTES, os.POSIX_FADV_WILLNEED)
+                self._file.ask_for(begin, self._REQUEST_BYTES)
                 self._asked_until = begin + self._REQUEST_BYTES
 
     def _ask_for_hints(self, hints: np.ndarray, offset: int) -> None:
         first, last = np.searchsorted(hints, (max(offset, self._asked_until), self._size_bytes))
         for hint in hints[first : min(last, first + self._HINTED)].tolist():
             begin = max(hint - self._AROUND_BYTES, 0)
-            os.posix_fadvise(self._descriptor, begin, 2 * self._AROUND_BYTES, os.POSIX_FADV_WILLNEED)
+            self._file.ask_for(begin, 2 * self._AROUND_BYTES)
             self._asked_until = hint + 1
 
 
@@ -90,10 +77,10 @@ def _foreign_hints(path: str, size_bytes: int) -> np.ndarray:
         (f"{path}.idx", energon_offsets),
         (os.path.join(folder, name[:1] + name[1:].split(".")[0] + ".idx"), dali_offsets),
     ):
-        with contextlib.suppress(OSError), open(index_path, "rb") as file:
+        with contextlib.suppress(OSError), open_file(index_path) as file:
             # No index is longer than its tar; one that is longer than this is not worth its memory.
-            if os.fstat(file.fileno()).st_size <= min(size_bytes, _LARGEST_INDEX_BYTES):
-                return np.sort(parse(file.read(_LARGEST_INDEX_BYTES)))
+            if file.size_bytes <= min(size_bytes, _LARGEST_INDEX_BYTES):
+                return np.sort(parse(file.read(0, file.size_bytes)))
     return np.empty(0, np.int64)
 
 

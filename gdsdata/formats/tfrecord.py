@@ -16,19 +16,15 @@ nothing between.
 
 from __future__ import annotations
 
-import os
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
-from gdsdata.errors import IoError
 from gdsdata.formats.extents import Extents
 from gdsdata.formats.fields import Field, FieldIndex
-from gdsdata.formats.file_heads import read_heads
-from gdsdata.formats.index import first_samples, open_descriptor
+from gdsdata.formats.index import first_samples
 from gdsdata.formats.parsers.tfrecord_records import find_records
+from gdsdata.storage.opened import of_each, open_file
 
 # Files indexed at a time, so that a disk has several reads to serve; a thread mostly waits or
 # copies.
@@ -60,14 +56,12 @@ class TFRecord:
             ValueError: a file is compressed.
             FileNotFoundError, IoError: a file is not available.
         """
-        _, size_bytes, mtime_ns = read_heads(paths, 0)
-        with ThreadPoolExecutor(min(_READERS, len(paths))) as readers:
-            found = list(readers.map(_find, paths, size_bytes.tolist()))
-        begins, lengths, checksums = zip(*found, strict=True)
+        found = of_each(_find, paths, _READERS)
+        sizes, times, begins, lengths, checksums = zip(*found, strict=True)
         return FieldIndex(
             paths=paths,
-            size_bytes=size_bytes,
-            mtime_ns=mtime_ns,
+            size_bytes=np.array(sizes, np.int64),
+            mtime_ns=np.array(times, np.int64),
             first_sample=first_samples([len(length) for length in lengths]),
             fields=(Field("data"),),
             extents=Extents.of(np.concatenate(begins)[:, None], np.concatenate(lengths)[:, None]),
@@ -76,14 +70,7 @@ class TFRecord:
         )
 
 
-def _find(path: str, size_bytes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    with open_descriptor(path) as descriptor:
-        return find_records(partial(_read, descriptor, path), size_bytes, path)
-
-
-def _read(descriptor: int, path: str, offset: int, count: int) -> bytes:
-    try:
-        return os.pread(descriptor, count, offset)
-    except OSError as error:
-        message = f"indexing {path}: reading {count} bytes at {offset} failed: {error.strerror}"
-        raise IoError.caused_by(error, message, path, offset, count) from error
+def _find(path: str) -> tuple[int, int, np.ndarray, np.ndarray, np.ndarray]:
+    """Return size and time of modification of a file, and where its records lie."""
+    with open_file(path) as file:
+        return file.size_bytes, file.mtime_ns, *find_records(file.read, file.size_bytes, path)

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 
 from gdsdata.errors import CorruptData
-from gdsdata.formats.file_heads import read_heads
 from gdsdata.formats.index import Index, count_items, first_samples
 from gdsdata.formats.parsers import magics
 from gdsdata.formats.sample import Sample
+from gdsdata.storage.heads import read_heads
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike

@@ -7,14 +7,14 @@ import pytest
 from helpers import descriptors, random_bytes
 
 from gdsdata.errors import IoError
-from gdsdata.formats import file_heads
-from gdsdata.formats.file_heads import read_heads
+from gdsdata.storage import heads
+from gdsdata.storage.heads import read_heads
 
 
 @pytest.fixture(params=[False, True], ids=["fast storage", "slow storage"])
 def is_slow(request, monkeypatch):
     """Every part is read in less, or in more, than the time from which threads are used."""
-    monkeypatch.setattr(file_heads, "_SLOW_S", -1.0 if request.param else 60.0)
+    monkeypatch.setattr(heads, "_SLOW_S", -1.0 if request.param else 60.0)
     return request.param
 
 
@@ -31,8 +31,8 @@ def paths(tmp_path):
 @pytest.mark.parametrize("head_bytes", [0, 20])
 def test_heads_sizes_and_times_are_those_of_the_files_in_their_order(paths, is_slow, count, head_bytes):
     before = descriptors(), threading.active_count()
-    heads, size_bytes, mtime_ns = read_heads(paths[:count], head_bytes)
-    assert heads == [random_bytes(i % 50, i)[:head_bytes] for i in range(count)]
+    found, size_bytes, mtime_ns = read_heads(paths[:count], head_bytes)
+    assert found == [random_bytes(i % 50, i)[:head_bytes] for i in range(count)]
     assert size_bytes.tolist() == [i % 50 for i in range(count)]
     assert mtime_ns.tolist() == [10**9 + i for i in range(count)]
     assert (descriptors(), threading.active_count()) == before
@@ -40,10 +40,8 @@ def test_heads_sizes_and_times_are_those_of_the_files_in_their_order(paths, is_s
 
 def test_threads_read_only_if_the_storage_is_slow(paths, is_slow, monkeypatch):
     used = set()
-    heads_of = file_heads._heads_of
-    monkeypatch.setattr(
-        file_heads, "_heads_of", lambda *a: (used.add(threading.current_thread().name), heads_of(*a))[1]
-    )
+    heads_of = heads._heads_of
+    monkeypatch.setattr(heads, "_heads_of", lambda *a: (used.add(threading.current_thread().name), heads_of(*a))[1])
     read_heads(paths, 8)
     assert (len(used) > 1) == is_slow
 

@@ -45,6 +45,16 @@ def read_heads(paths: Sequence[str], head_bytes: int) -> tuple[list[bytes], np.n
     return heads, size_bytes, mtime_ns
 
 
+def sizes_of(paths: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the files' sizes in bytes and times of modification in ns: int64 (F,) each.
+
+    Raises:
+        FileNotFoundError, IoError: as `read_heads`.
+    """
+    _, size_bytes, mtime_ns = read_heads(paths, 0)
+    return size_bytes, mtime_ns
+
+
 def _parts(paths: Sequence[str], head_bytes: int) -> Iterator[_Heads]:
     for first in range(0, len(paths), _HEADS_AT_ONCE):
         some = paths[first : first + _HEADS_AT_ONCE]
