@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from gdsdata.errors import IoError
+from gdsdata.storage.opened import have_urls
 
 Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -29,7 +30,7 @@ class Listing(NamedTuple):
     """The files that a source means.
 
     Attributes:
-        paths: absolute, each once, ordered by name.
+        paths: absolute paths and URLs, each once, ordered by name.
         folders: as they were before they were read: while they are the same, so are the paths.
     """
 
@@ -44,7 +45,8 @@ def listing_of(source: Source) -> Listing:
 
     Args:
         source: a file; a directory (its own files, without hidden ones); a glob, where ``**``
-            crosses directories; or a sequence of these.
+            crosses directories; the same as a URL of objects, whose directories are the prefixes
+            that end in a slash; or a sequence of these.
 
     Raises:
         FileNotFoundError: one of them means no file.
@@ -56,9 +58,12 @@ def listing_of(source: Source) -> Listing:
         raise ValueError("source is an empty list: name at least one file, directory or glob")
     found: set[str] = set()
     expansion = _Expansion()
+    of_urls = _files_of_urls(sources)
     for one in sources:
-        files = expansion.files(one)
+        files = of_urls[one] if one in of_urls else expansion.files(one)
         if not files:
+            if one in of_urls:
+                raise FileNotFoundError(f"{one} is no object, no prefix with objects and no glob of any")
             raise FileNotFoundError(
                 f"{one} (from {os.getcwd()}) is no file, no directory with files and no glob of any"
             )
@@ -66,9 +71,28 @@ def listing_of(source: Source) -> Listing:
     return Listing(sorted(found), list(expansion.folders.values()))
 
 
+def _files_of_urls(sources: list[str]) -> dict[str, list[str]]:
+    """Return what those of the sources mean that are URLs."""
+    if not have_urls(sources):
+        return {}
+    from gdsdata.formats.remote_listing import files_of_urls
+    from gdsdata.storage.location import is_url
+
+    return files_of_urls([one for one in sources if is_url(one)])
+
+
 def sources_of(source: Source) -> list[str]:
-    """Return the sources by themselves, as strings."""
-    return [os.fspath(one) for one in ([source] if isinstance(source, (str, os.PathLike)) else source)]
+    """Return the sources by themselves, as strings; ``file://`` URLs as paths.
+
+    Raises:
+        ValueError: a ``file://`` URL of another host.
+    """
+    sources = [os.fspath(one) for one in ([source] if isinstance(source, (str, os.PathLike)) else source)]
+    if not have_urls(sources):
+        return sources
+    from gdsdata.storage.location import local_path
+
+    return [local_path(one) for one in sources]
 
 
 def folder_now(path: str) -> Folder | None:

@@ -71,6 +71,13 @@ def open_file(path: str, at_random: bool = False) -> Opened:
         FileNotFoundError: there is none.
         IoError: it cannot be opened.
     """
+    if _may_be_url(path):
+        from gdsdata.storage.location import is_url
+
+        if is_url(path):
+            from gdsdata.storage.remote_file import RemoteFile
+
+            return RemoteFile(path)
     return _LocalFile(path, at_random)
 
 

@@ -1,0 +1,128 @@
+"""Find the objects that URLs mean: as `listing` finds files, by lists of their store.
+
+A list says size and version of each object, so that indexing asks for none of them.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Callable, Sequence
+
+from gdsdata.storage import objects
+from gdsdata.storage.location import location_of
+from gdsdata.storage.store import ObjectInfo
+from gdsdata.storage.stores import store_of
+
+_MAGIC = re.compile(r"[*?\[]")
+
+
+def files_of_urls(urls: Sequence[str]) -> dict[str, list[str]]:
+    """Return the objects that each URL means, if any.
+
+    A URL names an object, a prefix that ends in a slash (its own objects, without those whose name
+    begins with a dot), or a glob that means what it means for files. Without a slash at its end, a
+    prefix is meant if there is no such object. URLs of http and https are no globs.
+
+    Raises:
+        PermissionError, IoError: a store does not list them, or does not say their sizes.
+    """
+    for prefix in {_folder_of(url) for url in urls}:
+        objects.forget(prefix)
+    plain = [url for url in urls if not _is_glob(url) and not _is_folder(url)]
+    sizes, _ = objects.sizes_and_versions(plain)
+    are_there = {url for url, size_bytes in zip(plain, sizes.tolist(), strict=True) if size_bytes >= 0}
+    found = {}
+    for url in urls:
+        if _is_glob(url):
+            found[url] = _globbed(url)
+        elif url in are_there:
+            found[url] = [url]
+        else:
+            found[url] = _in_folder(url)
+    return found
+
+
+def _is_glob(url: str) -> bool:
+    return not url.startswith("http") and _MAGIC.search(url) is not None
+
+
+def _is_folder(url: str) -> bool:
+    return url.endswith("/") or not location_of(url).key
+
+
+def _folder_of(url: str) -> str:
+    """Return the literal part of a URL, up to its last slash."""
+    literal = _literal_of(url) if _is_glob(url) else url
+    return literal[: literal.rfind("/") + 1]
+
+
+def _literal_of(url: str) -> str:
+    match = _MAGIC.search(url)
+    return url[: match.start()] if match else url
+
+
+def _in_folder(url: str) -> list[str]:
+    store, location = store_of(url)
+    if location.scheme.startswith("http") and not url.endswith("/"):
+        return []
+    prefix = location.key.rstrip("/") + "/" if location.key else ""
+    listed = [one for one in store.list(prefix, "/") if isinstance(one, ObjectInfo)]
+    return _noted(listed, lambda info: _is_shown(_key_of(info)[len(prefix) :]))
+
+
+def _globbed(url: str) -> list[str]:
+    """Return the objects that a glob means; one that has this very name is meant alone."""
+    folder, literal = _folder_of(url), _literal_of(url)
+    parts = url[len(folder) :].split("/")
+    if parts[-1] in ("", "."):
+        return []  # a folder is meant
+    store, _ = store_of(url)
+    is_flat = len(parts) == 1 and parts[0] != "**"
+    matches = _matcher(parts)
+    listed = [
+        one for one in store.list(location_of(literal).key, "/" if is_flat else "") if isinstance(one, ObjectInfo)
+    ]
+    if any(info.url == url for info in listed):
+        return _noted(listed, lambda info: info.url == url)
+    return _noted(listed, lambda info: matches(info.url[len(folder) :].split("/")))
+
+
+def _noted(listed: list[ObjectInfo], is_meant: Callable[[ObjectInfo], bool]) -> list[str]:
+    """Return the URLs of those that are meant. All are known from now on, for formats that ask."""
+    objects.note(listed)
+    return [info.url for info in listed if is_meant(info) and not info.url.endswith("/")]
+
+
+def _key_of(info: ObjectInfo) -> str:
+    return location_of(info.url).key
+
+
+def _is_shown(name: str) -> bool:
+    return bool(name) and not name.startswith(".")
+
+
+def _matcher(parts: Sequence[str]) -> Callable[[Sequence[str]], bool]:
+    """Return a function that says whether names, part by part, match a glob's parts."""
+    tests = [None if part == "**" else _test_of(part) for part in parts]
+
+    def match(names: Sequence[str], place: int = 0, test: int = 0) -> bool:
+        if test == len(tests):
+            return place == len(names)
+        if place == len(names):
+            return False
+        one = tests[test]
+        if one is not None:
+            return one(names[place]) and match(names, place + 1, test + 1)
+        if test == len(tests) - 1:  # all files below
+            return all(map(_is_shown, names[place:]))
+        return match(names, place, test + 1) or (_is_shown(names[place]) and match(names, place + 1, test))
+
+    return match
+
+
+def _test_of(part: str) -> Callable[[str], bool]:
+    if _MAGIC.search(part) is None:
+        return part.__eq__
+    matches, finds_hidden = re.compile(fnmatch.translate(part)).match, part.startswith(".")
+    return lambda name: bool(name) and matches(name) is not None and (finds_hidden or not name.startswith("."))

@@ -1,0 +1,113 @@
+"""Which version of each object this process reads: its size and its tag.
+
+A list says both, and so costs no request an object. Other objects are asked for, many at a time.
+What is known is kept until a source is listed anew: all that a data set reads is of one version.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import hashlib
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+
+from gdsdata.storage.store import ObjectInfo
+from gdsdata.storage.stores import store_of
+
+# Requests in flight: each waits for the server, and for nothing of this machine.
+REQUESTS_AT_ONCE = 64
+
+
+class Identity(NamedTuple):
+    """A version of an object: see `ObjectInfo`."""
+
+    size_bytes: int
+    tag: str
+
+    @property
+    def version(self) -> int:
+        """63 bits that identify it: the ``mtime_ns`` of an index."""
+        return _version_of(self.tag)
+
+
+@functools.lru_cache(maxsize=4096)
+def _version_of(tag: str) -> int:
+    from gdsdata.io import engine
+
+    if not hasattr(engine, "object_version"):
+        return int.from_bytes(hashlib.blake2b(tag.encode(), digest_size=8).digest(), "big") >> 1
+    return ObjectInfo("", 0, tag).version
+
+
+_known: dict[str, Identity] = {}
+
+
+def note(infos: Iterable[ObjectInfo]) -> None:
+    """Take what a list says of objects."""
+    _known.update((info.url, Identity(info.size_bytes, info.tag)) for info in infos)
+
+
+def forget(prefix: str) -> None:
+    """Forget all objects whose URLs begin with ``prefix``."""
+    for url in [url for url in list(_known) if url.startswith(prefix)]:
+        _known.pop(url, None)
+
+
+def identities(urls: Sequence[str]) -> list[Identity]:
+    """Return the versions of objects, which keep them for this process.
+
+    Raises:
+        FileNotFoundError: one is not there; its ``filename`` is the URL.
+        PermissionError, IoError: as the store raises them.
+    """
+    unknown = [url for url in dict.fromkeys(urls) if url not in _known]
+    for url, found in zip(unknown, _headed(unknown), strict=True):
+        if found is None:
+            raise missing(url)
+        _known[url] = found
+    return [_known[url] for url in urls]
+
+
+def identity_of(url: str) -> Identity:
+    """Return the version of one object: see `identities`."""
+    return identities([url])[0]
+
+
+def sizes_and_versions(urls: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Return sizes in bytes and versions of objects, int64 each; -1 and 0 of one that is not there.
+
+    Raises:
+        PermissionError, IoError: as the store raises them.
+    """
+    unknown = [url for url in dict.fromkeys(urls) if url not in _known]
+    for url, found in zip(unknown, _headed(unknown), strict=True):
+        if found is not None:
+            _known[url] = found
+    said = [(one.size_bytes, one.version) if (one := _known.get(url)) else (-1, 0) for url in urls]
+    sizes, versions = np.array(said, np.int64).reshape(-1, 2).T.copy()
+    return sizes, versions
+
+
+def missing(url: str) -> FileNotFoundError:
+    """Return the error for an object that is not there."""
+    return FileNotFoundError(errno.ENOENT, "there is no such object", url)
+
+
+def _headed(urls: Sequence[str]) -> Iterable[Identity | None]:
+    if len(urls) < 2:
+        return [_head(url) for url in urls]
+    with ThreadPoolExecutor(min(REQUESTS_AT_ONCE, len(urls)), "gdsdata-objects") as threads:
+        return list(threads.map(_head, urls))
+
+
+def _head(url: str) -> Identity | None:
+    store, location = store_of(url)
+    try:
+        info = store.head(location.key)
+    except FileNotFoundError:
+        return None
+    return Identity(info.size_bytes, info.tag)

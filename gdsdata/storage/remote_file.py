@@ -1,0 +1,176 @@
+"""`RemoteFile`: an object as `opened.Opened`, by few and large ranges."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from concurrent.futures import Future
+from typing import NamedTuple
+
+import numpy as np
+
+from gdsdata.storage import objects, ranges
+
+# Read at least, because a request takes as long as 256 KiB on most networks. A walk from header to
+# header reads on further and further ahead, up to 8 MiB in pieces that come side by side.
+LEAST_BYTES = 256 * 1024
+_PIECE_BYTES = 2**20
+_MOST_AHEAD_BYTES = 8 * 2**20
+# Stretches that are kept, oldest first out.
+_MOST_KEPT_BYTES = 24 * 2**20
+# Short stretches this near to each other are read as one.
+_GAP_BYTES = 64 * 1024
+
+
+class _Stretch(NamedTuple):
+    begin: int
+    end: int
+    bytes: Future[bytes]
+
+
+class RemoteFile:
+    """An object that is read at a few places, by one thread.
+
+    Raises:
+        FileNotFoundError: there is none.
+        IoError: the store refuses.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._identity = objects.identity_of(path)
+        self.size_bytes, self.mtime_ns = self._identity.size_bytes, self._identity.version
+        self._stretches: list[_Stretch] = []  # by their begins; none overlaps another
+        self._ages: list[_Stretch] = []
+        self._kept_bytes = 0
+        self._walked_to, self._ahead_bytes = -1, LEAST_BYTES
+
+    def __enter__(self) -> RemoteFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for stretch in self._stretches:
+            stretch.bytes.cancel()
+        self._stretches.clear()
+        self._ages.clear()
+
+    def read(self, offset: int, length: int) -> bytes:
+        end = min(offset + length, self.size_bytes)
+        if offset >= end:
+            return b""
+        self._ask_ahead(offset, end)
+        return self._joined(offset, end)
+
+    def read_if_cached(self, offset: int, length: int) -> bytes | None:
+        end = min(offset + length, self.size_bytes)
+        if offset >= end or self._covered_to(offset) < end:
+            return None
+        return self._joined(offset, end)
+
+    def read_each(self, offsets: np.ndarray, length: int) -> np.ndarray:
+        found = np.zeros((len(offsets), length), np.uint8)
+        order = np.argsort(offsets, kind="stable")
+        begins = np.minimum(offsets[order], self.size_bytes)
+        ends = np.minimum(begins + length, self.size_bytes)
+        runs = _runs(begins, ends)
+        stretches = [
+            ranges.Range(self.path, self._identity, int(begins[first]), int(ends[last]) - int(begins[first]))
+            for first, last in runs
+        ]
+        wanted = [one for one in stretches if one.length]
+        parts = dict(zip((one.offset for one in wanted), ranges.read_many(wanted), strict=True)) if wanted else {}
+        for (first, last), stretch in zip(runs, stretches, strict=True):
+            if stretch.length:
+                data = np.frombuffer(parts[stretch.offset], np.uint8)
+                for place in range(first, last + 1):
+                    begin, end = int(begins[place]) - stretch.offset, int(ends[place]) - stretch.offset
+                    found[order[place], : end - begin] = data[begin:end]
+        return found
+
+    def ask_for(self, offset: int, length: int) -> None:
+        self._fetch(max(0, offset), min(offset + length, self.size_bytes))
+
+    def has_changed(self) -> bool:
+        """Return False: each range is of the version that was known first, or an error."""
+        return False
+
+    def _ask_ahead(self, offset: int, end: int) -> None:
+        """Ask for a range, and for what a walk needs next."""
+        if self._walked_to <= offset <= self._walked_to + LEAST_BYTES:
+            self._ahead_bytes = min(2 * self._ahead_bytes, _MOST_AHEAD_BYTES)
+        else:
+            self._ahead_bytes = LEAST_BYTES
+        self._walked_to = end
+        covered_to = self._covered_to(offset)
+        needed_to = end if self._ahead_bytes == LEAST_BYTES else end + self._ahead_bytes // 2
+        if covered_to >= min(needed_to, self.size_bytes):
+            return
+        ahead_to = max(end, offset + self._ahead_bytes)
+        if ahead_to >= self.size_bytes and covered_to == offset:  # what ends a file is read from its end on
+            offset = min(offset, max(0, self.size_bytes - LEAST_BYTES))
+        self._fetch(offset, min(ahead_to, self.size_bytes))
+
+    def _fetch(self, begin: int, end: int) -> None:
+        """Begin to read what is missing of a range."""
+        while begin < end:
+            place = bisect_right(self._stretches, begin, key=lambda one: one.begin)
+            if place and self._stretches[place - 1].end > begin:
+                begin = self._stretches[place - 1].end
+                continue
+            until = min(end, begin + _PIECE_BYTES)
+            if place < len(self._stretches):
+                until = min(until, self._stretches[place].begin)
+            wanted = ranges.Range(self.path, self._identity, begin, until - begin)
+            stretch = _Stretch(begin, until, ranges.begin(wanted))
+            self._stretches.insert(place, stretch)
+            self._ages.append(stretch)
+            self._kept_bytes += until - begin
+            begin = until
+
+    def _covered_to(self, offset: int) -> int:
+        """Return where the bytes from ``offset`` on end that are there or asked for."""
+        place = bisect_right(self._stretches, offset, key=lambda one: one.begin) - 1
+        while 0 <= place < len(self._stretches):
+            stretch = self._stretches[place]
+            if not stretch.begin <= offset < stretch.end:
+                break
+            offset, place = stretch.end, place + 1
+        return offset
+
+    def _joined(self, begin: int, end: int) -> bytes:
+        """Return bytes of stretches that were asked for."""
+        parts = []
+        while begin < end:
+            self._fetch(begin, end)
+            stretch = self._stretches[bisect_right(self._stretches, begin, key=lambda one: one.begin) - 1]
+            data = stretch.bytes.result()
+            parts.append(data[begin - stretch.begin : end - stretch.begin])
+            begin = stretch.end
+        self._drop_old()
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _drop_old(self) -> None:
+        dropped = 0
+        while self._kept_bytes > _MOST_KEPT_BYTES and self._ages[dropped].bytes.done():
+            self._kept_bytes -= self._ages[dropped].end - self._ages[dropped].begin
+            dropped += 1
+        if dropped:
+            old = {one.begin for one in self._ages[:dropped]}
+            del self._ages[:dropped]
+            self._stretches = [one for one in self._stretches if one.begin not in old]
+
+
+def _runs(begins: np.ndarray, ends: np.ndarray) -> list[tuple[int, int]]:
+    """Return the first and the last place of each run of neighbors.
+
+    Args:
+        begins, ends: int64 (n,), ascending.
+    """
+    runs: list[tuple[int, int]] = []
+    for place, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)):
+        if runs:
+            first, last = runs[-1]
+            if begin - ends[last] <= _GAP_BYTES and end - begins[first] <= _MOST_AHEAD_BYTES:
+                runs[-1] = first, place
+                continue
+        runs.append((place, place))
+    return runs

@@ -1,0 +1,107 @@
+"""URLs as sources: the objects that they mean are the files that the same paths mean."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from object_server import ObjectServer, serving
+
+from gdsdata.formats.listing import listing_of
+from gdsdata.storage import objects, stores
+
+
+@pytest.fixture
+def server(monkeypatch):
+    with serving(monkeypatch) as server:
+        yield server
+
+
+def put(server, *keys):
+    for key in keys:
+        server.content[key] = b"x"
+
+
+def test_a_prefix_means_its_own_objects_without_hidden_ones(server):
+    put(server, "data/b", "data/a", "data/.h", "data/sub/c", "data2/d", "data/")
+    for source in ("data/", "data"):
+        assert listing_of(server.url(source)).paths == [server.url("data/a"), server.url("data/b")]
+    assert server.lists == 2 and server.heads == 1
+
+
+def test_a_bucket_is_a_folder(server):
+    put(server, "b", "a", "sub/c")
+    assert listing_of("s3://bucket").paths == listing_of("s3://bucket/").paths == ["s3://bucket/a", "s3://bucket/b"]
+
+
+def test_lists_mix_urls_and_paths_in_the_order_of_names(server, tmp_path):
+    (tmp_path / "f").write_bytes(b"x")
+    put(server, "b", "a", "c")
+    found = listing_of([server.url("b"), tmp_path / "f", server.url("[ac]"), f"file://{tmp_path}/f"])
+    assert found.paths == [str(tmp_path / "f"), *map(server.url, "abc")]
+
+
+def test_a_name_with_brackets_is_meant_before_the_glob(server):
+    put(server, "a[1]", "a1")
+    assert listing_of(server.url("a[1]")).paths == [server.url("a[1]")]
+
+
+def test_objects_in_a_list_are_identified_without_another_request(server):
+    put(server, *(f"data/{i:04}" for i in range(1000)))
+    paths = listing_of(server.url("data/*")).paths
+    objects.identities(paths)
+    assert (len(paths), server.lists, server.heads) == (1000, 1, 0)
+
+
+def test_a_new_list_takes_what_an_object_is_now(server):
+    put(server, "data/a")
+    before = objects.identities(listing_of(server.url("data/")).paths)
+    server.content["data/a"] = b"longer"
+    after = objects.identities(listing_of(server.url("data/a")).paths)
+    assert before != after and after[0].size_bytes == 6
+
+
+@pytest.mark.parametrize("source", ["nothing", "nothing/", "no*", "data/*/x", "data/*/"])
+def test_what_means_no_object_is_named(server, source):
+    put(server, "data/a")
+    with pytest.raises(FileNotFoundError, match="is no object, no prefix with objects and no glob of any"):
+        listing_of(server.url(source))
+
+
+NAMES = st.text(st.sampled_from("ab.1"), min_size=1, max_size=3).filter(lambda name: name not in (".", ".."))
+PARTS = st.one_of(NAMES, st.sampled_from(["*", "**", "a*", "?", "[ab]*", "*.1", ".*", "[!a]", "[", "a?1"]))
+
+
+@given(
+    st.lists(st.lists(NAMES, min_size=1, max_size=3).map(tuple), min_size=1, max_size=12),
+    st.lists(PARTS, min_size=1, max_size=4),
+)
+@settings(max_examples=300, deadline=None)
+def test_a_glob_means_the_objects_whose_files_it_means(tmp_path_factory, keys, pattern):
+    folder = tmp_path_factory.mktemp("files")
+    server = _OfList()
+    for key in keys:
+        path = folder.joinpath(*key)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(b"")
+        except OSError:  # a file cannot be a folder too
+            continue
+        server.content["/".join(key)] = b""
+    stores._stores["s3", "of-list"] = server
+    try:
+        assert _found(f"s3://of-list/{'/'.join(pattern)}", "s3://of-list/") == _found(
+            str(folder.joinpath(*pattern)), f"{folder}/"
+        )
+    finally:
+        del stores._stores["s3", "of-list"]
+
+
+def _found(source, folder):
+    try:
+        return sorted(path.removeprefix(folder) for path in listing_of(source).paths)
+    except FileNotFoundError:
+        return []
+
+
+class _OfList(ObjectServer):
+    def __init__(self):
+        self.bucket, self.content, self.lists, self.heads = "of-list", {}, 0, 0
