@@ -9,6 +9,7 @@ folder that all files have in common.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -101,8 +102,9 @@ def relative_names(paths: Sequence[str]) -> list[str]:
     if not named:
         return ["(unpacked)"] * len(paths)
     # A folder that the first and the last in the order of names have in common is all files'.
-    folder = os.path.commonpath([os.path.dirname(min(named)), os.path.dirname(max(named))])
-    begin = len(os.path.join(folder, ""))
+    first, last = min(named).split("/")[:-1], max(named).split("/")[:-1]
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))
+    begin = sum(len(part) + 1 for part, _ in same)
     return ["(unpacked)" if is_unpacked(path) else path[begin:] for path in paths]
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from gdsdata.formats.index import Format, SampleIndex
 from gdsdata.formats.kept_index import WORTH_S, KeptIndex, is_kept_format
-from gdsdata.formats.listing import Listing, Source, listing_of
+from gdsdata.formats.listing import Listing, Source, listing_of, sources_of
+from gdsdata.storage.opened import have_urls
 from gdsdata.version import __version__
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class Indexing:
     ) -> None:
         self._source, self._format, self._skipped, self._shared = source, format, skipped, shared
         self._listing: Listing | None = None
+        self._is_remote = have_urls(sources_of(source))
         self._kept: KeptIndex | None = None
         if index_cache is not None and is_kept_format(format):
             self._kept = KeptIndex(source, format, index_cache, __version__)
@@ -52,6 +54,8 @@ class Indexing:
             FileNotFoundError, IoError, CorruptData, ValueError: as `listing_of`, `recognise` and
                 `Format.index` raise them.
         """
+        if self._is_remote:
+            self._list()
         if self._kept is None:
             return self._new()
         if found := self._found(self._kept):
@@ -70,12 +74,20 @@ class Indexing:
             self._kept.drop()
             self._kept = None
 
+    def _list(self) -> None:
+        """List the source: what is known of its objects is then as they are now.
+
+        When the same data is indexed anew, its files stay those that they were.
+        """
+        listing = listing_of(self._source)
+        self._listing = self._listing or listing
+
     def _found(self, place: KeptIndex) -> Indexed | None:
-        kept = place.find()
+        kept = place.find(self._listing if self._is_remote else None)
         if kept is None:
             return None
         paths, format_name, index = kept
-        format = self._format or self._recognised(paths)
+        format = self._format or self._kept_format(paths, format_name)
         if type(format).__name__ != format_name:
             return None  # a format was registered that is asked first
         self._listing = Listing(paths, [])
@@ -95,12 +107,21 @@ class Indexing:
             index, refusals = index_sound(format, paths)
             self._skipped.leave_out_files(refusals, len(paths))
             left_out = len(refusals)
-        is_worth = time.monotonic() - begun > WORTH_S
+        is_worth = self._is_remote or time.monotonic() - begun > WORTH_S
         if self._kept is not None and is_worth and len(index) and not left_out and is_kept_format(format):
             shared_paths, index = self._kept.keep(listing, format, index, begun_ns)
             self._listing = Listing(shared_paths, [])
             return shared_paths, format, index
         return paths, format, index
+
+    def _kept_format(self, paths: Sequence[str], name: str) -> Format:
+        """Return the format of a kept index, whose files are only looked at if that is fast."""
+        if self._is_remote:
+            from gdsdata.formats.registry import default_named
+
+            if (format := default_named(name)) is not None:
+                return format
+        return self._recognised(paths)
 
     def _recognised(self, paths: Sequence[str]) -> Format:
         if self._skipped is None:

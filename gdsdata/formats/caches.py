@@ -23,8 +23,12 @@ def folder_of(where: str | os.PathLike[str], kind: str) -> str:
 def place_of(path: str, where: str, kind: str, ending: str) -> str:
     """Return the place of a kept file that belongs to ``path``.
 
-    It is in a folder (`folder_of`), or ``"beside"`` the file.
+    It is in a folder (`folder_of`), or ``"beside"`` the file. Of a URL, ``"beside"`` means as much
+    as ``"user"``.
     """
+    if "://" in path:  # beside an object nothing is kept: it is another's
+        digest = hashlib.sha256(path.encode(errors="surrogateescape")).hexdigest()[:32]
+        return os.path.join(folder_of("user" if where == "beside" else where, kind), f"{digest}.{ending}")
     folder, name = os.path.split(os.path.abspath(path))
     if where == "beside":
         return os.path.join(folder, f".{name}.{ending}")  # hidden: a folder's other files are data

@@ -4,7 +4,8 @@ A kept index is used while these are as they were:
 
 - the folders that were listed: inode and modification time;
 - the files that the index was made from, but that have no samples: size and modification time;
-- of the files with samples, as many as a quarter of a second allows, at least 256.
+- of the files with samples, as many as a quarter of a second allows, at least 256;
+- all objects of URLs, whose sizes and versions a list says.
 
 If another file has changed, the reader refuses it, because it compares each file with its index.
 Then the kept index is deleted (`KeptIndex.drop`).
@@ -30,6 +31,7 @@ from gdsdata.formats import caches
 from gdsdata.formats.catalog import FORMATS
 from gdsdata.formats.index import Format, SampleIndex
 from gdsdata.formats.listing import Folder, Listing, Source, folder_now, sources_of
+from gdsdata.formats.paths import joined
 from gdsdata.io.engine import warn_once
 
 KIND = "index"
@@ -63,15 +65,18 @@ class KeptIndex:
     """
 
     def __init__(self, source: Source, format: Format | None, where: str | os.PathLike[str], version: str) -> None:
-        sources = [os.path.abspath(one) for one in sources_of(source)]
+        sources = [one if "://" in one else os.path.abspath(one) for one in sources_of(source)]
         said = json.dumps([version, None if format is None else repr(format), sources])
         self._folder = caches.folder_of(where, KIND)
         digest = hashlib.sha256(said.encode(errors="surrogateescape")).hexdigest()[:32]
         self._place = os.path.join(self._folder, f"{digest}.gdsdata-index")
         self._is_used = False  # found or written by this process
 
-    def find(self) -> tuple[Sequence[str], str, SampleIndex] | None:
+    def find(self, listing: Listing | None = None) -> tuple[Sequence[str], str, SampleIndex] | None:
         """Return what is kept; None if there is nothing, or the files are not as they were.
+
+        Args:
+            listing: of the source now, if it names URLs.
 
         Returns:
             The files that the source means, their format's name, and the index.
@@ -85,6 +90,8 @@ class KeptIndex:
         except (OSError, stored_index.Damaged):
             return None
         facts = stored.facts
+        if listing is not None and list(facts["paths"] or stored.index.paths) != listing.paths:
+            return None
         if not _are_as_they_were(stored.index, facts["folders"], facts["others"]):
             return None
         self._is_used = True
@@ -109,9 +116,11 @@ class KeptIndex:
         """
         beside = format.side_files(list(listing.paths)) if isinstance(format, HasSideFiles) else []
         without_samples = dict.fromkeys([*listing.paths, *beside]).keys() - set(index.paths)
-        others = [(path, *_stat_of(path)) for path in sorted(without_samples)]
-        newest = [folder.mtime_ns for folder in listing.folders] + [mtime_ns for _, _, mtime_ns in others]
-        if max([int(index.mtime_ns.max()), *newest]) > begun_ns - SETTLED_NS:
+        others = list(zip(sorted(without_samples), *_stats_of(sorted(without_samples)), strict=True))
+        times = [folder.mtime_ns for folder in listing.folders]
+        times += [mtime_ns for path, _, mtime_ns in others if not _may_be_url(path)]
+        times.append(int(index.mtime_ns[~_are_urls(index.paths)].max(initial=0)))
+        if max(times) > begun_ns - SETTLED_NS:
             return listing.paths, index
         from gdsdata.formats import stored_index
 
@@ -201,16 +210,47 @@ def _waited_for(lock: int, place: str) -> bool:
 def _are_as_they_were(index: SampleIndex, folders: list[list], others: list[list]) -> bool:
     if any(folder_now(path) != Folder(path, *rest) for path, *rest in folders):
         return False
-    if any(_stat_of(path) != (size_bytes, mtime_ns) for path, size_bytes, mtime_ns in others):
+    paths, *said = zip(*others, strict=True) if others else ((), (), ())
+    if _stats_of(paths) != said:
         return False
+    are_urls = _are_urls(index.paths)
+    if are_urls.any():
+        from gdsdata.storage.objects import sizes_and_versions
+
+        sizes, versions = sizes_and_versions([index.paths[place] for place in np.flatnonzero(are_urls).tolist()])
+        is_other = (sizes != index.size_bytes[are_urls]) | (versions != index.mtime_ns[are_urls])
+        if is_other.any():
+            return False
     begun = time.monotonic()
-    files = np.random.default_rng().permutation(len(index.paths))
+    files = np.random.default_rng().permutation(np.flatnonzero(~are_urls))
     for checked, file in enumerate(files.tolist()):
         if checked >= LEAST_CHECKED and time.monotonic() - begun > CHECK_S:
             break
         if _stat_of(index.paths[file]) != (index.size_bytes[file], index.mtime_ns[file]):
             return False
     return True
+
+
+def _may_be_url(path: str) -> bool:
+    return "://" in path
+
+
+def _are_urls(paths: Sequence[str]) -> np.ndarray:
+    """Return which of the paths are URLs: bool (F,)."""
+    if b"://" not in joined(paths).tobytes():
+        return np.zeros(len(paths), bool)
+    return np.fromiter(map(_may_be_url, paths), bool, len(paths))
+
+
+def _stats_of(paths: Sequence[str]) -> list[tuple[int, ...]]:
+    """Return sizes in bytes, and modification times in ns or versions; -1 and 0 of what is lacking."""
+    found = [(0, 0) if _may_be_url(path) else _stat_of(path) for path in paths]
+    if urls := [place for place, path in enumerate(paths) if _may_be_url(path)]:
+        from gdsdata.storage.objects import sizes_and_versions
+
+        for place, *said in zip(urls, *sizes_and_versions([paths[place] for place in urls]), strict=True):
+            found[place] = int(said[0]), int(said[1])
+    return list(zip(*found, strict=True)) if found else [(), ()]
 
 
 def _stat_of(path: str) -> tuple[int, int]:

@@ -42,6 +42,7 @@ _recognisers = [
     for entry in FORMATS
     if entry.recogniser
 ]
+_OWN = len(_recognisers)
 
 
 def register(name: str, recognises: Callable[[bytes, str], bool], make: Callable[[], Format]) -> None:
@@ -58,6 +59,13 @@ def register(name: str, recognises: Callable[[bytes, str], bool], make: Callable
     """
     _recognisers[:] = [one for one in _recognisers if one.name != name]
     _recognisers.insert(0, Recogniser(name, recognises, make))
+
+
+def default_named(name: str) -> Format | None:
+    """Return the package's own format of this name, unless other formats are asked before it."""
+    if len(_recognisers) > _OWN:
+        return None
+    return next((_default_of(entry) for entry in FORMATS if entry.name == name and entry.recogniser), None)
 
 
 _TELLING = (magics.SHARDS_INDEX, ".idx")

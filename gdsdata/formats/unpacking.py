@@ -14,18 +14,21 @@ import fcntl
 import gzip
 import hashlib
 import importlib
+import io
 import os
 import shutil
 import time
 import warnings
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import BinaryIO, NamedTuple, Protocol
 
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.formats import caches
 from gdsdata.formats.shards import Shard, missing_shards_named
+from gdsdata.storage.heads import sizes_of
+from gdsdata.storage.opened import exist, open_stream
 
 # Unpacked at a time: all that a thread has in memory, with the decoder's window (128 MiB at most,
 # mostly 8 or less).
@@ -84,8 +87,10 @@ def unpacked(shards: Sequence[Shard], where: str | None, kind: str) -> list[Shar
         FileNotFoundError, IoError: a file is not available, or there is no space for the unpacked
             files.
     """
+    packed = [shard for shard in shards if shard.packed is not None]
+    are_there = exist([shard.path for shard in packed])
     missing = [
-        _Packed(shard, shard.packed) for shard in shards if shard.packed is not None and not os.path.exists(shard.path)
+        _Packed(shard, shard.packed or "") for shard, is_there in zip(packed, are_there, strict=True) if not is_there
     ]
     if not missing:
         return list(shards)
@@ -93,7 +98,11 @@ def unpacked(shards: Sequence[Shard], where: str | None, kind: str) -> list[Shar
         raise _refused(missing[0], "unpacked=None")
     decoders = {packed.shard.compression: _decoder(packed) for packed in missing}
     with missing_shards_named([packed.shard for packed in missing]):
-        targets = {packed.shard.path: _target(packed.path, where, kind) for packed in missing}
+        said = zip(missing, *sizes_of([packed.path for packed in missing]), strict=True)
+        targets = {
+            packed.shard.path: caches.place_of(packed.path, where, kind, f"{size_bytes}-{mtime_ns}.{_ENDING}")
+            for packed, size_bytes, mtime_ns in said
+        }
     lacking = [packed for packed in missing if not _is_there(targets[packed.shard.path], packed.shard)]
     if lacking:
         folder = os.path.dirname(targets[lacking[0].shard.path])
@@ -171,17 +180,6 @@ _DECODERS: dict[str, Callable[[], Decoder]] = {
 }
 
 
-def _target(path: str, where: str, kind: str) -> str:
-    """Return the path of the unpacked file for the compressed one at ``path``."""
-    try:
-        status = os.stat(path)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise IoError.caused_by(error, f"{path} cannot be read: {error.strerror}", path) from error
-    return caches.place_of(path, where, kind, f"{status.st_size}-{status.st_mtime_ns}.{_ENDING}")
-
-
 def _is_there(target: str, shard: Shard) -> bool:
     try:
         return os.stat(target).st_size == shard.size_bytes
@@ -208,21 +206,18 @@ def _require_space(folder: str, size_bytes: int) -> None:
 
 def _unpack(packed: _Packed, target: str, decoder: Decoder) -> None:
     """Make ``target``, which then has as many bytes as index.json says; or nothing."""
-    shard, (open_stream, errors) = packed.shard, decoder
+    shard, (unpacking, errors) = packed.shard, decoder
     try:
-        with open(packed.path, "rb") as file:
-            packed_bytes = os.fstat(file.fileno()).st_size
+        with open_stream(packed.path) as file, _turn_of(file, target):
+            packed_bytes = file.seek(0, os.SEEK_END)
+            file.seek(0)
             if shard.packed_bytes not in (None, packed_bytes):
                 raise _corrupt(packed, f"index.json says {shard.packed_bytes} bytes, and it has {packed_bytes}")
-            # A process that has waited here finds the shard unpacked. Some network file systems
-            # know no locks: then all unpack it.
-            with contextlib.suppress(OSError):
-                fcntl.flock(file, fcntl.LOCK_EX)
             if _is_there(target, shard):
                 return
             with caches.written(target) as out:
                 try:
-                    _copy(open_stream(file), out, packed)
+                    _copy(unpacking(file), out, packed)
                 except errors as error:
                     raise _corrupt(packed, f"its {shard.compression} is damaged ({error})") from error
                 # The size alone shows that it is whole, so no name may come to storage before the
@@ -236,6 +231,27 @@ def _unpack(packed: _Packed, target: str, decoder: Decoder) -> None:
             raise _corrupt(packed, f"its {shard.compression} is damaged ({error})") from error
         message = f"unpacking {packed.path} as {target} failed: {error.strerror}; unpacked= chooses another folder"
         raise IoError.caused_by(error, message, packed.path) from error
+
+
+@contextlib.contextmanager
+def _turn_of(file: BinaryIO, target: str) -> Iterator[None]:
+    """Wait while another process unpacks the same shard: it is then found unpacked.
+
+    Some network file systems know no locks: then all unpack it.
+    """
+    lock, name = file, ""
+    with contextlib.ExitStack() as stack:
+        if not isinstance(file, io.FileIO) and not isinstance(getattr(file, "raw", None), io.FileIO):
+            name = f"{target}.lock"  # an object has no lock
+            with contextlib.suppress(OSError):
+                os.makedirs(os.path.dirname(target), exist_ok=True)
+                lock = stack.enter_context(open(name, "wb"))
+        with contextlib.suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+        if name:
+            with contextlib.suppress(OSError):
+                os.unlink(name)
 
 
 def _copy(stream: _Stream, out: BinaryIO, packed: _Packed) -> None:
@@ -276,8 +292,8 @@ def _hash_of(shard: Shard) -> tuple[str, _Digest] | None:
 
 
 def _corrupt(packed: _Packed, reason: str) -> CorruptData:
-    size_bytes = os.stat(packed.path).st_size
-    return CorruptData(f"{packed.path}: {reason}; write the shard again", packed.path, 0, size_bytes)
+    (size_bytes,), _ = sizes_of([packed.path])
+    return CorruptData(f"{packed.path}: {reason}; write the shard again", packed.path, 0, int(size_bytes))
 
 
 def _sweep(targets: set[str]) -> None:

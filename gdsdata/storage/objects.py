@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import functools
-import hashlib
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -36,10 +35,6 @@ class Identity(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def _version_of(tag: str) -> int:
-    from gdsdata.io import engine
-
-    if not hasattr(engine, "object_version"):
-        return int.from_bytes(hashlib.blake2b(tag.encode(), digest_size=8).digest(), "big") >> 1
     return ObjectInfo("", 0, tag).version
 
 

@@ -7,7 +7,7 @@ import errno
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol, TypeVar
+from typing import BinaryIO, Protocol, TypeVar
 
 import numpy as np
 
@@ -106,6 +106,34 @@ def read_whole(path: str) -> np.ndarray:
             raise IoError.caused_by(error, message, path) from error
     with open_file(path) as file:
         return np.frombuffer(file.read(0, file.size_bytes), np.uint8)
+
+
+def open_stream(path: str) -> BinaryIO:
+    """Open a file or an object to read it from its begin to its end.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    if _may_be_url(path):
+        from gdsdata.storage.location import is_url
+
+        if is_url(path):
+            from gdsdata.storage.remote_file import stream_of
+
+            return stream_of(path)
+    return open(path, "rb")
+
+
+def exist(paths: Sequence[str]) -> list[bool]:
+    """Return whether each of these files and objects is there."""
+    if not have_urls(paths):
+        return [os.path.exists(path) for path in paths]
+    from gdsdata.storage.location import is_url
+    from gdsdata.storage.objects import sizes_and_versions
+
+    urls = [path for path in paths if is_url(path)]
+    there = {url for url, size_bytes in zip(urls, sizes_and_versions(urls)[0].tolist(), strict=True) if size_bytes >= 0}
+    return [path in there if is_url(path) else os.path.exists(path) for path in paths]
 
 
 def of_each(look: Callable[[str], T], paths: Sequence[str], threads: int = 1) -> Iterator[T]:

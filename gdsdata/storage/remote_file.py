@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import os
 from bisect import bisect_right
 from concurrent.futures import Future
-from typing import NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -157,6 +159,39 @@ class RemoteFile:
             old = {one.begin for one in self._ages[:dropped]}
             del self._ages[:dropped]
             self._stretches = [one for one in self._stretches if one.begin not in old]
+
+
+def stream_of(url: str) -> BinaryIO:
+    """Open an object to read it from its begin to its end."""
+    return io.BufferedReader(_Stream(RemoteFile(url)), _PIECE_BYTES)
+
+
+class _Stream(io.RawIOBase):
+    def __init__(self, file: RemoteFile) -> None:
+        self._file, self._at = file, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._file.size_bytes}[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._file.read(self._at, len(buffer))
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+    def close(self) -> None:
+        self._file.__exit__()
+        super().close()
 
 
 def _runs(begins: np.ndarray, ends: np.ndarray) -> list[tuple[int, int]]:

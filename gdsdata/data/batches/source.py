@@ -25,6 +25,7 @@ from gdsdata.formats.index import Index
 from gdsdata.io import engine
 from gdsdata.io.engine import BufferPool, Engine, FileTable, Residence
 from gdsdata.io.options import EngineOptions
+from gdsdata.storage.opened import have_urls
 
 # Modules that only some data sets need are imported by these: a program pays for what it uses.
 if TYPE_CHECKING:
@@ -94,6 +95,8 @@ class BatchSource(ABC, Generic[IndexT]):
         from gdsdata.io.calibration import calibrated
 
         largest = self.index.paths[int(self.index.size_bytes.argmax())]
+        if "://" in largest:  # what a network needs is not measured on a disk
+            return self.settings.options
         return calibrated(self.settings.options, largest, self._reads_to)
 
     def _pieces(self, epoch: Epoch) -> OpenPieces | None:
@@ -162,7 +165,12 @@ class RingSource(BatchSource[Index]):
         self._residence: Residence | None = None  # with residency="pinned"
 
     def _refuse_residency(self) -> None:
-        """Refuse nothing: samples of one size may have it."""
+        """Refuse objects: other samples of one size may have it."""
+        if self.settings.residency is not None and have_urls(self.index.paths):
+            raise ValueError(
+                f"residency={self.settings.residency!r} maps files, and these samples are in objects on a server: "
+                "leave it out, or copy them"
+            )
 
     def _opened(self) -> Opened:
         settings, on_cuda = self.settings, self.settings.device.type == "cuda"

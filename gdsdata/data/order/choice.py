@@ -16,6 +16,7 @@ from gdsdata.formats.index import Index, SampleIndex, records_of
 from gdsdata.io import engine
 from gdsdata.io.memory_budget import share_bytes
 from gdsdata.io.options import MIB, EngineOptions
+from gdsdata.storage.opened import have_urls
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs  # typing has it from Python 3.13 on
@@ -56,7 +57,7 @@ class ShuffleChoice:
             self.is_auto, self._is_final = False, True  # there is nothing to choose
         elif self.asked == "auto":
             self.reason = "until iteration begins"
-            if ranks == 1 or are_given or is_distributed():
+            if ranks == 1 or are_given or is_distributed() or have_urls(index.paths):
                 self._choose(index, ranks, are_given)
 
     def agree(self, index: SampleIndex, ranks: int, are_given: bool) -> bool:
@@ -85,7 +86,7 @@ class ShuffleChoice:
         if isinstance(self.asked, str) and self.asked != "auto":
             found = self.asked, self.reason
         self.asked, self.reason = choose(index, ranks, found)
-        self._is_final = are_given or is_distributed()
+        self._is_final = are_given or is_distributed() or have_urls(index.paths)
 
     def load(self, identity: bool | list[int]) -> None:
         """Take what a state says."""
@@ -161,14 +162,16 @@ def _of_row_groups(
 def choose(index: SampleIndex, ranks: int, found: tuple[str, str] | None = None) -> tuple[str, str]:
     """Return ``"uniform"`` or ``"lanes"``, and the reason in words.
 
-    The choice suits the data and its storage. If torch.distributed is initialized, all its
-    processes must call this, and get what the first one found. ``found`` is what this process found
-    before that.
+    The choice suits the data and its storage. For objects on a server it follows from their sizes.
+    Otherwise, if torch.distributed is initialized, all its processes must call this, and get what
+    the first one found. ``found`` is what this process found before that.
 
     Raises:
         ValueError: there are several ranks, and torch.distributed, by which they would agree, is
             not initialized.
     """
+    if have_urls(index.paths):
+        return found or _choose_remote(index)
     agree = is_distributed()
     if not agree and ranks > 1:
         raise ValueError(
@@ -182,6 +185,12 @@ def choose(index: SampleIndex, ranks: int, found: tuple[str, str] | None = None)
     (of_first_rank,) = agreed
     assert of_first_rank is not None  # the broadcast has replaced the None of other ranks
     return of_first_rank
+
+
+def _choose_remote(index: SampleIndex) -> tuple[str, str]:
+    if int(index.size_bytes.max()) < 2 * MIB:
+        return "uniform", "the data is remote, and no object is as long as two pieces of 1 MiB"
+    return "lanes", "the data is remote: each request takes a round trip, so pieces of 1 MiB are read"
 
 
 def _choose(index: SampleIndex, ranks: int) -> tuple[str, str]:
