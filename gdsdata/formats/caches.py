@@ -23,8 +23,8 @@ def folder_of(where: str | os.PathLike[str], kind: str) -> str:
 def place_of(path: str, where: str, kind: str, ending: str) -> str:
     """Return the place of a kept file that belongs to ``path``.
 
-    It is in a folder (`folder_of`), or ``"beside"`` the file. Of a URL, ``"beside"`` means as much
-    as ``"user"``.
+    It is in a folder (`folder_of`), or ``"beside"`` the file. For a URL, ``"beside"`` means
+    ``"user"``.
     """
     if "://" in path:  # beside an object nothing is kept: it is another's
         digest = hashlib.sha256(path.encode(errors="surrogateescape")).hexdigest()[:32]

@@ -243,7 +243,7 @@ def _are_urls(paths: Sequence[str]) -> np.ndarray:
 
 
 def _stats_of(paths: Sequence[str]) -> list[tuple[int, ...]]:
-    """Return sizes in bytes, and modification times in ns or versions; -1 and 0 of what is lacking."""
+    """Return sizes in bytes, and modification times in ns or versions; -1 and 0 if lacking."""
     found = [(0, 0) if _may_be_url(path) else _stat_of(path) for path in paths]
     if urls := [place for place, path in enumerate(paths) if _may_be_url(path)]:
         from gdsdata.storage.objects import sizes_and_versions

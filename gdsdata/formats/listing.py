@@ -45,8 +45,8 @@ def listing_of(source: Source) -> Listing:
 
     Args:
         source: a file; a directory (its own files, without hidden ones); a glob, where ``**``
-            crosses directories; the same as a URL of objects, whose directories are the prefixes
-            that end in a slash; or a sequence of these.
+            crosses directories; or a sequence of these. Each may be a URL. A prefix that ends in a
+            slash is a directory of objects.
 
     Raises:
         FileNotFoundError: one of them means no file.

@@ -54,6 +54,8 @@ def _is_folder(url: str) -> bool:
 def _folder_of(url: str) -> str:
     """Return the literal part of a URL, up to its last slash."""
     literal = _literal_of(url) if _is_glob(url) else url
+    if not location_of(literal).key:
+        return f"{literal.rstrip('/')}/"
     return literal[: literal.rfind("/") + 1]
 
 
@@ -68,7 +70,8 @@ def _in_folder(url: str) -> list[str]:
         return []
     prefix = location.key.rstrip("/") + "/" if location.key else ""
     listed = [one for one in store.list(prefix, "/") if isinstance(one, ObjectInfo)]
-    return _noted(listed, lambda info: _is_shown(_key_of(info)[len(prefix) :]))
+    begin = f"{url.rstrip('/')}/"
+    return _noted(begin, False, listed, lambda info: _is_shown(info.url[len(begin) :]))
 
 
 def _globbed(url: str) -> list[str]:
@@ -84,18 +87,14 @@ def _globbed(url: str) -> list[str]:
         one for one in store.list(location_of(literal).key, "/" if is_flat else "") if isinstance(one, ObjectInfo)
     ]
     if any(info.url == url for info in listed):
-        return _noted(listed, lambda info: info.url == url)
-    return _noted(listed, lambda info: matches(info.url[len(folder) :].split("/")))
+        return _noted(literal, not is_flat, listed, lambda info: info.url == url)
+    return _noted(literal, not is_flat, listed, lambda info: matches(info.url[len(folder) :].split("/")))
 
 
-def _noted(listed: list[ObjectInfo], is_meant: Callable[[ObjectInfo], bool]) -> list[str]:
+def _noted(prefix: str, is_deep: bool, listed: list[ObjectInfo], is_meant: Callable[[ObjectInfo], bool]) -> list[str]:
     """Return the URLs of those that are meant. All are known from now on, for formats that ask."""
-    objects.note(listed)
+    objects.note(prefix, is_deep, listed)
     return [info.url for info in listed if is_meant(info) and not info.url.endswith("/")]
-
-
-def _key_of(info: ObjectInfo) -> str:
-    return location_of(info.url).key
 
 
 def _is_shown(name: str) -> bool:

@@ -53,7 +53,7 @@ class HeaderReader:
             self._hints = _foreign_hints(self._file.path, self._size_bytes)
         if len(self._hints):
             self._ask_for_hints(self._hints, offset)
-        elif offset < self._reads * self._SMALL_BYTES:
+        elif not self._file.walks_ahead and offset < self._reads * self._SMALL_BYTES:
             until = min(offset + self._AHEAD_BYTES, self._size_bytes)
             for begin in range(max(offset, self._asked_until), until, self._REQUEST_BYTES):
                 self._file.ask_for(begin, self._REQUEST_BYTES)

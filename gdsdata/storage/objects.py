@@ -1,7 +1,7 @@
 """Which version of each object this process reads: its size and its tag.
 
 A list says both, and so costs no request an object. Other objects are asked for, many at a time.
-What is known is kept until a source is listed anew: all that a data set reads is of one version.
+Identities are kept until a source is listed anew, so a data set reads one version of each object.
 """
 
 from __future__ import annotations
@@ -39,17 +39,28 @@ def _version_of(tag: str) -> int:
 
 
 _known: dict[str, Identity] = {}
+# Prefixes that were listed, and whether folders below them were, too: what is not known there is
+# not there.
+_listed: dict[str, bool] = {}
 
 
-def note(infos: Iterable[ObjectInfo]) -> None:
-    """Take what a list says of objects."""
+def note(prefix: str, is_deep: bool, infos: Iterable[ObjectInfo]) -> None:
+    """Take what a list says.
+
+    Args:
+        prefix: the begin of all URLs in it.
+        is_deep: it has the objects of folders below, too.
+        infos: all of its objects.
+    """
     _known.update((info.url, Identity(info.size_bytes, info.tag)) for info in infos)
+    _listed[prefix] = is_deep
 
 
 def forget(prefix: str) -> None:
     """Forget all objects whose URLs begin with ``prefix``."""
-    for url in [url for url in list(_known) if url.startswith(prefix)]:
-        _known.pop(url, None)
+    for known in (_known, _listed):
+        for url in [url for url in list(known) if url.startswith(prefix)]:
+            known.pop(url, None)
 
 
 def identities(urls: Sequence[str]) -> list[Identity]:
@@ -99,7 +110,16 @@ def _headed(urls: Sequence[str]) -> Iterable[Identity | None]:
         return list(threads.map(_head, urls))
 
 
+def _is_known_to_lack(url: str) -> bool:
+    return any(
+        url.startswith(prefix) and (is_deep or "/" not in url[len(prefix) :])
+        for prefix, is_deep in list(_listed.items())
+    )
+
+
 def _head(url: str) -> Identity | None:
+    if _is_known_to_lack(url):
+        return None
     store, location = store_of(url)
     try:
         info = store.head(location.key)

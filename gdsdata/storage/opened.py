@@ -31,8 +31,10 @@ class Opened(Protocol):
         path: as it was given.
         size_bytes: when it was opened.
         mtime_ns: then, too; the version of an object (`store.ObjectInfo.version`).
+        walks_ahead: it reads ahead by itself if places are read one behind another.
     """
 
+    walks_ahead: bool
     path: str
     size_bytes: int
     mtime_ns: int
@@ -47,7 +49,7 @@ class Opened(Protocol):
         """
 
     def read_if_cached(self, offset: int, length: int) -> bytes | None:
-        """Do as `read`, if that waits for no storage; else return None."""
+        """Do as `read`, if that needs no new request to storage; else return None."""
 
     def ask_for(self, offset: int, length: int) -> None:
         """Begin to read these bytes, for a `read` that follows."""
@@ -171,6 +173,8 @@ class _LocalFile:
     It makes system calls, 0.6 us each. A mapping would take a quarter of that, but a file that is
     cut short meanwhile, or whose storage fails, would end the process (SIGBUS).
     """
+
+    walks_ahead = False
 
     def __init__(self, path: str, at_random: bool) -> None:
         self.path = path

@@ -32,10 +32,14 @@ class _Stretch(NamedTuple):
 class RemoteFile:
     """An object that is read at a few places, by one thread.
 
+    It reads ahead by itself, so that a walk over a whole object takes few requests.
+
     Raises:
         FileNotFoundError: there is none.
         IoError: the store refuses.
     """
+
+    walks_ahead = True
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -66,6 +70,7 @@ class RemoteFile:
         end = min(offset + length, self.size_bytes)
         if offset >= end or self._covered_to(offset) < end:
             return None
+        self._ask_ahead(offset, end)
         return self._joined(offset, end)
 
     def read_each(self, offsets: np.ndarray, length: int) -> np.ndarray:
@@ -97,15 +102,16 @@ class RemoteFile:
 
     def _ask_ahead(self, offset: int, end: int) -> None:
         """Ask for a range, and for what a walk needs next."""
-        if self._walked_to <= offset <= self._walked_to + LEAST_BYTES:
-            self._ahead_bytes = min(2 * self._ahead_bytes, _MOST_AHEAD_BYTES)
-        else:
+        is_walk = self._walked_to <= offset <= self._walked_to + LEAST_BYTES
+        if not is_walk:
             self._ahead_bytes = LEAST_BYTES
         self._walked_to = end
         covered_to = self._covered_to(offset)
         needed_to = end if self._ahead_bytes == LEAST_BYTES else end + self._ahead_bytes // 2
         if covered_to >= min(needed_to, self.size_bytes):
             return
+        if is_walk:
+            self._ahead_bytes = min(2 * self._ahead_bytes, _MOST_AHEAD_BYTES)
         ahead_to = max(end, offset + self._ahead_bytes)
         if ahead_to >= self.size_bytes and covered_to == offset:  # what ends a file is read from its end on
             offset = min(offset, max(0, self.size_bytes - LEAST_BYTES))
