@@ -11,12 +11,15 @@ import torch
 from gdsdata.data.groups import Fields, Reading
 from gdsdata.formats.catalog import FORMATS
 from gdsdata.formats.index import Format, SampleIndex
+from gdsdata.formats.listing import Source, sources_of
 from gdsdata.io.options import EngineOptions
+from gdsdata.storage.opened import have_urls
 
 if TYPE_CHECKING:
     from gdsdata.data.batches.settings import Collate
     from gdsdata.data.batches.skipped import Skipped
     from gdsdata.decoders import Decoder, Image
+    from gdsdata.storage.settings import RemoteSettings
 
 
 def check_types(
@@ -50,6 +53,12 @@ def check_types(
         raise TypeError(f'decode={shown(decode)} must be a dict by the names of fields, as in {{"jpg": "image"}}')
     if options is not None and not isinstance(options, EngineOptions):
         raise TypeError(f"options={shown(options)} must be a gdsdata.EngineOptions, as in EngineOptions(workers=4)")
+    if reading.cache is not None and not isinstance(reading.cache, (str, os.PathLike)):
+        raise TypeError(f"cache={shown(reading.cache)} must be the path of a folder, or None")
+    if reading.cache_bytes is not None and not isinstance(reading.cache_bytes, (int, str)):
+        raise TypeError(f'cache_bytes={shown(reading.cache_bytes)} must be a number of bytes, or as in "500GiB"')
+    if reading.storage_options is not None and not isinstance(reading.storage_options, Mapping):
+        raise TypeError("storage_options= must be a dict by the names of a store's options")
     if reading.index_cache is not None and not isinstance(reading.index_cache, (str, os.PathLike)):
         raise TypeError(f'index_cache={shown(reading.index_cache)} must be "user", the path of a folder, or None')
 
@@ -91,6 +100,24 @@ def check_values(fields: Fields, reading: Reading, device: torch.device, on_erro
         check_ragged_as(ragged)
     if on_error not in ("raise", "skip"):
         raise ValueError(f"on_error={on_error!r} is none of 'raise', 'skip'")
+
+
+def remote_of(source: Source, reading: Reading) -> RemoteSettings | None:
+    """Return how the objects of ``source`` are reached, as they are from now on.
+
+    None: it has no URL.
+
+    Raises:
+        ValueError: ``cache_bytes`` is no size, or a store has no such option.
+    """
+    sources = sources_of(source)
+    if not have_urls(sources):
+        return None
+    from gdsdata.storage.settings import RemoteSettings
+
+    settings = RemoteSettings.of(sources, reading.cache, reading.cache_bytes, reading.storage_options)
+    settings.take_effect()
+    return settings
 
 
 def skipped_of(on_error: str) -> Skipped | None:

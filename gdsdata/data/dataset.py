@@ -160,6 +160,7 @@ class GDSDataset(BatchDataset):
             decode=arguments.decoders_of(fields.decode),
             collate=fields.collate,
             skipped=arguments.skipped_of(on_error),
+            remote=arguments.remote_of(source, reading),
         )
         self._ranks, self._epoch_ranks = Ranks(*sharding[:4]), EpochRanks()
         has_peers = (self._ranks.found_or_none() or Share(0, 1)).world_size > 1

@@ -89,7 +89,16 @@ class Reading(NamedTuple):
         index_cache: where an index that took more than half a second is kept for the next start. It
             is used while the folders of the files, and a sample of the files, are as they were, and
             one process of a machine makes it for all. ``"user"``: in ``~/.cache/gdsdata/index``.
-            Else the path of a folder. None: every start indexes all files.
+            Else the path of a folder. None: every start indexes all files. An index of URLs is kept
+            however fast it was made, and used while a list has the same sizes and versions.
+        cache: a folder on a local disk, where the bytes of objects (URLs) are kept for the next
+            epoch, for other ranks and for other runs. None: the environment's GDSDATA_CACHE, and
+            without that nothing is kept. Local files are never cached.
+        cache_bytes: the most that the cache may take: a number, or as in ``"500GiB"``. None: the
+            bound that the cache has already, or its default.
+        storage_options: of the store of the URLs, in place of the environment: ``endpoint_url``,
+            ``region``, ``credentials`` and others (`gdsdata.storage.stores`). They hold for all
+            URLs of the same scheme in this process.
     """
 
     options: EngineOptions | None = None
@@ -97,6 +106,13 @@ class Reading(NamedTuple):
     zero_copy: bool = False
     residency: str | None = None
     index_cache: str | os.PathLike[str] | None = "user"
+    cache: str | os.PathLike[str] | None = None
+    cache_bytes: int | str | None = None
+    storage_options: Mapping[str, Any] | None = None
+
+    def __repr__(self) -> str:
+        fields = {**self._asdict(), "storage_options": self.storage_options and sorted(self.storage_options)}
+        return f"Reading({', '.join(f'{name}={value!r}' for name, value in fields.items())})"
 
 
 GroupT = TypeVar("GroupT", Sharding, Fields, Reading)

@@ -194,6 +194,8 @@ class Samples:
         return index
 
     def _indexed(self) -> SampleIndex:
+        if self.settings.remote is not None:
+            self.settings.remote.take_effect()
         self.paths, self.format, index = self._indexing.indexed()
         if not len(index):
             raise ValueError(f"no samples in {self.paths[0]} (of {len(self.paths)} files)")

@@ -23,17 +23,26 @@ def folder_of(where: str | os.PathLike[str], kind: str) -> str:
 def place_of(path: str, where: str, kind: str, ending: str) -> str:
     """Return the place of a kept file that belongs to ``path``.
 
-    It is in a folder (`folder_of`), or ``"beside"`` the file. For a URL, ``"beside"`` means
-    ``"user"``.
+    It is in a folder (`folder_of`), or ``"beside"`` the file. For a URL, ``"beside"`` and
+    ``"user"`` mean the cache of objects, if there is one.
     """
     if "://" in path:  # beside an object nothing is kept: it is another's
         digest = hashlib.sha256(path.encode(errors="surrogateescape")).hexdigest()[:32]
-        return os.path.join(folder_of("user" if where == "beside" else where, kind), f"{digest}.{ending}")
+        return os.path.join(folder_of_objects(where, kind), f"{digest}.{ending}")
     folder, name = os.path.split(os.path.abspath(path))
     if where == "beside":
         return os.path.join(folder, f".{name}.{ending}")  # hidden: a folder's other files are data
     digest = hashlib.sha256(os.fsencode(os.path.join(folder, name))).hexdigest()[:32]
     return os.path.join(folder_of(where, kind), f"{digest}.{ending}")
+
+
+def folder_of_objects(where: str | os.PathLike[str], kind: str) -> str:
+    """Return the folder that ``where`` means for what is made of objects."""
+    if where not in ("user", "beside"):
+        return os.fspath(where)
+    from gdsdata.storage.settings import folder_of_derived
+
+    return folder_of_derived(kind) or folder_of("user", kind)
 
 
 @contextlib.contextmanager

@@ -33,6 +33,7 @@ from gdsdata.formats.index import Format, SampleIndex
 from gdsdata.formats.listing import Folder, Listing, Source, folder_now, sources_of
 from gdsdata.formats.paths import joined
 from gdsdata.io.engine import warn_once
+from gdsdata.storage.opened import have_urls
 
 KIND = "index"
 WORTH_S = 0.5  # an index that took less is made again faster than it is checked
@@ -67,7 +68,8 @@ class KeptIndex:
     def __init__(self, source: Source, format: Format | None, where: str | os.PathLike[str], version: str) -> None:
         sources = [one if "://" in one else os.path.abspath(one) for one in sources_of(source)]
         said = json.dumps([version, None if format is None else repr(format), sources])
-        self._folder = caches.folder_of(where, KIND)
+        folder_of = caches.folder_of_objects if have_urls(sources) else caches.folder_of
+        self._folder = folder_of(where, KIND)
         digest = hashlib.sha256(said.encode(errors="surrogateescape")).hexdigest()[:32]
         self._place = os.path.join(self._folder, f"{digest}.gdsdata-index")
         self._is_used = False  # found or written by this process

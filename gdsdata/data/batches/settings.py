@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from gdsdata.data.batches.ragged import RaggedAs
     from gdsdata.data.batches.skipped import Skipped
     from gdsdata.decoders import Decoder, Image
+    from gdsdata.storage.settings import RemoteSettings
 
 # Gets a list of samples, each a dict of the fields that it has, and returns the batch.
 Collate = Callable[[list[dict[str, Any]]], Any]
@@ -31,6 +32,7 @@ class BatchSettings(NamedTuple):
         prefetch: batches in flight or ready ahead of the consumer.
         zero_copy, residency, ragged, decode, collate: as of `GDSDataset`.
         skipped: counts bad samples, which are left out; None: they are errors.
+        remote: how objects are reached; None: there are only files.
     """
 
     device: torch.device
@@ -44,3 +46,4 @@ class BatchSettings(NamedTuple):
     decode: Mapping[str, Decoder | Image] = MappingProxyType({})
     collate: Collate | None = None
     skipped: Skipped | None = None
+    remote: RemoteSettings | None = None

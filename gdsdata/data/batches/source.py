@@ -76,6 +76,8 @@ class BatchSource(ABC, Generic[IndexT]):
         return self._kept[1]
 
     def _opened(self) -> Opened:
+        if self.settings.remote is not None:
+            self.settings.remote.take_effect()  # a worker of a DataLoader is another process
         shared = engine.shared_engine(self._calibrated_options, self._reads_to)
         return shared, engine.file_table(self.index)
 
