@@ -16,7 +16,7 @@ from gdsdata import formats
 from gdsdata.data.identity import identity_of
 from gdsdata.data.indexing import Indexing
 from gdsdata.errors import CorruptData
-from gdsdata.storage import ranges, remote_file
+from gdsdata.storage import remote_file
 
 MIB = 2**20
 
@@ -193,16 +193,16 @@ def test_records_of_tfrecord_are_found_in_few_requests(server, record_bytes):
     assert len(server.requests) <= 40
 
 
-def test_an_object_that_is_replaced_while_it_is_indexed_is_corrupt_data(folder, server, monkeypatch):
+def test_an_object_that_is_replaced_while_it_is_indexed_is_corrupt_data(folder, server):
     SOURCES["npy files"].write(folder)
     server.put_folder(folder)
-    begin = ranges.begin
+    answer = server.answer
 
-    def replaced(wanted):
+    def replaced(request):
         server.content["3.npy"] = server.content["2.npy"]
-        return begin(wanted)
+        answer(request)
 
-    monkeypatch.setattr(ranges, "begin", replaced)
+    server.answer = replaced
     with pytest.raises(CorruptData, match=r"s3://bucket/3\.npy") as caught:
         indexed("s3://bucket", formats.Npy())
     assert caught.value.path == "s3://bucket/3.npy"

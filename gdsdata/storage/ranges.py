@@ -1,18 +1,25 @@
-"""Ranges of objects, read beside the batches: headers, directories, indexes."""
+"""Ranges of objects, read beside the batches: headers, directories, indexes.
+
+The engine reads them, so they are retried, checked against the object's version, and cached as the
+bytes of batches are.
+"""
 
 from __future__ import annotations
 
-import http.client
-import os
-import threading
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, NamedTuple
 
-from gdsdata.errors import CorruptData, IoError
-from gdsdata.storage.objects import REQUESTS_AT_ONCE, Identity
-from gdsdata.storage.stores import store_of
+import numpy as np
+import torch
+
+from gdsdata.io import engine
+from gdsdata.io.options import EngineOptions
+from gdsdata.storage.objects import Identity
+
+if TYPE_CHECKING:
+    from gdsdata.io.engine import BegunRead, FileTable
+
+_LOOK_S = 1.0  # how often a wait looks for signals
 
 
 class Range(NamedTuple):
@@ -24,63 +31,84 @@ class Range(NamedTuple):
     length: int
 
 
-_lock = threading.Lock()
-_threads: tuple[int, ThreadPoolExecutor] | None = None  # with its process
+class Begun:
+    """A range that is being read.
 
-
-def begin(wanted: Range) -> Future[bytes]:
-    """Begin to read a range. The result has exactly its length.
-
-    It raises `CorruptData` if the object was replaced, ``FileNotFoundError`` if it was deleted,
-    and `IoError` for other failures.
+    Args:
+        table: of the object alone: see `table_of`.
+        offset, length: in bytes, within its size; ``length`` is at least 1.
     """
-    return _pool().submit(_get, wanted)
+
+    def __init__(self, table: FileTable, offset: int, length: int) -> None:
+        self._memory = np.empty(length, np.uint8)
+        self._read = _begin(table, [0], [offset], [length], self._memory)
+        self._bytes: bytes | None = None
+
+    def done(self) -> bool:
+        """Return whether `result` need not wait."""
+        return self._bytes is not None or self._read.ended()
+
+    def result(self) -> bytes:
+        """Wait for the bytes, as many as were asked for.
+
+        Raises:
+            CorruptData: the object was replaced.
+            FileNotFoundError: it was deleted.
+            IoError: any other failure, after retries.
+        """
+        if self._bytes is None:
+            _wait(self._read)
+            self._bytes, self._memory = self._memory.tobytes(), np.empty(0, np.uint8)
+        return self._bytes
+
+    def cancel(self) -> None:
+        """Read no more of it, unless it has ended."""
+        if self._bytes is None:
+            self._read.cancel()
+            self._read.let_go()
 
 
 def read_many(wanted: Sequence[Range]) -> list[bytes]:
-    """Read ranges, many at a time: see `begin`."""
-    if len(wanted) == 1:
-        return [_get(wanted[0])]
-    begun = [begin(one) for one in wanted]
+    """Read ranges, as many at a time as the network serves: see `Begun.result` for errors."""
+    if not wanted:
+        return []
+    place_of: dict[str, int] = {}
+    files = [place_of.setdefault(one.url, len(place_of)) for one in wanted]
+    identities = {one.url: (one.identity.size_bytes, one.identity.version) for one in wanted}
+    table = engine.table_of(list(place_of), [identities[url] for url in place_of], [None] * len(place_of))
+    lengths = [one.length for one in wanted]
+    memory = np.empty(sum(lengths), np.uint8)
+    read = _begin(table, files, [one.offset for one in wanted], lengths, memory)
     try:
-        return [one.result() for one in begun]
-    finally:
-        for one in begun:
-            one.cancel()
+        _wait(read)
+    except BaseException:
+        read.cancel()
+        read.let_go()
+        raise
+    ends = np.cumsum(lengths).tolist()
+    return [memory[end - length : end].tobytes() for end, length in zip(ends, lengths, strict=True)]
 
 
-def _pool() -> ThreadPoolExecutor:
-    global _threads
-    with _lock:
-        if _threads is None or _threads[0] != os.getpid():
-            _threads = os.getpid(), ThreadPoolExecutor(REQUESTS_AT_ONCE, "gdsdata-ranges")
-        return _threads[1]
+def _begin(table: FileTable, files: list[int], offsets: list[int], lengths: list[int], memory: np.ndarray) -> BegunRead:
+    places = np.cumsum([0, *lengths[:-1]])
+    shared = engine.shared_engine(EngineOptions(), torch.device("cpu"))
+    return shared.begin_read(
+        table,
+        np.array(files, np.int32),
+        np.array(offsets, np.int64),
+        np.array(lengths, np.int64),
+        memory,
+        places.astype(np.int64),
+        shared.mark(0),
+    )
 
 
-def _get(wanted: Range) -> bytes:
-    url, identity, offset, length = wanted
-    store, location = store_of(url)
-    access = store.access(location.key)
-    parts = urlsplit(access.url)
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    connection = kind(parts.netloc, timeout=60)
-    try:
-        target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        said = {**access.headers, "Range": f"bytes={offset}-{offset + length - 1}"}
-        connection.request("GET", target, headers=said)
-        response = connection.getresponse()
-        data = response.read(length + 1)
-    except (OSError, http.client.HTTPException) as error:
-        message = f"indexing {url}: reading {length} bytes at {offset} failed: {error}"
-        raise IoError(getattr(error, "errno", None) or 5, message, url, offset, length) from None
-    finally:
-        connection.close()
-    if response.status == 404:
-        raise FileNotFoundError(2, "there is no such object", url)
-    tag = response.headers.get("ETag") or response.headers.get("Last-Modified") or ""
-    if response.status in (412, 416) or (response.status in (200, 206) and tag.strip('"') != identity.tag.strip('"')):
-        raise CorruptData(f"{url} was replaced while it was read: index it anew", url, offset, length)
-    if response.status != 206 or len(data) != length:
-        message = f"indexing {url}: {length} bytes at {offset} were answered with {response.status}, {len(data)} bytes"
-        raise IoError(5, message, url, offset, length)
-    return data
+def _wait(read: BegunRead) -> None:
+    while not read.wait(_LOOK_S):
+        pass
+    read.routes()  # raises what was wrong
+
+
+def table_of(url: str, identity: Identity) -> FileTable:
+    """Return a table of one object. It keeps the access to it for the next range."""
+    return engine.table_of([url], [(identity.size_bytes, identity.version)], [None])

@@ -5,12 +5,15 @@ from __future__ import annotations
 import io
 import os
 from bisect import bisect_right
-from concurrent.futures import Future
-from typing import Any, BinaryIO, NamedTuple
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import numpy as np
 
 from gdsdata.storage import objects, ranges
+
+if TYPE_CHECKING:
+    from gdsdata.io.engine import FileTable
 
 # Read at least, because a request takes as long as 256 KiB on most networks. A walk from header to
 # header reads on further and further ahead, up to 8 MiB in pieces that come side by side.
@@ -26,7 +29,7 @@ _GAP_BYTES = 64 * 1024
 class _Stretch(NamedTuple):
     begin: int
     end: int
-    bytes: Future[bytes]
+    bytes: ranges.Begun
 
 
 class RemoteFile:
@@ -48,7 +51,7 @@ class RemoteFile:
         self._stretches: list[_Stretch] = []  # by their begins; none overlaps another
         self._ages: list[_Stretch] = []
         self._kept_bytes = 0
-        self._walked_to, self._ahead_bytes = -1, LEAST_BYTES
+        self._walked_to, self._ahead_bytes = -2 * LEAST_BYTES, LEAST_BYTES
 
     def __enter__(self) -> RemoteFile:
         return self
@@ -100,6 +103,10 @@ class RemoteFile:
         """Return False: each range is of the version that was known first, or an error."""
         return False
 
+    @cached_property
+    def _table(self) -> FileTable:
+        return ranges.table_of(self.path, self._identity)
+
     def _ask_ahead(self, offset: int, end: int) -> None:
         """Ask for a range, and for what a walk needs next."""
         is_walk = self._walked_to <= offset <= self._walked_to + LEAST_BYTES
@@ -127,8 +134,7 @@ class RemoteFile:
             until = min(end, begin + _PIECE_BYTES)
             if place < len(self._stretches):
                 until = min(until, self._stretches[place].begin)
-            wanted = ranges.Range(self.path, self._identity, begin, until - begin)
-            stretch = _Stretch(begin, until, ranges.begin(wanted))
+            stretch = _Stretch(begin, until, ranges.Begun(self._table, begin, until - begin))
             self._stretches.insert(place, stretch)
             self._ages.append(stretch)
             self._kept_bytes += until - begin
