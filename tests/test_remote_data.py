@@ -1,14 +1,24 @@
 """Batches from URLs are those of the same files, in each shuffle."""
 
+import itertools
+import json
+import multiprocessing
+import pickle
+import warnings
 
 import numpy as np
 import pytest
-from helpers import assert_same_batches, grouped
+from helpers import assert_same_batches, grouped, write_records
 from object_server import serving
-from servers.fixtures import seaweedfs  # noqa: F401
 from sources import SOURCES
+from torch.utils.data import DataLoader
 
-from gdsdata import GDSDataset
+from gdsdata import GDSDataset, Reading
+from gdsdata.errors import CorruptData
+from gdsdata.formats import Records, Tokens
+from gdsdata.storage import stores
+from gdsdata.storage.secret import Keys
+from gdsdata.storage.settings import RemoteSettings, size_bytes_of
 
 MIB = 2**20
 
@@ -54,3 +64,170 @@ def test_batches_of_objects_are_those_of_the_files(folder, server, name, shuffle
     here, there = (read(source, SOURCES[name].format(), shuffle=shuffle) for source in (folder, server.url("data/")))
     for _ in range(2):
         assert_same_batches(flat(there), flat(here))
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_real_servers_objects_are_read_as_the_files(folder, seaweedfs, name):
+    SOURCES[name].write(folder)
+    prefix = f"{name.replace(' ', '-')}/"
+    for path in folder.iterdir():
+        seaweedfs.put(prefix + path.name, path.read_bytes())
+    options = options_of(seaweedfs)
+    for shuffle in (False, True, "lanes"):
+        here = read(folder, SOURCES[name].format(), shuffle=shuffle)
+        there = read(seaweedfs.url(prefix), SOURCES[name].format(), shuffle=shuffle, storage_options=options)
+        assert_same_batches(flat(there), flat(here))
+
+
+def options_of(server):
+    keys = Keys(access_key_id=server.access_key, secret_access_key=server.secret_key)
+    return {"endpoint_url": server.endpoint_url, "region": server.region, "credentials": keys}
+
+
+def records(source, **arguments):
+    return read(source, Records("u1", (64,)), **arguments)
+
+
+def put_records(server, files=3, size=40):
+    for i in range(files):
+        server.content[f"{i}.bin"] = np.arange(size * 64, dtype=np.uint32).astype("u1").tobytes()
+
+
+def test_an_object_that_is_replaced_during_an_epoch_is_corrupt_data(server):
+    put_records(server)
+    data = records("s3://bucket/")
+    server.content["1.bin"] = server.content["1.bin"][::-1]
+    with pytest.raises(CorruptData, match=r"s3://bucket/1\.bin") as caught:
+        list(data)
+    assert caught.value.path == "s3://bucket/1.bin"
+
+
+def test_an_object_that_is_deleted_during_an_epoch_is_a_missing_file(server):
+    put_records(server)
+    data = records("s3://bucket/")
+    del server.content["2.bin"]
+    with pytest.raises(FileNotFoundError, match=r"s3://bucket/2\.bin"):
+        list(data)
+
+
+def test_damaged_objects_can_be_left_out(folder, server):
+    SOURCES["npy files"].write(folder)
+    server.put_folder(folder)
+    server.content["3.npy"] = server.content["3.npy"][:-7]
+    with pytest.warns(RuntimeWarning, match=r"1 of 7 files are left out.*s3://bucket/3\.npy"):
+        data = read("s3://bucket/", SOURCES["npy files"].format(), on_error="skip")
+    assert data.samples == 6
+
+
+def test_auto_takes_lanes_for_long_objects_and_says_so(server):
+    server.content["a.bin"] = bytes(4 * MIB)
+    assert "lanes" in (said := records(server.url("a.bin"), shuffle="auto").stats()["shuffle"].lower())
+    assert "the data is remote" in said
+
+
+def test_ranks_need_no_agreement_on_the_shuffle_of_remote_data(server):
+    server.content["a.bin"] = bytes(4 * MIB)
+    chosen = [records(server.url("a.bin"), shuffle="auto", rank=rank, world_size=2) for rank in range(2)]
+    assert chosen[0].stats()["shuffle"] == chosen[1].stats()["shuffle"]
+
+
+def test_pinned_residency_of_objects_is_refused(server):
+    put_records(server)
+    with pytest.raises(ValueError, match="CUDA|maps files"):
+        records("s3://bucket/", residency="pinned")
+
+
+@pytest.mark.parametrize("name", ["tar", "tokens", "mds", "parquet"])
+def test_a_state_of_files_continues_with_the_same_objects_and_back(folder, server, name):
+    SOURCES[name].write(folder)
+    server.put_folder(folder, "elsewhere/")
+    places = [folder, server.url("elsewhere/")]
+    for first, second in itertools.permutations(places):
+        data = read(first, SOURCES[name].format(), on_break="restart")
+        taken = iter(data)
+        next(taken)
+        state = json.loads(json.dumps(data.state_dict()))
+        rest = flat(taken)
+        continued = read(second, SOURCES[name].format())
+        continued.load_state_dict(state)
+        assert_same_batches(flat(continued), rest)
+
+
+def test_a_state_continues_on_another_number_of_ranks(server):
+    put_records(server)
+    whole = records("s3://bucket/", batch_size=4)
+    taken = iter(whole)
+    next(taken)
+    state = whole.state_dict()
+    rest = [np.asarray(batch) for batch in taken]
+    ranks = [records("s3://bucket/", batch_size=2, rank=rank, world_size=2) for rank in range(2)]
+    for data in ranks:
+        data.load_state_dict(state)
+    for expected, *parts in zip(rest, *ranks, strict=True):
+        assert (np.concatenate(parts) == expected).all()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_of_a_loader_read_objects(seaweedfs, method):
+    content = np.arange(100 * 64, dtype=np.uint32).astype("u1").tobytes()
+    source = seaweedfs.put(f"workers-{method}/a.bin", content)
+    data = records(source, storage_options=options_of(seaweedfs), shuffle=False)
+    loader = DataLoader(data, batch_size=None, num_workers=2, multiprocessing_context=method)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert b"".join(np.asarray(batch).tobytes() for batch in loader) == content
+
+
+def test_no_state_pickle_or_text_has_a_secret(seaweedfs):
+    source = seaweedfs.put("secrets/a.bin", bytes(6400))
+    reading = Reading(storage_options=options_of(seaweedfs))
+    data = GDSDataset(source, 4, Records("u1", (64,)), device="cpu", reading=reading)
+    next(iter(data))
+    told = [repr(data), repr(reading), str(data.state_dict()), str(data.stats()), str(data.report())]
+    told.append(pickle.dumps(data).decode("latin-1"))
+    assert not [text for text in told if seaweedfs.secret_key in text]
+
+
+def test_settings_are_pickled_whole_only_for_a_process_that_is_spawned(monkeypatch):
+    keys = Keys(access_key_id="A", secret_access_key="B")
+    settings = RemoteSettings(("s3",), "/c", 7, {"region": "r", "credentials": keys})
+    assert pickle.loads(pickle.dumps(settings)) == RemoteSettings(("s3",), "/c", 7, {"region": "r"})
+    monkeypatch.setattr(multiprocessing.context, "get_spawning_popen", lambda: True)
+    monkeypatch.setattr("gdsdata.storage.settings.get_spawning_popen", lambda: True)
+    assert pickle.loads(pickle.dumps(settings)) == settings
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [("500GiB", 500 * 2**30), ("2 TB", 2 * 10**12), ("1.5kB", 1500), ("7", 7), (9, 9), ("3Mi", 3 * MIB), ("4 B", 4)],
+)
+def test_sizes_are_written_with_units(said, expected):
+    assert size_bytes_of(said) == expected
+
+
+@pytest.mark.parametrize("said", ["", "GiB", "-1", "1 XB", "1e9", -1])
+def test_what_is_no_size_is_refused(said):
+    with pytest.raises(ValueError, match="cache_bytes="):
+        size_bytes_of(said)
+
+
+def test_an_option_that_a_store_does_not_have_is_named(monkeypatch):
+    monkeypatch.setattr(stores, "_options", {})
+    monkeypatch.setattr("gdsdata.storage.settings._options_of", {})
+    with pytest.raises(ValueError, match="nonsense"):
+        records("s3://bucket-of-nobody/a.bin", storage_options={"nonsense": 1})
+
+
+def test_unpacked_shards_of_objects_lie_in_the_cache(folder, server, tmp_path):
+    SOURCES["packed mds"].write(folder)
+    server.put_folder(folder)
+    data = read("s3://bucket/", SOURCES["packed mds"].format(), cache=tmp_path / "nvme")
+    assert len(list(tmp_path.glob("nvme/derived/mds/*.unpacked"))) == 2
+    assert_same_batches(flat(data), flat(read(folder, SOURCES["packed mds"].format())))
+
+
+def test_tokens_of_an_object_with_a_header_are_read(server, tmp_path):
+    write_records(tmp_path / "a.bin", 30, 64, 0)
+    server.content["a.bin"] = (tmp_path / "a.bin").read_bytes()
+    here, there = (read(source, Tokens("u2", 7)) for source in (tmp_path / "a.bin", server.url("a.bin")))
+    assert_same_batches(flat(there), flat(here))
