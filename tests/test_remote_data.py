@@ -231,3 +231,12 @@ def test_tokens_of_an_object_with_a_header_are_read(server, tmp_path):
     server.content["a.bin"] = (tmp_path / "a.bin").read_bytes()
     here, there = (read(source, Tokens("u2", 7)) for source in (tmp_path / "a.bin", server.url("a.bin")))
     assert_same_batches(flat(there), flat(here))
+
+
+def test_arguments_of_objects_are_given_by_themselves_or_in_their_group(server, tmp_path):
+    put_records(server)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        GDSDataset("s3://bucket/", 4, Records("u1", (64,)), device="cpu", storage_options={})
+    with pytest.raises(TypeError, match="cache= is given twice"):
+        GDSDataset("s3://bucket/", 4, device="cpu", cache=tmp_path, reading=Reading(cache=tmp_path))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Mapping
 from operator import index as index_of
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +54,8 @@ class GDSDataset(BatchDataset):
     memory (but see `Reading.zero_copy`).
 
     Args:
-        source: a file, directory or glob, or a list of these.
+        source: a file, directory or glob, or a list of these. Each may be the URL of objects:
+            ``s3://bucket/train/*.tar`` (docs/guide/remote.md).
         batch_size: samples in a batch.
         format: one of ``gdsdata.formats``; None recognizes it by the first file's magic.
         shuffle: the order of an epoch; see below.
@@ -76,6 +78,8 @@ class GDSDataset(BatchDataset):
         sharding: the share of this process. The default finds it: see `Sharding`.
         fields: how batches are made of samples with fields: see `Fields`.
         reading: the engine's options, and how far it reads ahead: see `Reading`.
+        cache, cache_bytes, storage_options: of objects on servers, also in ``reading``: see
+            `Reading`.
         old: the groups' arguments by themselves, as in ``prefetch=8``: an old spelling, which warns
             (DeprecationWarning) and which the next version refuses.
 
@@ -88,7 +92,8 @@ class GDSDataset(BatchDataset):
       small ones. Pieces take up to 1 GiB of host memory, and as much again for those read ahead; W
       ranks share that. Each worker of a DataLoader reads all of them. A `Lanes` has its own
       numbers.
-    - ``"auto"``: one of these two, by the size of a sample and a short measurement.
+    - ``"auto"``: one of these two, by the size of a sample and a short measurement. For objects
+      on servers it is ``"lanes"``, if any of them has two pieces.
       ``stats()["shuffle"]`` says which and why. If torch.distributed is initialized, as several
       ranks need, all of its processes have to make the data set, and use the choice of the first
       one. If it is initialized later, all have to begin to iterate. A loaded state has its own
@@ -134,12 +139,15 @@ class GDSDataset(BatchDataset):
         sharding: Sharding | None = None,
         fields: Fields | None = None,
         reading: Reading | None = None,
+        cache: str | os.PathLike[str] | None = None,
+        cache_bytes: int | str | None = None,
+        storage_options: Mapping[str, Any] | None = None,
         **old: Any,
     ) -> None:
         super().__init__()
         sharding = group_of(Sharding, "sharding", sharding, old)
         fields = group_of(Fields, "fields", fields, old)
-        reading = group_of(Reading, "reading", reading, old)
+        reading = group_of(Reading, "reading", reading, old).with_remote(cache, cache_bytes, storage_options)
         if old:
             raise TypeError(f"GDSDataset() got an unexpected keyword argument {next(iter(old))!r}")
         arguments.check_types(source, batch_size, format, seed, transform, fields, reading)

@@ -110,6 +110,24 @@ class Reading(NamedTuple):
     cache_bytes: int | str | None = None
     storage_options: Mapping[str, Any] | None = None
 
+    def with_remote(
+        self,
+        cache: str | os.PathLike[str] | None,
+        cache_bytes: int | str | None,
+        storage_options: Mapping[str, Any] | None,
+    ) -> Reading:
+        """Return the same with those of these arguments that are given.
+
+        Raises:
+            TypeError: an argument is given both ways.
+        """
+        said: dict[str, Any] = {"cache": cache, "cache_bytes": cache_bytes, "storage_options": storage_options}
+        given = {name: value for name, value in said.items() if value is not None}
+        for name in given:
+            if getattr(self, name) is not None:
+                raise TypeError(f"{name}= is given twice: by itself, and in reading=gdsdata.Reading(...)")
+        return self._replace(**given) if given else self
+
     def __repr__(self) -> str:
         fields = {**self._asdict(), "storage_options": self.storage_options and sorted(self.storage_options)}
         return f"Reading({', '.join(f'{name}={value!r}' for name, value in fields.items())})"
