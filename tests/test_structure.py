@@ -118,7 +118,7 @@ FOLDERS = {
     "bench.measure": set(),
     "integrations": EVERYTHING,
     "doctor": {"errors", "io"},
-    "checkpoint": {"errors", "formats.parsers", "io", "lazy", "observe", "torch_private"},
+    "checkpoint": {"errors", "formats.parsers", "io", "lazy", "observe", "storage", "torch_private"},
     "data": {"decoders", "errors", "formats", "io", "observe", "storage", "version"},
     "data.batches": {"data.counts", "data.order", "decoders", "errors", "formats", "io", "storage"},
     "data.order": {"data.ranks", "errors", "formats", "io", "storage"},

@@ -22,6 +22,7 @@ from gdsdata.checkpoint.targets import check_fits, check_into, check_names, fill
 from gdsdata.checkpoint.tensor_reader import TensorReader
 from gdsdata.checkpoint.torch_zip import archive_writer
 from gdsdata.checkpoint.tree import LEFT_OUT, Path, leaves, map_leaves, name_of
+from gdsdata.checkpoint.urls import is_url
 from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions
 from gdsdata.observe.times import note_checkpoint_stall
@@ -33,6 +34,7 @@ def save(value: Any, path: str | os.PathLike[str], *, options: EngineOptions | N
 
         gdsdata.save({"model": model.state_dict(), "step": step}, "model.pt")  # for torch.load
         gdsdata.save(model.state_dict(), "model.safetensors")  # for safetensors
+        gdsdata.save(model.state_dict(), "s3://bucket/run/model.safetensors")  # an object
 
     After an error or a crash, ``path`` has what was there before.
 
@@ -42,19 +44,25 @@ def save(value: Any, path: str | os.PathLike[str], *, options: EngineOptions | N
     stored once. In a safetensors file, tensors are contiguous, and the file's metadata
     has the checksum of each.
 
+    An object has the bytes that the file would have, and appears when all of them have arrived. It
+    is sent in parts: 8 at a time, and about 3 more are in memory. The store chooses the size of a
+    part, at least 5 MiB.
+
     Args:
         value: a dict of tensors if ``path`` ends in .safetensors, else anything that `torch.save`
             takes.
-        path: of the file; symbolic links are followed. The mode of a new file follows the umask. A
-            file that is replaced keeps its mode, and its owner if this user may set it. A .pt file
-            has no checksums after ``torch.serialization.set_crc32_options(False)``.
+        path: of the file, or the URL of an object. Symbolic links are followed. The mode of a new
+            file follows the umask. A file that is replaced keeps its mode, and its owner if this
+            user may set it. A .pt file has no checksums after
+            ``torch.serialization.set_crc32_options(False)``.
         options: of the engine; None: the defaults.
 
     Raises:
         ValueError: the safetensors format cannot express the value; the message has the name and
             the reason.
         RuntimeError: the .pt format cannot express it: tensors of different dtypes share memory.
-        FileNotFoundError: the folder of ``path`` does not exist.
+        FileNotFoundError: the folder of ``path``, or the bucket, does not exist.
+        PermissionError: the store's credentials do not allow it.
         NotReplaceable: an `IoError`. No new file can replace ``path``: it is a bind-mounted file,
             or its folder is not writable. `torch.save` may still overwrite it in place; a crash
             during that leaves it damaged.
@@ -68,7 +76,8 @@ def save(value: Any, path: str | os.PathLike[str], *, options: EngineOptions | N
     path = checked_path(path, "save")
     save_file = safetensors_file.save if path.endswith(".safetensors") else archive_writer.save
     started = time.perf_counter()
-    prepare_engine(options or EngineOptions())
+    if not is_url(path):  # the bytes of an object do not pass through the engine
+        prepare_engine(options or EngineOptions())
     save_file(value, path, options or EngineOptions())
     note_checkpoint_stall(time.perf_counter() - started)
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from gdsdata.checkpoint.tree import leaves, name_of
+from gdsdata.checkpoint.urls import plain_path
 from gdsdata.errors import CorruptData, GdsdataError
 
 _FETCH = "Fetch or save the file again, or load an earlier checkpoint"
@@ -34,7 +35,7 @@ _TORCH_MAGICS = (b"PK", b"\x80")  # a zip; a pickle, as older versions wrote
 
 
 def checked_path(path: Any, caller: str) -> str:
-    """Return the path of one file as str.
+    """Return the path of one file, or the URL of an object, as str.
 
     Args:
         path: what a user gave for it.
@@ -42,9 +43,10 @@ def checked_path(path: Any, caller: str) -> str:
 
     Raises:
         TypeError: it is not the path of one file.
+        ValueError: a ``file://`` URL of another host.
     """
     if isinstance(path, (str, bytes, os.PathLike)):
-        return os.fsdecode(path)
+        return plain_path(os.fsdecode(path))
     if isinstance(path, (list, tuple, set)):
         remedy = f"call {caller} for each file, or give the path of a *.safetensors.index.json that names its shards"
     elif hasattr(path, "read") or hasattr(path, "write"):

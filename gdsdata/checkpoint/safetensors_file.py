@@ -17,11 +17,12 @@ from typing import Any
 
 import torch
 
-from gdsdata.checkpoint.file_writer import FileWriter, reached
+from gdsdata.checkpoint.file_writer import reached
 from gdsdata.checkpoint.open_file import OpenFile, missing, most_kept_files
 from gdsdata.checkpoint.partial_pages import PAGE_BYTES
 from gdsdata.checkpoint.stored import Record, Stored, bytes_of
 from gdsdata.checkpoint.tensor_kinds import has_own_memory
+from gdsdata.checkpoint.writers import writer_of
 from gdsdata.errors import CorruptData
 from gdsdata.formats.parsers import safetensors_header
 from gdsdata.formats.parsers.safetensors_header import DTYPES, LENGTH_BYTES, PACKED, Tensor
@@ -68,7 +69,7 @@ def save(tensors: Mapping[str, torch.Tensor], path: str, options: EngineOptions)
     for one in flat:
         extents.append((end, one))
         end += one.nbytes
-    with FileWriter(path, end, options) as writer:
+    with writer_of(path, end, options) as writer:
         text = header(list(writer.write_in_batches(extents))).ljust(data_begin - 8)
         writer.write_bytes([(0, len(text).to_bytes(8, "little") + text)])
         writer.commit()

@@ -13,13 +13,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gdsdata.checkpoint.file_writer import Extent, FileWriter, reached
+from gdsdata.checkpoint.file_writer import Extent, reached
 from gdsdata.checkpoint.partial_pages import PAGE_BYTES
 from gdsdata.checkpoint.stored import bytes_of_storage
 from gdsdata.checkpoint.torch_zip import torch_config
 from gdsdata.checkpoint.torch_zip.gathering import IMAGE_BYTES, SHORT_BYTES, gathered
 from gdsdata.checkpoint.torch_zip.pickling import Pickled, pickle_with_storages
 from gdsdata.checkpoint.torch_zip.state_layout import Checksums, StateLayout
+from gdsdata.checkpoint.writers import writer_of
 from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions
 
@@ -30,7 +31,7 @@ def save(value: Any, path: str, options: EngineOptions) -> None:
     Raises:
         RuntimeError: storages that share memory are counted in different dtypes, which the format
             cannot express.
-        IoError: the file cannot be written, or the disk is full.
+        IoError: the file or object cannot be written, or the disk is full.
         pickle.PicklingError, TypeError, AttributeError: a value cannot be pickled.
     """
     pickled = pickle_with_storages(value)
@@ -47,7 +48,7 @@ def save(value: Any, path: str, options: EngineOptions) -> None:
             else:
                 yield one.begin, reached(bytes_of_storage(storages[one.first]))
 
-    with FileWriter(path, layout.end, options) as writer:
+    with writer_of(path, layout.end, options) as writer:
         writer.write_bytes(layout.contents())
         places = [(one.begin, one.end - one.begin) for one in stretches]
         with closing(writer.write_in_batches(extents(), places)) as written:

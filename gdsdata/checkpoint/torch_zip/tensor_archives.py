@@ -13,13 +13,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gdsdata.checkpoint.file_writer import Extent, FileWriter, reached
+from gdsdata.checkpoint.file_writer import Extent, reached
 from gdsdata.checkpoint.partial_pages import PAGE_BYTES
 from gdsdata.checkpoint.stored import bytes_of
 from gdsdata.checkpoint.torch_zip import torch_config, zip_layout
 from gdsdata.checkpoint.torch_zip.gathering import IMAGE_BYTES, SHORT_BYTES, gathered
 from gdsdata.checkpoint.torch_zip.pickling import pickle_tensor
 from gdsdata.checkpoint.torch_zip.state_layout import FORMAT_VERSION, PREFIX
+from gdsdata.checkpoint.writers import writer_of
 from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions
 
@@ -123,31 +124,31 @@ def write_archives(
         IoError: the file cannot be written, or the disk is full.
     """
     ends = [*(one.end for one in archives[-1:]), *(offset + content.nbytes for offset, content in others)]
-    groups = list(_groups(archives))
+    # In the order of the file, so that an object is sent as it grows.
+    parts: list[list[TensorArchive] | Extent] = sorted([*_groups(archives), *others], key=lambda one: _place_of(one)[0])
     checksums: list[int] = []
-    of_groups: list[Sequence[int]] = []  # noted when a group is gathered
+    of_groups: list[list[int]] = []  # noted when a group is gathered
 
     def extents() -> Iterator[Extent]:
-        for group in groups:
-            if group[0].is_short:
-                image, found = _image_of(group)
+        for part in parts:
+            if isinstance(part, tuple):
+                yield part
+            elif part[0].is_short:
+                image, found = _image_of(part)
                 of_groups.append(found)
-                yield group[0].begin, torch.from_numpy(image)
+                yield part[0].begin, torch.from_numpy(image)
             else:
-                of_groups.append(())
-                yield group[0].offset, reached(bytes_of(group[0].tensor))
-        yield from others
+                yield part[0].offset, reached(bytes_of(part[0].tensor))
 
-    places = [_place_of(group) for group in groups] + [(offset, content.nbytes) for offset, content in others]
-    with FileWriter(path, max(ends, default=0), options) as writer:
-        with closing(writer.write_in_batches(extents(), places)) as written:
-            for number, crc32 in enumerate(written):
-                if number >= len(groups):
-                    continue  # the others need no checksum
-                if found := of_groups[number]:
-                    checksums += found
+    with writer_of(path, max(ends, default=0), options) as writer:
+        with closing(writer.write_in_batches(extents(), [_place_of(part) for part in parts])) as written:
+            for part, crc32 in zip(parts, written, strict=True):
+                if isinstance(part, tuple):
+                    continue  # these need no checksum
+                if part[0].is_short:
+                    checksums += of_groups.pop(0)
                     continue
-                (one,) = groups[number]
+                (one,) = part
                 head, tail = one.frame(crc32)
                 writer.write_bytes([(one.begin, head), (one.end - len(tail), tail)])
                 checksums.append(crc32)
@@ -168,10 +169,12 @@ def _groups(archives: Iterable[TensorArchive]) -> Iterator[list[TensorArchive]]:
         yield group
 
 
-def _place_of(group: list[TensorArchive]) -> tuple[int, int]:
-    """Return where the extent of a group goes in the file, and its size in bytes."""
-    first = group[0]
-    return (first.begin, group[-1].end - first.begin) if first.is_short else (first.offset, first.form.size_bytes)
+def _place_of(part: list[TensorArchive] | Extent) -> tuple[int, int]:
+    """Return where a group or other bytes go in the file, and their size in bytes."""
+    if isinstance(part, tuple):
+        return part[0], part[1].nbytes
+    first = part[0]
+    return (first.begin, part[-1].end - first.begin) if first.is_short else (first.offset, first.form.size_bytes)
 
 
 def _image_of(group: list[TensorArchive]) -> tuple[NDArray[np.uint8], list[int]]:

@@ -1,0 +1,49 @@
+"""URLs in the place of a checkpoint's path."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gdsdata.storage.store import Store
+
+# Imports below are late: a program that names no URL imports nothing of `gdsdata.storage`.
+
+
+def is_url(path: str) -> bool:
+    """Return whether ``path`` names an object on a server, and no file."""
+    if "://" not in path:
+        return False
+    from gdsdata.storage import location
+
+    return location.is_url(path)
+
+
+def plain_path(path: str) -> str:
+    """Return the path of a ``file://`` URL, and everything else as it is.
+
+    Raises:
+        ValueError: the URL is of another host.
+    """
+    if not path.startswith("file://"):
+        return path
+    from gdsdata.storage.location import local_path
+
+    return local_path(path)
+
+
+def store_and_key(url: str) -> tuple[Store, str]:
+    """Return the store of an object's URL, and the object's key.
+
+    Raises:
+        ValueError: the URL, or the settings of its store, are wrong.
+    """
+    from gdsdata.storage.stores import store_of
+
+    store, location = store_of(url)
+    return store, location.key
+
+
+def joined(url: str, *names: str) -> str:
+    """Return the URL of something below a folder."""
+    return "/".join([url.rstrip("/"), *names])

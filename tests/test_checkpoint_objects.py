@@ -1,0 +1,107 @@
+"""Checkpoints in object stores: saved in parts, loaded by ranges."""
+
+import random
+import threading
+
+import pytest
+import torch
+from folder_store import FolderStore, install, refuse
+
+import gdsdata
+from gdsdata.checkpoint import object_writer
+from gdsdata.errors import IoError
+from gdsdata.storage import stores
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    monkeypatch.setattr(stores, "_stores", {})
+    monkeypatch.setattr(object_writer, "PUT_BYTES", 100_000)
+    return install(FolderStore(tmp_path / "bucket", part_bytes=64 << 10))
+
+
+def state_of(seed, most=40):
+    """Return a state with tensors of many sizes, views and values, drawn by a seed."""
+    draw = random.Random(seed)
+    dtypes = [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
+    state = {}
+    for i in range(draw.randrange(1, most)):
+        size = int(10 ** draw.uniform(0, 5.5)) * draw.randrange(2)
+        generator = torch.Generator().manual_seed(seed * 100 + i)
+        state[f"layer.{i}"] = torch.randint(0, 200, (size,), generator=generator).to(draw.choice(dtypes))
+    return state
+
+
+@pytest.mark.parametrize("ending", ["pt", "safetensors"])
+@pytest.mark.parametrize("seed", range(8))
+def test_an_object_has_the_bytes_of_the_file(store, tmp_path, ending, seed):
+    state = state_of(seed)
+    if ending == "pt":
+        state = {"model": state, "shared": next(iter(state.values())), "step": seed, "text": "x" * seed * 50_000}
+    gdsdata.save(state, tmp_path / f"a.{ending}")
+    gdsdata.save(state, f"s3://bucket/run/a.{ending}")
+    assert (tmp_path / f"bucket/run/a.{ending}").read_bytes() == (tmp_path / f"a.{ending}").read_bytes()
+    assert store.unfinished() == []
+
+
+def test_a_small_object_is_one_put_and_a_large_one_an_upload(store):
+    gdsdata.save({"x": torch.zeros(10)}, "s3://bucket/small.pt")
+    assert store.calls == [("put", "small.pt")]
+    gdsdata.save({"x": torch.zeros(100_000)}, "s3://bucket/large.pt")
+    assert [method for method, _ in store.calls[1:]] == ["upload", *["send"] * 7, "complete"]
+
+
+def test_memory_and_parts_on_their_way_are_bounded(store, monkeypatch):
+    made = []
+    memory = object_writer.paged_memory
+    monkeypatch.setattr(object_writer, "paged_memory", lambda *args: made.append(args) or memory(*args))
+    gdsdata.save({str(i): torch.zeros(100_000 + i, dtype=torch.uint8) for i in range(100)}, "s3://bucket/a.pt")
+    assert 1 < store.most_at_a_time <= object_writer.PARTS_AT_A_TIME
+    assert len(made) <= object_writer.PARTS_AT_A_TIME + 3
+
+
+@pytest.mark.parametrize("ending", ["pt", "safetensors"])
+@pytest.mark.parametrize(("method", "after"), [("upload", 0), ("send", 0), ("send", 5), ("send", 23), ("complete", 0)])
+def test_a_failed_save_leaves_the_object_that_was_there(store, ending, method, after):
+    url, key = f"s3://bucket/a.{ending}", f"a.{ending}"
+    gdsdata.save({"x": torch.ones(3)}, url)
+    before = store.info(key)
+    store.fail = refuse(method, after=after)
+    with pytest.raises(IoError, match="503"):
+        gdsdata.save({str(i): torch.zeros(100_000 + i) for i in range(4)}, url)
+    assert store.info(key) == before and store.unfinished() == []
+    assert method == "upload" or ("abort", key) in store.calls
+
+
+def test_a_failed_put_is_the_stores_error(store):
+    store.fail = refuse("put", error=PermissionError("s3://bucket/a.pt: 403"))
+    with pytest.raises(PermissionError, match="403"):
+        gdsdata.save({"x": torch.ones(3)}, "s3://bucket/a.pt")
+    assert store.keys() == []
+
+
+def test_an_interrupted_save_is_aborted_when_its_sends_have_ended(store):
+    sending, may_end = threading.Event(), threading.Event()
+
+    def fail(method, key):
+        if method == "send":
+            sending.set()
+            assert may_end.wait(20)
+
+    store.fail = fail
+    writer = object_writer.ObjectWriter("s3://bucket/a.bin", 300_000)
+    with pytest.raises(KeyboardInterrupt), writer:
+        writer.write_bytes([(0, bytes(200_000))])
+        assert sending.wait(20)
+        threading.Timer(0.05, may_end.set).start()
+        raise KeyboardInterrupt
+    assert store.calls[-1] == ("abort", "a.bin")
+    assert store.keys() == [] and store.unfinished() == []
+
+
+def test_a_file_url_is_its_path(tmp_path):
+    gdsdata.save({"x": torch.arange(3)}, f"file://{tmp_path}/a%20b.pt")
+    assert gdsdata.load(tmp_path / "a b.pt")["x"].tolist() == [0, 1, 2]
+    assert gdsdata.load(f"file://localhost{tmp_path}/a%20b.pt")["x"].tolist() == [0, 1, 2]
+    with pytest.raises(ValueError, match="names the host 'elsewhere'"):
+        gdsdata.load("file://elsewhere/a.pt")
