@@ -37,7 +37,7 @@ class FolderStore:
     def path(self, key):
         return os.path.join(self.folder, key)
 
-    def keys(self):
+    def names(self):
         """Return the keys of all objects."""
         found = []
         for folder, folders, names in os.walk(self.folder):
@@ -65,7 +65,7 @@ class FolderStore:
     def list(self, prefix, delimiter=""):
         assert not delimiter
         self.begin("list", prefix)
-        for key in self.keys():
+        for key in self.names():
             if key.startswith(prefix):
                 with contextlib.suppress(FileNotFoundError):
                     yield self.info(key)

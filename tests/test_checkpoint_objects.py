@@ -1,11 +1,17 @@
 """Checkpoints in object stores: saved in parts, loaded by ranges."""
 
 import random
+import re
 import threading
+import warnings
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from folder_store import FolderStore, install, refuse
+from test_checkpoint import assert_same
+from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.api import CheckpointException
 
 import gdsdata
 from gdsdata.checkpoint import object_writer
@@ -77,7 +83,7 @@ def test_a_failed_put_is_the_stores_error(store):
     store.fail = refuse("put", error=PermissionError("s3://bucket/a.pt: 403"))
     with pytest.raises(PermissionError, match="403"):
         gdsdata.save({"x": torch.ones(3)}, "s3://bucket/a.pt")
-    assert store.keys() == []
+    assert store.names() == []
 
 
 def test_an_interrupted_save_is_aborted_when_its_sends_have_ended(store):
@@ -96,7 +102,7 @@ def test_an_interrupted_save_is_aborted_when_its_sends_have_ended(store):
         threading.Timer(0.05, may_end.set).start()
         raise KeyboardInterrupt
     assert store.calls[-1] == ("abort", "a.bin")
-    assert store.keys() == [] and store.unfinished() == []
+    assert store.names() == [] and store.unfinished() == []
 
 
 def test_a_file_url_is_its_path(tmp_path):
@@ -105,3 +111,74 @@ def test_a_file_url_is_its_path(tmp_path):
     assert gdsdata.load(f"file://localhost{tmp_path}/a%20b.pt")["x"].tolist() == [0, 1, 2]
     with pytest.raises(ValueError, match="names the host 'elsewhere'"):
         gdsdata.load("file://elsewhere/a.pt")
+
+
+# --- torch.distributed.checkpoint -------------------------------------------------------------------------------------
+
+
+def dcp_state():
+    state = {f"layers.{i}": torch.randn(100 + 700 * i) for i in range(40)}
+    return state | {"turned": torch.randn(300, 200).t(), "step": 3, "text": "x" * 10_000, "none": None}
+
+
+def dcp_save(state, url="s3://bucket/run/step-1", **options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.save(state, storage_writer=gdsdata.GDSStorageWriter(url, **options))
+
+
+def dcp_loaded(state, reader):
+    found = {key: torch.zeros_like(one) if isinstance(one, torch.Tensor) else None for key, one in state.items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.load(found, storage_reader=reader)
+    return found
+
+
+def test_torchs_reader_reads_a_copy_of_the_objects_of_dcp(store, tmp_path):
+    state = dcp_state()
+    dcp_save(state)
+    names = [key.removeprefix("run/step-1/") for key in store.names()]
+    assert names[0] == ".metadata" and len(names) == 2 and re.fullmatch(r"__0_[0-9a-f]{32}\.distcp", names[1])
+    assert_same(dcp_loaded(state, FileSystemReader(tmp_path / "bucket/run/step-1")), state)
+    assert_same(dcp_loaded(state, gdsdata.GDSStorageReader(tmp_path / "bucket/run/step-1", verify=True)), state)
+    assert [key for method, key in store.calls if method in ("put", "complete")][-1] == "run/step-1/.metadata"
+
+
+def test_a_failed_dcp_save_leaves_the_checkpoint_that_was_there(store, tmp_path):
+    state = dcp_state()
+    dcp_save(state)
+    before = store.names()
+    for method in ("upload", "send", "complete", "put"):
+        store.fail = refuse(method)
+        with pytest.raises((CheckpointException, IoError)):
+            dcp_save({key: None if one is None else one * 2 for key, one in state.items()})
+        store.fail = lambda method, key: None
+        assert_same(dcp_loaded(state, FileSystemReader(tmp_path / "bucket/run/step-1")), state)
+    assert set(before) <= set(store.names()) and store.unfinished() == []
+
+
+def test_leftovers_of_an_earlier_attempt_are_replaced_by_nothing_and_removed(store, tmp_path):
+    state = dcp_state()
+    store.put("run/step-1/__0_0.distcp", b"of an attempt")
+    store.put("run/step-1/__7_12.distcp", b"of a rank that is gone")
+    store.put("run/step-1/notes.txt", b"a user's own")
+    dcp_save(state)
+    assert_same(dcp_loaded(state, FileSystemReader(tmp_path / "bucket/run/step-1")), state)
+    assert [key for key in store.names() if "distcp" not in key] == ["run/step-1/.metadata", "run/step-1/notes.txt"]
+    dcp_save(state)
+    assert len(store.names()) == 3
+
+
+def test_dcp_does_not_overwrite_if_that_is_forbidden(store):
+    dcp_save({"x": torch.zeros(3)})
+    with pytest.raises((CheckpointException, RuntimeError), match="already exists"):
+        dcp_save({"x": torch.zeros(3)}, overwrite=False)
+
+
+def test_hooks_take_the_url_of_a_dcp_checkpoint(store, tmp_path):
+    state = {"x": torch.arange(5)}
+    with gdsdata.torch_hooks(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.save(state, checkpoint_id="s3://bucket/run/step-1")
+    assert_same(dcp_loaded(state, FileSystemReader(tmp_path / "bucket/run/step-1")), state)

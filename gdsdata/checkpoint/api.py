@@ -16,7 +16,7 @@ from gdsdata.checkpoint.contents import Contents, Kind, contents_of, kind_of, lo
 from gdsdata.checkpoint.explanations import checked_path
 from gdsdata.checkpoint.file_writer import prepare_engine
 from gdsdata.checkpoint.gc_pause import collector_paused
-from gdsdata.checkpoint.open_file import OpenFile
+from gdsdata.checkpoint.open_object import open_path
 from gdsdata.checkpoint.stored import Stored
 from gdsdata.checkpoint.targets import check_fits, check_into, check_names, fill, first_device, some_names
 from gdsdata.checkpoint.tensor_reader import TensorReader
@@ -102,6 +102,7 @@ def load(
 
         model.load_state_dict(gdsdata.load("model.pt", device="cuda"))
         gdsdata.load("model.safetensors", into=model.state_dict())
+        gdsdata.load("s3://bucket/llama/model.safetensors.index.json", device="cuda")
 
     A model that was made on the "meta" device has no memory to fill. It takes the loaded tensors
     themselves:
@@ -119,7 +120,7 @@ def load(
     of the process's limit of descriptors.
 
     Args:
-        path: of the file.
+        path: of the file, or the URL of an object.
         device: of the loaded tensors, whatever device they were saved from. Not used with ``into``.
         only: shell patterns ("layers.0.*"). Values whose names match none are left out. They are
             not read either, if all data of the file belongs to plain tensors. Other objects, and
@@ -142,6 +143,7 @@ def load(
 
     Raises:
         FileNotFoundError, IoError: the file cannot be opened or read, or is a folder.
+        PermissionError: the store's credentials do not allow it.
         CorruptData: the file is damaged (with ``verify`` the message has the tensor's name), has
             none of these formats, or was changed in place meanwhile.
         ValueError: ``only`` matches no name; ``into`` has other names, shapes or (without
@@ -160,7 +162,7 @@ def load(
     target = engine.resolved(device)
     make_reader = functools.partial(TensorReader, options or EngineOptions(), verify)
     reader = make_reader()
-    file = OpenFile(path)
+    file = open_path(path)
     kind = kind_of(file)
     if kind is not Kind.INDEX:
         reader.expect(file.size_bytes, target if into is None else first_device(into))

@@ -92,6 +92,10 @@ class OpenFile:
             raise _refused("read", self.path, error, offset, size_bytes) from error
         return b"".join(parts)
 
+    def read_each(self, offsets: Sequence[int], size_bytes: int) -> bytes:
+        """Return ``size_bytes`` from each of these offsets, joined. See `engine.read_each`."""
+        return engine.read_each(self.file().descriptor, self.path, offsets, size_bytes)
+
     def reader(self) -> BinaryIO:
         """Return a Python file object at the file's beginning.
 
@@ -133,7 +137,7 @@ class OpenFile:
 def table_of(files: Sequence[OpenFile]) -> Any:
     """Return the engine's table of these files.
 
-    It has open files, and the names of those that are not kept.
+    It has open files, and the names of those that are not kept, and of objects.
     """
     return engine.table_of([one.path for one in files], [one.seen for one in files], [one._file for one in files])
 

@@ -13,15 +13,18 @@ import json
 import math
 import os
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 
 from gdsdata.checkpoint.file_writer import reached
 from gdsdata.checkpoint.open_file import OpenFile, missing, most_kept_files
+from gdsdata.checkpoint.open_object import open_path
 from gdsdata.checkpoint.partial_pages import PAGE_BYTES
 from gdsdata.checkpoint.stored import Record, Stored, bytes_of
 from gdsdata.checkpoint.tensor_kinds import has_own_memory
+from gdsdata.checkpoint.urls import is_url
 from gdsdata.checkpoint.writers import writer_of
 from gdsdata.errors import CorruptData
 from gdsdata.formats.parsers import safetensors_header
@@ -29,6 +32,7 @@ from gdsdata.formats.parsers.safetensors_header import DTYPES, LENGTH_BYTES, PAC
 from gdsdata.io.options import EngineOptions
 
 CHECKSUMS = "gdsdata_crc32"
+_OBJECTS_AT_A_TIME = 16  # whose headers are read
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -131,18 +135,24 @@ def read_index(index: OpenFile) -> dict[str, Stored]:
             "or of the checkpoint's own file; if this is one, it is damaged: fetch it again"
         )
         raise CorruptData(message, path) from error
-    files: dict[str, OpenFile] = {}
-    for name in names:
+    kept = set(list(names)[: most_kept_files()])
+
+    def opened(name: str) -> OpenFile:
+        its_path = os.path.join(os.path.dirname(path), name)
         try:
-            files[name] = OpenFile(os.path.join(os.path.dirname(path), name), keep=len(files) < most_kept_files())
+            return open_path(its_path, keep=name in kept)
         except FileNotFoundError as error:
             its = [tensor for tensor, of_file in of_tensor.items() if of_file == name]
             raise missing(
-                os.path.join(os.path.dirname(path), name),
+                its_path,
                 f"a shard is missing: '{path}' names '{name}' for {its[0]!r} and {len(its) - 1} more tensors, and "
                 "there is no such file beside it. Fetch that shard",
             ) from error
-    headers = {name: read_header(file) for name, file in files.items()}
+
+    with ThreadPoolExecutor(_OBJECTS_AT_A_TIME) as threads:
+        each = threads.map if is_url(path) else map  # one after another, objects would add up their round trips
+        files = dict(zip(names, each(opened, names), strict=True))
+        headers = dict(zip(names, each(read_header, files.values()), strict=True))
     for tensor, name in of_tensor.items():
         if tensor not in headers[name]:
             raise CorruptData(

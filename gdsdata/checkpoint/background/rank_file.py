@@ -10,7 +10,7 @@ import torch
 from gdsdata.checkpoint.api import load
 from gdsdata.checkpoint.contents import Kind, kind_of
 from gdsdata.checkpoint.gc_pause import collector_paused
-from gdsdata.checkpoint.open_file import OpenFile
+from gdsdata.checkpoint.open_object import open_path
 from gdsdata.checkpoint.stored import Stored
 from gdsdata.checkpoint.targets import check_fits, check_names, check_not_on_meta, fill, first_device, fits
 from gdsdata.checkpoint.tensor_kinds import are_of_one_kind
@@ -41,7 +41,7 @@ def load_over(
     its own is copied, or takes the target's place.
 
     Args:
-        path: of the file.
+        path: of the file, or its URL.
         targets: the states, by name.
         strict: names under which all paths must be the same, and all tensors must fit.
         verify: compare checksums.
@@ -52,7 +52,7 @@ def load_over(
         ValueError: a name is not in the file, or something under a name of ``strict`` differs.
     """
     check_not_on_meta(path, targets)
-    file = OpenFile(path)
+    file = open_path(path)
     if kind_of(file) is not Kind.TORCH:
         raise CorruptData(f"'{path}' is a safetensors file, and no checkpoint of AsyncCheckpointer's", path)
     try:

@@ -23,15 +23,18 @@ from torch.futures import Future
 
 from gdsdata.checkpoint import safetensors_file
 from gdsdata.checkpoint.dcp.noted_place import noted_place
+from gdsdata.checkpoint.dcp.object_file_system import place_of
 from gdsdata.checkpoint.explanations import torch_errors_explained
 from gdsdata.checkpoint.gc_pause import collector_paused
 from gdsdata.checkpoint.open_file import OpenFile, missing, most_kept_files
+from gdsdata.checkpoint.open_object import open_path
 from gdsdata.checkpoint.stored import Record, Stored
 from gdsdata.checkpoint.tensor_reader import TensorReader
 from gdsdata.checkpoint.torch_zip.archive import is_zip
 from gdsdata.checkpoint.torch_zip.archive_reader import open_tensor
 from gdsdata.checkpoint.torch_zip.file_slice import FileSlice
 from gdsdata.checkpoint.torch_zip.unpickling import NotPlain
+from gdsdata.checkpoint.urls import is_url
 from gdsdata.errors import CorruptData
 from gdsdata.formats.parsers import safetensors_header
 from gdsdata.io import engine
@@ -54,7 +57,7 @@ class _Files:
         if name not in self._opened:
             path = os.path.join(self._folder, name)
             try:
-                self._opened[name] = OpenFile(path, keep=len(self._opened) < most_kept_files())
+                self._opened[name] = open_path(path, keep=len(self._opened) < most_kept_files())
             except FileNotFoundError as error:
                 raise missing(path, f"there is no file '{path}', which '.metadata' names. {_INCOMPLETE}") from error
         return self._opened[name]
@@ -73,12 +76,12 @@ class GDSStorageReader(FileSystemReader):
     file stays open between two loads.
 
     Args:
-        path: of the folder.
+        path: of the folder, or its URL.
         verify: compare the CRC-32 of each tensor that is read as a whole.
         options: of the engine; None: the defaults.
 
     A load raises these on every rank, within DCP's `CheckpointException`:
-        FileNotFoundError, IoError: a file cannot be opened or read.
+        FileNotFoundError, PermissionError, IoError: a file cannot be opened or read.
         CorruptData: a file is shorter than ``.metadata`` says, an archive is damaged, or a checksum
             differs.
         ValueError: a tensor to fill has another shape than the plan says.
@@ -90,8 +93,18 @@ class GDSStorageReader(FileSystemReader):
         self, path: str | os.PathLike[str], *, verify: bool = False, options: EngineOptions | None = None
     ) -> None:
         super().__init__(path)
+        self.fs, self.path = place_of(path)
         self.verify = verify
         self.options = options or EngineOptions()
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        super().reset(checkpoint_id)
+        if checkpoint_id:
+            self.fs, self.path = place_of(checkpoint_id)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        return is_url(str(checkpoint_id)) or super().validate_checkpoint_id(checkpoint_id)
 
     @collector_paused()
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:

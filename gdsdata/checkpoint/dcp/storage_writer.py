@@ -24,10 +24,13 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from gdsdata.checkpoint.dcp.noted_place import note_place
-from gdsdata.checkpoint.file_writer import Extent, FileWriter, prepare_engine, sync_folder
+from gdsdata.checkpoint.dcp.object_file_system import names_in, place_of, remove
+from gdsdata.checkpoint.file_writer import Extent, prepare_engine, sync_folder
 from gdsdata.checkpoint.gc_pause import collector_paused
 from gdsdata.checkpoint.tensor_kinds import has_own_memory
 from gdsdata.checkpoint.torch_zip.tensor_archives import TensorArchive, archive_of, write_archives
+from gdsdata.checkpoint.urls import is_url
+from gdsdata.checkpoint.writers import writer_of
 from gdsdata.io.options import EngineOptions
 from gdsdata.torch_private import dcp_storage_info
 
@@ -51,6 +54,10 @@ class GDSStorageWriter(FileSystemWriter):
     the old checkpoint and of failed saves are removed. So only one save at a time may write into a
     folder.
 
+    The folder may be a URL, as ``s3://bucket/run/step-100``. Each file is then an object, and every
+    name has a random number: objects that an earlier attempt has left, or is still sending, replace
+    none of this save. An object appears when it is complete, and ``.metadata`` comes last.
+
     If a rank fails, DCP raises the error on every rank (`CheckpointException`), and no
     ``.metadata`` is written.
 
@@ -58,7 +65,7 @@ class GDSStorageWriter(FileSystemWriter):
     first. The archive of each has its CRC-32.
 
     Args:
-        path: of the folder; it is made if it does not exist.
+        path: of the folder, or its URL; a folder is made if it does not exist.
         overwrite: False: an existing checkpoint in the folder is an error.
         cache_staged_state_dict: for `async_save`, as in `FileSystemWriter`.
         options: of the engine; None: the defaults.
@@ -76,14 +83,31 @@ class GDSStorageWriter(FileSystemWriter):
         options: EngineOptions | None = None,
     ) -> None:
         super().__init__(path, overwrite=overwrite, cache_staged_state_dict=cache_staged_state_dict)
+        self.fs, self.path = place_of(path)
         self.options = options or EngineOptions()
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        super().reset(checkpoint_id)
+        if checkpoint_id:
+            self.fs, self.path = place_of(checkpoint_id)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        return is_url(str(checkpoint_id)) or super().validate_checkpoint_id(checkpoint_id)
+
+    @property
+    def _is_remote(self) -> bool:
+        return is_url(os.fspath(self.path))
 
     def set_up_storage_writer(self, *args: Any, **kwargs: Any) -> None:
         super().set_up_storage_writer(*args, **kwargs)
-        prepare_engine(self.options)
+        if not self._is_remote:
+            prepare_engine(self.options)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Have torch make the folder, and sync the names of new folders."""
+        if self._is_remote:
+            return super().prepare_local_plan(plan)
         folder = Path(self.path)
         made = [one for one in (folder, *folder.parents) if not one.exists()]
         plan = super().prepare_local_plan(plan)
@@ -131,7 +155,7 @@ class GDSStorageWriter(FileSystemWriter):
         metadata.storage_data = {one.index: one.storage_data for of_rank in results for one in of_rank}
         metadata.storage_meta = self.storage_meta()
         content = pickle.dumps(metadata)
-        with FileWriter(os.path.join(self.path, self._metadata_name), len(content), self.options) as writer:
+        with writer_of(os.path.join(self.path, self._metadata_name), len(content), self.options) as writer:
             writer.write_bytes([(0, content)])
             writer.commit()
         self._remove_all_but({info.relative_path for info in metadata.storage_data.values()})
@@ -141,6 +165,8 @@ class GDSStorageWriter(FileSystemWriter):
 
         No file of an existing checkpoint has it.
         """
+        if self._is_remote:
+            return uuid.uuid4().hex
         names = {".metadata", self._metadata_name}
         there = any(os.path.exists(os.path.join(self.path, name)) for name in names)
         return uuid.uuid4().hex if there else "0"
@@ -155,14 +181,15 @@ class GDSStorageWriter(FileSystemWriter):
         return f"__{self.rank}.metadata" if self._is_of_one_rank else ".metadata"
 
     def _remove_all_but(self, kept: set[str]) -> None:
-        if self._is_of_one_rank and os.path.exists(os.path.join(self.path, ".metadata")):
+        if self._is_of_one_rank and self.fs.exists(os.path.join(self.path, ".metadata")):
             return  # it may name files of this rank
         of_data = f"__{self.rank if self._is_of_one_rank else '*'}_*.distcp"
-        for name in os.listdir(self.path):
-            patterns = (of_data, f"{of_data}.*.tmp", f"{self._metadata_name}.*.tmp")
-            if name not in kept and any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
-                with contextlib.suppress(OSError):  # the checkpoint is complete all the same; the next save tries again
-                    os.unlink(os.path.join(self.path, name))
+        patterns = (of_data, f"{of_data}.*.tmp", f"{self._metadata_name}.*.tmp")
+        with contextlib.suppress(OSError):  # the checkpoint is complete all the same; the next save tries again
+            for name in names_in(self.path):
+                if name not in kept and any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
+                    with contextlib.suppress(OSError):
+                        remove(self.path, name)
 
 
 def _is_plain(data: torch.Tensor) -> bool:

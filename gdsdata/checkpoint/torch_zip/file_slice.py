@@ -9,7 +9,6 @@ import itertools
 from collections.abc import Iterable, Sequence
 
 from gdsdata.checkpoint.open_file import OpenFile
-from gdsdata.io import engine
 
 # An archive of one tensor has everything but the tensor within this many bytes of its beginning and
 # of its end.
@@ -45,8 +44,7 @@ class FileSlice:
         for _, grouped in itertools.groupby(in_order, key=lambda one: one.path):
             of_file = list(grouped)
             offsets = [at for one in of_file for at in (one.begin, one.begin + one._tail_offset)]
-            file = of_file[0].file.file()
-            found = engine.read_each(file.descriptor, of_file[0].path, offsets, _ENDS_BYTES)
+            found = of_file[0].file.read_each(offsets, _ENDS_BYTES)
             for one, at in zip(of_file, itertools.count(0, 2 * _ENDS_BYTES)):
                 count = min(_ENDS_BYTES, one.size_bytes)
                 one._head, one._tail = found[at : at + count], found[at + _ENDS_BYTES : at + _ENDS_BYTES + count]
@@ -56,8 +54,7 @@ class FileSlice:
 
         See `engine.read_each`.
         """
-        file = self.file.file()
-        return engine.read_each(file.descriptor, self.path, [self.begin + offset for offset in offsets], size_bytes)
+        return self.file.read_each([self.begin + offset for offset in offsets], size_bytes)
 
     def at(self, offset: int, size_bytes: int) -> bytes:
         """Return ``size_bytes`` from an offset in the slice.

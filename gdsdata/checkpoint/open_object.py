@@ -1,0 +1,102 @@
+"""`OpenObject`: an object of a store, in the place of an `OpenFile`."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+
+from gdsdata.checkpoint.open_file import OpenFile, missing
+from gdsdata.checkpoint.urls import is_url
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer  # collections.abc has it from Python 3.12 on
+
+# The first read of an object's beginning reads so much: most headers of safetensors files, in the
+# one round trip that their first eight bytes would take.
+_HEAD_BYTES = 256 << 10
+_READER_BYTES = 8 << 20  # the buffer of `OpenObject.reader`: each time it is empty costs a round trip
+
+
+def open_path(path: str, keep: bool = True) -> OpenFile:
+    """Open a file, or the object that a URL names. See `OpenFile`.
+
+    Raises:
+        FileNotFoundError, PermissionError, IoError: it cannot be opened.
+    """
+    return OpenObject(path) if is_url(path) else OpenFile(path, keep)
+
+
+class OpenObject(OpenFile):
+    """One version of an object: its size, its version, and its bytes by ranges.
+
+    The engine's own requests are for this version too. If the object is replaced meanwhile, a read
+    is `CorruptData`.
+
+    Args:
+        url: of the object.
+
+    Raises:
+        FileNotFoundError, PermissionError, IoError: it cannot be opened.
+    """
+
+    __slots__ = ("_head", "_opened")
+
+    def __init__(self, url: str) -> None:
+        from gdsdata.storage.opened import open_file  # late: see `urls`
+
+        self.path = url
+        try:
+            self._opened = open_file(url, at_random=True)
+        except FileNotFoundError as error:
+            raise missing(url, str(error.strerror or error)) from error
+        self.seen = self._opened.size_bytes, self._opened.mtime_ns
+        self._file = None  # the engine opens it by its URL
+        self._head: bytes | None = None
+
+    def read(self, offset: int, size_bytes: int) -> bytes:
+        size_bytes = max(min(size_bytes, self.size_bytes - offset), 0)
+        if size_bytes and offset + size_bytes <= _HEAD_BYTES:
+            if self._head is None:
+                self._head = self._opened.read(0, min(_HEAD_BYTES, self.size_bytes))
+            return self._head[offset : offset + size_bytes]
+        return self._opened.read(offset, size_bytes) if size_bytes else b""
+
+    def read_each(self, offsets: Sequence[int], size_bytes: int) -> bytes:
+        return self._opened.read_each(np.array(offsets, np.int64), size_bytes).tobytes()
+
+    def reader(self) -> BinaryIO:
+        return io.BufferedReader(_Reader(self), _READER_BYTES)
+
+    def check_unchanged(self) -> None:
+        """Return at once: each response is compared with what was opened."""
+
+
+class _Reader(io.RawIOBase):
+    """An object as a file object of Python's."""
+
+    def __init__(self, opened: OpenObject) -> None:
+        self._opened, self._at = opened, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Buffer) -> int:
+        target: Any = memoryview(buffer).cast("B")
+        found = self._opened.read(self._at, len(target))
+        target[: len(found)] = found
+        self._at += len(found)
+        return len(found)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        begin = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._opened.size_bytes}[whence]
+        self._at = max(begin + offset, 0)
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
