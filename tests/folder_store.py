@@ -7,6 +7,8 @@ import secrets
 import shutil
 import threading
 
+from gdsdata.checkpoint import open_object
+from gdsdata.checkpoint.open_file import OpenFile
 from gdsdata.errors import IoError
 from gdsdata.storage import stores
 from gdsdata.storage.store import Access, ObjectInfo
@@ -139,8 +141,9 @@ class FolderUpload:
 
 
 def install(store):
-    """Have `store_of` return a store for s3://bucket/..., in this process."""
+    """Have this process use a store for s3://bucket/..., and open its objects as files."""
     stores._stores["s3", store.bucket] = store
+    open_object.OpenObject = lambda url: OpenFile(store.path(url.removeprefix(f"s3://{store.bucket}/")))
     return store
 
 

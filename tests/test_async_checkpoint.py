@@ -507,8 +507,8 @@ def test_a_write_that_fails_while_the_state_is_still_staged_ends_the_save(tmp_pa
 
 def test_waiting_is_for_every_save_also_behind_one_that_failed(tmp_path, monkeypatch):
     with disk_of("12m", tmp_path / "disk") as folder, AsyncCheckpointer(folder, keep_last=5) as checkpointer:
-        begin = checkpointer._begin
-        monkeypatch.setattr(checkpointer, "_begin", lambda step: (time.sleep(0.3), begin(step))[1])
+        begin = checkpointer._saver._begin
+        monkeypatch.setattr(checkpointer._saver, "_begin", lambda step: (time.sleep(0.3), begin(step))[1])
         handles = [checkpointer.save(step, {"a": torch.ones(5 << 20 if step == 0 else 1000)}) for step in range(4)]
         with pytest.raises(IoError, match="reserve space"):
             checkpointer.wait()

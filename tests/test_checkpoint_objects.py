@@ -14,7 +14,7 @@ from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.api import CheckpointException
 
 import gdsdata
-from gdsdata.checkpoint import object_writer
+from gdsdata.checkpoint import object_writer, open_object
 from gdsdata.errors import IoError
 from gdsdata.storage import stores
 
@@ -22,6 +22,7 @@ from gdsdata.storage import stores
 @pytest.fixture
 def store(tmp_path, monkeypatch):
     monkeypatch.setattr(stores, "_stores", {})
+    monkeypatch.setattr(open_object, "OpenObject", open_object.OpenObject)
     monkeypatch.setattr(object_writer, "PUT_BYTES", 100_000)
     return install(FolderStore(tmp_path / "bucket", part_bytes=64 << 10))
 

@@ -14,9 +14,6 @@ from gdsdata.checkpoint.urls import is_url
 if TYPE_CHECKING:
     from typing_extensions import Buffer  # collections.abc has it from Python 3.12 on
 
-# The first read of an object's beginning reads so much: most headers of safetensors files, in the
-# one round trip that their first eight bytes would take.
-_HEAD_BYTES = 256 << 10
 _READER_BYTES = 8 << 20  # the buffer of `OpenObject.reader`: each time it is empty costs a round trip
 
 
@@ -42,7 +39,7 @@ class OpenObject(OpenFile):
         FileNotFoundError, PermissionError, IoError: it cannot be opened.
     """
 
-    __slots__ = ("_head", "_opened")
+    __slots__ = ("_opened",)
 
     def __init__(self, url: str) -> None:
         from gdsdata.storage.opened import open_file  # late: see `urls`
@@ -54,15 +51,9 @@ class OpenObject(OpenFile):
             raise missing(url, str(error.strerror or error)) from error
         self.seen = self._opened.size_bytes, self._opened.mtime_ns
         self._file = None  # the engine opens it by its URL
-        self._head: bytes | None = None
 
     def read(self, offset: int, size_bytes: int) -> bytes:
-        size_bytes = max(min(size_bytes, self.size_bytes - offset), 0)
-        if size_bytes and offset + size_bytes <= _HEAD_BYTES:
-            if self._head is None:
-                self._head = self._opened.read(0, min(_HEAD_BYTES, self.size_bytes))
-            return self._head[offset : offset + size_bytes]
-        return self._opened.read(offset, size_bytes) if size_bytes else b""
+        return self._opened.read(offset, size_bytes)
 
     def read_each(self, offsets: Sequence[int], size_bytes: int) -> bytes:
         return self._opened.read_each(np.array(offsets, np.int64), size_bytes).tobytes()
@@ -100,3 +91,13 @@ class _Reader(io.RawIOBase):
 
     def tell(self) -> int:
         return self._at
+
+
+def read_object(url: str) -> bytes:
+    """Return the content of a small object.
+
+    Raises:
+        FileNotFoundError, PermissionError, IoError: it cannot be read.
+    """
+    opened = open_path(url)
+    return opened.read(0, opened.size_bytes)

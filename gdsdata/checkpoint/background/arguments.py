@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import operator
+import os
 import re
 from typing import Any
+
+from gdsdata.checkpoint.urls import is_url, plain_path
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
@@ -39,3 +43,44 @@ def whole_number(name: str, value: Any, least: int) -> int:
     if number < least:
         raise ValueError(f"{name}={number} must be {least} or more")
     return number
+
+
+def local_folder(folder: str | os.PathLike[str]) -> str:
+    """Return the path of a folder of this machine.
+
+    Raises:
+        ValueError: it is the URL of objects.
+    """
+    path = plain_path(os.fsdecode(folder))
+    if is_url(path):
+        raise ValueError(
+            f"folder={path!r} is a URL: give a local folder, and upload={path!r} to have the checkpoints uploaded"
+        )
+    return path
+
+
+def upload_url(upload: Any) -> str:
+    """Return where checkpoints are uploaded to.
+
+    Raises:
+        ValueError: it is no URL of a store.
+    """
+    if not isinstance(upload, str) or not is_url(upload):
+        raise ValueError(f"upload={upload!r:.100} is no URL of a store: write it as 's3://bucket/run'")
+    return upload
+
+
+def bytes_per_s(name: str, gb_per_s: float | None) -> float | None:
+    """Return a bandwidth in GB/s as bytes a second.
+
+    Raises:
+        TypeError: it is no number.
+        ValueError: it is not positive.
+    """
+    if gb_per_s is None:
+        return None
+    if isinstance(gb_per_s, bool) or not isinstance(gb_per_s, (int, float)):
+        raise TypeError(f"{name}={gb_per_s!r:.100} is of type {type(gb_per_s).__name__}: give a number of GB/s")
+    if not 0 < gb_per_s < math.inf:
+        raise ValueError(f"{name}={gb_per_s} must be more than 0; None has no bound")
+    return gb_per_s * 1e9

@@ -11,51 +11,26 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import re
 import secrets
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Sequence
 
 from gdsdata.checkpoint.background.folder_lock import FolderLock
+from gdsdata.checkpoint.background.manifest import (
+    MANIFEST,
+    RANK_FILE,
+    Manifest,
+    SavedFile,
+    folder_of_step,
+    parsed_manifest,
+    step_of_folder,
+)
 from gdsdata.checkpoint.file_writer import TEMPORARY, FileWriter, make_folder, sync_folder
 from gdsdata.errors import CorruptData
 from gdsdata.io.options import EngineOptions
 
-MANIFEST = "manifest.json"
-_FORMAT = 1
-_STEP_FOLDER = re.compile(r"step-(0|[1-9][0-9]*)")
-_OURS = re.compile(rf"rank-[0-9]+-[0-9a-f]{{8}}\.pt({TEMPORARY})?|manifest\.json{TEMPORARY}")
-
-
-@dataclass(frozen=True)
-class SavedFile:
-    """The file that one rank saved.
-
-    Attributes:
-        name: in the step's folder.
-        size_bytes: its size.
-    """
-
-    name: str
-    size_bytes: int
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """A complete checkpoint.
-
-    Attributes:
-        step: the step.
-        sequence: how many checkpoints were committed in the folder before this one; the newest has
-            the highest.
-        files: those of the ranks, in order.
-    """
-
-    step: int
-    sequence: int
-    files: tuple[SavedFile, ...]
+_OURS = re.compile(rf"{RANK_FILE}({TEMPORARY})?|manifest\.json{TEMPORARY}")
 
 
 class CheckpointFolder:
@@ -72,7 +47,7 @@ class CheckpointFolder:
 
     def folder_of(self, step: int) -> str:
         """Return the path of a step's folder."""
-        return os.path.join(self.path, f"step-{step}")
+        return os.path.join(self.path, folder_of_step(step))
 
     def file(self, step: int, name: str) -> str:
         """Return the path of a file in a step's folder."""
@@ -112,7 +87,7 @@ class CheckpointFolder:
             names = os.listdir(self.path)
         except FileNotFoundError:
             return []
-        return [int(found[1]) for found in map(_STEP_FOLDER.fullmatch, names) if found]
+        return [step for step in map(step_of_folder, names) if step is not None]
 
     def manifest_of(self, step: int) -> Manifest | None:
         """Return the manifest of a step; None if the step has no complete checkpoint.
@@ -123,18 +98,15 @@ class CheckpointFolder:
         path = self.file(step, MANIFEST)
         try:
             with open(path, "rb") as file:
-                content = json.load(file)
-            if content["format"] != _FORMAT:
-                raise ValueError(f"it is of format {content['format']!r}, and this version knows {_FORMAT}")
-            files = tuple(SavedFile(str(one["name"]), int(one["size_bytes"])) for one in content["files"])
-            if content["step"] != step or not all(_OURS.fullmatch(one.name) for one in files):
-                raise ValueError("it is of another step, or names files that are none of a checkpoint's")
-            return Manifest(step, int(content["sequence"]), files)
+                content = file.read()
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except (ValueError, KeyError, TypeError) as error:
-            message = f"'{path}' is no manifest: {error!r}; remove its folder to go on without it"
-            raise CorruptData(message, path) from error
+        return parsed_manifest(content, step, path)
+
+
+def nothing_spared(leaving: Sequence[Manifest]) -> Collection[int]:
+    """Spare nothing: see `LockedFolder.retain`."""
+    return ()
 
 
 class LockedFolder:
@@ -196,25 +168,36 @@ class LockedFolder:
         make_folder(self._folder.folder_of(step))
         return secrets.token_hex(4)
 
-    def commit(self, step: int, files: Sequence[SavedFile]) -> None:
+    def commit(self, step: int, files: Sequence[SavedFile], least_sequence: int = 0) -> Manifest:
         """Write a checkpoint's manifest, whose files are on storage already.
 
         From then on the checkpoint exists.
+
+        Args:
+            step: the step.
+            files: those of the ranks, in order.
+            least_sequence: the least `Manifest.sequence`: there are newer ones elsewhere.
 
         Raises:
             IoError: another process has taken the lock over, or the manifest cannot be written.
         """
         complete = self._known()
-        sequence = complete[-1].sequence + 1 if complete else 0
+        sequence = max(complete[-1].sequence + 1 if complete else 0, least_sequence)
         manifest = Manifest(step, sequence, tuple(files))
-        content = json.dumps({"format": _FORMAT, **asdict(manifest)}, indent=1).encode()
+        content = manifest.content
         self._lock.check()
         with FileWriter(self._folder.file(step, MANIFEST), len(content), self._options) as writer:
             writer.write_bytes([(0, content)])
             writer.commit()
         self._complete = [*(one for one in complete if one.step != step), manifest]
+        return manifest
 
-    def retain(self, keep_last: int, keep_every: int | None) -> None:
+    def retain(
+        self,
+        keep_last: int,
+        keep_every: int | None,
+        spared: Callable[[Sequence[Manifest]], Collection[int]] = nothing_spared,
+    ) -> None:
         """Remove old checkpoints.
 
         From those that stay, remove the files that a later save of the same step has replaced.
@@ -222,6 +205,8 @@ class LockedFolder:
         Args:
             keep_last: how many of the newest checkpoints stay.
             keep_every: those of steps that are multiples of it stay too.
+            spared: called with the checkpoints that would be removed. Those whose sequence it
+                returns stay until the next call.
         """
         older = list(self._known())
         newest: list[Manifest] = []
@@ -231,9 +216,11 @@ class LockedFolder:
                 newest.append(manifest)
         for manifest in newest:
             self._remove(manifest.step, kept=manifest.files)
+        doomed = [one for one in older if keep_every is None or one.step % keep_every]
+        leaving = {one.sequence for one in doomed} - set(spared(doomed))
         kept = []
         for manifest in older:
-            if keep_every is not None and manifest.step % keep_every == 0:
+            if manifest.sequence not in leaving:
                 kept.append(manifest)
                 continue
             with contextlib.suppress(FileNotFoundError):

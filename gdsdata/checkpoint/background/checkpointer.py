@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
 import weakref
 from collections.abc import Mapping, MutableMapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from gdsdata.checkpoint.background.arguments import size_in_bytes, whole_number
-from gdsdata.checkpoint.background.checkpoint_folder import CheckpointFolder, LockedFolder, Manifest, SavedFile
-from gdsdata.checkpoint.background.preparation import Preparation
+from gdsdata.checkpoint.background.arguments import (
+    bytes_per_s,
+    local_folder,
+    size_in_bytes,
+    upload_url,
+    whole_number,
+)
+from gdsdata.checkpoint.background.checkpoint_folder import CheckpointFolder
+from gdsdata.checkpoint.background.checkpoints import Candidate, Checkpoints
+from gdsdata.checkpoint.background.preparation import Preparation, end_preparing
 from gdsdata.checkpoint.background.rank_file import load_over
 from gdsdata.checkpoint.background.ranks import Ranks
+from gdsdata.checkpoint.background.remote_folder import RemoteFolder
 from gdsdata.checkpoint.background.save_handle import SaveHandle
 from gdsdata.checkpoint.background.save_job import FailedJob, SaveJob
+from gdsdata.checkpoint.background.saver import Saver
 from gdsdata.checkpoint.background.staging import Snapshots
 from gdsdata.checkpoint.background.staging_memory import Staging
-from gdsdata.checkpoint.background.states import check_state, restored, state_of, target_of
+from gdsdata.checkpoint.background.states import check_state, is_counted, load_state, restored, state_of, target_of
+from gdsdata.checkpoint.background.uploads import Kept, Uploads, UploadStatus
 from gdsdata.checkpoint.dtensors import local_parts, with_dtensors
 from gdsdata.checkpoint.threads import DaemonThreads
-from gdsdata.errors import CorruptData, EngineClosed, SaveAborted
+from gdsdata.errors import EngineClosed
 from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions
 from gdsdata.observe.times import note_checkpoint_stall
@@ -75,6 +84,11 @@ class AsyncCheckpointer:
             copied to the host first. 0: none.
         process_group: of gloo, with all ranks; None: all ranks together make one.
         timeout_s: how long ranks wait for one another, in seconds.
+        upload: a URL below which complete checkpoints are uploaded, as ``s3://bucket/run``, by a
+            thread behind everything else. None: they are not.
+        upload_keep_last: how many of the newest uploaded checkpoints the store keeps; besides those
+            of ``keep_every``.
+        upload_gb_per_s: the most that all ranks together upload, in GB/s. None: no bound.
         options: of the engine; None: the defaults.
 
     Raises:
@@ -92,24 +106,32 @@ class AsyncCheckpointer:
         device_staging_bytes: int | str = 0,
         process_group: ProcessGroup | None = None,
         timeout_s: float = 1800.0,
+        upload: str | None = None,
+        upload_keep_last: int = 10,
+        upload_gb_per_s: float | None = None,
         options: EngineOptions | None = None,
     ) -> None:
         self.keep_last = whole_number("keep_last", keep_last, 1)
         self.keep_every = None if keep_every is None else whole_number("keep_every", keep_every, 1)
         self.options = options or EngineOptions()
-        self._folder = CheckpointFolder(os.fsdecode(folder))
-        self._locked: LockedFolder | None = None  # of the thread that saves, from its first save on
+        self._folder = CheckpointFolder(local_folder(folder))
+        remote = None if upload is None else RemoteFolder(upload_url(upload))
+        kept_there = Kept(whole_number("upload_keep_last", upload_keep_last, 1), self.keep_every)
+        pace = bytes_per_s("upload_gb_per_s", upload_gb_per_s)
+        self._checkpoints = Checkpoints(self._folder, remote)
         self._staging = Staging(size_in_bytes("staging_bytes", staging_bytes))
         on_devices = size_in_bytes("device_staging_bytes", device_staging_bytes) if device_staging_bytes else 0
         self._preparation = Preparation(self._staging)
-        self._end_preparing = weakref.finalize(self, _end_preparing, self._staging, self._preparation, os.getpid())
+        self._end_preparing = weakref.finalize(self, end_preparing, self._staging, self._preparation, os.getpid())
         self._snapshots = Snapshots(on_devices)
         self._ranks = Ranks(process_group, timeout_s)
-        self._saves = ThreadPoolExecutor(1, thread_name_prefix="gdsdata-save")  # the interpreter's end waits for it
-        self._writers = DaemonThreads(2, "gdsdata-write")  # two pieces at a time, so that storage always has the next
+        self._uploads = None if remote is None else Uploads(self._folder, remote, kept_there, pace)
+        kept = Kept(self.keep_last, self.keep_every)
+        self._saver = Saver(self._folder, self._ranks, kept, self._uploads, self.options)
         self._stagers = DaemonThreads(1, "gdsdata-stage")
         self._stagings: list[Future[None]] = []  # of snapshots, in progress
-        self._under_way: list[Future[str]] = []  # saves, and those in which this rank only takes part
+        # Saves, those in which this rank only takes part, and calls that begin uploads.
+        self._under_way: list[Future[Any]] = []
         self._unseen: list[Future[str]] = []  # saves whose errors nobody has seen yet
         self._closed = False
 
@@ -152,13 +174,17 @@ class AsyncCheckpointer:
             job = SaveJob(step, states, self._staging, self._snapshots)
         except Exception as error:
             if not self._closed:
-                self._submit(FailedJob(step, error))  # the other ranks wait for this one
+                its_end = self._saver.submit(FailedJob(step, error), Future())  # the other ranks wait for this one
+                self._under_way.append(its_end)
             raise
         if not job.is_copied:
             wait(self._stagings)  # they need staging memory, and this state would hold all of it until it is written
-        ended = self._submit(job)
+        uploaded: Future[str] = Future()
+        ended = self._saver.submit(job, uploaded)
+        self._under_way.append(ended)
         self._unseen.append(ended)
-        handle = SaveHandle(step, job.size_bytes, ended, lambda: self._forget(ended))
+        seen = functools.partial(self._forget, ended)
+        handle = SaveHandle(step, job.size_bytes, ended, seen, uploaded if self._uploads else None)
         try:
             if job.is_copied:
                 self._stagings = [one for one in self._stagings if not one.done()]
@@ -253,19 +279,15 @@ class AsyncCheckpointer:
         self._ranks.each(prepare)  # afterwards no rank has a save in progress
         chosen = self._ranks.first(lambda: self._find(step))
         if chosen is None:
-            self._prepare({name: one for name, one in state.items() if _is_counted(one)})
+            self._begin_uploads()
+            self._prepare({name: one for name, one in state.items() if is_counted(one)})
             return None
         targets = {name: target_of(one) for name, one in state.items()}
         parts = {name: local_parts(target) for name, target in targets.items()}
 
         def read() -> dict[str, Any]:
-            if len(chosen.files) != self._ranks.count:
-                raise ValueError(
-                    f"step {chosen.step} in '{self._folder.path}' was saved by {len(chosen.files)} ranks, and these "
-                    f"are {self._ranks.count}: use torch.distributed.checkpoint with GDSStorageWriter to change that"
-                )
             return load_over(
-                self._folder.check(chosen, chosen.files[self._ranks.rank]),
+                self._checkpoints.path_of(chosen, self._ranks.rank, self._ranks.count),
                 parts,
                 strict=[name for name, one in state.items() if not hasattr(one, "load_state_dict")],
                 verify=verify,
@@ -277,15 +299,22 @@ class AsyncCheckpointer:
         whole = {name: with_dtensors(targets[name], parts[name], found[name]) for name in targets}
         for name, one in list(state.items()):
             if hasattr(one, "load_state_dict"):
-                self._load_state(name, one, whole[name], chosen.step)
+                place = f"step {chosen.manifest.step} in {self._checkpoints.place}"
+                load_state(name, one, whole[name], place)
             else:
                 state[name] = restored(one, whole[name])
-        self._prepare({name: one if _is_counted(one) else targets[name] for name, one in state.items()})
-        return chosen.step
+        self._prepare({name: one if is_counted(one) else targets[name] for name, one in state.items()})
+        self._begin_uploads()
+        return chosen.manifest.step
 
     def steps(self) -> list[int]:
-        """Return the steps of the complete checkpoints, the newest last."""
-        return [manifest.step for manifest in self._folder.complete()]
+        """Return the steps of the complete checkpoints, here and uploaded, the newest last."""
+        return [one.manifest.step for one in self._checkpoints.complete()]
+
+    @property
+    def upload_status(self) -> UploadStatus | None:
+        """The state of this process's uploads; None without ``upload``."""
+        return None if self._uploads is None else self._uploads.status
 
     def wait(self) -> None:
         """Wait until every save has ended.
@@ -298,23 +327,24 @@ class AsyncCheckpointer:
         self._raise_unseen()
 
     def close(self) -> None:
-        """Wait for every save, and let others save into the folder. Raises as `wait` does.
+        """Wait for every save and upload, and let others save into the folder. Raises as `wait`.
 
-        Memory that is being made is not waited for, but for the buffers in progress.
+        Memory that is being made is not waited for, but for the buffers in progress. If an error
+        ends the ``with`` block, uploads are not waited for: the next process makes them.
 
         May be called again.
         """
+        self._close(waits_for_uploads=True)
+
+    def _close(self, waits_for_uploads: bool) -> None:
         self._end_preparing()
         try:
             self.wait()
         finally:
             self._closed = True
             self._staging.close()
-            self._saves.shutdown()
-            self._writers.close()
+            self._saver.close(waits_for_uploads)
             self._stagers.close()
-            if self._locked is not None:
-                self._locked.release()
 
     def __repr__(self) -> str:
         under_way = sum(not one.done() for one in self._under_way)
@@ -332,7 +362,7 @@ class AsyncCheckpointer:
         if kind is None:
             return self.close()
         with contextlib.suppress(Exception):  # the error that ends the block is the one to report
-            self.close()
+            self._close(waits_for_uploads=False)
         return None
 
     def _check_open(self) -> None:
@@ -365,77 +395,12 @@ class AsyncCheckpointer:
         with contextlib.suppress(ValueError):
             self._unseen.remove(ended)
 
-    def _find(self, step: int | None) -> Manifest | None:
-        complete = self._folder.complete()
-        if step is None:
-            return complete[-1] if complete else None
-        for manifest in complete:
-            if manifest.step == step:
-                return manifest
-        steps = ", ".join(str(manifest.step) for manifest in complete) or "none"
-        raise FileNotFoundError(f"'{self._folder.path}' has no complete checkpoint of step {step}; there are: {steps}")
+    def _begin_uploads(self) -> None:
+        if not self._closed:
+            self._under_way.append(self._saver.begin_uploads())
 
-    def _load_state(self, name: str, one: Any, found: Any, step: int) -> None:
-        try:
-            one.load_state_dict(found)
-        except RuntimeError as error:
-            if not isinstance(one, torch.nn.Module) or not str(error).startswith("Error(s) in loading state_dict"):
-                raise
-            message = f"step {step} in '{self._folder.path}' does not fit {name!r}: {error}"
-            raise ValueError(message) from error
-
-    # --- in the thread that saves, on every rank ----------------------------------------------------------------------
-
-    def _submit(self, job: SaveJob | FailedJob) -> Future[str]:
-        ended = self._saves.submit(self._save, job)
-        self._under_way.append(ended)
-        return ended
-
-    def _save(self, job: SaveJob | FailedJob) -> str:
-        """Save on all ranks.
-
-        The first rank makes the folder, each rank writes its file, and the first rank commits.
-        """
-        try:
-            number, step = self._ranks.first(lambda: (self._begin(job), job.step))
-            files = self._ranks.each(lambda: self._write(job, number, step))
-            self._ranks.first(lambda: self._commit(step, files))
-            return self._folder.folder_of(job.step)
-        except BaseException:
-            if self._locked is not None:
-                with contextlib.suppress(Exception):  # the next save tries again
-                    self._locked.tidy()
-            raise
-        finally:
-            job.cancel()
-
-    def _begin(self, job: SaveJob | FailedJob) -> str:
-        job.check()
-        if self._locked is None:
-            self._locked = LockedFolder(self._folder, self.options)
-        return self._locked.begin(job.step)
-
-    def _write(self, job: SaveJob | FailedJob, number: str, step: int) -> SavedFile:
-        if job.step != step:
-            raise SaveAborted(f"the ranks save different steps: this one {job.step}, and the first one {step}")
-        name = f"rank-{self._ranks.rank}-{number}.pt"
-        return SavedFile(name, job.write(self._folder.file(job.step, name), self._writers, self.options))
-
-    def _commit(self, step: int, files: list[SavedFile]) -> None:
-        assert self._locked is not None  # `_begin` was here before, on this rank
-        self._locked.commit(step, files)
-        try:
-            self._locked.retain(self.keep_last, self.keep_every)
-        except (OSError, CorruptData) as error:  # this checkpoint is complete all the same
-            engine.warn_once(f"older checkpoints in '{self._folder.path}' could not be removed: {error}")
-
-
-def _is_counted(one: Any) -> bool:
-    """Return whether `Preparation` counts a value without its ``state_dict``."""
-    return isinstance(one, (torch.nn.Module, torch.optim.Optimizer)) or not hasattr(one, "state_dict")
-
-
-def _end_preparing(staging: Staging, preparation: Preparation, process: int) -> None:
-    if os.getpid() == process:  # a forked child has no such threads, and their locks may be held forever
-        staging.stop()
-        preparation.end()
+    def _find(self, step: int | None) -> Candidate | None:
+        found = self._checkpoints.find(step)
+        if self._uploads is not None:
+            self._uploads.note(self._checkpoints.highest_sequence)
+        return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Mapping
@@ -115,3 +116,13 @@ def _tree_of(one: Any) -> Any:
     if isinstance(one, torch.optim.Optimizer):
         return [dict(values) if isinstance(values, dict) else values for values in list(one.state.values())]
     return state_of(one)
+
+
+def end_preparing(staging: Staging, preparation: Preparation, process: int) -> None:
+    """End the threads that prepare, in the process that has them.
+
+    A forked child has no such threads, and their locks may be held forever.
+    """
+    if os.getpid() == process:
+        staging.stop()
+        preparation.end()

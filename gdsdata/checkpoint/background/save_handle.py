@@ -15,11 +15,18 @@ class SaveHandle:
         stall_s: how long `AsyncCheckpointer.save` kept its caller, in seconds.
     """
 
-    def __init__(self, step: int, size_bytes: int, ended: Future[str], seen: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        step: int,
+        size_bytes: int,
+        ended: Future[str],
+        seen: Callable[[], None],
+        uploaded: Future[str] | None = None,
+    ) -> None:
         self.step = step
         self.bytes = size_bytes
         self.stall_s = 0.0
-        self._ended, self._seen = ended, seen
+        self._ended, self._seen, self._uploaded = ended, seen, uploaded
 
     def __repr__(self) -> str:
         state = "under way"
@@ -50,3 +57,26 @@ class SaveHandle:
         finally:
             if self._ended.done():
                 self._seen()
+
+    def upload_done(self) -> bool:
+        """Return whether the upload has ended: complete, failed or skipped."""
+        return self._uploaded is None or self._uploaded.done()
+
+    def upload_result(self, timeout_s: float | None = None) -> str:
+        """Wait until the checkpoint is uploaded.
+
+        Args:
+            timeout_s: how long to wait, in seconds; None: until the upload ends.
+
+        Returns:
+            The checkpoint's URL.
+
+        Raises:
+            ValueError: the `AsyncCheckpointer` has no ``upload``.
+            TimeoutError: the upload has not ended after ``timeout_s``.
+            SaveAborted: it was skipped, because saves come faster than the store takes them.
+            PermissionError, IoError, ...: it failed, or the save did.
+        """
+        if self._uploaded is None:
+            raise ValueError("this checkpoint is not uploaded: construct AsyncCheckpointer with upload=")
+        return self._uploaded.result(timeout_s)

@@ -57,3 +57,29 @@ def restored(target: Any, found: Any) -> Any:
             target[key] = restored(value, found[key])
         return target
     return found
+
+
+def load_state(name: str, one: Any, found: Any, place: str) -> None:
+    """Give an object with a ``load_state_dict`` what was found for it.
+
+    Args:
+        name: of the object in the state, for errors.
+        one: the object.
+        found: its part of the checkpoint.
+        place: words for the checkpoint.
+
+    Raises:
+        ValueError: a module has other names or shapes.
+        Exception: whatever its ``load_state_dict`` raises.
+    """
+    try:
+        one.load_state_dict(found)
+    except RuntimeError as error:
+        if not isinstance(one, torch.nn.Module) or not str(error).startswith("Error(s) in loading state_dict"):
+            raise
+        raise ValueError(f"{place} does not fit {name!r}: {error}") from error
+
+
+def is_counted(one: Any) -> bool:
+    """Return whether `Preparation` counts a value without its ``state_dict``."""
+    return isinstance(one, (torch.nn.Module, torch.optim.Optimizer)) or not hasattr(one, "state_dict")

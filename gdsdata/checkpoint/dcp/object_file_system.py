@@ -13,7 +13,7 @@ from typing import Any, NoReturn, cast
 
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemBase
 
-from gdsdata.checkpoint.open_object import OpenObject
+from gdsdata.checkpoint.open_object import open_path
 from gdsdata.checkpoint.urls import is_url, joined, plain_path, store_and_key
 
 Path = str | os.PathLike[str]
@@ -50,7 +50,7 @@ class ObjectFileSystem(FileSystemBase):
     def create_stream(self, path: Path, mode: str) -> Iterator[io.IOBase]:
         if mode != "rb":
             self._refuse(path)
-        with OpenObject(os.fspath(path)).reader() as reader:
+        with open_path(os.fspath(path)).reader() as reader:
             yield cast(io.IOBase, reader)
 
     def concat_path(self, path: Path, suffix: str) -> str:

@@ -1,0 +1,98 @@
+"""`Manifest`: names the files of a complete checkpoint, in a folder or below a URL.
+
+    step-100/rank-0-5f2c91d0.pt     what rank 0 saved; torch.load reads it
+    step-100/manifest.json          written last: names the files of every rank
+
+Without its manifest there is no checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass
+
+from gdsdata.errors import CorruptData
+
+MANIFEST = "manifest.json"
+RANK_FILE = r"rank-[0-9]+-[0-9a-f]{8}\.pt"
+_FORMAT = 1
+_STEP_FOLDER = re.compile(r"step-(0|[1-9][0-9]*)")
+_RANK_FILE = re.compile(RANK_FILE)
+
+
+@dataclass(frozen=True)
+class SavedFile:
+    """The file that one rank saved.
+
+    Attributes:
+        name: in the step's folder.
+        size_bytes: its size.
+    """
+
+    name: str
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A complete checkpoint.
+
+    Attributes:
+        step: the step.
+        sequence: rises with each checkpoint that is committed: the newest one has the highest.
+        files: those of the ranks, in order.
+    """
+
+    step: int
+    sequence: int
+    files: tuple[SavedFile, ...]
+
+    @property
+    def content(self) -> bytes:
+        """The bytes of the manifest's file."""
+        return json.dumps({"format": _FORMAT, **asdict(self)}, indent=1).encode()
+
+    def is_same_save(self, other: Manifest) -> bool:
+        """Return whether both name the same files: their names contain random numbers."""
+        return (self.step, self.files) == (other.step, other.files)
+
+
+def folder_of_step(step: int) -> str:
+    """Return the name of a step's folder."""
+    return f"step-{step}"
+
+
+def step_of_folder(name: str) -> int | None:
+    """Return the step whose folder has a name; None if it is another folder."""
+    found = _STEP_FOLDER.fullmatch(name)
+    return int(found[1]) if found else None
+
+
+def is_rank_file(name: str) -> bool:
+    """Return whether a name is that of a rank's file."""
+    return _RANK_FILE.fullmatch(name) is not None
+
+
+def parsed_manifest(content: bytes, step: int, path: str) -> Manifest:
+    """Return what a manifest says.
+
+    Args:
+        content: of its file.
+        step: the step whose folder it is in.
+        path: of the file, or its URL.
+
+    Raises:
+        CorruptData: it is damaged.
+    """
+    try:
+        found = json.loads(content)
+        if found["format"] != _FORMAT:
+            raise ValueError(f"it is of format {found['format']!r}, and this version knows {_FORMAT}")
+        files = tuple(SavedFile(str(one["name"]), int(one["size_bytes"])) for one in found["files"])
+        if found["step"] != step or not all(is_rank_file(one.name) for one in files):
+            raise ValueError("it is of another step, or names files that are none of a checkpoint's")
+        return Manifest(step, int(found["sequence"]), files)
+    except (ValueError, KeyError, TypeError) as error:
+        message = f"'{path}' is no manifest: {error!r}; remove its folder to go on without it"
+        raise CorruptData(message, path) from error

@@ -1,0 +1,121 @@
+"""`Saver`: the thread that saves, on every rank."""
+
+from __future__ import annotations
+
+import contextlib
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from gdsdata.checkpoint.background.checkpoint_folder import CheckpointFolder, LockedFolder, nothing_spared
+from gdsdata.checkpoint.background.manifest import Manifest, SavedFile
+from gdsdata.checkpoint.background.ranks import Ranks
+from gdsdata.checkpoint.background.save_job import FailedJob, SaveJob
+from gdsdata.checkpoint.background.uploads import Kept, Uploads
+from gdsdata.checkpoint.threads import DaemonThreads
+from gdsdata.errors import CorruptData, IoError, SaveAborted
+from gdsdata.io import engine
+from gdsdata.io.options import EngineOptions
+
+
+class Saver:
+    """Saves one state after another in the background. It owns the threads and the folder's lock.
+
+    All ranks call it in the same order, each by one thread.
+
+    Args:
+        folder: of the checkpoints.
+        ranks: all ranks.
+        kept: which checkpoints stay in the folder.
+        uploads: takes complete checkpoints; None: nobody does.
+        options: of the engine.
+    """
+
+    def __init__(
+        self, folder: CheckpointFolder, ranks: Ranks, kept: Kept, uploads: Uploads | None, options: EngineOptions
+    ) -> None:
+        self._folder, self._ranks, self._kept, self._uploads, self._options = folder, ranks, kept, uploads, options
+        self._locked: LockedFolder | None = None  # of the thread, from its first save on
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="gdsdata-save")  # the interpreter's end waits for it
+        self._writers = DaemonThreads(2, "gdsdata-write")  # two pieces at a time, so that storage always has the next
+
+    def submit(self, job: SaveJob | FailedJob, uploaded: Future[str]) -> Future[str]:
+        """Save a state after those before it.
+
+        Args:
+            job: the state, or the error that keeps it from being saved.
+            uploaded: gets the checkpoint's URL, if it is uploaded, or the error.
+
+        Returns:
+            The checkpoint's folder, when it is complete.
+        """
+        return self._thread.submit(self._save, job, uploaded)
+
+    def begin_uploads(self) -> Future[None]:
+        """Upload what an earlier process has left, if nobody else saves into the folder."""
+        return self._thread.submit(self._begin_uploads)
+
+    def close(self, waits_for_uploads: bool) -> None:
+        """Wait for every save, and release the folder. May be called again."""
+        self._thread.shutdown()
+        self._writers.close()
+        if self._uploads is not None:
+            self._uploads.close(waits_for_uploads)
+        if self._locked is not None:
+            self._locked.release()
+
+    # --- in the thread ------------------------------------------------------------------------------------------------
+
+    def _save(self, job: SaveJob | FailedJob, uploaded: Future[str]) -> str:
+        """Save on all ranks.
+
+        The first rank makes the folder, each rank writes its file, and the first rank commits.
+        """
+        try:
+            number, step = self._ranks.first(lambda: (self._begin(job), job.step))
+            files = self._ranks.each(lambda: self._write(job, number, step))
+            manifest = self._ranks.first(lambda: self._commit(step, files))
+            if self._uploads is not None:
+                self._uploads.start()
+                self._uploads.add(manifest, uploaded)
+            return self._folder.folder_of(job.step)
+        except BaseException as error:
+            uploaded.set_exception(error)
+            if self._locked is not None:
+                with contextlib.suppress(Exception):  # the next save tries again
+                    self._locked.tidy()
+            raise
+        finally:
+            job.cancel()
+
+    def _begin(self, job: SaveJob | FailedJob) -> str:
+        job.check()
+        return self._lock().begin(job.step)
+
+    def _lock(self) -> LockedFolder:
+        if self._locked is None:
+            self._locked = LockedFolder(self._folder, self._options)
+        return self._locked
+
+    def _hold_lock(self) -> None:
+        self._lock()
+
+    def _begin_uploads(self) -> None:
+        if self._uploads is not None:
+            with contextlib.suppress(IoError, SaveAborted, CorruptData):  # the first save raises it
+                self._ranks.first(self._hold_lock)
+                self._uploads.start()
+
+    def _write(self, job: SaveJob | FailedJob, number: str, step: int) -> SavedFile:
+        if job.step != step:
+            raise SaveAborted(f"the ranks save different steps: this one {job.step}, and the first one {step}")
+        name = f"rank-{self._ranks.rank}-{number}.pt"
+        return SavedFile(name, job.write(self._folder.file(job.step, name), self._writers, self._options))
+
+    def _commit(self, step: int, files: list[SavedFile]) -> Manifest:
+        assert self._locked is not None  # `_begin` was here before, on this rank
+        uploads = self._uploads
+        manifest = self._locked.commit(step, files, uploads.least_sequence if uploads else 0)
+        try:
+            self._locked.retain(*self._kept, uploads.spare if uploads else nothing_spared)
+        except (OSError, CorruptData) as error:  # this checkpoint is complete all the same
+            engine.warn_once(f"older checkpoints in '{self._folder.path}' could not be removed: {error}")
+        return manifest
