@@ -1,12 +1,13 @@
 #include "backend/http_exchange.h"
 
-#include <cerrno>
+#include <algorithm>
 #include <condition_variable>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
 
+#include "backend/range_verdict.h"
 #include "base/error.h"
 
 namespace gdsdata {
@@ -24,10 +25,10 @@ class Collector final : public HttpReceiver {
     return true;
   }
   bool take_body(std::span<const std::byte> bytes) override {
-    too_long = bytes.size() > most_body_bytes_ - response.body.size();
-    if (too_long) return false;
-    response.body.insert(response.body.end(), bytes.begin(), bytes.end());
-    return true;
+    const size_t kept = std::min(bytes.size(), most_body_bytes_ - response.body.size());
+    response.body.insert(response.body.end(), bytes.begin(), bytes.begin() + static_cast<ptrdiff_t>(kept));
+    is_cut = response.body.size() == most_body_bytes_;
+    return !is_cut;
   }
   void ended(const HttpEnd& end) override {
     std::lock_guard lock(mutex_);
@@ -41,7 +42,7 @@ class Collector final : public HttpReceiver {
   const HttpEnd& end() const { return *end_; }
 
   HttpResponse response;
-  bool too_long = false;
+  bool is_cut = false;
 
  private:
   const size_t most_body_bytes_;
@@ -79,14 +80,10 @@ HttpResponse http_exchange(const HttpRequest& request, size_t most_body_bytes, c
     }
   }
   const HttpEnd& end = collector.end();
-  if (collector.too_long || end.code != CurlApi::kOk) {
-    const std::string reason =
-        collector.too_long ? "the response is longer than " + std::to_string(most_body_bytes) + " bytes" : end.reason;
+  if (end.code != CurlApi::kOk && !collector.is_cut) {
+    const Verdict verdict = judge_failure(end);
     const std::string url = without_query(request.url);
-    throw Failure({ErrorCode::kIo, request.method + " " + url + ": " + reason, url, 0, 0,
-                   end.is_refused_certificate() ? EACCES
-                   : end.system_errno != 0      ? end.system_errno
-                                                : EIO});
+    throw Failure({verdict.code, request.method + " " + url + ": " + end.reason, url, 0, 0, verdict.system_errno});
   }
   return std::move(collector.response);
 }

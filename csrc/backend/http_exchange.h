@@ -14,8 +14,8 @@ struct HttpResponse {
   std::vector<std::byte> body;
 };
 
-// Calls `poll` every now and then. If `poll` throws, cancels the request and rethrows. Throws
-// Failure: kIo if there is no complete response, or if its body is longer than `most_body_bytes`.
+// Cuts the body to `most_body_bytes`. Calls `poll` every now and then; if it throws, cancels the
+// request and rethrows. Throws Failure (kIo) if there is no complete response.
 HttpResponse http_exchange(const HttpRequest& request, size_t most_body_bytes, const std::function<void()>& poll);
 
 }  // namespace gdsdata

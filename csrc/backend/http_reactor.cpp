@@ -18,7 +18,7 @@ constexpr long kMostRedirects = 5;
 
 // The variables that OpenSSL, AWS's tools, requests and curl read, in this order.
 std::string certificates_of_environment() {
-  for (const char* name : {"AWS_CA_BUNDLE", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"}) {
+  for (const char* name : {"SSL_CERT_FILE", "AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"}) {
     if (const char* value = std::getenv(name); value != nullptr && *value != '\0') return value;
   }
   return "";
@@ -174,7 +174,7 @@ void HttpReactor::set_up(Transfer& transfer) {
   set(CurlApi::kProtocols, CurlApi::kHttp | CurlApi::kHttps);
   const bool is_secure = request.url.starts_with("https://");
   set(CurlApi::kRedirectProtocols, is_secure ? CurlApi::kHttps : CurlApi::kHttp | CurlApi::kHttps);
-  set(CurlApi::kFollowLocation, 1L);
+  set(CurlApi::kFollowLocation, request.follows_redirects ? 1L : 0L);
   set(CurlApi::kMaxRedirects, kMostRedirects);
   set(CurlApi::kDnsShuffleAddresses, 1L);
   set(CurlApi::kTcpKeepAlive, 1L);

@@ -28,6 +28,7 @@ struct HttpRequest {
   std::string method = "GET";
   std::string url;
   std::vector<std::string> headers;  // "Name: value"
+  bool follows_redirects = true;
   std::span<const std::byte> body;   // sent if the method is PUT or POST; lives until the end
   std::chrono::milliseconds connect_timeout{10'000};
   std::chrono::milliseconds timeout{0};  // of the whole exchange; 0: none

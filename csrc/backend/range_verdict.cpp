@@ -148,6 +148,8 @@ Verdict judge_failure(const HttpEnd& end) {
     case CurlApi::kNoProxyAddress:
       return {Action::kRetry, end.reason + "; check the endpoint, and the proxy in the environment", ErrorCode::kIo,
               EHOSTUNREACH};
+    case CurlApi::kTimeout:
+      return {Action::kRetry, end.reason, ErrorCode::kIo, ETIMEDOUT};
     case CurlApi::kUnsupportedProtocol:
     case CurlApi::kMalformedUrl:
     case CurlApi::kTooManyRedirects:

@@ -15,9 +15,15 @@ _STORES = ".storage.stores"
 _MOST_AT_ONCE = 256
 _PATIENCE_S = 0.5  # how often the thread looks whether the program ends
 
+CACHE_VARIABLE = "GDSDATA_CACHE"
+# Blocks of a new cache. One request fetches it, and it is read whole for one record of it.
+_BLOCK_BYTES = 2**20
+_NO_NEW_BOUND = 2**64 - 1
+
 _starting = threading.Lock()
 _thread: threading.Thread | None = None
 _process = 0
+_folder: str | None = None
 _ends = threading.Event()
 
 
@@ -32,11 +38,30 @@ def serve() -> None:
         if _thread is not None and _process == os.getpid():
             return
         stores = importlib.import_module(_STORES, "gdsdata")
+        if _folder is None and (folder := os.environ.get(CACHE_VARIABLE)):
+            use_cache(folder, None)
         _thread, _process = (
             threading.Thread(target=_answer, args=(stores,), name="gdsdata-access", daemon=True),
             os.getpid(),
         )
         _thread.start()
+
+
+def use_cache(folder: str | None, most_bytes: int | None) -> None:
+    """Keep objects that are opened from now on in a folder.
+
+    Args:
+        folder: None: objects are not kept.
+        most_bytes: of the cache at most. None: the bound stays as it is.
+
+    Raises:
+        IoError: the folder cannot be used.
+    """
+    global _folder
+    if folder is not None:
+        os.makedirs(folder, exist_ok=True)
+    engine.use_cache(folder, _NO_NEW_BOUND if most_bytes is None else most_bytes, _BLOCK_BYTES)
+    _folder = folder
 
 
 def _answer(stores: object) -> None:

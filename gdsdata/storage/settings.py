@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from multiprocessing.context import get_spawning_popen
 from typing import Any
 
+from gdsdata.io import remote_access
+from gdsdata.io.remote_access import CACHE_VARIABLE
 from gdsdata.storage import stores
 from gdsdata.storage.location import is_url, location_of
 from gdsdata.storage.secret import Secret
 
-CACHE_VARIABLE = "GDSDATA_CACHE"
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kMGTP]?i?)B?")
 _FACTORS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 _FACTORS |= {"Ki": 2**10, "ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
@@ -75,6 +76,8 @@ class RemoteSettings:
                     _options_of[scheme] = self.options
         if self.cache is not None:
             _folder_of_derived = os.path.join(self.cache, "derived")
+            if self.schemes:
+                remote_access.use_cache(self.cache, self.cache_bytes)
 
     def __repr__(self) -> str:
         shown = {name: "..." if name == _SECRET else value for name, value in self.options.items()}

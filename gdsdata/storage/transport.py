@@ -11,10 +11,8 @@ from dataclasses import dataclass, field, replace
 from email.utils import parsedate_to_datetime
 
 from gdsdata.errors import IoError
-from gdsdata.storage import failures, plain_http
-
-# Replaced by the engine's exchange, with the same arguments: see `plain_http.exchange`.
-_attempt = plain_http.exchange
+from gdsdata.storage import failures
+from gdsdata.storage.exchange import exchange as _attempt
 
 MOST_BYTES = 16 * 2**20
 DEADLINE_S = 180.0
