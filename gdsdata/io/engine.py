@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import functools
-import importlib
 import importlib.util
 import os
 import threading
@@ -58,6 +57,7 @@ locate = _engine.locate
 object_version = _engine.object_version
 http_exchange = _engine.http_exchange
 use_cache = _engine.use_cache
+configure_http = _engine.configure_http
 take_access_requests = _engine.take_access_requests
 permute = _engine.permute
 permute_each = _engine.permute_each
