@@ -125,6 +125,7 @@ FOLDERS = {
     "decoders": {"errors", "formats", "io"},
     "formats": {"errors", "io.engine", "lazy", "storage"},
     "formats.parsers": {"errors", "io.engine"},
+    "cache": {"io.remote_access", "storage"},
     "storage": {"errors", "io.engine", "io.options", "io.remote_access", "lazy"},
     "observe": {"io", "torch_private"},
     "io": {"_engine", "errors", "formats.index", "formats.sample", "torch_private"},

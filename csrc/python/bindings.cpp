@@ -15,6 +15,7 @@
 #include "device/anonymous_memory.h"
 #include "engine/engine.h"
 #include "python/batches.h"
+#include "python/block_cache.h"
 #include "python/buffer.h"
 #include "python/calls.h"
 #include "python/checksums.h"
@@ -75,6 +76,7 @@ PYBIND11_MODULE(_engine, module) {
   bind_files(module);
   bind_calls(module);
   bind_batches(module);
+  bind_block_cache(module);
   bind_checksums(module);
   bind_page_memory(module);
   bind_samples(module);

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 ROUTES: tuple[str, ...] = _engine.ROUTES
 Batches = _engine.Batches
 BegunRead = _engine.BegunRead
+BlockCache = _engine.BlockCache
 BufferPool = _engine.BufferPool
 Engine = _engine.Engine
 File = _engine.File

@@ -17,7 +17,7 @@ _PATIENCE_S = 0.5  # how often the thread looks whether the program ends
 
 CACHE_VARIABLE = "GDSDATA_CACHE"
 # Blocks of a new cache. One request fetches it, and it is read whole for one record of it.
-_BLOCK_BYTES = 2**20
+BLOCK_BYTES = 2**20
 _NO_NEW_BOUND = 2**64 - 1
 
 _starting = threading.Lock()
@@ -60,7 +60,7 @@ def use_cache(folder: str | None, most_bytes: int | None) -> None:
     global _folder
     if folder is not None:
         os.makedirs(folder, exist_ok=True)
-    engine.use_cache(folder, _NO_NEW_BOUND if most_bytes is None else most_bytes, _BLOCK_BYTES)
+    engine.use_cache(folder, _NO_NEW_BOUND if most_bytes is None else most_bytes, BLOCK_BYTES)
     _folder = folder
 
 

@@ -1,0 +1,118 @@
+"""``python -m gdsdata.cache [PATH] [--verify] [--prefetch URL] [--empty]``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from gdsdata.io.remote_access import CACHE_VARIABLE
+from gdsdata.storage import prefetch
+from gdsdata.storage.cache import Cache, CachedObject, cache_folder, is_cache
+from gdsdata.storage.store import ObjectInfo
+
+_DESCRIPTION = """List, verify, warm and empty a local cache of remote objects. Exit status: 0 if everything was
+done, 1 if blocks were wrong or not everything could be fetched or removed, 2 for a wrong argument."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Do what the arguments say, print it, and return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m gdsdata.cache", description=_DESCRIPTION)
+    parser.add_argument("path", nargs="?", help=f"the cache folder (default: {CACHE_VARIABLE} of the environment)")
+    parser.add_argument("--verify", action="store_true", help="compare every block with its checksum, drop wrong ones")
+    parser.add_argument("--prefetch", metavar="URL", help="fetch an object, or all that match a URL with *")
+    parser.add_argument(
+        "--cache-bytes", metavar="SIZE", help='the bound for --prefetch, as "500GiB" (default: the last)'
+    )
+    parser.add_argument("--empty", action="store_true", help="remove every object that is not in use")
+    given = parser.parse_args(arguments)
+    folder = cache_folder(given.path)
+    if folder is None:
+        parser.error(f"name the cache folder, or set {CACHE_VARIABLE}")
+    if not is_cache(folder) and not given.prefetch:
+        parser.error(f"there is no cache in '{folder}'")
+    try:
+        cache = _open(folder, given)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    status = 0
+    if given.empty:
+        status = max(status, _empty(cache))
+    if given.prefetch:
+        status = max(status, _prefetch(cache, given.prefetch))
+    if given.verify:
+        status = max(status, _verify(cache))
+    _list(cache)
+    return status
+
+
+def _open(folder: str, given: argparse.Namespace) -> Cache:
+    if not given.prefetch:
+        return Cache(folder)
+    if given.cache_bytes is not None:
+        return Cache(folder, given.cache_bytes)
+    most = Cache(folder).statistics()["most_bytes"] if is_cache(folder) else 0
+    if not most:
+        raise ValueError(f"'{folder}' has no bound yet: give --cache-bytes SIZE")
+    return Cache(folder, most)
+
+
+def _list(cache: Cache) -> None:
+    counted, objects = cache.statistics(), cache.objects()
+    bound = f" of at most {_gb(counted['most_bytes'])}" if counted["most_bytes"] else ""
+    plural = "" if len(objects) == 1 else "s"
+    print(
+        f"{cache.folder}: {len(objects)} object{plural}, {_gb(counted['used_bytes'])}{bound}, "
+        f"blocks of {counted['block_bytes'] >> 10} KiB"
+    )
+    if objects:
+        print(f"{'held':>12} {'size':>12}  {'last use':19}  in use  URL, version")
+    for one in objects:
+        last_use = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.last_use_s))
+        in_use = "yes" if one.is_in_use else "no"
+        print(f"{_gb(one.held_bytes):>12} {_gb(one.size_bytes):>12}  {last_use}  {in_use:6}  {_shown(one)}")
+
+
+def _verify(cache: Cache) -> int:
+    right = wrong = 0
+    for one in cache.objects():
+        right_here, wrong_here = cache.verify(one.name)
+        if wrong_here:
+            print(f"wrong: {wrong_here} blocks of {_shown(one)}; they will be fetched again")
+        right, wrong = right + right_here, wrong + wrong_here
+    print(f"verified: {right} blocks are right, {wrong} were wrong and are dropped")
+    return 1 if wrong else 0
+
+
+def _empty(cache: Cache) -> int:
+    status = 0
+    for one in cache.objects():
+        if not cache.evict(one.name):
+            print(f"kept: {_shown(one)}, which is in use")
+            status = 1
+    return status
+
+
+def _prefetch(cache: Cache, url: str) -> int:
+    def said(info: ObjectInfo, fetched: int, refused: int) -> None:
+        lacking = f", no room for {_gb(refused)}" if refused else ""
+        print(f"fetched: {_gb(fetched)} of {_gb(info.size_bytes)}{lacking}: {info.url.partition('?')[0]}")
+
+    try:
+        return 0 if prefetch.fetch(url, cache, said) else 1
+    except (OSError, ValueError) as error:
+        print(f"not fetched: {error}", file=sys.stderr)
+        return 1
+
+
+def _shown(one: CachedObject) -> str:
+    """Return a name for people: control characters of a key are escaped."""
+    return f"{one.url or one.name}, {one.tag}".encode("unicode_escape").decode("ascii")
+
+
+def _gb(size_bytes: int) -> str:
+    return f"{size_bytes / 1e9:.3f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:.3f} MB"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""Fetch whole objects into the local cache."""
+
+from __future__ import annotations
+
+import errno
+import fnmatch
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+from gdsdata.errors import CorruptData, IoError
+from gdsdata.io import engine
+from gdsdata.storage import transport
+from gdsdata.storage.cache import Cache
+from gdsdata.storage.location import location_of
+from gdsdata.storage.store import ObjectInfo, Store
+from gdsdata.storage.stores import store_of
+
+_REQUESTS = 16  # in flight
+_LOOKS_AGAIN_S = 0.01
+
+
+def objects_at(url: str) -> Iterator[ObjectInfo]:
+    """Yield the object of a URL, or those that match it if its key has ``*``.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    location = location_of(url)
+    store, location = store_of(url)
+    if "*" not in location.key:
+        yield store.head(location.key)
+        return
+    found = False
+    for entry in store.list(location.key.partition("*")[0]):
+        if isinstance(entry, ObjectInfo) and fnmatch.fnmatchcase(location_of(entry.url).key, location.key):
+            found = True
+            yield entry
+    if not found:
+        raise FileNotFoundError(errno.ENOENT, f"{url}: no object matches", url)
+
+
+def fetch(url: str, cache: Cache, progress: Callable[[ObjectInfo, int, int], None] | None = None) -> bool:
+    """Fetch the missing blocks of an object, or of all that match a pattern.
+
+    Args:
+        progress: called after each object with it, the bytes that were fetched, and the bytes for
+            which there was no room.
+
+    Returns:
+        Whether all blocks are in the cache now.
+
+    Raises:
+        FileNotFoundError, PermissionError, IoError: as `Store` says.
+        CorruptData: an object was replaced in the meantime.
+    """
+    complete = True
+    with ThreadPoolExecutor(_REQUESTS) as threads:
+        for info in objects_at(url):
+            fetched, refused = _fetch_object(info, cache, threads)
+            complete = complete and refused == 0
+            if progress is not None:
+                progress(info, fetched, refused)
+    return complete
+
+
+def _fetch_object(info: ObjectInfo, cache: Cache, threads: ThreadPoolExecutor) -> tuple[int, int]:
+    cached = cache.blocks.object(info.url, info.version, info.size_bytes, info.tag)
+    if cached is None:
+        return 0, info.size_bytes
+    store, location = store_of(info.url)
+
+    def block(number: int) -> tuple[int, int]:
+        begin = number * cached.block_bytes
+        length = min(cached.block_bytes, info.size_bytes - begin)
+        while (claim := cached.claim(number)) == "elsewhere":
+            time.sleep(_LOOKS_AGAIN_S)  # a lock of another process ends without an event
+        if claim != "claimed":
+            return 0, length if claim == "no room" else 0
+        try:
+            body = _read_range(store, location.key, info, begin, length)
+        except BaseException:
+            cached.release(number)
+            raise
+        return (length, 0) if cached.fill(number, body) else (0, length)
+
+    counts = list(threads.map(block, range(cached.block_count)))
+    return sum(fetched for fetched, _ in counts), sum(refused for _, refused in counts)
+
+
+def _read_range(store: Store, key: str, info: ObjectInfo, begin: int, length: int) -> bytes:
+    """Return bytes of the version that ``info`` has."""
+
+    def with_access(request: transport.Request) -> transport.Request:
+        access = store.access(key)  # at each attempt: it may have expired
+        return transport.Request("GET", access.url, {**access.headers, **request.headers}, b"", info.url)
+
+    wanted = {"Range": f"bytes={begin}-{begin + length - 1}", "Accept-Encoding": "identity"}
+    request = transport.Request("GET", info.url, wanted, b"", info.url)
+    response = transport.send(request, with_access, most_bytes=length, may_be_cut=True)
+    tag = response.headers.get("etag") or response.headers.get("last-modified", "")
+    if engine.object_version(tag) != info.version:
+        raise CorruptData(
+            f"{info.url}, offset {begin}, length {length}: the object was replaced meanwhile. Fetch it again.",
+            info.url,
+            begin,
+            length,
+        )
+    if response.status == 200:  # the server has no ranges and sends the whole object
+        is_right = begin == 0 and len(response.body) == length
+    else:
+        is_right = response.headers.get("content-range", "").startswith(f"bytes {begin}-{begin + length - 1}/")
+    if not is_right or len(response.body) != length:
+        raise IoError(
+            errno.EIO,
+            f"{info.url}, offset {begin}, length {length}: the server sent another range. Check endpoint_url and "
+            "proxies.",
+            info.url,
+            begin,
+            length,
+        )
+    return response.body

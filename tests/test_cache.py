@@ -1,0 +1,220 @@
+"""The local cache for people: what it holds, verified, fetched and emptied."""
+
+import contextlib
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from helpers import MIB, REPOSITORY, random_bytes
+from servers.faults import BUCKET, FaultServer
+
+from gdsdata import cache as program
+from gdsdata.io import engine
+from gdsdata.io.remote_access import BLOCK_BYTES
+from gdsdata.storage.cache import Cache, cache_folder, is_cache
+from gdsdata.storage.prefetch import fetch
+from gdsdata.storage.stores import configure
+
+SIZE = 2 * BLOCK_BYTES + 1000
+URL = "s3://bucket/train/shard.tar"
+
+
+def keep(cache, content, url=URL, tag='"abc"'):
+    """Return the cached object, filled with ``content``."""
+    cached = cache.blocks.object(url, engine.object_version(tag), len(content), tag)
+    for block in range(cached.block_count):
+        assert cached.claim(block) == "claimed"
+        assert cached.fill(block, content[block * BLOCK_BYTES :][:BLOCK_BYTES])
+    return cached
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return str(tmp_path / "cache")
+
+
+@pytest.fixture
+def content():
+    return random_bytes(SIZE, 1)
+
+
+def test_the_environment_names_the_folder(monkeypatch):
+    monkeypatch.delenv("GDSDATA_CACHE", raising=False)
+    assert cache_folder() is None
+    monkeypatch.setenv("GDSDATA_CACHE", "/nvme/cache")
+    assert cache_folder() == "/nvme/cache"
+    assert cache_folder("/other") == "/other"
+
+
+def test_a_kept_block_is_listed_and_is_a_range_of_a_file(folder, content):
+    cache = Cache(folder, "1GiB")
+    cached = keep(cache, content)
+    assert cached.holds(0, SIZE) and not cached.holds(0, SIZE + 1)
+    with open(cached.data_path, "rb") as file:
+        assert file.read() == content
+    (one,) = cache.objects()
+    assert (one.url, one.tag, one.size_bytes, one.held_bytes, one.is_in_use) == (URL, '"abc"', SIZE, SIZE, True)
+    assert cache.statistics()["filled_bytes"] == SIZE
+    del cached
+    assert not cache.objects()[0].is_in_use
+
+
+def test_a_block_of_another_size_is_not_kept(folder, content):
+    cached = Cache(folder, "1GiB").blocks.object(URL, 1, SIZE, "")
+    assert cached.claim(0) == "claimed"
+    assert cached.claim(0) == "elsewhere"
+    assert not cached.fill(0, content[:10])
+    assert not cached.holds(0, 1)
+    assert cached.claim(0) == "claimed"
+    cached.release(0)
+
+
+def test_a_folder_that_cannot_be_used_is_an_error(tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(OSError, match="file"):
+        Cache(tmp_path / "file", "1GiB")
+    (tmp_path / "cache.state").write_bytes(b"x" * 4096)
+    with pytest.raises(ValueError, match="choose another"):
+        Cache(tmp_path, "1GiB")
+
+
+# ---------------------------------------------------------------------------------------------------------- the program
+
+
+def run(*arguments, capsys):
+    status = program.main(list(arguments))
+    return status, capsys.readouterr().out
+
+
+def test_the_program_lists_objects_without_their_queries(folder, content, capsys):
+    cache = Cache(folder, "1GiB")
+    kept = [keep(cache, content), keep(cache, content, "https://host/data.bin?X-Amz-Signature=5ecret", "Mon, 1 Jan")]
+    del kept[1]
+    status, output = run(folder, capsys=capsys)
+    assert status == 0
+    assert "2 objects" in output and "of at most 1.074 GB" in output and "blocks of 1024 KiB" in output
+    lines = {line.rpartition("  ")[2]: line for line in output.splitlines()[2:]}
+    assert " yes " in lines[f'{URL}, "abc"'] and "2.098 MB" in lines[f'{URL}, "abc"']
+    assert " no " in lines["https://host/data.bin, Mon, 1 Jan"]
+    assert "5ecret" not in output
+
+
+def test_the_program_drops_a_wrong_block(folder, content, capsys):
+    cached = keep(Cache(folder, "1GiB"), content)
+    assert run(folder, "--verify", capsys=capsys)[0] == 0
+    with open(cached.data_path, "r+b") as file:
+        file.seek(BLOCK_BYTES + 5)
+        file.write(bytes([content[BLOCK_BYTES + 5] ^ 1]))
+    status, output = run(folder, "--verify", capsys=capsys)
+    assert status == 1
+    assert f"wrong: 1 blocks of {URL}" in output and "2 blocks are right, 1 were wrong" in output
+    assert cached.holds(0, BLOCK_BYTES) and not cached.holds(BLOCK_BYTES, 1)
+    assert run(folder, "--verify", capsys=capsys)[0] == 0
+
+
+def test_the_program_removes_what_is_not_in_use(folder, content, capsys):
+    cache = Cache(folder, "1GiB")
+    cached = keep(cache, content)
+    keep(cache, content, "s3://bucket/other")
+    (stranger := os.path.join(folder, "objects", "notes.txt"))
+    with open(stranger, "w") as file:
+        file.write("mine")
+    status, output = run(folder, "--empty", capsys=capsys)
+    assert status == 1
+    assert f"kept: {URL}" in output and "1 object," in output
+    assert cached.holds(0, SIZE)
+    del cached
+    assert run(folder, "--empty", capsys=capsys)[0] == 0
+    assert cache.objects() == [] and cache.statistics()["used_bytes"] == 0
+    assert os.path.exists(stranger)
+
+
+def test_another_process_sees_what_is_in_use(folder, content):
+    cached = keep(Cache(folder, "1GiB"), content)
+    listing = subprocess.run(
+        [sys.executable, "-m", "gdsdata.cache", "--empty"],
+        env=os.environ | {"GDSDATA_CACHE": folder}, cwd=REPOSITORY, capture_output=True, text=True,
+    )  # fmt: skip
+    assert listing.returncode == 1, listing.stderr
+    assert f"kept: {URL}" in listing.stdout
+    assert cached.holds(0, SIZE)
+
+
+def test_the_program_makes_no_cache_of_another_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("GDSDATA_CACHE", raising=False)
+    for arguments in ([str(tmp_path)], [str(tmp_path), "--empty"], [], [str(tmp_path), "--prefetch", URL]):
+        with pytest.raises(SystemExit) as ended:
+            program.main(arguments)
+        assert ended.value.code == 2
+    assert list(tmp_path.iterdir()) == [] and not is_cache(tmp_path)
+    assert "--cache-bytes" in capsys.readouterr().err
+
+
+def test_control_characters_of_a_key_are_shown_as_such(folder, content, capsys):
+    keep(Cache(folder, "1GiB"), content, "s3://bucket/\x1b[31mred\nline")
+    assert "s3://bucket/\\x1b[31mred\\nline" in run(folder, capsys=capsys)[1]
+
+
+# ------------------------------------------------------------------------------------------------------------- fetching
+
+
+@pytest.fixture
+def server():
+    with FaultServer() as running:
+        configure(
+            "s3", endpoint_url=running.endpoint_url, region=running.region,
+            credentials={"access_key_id": running.access_key, "secret_access_key": running.secret_key},
+        )  # fmt: skip
+        with contextlib.ExitStack() as stack:
+            stack.callback(configure, "s3")
+            yield running
+
+
+def test_an_object_is_fetched_once(folder, content, server, capsys):
+    server.put("shards/a.bin", content)
+    url = f"s3://{BUCKET}/shards/a.bin"
+    status, output = run(folder, "--prefetch", url, "--cache-bytes", "100MiB", capsys=capsys)
+    assert status == 0
+    assert f"fetched: 2.098 MB of 2.098 MB: {url}" in output
+    before = server.counts()["ranges"]
+    assert before == 3
+    status, output = run(folder, "--prefetch", url, capsys=capsys)  # with the same bound
+    assert status == 0 and f"fetched: 0.000 MB of 2.098 MB: {url}" in output
+    assert server.counts()["ranges"] == before
+    assert run(folder, "--verify", capsys=capsys)[0] == 0
+
+
+def test_a_pattern_fetches_all_that_match(folder, server):
+    for key in ("a.tar", "b.tar", "b.txt"):
+        server.put(f"shards/{key}", random_bytes(1000, 2))
+    cache = Cache(folder, "100MiB")
+    assert fetch(f"s3://{BUCKET}/shards/*.tar", cache)
+    assert {one.url for one in cache.objects()} == {f"s3://{BUCKET}/shards/{key}" for key in ("a.tar", "b.tar")}
+    with pytest.raises(FileNotFoundError, match="no object matches"):
+        fetch(f"s3://{BUCKET}/shards/*.zip", cache)
+
+
+def test_what_has_no_room_is_said(folder, server, capsys):
+    server.put("large.bin", random_bytes(4 * BLOCK_BYTES, 3))
+    url = f"s3://{BUCKET}/large.bin"
+    status, output = run(folder, "--prefetch", url, "--cache-bytes", "2.5MiB", capsys=capsys)
+    assert status == 1
+    assert "no room for 2.097 MB" in output
+    assert Cache(folder).statistics()["used_bytes"] <= 2.5 * MIB
+
+
+def test_fetched_bytes_are_those_of_the_object(folder, content, server):
+    server.put("a.bin", content)
+    cache = Cache(folder, "100MiB")
+    assert fetch(f"s3://{BUCKET}/a.bin", cache)
+    cached = cache.blocks.object(f"s3://{BUCKET}/a.bin", *_version_and_size(f"s3://{BUCKET}/a.bin"), "")
+    assert np.array_equal(np.fromfile(cached.data_path, np.uint8), np.frombuffer(content, np.uint8))
+
+
+def _version_and_size(url):
+    from gdsdata.storage.prefetch import objects_at
+
+    (info,) = objects_at(url)
+    return info.version, info.size_bytes
