@@ -129,6 +129,16 @@ def test_a_secret_is_renewed_before_its_end(clock):
     assert len(made) == 2
 
 
+def test_a_secret_that_a_server_refuses_is_renewed_once(clock):
+    made = []
+    holder = credentials.Credentials(lambda: made.append(1) or Token(str(len(made))))
+    assert holder.current().token == "1"
+    clock.now += 100
+    for _ in range(3):  # as many threads find out
+        holder.distrust()
+        assert holder.current().token == "2"
+
+
 def test_a_secret_without_end_is_fetched_once(clock):
     made = []
     holder = credentials.Credentials(lambda: made.append(1) or Anonymous())

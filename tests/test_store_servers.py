@@ -7,9 +7,11 @@ import urllib.request
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
+from servers.fault_kinds import KINDS, Plan
+from servers.faults import FaultServer
 
 from gdsdata.errors import IoError
-from gdsdata.storage import checksums, transport
+from gdsdata.storage import checksums, credentials, transport
 from gdsdata.storage.store import ObjectInfo
 from gdsdata.storage.stores import azure, gcs, s3, web
 
@@ -276,3 +278,80 @@ def test_a_server_that_ends_is_named(seaweedfs, monkeypatch):
     store = store_of(seaweedfs, endpoint_url="http://127.0.0.1:9")
     with pytest.raises(IoError, match=r"HEAD http://127.0.0.1:9/.* failed \(.*Check the network"):
         store.head("key")
+
+
+# ------------------------------------------------------------------------------------------------------------ faults
+
+NEVER_RETRIED = {"status_403", "status_404"}
+RENEWED_ONCE = {"expired"}
+
+
+@pytest.fixture
+def quick_retries(monkeypatch):
+    monkeypatch.setattr(transport, "_ATTEMPT_S", 0.5)
+    monkeypatch.setattr(transport, "_SLOWEST_BYTES_PER_S", 1e9)
+    monkeypatch.setattr(transport, "_FIRST_WAIT_S", 0.001)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_faults_of_every_kind_leave_whole_objects(quick_retries, seed):
+    kinds = sorted(set(KINDS) - NEVER_RETRIED - RENEWED_ONCE)
+    with FaultServer(Plan(seed=seed, share=0.4, kinds=kinds, retry_after_s=0)) as server:
+        store = s3.make(server.bucket, "s3", server_options(server))
+        content = os.urandom(1000) * 18_000
+        for n in range(20):
+            assert store.put(f"small/{n}", bytes([n])).size_bytes == 1
+            assert store.head(f"small/{n}").version == store.head(f"small/{n}").version
+        upload = store.upload("large", len(content))
+        for number in range(2):
+            upload.send(number, memoryview(content)[number * upload.part_bytes : (number + 1) * upload.part_bytes])
+        assert upload.complete().size_bytes == len(content)
+        assert listed(store, "small/") == sorted(f"small/{n}" for n in range(20))
+        faults = server.counts()["faults"]
+        server.plan = Plan()
+        assert server.get("large") == content
+        assert [server.get(f"small/{n}") for n in range(20)] == [bytes([n]) for n in range(20)]
+        assert server.uploads() == []
+        store.delete(server.names())
+        assert server.names() == []
+    assert sum(faults.values()) > 20, faults
+
+
+@pytest.mark.parametrize(("kind", "error"), [("status_403", PermissionError), ("status_404", FileNotFoundError)])
+def test_a_refusal_by_a_server_is_final(quick_retries, kind, error):
+    with FaultServer() as server:
+        store = s3.make(server.bucket, "s3", server_options(server))
+        server.fail_next(kind)
+        with pytest.raises(error, match="s3://bucket/key: PUT"):
+            store.put("key", b"1")
+        assert server.counts()["requests"] == 1
+
+
+@pytest.mark.parametrize("ask", ["put", "head", "list"])
+def test_a_token_that_expires_is_renewed(quick_retries, monkeypatch, ask):
+    monkeypatch.setattr(credentials, "_NEW_S", 0.0)
+    with FaultServer() as server:
+        server.put("key", b"1")
+        store = s3.make(server.bucket, "s3", {**server_options(server), "credentials": rotating(server)})
+        store.head("key")
+        server.fail_next("expired")
+        {"put": lambda: store.put("key", b"2"), "head": lambda: store.head("key"), "list": lambda: listed(store, "")}[
+            ask
+        ]()
+        assert server.counts()["faults"] == {"expired": 1}
+        assert store.secrets.current().session_token == "1"
+
+
+def server_options(server):
+    given = {"access_key_id": server.access_key, "secret_access_key": server.secret_key}
+    return {"endpoint_url": server.endpoint_url, "credentials": given, "region": server.region}
+
+
+def rotating(server):
+    """Give keys that have another session token each time."""
+    count = iter(range(10**6))
+    return lambda: {
+        "access_key_id": server.access_key,
+        "secret_access_key": server.secret_key,
+        "session_token": str(next(count)),
+    }

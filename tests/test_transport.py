@@ -93,6 +93,17 @@ def test_a_body_that_was_damaged_on_its_way_is_sent_again_a_few_times(monkeypatc
     assert len(script.sent) == 4
 
 
+def test_an_expired_secret_is_renewed_once(monkeypatch):
+    renewed = []
+    for expired in [(403, {}, b"<Error><Code>ExpiredToken</Code></Error>"), (401, {}, b"")]:
+        Script(monkeypatch, expired, OK)
+        assert transport.send(GET, renew=lambda: renewed.append(1)).attempts == 2
+        Script(monkeypatch, expired)
+        with pytest.raises(PermissionError, match="after 2 attempts"):
+            transport.send(GET, renew=lambda: renewed.append(1))
+    assert len(renewed) == 4
+
+
 def test_each_attempt_is_signed_anew(monkeypatch):
     script = Script(monkeypatch, (503, {}, b""), (503, {}, b""), OK)
     count = iter(range(10))

@@ -18,6 +18,8 @@ _EARLY_S = 600.0
 _USABLE_S = 15.0
 # After a failed renewal, the old secret is used for so long before the next try.
 _PAUSE_S = 20.0
+# A secret is new for so long: requests that failed meanwhile were signed with the one before.
+_NEW_S = 5.0
 
 _now = time.time
 
@@ -35,7 +37,7 @@ class Credentials(NotPickled):
         self._fetch = fetch
         self._renewing = ForkSafeLock()
         self._secret: Secret | None = None
-        self._renew_at = -math.inf
+        self._renew_at = self._fetched_at = -math.inf
 
     def __repr__(self) -> str:
         return "Credentials()"
@@ -56,6 +58,15 @@ class Credentials(NotPickled):
         finally:
             self._renewing.release()
 
+    def distrust(self) -> None:
+        """Fetch a new secret at the next call, because a server says that this one has expired.
+
+        One that was fetched just now is kept: another thread has renewed it.
+        """
+        with self._renewing:
+            if _now() >= self._fetched_at + _NEW_S:
+                self._secret, self._renew_at = None, -math.inf
+
     def _renew(self, usable: Secret | None) -> Secret:
         try:
             fetched = self._fetch()
@@ -66,7 +77,7 @@ class Credentials(NotPickled):
             return usable
         life = fetched.expires_at - _now()
         self._renew_at = _now() + life - min(_EARLY_S, life / 4) if math.isfinite(life) else math.inf
-        self._secret = fetched
+        self._secret, self._fetched_at = fetched, _now()
         return fetched
 
 

@@ -39,6 +39,9 @@ _RETRIED_CODES = {
 _DAMAGED_CODES = {"BadDigest", "XAmzContentSHA256Mismatch", "XAmzContentChecksumMismatch", "Md5Mismatch"}
 _MOST_DAMAGED = 4
 
+# The secret has expired: it is renewed once.
+_EXPIRED_CODES = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"}
+
 _clock = time.monotonic
 _sleep = time.sleep
 _draw = random.uniform
@@ -86,6 +89,7 @@ def send(
     *,
     accept: Collection[int] = (),
     moved: Callable[[Request, Response], Request | None] | None = None,
+    renew: Callable[[], None] | None = None,
     error_in_body: bool = False,
     may_be_cut: bool = False,
     most_bytes: int = MOST_BYTES,
@@ -99,6 +103,8 @@ def send(
         accept: statuses beside 2xx that are returned and raise nothing.
         moved: returns the request to send in place of one that was answered with a redirect or
             400, or None.
+        renew: is called once if the server says that the secret has expired. Then the request is
+            signed again.
         error_in_body: a 200 may have an error in its body, as that of CompleteMultipartUpload.
         may_be_cut: return the beginning of a body that is longer than ``most_bytes``.
 
@@ -129,6 +135,11 @@ def send(
             elsewhere = moved(request, response) if moved and moves < _MOST_MOVES and _is_move(response) else None
             if elsewhere is not None:
                 request, moves = elsewhere, moves + 1
+                continue
+            is_expired = refusal.code in _EXPIRED_CODES or response.status == 401
+            if renew and is_expired:
+                renew()
+                renew = None
                 continue
             if response.status in accept:
                 return response

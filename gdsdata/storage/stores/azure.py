@@ -167,7 +167,7 @@ class AzureStore:
         return Request(method, url, {"x-ms-version": _VERSION, **(headers or {})}, body, self.url_of(key))
 
     def _send(self, request: Request, accept: Collection[int] = ()) -> Response:
-        return transport.send(request, self._sign, accept=accept)
+        return transport.send(request, self._sign, accept=accept, renew=self._secrets.distrust)
 
     def _sign(self, request: Request) -> Request:
         return self._signed(request, self._secrets.current(), "racwdl", _SIGNATURE_S)

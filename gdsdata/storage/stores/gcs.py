@@ -54,8 +54,7 @@ class GcsStore(XmlStore):
     """A bucket of GCS: see `gdsdata.storage.store.Store`."""
 
     def __init__(self, bucket: str, secrets: credentials.Credentials, endpoint: str, user_project: str) -> None:
-        super().__init__("gs", bucket)
-        self._secrets = secrets
+        super().__init__("gs", bucket, secrets)
         self._endpoint = endpoint
         self._deletes_many = False
         self._billed = {"x-goog-user-project": user_project} if user_project else {}
@@ -66,7 +65,7 @@ class GcsStore(XmlStore):
 
     def sign(self, request: Request) -> Request:
         """Sign a request in its headers, or add the token."""
-        secret = self._secrets.current()
+        secret = self.secrets.current()
         headers = {**request.headers, **self._billed}
         if isinstance(secret, Keys):
             now = datetime.now(timezone.utc)
@@ -77,7 +76,7 @@ class GcsStore(XmlStore):
 
     def signed_access(self, url: str) -> Access:
         """Sign a URL in its query, or add the token to the headers."""
-        secret = self._secrets.current()
+        secret = self.secrets.current()
         now = time.time()
         lifetime_s = max(1, int(min(MOST_ACCESS_S, secret.expires_at - now)))
         if isinstance(secret, Keys):

@@ -74,8 +74,7 @@ class S3Store(XmlStore):
     def __init__(
         self, bucket: str, secrets: credentials.Credentials, endpoint: str, region: str, addressing: str
     ) -> None:
-        super().__init__("s3", bucket)
-        self._secrets = secrets
+        super().__init__("s3", bucket, secrets)
         self._endpoint = endpoint
         self._region = region or (_DEFAULT_REGION if endpoint else "")
         self._asking = ForkSafeLock()
@@ -100,7 +99,7 @@ class S3Store(XmlStore):
 
     def sign(self, request: Request) -> Request:
         """Sign a request in its headers."""
-        secret = self._secrets.current()
+        secret = self.secrets.current()
         if not isinstance(secret, Keys):
             return request
         headers = sigv4.with_headers(
@@ -110,7 +109,7 @@ class S3Store(XmlStore):
 
     def signed_access(self, url: str) -> Access:
         """Sign a URL in its query."""
-        secret = self._secrets.current()
+        secret = self.secrets.current()
         if not isinstance(secret, Keys):
             return Access(url, {}, MOST_ACCESS_S)
         now = _utc_now()

@@ -121,7 +121,12 @@ class WebStore(NotPickled):
 
     def _send(self, request: Request, accept: Iterable[int] = ()) -> Response:
         return transport.send(
-            request, self._sign, accept=tuple(accept), moved=_moved, may_be_cut="range" in request.headers
+            request,
+            self._sign,
+            accept=tuple(accept),
+            moved=_moved,
+            renew=self._secrets.distrust if self._secrets else None,
+            may_be_cut="range" in request.headers,
         )
 
     def _sign(self, request: Request) -> Request:

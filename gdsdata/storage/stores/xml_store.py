@@ -16,6 +16,7 @@ from xml.sax.saxutils import escape
 
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.storage import checksums, failures, listing, sigv4, transport, xml_document
+from gdsdata.storage.credentials import Credentials
 from gdsdata.storage.store import Access, ObjectInfo
 from gdsdata.storage.transport import Request, Response
 
@@ -32,9 +33,10 @@ class XmlStore:
     A subclass says where the bucket is, how requests are signed, and with which checksums.
     """
 
-    def __init__(self, scheme: str, bucket: str) -> None:
+    def __init__(self, scheme: str, bucket: str, secrets: Credentials) -> None:
         self.scheme = scheme
         self.bucket = bucket
+        self.secrets = secrets
         self._deletes_many = True  # until the server refuses it
 
     def __repr__(self) -> str:
@@ -101,7 +103,14 @@ class XmlStore:
 
     def send(self, request: Request, accept: Collection[int] = (), error_in_body: bool = False) -> Response:
         """Send a signed request, with retries."""
-        return transport.send(request, self.sign, accept=accept, moved=self.moved, error_in_body=error_in_body)
+        return transport.send(
+            request,
+            self.sign,
+            accept=accept,
+            moved=self.moved,
+            renew=self.secrets.distrust,
+            error_in_body=error_in_body,
+        )
 
     def parsed(self, request: Request, response: Response) -> Element:
         """Return the root of an answer in XML.
@@ -141,8 +150,9 @@ class XmlStore:
         response = self.send(request, accept=(400, 403))
         if response.status >= 400:  # an answer to HEAD has no reason, but one to GET has
             first_byte = replace(request, method="GET", headers={**request.headers, "range": "bytes=0-0"})
-            self.send(first_byte)
-            raise transport.refused(request, response)
+            self.send(first_byte)  # raises, unless the secret alone was the reason
+            self.secrets.distrust()
+            response = self.send(request)
         return info_of(self.url_of(key), response)
 
     def access(self, key: str) -> Access:
@@ -202,7 +212,7 @@ class XmlStore:
         }
         request = self.request("POST", "", {"delete": ""}, headers, body)
         response = self.send(request, accept=(400, 405, 411, 501))
-        if response.status >= 400:
+        if response.status >= 400 or not response.body:  # an empty answer says nothing
             return False
         for error in self.parsed(request, response).iter("Error"):
             code = xml_document.text_of(error, "Code")
