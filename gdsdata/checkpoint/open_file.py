@@ -52,6 +52,7 @@ class OpenFile:
     """
 
     __slots__ = ("_file", "path", "seen")
+    ends_bytes = 1024  # so much is read at each end of an archive, to find out what it holds
 
     def __init__(self, path: str, keep: bool = True) -> None:
         self.path = path

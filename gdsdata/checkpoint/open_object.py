@@ -40,15 +40,19 @@ class OpenObject(OpenFile):
     """
 
     __slots__ = ("_opened",)
+    # Most pickles and directories are within it, and a request takes as long on most networks.
+    ends_bytes = 256 << 10
 
     def __init__(self, url: str) -> None:
-        from gdsdata.storage.opened import open_file  # late: see `urls`
+        from gdsdata.storage.objects import renew  # late: see `urls`
+        from gdsdata.storage.opened import open_file
 
         self.path = url
         try:
+            renew(url)  # this program may have saved it again
             self._opened = open_file(url, at_random=True)
         except FileNotFoundError as error:
-            raise missing(url, str(error.strerror or error)) from error
+            raise missing(url, str(error)) from error
         self.seen = self._opened.size_bytes, self._opened.mtime_ns
         self._file = None  # the engine opens it by its URL
 

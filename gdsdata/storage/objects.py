@@ -83,6 +83,21 @@ def identity_of(url: str) -> Identity:
     return identities([url])[0]
 
 
+def renew(url: str) -> None:
+    """Ask for the version of an object that may have been replaced, and keep that one.
+
+    Raises:
+        FileNotFoundError, PermissionError, IoError: as the store raises them.
+    """
+    store, location = store_of(url)
+    try:
+        info = store.head(location.key)
+    except FileNotFoundError:
+        _known.pop(url, None)
+        raise
+    _known[url] = Identity(info.size_bytes, info.tag)
+
+
 def sizes_and_versions(urls: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """Return sizes in bytes and versions of objects, int64 each; -1 and 0 of one that is not there.
 

@@ -90,7 +90,7 @@ def open_archive(file: OpenFile) -> Archive:
         CorruptData: the zip is damaged: its records do not lie within the file.
         IoError: the storage refuses the read.
     """
-    return open_slice(FileSlice(file, 0, file.size_bytes))
+    return open_slice(FileSlice(file, 0, file.size_bytes, file.ends_bytes))
 
 
 def open_slice(archive: FileSlice) -> Archive:

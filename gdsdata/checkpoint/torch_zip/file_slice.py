@@ -12,23 +12,25 @@ from gdsdata.checkpoint.open_file import OpenFile
 
 # An archive of one tensor has everything but the tensor within this many bytes of its beginning and
 # of its end.
-_ENDS_BYTES = 1024
+ENDS_BYTES = 1024
 
 
 class FileSlice:
     """Bytes of an open file that are a file by themselves.
 
-    It keeps its first and last KiB once they are read.
+    It keeps its first and last bytes once they are read.
 
     Args:
         file: the file.
         begin: the offset in the file at which the slice begins, in bytes.
         size_bytes: the size of the slice.
+        ends_bytes: how many bytes are read at each end.
     """
 
-    def __init__(self, file: OpenFile, begin: int, size_bytes: int) -> None:
+    def __init__(self, file: OpenFile, begin: int, size_bytes: int, ends_bytes: int = ENDS_BYTES) -> None:
         self.file, self.path, self.begin, self.size_bytes = file, file.path, begin, size_bytes
-        self._tail_offset = max(size_bytes - _ENDS_BYTES, 0)
+        self._ends_bytes = ends_bytes
+        self._tail_offset = max(size_bytes - ends_bytes, 0)
         self._head = self._tail = b""  # until they are read
 
     @staticmethod
@@ -40,14 +42,14 @@ class FileSlice:
         Raises:
             IoError: the storage refuses a read.
         """
-        in_order = sorted(slices, key=lambda one: (one.path, one.begin))
-        for _, grouped in itertools.groupby(in_order, key=lambda one: one.path):
+        in_order = sorted(slices, key=lambda one: (one.path, one._ends_bytes, one.begin))
+        for (_, ends_bytes), grouped in itertools.groupby(in_order, key=lambda one: (one.path, one._ends_bytes)):
             of_file = list(grouped)
             offsets = [at for one in of_file for at in (one.begin, one.begin + one._tail_offset)]
-            found = of_file[0].file.read_each(offsets, _ENDS_BYTES)
-            for one, at in zip(of_file, itertools.count(0, 2 * _ENDS_BYTES)):
-                count = min(_ENDS_BYTES, one.size_bytes)
-                one._head, one._tail = found[at : at + count], found[at + _ENDS_BYTES : at + _ENDS_BYTES + count]
+            found = of_file[0].file.read_each(offsets, ends_bytes)
+            for one, at in zip(of_file, itertools.count(0, 2 * ends_bytes)):
+                count = min(ends_bytes, one.size_bytes)
+                one._head, one._tail = found[at : at + count], found[at + ends_bytes : at + ends_bytes + count]
 
     def at_each(self, offsets: Sequence[int], size_bytes: int) -> bytes:
         """Return ``size_bytes`` from each of these offsets in the slice, joined.
