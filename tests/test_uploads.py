@@ -499,6 +499,18 @@ def test_an_upload_that_fails_on_one_rank_is_known_to_all_and_the_next_one_succe
     assert uploaded(FolderStore(tmp_path / "bucket")) == [2]
 
 
+def _end_without_close(rank, folder):
+    _install_on(rank, folder)
+    warnings.simplefilter("ignore")
+    checkpointer = AsyncCheckpointer(folder / "run", upload=URL)
+    handle = checkpointer.save(1, {"mine": torch.zeros(20_000)})
+    return handle.upload_result(20)  # the upload thread of rank 1 waits for the next checkpoint, in a collective call
+
+
+def test_ranks_end_also_if_nobody_closes(tmp_path):
+    assert on_ranks(2, _end_without_close, tmp_path) == [f"{URL}/step-1"] * 2
+
+
 def _die_on_rank_1(rank, folder):
     store = _install_on(rank, folder)
     warnings.simplefilter("ignore")
