@@ -7,7 +7,7 @@ from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote
 
-from gdsdata.io import engine
+from gdsdata import _engine
 from gdsdata.storage import objects, stores
 from gdsdata.storage.location import Location
 from gdsdata.storage.store import Access, ObjectInfo
@@ -121,7 +121,7 @@ class ObjectServer:
 def serving(monkeypatch, bucket="bucket"):
     """Start a server, which is then the store of its bucket."""
     server = ObjectServer(bucket)
-    engine.configure_http(hedge=False)  # requests are counted
+    _engine.configure_http(hedge=False)  # requests are counted
     try:
         monkeypatch.setitem(stores._stores, ("s3", bucket), server)
         assert stores.store_of(server.url("a")) == (server, Location("s3", bucket, "a"))
@@ -129,4 +129,4 @@ def serving(monkeypatch, bucket="bucket"):
     finally:
         server.close()
         objects.forget("s3://")
-        engine.configure_http()
+        _engine.configure_http()

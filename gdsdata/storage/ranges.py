@@ -91,7 +91,7 @@ def read_many(wanted: Sequence[Range]) -> list[bytes]:
 
 def _begin(table: FileTable, files: list[int], offsets: list[int], lengths: list[int], memory: np.ndarray) -> BegunRead:
     places = np.cumsum([0, *lengths[:-1]])
-    shared = engine.shared_engine(EngineOptions(), torch.device("cpu"))
+    shared = engine.kept_engine(EngineOptions(), torch.device("cpu"))
     return shared.begin_read(
         table,
         np.array(files, np.int32),
