@@ -61,7 +61,11 @@ def flat(batches):
 def test_batches_of_objects_are_those_of_the_files(folder, server, name, shuffle):
     SOURCES[name].write(folder)
     server.put_folder(folder, "data/")
-    here, there = (read(source, SOURCES[name].format(), shuffle=shuffle) for source in (folder, server.url("data/")))
+    there = read(server.url("data/"), SOURCES[name].format(), shuffle=shuffle)
+    if shuffle == "auto":  # which measures files, and finds these too small
+        shuffle = "lanes" if there.stats()["shuffle"].startswith("Lanes") else True
+        assert shuffle == "lanes" or name in ("npy files", "parquet", "packed mds")
+    here = read(folder, SOURCES[name].format(), shuffle=shuffle)
     for _ in range(2):
         assert_same_batches(flat(there), flat(here))
 

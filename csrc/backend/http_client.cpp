@@ -54,11 +54,14 @@ bool HttpWindow::try_enter() {
 void HttpWindow::leave(bool throttled) {
   --in_flight_;
   ++since_change_;
+  // Requests that were in flight together are throttled together. They count as one.
+  const bool is_from_before = from_before_ > 0;
+  if (is_from_before) --from_before_;
   if (throttled) {
-    // Requests that were in flight together are throttled together. They count as one.
-    if (since_change_ > limit_) {
+    if (!is_from_before) {
       limit_ = std::max<size_t>(1, limit_ / 2);
       since_change_ = 0;
+      from_before_ = in_flight_;
     }
   } else if (since_change_ > limit_ && limit_ < most_) {
     ++limit_;

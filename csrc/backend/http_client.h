@@ -20,11 +20,13 @@
 namespace gdsdata {
 
 struct HttpOptions {
-  size_t connections = tuning::kHttpConnections;  // requests in flight, of all hosts together
+  size_t connections = tuning::kHttpConnections;  // requests for ranges in flight, to each host
   size_t reactors = 0;                            // threads; 0: by the number of processors
   std::chrono::milliseconds connect_timeout{5'000};
   std::chrono::milliseconds stall_timeout{10'000};  // without a byte, an exchange is begun anew
-  std::chrono::milliseconds deadline{120'000};      // of a range, with all retries
+  // From a range's first request on. Behind it, nothing is tried again. A response whose bytes still
+  // arrive goes on.
+  std::chrono::milliseconds deadline{120'000};
   std::chrono::milliseconds least_backoff{100}, most_backoff{10'000};
   bool hedge = true;  // ask once more for the ranges that are slowest to begin
 };
@@ -51,7 +53,8 @@ class HttpWindow {
   const size_t most_;
   size_t limit_;
   size_t in_flight_ = 0;
-  size_t since_change_ = 0;  // requests that left since the limit changed
+  size_t since_change_ = 0;   // requests that left since the limit changed
+  size_t from_before_ = 0;    // requests in flight that began before the limit last fell
   std::deque<HttpReactor::Task> waiting_;
 };
 

@@ -29,9 +29,12 @@ char lower(char character) {
 }  // namespace
 
 std::optional<ContentRange> parse_content_range(std::string_view value) {
+  constexpr std::string_view kUnit = "bytes ";
   value = trimmed(value);
-  if (!value.starts_with("bytes ")) return std::nullopt;
-  value = trimmed(value.substr(6));
+  const bool is_in_bytes = value.size() >= kUnit.size() && std::equal(kUnit.begin(), kUnit.end(), value.begin(),
+                                                                      [](char a, char b) { return a == lower(b); });
+  if (!is_in_bytes) return std::nullopt;
+  value = trimmed(value.substr(kUnit.size()));
   const size_t dash = value.find('-'), slash = value.find('/');
   if (dash == std::string_view::npos || slash == std::string_view::npos || dash > slash) return std::nullopt;
   const auto first = number(value.substr(0, dash)), last = number(value.substr(dash + 1, slash - dash - 1));

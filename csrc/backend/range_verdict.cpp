@@ -37,11 +37,17 @@ std::string refusal_text(const HttpHead& head, std::string_view body) {
   return text;
 }
 
+bool names(std::string_view body, std::string_view code) { return body.find(code) != std::string_view::npos; }
+
 bool names_expiry(std::string_view body) {
   constexpr std::array<std::string_view, 5> kCodes = {"ExpiredToken", "RequestExpired", "TokenRefreshRequired",
                                                       "has expired", "InvalidToken"};
-  return std::any_of(kCodes.begin(), kCodes.end(),
-                     [&](std::string_view code) { return body.find(code) != std::string_view::npos; });
+  return std::any_of(kCodes.begin(), kCodes.end(), [&](std::string_view code) { return names(body, code); });
+}
+
+// Stores other than HTTP's have their secrets elsewhere, and keys that may contain a question mark.
+std::string shown(const std::string& location) {
+  return location.starts_with("http") ? location.substr(0, location.find_first_of("?#")) : location;
 }
 
 Verdict wrong_answer(std::string reason) { return {Action::kRetry, std::move(reason), ErrorCode::kIo, EPROTO}; }
@@ -56,26 +62,29 @@ Verdict another_version(const std::string& how) {
 }  // namespace
 
 Error Verdict::error(const RemoteObject& object, ObjectRange asked) const {
-  return {
-      code,
-      object.location() + ", bytes " + std::to_string(asked.begin) + " to " + std::to_string(asked.end) + ": " + reason,
-      object.location(),
-      asked.begin,
-      asked.length(),
-      system_errno};
+  const std::string place = shown(object.location());
+  return {code,
+          place + ", bytes " + std::to_string(asked.begin) + " to " + std::to_string(asked.end) + ": " + reason,
+          place,
+          asked.begin,
+          asked.length(),
+          system_errno};
 }
 
 Verdict judge_content(const HttpHead& head, const RemoteObject& object, ObjectRange asked) {
   const auto range = head.content_range();
   const auto length = head.content_length();
-  if (head.status == 206 && range) {
+  if (!range && !head.header("content-range").empty()) {
+    return wrong_answer("the server sent the range \"" + printable(head.header("content-range")) + "\"");
+  }
+  if (range) {
     if (range->total && *range->total != object.size_bytes()) {
       return another_version(std::to_string(object.size_bytes()) + " bytes then, " + std::to_string(*range->total) +
                              " now");
     }
-    if (range->first != asked.begin || range->last + 1 > asked.end) {
+    if (range->first != asked.begin || range->last >= asked.end) {
       return wrong_answer("the server sent the bytes " + std::to_string(range->first) + " to " +
-                          std::to_string(range->last + 1) + " instead");
+                          std::to_string(range->last) + " instead, the last one included");
     }
   } else if (head.status == 206 || length == asked.length()) {
     // No Content-Range: rclone's server answers so. Only the length can be checked.
@@ -93,14 +102,22 @@ Verdict judge_content(const HttpHead& head, const RemoteObject& object, ObjectRa
                         std::to_string(*length) + " bytes instead of " + std::to_string(asked.length()));
   }
   const std::string_view tag = head.version_tag();
-  if (!tag.empty() && object.has_version() && object_version(tag) != object.version()) {
-    return another_version("its tag is " + printable(tag) + " now");
-  }
+  // Without a version from the index, that of the first response is the right one.
+  const std::string first_etag = object.etag();
+  const bool is_other = object.has_version() ? object_version(tag) != object.version()
+                                             : !first_etag.empty() && object_version(tag) != object_version(first_etag);
+  if (!tag.empty() && is_other) return another_version("its tag is " + printable(tag) + " now");
   return {};
 }
 
 Verdict judge_refusal(const HttpHead& head, std::string_view body, const RemoteObject&) {
   const std::string text = refusal_text(head, body);
+  const auto of_expiry = [&] {
+    return Verdict{.action = Action::kRetrySigned,
+                   .reason = text + "; the credentials expired and could not be renewed",
+                   .system_errno = EACCES,
+                   .is_expired = true};
+  };
   switch (head.status) {
     case 404:
     case 410:
@@ -112,26 +129,37 @@ Verdict judge_refusal(const HttpHead& head, std::string_view body, const RemoteO
       return {Action::kFail, text + "; the object is shorter than when it was indexed: iterate again to index it anew",
               ErrorCode::kCorrupt};
     case 401:
-    case 403: {
-      const std::string remedy = names_expiry(body)
-                                     ? "; the credentials expired and could not be renewed"
-                                     : "; check the credentials and their permission to read this object";
-      return {Action::kRetrySigned, text + remedy, ErrorCode::kIo, EACCES};
-    }
+    case 403:
+      if (names_expiry(body)) return of_expiry();
+      return {Action::kRetrySigned,
+              text + (names(body, "RequestTimeTooSkewed")
+                          ? "; set this machine's clock"
+                          : "; check the credentials and their permission to read this object"),
+              ErrorCode::kIo, EACCES};
     case 400:
-      if (names_expiry(body)) return {Action::kRetrySigned, text, ErrorCode::kIo, EACCES};
+      if (names_expiry(body)) return of_expiry();
+      if (names(body, "RequestTimeout")) return {Action::kRetry, text, ErrorCode::kIo, EIO};
       return {Action::kFail, text, ErrorCode::kIo, EINVAL};
+    case 301:
+    case 307: {  // without a place to go to: libcurl follows the others
+      const std::string_view region = head.header("x-amz-bucket-region");
+      const std::string where = region.empty() ? "" : ", which is " + printable(region);
+      return {Action::kFail, text + "; the bucket is elsewhere: set its region" + where + ", or its endpoint",
+              ErrorCode::kIo, EINVAL};
+    }
     case 429:
     case 503:
       return {Action::kRetryThrottled, text + "; it asks for fewer requests", ErrorCode::kIo, EAGAIN,
               head.retry_after_s()};
     case 408:
-    case 500:
-    case 502:
-    case 504:
+    case 425:
       return {Action::kRetry, text, ErrorCode::kIo, EIO, head.retry_after_s()};
+    case 501:
+    case 505:
+      return {Action::kFail, text, ErrorCode::kIo, EOPNOTSUPP};
     default:
-      return {Action::kFail, text, ErrorCode::kIo, EIO};
+      // Gateways have statuses of their own, from 520 on.
+      return {head.status >= 500 ? Action::kRetry : Action::kFail, text, ErrorCode::kIo, EIO, head.retry_after_s()};
   }
 }
 
@@ -160,7 +188,7 @@ Verdict judge_failure(const HttpEnd& end) {
 }
 
 Verdict judge_short_body(uint64_t received, uint64_t asked) {
-  return wrong_answer("the server sent only " + std::to_string(received) + " of " + std::to_string(asked) + " bytes");
+  return wrong_answer("the server sent " + std::to_string(received) + " bytes instead of " + std::to_string(asked));
 }
 
 }  // namespace gdsdata

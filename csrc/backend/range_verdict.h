@@ -32,6 +32,7 @@ struct Verdict {
   ErrorCode code = ErrorCode::kIo;          // of kFail, or of a retry that is the last
   int system_errno = 0;
   std::optional<double> retry_after_s = {};  // as the server asks
+  bool is_expired = false;                   // of kRetrySigned: the access ended, and was not refused
 
   Error error(const RemoteObject& object, ObjectRange asked) const;
 };
@@ -42,7 +43,7 @@ Verdict judge_content(const HttpHead& head, const RemoteObject& object, ObjectRa
 Verdict judge_refusal(const HttpHead& head, std::string_view body, const RemoteObject& object);
 // Judges an exchange that failed: the connection, TLS, a time limit.
 Verdict judge_failure(const HttpEnd& end);
-// Judges a complete exchange that delivered another number of bytes than asked for.
+// Judges a complete exchange whose body has another length than was asked for.
 Verdict judge_short_body(uint64_t received, uint64_t asked);
 
 inline bool is_success(int status) { return status >= 200 && status < 300; }

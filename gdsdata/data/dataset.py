@@ -93,7 +93,7 @@ class GDSDataset(BatchDataset):
       ranks share that. Each worker of a DataLoader reads all of them. A `Lanes` has its own
       numbers.
     - ``"auto"``: one of these two, by the size of a sample and a short measurement. For objects
-      on servers it is ``"lanes"``, if any of them has two pieces.
+      on servers it is ``"lanes"``, if any of them has two samples.
       ``stats()["shuffle"]`` says which and why. If torch.distributed is initialized, as several
       ranks need, all of its processes have to make the data set, and use the choice of the first
       one. If it is initialized later, all have to begin to iterate. A loaded state has its own

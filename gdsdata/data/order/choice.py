@@ -188,8 +188,8 @@ def choose(index: SampleIndex, ranks: int, found: tuple[str, str] | None = None)
 
 
 def _choose_remote(index: SampleIndex) -> tuple[str, str]:
-    if int(index.size_bytes.max()) < 2 * MIB:
-        return "uniform", "the data is remote, and no object is as long as two pieces of 1 MiB"
+    if int(np.diff(index.first_sample).max()) < 2:
+        return "uniform", "the data is remote, and each sample is an object of its own"
     return "lanes", "the data is remote: each request takes a round trip, so pieces of 1 MiB are read"
 
 
