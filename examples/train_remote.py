@@ -36,7 +36,6 @@ parser.add_argument("--stop-at", type=int, help="save the state and end after th
 parser.add_argument("--resume", action="store_true", help="go on from the saved state")
 parser.add_argument("--state", type=Path, default=Path(tempfile.gettempdir()) / "train_remote.pt")
 parser.add_argument("--batch-size", type=int, default=64, help="samples in a step of all ranks")
-args = parser.parse_args()
 
 
 def make_data(folder: Path) -> None:
@@ -83,6 +82,12 @@ def served():
 def train(url: str) -> None:
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     is_first = not dist.is_initialized() or dist.get_rank() == 0
+    torch.manual_seed(0)
+    of_images = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    of_text = nn.Sequential(nn.Embedding(256, 32), nn.Flatten(), nn.Linear(512, 256))
+    parameters = [*of_images.parameters(), *of_text.parameters()]
+    optimizer = torch.optim.AdamW(parameters, lr=1e-2)
+
     began = time.monotonic()
     common = {
         "batch_size": args.batch_size // ranks,
@@ -95,12 +100,6 @@ def train(url: str) -> None:
         f"{url}/images/*.tar", fields=gdsdata.Fields(decode={"cls": "cls", "npy": "npy"}), **common
     )
     text = gdsdata.GDSDataset(f"{url}/text/*.bin", format=gdsdata.formats.Tokens("uint16", seq_len=16), **common)
-
-    torch.manual_seed(0)
-    of_images = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-    of_text = nn.Sequential(nn.Embedding(256, 32), nn.Flatten(), nn.Linear(512, 256))
-    parameters = [*of_images.parameters(), *of_text.parameters()]
-    optimizer = torch.optim.AdamW(parameters, lr=1e-2)
     state = {"images": images, "text": text, "of_images": of_images, "of_text": of_text, "optimizer": optimizer}
     step = 0
     if args.resume:
@@ -109,7 +108,8 @@ def train(url: str) -> None:
         for name, part in state.items():
             part.load_state_dict(saved[name])
 
-    for pictures, tokens in zip(images, text, strict=False):
+    batches = iter(images), iter(text)
+    for pictures, tokens in zip(*batches, strict=False):
         if step == 0 and is_first:
             print(f"first batch after {time.monotonic() - began:.2f} s", flush=True)
         loss = nn.functional.cross_entropy(of_images(pictures["npy"]), pictures["cls"])
@@ -127,16 +127,21 @@ def train(url: str) -> None:
             print(f"step {step}: loss {mean.item():.5f}", flush=True)
         if step in (args.steps, args.stop_at):
             break
+    for one in batches:
+        one.close()  # then its bytes are counted
     if is_first:
         if step == args.stop_at:
             gdsdata.save({"step": step, **{name: part.state_dict() for name, part in state.items()}}, args.state)
-        moved = images.stats()["engine"]["bytes"]
-        print("bytes by route:", {route: count for route, count in moved.items() if count})
+        told = images.stats(), text.stats()
+        moved = [told[0]["engine"]["bytes"], *(one["piece_bytes"] for one in told)]  # they share the engine
+        print("from the server:", sum(one["remote"] + one["cache_fill"] for one in moved), "bytes")
 
 
-if "WORLD_SIZE" in os.environ:
-    dist.init_process_group("gloo")
-with contextlib.nullcontext(args.url) if args.url else served() as url:
-    train(url.rstrip("/"))
-if dist.is_initialized():
-    dist.destroy_process_group()
+if __name__ == "__main__":
+    args = parser.parse_args()
+    if "WORLD_SIZE" in os.environ:
+        dist.init_process_group("gloo")
+    with contextlib.nullcontext(args.url) if args.url else served() as url:
+        train(url.rstrip("/"))
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -3,6 +3,7 @@
 import argparse
 import os
 import re
+import runpy
 import signal
 import struct
 import subprocess
@@ -391,3 +392,35 @@ def test_load_store_tensor_finds_wrong_bytes_and_refuses_no_iterations(tmp_path)
     assert done.returncode == 1 and "gdsdata, store: the bytes are not those of the tensor" in done.stderr
     assert os.listdir(tmp_path) == []
     assert example("load_store_tensor.py", "--loop", 0, ends_with=2) == ""
+
+
+# ------------------------------------------------------------------------------------- train_remote.py
+
+
+@pytest.mark.timeout(300)
+def test_train_remote_is_cold_then_cached_then_resumed_on_two_ranks_with_the_same_losses(seaweedfs, tmp_path):
+    data = tmp_path / "made"
+    data.mkdir()
+    runpy.run_path(str(ROOT / "examples" / "train_remote.py"))["make_data"](data)
+    for path in filter(Path.is_file, data.rglob("*")):
+        seaweedfs.put(f"train/{path.relative_to(data)}", path.read_bytes())
+    arguments = ["--url", seaweedfs.url("train"), "--state", tmp_path / "it.pt"]
+    cached = [*arguments, "--cache", tmp_path / "cache"]
+    options = {**seaweedfs.environment(), "XDG_CACHE_HOME": str(tmp_path / "home")}
+
+    from_server = r"from the server: (\d+) bytes"
+    cold = example("train_remote.py", *cached, "--steps", 12, **options)
+    again = example("train_remote.py", *cached, "--steps", 12, "--stop-at", 5, **options)
+    assert int(re.search(from_server, cold)[1]) > 0 and int(re.search(from_server, again)[1]) == 0
+    expected = losses(cold)
+    assert list(losses(again).items()) == list(expected.items())[:5]
+
+    code, said = torchrun(2, ROOT / "examples" / "train_remote.py", *cached, "--steps", 12, "--resume", **options)
+    resumed = losses(said)
+    assert code == 0, said
+    assert list(resumed) == [str(step) for step in range(6, 13)]
+    for step, loss in resumed.items():
+        assert float(loss) == pytest.approx(float(expected[step]), rel=1e-3)
+    assert (
+        losses(example("train_remote.py", *arguments, "--steps", 12, "--resume", **options)).items() <= expected.items()
+    )
