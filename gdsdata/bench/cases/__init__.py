@@ -10,6 +10,7 @@ from gdsdata.bench.cases.io.settings import IoSettings
 from gdsdata.bench.cases.latency.settings import LatencySettings
 from gdsdata.bench.cases.load.settings import LoadSettings
 from gdsdata.bench.cases.loader.settings import LoaderSettings
+from gdsdata.bench.cases.remote.settings import RemoteSettings
 from gdsdata.bench.cases.settings import CaseSettings
 from gdsdata.bench.cases.startup.settings import StartupSettings
 from gdsdata.bench.cases.tensor.settings import TensorSettings
@@ -26,6 +27,7 @@ SETTINGS: dict[str, type[CaseSettings]] = {
     "io": IoSettings,
     "train": TrainSettings,
     "startup": StartupSettings,
+    "remote": RemoteSettings,
     "tune": TuneSettings,
     "all": AllSettings,
 }

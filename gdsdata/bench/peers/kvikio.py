@@ -1,18 +1,23 @@
-"""kvikio: its settings and path, and rows of case=load, checkpoint, io and tensor.
+"""kvikio: its settings and path, and rows of case=load, checkpoint, io, tensor and remote.
 
 Host memory always goes by POSIX. Reads use the page cache unless a setting says otherwise, which
 versions from 25.12 on have. Whole pages then go with O_DIRECT, if the file system allows it; parts
 of pages do not.
 """
 
+import collections
+import ctypes
 import os
 from typing import Any
+
+import numpy as np
 
 from gdsdata.bench.data.checkpoints import describe_safetensors
 from gdsdata.bench.data.made import sync
 from gdsdata.bench.data.transfers import new_file
 from gdsdata.bench.measure import device
 from gdsdata.bench.peers.gdsdata.transfers import CuFile
+from gdsdata.bench.peers.object_clients import RemotePeer
 from gdsdata.bench.peers.protocols import (
     WHOLE,
     CheckpointPeer,
@@ -215,3 +220,43 @@ class Tensor(UnsyncedTensorPeer):
 
     def plain(self, tensor):
         return tensor if self.on_gpu else tensor.numpy()
+
+
+@serves("remote")
+class RemoteHandle(RemotePeer):
+    key, name, package = "kvikio", "kvikio RemoteFile", "kvikio"
+    setting = "kvikio.RemoteFile.pread after open_s3, twice as many under way as its threads"
+
+    @classmethod
+    def lacks(cls):
+        try:
+            ctypes.CDLL("libcuda.so.1")
+        except OSError:
+            return "kvikio needs a CUDA driver, to read into host memory too"
+        return ""
+
+    def open(self):
+        import kvikio
+
+        os.environ.update(self.access.environment())
+        configure({"num_threads": self.connections})
+        pairs = zip(self.objects.keys, self.objects.sizes, strict=True)
+        self.files = {key: kvikio.RemoteFile.open_s3(self.access.bucket, key, size) for key, size in pairs}
+
+    def read(self, feed, take):
+        under_way = collections.deque()
+        for place, piece in feed:
+            memory = np.empty(piece.length, np.uint8)
+            under_way.append((place, memory, self.files[piece.key].pread(memory, piece.length, piece.offset)))
+            if len(under_way) >= 2 * self.connections:
+                self.take_first(under_way, take)
+        while under_way:
+            self.take_first(under_way, take)
+
+    def take_first(self, under_way, take):
+        place, memory, done = under_way.popleft()
+        done.get()
+        take(place, memory)
+
+    def close(self):
+        self.files.clear()

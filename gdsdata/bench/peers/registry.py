@@ -14,10 +14,11 @@ from gdsdata.bench.measure import device
 
 # In the order of a table's rows.
 LIBRARIES = (
-    "ceiling", "gdsdata.batches", "gdsdata.tensors", "gdsdata.checkpoints", "gdsdata.transfers", "by_hand.windows",
-    "by_hand.volumes", "by_hand.files", "dali", "torch_dataloader", "webdataset", "mosaic", "litdata", "ffcv", "spdl",
-    "torch_checkpoints", "safetensors", "torch_checkpointing", "torchsnapshot", "instanttensor", "fastsafetensors",
-    "kvikio", "torch_gds", "deepnvme",
+    "ceiling", "gdsdata.batches", "gdsdata.tensors", "gdsdata.checkpoints", "gdsdata.transfers", "gdsdata.remote",
+    "by_hand.windows", "by_hand.volumes", "by_hand.files", "dali", "torch_dataloader", "webdataset", "mosaic",
+    "litdata", "ffcv", "spdl", "torch_checkpoints", "safetensors", "torch_checkpointing", "torchsnapshot",
+    "instanttensor", "fastsafetensors", "kvikio", "torch_gds", "deepnvme", "obstore", "awscrt", "s3fs", "pyarrow_fs",
+    "boto3", "remote_shards",
 )  # fmt: skip
 REGISTERED: dict[str, list] = collections.defaultdict(list)  # classes by case
 

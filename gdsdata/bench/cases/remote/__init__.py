@@ -1,0 +1,1 @@
+"""case=remote: bytes of an object store, by range, object, sample and batch."""

@@ -1,0 +1,143 @@
+"""The row's side of case=remote: pieces of objects."""
+
+import collections
+import functools
+import random
+import threading
+import time
+
+import numpy as np
+
+from gdsdata.bench.data.objects import Truth
+from gdsdata.bench.harness.row import Row
+from gdsdata.bench.peers import registry
+from gdsdata.bench.peers.object_clients import Feed
+
+VERIFIED_BYTES = 512 * 2**20  # of one pass over the pieces, at most
+FIRST_BYTES = 64  # by which a piece is found whose place is not known
+WARM_UP = 2  # pieces for each connection, before a run is timed
+
+
+def pieces_of(objects, work, length, seed):
+    """Return the pieces of a kind of work: objects in order, others shuffled."""
+    if work == "objects":
+        return objects.whole()
+    pieces = objects.pieces(length)
+    random.Random(seed).shuffle(pieces)
+    return pieces
+
+
+class RemoteRow(Row):
+    def __init__(self, peer, work, objects, length, seed, connections, engine, device):
+        super().__init__(peer, registry.find("remote", peer, work), device)
+        self.objects, self.engine, self.counts = objects, engine, connections
+        self.pieces = pieces_of(objects, work, length, seed)
+        self.connections = max(connections)
+
+    def construct(self, connections):
+        self.close()
+        self.peer = self.peer_class(self.objects, connections, self.device, self.engine)
+
+    def verify(self, tune_seconds):
+        """Compare a pass over the pieces with plain reading, and choose the connections."""
+        due = self.first_pieces()
+        check = Check(due, Truth(self.objects))
+        try:
+            self.construct(self.connections)
+            self.peer.read(Feed(due), check.take)
+            check.end()
+            rates = {}
+            for count in self.counts if len(self.counts) > 1 and self.peer_class.tunes else []:
+                self.construct(count)
+                moved, seconds, _ = self.timed(tune_seconds)
+                rates[count] = moved / seconds / 1e9
+            if rates:
+                self.connections = max(rates, key=rates.__getitem__)
+            tried = {str(count): rate for count, rate in rates.items()}
+            connections = self.connections if self.peer_class.tunes else None
+            return {"checked_bytes": check.bytes, "connections": connections, "tried_gb_per_s": tried}
+        finally:
+            self.close()
+
+    def first_pieces(self):
+        due, total = [], 0
+        for piece in self.pieces:
+            if due and total + piece.length > VERIFIED_BYTES:
+                break
+            due.append(piece)
+            total += piece.length
+        return due
+
+    def timed(self, seconds):
+        """Return bytes, seconds and pieces of a run; connections are opened before."""
+        warm_up = Lengths(self.pieces)
+        self.peer.read(Feed(self.pieces[: WARM_UP * self.peer.connections]), warm_up.take)
+        self.start_cpu_clock()
+        lengths, started = Lengths(self.pieces), time.perf_counter()
+        self.peer.read(Feed(self.pieces, seconds), lengths.take)
+        return sum(lengths.found), time.perf_counter() - started, len(lengths.found)
+
+    def run(self, seconds):
+        self.construct(self.connections)
+        moved, elapsed, count = self.timed(seconds)
+        return {
+            "bytes": moved,
+            "seconds": elapsed,
+            "pieces_per_s": count / elapsed,
+            "served": self.peer.served(),
+            "path": self.peer.path,
+        }
+
+
+class Lengths:
+    """Checks the length of each piece that comes, and nothing else."""
+
+    def __init__(self, pieces):
+        self.pieces, self.found = pieces, []
+
+    def take(self, place, content):
+        count, piece = memoryview(content).nbytes, self.pieces[place or 0]  # all are of one length if there is no place
+        if count != piece.length:
+            raise ValueError(f"{piece}: {count:,} bytes came")
+        self.found.append(count)
+
+
+class Check:
+    """Compares each piece with the right bytes; each has to come once."""
+
+    def __init__(self, pieces, truth):
+        self.pieces, self.truth, self.lock = pieces, truth, threading.Lock()
+        self.seen, self.bytes = set(), 0
+
+    @functools.cached_property
+    def places(self):
+        """Places of the pieces by their first bytes."""
+        found = collections.defaultdict(list)
+        for place, piece in enumerate(self.pieces):
+            found[self.truth.of(piece)[:FIRST_BYTES].tobytes()].append(place)
+        return found
+
+    def place_of(self, content):
+        """Return the piece that content is, by its bytes, or the first one."""
+        alike = self.places.get(bytes(memoryview(content)[:FIRST_BYTES]), [0])
+        return next((place for place in alike if place not in self.seen), alike[0])
+
+    def take(self, place, content):
+        got = np.frombuffer(content, np.uint8)
+        with self.lock:
+            place = self.place_of(content) if place is None else place
+            piece = self.pieces[place]
+            expected = self.truth.of(piece)
+            if place in self.seen:
+                raise ValueError(f"{piece} came twice")
+            self.seen.add(place)
+            self.bytes += piece.length
+        if len(got) != piece.length:
+            raise ValueError(f"{piece}: {len(got):,} bytes came")
+        if not np.array_equal(got, expected):
+            wrong = np.flatnonzero(got != expected)
+            raise ValueError(f"{piece}: {len(wrong):,} bytes are wrong, the first at {piece.offset + int(wrong[0]):,}")
+
+    def end(self):
+        if len(self.seen) < len(self.pieces):
+            raise ValueError(f"{len(self.seen)} pieces came, {len(self.pieces)} were due")

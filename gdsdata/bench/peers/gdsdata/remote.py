@@ -1,0 +1,127 @@
+"""GDSDataset over URLs: the rows of case=remote."""
+
+import time
+
+import gdsdata
+from gdsdata import formats
+from gdsdata.bench.peers.gdsdata.batches import TarBatches
+from gdsdata.bench.peers.object_clients import RemotePeer
+from gdsdata.bench.peers.protocols import BatchPeer, counted
+from gdsdata.bench.peers.registry import serves
+from gdsdata.storage.secret import Keys
+
+BATCH_BYTES, MOST_SAMPLES = 8 * 2**20, 256  # of a batch of pieces
+
+
+def storage_options(access):
+    """Return the options of the store; its endpoint is AWS's own if none is named."""
+    keys = Keys(
+        access_key_id=access.access_key, secret_access_key=access.secret_key, session_token=access.token or None
+    )
+    return {"endpoint_url": access.endpoint_url or None, "region": access.region, "credentials": keys}
+
+
+def reading_of(access, engine, cache=None):
+    options = {name: value for name, value in storage_options(access).items() if value is not None}
+    return gdsdata.Reading(gdsdata.EngineOptions(**engine), cache=cache, storage_options=options)
+
+
+@serves("remote")
+class RemotePieces(RemotePeer):
+    """Pieces are samples of a data set, which come in its own order."""
+
+    key, name, tunes = "gdsdata", "gdsdata", False
+    setting = "GDSDataset over the objects' URLs: fixed-size Records, shuffled uniformly; whole objects in order"
+    shuffle: bool | str = True
+
+    def open(self):
+        self.datasets = {}  # by the length of a piece
+
+    def dataset(self, length):
+        if length not in self.datasets:
+            self.datasets[length] = gdsdata.GDSDataset(
+                self.objects.urls,
+                batch_size=max(1, min(BATCH_BYTES // length, MOST_SAMPLES)),
+                format=formats.Records("uint8", (length,)),
+                shuffle=self.shuffle if length < min(self.objects.sizes) else False,
+                device=self.device,
+                sharding=gdsdata.Sharding(rank=0, world_size=1),
+                reading=reading_of(self.access, self.engine),
+            )
+        return self.datasets[length]
+
+    def read(self, feed, take):
+        """Read as many pieces, or for as long, as the feed does."""
+        lengths = {piece.length for piece in feed.pieces}
+        if len(lengths) > 1:
+            raise ValueError(f"a data set's samples are of one size, and these of {len(lengths)}")
+        dataset, left = self.dataset(lengths.pop()), len(feed.pieces)
+        while feed.ends or left > 0:
+            for batch in dataset:
+                for sample in batch[:left] if not feed.ends else batch:
+                    take(None, sample.numpy())
+                left -= len(batch)
+                if time.perf_counter() > feed.ends if feed.ends else left <= 0:
+                    return
+
+    def served(self):
+        found = {}
+        for dataset in self.datasets.values():
+            for path, count in counted(dataset.stats()).items():
+                found[path] = found.get(path, 0) + count
+        return found
+
+    def close(self):
+        self.datasets.clear()
+
+
+@serves("remote")
+class LanesOfPieces(RemotePieces):
+    key, name, kinds = "gdsdata_lanes", 'gdsdata, shuffle="lanes"', ("samples",)
+    setting = 'GDSDataset over the objects\' URLs, fixed-size Records, shuffle="lanes": it reads large pieces'
+    shuffle = "lanes"
+
+
+@serves("remote")
+class RemoteTars(TarBatches):
+    key, name, kinds, path = "gdsdata", "gdsdata", ("shards",), "remote"
+    setting = "GDSDataset over the tars' URLs with Reading(cache=); a batch is a view of its .npy files"
+    knows_ids = False
+    has_cache = True
+    shuffle: bool | str = "auto"
+
+    def open(self):
+        cache = self.source.cache_folder if self.has_cache else None
+        self.dataset = gdsdata.GDSDataset(
+            self.urls(),
+            batch_size=self.batch_size,
+            format=formats.Tar(),
+            shuffle=self.shuffle,
+            seed=self.seed,
+            device=self.device,
+            sharding=gdsdata.Sharding(rank=0, world_size=1),
+            reading=reading_of(self.source.objects.access, self.engine, cache),
+        )
+
+    def urls(self):
+        return self.source.objects.urls
+
+    def expected_ids(self, epoch, batches):
+        return BatchPeer.expected_ids(self, epoch, batches)
+
+
+@serves("remote")
+class StreamedTars(RemoteTars):
+    key, name, caches, has_cache = "gdsdata_streamed", "gdsdata, no cache", ("cold",), False
+    setting = "GDSDataset over the tars' URLs; nothing is written"
+
+
+@serves("remote")
+class LocalTars(RemoteTars):
+    """The files that the tars were put from, as a second epoch from the cache may be at best."""
+
+    key, name, caches, has_cache, path = "gdsdata_local", "gdsdata, local files", ("warm",), False, ""
+    setting = "GDSDataset over the same tars as local files, for comparison"
+
+    def urls(self):
+        return self.source.files
