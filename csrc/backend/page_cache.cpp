@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <utility>
 
 #include "base/copy.h"
 #include "tuning.h"
@@ -65,13 +66,24 @@ bool long_mapping_pays(File& file, uint64_t length) {
          (file.size_bytes() >= PageCache::kMapFileBytes && file.was_read_before(length));
 }
 
-// Returns true if the file may have been truncated before the end of the copied bytes. Truncation
-// zeroes all bytes from the new end to the end of its page, and `MappingGuard` puts zeros in place
-// of later pages. So if the last byte is not zero after the copy, no byte was lost. Only the moment
-// in which the kernel writes these zeros remains, and read(2) has that too.
-bool ends_in_zero(const std::byte* copied, uint64_t length) {
+// Returns true if no byte of a copy was lost because the file was truncated. It is false if that is
+// not known: the file's size says it. Only the moment in which the kernel writes zeros remains, and
+// read(2) has that too.
+bool is_surely_whole(Mapping& mapping, const Transfer& copied) {
+  const uint64_t last = copied.offset + copied.length - 1;
   std::atomic_thread_fence(std::memory_order_acquire);  // after the copy
-  return *static_cast<const volatile std::byte*>(copied + length - 1) == std::byte{0};
+  const bool ends_in_zero = *static_cast<const volatile std::byte*>(mapping.data() + last) == std::byte{0};
+  if (ends_in_zero && !mapping.tails().show_whole(last)) return false;
+  return mapping.lost_from() == Mapping::kNothingLost;  // last: to look at a lost page loses it
+}
+
+// The first and the last byte of pages that the fault of a byte has mapped too: by default, Linux
+// maps 64 KiB. Only the byte itself if its neighbors may not be in the page cache.
+std::pair<uint64_t, uint64_t> mapped_around(const Mapping& mapping, uint64_t byte) {
+  const size_t region = byte / Mapping::kRegionBytes;
+  if (!mapping.region_known_resident(region)) return {byte, byte};
+  const uint64_t begin = region * Mapping::kRegionBytes;
+  return {begin, std::min(begin + Mapping::kRegionBytes, mapping.size_bytes()) - 1};
 }
 
 // Page faults of this thread that read from storage.
@@ -149,8 +161,7 @@ std::optional<Error> PageCache::copy_mapped(Conversion conversion, bool past_cac
       convert(conversion, copy.transfer->memory, bytes_there, copy.transfer->length);
     }
     bytes[copy.route] += copy.transfer->length;
-    const bool lost = copy.mapping->lost_from() != Mapping::kNothingLost;
-    if (lost || ends_in_zero(bytes_there, copy.transfer->length)) unsure_.push_back(copy);
+    if (!is_surely_whole(*copy.mapping, *copy.transfer)) unsure_.push_back(copy);
   }
   if (count_major_faults() > major_faults) {  // pages were evicted
     for (const Copy& copy : copies_) copy.mapping->forget_residency();
@@ -164,16 +175,33 @@ std::optional<Error> PageCache::first_truncated() {
   if (std::any_of(unsure_.begin(), unsure_.end(), other_file)) {
     std::sort(unsure_.begin(), unsure_.end(), [](const Copy& a, const Copy& b) { return a.file < b.file; });
   }
-  for (auto copy = unsure_.begin(); copy != unsure_.end();) {
-    const Copy* farthest = &*copy;
-    for (; copy != unsure_.end() && copy->file == farthest->file; ++copy) {
-      if (copy->transfer->offset > farthest->transfer->offset) farthest = &*copy;
-    }
-    const uint64_t end = farthest->transfer->offset + farthest->transfer->length;
-    if (farthest->mapping->lost_from() < end || farthest->file->current_size_bytes() < end) {
-      return truncated(*farthest->file, *farthest->transfer);
+  for (auto first = unsure_.begin(); first != unsure_.end();) {
+    const auto last = std::find_if(first, unsure_.end(), [&](const Copy& copy) { return copy.file != first->file; });
+    if (auto error = check_size({first, last})) return error;
+    first = last;
+  }
+  return std::nullopt;
+}
+
+// Learns how the pages end, before it asks for the size: later copies of them then need not ask.
+std::optional<Error> PageCache::check_size(std::span<const Copy> of_one_file) {
+  Mapping& mapping = *of_one_file.front().mapping;
+  const Transfer* farthest = of_one_file.front().transfer;
+  seen_.clear();
+  {
+    const MappingGuard guard(mapping);
+    for (const Copy& copy : of_one_file) {
+      if (copy.transfer->offset > farthest->offset) farthest = copy.transfer;
+      const uint64_t last = copy.transfer->offset + copy.transfer->length - 1;
+      const auto [begin, end] = mapped_around(mapping, last);
+      mapping.tails().see(begin, end, seen_);
     }
   }
+  const uint64_t end = farthest->offset + farthest->length;
+  const File& file = *of_one_file.front().file;
+  const uint64_t size_bytes = file.current_size_bytes();
+  if (mapping.lost_from() < end || size_bytes < end) return truncated(file, *farthest);
+  if (mapping.lost_from() == Mapping::kNothingLost) mapping.tails().learn(seen_, size_bytes);
   return std::nullopt;
 }
 

@@ -40,12 +40,14 @@ class PageCache {
   };
   std::optional<Error> copy_mapped(Conversion conversion, bool past_caches, RouteBytes& bytes);
   std::optional<Error> first_truncated();
+  std::optional<Error> check_size(std::span<const Copy> of_one_file);
   void read_resident(File& file, const Transfer& transfer, File::Residency whole, Conversion conversion,
                      std::vector<Transfer>& left, RouteBytes& bytes);
   uint64_t read_now(File& file, const Transfer& part, Conversion conversion, bool known_resident);
 
   std::vector<Copy> copies_;
   std::vector<Copy> unsure_;        // copies after which the file's size must be checked
+  std::vector<PageTails::Tail> seen_;  // scratch
   std::vector<std::byte> scratch_;  // for bytes to be converted
 };
 

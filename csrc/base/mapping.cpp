@@ -79,7 +79,8 @@ Mapping::Mapping(const std::byte* data, uint64_t size_bytes)
     : data_(data),
       size_bytes_(size_bytes),
       regions_((size_bytes + kRegionBytes - 1) / kRegionBytes),
-      areas_((size_bytes + kAreaBytes - 1) / kAreaBytes) {
+      areas_((size_bytes + kAreaBytes - 1) / kAreaBytes),
+      tails_(data, size_bytes) {
   ++count_;
 }
 

@@ -1,6 +1,6 @@
 // Maps a file into memory to copy from the page cache. A copy then needs no system call, and the
 // processor copies faster than the kernel does. If the file is truncated meanwhile, the copy
-// returns an error and no signal is raised.
+// returns an error and no signal is raised. A copy that has lost zeros only may be right instead.
 #pragma once
 
 #include <atomic>
@@ -10,6 +10,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/page_tails.h"
 #include "tuning.h"
 
 namespace gdsdata {
@@ -71,6 +72,8 @@ class alignas(64) Mapping {
   static constexpr uint64_t kNothingLost = UINT64_MAX;
   uint64_t lost_from() const { return lost_from_.load(); }
 
+  PageTails& tails() { return tails_; }
+
   // Returns true if more than 90 % of an area is in the page cache. It calls `share` for that at
   // most once a second, because `share` takes 1 us for each few dozen pages.
   static constexpr uint64_t kAreaBytes = tuning::kHoleAreaBytes;
@@ -104,6 +107,7 @@ class alignas(64) Mapping {
 
   std::vector<std::atomic<int64_t>> areas_;  // the time of the last check in ms * 2 + its result; 0: never checked
   MappingTrial trial_;
+  PageTails tails_;
 };
 
 // While a guard lives, a read of a page that the file no longer has yields zeros on this thread and
