@@ -1,5 +1,6 @@
 #include "base/descriptors.h"
 
+#include <fcntl.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -8,6 +9,7 @@
 #include <cerrno>
 #include <chrono>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -23,6 +25,8 @@ namespace {
 constexpr std::chrono::seconds kPatience{30};
 // No event says that a descriptor is free again, so the wait polls.
 constexpr std::chrono::milliseconds kLooksAgain{2};
+// A new process has place for so many (Linux).
+constexpr size_t kFewDescriptors = 128;
 
 }  // namespace
 
@@ -123,6 +127,24 @@ size_t most_cached_descriptors() {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return kMost;
   return std::clamp<size_t>(limit.rlim_cur / 2, 1, kMost);
+}
+
+void expect_descriptors(size_t count) {
+  static std::atomic<size_t> expected{kFewDescriptors};  // a forked child has its parent's table
+  size_t before = expected;
+  while (before < count && !expected.compare_exchange_weak(before, count)) {
+  }
+  if (before >= count) return;
+  try {
+    std::thread([count] {
+      const Descriptor lowest(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+      rlimit limit{};
+      if (lowest.get() < 0 || ::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+      const rlim_t highest = std::min<rlim_t>(static_cast<rlim_t>(lowest.get()) + count, limit.rlim_cur - 1);
+      const Descriptor of_its_place(::fcntl(lowest.get(), F_DUPFD_CLOEXEC, static_cast<int>(highest)));
+    }).detach();
+  } catch (const std::system_error&) {  // no thread is available
+  }
 }
 
 void make_room_for_descriptor() { caches().make_room(nullptr); }

@@ -48,6 +48,14 @@ size_t most_cached_descriptors();
 // Evicts idle files of all caches until one more descriptor fits, or all are in use.
 void make_room_for_descriptor();
 
+// Has the system make place for so many descriptors more, on a thread of its own.
+//
+// It enlarges a process's table of descriptors when that is full, to twice as many. If threads
+// share the table, each time waits for all processors (synchronize_rcu in Linux's expand_fdtable),
+// and so do all opens that need the place: 5 to 20 ms at 256, 512, 1024 files and so on. One wait
+// beforehand replaces these.
+void expect_descriptors(size_t count);
+
 struct Caches;  // all caches of a process
 
 // The descriptors of one open file. They count towards those of all files of the process.

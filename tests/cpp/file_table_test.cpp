@@ -8,6 +8,7 @@
 #include <array>
 #include <atomic>
 #include <barrier>
+#include <chrono>
 #include <exception>
 #include <functional>
 #include <random>
@@ -28,6 +29,30 @@ void limit_descriptors(size_t limit) {
   ::getrlimit(RLIMIT_NOFILE, &now);
   now.rlim_cur = limit;
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &now), 0);
+}
+
+// For how many descriptors the system has place without enlarging this process's table.
+size_t place_for_descriptors() {
+  std::ifstream status("/proc/self/status");
+  for (std::string name; status >> name;) {
+    size_t size = 0;
+    if (name == "FDSize:" && status >> size) return size;
+  }
+  return 0;
+}
+
+TEST(Descriptors, ThatAreExpectedHavePlaceBeforeTheyAreOpened) {
+  constexpr size_t kMany = 12'000;
+  rlimit limit{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
+  const auto wanted = std::min<rlim_t>(kMany, limit.rlim_cur - 1);
+  const size_t open_before = count_descriptors();
+  expect_descriptors(kMany);
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  while (place_for_descriptors() < wanted || count_descriptors() > open_before) {
+    ASSERT_LT(std::chrono::steady_clock::now(), until) << place_for_descriptors() << " of " << wanted;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
 }
 
 // Takes all descriptors, as another part of the program may.
