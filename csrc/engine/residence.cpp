@@ -61,13 +61,20 @@ void Residence::register_file(uint32_t index) {
     const std::byte* window = mapping->data() + offset;
     const uint64_t bytes = std::min(tuning::kRegistrationWindowBytes, mapped_bytes - offset);
     file->will_need(offset, bytes);  // else registering would read the file page by page
+    const auto began = std::chrono::steady_clock::now();
     registrations_.push_back(device_->register_mapping(window, bytes));
     if (registrations_.back()->on_device() != window) {
       throw Failure({ErrorCode::kUnavailable,
                      device_->name() + " sees registered memory at other addresses than the processor does"});
     }
     registered_bytes_.fetch_add(bytes, std::memory_order_relaxed);
+    pause(tuning::kRegistrationPauses * (std::chrono::steady_clock::now() - began));
   }
+}
+
+void Residence::pause(std::chrono::nanoseconds time) {
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, time, [this] { return stop_.load(); });
 }
 
 Gatherer::Gatherer(std::shared_ptr<Residence> residence, size_t batch_samples)
