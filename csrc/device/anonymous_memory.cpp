@@ -62,11 +62,13 @@ void AnonymousMemory::hide_from_children() {
 
 bool populate_pages(std::byte* memory, size_t bytes) { return ::madvise(memory, bytes, MADV_POPULATE_WRITE) == 0; }
 
-// Piece by piece, because no other thread can map memory until a piece is allocated
-// (docs/design-decisions.md).
+// Piece by piece, because no other thread can map memory until the call for a piece ends
+// (docs/design-decisions.md). The fault of its first byte allocates a huge page, if the system has
+// one, and others can map memory meanwhile.
 void AnonymousMemory::populate() {
   for (size_t at = 0; at < mapped_bytes_; at += kHugePageBytes) {
     const size_t end = std::min(at + kHugePageBytes, mapped_bytes_);
+    const_cast<volatile std::byte*>(data_)[at] = std::byte{0};
     if (populate_pages(data_ + at, end - at)) continue;
     for (size_t i = at; i < end; i += kPageBytes) const_cast<volatile std::byte*>(data_)[i] = std::byte{0};
   }
