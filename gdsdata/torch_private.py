@@ -109,15 +109,14 @@ def moves_no_values() -> bool:
     return torch.serialization._serialization_tls.skip_data or detect_fake_mode(None) is not None
 
 
-def current_stream_handle(device_index: int) -> int:
-    """Return the handle of a GPU's current stream in this thread, without a `torch.cuda.Stream`."""
-    handle: int = torch._C._cuda_getCurrentRawStream(device_index)
-    return handle
+# These are called for every batch, so they have no Python frame of their own.
 
+# Returns the handle of the current stream of the GPU of that index in this thread, without a
+# `torch.cuda.Stream`. A torch without CUDA lacks it.
+current_stream_handle: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", int)
 
-def is_profiling() -> bool:
-    """Return whether torch's profiler is recording in this thread."""
-    return torch.autograd._profiler_enabled()
+# Returns whether torch's profiler is recording in this thread.
+is_profiling: Callable[[], bool] = torch.autograd._profiler_enabled
 
 
 # --- torch.distributed.checkpoint -------------------------------------------------------------------------------------

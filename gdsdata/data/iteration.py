@@ -15,7 +15,7 @@ from gdsdata.data.samples import Samples
 from gdsdata.errors import GdsdataError, StallError
 from gdsdata.io import engine
 from gdsdata.io.program_end import Ending, end_at_exit, leave_if_daemon
-from gdsdata.observe.times import Reporter, StepTimes, WorkerTimes, marked
+from gdsdata.observe.times import Reporter, StepTimes, WorkerTimes, is_profiling, marked
 
 if TYPE_CHECKING:
     from gdsdata.observe.report import Report
@@ -90,19 +90,23 @@ class Iteration:
         take, reach, times, prefetch = reader.next, reader.reach, self._times, self._prefetch
         planned, plan_batches, ahead = 0, prefetch, prefetch * reader.batches_in_slot
         most = max(prefetch, _PLAN_SAMPLES // self._batch_size, 2 * reader.batches_in_slot)
+        due = 0  # the batch before which `plan` is called next
+        prints = self.reporter if self.reporter.is_on else None
 
         def plan() -> None:
             """Plan ahead. The first plan is short, because the first batch waits for it."""
-            nonlocal planned, plan_batches
-            reach(int(numbers[done]))
-            if planned - done > plan_batches // 2 + ahead:
-                return
-            count = min(plan_batches, total - planned)
-            count = max(reader.steps_local(numbers[planned : planned + count]), 1 if planned == done else 0)
-            if count:
-                reader.plan(*order.samples_of(epoch, numbers[planned : planned + count]))
-                planned += count
-                plan_batches = min(2 * plan_batches, most)
+            nonlocal planned, plan_batches, due
+            if reach is not None:
+                reach(int(numbers[done]))
+            if planned - done <= plan_batches // 2 + ahead:
+                count = min(plan_batches, total - planned)
+                count = max(reader.steps_local(numbers[planned : planned + count]), 1 if planned == done else 0)
+                if count:
+                    reader.plan(*order.samples_of(epoch, numbers[planned : planned + count]))
+                    planned += count
+                    plan_batches = min(2 * plan_batches, most)
+            if reach is None:  # else each step may have chunks fetched
+                due = planned - plan_batches // 2 - ahead if planned < total else total
 
         try:
             if total:
@@ -112,9 +116,12 @@ class Iteration:
             while done < total:
                 leave_if_daemon()
                 check_ranks()
-                if done:
+                if done and done >= due:
                     plan()
-                with marked("gdsdata: waiting for a batch"):
+                if is_profiling():
+                    with marked("gdsdata: waiting for a batch"):
+                        batch = take()
+                else:
                     batch = take()
                 if transform is not None:
                     batch = times.transformed(transform, batch)
@@ -124,7 +131,8 @@ class Iteration:
                 if self._workers_before is None:  # now: what they waited before the first batch does not count
                     shared = source.engine
                     self._workers_before = shared, WorkerTimes.of(shared.statistics())
-                self.reporter.handed_out()
+                if prints is not None:
+                    prints.handed_out()
                 if done == total:  # the consumer may not ask again: close everything before this batch is yielded
                     break
                 yield batch

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -16,6 +16,8 @@ import torch
 from gdsdata import torch_private
 
 T = TypeVar("T")
+
+is_profiling = torch_private.is_profiling
 
 
 class StepTimes:
@@ -130,10 +132,11 @@ class WorkerTimes(NamedTuple):
 
 
 def marked(what: str) -> AbstractContextManager[Any]:
-    """Mark a range in torch.profiler's trace, or in NVTX's under ``emit_nvtx``."""
-    if torch_private.is_profiling():
-        return torch.profiler.record_function(what)
-    return nullcontext()
+    """Mark a range in torch.profiler's trace, or in NVTX's under ``emit_nvtx``.
+
+    Ask `is_profiling` before, because few steps are profiled.
+    """
+    return torch.profiler.record_function(what)
 
 
 class Reporter:
@@ -147,6 +150,10 @@ class Reporter:
     def __init__(self, every_s: float | None, report: Callable[[], object]) -> None:
         self._every_s, self._report, self._process = every_s, report, os.getpid()
         self._next = time.monotonic() + (every_s or 0.0)
+
+    @property
+    def is_on(self) -> bool:
+        return self._every_s is not None
 
     def handed_out(self) -> None:
         if self._every_s is not None and time.monotonic() >= self._next:

@@ -31,15 +31,19 @@ class Reader(ABC, Generic[IndexT]):
             is wrong with a file, `StallError` if nothing has moved for ``stall_timeout_s``, and
             `EngineClosed` after `close`.
         pieces: as above.
+        reach: called with the number of the epoch's next step, so that its chunks are fetched.
+            None: there are none.
         batches_in_slot: how many batches it reads together. ``prefetch`` times as many are read
             ahead.
     """
 
     next: Callable[[], Any]
+    reach: Callable[[int], None] | None
     batches_in_slot = 1
 
     def __init__(self, index: IndexT, pieces: OpenPieces | None = None) -> None:
         self.index, self.pieces = index, pieces
+        self.reach = None if pieces is None else pieces.reach
 
     @abstractmethod
     def plan(self, samples: np.ndarray, sizes: np.ndarray) -> None:
@@ -49,11 +53,6 @@ class Reader(ABC, Generic[IndexT]):
         """Return where samples are read from."""
         plan = self.index.plan(samples)
         return plan if self.pieces is None else self.pieces.local(plan)
-
-    def reach(self, step: int) -> None:
-        """Note that ``step`` is the epoch's next one, so that its chunks are fetched."""
-        if self.pieces is not None:
-            self.pieces.reach(step)
 
     def steps_local(self, steps: range | np.ndarray) -> int:
         """Return how many of these steps, from the first on, need not wait for a chunk.

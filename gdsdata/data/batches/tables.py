@@ -64,10 +64,8 @@ class TableReader(AheadReader[TableIndex, _Begun]):
         self._values = FieldValues(index, settings, _CPU)
         self._device = settings.device
         self.row_groups = RowGroupChunks(index, shared, files, upcoming, settings.prefetch, self._reads)
+        self.reach = self.row_groups.reach
         stop_at_exit(self)
-
-    def reach(self, step: int) -> None:
-        self.row_groups.reach(step)
 
     def _begin(self, plan: Plan) -> _Begun:
         needed = np.flatnonzero(np.bincount(plan.source)).tolist()
