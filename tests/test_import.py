@@ -1,6 +1,7 @@
 """The cost of importing gdsdata, and the names that it finds."""
 
 import pytest
+import torch
 from helpers import run_script
 
 import gdsdata
@@ -30,6 +31,27 @@ def test_an_import_and_a_use_bring_no_more_modules_than_they_need():
         ("save", {"gdsdata.data.dataset", "torch.distributed.checkpoint"}),
     ]
     assert run_script(STARTED, unneeded) == (0, "[]\nGDSDataset []\nsave []\n", "")
+
+
+LOADED = """
+import sys
+import torch, gdsdata
+
+folder = sys.argv[1]
+gdsdata.load(f"{folder}/a.safetensors")
+print(sorted(eval(sys.argv[2]) & sys.modules.keys()))
+gdsdata.load(f"{folder}/a.pt")
+print(sorted(eval(sys.argv[2]) & sys.modules.keys()))
+"""
+
+
+def test_a_load_imports_what_its_format_needs(tmp_path):
+    state = {"a": torch.arange(5.0)}
+    gdsdata.save(state, tmp_path / "a.safetensors")
+    gdsdata.save(state, tmp_path / "a.pt")
+    reader, writer = "gdsdata.checkpoint.torch_zip.archive_reader", "gdsdata.checkpoint.torch_zip.archive_writer"
+    unneeded = {reader, writer, "gdsdata.checkpoint.file_writer", "gdsdata.observe.times"}
+    assert run_script(LOADED, tmp_path, unneeded) == (0, f"[]\n['{reader}']\n", "")
 
 
 def test_every_public_name_is_found_and_listed():

@@ -18,6 +18,8 @@ from gdsdata.checkpoint.explanations import folder, no_file
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.io import engine
 
+HEAD_BYTES = 64  # of a file are enough to recognize its format
+
 Seen = tuple[int, int]  # a file's size in bytes, and its modification time in ns
 
 

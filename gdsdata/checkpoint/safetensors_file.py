@@ -18,14 +18,11 @@ from typing import Any
 
 import torch
 
-from gdsdata.checkpoint.file_writer import reached
 from gdsdata.checkpoint.open_file import OpenFile, missing, most_kept_files
 from gdsdata.checkpoint.open_object import open_path
-from gdsdata.checkpoint.partial_pages import PAGE_BYTES
 from gdsdata.checkpoint.stored import Record, Stored, bytes_of
 from gdsdata.checkpoint.tensor_kinds import has_own_memory
 from gdsdata.checkpoint.urls import is_url
-from gdsdata.checkpoint.writers import writer_of
 from gdsdata.errors import CorruptData
 from gdsdata.formats.parsers import safetensors_header
 from gdsdata.formats.parsers.safetensors_header import DTYPES, LENGTH_BYTES, PACKED, Tensor
@@ -33,6 +30,7 @@ from gdsdata.io.options import EngineOptions
 
 CHECKSUMS = "gdsdata_crc32"
 _OBJECTS_AT_A_TIME = 16  # whose headers are read
+_PAGE_BYTES = 4096  # the data begin on a page
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -46,6 +44,10 @@ def save(tensors: Mapping[str, torch.Tensor], path: str, options: EngineOptions)
             shares memory with another one.
         IoError: the file cannot be written, or the disk is full.
     """
+    # So that a first load takes a millisecond less.
+    from gdsdata.checkpoint.file_writer import reached
+    from gdsdata.checkpoint.writers import writer_of
+
     _check(tensors)
     # Tensors with large elements come first, so that each lies at a multiple of its element size.
     names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
@@ -68,7 +70,7 @@ def save(tensors: Mapping[str, torch.Tensor], path: str, options: EngineOptions)
         return json.dumps(about, separators=(",", ":")).encode()
 
     longest = len(header([2**32 - 1] * len(names)))
-    data_begin = -(-(8 + longest) // PAGE_BYTES) * PAGE_BYTES
+    data_begin = -(-(8 + longest) // _PAGE_BYTES) * _PAGE_BYTES
     extents, end = [], data_begin
     for one in flat:
         extents.append((end, one))

@@ -52,14 +52,6 @@ def check_not_on_meta(path: str, tree: Any) -> None:
             )
 
 
-def first_device(tree: Any) -> torch.device:
-    """Return the device of a tree's first tensor; the CPU if it has none."""
-    for one in leaves(tree):
-        if isinstance(one.value, torch.Tensor):
-            return one.value.device
-    return torch.device("cpu")
-
-
 def fits(target: Any, leaf: Stored | torch.Tensor, dtype: torch.dtype | None = None) -> TypeGuard[torch.Tensor]:
     """Return whether ``target`` can take the values of a saved tensor.
 

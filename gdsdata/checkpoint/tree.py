@@ -10,6 +10,8 @@ import collections
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import torch
+
 _CONTAINERS = (dict, collections.OrderedDict, list, tuple)
 
 LEFT_OUT = object()  # what `map_leaves` leaves out
@@ -91,3 +93,11 @@ def _is_container(value: Any) -> bool:
 
 def _items(container: Any) -> Iterator[tuple[Any, Any]]:
     return iter(container.items()) if isinstance(container, dict) else enumerate(container)
+
+
+def first_device(tree: Any) -> torch.device:
+    """Return the device of a tree's first tensor; the CPU if it has none."""
+    for one in leaves(tree):
+        if isinstance(one.value, torch.Tensor):
+            return one.value.device
+    return torch.device("cpu")

@@ -12,13 +12,13 @@ from gdsdata.checkpoint.contents import Kind, kind_of
 from gdsdata.checkpoint.gc_pause import collector_paused
 from gdsdata.checkpoint.open_object import open_path
 from gdsdata.checkpoint.stored import Stored
-from gdsdata.checkpoint.targets import check_fits, check_names, check_not_on_meta, fill, first_device, fits
+from gdsdata.checkpoint.targets import check_fits, check_names, check_not_on_meta, fill, fits
 from gdsdata.checkpoint.tensor_kinds import are_of_one_kind
 from gdsdata.checkpoint.tensor_reader import TensorReader
 from gdsdata.checkpoint.torch_zip.archive import open_archive
 from gdsdata.checkpoint.torch_zip.archive_reader import unpickle_structure
 from gdsdata.checkpoint.torch_zip.unpickling import NotPlain
-from gdsdata.checkpoint.tree import Path, leaves, map_leaves, name_of
+from gdsdata.checkpoint.tree import Path, first_device, leaves, map_leaves, name_of
 from gdsdata.errors import CorruptData
 from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions

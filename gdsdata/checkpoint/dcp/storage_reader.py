@@ -9,58 +9,35 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import itertools
 import os
 import pickle
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint import FileSystemReader
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
-from gdsdata.checkpoint import safetensors_file
+from gdsdata.checkpoint.dcp.data_files import INCOMPLETE, DataFiles, check_size
 from gdsdata.checkpoint.dcp.noted_place import noted_place
 from gdsdata.checkpoint.dcp.object_file_system import place_of
 from gdsdata.checkpoint.explanations import torch_errors_explained
 from gdsdata.checkpoint.gc_pause import collector_paused
-from gdsdata.checkpoint.open_file import OpenFile, missing, most_kept_files
-from gdsdata.checkpoint.open_object import open_path
+from gdsdata.checkpoint.open_file import OpenFile, missing
 from gdsdata.checkpoint.stored import Record, Stored
 from gdsdata.checkpoint.tensor_reader import TensorReader
-from gdsdata.checkpoint.torch_zip.archive import is_zip
-from gdsdata.checkpoint.torch_zip.archive_reader import open_tensor
-from gdsdata.checkpoint.torch_zip.file_slice import FileSlice
-from gdsdata.checkpoint.torch_zip.unpickling import NotPlain
+from gdsdata.checkpoint.tree import first_device
 from gdsdata.checkpoint.urls import is_url
 from gdsdata.errors import CorruptData
-from gdsdata.formats.parsers import safetensors_header
-from gdsdata.io import engine
 from gdsdata.io.options import EngineOptions
 
-_INCOMPLETE = "The checkpoint is incomplete: copy all of its folder, or load another one"
 # Tensors that are not read in place pass through at most this much memory at a time, or through the
 # memory of one larger tensor.
 _OWN_BYTES = 1 << 30
-
-
-class _Files:
-    """The files of a folder by name. Each is opened when it is first needed."""
-
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self._folder = folder
-        self._opened: dict[str, OpenFile] = {}
-
-    def __getitem__(self, name: str) -> OpenFile:
-        if name not in self._opened:
-            path = os.path.join(self._folder, name)
-            try:
-                self._opened[name] = open_path(path, keep=len(self._opened) < most_kept_files())
-            except FileNotFoundError as error:
-                raise missing(path, f"there is no file '{path}', which '.metadata' names. {_INCOMPLETE}") from error
-        return self._opened[name]
+_LOOKED_AT_ITEMS = 64  # of a plan, for its size
 
 
 class GDSStorageReader(FileSystemReader):
@@ -127,17 +104,14 @@ class GDSStorageReader(FileSystemReader):
             IndexError,
             TypeError,
         ) as error:  # of damaged pickles
-            raise CorruptData(f"'{path}' cannot be unpickled: {error}. {_INCOMPLETE}", path) from error
-
-    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        super().set_up_storage_reader(metadata, is_coordinator, *args, **kwargs)
-        self._headers: dict[tuple[str, int], dict[str, Stored]] = {}  # of safetensors files, by name and offset
+            raise CorruptData(f"'{path}' cannot be unpickled: {error}. {INCOMPLETE}", path) from error
 
     @collector_paused()
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read everything that a plan wants; it is in place when this returns."""
         reader = TensorReader(self.options, self.verify)
-        files = _Files(self.path)
+        reader.expect(self._bytes_of(plan), first_device(getattr(planner, "state_dict", None)))
+        files = DataFiles(self.path)
         left_to_torch = []
         for item in plan.items:
             if item.type == LoadItemType.BYTE_IO:
@@ -155,7 +129,6 @@ class GDSStorageReader(FileSystemReader):
                 reader.run()
                 reader = TensorReader(self.options, self.verify)
         reader.run()
-        self._headers.clear()  # their records keep files open
         if left_to_torch:
             names = ", ".join(item.storage_index.fqn for item in left_to_torch[:5])
             place = f"one of {len(left_to_torch)} values in '{self.path}' that torch reads ({names})"
@@ -165,7 +138,13 @@ class GDSStorageReader(FileSystemReader):
         future.set_result(None)
         return future
 
-    def _tensors(self, plan: LoadPlan, files: _Files) -> Iterator[tuple[ReadItem, Stored | None]]:
+    def _bytes_of(self, plan: LoadPlan) -> int:
+        """Return about how many bytes a plan reads, from its first items: all tensors may be many."""
+        items = itertools.islice(plan.items, _LOOKED_AT_ITEMS)
+        size_bytes = sum(self.storage_data[item.storage_index].length for item in items)
+        return size_bytes * len(plan.items) // max(1, min(len(plan.items), _LOOKED_AT_ITEMS))
+
+    def _tensors(self, plan: LoadPlan, files: DataFiles) -> Iterator[tuple[ReadItem, Stored | None]]:
         """Yield where each tensor of a plan lies; None if only torch can find out.
 
         Tensors with a noted place come first: they are read while the archives of the others are
@@ -180,28 +159,20 @@ class GDSStorageReader(FileSystemReader):
                     others.append(item)
                 else:
                     yield item, noted
-        archives = self._archives(dict.fromkeys(item.storage_index for item in others), files)
-        stored: dict[MetadataIndex, Stored | None] = {}
-        for item in others:
-            index = item.storage_index
-            if index not in stored:
-                stored[index] = self._stored_tensor(index, archives[index])
-            yield item, stored[index]
+        if others:
+            # Not imported for what gdsdata saved, whose places are noted: that takes 4 ms.
+            from gdsdata.checkpoint.dcp.archived_tensors import ArchivedTensors
 
-    def _archives(self, indices: Iterable[MetadataIndex], files: _Files) -> dict[MetadataIndex, FileSlice]:
-        archives = {}
-        for index in indices:
-            info = self.storage_data[index]
-            file = files[info.relative_path]
-            _check_size(index, info, file)
-            archives[index] = FileSlice(file, info.offset, info.length)
-        FileSlice.read_ends(archives.values())
-        return archives
+            archived = ArchivedTensors(
+                str(self.path), self.storage_data, files, [item.storage_index for item in others]
+            )
+            for item in others:
+                yield item, archived.stored(item.storage_index)
 
     def _read_bytes(
         self, item: ReadItem, info: Any, file: OpenFile, planner: LoadPlanner, reader: TensorReader
     ) -> None:
-        _check_size(item.storage_index, info, file)
+        check_size(item.storage_index, info, file)
         content = torch.empty(info.length, dtype=torch.uint8)
         reader.bytes_into(content, Record(file, info.offset, info.length), 0, item.storage_index.fqn)
 
@@ -211,56 +182,6 @@ class GDSStorageReader(FileSystemReader):
                 planner.load_bytes(item, io.BytesIO(content.numpy().data))
 
         reader.afterwards(load)
-
-    def _stored_tensor(self, index: MetadataIndex, archive: FileSlice) -> Stored | None:
-        if self.storage_data[index].transform_descriptors:
-            return None
-        try:
-            if is_zip(archive.at(0, 4)) or not _is_in_safetensors(archive):
-                return open_tensor(archive)
-            return self._in_safetensors(index, archive.file)
-        except NotPlain as why:
-            engine.warn_once(f"some tensors in '{self.path}' are read by torch.load: {why}")
-            return None
-
-    def _in_safetensors(self, index: MetadataIndex, file: OpenFile) -> Stored:
-        """Return a tensor of a safetensors file that `FileSystemWriter` wrote.
-
-        ``.metadata`` gives all tensors of such a file the same place: the file's beginning.
-        """
-        info = self.storage_data[index]
-        path, here = file.path, (info.relative_path, info.offset)
-        if here not in self._headers:
-            self._headers[here] = safetensors_file.read_header(file, info.offset)
-            there = Counter(at.fqn for at, one in self.storage_data.items() if (one.relative_path, one.offset) == here)
-            lost = [fqn for fqn, count in there.items() if count > 1 and fqn in self._headers[here]]
-            if lost:
-                raise ValueError(
-                    f"'{path}', a safetensors file, has one part of each tensor, and '.metadata' more than one of "
-                    f"{lost[0]}: the others were lost in the save. Save without SerializationFormat.SAFETENSORS"
-                )
-        if index.fqn not in self._headers[here]:
-            raise CorruptData(f"'{path}' has no tensor {index.fqn!r}, which '.metadata' says it has", path, info.offset)
-        return self._headers[here][index.fqn]
-
-
-def _is_in_safetensors(archive: FileSlice) -> bool:
-    """Return whether the slice begins a safetensors file.
-
-    ``.metadata`` does not have the length of such a file.
-    """
-    return safetensors_header.recognises(archive.file.read(archive.begin, 9))
-
-
-def _check_size(index: MetadataIndex, info: Any, file: OpenFile) -> None:
-    if info.offset + info.length > file.size_bytes:
-        raise CorruptData(
-            f"'{file.path}' has {file.size_bytes} bytes, but '.metadata' has {index.fqn} there from {info.offset} on, "
-            f"of {info.length} bytes: the file was cut, or is of another checkpoint. {_INCOMPLETE}",
-            file.path,
-            info.offset,
-            info.length,
-        )
 
 
 def _read_tensor(item: ReadItem, stored: Stored, planner: LoadPlanner, reader: TensorReader) -> None:

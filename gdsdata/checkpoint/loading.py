@@ -1,0 +1,120 @@
+"""The work of `load`, with a file that it has opened."""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from gdsdata.checkpoint.contents import Contents, Kind, contents_of, kind_of
+from gdsdata.checkpoint.open_file import OpenFile
+from gdsdata.checkpoint.stored import Stored
+from gdsdata.checkpoint.targets import check_fits, check_into, check_names, fill, some_names
+from gdsdata.checkpoint.tensor_reader import TensorReader
+from gdsdata.checkpoint.tree import LEFT_OUT, Path, leaves, map_leaves, name_of
+from gdsdata.io.options import EngineOptions
+
+
+def load_new(
+    file: OpenFile,
+    device: torch.device,
+    only: Sequence[str] | None,
+    dtype: torch.dtype | None,
+    verify: bool,
+    weights_only: bool,
+    options: EngineOptions,
+) -> Any:
+    """Read the tensors of a file into new ones, and return what was saved.
+
+    The arguments are those of `gdsdata.load`.
+    """
+    make_reader = functools.partial(TensorReader, options, verify)
+    reader, kind = make_reader(), kind_of(file)
+    if kind is Kind.TORCH and only is None and dtype is None:
+        from gdsdata.checkpoint.torch_zip import torch_file  # as in `contents_of`
+
+        return torch_file.load(file, reader, device, weights_only)
+    contents = _contents(kind, file, device, only, make_reader, weights_only)
+    saved = map_leaves(contents.value, contents.stored_of)
+    stored = {one.path: one.value for one in leaves(saved) if isinstance(one.value, Stored)}
+    tensors = reader.tensors(stored, device)
+    reader.run()
+
+    def loaded(place: Path, leaf: Any) -> Any:
+        tensor = tensors.get(place, leaf)
+        is_cast = dtype is not None and isinstance(tensor, torch.Tensor) and tensor.is_floating_point()
+        return tensor.to(dtype) if is_cast else tensor
+
+    return map_leaves(saved, loaded)
+
+
+def load_into(
+    file: OpenFile,
+    into: Any,
+    only: Sequence[str] | None,
+    dtype: torch.dtype | None,
+    strict: bool,
+    verify: bool,
+    weights_only: bool,
+    options: EngineOptions,
+) -> None:
+    """Fill the tensors of ``into`` whose paths match, and replace its other values.
+
+    Everything is checked before the first change. The arguments are those of `gdsdata.load`.
+    """
+    path = file.path
+    check_into(path, into)
+    make_reader = functools.partial(TensorReader, options, verify)
+    reader = make_reader()
+    contents = _contents(kind_of(file), file, torch.device("cpu"), only, make_reader, weights_only)
+    saved = {leaf.path: leaf.value for leaf in leaves(contents.value)}
+    targets = [leaf for leaf in leaves(into) if _matches(leaf.path, only)]
+    if strict:
+        check_names(path, {target.path for target in targets}, set(saved))
+    found = [
+        (target, contents.stored_of(target.path, saved[target.path])) for target in targets if target.path in saved
+    ]
+    for target, value in found:
+        if isinstance(target.value, torch.Tensor) or isinstance(value, (Stored, torch.Tensor)):
+            check_fits(path, target.path, target.value, value, dtype)
+    for target, value in found:
+        if isinstance(target.value, torch.Tensor):
+            fill(target.value, value, name_of(target.path), reader)
+        else:
+            reader.afterwards(functools.partial(target.replace, value))
+    reader.run()
+
+
+def _contents(
+    kind: Kind,
+    file: OpenFile,
+    device: torch.device,
+    only: Sequence[str] | None,
+    make_reader: Callable[[], TensorReader],
+    weights_only: bool,
+) -> Contents:
+    """Return what a file holds, without the leaves whose paths match no pattern of ``only``."""
+    contents = contents_of(kind, file, device, make_reader, weights_only)
+    return contents if only is None else contents._replace(value=_chosen(file.path, contents.value, only))
+
+
+def _matches(place: Path, only: Sequence[str] | None) -> bool:
+    return only is None or any(fnmatch.fnmatchcase(name_of(place), pattern) for pattern in only)
+
+
+def _chosen(path: str, saved: Any, only: Sequence[str]) -> Any:
+    """Return the saved value without the leaves whose paths do not match.
+
+    Raises:
+        ValueError: no path matches.
+    """
+    chosen = map_leaves(saved, lambda place, leaf: leaf if _matches(place, only) else LEFT_OUT)
+    if chosen is not LEFT_OUT:
+        return chosen
+    if only:
+        names = some_names({one.path for one in leaves(saved)})
+        raise ValueError(f"only={list(only)!r} matches no name in '{path}'. Give patterns of these: {names}")
+    return {}
