@@ -313,7 +313,7 @@ def test_results_have_no_field_that_the_page_does_not_name(tmp_path, name):
     rows |= {"io": ["gdsdata_batch", "pread"], "tensor": ["gdsdata_engine", "python"]}
     rows["train"] = ["ceiling", "gdsdata", "dataloader", "gdsdata_saving"]
     rows["startup"] = ["gdsdata", "dataloader_0"]
-    rows["remote"] = ["boto3"]
+    rows["remote"] = ["gdsdata", "boto3"]
     chosen = settings.made_small(settings.Settings(engine={}, case=cases.SETTINGS[name](rows=rows[name])))
     chosen.data.folder, chosen.data.size_bytes, chosen.data.kind = str(tmp_path / "data"), 4 * MIB, "tokens"
     chosen.case.limit_seconds = 0.05

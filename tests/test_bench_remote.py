@@ -200,10 +200,9 @@ CLIENTS = [peer for peer in registry.rows("remote", "ranges") if not registry.mi
 @pytest.mark.parametrize("peer", CLIENTS, ids=lambda peer: peer.key)
 def test_every_client_that_is_installed_reads_right_bytes(stored, peer):
     for work, length in (("ranges", 100_000), ("objects", 0), ("samples", 1000)):
-        pieces = pieces_of(stored, work, length, 0)[:20]
         row = RemoteRow(peer.key, work, stored, length, 0, [3], {}, "cpu")
-        row.pieces = pieces
-        assert row.verify(0.05)["checked_bytes"] == sum(piece.length for piece in pieces)
+        row.pieces = row.pieces[: 20 if peer.tunes else None]
+        assert row.verify(0.05)["checked_bytes"] == sum(piece.length for piece in row.pieces)
 
 
 # ------------------------------------------------------------------------------------------------ whole runs

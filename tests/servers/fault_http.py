@@ -194,20 +194,20 @@ class Connection:
             while at < end:
                 due = min(end - at, self.burst())
                 await self.turn(due)
-                count = await self.send_some(at, due)
-                sent(count)
-                at += count
+                await self.send_file(at, due, sent)
+                at += due
 
-    async def send_some(self, at: int, count: int) -> int:
-        done = 0
-        while done < count:
+    async def send_file(self, at: int, count: int, sent: Callable[[int], None]) -> None:
+        end = at + count
+        while at < end:
             try:
-                done += os.sendfile(self.socket.fileno(), self.file, at + done, count - done)
+                done = os.sendfile(self.socket.fileno(), self.file, at, end - at)
+                sent(done)
+                at += done
             except BlockingIOError:
                 await self.writable()
             except OSError as error:
                 raise Disconnected from error
-        return done
 
     async def writable(self) -> None:
         ready = self.loop.create_future()
@@ -250,9 +250,9 @@ class SecureConnection(Connection):
         except OSError as error:
             raise Disconnected from error
 
-    async def send_some(self, at: int, count: int) -> int:
+    async def send_file(self, at: int, count: int, sent: Callable[[int], None]) -> None:
         await self.send(os.pread(self.file, count, at))
-        return count
+        sent(count)
 
     async def close(self) -> None:
         self.writer.transport.abort()

@@ -14,16 +14,12 @@ BATCH_BYTES, MOST_SAMPLES = 8 * 2**20, 256  # of a batch of pieces
 
 
 def storage_options(access):
-    """Return the options of the store; its endpoint is AWS's own if none is named."""
+    """Return the options of the store for gdsdata."""
     keys = Keys(
         access_key_id=access.access_key, secret_access_key=access.secret_key, session_token=access.token or None
     )
-    return {"endpoint_url": access.endpoint_url or None, "region": access.region, "credentials": keys}
-
-
-def reading_of(access, engine, cache=None):
-    options = {name: value for name, value in storage_options(access).items() if value is not None}
-    return gdsdata.Reading(gdsdata.EngineOptions(**engine), cache=cache, storage_options=options)
+    own = {"endpoint_url": access.endpoint_url} if access.endpoint_url else {}
+    return {**own, "region": access.region, "credentials": keys}
 
 
 @serves("remote")
@@ -42,13 +38,20 @@ class RemotePieces(RemotePeer):
             self.datasets[length] = gdsdata.GDSDataset(
                 self.objects.urls,
                 batch_size=max(1, min(BATCH_BYTES // length, MOST_SAMPLES)),
-                format=formats.Records("uint8", (length,)),
+                format=self.layout(length),
                 shuffle=self.shuffle if length < min(self.objects.sizes) else False,
                 device=self.device,
                 sharding=gdsdata.Sharding(rank=0, world_size=1),
-                reading=reading_of(self.access, self.engine),
+                reading=gdsdata.Reading(gdsdata.EngineOptions(**self.engine)),
+                storage_options=storage_options(self.access),
             )
         return self.datasets[length]
+
+    def layout(self, length):
+        """Return the format of pieces; behind the last one an object may have more bytes."""
+        if any(size % length for size in self.objects.sizes):
+            return formats.Tokens("uint8", seq_len=length - 1, stride=length, raw=True)
+        return formats.Records("uint8", (length,))
 
     def read(self, feed, take):
         """Read as many pieces, or for as long, as the feed does."""
@@ -85,7 +88,7 @@ class LanesOfPieces(RemotePieces):
 @serves("remote")
 class RemoteTars(TarBatches):
     key, name, kinds, path = "gdsdata", "gdsdata", ("shards",), "remote"
-    setting = "GDSDataset over the tars' URLs with Reading(cache=); a batch is a view of its .npy files"
+    setting = "GDSDataset over the tars' URLs with cache=; a batch is a view of its .npy files"
     knows_ids = False
     has_cache = True
     shuffle: bool | str = "auto"
@@ -100,7 +103,9 @@ class RemoteTars(TarBatches):
             seed=self.seed,
             device=self.device,
             sharding=gdsdata.Sharding(rank=0, world_size=1),
-            reading=reading_of(self.source.objects.access, self.engine, cache),
+            cache=cache,
+            storage_options=storage_options(self.source.objects.access),
+            reading=gdsdata.Reading(gdsdata.EngineOptions(**self.engine)),
         )
 
     def urls(self):
