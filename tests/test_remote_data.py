@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import multiprocessing
 import pickle
 import warnings
 
@@ -16,7 +15,8 @@ from torch.utils.data import DataLoader
 from gdsdata import GDSDataset, Reading
 from gdsdata.errors import CorruptData
 from gdsdata.formats import Records, Tokens
-from gdsdata.storage import stores
+from gdsdata.io import remote_access
+from gdsdata.storage import settings, stores
 from gdsdata.storage.secret import Keys
 from gdsdata.storage.settings import RemoteSettings, size_bytes_of
 
@@ -28,6 +28,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*were unpacked")
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(settings, "_folder_of_derived", None)
 
 
 @pytest.fixture
@@ -194,11 +195,11 @@ def test_no_state_pickle_or_text_has_a_secret(seaweedfs):
 
 def test_settings_are_pickled_whole_only_for_a_process_that_is_spawned(monkeypatch):
     keys = Keys(access_key_id="A", secret_access_key="B")
-    settings = RemoteSettings(("s3",), "/c", 7, {"region": "r", "credentials": keys})
-    assert pickle.loads(pickle.dumps(settings)) == RemoteSettings(("s3",), "/c", 7, {"region": "r"})
-    monkeypatch.setattr(multiprocessing.context, "get_spawning_popen", lambda: True)
-    monkeypatch.setattr("gdsdata.storage.settings.get_spawning_popen", lambda: True)
-    assert pickle.loads(pickle.dumps(settings)) == settings
+    whole = RemoteSettings(("s3",), "/c", 7, {"region": "r", "credentials": keys, "headers": {"Authorization": "B"}})
+    assert pickle.loads(pickle.dumps(whole)) == RemoteSettings(("s3",), "/c", 7, {"region": "r"})
+    assert "Authorization" not in repr(whole)
+    monkeypatch.setattr(settings, "get_spawning_popen", lambda: True)
+    assert pickle.loads(pickle.dumps(whole)) == whole
 
 
 @pytest.mark.parametrize(
@@ -244,3 +245,27 @@ def test_arguments_of_objects_are_given_by_themselves_or_in_their_group(server, 
         GDSDataset("s3://bucket/", 4, Records("u1", (64,)), device="cpu", storage_options={})
     with pytest.raises(TypeError, match="cache= is given twice"):
         GDSDataset("s3://bucket/", 4, device="cpu", cache=tmp_path, reading=Reading(cache=tmp_path))
+
+
+def test_an_index_file_of_a_web_server_names_the_objects(folder, server):
+    SOURCES["tar"].write(folder)
+    server.put_folder(folder, "train/")
+    server.content["train.txt"] = b"# shards\ntrain/0.tar\ntrain/1.tar\n"
+    there = read(f"{server.address}/bucket/train.txt", None)
+    assert_same_batches(flat(there), flat(read(folder, None)))
+
+
+@pytest.mark.parametrize("name", ["tar", "tokens", "parquet", "npy files"])
+def test_the_second_start_with_a_cache_reads_nothing_from_the_server(folder, server, tmp_path, name):
+    SOURCES[name].write(folder)
+    server.put_folder(folder, "data/")
+    cache = tmp_path / "nvme"
+    try:
+        first = flat(read(server.url("data/"), SOURCES[name].format(), cache=cache, cache_bytes="1GiB"))
+        server.requests = []
+        again = flat(read(server.url("data/"), SOURCES[name].format(), cache=cache, cache_bytes="1GiB"))
+    finally:
+        remote_access.use_cache(None, None)
+    assert_same_batches(again, first)
+    assert server.requests == []
+    assert_same_batches(again, flat(read(folder, SOURCES[name].format())))

@@ -22,20 +22,23 @@ def files_of_urls(urls: Sequence[str]) -> dict[str, list[str]]:
 
     A URL names an object, a prefix that ends in a slash (its own objects, without those whose name
     begins with a dot), or a glob that means what it means for files. Without a slash at its end, a
-    prefix is meant if there is no such object. URLs of http and https are no globs.
+    prefix is meant if there is no such object. URLs of http and https are no globs. Those that end
+    in ``.txt`` are files with the URLs that are meant.
 
     Raises:
         PermissionError, IoError: a store does not list them, or does not say their sizes.
     """
     for prefix in {_folder_of(url) for url in urls}:
         objects.forget(prefix)
-    plain = [url for url in urls if not _is_glob(url) and not _is_folder(url)]
+    plain = [url for url in urls if not (_is_glob(url) or _is_folder(url) or _is_index_file(url))]
     sizes, _ = objects.sizes_and_versions(plain)
     are_there = {url for url, size_bytes in zip(plain, sizes.tolist(), strict=True) if size_bytes >= 0}
     found = {}
     for url in urls:
         if _is_glob(url):
             found[url] = _globbed(url)
+        elif _is_index_file(url):
+            found[url] = _in_index_file(url)
         elif url in are_there:
             found[url] = [url]
         else:
@@ -45,6 +48,10 @@ def files_of_urls(urls: Sequence[str]) -> dict[str, list[str]]:
 
 def _is_glob(url: str) -> bool:
     return not url.startswith("http") and _MAGIC.search(url) is not None
+
+
+def _is_index_file(url: str) -> bool:
+    return url.startswith("http") and url.endswith(".txt")
 
 
 def _is_folder(url: str) -> bool:
@@ -62,6 +69,13 @@ def _folder_of(url: str) -> str:
 def _literal_of(url: str) -> str:
     match = _MAGIC.search(url)
     return url[: match.start()] if match else url
+
+
+def _in_index_file(url: str) -> list[str]:
+    store, location = store_of(url)
+    listed = [one for one in store.list(location.key) if isinstance(one, ObjectInfo)]
+    objects.note_each(listed)
+    return [info.url for info in listed]
 
 
 def _in_folder(url: str) -> list[str]:

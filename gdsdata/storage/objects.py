@@ -52,8 +52,13 @@ def note(prefix: str, is_deep: bool, infos: Iterable[ObjectInfo]) -> None:
         is_deep: it has the objects of folders below, too.
         infos: all of its objects.
     """
-    _known.update((info.url, Identity(info.size_bytes, info.tag)) for info in infos)
+    note_each(infos)
     _listed[prefix] = is_deep
+
+
+def note_each(infos: Iterable[ObjectInfo]) -> None:
+    """Take what is said of these objects, and not of others."""
+    _known.update((info.url, Identity(info.size_bytes, info.tag)) for info in infos)
 
 
 def forget(prefix: str) -> None:

@@ -18,7 +18,8 @@ from gdsdata.storage.secret import Secret
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kMGTP]?i?)B?")
 _FACTORS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 _FACTORS |= {"Ki": 2**10, "ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
-_SECRET = "credentials"
+# Options that may have a secret: headers may have an Authorization.
+_SECRETS = ("credentials", "headers")
 
 # The settings of this process.
 _options_of: dict[str, Mapping[str, Any]] = {}
@@ -80,23 +81,21 @@ class RemoteSettings:
                 remote_access.use_cache(self.cache, self.cache_bytes)
 
     def __repr__(self) -> str:
-        shown = {name: "..." if name == _SECRET else value for name, value in self.options.items()}
+        shown = {name: "..." if name in _SECRETS else value for name, value in self.options.items()}
         return f"RemoteSettings({self.schemes}, {self.cache!r}, {self.cache_bytes}, {shown})"
 
     def __getstate__(self) -> dict[str, Any]:
         options = dict(self.options)
-        credentials = options.get(_SECRET)
         if get_spawning_popen() is None:
-            if not isinstance(credentials, str):  # which says that there is no secret, or where
-                options.pop(_SECRET, None)
-        elif isinstance(credentials, Secret):  # refuses to be pickled
-            options[_SECRET] = _Spelled(type(credentials), vars(credentials))
+            options = {name: value for name, value in options.items() if name not in _SECRETS}
+        elif isinstance(secret := options.get("credentials"), Secret):  # refuses to be pickled
+            options["credentials"] = _Spelled(type(secret), vars(secret))
         return {**vars(self), "options": options}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         options = dict(state["options"])
-        if isinstance(said := options.get(_SECRET), _Spelled):
-            options[_SECRET] = said.kind(**said.values)
+        if isinstance(said := options.get("credentials"), _Spelled):
+            options["credentials"] = said.kind(**said.values)
         for name, value in {**state, "options": options}.items():
             object.__setattr__(self, name, value)
 
