@@ -281,7 +281,7 @@ NEEDED = {
     *("data.split", "data.batches", "data.batches.reader", "data.batches.ring", "data.batches.settings"),
     "formats.sample",
     *("data.batches.source", "data.order", "data.order.choice", "data.order.epoch", "data.order.permutation"),
-    *("formats", "formats.caches", "formats.catalog", "formats.index", "storage", "storage.heads"),
+    *("formats", "formats.caches", "formats.catalog", "formats.index", "storage", "storage.heads", "storage.urls"),
     *("formats.kept_index", "formats.listing"),
     *("formats.paths", "formats.plan"),
     *("formats.parsers", "formats.parsers.magics"),

@@ -269,3 +269,11 @@ def test_the_second_start_with_a_cache_reads_nothing_from_the_server(folder, ser
     assert_same_batches(again, first)
     assert server.requests == []
     assert_same_batches(again, flat(read(folder, SOURCES[name].format())))
+
+
+def test_a_file_whose_path_has_a_url_in_it_is_a_file(tmp_path):
+    folder = tmp_path / "s3:" / "bucket"
+    folder.mkdir(parents=True)
+    SOURCES["tar"].write(folder)
+    odd = [f"{tmp_path}/s3://bucket/{name}.tar" for name in range(2)]
+    assert_same_batches(flat(read(odd, None)), flat(read(folder, None)))

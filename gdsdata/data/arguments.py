@@ -13,7 +13,7 @@ from gdsdata.formats.catalog import FORMATS
 from gdsdata.formats.index import Format, SampleIndex
 from gdsdata.formats.listing import Source, sources_of
 from gdsdata.io.options import EngineOptions
-from gdsdata.storage.opened import have_urls
+from gdsdata.storage.urls import have_urls
 
 if TYPE_CHECKING:
     from gdsdata.data.batches.settings import Collate

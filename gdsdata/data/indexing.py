@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from gdsdata.formats.index import Format, SampleIndex
 from gdsdata.formats.kept_index import WORTH_S, KeptIndex, is_kept_format
 from gdsdata.formats.listing import Listing, Source, listing_of, sources_of
-from gdsdata.storage.opened import have_urls
+from gdsdata.storage.urls import have_urls
 from gdsdata.version import __version__
 
 if TYPE_CHECKING:

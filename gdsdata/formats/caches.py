@@ -8,6 +8,8 @@ import os
 from collections.abc import Iterator
 from typing import BinaryIO
 
+from gdsdata.storage.urls import is_remote
+
 
 def folder_of(where: str | os.PathLike[str], kind: str) -> str:
     """Return the folder that ``where`` means.
@@ -26,7 +28,7 @@ def place_of(path: str, where: str, kind: str, ending: str) -> str:
     It is in a folder (`folder_of`), or ``"beside"`` the file. For a URL, ``"beside"`` and
     ``"user"`` mean the cache of objects, if there is one.
     """
-    if "://" in path:  # beside an object nothing is kept: it is another's
+    if is_remote(path):  # beside an object nothing is kept: it is another's
         digest = hashlib.sha256(path.encode(errors="surrogateescape")).hexdigest()[:32]
         return os.path.join(folder_of_objects(where, kind), f"{digest}.{ending}")
     folder, name = os.path.split(os.path.abspath(path))

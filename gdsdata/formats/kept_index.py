@@ -33,7 +33,7 @@ from gdsdata.formats.index import Format, SampleIndex
 from gdsdata.formats.listing import Folder, Listing, Source, folder_now, sources_of
 from gdsdata.formats.paths import joined
 from gdsdata.io.engine import warn_once
-from gdsdata.storage.opened import have_urls
+from gdsdata.storage.urls import have_urls, is_remote
 
 KIND = "index"
 WORTH_S = 0.5  # an index that took less is made again faster than it is checked
@@ -66,7 +66,7 @@ class KeptIndex:
     """
 
     def __init__(self, source: Source, format: Format | None, where: str | os.PathLike[str], version: str) -> None:
-        sources = [one if "://" in one else os.path.abspath(one) for one in sources_of(source)]
+        sources = [one if is_remote(one) else os.path.abspath(one) for one in sources_of(source)]
         said = json.dumps([version, None if format is None else repr(format), sources])
         folder_of = caches.folder_of_objects if have_urls(sources) else caches.folder_of
         self._folder = folder_of(where, KIND)
@@ -120,7 +120,7 @@ class KeptIndex:
         without_samples = dict.fromkeys([*listing.paths, *beside]).keys() - set(index.paths)
         others = list(zip(sorted(without_samples), *_stats_of(sorted(without_samples)), strict=True))
         times = [folder.mtime_ns for folder in listing.folders]
-        times += [mtime_ns for path, _, mtime_ns in others if not _may_be_url(path)]
+        times += [mtime_ns for path, _, mtime_ns in others if not is_remote(path)]
         times.append(int(index.mtime_ns[~_are_urls(index.paths)].max(initial=0)))
         if max(times) > begun_ns - SETTLED_NS:
             return listing.paths, index
@@ -233,21 +233,17 @@ def _are_as_they_were(index: SampleIndex, folders: list[list], others: list[list
     return True
 
 
-def _may_be_url(path: str) -> bool:
-    return "://" in path
-
-
 def _are_urls(paths: Sequence[str]) -> np.ndarray:
     """Return which of the paths are URLs: bool (F,)."""
     if b"://" not in joined(paths).tobytes():
         return np.zeros(len(paths), bool)
-    return np.fromiter(map(_may_be_url, paths), bool, len(paths))
+    return np.fromiter(map(is_remote, paths), bool, len(paths))
 
 
 def _stats_of(paths: Sequence[str]) -> list[tuple[int, ...]]:
     """Return sizes in bytes, and modification times in ns or versions; -1 and 0 if lacking."""
-    found = [(0, 0) if _may_be_url(path) else _stat_of(path) for path in paths]
-    if urls := [place for place, path in enumerate(paths) if _may_be_url(path)]:
+    found = [(0, 0) if is_remote(path) else _stat_of(path) for path in paths]
+    if urls := [place for place, path in enumerate(paths) if is_remote(path)]:
         from gdsdata.storage.objects import sizes_and_versions
 
         for place, *said in zip(urls, *sizes_and_versions([paths[place] for place in urls]), strict=True):

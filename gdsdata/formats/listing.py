@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from gdsdata.errors import IoError
-from gdsdata.storage.opened import have_urls
+from gdsdata.storage.urls import have_urls, is_remote
 
 Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -76,9 +76,8 @@ def _files_of_urls(sources: list[str]) -> dict[str, list[str]]:
     if not have_urls(sources):
         return {}
     from gdsdata.formats.remote_listing import files_of_urls
-    from gdsdata.storage.location import is_url
 
-    return files_of_urls([one for one in sources if is_url(one)])
+    return files_of_urls([one for one in sources if is_remote(one)])
 
 
 def sources_of(source: Source) -> list[str]:
@@ -88,7 +87,7 @@ def sources_of(source: Source) -> list[str]:
         ValueError: a ``file://`` URL of another host.
     """
     sources = [os.fspath(one) for one in ([source] if isinstance(source, (str, os.PathLike)) else source)]
-    if not have_urls(sources):
+    if not any("://" in one for one in sources):
         return sources
     from gdsdata.storage.location import local_path
 

@@ -28,8 +28,7 @@ def files_of_urls(urls: Sequence[str]) -> dict[str, list[str]]:
     Raises:
         PermissionError, IoError: a store does not list them, or does not say their sizes.
     """
-    for prefix in {_folder_of(url) for url in urls}:
-        objects.forget(prefix)
+    objects.forget(*{_folder_of(url) for url in urls})
     plain = [url for url in urls if not (_is_glob(url) or _is_folder(url) or _is_index_file(url))]
     sizes, _ = objects.sizes_and_versions(plain)
     are_there = {url for url, size_bytes in zip(plain, sizes.tolist(), strict=True) if size_bytes >= 0}

@@ -28,7 +28,8 @@ from gdsdata.errors import CorruptData, IoError
 from gdsdata.formats import caches
 from gdsdata.formats.shards import Shard, missing_shards_named
 from gdsdata.storage.heads import sizes_of
-from gdsdata.storage.opened import exist, have_urls, open_stream
+from gdsdata.storage.opened import exist, open_stream
+from gdsdata.storage.urls import is_remote
 
 # Unpacked at a time: all that a thread has in memory, with the decoder's window (128 MiB at most,
 # mostly 8 or less).
@@ -184,7 +185,7 @@ def _target(path: str, where: str, kind: str) -> str:
 
 def _stat_of(path: str) -> tuple[int, int]:
     """Return size in bytes, and modification time in ns or version."""
-    if have_urls([path]):
+    if is_remote(path):
         (size_bytes,), (version,) = sizes_of([path])
         return int(size_bytes), int(version)
     try:

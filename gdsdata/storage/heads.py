@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from gdsdata.errors import IoError
+from gdsdata.storage.urls import have_urls, is_remote
 
 # Files whose heads are asked for before the first is read. With a cold cache the disk then serves
 # them side by side: the first batch of 256 files takes 28 ms instead of 40 ms.
@@ -36,7 +37,7 @@ def read_heads(paths: Sequence[str], head_bytes: int) -> tuple[list[bytes], np.n
         FileNotFoundError: as the system raises it.
         IoError: any other refusal.
     """
-    if any("://" in path for path in paths):  # 30 ns a path
+    if have_urls(paths):
         return _heads_of_some_urls(paths, head_bytes)
     return _heads_of_files(paths, head_bytes)
 
@@ -52,13 +53,12 @@ def _heads_of_files(paths: Sequence[str], head_bytes: int) -> tuple[list[bytes],
 
 
 def _heads_of_some_urls(paths: Sequence[str], head_bytes: int) -> tuple[list[bytes], np.ndarray, np.ndarray]:
-    from gdsdata.storage.location import is_url
     from gdsdata.storage.remote_heads import heads_of_urls
 
-    is_remote = np.fromiter(map(is_url, paths), bool, len(paths))
+    are_urls = np.fromiter(map(is_remote, paths), bool, len(paths))
     heads = np.empty(len(paths), object)
     size_bytes, mtime_ns = np.empty(len(paths), np.int64), np.empty(len(paths), np.int64)
-    for of_these, read in ((is_remote, heads_of_urls), (~is_remote, _heads_of_files)):
+    for of_these, read in ((are_urls, heads_of_urls), (~are_urls, _heads_of_files)):
         some = [paths[place] for place in np.flatnonzero(of_these).tolist()]
         found, size_bytes[of_these], mtime_ns[of_these] = read(some, head_bytes)
         heads[of_these] = np.fromiter(found, object, len(found))

@@ -61,10 +61,10 @@ def note_each(infos: Iterable[ObjectInfo]) -> None:
     _known.update((info.url, Identity(info.size_bytes, info.tag)) for info in infos)
 
 
-def forget(prefix: str) -> None:
-    """Forget all objects whose URLs begin with ``prefix``."""
+def forget(*prefixes: str) -> None:
+    """Forget all objects whose URLs begin with one of ``prefixes``."""
     for known in (_known, _listed):
-        for url in [url for url in list(known) if url.startswith(prefix)]:
+        for url in [url for url in list(known) if url.startswith(prefixes)]:
             known.pop(url, None)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import BinaryIO, Protocol, TypeVar
 
@@ -13,6 +13,7 @@ import numpy as np
 
 from gdsdata.errors import IoError
 from gdsdata.storage.heads import sizes_of
+from gdsdata.storage.urls import have_urls, is_remote
 
 T = TypeVar("T")
 
@@ -73,13 +74,10 @@ def open_file(path: str, at_random: bool = False) -> Opened:
         FileNotFoundError: there is none.
         IoError: it cannot be opened.
     """
-    if _may_be_url(path):
-        from gdsdata.storage.location import is_url
+    if is_remote(path):
+        from gdsdata.storage.remote_file import RemoteFile
 
-        if is_url(path):
-            from gdsdata.storage.remote_file import RemoteFile
-
-            return RemoteFile(path)
+        return RemoteFile(path)
     return _LocalFile(path, at_random)
 
 
@@ -98,7 +96,7 @@ def read_whole(path: str) -> np.ndarray:
     Raises:
         FileNotFoundError, IoError: it is not available.
     """
-    if not _may_be_url(path):
+    if not is_remote(path):
         try:
             return np.fromfile(path, np.uint8)
         except FileNotFoundError:
@@ -116,13 +114,10 @@ def open_stream(path: str) -> BinaryIO:
     Raises:
         OSError: it cannot be opened.
     """
-    if _may_be_url(path):
-        from gdsdata.storage.location import is_url
+    if is_remote(path):
+        from gdsdata.storage.remote_file import stream_of
 
-        if is_url(path):
-            from gdsdata.storage.remote_file import stream_of
-
-            return stream_of(path)
+        return stream_of(path)
     return open(path, "rb")
 
 
@@ -130,12 +125,11 @@ def exist(paths: Sequence[str]) -> list[bool]:
     """Return whether each of these files and objects is there."""
     if not have_urls(paths):
         return [os.path.exists(path) for path in paths]
-    from gdsdata.storage.location import is_url
     from gdsdata.storage.objects import sizes_and_versions
 
-    urls = [path for path in paths if is_url(path)]
+    urls = [path for path in paths if is_remote(path)]
     there = {url for url, size_bytes in zip(urls, sizes_and_versions(urls)[0].tolist(), strict=True) if size_bytes >= 0}
-    return [path in there if is_url(path) else os.path.exists(path) for path in paths]
+    return [path in there if is_remote(path) else os.path.exists(path) for path in paths]
 
 
 def of_each(look: Callable[[str], T], paths: Sequence[str], threads: int = 1) -> Iterator[T]:
@@ -156,15 +150,6 @@ def of_each(look: Callable[[str], T], paths: Sequence[str], threads: int = 1) ->
         yield from pool.map(look, paths)
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def have_urls(paths: Iterable[str]) -> bool:
-    """Return whether one of them may be a URL: 30 ns a path."""
-    return any("://" in path for path in paths)
-
-
-def _may_be_url(path: str) -> bool:
-    return "://" in path
 
 
 class _LocalFile:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import weakref
 from bisect import bisect_right
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
@@ -16,14 +17,19 @@ if TYPE_CHECKING:
     from gdsdata.io.engine import FileTable
 
 # Read at least, because a request takes as long as 256 KiB on most networks. A walk from header to
-# header reads on further and further ahead, up to 8 MiB in pieces that come side by side.
+# header reads on further and further ahead, up to 8 MiB in pieces that come side by side. All
+# objects that are open share 64 MiB of that.
 LEAST_BYTES = 256 * 1024
 _PIECE_BYTES = 2**20
 _MOST_AHEAD_BYTES = 8 * 2**20
-# Stretches that are kept, oldest first out.
-_MOST_KEPT_BYTES = 24 * 2**20
+_AHEAD_OF_ALL_BYTES = 64 * 2**20
+# Stretches that are kept behind a walk, oldest first out.
+_KEPT_BEHIND_BYTES = 2 * 2**20
 # Short stretches this near to each other are read as one.
 _GAP_BYTES = 64 * 1024
+
+
+_open_files: weakref.WeakSet[RemoteFile] = weakref.WeakSet()
 
 
 class _Stretch(NamedTuple):
@@ -51,12 +57,14 @@ class RemoteFile:
         self._stretches: list[_Stretch] = []  # by their begins; none overlaps another
         self._ages: list[_Stretch] = []
         self._kept_bytes = 0
+        _open_files.add(self)
         self._walked_to, self._ahead_bytes = -2 * LEAST_BYTES, LEAST_BYTES
 
     def __enter__(self) -> RemoteFile:
         return self
 
     def __exit__(self, *_: object) -> None:
+        _open_files.discard(self)
         for stretch in self._stretches:
             stretch.bytes.cancel()
         self._stretches.clear()
@@ -118,7 +126,8 @@ class RemoteFile:
         if covered_to >= min(needed_to, self.size_bytes):
             return
         if is_walk:
-            self._ahead_bytes = min(2 * self._ahead_bytes, _MOST_AHEAD_BYTES)
+            most_bytes = min(_MOST_AHEAD_BYTES, max(_PIECE_BYTES, _AHEAD_OF_ALL_BYTES // max(1, len(_open_files))))
+            self._ahead_bytes = min(2 * self._ahead_bytes, most_bytes)
         ahead_to = max(end, offset + self._ahead_bytes)
         if ahead_to >= self.size_bytes and covered_to == offset:  # what ends a file is read from its end on
             offset = min(offset, max(0, self.size_bytes - LEAST_BYTES))
@@ -163,14 +172,20 @@ class RemoteFile:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _drop_old(self) -> None:
-        dropped = 0
-        while self._kept_bytes > _MOST_KEPT_BYTES and self._ages[dropped].bytes.done():
-            self._kept_bytes -= self._ages[dropped].end - self._ages[dropped].begin
-            dropped += 1
-        if dropped:
-            old = {one.begin for one in self._ages[:dropped]}
-            del self._ages[:dropped]
-            self._stretches = [one for one in self._stretches if one.begin not in old]
+        """Drop stretches that a walk has passed."""
+        excess_bytes = self._kept_bytes - self._ahead_bytes - _KEPT_BEHIND_BYTES
+        if excess_bytes <= 0:
+            return
+        kept = []
+        for stretch in self._ages:
+            if excess_bytes > 0 and stretch.end <= self._walked_to and stretch.bytes.done():
+                excess_bytes -= stretch.end - stretch.begin
+                self._kept_bytes -= stretch.end - stretch.begin
+            else:
+                kept.append(stretch)
+        if len(kept) < len(self._ages):
+            self._ages = kept
+            self._stretches = sorted(kept, key=lambda one: one.begin)
 
 
 def stream_of(url: str) -> BinaryIO:

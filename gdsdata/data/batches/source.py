@@ -25,7 +25,7 @@ from gdsdata.formats.index import Index
 from gdsdata.io import engine
 from gdsdata.io.engine import BufferPool, Engine, FileTable, Residence
 from gdsdata.io.options import EngineOptions
-from gdsdata.storage.opened import have_urls
+from gdsdata.storage.urls import have_urls, is_remote
 
 # Modules that only some data sets need are imported by these: a program pays for what it uses.
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class BatchSource(ABC, Generic[IndexT]):
         from gdsdata.io.calibration import calibrated
 
         largest = self.index.paths[int(self.index.size_bytes.argmax())]
-        if "://" in largest:  # what a network needs is not measured on a disk
+        if is_remote(largest):  # what a network needs is not measured on a disk
             return self.settings.options
         return calibrated(self.settings.options, largest, self._reads_to)
 

@@ -16,7 +16,7 @@ from gdsdata.formats.index import Index, SampleIndex, records_of
 from gdsdata.io import engine
 from gdsdata.io.memory_budget import share_bytes
 from gdsdata.io.options import MIB, EngineOptions
-from gdsdata.storage.opened import have_urls
+from gdsdata.storage.urls import have_urls
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs  # typing has it from Python 3.13 on
