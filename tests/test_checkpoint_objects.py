@@ -51,6 +51,21 @@ def test_an_object_has_the_bytes_of_the_file(store, tmp_path, ending, seed):
     assert store.unfinished() == []
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("ending", ["pt", "safetensors"])
+@pytest.mark.parametrize("seed", range(4))
+def test_an_object_has_the_bytes_of_tensors_on_a_gpu(store, tmp_path, ending, seed):
+    state = {name: one if i % 5 == 0 else one.cuda() for i, (name, one) in enumerate(state_of(seed).items())}
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):  # work that is still in progress when the save begins
+        torch.cuda._sleep(10_000_000)
+        for one in state.values():
+            one.add_(1)
+        gdsdata.save(state, f"s3://bucket/run/a.{ending}")
+    gdsdata.save(state, tmp_path / f"a.{ending}")
+    assert (tmp_path / f"bucket/run/a.{ending}").read_bytes() == (tmp_path / f"a.{ending}").read_bytes()
+
+
 def test_a_small_object_is_one_put_and_a_large_one_an_upload(store):
     gdsdata.save({"x": torch.zeros(10)}, "s3://bucket/small.pt")
     assert store.calls == [("put", "small.pt")]

@@ -22,7 +22,10 @@ from gdsdata import AsyncCheckpointer
 from gdsdata.errors import CorruptData
 from gdsdata.storage import stores
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+pytestmark = [
+    pytest.mark.usefixtures("quick_programs"),
+    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
+]
 
 
 @pytest.fixture

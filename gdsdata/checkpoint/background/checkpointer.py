@@ -326,24 +326,24 @@ class AsyncCheckpointer:
         self._under_way.clear()
         self._raise_unseen()
 
-    def close(self) -> None:
+    def close(self, *, wait_for_uploads: bool = True) -> None:
         """Wait for every save and upload, and let others save into the folder. Raises as `wait`.
 
-        Memory that is being made is not waited for, but for the buffers in progress. If an error
-        ends the ``with`` block, uploads are not waited for: the next process makes them.
+        Memory that is being made is not waited for, but for the buffers in progress.
 
         May be called again.
-        """
-        self._close(waits_for_uploads=True)
 
-    def _close(self, waits_for_uploads: bool) -> None:
+        Args:
+            wait_for_uploads: False: the next process uploads what is left. An error that ends the
+                ``with`` block does the same.
+        """
         self._end_preparing()
         try:
             self.wait()
         finally:
             self._closed = True
             self._staging.close()
-            self._saver.close(waits_for_uploads)
+            self._saver.close(wait_for_uploads)
             self._stagers.close()
 
     def __repr__(self) -> str:
@@ -362,7 +362,7 @@ class AsyncCheckpointer:
         if kind is None:
             return self.close()
         with contextlib.suppress(Exception):  # the error that ends the block is the one to report
-            self._close(waits_for_uploads=False)
+            self.close(wait_for_uploads=False)
         return None
 
     def _check_open(self) -> None:
