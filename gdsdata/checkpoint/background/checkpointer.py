@@ -64,7 +64,8 @@ class AsyncCheckpointer:
     Memory: at most ``staging_bytes`` of the host, in buffers of 32 MiB, kept until `close`. They
     are pinned if a state has tensors on a GPU. `restore` and `prepare` have as many made in the
     background as the state's bytes need; a save makes what is lacking. To that come the engine's
-    own memory (`EngineOptions`), and GPU memory within ``device_staging_bytes``.
+    own memory (`EngineOptions`), GPU memory within ``device_staging_bytes``, and 4 parts of an
+    upload (16 MiB each, for files up to 160 GB).
 
     It owns the threads that write, and the folder's lock. One thread at a time may call it.
 
@@ -237,6 +238,9 @@ class AsyncCheckpointer:
     ) -> int | None:
         """Load the newest complete checkpoint, or that of ``step``, into ``state``.
 
+        With ``upload``, that is the newest one of the folder and of the store. One that only the
+        store has is read from there. Then the upload of what an earlier process has left begins.
+
         Waits for saves in progress. Afterwards memory for saves of ``state`` is made in the
         background, as by `prepare`, whether there was a checkpoint or not. Without a checkpoint,
         only models, optimizers and plain values are counted.
@@ -257,6 +261,7 @@ class AsyncCheckpointer:
         Raises:
             FileNotFoundError: there is no checkpoint of that step, or a file of it is missing.
             CorruptData, IoError: the checkpoint is damaged, or cannot be read.
+            PermissionError, IoError: the store cannot be listed, so it may have a newer one.
             ValueError: it has other names or shapes (then a part of ``state`` may have been
                 changed), another number of ranks saved it, or a tensor of ``state`` is on the meta
                 device.
