@@ -139,7 +139,7 @@ class GDSStorageReader(FileSystemReader):
         return future
 
     def _bytes_of(self, plan: LoadPlan) -> int:
-        """Return about how many bytes a plan reads, judged by its first items."""
+        """Return about how many bytes a plan reads, as far as its first items show."""
         items = itertools.islice(plan.items, _LOOKED_AT_ITEMS)
         size_bytes = sum(self.storage_data[item.storage_index].length for item in items)
         return size_bytes * len(plan.items) // max(1, min(len(plan.items), _LOOKED_AT_ITEMS))
