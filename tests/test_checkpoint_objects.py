@@ -10,6 +10,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from folder_store import FolderStore, install, refuse
 from test_checkpoint import assert_same
+from test_dcp import on_ranks
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.api import CheckpointException
 
@@ -197,4 +198,19 @@ def test_hooks_take_the_url_of_a_dcp_checkpoint(store, tmp_path):
     with gdsdata.torch_hooks(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         dcp.save(state, checkpoint_id="s3://bucket/run/step-1")
+    assert_same(dcp_loaded(state, FileSystemReader(tmp_path / "bucket/run/step-1")), state)
+
+
+def _save_on_ranks(rank, folder):
+    store = install(FolderStore(folder / "bucket", part_bytes=64 << 10))
+    object_writer.PUT_BYTES = 100_000
+    dcp_save({f"of rank {rank}": torch.full((100_000,), float(rank)), "shared": torch.arange(1000.0)})
+    return [key for method, key in store.calls if method in ("put", "complete")]
+
+
+def test_each_rank_sends_its_file_and_the_first_one_the_metadata(tmp_path):
+    first, second = on_ranks(2, _save_on_ranks, tmp_path)
+    assert first[-1] == "run/step-1/.metadata" and first[0].startswith("run/step-1/__0_")
+    assert len(second) == 1 and second[0].startswith("run/step-1/__1_")
+    state = {f"of rank {rank}": torch.full((100_000,), float(rank)) for rank in range(2)}
     assert_same(dcp_loaded(state, FileSystemReader(tmp_path / "bucket/run/step-1")), state)
