@@ -9,12 +9,12 @@ import sys
 from dataclasses import dataclass
 
 import numpy as np
-from gdsdata.formats.file_heads import read_heads
 
 from gdsdata import GDSDataset, formats
 from gdsdata.formats.index import Index, first_samples
 from gdsdata.formats.parsers.damage import damaged
 from gdsdata.formats.sample import Sample
+from gdsdata.storage.heads import read_heads
 
 # sizeof_hdr, dim[8], datatype, bitpix, vox_offset, scl_slope, scl_inter, magic. The bytes of the
 # first are the key, because they show the byte order.

@@ -8,12 +8,12 @@ import struct
 import sys
 
 import numpy as np
-from gdsdata.formats.file_heads import read_heads
 
 from gdsdata import GDSDataset, formats
 from gdsdata.formats.index import Index, first_samples
 from gdsdata.formats.parsers.damage import damaged
 from gdsdata.formats.sample import Sample
+from gdsdata.storage.heads import read_heads
 
 DTYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
