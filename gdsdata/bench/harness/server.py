@@ -40,7 +40,7 @@ class ServerProcess:
     """
 
     def __init__(self, command, port, folder, environment=None, within_s=20):
-        self.log, self.port = Path(folder) / "server.log", port
+        self.log, self.port, self.name = Path(folder) / "server.log", port, str(command[0])
         parent = os.getpid()
 
         def end_with_parent():
@@ -69,8 +69,8 @@ class ServerProcess:
                 return
             with contextlib.suppress(subprocess.TimeoutExpired):
                 status = self.process.wait(POLLING_SECONDS)
-                raise ServerFailed(f"{self.process.args[0]} ended with {status}: {self.last_words()}")
-        raise ServerFailed(f"{self.process.args[0]}: nothing listens at {self.port} after {within_s} s")
+                raise ServerFailed(f"{self.name} ended with {status}: {self.last_words()}")
+        raise ServerFailed(f"{self.name}: nothing listens at {self.port} after {within_s} s")
 
     def last_words(self):
         return self.log.read_bytes()[-LAST_WORDS:].decode(errors="replace").strip()

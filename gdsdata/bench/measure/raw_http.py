@@ -12,6 +12,7 @@ import socket
 import ssl
 import time
 import urllib.parse
+from typing import Any
 
 BUFFER_BYTES = 2**20
 LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
@@ -21,7 +22,7 @@ class RawConnection:
     """One connection and the response that it receives."""
 
     def __init__(self, host, port, secure):
-        self.socket = socket.create_connection((host, port), 10)
+        self.socket: Any = socket.create_connection((host, port), 10)
         if secure:
             self.socket = ssl.create_default_context().wrap_socket(self.socket, server_hostname=host)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -46,7 +47,10 @@ class RawConnection:
         head, body = self.head[:end], len(self.head) - end - 4
         if head.split(b" ", 2)[1] not in (b"206", b"200"):
             raise OSError(f"the server answered {head[:200].decode('latin-1')}")
-        self.left = int(LENGTH.search(head)[1]) - body
+        length = LENGTH.search(head)
+        if length is None:
+            raise OSError("the server sent no Content-Length")
+        self.left = int(length[1]) - body
         return body, self.left == 0
 
 
@@ -102,9 +106,3 @@ def raw_ranges(urls, pieces, connections, seconds):
         "requests_per_s": done / elapsed,
         "connections": connections,
     }
-
-
-def best_of_connections(urls, pieces, counts, seconds):
-    """Return the fastest `raw_ranges` of several numbers of connections."""
-    found = [raw_ranges(urls, pieces, count, seconds / len(counts)) for count in counts]
-    return max(found, key=lambda one: one["gb_per_s"])

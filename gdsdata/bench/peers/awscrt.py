@@ -38,7 +38,9 @@ class AwsCrt(RemotePeer):
         return http.HttpRequest("GET", path, http.HttpHeaders([("Host", host), ("Range", part)]))
 
     def read(self, feed, take):
-        free, errors, under_way = threading.Semaphore(self.connections), [], {}
+        free = threading.Semaphore(self.connections)
+        errors: list[Exception] = []
+        under_way = {}
         for place, piece in feed:
             free.acquire()
             if errors:

@@ -244,7 +244,7 @@ class RemoteHandle(RemotePeer):
         self.files = {key: kvikio.RemoteFile.open_s3(self.access.bucket, key, size) for key, size in pairs}
 
     def read(self, feed, take):
-        under_way = collections.deque()
+        under_way: collections.deque = collections.deque()
         for place, piece in feed:
             memory = np.empty(piece.length, np.uint8)
             under_way.append((place, memory, self.files[piece.key].pread(memory, piece.length, piece.offset)))

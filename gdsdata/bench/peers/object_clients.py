@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import threading
 import time
+from collections.abc import Callable
 
 from gdsdata.bench.peers.protocols import Peer
 
@@ -56,6 +57,8 @@ class RemotePeer(Peer):
 class ThreadsPeer(RemotePeer):
     """Has `fetch(piece)`, which `connections` threads call."""
 
+    fetch: Callable
+
     def read(self, feed, take):
         errors = []
 
@@ -77,6 +80,8 @@ class ThreadsPeer(RemotePeer):
 
 class TasksPeer(RemotePeer):
     """Has the coroutine `fetch(piece)`, which `connections` tasks of one event loop call."""
+
+    fetch: Callable
 
     def open(self):
         self.loop = asyncio.new_event_loop()

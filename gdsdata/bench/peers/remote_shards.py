@@ -13,7 +13,7 @@ from gdsdata.bench.peers.webdataset import SHUFFLE_BUFFER, WebDataset, stacked
 class FromStore:
     """Comes before a loader of shards; its source is a StoredSource."""
 
-    kinds, path = ("shards",), "remote"
+    path = "remote"
 
 
 def allow_plain_http(access):
@@ -27,6 +27,7 @@ def allow_plain_http(access):
 
 @serves("remote")
 class RemoteLitData(FromStore, LitData):
+    kinds = ("shards",)
     setting = "LitData's StreamingDataset(s3://..., cache_dir=), shuffle=True, and its StreamingDataLoader"
 
     def open(self):
@@ -47,6 +48,7 @@ class RemoteLitData(FromStore, LitData):
 
 @serves("remote")
 class RemoteWebDataset(FromStore, WebDataset):
+    kinds = ("shards",)
     setting = f"WebDataset over signed URLs, which it reads by curl, cache_dir=, mixed in a buffer of {SHUFFLE_BUFFER}"
 
     @classmethod
@@ -66,6 +68,7 @@ class RemoteWebDataset(FromStore, WebDataset):
 
 @serves("remote")
 class RemoteMosaic(FromStore, Mosaic):
+    kinds = ("shards",)
     setting = "MosaicML's StreamingDataset(remote=s3://..., local=), shuffle=True (py1e), and its StreamingDataLoader"
 
     def open(self):

@@ -60,7 +60,8 @@ class RemoteRow(Row):
             self.close()
 
     def first_pieces(self):
-        due, total = [], 0
+        due: list = []
+        total = 0
         for piece in self.pieces:
             if due and total + piece.length > VERIFIED_BYTES:
                 break

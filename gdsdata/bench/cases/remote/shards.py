@@ -54,7 +54,8 @@ class ShardsRow(BatchRow):
             self.fill_cache(dtype)
         resident = self.resident_share()
         self.start_cpu_clock()
-        started, first, samples = time.perf_counter(), None, 0
+        first: Any = None
+        started, samples = time.perf_counter(), 0
         self.construct(dtype)
         for batch in self.peer.epoch(0):
             first = first or self.seconds_since(started)

@@ -11,13 +11,12 @@ from gdsdata.bench.peers.registry import serves
 from gdsdata.storage.secret import Keys
 
 BATCH_BYTES, MOST_SAMPLES = 8 * 2**20, 256  # of a batch of pieces
+MOST_OVERTIME_S = 20  # An epoch is read to its end, because what was read ahead would not count.
 
 
 def storage_options(access):
     """Return the options of the store for gdsdata."""
-    keys = Keys(
-        access_key_id=access.access_key, secret_access_key=access.secret_key, session_token=access.token or None
-    )
+    keys = Keys(access_key_id=access.access_key, secret_access_key=access.secret_key, session_token=access.token)
     own = {"endpoint_url": access.endpoint_url} if access.endpoint_url else {}
     return {**own, "region": access.region, "credentials": keys}
 
@@ -54,7 +53,7 @@ class RemotePieces(RemotePeer):
         return formats.Records("uint8", (length,))
 
     def read(self, feed, take):
-        """Read as many pieces, or for as long, as the feed does."""
+        """Read as many pieces as the feed has, or whole epochs for as long as it lasts."""
         lengths = {piece.length for piece in feed.pieces}
         if len(lengths) > 1:
             raise ValueError(f"a data set's samples are of one size, and these of {len(lengths)}")
@@ -64,11 +63,13 @@ class RemotePieces(RemotePeer):
                 for sample in batch[:left] if not feed.ends else batch:
                     take(None, sample.numpy())
                 left -= len(batch)
-                if time.perf_counter() > feed.ends if feed.ends else left <= 0:
+                if time.perf_counter() > feed.ends + MOST_OVERTIME_S if feed.ends else left <= 0:
                     return
+            if feed.ends and time.perf_counter() > feed.ends:
+                return
 
     def served(self):
-        found = {}
+        found: dict[str, int] = {}
         for dataset in self.datasets.values():
             for path, count in counted(dataset.stats()).items():
                 found[path] = found.get(path, 0) + count
@@ -83,6 +84,9 @@ class LanesOfPieces(RemotePieces):
     key, name, kinds = "gdsdata_lanes", 'gdsdata, shuffle="lanes"', ("samples",)
     setting = 'GDSDataset over the objects\' URLs, fixed-size Records, shuffle="lanes": it reads large pieces'
     shuffle = "lanes"
+
+    def served(self):
+        return {}  # Its batches are counted as copies of what was read before.
 
 
 @serves("remote")
