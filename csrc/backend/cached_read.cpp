@@ -14,6 +14,22 @@
 
 namespace gdsdata {
 
+CachedRead::Fetch::Fetch(CachedRead& owner, size_t block, ObjectRange of_block, bool is_claimed)
+    : read(&owner), object(owner.request_.file->cached()), first_block(block), range(of_block), is_kept(is_claimed) {}
+
+CachedRead::Fetch::~Fetch() {
+  for (; is_kept && blocks_ended < block_count; ++blocks_ended) object->release(first_block + blocks_ended);
+}
+
+void CachedRead::Fetch::fill() {
+  for (; is_kept && blocks_ended < block_count; ++blocks_ended) {
+    const uint64_t begin = blocks_ended * object->block_bytes();
+    // A block that cannot be kept is passed on all the same.
+    object->fill(first_block + blocks_ended,
+                 {bytes.get() + begin, std::min(object->block_bytes(), range.length() - begin)});
+  }
+}
+
 CachedRead::CachedRead(const Request& request, std::shared_ptr<HttpClient> client, Fetched fetched)
     : request_(request),
       client_(std::move(client)),
@@ -37,22 +53,16 @@ ObjectRange CachedRead::wanted_of(size_t block) const {
           std::min({begin + cached_.block_bytes(), request_.offset + request_.length, cached_.size_bytes()})};
 }
 
-void CachedRead::advance() {
+void CachedRead::advance() noexcept {
+  try {
+    advance_all();
+  } catch (...) {
+    error_ = current_error();
+  }
+}
+
+void CachedRead::advance_all() {
   std::unique_ptr<Fetch> run;
-  const auto add = [&](size_t block, bool is_kept) {
-    const uint64_t begin = block * cached_.block_bytes();
-    const ObjectRange range =
-        is_kept ? ObjectRange{begin, std::min(begin + cached_.block_bytes(), cached_.size_bytes())} : wanted_of(block);
-    const bool goes_on = run != nullptr && run->is_kept == is_kept && run->range.end == range.begin &&
-                         run->range.length() + range.length() <= tuning::kRemoteRequestBytes;
-    if (goes_on) {
-      run->range.end = range.end;
-      ++run->block_count;
-      return;
-    }
-    if (run != nullptr) begin_fetch(std::move(run));
-    run = std::make_unique<Fetch>(Fetch{this, block, 1, range, is_kept, nullptr, std::nullopt});
-  };
   std::erase_if(pending_, [&](size_t block) {
     if (error_) return false;
     switch (cached_.claim(block)) {
@@ -62,15 +72,38 @@ void CachedRead::advance() {
       case CachedObject::Claim::kElsewhere:
         return false;
       case CachedObject::Claim::kClaimed:
-        add(block, /*is_kept=*/true);
+        add(block, /*is_kept=*/true, run);
         return true;
       case CachedObject::Claim::kNoRoom:
-        add(block, /*is_kept=*/false);
+        add(block, /*is_kept=*/false, run);
         return true;
     }
     return false;
   });
   if (run != nullptr) begin_fetch(std::move(run));
+}
+
+// Adds a block to a run, or begins to fetch that one and makes another.
+void CachedRead::add(size_t block, bool is_kept, std::unique_ptr<Fetch>& run) {
+  const uint64_t begin = block * cached_.block_bytes();
+  const ObjectRange range =
+      is_kept ? ObjectRange{begin, std::min(begin + cached_.block_bytes(), cached_.size_bytes())} : wanted_of(block);
+  const bool goes_on = run != nullptr && run->is_kept == is_kept && run->range.end == range.begin &&
+                       run->range.length() + range.length() <= tuning::kRemoteRequestBytes;
+  if (goes_on) {
+    run->range.end = range.end;
+    ++run->block_count;
+    return;
+  }
+  std::unique_ptr<Fetch> next;
+  try {
+    next = std::make_unique<Fetch>(*this, block, range, is_kept);
+  } catch (...) {
+    if (is_kept) cached_.release(block);
+    throw;
+  }
+  if (run != nullptr) begin_fetch(std::move(run));
+  run = std::move(next);
 }
 
 void CachedRead::read_block(size_t block) {
@@ -91,17 +124,10 @@ void CachedRead::read_block(size_t block) {
 }
 
 void CachedRead::begin_fetch(std::unique_ptr<Fetch> fetch) {
-  try {
-    fetch->bytes = std::make_unique_for_overwrite<std::byte[]>(fetch->range.length());
-  } catch (...) {
-    release(*fetch);
-    error_ = current_error();
-    return;
-  }
+  fetch->bytes = std::make_unique_for_overwrite<std::byte[]>(fetch->range.length());
   const ObjectRange range = fetch->range;
   // std::function wants what can be copied.
   const auto shared = std::make_shared<std::unique_ptr<Fetch>>(std::move(fetch));
-  ++fetches_;
   RangeRead::begin(
       client_, request_.file->remote(), range,
       [shared, first = range.begin](uint64_t offset, std::span<const std::byte> bytes) {
@@ -111,27 +137,18 @@ void CachedRead::begin_fetch(std::unique_ptr<Fetch> fetch) {
         (*shared)->error = std::move(error);
         fetched(std::move(*shared));
       });
+  ++fetches_;
 }
 
 void CachedRead::take(std::unique_ptr<Fetch> fetch) {
   --fetches_;
   if (fetch->error) {
-    release(*fetch);
     if (!error_) error_ = std::move(fetch->error);
     return;
   }
-  for (size_t i = 0; fetch->is_kept && i < fetch->block_count; ++i) {
-    const uint64_t begin = i * cached_.block_bytes();
-    const uint64_t length = std::min(cached_.block_bytes(), fetch->range.length() - begin);
-    // A block that cannot be kept is passed on all the same.
-    cached_.fill(fetch->first_block + i, {fetch->bytes.get() + begin, length});
-  }
+  fetch->fill();
   completion_.storage_bytes += fetch->range.length();
   deliver(fetch->range, fetch->bytes.get(), fetch->is_kept ? Route::kCacheFill : Route::kRemote);
-}
-
-void CachedRead::release(const Fetch& fetch) {
-  for (size_t i = 0; fetch.is_kept && i < fetch.block_count; ++i) cached_.release(fetch.first_block + i);
 }
 
 // The part of a range that the request wants.

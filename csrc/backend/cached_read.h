@@ -23,12 +23,20 @@ namespace gdsdata {
 // Only the worker's thread may use it.
 class CachedRead {
  public:
-  // Consecutive blocks on their way from the server.
+  // Consecutive blocks on their way from the server. It releases the claims that have not ended.
   struct Fetch {
-    CachedRead* read = nullptr;
-    size_t first_block = 0, block_count = 0;
+    Fetch(CachedRead& read, size_t first_block, ObjectRange range, bool is_kept);
+    ~Fetch();
+    Fetch(const Fetch&) = delete;
+    Fetch& operator=(const Fetch&) = delete;
+    void fill();
+
+    CachedRead* const read;
+    const std::shared_ptr<CachedObject> object;
+    const size_t first_block;
     ObjectRange range;
-    bool is_kept = false;  // these blocks are claimed
+    const bool is_kept;  // these blocks are claimed
+    size_t block_count = 1, blocks_ended = 0;
     std::unique_ptr<std::byte[]> bytes;
     std::optional<Error> error;
   };
@@ -38,7 +46,7 @@ class CachedRead {
   CachedRead(const Request& request, std::shared_ptr<HttpClient> client, Fetched fetched);
 
   // Reads, claims and begins to fetch whatever it can.
-  void advance();
+  void advance() noexcept;
   void take(std::unique_ptr<Fetch> fetch);
   bool waits_for_others() const { return !pending_.empty() && !error_; }
   bool ended() const { return fetches_ == 0 && (pending_.empty() || error_); }
@@ -48,9 +56,10 @@ class CachedRead {
   static uint64_t buffer_bytes(const Request& request);
 
  private:
+  void advance_all();
+  void add(size_t block, bool is_kept, std::unique_ptr<Fetch>& run);
   void read_block(size_t block);
   void begin_fetch(std::unique_ptr<Fetch> fetch);
-  void release(const Fetch& fetch);
   void deliver(const ObjectRange& range, const std::byte* bytes, Route route);
   ObjectRange wanted_of(size_t block) const;
 

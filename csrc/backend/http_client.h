@@ -24,8 +24,8 @@ struct HttpOptions {
   size_t reactors = 0;                            // threads; 0: by the number of processors
   std::chrono::milliseconds connect_timeout{5'000};
   std::chrono::milliseconds stall_timeout{10'000};  // without a byte, an exchange is begun anew
-  // From a range's first request on. Behind it, nothing is tried again. A response whose bytes still
-  // arrive goes on.
+  // From a range's first request on. Behind it, nothing is tried again. A response whose bytes
+  // still arrive goes on.
   std::chrono::milliseconds deadline{120'000};
   std::chrono::milliseconds least_backoff{100}, most_backoff{10'000};
   bool hedge = true;  // ask once more for the ranges that are slowest to begin

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <condition_variable>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <utility>
 
@@ -15,6 +14,25 @@ namespace gdsdata {
 namespace {
 
 constexpr std::chrono::milliseconds kPollTime{100};
+
+class Signal {
+ public:
+  // Locked while it notifies, because the waiting thread destroys the signal.
+  void give() {
+    std::lock_guard lock(mutex_);
+    is_given_ = true;
+    changed_.notify_all();
+  }
+  bool wait(std::chrono::milliseconds patience) {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, patience, [this] { return is_given_; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool is_given_ = false;
+};
 
 class Collector final : public HttpReceiver {
  public:
@@ -30,25 +48,18 @@ class Collector final : public HttpReceiver {
     is_cut = response.body.size() == most_body_bytes_;
     return !is_cut;
   }
-  void ended(const HttpEnd& end) override {
-    std::lock_guard lock(mutex_);
-    end_ = end;
-    changed_.notify_all();
+  void ended(const HttpEnd& how) override {
+    end = how;
+    complete.give();
   }
-  bool wait(std::chrono::milliseconds patience) {
-    std::unique_lock lock(mutex_);
-    return changed_.wait_for(lock, patience, [this] { return end_.has_value(); });
-  }
-  const HttpEnd& end() const { return *end_; }
 
   HttpResponse response;
   bool is_cut = false;
+  HttpEnd end;      // after `complete`
+  Signal complete;  // the last one that the reactor's thread uses
 
  private:
   const size_t most_body_bytes_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::optional<HttpEnd> end_;
 };
 
 std::string without_query(const std::string& url) { return url.substr(0, url.find('?')); }
@@ -64,22 +75,24 @@ HttpResponse http_exchange(const HttpRequest& request, size_t most_body_bytes, c
     exchange = reactor.start(request, collector);
     if (exchange == HttpReactor::kNone) collector.ended({CurlApi::kMalformedUrl, "libcurl refuses the request"});
   });
-  while (!collector.wait(kPollTime)) {
+  while (!collector.complete.wait(kPollTime)) {
     try {
       if (poll) poll();
       if (reactor.stopped()) throw Failure({ErrorCode::kClosed, "the program ends, and this request with it"});
     } catch (...) {
+      // The exchange may end by itself meanwhile. The memory of both tasks is in use until the
+      // second one has run. After the end of the client nothing uses it.
+      Signal canceled;
       reactor.post([&] {
         reactor.cancel(exchange);
-        collector.ended({});
+        canceled.give();
       });
-      // Its memory is in use until then. After the end of the client nothing uses it.
-      while (!collector.wait(kPollTime) && !reactor.stopped()) {
+      while (!canceled.wait(kPollTime) && !reactor.stopped()) {
       }
       throw;
     }
   }
-  const HttpEnd& end = collector.end();
+  const HttpEnd& end = collector.end;
   if (end.code != CurlApi::kOk && !collector.is_cut) {
     const Verdict verdict = judge_failure(end);
     const std::string url = without_query(request.url);

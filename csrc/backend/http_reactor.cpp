@@ -95,10 +95,11 @@ void HttpReactor::post(Task task) {
 void HttpReactor::run() {
   for (;;) {
     run_tasks();
-    const std::chrono::milliseconds patience = run_timers();
     int running = 0;
     curl_.multi_perform(multi_, &running);
     take_results();
+    // The last step, because the others set timers. libcurl knows of what this one starts.
+    const std::chrono::milliseconds patience = run_timers();
     {
       std::lock_guard lock(mutex_);
       if (ends_) return;

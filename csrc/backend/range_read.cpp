@@ -10,12 +10,18 @@ namespace gdsdata {
 namespace {
 
 // After so many attempts in a row without a byte, the range fails, if the deadline has not passed
-// before.
+// before. A server that is busy says so: then only the deadline counts.
 constexpr unsigned kMostIdleAttempts = 12;
+// An access that expires on its way is renewed so often without a byte. One that is refused may
+// have been withdrawn, and is renewed once.
+constexpr unsigned kMostRenewals = 3;
+// Past the deadline, a response goes on if it has so many bytes in each stall_timeout.
+constexpr uint64_t kLeastProgressBytes = 64 << 10;
 // The beginning of a refusal's body, which names the reason.
 constexpr size_t kMostReasonBytes = 4096;
 // At most one request in so many is asked for twice.
 constexpr uint64_t kRequestsOfHedge = 50;
+constexpr double kMostRetryAfterS = 1e6;
 
 }  // namespace
 
@@ -101,8 +107,10 @@ void RangeRead::begin(std::shared_ptr<HttpClient> client, std::shared_ptr<Remote
                       Sink sink, Done done) {
   std::shared_ptr<RangeRead> read(
       new RangeRead(std::move(client), std::move(object), range, std::move(sink), std::move(done)));
-  read->self_ = read;
-  read->reactor().post([read] { read->ask_access(); });
+  read->reactor().post([read] {
+    read->self_ = read;
+    read->ask_access();
+  });
 }
 
 RangeRead::RangeRead(std::shared_ptr<HttpClient> client, std::shared_ptr<RemoteObject> object, ObjectRange range,
@@ -113,7 +121,6 @@ RangeRead::RangeRead(std::shared_ptr<HttpClient> client, std::shared_ptr<RemoteO
       range_(range),
       sink_(std::move(sink)),
       done_(std::move(done)),
-      deadline_(Clock::now() + client_->options().deadline),
       position_(range.begin),
       random_(static_cast<unsigned>(std::hash<std::string>()(object_->location()) ^ range.begin)) {}
 
@@ -150,7 +157,8 @@ std::unique_ptr<RangeRead::Attempt> RangeRead::make_attempt() {
 }
 
 void RangeRead::start_attempt() {
-  ++attempts_;
+  // Time in a queue does not count, because other ranges make progress meanwhile.
+  if (++attempts_ == 1) deadline_ = Clock::now() + client_->options().deadline;
   attempt_ = make_attempt();
   if (attempt_ == nullptr) {
     const Verdict refused{Verdict::Action::kFail, "libcurl refuses the request", ErrorCode::kIo, EINVAL};
@@ -162,21 +170,33 @@ void RangeRead::start_attempt() {
   if (client_->options().hedge && slow) hedge_ = reactor().at(Clock::now() + *slow, [this] { hedge(); });
 }
 
-// Ends an attempt that has delivered nothing for too long. Timers do not outlive this object.
+// Timers do not outlive this object.
 void RangeRead::watch() {
-  watch_ = reactor().at(std::min(last_byte_ + client_->options().stall_timeout, deadline_), [this] {
-    const bool stalls = Clock::now() >= last_byte_ + client_->options().stall_timeout;
-    if (stalls || Clock::now() >= deadline_) return end_stalled_attempt();
-    watch();
-  });
+  const auto stall_timeout = client_->options().stall_timeout;
+  const auto now = Clock::now();
+  const auto next = std::min(last_byte_ + stall_timeout, now < deadline_ ? deadline_ : now + stall_timeout);
+  watch_ = reactor().at(next, [this] { look_at_progress(); });
+}
+
+// Ends an attempt that has delivered nothing for too long, or too little past the deadline.
+void RangeRead::look_at_progress() {
+  const auto now = Clock::now();
+  bool ends = now >= last_byte_ + client_->options().stall_timeout;
+  if (now >= deadline_) {
+    ends = ends || (position_at_look_ && position_ < *position_at_look_ + kLeastProgressBytes);
+    position_at_look_ = position_;
+  }
+  if (ends) return end_stalled_attempt();
+  watch();
 }
 
 void RangeRead::end_stalled_attempt() {
   const auto self = shared_from_this();
   const auto patience = std::to_string(client_->options().stall_timeout.count());
+  reactor().drop(hedge_);
   attempt_.reset();
   second_.reset();
-  retry({Verdict::Action::kRetry, "the server sent nothing for " + patience + " ms, or too little before the deadline",
+  retry({Verdict::Action::kRetry, "the server sent nothing for " + patience + " ms, or too little by the deadline",
          ErrorCode::kIo, ETIMEDOUT});
 }
 
@@ -216,7 +236,7 @@ void RangeRead::attempt_ended(Attempt& attempt, Verdict verdict) {
   if (left().length() == 0) return finish(std::nullopt);
   if (received) {
     idle_attempts_ = 0;
-    signed_anew_ = false;
+    accesses_dropped_ = 0;
   }
   if (!delivered && other != nullptr) return;  // that one goes on
   other.reset();
@@ -228,33 +248,33 @@ void RangeRead::attempt_ended(Attempt& attempt, Verdict verdict) {
 void RangeRead::retry(const Verdict& verdict) {
   using Action = Verdict::Action;
   ++idle_attempts_;
-  bool again = verdict.action == Action::kRetry || verdict.action == Action::kRetryThrottled;
-  if (verdict.action == Action::kRetrySigned && !signed_anew_) {
-    signed_anew_ = again = true;
+  const bool is_throttled = verdict.action == Action::kRetryThrottled;
+  bool again = verdict.action == Action::kRetry || is_throttled;
+  if (verdict.action == Action::kRetrySigned && accesses_dropped_ < (verdict.is_expired ? kMostRenewals : 1)) {
+    ++accesses_dropped_;
+    again = true;
     object_->drop_access(access_.get());
   }
   const auto pause = verdict.action == Action::kRetrySigned ? std::chrono::milliseconds(0) : backoff(verdict);
-  if (!again || idle_attempts_ >= kMostIdleAttempts || Clock::now() + pause >= deadline_) {
+  const bool is_hopeless = idle_attempts_ >= kMostIdleAttempts && !is_throttled;
+  if (!again || is_hopeless || Clock::now() + pause >= deadline_) {
     Verdict last = verdict;
     if (again) last.reason += " (tried " + std::to_string(attempts_) + " times)";
     return finish(last.error(*object_, range_));
   }
   client_->statistics().retries.fetch_add(1, std::memory_order_relaxed);
-  if (verdict.action == Action::kRetryThrottled) {
-    client_->statistics().throttled.fetch_add(1, std::memory_order_relaxed);
-  }
+  if (is_throttled) client_->statistics().throttled.fetch_add(1, std::memory_order_relaxed);
   reactor().at(Clock::now() + pause, [self = shared_from_this()] { self->ask_access(); });
 }
 
-// Full jitter (M. Brooker, "Exponential backoff and jitter", 2015), or as long as the server says.
+// Full jitter (M. Brooker, "Exponential backoff and jitter", 2015), and as long as the server says.
 std::chrono::milliseconds RangeRead::backoff(const Verdict& verdict) {
   const HttpOptions& options = client_->options();
-  if (verdict.retry_after_s) {
-    return std::chrono::milliseconds(static_cast<int64_t>(std::min(*verdict.retry_after_s, 1e6) * 1e3));
-  }
-  if (idle_attempts_ <= 1 && verdict.action == Verdict::Action::kRetry) return std::chrono::milliseconds(0);
+  const std::chrono::milliseconds asked(
+      static_cast<int64_t>(std::min(verdict.retry_after_s.value_or(0.0), kMostRetryAfterS) * 1e3));
+  if (idle_attempts_ <= 1 && verdict.action == Verdict::Action::kRetry) return asked;
   const auto most = std::min(options.most_backoff, options.least_backoff * (1 << std::min(idle_attempts_, 16U)));
-  return std::chrono::milliseconds(std::uniform_int_distribution<int64_t>(0, most.count())(random_));
+  return asked + std::chrono::milliseconds(std::uniform_int_distribution<int64_t>(0, most.count())(random_));
 }
 
 void RangeRead::finish(std::optional<Error> error) {

@@ -43,6 +43,7 @@ class RangeRead : public std::enable_shared_from_this<RangeRead> {
   void start_attempt();
   std::unique_ptr<Attempt> make_attempt();
   void watch();
+  void look_at_progress();
   void end_stalled_attempt();
   void hedge();
   bool take_first_byte(Attempt& attempt);
@@ -60,15 +61,16 @@ class RangeRead : public std::enable_shared_from_this<RangeRead> {
   const ObjectRange range_;
   const Sink sink_;
   Done done_;
-  const Clock::time_point deadline_;
+  Clock::time_point deadline_;  // from the first attempt on
   uint64_t position_;  // bytes before it are delivered
   std::shared_ptr<const ObjectAccess> access_;
-  bool signed_anew_ = false;  // since the last byte
+  unsigned accesses_dropped_ = 0;  // since the last byte
   unsigned idle_attempts_ = 0;  // in a row, without a byte
   uint64_t attempts_ = 0;
   // At most one of them delivers: the first that has a byte. The other one then ends.
   std::unique_ptr<Attempt> attempt_, second_;
   Clock::time_point last_byte_;
+  std::optional<uint64_t> position_at_look_;  // past the deadline
   HttpReactor::Timer watch_, hedge_;
   std::minstd_rand random_;
 };

@@ -68,21 +68,10 @@ class RemoteBackend final : public Backend {
 
   size_t submit(std::span<const Request> requests) override {
     size_t taken = 0;
-    while (taken < requests.size()) {
-      const auto rest = requests.subspan(taken);
-      const auto is_remote = [](const Request& request) { return request.remote; };
-      if (is_remote(rest.front())) {
-        if (!has_room_for(rest.front())) return taken;
-        begin(rest.front());
-        ++taken;
-        continue;
-      }
-      const auto end = std::find_if(rest.begin(), rest.end(), is_remote);
-      const auto run = rest.first(static_cast<size_t>(end - rest.begin()));
-      const size_t of_run = local_->submit(run);
-      local_in_flight_ += of_run;
-      taken += of_run;
-      if (of_run < run.size()) return taken;
+    try {
+      take(requests, taken);
+    } catch (...) {
+      if (taken == 0) throw;  // else the next call throws it
     }
     return taken;
   }
@@ -134,6 +123,26 @@ class RemoteBackend final : public Backend {
   }
 
  private:
+  // Increments `taken` with each request that it has begun.
+  void take(std::span<const Request> requests, size_t& taken) {
+    while (taken < requests.size()) {
+      const auto rest = requests.subspan(taken);
+      const auto is_remote = [](const Request& request) { return request.remote; };
+      if (is_remote(rest.front())) {
+        if (!has_room_for(rest.front())) return;
+        begin(rest.front());
+        ++taken;
+        continue;
+      }
+      const auto end = std::find_if(rest.begin(), rest.end(), is_remote);
+      const auto run = rest.first(static_cast<size_t>(end - rest.begin()));
+      const size_t of_run = local_->submit(run);
+      local_in_flight_ += of_run;
+      taken += of_run;
+      if (of_run < run.size()) return;
+    }
+  }
+
   bool has_room_for(const Request& request) const {
     if (remote_in_flight_ == 0) return true;
     if (remote_in_flight_ >= tuning::kRemoteQueueDepth) return false;
@@ -144,7 +153,6 @@ class RemoteBackend final : public Backend {
   void begin(const Request& request) {
     auto client = http_client();
     if (request.file->cached() != nullptr) return begin_cached(request, std::move(client));
-    ++remote_in_flight_;
     struct Passing {
       Scatter scatter;
       uint64_t bytes = 0;
@@ -166,15 +174,16 @@ class RemoteBackend final : public Backend {
           completion.error = std::move(error);
           inbox->put(std::move(completion));
         });
+    ++remote_in_flight_;
   }
 
   void begin_cached(const Request& request, std::shared_ptr<HttpClient> client) {
     auto read = std::make_unique<CachedRead>(
         request, std::move(client),
         [inbox = inbox_](std::unique_ptr<CachedRead::Fetch> fetch) { inbox->put(std::move(fetch)); });
-    ++remote_in_flight_;
-    buffer_bytes_ += CachedRead::buffer_bytes(request);
     cached_.push_back({std::move(read), CachedRead::buffer_bytes(request)});
+    ++remote_in_flight_;
+    buffer_bytes_ += cached_.back().buffer_bytes;
     cached_.back().read->advance();
   }
 

@@ -1,0 +1,174 @@
+// How many requests a server gets at a time, which of them are slow, and exchanges that a caller
+// waits for.
+#include "backend/http_client.h"
+
+#include <algorithm>
+#include <future>
+
+#include "backend/http_exchange.h"
+#include "range_server.h"
+
+namespace gdsdata::testing {
+namespace {
+
+using namespace std::chrono_literals;
+
+TEST(HttpWindow, RequestsAboveTheLimitWaitInTheirOrder) {
+  HttpWindow window(2);
+  std::vector<int> begun;
+  for (int i = 0; i < 5; ++i) window.enter([&begun, i] { begun.push_back(i); });
+  EXPECT_EQ(begun, (std::vector<int>{0, 1}));
+  EXPECT_FALSE(window.try_enter());
+  window.leave(false);
+  window.leave(false);
+  EXPECT_EQ(begun, (std::vector<int>{0, 1, 2, 3}));
+  for (int i = 0; i < 3; ++i) window.leave(false);
+  EXPECT_EQ(begun.size(), 5U);
+  EXPECT_EQ(window.in_flight(), 0U);
+}
+
+TEST(HttpWindow, AStormHalvesTheLimitOnceForAllThatWereInFlight) {
+  HttpWindow window(64);
+  for (int i = 0; i < 64; ++i) window.enter([] {});
+  for (int i = 0; i < 64; ++i) window.leave(true);
+  EXPECT_EQ(window.limit(), 32U);
+  for (int i = 0; i < 32; ++i) window.enter([] {});
+  for (int i = 0; i < 32; ++i) window.leave(true);
+  EXPECT_EQ(window.limit(), 16U);
+}
+
+TEST(HttpWindow, TheLimitNeverFallsBelowOneAndGrowsAgainByOneAWindow) {
+  HttpWindow window(8);
+  for (int i = 0; i < 20; ++i) {
+    window.enter([] {});
+    window.leave(true);
+  }
+  EXPECT_EQ(window.limit(), 1U);
+  size_t requests = 0;
+  for (; window.limit() < 8 && requests < 1000; ++requests) {
+    window.enter([] {});
+    window.leave(false);
+  }
+  EXPECT_EQ(window.limit(), 8U);
+  EXPECT_EQ(requests, 2U + 3 + 4 + 5 + 6 + 7 + 8);
+}
+
+TEST(HttpWindow, ARequestThatBeginsAndEndsAnotherKeepsTheCount) {
+  HttpWindow window(1);
+  int begun = 0;
+  window.enter([] {});
+  for (int i = 0; i < 3; ++i) {
+    window.enter([&] {
+      ++begun;
+      window.leave(false);
+    });
+  }
+  window.leave(false);
+  EXPECT_EQ(begun, 3);
+  EXPECT_EQ(window.in_flight(), 0U);
+}
+
+TEST(FirstByteTimes, TheSlowestPercentIsKnownAfterSomeRequests) {
+  FirstByteTimes times;
+  for (int i = 0; i < 31; ++i) times.add(100ms);
+  EXPECT_EQ(times.slow(), std::nullopt);
+  times.add(100ms);
+  EXPECT_EQ(times.slow(), 300ms);  // three medians: the times are much alike
+  for (int i = 0; i < 256; ++i) times.add(i % 50 == 0 ? 900ms : 100ms);
+  EXPECT_EQ(times.slow(), 900ms);
+  for (int i = 0; i < 256; ++i) times.add(1ms);
+  EXPECT_EQ(times.slow(), 50ms);  // a fast server's requests are never slow before that
+}
+
+TEST(HttpShard, AHostHasOneWindow) {
+  if (CurlApi::get() == nullptr) GTEST_SKIP() << CurlApi::refusal();
+  HttpShard shard(4);
+  EXPECT_EQ(&shard.window_of("http://a/x?y"), &shard.window_of("https://a/z"));
+  EXPECT_NE(&shard.window_of("http://a/x"), &shard.window_of("http://a:81/x"));
+  EXPECT_EQ(shard.window_of("http://b?x").limit(), 4U);
+}
+
+class HttpExchange : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (CurlApi::get() == nullptr) GTEST_SKIP() << CurlApi::refusal();
+    configure_http_client({});
+  }
+  static HttpRequest get(const std::string& url) {
+    HttpRequest request;
+    request.url = url;
+    return request;
+  }
+};
+
+TEST_F(HttpExchange, AResponseIsReturnedWhole) {
+  const RangeServer server(random_bytes(100'000, 1));
+  const HttpResponse response = http_exchange(get(server.url()), 1 << 20, nullptr);
+  EXPECT_EQ(response.head.status, 206);
+  EXPECT_EQ(response.body, server.object());
+}
+
+TEST_F(HttpExchange, AResponseThatIsTooLongIsRefusedWithoutItsQuery) {
+  const RangeServer server(random_bytes(100'000, 1));
+  const Error error = error_of([&] { http_exchange(get(server.url("?sig=a-secret")), 50'000, nullptr); });
+  EXPECT_NE(error.message.find("longer than 50000 bytes"), std::string::npos);
+  EXPECT_EQ(error.message.find("secret"), std::string::npos);
+}
+
+TEST_F(HttpExchange, ACallerThatIsInterruptedCancelsIt) {
+  RangeServer* self = nullptr;
+  RangeServer server(Bytes(1000), [&](const RangeServer::Asked& asked) {
+    auto answer = self->usual(asked);
+    answer.delay = 1h;
+    return answer;
+  });
+  self = &server;
+  struct Interrupt {};
+  const auto begun = HttpReactor::Clock::now();
+  EXPECT_THROW(http_exchange(get(server.url()), 1 << 20, [] { throw Interrupt(); }), Interrupt);
+  EXPECT_LT(HttpReactor::Clock::now() - begun, 30s);
+}
+
+// The response arrives while the caller gives up: nothing uses the caller's memory after that.
+TEST_F(HttpExchange, AnInterruptAtTheMomentOfTheResponseIsSafe) {
+  RangeServer* self = nullptr;
+  RangeServer server(Bytes(1000), [&](const RangeServer::Asked& asked) {
+    auto answer = self->usual(asked);
+    answer.delay = 95ms + std::chrono::milliseconds(asked.number % 12);  // the caller polls after 100 ms
+    return answer;
+  });
+  self = &server;
+  struct Interrupt {};
+  std::vector<std::thread> callers;
+  for (int i = 0; i < 8; ++i) {
+    callers.emplace_back([&] {
+      for (int round = 0; round < 6; ++round) {
+        try {
+          http_exchange(get(server.url()), 1 << 20, [] { throw Interrupt(); });
+        } catch (const Interrupt&) {
+        }
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+}
+
+TEST_F(HttpExchange, RequestsInFlightEndWithTheClient) {
+  RangeServer* self = nullptr;
+  RangeServer server(Bytes(1000), [&](const RangeServer::Asked& asked) {
+    auto answer = self->usual(asked);
+    answer.delay = 1h;
+    return answer;
+  });
+  self = &server;
+  const auto client = http_client();
+  auto waiting = std::async(std::launch::async,
+                            [&] { return error_of([&] { http_exchange(get(server.url()), 1 << 20, nullptr); }).code; });
+  while (server.requests() == 0) std::this_thread::sleep_for(1ms);
+  client->stop();
+  EXPECT_EQ(waiting.get(), ErrorCode::kClosed);
+  EXPECT_EQ(error_of([&] { http_exchange(get(server.url()), 1 << 20, nullptr); }).code, ErrorCode::kClosed);
+}
+
+}  // namespace
+}  // namespace gdsdata::testing

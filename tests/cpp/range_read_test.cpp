@@ -1,0 +1,420 @@
+// A range over a server that fails in every way: each byte arrives once, or the error says why not.
+#include "backend/range_read.h"
+
+#include <future>
+
+#include "range_server.h"
+
+namespace gdsdata::testing {
+namespace {
+
+using namespace std::chrono_literals;
+using Asked = RangeServer::Asked;
+using Answer = RangeServer::Answer;
+using Then = RangeServer::Then;
+
+constexpr size_t kSize = 300'000;
+constexpr ObjectRange kRange{1000, 201'000};
+
+HttpOptions quick() {
+  HttpOptions options;
+  options.connections = 8;
+  options.reactors = 1;
+  options.stall_timeout = 150ms;
+  options.deadline = 5s;
+  options.least_backoff = 1ms;
+  options.most_backoff = 20ms;
+  return options;
+}
+
+class RangeReading : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (CurlApi::get() == nullptr) GTEST_SKIP() << CurlApi::refusal();
+  }
+  // The last user of a client must not be its own thread.
+  void TearDown() override {
+    if (client_ != nullptr) client_->stop();
+  }
+
+  void serve(std::function<Answer(const RangeServer&, const Asked&)> choose, const HttpOptions& options = quick()) {
+    client_ = std::make_shared<HttpClient>(options);
+    server_ = std::make_unique<RangeServer>(random_bytes(kSize, 28),
+                                            [this, choose](const Asked& asked) { return choose(*server_, asked); });
+    object_ = std::make_shared<RemoteObject>(server_->url(), kSize, object_version("\"v1\""));
+    grant("?sig=a-secret");
+  }
+
+  void grant(const std::string& query) {
+    object_->grant({server_->url(query), {"Authorization: a-secret"}, HttpReactor::Clock::now() + 1h});
+  }
+
+  struct Outcome {
+    std::optional<Error> error;
+    Bytes bytes;
+  };
+
+  std::future<Outcome> begin(ObjectRange range) {
+    struct State {
+      std::promise<Outcome> promise;
+      Outcome outcome;
+      bool is_done = false;
+    };
+    const auto state = std::make_shared<State>();
+    auto future = state->promise.get_future();
+    RangeRead::begin(
+        client_, object_, range,
+        [state, first = range.begin](uint64_t offset, std::span<const std::byte> bytes) {
+          EXPECT_FALSE(state->is_done);
+          EXPECT_EQ(offset, first + state->outcome.bytes.size());  // in order, each once
+          state->outcome.bytes.insert(state->outcome.bytes.end(), bytes.begin(), bytes.end());
+        },
+        [state](std::optional<Error> error) {
+          EXPECT_FALSE(std::exchange(state->is_done, true));
+          state->outcome.error = std::move(error);
+          state->promise.set_value(state->outcome);
+        });
+    return future;
+  }
+
+  Outcome outcome_of(std::future<Outcome> future) {
+    if (future.wait_for(60s) != std::future_status::ready) {
+      ADD_FAILURE() << "the range never ended";
+      return {};
+    }
+    return future.get();
+  }
+
+  Outcome read(ObjectRange range = kRange) { return outcome_of(begin(range)); }
+
+  void expect_right(const Outcome& outcome, ObjectRange range = kRange) {
+    EXPECT_FALSE(outcome.error) << outcome.error->message;
+    const auto expected = std::span(server_->object()).subspan(range.begin, range.length());
+    EXPECT_TRUE(std::ranges::equal(outcome.bytes, expected));
+  }
+
+  // A range that fails names itself, and no secret.
+  Error expect_error(const Outcome& outcome, ErrorCode code) {
+    if (!outcome.error) {
+      ADD_FAILURE() << "no error";
+      return {};
+    }
+    EXPECT_EQ(outcome.error->code, code) << outcome.error->message;
+    EXPECT_EQ(outcome.error->path, server_->url());
+    EXPECT_EQ(outcome.error->offset, kRange.begin);
+    EXPECT_EQ(outcome.error->length, kRange.length());
+    EXPECT_EQ(outcome.error->message.find("secret"), std::string::npos) << outcome.error->message;
+    return *outcome.error;
+  }
+
+  std::shared_ptr<HttpClient> client_;
+  std::shared_ptr<RemoteObject> object_;
+  std::unique_ptr<RangeServer> server_;
+};
+
+TEST_F(RangeReading, ARangeArrivesAndItsConnectionIsUsedAgain) {
+  serve([](const RangeServer& server, const Asked& asked) { return server.usual(asked); });
+  for (int i = 0; i < 5; ++i) expect_right(read());
+  EXPECT_EQ(server_->connections(), 1U);
+  EXPECT_EQ(client_->connections_made(), 1U);
+  EXPECT_EQ(client_->statistics().bytes, 5 * kRange.length());
+  EXPECT_EQ(client_->statistics().retries, 0U);
+  const auto log = server_->log();
+  EXPECT_EQ(log[0].head.find("If-Match"), std::string::npos);
+  EXPECT_NE(log[1].head.find("If-Match: \"v1\""), std::string::npos);
+}
+
+TEST_F(RangeReading, BytesBeforeAResetAreKeptAndTheRestIsAskedFor) {
+  serve([](const RangeServer& server, const Asked& asked) {
+    return asked.number < 3 ? server.cut(asked, 50'000, Then::kReset) : server.usual(asked);
+  });
+  expect_right(read());
+  const auto log = server_->log();
+  ASSERT_EQ(log.size(), 4U);
+  EXPECT_EQ(log[3].begin, kRange.begin + 150'000);
+}
+
+TEST_F(RangeReading, AShortBodyIsContinued) {
+  serve([](const RangeServer& server, const Asked& asked) {
+    return server.cut(asked, 90'000, asked.number % 2 == 0 ? Then::kClose : Then::kGoOn);
+  });
+  // The second answer has a Content-Length that is not reached, and the connection stays open.
+  expect_right(read());
+}
+
+TEST_F(RangeReading, AServerThatSendsNoByteIsGivenUpAfterSomeAttempts) {
+  serve([](const RangeServer& server, const Asked& asked) { return server.cut(asked, 0, Then::kReset); });
+  const Error error = expect_error(read(), ErrorCode::kIo);
+  EXPECT_NE(error.message.find("tried 12 times"), std::string::npos) << error.message;
+  EXPECT_NE(error.system_errno, 0);
+}
+
+TEST_F(RangeReading, AStallIsLeftAndTheRestIsAskedFor) {
+  serve([](const RangeServer& server, const Asked& asked) {
+    return asked.number == 0 ? server.cut(asked, 70'000, Then::kStall) : server.usual(asked);
+  });
+  expect_right(read());
+  EXPECT_EQ(server_->log().back().begin, kRange.begin + 70'000);
+}
+
+TEST_F(RangeReading, AServerThatNeverAnswersIsATimeout) {
+  HttpOptions options = quick();
+  options.deadline = 600ms;
+  serve(
+      [](const RangeServer& server, const Asked& asked) {
+        Answer answer = server.usual(asked);
+        answer.delay = 1h;
+        return answer;
+      },
+      options);
+  EXPECT_EQ(expect_error(read(), ErrorCode::kIo).system_errno, ETIMEDOUT);
+}
+
+TEST_F(RangeReading, AStormIsSatOutForAsLongAsTheServerAsks) {
+  serve([](const RangeServer& server, const Asked& asked) {
+    if (asked.number >= 20) return server.usual(asked);
+    return RangeServer::refusal(503, asked.number == 0 ? "Retry-After: 1\r\n" : "", "SlowDown");
+  });
+  const auto begun = HttpReactor::Clock::now();
+  expect_right(read());
+  EXPECT_GE(HttpReactor::Clock::now() - begun, 1s);
+  EXPECT_EQ(client_->statistics().throttled, 20U);
+}
+
+TEST_F(RangeReading, AStormThatOutlastsTheDeadlineIsTheServersError) {
+  HttpOptions options = quick();
+  options.deadline = 300ms;
+  serve([](const RangeServer&, const Asked&) { return RangeServer::refusal(503, "", "SlowDown"); }, options);
+  const Error error = expect_error(read(), ErrorCode::kIo);
+  EXPECT_EQ(error.system_errno, EAGAIN);
+  for (const char* part : {"503", "SlowDown", "REQ7", "fewer requests"}) {
+    EXPECT_NE(error.message.find(part), std::string::npos) << error.message;
+  }
+}
+
+TEST_F(RangeReading, AWaitThatWouldPassTheDeadlineIsNotBegun) {
+  serve([](const RangeServer&, const Asked&) { return RangeServer::refusal(503, "Retry-After: 3600\r\n"); });
+  const auto begun = HttpReactor::Clock::now();
+  expect_error(read(), ErrorCode::kIo);
+  EXPECT_LT(HttpReactor::Clock::now() - begun, 4s);
+  EXPECT_EQ(server_->requests(), 1U);
+}
+
+TEST_F(RangeReading, AWrongRangeIsAskedForAgain) {
+  serve([](const RangeServer& server, Asked asked) {
+    if (asked.number < 2) ++asked.begin;
+    return server.usual(asked);
+  });
+  expect_right(read());
+  EXPECT_EQ(server_->requests(), 3U);
+}
+
+TEST_F(RangeReading, AnotherVersionBetweenTwoAttemptsIsCorrupt) {
+  serve([](const RangeServer& server, const Asked& asked) {
+    return asked.number == 0 ? server.cut(asked, 50'000, Then::kReset) : server.usual(asked, "\"v2\"");
+  });
+  const Error error = expect_error(read(), ErrorCode::kCorrupt);
+  EXPECT_NE(error.message.find("replaced"), std::string::npos);
+  EXPECT_EQ(server_->requests(), 2U);
+}
+
+TEST_F(RangeReading, MoreBytesThanAskedForAreRefused) {
+  serve([](const RangeServer& server, Asked asked) {
+    Answer answer = server.usual(asked);
+    if (asked.number > 0) return answer;
+    asked.end += 10;
+    answer.head = "HTTP/1.1 206 x\r\nTransfer-Encoding: chunked\r\n\r\n" + std::string("30d4a\r\n");  // 200010 bytes
+    answer.body = server.usual(asked).body;
+    return answer;
+  });
+  expect_right(read());
+  EXPECT_EQ(server_->requests(), 2U);
+}
+
+TEST_F(RangeReading, TheWholeObjectInPlaceOfARangeIsRefusedAtOnce) {
+  serve([](const RangeServer& server, const Asked&) {
+    return Answer{"HTTP/1.1 200 OK\r\nContent-Length: " + std::to_string(kSize) + "\r\n\r\n",
+                  std::span(server.object())};
+  });
+  EXPECT_EQ(expect_error(read(), ErrorCode::kIo).system_errno, EOPNOTSUPP);
+  EXPECT_EQ(server_->requests(), 1U);
+}
+
+TEST_F(RangeReading, AMissingObjectIsNotFoundAtOnce) {
+  serve([](const RangeServer&, const Asked&) { return RangeServer::refusal(404, "", "NoSuchKey"); });
+  const Error error = expect_error(read(), ErrorCode::kNotFound);
+  EXPECT_NE(error.message.find("REQ7"), std::string::npos);
+  EXPECT_EQ(server_->requests(), 1U);
+}
+
+// Answers the requests for access, with a new query each time.
+class Granting {
+ public:
+  explicit Granting(const RangeServer& server)
+      : thread_([this, &server] {
+          while (!ends_) {
+            for (const auto& object : access_desk().take(8, 10ms)) {
+              object->grant({server.url("?sig=" + std::to_string(++granted)), {}, HttpReactor::Clock::now() + 1h});
+            }
+          }
+        }) {}
+  ~Granting() {
+    ends_ = true;
+    thread_.join();
+  }
+  std::atomic<int> granted{0};
+
+ private:
+  std::atomic<bool> ends_{false};
+  std::thread thread_;
+};
+
+TEST_F(RangeReading, AnAccessThatExpiredIsRenewed) {
+  serve([](const RangeServer& server, const Asked& asked) {
+    if (asked.head.find("sig=3") != std::string::npos) return server.usual(asked);
+    return RangeServer::refusal(403, "", "ExpiredToken");
+  });
+  const Granting granting(*server_);
+  std::vector<std::future<Outcome>> reads;
+  for (int i = 0; i < 6; ++i) reads.push_back(begin(kRange));
+  for (auto& one : reads) expect_right(outcome_of(std::move(one)));
+  EXPECT_EQ(granting.granted, 3);
+}
+
+TEST_F(RangeReading, AnAccessThatIsRefusedTwiceIsAnError) {
+  serve([](const RangeServer&, const Asked&) { return RangeServer::refusal(403, "", "AccessDenied"); });
+  const Granting granting(*server_);
+  const Error error = expect_error(read(), ErrorCode::kIo);
+  EXPECT_EQ(error.system_errno, EACCES);
+  EXPECT_NE(error.message.find("permission"), std::string::npos);
+  EXPECT_EQ(server_->requests(), 2U);
+}
+
+TEST_F(RangeReading, AnAccessThatIsNotGrantedIsTheErrorOfTheRange) {
+  serve([](const RangeServer& server, const Asked& asked) { return server.usual(asked); });
+  object_ = std::make_shared<RemoteObject>("s3://bucket/none", kSize, 1);
+  auto reading = begin(kRange);
+  std::vector<std::shared_ptr<RemoteObject>> asked;
+  while (asked.empty()) asked = access_desk().take(8, 1s);
+  asked[0]->refuse({ErrorCode::kNotFound, "no credentials", "s3://bucket/none"});
+  EXPECT_EQ(outcome_of(std::move(reading)).error->message, "no credentials");
+  EXPECT_EQ(server_->requests(), 0U);
+}
+
+TEST_F(RangeReading, ASlowFirstAnswerIsOvertakenByASecondRequest) {
+  HttpOptions options = quick();
+  options.stall_timeout = 30s;
+  options.deadline = 60s;
+  std::atomic<bool> stalls{false};
+  serve(
+      [&](const RangeServer& server, const Asked& asked) {
+        Answer answer = server.usual(asked);
+        if (stalls.exchange(false)) answer.delay = 20s;
+        return answer;
+      },
+      options);
+  for (int i = 0; i < 64; ++i) expect_right(read({0, 1000}), {0, 1000});
+  stalls = true;
+  const auto begun = HttpReactor::Clock::now();
+  expect_right(read());
+  EXPECT_LT(HttpReactor::Clock::now() - begun, 15s);
+  EXPECT_EQ(client_->statistics().hedges, 1U);
+}
+
+// Two answers to the same range arrive at about the same time, again and again.
+TEST_F(RangeReading, OfTwoAnswersOneIsDelivered) {
+  HttpOptions options = quick();
+  options.stall_timeout = 30s;
+  options.deadline = 60s;
+  std::atomic<size_t> slow{0};
+  serve(
+      [&](const RangeServer& server, const Asked& asked) {
+        Answer answer = server.usual(asked);
+        if (asked.end - asked.begin == kRange.length()) answer.delay = slow++ % 2 == 0 ? 51ms : 1ms;
+        return answer;
+      },
+      options);
+  for (int round = 0; round < 12; ++round) {
+    for (int i = 0; i < 64; ++i) expect_right(read({0, 1000}), {0, 1000});
+    slow = 0;
+    expect_right(read());
+  }
+}
+
+TEST_F(RangeReading, ASlowResponseGoesOnPastTheDeadlineWhileItMakesProgress) {
+  HttpOptions options = quick();
+  options.deadline = 200ms;
+  options.stall_timeout = 500ms;
+  serve(
+      [](const RangeServer& server, const Asked& asked) {
+        Answer answer = server.usual(asked);
+        answer.between = 3ms;  // 200 chunks of 1000 bytes: more than 64 KiB in each 500 ms
+        return answer;
+      },
+      options);
+  expect_right(read());
+  EXPECT_EQ(server_->requests(), 1U);
+}
+
+TEST_F(RangeReading, AResponseThatDripsEndsSoonAfterTheDeadline) {
+  HttpOptions options = quick();
+  options.deadline = 200ms;
+  serve(
+      [](const RangeServer& server, const Asked& asked) {
+        Answer answer = server.usual(asked);
+        answer.between = 50ms;
+        return answer;
+      },
+      options);
+  const auto begun = HttpReactor::Clock::now();
+  EXPECT_EQ(expect_error(read(), ErrorCode::kIo).system_errno, ETIMEDOUT);
+  EXPECT_LT(HttpReactor::Clock::now() - begun, 4s);
+}
+
+TEST_F(RangeReading, AServerThatIsNotThereIsAnError) {
+  serve([](const RangeServer& server, const Asked& asked) { return server.usual(asked); });
+  int port = 0;
+  {
+    const RangeServer gone{Bytes(1)};
+    port = std::stoi(gone.url().substr(17));
+  }
+  object_->grant({"http://127.0.0.1:" + std::to_string(port) + "/x", {}, HttpReactor::Clock::now() + 1h});
+  EXPECT_EQ(expect_error(read(), ErrorCode::kIo).system_errno, ECONNREFUSED);
+}
+
+TEST_F(RangeReading, ManyRangesOverEveryFaultEndRight) {
+  HttpOptions options = quick();
+  options.deadline = 60s;
+  serve(
+      [](const RangeServer& server, Asked asked) {
+        Answer answer = server.usual(asked);
+        switch (asked.number % 9) {
+          case 0:
+            return server.cut(asked, 5000, Then::kReset);
+          case 2:
+            return server.cut(asked, 100, Then::kClose);
+          case 4:
+            return RangeServer::refusal(asked.number % 2 == 0 ? 503 : 500);
+          case 5:
+            return asked.number < 40 ? server.cut(asked, 3000, Then::kStall) : answer;
+          case 7:
+            ++asked.begin;
+            return asked.begin < asked.end ? server.usual(asked) : answer;
+          default:
+            return answer;
+        }
+      },
+      options);
+  std::vector<std::pair<ObjectRange, std::future<Outcome>>> reads;
+  std::mt19937_64 random(3);
+  for (int i = 0; i < 300; ++i) {
+    const uint64_t begin = random() % (kSize - 1);
+    const ObjectRange range{begin, begin + 1 + random() % std::min<uint64_t>(kSize - begin, 20'000)};
+    reads.emplace_back(range, this->begin(range));
+  }
+  for (auto& [range, future] : reads) expect_right(outcome_of(std::move(future)), range);
+  EXPECT_LE(server_->connections(), 8U + server_->requests());
+}
+
+}  // namespace
+}  // namespace gdsdata::testing
