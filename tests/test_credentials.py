@@ -139,6 +139,28 @@ def test_a_secret_that_a_server_refuses_is_renewed_once(clock):
         assert holder.current().token == "2"
 
 
+def test_a_secret_that_is_doubted_is_kept_until_there_is_a_newer_one(clock):
+    answers = [Token("1"), OSError("no"), Token("2")]
+
+    def fetch():
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    holder = credentials.Credentials(fetch)
+    assert holder.current().token == "1"
+    signed_at = clock.now
+    for _ in range(3):
+        clock.now += 100
+        holder.doubt(signed_at)
+        assert holder.current().token == ("1" if answers else "2")
+        holder.doubt(clock.now)  # at once again: nothing is fetched
+        assert holder.current().token == ("1" if answers else "2")
+    holder.doubt(signed_at)
+    assert holder.current().token == "2"
+
+
 def test_a_secret_without_end_is_fetched_once(clock):
     made = []
     holder = credentials.Credentials(lambda: made.append(1) or Anonymous())

@@ -45,7 +45,14 @@ std::shared_ptr<const ObjectAccess> RemoteObject::access_or_ask(Use use) {
 
 void RemoteObject::drop_access(const ObjectAccess* refused) {
   std::lock_guard lock(mutex_);
-  if (access_.get() == refused) access_ = nullptr;
+  if (refused == nullptr || access_.get() != refused) return;
+  is_refused_ = access_->expires > std::chrono::steady_clock::now();
+  access_ = nullptr;
+}
+
+std::optional<std::chrono::steady_clock::time_point> RemoteObject::refused_grant() const {
+  std::lock_guard lock(mutex_);
+  return is_refused_ ? std::optional(granted_) : std::nullopt;
 }
 
 void RemoteObject::grant(ObjectAccess access) {
@@ -53,6 +60,8 @@ void RemoteObject::grant(ObjectAccess access) {
   {
     std::lock_guard lock(mutex_);
     access_ = granted;
+    granted_ = std::chrono::steady_clock::now();
+    is_refused_ = false;
   }
   answer(granted, std::nullopt);
 }

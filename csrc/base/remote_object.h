@@ -51,6 +51,9 @@ class RemoteObject : public std::enable_shared_from_this<RemoteObject> {
   std::shared_ptr<const ObjectAccess> access_or_ask(Use use);
   // Forgets the access, because the server refused it. Does nothing if there is a newer one.
   void drop_access(const ObjectAccess* refused);
+  // When the access was granted that the server refused before its end. Empty: it was not, or there
+  // is a newer one.
+  std::optional<std::chrono::steady_clock::time_point> refused_grant() const;
 
   // The answer to an AccessRequest.
   void grant(ObjectAccess access);
@@ -70,6 +73,8 @@ class RemoteObject : public std::enable_shared_from_this<RemoteObject> {
   std::shared_ptr<const ObjectAccess> access_;
   std::vector<Use> waiting_;  // for an answer; not empty: it was asked for
   std::string etag_;
+  std::chrono::steady_clock::time_point granted_;  // access_, or the one before
+  bool is_refused_ = false;
 };
 
 // Objects whose access somebody waits for. A thread of Python takes them and answers.

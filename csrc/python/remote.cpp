@@ -46,6 +46,12 @@ void grant(RemoteObject& object, std::string url, std::vector<std::string> heade
   object.grant({std::move(url), std::move(headers), std::chrono::steady_clock::now() + lifetime});
 }
 
+std::optional<double> refused_age_s(const RemoteObject& object) {
+  const auto granted = object.refused_grant();
+  if (!granted) return std::nullopt;
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - *granted).count();
+}
+
 ErrorCode code_of(const std::string& kind) {
   if (kind == "not_found") return ErrorCode::kNotFound;
   if (kind == "invalid_argument") return ErrorCode::kInvalidArgument;
@@ -114,6 +120,7 @@ void bind_remote(py::module_& module) {
   module.def("take_access_requests", &take_access_requests, py::arg("most"), py::arg("timeout_s"));
   py::class_<RemoteObject, std::shared_ptr<RemoteObject>>(module, "RemoteObject")
       .def_property_readonly("location", &RemoteObject::location)
+      .def_property_readonly("refused_age_s", &refused_age_s)
       .def("grant", &grant, py::arg("url"), py::arg("headers"), py::arg("lifetime_s"))
       .def("refuse", &refuse, py::arg("kind"), py::arg("message"), py::arg("system_errno") = EIO);
   module.def(

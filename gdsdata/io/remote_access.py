@@ -7,6 +7,7 @@ import errno
 import importlib
 import os
 import threading
+import time
 
 from gdsdata.io import engine
 
@@ -69,6 +70,9 @@ def _answer(stores: object) -> None:
         for wanted in engine.take_access_requests(_MOST_AT_ONCE, _PATIENCE_S):
             try:
                 store, location = stores.store_of(wanted.location)  # type: ignore[attr-defined]
+                if (age_s := wanted.refused_age_s) is not None:
+                    # Perhaps the secret has ended, and nothing had said when it would.
+                    store.doubt_secret(time.time() - age_s)
                 access = store.access(location.key)
                 headers = [f"{name}: {value}" for name, value in access.headers.items()]
                 wanted.grant(access.url, headers, access.lifetime_s)

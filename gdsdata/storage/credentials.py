@@ -18,7 +18,8 @@ _EARLY_S = 600.0
 _USABLE_S = 15.0
 # After a failed renewal, the old secret is used for so long before the next try.
 _PAUSE_S = 20.0
-# A secret is new for so long: requests that failed meanwhile were signed with the one before.
+# A secret is new for so long: requests that failed meanwhile were signed with the one before. After
+# a refusal without a reason, secrets are fetched no more often than that.
 _NEW_S = 5.0
 
 _now = time.time
@@ -37,7 +38,7 @@ class Credentials(NotPickled):
         self._fetch = fetch
         self._renewing = ForkSafeLock()
         self._secret: Secret | None = None
-        self._renew_at = self._fetched_at = -math.inf
+        self._renew_at = self._fetched_at = self._tried_at = -math.inf
 
     def __repr__(self) -> str:
         return "Credentials()"
@@ -67,7 +68,21 @@ class Credentials(NotPickled):
             if _now() >= self._fetched_at + _NEW_S:
                 self._secret, self._renew_at = None, -math.inf
 
+    def doubt(self, signed_at: float) -> None:
+        """Fetch a new secret at the next call, because a server refuses what this one signed.
+
+        The server may have refused the object and not the secret. If no new secret can be fetched,
+        this one is therefore used further.
+
+        Args:
+            signed_at: in seconds since the epoch. A secret that was fetched later is kept.
+        """
+        with self._renewing:
+            if self._fetched_at <= signed_at and _now() >= self._tried_at + _NEW_S:
+                self._renew_at = -math.inf
+
     def _renew(self, usable: Secret | None) -> Secret:
+        self._tried_at = _now()
         try:
             fetched = self._fetch()
         except Exception:

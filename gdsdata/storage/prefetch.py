@@ -97,7 +97,13 @@ def _read_range(store: Store, key: str, info: ObjectInfo, begin: int, length: in
 
     wanted = {"Range": f"bytes={begin}-{begin + length - 1}", "Accept-Encoding": "identity"}
     request = transport.Request("GET", info.url, wanted, b"", info.url)
-    response = transport.send(request, with_access, most_bytes=length, may_be_cut=True)
+    response = transport.send(
+        request,
+        with_access,
+        renew=lambda: store.doubt_secret(time.time()),
+        most_bytes=length,
+        may_be_cut=True,
+    )
     tag = response.headers.get("etag") or response.headers.get("last-modified", "")
     if engine.object_version(tag) != info.version:
         raise CorruptData(

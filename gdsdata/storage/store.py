@@ -71,6 +71,14 @@ class Store(Protocol):
     def access(self, key: str) -> Access:
         """Return what requests for the object need. Makes no request to the store itself."""
 
+    def doubt_secret(self, signed_at: float) -> None:
+        """Renew the secret before the next signature, because the server refused an access.
+
+        Args:
+            signed_at: when `access` returned it, in seconds since the epoch. A secret that was
+                fetched later is kept.
+        """
+
     def put(self, key: str, body: bytes | memoryview) -> ObjectInfo:
         """Write a small object whole, with a checksum that the server verifies."""
 

@@ -42,6 +42,12 @@ class Request:
     def signature(self) -> str | None:
         return self.query.get("X-Amz-Signature") or self.query.get("sig") or self.headers.get("authorization")
 
+    @property
+    def access_key(self) -> str:
+        """The id of the key that signed a request of S3, or ""."""
+        said = self.query.get("X-Amz-Credential") or self.headers.get("authorization", "").partition("Credential=")[2]
+        return said.partition("/")[0]
+
     def range(self, size: int) -> tuple[int, int] | None:
         """Return offset and length, cut at the end of the object; None without a range.
 

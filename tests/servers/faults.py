@@ -59,6 +59,7 @@ class FaultServer:
     Attributes:
         plan: which faults come. It may be replaced at any time.
         link: delay and byte rate, as above.
+        ended_keys: ids of access keys whose signatures are refused.
     """
 
     access_key, secret_key, region, bucket = "gdsdata", "a-secret-of-tests", "us-east-1", BUCKET
@@ -66,6 +67,7 @@ class FaultServer:
     def __init__(self, plan: Plan | None = None, link: Link | None = None, tls: ssl.SSLContext | None = None, port=0):
         self.plan, self.link, self.tls = plan or Plan(), link or Link(), tls
         self.content_ = Content()
+        self.ended_keys: set[str] = set()
         self.records: collections.deque[Record] = collections.deque(maxlen=KEPT_RECORDS)
         self.accepted = self.open = self.most_open = 0
         self.tasks: set[asyncio.Task] = set()
@@ -238,6 +240,8 @@ class FaultServer:
         signature = request.signature
         if signature in self.plan.expired_signatures:
             return expired_token()
+        if request.access_key in self.ended_keys:
+            return fault_s3.error(403, "AccessDenied")
         if signature:
             self.seen_signatures.add(signature)
         return fault_s3.error(403, "AccessDenied") if self.link.signed and not signature else None

@@ -120,6 +120,10 @@ class AzureStore:
         signed = self._signed(self._request("GET", key), secret, "r", lifetime_s)
         return Access(signed.url, dict(signed.headers), lifetime_s)
 
+    def doubt_secret(self, signed_at: float) -> None:
+        """Renew the secret: see `Store.doubt_secret`."""
+        self._secrets.doubt(signed_at)
+
     def put(self, key: str, body: bytes | memoryview) -> ObjectInfo:
         """Write a small blob whole."""
         headers = {"x-ms-blob-type": "BlockBlob", "content-md5": checksums.md5_base64(body)}

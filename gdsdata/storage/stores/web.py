@@ -87,6 +87,11 @@ class WebStore(NotPickled):
         headers = {**self._headers, **_token(secret)}
         return Access(_encoded(self._url + key), headers, max(1.0, min(MOST_ACCESS_S, secret.expires_at - time.time())))
 
+    def doubt_secret(self, signed_at: float) -> None:
+        """Renew the token, if there is one: see `Store.doubt_secret`."""
+        if self._secrets:
+            self._secrets.doubt(signed_at)
+
     def put(self, key: str, body: bytes | memoryview) -> ObjectInfo:
         """Raise IoError: nothing is written by HTTP."""
         self._refuse(key)

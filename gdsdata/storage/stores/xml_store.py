@@ -159,6 +159,10 @@ class XmlStore:
         """Return what requests for the object need."""
         return self.signed_access(self.request("GET", key).url)
 
+    def doubt_secret(self, signed_at: float) -> None:
+        """Renew the secret: see `Store.doubt_secret`."""
+        self.secrets.doubt(signed_at)
+
     def put(self, key: str, body: bytes | memoryview) -> ObjectInfo:
         """Write a small object whole."""
         headers = {
