@@ -333,7 +333,8 @@ class GDSDataset(BatchDataset):
         Returns:
             bytes: delivered in batches handed out, by the route that served them: page_cache,
                 direct, buffered, gds (the disk's own DMA into the GPU), gds_compat (cuFile by way
-                of host memory), pinned_page_cache.
+                of host memory), pinned_page_cache. Objects have remote (from a
+                server), cache_fill (the same, and written to the cache) and local_cache.
             batches: handed out. stalls, stall_s: how often and how long the consumer waited.
             mean_ready: batches ready when the consumer came, on average (on a GPU, groups of small
                 batches). Near ``prefetch``, the consumer is slower than the data. Near 0, the data
@@ -348,6 +349,9 @@ class GDSDataset(BatchDataset):
             skipped: with ``on_error="skip"``: how many ``files`` and ``samples`` are left out
                 (samples anew in each epoch), and ``named``: (path, offset, reason) of the first
                 100. Each worker of a DataLoader has its own.
+            network: if there are objects: counts of this process's client so far, for all data
+                sets. requests, retries, throttled (429 and 503), hedges (ranges that were asked for
+                twice), bytes and connections.
             engine: its settings, bytes by route, storage_bytes (requested from the disk, with
                 alignment and gaps), transfers, requests, segments, errors, retries (by way of the
                 host, if cuFile failed) and segment_latency. Data sets with equal options share it.

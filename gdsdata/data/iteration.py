@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +15,15 @@ from gdsdata.data.samples import Samples
 from gdsdata.errors import GdsdataError, StallError
 from gdsdata.io import engine
 from gdsdata.io.program_end import Ending, end_at_exit, leave_if_daemon
-from gdsdata.observe.times import Reporter, StepTimes, WorkerTimes, is_profiling, marked
+from gdsdata.observe.times import NetworkUse, Reporter, StepTimes, WorkerTimes, is_profiling, marked
 
 if TYPE_CHECKING:
     from gdsdata.observe.report import Report
 
 # Samples planned at a time during an epoch: numpy's cost per call is spread over many batches.
 _PLAN_SAMPLES = 4096
+# Routes of bytes that storage did not read.
+_FROM_MEMORY = ("page_cache", "pinned_page_cache")
 
 
 class Iteration:
@@ -51,6 +53,9 @@ class Iteration:
         self._workers = WorkerTimes()  # of iterators that have ended
         # The engine, and its workers' times when the newest iterator began.
         self._workers_before: tuple[engine.Engine, WorkerTimes] | None = None
+        self._network = NetworkUse()  # of iterators that have ended
+        self._network_before: NetworkUse | None = None  # None: no iterator reads objects now
+        self._pieces_s = 0.0  # of iterators that have ended
 
     def begin(
         self,
@@ -85,6 +90,7 @@ class Iteration:
         """Yield what ends it, once reading has begun, and then the batches."""
         order, source, check_ranks = self._samples.order, self._samples.source, self._ranks.watch(self._samples.share)
         done, total = 0, len(numbers)
+        self._network, self._network_before = self._requests(), self._requests_so_far()
         reader = self.running = source.reader(self._samples.epoch(epoch), owner)
         ending = Ending(partial(self._end, reader))
         take, reach, times, prefetch = reader.next, reader.reach, self._times, self._prefetch
@@ -160,9 +166,11 @@ class Iteration:
             self.running = None
         reader.close()
         self._workers, self._workers_before = self._worker_times(), None
+        self._network, self._network_before = self._requests(), None
         if (pieces := reader.pieces) is not None:
             self._piece_bytes = sum_of_routes(self._piece_bytes, pieces.bytes)
             self._piece_memory_bytes = max(self._piece_memory_bytes, pieces.memory_bytes)
+            self._pieces_s += pieces.waited_s
         self._samples.source.warn_of_fallbacks()
 
     def report(self) -> Report:
@@ -171,7 +179,8 @@ class Iteration:
 
         counts = self._counts()
         workers, name = self._worker_times(), self._samples.shuffle_name
-        return diagnose(self._times, workers, counts["bytes"], counts["ring_full_s"], counts["stall_s"], name)
+        times, network = self._times, self._network_use(counts["bytes"])
+        return diagnose(times, workers, counts["bytes"], counts["ring_full_s"], counts["stall_s"], name, network)
 
     def stats(self, epoch: int) -> dict[str, Any]:
         """Return `GDSDataset.stats`, if ``epoch`` is read or is the next to be read."""
@@ -195,6 +204,30 @@ class Iteration:
         shared, before = self._workers_before
         return self._workers.plus(WorkerTimes.of(shared.statistics()).minus(before))
 
+    def _requests(self) -> NetworkUse:
+        """Return the requests of this process, while an iterator read objects."""
+        if self._network_before is None:
+            return self._network
+        return self._network.plus(NetworkUse.of(engine.http_statistics()).minus(self._network_before))
+
+    def _requests_so_far(self) -> NetworkUse | None:
+        """Return the requests of this process so far; None if no object is read."""
+        return NetworkUse.of(engine.http_statistics()) if self._samples.source.reads_objects else None
+
+    def _network_use(self, batch_bytes: Mapping[str, int]) -> NetworkUse | None:
+        """Return what came from servers; None if no object is read."""
+        if not self._samples.source.reads_objects:
+            return None
+        of_pieces, pieces_s = self._piece_bytes, self._pieces_s
+        if self.running is not None and (pieces := self.running.pieces) is not None:
+            of_pieces, pieces_s = sum_of_routes(of_pieces, pieces.bytes), pieces_s + pieces.waited_s
+        read = sum_of_routes(batch_bytes, of_pieces)
+        requests = self._requests()
+        # Blocks for the cache are fetched whole for a part of them. The rest counts as local_cache.
+        remote = requests.bytes if read["cache_fill"] else read["remote"]
+        stored = sum(count for route, count in read.items() if route not in _FROM_MEMORY)
+        return requests._replace(bytes=remote, other_bytes=max(0, stored - remote), pieces_s=pieces_s)
+
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for worker processes, which have their own readers."""
-        return {**self.__dict__, "running": None, "_workers_before": None}
+        return {**self.__dict__, "running": None, "_workers_before": None, "_network_before": None}

@@ -57,6 +57,8 @@ find_files = _engine.find_files
 locate = _engine.locate
 object_version = _engine.object_version
 http_exchange = _engine.http_exchange
+http_refusal = _engine.http_refusal
+http_statistics = _engine.http_statistics
 use_cache = _engine.use_cache
 configure_http = _engine.configure_http
 take_access_requests = _engine.take_access_requests
@@ -308,8 +310,7 @@ def file_table(index: IndexedFiles, in_memory: Mapping[str, int] | None = None) 
     """
     memory = in_memory or {}
     size_bytes = np.concatenate([index.size_bytes, np.fromiter(memory.values(), np.int64, len(memory))])
-    any_time = np.full(len(memory), _engine.ANY_TIME, np.int64)
-    mtime_ns = np.concatenate([index.mtime_ns, any_time])
+    mtime_ns = np.concatenate([index.mtime_ns, np.full(len(memory), _engine.ANY_TIME, np.int64)])
     return _reachable(_engine.FileTable(index.joined_paths([*memory]), size_bytes, mtime_ns))
 
 
@@ -406,8 +407,6 @@ def make_batches(
     for size in sample.shape if sample.fortran_order else reversed(sample.shape):
         strides.append(step)
         step *= size
-    if not sample.fortran_order:
-        strides.reverse()
     batches = _engine.Batches(
         engine,
         files,
@@ -418,7 +417,7 @@ def make_batches(
         conversion=conversion,
         type=_DLPACK_TYPES[dtype],
         sample_shape=list(sample.shape),
-        sample_strides=strides,
+        sample_strides=strides if sample.fortran_order else strides[::-1],
         stall_timeout_s=stall_timeout_s,
         residence=residence,
     )

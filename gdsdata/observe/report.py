@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from gdsdata.observe.times import StepTimes, WorkerTimes
+from gdsdata.observe.times import NetworkUse, StepTimes, WorkerTimes
 
 # A smaller share of a step is not worth a remedy.
 _NOTICED = 0.02
@@ -14,10 +14,18 @@ _NOTICED = 0.02
 _SMALL_REQUEST_BYTES = 32 * 1024
 # Work of workers that takes a smaller share of the loop's time does not hold the batches up.
 _SOME = 0.1
+# A network is slower than a disk: if it has a smaller share of the bytes, the wait is the disk's.
+_REMOTE_SHARE = 0.2
+# Each throttled response halves the requests in flight, and each round of good ones adds one. At
+# this share of throttled responses, about 14 of 64 connections are left.
+_THROTTLED_SHARE = 0.01
+# A server's round trip costs as much as the bytes of a request of about this size.
+_SHORT_REMOTE_BYTES = 2**20
 
 TRAINING, TRANSFORM, STORAGE, SMALL_READS = "training", "transform", "storage", "small reads"
 LINK, CPU, RING, CHECKPOINTS = "link", "CPU", "ring too small", "checkpoints"
 HANDING_OVER = "handing over"
+NETWORK, THROTTLED = "network", "throttled"
 
 
 @dataclass(frozen=True)
@@ -35,11 +43,15 @@ class Report:
         gain: how much of a step's time it can save at most, 0 to 1.
         bytes: delivered, by route.
         gb_per_s: of all these bytes, over the whole time.
+        network: if objects of a store are read: ``gb_per_s`` that came from servers, and
+            ``requests``, ``retries``, ``throttled`` and ``hedges`` of this process meanwhile.
 
     Limiters:
         - ``"training"``: input is ready when it is requested, or waits until the GPU has used
           earlier batches
         - ``"storage"``, or ``"small reads"``: storage, by the number of reads
+        - ``"network"``: the way to a server, or the server
+        - ``"throttled"``: a server that refuses requests because they are too many
         - ``"link"``: copies to the GPU
         - ``"CPU"``: copying, converting, decoding
         - ``"transform"``, ``"checkpoints"``
@@ -56,6 +68,7 @@ class Report:
     gain: float
     bytes: Mapping[str, int]
     gb_per_s: float
+    network: Mapping[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
         if not self.batches:
@@ -75,6 +88,7 @@ class Report:
         numbers = ("batches", "step_s", "input_share", "checkpoint_share", "gain", "gb_per_s")
         return {
             **{f"gdsdata/{name}": float(getattr(self, name)) for name in numbers},
+            **{f"gdsdata/network/{name}": float(value) for name, value in self.network.items()},
             **{f"gdsdata/bytes/{route}": float(count) for route, count in self.bytes.items()},
         }
 
@@ -111,6 +125,7 @@ def diagnose(
     ring_full_s: float,
     stall_s: float,
     shuffle: str,
+    network: NetworkUse | None = None,
 ) -> Report:
     """Find out what limited a loop.
 
@@ -121,27 +136,51 @@ def diagnose(
         ring_full_s: time in which each slot of the ring was ready, and workers had nothing to do.
         stall_s: time in which the loop waited for a batch that was not ready.
         shuffle: "uniform", "none", or another order's name.
+        network: if objects of a store are read.
     """
     elapsed_s = max(times.elapsed_s, 1e-9)
     input_share, checkpoint_share = times.input_s / elapsed_s, times.checkpoint_s / elapsed_s
-    limiter = _limiter(times, workers, ring_full_s, stall_s, shuffle)
+    limiter = _limiter(times, workers, ring_full_s, stall_s, shuffle, network)
     gain = {
         TRAINING: 0.0,
         CHECKPOINTS: checkpoint_share,
         TRANSFORM: times.transform_s / elapsed_s,
         RING: min(times.input_s - times.transform_s, ring_full_s) / elapsed_s,
     }.get(limiter, (times.input_s - times.transform_s) / elapsed_s)
+    suggestion = _SUGGESTIONS[limiter]
+    if limiter == TRAINING and input_share >= _NOTICED:
+        suggestion = _GPU_IS_BEHIND
+    elif limiter in (NETWORK, THROTTLED):
+        assert network is not None
+        suggestion = _suggestion_for(limiter, network, elapsed_s, shuffle)
     return Report(
         times.batches,
         times.elapsed_s / max(times.batches, 1),
         input_share,
         checkpoint_share,
         limiter,
-        _GPU_IS_BEHIND if limiter == TRAINING and input_share >= _NOTICED else _SUGGESTIONS[limiter],
+        suggestion,
         gain,
         dict(bytes_of),
         sum(bytes_of.values()) / 1e9 / elapsed_s,
+        {} if network is None else _shown(network, elapsed_s),
     )
+
+
+def _shown(network: NetworkUse, elapsed_s: float) -> dict[str, float]:
+    counts = {name: getattr(network, name) for name in ("requests", "retries", "throttled", "hedges")}
+    return {"gb_per_s": network.bytes / 1e9 / elapsed_s, **counts}
+
+
+def _suggestion_for(limiter: str, network: NetworkUse, elapsed_s: float, shuffle: str) -> str:
+    """Return what the network gave, and what would help."""
+    rate = f"servers gave {network.bytes / 1e9 / elapsed_s:.3g} GB/s in {network.requests} requests"
+    seen = f"{rate}, {network.retries} of them retries"
+    if limiter == THROTTLED:
+        return f"{seen}, and throttled {network.throttled}: {_SUGGESTIONS[THROTTLED]}"
+    if shuffle == "uniform" and network.bytes < _SHORT_REMOTE_BYTES * network.requests:
+        return f'{seen}: shuffle="lanes" reads larger pieces; {_SUGGESTIONS[NETWORK]}'
+    return f"{seen}: {_SUGGESTIONS[NETWORK]}"
 
 
 _SUGGESTIONS = {
@@ -152,6 +191,9 @@ _SUGGESTIONS = {
     HANDING_OVER: "batches are ready, but each takes the loop time to get: try larger ones, or zero_copy=True",
     SMALL_READS: 'shuffle="lanes" reads large pieces; or raise EngineOptions.queue_depth',
     STORAGE: "the disk is as fast as it gets: put the files on faster storage, or into memory that caches them",
+    NETWORK: "cache= keeps the bytes for the next epoch, a machine in the region of the data is nearer, and more "
+    "processes have more connections; python -m gdsdata.doctor URL measures the way",
+    THROTTLED: "read with fewer processes, cache=, spread the objects over more prefixes, or ask for a higher limit",
     LINK: "copies to the GPU wait for its link: fewer bytes a sample (a smaller dtype) would help",
     CPU: "the processor copies, converts or decodes: more cores or EngineOptions.workers would help",
 }
@@ -159,7 +201,14 @@ _SUGGESTIONS = {
 _GPU_IS_BEHIND = "the GPU is behind the loop, and batches wait for it"
 
 
-def _limiter(times: StepTimes, workers: WorkerTimes, ring_full_s: float, stall_s: float, shuffle: str) -> str:
+def _limiter(
+    times: StepTimes,
+    workers: WorkerTimes,
+    ring_full_s: float,
+    stall_s: float,
+    shuffle: str,
+    network: NetworkUse | None,
+) -> str:
     elapsed_s = max(times.elapsed_s, 1e-9)
     if times.checkpoint_s > max(times.input_s, _NOTICED * elapsed_s):
         return CHECKPOINTS
@@ -170,13 +219,23 @@ def _limiter(times: StepTimes, workers: WorkerTimes, ring_full_s: float, stall_s
         return TRANSFORM
     if ring_full_s > wait_s / 2:
         return RING if stall_s > wait_s / 2 else HANDING_OVER
+    if network is not None and network.bytes <= _REMOTE_SHARE * (network.bytes + network.other_bytes):
+        network = None  # then storage is a disk
+    if network is not None and network.pieces_s > wait_s / 2:
+        return _network_or_throttled(network)
     copying_s = workers.active_s - workers.storage_s - workers.link_s - workers.device_s
     longest_s, longest = max(
         (workers.storage_s, STORAGE), (workers.link_s, LINK), (workers.device_s, TRAINING), (copying_s, CPU)
     )
     if longest_s < _SOME * elapsed_s:  # then Python's work on the engine's bytes takes the time
         return CPU
+    if longest == STORAGE and network is not None:
+        return _network_or_throttled(network)
     is_random = shuffle == "uniform" and workers.requests > 0
     if longest == STORAGE and is_random and workers.storage_bytes < _SMALL_REQUEST_BYTES * workers.requests:
         return SMALL_READS
     return longest
+
+
+def _network_or_throttled(network: NetworkUse) -> str:
+    return THROTTLED if network.throttled > _THROTTLED_SHARE * network.requests else NETWORK

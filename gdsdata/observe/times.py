@@ -131,6 +131,39 @@ class WorkerTimes(NamedTuple):
         return WorkerTimes(*map(operator.sub, self, other))
 
 
+class NetworkUse(NamedTuple):
+    """The requests of this process to servers, and what a data set waited for.
+
+    Attributes:
+        requests: for ranges of objects, with all that follow.
+        retries: requests that were sent again, because they failed.
+        throttled: responses of servers that have too many requests (429, 503).
+        hedges: requests that were sent twice, because the first was slow.
+        bytes: that came from servers.
+        other_bytes: that it read from disks, a local cache included.
+        pieces_s: time in which its loop waited for pieces of a lane shuffle.
+    """
+
+    requests: int = 0
+    retries: int = 0
+    throttled: int = 0
+    hedges: int = 0
+    bytes: int = 0
+    other_bytes: int = 0
+    pieces_s: float = 0.0
+
+    @classmethod
+    def of(cls, http_statistics: Mapping[str, int]) -> NetworkUse:
+        """Return the requests of this process's client so far."""
+        return cls(*(http_statistics[name] for name in ("requests", "retries", "throttled", "hedges", "bytes")))
+
+    def plus(self, other: NetworkUse) -> NetworkUse:
+        return NetworkUse(*map(operator.add, self, other))
+
+    def minus(self, other: NetworkUse) -> NetworkUse:
+        return NetworkUse(*map(operator.sub, self, other))
+
+
 def marked(what: str) -> AbstractContextManager[Any]:
     """Mark a range in torch.profiler's trace, or in NVTX's under ``emit_nvtx``.
 

@@ -7,6 +7,7 @@ import dataclasses
 import mmap
 import os
 import threading
+import time
 import weakref
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -113,6 +114,7 @@ class OpenPieces(Chunks[_Window]):
 
     Attributes:
         files: the index's files and those in memory, for a reader of what `local` returns.
+        waited_s: time in which `local` waited for windows.
     """
 
     def __init__(
@@ -146,6 +148,7 @@ class OpenPieces(Chunks[_Window]):
         self._readers = ThreadPoolExecutor(_CALLS, thread_name_prefix="gdsdata-pieces")
         self._counting = threading.Lock()  # guards the bytes that are read and taken
         self._bytes, self._most_bytes = dict.fromkeys(engine.ROUTES, 0), 0
+        self.waited_s = 0.0
         self._closed = False
         stop_at_exit(self)
 
@@ -228,7 +231,12 @@ class OpenPieces(Chunks[_Window]):
         self._readers.shutdown(wait=wait and not self._reads.has_stalled)
 
     def _wait_for(self, opened: Future[_Window]) -> _Window:
-        self._reads.wait_for(opened, "pieces")
+        if not opened.done():
+            began = time.perf_counter()
+            try:
+                self._reads.wait_for(opened, "pieces")
+            finally:
+                self.waited_s += time.perf_counter() - began
         return opened.result()
 
     def _fetch(self, number: int) -> _Window:

@@ -81,6 +81,11 @@ class BatchSource(ABC, Generic[IndexT]):
         shared = engine.shared_engine(self._calibrated_options, self._reads_to)
         return shared, engine.file_table(self.index)
 
+    @cached_property
+    def reads_objects(self) -> bool:
+        """Whether the index has objects of stores."""
+        return have_urls(self.index.paths)
+
     @property
     def engine(self) -> Engine:
         return self.open()[0]
@@ -128,9 +133,10 @@ class BatchSource(ABC, Generic[IndexT]):
         return self.settings.prefetch * self.index.most_bytes(self.settings.batch_size)
 
     def stats(self) -> dict[str, Any]:
-        """Return what `GDSDataset.stats` says of the engine."""
+        """Return what `GDSDataset.stats` says of the engine, and of the client of objects."""
         shared = self.engine
         return {
+            **({"network": engine.http_statistics()} if self.reads_objects else {}),
             "engine": {
                 "backend": shared.backend,
                 "device_backend": shared.device_backend,
@@ -140,7 +146,7 @@ class BatchSource(ABC, Generic[IndexT]):
                 "segment_bytes": shared.segment_bytes,
                 "bounce_bytes": shared.bounce_bytes,
                 **shared.statistics(),
-            }
+            },
         }
 
     def warn_of_fallbacks(self) -> None:
