@@ -117,7 +117,7 @@ FOLDERS = {
     "bench.data": {"bench.measure"},
     "bench.measure": set(),
     "integrations": EVERYTHING,
-    "doctor": {"errors", "io"},
+    "doctor": {"errors", "io", "storage"},
     "checkpoint": {"errors", "formats.parsers", "io", "lazy", "observe", "storage", "torch_private"},
     "data": {"decoders", "errors", "formats", "io", "observe", "storage", "version"},
     "data.batches": {"data.counts", "data.order", "decoders", "errors", "formats", "io", "storage"},

@@ -1,4 +1,4 @@
-"""``python -m gdsdata.doctor [PATH] [--test] [--require gds] [--json]``."""
+"""``python -m gdsdata.doctor [PATH or URL] [--test] [--require gds] [--json]``."""
 
 from __future__ import annotations
 
@@ -10,15 +10,19 @@ import sys
 from gdsdata.doctor import REQUIREMENTS, diagnose, locate, this_host, transfers, works
 from gdsdata.doctor.evidence import ThisHost
 from gdsdata.doctor.report import as_json, as_text
+from gdsdata.doctor.url_checks import shown
+from gdsdata.storage.location import is_url
 
 _DESCRIPTION = """Find out what this machine can do, which path would serve PATH, and what to do about each no. Exit
 status: 0 if PATH can be read as required, 1 if not, 2 for a wrong argument."""
+
+_OF_PATH = "a file, a folder of files (default: the current one), or a URL: s3://, gs://, az://, https://"
 
 
 def main(arguments: list[str] | None = None, host: ThisHost | None = None) -> int:
     """Examine the path, print the report, and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m gdsdata.doctor", description=_DESCRIPTION)
-    parser.add_argument("path", nargs="?", default=".", help="a file, or a folder of files (default: the current one)")
+    parser.add_argument("path", nargs="?", default=".", help=_OF_PATH)
     parser.add_argument(
         "--require",
         choices=list(REQUIREMENTS),
@@ -40,6 +44,11 @@ def main(arguments: list[str] | None = None, host: ThisHost | None = None) -> in
         place = locate(host, given.path)
     except (FileNotFoundError, NotADirectoryError):
         parser.error(f"there is no '{given.path}'")
+    except ValueError as error:
+        parser.error(str(error))
+    name = shown(place.path)
+    if is_url(place.path) and (given.test or given.require != "any"):
+        parser.error(f"--test and --require are for files of this machine, and '{name}' is a URL: leave them out")
     findings = diagnose(host, place)
     if given.record:
         try:
@@ -59,10 +68,10 @@ def main(arguments: list[str] | None = None, host: ThisHost | None = None) -> in
         findings.append(transfers.cpu_use(rows))
         good = good and transfers.verified(rows, given.require)
     if given.json:
-        print(as_json(place.path, given.require, good, findings, rows))
+        print(as_json(name, given.require, good, findings, rows))
     else:
         print(as_text(findings, rows, max(60, shutil.get_terminal_size((120, 24)).columns)))
-        print(f"{'works' if good else 'does not work'}: '{place.path}', as asked for by --require {given.require}")
+        print(f"{'works' if good else 'does not work'}: '{name}', as asked for by --require {given.require}")
     return 0 if good else 1
 
 

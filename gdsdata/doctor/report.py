@@ -8,11 +8,12 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from gdsdata.doctor import CHECKS
+from gdsdata.doctor import CHECKS, URL_CHECKS
 from gdsdata.doctor.finding import Finding
 from gdsdata.doctor.transfers import Transfer
 
 VERSION = 1
+_ALL_CHECKS = {**CHECKS, **URL_CHECKS}
 _ANSWER_COLUMNS, _QUESTION_COLUMNS = 9, 30
 _wrapped = functools.partial(textwrap.wrap, break_on_hyphens=False, break_long_words=False)  # paths stay whole
 
@@ -24,10 +25,11 @@ def as_text(findings: Sequence[Finding], transfers: Sequence[Transfer], columns:
     """
     by_name = {finding.name: finding for finding in findings}
     lines = []
-    for heading, checks in CHECKS.items():
+    for heading, checks in _ALL_CHECKS.items():
         found = [by_name[check.__name__] for check in checks if check.__name__ in by_name]
-        lines += [heading, *(line for finding in found for line in _entry(finding, columns))]
-    of_groups = {check.__name__ for checks in CHECKS.values() for check in checks}
+        if found:
+            lines += [heading, *(line for finding in found for line in _entry(finding, columns))]
+    of_groups = {check.__name__ for checks in _ALL_CHECKS.values() for check in checks}
     others = [finding for finding in findings if finding.name not in of_groups]
     if transfers or others:
         lines += ["test", *_table(transfers), *(line for finding in others for line in _entry(finding, columns))]
@@ -66,7 +68,7 @@ def as_json(
     ``findings`` (each with the fields of `Finding`, and its ``group``) and ``transfers`` (each with
     those of `Transfer`).
     """
-    groups = {check.__name__: heading for heading, checks in CHECKS.items() for check in checks}
+    groups = {check.__name__: heading for heading, checks in _ALL_CHECKS.items() for check in checks}
     document = {
         "version": VERSION,
         "path": path,

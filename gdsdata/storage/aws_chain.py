@@ -107,7 +107,10 @@ def find_keys(profile_name: str | None, url: str) -> Secret:
     if not is_of_service:
         if values.get("aws_access_key_id") and values.get("aws_secret_access_key"):
             return _of_text(
-                values["aws_access_key_id"], values["aws_secret_access_key"], values.get("aws_session_token", "")
+                values["aws_access_key_id"],
+                values["aws_secret_access_key"],
+                values.get("aws_session_token", ""),
+                f"the AWS profile {profile.name}",
             )
         if values.get("credential_process"):
             return _keys_of_process(values["credential_process"], profile.name)
@@ -119,15 +122,21 @@ def _keys_of_environment() -> Keys | None:
     if not key or not secret:
         return None
     token, ends = os.environ.get("AWS_SESSION_TOKEN", ""), os.environ.get("AWS_CREDENTIAL_EXPIRATION")
-    return Keys(key, secret, token, expires_at=end_of(ends)) if ends else _of_text(key, secret, token)
+    source = "AWS_ACCESS_KEY_ID in the environment"
+    return (
+        Keys(key, secret, token, expires_at=end_of(ends), source=source)
+        if ends
+        else _of_text(key, secret, token, source)
+    )
 
 
-def _of_text(key: str, secret: str, token: str) -> Keys:
+def _of_text(key: str, secret: str, token: str, source: str) -> Keys:
     """Return keys that do not say when they end.
 
     Temporary ones are read again soon, because other programs renew them.
     """
-    return Keys(key, secret, token, expires_at=time.time() + _READ_AGAIN_S if token else math.inf)
+    expires_at = time.time() + _READ_AGAIN_S if token else math.inf
+    return Keys(key, secret, token, expires_at=expires_at, source=source)
 
 
 def _keys_of_process(command: str, profile: str) -> Keys:
@@ -141,6 +150,7 @@ def _keys_of_process(command: str, profile: str) -> Keys:
             said["SecretAccessKey"],
             said.get("SessionToken") or "",
             expires_at=end_of(said.get("Expiration")),
+            source=failed,
         )
     except subprocess.CalledProcessError as error:
         raise PermissionError(f"{failed} ended with status {error.returncode}: run it by hand") from None
@@ -180,7 +190,8 @@ def _keys_of_botocore(profile_name: str | None, url: str) -> Keys:
             f"{url}: botocore could not renew the credentials: {type(error).__name__}: {error}"
         ) from None
     expires_at = time.time() + _BOTOCORE_LIFE_S if keys.token else math.inf
-    return Keys(keys.access_key, keys.secret_key, keys.token or "", expires_at=expires_at)
+    source = f"botocore ({getattr(found, 'method', 'its chain')})"
+    return Keys(keys.access_key, keys.secret_key, keys.token or "", expires_at=expires_at, source=source)
 
 
 def _parsed(variable: str, default: str) -> configparser.RawConfigParser:

@@ -10,6 +10,7 @@ from gdsdata.storage.fork_safe import ForkSafeLock
 from gdsdata.storage.secret import AccountKey, Secret, SharedAccess, Token
 
 _SCOPE = "https://storage.azure.com/.default"
+_SOURCE = "AZURE_STORAGE_... in the environment"
 _found: Any = None
 _finding = ForkSafeLock()  # guards _found
 
@@ -44,10 +45,10 @@ def find_secret(url: str) -> Secret:
     parts = connection_string()
     sas = os.environ.get("AZURE_STORAGE_SAS_TOKEN") or parts.get("sharedaccesssignature")
     if sas:
-        return SharedAccess(sas)
+        return SharedAccess(sas, source=_SOURCE)
     key = os.environ.get("AZURE_STORAGE_KEY") or os.environ.get("AZURE_STORAGE_ACCOUNT_KEY") or parts.get("accountkey")
     if key:
-        return AccountKey(key)
+        return AccountKey(key, source=_SOURCE)
     try:
         return _token_of_azure_identity()
     except ImportError:
@@ -67,4 +68,4 @@ def _token_of_azure_identity() -> Token:
         if _found is None:
             _found = identity.DefaultAzureCredential()
         token = _found.get_token(_SCOPE)
-        return Token(token.token, expires_at=float(token.expires_on))
+        return Token(token.token, expires_at=float(token.expires_on), source="azure-identity")

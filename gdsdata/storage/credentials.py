@@ -21,6 +21,8 @@ _PAUSE_S = 20.0
 # A secret is new for so long: requests that failed meanwhile were signed with the one before. After
 # a refusal without a reason, secrets are fetched no more often than that.
 _NEW_S = 5.0
+# A mapping need not name these.
+_OF_EACH_SECRET = {"expires_at", "source"}
 
 _now = time.time
 
@@ -138,17 +140,18 @@ def secret_of(values: object, kinds: tuple[type[Secret], ...], scheme: str) -> S
         raise ValueError(f"credentials of {scheme}: {type(values).__name__} is not what it signs with")
     if not isinstance(values, Mapping):
         raise ValueError(f"credentials of {scheme}: the function returned a {type(values).__name__}, and no mapping")
-    names = set(values) - {"expires_at"}
+    names = set(values) - _OF_EACH_SECRET
     for kind in kinds:
-        fields = {field.name: field for field in dataclasses.fields(kind) if field.name != "expires_at"}
+        fields = {field.name: field for field in dataclasses.fields(kind) if field.name not in _OF_EACH_SECRET}
         needed = {name for name, field in fields.items() if field.default is dataclasses.MISSING}
         if needed <= names <= set(fields):
             texts = {name: str(values[name]) for name in names if values[name] is not None}
             if not all(texts.get(name) for name in needed):
                 raise ValueError(f"credentials of {scheme}: {', '.join(sorted(needed))} must not be empty")
-            return kind(**texts, expires_at=end_of(values.get("expires_at")))
+            return kind(**texts, expires_at=end_of(values.get("expires_at")), source="credentials=")
     wanted = " or ".join(
-        ", ".join(field.name for field in dataclasses.fields(kind) if field.name != "expires_at") for kind in kinds
+        ", ".join(field.name for field in dataclasses.fields(kind) if field.name not in _OF_EACH_SECRET)
+        for kind in kinds
     )
     raise ValueError(f"credentials of {scheme}: has the names {sorted(map(str, names))}, but needs {wanted}")
 

@@ -102,15 +102,30 @@ def refused(subject: str, method: str, url: str, refusal: Refusal, history: str 
     details = ", ".join(
         filter(None, [f"request id {refusal.request_id}" if refusal.request_id else "", history, _skew(refusal)])
     )
-    remedy = _REMEDIES.get(refusal.code) or _REMEDIES_OF_STATUS.get(refusal.status)
-    if remedy is None:
-        remedy = "The server failed: try again later." if refusal.status >= 500 else "Check the URL and endpoint_url."
+    remedy = remedy_of(refusal)
     message = f"{shown_url(subject)}: {method} {shown_url(url)} was answered with {said}"
     return _error(refusal.status, f"{message} ({details}). {remedy}" if details else f"{message}. {remedy}", subject)
 
 
+def remedy_of(refusal: Refusal) -> str:
+    """Return what to do about a refusal."""
+    remedy = _REMEDIES.get(refusal.code) or _REMEDIES_OF_STATUS.get(refusal.status)
+    if remedy is None:
+        return "The server failed: try again later." if refusal.status >= 500 else "Check the URL and endpoint_url."
+    return remedy
+
+
 def unreachable(subject: str, method: str, url: str, error: OSError, history: str) -> IoError:
     """Return the error for a request that got no answer."""
+    reason, remedy = reason_of(url, error)
+    message = f"{shown_url(subject)}: {method} {shown_url(url)} failed ({history}): {reason}. {remedy}"
+    number = errno.ETIMEDOUT if isinstance(error, TimeoutError) else error.errno
+    is_system_number = number in errno.errorcode and not isinstance(error, (socket.gaierror, ssl.SSLError))
+    return IoError(number if is_system_number and number else errno.EIO, message, shown_url(subject))
+
+
+def reason_of(url: str, error: OSError) -> tuple[str, str]:
+    """Return why a request got no answer, and what to do about it."""
     if isinstance(error, ssl.SSLCertVerificationError):
         reason = f"the certificate is not accepted: {_shown(str(error), _MOST_TEXT)}"
         remedy = "Check the host's name, or name the authority's file in SSL_CERT_FILE."
@@ -122,10 +137,7 @@ def unreachable(subject: str, method: str, url: str, error: OSError, history: st
     else:
         reason = _shown(f"{type(error).__name__}: {error.strerror or error}", _MOST_TEXT)
         remedy = "Check the network and that the server runs."
-    message = f"{shown_url(subject)}: {method} {shown_url(url)} failed ({history}): {reason}. {remedy}"
-    number = errno.ETIMEDOUT if isinstance(error, TimeoutError) else error.errno
-    is_system_number = number in errno.errorcode and not isinstance(error, (socket.gaierror, ssl.SSLError))
-    return IoError(number if is_system_number and number else errno.EIO, message, shown_url(subject))
+    return reason, remedy
 
 
 def shown_url(url: str) -> str:

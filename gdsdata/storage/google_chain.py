@@ -27,12 +27,12 @@ def find_secret(url: str) -> Secret:
     """
     key, secret = os.environ.get("GS_ACCESS_KEY_ID"), os.environ.get("GS_SECRET_ACCESS_KEY")
     if key and secret:
-        return Keys(key, secret)
+        return Keys(key, secret, source="GS_ACCESS_KEY_ID in the environment")
     for name in ("CLOUDSDK_AUTH_ACCESS_TOKEN", "GOOGLE_OAUTH_ACCESS_TOKEN"):
         if os.environ.get(name):
-            return Token(os.environ[name])
+            return Token(os.environ[name], source=f"{name} in the environment")
     if os.environ.get("STORAGE_EMULATOR_HOST"):
-        return Anonymous()
+        return Anonymous(source="STORAGE_EMULATOR_HOST in the environment")
     try:
         return _token_of_google_auth()
     except ImportError:
@@ -54,7 +54,7 @@ def _token_of_google_auth() -> Token:
         _found.refresh(_request)
         expiry = _found.expiry
         ends = expiry.replace(tzinfo=timezone.utc).timestamp() if expiry is not None else float("inf")
-        return Token(_found.token, expires_at=ends)
+        return Token(_found.token, expires_at=ends, source="google-auth")
 
 
 class _Answer:

@@ -23,9 +23,11 @@ class Secret(NotPickled):
 
     Attributes:
         expires_at: seconds since the epoch, or infinity.
+        source: where it was found, for people.
     """
 
     expires_at: float = field(default=math.inf, kw_only=True)
+    source: str = field(default="", kw_only=True, compare=False)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from gdsdata.storage.location import Location
-from gdsdata.storage.secret import NotPickled
+from gdsdata.storage.secret import NotPickled, Secret
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,12 @@ class Store(Protocol):
             signed_at: when `access` returned it, in seconds since the epoch. A secret that was
                 fetched later is kept.
         """
+
+    def address(self, key: str) -> str:
+        """Return the http(s) URL of an object, without what signs it."""
+
+    def secret(self) -> Secret:
+        """Return what requests are signed with now."""
 
     def put(self, key: str, body: bytes | memoryview) -> ObjectInfo:
         """Write a small object whole, with a checksum that the server verifies."""

@@ -124,6 +124,14 @@ class AzureStore:
         """Renew the secret: see `Store.doubt_secret`."""
         self._secrets.doubt(signed_at)
 
+    def address(self, key: str) -> str:
+        """Return the URL of a blob, without what signs it."""
+        return self._request("GET", key).url
+
+    def secret(self) -> Secret:
+        """Return what requests are signed with now."""
+        return self._secrets.current()
+
     def put(self, key: str, body: bytes | memoryview) -> ObjectInfo:
         """Write a small blob whole."""
         headers = {"x-ms-blob-type": "BlockBlob", "content-md5": checksums.md5_base64(body)}

@@ -14,7 +14,7 @@ from gdsdata.errors import CorruptData, IoError
 from gdsdata.storage import credentials, listing, transport
 from gdsdata.storage.failures import shown_url
 from gdsdata.storage.options import check_options
-from gdsdata.storage.secret import NotPickled, Secret, Token
+from gdsdata.storage.secret import Anonymous, NotPickled, Secret, Token
 from gdsdata.storage.store import Access, ObjectInfo, Upload
 from gdsdata.storage.stores.xml_store import MOST_ACCESS_S, in_threads, info_of
 from gdsdata.storage.transport import Request, Response
@@ -83,7 +83,7 @@ class WebStore(NotPickled):
 
     def access(self, key: str) -> Access:
         """Return what requests for the object need."""
-        secret = self._secrets.current() if self._secrets else Secret()
+        secret = self.secret()
         headers = {**self._headers, **_token(secret)}
         return Access(_encoded(self._url + key), headers, max(1.0, min(MOST_ACCESS_S, secret.expires_at - time.time())))
 
@@ -91,6 +91,14 @@ class WebStore(NotPickled):
         """Renew the token, if there is one: see `Store.doubt_secret`."""
         if self._secrets:
             self._secrets.doubt(signed_at)
+
+    def address(self, key: str) -> str:
+        """Return the URL of an object, without its query: that may be a signature."""
+        return _encoded(self._url + key).partition("?")[0]
+
+    def secret(self) -> Secret:
+        """Return the token that requests have, if they have one."""
+        return self._secrets.current() if self._secrets else Anonymous(source="none: http needs none")
 
     def put(self, key: str, body: bytes | memoryview) -> ObjectInfo:
         """Raise IoError: nothing is written by HTTP."""
@@ -138,7 +146,7 @@ class WebStore(NotPickled):
         """Add this host's headers, to requests that go to this host."""
         if not request.url.startswith(self._url):
             return request
-        secret = self._secrets.current() if self._secrets else Secret()
+        secret = self.secret()
         return replace(request, headers={**self._headers, **request.headers, **_token(secret)})
 
     def _refuse(self, key: str) -> NoReturn:

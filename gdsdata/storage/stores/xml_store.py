@@ -17,6 +17,7 @@ from xml.sax.saxutils import escape
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.storage import checksums, failures, listing, sigv4, transport, xml_document
 from gdsdata.storage.credentials import Credentials
+from gdsdata.storage.secret import Secret
 from gdsdata.storage.store import Access, ObjectInfo
 from gdsdata.storage.transport import Request, Response
 
@@ -162,6 +163,14 @@ class XmlStore:
     def doubt_secret(self, signed_at: float) -> None:
         """Renew the secret: see `Store.doubt_secret`."""
         self.secrets.doubt(signed_at)
+
+    def address(self, key: str) -> str:
+        """Return the URL of an object, without what signs it."""
+        return self.request("GET", key).url
+
+    def secret(self) -> Secret:
+        """Return what requests are signed with now."""
+        return self.secrets.current()
 
     def put(self, key: str, body: bytes | memoryview) -> ObjectInfo:
         """Write a small object whole."""
