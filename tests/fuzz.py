@@ -12,6 +12,7 @@ inputs, so that crashes and hangs are found with their input too. Findings are:
 - a crash;
 - an extent outside its file;
 - a file, a module or a program that the parser has no reason to open, import or run;
+- an object outside the prefix that was listed, or an error that shows a secret;
 - more than a second of the processor, or 64 MiB touched, or 4 GiB reserved, for an input of at most
   256 KiB a file.
 
@@ -42,7 +43,8 @@ from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 import numpy as np
-from fuzz_targets import MTIME_NS, TARGETS, Files, Target
+from fuzz_target import MTIME_NS, Files, Target
+from fuzz_targets import TARGETS
 
 import gdsdata
 from gdsdata.errors import CorruptData, IoError
@@ -248,18 +250,9 @@ def outcome(target: Target, folder: Path, guard: Guard) -> str | None:
     try:
         with guard:
             target.read(folder)
-    except (CorruptData, IoError) as error:
-        if not error.path.startswith(str(folder)):
-            wrong = f"{type(error).__name__} without a path: {error}"
-    except FileNotFoundError:
-        pass
-    except ValueError as error:
-        if type(error) is not ValueError or str(folder) not in str(error):
-            wrong = _described(error)
-    except target.refusals:
-        pass
     except BaseException as error:
-        wrong = _described(error)
+        if not _is_refusal(error, target, folder):
+            wrong = _described(error)
     cpu_s, touched = time.process_time() - cpu_s, _peak_bytes() - touched
     if guard.seen:
         wrong = f"not a parser's business: {guard.seen}"
@@ -270,8 +263,20 @@ def outcome(target: Target, folder: Path, guard: Guard) -> str | None:
     return wrong
 
 
+def _is_refusal(error: BaseException, target: Target, folder: Path) -> bool:
+    """Return whether an error is one that the target may raise, with the name of what it refuses."""
+    named = target.named or (str(folder),)
+    if isinstance(error, (CorruptData, IoError)):
+        return error.path.startswith(named)
+    if isinstance(error, ValueError) and not isinstance(error, target.refusals):
+        return type(error) is ValueError and any(name in str(error) for name in named)
+    return isinstance(error, (FileNotFoundError, *target.refusals))
+
+
 def _described(error: BaseException) -> str:
     """Describe the error and the line in gdsdata that raised it."""
+    if isinstance(error, (CorruptData, IoError)):
+        return f"{type(error).__name__} without a path: {error}"
     package = Path(gdsdata.__file__).parent  # its checkout has the same name
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if package in Path(frame.filename).parents]
     where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "outside gdsdata"
@@ -345,7 +350,7 @@ def fuzz(
         "".encode(name)
     for files in inputs:  # imports and first allocations are not charged to an input
         write_input(files, current)
-        with contextlib.suppress(ValueError, *target.refusals):
+        with contextlib.suppress(ValueError, FileNotFoundError, IoError, *target.refusals):
             target.read(current)
     report, lines, guard = Report(target.name), Lines(target.modules), Guard(work)
     if corpus is not None and (corpus / target.name).is_dir():

@@ -5,10 +5,8 @@ import json
 import pickle
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -22,6 +20,9 @@ import test_megatron
 import test_tar
 import test_tfrecord
 import torch
+from fuzz_objects import OBJECTS
+from fuzz_servers import ANSWERS, LISTS, WEB_INDEX
+from fuzz_target import MTIME_NS, Files, Target, each
 from safetensors.torch import save_file
 
 import gdsdata
@@ -31,7 +32,6 @@ from gdsdata.checkpoint.stored import Stored
 from gdsdata.checkpoint.torch_zip import archive, archive_reader, file_slice, unpickling
 from gdsdata.checkpoint.torch_zip.pickling import pickle_with_storages
 from gdsdata.checkpoint.torch_zip.state_layout import StateLayout
-from gdsdata.errors import IoError
 from gdsdata.formats import (
     Arrow,
     LitData,
@@ -74,53 +74,9 @@ from gdsdata.io import engine
 from gdsdata.io.engine import crc32c_of_rows
 from gdsdata.io.options import EngineOptions
 
-Files = dict[str, bytes]  # by name, all of one folder
-# The same for every file of every input, because indexes contain it.
-MTIME_NS = 1_700_000_000_000_000_000
-
-
-def unchanged(files: Files) -> Files:
-    return files
-
-
-@dataclass(frozen=True)
-class Target:
-    """A parser.
-
-    Attributes:
-        name: on the command line.
-        modules: whose lines are counted.
-        seeds: each writes a sound input into a folder.
-        read: parses a folder's files and checks the result; raises what the parser raises.
-        mend: repairs the checksums and lengths of a changed input, so that a parser reads on.
-        tokens: bytes that mean something to the parser.
-        refusals: allowed besides `CorruptData`, `IoError`, `FileNotFoundError` and `ValueError`.
-    """
-
-    name: str
-    modules: Sequence[ModuleType]
-    seeds: Sequence[Callable[[Path], object]]
-    read: Callable[[Path], object]
-    mend: Callable[[Files], Files] = unchanged
-    tokens: Sequence[bytes] = ()
-    refusals: tuple[type[BaseException], ...] = ()
-
-
 # --------------------------------------------------------------------------------------------------- what is checked
 
 _MOST_ASKED = 512
-
-
-def each(readings: Iterable[Callable[[], object]]) -> None:
-    """Call all of them, and then raise the first refusal."""
-    refusal = None
-    for reading in readings:
-        try:
-            reading()
-        except (ValueError, IoError, FileNotFoundError) as error:
-            refusal = refusal or error
-    if refusal is not None:
-        raise refusal
 
 
 def check(index: SampleIndex) -> None:
@@ -719,5 +675,6 @@ TARGETS = {
         *(NPY, TOKENS, TAR, TAR_INDEX, MDS, MDS_PACKED, LITDATA, MEGATRON, TFRECORD),
         *(SAFETENSORS_DATA, NPZ, ARROW, PARQUET),
         *(SAFETENSORS, TORCH, PICKLE),
+        *(LISTS, ANSWERS, WEB_INDEX, OBJECTS),
     )
 }

@@ -9,7 +9,8 @@ import fuzz
 import numpy as np
 import pytest
 from fuzz import Guard, Report, mutated, outcome, watched, write_input
-from fuzz_targets import TARGETS, Target
+from fuzz_target import Target
+from fuzz_targets import TARGETS
 from helpers import MIB, in_new_process
 
 from gdsdata.errors import CorruptData

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from gdsdata.storage import objects
 from gdsdata.storage.location import location_of
@@ -118,17 +118,28 @@ def _matcher(parts: Sequence[str]) -> Callable[[Sequence[str]], bool]:
     """Return a function that says whether names, part by part, match a glob's parts."""
     tests = [None if part == "**" else _test_of(part) for part in parts]
 
-    def match(names: Sequence[str], place: int = 0, test: int = 0) -> bool:
-        if test == len(tests):
-            return place == len(names)
-        if place == len(names):
-            return False
-        one = tests[test]
-        if one is not None:
-            return one(names[place]) and match(names, place + 1, test + 1)
-        if test == len(tests) - 1:  # all files below
-            return all(map(_is_shown, names[place:]))
-        return match(names, place, test + 1) or (_is_shown(names[place]) and match(names, place + 1, test))
+    last = len(tests) - 1
+
+    def with_skipped(places: set[int]) -> Iterator[int]:
+        for place in places:
+            yield place
+            while place < last and tests[place] is None:  # ** may stand for no folder
+                place += 1
+                yield place
+
+    def match(names: Sequence[str]) -> bool:
+        # The tests that may come next. No recursion: a server's key may have any number of parts.
+        places = {0}
+        for name in names:
+            following: set[int] = set()
+            for place in set(with_skipped(places)) - {last + 1}:
+                one = tests[place]
+                if one is not None:
+                    following.update({place + 1} if one(name) else ())
+                elif _is_shown(name):  # the last ** stands for all files below
+                    following.update({place, last + 1} if place == last else {place})
+            places = following
+        return last + 1 in places
 
     return match
 

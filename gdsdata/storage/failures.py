@@ -7,8 +7,8 @@ import re
 import socket
 import ssl
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from urllib.parse import urlsplit
 
@@ -16,6 +16,7 @@ from gdsdata.errors import IoError
 from gdsdata.storage import xml_document
 
 _MOST_TEXT = 300  # characters of a server's message that an error shows
+_MOST_URL = 2048
 MOST_ERROR_BYTES = 64 * 2**10
 _REQUEST_IDS = ("x-amz-request-id", "x-ms-request-id", "x-guploader-uploadid", "x-request-id")
 # Signatures in a query. Servers repeat URLs in messages.
@@ -59,21 +60,28 @@ class Refusal:
     Attributes:
         code: the server's word for the reason, or "".
         message: the server's, shortened and without signatures.
+        hidden: what signed the request. No text shows it, even if the server repeats it.
     """
 
     status: int
     code: str
     message: str
-    headers: Mapping[str, str]
+    headers: Mapping[str, str] = field(repr=False)
+    hidden: Collection[str] = field(default=(), repr=False)
 
     @property
     def request_id(self) -> str:
         """The id by which the server's operators find the request, or ""."""
-        return next((_shown(self.headers[name], 100) for name in _REQUEST_IDS if name in self.headers), "")
+        found = next((self.headers[name] for name in _REQUEST_IDS if name in self.headers), "")
+        return shown_text(found, 100, self.hidden)
 
 
-def refusal_of(status: int, headers: Mapping[str, str], body: bytes) -> Refusal:
-    """Return what a response says of its reasons, from XML, Azure's header, or plain text."""
+def refusal_of(status: int, headers: Mapping[str, str], body: bytes, hidden: Collection[str] = ()) -> Refusal:
+    """Return what a response says of its reasons, from XML, Azure's header, or plain text.
+
+    Args:
+        hidden: what signed the request.
+    """
     code = headers.get("x-ms-error-code", "")
     message = ""
     try:
@@ -86,7 +94,9 @@ def refusal_of(status: int, headers: Mapping[str, str], body: bytes) -> Refusal:
         if error is not None:
             code = code or xml_document.text_of(error, "Code")
             message = xml_document.text_of(error, "Message")
-    return Refusal(status, _shown(code, 100), _shown(message, _MOST_TEXT), headers)
+    return Refusal(
+        status, shown_text(code, 100, hidden), shown_text(message, _MOST_TEXT, hidden), headers, tuple(hidden)
+    )
 
 
 def refused(subject: str, method: str, url: str, refusal: Refusal, history: str = "") -> OSError:
@@ -103,7 +113,8 @@ def refused(subject: str, method: str, url: str, refusal: Refusal, history: str 
         filter(None, [f"request id {refusal.request_id}" if refusal.request_id else "", history, _skew(refusal)])
     )
     remedy = remedy_of(refusal)
-    message = f"{shown_url(subject)}: {method} {shown_url(url)} was answered with {said}"
+    place = shown_text(shown_url(url), _MOST_URL, refusal.hidden)  # a redirect may repeat what it was sent
+    message = f"{shown_url(subject)}: {method} {place} was answered with {said}"
     return _error(refusal.status, f"{message} ({details}). {remedy}" if details else f"{message}. {remedy}", subject)
 
 
@@ -127,7 +138,7 @@ def unreachable(subject: str, method: str, url: str, error: OSError, history: st
 def reason_of(url: str, error: OSError) -> tuple[str, str]:
     """Return why a request got no answer, and what to do about it."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        reason = f"the certificate is not accepted: {_shown(str(error), _MOST_TEXT)}"
+        reason = f"the certificate is not accepted: {shown_text(str(error), _MOST_TEXT)}"
         remedy = "Check the host's name, or name the authority's file in SSL_CERT_FILE."
     elif isinstance(error, socket.gaierror):
         reason = f"the host {urlsplit(url).hostname} is not found"
@@ -135,7 +146,7 @@ def reason_of(url: str, error: OSError) -> tuple[str, str]:
     elif isinstance(error, TimeoutError):
         reason, remedy = "no answer came in time", "Check the network, and HTTPS_PROXY if there is a proxy."
     else:
-        reason = _shown(f"{type(error).__name__}: {error.strerror or error}", _MOST_TEXT)
+        reason = shown_text(f"{type(error).__name__}: {error.strerror or error}", _MOST_TEXT)
         remedy = "Check the network and that the server runs."
     return reason, remedy
 
@@ -164,18 +175,33 @@ def with_number(error: OSError, number: int) -> OSError:
     return error
 
 
-def _shown(text: str, most: int) -> str:
+def shown_text(text: str, most: int, hidden: Collection[str] = ()) -> str:
+    """Return a server's words as an error may have them: one line, without signatures.
+
+    Args:
+        most: characters.
+        hidden: words that are replaced by "...".
+    """
+    for word in hidden:
+        text = text.replace(word, "...")
     clean = " ".join("".join(one if one.isprintable() else " " for one in text[: 8 * most]).split())
     clean = _SIGNED.sub(r"\1=...", clean)
     return clean if len(clean) <= most else f"{clean[: most - 3]}..."
 
 
+def time_of(date: str) -> float | None:
+    """Return a header's date in seconds since the epoch, or None if it is none."""
+    try:
+        return parsedate_to_datetime(date).timestamp()
+    except (ValueError, TypeError, OverflowError):
+        return None
+
+
 def _skew(refusal: Refusal) -> str:
     if refusal.status != 403:
         return ""
-    try:
-        theirs = parsedate_to_datetime(refusal.headers["date"]).timestamp()
-    except (KeyError, ValueError, TypeError):
+    theirs = time_of(refusal.headers.get("date", ""))
+    if theirs is None:
         return ""
     apart = time.time() - theirs
     if abs(apart) < 300:

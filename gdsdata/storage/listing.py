@@ -56,6 +56,15 @@ def entries(url: str, prefix: str, page_after: Callable[[str], Page]) -> Iterato
         marker = page.next_page
 
 
+def unreadable(url: str, reason: ValueError) -> CorruptData:
+    """Return the error for a page of a list that has not the form of one.
+
+    Args:
+        url: of the prefix.
+    """
+    return CorruptData(f"{url}: the server's list {reason}. Check endpoint_url.", url)
+
+
 def check_key(url: str, prefix: str, key: str) -> None:
     """Raise CorruptData if a server lists a key outside ``prefix``, or one that leaves a folder."""
     if not key.startswith(prefix) or not is_plain(key):
@@ -67,13 +76,16 @@ def check_key(url: str, prefix: str, key: str) -> None:
 
 
 def is_plain(key: str) -> bool:
-    """Return whether no part of a key is ``.`` or ``..``, which clients would resolve."""
-    return not {".", ".."} & set(key.split("/"))
+    """Return whether a key names one object wherever it is used.
+
+    Clients would resolve parts that are ``.`` or ``..``, and a NUL ends a path in an index.
+    """
+    return "\0" not in key and not {".", ".."} & set(key.split("/"))
 
 
 def http_date(iso: str) -> str:
     """Return a time of a list as Last-Modified has it, or "" if it is no time."""
     try:
         return format_datetime(datetime.fromisoformat(iso.replace("Z", "+00:00")).astimezone(timezone.utc), usegmt=True)
-    except ValueError:
+    except (ValueError, OverflowError):
         return ""

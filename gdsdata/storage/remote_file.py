@@ -25,6 +25,9 @@ _MOST_AHEAD_BYTES = 8 * 2**20
 _AHEAD_OF_ALL_BYTES = 64 * 2**20
 # Stretches that are kept behind a walk, oldest first out.
 _KEPT_BEHIND_BYTES = 2 * 2**20
+# More than this is asked for once these bytes are there: a size that a server or a header claims
+# allocates no memory until the server has sent as much.
+_MOST_ASKED_BYTES = 16 * 2**20
 # Short stretches this near to each other are read as one.
 _GAP_BYTES = 64 * 1024
 
@@ -74,15 +77,21 @@ class RemoteFile:
         end = min(offset + length, self.size_bytes)
         if offset >= end:
             return b""
-        self._ask_ahead(offset, end)
-        return self._joined(offset, end)
+        if end - offset <= _MOST_ASKED_BYTES:
+            return self._read(offset, end)
+        return b"".join(
+            self._read(begin, min(begin + _MOST_ASKED_BYTES, end)) for begin in range(offset, end, _MOST_ASKED_BYTES)
+        )
+
+    def _read(self, begin: int, end: int) -> bytes:
+        self._ask_ahead(begin, end)
+        return self._joined(begin, end)
 
     def read_if_cached(self, offset: int, length: int) -> bytes | None:
         end = min(offset + length, self.size_bytes)
         if offset >= end or self._covered_to(offset) < end:
             return None
-        self._ask_ahead(offset, end)
-        return self._joined(offset, end)
+        return self._read(offset, end)
 
     def read_each(self, offsets: np.ndarray, length: int) -> np.ndarray:
         found = np.zeros((len(offsets), length), np.uint8)
@@ -105,7 +114,7 @@ class RemoteFile:
         return found
 
     def ask_for(self, offset: int, length: int) -> None:
-        self._fetch(max(0, offset), min(offset + length, self.size_bytes))
+        self._fetch(max(0, offset), min(offset + min(length, _MOST_ASKED_BYTES), self.size_bytes))
 
     def has_changed(self) -> bool:
         """Return False: each range is of the version that was known first, or an error."""

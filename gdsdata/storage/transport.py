@@ -8,7 +8,7 @@ import ssl
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from email.utils import parsedate_to_datetime
+from urllib.parse import parse_qsl, quote, urlsplit
 
 from gdsdata.errors import IoError
 from gdsdata.storage import failures
@@ -42,6 +42,9 @@ _MOST_DAMAGED = 4
 # The secret has expired: it is renewed once.
 _EXPIRED_CODES = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"}
 
+# Shorter words of a signature are no secrets, and may be words of any message.
+_LEAST_HIDDEN = 8
+
 _clock = time.monotonic
 _sleep = time.sleep
 _draw = random.uniform
@@ -70,12 +73,14 @@ class Response:
     Attributes:
         headers: names in lower case.
         attempts: how often the request was sent.
+        hidden: what signed the request: see `Refusal`.
     """
 
     status: int
     headers: Mapping[str, str] = field(repr=False)
     body: bytes = field(default=b"", repr=False)
     attempts: int = 1
+    hidden: Collection[str] = field(default=(), repr=False)
 
 
 def unsigned(request: Request) -> Request:
@@ -121,7 +126,7 @@ def send(
         refusal = error = None
         sent = sign(request)
         try:
-            response = _once(sent, min(max(left, 0.1), _attempt_s(sent)), most_bytes, attempts)
+            response = _once(request, sent, min(max(left, 0.1), _attempt_s(sent)), most_bytes, attempts)
         except OSError as caught:
             error = caught
             wait_s, is_retried = 0.0, not isinstance(caught, ssl.SSLCertVerificationError)
@@ -163,13 +168,13 @@ def send(
 
 def refused(request: Request, response: Response) -> OSError:
     """Return the error for a response that was accepted, but is no success for the caller."""
-    refusal = failures.refusal_of(response.status, response.headers, response.body)
+    refusal = failures.refusal_of(response.status, response.headers, response.body, response.hidden)
     return failures.refused(request.subject or request.url, request.method, request.url, refusal)
 
 
-def _once(request: Request, timeout_s: float, most_bytes: int, attempts: int) -> Response:
-    status, headers, body = _attempt(request.method, request.url, request.headers, request.body, timeout_s, most_bytes)
-    return Response(status, headers, body, attempts)
+def _once(request: Request, sent: Request, timeout_s: float, most_bytes: int, attempts: int) -> Response:
+    status, headers, body = _attempt(sent.method, sent.url, sent.headers, sent.body, timeout_s, most_bytes)
+    return Response(status, headers, body, attempts, _added_by_signing(request, sent))
 
 
 def _attempt_s(request: Request) -> float:
@@ -179,7 +184,21 @@ def _attempt_s(request: Request) -> float:
 def _refusal(response: Response, error_in_body: bool) -> failures.Refusal | None:
     if 200 <= response.status < 300 and not (error_in_body and b"<Error" in response.body[:1024]):
         return None
-    return failures.refusal_of(response.status, response.headers, response.body)
+    return failures.refusal_of(response.status, response.headers, response.body, response.hidden)
+
+
+def _added_by_signing(request: Request, sent: Request) -> list[str]:
+    """Return the words that only the signed request has, in its headers and its query."""
+    words = set()
+    for name, value in sent.headers.items():
+        if request.headers.get(name) != value:
+            _, _, behind = value.partition(" ")  # of "Bearer TOKEN", the token
+            words.update((behind or value).split())
+    unsigned_query, query = urlsplit(request.url).query, urlsplit(sent.url).query
+    if query != unsigned_query:
+        added = set(parse_qsl(query)) - set(parse_qsl(unsigned_query))
+        words.update(form for _, value in added for form in (value, quote(value, safe="")))
+    return sorted((word for word in words if len(word) >= _LEAST_HIDDEN), key=len, reverse=True)
 
 
 def _is_move(response: Response) -> bool:
@@ -205,7 +224,5 @@ def _asked_wait_s(headers: Mapping[str, str]) -> float:
     value = headers.get("retry-after", "")
     if value.isdecimal():
         return min(float(value), 1e6)
-    try:
-        return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
-    except (ValueError, TypeError):
-        return 0.0
+    until_s = failures.time_of(value)
+    return 0.0 if until_s is None else min(max(0.0, until_s - time.time()), 1e6)

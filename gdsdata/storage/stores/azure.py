@@ -15,7 +15,6 @@ from typing import Any
 from urllib.parse import unquote
 from xml.etree.ElementTree import Element
 
-from gdsdata.errors import CorruptData
 from gdsdata.storage import azure_chain, checksums, credentials, listing, sigv4, transport, xml_document
 from gdsdata.storage.options import check_options, checked_endpoint
 from gdsdata.storage.secret import AccountKey, Secret, SharedAccess, Token
@@ -105,7 +104,7 @@ class AzureStore:
             try:
                 return _page(xml_document.parse(response.body))
             except ValueError as error:
-                raise CorruptData(f"{request.subject}: the server's list {error}. Check endpoint_url.") from None
+                raise listing.unreadable(request.subject, error) from None
 
         return listing.entries(self.url_of(""), prefix, page_after)
 

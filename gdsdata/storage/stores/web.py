@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NoReturn
-from urllib.parse import quote, urljoin, urlsplit
+from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from gdsdata.errors import CorruptData, IoError
 from gdsdata.storage import credentials, listing, transport
@@ -164,13 +164,31 @@ def _encoded(url: str) -> str:
 
 def _moved(request: Request, response: Response) -> Request | None:
     """Follow a redirect, but never from https to http."""
-    target = urljoin(request.url, response.headers.get("location", ""))
-    is_redirect = response.status in (301, 302, 303, 307, 308) and "location" in response.headers
-    if not is_redirect or urlsplit(target).scheme not in ("http", "https"):
+    if response.status not in (301, 302, 303, 307, 308) or "location" not in response.headers:
+        return None
+    try:
+        target = urljoin(request.url, response.headers["location"])
+        is_http = urlsplit(target).scheme in ("http", "https")
+    except ValueError:  # such as http://[
+        return None
+    if not is_http:
         return None
     if request.url.startswith("https://") and not target.startswith("https://"):
         return None
     return replace(request, url=_encoded(target))
+
+
+def _is_web_url(name: str) -> bool:
+    try:
+        return bool(urlsplit(name).hostname)
+    except ValueError:  # such as http://[
+        return False
+
+
+def _is_below(name: str) -> bool:
+    """Return whether a relative name stays in its folder, also if a server decodes it."""
+    is_plain = listing.is_plain(name) and listing.is_plain(unquote(name))
+    return is_plain and not name.startswith("/") and ":" not in name.partition("/")[0]
 
 
 def _lines(url: str, response: Response) -> list[str]:
@@ -197,7 +215,7 @@ def _lines(url: str, response: Response) -> list[str]:
         if not name or name.startswith("#"):
             continue
         is_whole = name.startswith(("http://", "https://"))
-        if not is_whole and (not listing.is_plain(name) or name.startswith("/") or ":" in name.partition("/")[0]):
+        if not (_is_web_url(name) if is_whole else _is_below(name)):
             raise CorruptData(
                 f"{shown}, line {number}: {ascii(name[:200])} is no http URL and no name below the index file", shown
             )

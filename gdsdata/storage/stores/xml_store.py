@@ -141,7 +141,7 @@ class XmlStore:
             try:
                 return _page(root)
             except ValueError as error:
-                raise CorruptData(f"{request.subject}: the server's list {error}. Check endpoint_url.") from None
+                raise listing.unreadable(request.subject, error) from None
 
         return listing.entries(self.url_of(""), prefix, page_after)
 
@@ -230,8 +230,10 @@ class XmlStore:
         for error in self.parsed(request, response).iter("Error"):
             code = xml_document.text_of(error, "Code")
             if code != "NoSuchKey":
-                url = self.url_of(xml_document.text_of(error, "Key"))
-                message = f"{url}: was not deleted: {code}. Check that the credentials allow it."
+                key = xml_document.text_of(error, "Key")
+                url = self.url_of(key if key in keys else "")
+                said = failures.shown_text(code, 100, response.hidden)
+                message = f"{url}: was not deleted: {said}. Check that the credentials allow it."
                 if code == "AccessDenied":
                     raise failures.with_number(PermissionError(message), errno.EACCES)
                 raise IoError(errno.EIO, message, url)
@@ -269,7 +271,9 @@ class XmlUpload:
         request = store.request("PUT", self._key, query, headers, body)
         tag = store.send(request).headers.get("etag", "")
         if not tag:
-            raise CorruptData(f"{request.subject}: part {number} was answered without an ETag. Check endpoint_url.")
+            raise CorruptData(
+                f"{request.subject}: part {number} was answered without an ETag. Check endpoint_url.", request.subject
+            )
         with self._lock:
             self._parts[number] = tag, crc32c
 
@@ -333,7 +337,7 @@ def info_of(url: str, response: Response) -> ObjectInfo:
         CorruptData: they do not say its size.
     """
     length = response.headers.get("content-length", "")
-    if not length.isdecimal():
+    if not (length.isdecimal() and len(length) < 19):
         raise CorruptData(f"{url}: the server does not say the object's size (no Content-Length).", url)
     return ObjectInfo(url, int(length), response.headers.get("etag") or response.headers.get("last-modified", ""))
 
