@@ -264,7 +264,7 @@ def outcome(target: Target, folder: Path, guard: Guard) -> str | None:
 
 
 def _is_refusal(error: BaseException, target: Target, folder: Path) -> bool:
-    """Return whether an error is one that the target may raise, with the name of what it refuses."""
+    """Return whether the target may raise this error, and it names what is refused."""
     named = target.named or (str(folder),)
     if isinstance(error, (CorruptData, IoError)):
         return error.path.startswith(named)

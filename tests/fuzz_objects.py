@@ -96,7 +96,7 @@ class _Read:
 
 @contextlib.contextmanager
 def _lying(folder: Path) -> Iterator[None]:
-    """Have the objects of a folder be those of a bucket, with ranges as the engine would read them."""
+    """Have the objects of a folder be those of a bucket. Ranges are read from memory."""
     liar = _Liar(folder)
     before = ranges.engine, ranges._begin
     ranges.engine = SimpleNamespace(table_of=lambda urls, identities, formats: urls)  # type: ignore[assignment]
