@@ -4,6 +4,7 @@ import io
 import os
 import tarfile
 import time
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from gdsdata.data.identity import identity_of
 from gdsdata.data.indexing import Indexing
 from gdsdata.errors import CorruptData
 from gdsdata.storage import remote_file
+from gdsdata.storage.store import ObjectInfo
 
 MIB = 2**20
 
@@ -232,3 +234,23 @@ def test_a_file_url_is_a_path(folder):
     SOURCES["tar"].write(folder)
     found = indexed(f"file://{folder}", formats.Tar(index_cache=None))
     assert list(found[0]) == [os.path.join(folder, name) for name in sorted(os.listdir(folder))]
+
+
+def test_a_long_read_is_asked_for_in_parts_and_has_all_bytes(server):
+    content = random_bytes(2 * remote_file._MOST_ASKED_BYTES + 12345, 3)
+    server.content["long"] = bytes(content)
+    with remote_file.RemoteFile("s3://bucket/long") as file:
+        assert file.read(5, len(content)) == bytes(content[5:])
+        assert file.read(7, 100) == bytes(content[7:107])
+
+
+def test_a_claimed_size_allocates_no_memory(server, monkeypatch):
+    server.content["short"] = bytes(1000)
+    monkeypatch.setattr(server, "info", lambda key: ObjectInfo(server.url(key), 10**17, server.tag(key)))
+    tracemalloc.start()
+    try:
+        with remote_file.RemoteFile("s3://bucket/short") as file, pytest.raises(CorruptData, match="s3://bucket/short"):
+            file.read(0, file.size_bytes)
+        assert tracemalloc.get_traced_memory()[1] < 2 * remote_file._MOST_ASKED_BYTES
+    finally:
+        tracemalloc.stop()

@@ -73,6 +73,7 @@ def test_azure_pages(serve):
     [
         s3_page([("other/a", 1)]),
         s3_page([("p/../../etc", 1)]),
+        s3_page([("p/a%00/etc/passwd", 1)]),
         s3_page([("p/..", 1)]),
         s3_page([], ["/"]),
         s3_page([("p/a", -1)]),
@@ -90,7 +91,7 @@ def test_azure_pages(serve):
         b"<ListBucketResult>" + b"<a/>" * 400_000 + b"</ListBucketResult>",
         b"<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>",
     ],
-    ids=range(18),
+    ids=range(19),
 )
 def test_a_hostile_list_is_refused(serve, body):
     serve(lambda *_: body)
@@ -145,7 +146,10 @@ def test_an_index_file_names_objects(serve):
     ]
 
 
-@pytest.mark.parametrize("line", ["../up.tar", "/etc/passwd", "file:///etc/passwd", "s3://bucket/key", "a/../../b"])
+@pytest.mark.parametrize(
+    "line",
+    ["../up.tar", "%2e%2e/up.tar", "http://[", "/etc/passwd", "file:///etc/passwd", "s3://bucket/key", "a/../../b"],
+)
 def test_an_index_file_leads_nowhere_else(serve, line):
     serve(lambda *_: f"a.tar\n{line}\n".encode())
     with pytest.raises(CorruptData, match="index.txt, line 2"):

@@ -389,3 +389,31 @@ def test_no_server_at_the_address(server):
             get(f"http://127.0.0.1:{free.getsockname()[1]}/")
     with pytest.raises(OSError):
         get(f"http://{'a' * 70}.example/")
+
+
+@pytest.mark.parametrize("place", ["message", "code", "request id", "location"])
+def test_a_server_that_repeats_what_signed_a_request_shows_no_secret(monkeypatch, place):
+    token = "t0ken/of+this=request"
+    said = {"code": f"<Code>{token}</Code>", "message": f"<Code>Denied</Code><Message>of {token}, no</Message>"}
+    headers = {"x-request-id": token} if place == "request id" else {}
+    Script(monkeypatch, (403, headers, f"<Error>{said.get(place, '')}</Error>".encode()))
+    moved = Request("GET", f"https://host.example/{token}", subject="s3://bucket/key")
+    request = moved if place == "location" else Request("GET", "https://host.example/key", subject="s3://bucket/key")
+
+    def sign(unsigned):
+        return Request(unsigned.method, unsigned.url, {"authorization": f"Bearer {token}"}, b"", unsigned.subject)
+
+    with pytest.raises(PermissionError, match=r"\.\.\.") as caught:
+        transport.send(request, sign)
+    assert token not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "date", ["Thu, 01 Jan 99999999999999999999 00:00:00 GMT", "never", "Mon, 01 Jan 0001 00:00:00 +2359"]
+)
+def test_a_date_that_is_none_is_no_date(monkeypatch, date):
+    script = Script(monkeypatch, (503, {"retry-after": date}, b""), OK)
+    assert transport.send(GET).status == 200 and len(script.sent) == 2
+    Script(monkeypatch, (403, {"date": date}, b""))
+    with pytest.raises(PermissionError, match="403"):
+        transport.send(GET)

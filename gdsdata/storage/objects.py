@@ -75,11 +75,10 @@ def identities(urls: Sequence[str]) -> list[Identity]:
         FileNotFoundError: one is not there; its ``filename`` is the URL.
         PermissionError, IoError: as the store raises them.
     """
-    unknown = [url for url in dict.fromkeys(urls) if url not in _known]
-    for url, found in zip(unknown, _headed(unknown), strict=True):
-        if found is None:
+    _ask_for_unknown(urls)
+    for url in urls:
+        if url not in _known:
             raise missing(url)
-        _known[url] = found
     return [_known[url] for url in urls]
 
 
@@ -109,10 +108,7 @@ def sizes_and_versions(urls: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     Raises:
         PermissionError, IoError: as the store raises them.
     """
-    unknown = [url for url in dict.fromkeys(urls) if url not in _known]
-    for url, found in zip(unknown, _headed(unknown), strict=True):
-        if found is not None:
-            _known[url] = found
+    _ask_for_unknown(urls)
     said = [(one.size_bytes, one.version) if (one := _known.get(url)) else (-1, 0) for url in urls]
     sizes, versions = np.array(said, np.int64).reshape(-1, 2).T.copy()
     return sizes, versions
@@ -121,6 +117,13 @@ def sizes_and_versions(urls: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
 def missing(url: str) -> FileNotFoundError:
     """Return the error for an object that is not there."""
     return FileNotFoundError(errno.ENOENT, "there is no such object", url)
+
+
+def _ask_for_unknown(urls: Sequence[str]) -> None:
+    unknown = [url for url in dict.fromkeys(urls) if url not in _known]
+    for url, found in zip(unknown, _headed(unknown), strict=True):
+        if found is not None:
+            _known[url] = found
 
 
 def _headed(urls: Sequence[str]) -> Iterable[Identity | None]:

@@ -31,7 +31,7 @@ class Range(NamedTuple):
     length: int
 
 
-class Begun:
+class BegunRange:
     """A range that is being read.
 
     Args:
@@ -69,7 +69,7 @@ class Begun:
 
 
 def read_many(wanted: Sequence[Range]) -> list[bytes]:
-    """Read ranges, as many at a time as the network serves: see `Begun.result` for errors."""
+    """Read ranges, as many at a time as the network serves: see `BegunRange.result` for errors."""
     if not wanted:
         return []
     place_of: dict[str, int] = {}

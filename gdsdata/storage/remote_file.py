@@ -31,14 +31,13 @@ _MOST_ASKED_BYTES = 16 * 2**20
 # Short stretches this near to each other are read as one.
 _GAP_BYTES = 64 * 1024
 
-
-_open_files: weakref.WeakSet[RemoteFile] = weakref.WeakSet()
+_open_files: weakref.WeakSet[RemoteFile] = weakref.WeakSet()  # they share _AHEAD_OF_ALL_BYTES
 
 
 class _Stretch(NamedTuple):
     begin: int
     end: int
-    bytes: ranges.Begun
+    content: ranges.BegunRange
 
 
 class RemoteFile:
@@ -58,10 +57,11 @@ class RemoteFile:
         self._identity = objects.identity_of(path)
         self.size_bytes, self.mtime_ns = self._identity.size_bytes, self._identity.version
         self._stretches: list[_Stretch] = []  # by their begins; none overlaps another
-        self._ages: list[_Stretch] = []
+        self._ages: list[_Stretch] = []  # the same, the oldest first
         self._kept_bytes = 0
-        _open_files.add(self)
+        # Where the last read ended: far from any offset before the first one.
         self._walked_to, self._ahead_bytes = -2 * LEAST_BYTES, LEAST_BYTES
+        _open_files.add(self)
 
     def __enter__(self) -> RemoteFile:
         return self
@@ -69,7 +69,7 @@ class RemoteFile:
     def __exit__(self, *_: object) -> None:
         _open_files.discard(self)
         for stretch in self._stretches:
-            stretch.bytes.cancel()
+            stretch.content.cancel()
         self._stretches.clear()
         self._ages.clear()
 
@@ -152,7 +152,7 @@ class RemoteFile:
             until = min(end, begin + _PIECE_BYTES)
             if place < len(self._stretches):
                 until = min(until, self._stretches[place].begin)
-            stretch = _Stretch(begin, until, ranges.Begun(self._table, begin, until - begin))
+            stretch = _Stretch(begin, until, ranges.BegunRange(self._table, begin, until - begin))
             self._stretches.insert(place, stretch)
             self._ages.append(stretch)
             self._kept_bytes += until - begin
@@ -174,7 +174,7 @@ class RemoteFile:
         while begin < end:
             self._fetch(begin, end)
             stretch = self._stretches[bisect_right(self._stretches, begin, key=lambda one: one.begin) - 1]
-            data = stretch.bytes.result()
+            data = stretch.content.result()
             parts.append(data[begin - stretch.begin : end - stretch.begin])
             begin = stretch.end
         self._drop_old()
@@ -187,7 +187,7 @@ class RemoteFile:
             return
         kept = []
         for stretch in self._ages:
-            if excess_bytes > 0 and stretch.end <= self._walked_to and stretch.bytes.done():
+            if excess_bytes > 0 and stretch.end <= self._walked_to and stretch.content.done():
                 excess_bytes -= stretch.end - stretch.begin
                 self._kept_bytes -= stretch.end - stretch.begin
             else:
