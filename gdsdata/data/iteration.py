@@ -12,7 +12,7 @@ from gdsdata.data.batches.reader import Reader
 from gdsdata.data.counts import ADDED, sum_of, sum_of_routes
 from gdsdata.data.ranks import Ranks
 from gdsdata.data.samples import Samples
-from gdsdata.errors import GdsdataError, StallError
+from gdsdata.errors import EngineClosed, GdsdataError, StallError
 from gdsdata.io import engine
 from gdsdata.io.program_end import Ending, end_at_exit, leave_if_daemon
 from gdsdata.observe.times import NetworkUse, Reporter, StepTimes, WorkerTimes, is_profiling, marked
@@ -208,7 +208,11 @@ class Iteration:
         """Return the requests of this process, while an iterator read objects."""
         if self._network_before is None:
             return self._network
-        return self._network.plus(NetworkUse.of(engine.http_statistics()).minus(self._network_before))
+        try:
+            now = NetworkUse.of(engine.http_statistics())
+        except EngineClosed:  # the program ends, and its client has
+            return self._network
+        return self._network.plus(now.minus(self._network_before))
 
     def _requests_so_far(self) -> NetworkUse | None:
         """Return the requests of this process so far; None if no object is read."""

@@ -161,7 +161,9 @@ class NetworkUse(NamedTuple):
         return NetworkUse(*map(operator.add, self, other))
 
     def minus(self, other: NetworkUse) -> NetworkUse:
-        return NetworkUse(*map(operator.sub, self, other))
+        """Return the difference; 0 of counts that a new client has begun anew."""
+        difference: list[Any] = [max(0, now - before) for now, before in zip(self, other, strict=True)]
+        return NetworkUse(*difference)
 
 
 def marked(what: str) -> AbstractContextManager[Any]:
