@@ -5,7 +5,7 @@ from helpers import grouped
 from servers.fault_kinds import Plan
 from servers.faults import FaultServer, Link
 
-from gdsdata import GDSDataset
+from gdsdata import GDSDataset, Lanes
 from gdsdata.formats import Records
 from gdsdata.io import engine
 from gdsdata.observe.report import CPU, NETWORK, STORAGE, THROTTLED, TRAINING, diagnose
@@ -37,7 +37,7 @@ def report_of(data, step=lambda batch: None):
     return data.report()
 
 
-@pytest.mark.parametrize("shuffle", [False, True, "lanes"])
+@pytest.mark.parametrize("shuffle", [False, True, Lanes(lanes=2, window_pieces=5, piece_samples=4)])
 def test_slow_connections_are_the_network(faults, shuffle):
     faults.link = Link(delay_s=0.02, bytes_per_s=1e6)
     data = records(faults, 4 * MIB, shuffle=shuffle)

@@ -119,6 +119,8 @@ class Iteration:
                 plan()
             yield ending
             times.asked()
+            if reader.pieces is not None:  # waits before this are not the loop's
+                self._pieces_s -= reader.pieces.waited_s
             while done < total:
                 leave_if_daemon()
                 check_ranks()
